@@ -39,14 +39,24 @@ SANITIZED = ["-O1", "-g", "-fno-omit-frame-pointer", "-fsanitize=address,undefin
 SANITIZED += ["-fno-sanitize-recover=undefined", "-fno-var-tracking"]
 
 
+# Sources that take nearly all the time, by name.
+LONGEST = ("attention", "latent", "linear_coded", "linear_int8")
+
+
 @dataclass(frozen=True)
 class Level:
-    """An instruction set: the flags for it, and a line of code that needs them all."""
+    """An instruction set: the flags for it, and a line of code that needs them all.
+
+    ``takes``: sources, by name, that have no use for what the level has beyond the one ``below``
+    it, so that its flags make the same object. They are compiled once for both.
+    """
 
     name: str
     machine: str  # as in the compiler's target; "" is any
     flags: tuple[str, ...]
     probe: str
+    below: str = ""
+    takes: tuple[str, ...] = ()
 
 
 # Features by name, not -march=x86-64-v3 and the like: g++ 10 does not know those, and the features
@@ -56,6 +66,15 @@ _AVX512 = (*_AVX2, "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mavx
 # GCC would move loads ahead, which these processors do by themselves, before it assigns registers,
 # until sums have none. clang does not; the second flag keeps it from saying so for each file.
 _NEON = ("-fno-schedule-insns", "-Wno-ignored-optimization-argument")
+# Sources without products of pairs or quads of numbers; with those of bfloat16, and none of int8;
+# with those of int8, and none of bfloat16.
+_PLAIN = (
+    *("attention_plan", "bus_error", "conv", "epilogue", "experts", "kv_move", "linear_coded"),
+    *("logprobs", "pack", "pack_gguf", "pool", "positions", "program", "recurrence", "rows"),
+    *("sample", "shared_prefix"),
+)
+_OF_BF16 = ("activations", "kv_write", "latent", "linear_float")
+_OF_INT8 = ("linear", "linear_int8")
 _X86 = "#include <immintrin.h>\n"
 _ARM = "#include <arm_neon.h>\n"
 LEVELS = (
@@ -67,6 +86,7 @@ LEVELS = (
     Level(
         "avxvnni", "x86_64", (*_AVX2, "-mavxvnni"),
         _X86 + "__m256i f(__m256i a) { return _mm256_dpbusd_avx_epi32(a, a, a); }",
+        "avx2", (*_PLAIN, *_OF_BF16),
     ),
     Level(
         "avx512vnni", "x86_64", _AVX512,
@@ -75,6 +95,7 @@ LEVELS = (
     Level(
         "avx512bf16", "x86_64", (*_AVX512, "-mavx512bf16"),
         _X86 + "__m512 f(__m512 a, __m512bh b) { return _mm512_dpbf16_ps(a, b, b); }",
+        "avx512vnni", (*_PLAIN, *_OF_INT8),
     ),
     Level(
         "neon", "aarch64", ("-march=armv8.2-a+dotprod", *_NEON),
@@ -189,8 +210,10 @@ class _Build:
         self.identity = self._ask("--version")
         self.target = self._ask("-dumpmachine")
         self.cache = CACHE / f"{self.target}{'-sanitized' if sanitize else ''}"
-        # The largest first: what is left to the end is short.
-        self.sources = sorted(SOURCES.glob("*.cpp"), key=lambda file: -file.stat().st_size)
+        # What takes longest first: what is left to the end is short.
+        self.sources = sorted(
+            SOURCES.glob("*.cpp"), key=lambda file: (file.stem not in LONGEST, file.name)
+        )
         if only:
             self.sources = [source for source in self.sources if source.name in only]
 
@@ -203,20 +226,20 @@ class _Build:
         result = Result([], {}, self.identity.partition("\n")[0])
         with ThreadPoolExecutor(os.cpu_count() or 1) as threads:
             known = list(threads.map(self._knows, wanted))
-            objects: dict[Level, list[Future[Path]]] = {
-                level: [] for level, able in zip(wanted, known, strict=True) if able
-            }
+            able = [level for level, knows in zip(wanted, known, strict=True) if knows]
+            jobs: dict[tuple[Level, Path], Future[Path]] = {}
             for source in self.sources:
-                for level, jobs in objects.items():
-                    jobs.append(threads.submit(self._object, level, source))
+                for maker in dict.fromkeys(_maker(level, source) for level in able):
+                    jobs[maker, source] = threads.submit(self._object, maker, source)
         # All of them ran to the end, so that one broken source does not cost the others' work.
         for level in wanted:
-            if level not in objects:
+            if level not in able:
                 reason = f"{result.compiler} does not know {' '.join(level.flags)}"
                 result.skipped[level.name] = reason
                 continue
             try:
-                self._link(level, [job.result() for job in objects[level]])
+                objects = [jobs[_maker(level, source), source] for source in self.sources]
+                self._link(level, [job.result() for job in objects])
                 result.built.append(level.name)
             except BuildError as error:
                 if not keep_going:
@@ -312,6 +335,13 @@ class _Build:
                         "-o", str(library)])  # fmt: skip
             stamp.write_text(key)
         _write(self.into / library.name, library.read_bytes())
+
+
+def _maker(level: Level, source: Path) -> Level:
+    """The level whose object of a source another one has."""
+    if source.stem not in level.takes:
+        return level
+    return next(other for other in LEVELS if other.name == level.below)
 
 
 def _with_headers(source: Path) -> list[Path]:

@@ -2,13 +2,13 @@
 //
 //     store       norm, rotation and writing of the step's rows       by tokens
 //     for every so many tokens, as queries take much room:
-//         absorb      queries times U, and rotated                    by ticket, latent_products.h
+//         absorb      queries times U, and rotated                    by ticket, latent_heads.h
 //         -- barrier --
 //         attend      the items                                       by ticket, attention_plan.cpp
 //         -- barrier --   and
 //         merge       the splits of each vector, by ticket, if items were cut by splits
 //         -- barrier --
-//         expand      what was attended, times V                      by ticket, latent_products.h
+//         expand      what was attended, times V                      by ticket, latent_heads.h
 //         -- barrier --
 #include "latent.h"
 
@@ -18,6 +18,7 @@
 #include "attention_plan.h"
 #include "kernels.h"
 #include "latent_formats.h"
+#include "latent_heads.h"
 #include "latent_products.h"
 #include "latent_tile.h"
 #include "rope.h"
@@ -27,9 +28,6 @@ namespace octavo {
 namespace {
 
 using simd::F32;
-
-constexpr int64_t kQueryNumbers = 4 << 20;  // that queries may have, about
-constexpr int kFewTokens = 16;
 
 // ---- Rows
 
@@ -66,59 +64,30 @@ void store_rows(const oct_latent_args& args, const oct_sequences& seqs, const Wo
   }
 }
 
-// ---- The tokens of a step from `begin` to `end`, as a step of its own
-
-class SubStep {
- public:
-  // Lives in scratch memory of the worker, slot 2.
-  SubStep(const oct_sequences& all, int begin, int end, const Worker& worker)
-      : begin(begin), end(end), seqs(all) {
-    const size_t count = static_cast<size_t>(all.num_seqs);
-    int32_t* q_start =
-        static_cast<int32_t*>(worker.scratch(2, sizeof(int32_t) * (2 * count + 1)));
-    int32_t* kv_len = q_start + count + 1;
-    for (size_t s = 0; s <= count; s++) q_start[s] = std::clamp(all.q_start[s], begin, end);
-    for (size_t s = 0; s < count; s++) {
-      kv_len[s] = all.kv_len[s] - (all.q_start[s + 1] - q_start[s + 1]);
-    }
-    seqs.q_start = q_start;
-    seqs.kv_len = kv_len;
-  }
-
-  const int begin, end;
-  oct_sequences seqs;
-};
-
 // ---- One worker's part in a call
 
-// `Rows` as in latent_formats.h, `Matrix` as in latent_products.h.
-template <class Rows, class Matrix>
+// `Rows` as in latent_formats.h.
+template <class Rows>
 class Latent {
   using Product = typename Rows::Product;
   using Factor = typename Product::Factor;  // of rows, and of queries
-  using Input = typename Matrix::Factor;    // of U and V
-  static constexpr int kQueryLanes = kHeads * Product::kDepth;  // factors of a term
-  static constexpr int kInputLanes = kHeads * Matrix::kDepth;
 
  public:
-  Latent(const oct_latent_args& args, const oct_sequences& seqs, const Worker& worker)
+  Latent(const oct_latent_args& args, const oct_sequences& seqs,
+         const LatentQueries<Product>& queries, const LatentHeads& heads, const Worker& worker)
       : args_(args),
         seqs_(seqs),
+        queries_(queries),
+        heads_(heads),
         worker_(worker),
-        vectors_(num_vectors(args)),
-        rank_place_(filled_up<Product>(args.rank)),
-        width_(rank_place_ + args.rope_dim),
+        vectors_(queries.vectors),
+        width_(queries.width),
         column_(Product::kDepth * padded(args.rank) + 32),
         state_floats_(LaneSoftmax::floats(args.rank)) {}
 
   void run() {
     store_rows<Rows>(args_, seqs_, worker_);
-    const int64_t query_numbers = int64_t{vectors_} * kHeads * width_;
-    const int64_t sums = int64_t{vectors_} * kHeads * filled_up<Matrix>(args_.rank);
-    const int most = std::max<int>(kFewTokens, static_cast<int>(kQueryNumbers / query_numbers));
-    const int tokens = std::min(most, seqs_.num_tokens);
-    queries_ = static_cast<Factor*>(worker_.shared(0, sizeof(Factor) * tokens * query_numbers));
-    attended_ = static_cast<Input*>(worker_.shared(1, sizeof(Input) * tokens * sums));
+    const int tokens = queries_.num_tokens;
     for (int begin = 0; begin < seqs_.num_tokens; begin += tokens) {
       if (!run_tokens(SubStep(seqs_, begin, std::min(begin + tokens, seqs_.num_tokens), worker_)))
         return;
@@ -128,7 +97,7 @@ class Latent {
  private:
   // False if the call was aborted.
   bool run_tokens(const SubStep& step) {
-    absorb(step);
+    heads_.absorb(step);
     if (!worker_.barrier()) return false;
     const oct_attention_args shape = as_attention(args_);
     const SharedPrefixes none;
@@ -139,102 +108,8 @@ class Latent {
       merge_items(step, plan);
       if (!worker_.barrier()) return false;
     }
-    expand(step);
+    heads_.expand(step);
     return worker_.barrier();
-  }
-
-  // ---- Queries
-
-  Factor* queries_of(int token, int vector) const {
-    return queries_ + (int64_t{token} * vectors_ + vector) * kHeads * width_;
-  }
-
-  void absorb(const SubStep& step) {
-    const ProductUnits units(step.end - step.begin, args_.num_heads, num_pieces(args_.rank),
-                             worker_.size);
-    const uint8_t* up = static_cast<const uint8_t*>(args_.key_up);
-    const F32 factor = simd::set1(args_.scale * kLog2E);
-    for (int i = worker_.ticket(); i < units.count(); i = worker_.ticket()) {
-      const ProductUnit unit = units[i];
-      for (int head = unit.first_head; head < unit.end_head; head++) {
-        const Inputs<Matrix> inputs = inputs_of(step, unit, head);
-        for (int piece = unit.first_piece; piece < unit.end_piece; piece++) {
-          multiply_piece(inputs, unit.end_token - unit.first_token,
-                         up + head * matrix_bytes<Matrix>(args_.nope_dim, args_.rank), args_.rank,
-                         piece, [&](int token, int first, F32 sums) {
-                           put_query(unit.first_token + token, head, first, rank_place_,
-                                     simd::mul(sums, factor));
-                         });
-        }
-        if (unit.first_piece > 0) continue;
-        rotate_queries(step, unit, head, factor);
-        if (head == args_.num_heads - 1) clear_lanes(unit);
-      }
-    }
-  }
-
-  // A head's queries, but for what is rotated.
-  Inputs<Matrix> inputs_of(const SubStep& step, const ProductUnit& unit, int head) const {
-    const int count = args_.nope_dim, terms = num_terms<Matrix>(count);
-    const float* q = args_.q + (step.begin + unit.first_token) * args_.ldq +
-                     int64_t{head} * (count + args_.rope_dim);
-    if constexpr (Matrix::kDepth == 1) {
-      return {q, args_.ldq, terms};
-    } else {
-      const int row = padded(count), tokens = unit.end_token - unit.first_token;
-      Input* rounded = static_cast<Input*>(worker_.scratch(5, sizeof(Input) * tokens * row));
-      for (int t = 0; t < tokens; t++) {
-        for (int i = 0; i < count; i += 16) {
-          Matrix::store_factors(rounded + t * row + i,
-                                simd::load_first(q + t * args_.ldq + i, count - i));
-        }
-      }
-      return {rounded, row, terms};
-    }
-  }
-
-  // Numbers of a query, from `first` on and before `end`, to its lane.
-  void put_query(int token, int head, int first, int end, F32 numbers) const {
-    constexpr int kDepth = Product::kDepth;
-    alignas(64) Factor of[16];
-    Product::store_factors(of, numbers);
-    Factor* to = queries_of(token, head / kHeads) + int64_t{first} * kHeads +
-                 head % kHeads * kDepth;
-    const int count = std::min(16, end - first);
-    for (int i = 0; i < count; i += kDepth) {
-      std::memcpy(to + i * kHeads, of + i, sizeof(Factor) * kDepth);
-    }
-  }
-
-  void rotate_queries(const SubStep& step, const ProductUnit& unit, int head, F32 factor) {
-    const int query = args_.nope_dim + args_.rope_dim;
-    float* x = static_cast<float*>(worker_.scratch(1, sizeof(float) * padded(args_.rope_dim)));
-    const int begin = step.begin + unit.first_token, end = step.begin + unit.end_token;
-    for (int s = 0; s < step.seqs.num_seqs; s++) {
-      const int last = std::min(step.seqs.q_start[s + 1], end);
-      for (int t = std::max(step.seqs.q_start[s], begin); t < last; t++) {
-        std::copy_n(args_.q + t * args_.ldq + int64_t{head} * query + args_.nope_dim,
-                    args_.rope_dim, x);
-        turn(args_.cos_sin, position_of(step.seqs, s, t), args_.rope_dim, args_.rope_interleaved,
-             x);
-        for (int i = 0; i < args_.rope_dim; i += 16) {
-          put_query(t - step.begin, head, rank_place_ + i, width_,
-                    simd::mul(simd::load_first(x + i, args_.rope_dim - i), factor));
-        }
-      }
-    }
-  }
-
-  // Lanes without a head.
-  void clear_lanes(const ProductUnit& unit) const {
-    const int first = args_.num_heads % kHeads * Product::kDepth;
-    if (first == 0) return;
-    for (int t = unit.first_token; t < unit.end_token; t++) {
-      Factor* to = queries_of(t, vectors_ - 1);
-      for (int d = 0; d < num_terms<Product>(width_); d++, to += kQueryLanes) {
-        std::fill(to + first, to + kQueryLanes, Factor{0});
-      }
-    }
   }
 
   // ---- Attend
@@ -337,7 +212,7 @@ class Latent {
     const LaneSoftmax softmax[] = {state(into, first), state(into, first + V - 1)};
     const LaneSoftmax* of[V];
     for (int v = 0; v < V; v++) {
-      queries[v] = queries_of(item.first_token - step.begin, first + v);
+      queries[v] = queries_.of(item.first_token - step.begin, first + v);
       of[v] = &softmax[v];
     }
     attend_vectors<Product, V>(tile, num_rows, num_terms<Product>(width_), queries, of);
@@ -409,79 +284,21 @@ class Latent {
     for (int v = 0; v < item.num_tokens * vectors_; v++) finish(step, item, v, state(of_item, v));
   }
 
-  // Divide by the sum: inputs of V.
   void finish(const SubStep& step, const Item& item, int vector, const LaneSoftmax& total) const {
-    Input* out = attended_of(item.first_token - step.begin + vector / vectors_, vector % vectors_);
-    const F32 factor = simd::div(simd::set1(1.0f), simd::load(total.sum));
-    const auto mean = [&](int d) { return simd::mul(simd::load(total.acc + kHeads * d), factor); };
-    for (int d = 0; d < args_.rank; d += Matrix::kDepth, out += kInputLanes) {
-      if constexpr (Matrix::kDepth == 1) {
-        simd::store(out, mean(d));
-      } else {
-        simd::store_bf16_pairs(out, mean(d), d + 1 < args_.rank ? mean(d + 1) : simd::zero());
-      }
-    }
-  }
-
-  // ---- Outputs
-
-  // Lanes are heads still, and terms those of V.
-  Input* attended_of(int token, int vector) const {
-    const int64_t index = int64_t{token} * vectors_ + vector;
-    return attended_ + index * kInputLanes * num_terms<Matrix>(args_.rank);
-  }
-
-  void expand(const SubStep& step) {
-    const ProductUnits units(step.end - step.begin, args_.num_heads, num_pieces(args_.value_dim),
-                             worker_.size);
-    const int64_t out_row = int64_t{args_.num_heads} * args_.value_dim;
-    const uint8_t* up = static_cast<const uint8_t*>(args_.value_up);
-    for (int i = worker_.ticket(); i < units.count(); i = worker_.ticket()) {
-      const ProductUnit unit = units[i];
-      for (int head = unit.first_head; head < unit.end_head; head++) {
-        const Inputs<Matrix> inputs = inputs_of_values(unit, head);
-        float* out = args_.out + (step.begin + unit.first_token) * out_row +
-                     int64_t{head} * args_.value_dim;
-        for (int piece = unit.first_piece; piece < unit.end_piece; piece++) {
-          multiply_piece(inputs, unit.end_token - unit.first_token,
-                         up + head * matrix_bytes<Matrix>(args_.rank, args_.value_dim),
-                         args_.value_dim, piece, [&](int token, int first, F32 sums) {
-                           simd::store_first(out + token * out_row + first, sums,
-                                             args_.value_dim - first);
-                         });
-        }
-      }
-    }
-  }
-
-  // The lane of a head.
-  Inputs<Matrix> inputs_of_values(const ProductUnit& unit, int head) const {
-    constexpr int kDepth = Matrix::kDepth;
-    const int terms = num_terms<Matrix>(args_.rank), tokens = unit.end_token - unit.first_token;
-    const size_t size = sizeof(Input) * tokens * terms * kDepth;
-    Input* inputs = static_cast<Input*>(worker_.scratch(5, size));
-    Input* to = inputs;
-    for (int t = unit.first_token; t < unit.end_token; t++) {
-      const Input* lane = attended_of(t, head / kHeads) + head % kHeads * kDepth;
-      for (int i = 0; i < terms; i++, lane += kInputLanes, to += kDepth) {
-        std::memcpy(to, lane, sizeof(Input) * kDepth);
-      }
-    }
-    return {inputs, terms * kDepth, terms};
+    heads_.take(item.first_token - step.begin + vector / vectors_, vector % vectors_, total);
   }
 
   const oct_latent_args& args_;
   const oct_sequences& seqs_;
+  const LatentQueries<Product>& queries_;
+  const LatentHeads& heads_;
   const Worker& worker_;
-  const int vectors_;     // of a token
-  const int rank_place_;  // numbers before the rotated part of a row, as products take it
-  const int width_;       // and of a whole row
+  const int vectors_;  // of a token
+  const int width_;    // numbers of a row, as products take it
   // Factors from column to column: not a power of two, lest all lie in a few sets of a cache.
   const int64_t column_;
   const int64_t state_floats_;
-  Factor* queries_ = nullptr;   // see latent.h; of all workers
-  Input* attended_ = nullptr;   // [token][vector][rank][16 heads]; of all workers
-  float* parts_ = nullptr;      // a state for each vector of each item; of all workers
+  float* parts_ = nullptr;  // a state for each vector of each item; of all workers
   float* split_ = nullptr;
   Factor* decoded_ = nullptr;
   Factor* columns_ = nullptr;
@@ -542,8 +359,11 @@ int32_t check_latent(const oct_latent_args& args, const oct_sequences& seqs) {
 
 void latent(const oct_latent_args& args, const oct_sequences& seqs, const Worker& worker) {
   with_row_format(args.kv_format, [&](auto rows) {
+    using Product = typename decltype(rows)::Product;
+    const LatentQueries<Product> queries(args, seqs.num_tokens, worker);
     with_matrices(args.weight_format, [&](auto matrix) {
-      Latent<decltype(rows), decltype(matrix)>(args, seqs, worker).run();
+      const MatrixHeads<Product, decltype(matrix)> heads(args, queries, worker);
+      Latent<decltype(rows)>(args, seqs, queries, heads, worker).run();
     });
   });
 }

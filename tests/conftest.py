@@ -1,9 +1,10 @@
 from __future__ import annotations
 
+import gc
 import json
 import os
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import hypothesis
 import pytest
 
 from octavo import machine
+from octavo.garbage import no_collections
 
 pytest_plugins = ["lanes"]
 
@@ -22,6 +24,16 @@ if "PYTEST_XDIST_WORKER" in os.environ:  # processes share the cores, and so do 
 # The same examples every time, and no time limits of their own on a machine that does other things.
 hypothesis.settings.register_profile("octavo", deadline=None, derandomize=True)
 hypothesis.settings.load_profile("octavo")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """What is imported and collected stays to the end: the garbage collector need not look at it,
+    neither meanwhile nor from then on."""
+    with no_collections():
+        result = yield
+        gc.freeze()
+    return result
 
 
 def pytest_addoption(parser) -> None:
@@ -132,6 +144,16 @@ def ctrl_c() -> Iterator[None]:
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
+
+
+@pytest.fixture
+def quiet_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The machine is found to be as fast after each measurement as before it. To probe it takes
+    seconds of all cores; bench/test_noise.py does for all."""
+    from octavo.bench import record
+    from octavo.bench.noise import Probe
+
+    monkeypatch.setattr(record, "probe_machine", lambda threads: Probe(10.0, 100.0))
 
 
 @pytest.fixture(scope="session")

@@ -88,6 +88,37 @@ def test_only_what_has_changed_is_compiled(small):
 
 
 @needs_compiler
+def test_what_levels_have_in_common_is_compiled_once(small, monkeypatch):
+    (small.SOURCES / "common.cpp").write_text("int common() { return 1; }\n")
+    scalar = small.LEVELS[0]
+    more = small.Level("more", "", ("-DMORE",), scalar.probe, below="scalar", takes=("common",))
+    monkeypatch.setattr(small, "LEVELS", (scalar, more))
+    assert small.build().built == ["scalar", "more"]
+    made = sorted((file.stem.partition("-")[0], file.parent.name) for file, _ in compiled(small))
+    assert made == [("common", "scalar"), ("small", "more"), ("small", "scalar")]
+    for level in ("scalar", "more"):
+        content = (small.LIBRARIES / f"liboctavo_{level}.so").read_bytes()
+        assert b"common" in content and level.encode() in content
+    for file, _ in compiled(small):
+        file.unlink()
+    assert small.build(isa=["more"]).built == ["more"]  # it needs no library of the one below
+
+
+@needs_compiler
+@pytest.mark.long
+@pytest.mark.parametrize("level", ["avxvnni", "avx512bf16"])
+def test_a_level_takes_what_it_would_compile_itself(small, level, tmp_path):
+    level = next(each for each in small.LEVELS if each.name == level)
+    below = next(each for each in small.LEVELS if each.name == level.below)
+    command = [*small.find_compiler(), *small.FLAGS, *small.OPTIMIZED, "-c", "-o"]
+    for name in level.takes:
+        source, out = ROOT / "csrc" / f"{name}.cpp", [tmp_path / "own.o", tmp_path / "taken.o"]
+        for flags, made in zip((level.flags, below.flags), out, strict=True):
+            subprocess.run([*command, made, *flags, source], check=True)
+        assert out[0].read_bytes() == out[1].read_bytes(), name
+
+
+@needs_compiler
 def test_a_restricted_build(small, monkeypatch):
     monkeypatch.setenv("OCTAVO_BUILD_ISA", "scalar")
     assert small.build().built == ["scalar"] and libraries(small) == {"scalar"}

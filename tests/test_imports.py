@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import ast
+import functools
 import subprocess
 import sys
 from collections.abc import Iterable
 from graphlib import TopologicalSorter
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -92,31 +94,31 @@ ALLOWED = {
 }
 
 
-def loaded_modules(statement: str) -> set[str]:
-    """Modules that a fresh interpreter has after a statement."""
-    code = f"{statement}; import sys; print(*sys.modules)"
+def loaded_modules(*statements: str) -> list[set[str]]:
+    """Modules that a fresh interpreter has after each of some statements."""
+    code = "\n".join(f"{statement}\nprint(*sys.modules)" for statement in statements)
     result = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+        [sys.executable, "-c", f"import sys\n{code}"], capture_output=True, text=True, check=True
     )
-    return set(result.stdout.split())
+    return [set(line.split()) for line in result.stdout.splitlines()]
 
 
-@pytest.mark.parametrize(
-    "statement",
-    [
-        "import octavo",
-        "import octavo.core.engine, octavo.core.scheduler",
-        "import octavo.executor.simulated, octavo.executor.hashing, octavo.cost.step_cost",
-        "import octavo.models.footprint, octavo.cost.live, octavo.cost.hardware_table",
-        "import octavo.cost.memory, octavo.cost.open_spec, octavo.cost.rank",
-        "import octavo.workload.datasets, octavo.measure.load_report, octavo.measure.serve_report",
-        "from octavo import SamplingParams, EngineArgs",
-        "import octavo.quantization, octavo.quality.tradeoffs",
-        "import octavo.planner",
-    ],
+LIGHT = (
+    "import octavo",
+    "import octavo.core.engine, octavo.core.scheduler",
+    "import octavo.executor.simulated, octavo.executor.hashing, octavo.cost.step_cost",
+    "import octavo.models.footprint, octavo.cost.live, octavo.cost.hardware_table",
+    "import octavo.cost.memory, octavo.cost.open_spec, octavo.cost.rank",
+    "import octavo.workload.datasets, octavo.measure.load_report, octavo.measure.serve_report",
+    "from octavo import SamplingParams, EngineArgs",
+    "import octavo.quantization, octavo.quality.tradeoffs",
+    "import octavo.planner",
 )
-def test_light_parts_stay_light(statement):
-    assert not loaded_modules(statement) & set(HEAVY)
+
+
+def test_light_parts_stay_light():
+    for statement, loaded in zip(LIGHT, loaded_modules(*LIGHT), strict=True):
+        assert not loaded & set(HEAVY), statement
 
 
 # What computes with tensors, or in Triton, which needs PyTorch. All else runs without torch, and
@@ -240,14 +242,83 @@ WHERE_NEEDED = {
 }
 
 
-def imported_by(nodes: Iterable[ast.AST]) -> set[str]:
-    """Modules that are imported by some of a file's nodes, with what they are asked for."""
+class Source(NamedTuple):
+    """What these tests ask of a file, which is read once for all of them."""
+
+    at_once: set[str]  # names that are imported as soon as it is: modules, and what is in them
+    ever: set[str]  # those, and what is imported in functions
+    modules: set[str]  # of the latter, the modules
+    dangers: list[str]  # calls and imports that can run code from data
+
+    @property
+    def of_octavo(self) -> set[str]:
+        """The modules of octavo, without its name."""
+        prefix = "octavo."
+        return {name.removeprefix(prefix) for name in self.modules if name.startswith(prefix)}
+
+    @property
+    def packages(self) -> set[str]:
+        return {name.partition(".")[0] for name in self.modules}
+
+
+def read(source: str) -> Source:
+    tree = ast.parse(source)
+    nodes = list(ast.walk(tree))
+    at_once, ever = names_imported_by(tree.body), names_imported_by(nodes)
+    return Source(at_once, ever, modules_imported_by(nodes), dangers_in(nodes))
+
+
+@functools.cache
+def source_of(file: Path) -> Source:
+    return read(file.read_text())
+
+
+def modules_imported_by(nodes: Iterable[ast.AST]) -> set[str]:
     found = set()
     for node in nodes:
         if isinstance(node, ast.Import):
             found.update(name.name for name in node.names)
         elif isinstance(node, ast.ImportFrom):
-            found.update({node.module, *(f"{node.module}.{name.name}" for name in node.names)})
+            found.add(node.module or "")
+    return found
+
+
+def names_imported_by(nodes: Iterable[ast.AST]) -> set[str]:
+    nodes = [node for node in nodes if isinstance(node, ast.Import | ast.ImportFrom)]
+    asked_for = {
+        f"{node.module}.{name.name}"
+        for node in nodes
+        if isinstance(node, ast.ImportFrom)
+        for name in node.names
+    }
+    return modules_imported_by(nodes) | asked_for
+
+
+FORBIDDEN_CALLS = {"eval", "exec", "compile", "__import__"}
+FORBIDDEN_ATTRIBUTES = {("torch", "load"), ("os", "system"), ("os", "popen"), ("yaml", "load")}
+FORBIDDEN_MODULES = {"pickle", "marshal", "shelve", "dill", "cloudpickle", "joblib"}
+
+
+def dangers_in(nodes: Iterable[ast.AST]) -> list[str]:
+    found = []
+    for node in nodes:
+        if isinstance(node, ast.Call):
+            function = node.func
+            if isinstance(function, ast.Name) and function.id in FORBIDDEN_CALLS:
+                found.append(function.id)
+            if isinstance(function, ast.Attribute) and isinstance(function.value, ast.Name):
+                pair = (function.value.id, function.attr)
+                if pair in FORBIDDEN_ATTRIBUTES:
+                    found.append(".".join(pair))
+            if any(
+                keyword.arg == "shell" and getattr(keyword.value, "value", True)
+                for keyword in node.keywords
+            ):
+                found.append("shell=True")
+        elif isinstance(node, ast.Import | ast.ImportFrom):
+            names = [name.name for name in node.names]
+            names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            found += [name for name in names if name.split(".")[0] in FORBIDDEN_MODULES]
     return found
 
 
@@ -255,8 +326,7 @@ def test_torch_is_imported_by_those_who_compute_with_it():
     modules = {f"octavo.{name.removesuffix('.py').replace('/', '.')}" for name in OF_TORCH}
     for file in PACKAGE.rglob("*.py"):
         name = str(file.relative_to(PACKAGE))
-        tree = ast.parse(file.read_text())
-        at_once, ever = (imported_by(nodes) for nodes in (tree.body, ast.walk(tree)))
+        at_once, ever = source_of(file).at_once, source_of(file).ever
         needs_torch = any(m.split(".")[0] in ("torch", "triton") for m in at_once)
         assert (name in OF_TORCH) == needs_torch, name
         if name not in OF_TORCH:
@@ -266,28 +336,29 @@ def test_torch_is_imported_by_those_who_compute_with_it():
 
 def test_triton_is_imported_by_kernels_alone():
     for file in PACKAGE.rglob("*.py"):
-        if "triton" in top_modules(file.read_text()):
+        if "triton" in source_of(file).packages:
             assert file.parent == PACKAGE / "kernels" / "cuda", file
 
 
 def test_the_text_part_needs_no_torch():
-    assert "torch" not in loaded_modules("import octavo.text.tokenizer, octavo.text.chat_template")
-
-
-def test_the_server_needs_no_torch():
-    """Nor does the module of its engine, which imports it where a model or a request needs it."""
-    assert "torch" not in loaded_modules(
-        "import octavo.server.run, octavo.server.app, octavo.server.engine.worker"
-    )
+    (loaded,) = loaded_modules("import octavo.text.tokenizer, octavo.text.chat_template")
+    assert "torch" not in loaded
 
 
 def test_the_engine_of_a_server_is_started_before_the_web_is_imported():
-    assert not loaded_modules("import octavo.server.run") & {"fastapi", "pydantic", "uvicorn"}
+    """Nor does the server need torch, nor the module of its engine, which imports it where a model
+    or a request needs it."""
+    before, after = loaded_modules(
+        "import octavo.server.run", "import octavo.server.app, octavo.server.engine.worker"
+    )
+    assert not before & {"fastapi", "pydantic", "uvicorn"}
+    assert "torch" not in after
 
 
 def test_a_load_generator_needs_no_torch():
     """It shares the machine with the server that it measures."""
-    assert "torch" not in loaded_modules("import octavo.bench.serving.serve")
+    (loaded,) = loaded_modules("import octavo.bench.serving.serve")
+    assert "torch" not in loaded
 
 
 def test_measuring_and_quantizing_stand_on_top():
@@ -300,22 +371,7 @@ def test_measuring_and_quantizing_stand_on_top():
     for file in PACKAGE.rglob("*.py"):
         part = ".".join(file.relative_to(PACKAGE).parts)
         if not part.startswith((*tops, "cli")):
-            assert not [name for name in imports_of(file) if name.startswith(tops)], file
-
-
-def imports_of(file: Path) -> list[str]:
-    """Dotted names of octavo modules that a file imports, anywhere in it."""
-    found = []
-    for node in ast.walk(ast.parse(file.read_text())):
-        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("octavo."):
-            found.append(node.module.removeprefix("octavo."))
-        elif isinstance(node, ast.Import):
-            found += [
-                name.name.removeprefix("octavo.")
-                for name in node.names
-                if name.name.startswith("octavo.")
-            ]
-    return found
+            assert not [name for name in source_of(file).of_octavo if name.startswith(tops)], file
 
 
 def files_of(part: str) -> list[Path]:
@@ -329,7 +385,7 @@ def files_of(part: str) -> list[Path]:
 def test_layers_only_look_down(part):
     files = files_of(part)
     for file in files:
-        for module in imports_of(file):
+        for module in source_of(file).of_octavo:
             top = module.split(".")[0]
             allowed = top in {part, *OPEN} or top in ALLOWED[part] or module in ALLOWED[part]
             assert allowed, f"{file.relative_to(PACKAGE)} imports octavo.{module}"
@@ -353,7 +409,8 @@ SERVER_ROOMS = {
 
 def server_imports(file: Path) -> list[str]:
     """The rooms of the server that a file imports from."""
-    return [module.split(".")[1] for module in imports_of(file) if module.startswith("server.")]
+    modules = source_of(file).of_octavo
+    return [module.split(".")[1] for module in modules if module.startswith("server.")]
 
 
 def test_rooms_of_the_server_only_look_down():
@@ -374,27 +431,16 @@ def test_what_is_allowed_is_bounded_itself(table):
 
 def test_what_is_open_to_all_stands_below_all():
     for part in OPEN:
-        assert {name.split(".")[0] for name in imports_of(PACKAGE / f"{part}.py")} <= OPEN
+        assert {name.split(".")[0] for name in source_of(PACKAGE / f"{part}.py").of_octavo} <= OPEN
 
 
 OUTSIDE_WORLD = {"asyncio", "datetime", "io", "os", "pathlib", "random", "secrets", "socket",
                  "subprocess", "tempfile", "threading", "time", "uuid"}  # fmt: skip
 
 
-def top_modules(source: str) -> set[str]:
-    """The packages that a source imports anything of, in whatever words."""
-    names: set[str] = set()
-    for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.Import):
-            names.update(name.name for name in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            names.add(node.module or "")
-    return {name.split(".")[0] for name in names}
-
-
 def test_the_core_reads_no_clock_but_in_one_file():
     for file in (PACKAGE / "core").rglob("*.py"):
-        used = top_modules(file.read_text()) & OUTSIDE_WORLD
+        used = source_of(file).packages & OUTSIDE_WORLD
         assert used <= ({"time"} if file.name == "clock.py" else set()), file
 
 
@@ -403,43 +449,14 @@ def test_the_core_reads_no_clock_but_in_one_file():
     ["import time", "from time import monotonic", "import os.path as p", "from os import *"],
 )
 def test_a_clock_is_seen_however_it_is_imported(source):
-    assert top_modules(f"def f():\n    {source}") & OUTSIDE_WORLD
-
-
-FORBIDDEN_CALLS = {"eval", "exec", "compile", "__import__"}
-FORBIDDEN_ATTRIBUTES = {("torch", "load"), ("os", "system"), ("os", "popen"), ("yaml", "load")}
-FORBIDDEN_MODULES = {"pickle", "marshal", "shelve", "dill", "cloudpickle", "joblib"}
-
-
-def dangers_in(source: str) -> list[str]:
-    """Calls and imports that can run code from data."""
-    found = []
-    for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.Call):
-            function = node.func
-            if isinstance(function, ast.Name) and function.id in FORBIDDEN_CALLS:
-                found.append(function.id)
-            if isinstance(function, ast.Attribute) and isinstance(function.value, ast.Name):
-                pair = (function.value.id, function.attr)
-                if pair in FORBIDDEN_ATTRIBUTES:
-                    found.append(".".join(pair))
-            if any(
-                keyword.arg == "shell" and getattr(keyword.value, "value", True)
-                for keyword in node.keywords
-            ):
-                found.append("shell=True")
-        elif isinstance(node, ast.Import | ast.ImportFrom):
-            names = [name.name for name in node.names]
-            names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
-            found += [name for name in names if name.split(".")[0] in FORBIDDEN_MODULES]
-    return found
+    assert read(f"def f():\n    {source}").packages & OUTSIDE_WORLD
 
 
 def test_nothing_runs_code_from_data():
     for file in PACKAGE.rglob("*.py"):
-        assert dangers_in(file.read_text()) == [], file
+        assert source_of(file).dangers == [], file
 
 
 def test_the_ban_sees_what_it_bans():
     source = "import pickle\neval('1')\ntorch.load(f)\nsubprocess.run('x', shell=True)"
-    assert len(dangers_in(source)) == 4
+    assert len(read(source).dangers) == 4

@@ -28,13 +28,13 @@ PROJECT = {
                 log.write(json.dumps(entry) + "\\n")
         """,
     "test_a_timing.py": """
-        import os, pytest, time
+        import json, os, pytest, time
 
         @pytest.mark.timing
         @pytest.mark.parametrize("i", range(3))
         def test_time(i, request):
             time.sleep(0.1)
-            failures = int(os.environ.get("FAILURES", 0)) if i == 1 else 0
+            failures = json.loads(os.environ.get("FAILURES", "[0, 0, 0]"))[i]
             assert getattr(request.node, "execution_count", 1) > failures
 
         def test_no_time():
@@ -115,7 +115,9 @@ def test_lanes_run_side_by_side_and_what_is_timed_runs_alone(run):
     assert log[0][0].startswith(("test_b", "test_d"))  # the lane with a slow test was the first
 
 
-@pytest.mark.parametrize("flags", [(), ("-p", "xdist", "-n1"), ("-p", "xdist", "-n4")])
+@pytest.mark.parametrize(
+    "flags", [(), pytest.param(("-p", "xdist", "-n1"), marks=pytest.mark.long), (*TWO, "-n3")]
+)
 def test_any_number_of_processes(run, flags):
     done, log = run(*flags)
     assert "12 passed" in done.stdout.splitlines()[-1], done.stdout
@@ -141,10 +143,9 @@ def test_a_process_that_dies_fails_its_test_and_no_other(run):
 @pytest.mark.parametrize("flags", [pytest.param((), marks=pytest.mark.long), TWO])
 def test_what_is_timed_is_tried_again(run, flags):
     pytest.importorskip("pytest_rerunfailures")
-    done, log = run(*flags, "-p", "pytest_rerunfailures", FAILURES="2")
+    done, log = run(*flags, "-p", "pytest_rerunfailures", FAILURES="[0, 2, 3]")
     last = done.stdout.splitlines()[-1]
-    assert "12 passed" in last and "2 rerun" in last, done.stdout
-    assert [test.partition("::")[2] for test, *_ in log[-5:]].count("test_time[1]") == 3
-    done, _ = run(*flags, "-p", "pytest_rerunfailures", FAILURES="3")
-    last = done.stdout.splitlines()[-1]
-    assert "1 failed, 11 passed" in last and "2 rerun" in last, done.stdout
+    assert "1 failed, 11 passed" in last and "4 rerun" in last, done.stdout
+    assert "test_time[2]" in done.stdout.splitlines()[-2]
+    timed = [test.partition("::")[2] for test, *_ in log[-7:]]
+    assert timed.count("test_time[1]") == timed.count("test_time[2]") == 3

@@ -180,6 +180,16 @@ def test_nor_do_those_of_a_server(request, name, without_torch):
     assert without_torch.read_text() == ""
 
 
+# A command on a machine that is not probed, which would take longer than all the rest.
+MEASURE = """
+import sys
+from octavo.bench import noise, record
+from octavo.cli import main
+record.probe_machine = lambda threads: noise.Probe(10.0, 100.0)
+sys.exit(main(sys.argv[1:]))
+"""
+
+
 @needs_native
 @pytest.mark.parametrize(
     "command",
@@ -193,8 +203,8 @@ def test_nor_do_those_of_a_server(request, name, without_torch):
 def test_nor_do_measurements(tiny_gguf, without_torch, tmp_path, command):
     text = tmp_path / "text"
     text.write_text("So shaken as we are, so wan with care. " * 10)
-    words = [word.format(text=text) for word in command] + [str(tiny_gguf), "--json"]
-    done = subprocess.run([sys.executable, "-m", "octavo", *words], capture_output=True, text=True)
+    words = [word.format(text=text) for word in command]
+    done = python(MEASURE, *words, tiny_gguf, "--json")
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)
     assert without_torch.read_text() == ""

@@ -15,6 +15,11 @@ import pytest
 from octavo.workload.requests import WorkloadRequest
 
 
+@pytest.fixture(autouse=True)
+def _on_a_quiet_machine(quiet_machine: None) -> None:
+    """Nothing here probes the machine; a test that wants another result of that says which."""
+
+
 class FakeServer:
     """``log()`` is what it did since it was last asked."""
 

@@ -33,6 +33,11 @@ ENGINE = {
 }
 
 
+@pytest.fixture(autouse=True)
+def _on_a_quiet_machine(quiet_machine: None) -> None:
+    """Nothing here probes the machine; a test that wants another result of that says which."""
+
+
 class FakeLLM:
     """What commands use of ``LLM``. ``on_chunk(i)`` runs before chunk i is handed out."""
 

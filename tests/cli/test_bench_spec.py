@@ -6,8 +6,6 @@ import json
 
 import pytest
 
-from octavo.bench import record
-from octavo.bench.noise import Probe
 from octavo.bench.offline import spec
 from octavo.cli import main
 from octavo.core.batch import Draft
@@ -58,7 +56,6 @@ def drafters(monkeypatch):
 
     monkeypatch.setattr("octavo.build.open_drafter", open_drafter)
     monkeypatch.setattr(spec, "PROMPTS", {"copy": ("one one", "two two"), "chat": ("hello",)})
-    monkeypatch.setattr(record, "probe_machine", lambda threads: Probe(10.0, 200.0))
     return asked
 
 

@@ -7,12 +7,6 @@ import sys
 import pytest
 
 from octavo import cli
-from octavo.bench import noise, record
-
-
-@pytest.fixture(autouse=True)
-def quick_probes(monkeypatch):
-    monkeypatch.setattr(record, "probe_machine", lambda threads: noise.Probe(10.0, 100.0))
 
 
 @pytest.fixture

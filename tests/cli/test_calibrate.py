@@ -7,6 +7,7 @@ import json
 import pytest
 from svg import texts_of
 
+from octavo.calibration import run
 from octavo.cli import main
 
 ENGINE = ("--max-num-seqs", "4", "--max-num-batched-tokens", "64", "--max-model-len", "256")
@@ -16,6 +17,24 @@ ENGINE = ("--max-num-seqs", "4", "--max-num-batched-tokens", "64", "--max-model-
 def home(tmp_path, monkeypatch):
     monkeypatch.setenv("OCTAVO_HOME", str(tmp_path / "home"))
     return tmp_path / "home"
+
+
+@pytest.fixture(scope="module")
+def measured_once():
+    """``calibrate`` that measures the first time, and finds the same from then on."""
+    calibrate, found = run.calibrate, []
+
+    def once(*args, **settings):
+        if not found:
+            found.append(calibrate(*args, **settings))
+        return found[0]
+
+    return once
+
+
+@pytest.fixture(autouse=True)
+def _measured_once(measured_once, monkeypatch):
+    monkeypatch.setattr(run, "calibrate", measured_once)
 
 
 @pytest.fixture

@@ -27,7 +27,7 @@ def waits(rate: float, num: int, service_s: float = SERVICE_S) -> list[float]:
 
 
 @pytest.mark.parametrize(
-    "rate, wait_s", [(2, 0.0125), (5, 0.05), pytest.param(8, 0.2, marks=pytest.mark.slow)]
+    "rate, wait_s", [(2, 0.0125), (5, 0.05), pytest.param(8, 0.2, marks=pytest.mark.long)]
 )
 def test_constant_service_waits_as_in_an_m_d_1_queue(rate, wait_s):
     """Pollaczek and Khinchine: rho D / (2 (1 - rho))."""

@@ -1,13 +1,14 @@
-"""octavo as another platform would meet it, as far as Linux can play that; tells in JSON.
+"""octavo as other platforms would meet it, as far as Linux can play that; tells in JSON.
 
-    python other_platform.py darwin|win32 MODEL FOLDER      where native libraries would be
+    python other_platform.py MODEL FOLDER      where native libraries would be
 
 First all of octavo is imported, and the commands below are run, as it is here, so that whatever
-octavo imports of others is loaded. Then octavo is forgotten; ``sys.platform`` and the modules that
-differ are changed, modules that are absent there can neither be found nor imported, /proc and /sys
-cannot be opened; and octavo is imported anew. So it is octavo's own code that is tried, not that of
-Python and of packages, which know these platforms themselves. What cannot be played: paths of
-Windows, files that cannot be renamed while they are open, compilers, processors.
+octavo imports of others is loaded. Then, for each platform, octavo is forgotten; ``sys.platform``
+and the modules that differ are changed, modules that are absent there can neither be found nor
+imported, /proc and /sys cannot be opened; octavo is imported anew, and Linux is restored. So it is
+octavo's own code that is tried, not that of Python and of packages, which know these platforms
+themselves. What cannot be played: paths of Windows, files that cannot be renamed while they are
+open, compilers, processors.
 """
 
 from __future__ import annotations
@@ -17,10 +18,11 @@ import faulthandler
 import importlib
 import io
 import json
+import os
 import signal
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -223,20 +225,36 @@ def play_ctypes() -> None:
     stand_in("ctypes", CDLL=WindowsLibrary, windll=windll)
 
 
-def main(platform: str, model: str, folder: str) -> None:
+PLAYS = {"darwin": play_darwin, "win32": play_windows}
+
+
+@contextlib.contextmanager
+def played(platform: str) -> Iterator[None]:
+    """The platform, and none of octavo imported, neither before nor after."""
+    forget_octavo()
+    before = sys.platform, sys.modules.copy(), sys.meta_path.copy()
+    PLAYS[platform]()
+    yield
+    forget_octavo()
+    sys.platform, modules, sys.meta_path[:] = before
+    sys.modules.update(modules)
+
+
+def tell(commands: Sequence[list[str]], model: str, out_folder: str) -> dict[str, Any]:
+    return {"failed": import_all(), "commands": run_commands(commands, model, out_folder)}
+
+
+def main(model: str, folder: str) -> None:
     sys.path.append(str(WORKERS))
     faulthandler.enable()  # as octavo does, which cannot where stderr is a buffer
-    here = {"failed": import_all(), "commands": run_commands(COMMANDS, model, f"{folder}/here")}
-    forget_octavo()
-    importlib.import_module("os").environ["OCTAVO_LIBRARY_DIR"] = folder
+    told = {"linux": tell(COMMANDS, model, f"{folder}/linux")}
+    os.environ["OCTAVO_LIBRARY_DIR"] = folder
     close_proc()
-    {"darwin": play_darwin, "win32": play_windows}[platform]()
-    commands = [*COMMANDS, *REFUSED] if platform == "win32" else COMMANDS
-    there = {
-        "failed": import_all(),
-        "commands": run_commands(commands, model, f"{folder}/there"),
-    }
-    print(json.dumps({"here": here, "there": there, "num_modules": len(module_names())}))
+    for platform in PLAYS:
+        commands = [*COMMANDS, *REFUSED] if platform == "win32" else COMMANDS
+        with played(platform):
+            told[platform] = tell(commands, model, f"{folder}/{platform}")
+    print(json.dumps({"num_modules": len(module_names()), **told}))
 
 
 if __name__ == "__main__":

@@ -1,7 +1,10 @@
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 
+from octavo.bench.offline import closed_loop
 from octavo.bench.offline.closed_loop import run_closed_loop, staggered
 from octavo.bench.offline.session import OfflineSession
 from octavo.config import EngineArgs
@@ -29,15 +32,30 @@ def count_in_flight(session, monkeypatch):
     return found
 
 
+def let_steps_take_a_second(session, monkeypatch):
+    """And nothing else any time, so that no neighbour can come between two steps."""
+    engine, now = session.loaded.text_engine, [0.0]
+    step = engine.step
+
+    def take_a_second():
+        now[0] += 1.0
+        return step()
+
+    monkeypatch.setattr(engine, "step", take_a_second)
+    monkeypatch.setattr(closed_loop, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+
+
 def test_as_one_ends_the_next_begins(session, monkeypatch):
     in_flight = count_in_flight(session, monkeypatch)
+    let_steps_take_a_second(session, monkeypatch)
     timing = run_closed_loop(session, requests(9), 3)
     assert len(timing.requests) == 9
     assert set(in_flight) == {3}
     assert timing.num_output_tokens == 9 * 6
     assert timing.num_prompt_tokens == 9 * 12
-    assert 2.5 < timing.mean_batch <= 3
-    assert all(len(each.gaps_s) == 5 for each in timing.requests)
+    assert timing.elapsed_s == len(in_flight)
+    assert timing.mean_batch == 3
+    assert all(each.gaps_s == [1.0] * 5 for each in timing.requests)
     assert not session.loaded.text_engine.has_unfinished_requests
 
 

@@ -8,10 +8,7 @@ import math
 import time
 
 import httpx
-import openai
 import pytest
-from openai.types.chat import ChatCompletion as OpenAICompletion
-from openai.types.chat import ChatCompletionChunk as OpenAIChunk
 
 from octavo.core.batch import TokenLogprobs
 from octavo.core.stats import StepStats
@@ -47,18 +44,23 @@ class Api:
         if body.get("stream"):
             return self.parse_stream(response.content)
         ChatCompletion.model_validate(response.json())
-        OpenAICompletion.model_validate(_as_openai(response.json()))
+        self.schemas.ChatCompletion.model_validate(_as_openai(response.json()))
         return response.json()
 
-    @staticmethod
-    def parse_stream(content):
+    @property
+    def schemas(self):
+        from openai.types import chat  # takes long to import, and few processes come here
+
+        return chat
+
+    def parse_stream(self, content):
         *events, done, rest = content.decode().split("\n\n")
         assert (done, rest) == ("data: [DONE]", "")
         chunks = [json.loads(one.removeprefix("data: ")) for one in events]
         for chunk in chunks:
             if "error" not in chunk:
                 ChatCompletionChunk.model_validate(chunk)
-                OpenAIChunk.model_validate(_as_openai(chunk))
+                self.schemas.ChatCompletionChunk.model_validate(_as_openai(chunk))
         return chunks
 
 
@@ -757,6 +759,8 @@ def test_the_route_is_described(api):
 
 
 def test_the_openai_client(api):
+    import openai
+
     async def test():
         http_client = httpx.AsyncClient(transport=httpx.ASGITransport(api.app))
         async with openai.AsyncOpenAI(

@@ -9,7 +9,6 @@ import math
 
 import httpx
 import pytest
-from openai.types import Completion as OpenAICompletion
 
 from octavo.core.batch import TokenLogprobs
 from octavo.core.limits import QueueLimits
@@ -50,7 +49,9 @@ class Api:
         if body.get("stream"):
             return self.parse_stream(response.text)
         Completion.model_validate(response.json())
-        OpenAICompletion.model_validate(_as_openai(response.json()))
+        from openai import types  # takes long to import, and few processes come here
+
+        types.Completion.model_validate(_as_openai(response.json()))
         return response.json()
 
     @staticmethod

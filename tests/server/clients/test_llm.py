@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -40,40 +41,63 @@ def folder(server, tmp_path_factory) -> Path:
     return folder
 
 
-def run_llm(folder: Path, *args: str) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "LLM_USER_PATH": str(folder), "LLM_LOAD_PLUGINS": ""}
-    return subprocess.run(
-        [sys.executable, "-m", "llm", *args],
-        env=environment,
+# As the tool would run each, but all in one process, which imports it once.
+RUN = """
+import json, sys
+from click.testing import CliRunner
+from llm.cli import cli
+done = {}
+for name, words in json.loads(sys.argv[1]).items():
+    result = CliRunner().invoke(cli, words)
+    done[name] = result.exit_code, result.stdout, result.stderr
+print(json.dumps(done))
+"""
+COMMANDS = {
+    "stream": ["-m", "octavo", QUESTION, *GREEDY],
+    "whole": ["-m", "octavo", "--no-stream", QUESTION, *GREEDY, "-o", "seed", "1"],
+    # The tool keeps a log, and goes on where it was.
+    "further": ["-c", "And of France?", "-s", "Be brief.", *GREEDY],
+    "log": ["logs", "--json", "-n", "2"],
+    "completion": ["-m", "octavo-text", "The capital of France is", *GREEDY],
+    "lost": ["-m", "octavo-lost", QUESTION],
+}
+
+
+class Done(NamedTuple):
+    status: int
+    out: str
+    err: str
+
+
+@pytest.fixture(scope="module")
+def done(folder) -> dict[str, Done]:
+    result = subprocess.run(
+        [sys.executable, "-c", RUN, json.dumps(COMMANDS)],
+        env={**os.environ, "LLM_USER_PATH": str(folder), "LLM_LOAD_PLUGINS": ""},
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=120,
     )
-
-
-def ask(folder: Path, *args: str) -> str:
-    result = run_llm(folder, *args)
     assert result.returncode == 0, result.stderr
-    return result.stdout.removesuffix("\n")
+    return {name: Done(*each) for name, each in json.loads(result.stdout).items()}
 
 
-def test_chat(folder) -> None:
-    stream = ask(folder, "-m", "octavo", QUESTION, *GREEDY)
-    assert "Tokyo" in stream
-    whole = ask(folder, "-m", "octavo", "--no-stream", QUESTION, *GREEDY, "-o", "seed", "1")
-    assert whole == stream
-    # The tool keeps a log, and goes on where it was.
-    ask(folder, "-c", "And of France?", "-s", "Be brief.", *GREEDY)
-    log = json.loads(ask(folder, "logs", "--json", "-n", "2"))
+def test_all_but_one_end_well(done) -> None:
+    assert {name for name, each in done.items() if each.status != 0} == {"lost"}
+
+
+def test_chat(done) -> None:
+    assert "Tokyo" in done["stream"].out and done["whole"].out == done["stream"].out
+    log = json.loads(done["log"].out)
     assert [entry["prompt"] for entry in log] == [QUESTION, "And of France?"]
-    assert log[0]["response"] == stream and log[1]["response"]
+    assert log[0]["response"] == done["stream"].out.removesuffix("\n") and log[1]["response"]
 
 
-def test_completions(folder) -> None:
-    assert "Paris" in ask(folder, "-m", "octavo-text", "The capital of France is", *GREEDY)
+def test_completions(done) -> None:
+    assert "Paris" in done["completion"].out
 
 
-def test_errors_are_said(folder) -> None:
-    result = run_llm(folder, "-m", "octavo-lost", QUESTION)
-    assert result.returncode == 1 and "gpt-5" in result.stderr and "does not exist" in result.stderr
+def test_errors_are_said(done) -> None:
+    status, _, err = done["lost"]
+    assert status == 1 and "gpt-5" in err and "does not exist" in err

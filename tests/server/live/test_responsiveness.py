@@ -74,7 +74,8 @@ class Poller(threading.Thread):
 
 def words(size: int) -> str:
     """Text with enough variety that its tokens are not all the same."""
-    text = " ".join(f"{number} bottles of {number * 7919 % 1000} beers" for number in range(size))
+    count = size // 20 + 1  # of sentences, of which none is shorter than this
+    text = " ".join(f"{number} bottles of {number * 7919 % 1000} beers" for number in range(count))
     return text[:size]
 
 
