@@ -60,10 +60,10 @@ def take_step(viewer: CloseViewer, number: int) -> None:
     )  # fmt: skip
     for _ in running:
         viewer.put_gap(0.0123 + number % 11 * 1e-4)
-    if number % 2 == 0:
-        rows = [(f"{name}#0", number, 1, 1, 0, 0) for name in running]
-        preempted = [rows[0][0]] if number % 90 == 0 else []
-        viewer.put_look(number, {"rows": rows, "preempted": preempted})
+    # Each step, so that each frame has as many as it keeps, however slow the browser is.
+    rows = [(f"{name}#0", number, 1, 1, 0, 0) for name in running]
+    preempted = [rows[0][0]] if number % 90 == 0 else []
+    viewer.put_look(number, {"rows": rows, "preempted": preempted})
     if number % 40 == 0:
         viewer.put_look(number, picture(running, number))
         request = GenerationRequest(running[-1], [1, 2, 3], SamplingParams(), 0.0)
@@ -92,10 +92,12 @@ def test_half_an_hour_leaves_nothing_behind(tab, steps, monkeypatch):
         print(f"minute {minute}, after {time.monotonic() - begun:.0f} s:", held[minute], flush=True)
     assert tab.js("scrub.max") == "599" and tab.text("#state") == "ready"
     assert tab.js("document.querySelectorAll('#ended tbody tr').length") == 50
-    # The five minutes that are kept are full after the first ten at the latest.
-    (first, first_nodes, listeners), last = held[10], held[MINUTES]
-    assert last[0] < 1.05 * first, held
-    assert last[1] < 2 * first_nodes and last[2] == listeners, held
+    # The five minutes that are kept are full after the first ten at the latest. How much came in
+    # each frame of them depends on how busy this machine is, so that what is held varies.
+    early, late = ([held[minute][0] for minute in pair] for pair in ((10, 15), (25, 30)))
+    assert sum(late) < 1.15 * sum(early), held
+    # Nodes that the last ticks took out of the page are still counted: a thousand of each.
+    assert held[30][1] < 10_000 and held[30][2] == held[5][2], held
 
 
 def heap_of(tab) -> tuple[int, int, int]:
