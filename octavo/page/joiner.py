@@ -27,7 +27,7 @@ _REEXPORT = re.compile(rf"^export\s+{_NAMES}{_FROM}$", re.M)
 _EXPORT = re.compile(r"^export\s+(?=(?:const|let|class|(?:async\s+)?function\*?)\s+(\w+))", re.M)
 _UNKNOWN = re.compile(
     r"^(?:import|export)\b.*$|\bimport\s*\(|\bimport\.meta\b"
-    r"|^(?:const|let|class|(?:async\s+)?function)\s+ask\b",  # the name of what is handed in
+    r"|^(?:const|let|class|(?:async\s+)?function)\s+ask\b",  # what each module is handed
     re.M,
 )
 

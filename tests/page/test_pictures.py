@@ -169,6 +169,22 @@ def test_an_address_shows_the_same_again(tab):
     tab.wait_for_text(".controls", "16 requests")
 
 
+def test_what_stays_the_same_is_not_drawn_again(tab):
+    show(tab, "serving")
+    first_shapes = "[...document.querySelectorAll('.chart-svg')].map((svg) => svg.firstChild)"
+    tab.wait_for("document.querySelectorAll('.layer path').length === 11")  # all curves
+    tab.js(f"globalThis.before = {first_shapes}; 0")
+    tab.js("""{
+        const input = [...document.querySelectorAll('.controls input[type=range]')]
+            .find((one) => one.labels[0].innerText === 'First token within');
+        input.value = 0;
+        input.dispatchEvent(new Event('input'));
+    }""")
+    tab.wait_for(f"{first_shapes}[0] !== before[0]")  # goodput, whose limit that is
+    is_new = tab.js(f"{first_shapes}.map((shape, at) => shape !== before[at])")
+    assert is_new == [True, True, False, False, False, True, False]
+
+
 def test_settings_are_kept_to_be_compared_with(tab):
     show(tab, "serving?replicas=2")
     tab.wait_for_text(".chart-legend", "kept settings")

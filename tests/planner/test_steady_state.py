@@ -6,6 +6,7 @@ import pytest
 from simulated_service import figures, line_cost, serve
 
 from octavo.measure.statistics import percentile
+from octavo.planner import plan
 from octavo.planner.figures import ms_json
 from octavo.planner.latency import Seats
 from octavo.planner.steady_state import SteadyState, StepTable
@@ -67,6 +68,13 @@ def test_everybody_waits_longer_the_more_there_are():
     for metric in ("ttft", "tpot", "e2e"):
         values = [latency.of(metric).value for latency in means]
         assert values == sorted(values)
+
+
+def test_a_prompt_that_takes_less_than_a_step_delays_nobody():
+    traffic = Traffic(1, 100, rate=0.1)
+    service = plan("llama-3.1-8b", "h100-sxm", traffic).deployment.serve(traffic)
+    assert service.prefill_share == 0
+    assert service.latency(99).tpot.value >= service.latency().tpot.value
 
 
 def test_the_share_of_prompts_is_that_of_the_work():

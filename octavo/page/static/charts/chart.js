@@ -59,7 +59,9 @@ export class Chart {
     container.append(this.element);
     this.redraw = onceAFrame(() => this.#draw());
     this.observer = new ResizeObserver(([{ contentRect }]) => {
-      this.#width = Math.floor(contentRect.width);
+      const width = Math.floor(contentRect.width);
+      if (width === this.#width) return; // its height is what was drawn
+      this.#width = width;
       this.redraw();
     });
     this.observer.observe(this.stage);

@@ -48,6 +48,13 @@ export class Service {
     return this.#between((load) => load.e2e());
   }
 
+  /** The middle of two of these, which is found sooner than its ends: `{ streams, tpot }`. */
+  get middle() {
+    const load = this.#load("value");
+    if (!load.isStable) return { streams: Infinity, tpot: Infinity };
+    return { streams: load.streams * this.#lots, tpot: load.tpot() };
+  }
+
   /** What a share of the requests do not exceed; `metric` is "ttft", "tpot" or "e2e". */
   within(metric, share) {
     return this.#between((load) => load[metric](share));

@@ -92,7 +92,7 @@ function curveOf(deployment, tp, values) {
       LOADS.map((load) => {
         const { rate, service, bill } = pointAt(laidOut, values, most, load);
         const perDevice = (rate * values.output) / laidOut.numDevices;
-        return { load, perUser: 1 / service.tpot.value, perDevice, dollars: bill?.perMillionOutputTokens };
+        return { load, perUser: 1 / service.middle.tpot, perDevice, dollars: bill?.perMillionOutputTokens };
       }));
   } catch (error) {
     if (error instanceof CannotBe) return [];
@@ -104,7 +104,7 @@ function curveOf(deployment, tp, values) {
 function pointAt(deployment, { input: inputLen, output: outputLen }, most, load) {
   const rate = most * load;
   const service = deployment.service({ inputLen, outputLen, rate });
-  const streams = Math.ceil(service.streams.value / deployment.numGroups);
+  const streams = Math.ceil(service.middle.streams / deployment.numGroups);
   const step = deployment.stepTotal([[inputLen + Math.floor(outputLen / 2) - 1, 1, 1, 0, streams]]);
   const requestsPerSecond = { // the longer a step takes, the fewer there are
     value: most, low: (most * step.value) / step.high, high: (most * step.value) / step.low, source: step.source,
