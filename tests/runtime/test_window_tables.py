@@ -74,7 +74,7 @@ def make_requests(vocab_size: int) -> list[Request]:
     for index in range(8):
         own = [rng.randrange(2, vocab_size) for _ in range(rng.randint(1, 20))]
         params = SamplingParams(
-            max_tokens=rng.randint(8, 32), temperature=0.8 * (index % 2), ignore_eos=True
+            max_tokens=rng.randint(8, 40), temperature=0.8 * (index % 2), ignore_eos=True
         )
         prompt = shared[: rng.choice([0, 17, 48])] + own
         requests.append(Request(f"r{index}", prompt, params, 0.0, seed=index))
@@ -101,7 +101,7 @@ def test_answers_are_the_same_to_the_last_bit(bench, run_all, one_table, streams
     groups = group_layers(bench.config.kv_layers)
     num_blocks = 256
     if name.startswith("tiny pool"):  # that holds the longest request, and hardly more
-        num_blocks = most_blocks(groups.windows, 100, 16, 24)
+        num_blocks = most_blocks(groups.windows, 108, 16, 24)
     engine = bench.engine(num_blocks, kernels=kernels, groups=groups, **VARIANTS[name])
     again, _ = run_all(engine, make_requests(bench.config.vocab_size))
     assert again == answers
