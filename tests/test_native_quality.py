@@ -59,12 +59,12 @@ def check(model: Path, native: PerplexityResult, reference: PerplexityResult) ->
 def test_our_own_documents(smollm2_gguf, tmp_path):
     text = "\n".join(path.read_text("utf-8") for path in sorted((ROOT / "docs").glob("*.md")))
     base = tmp_path / "base"
-    reference = measure_windows(smollm2_gguf, "reference", text, 1024, save_base=base)
+    reference = measure_windows(smollm2_gguf, "reference", text, 512, save_base=base)
     kl = {}
     runs = [("int8", "auto"), ("auto", "auto"), ("int16", "auto"), ("int16", "int8")]
     for activations, kv in runs:
         settings = {"activations": activations, "kv_cache_dtype": kv}
-        native = measure_windows(smollm2_gguf, "native", text, 1024, settings, base=LogitFile(base))
+        native = measure_windows(smollm2_gguf, "native", text, 512, settings, base=LogitFile(base))
         divergence = native.divergence
         assert divergence is not None
         kl[activations, kv] = divergence.kl.value
@@ -72,7 +72,7 @@ def test_our_own_documents(smollm2_gguf, tmp_path):
         print(f"{activations}, KV {kv}: KL {divergence.kl.value:.2e}, same {same:.2%}")
         if activations == "auto":
             check(smollm2_gguf, native, reference)
-            assert same > 0.97
+            assert same > 0.96
     assert 0 < kl["int8", "auto"] < 6e-3
     assert 0 < kl["auto", "auto"] < kl["int8", "auto"] / 3
     assert 0 <= kl["int16", "auto"] < 1e-6

@@ -125,7 +125,7 @@ class NativeDriver:
     """The same on the native kernels, by the step program alone. float32 KV, so that little is
     rounded; weights as the model has them."""
 
-    def __init__(self, path, kv="f32", threads=2, activations="auto"):
+    def __init__(self, path, kv="f32", threads=1, activations="auto"):
         self.model, self.config = load_model(path)
         spec = RankSpec(Path(path), kv_cache_dtype=kv, threads=threads, activations=activations)
         backend = NativeBackend(spec, self.config, pack_model(spec, self.model))

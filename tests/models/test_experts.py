@@ -126,7 +126,7 @@ def test_an_engine_answers_the_same(name, make_case, kernels):
     preemption."""
     case = make_case(name)
     params = SamplingParams(temperature=0, max_tokens=48, ignore_eos=True)
-    sizes = {"num_blocks": 17, "max_num_batched_tokens": 32, "max_model_len": 128}
+    sizes = {"num_blocks": 17, "max_num_batched_tokens": 32, "max_model_len": 128, "threads": 1}
     prompts = case.prompts[:3]
     with LLM(str(case.folder), kernels=kernels, kv_cache_dtype="f32", **sizes) as llm:
         answers = llm.generate(prompts, params, use_tqdm=False)
@@ -145,7 +145,7 @@ def test_64_greedy_tokens_of_each_family(name, make_case):
     case = make_case(name)
     prompt = case.prompts[1][:60]
     params = SamplingParams(temperature=0, max_tokens=64, ignore_eos=True)
-    sizes = {"num_blocks": 32, "max_num_batched_tokens": 32, "max_model_len": 128}
+    sizes = {"num_blocks": 32, "max_num_batched_tokens": 32, "max_model_len": 128, "threads": 1}
     with LLM(str(case.folder), kernels="native", kv_cache_dtype="f32", **sizes) as llm:
         (answer,) = llm.generate([prompt], params, use_tqdm=False)
     assert answer.outputs[0].token_ids == case.greedy(prompt, 64)

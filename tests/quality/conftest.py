@@ -26,11 +26,12 @@ def text() -> str:
 
 @pytest.fixture
 def load(tiny_model: Path) -> Iterator[Callable[..., TextEngine]]:
-    """Makes engines of a model, the tiny one if none is named; closed at the end."""
+    """Makes engines of a model, the tiny one if none is named, with a thread each; closed at the
+    end."""
     with ExitStack() as stack:
 
         def load_model(ctx: int, model: Path = tiny_model, **settings: Any) -> TextEngine:
-            settings = {"kernels": "reference", **settings}
+            settings = {"kernels": "reference", "threads": 1, **settings}
             text_engine = load_engine(engine_args(str(model), ctx, **settings)).text_engine
             stack.callback(text_engine.engine.close)
             return text_engine

@@ -87,14 +87,15 @@ def test_the_longest_windows_that_the_model_takes(load, tiny_model, text) -> Non
 
 
 @needs_native
-@pytest.mark.parametrize("name", VARIANTS)
-def test_native_kernels_give_the_same_bits_however_windows_are_run(load, text, name) -> None:
+def test_native_kernels_give_the_same_bits_however_windows_are_run(load, text) -> None:
     settings = {"kernels": "native", "enable_chunked_prefill": True}
     plain = load(CTX, **settings)
-    windows = windows_of(plain, text, score="all")
+    windows = windows_of(plain, text[:800], score="all")
+    assert len(windows) > 8  # more than there are seats
     expected = score_windows(plain.engine, windows)
-    scores = score_windows(load(CTX, **settings | VARIANTS[name]).engine, windows)
-    assert np.array_equal(scores.nll, expected.nll)
+    for name, variant in VARIANTS.items():
+        scores = score_windows(load(CTX, **settings | variant).engine, windows)
+        assert np.array_equal(scores.nll, expected.nll), name
 
 
 def test_reference_ops_give_the_same_however_windows_are_run(load, text) -> None:

@@ -27,7 +27,11 @@ from octavo.runtime.rank import Rank
 
 @dataclass
 class Bench:
-    """Builds engines over one loaded model, with any geometry."""
+    """Builds engines over one loaded model, with any geometry.
+
+    Of one thread: several that meet many times a step wait for each other long where other tests
+    have the cores. That their number changes no answer is a test of its own.
+    """
 
     model: Any
     config: Any
@@ -41,7 +45,7 @@ class Bench:
         prefix_caching: bool = True,
         static: bool = False,
         kernels: str = "reference",
-        threads: int | None = 2,
+        threads: int | None = 1,
         kv_cache_dtype: str = "auto",
         proposer: DraftProposer | None = None,
         groups: KVGroups | None = None,

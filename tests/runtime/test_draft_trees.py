@@ -125,7 +125,7 @@ VARIANTS = {
     "tiny pool": {"num_blocks": 20},
     "three seats": {"max_num_seqs": 3},
     "budget 24": {"max_num_batched_tokens": 24},
-    "one thread": {"threads": 1},
+    "two threads": {"threads": 2},
 }
 
 

@@ -32,7 +32,7 @@ VARIANTS = {
     "three seats": {"max_num_seqs": 3},
     "static": {"static": True, "max_num_seqs": 4},
     "unchunked": {"enable_chunked_prefill": False, "max_num_batched_tokens": 128},
-    "one thread": {"threads": 1},
+    "two threads": {"threads": 2},
     "three threads": {"threads": 3},
 }
 
@@ -285,7 +285,8 @@ def test_every_instruction_set_runs_alike_in_any_company(bench, run_all, monkeyp
     monkeypatch.setenv("OCTAVO_ISA", isa)
     requests = [make_requests(bench.config.vocab_size, count=5) for _ in range(2)]
     first, _ = run_all(bench.engine(kernels="native", threads=1), requests[0], together=False)
-    second, _ = run_all(bench.engine(kernels="native", max_num_batched_tokens=33), requests[1])
+    engine = bench.engine(kernels="native", threads=2, max_num_batched_tokens=33)
+    second, _ = run_all(engine, requests[1])
     assert first == second
 
 
@@ -346,7 +347,7 @@ def test_damaged_rows_end_their_requests_alone(bench, run_all, alone):
 def test_a_step_that_is_aborted_fails_and_the_next_runs(bench, run_all, alone):
     import threading
 
-    engine = bench.engine(kernels="native")
+    engine = bench.engine(kernels="native", threads=2)
     pool = engine.executor.rank.runner.forward.program.pool
     stop = threading.Event()
 

@@ -21,7 +21,7 @@ from octavo.core.sampling_params import SamplingParams
 from octavo.core.token_mask import Bits, create_mask
 from octavo.runtime.sampler import SamplingRow, sample
 
-NUM_DRAWS = 100_000
+NUM_DRAWS = 30_000
 FAMILY_ALPHA = 1e-4
 NUM_G_TESTS = 64  # an upper bound of how many this file makes
 MIN_EXPECTED = 10  # rarer tokens are counted together
@@ -251,10 +251,10 @@ def test_distribution_of_random_settings(seed):
 # ---- The tests themselves
 
 
-def test_g_test_notices_a_temperature_off_by_two_percent():
+def test_g_test_notices_a_temperature_off_by_five_percent():
     counts = drawn_counts(TEN, {"temperature": 0.8})
     assert g_test(counts, reference(TEN, {"temperature": 0.8})) > 1e-4
-    assert g_test(counts, reference(TEN, {"temperature": 0.816})) < FAMILY_ALPHA / NUM_G_TESTS
+    assert g_test(counts, reference(TEN, {"temperature": 0.84})) < FAMILY_ALPHA / NUM_G_TESTS
 
 
 def test_g_test_is_uniform_under_the_hypothesis():
@@ -273,7 +273,7 @@ def test_the_number_of_g_tests_is_within_the_bound():
 
 @pytest.mark.parametrize("counter", ["seed", "sample", "position"])
 def test_neighbouring_draws_are_independent(counter):
-    num = 60_000
+    num = 20_000
     rows = [
         SamplingRow(
             SamplingParams(),

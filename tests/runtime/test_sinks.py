@@ -136,7 +136,7 @@ def make_requests(bench) -> list[Request]:
     shared = prompt_of(bench, 80)
     requests = []
     for index, (sinks, window) in enumerate([(4, 30), (0, 20), (4, 90), (20, 21), (4, 30)]):
-        params = asked(sinks, window, max_tokens=300 - 20 * index, temperature=0.7 * (index % 2))
+        params = asked(sinks, window, max_tokens=220 - 20 * index, temperature=0.7 * (index % 2))
         requests.append(Request(f"r{index}", [*shared, index + 2], params, 0.0, seed=index))
     plain = SamplingParams(max_tokens=10, ignore_eos=True, temperature=0)
     requests += [Request(f"plain{i}", shared[: 30 + i], plain, 0.0) for i in range(3)]

@@ -47,14 +47,15 @@ def drafts(llm):
 
 @pytest.fixture(scope="module")
 def plain(tiny_model):
-    with LLM(str(tiny_model), num_blocks=64, max_model_len=200) as llm:
+    with LLM(str(tiny_model), num_blocks=64, max_model_len=200, threads=1) as llm:
         yield llm
 
 
 @pytest.fixture(scope="module", params=METHODS)
 def drafting(request, tiny_model):
     config = {"method": request.param}
-    with LLM(str(tiny_model), num_blocks=64, max_model_len=200, speculative_config=config) as llm:
+    settings = {"num_blocks": 64, "max_model_len": 200, "threads": 1}
+    with LLM(str(tiny_model), speculative_config=config, **settings) as llm:
         yield llm
 
 

@@ -290,9 +290,18 @@ def in_one_byte(queries: np.ndarray, group: int) -> np.ndarray:
     return rotated @ rotation
 
 
-def expected(layer: Layer, sequence: Sequence, keys: np.ndarray, values: np.ndarray) -> np.ndarray:
-    """Outputs at all positions, in float64, over stored keys and values [positions, Hk, D]."""
-    queries = expected_heads(layer, sequence.q, "q_norm")
+def expected(
+    layer: Layer,
+    sequence: Sequence,
+    keys: np.ndarray,
+    values: np.ndarray,
+    last: int | None = None,
+) -> np.ndarray:
+    """Outputs at all positions or the ``last`` ones, in float64, over stored keys and values
+    [positions, Hk, D]."""
+    position = np.arange(len(sequence))
+    asked = position if last is None else position[-last:]
+    queries = expected_heads(layer, sequence.q, "q_norm")[asked]
     if layer.kv in QUERY_GROUP:
         queries = in_one_byte(queries, QUERY_GROUP[layer.kv])
     group = layer.heads // layer.kv_heads
@@ -300,8 +309,7 @@ def expected(layer: Layer, sequence: Sequence, keys: np.ndarray, values: np.ndar
     scores = np.einsum("qhd,khd->hqk", queries, keys) * layer.scale
     if layer.softcap:
         scores = layer.softcap * np.tanh(scores / layer.softcap)
-    position = np.arange(len(queries))
-    distance = position[:, None] - position[None, :]
+    distance = asked[:, None] - position[None, :]
     hidden = distance < 0
     if layer.window:
         hidden |= distance >= layer.window
@@ -311,4 +319,4 @@ def expected(layer: Layer, sequence: Sequence, keys: np.ndarray, values: np.ndar
         scores = np.concatenate([scores, sinks.astype(np.float64)], -1)
     weights = np.exp(scores - scores.max(-1, keepdims=True))
     weights /= weights.sum(-1, keepdims=True)
-    return np.einsum("hqk,khd->qhd", weights[..., : len(queries)], values)
+    return np.einsum("hqk,khd->qhd", weights[..., : len(position)], values)

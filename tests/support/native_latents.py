@@ -221,17 +221,21 @@ def expected_rows(layer: Layer, sequence: Sequence) -> np.ndarray:
     return np.concatenate([c, rotated(layer, sequence.ckv[:, None, layer.rank :])[:, 0]], axis=1)
 
 
-def expected(layer: Layer, sequence: Sequence, rows: np.ndarray) -> np.ndarray:
-    """Outputs at all positions, in float64, over stored rows: by each head's keys and values."""
+def expected(
+    layer: Layer, sequence: Sequence, rows: np.ndarray, last: int | None = None
+) -> np.ndarray:
+    """Outputs at all positions or the ``last`` ones, in float64, over stored rows: by each head's
+    keys and values."""
     up = layer.weights()["up"].astype(np.float64)
     c, k = np.split(rows.astype(np.float64), [layer.rank], axis=1)
     keys = np.einsum("hnr,tr->thn", up[:, : layer.nope], c)
     keys = np.concatenate([keys, np.repeat(k[:, None], layer.heads, axis=1)], axis=-1)
     values = np.einsum("hvr,tr->thv", up[:, layer.nope :], c)
     n, r = np.split(sequence.q.astype(np.float64), [layer.nope], axis=-1)
-    queries = np.concatenate([n, rotated(layer, r)], axis=-1)
+    first = 0 if last is None else len(n) - last
+    queries = np.concatenate([n, rotated(layer, r)], axis=-1)[first:]
     scores = np.einsum("qhd,khd->hqk", queries, keys) * layer.scale
-    scores[:, np.triu(np.ones(scores.shape[1:], bool), 1)] = -np.inf
+    scores[:, np.triu(np.ones(scores.shape[1:], bool), 1 + first)] = -np.inf
     weights = np.exp(scores - scores.max(-1, keepdims=True))
     weights /= weights.sum(-1, keepdims=True)
     return np.einsum("hqk,khv->qhv", weights, values)

@@ -28,6 +28,7 @@ triton = pytest.importorskip("triton")
 import numpy as np  # noqa: E402
 import torch  # noqa: E402
 import triton.language as tl  # noqa: E402
+from quick_interpreter import quick_interpreter  # noqa: E402
 from triton.backends.compiler import GPUTarget  # noqa: E402
 from triton.compiler import ASTSource, make_backend  # noqa: E402
 from triton.runtime import interpreter  # noqa: E402
@@ -65,6 +66,7 @@ _ROUNDED = {
 def interpreting() -> Iterator[None]:
     """Kernels launched in here run in the interpreter, on tensors of the CPU."""
     with (
+        quick_interpreter(),
         mock.patch.object(triton.knobs.runtime, "interpret", True),
         mock.patch.object(interpreter, "_patch_lang_tensor", _patch_tensor),
         mock.patch.object(interpreter.InterpreterBuilder, "create_dot", _multiply),

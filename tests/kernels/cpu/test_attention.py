@@ -111,7 +111,7 @@ def test_variants(native, kv, name):
 def test_a_ragged_batch_with_long_contexts(native, kv, window):
     """Prompts, continued prompts, and single tokens around the borders of splits."""
     layer = Layer(kv=kv, window=window, heads=3, kv_heads=1, dim=16, rotary=16)
-    lengths = [255, 256, 257, 511, 513, 1100, 40, 700]
+    lengths = [255, 256, 257, 511, 513, 780, 40, 400]
     new = [1, 1, 1, 1, 1, 1, 40, 33]
     sequences = [make_sequence(layer, length, i) for i, length in enumerate(lengths)]
     cache = Cache(native, layer, sequences)
@@ -119,8 +119,8 @@ def test_a_ragged_batch_with_long_contexts(native, kv, window):
     attend(cache, [(i, 0, count) for i, count in enumerate(before) if count])
     outs = attend(cache, [(i, *chunk) for i, chunk in enumerate(zip(before, new, strict=True))])
     for i, (sequence, count, out) in enumerate(zip(sequences, new, outs, strict=True)):
-        wanted = expected(layer, sequence, *cache.read(i, len(sequence)))
-        check_close(out, wanted[-count:], TOLERANCE[kv])
+        wanted = expected(layer, sequence, *cache.read(i, len(sequence)), last=count)
+        check_close(out, wanted, TOLERANCE[kv])
 
 
 def test_one_large_dimension_leaves_the_others_their_bits(native):
@@ -199,16 +199,14 @@ def test_nothing_but_a_sequence_itself_matters(native, make_pool, name):
     sequence = make_sequence(layer, length, 1)
     wanted = attend_all(native, layer, sequence)
 
-    for size in (3, 7, 64, 257):
+    for size in (7, 64, 257):
         cache = Cache(native, layer, [sequence])
         starts = range(0, length, size)
         parts = [attend(cache, [(0, at, min(size, length - at))])[0] for at in starts]
         assert np.array_equal(np.concatenate(parts), wanted), f"in chunks of {size}"
-    for threads in (1, 3):
-        assert np.array_equal(attend_all(native, layer, sequence, make_pool(threads)), wanted)
-    for block_size in (16, 64):
+    for threads, block_size in ((1, 16), (3, 64)):
         other = replace(layer, block_size=block_size)
-        assert np.array_equal(attend_all(native, other, sequence), wanted)
+        assert np.array_equal(attend_all(native, other, sequence, make_pool(threads)), wanted)
 
     mates = [make_sequence(layer, n, 2) for n in (1, 33, 290)]
     cache = Cache(native, layer, [mates[0], sequence, mates[1], mates[2]], seed=9)
@@ -221,12 +219,12 @@ def test_nothing_but_a_sequence_itself_matters(native, make_pool, name):
 @pytest.mark.parametrize("kv", FORMATS)
 def test_decoding_token_by_token_is_the_same_as_a_prompt(native, make_pool, kv):
     layer = Layer(kv=kv, heads=3, kv_heads=1, dim=16, rotary=16, window=600)
-    lengths = (1100, 250, 523)
+    lengths = (780, 250, 523)
     sequences = [make_sequence(layer, length, i) for i, length in enumerate(lengths)]
     wanted = [attend_all(native, layer, sequence) for sequence in sequences]
     pools = [native.pool, make_pool(1), make_pool(3)]
     cache = Cache(native, layer, sequences)
-    count = 20
+    count = 8
     attend(cache, [(i, 0, length - count) for i, length in enumerate(lengths)])
     for t in range(count):
         chunks = [(i, length - count + t, 1) for i, length in enumerate(lengths)]

@@ -66,14 +66,16 @@ def expected(native, layer: Layer, sequence: Sequence, num_known: int, tree: lis
     return np.concatenate([known, *(out[-1:] for out in outs)])
 
 
-def check_tree(native, layer: Layer, num_known: int, tree: list[int], seed=0, new=1, pool=None):
+def check_tree(native, layer: Layer, num_known: int, tree: list[int], seed=0, new=1, pools=(None,)):
     sequence = make_sequence(layer, num_known + len(tree), seed)
     cache = Cache(native, layer, [sequence], seed=seed)
     if num_known > new:
         attend(cache, [(0, 0, num_known - new)])
     chunk = (0, num_known - new, new + len(tree))
-    (out,) = attend(cache, [chunk], pool, rows_of(tree, new, 0))
-    assert np.array_equal(out, expected(native, layer, sequence, num_known, tree, new))
+    wanted = expected(native, layer, sequence, num_known, tree, new)
+    for pool in pools:
+        (out,) = attend(cache, [chunk], pool, rows_of(tree, new, 0))
+        assert np.array_equal(out, wanted)
     return cache
 
 
@@ -114,7 +116,7 @@ def test_variants(native, kv, name):
         check_tree(native, replace(VARIANTS[name], kv=kv), num_known, FORKED)
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
 @given(
     st.randoms(use_true_random=False),
     st.sampled_from([*FORMATS]),
@@ -130,18 +132,17 @@ def test_random_trees(native, rng, kv, num_known, count, window, new):
     )
 
 
-@pytest.mark.parametrize("threads", [1, 3])
-def test_a_tree_as_long_as_a_split(native, make_pool, threads):
+def test_a_tree_as_long_as_a_split(native, make_pool):
     """Its paths end in several splits, and each may be an item of its own."""
-    rng = random.Random(threads)
+    rng = random.Random(1)
     tree = [rng.randint(max(-1, i - 2), i - 1) for i in range(420)]
     assert len(path_of(tree, 419)) > 256
-    check_tree(native, replace(SMALL, kv="bf16", heads=1), 230, tree, pool=make_pool(threads))
+    pools = make_pool(1), make_pool(3)
+    check_tree(native, replace(SMALL, kv="bf16", heads=1), 230, tree, pools=pools)
 
 
 @pytest.mark.parametrize("kv", FORMATS)
-@pytest.mark.parametrize("threads", [1, 3])
-def test_company(native, make_pool, kv, threads):
+def test_company(native, make_pool, kv):
     """Trees beside a chain, prompts and single tokens: nobody notices."""
     layer = replace(SMALL, kv=kv, window=290)
     rng = random.Random(4)
@@ -159,10 +160,10 @@ def test_company(native, make_pool, kv, threads):
         chunks.append((i, before[i], new[i] + len(tree)))
         is_chain = i == 2
         parents += [-1] * (1 + len(tree)) if is_chain else rows_of(tree, new[i], len(parents))
-    outs = attend(cache, chunks, make_pool(threads), parents)
-    for i, out in enumerate(outs):
+    by_one, by_three = (attend(cache, chunks, make_pool(n), parents) for n in (1, 3))
+    for i, (out, again) in enumerate(zip(by_one, by_three, strict=True)):
         wanted = expected(native, layer, sequences[i], known[i], trees[i], new[i])
-        assert np.array_equal(out, wanted), i
+        assert np.array_equal(out, wanted) and np.array_equal(again, wanted), i
 
 
 @pytest.mark.parametrize("kv", FORMATS)
@@ -231,13 +232,13 @@ def move(cache: Cache, sources: list[int], target: int, memory=None, blocks=None
 
 
 @pytest.mark.parametrize("kv", FORMATS)
-@pytest.mark.parametrize("dim", [16, 48, 64, 256])
+@pytest.mark.parametrize("dim", [16, 48, 256])
 def test_what_was_right_is_as_if_it_had_been_written_there(native, kv, dim):
     """To the byte, and the next tokens are those of the path."""
     layer = Layer(kv=kv, dim=dim, rotary=dim, heads=4, kv_heads=2, block_size=16)
     rng = random.Random(dim)
     for num_known in (1, 13, 16, 30):
-        tree = random_tree(rng, 24)
+        tree = random_tree(rng, 16)
         path = max((path_of(tree, index) for index in range(len(tree))), key=len)
         cache = check_tree(native, layer, num_known, tree)
         (sequence,) = cache.sequences

@@ -108,12 +108,11 @@ def test_same_bits_in_every_layer(native, name):
     check_same_bits(make_cache(native, layer, members), members)
 
 
-@pytest.mark.parametrize("threads", [1, 2, 8])
-@pytest.mark.parametrize("count", [2, 40])
-def test_same_bits_with_much_to_go_on_with(native, make_pool, threads, count):
+@pytest.mark.parametrize(("count", "threads"), [(2, 1), (2, 8), (40, 1), (40, 3)])
+def test_same_bits_with_much_to_go_on_with(native, make_pool, count, threads):
     """Few sequences, whose own keys are cut by splits; many, whose queries are cut into tiles."""
     layer = Layer(heads=6, kv_heads=1, dim=16, rotary=16)
-    length = 1100 if count == 2 else 300
+    length = 800 if count == 2 else 300
     members = [Member(length), *(Member(length - i, shared=256) for i in range(1, count))]
     cache = make_cache(native, layer, members)
     assert shared_keys(cache, members) == 256 * (count - 1)
@@ -193,7 +192,7 @@ def families(draw) -> list[Member]:
     return members
 
 
-@settings(max_examples=20)
+@settings(max_examples=12)
 @given(members=families(), kv=st.sampled_from(["bf16", "int8"]))
 def test_same_bits_in_any_family(native, members, kv):
     layer = Layer(kv=kv, heads=2, kv_heads=1, dim=16, rotary=16, block_size=16)
