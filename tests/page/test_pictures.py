@@ -249,7 +249,7 @@ def test_a_model_that_is_too_large_for_an_address(tab, tmp_path):
     labels = {str(index): f"class {index * 7919 % 10007}" for index in range(3000)}
     give_file(tab, tmp_path, json.dumps({**CONFIG, "id2label": labels}))
     tab.wait_for_text(".is-own .problem", "too large for an address")
-    assert "octavo plan config.json" in tab.text(".command code")
+    tab.wait_for_text(".command code", "octavo plan config.json")
 
 
 def test_a_model_of_ones_own_and_any_number_is_simulated(tab, site, tmp_path):
