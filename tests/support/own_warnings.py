@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -31,21 +31,21 @@ def own_modules() -> str:
     return _names([*FOLDERS, "conftest", *shared])
 
 
-def errors() -> Iterator[str]:
-    """Lines of pytest's ``filterwarnings``."""
+def errors(root: Path = ROOT) -> Iterator[str]:
+    """Lines of pytest's ``filterwarnings``, for a repository in ``root``."""
     own, python = own_modules(), _names(sys.stdlib_module_names)
     yield f"error:::{own}"
     for module in (own, python):
         yield f"error::ResourceWarning:{module}"
         yield f"error:coroutine .* was never awaited:RuntimeWarning:{module}"
-    places = "|".join(re.escape(str(ROOT / folder)) for folder in FOLDERS)
+    places = "|".join(re.escape(str(root / folder)) for folder in FOLDERS)
     ours = rf"(?s).*({places}|ResourceWarning|was never awaited)".replace(":", r"\x3a")
     yield f"error:{ours}:pytest.PytestUnraisableExceptionWarning"
     yield f"error:{ours}:pytest.PytestUnhandledThreadExceptionWarning"
 
 
-def _names(names) -> str:
-    return rf"(?:{'|'.join(sorted(set(names)))})(?:\.|$)"
+def _names(names: Iterable[str]) -> str:
+    return rf"({'|'.join(sorted(set(names)))})(\.|$)"  # no colon: these part the fields of a line
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -10,6 +10,7 @@ import time
 
 import pytest
 import uvicorn
+from pace import python_seconds
 
 from octavo.core.sampling_params import SamplingParams
 from octavo.errors import DeadlineError, QueueFullError
@@ -353,7 +354,7 @@ def test_run_until_disconnect():
 
 @pytest.mark.timing
 def test_sending_a_chunk_is_cheap():
-    """40 microseconds of our own for each, generation and framing included."""
+    """40 µs, or 800 rounds of Python, of our own for each, generation and framing included."""
 
     async def best_time() -> float:
         generation, client = new_generation(), Client()
@@ -370,7 +371,8 @@ def test_sending_a_chunk_is_cheap():
         assert len(client.messages) > 1900
         return passed / 2000
 
-    assert min(asyncio.run(best_time()) for _ in range(5)) < 40e-6
+    best = min(asyncio.run(best_time()) for _ in range(5))
+    assert best < python_seconds(800, time.perf_counter)
 
 
 # -- through a real server ---------------------------------------------------------------------
