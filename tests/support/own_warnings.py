@@ -38,6 +38,8 @@ def errors(root: Path = ROOT) -> Iterator[str]:
     for module in (own, python):
         yield f"error::ResourceWarning:{module}"
         yield f"error:coroutine .* was never awaited:RuntimeWarning:{module}"
+    for message in ("Test functions should return None", r"Unknown pytest\.", "cannot collect test"):
+        yield f"error:{message}"  # pytest says it, of tests of ours
     places = "|".join(re.escape(str(root / folder)) for folder in FOLDERS)
     ours = rf"(?s).*({places}|ResourceWarning|was never awaited)".replace(":", r"\x3a")
     yield f"error:{ours}:pytest.PytestUnraisableExceptionWarning"

@@ -483,14 +483,14 @@ def test_writing_a_chunk_is_cheap(create_service, create_test_app):
         async def send(message):
             sent.append(message)
 
-        began = time.perf_counter()
+        began = time.process_time()
         await api.app(dict(scope), receive, send)
-        passed = time.perf_counter() - began
+        passed = time.process_time() - began
         assert len(sent) >= num_chunks
         return passed / num_chunks
 
     best = min(asyncio.run(measure()) for _ in range(4))
-    assert best < python_seconds(800, time.perf_counter)  # 40 µs
+    assert best < python_seconds(1200)  # 60 µs where a round takes 50 ns
 
 
 # -- refusals ----------------------------------------------------------------------------------

@@ -360,19 +360,19 @@ def test_sending_a_chunk_is_cheap():
         generation, client = new_generation(), Client()
         task = await start(generation, client)
         await asyncio.sleep(0)
-        began = time.perf_counter()
+        began = time.process_time()
         for _ in range(2000):
             generation.push([Delta(0, " word", [1])])
             await asyncio.sleep(0)
             await asyncio.sleep(0)
-        passed = time.perf_counter() - began
+        passed = time.process_time() - began
         generation.push([Delta(0, "", [], finish_reason="stop")])
         await task
         assert len(client.messages) > 1900
         return passed / 2000
 
     best = min(asyncio.run(best_time()) for _ in range(5))
-    assert best < python_seconds(800, time.perf_counter)
+    assert best < python_seconds(800)
 
 
 # -- through a real server ---------------------------------------------------------------------
