@@ -153,10 +153,19 @@ def test_a_documented_command_that_takes_long_works(run, command):
     run(command)
 
 
+SERVERS = [command for command in commands(is_long=True) if command[0] == "serve"]
+
+
+@pytest.mark.parametrize("command", SERVERS, ids=shlex.join)
+def test_a_documented_server_has_all_that_it_starts_with(run, command, monkeypatch):
+    import octavo.server.run
+
+    monkeypatch.setattr(octavo.server.run, "serve", lambda *args: 0)
+    run(command)
+
+
 @pytest.mark.long
-@pytest.mark.parametrize(
-    "command", [c for c in commands(is_long=True) if c[0] == "serve"], ids=shlex.join
-)
+@pytest.mark.parametrize("command", SERVERS, ids=shlex.join)
 def test_a_documented_server_starts_answers_and_ends(bench, monkeypatch, command):
     monkeypatch.chdir(bench.folder)
     _, *flags = with_stand_ins(command, bench.model, bench.server)

@@ -122,7 +122,8 @@ def with_stand_ins(command: Command, model: Path, server: str) -> Command:
     if command[:2] == ["generate", "-"]:
         command = ["generate", str(model), *command[1:]]
     args = vars(cli.build_parser(command).parse_args(command))
-    if args.get("model") == DEFAULT_MODEL and DEFAULT_MODEL not in command:
+    is_default = args.get("model", "none") in (DEFAULT_MODEL, None) and "--config" not in command
+    if is_default and DEFAULT_MODEL not in command and "--base-url" not in command:
         number = 2 if command[0] == "bench" else 1
         command = [*command[:number], DEFAULT_MODEL, *command[number:]]
     alias = re.compile(rf"(?<![\w./-])({'|'.join(map(re.escape, ALIASES))})(?![\w./-])")
@@ -151,7 +152,7 @@ SMALLER = {
     "build": "--max-model-len 2048 --num-blocks 512 --max-num-seqs 8",
     "calibrate": f"--quick {ENGINE}",
     "validate": f"--repeats 1 --num-prompts 4 {ENGINE}",
-    "tune": f"--num-prompts 20 --candidates 2 --live 1 --live-seconds 1 --turns 1 {ENGINE}",
+    "tune": "--num-prompts 20 --candidates 2",
     "train-draft": "--steps 2 --tokens 300 --minutes 1",
     "quantize": "--calibration-tokens 1024 --report-text wiki.test.raw",
     "simulate": "--num-prompts 40",
@@ -161,4 +162,7 @@ SMALLER = {
 def smaller(command: Command) -> Command:
     """The command with the settings that make it long said once more."""
     name = " ".join(command[:2]) if command[0] == "bench" else command[0]
-    return [*command, *shlex.split(SMALLER.get(name, ""))]
+    more = SMALLER.get(name, "")
+    if name == "tune" and "--hardware" not in command:  # the best ones run here
+        more += f" --live 1 --live-seconds 1 --turns 1 {ENGINE}"
+    return [*command, *shlex.split(more)]

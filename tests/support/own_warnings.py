@@ -38,7 +38,11 @@ def errors(root: Path = ROOT) -> Iterator[str]:
     for module in (own, python):
         yield f"error::ResourceWarning:{module}"
         yield f"error:coroutine .* was never awaited:RuntimeWarning:{module}"
-    for message in ("Test functions should return None", r"Unknown pytest\.", "cannot collect test"):
+    for message in (
+        "Test functions should return None",
+        r"Unknown pytest\.",
+        "cannot collect test",
+    ):
         yield f"error:{message}"  # pytest says it, of tests of ours
     places = "|".join(re.escape(str(root / folder)) for folder in FOLDERS)
     ours = rf"(?s).*({places}|ResourceWarning|was never awaited)".replace(":", r"\x3a")
