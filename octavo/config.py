@@ -75,8 +75,8 @@ class EngineArgs:
     )
     device: str = option(
         "auto",
-        "where to run: auto, cpu, cuda, or cuda:N, one of several GPUs by its number; auto is a GPU "
-        "where there is one",
+        "where to run: auto (a GPU where there is one), cpu, cuda, or cuda:N, one of several GPUs "
+        "by its number",
     )
     kernels: str = option(
         "auto",

@@ -23,7 +23,6 @@ from octavo.models.loader import weights_bytes
 from octavo.models.registry import CausalLM
 from octavo.quantization.base import Weight
 from octavo.runtime.capacity import RankLimits, RankSpec, kv_dtype_of
-from octavo.runtime.cuda_compile import compile_ahead
 from octavo.runtime.cuda_forward import CudaForward, num_logits_rows
 from octavo.runtime.cuda_graphs import graph_sizes
 from octavo.runtime.cuda_kit import Kit, kit_of
@@ -61,8 +60,8 @@ _log = logging.getLogger("octavo")
 class FusedBackend:
     """A model whose phases are launched one after the other, or replayed.
 
-    CannotFuse if its ops do not make phases, ask for what the kernels do not have, or if the kernels
-    do not compile and run on this GPU.
+    CannotFuse if its ops do not make phases, if they ask for what the kernels do not have, or if the
+    kernels do not compile and run on this GPU.
 
     ``kit``: what computes it; that of the device by default.
     """
@@ -133,7 +132,7 @@ class FusedBackend:
         try:
             with out_of_memory_told(STEP, self._ledger):
                 forward = self._made_forward(self._planned_limits())
-                compile_ahead(forward.warm_up)
+                self._kit.compile_ahead(forward.warm_up)
                 forward.warm_up()
         except ConfigError:
             raise

@@ -30,8 +30,8 @@ def device_memory(device: str) -> MemoryUse:
 
 
 def use_device(device: str) -> None:
-    """Make a GPU that is named by its number the current one of this thread: kernels are compiled for it, and memory that is
-    pinned for copies is made in its context. Steps say themselves on which GPU they run."""
+    """Make a GPU that is named by its number the current one of this thread: kernels are compiled
+    for it, and pinned memory is made in its context. Steps say themselves on which GPU they run."""
     index = torch.device(device).index
     if index is not None:
         torch.cuda.set_device(index)

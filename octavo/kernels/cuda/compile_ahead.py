@@ -1,10 +1,10 @@
 """Compiles the kernels of a GPU side by side, before the first of them is launched.
 
-Triton compiles a kernel when it is first launched, one after the other: dozens, for a model that has
-never run on a machine, each of which takes a second or more of one core. Here what would be launched
-is collected first, without launching any of it, and compiled by as many threads as there are cores.
-Triton keeps the results on its disk (``TRITON_CACHE_DIR``, by default ``~/.triton/cache``), so that
-the next start finds them there.
+Triton compiles a kernel when it is first launched, one after the other: dozens, for a model that
+has never run on a machine, each of which takes a second or more of one core. Here what would be
+launched is collected first, without launching any of it, and compiled by several threads. Triton
+keeps the results on its disk (``TRITON_CACHE_DIR``, by default ``~/.triton/cache``), so that the
+next start finds them there.
 
 By interfaces of Triton's own: a hook that is asked before a kernel is compiled and may keep it from
 being launched, ``JITFunction.preload``, which compiles what the hook was told, and
@@ -20,27 +20,25 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
-from octavo import machine
+from triton import AsyncCompileMode, knobs
 
 _log = logging.getLogger("octavo")
 
 _TELL_EVERY = 5.0  # seconds
 
 
-def compile_ahead(launch: Callable[[], None], threads: int | None = None) -> int:
+def compile_ahead(launch: Callable[[], None], threads: int) -> int:
     """Compile what ``launch`` would launch and has not been compiled in this process.
 
     Kernels that do not compile are left to be launched, which says why. Progress is logged.
 
     Args:
         launch: launches kernels, and looks at nothing that they compute.
-        threads: that compile; by default one for each core that this process may use.
+        threads: that compile.
 
     Returns:
         How many kernels there were to compile.
     """
-    from triton import AsyncCompileMode
-
     wanted = _collect(launch)
     if not wanted:
         return 0
@@ -48,12 +46,14 @@ def compile_ahead(launch: Callable[[], None], threads: int | None = None) -> int
     _log.info("compiling %d kernels: once on this machine, Triton keeps them", len(wanted))
     try:
         with (
-            _CountingPool(threads or machine.cpu().usable_cores, len(wanted)) as pool,
+            _CountingPool(threads, len(wanted)) as pool,
             AsyncCompileMode(pool, ignore_errors=True),
         ):
             for kernel, specialization in wanted.values():
                 kernel.preload(specialization)
-    except Exception as error:  # of Triton's own: a launch compiles without it, or says what is wrong
+    except (
+        Exception
+    ) as error:  # of Triton's own: a launch compiles without it, or says what is wrong
         _log.warning("kernels are compiled one after the other: %s", error)
         return len(wanted)
     _log.info("%d kernels are compiled after %.1f s", len(wanted), time.perf_counter() - begin)
@@ -62,8 +62,6 @@ def compile_ahead(launch: Callable[[], None], threads: int | None = None) -> int
 
 def _collect(launch: Callable[[], None]) -> dict[str, tuple[Any, str]]:
     """The kernels that ``launch`` would compile, each with what Triton's ``preload`` takes."""
-    from triton import knobs
-
     wanted: dict[str, tuple[Any, str]] = {}
 
     def note(*, fn: Any, compile: dict[str, Any], **_: Any) -> bool:
