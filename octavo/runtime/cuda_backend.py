@@ -60,8 +60,8 @@ _log = logging.getLogger("octavo")
 class FusedBackend:
     """A model whose phases are launched one after the other, or replayed.
 
-    CannotFuse if its ops do not make phases, if they ask for what the kernels do not have, or if the
-    kernels do not compile and run on this GPU.
+    CannotFuse if its ops do not make phases, if they ask for what the kernels do not have, or if
+    the kernels do not compile and run on this GPU.
 
     ``kit``: what computes it; that of the device by default.
     """
