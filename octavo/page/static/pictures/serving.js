@@ -82,7 +82,7 @@ export const serving = {
     const said = canvas.place("phase", "p");
     said.setAttribute("role", "status");
     said.textContent = [found.runs && told(found, context), found.state ?? kept.state].filter(Boolean).join(" ");
-    const all = [{ name: "these settings", colour: 1, ...found }, { name: "kept settings", colour: 2, isDashed: true, ...(kept === found ? {} : kept) }]
+    const all = [{ name: "these settings", colour: 1, ...found }, { name: "kept settings", colour: 2, isDashed: true, ...(kept.runs === found.runs ? {} : kept) }]
       .filter(({ runs }) => runs);
     if (all.length === 0) return; // charts stay as they are, or are not there yet
     canvas.chart("goodput", curves, goodputChart(all, values));
