@@ -122,8 +122,8 @@ def with_stand_ins(command: Command, model: Path, server: str) -> Command:
     if command[:2] == ["generate", "-"]:
         command = ["generate", str(model), *command[1:]]
     args = vars(cli.build_parser(command).parse_args(command))
-    is_default = args.get("model", "none") in (DEFAULT_MODEL, None) and "--config" not in command
-    if is_default and DEFAULT_MODEL not in command and "--base-url" not in command:
+    said = args.get("model", DEFAULT_MODEL if command[0] == "serve" else "has none")
+    if said in (DEFAULT_MODEL, None) and not {DEFAULT_MODEL, "--config", "--base-url"} & {*command}:
         number = 2 if command[0] == "bench" else 1
         command = [*command[:number], DEFAULT_MODEL, *command[number:]]
     alias = re.compile(rf"(?<![\w./-])({'|'.join(map(re.escape, ALIASES))})(?![\w./-])")
