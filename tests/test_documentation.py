@@ -14,7 +14,7 @@ from documented import documented_commands
 from octavo import cli
 
 ROOT = Path(__file__).resolve().parent.parent
-SCRIPTS = ("demo", "test", "check", "bench")
+SCRIPTS = ("demo", "test", "check", "bench", "lock")
 
 
 def test_documented_commands_parse() -> None:
