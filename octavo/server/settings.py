@@ -32,6 +32,8 @@ MAX_SAMPLES = 1024  # of all prompts together
 MAX_STOP_CHARS = 4096  # of all stop strings together
 MAX_ID_CHARS = 128  # of a client's request id
 
+_BODY_MEMORY = 256 << 20
+
 # A level is worth many steps of waiting: with more of them the lowest would hardly ever begin.
 MAX_PRIORITY_RANGE = 100
 
@@ -74,7 +76,15 @@ class ServerSettings:
         0, "how far from 0 the priority of a client's request may be; 0 treats all alike"
     )
     max_body_bytes: int = option(8 << 20, "largest request body")
+    max_body_memory: int | None = option(
+        None,
+        "bytes that the bodies of all requests together may take, and those of one address half "
+        "of (default: 256 MiB, or twice max_body_bytes if that is more)",
+    )
     max_connections: int = option(4096, "connections at once")
+    max_connections_per_address: int = option(
+        1024, "of one address; 0 is no bound, for a server behind a proxy that has its own"
+    )
     request_timeout: float | None = option(
         None, "seconds after which a request without a timeout of its own ends"
     )
@@ -114,6 +124,14 @@ class ServerSettings:
         ):
             if not getattr(self, name) >= 0:
                 raise ConfigError(f"{name} must be at least 0, not {getattr(self, name)}")
+        if self.max_connections_per_address < 0:
+            raise ConfigError("max_connections_per_address must be at least 0")
+        least = 2 * self.max_body_bytes
+        if self.body_memory < least:
+            raise ConfigError(
+                f"max_body_memory must be at least {least}, twice max_body_bytes: one address may "
+                "have half of it"
+            )
         for name in ("max_concurrent_per_key", "max_body_bytes", "max_connections"):
             value = getattr(self, name)
             if value is not None and value < 1:
@@ -125,6 +143,13 @@ class ServerSettings:
             )
         if any(not key.strip() for key in self.api_key):
             raise ConfigError("api_key is empty: give a key, or leave the flag out to serve openly")
+
+    @property
+    def body_memory(self) -> int:
+        """``max_body_memory``, or its default."""
+        if self.max_body_memory is not None:
+            return self.max_body_memory
+        return max(_BODY_MEMORY, 2 * self.max_body_bytes)
 
     @property
     def most_first_token_seconds(self) -> float | None:

@@ -23,7 +23,8 @@ from octavo.server.engine.generation import EngineClient, Observer
 from octavo.server.http.context import IgnoredFields, RequestContext, create_request_id
 from octavo.server.http.errors import HttpError, error_response, to_http_error
 from octavo.server.http.hosts import AllowedHosts
-from octavo.server.http.tenants import RateLimitError, Tenant, Tenants
+from octavo.server.http.shares import BodyMemory, BodyShare
+from octavo.server.http.tenants import RateLimitError, Tenant, Tenants, address_of
 from octavo.server.settings import MAX_ID_CHARS, ServerSettings
 
 Scope = MutableMapping[str, Any]
@@ -85,6 +86,7 @@ class Gate:
         self._observer = observer
         self._costly_paths = costly_paths
         self._max_body_bytes = settings.max_body_bytes
+        self._body_memory = BodyMemory(settings.body_memory)
         self._strict_fields = settings.strict_fields
         self._hosts = AllowedHosts(settings, is_open=tenants.is_open)
         self._origins = frozenset(origin.lower() for origin in settings.allowed_origin)
@@ -125,12 +127,14 @@ class Gate:
             return
         ignored = answer.ignored = IgnoredFields(strict=self._strict_fields)
         scope["octavo"] = RequestContext(answer.external_id, tenant, arrival_time, ignored)
-        body = _BoundedBody(receive, answer, self._max_body_bytes)
+        share = self._body_memory.open(address_of(scope))
+        body = _BoundedBody(receive, answer, self._max_body_bytes, share)
         try:
             await self._app(scope, body.receive, answer.send)
         except Exception as error:
             await self._fail(error, scope, answer)
         finally:
+            share.close()
             if is_costly:
                 tenant.end_request()
             if ignored.names:
@@ -292,25 +296,32 @@ class _Answer:
 
 
 class _BoundedBody:
-    """The way in: ends a request whose body turns out to be too long."""
+    """The way in: ends a request whose body turns out to be too long, or finds no memory."""
 
-    def __init__(self, receive: Receive, answer: _Answer, max_bytes: int):
+    def __init__(self, receive: Receive, answer: _Answer, max_bytes: int, share: BodyShare):
         self._receive = receive
         self._answer = answer
-        self._max_bytes = max_bytes
+        self._max_bytes, self._share = max_bytes, share
         self._num_bytes = 0
 
     async def receive(self) -> Message:
         message = await self._receive()
         if message["type"] != "http.request":
             return message
-        self._num_bytes += len(message.get("body", b""))
-        if self._num_bytes <= self._max_bytes:
+        num_bytes = len(message.get("body", b""))
+        self._num_bytes += num_bytes
+        error = None
+        try:
+            self._share.add(num_bytes)
+        except QueueFullError as full:
+            error = to_http_error(full)
+        if self._num_bytes > self._max_bytes:
+            error = _too_large(self._max_bytes)
+        if error is None:
             return message
         if not self._answer.has_begun:
             self._answer.add_headers([(b"connection", b"close")])
-            response = error_response(_too_large(self._max_bytes))
-            await response({"type": "http"}, _receive_nothing, self._answer.send)
+            await error_response(error)({"type": "http"}, _receive_nothing, self._answer.send)
         return {"type": "http.disconnect"}
 
 

@@ -16,8 +16,9 @@ import re
 import secrets
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 from octavo.errors import ConfigError, InvalidRequestError, RequestError
 from octavo.server.settings import KEY_VARIABLE, ServerSettings
@@ -197,7 +198,7 @@ class Tenants:
 
     def from_address(self, client_host: str | None) -> Tenant:
         """The tenant of a client without a key; mutates the memory of recent addresses."""
-        name = _network(client_host)
+        name = network_of(client_host)
         tenant = self._by_address.pop(name, None)
         if tenant is None:
             self._forget_oldest()
@@ -272,7 +273,13 @@ def _presented_key(authorization: str | None) -> bytes:
     return b""
 
 
-def _network(host: str | None) -> str:
+def address_of(scope: Mapping[str, Any]) -> str:
+    """Of the client of a request, as `network_of`."""
+    client = scope.get("client")
+    return network_of(client[0] if client else None)
+
+
+def network_of(host: str | None) -> str:
     """Whose address it is: an IPv6 client commands a whole /64."""
     try:
         address = ipaddress.ip_address(host or "")

@@ -19,6 +19,7 @@ from starlette.requests import ClientDisconnect
 
 from octavo.errors import ConfigError, EngineUnavailableError, QueueFullError
 from octavo.server.engine.generation import Observer
+from octavo.server.http import shares
 from octavo.server.http.connection import uvicorn_config
 from octavo.server.http.context import request_context
 from octavo.server.http.errors import HttpError
@@ -540,6 +541,23 @@ def test_a_body_that_grows_too_long_is_refused_where_it_does():
     assert reply.error["type"] == "invalid_request_error"
     assert door.ask("POST", "/x", {"transfer-encoding": "chunked"}, [b"x" * 500] * 2).status == 200
     assert door.app.bodies == [b"x" * 1000]
+
+
+def test_bodies_share_the_memory_that_is_set_aside_for_them():
+    door = Door(max_body_bytes=100_000, max_body_memory=200_000)
+    held = door.gate._body_memory.open("203.0.113.9")
+    held.add(shares.FREE_BYTES + 100_000)
+    reply = door.ask("POST", COSTLY, {}, [b"x" * 60_000] * 2)
+    assert reply.status == 413, "too long is too long"
+    parts = [b"x" * 40_000] * 2
+    assert door.ask("POST", COSTLY, {}, parts).status == 200
+    other = door.gate._body_memory.open("203.0.113.8")
+    other.add(shares.FREE_BYTES + 99_000)
+    reply = door.ask("POST", COSTLY, {}, parts)
+    assert reply.status == 503 and reply["retry-after"] and reply["connection"] == "close"
+    assert door.ask("POST", COSTLY, {}, [b"x" * 60_000]).status == 200, "small ones always pass"
+    held.close()
+    assert door.ask("POST", COSTLY, {}, parts).status == 200
 
 
 def test_so_it_is_in_front_of_a_real_app():
