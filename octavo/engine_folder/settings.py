@@ -17,8 +17,8 @@ LIMITS = ("max_model_len", "max_num_seqs", "max_num_batched_tokens")
 # The same for all engine folders of a model.
 _OF_ALL = ("device", "dtype", "kernels", "quantization")
 _FIXED = (*_OF_ALL, "activations")
-# What a folder may say: sizes and limits of an engine, and how it schedules and caches. A folder may
-# come from anybody, so nothing else: no path, no name of another model, which would be fetched, and
+# What a folder may say: sizes and limits of an engine, and how it schedules and caches. It may come
+# from anybody, so nothing else: no path, no name of another model, which would be fetched, and
 # nothing that leads to code, to files or to the network. Threads are a matter of the machine.
 STORED = {
     *LIMITS,

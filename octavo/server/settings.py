@@ -6,6 +6,7 @@ Like there, the fields here are the one owner of names, defaults and help texts:
 
 from __future__ import annotations
 
+import os
 import signal
 from dataclasses import dataclass
 
@@ -14,6 +15,14 @@ from octavo.options import option, parse_duration
 
 # Environment: one more key that clients may send.
 KEY_VARIABLE = "OCTAVO_API_KEY"
+ADMIN_KEY_VARIABLE = "OCTAVO_ADMIN_KEY"  # likewise, one more admin key
+
+
+def environment_without_keys() -> dict[str, str]:
+    """The environment of processes that the server starts, which need no key."""
+    keys = (KEY_VARIABLE, ADMIN_KEY_VARIABLE)
+    return {name: value for name, value in os.environ.items() if name not in keys}
+
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
@@ -52,6 +61,11 @@ class ServerSettings:
         (), "a key that clients must send, in sight of all users here; may be repeated"
     )
     api_key_file: str | None = option(None, "file of keys, one a line; # begins a comment")
+    admin_key: tuple[str, ...] = option(
+        (),
+        "a key of the operator, who alone sees what concerns all clients (/steps, /metrics, /load, "
+        "/octavo/tensors); without one, nobody does where there are API keys; may be repeated",
+    )
     served_model_name: tuple[str, ...] = option(
         (), "what clients may call the model, * is anything; the first is what answers say"
     )
@@ -141,6 +155,8 @@ class ServerSettings:
             raise ConfigError(
                 f"priority_range must be in [0, {MAX_PRIORITY_RANGE}], not {self.priority_range}"
             )
+        if any(not key.strip() for key in self.admin_key):
+            raise ConfigError("admin_key is empty: give a key, or leave the flag out")
         if any(not key.strip() for key in self.api_key):
             raise ConfigError("api_key is empty: give a key, or leave the flag out to serve openly")
 

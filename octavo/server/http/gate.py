@@ -40,6 +40,10 @@ _HEADER_NAMES = re.compile(r"[A-Za-z0-9_, -]{1,2048}")
 # Spellings that other programs may read as another path; and bytes that are no UTF-8.
 _ODD_PATH = re.compile(r"[\x00-\x1f\x7f\\\ufffd]|//|/\.{1,2}(?:/|$)")
 
+# What is the operator's, where there are keys: the traffic of all, and the weights of the model.
+OPERATORS = frozenset(("/steps", "/metrics", "/load", "/octavo/tensors"))
+BELOW_OPERATORS = "/octavo/tensors/"
+
 # Headers that decide something here: two of one would leave open which.
 _DECISIVE = (b"authorization", b"content-length", b"host", b"origin", b"x-request-id")
 _IGNORED = b"x-octavo-ignored"
@@ -118,6 +122,7 @@ class Gate:
                 await answer.send_preflight(headers)
                 return
             tenant = self._authenticate(scope, headers, answer)
+            self._check_operator(scope, tenant)
             self._check_length(headers)
             is_costly = scope["method"] == "POST" and scope["path"] in self._costly_paths
             if is_costly:
@@ -183,6 +188,18 @@ class Gate:
             code="invalid_api_key",
             headers={"www-authenticate": 'Bearer realm="octavo"'},
         )
+
+    def _check_operator(self, scope: Scope, tenant: Tenant) -> None:
+        """Whether it may see what concerns the clients of all keys."""
+        path: str = scope["path"]
+        is_operators = path in OPERATORS or path.startswith(BELOW_OPERATORS)
+        if is_operators and not self._tenants.is_operator(tenant):
+            raise HttpError(
+                403,
+                "This shows the traffic of all keys: it needs the operator's admin key "
+                "(octavo serve --admin-key).",
+                code="admin_key_needed",
+            )
 
     # -- how much ----------------------------------------------------------------------------
 

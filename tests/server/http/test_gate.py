@@ -112,6 +112,9 @@ class Reply:
         return json.loads(self.body)["error"]
 
 
+OPERATORS = ["/steps", "/metrics", "/load", "/octavo/tensors", "/octavo/tensors/a.b"]
+
+
 class Door:
     """A gate with something behind it."""
 
@@ -251,7 +254,8 @@ def test_the_right_key_opens_what_there_is():
         for route in ROUTES:
             for method in METHODS:
                 reply = await door.ask_async(method, route, BEARER)
-                assert reply.status in (200, 404, 405), (method, route, reply)
+                expected = (403,) if route in OPERATORS else (200, 404, 405)
+                assert reply.status in expected, (method, route, reply)
         assert (await door.ask_async("GET", "/v1/models", BEARER)).body == b'{"tenant":"key-2"}'
 
     asyncio.run(walk())
@@ -522,6 +526,37 @@ def test_fields_without_effect_are_told_to_client_and_operator(strict):
     assert door.ask("POST", COSTLY)["x-octavo-ignored"] == "store, user"
     assert door.observer.ignored == [("store", "user")]
     assert Door().ask("POST", COSTLY)["x-octavo-ignored"] is None
+
+
+@pytest.mark.parametrize("path", OPERATORS)
+def test_what_concerns_all_clients_is_the_operators(path):
+    def status(door, key=None):
+        headers = {} if key is None else {"authorization": f"Bearer {key}"}
+        return door.ask("GET", path, headers).status
+
+    assert status(Door()) == 200, "nobody is asked for a key"
+    keys = Door(api_key=("k1", "k2"))
+    assert [status(keys), status(keys, "k1"), status(keys, "x")] == [401, 403, 401]
+    both = Door(api_key=("k1",), admin_key=("a1", "a2"))
+    assert [status(both, key) for key in (None, "k1", "a1", "a2")] == [401, 403, 200, 200]
+    admin = Door(admin_key=("a1",))
+    assert [status(admin, key) for key in (None, "x", "a1")] == [403, 403, 200]
+    for door in (both, admin):
+        assert door.ask("GET", "/x", {"authorization": "Bearer a1"}).status == 200
+
+
+def test_the_operators_requests_are_counted_too():
+    door = Door(api_key=("k1",), admin_key=("a1",), max_concurrent_per_key=1)
+    headers = {"authorization": "Bearer a1"}
+    assert [door.ask("POST", COSTLY, headers).status for _ in range(3)] == [200] * 3
+    assert door.tenants.num_running == 0
+
+
+def test_no_other_path_is_the_operators():
+    door = Door(api_key=("k1",))
+    headers = {"authorization": "Bearer k1"}
+    for path in ("/", "/v1/models", "/health", "/octavo/simulate", "/octavo/deployment", "/stepsx"):
+        assert door.ask("GET", path, headers).status == 200, path
 
 
 def test_a_long_body_is_refused_unread():

@@ -454,12 +454,12 @@ def test_one_address_cannot_have_all_connections():
         with server.connect() as connection:
             connection.sendall(GET)
             assert read_answer(connection)[0] == 200
-    with serving(max_connections=8, max_connections_per_address=0) as server:
-        with contextlib.ExitStack() as stack:
-            for _ in range(8):
-                connection = stack.enter_context(server.connect())
-                connection.sendall(GET)
-                assert read_answer(connection)[0] == 200
+    unbounded = serving(max_connections=8, max_connections_per_address=0)
+    with unbounded as server, contextlib.ExitStack() as stack:
+        for _ in range(8):
+            connection = stack.enter_context(server.connect())
+            connection.sendall(GET)
+            assert read_answer(connection)[0] == 200
 
 
 # -- time ----------------------------------------------------------------------------------------
