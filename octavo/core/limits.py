@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from octavo.core.sampling_params import SamplingParams
 from octavo.core.sight import Sight
@@ -112,32 +112,102 @@ def total_tokens_of(
     return limit if max_tokens is None else num_prompt + max_tokens
 
 
+class Work(NamedTuple):
+    """What requests may take at the most: the unit of every limit.
+
+    Args:
+        samples: completions that are generated, ``n`` or ``best_of`` of each prompt.
+        tokens: of all samples, each with its prompt and with as many as it may generate.
+    """
+
+    samples: int
+    tokens: int
+
+    @classmethod
+    def of(cls, num_prompt_tokens: int, params: SamplingParams) -> Work:
+        """That of one prompt; ``max_tokens`` has to be known."""
+        samples = params.num_samples
+        return cls(samples, samples * (num_prompt_tokens + (params.max_tokens or 0)))
+
+
 @dataclass(frozen=True, slots=True)
 class QueueLimits:
-    """Bounds of what may wait; None is no bound. Requests count by sample."""
+    """Bounds of the work that may wait; None is no bound. Requests count by sample."""
 
     max_requests: int | None = None
     max_tokens: int | None = None
 
-    def check(self, num_requests: int, num_tokens: int) -> None:
-        """Raise InvalidRequestError if so many could not wait together in an empty queue."""
-        if self.max_requests is not None and num_requests > self.max_requests:
+    def check(self, work: Work) -> None:
+        """Raise InvalidRequestError if so much could not wait together in an empty queue."""
+        if self.max_requests is not None and work.samples > self.max_requests:
             raise InvalidRequestError(
-                f"{num_requests} completions are more than the {self.max_requests} requests that "
+                f"{work.samples} completions are more than the {self.max_requests} requests that "
                 "may wait here: ask for fewer at once, with a lower n or fewer prompts"
             )
-        if self.max_tokens is not None and num_tokens > self.max_tokens:
+        if self.max_tokens is not None and work.tokens > self.max_tokens:
             raise InvalidRequestError(
-                f"the prompts have {num_tokens} tokens, counted once for each completion; "
-                f"{self.max_tokens} may wait here: shorten them, or ask for fewer at once"
+                f"prompts and answers may come to {work.tokens} tokens, counted for each "
+                f"completion; {self.max_tokens} may wait here: lower max_tokens or n, shorten the "
+                "prompts, or ask for fewer at once"
             )
 
-    def check_requests(self, num_waiting: int, num_more: int = 1) -> None:
-        """Raise QueueFullError if no such number of requests can join those that wait."""
-        if self.max_requests is not None and num_waiting + num_more > self.max_requests:
-            raise QueueFullError(f"{num_waiting} requests are waiting already")
 
-    def check_tokens(self, num_waiting: int, num_more: int) -> None:
-        """Raise QueueFullError if no such number of tokens can join those that wait."""
-        if self.max_tokens is not None and num_waiting + num_more > self.max_tokens:
-            raise QueueFullError(f"{num_waiting} tokens are waiting already")
+class WorkBudget:
+    """The work that is there, of each tenant and of all, held against limits.
+
+    Where a limit is reached, a tenant may still have its share: the limit divided by the tenants
+    that have anything there, itself included. So nobody keeps others out by filling the queue; with
+    t tenants there can be 1 + 1/2 + ... + 1/t times the limit, and with one no more than the limit.
+    """
+
+    def __init__(self, limits: QueueLimits):
+        self.limits = limits
+        self.total = Work(0, 0)
+        self._by_tenant: dict[str, Work] = {}
+
+    def of(self, tenant: str) -> Work:
+        """What a tenant has there."""
+        return self._by_tenant.get(tenant, _NOTHING)
+
+    def check(self, tenant: str, work: Work) -> None:
+        """Raise QueueFullError if a tenant cannot have so much more now."""
+        self.check_samples(tenant, work.samples)
+        self.check_tokens(tenant, work.tokens)
+
+    def check_samples(self, tenant: str, num_more: int = 1) -> None:
+        """As ``check``, of samples alone."""
+        limit = self.limits.max_requests
+        if limit is not None and self.total.samples + num_more > limit:
+            if self.of(tenant).samples + num_more > self._share(tenant, limit):
+                raise QueueFullError(f"{self.total.samples} requests are waiting already")
+
+    def check_tokens(self, tenant: str, num_more: int) -> None:
+        """As ``check``, of tokens alone."""
+        limit = self.limits.max_tokens
+        if limit is not None and self.total.tokens + num_more > limit:
+            if self.of(tenant).tokens + num_more > self._share(tenant, limit):
+                raise QueueFullError(
+                    f"{self.total.tokens} tokens are waiting already, of prompts and of answers"
+                )
+
+    def _share(self, tenant: str, limit: int) -> float:
+        return limit / (len(self._by_tenant) + (tenant not in self._by_tenant))
+
+    def take(self, tenant: str, work: Work) -> None:
+        """A tenant has so much more there, checked or not."""
+        before = self.of(tenant)
+        self._by_tenant[tenant] = Work(before.samples + work.samples, before.tokens + work.tokens)
+        self.total = Work(self.total.samples + work.samples, self.total.tokens + work.tokens)
+
+    def give_back(self, tenant: str, work: Work) -> None:
+        """A tenant has so much less there."""
+        before = self._by_tenant[tenant]
+        left = Work(before.samples - work.samples, before.tokens - work.tokens)
+        if left.samples:
+            self._by_tenant[tenant] = left
+        else:
+            del self._by_tenant[tenant]
+        self.total = Work(self.total.samples - work.samples, self.total.tokens - work.tokens)
+
+
+_NOTHING = Work(0, 0)

@@ -67,6 +67,10 @@ class Request:
     mask: TokenMask | None = field(default=None, repr=False)
     # Tenants with different salts never share a cached block.
     cache_salt: str = ""
+    # Who asks, for fair shares among those who wait (core/fair_queue.py). A tenant of twice the
+    # weight gets twice the tokens.
+    tenant: str = ""
+    weight: float = 1.0
     # The request whose prompt this one shares, for n > 1.
     fork_of: Request | None = field(default=None, repr=False)
     # It has no company in its steps but the other samples of its prompt: whatever happens in them
