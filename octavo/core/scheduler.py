@@ -501,6 +501,7 @@ class Scheduler:
         updates: list[RequestUpdate] = []
         commit, token_ids_of = self.block_manager.commit, output.token_ids
         end_of_states = self.block_manager.states.end
+        charge, somebody_waits = self.waiting.charge, len(self.waiting) > 0
         for item in batch.items:
             request = item.request
             request.num_tokens_in_flight -= item.num_tokens
@@ -527,10 +528,9 @@ class Scheduler:
             if output.prompt_logprobs:
                 update.prompt_logprobs = output.prompt_logprobs.get(request_id, ())
                 request.num_prompt_logprobs += len(update.prompt_logprobs)
-            if new_token_ids:
-                self.waiting.charge(request, len(new_token_ids))
-                updates.append(update)
-            elif update.prompt_logprobs:
+            if somebody_waits:
+                charge(request, len(new_token_ids))
+            if new_token_ids or update.prompt_logprobs:
                 updates.append(update)
             if item.num_sampled > 1:
                 self._take_back(item, new_token_ids)
