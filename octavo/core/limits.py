@@ -15,6 +15,10 @@ from octavo.core.sight import Sight
 from octavo.errors import InvalidRequestError, PromptTooLongError, QueueFullError
 
 
+# Tokens of an answer that the context does not bound, where nothing else is said.
+DEFAULT_OUTPUT_TOKENS = 1 << 16
+
+
 def checked_token_ids(
     token_ids: Iterable[Any], vocab_size: int, field: str = "prompt_token_ids"
 ) -> list[int]:
@@ -112,6 +116,25 @@ def total_tokens_of(
     return limit if max_tokens is None else num_prompt + max_tokens
 
 
+def most_output_tokens(limit: int | None, sight: Sight | None) -> int | None:
+    """Tokens that an answer may have beside what the context allows, None for no further bound:
+    ``limit`` if there is one, and a default for what may outgrow the context."""
+    if limit is None and sight is not None:
+        return DEFAULT_OUTPUT_TOKENS
+    return limit
+
+
+def check_output_tokens(max_tokens: int | None, limit: int | None, sight: Sight | None) -> None:
+    """Raise InvalidRequestError if a request asks for more tokens than ``most_output_tokens``."""
+    most = most_output_tokens(limit, sight)
+    if max_tokens is not None and most is not None and max_tokens > most:
+        raise InvalidRequestError(
+            f"{max_tokens} are more than the {most} that an answer may have here "
+            "(--max-output-tokens)",
+            "max_tokens",
+        )
+
+
 class Work(NamedTuple):
     """What requests may take at the most: the unit of every limit.
 
@@ -129,26 +152,39 @@ class Work(NamedTuple):
         samples = params.num_samples
         return cls(samples, samples * (num_prompt_tokens + (params.max_tokens or 0)))
 
+    def plus(self, other: Work) -> Work:
+        return Work(self.samples + other.samples, self.tokens + other.tokens)
+
+    def minus(self, other: Work) -> Work:
+        return Work(self.samples - other.samples, self.tokens - other.tokens)
+
 
 @dataclass(frozen=True, slots=True)
 class QueueLimits:
-    """Bounds of the work that may wait; None is no bound. Requests count by sample."""
+    """Bounds of the work that may be somewhere at once; None is no bound.
+
+    Requests count by sample. ``are`` says what they do there, for messages.
+    """
 
     max_requests: int | None = None
     max_tokens: int | None = None
+    are: str = "waiting"
 
     def check(self, work: Work) -> None:
-        """Raise InvalidRequestError if so much could not wait together in an empty queue."""
+        """Raise InvalidRequestError if so much could not be there even alone."""
         if self.max_requests is not None and work.samples > self.max_requests:
             raise InvalidRequestError(
-                f"{work.samples} completions are more than the {self.max_requests} requests that "
-                "may wait here: ask for fewer at once, with a lower n or fewer prompts"
+                f"{work.samples} completions are more than the {self.max_requests} that may be "
+                f"{self.are} here: ask for fewer at once, with a lower n or fewer "
+                "prompts",
+                "n",
             )
         if self.max_tokens is not None and work.tokens > self.max_tokens:
             raise InvalidRequestError(
                 f"prompts and answers may come to {work.tokens} tokens, counted for each "
-                f"completion; {self.max_tokens} may wait here: lower max_tokens or n, shorten the "
-                "prompts, or ask for fewer at once"
+                f"completion; {self.max_tokens} may be {self.are} here: lower max_tokens or n, "
+                "shorten the prompts, or ask for fewer at once",
+                "max_tokens",
             )
 
 
@@ -179,7 +215,9 @@ class WorkBudget:
         limit = self.limits.max_requests
         if limit is not None and self.total.samples + num_more > limit:
             if self.of(tenant).samples + num_more > self._share(tenant, limit):
-                raise QueueFullError(f"{self.total.samples} requests are waiting already")
+                raise QueueFullError(
+                    f"{self.total.samples} requests are {self.limits.are} already"
+                )
 
     def check_tokens(self, tenant: str, num_more: int) -> None:
         """As ``check``, of tokens alone."""
@@ -187,7 +225,8 @@ class WorkBudget:
         if limit is not None and self.total.tokens + num_more > limit:
             if self.of(tenant).tokens + num_more > self._share(tenant, limit):
                 raise QueueFullError(
-                    f"{self.total.tokens} tokens are waiting already, of prompts and of answers"
+                    f"{self.total.tokens} tokens are {self.limits.are} already, of prompts and of "
+                    "answers as long as they may become"
                 )
 
     def _share(self, tenant: str, limit: int) -> float:
@@ -195,19 +234,17 @@ class WorkBudget:
 
     def take(self, tenant: str, work: Work) -> None:
         """A tenant has so much more there, checked or not."""
-        before = self.of(tenant)
-        self._by_tenant[tenant] = Work(before.samples + work.samples, before.tokens + work.tokens)
-        self.total = Work(self.total.samples + work.samples, self.total.tokens + work.tokens)
+        self._by_tenant[tenant] = self.of(tenant).plus(work)
+        self.total = self.total.plus(work)
 
     def give_back(self, tenant: str, work: Work) -> None:
         """A tenant has so much less there."""
-        before = self._by_tenant[tenant]
-        left = Work(before.samples - work.samples, before.tokens - work.tokens)
+        left = self._by_tenant[tenant].minus(work)
         if left.samples:
             self._by_tenant[tenant] = left
         else:
             del self._by_tenant[tenant]
-        self.total = Work(self.total.samples - work.samples, self.total.tokens - work.tokens)
+        self.total = self.total.minus(work)
 
 
 _NOTHING = Work(0, 0)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import signal
 from dataclasses import dataclass
 
+from octavo.core.limits import DEFAULT_OUTPUT_TOKENS
 from octavo.errors import ConfigError
 from octavo.options import option, parse_duration
 
@@ -62,7 +63,28 @@ class ServerSettings:
     strict_fields: bool = option(
         False, "refuse fields of requests that have no effect here, rather than drop them"
     )
-    max_concurrent_per_key: int | None = option(None, "requests of one key at once")
+    max_concurrent_per_key: int | None = option(
+        None, "completions of one key at once, waiting and running: n = 4 counts as four"
+    )
+    max_work_per_key: int | None = option(
+        None,
+        "tokens of one key at once, waiting and running: of prompts and of answers as long as they "
+        "may become, for each completion",
+    )
+    max_work: int | None = option(None, "such tokens of all keys together")
+    max_output_tokens: int | None = option(
+        None,
+        "tokens of one answer at the most; default: as the context allows, and "
+        f"{DEFAULT_OUTPUT_TOKENS:,} for what may outgrow it",
+    )
+    max_unread_bytes: int | str = option(
+        "1GiB", "memory for what was generated and is not read yet, of all answers together"
+    )
+    allow_window: bool = option(
+        False,
+        "let requests ask for a window, attention sinks and so for answers beyond the context; "
+        "where --window gives one to all, they may anyway",
+    )
     rate_limit_requests: float | None = option(None, "requests a minute of one key")
     rate_limit_tokens: float | None = option(None, "prompt and output tokens a minute of one key")
     max_predicted_ttft: float | str | None = option(
@@ -114,7 +136,14 @@ class ServerSettings:
         ):
             if not getattr(self, name) >= 0:
                 raise ConfigError(f"{name} must be at least 0, not {getattr(self, name)}")
-        for name in ("max_concurrent_per_key", "max_body_bytes", "max_connections"):
+        for name in (
+            "max_concurrent_per_key",
+            "max_work_per_key",
+            "max_work",
+            "max_output_tokens",
+            "max_body_bytes",
+            "max_connections",
+        ):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ConfigError(f"{name} must be at least 1, not {value}")

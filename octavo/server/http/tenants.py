@@ -1,7 +1,8 @@
 """Who may use the server, and how much of it.
 
-A tenant is one API key, or, on a server without keys, one client address. Limits are token
-buckets: a bucket holds one minute's worth, fills evenly, and what a request takes must be in it.
+A tenant is one API key, or, on a server without keys, one client address. Limits count `Work`:
+completions, and the tokens that they may come to. What is limited by the minute is a token bucket:
+it holds one minute's worth, fills evenly, and what a request takes must be in it.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
 
+from octavo.core.limits import QueueLimits, Work
 from octavo.errors import ConfigError, InvalidRequestError, RequestError
 from octavo.server.settings import KEY_VARIABLE, ServerSettings
 
@@ -26,12 +28,15 @@ MAX_OPEN_TENANTS = 4096  # addresses whose buckets an open server remembers
 
 Clock = Callable[[], float]
 
+_ONE = Work(1, 0)
+_NO_LIMITS = QueueLimits()
+
 
 class RateLimitError(RequestError):
     """A tenant is over one of its limits.
 
     Args:
-        reason: "rate_requests", "rate_tokens" or "concurrency".
+        reason: "rate_requests", "rate_tokens", "concurrency" or "work_of_key".
         retry_after: seconds until the same request may pass.
     """
 
@@ -44,7 +49,8 @@ class RateLimitError(RequestError):
 _LIMITS = {
     "rate_requests": "the limit of requests a minute is reached",
     "rate_tokens": "the limit of tokens a minute is reached",
-    "concurrency": "too many requests at once",
+    "concurrency": "too many requests at once, counted by completion",
+    "work_of_key": "too many tokens at once, of prompts and of answers as long as they may become",
 }
 
 
@@ -79,7 +85,8 @@ class Tenant:
     Args:
         name: short, and safe for logs.
         salt: requests share cached prefixes only within the same salt.
-        max_concurrent: requests at once.
+        limits: of the work that it may have at once, waiting and running.
+        weight: of its share of what is computed, while others wait too.
         requests, tokens: the buckets of a limited tenant.
         priority_range: how far from 0 the priorities of its requests may be.
     """
@@ -89,15 +96,18 @@ class Tenant:
         name: str,
         salt: str = "",
         *,
-        max_concurrent: int | None = None,
+        limits: QueueLimits = _NO_LIMITS,
+        weight: float = 1.0,
         requests: TokenBucket | None = None,
         tokens: TokenBucket | None = None,
         priority_range: int = 0,
     ):
         self.name = name
         self.salt = salt
+        self.weight = weight
         self.num_running = 0
-        self._max_concurrent = max_concurrent
+        self._work = Work(0, 0)  # of those that run; a request of which no more is known is one
+        self._limits = limits
         self._requests = requests
         self._tokens = tokens
         self._priority_range = priority_range
@@ -107,19 +117,43 @@ class Tenant:
         return max(-self._priority_range, min(asked or 0, self._priority_range))
 
     def begin_request(self) -> None:
-        """Charge a request; `end_request` must follow when its answer is over.
+        """Charge a request, as one completion; `end_request` must follow when its answer is over.
 
         Raises:
             RateLimitError: nothing was charged.
         """
-        if self._max_concurrent is not None and self.num_running >= self._max_concurrent:
-            raise RateLimitError("concurrency", 1.0)
+        self._check_work(_ONE)
         if self._requests is not None and (wait := self._requests.take(1)):
             raise RateLimitError("rate_requests", wait)
         self.num_running += 1
+        self._work = self._work.plus(_ONE)
 
     def end_request(self) -> None:
         self.num_running -= 1
+        self._work = self._work.minus(_ONE)
+
+    def begin_work(self, work: Work) -> None:
+        """Charge all that a request will do, the one completion that it was charged with included;
+        `end_work` must follow.
+
+        Raises:
+            RateLimitError: it is too much beside what runs already; nothing was charged.
+            InvalidRequestError: it is too much for this tenant in any case.
+        """
+        self._limits.check(work)
+        more = work.minus(_ONE)
+        self._check_work(more)
+        self._work = self._work.plus(more)
+
+    def end_work(self, work: Work) -> None:
+        self._work = self._work.minus(work.minus(_ONE))
+
+    def _check_work(self, more: Work) -> None:
+        after, limits = self._work.plus(more), self._limits
+        if limits.max_requests is not None and after.samples > limits.max_requests:
+            raise RateLimitError("concurrency", 1.0)
+        if limits.max_tokens is not None and after.tokens > limits.max_tokens:
+            raise RateLimitError("work_of_key", 1.0)
 
     def charge_tokens(self, num_tokens: int) -> None:
         """Charge what a request may use: its prompt, and all the tokens it may bring.
@@ -213,7 +247,7 @@ class Tenants:
                 del self._by_address[name]
                 return
 
-    def _create_tenant(self, name: str, salt: str) -> Tenant:
+    def _create_tenant(self, name: str, salt: str, weight: float = 1.0) -> Tenant:
         settings = self._settings
 
         def bucket(per_minute: float | None) -> TokenBucket | None:
@@ -222,7 +256,12 @@ class Tenants:
         return Tenant(
             name,
             salt,
-            max_concurrent=settings.max_concurrent_per_key,
+            limits=QueueLimits(
+                settings.max_concurrent_per_key,
+                settings.max_work_per_key,
+                are="waiting and running for one key",
+            ),
+            weight=weight,
             requests=bucket(settings.rate_limit_requests),
             tokens=bucket(settings.rate_limit_tokens),
             priority_range=settings.priority_range,

@@ -55,7 +55,8 @@ async def _begin(service: Service, body: CompletionRequest, request: Request) ->
     facts = service.engine.facts
     _check_combinations(body)
     # The engine always generates: to score a prompt costs a token that nobody sees.
-    asked = DEFAULT_MAX_TOKENS if body.max_tokens is None else max(body.max_tokens, 1)
+    default = min(DEFAULT_MAX_TOKENS, facts.max_output_tokens or DEFAULT_MAX_TOKENS)
+    asked = default if body.max_tokens is None else max(body.max_tokens, 1)
     prompts = []
     for prompt in body.prompt:
         prompts.append(await _to_token_ids(service, body, prompt, facts, asked))
