@@ -141,7 +141,7 @@ class FairQueue:
         self._passed.clear()
 
     def _first(self) -> _Account | None:
-        """Of those that wait, and have not been passed over with all they have, whose turn it is."""
+        """Whose turn it is, of those that have not been passed over with all they have."""
         heap = self._heap
         while heap:
             served, turn, account = heap[0]

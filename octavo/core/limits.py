@@ -14,7 +14,6 @@ from octavo.core.sampling_params import SamplingParams
 from octavo.core.sight import Sight
 from octavo.errors import InvalidRequestError, PromptTooLongError, QueueFullError
 
-
 # Tokens of an answer that the context does not bound, where nothing else is said.
 DEFAULT_OUTPUT_TOKENS = 1 << 16
 
@@ -212,25 +211,25 @@ class WorkBudget:
 
     def check_samples(self, tenant: str, num_more: int = 1) -> None:
         """As ``check``, of samples alone."""
-        limit = self.limits.max_requests
-        if limit is not None and self.total.samples + num_more > limit:
-            if self.of(tenant).samples + num_more > self._share(tenant, limit):
-                raise QueueFullError(
-                    f"{self.total.samples} requests are {self.limits.are} already"
-                )
+        total, own = self.total.samples, self.of(tenant).samples
+        if self._is_full(tenant, self.limits.max_requests, total + num_more, own + num_more):
+            raise QueueFullError(f"{total} requests are {self.limits.are} already")
 
     def check_tokens(self, tenant: str, num_more: int) -> None:
         """As ``check``, of tokens alone."""
-        limit = self.limits.max_tokens
-        if limit is not None and self.total.tokens + num_more > limit:
-            if self.of(tenant).tokens + num_more > self._share(tenant, limit):
-                raise QueueFullError(
-                    f"{self.total.tokens} tokens are {self.limits.are} already, of prompts and of "
-                    "answers as long as they may become"
-                )
+        total, own = self.total.tokens, self.of(tenant).tokens
+        if self._is_full(tenant, self.limits.max_tokens, total + num_more, own + num_more):
+            raise QueueFullError(
+                f"{total} tokens are {self.limits.are} already, of prompts and of answers as long "
+                "as they may become"
+            )
 
-    def _share(self, tenant: str, limit: int) -> float:
-        return limit / (len(self._by_tenant) + (tenant not in self._by_tenant))
+    def _is_full(self, tenant: str, limit: int | None, total: int, own: int) -> bool:
+        """Whether so many of all, and so many of a tenant, are too many."""
+        if limit is None or total <= limit:
+            return False
+        num_tenants = len(self._by_tenant) + (tenant not in self._by_tenant)
+        return own * num_tenants > limit
 
     def take(self, tenant: str, work: Work) -> None:
         """A tenant has so much more there, checked or not."""

@@ -262,9 +262,9 @@ class Scheduler:
            needs a block when none is left preempts the cheapest request that comes after it.
            One whose last step has not ended yet runs ahead of it, if what it lacks is certain.
         2. Then waiting requests, in the order of their queue, while budget, slots and blocks last,
-           and only if nobody had to be preempted. The first that does not fit ends the admission: nobody is
-           overtaken for being big. An admitted request gets the blocks of all its known tokens at
-           once, so it will produce a token before it can be preempted. (Those of
+           and only if nobody had to be preempted. The first that does not fit ends the admission:
+           nobody is overtaken for being big. An admitted request gets the blocks of all its known
+           tokens at once, so it will produce a token before it can be preempted. (Those of
            windows come chunk by chunk: see ``_cheapest_victim``.)
         """
         planned: dict[Request, ScheduledRequest] = {}

@@ -50,7 +50,11 @@ class ServerSettings:
     api_key: tuple[str, ...] = option(
         (), "a key that clients must send, in sight of all users here; may be repeated"
     )
-    api_key_file: str | None = option(None, "file of keys, one a line; # begins a comment")
+    api_key_file: str | None = option(
+        None,
+        "file of keys, one a line; # begins a comment; behind a key, weight=2 gives it two shares "
+        "of what is computed while others wait (1)",
+    )
     served_model_name: tuple[str, ...] = option(
         (), "what clients may call the model, * is anything; the first is what answers say"
     )

@@ -435,7 +435,7 @@ class EngineFacts:
     windows: tuple[int | None, ...] = (None,)
     # What requests see of their own tokens.
     sights: SightRules = field(default_factory=SightRules)
-    # Tokens of one answer; see `core.limits.most_output_tokens`. The server says it, not the engine.
+    # Tokens of one answer (`core.limits.most_output_tokens`), as the server says, not the engine.
     max_output_tokens: int | None = None
 
     @property

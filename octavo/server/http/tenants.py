@@ -181,8 +181,8 @@ class Tenant:
 class Tenants:
     """All tenants. Keys are remembered as digests only.
 
-    Keys come from ``api_key``, from the lines of ``api_key_file`` and from the environment
-    variable ``OCTAVO_API_KEY``. Without any, the server is open.
+    Keys come from ``api_key``, from the lines of ``api_key_file``, which may give them weights, and
+    from the environment variable ``OCTAVO_API_KEY``. Without any, the server is open.
 
     Raises:
         ConfigError: the key file cannot be read or holds no key, or the variable is empty. It is
@@ -195,11 +195,11 @@ class Tenants:
         # Known to this process only, so that salts tell nothing about keys, and change with it.
         secret = secrets.token_bytes(32)
         self._by_digest: dict[bytes, Tenant] = {}
-        for key in _configured_keys(settings):
+        for key, weight in _configured_keys(settings):
             digest = _digest(key.encode())
             salt = hmac.digest(secret, digest, "sha256").hex()
             name = f"key-{len(self._by_digest) + 1}"
-            self._by_digest.setdefault(digest, self._create_tenant(name, salt))
+            self._by_digest.setdefault(digest, self._create_tenant(name, salt, weight))
         self._by_address: OrderedDict[str, Tenant] = OrderedDict()  # least recently used first
 
     @property
@@ -268,28 +268,45 @@ class Tenants:
         )
 
 
-def _configured_keys(settings: ServerSettings) -> list[str]:
-    keys = [key.strip() for key in settings.api_key]
+def _configured_keys(settings: ServerSettings) -> list[tuple[str, float]]:
+    """Keys, with the weights of their shares."""
+    keys = [(key.strip(), 1.0) for key in settings.api_key]
     if settings.api_key_file is not None:
         keys += _file_keys(Path(settings.api_key_file))
     if (key := os.environ.get(KEY_VARIABLE)) is not None:
         if not key.strip():
             raise ConfigError(f"{KEY_VARIABLE} is empty: set a key, or unset it to serve openly")
-        keys.append(key.strip())
+        keys.append((key.strip(), 1.0))
     return keys
 
 
-def _file_keys(path: Path) -> list[str]:
+def _file_keys(path: Path) -> list[tuple[str, float]]:
     try:
         lines = path.read_text("utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
         raise ConfigError(f"api_key_file {path} cannot be read: {reason}") from None
-    keys = [re.split(r"(?:^|\s)#", line)[0].strip() for line in lines]
-    keys = [key for key in keys if key]
+    keys = []
+    for number, line in enumerate(lines, 1):
+        if written := re.split(r"(?:^|\s)#", line)[0].strip():
+            keys.append(_weighted_key(written, f"api_key_file {path}, line {number}"))
     if not keys:
         raise ConfigError(f"api_key_file {path} holds no key: write one a line")
     return keys
+
+
+def _weighted_key(written: str, where: str) -> tuple[str, float]:
+    """A key of ``KEY`` or ``KEY weight=2``."""
+    match = re.fullmatch(r"(\S.*?)\s+weight=(\S*)", written)
+    if match is None:
+        return written, 1.0
+    try:
+        weight = float(match[2])
+    except ValueError:
+        weight = 0.0
+    if not 0.001 <= weight <= 1000:
+        raise ConfigError(f"{where}: weight must be a number from 0.001 to 1000, not {match[2]!r}")
+    return match[1], weight
 
 
 def _digest(key: bytes) -> bytes:

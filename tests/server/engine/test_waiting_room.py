@@ -7,9 +7,7 @@ from octavo.server.engine.waiting_room import Entry, Waiting, WaitingRoom
 
 
 def entry(tenant: str, num_prompt: int, **params) -> Entry:
-    request = GenerationRequest(
-        "r", [1] * num_prompt, SamplingParams(**params), 0.0, tenant=tenant
-    )
+    request = GenerationRequest("r", [1] * num_prompt, SamplingParams(**params), 0.0, tenant=tenant)
     return Entry(Generation(request, lambda one: None), b"")
 
 

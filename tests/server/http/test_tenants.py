@@ -274,6 +274,32 @@ def test_requests_at_once_are_limited_and_cost_no_rate():
     tenant.begin_request()
 
 
+def test_keys_of_a_file_may_have_weights(tmp_path):
+    path = tmp_path / "keys"
+    path.write_text("plain\nheavy weight=2.5  # the team's\nweight=3\n")
+    tenants = Tenants(ServerSettings(api_key_file=str(path), api_key=("x weight=2",)))
+    weights = {
+        key: tenant and tenant.weight
+        for key in ("plain", "heavy", "weight=3", "x weight=2", "heavy weight=2.5")
+        for tenant in [tenants.authenticate(f"Bearer {key}", None)]
+    }
+    assert weights == {
+        "plain": 1.0,
+        "heavy": 2.5,
+        "weight=3": 1.0,
+        "x weight=2": 1.0,
+        "heavy weight=2.5": None,
+    }
+
+
+@pytest.mark.parametrize("weight", ["0", "-1", "nan", "inf", "much", "", "1e9"])
+def test_weights_are_ordinary_numbers(tmp_path, weight):
+    path = tmp_path / "keys"
+    path.write_text(f"first\nsecond weight={weight}\n")
+    with pytest.raises(ConfigError, match="line 2: weight must be"):
+        Tenants(ServerSettings(api_key_file=str(path)))
+
+
 def test_completions_at_once_are_limited_and_not_requests():
     settings = ServerSettings(max_concurrent_per_key=4)
     tenant = Tenants(settings, VirtualClock()).from_address("10.0.0.1")

@@ -54,6 +54,14 @@ def test_what_has_no_end_of_its_own_ends_with_the_context(plain_server, path, bo
     assert usage["completion_tokens"] < model["max_model_len"]
 
 
+def _predicted(answer: dict[str, Any]) -> int:
+    return answer["tokens_predicted"]
+
+
+def _counted(answer: dict[str, Any]) -> int:
+    return answer["usage"]["completion_tokens"]
+
+
 @pytest.fixture(scope="module")
 def limited_server(live_server, tiny_model):
     flags = ("--max-output-tokens", "20", "--allow-window", "--max-work", "1000")
@@ -80,17 +88,17 @@ def test_an_answer_may_have_so_many_tokens(limited_server, path, body):
 @pytest.mark.parametrize(
     ("path", "body", "count"),
     [
-        ("/completion", {"prompt": "a", "n_predict": -1}, lambda answer: answer["tokens_predicted"]),
-        ("/completion", {"prompt": "a", "n_predict": 99}, lambda answer: answer["tokens_predicted"]),
+        ("/completion", {"prompt": "a", "n_predict": -1}, _predicted),
+        ("/completion", {"prompt": "a", "n_predict": 99}, _predicted),
         (
             "/v1/chat/completions",
             {"messages": MESSAGES},
-            lambda answer: answer["usage"]["completion_tokens"],
+            _counted,
         ),
         (
             "/v1/completions",
             {"prompt": "a", "max_tokens": 20, "window": 8},
-            lambda answer: answer["usage"]["completion_tokens"],
+            _counted,
         ),
     ],
 )
