@@ -24,13 +24,17 @@ more than what is bounded beforehand: a prompt, and what the running requests of
 until they end, since no request is stopped for the sake of another tenant's. A tenant's counter
 only stands still while it gets nothing, and those of others grow, so its turn comes.
 
+Where blocks are short, running requests take them from those ``behind`` them by the same rules: of
+one tenant by ``queue_key``, of different ones by the turns in which they joined. By ``queue_key``
+alone, who came late would lose its blocks again and again to all that a flood had put before it.
+
 A decision takes O(log tenants). With one tenant the order is that of ``queue_key`` alone.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush, heapreplace
 from operator import attrgetter
@@ -105,7 +109,8 @@ class FairQueue:
 
     def admit(self, request: Request, num_tokens: int) -> None:
         """A request joins those that run, and so many tokens of its prompt will be computed."""
-        self._accounts[request.tenant].turn = self._next_turn()
+        turn = self._accounts[request.tenant].turn = self._next_turn()
+        request.turn = request.turn or turn
         self.remove(request)
         self.charge(request, num_tokens)
 
@@ -186,3 +191,22 @@ class FairQueue:
         self._heap = [entry for entry in self._heap if entry[2].is_listed]
         heapify(self._heap)
         self._many_accounts = max(_FEW_ACCOUNTS, 2 * len(self._accounts))
+
+
+def behind(request: Request, running: Sequence[Request]) -> list[Request]:
+    """Those of the running requests whose blocks a request may take.
+
+    A tenant has the turns in which its requests joined, and the first of these by ``queue_key`` has
+    the first turn. So whoever is first of all stays it until it ends, as nobody who joins later
+    comes before it but a request of its own tenant with a higher priority.
+    """
+    if all(other.tenant == request.tenant for other in running):
+        return [other for other in running if other.queue_key > request.queue_key]
+    turns: dict[Request, int] = {}
+    by_tenant: dict[str, list[Request]] = {}
+    for other in running:
+        by_tenant.setdefault(other.tenant, []).append(other)
+    for requests in by_tenant.values():
+        in_order = sorted(requests, key=_queue_key)
+        turns |= zip(in_order, sorted(other.turn for other in requests), strict=True)
+    return [other for other in running if turns[other] > turns[request]]

@@ -98,6 +98,8 @@ class Request:
     max_total_tokens: int = field(init=False, default=0)
     # Set by the scheduler: the order of admission, smaller first.
     queue_key: tuple[int, int] = field(init=False, default=(0, 0))
+    # Set by the scheduler: when it was first admitted, in numbers that only grow.
+    turn: int = field(init=False, default=0)
     # Set by the scheduler: known tokens when it was last admitted. More by now is progress.
     num_tokens_at_admission: int = field(init=False, default=0)
     # Of its first full blocks, as far as anybody has asked (core/block_store.py); and those of them

@@ -15,7 +15,7 @@ from octavo.core.admission import AdmissionPolicy, ContinuousAdmission
 from octavo.core.batch import Batch, ScheduledRequest, StepOutput, TokenLogprobs
 from octavo.core.block_manager import BlockManager, SharedPrefix
 from octavo.core.drafting import DraftProposer
-from octavo.core.fair_queue import FairQueue
+from octavo.core.fair_queue import FairQueue, behind
 from octavo.core.limits import QueueLimits, Work, WorkBudget, check_sight, total_tokens_of
 from octavo.core.lookahead import Lookahead
 from octavo.core.pacing import Pacer
@@ -368,9 +368,9 @@ class Scheduler:
         return True, victims
 
     def _cheapest_victim(self, request: Request) -> Request | None:
-        """Whose blocks to take: of those behind ``request``, who has least to compute again.
+        """Whose blocks to take: of those ``behind`` a request, who has least to compute again.
 
-        Whoever comes first in queue order can take from all others and lose to none, so it ends
+        Whoever comes first in that order can take from all others and lose to none, so it ends
         in bounded time, and then the next one does: nothing starves. A request that has not
         produced a token since its admission is spared, so every preemption is paid for with
         progress; None then means to wait for it. The last in order can only preempt itself.
@@ -378,17 +378,17 @@ class Scheduler:
         Where windows are, or requests that have a sight, a prompt may need blocks before it has
         produced anything: if all that come after would be spared, none is, but those in flight.
         """
-        behind = [other for other in self.running if other.queue_key > request.queue_key]
-        if not behind:
+        others = behind(request, self.running)
+        if not others:
             return None if request.num_tokens_in_flight else request
-        victims = [other for other in behind if self.may_preempt(other)]
+        victims = [other for other in others if self.may_preempt(other)]
         if not victims and (
             self.block_manager.has_windows
-            or any(other.sight is not None for other in (request, *behind))
+            or any(other.sight is not None for other in (request, *others))
         ):
             # What windows need comes chunk by chunk, so whoever is in the middle of a prompt may
             # have to wait for those who are, too.
-            victims = [other for other in behind if not other.num_tokens_in_flight]
+            victims = [other for other in others if not other.num_tokens_in_flight]
         return min(
             victims,
             key=lambda other: (other.num_computed_tokens, -other.queue_key[1]),

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from octavo.core.fair_queue import FairQueue
+from octavo.core.fair_queue import FairQueue, behind
 from octavo.core.request import Request, RequestStatus
 from octavo.core.sampling_params import SamplingParams
 
@@ -233,6 +233,38 @@ def test_slots_that_one_request_held_go_to_who_waits(make_engine, make_request, 
     ended = [request.request_id for request in run(engine)]
     assert ended[:2] == ["a0", "a1"]
     assert max(map(ended.index, ("b0", "b1", "b2"))) < min(map(ended.index, ("a4", "a5", "a6")))
+
+
+def test_a_flood_that_came_before_takes_no_blocks_from_who_joined_later(make_engine, make_request):
+    """Only those that ran when it joined may."""
+    engine = make_engine(num_blocks=24, block_size=2, max_num_seqs=4, prefix_caching=False)
+    for number in range(30):
+        engine.add(make_request(f"a{number}", [number] * 4, 20, tenant="a"))
+    for _ in range(2):
+        engine.step()
+    late = make_request("b0", [99] * 4, 40, tenant="b")
+    engine.add(late)
+    ended = 0
+    while not late.is_finished:
+        step = engine.step()
+        ended += sum(update.request.is_finished for update in step.updates)
+        engine.check_integrity()
+    assert 0 < late.num_preemptions <= 3  # by all of them in their order, it would be 7 times
+    assert ended <= 6
+
+
+def test_who_is_behind_whom():
+    def running(name: str, tenant: str, key: int, turn: int) -> Request:
+        request = waiting(name, tenant, key)
+        request.turn = turn
+        return request
+
+    first, urgent = running("r1", "a", 5, 1), running("r2", "a", -9, 4)
+    other, last = running("r3", "b", 0, 2), running("r4", "b", 1, 3)
+    everybody = [first, urgent, other, last]
+    order = sorted(everybody, key=lambda each: -len(behind(each, everybody)))
+    assert order == [urgent, other, last, first]
+    assert behind(first, [first, urgent]) == [] and behind(urgent, [first, urgent]) == [first]
 
 
 @pytest.mark.parametrize("tenants", [("a", "a"), ("a", "b")])
