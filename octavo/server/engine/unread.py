@@ -13,10 +13,12 @@ from collections.abc import Iterable
 from typing import Protocol
 
 from octavo.core.batch import TokenLogprobs
+from octavo.errors import ConfigError
 
 _log = logging.getLogger("octavo.server")
 
 DEFAULT_MAX_BYTES = 1 << 30
+_LEAST_BYTES = 1000
 
 # In CPython, roughly: a token's id; a character; an entry of log-probabilities, and each of its
 # likeliest tokens.
@@ -36,9 +38,17 @@ class UnreadMemory:
 
     Args:
         max_bytes: that all of them may have.
+
+    Raises:
+        ConfigError: no answer would fit.
     """
 
     def __init__(self, max_bytes: int = DEFAULT_MAX_BYTES):
+        if max_bytes < _LEAST_BYTES:
+            raise ConfigError(
+                f"max_unread_bytes must be at least {_LEAST_BYTES}, not {max_bytes}: no answer "
+                "would fit"
+            )
         self.max_bytes = max_bytes
         self.num_bytes = 0
         self._of_holders: dict[Holder, int] = {}

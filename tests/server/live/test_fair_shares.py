@@ -65,6 +65,7 @@ def _counted(answer: dict[str, Any]) -> int:
 @pytest.fixture(scope="module")
 def limited_server(live_server, tiny_model):
     flags = ("--max-output-tokens", "20", "--allow-window", "--max-work", "1000")
+    flags += ("--max-unread-bytes", "300KB")
     with live_server(tiny_model, *flags) as server:
         yield server
 
@@ -110,6 +111,14 @@ def test_who_says_nothing_of_it_gets_so_many(limited_server, path, body, count):
 def test_more_work_than_a_server_takes_is_no_work(limited_server):
     answer = limited_server.fetch("/v1/completions", {"prompt": "a", "max_tokens": 20, "n": 50})
     assert answer.status == 400 and "may be under way" in answer.error["message"]
+
+
+@pytest.mark.parametrize(("n", "status"), [(1, 200), (10, 503)])
+def test_what_an_answer_takes_in_memory_is_bounded(limited_server, n, status):
+    body = {"messages": MESSAGES, "n": n, "logprobs": True, "top_logprobs": 20, "ignore_eos": True}
+    answer = limited_server.fetch("/v1/chat/completions", body)
+    assert answer.status == status, answer
+    assert limited_server.fetch("/v1/completions", {"prompt": "a"}).status == 200
 
 
 # -- keys ----------------------------------------------------------------------------------------
