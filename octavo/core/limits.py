@@ -123,14 +123,16 @@ def most_output_tokens(limit: int | None, sight: Sight | None) -> int | None:
     return limit
 
 
-def check_output_tokens(max_tokens: int | None, limit: int | None, sight: Sight | None) -> None:
+def check_output_tokens(
+    max_tokens: int | None, limit: int | None, sight: Sight | None, field: str = "max_tokens"
+) -> None:
     """Raise InvalidRequestError if a request asks for more tokens than ``most_output_tokens``."""
     most = most_output_tokens(limit, sight)
     if max_tokens is not None and most is not None and max_tokens > most:
         raise InvalidRequestError(
             f"{max_tokens} are more than the {most} that an answer may have here "
             "(--max-output-tokens)",
-            "max_tokens",
+            field,
         )
 
 

@@ -109,8 +109,10 @@ def check_length(
     max_tokens: int | None,
     facts: EngineFacts,
     fields: AsksForSight = NO_WISHES,
+    field: str = "max_tokens",
 ) -> int:
-    """``max_tokens``, or as many as there is room for and an answer may have.
+    """``max_tokens``, or as many as there is room for and an answer may have; ``field`` is what
+    clients call it.
 
     Raises:
         InvalidRequestError: there is no prompt, or an answer may not have so many.
@@ -119,7 +121,7 @@ def check_length(
     if num_prompt_tokens == 0:
         raise InvalidRequestError("is empty: there is nothing to continue", "prompt")
     sight = facts.sights.of(fields, facts.max_model_len)
-    check_output_tokens(max_tokens, facts.max_output_tokens, sight)
+    check_output_tokens(max_tokens, facts.max_output_tokens, sight, field)
     if max_tokens is not None and sight is not None:
         return max_tokens
     context = context_of(facts)

@@ -94,7 +94,7 @@ class ResponseCache:
         recording = self._recordings.get(key)
         if recording is None:
             generation = self._engine.submit(request)
-            # In columns it takes no more than so.
+            # What fits in columns takes several times that as deltas.
             generation.record(
                 lambda whole, deltas: self._keep(key, whole, deltas), 8 * self.max_bytes
             )
