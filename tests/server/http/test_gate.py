@@ -44,7 +44,7 @@ class RoomyEngine:
     def __init__(self):
         self.error: Exception | None = None
 
-    def check_room(self) -> None:
+    def check_room(self, tenant: str = "") -> None:
         if self.error is not None:
             raise self.error
 
