@@ -56,7 +56,7 @@ def check_prompt(native, layer: Layer, length: int) -> None:
     of_keys, of_values = STORED[layer.kv]
     wanted = expected_heads(layer, sequence.k, "k_norm")
     # What was rounded are the rotated keys.
-    rotation = np.eye(layer.dim) if layer.kv in ("f32", "bf16") else hadamard(layer.dim)
+    rotation = np.eye(layer.dim) if layer.kv in ("f32", "bf16") else hadamard(layer.dim)[: layer.dim]
     assert np.abs((keys - wanted) @ rotation).max() <= of_keys * np.abs(wanted @ rotation).max()
     assert np.abs(values - sequence.v).max() <= of_values * np.abs(sequence.v).max()
     check_close(out, expected(layer, sequence, keys, values), TOLERANCE[layer.kv])
@@ -72,9 +72,18 @@ def test_prompts(native, kv, length):
 
 
 @pytest.mark.parametrize("kv", FORMATS)
-@pytest.mark.parametrize("dim", [16, 48, 64, 80, 96, 128, 256])
+@pytest.mark.parametrize("dim", [16, 48, 64, 80, 96, 112, 128, 256, 288, 320, 512])
 def test_head_sizes(native, kv, dim):
     check_prompt(native, Layer(kv=kv, dim=dim, rotary=dim, heads=3, kv_heads=1), 37)
+
+
+@pytest.mark.parametrize("kv", FORMATS)
+@pytest.mark.parametrize("dim", [1, 2, 8, 15, 24, 40, 100, 130, 250, 500])
+def test_head_sizes_that_are_padded(native, kv, dim):
+    """Several heads, as each begins where the one before ends, with and without norms and rope."""
+    layer = Layer(kv=kv, dim=dim, rotary=dim // 2 * 2, heads=4, kv_heads=2)
+    check_prompt(native, layer, 37)
+    check_prompt(native, replace(layer, rotary=dim // 4 * 2, interleaved=True, qk_norm=True), 21)
 
 
 @pytest.mark.parametrize("kv", FORMATS)
@@ -187,6 +196,8 @@ INVARIANT = {
     "fp8": Layer(kv="fp8", heads=5, kv_heads=1),
     "int4": Layer(kv="int4", heads=5, kv_heads=1, dim=48),
     "k8v4": Layer(kv="k8v4", heads=3, kv_heads=1, dim=64),
+    "padded": Layer(kv="int4", heads=3, kv_heads=1, dim=40, qk_norm=True),
+    "large": Layer(kv="int8", heads=3, kv_heads=1, dim=512),
     "window": Layer(window=130, sinks=True),
     "softcap": Layer(softcap=3.0, qk_norm=True, heads=14),
 }
