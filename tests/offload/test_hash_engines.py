@@ -43,10 +43,10 @@ class FullFolder(BlockFolder):
         super().__init__(path, max_bytes)
         self._rng = rng
 
-    def write(self, name: str, content: memoryview) -> None:
+    def write(self, name: str, content: memoryview, before: str | None = None) -> None:
         if self._rng.random() < 0.05:
             raise OSError(errno.ENOSPC, "No space left on device")
-        super().write(name, content)
+        super().write(name, content, before)
 
 
 def create_engine(path: Path, rng: random.Random, *, depth: int = 1) -> Engine:

@@ -132,8 +132,12 @@ class Cache:
         self.memory = np.full(total, 0xFF, np.uint8)  # NaN in all formats that have it
 
     def read(self, index: int, length: int) -> tuple[np.ndarray, np.ndarray]:
-        step = Step(self, [(index, 0, length)])
         dim = self.layer.dim
+        keys, values = self.read_padded(index, length)
+        return keys[..., :dim], values[..., :dim]
+
+    def read_padded(self, index: int, length: int) -> tuple[np.ndarray, np.ndarray]:
+        step = Step(self, [(index, 0, length)])
         shape = (length, self.layer.kv_heads, self.layer.padded)
         keys, values = np.empty(shape, np.float32), np.empty(shape, np.float32)
         self.native.check(
@@ -141,7 +145,7 @@ class Cache:
                 step.args, step.seqs, 0, keys.ctypes.data, values.ctypes.data
             )
         )
-        return keys[..., :dim], values[..., :dim]
+        return keys, values
 
 
 class Step:
