@@ -335,8 +335,9 @@ class BlockManager:
     def commit(self, request: Request) -> None:
         """Publish the blocks that became full and computed, and leave behind what no window sees.
 
-        Those of a request that takes no part in caches are known to nobody else. If the cache already holds a block's content, the request adopts that block and its own is
-        released: one content, one block, and no request is left reading a block that is free.
+        Those of a request that takes no part in caches are known to nobody else. If the cache
+        already holds a block's content, the request adopts that block and its own is released: one
+        content, one block, and no request is left reading a block that is free.
         """
         size, first = self.block_size, request.num_published_blocks
         num_full = request.num_computed_tokens // size

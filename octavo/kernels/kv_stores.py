@@ -218,8 +218,11 @@ def _hadamard(size: int) -> Tensor:
 
 
 def _quotient(of: float, by: Tensor) -> Tensor:
-    """0 where ``by`` is too small to divide by."""
-    return torch.where(by > _TINY, of / by, 0.0)
+    """0 where ``by`` is too small to divide by.
+
+    Of two tensors: a number divided by a tensor is multiplied by its reciprocal, and rounded twice.
+    """
+    return torch.where(by > _TINY, torch.full_like(by, of) / by, 0.0)
 
 
 # Of keys and of values, by the name of the KV cache's type in results.

@@ -1,4 +1,4 @@
-"""Requests that take no part in caches (``cache_prompt=False``): what they find, and what they leave."""
+"""Requests that take no part in caches (``cache_prompt=False``): what they find and leave."""
 
 from __future__ import annotations
 

@@ -315,7 +315,7 @@ def test_slots_that_were_never_written_do_not_matter(native, kv):
         ({"num_heads": 7}, "7 query heads cannot share 2 key heads"),
         ({"num_kv_heads": 0}, "cannot share 0"),
         ({"head_dim": 40}, "head size is 40"),
-        ({"head_dim": 272}, "head size is 272"),
+        ({"head_dim": 528}, "head size is 528"),
         ({"kv_format": 9}, "no KV format 9"),
         ({"rotary_dim": 7}, "7 of 32 dimensions"),
         ({"rotary_dim": 34}, "34 of 32 dimensions"),
