@@ -21,8 +21,9 @@ has the same prefix begins its chain with it. A prefix is known as far as there 
                       its last whole block         the last whole block so far: the next turn of a
                                                    chat begins with prompt and answer
 
-and at every 512 tokens. Of an answer only the last snapshot is kept beside those: each takes the
-place of the one before.
+and at every 512 tokens. Of an answer only the last two snapshots are kept beside those, each in the
+place of an older one. Two, since the next turn may have the end of an answer in other tokens: a
+stop string is cut off, a chat template trims.
 
 Each running request has the slots that it needs from its admission to its end, so nobody waits for
 one in between; snapshots take what is left, and the oldest one goes first.
@@ -43,6 +44,8 @@ from octavo.errors import ConfigError
 # Between two snapshots of a long sequence. More of them would take the memory of other sequences;
 # fewer would have more tokens computed again.
 SNAPSHOT_TOKENS = 512
+# Of an answer, beside those.
+_LAST_SNAPSHOTS = 2
 
 
 @dataclass(slots=True)
@@ -51,8 +54,8 @@ class StateChain:
 
     slots: list[int]  # of its computed tokens, then one for each step in flight
     spare: list[int] = field(default_factory=list)
-    # The block and the slot of its last snapshot, if the next one is to take its place.
-    passing: tuple[int, int] | None = None
+    # The blocks and the slots of its last snapshots whose places further ones are to take.
+    passing: list[tuple[int, int]] = field(default_factory=list)
 
 
 class States(Protocol):
@@ -220,21 +223,19 @@ class StateSlots:
         if num_computed != self._next_border(request, num_computed - 1) or not self._idle:
             return
         slot = chain.slots[0]
-        is_kept = self._cache.keep_state(block_id, slot)
-        self._drop_passing(chain)
-        if is_kept:
-            chain.spare += self._take(1)  # for the one that is not written to any more
-            if num_computed % self._interval and num_computed != self._last_of_prompt(request):
-                chain.passing = block_id, slot
+        if not self._cache.keep_state(block_id, slot):
+            return
+        if num_computed % self._interval and num_computed != self._last_of_prompt(request):
+            chain.passing.append((block_id, slot))
+        if len(chain.passing) > _LAST_SNAPSHOTS:
+            self._forget(*chain.passing.pop(0))
+        chain.spare += self._take(1)  # for the one that is not written to any more
 
-    def _drop_passing(self, chain: StateChain) -> None:
-        """Forget a snapshot that another one, further on, makes worthless."""
-        if chain.passing is not None:
-            block_id, slot = chain.passing
-            if block_id in self._cache and self._cache.state_of(block_id) == slot:
-                self._cache.forget_state(slot)
-                self.drop(slot)
-            chain.passing = None
+    def _forget(self, block_id: int, slot: int) -> None:
+        """Let go of a snapshot, if it is still there."""
+        if block_id in self._cache and self._cache.state_of(block_id) == slot:
+            self._cache.forget_state(slot)
+            self.drop(slot)
 
     def drop(self, slot: int) -> None:
         if slot != NO_STATE and self._ref_counts[slot] == 0:

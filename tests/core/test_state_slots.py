@@ -84,13 +84,23 @@ def test_an_answer_is_hit_by_the_next_turn(make_engine, make_request, run, how, 
     assert num_computed <= 4 + 4  # four tokens of the prompt, and those of the answer
 
 
-def test_of_an_answer_only_the_last_snapshot_is_kept(make_engine, make_request, run):
+def test_of_an_answer_only_the_last_two_snapshots_are_kept(make_engine, make_request, run):
     """Beside that of the prompt, and those at intervals."""
     engine = make_engine(state_slots=32, snapshot_tokens=16)
     engine.add(make_request("a", list(range(9)), max_tokens=30))
     run(engine)
     states = engine.scheduler.block_manager.states
-    assert states.num_cached == 4  # after 8, 16, 32 and 36 tokens
+    assert states.num_cached == 5  # after 8, 16, 32 tokens; 28 and 36
+
+
+@pytest.mark.parametrize("num_cut", [1, 2, 3, 4])
+def test_an_answer_is_hit_whose_end_is_in_other_tokens(make_engine, make_request, run, num_cut):
+    engine = make_engine(state_slots=16, snapshot_tokens=1000)
+    engine.add(make_request("a", [1, 2, 3], max_tokens=22))  # 24 are computed
+    (first,) = run(engine)
+    engine.add(make_request("b", [*first.token_ids[: 24 - num_cut], 90, 91, 92, 93, 94]))
+    (second,) = run(engine)
+    assert second.stats.num_cached_tokens == 20
 
 
 def test_many_answers_keep_a_snapshot_each(make_engine, make_request, run):
