@@ -411,9 +411,7 @@ class BlockManager:
 
     def _save(self, block_id: int) -> None:
         """Have a published block copied to the store before it is written over, if there is one."""
-        target = self.store.offer(
-            block_id, self.prefix_cache.key_of, self.prefix_cache.key_before
-        )
+        target = self.store.offer(block_id, self.prefix_cache.key_of, self.prefix_cache.key_before)
         if target is not None:
             self._copies.append((block_id, target))
 

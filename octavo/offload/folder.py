@@ -286,9 +286,7 @@ def _lock_in(folder: int, path: Path) -> int:
 
 def _is_own_file(status: os.stat_result) -> bool:
     """Whether it is a regular file of the user who runs the engine, with one name."""
-    return (
-        stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid() and status.st_nlink == 1
-    )
+    return stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid() and status.st_nlink == 1
 
 
 def _write_all(descriptor: int, content: bytes | memoryview) -> None:

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.conftest import write_calm_model
 
 from octavo import LLM, SamplingParams
 from octavo.kernels.cpu import library
 from octavo.models.loader import load_config
 from octavo.runtime.backends import why_not_native
 from octavo.runtime.capacity import RankSpec
+from tests.conftest import write_calm_model
 
 pytestmark = pytest.mark.skipif(not library.runnable(), reason="no native library was built")
 

@@ -125,7 +125,8 @@ class Cache:
     def __post_init__(self) -> None:
         layer, size = self.layer, self.layer.block_size
         self.num_blocks = deal_blocks(self.sequences, size, self.seed)
-        chunk = self.native.check(self.native.lib.oct_kv_chunk_bytes(FORMATS[layer.kv], layer.padded))
+        chunk_bytes = self.native.lib.oct_kv_chunk_bytes
+        chunk = self.native.check(chunk_bytes(FORMATS[layer.kv], layer.padded))
         layer_bytes = layer.kv_heads * (size // 16) * chunk
         self.block_bytes = OTHER_LAYERS + layer_bytes
         total = self.num_blocks * self.block_bytes
