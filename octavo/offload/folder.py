@@ -43,8 +43,10 @@ _PART = "part"
 _MAGIC, _FORMAT = b"octavokv", 1
 _HEADER = struct.Struct("<8sII")
 _DISK_UNIT = 4096  # that a file takes more of, or less, on most disks
+# Windows opens no folders, and has no locks either.
+_FOLDERS_OPEN = hasattr(os, "O_DIRECTORY")
 # A FIFO is opened without waiting for who writes to it.
-_SAFELY = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+_SAFELY = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC if _FOLDERS_OPEN else 0
 
 
 class FolderBusyError(ConfigError):
@@ -225,6 +227,8 @@ class BlockFolder:
 
 def _own(path: Path) -> tuple[int, int]:
     """Make a folder that is ours alone, and lock it. Returns it, and what holds the lock."""
+    if not _FOLDERS_OPEN:
+        raise FolderBusyError(f"kv_offload: {path}: this system has no file locks of POSIX")
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
     try:
         folder = _open_folder(path, None)

@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 
 from octavo import LLM, SamplingParams
+from octavo.config import EngineArgs
+from octavo.engine_folder.writer import build_engine_folder
 from octavo.kernels.cpu import library
 from octavo.models.loader import load_config
 from octavo.runtime.backends import why_not_native
@@ -100,3 +102,9 @@ with LLM(sys.argv[1], threads=1, max_model_len=64) as llm:
 def test_it_starts_without_torch(model_of, size):
     command = [sys.executable, "-c", _WITHOUT_TORCH, str(model_of(size))]
     assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == "3\n"
+
+
+@pytest.mark.parametrize("size", [24, 288])
+def test_engine_folders_hold_them(model_of, tmp_path, size):
+    build_engine_folder(EngineArgs.from_kwargs(str(model_of(size))), tmp_path / "engine")
+    assert answers(tmp_path / "engine")[0] == answers(model_of(size))[0]
