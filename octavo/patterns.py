@@ -8,8 +8,9 @@ states that were met are kept, as the states of a deterministic one.
 
 The syntax is that of ``re``: literals, ``.``, classes, groups, ``|``, ``* + ? {m,n}``, ``^ $``,
 ``\\A \\Z \\b \\B``, lookahead and ``(?i)``. Lazy quantifiers find the same, as only whether a text
-matches is asked. What no automaton can do, or nobody needs, is refused: references to groups, lookbehind,
-atomic groups, other flags. ``$`` is the end of the text alone, not before a last newline.
+matches is asked. What no automaton can do, or nobody needs, is refused: references to groups,
+lookbehind, atomic groups, other flags. ``$`` is the end of the text alone, and not the place before
+a last newline.
 """
 
 from __future__ import annotations
