@@ -87,7 +87,7 @@ class ResponseCache:
 
     def submit(self, request: GenerationRequest) -> Generation:
         """The answer from before, already complete, or the engine's."""
-        if not request.is_deterministic:
+        if not request.is_deterministic or not request.params.cache_prompt:
             return self._engine.submit(request)
         self.num_queries += 1
         key = answer_key(request)

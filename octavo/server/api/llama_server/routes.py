@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import AsyncGenerator, Iterable
 from dataclasses import dataclass, field
 from typing import Any
@@ -110,6 +109,7 @@ async def _begin(service: Service, body: LlamaCompletionRequest, request: Reques
         room = min(check_length(len(prompt), None, facts) for prompt in prompts)
     max_tokens = room if body.max_tokens is None else min(body.max_tokens, room)
     params = to_sampling_params(fields, facts, max_tokens=max_tokens, logprobs=body.n_probs or None)
+    params = params.with_changes(cache_prompt=body.cache_prompt is not False)
     return await Job(service, request_context(request), ROUTE, fields, prompts, params).begin()
 
 
@@ -160,8 +160,6 @@ def _generation_fields(
         stream=body.stream,
         timeout=body.timeout,
         n_keep=n_keep,
-        # Nobody else has this salt, so nothing is known of the prompt.
-        cache_salt=secrets.token_hex(16) if body.cache_prompt is False else None,
     )
 
 
@@ -249,7 +247,7 @@ class _Writer:
             "n_predict": -1 if self._body.n_predict is None else self._body.n_predict,
             "n_probs": self._body.n_probs or 0,
             "stream": bool(self._body.stream),
-            "cache_prompt": self._body.cache_prompt is not False,
+            "cache_prompt": params.cache_prompt,
         }
 
     def _probabilities(self, entries: Iterable[TokenLogprobs]) -> list[dict[str, Any]]:
