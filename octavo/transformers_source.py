@@ -55,6 +55,9 @@ class TransformersSource:
 
     @cached_property
     def _config(self) -> Any:
+        from octavo.models.unsupported import check_generates
+
+        check_generates(ModelFolder(self.path).read_json("config.json") or {}, self.path)
         need_transformers("model_impl transformers")
         from octavo.models.transformers_model import read_config
 

@@ -15,6 +15,7 @@ from octavo.layers.rope_config import RopeConfig
 from octavo.models.config import MAX_LAYERS, ModelConfig, extended_length, sampling_defaults
 from octavo.models.family import Family
 from octavo.models.registry import find_gguf_family
+from octavo.models.unsupported import check_gguf_generates
 
 _SAMPLING_FIELDS = {
     "temp": "temperature",
@@ -41,6 +42,7 @@ def parse(metadata: Mapping[str, Any], tensors: Mapping[str, Any], path: Path) -
     """See ``ModelConfig.from_gguf``."""
     general = Fields(path, metadata, "general.")
     kind = general.text("architecture")
+    check_gguf_generates(kind, path)
     family = find_gguf_family(kind, str(path))
     fields = GGUFFields(path, metadata, f"{kind}.", family.gguf_fields, tensors)
     shared = _shared(family, fields, metadata, tensors)

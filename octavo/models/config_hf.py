@@ -21,6 +21,7 @@ from octavo.models.config import (
 )
 from octavo.models.family import Family
 from octavo.models.registry import find_family
+from octavo.models.unsupported import check_generates
 
 _ACTIVATIONS: dict[str, Activation] = {
     "silu": "silu",
@@ -40,6 +41,7 @@ _SAMPLING_FIELDS = {
 def parse(config: Mapping[str, Any], generation: Mapping[str, Any], path: Path) -> ModelConfig:
     """See ``ModelConfig.from_hf``."""
     outer = Fields(path, config)
+    check_generates(config, path)
     family = find_family(_architecture(outer), str(path))
     # A multi-modal model: the text part has its own section, what that omits is in the outer.
     inner = outer.table("text_config", {})
