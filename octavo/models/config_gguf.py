@@ -15,6 +15,7 @@ from octavo.layers.rope_config import RopeConfig
 from octavo.models.config import MAX_LAYERS, ModelConfig, extended_length, sampling_defaults
 from octavo.models.family import Family
 from octavo.models.registry import find_gguf_family
+from octavo.models.unread import check_gguf_read
 from octavo.models.unsupported import check_gguf_generates
 
 _SAMPLING_FIELDS = {
@@ -56,7 +57,9 @@ def parse(metadata: Mapping[str, Any], tensors: Mapping[str, Any], path: Path) -
         head_dim = shared.head_dim
         if fields.integer("attention.value_length", head_dim) != head_dim:
             raise UnsupportedModelError(f"{path}: keys and values of different sizes")
-    return config.check(path)
+    config = config.check(path)
+    check_gguf_read(metadata, fields.asked, family, kind, path)
+    return config
 
 
 def _shared(
@@ -143,7 +146,8 @@ def _rope(
     max_position = fields.integer("context_length", minimum=2)
     scaling = fields.text("rope.scaling.type", "none")
     # An older spelling of linear scaling, by the factor alone.
-    factor = fields.number("rope.scaling.factor", None) or fields.number("rope.scale_linear", 1.0)
+    old_factor = fields.number("rope.scale_linear", 1.0)
+    factor = fields.number("rope.scaling.factor", old_factor)
     if scaling == "none" and "rope.scale_linear" in fields and factor != 1.0:
         scaling = "linear"
     rope = RopeConfig(
