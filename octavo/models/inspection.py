@@ -21,7 +21,7 @@ from octavo.models.config import ModelConfig
 from octavo.models.footprint import HEAD
 from octavo.models.registry import model_class
 from octavo.models.tensor_map import Source, sources
-from octavo.quantization.ggml_types import READABLE_TYPES
+from octavo.quantization.ggml_types import FLOAT_TYPES, READABLE_TYPES
 
 Kind = Literal["unreadable", "missing", "left over", "twice", "shape", "type"]
 
@@ -119,7 +119,4 @@ def _mismatches(
 def _shape(checkpoint: Checkpoint, source: Source, entry: TensorEntry) -> tuple[int, ...]:
     """Of the part of a tensor that a parameter is."""
     shape = entry.shape or checkpoint.read(source.tensor).shape
-    if source.is_transposed:
-        shape = shape[::-1]
-    first, stop, _ = slice(source.start, source.stop).indices(shape[0] if shape else 0)
-    return (max(stop - first, 0), *shape[1:]) if shape else shape
+    return source.shape(tuple(shape), is_quantized=entry.type not in FLOAT_TYPES)
