@@ -43,7 +43,8 @@ class Problem:
 class ModelReport:
     """What a checkpoint is said to be, and what is wrong with it.
 
-    ``architecture`` is None where its config cannot be read.
+    ``architecture`` is None where its config cannot be read. ``notes`` are what is to be known of a
+    model in which nothing is wrong.
     """
 
     path: str
@@ -52,6 +53,7 @@ class ModelReport:
     num_tensors: int
     num_bytes: int
     problems: tuple[Problem, ...]
+    notes: tuple[str, ...] = ()
 
 
 def inspect_model(path: str | Path) -> ModelReport:
@@ -61,9 +63,11 @@ def inspect_model(path: str | Path) -> ModelReport:
     except ModelError as error:
         return ModelReport(str(path), None, None, 0, 0, (Problem("unreadable", "", f"{error}"),))
     architecture: str | None = None
+    notes: tuple[str, ...] = ()
     try:
         config = checkpoint.config()
         architecture = config.architecture
+        notes = tuple(filter(None, (config.length_note,)))
         problems = tuple(_problems(checkpoint, config))
     except ModelError as error:
         problems = (Problem("unreadable", "", f"{error}"),)
@@ -74,6 +78,7 @@ def inspect_model(path: str | Path) -> ModelReport:
         num_tensors=len(checkpoint.tensors),
         num_bytes=sum(entry.num_bytes for entry in checkpoint.tensors.values()),
         problems=problems,
+        notes=notes,
     )
 
 
