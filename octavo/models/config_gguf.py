@@ -16,7 +16,7 @@ from octavo.models.config import MAX_LAYERS, ModelConfig, extended_length, sampl
 from octavo.models.family import Family
 from octavo.models.registry import find_gguf_family
 from octavo.models.unread import check_gguf_read
-from octavo.models.unsupported import check_gguf_generates
+from octavo.models.unsupported import check_gguf_generates, naming_features
 
 _SAMPLING_FIELDS = {
     "temp": "temperature",
@@ -44,7 +44,8 @@ def parse(metadata: Mapping[str, Any], tensors: Mapping[str, Any], path: Path) -
     general = Fields(path, metadata, "general.")
     kind = general.text("architecture")
     check_gguf_generates(kind, path)
-    family = find_gguf_family(kind, str(path))
+    with naming_features(kind):
+        family = find_gguf_family(kind, str(path))
     fields = GGUFFields(path, metadata, f"{kind}.", family.gguf_fields, tensors)
     shared = _shared(family, fields, metadata, tensors)
     shared = replace(shared, name=general.text("name", "") or path.stem)

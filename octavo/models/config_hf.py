@@ -22,7 +22,7 @@ from octavo.models.config import (
 from octavo.models.family import Family
 from octavo.models.registry import find_family
 from octavo.models.unread import check_hf_read, check_model_type
-from octavo.models.unsupported import check_generates
+from octavo.models.unsupported import check_generates, kinds_of, naming_features
 
 _ACTIVATIONS: dict[str, Activation] = {
     "silu": "silu",
@@ -46,8 +46,9 @@ def parse(config: Mapping[str, Any], generation: Mapping[str, Any], path: Path) 
     """See ``ModelConfig.from_hf``."""
     outer = Fields(path, config)
     check_generates(config, path)
-    family = find_family(_architecture(outer), str(path))
-    check_model_type(config, family, path)
+    with naming_features(*kinds_of(config)):
+        family = find_family(_architecture(outer), str(path))
+        check_model_type(config, family, path)
     # A multi-modal model: the text part has its own section, what that omits is in the outer.
     inner = outer.table("text_config", {})
     outer_config, config = config, {**config, **{k: v for k, v in inner.items() if v is not None}}

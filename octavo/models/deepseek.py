@@ -275,6 +275,7 @@ DEEPSEEK_V2 = Family(
     architecture="DeepseekV2ForCausalLM",
     model_type="deepseek_v2",
     model=DeepseekForCausalLM,
+    next_token_layers=True,
     hf_interleaved=True,
     hf_fields={"head_dim": "qk_rope_head_dim"},
     hf_defaults={**_HF_DEFAULTS, "max_position_embeddings": 2048},

@@ -216,6 +216,8 @@ class Family:
             files; where they differ, rows of queries and keys lie in another order in each.
         activations: that its MLPs have.
         norm_plus_one: folders store the weights of norms less one. (GGUF files never do.)
+        next_token_layers: modules for drafting that its checkpoints may have are a layer of the
+            model's own kind; see ``speculation/mtp.py``.
         exceeds_float16: its activations do, so that what runs it should be given bfloat16.
         row_order: of a parameter, fused or not, the rows of a folder's tensor in the order in which
             they are here; None where they lie so.
@@ -244,6 +246,7 @@ class Family:
     activations: tuple[Activation, ...] = ("silu", "gelu", "gelu_tanh")
     norm_plus_one: bool = False
     exceeds_float16: bool = False
+    next_token_layers: bool = False
     row_order: OfRows = _as_they_lie
     gguf_factors: OfRows = _as_they_lie
     gguf_config: Callable[[ModelConfig], ModelConfig] = _as_it_is

@@ -5,9 +5,14 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 from octavo.cli import main
+from octavo.errors import ModelFileError, UnsupportedModelError
+from octavo.models.config import ModelConfig
+from octavo.text.tokenizer import Tokenizer
 
 SENTENCE = "it is an encoder, which makes embeddings of texts and generates none"
 
@@ -37,3 +42,47 @@ def test_an_embedding_model_is_not_asked_to_generate(
 def test_doctor_says_the_same(encoder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["doctor", str(encoder)]) == 1
     assert SENTENCE in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("architecture", "kind", "feature"),
+    [
+        ("Gemma4ForConditionalGeneration", "gemma4", "share keys and values"),
+        ("Gemma3nForConditionalGeneration", "gemma3n", "AltUp"),
+        ("Qwen3_5ForConditionalGeneration", "qwen3_5", "Gated DeltaNet"),
+        ("Llama4ForConditionalGeneration", "llama4", "attention in chunks"),
+        ("NemotronHForCausalLM", "nemotron_h", "Mamba-2"),
+        ("GlmMoeDsaForCausalLM", "glm_moe_dsa", "sparse attention"),
+        ("MambaForCausalLM", "mamba", "Mamba"),
+    ],
+)
+@pytest.mark.parametrize("impl", ["auto", "octavo"])
+def test_a_refusal_names_the_feature(
+    architecture: str,
+    kind: str,
+    feature: str,
+    impl: str,
+    encoder: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    text = {"model_type": kind, "hidden_size": 64, "num_hidden_layers": 4, "vocab_size": 100}
+    config = {"architectures": [architecture], **text}
+    (encoder / "config.json").write_text(json.dumps(config))
+    save_file({"a": np.zeros(1, np.float32)}, encoder / "model.safetensors")
+    assert main(["generate", str(encoder), "--prompt", "hi", "--model-impl", impl]) == 1
+    error = capsys.readouterr().err
+    assert feature in error and "Traceback" not in error
+
+
+def test_gguf_files_too() -> None:
+    with pytest.raises(UnsupportedModelError, match="AltUp"):
+        ModelConfig.from_gguf({"general.architecture": "gemma3n"}, {}, path=Path("a.gguf"))
+    with pytest.raises(UnsupportedModelError, match="embeddings"):
+        ModelConfig.from_gguf({"general.architecture": "bert"}, {}, path=Path("a.gguf"))
+
+
+def test_a_vocabulary_of_tiktoken_is_told(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer_config.json").write_text("{}")
+    (tmp_path / "tiktoken.model").write_bytes(b"IQ== 0\n")
+    with pytest.raises(ModelFileError, match="tiktoken.*tokenizer.json of the same model"):
+        Tokenizer.from_folder(tmp_path)
