@@ -55,9 +55,14 @@ class TransformersSource:
 
     @cached_property
     def _config(self) -> Any:
-        from octavo.models.unsupported import check_generates, naming_features
+        from octavo.models.unsupported import (
+            check_by_transformers,
+            check_generates,
+            naming_features,
+        )
 
         check_generates(self._json, self.path)
+        check_by_transformers(self._json, self.path)
         need_transformers("model_impl transformers")
         from octavo.models.transformers_model import read_config
 

@@ -238,9 +238,9 @@ class ModelConfig:
         if not rope.has_freq_factors and rope.short_factor == rope.long_factor:
             return None
         return (
-            f"LongRoPE has two lists of divisors, and an engine takes one for all sequences: that "
-            f"of long contexts where more than {trained:,} tokens are served, as here, for those up "
-            f"to {trained:,} tokens too, which the model was trained to read by the other. Give "
+            "LongRoPE has two lists of divisors, and an engine takes one for all sequences: that "
+            f"of long contexts where more than {trained:,} tokens are served, as here, for those "
+            f"up to {trained:,} tokens too, which the model was trained to read by the other. Give "
             f"--max-model-len {trained} where all are that short"
         )
 

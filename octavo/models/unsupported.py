@@ -20,12 +20,8 @@ _ENCODERS = {
     *("nomic-bert", "nomic-bert-moe", "jina-bert-v2", "jina-bert-v3", "neo-bert", "modern-bert"),
 }
 
-_GEMMA4 = (
-    "layers that share keys and values, and heads of another size where all positions are seen"
-)
-_GEMMA3N = (
-    "embeddings of each layer, several streams (AltUp), and layers that share keys and values"
-)
+_GEMMA4 = "layers that share keys and values, and heads of another size where they see everything"
+_GEMMA3N = "embeddings of each layer, several streams (AltUp), layers that share keys and values"
 _QWEN35 = "Gated DeltaNet layers in the layout of Qwen3.5"
 _LLAMA4 = "attention in chunks, and queries that are scaled by their position"
 _NEMOTRON_H = "layers that are a Mamba-2, an attention or an MLP alone"
@@ -55,6 +51,11 @@ _FEATURES = {
     **dict.fromkeys(("kimi_linear", "kimi-linear"), _KDA),
     **dict.fromkeys(("ministral3", "mistral3"), _TEMPERATURE),
 }
+
+
+# What transformers can compute for itself alone: its layers hand keys and values on to each other
+# in a cache of its own, where octavo puts its paged one.
+_SHARE_KEYS = {"gemma4", "gemma4_text", "gemma4_unified", "gemma3n", "gemma3n_text"}
 
 
 def check_generates(config: Mapping[str, Any], path: Path) -> None:
@@ -94,3 +95,14 @@ def kinds_of(config: Mapping[str, Any]) -> tuple[Any, ...]:
     inner = config.get("text_config")
     own = inner.get("model_type") if isinstance(inner, Mapping) else None
     return own, config.get("model_type")
+
+
+def check_by_transformers(config: Mapping[str, Any], path: Path) -> None:
+    """UnsupportedModelError if not even transformers could run the model on a paged cache."""
+    found = [kind for kind in kinds_of(config) if isinstance(kind, str) and kind in _SHARE_KEYS]
+    if found:
+        with naming_features(*found):
+            raise UnsupportedModelError(
+                f"{path}: transformers cannot run {found[0]} on a paged cache, as layers take keys "
+                "and values from others"
+            )
