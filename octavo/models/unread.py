@@ -178,6 +178,7 @@ _OF_COMPUTATION = re.compile(
     "|window"
 )
 
+_FULL = {"full_attention", "attention"}
 _HF_KEYS: Mapping[str, Meaningless] = {
     # About the file, and programs that wrote or read it.
     **dict.fromkeys(
@@ -266,7 +267,6 @@ _ROPE_KEYS = {
     *("beta_fast", "beta_slow", "mscale", "mscale_all_dim", "truncate", "partial_rotary_factor"),
     "finetuned",
 }
-_FULL = {"full_attention", "attention"}
 _HF_PATTERNS = (
     # Sizes of weights: where they are others, no tensor has the shape that is expected.
     re.compile(r"(.*_)?intermediate_size|(num|n)_(local_|routed_|shared_)?experts"),
