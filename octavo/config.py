@@ -165,8 +165,14 @@ class EngineArgs:
         "static starts a batch only when the last has ended, for comparison",
         ("continuous", "static"),
     )
-    max_queued_requests: int | None = option(1024, "requests that may wait")
-    max_queued_tokens: int | None = option(None, "tokens that may wait")
+    max_queued_requests: int | None = option(
+        1024, "requests that may wait, counted by completion: n = 4 is four"
+    )
+    max_queued_tokens: int | None = option(
+        None,
+        "tokens that may wait: of prompts, and of answers as long as they may become; default: "
+        "8388608 in a server, else any number",
+    )
     tensor_parallel_size: int = option(1, "devices that share each layer")
     pipeline_parallel_size: int = option(1, "devices that share the layers")
     data_parallel_size: int = option(1, "whole copies of the engine")

@@ -41,7 +41,8 @@ def start_server(environment) -> Iterator[Callable[..., LiveServer]]:
 @pytest.fixture(scope="session")
 def server(start_server, smollm2_gguf) -> LiveServer:
     """The default model, as anybody may ask it; also with chat templates of their own."""
-    return start_server("smollm2-135m", "--num-blocks", "2048", "--trust-request-chat-template")
+    flags = ("--num-blocks", "2048", "--trust-request-chat-template", "--allow-window")
+    return start_server("smollm2-135m", *flags)
 
 
 @pytest.fixture(scope="session")

@@ -13,7 +13,7 @@ from starlette.responses import JSONResponse
 
 from octavo import __version__
 from octavo.core.batch import TokenLogprobs
-from octavo.core.limits import checked_token_ids
+from octavo.core.limits import DEFAULT_OUTPUT_TOKENS, checked_token_ids
 from octavo.core.sampling_params import SamplingParams
 from octavo.errors import ChatTemplateError
 from octavo.server.api.job import Job, sample_error
@@ -103,11 +103,12 @@ async def _begin(service: Service, body: LlamaCompletionRequest, request: Reques
     n_keep = min(map(len, prompts)) if body.n_keep == -1 else body.n_keep
     bias = await run_until_disconnect(request, _bias(service, body))
     fields = _generation_fields(body, bias, n_keep if facts.sights.context_shift else None)
-    max_tokens = body.max_tokens
-    if max_tokens is None or not is_endless(fields, max_tokens, facts):
-        # Where there is less room than was asked for, the answer is cut ("truncated"), as there.
+    # Where there is less room than was asked for, the answer is cut ("truncated"), as there.
+    if is_endless(fields, body.max_tokens, facts):
+        room = facts.max_output_tokens or DEFAULT_OUTPUT_TOKENS
+    else:
         room = min(check_length(len(prompt), None, facts) for prompt in prompts)
-        max_tokens = room if max_tokens is None else min(max_tokens, room)
+    max_tokens = room if body.max_tokens is None else min(body.max_tokens, room)
     params = to_sampling_params(fields, facts, max_tokens=max_tokens, logprobs=body.n_probs or None)
     return await Job(service, request_context(request), ROUTE, fields, prompts, params).begin()
 
