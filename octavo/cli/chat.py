@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from octavo.cli import results, terminal
 from octavo.cli.engine_flags import add_engine_flags, add_model_argument, engine_kwargs
-from octavo.cli.generate import load
+from octavo.cli.generate import OFTEN, load
 from octavo.cli.sampling_flags import add_sampling_flags, base_params, sampling_fields
 from octavo.core.sampling_params import SamplingParams
 from octavo.errors import ChatTemplateError, OctavoError
@@ -50,7 +50,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add_model_argument(parser)
     parser.add_argument("--system", metavar="TEXT", help="system message")
     add_sampling_flags(parser, skip=_FIXED, **DEFAULTS)
-    add_engine_flags(parser, skip={"seed"})
+    add_engine_flags(parser, skip={"seed"}, often=OFTEN)
     parser.set_defaults(run=run)
 
 

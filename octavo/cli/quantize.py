@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from octavo.cli import UsageError, terminal
 from octavo.cli.bench.common import add_plot_flag, check_plots, positive, save_plots
+from octavo.cli.parser import rarely
 from octavo.cli.text_file import read_text
 from octavo.errors import ConfigError
 from octavo.extras import need_torch
@@ -140,6 +141,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     add_plot_flag(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
+    rarely(parser, "--symmetric", "--asymmetric", "--mix-bits", "--calibration-tokens", "--rotate")
+    rarely(parser, "--train-tokens", "--train-codes", "--no-calibration", "--requantize")
+    rarely(parser, "--report-text")
     parser.set_defaults(run=run)
 
 
@@ -279,14 +283,13 @@ def _reports(
 @contextmanager
 def progress_bar() -> Iterator[Progress]:
     """What is being done, and how much of it is, on a terminal."""
-    if not sys.stderr.isatty():
+    if not terminal.can_animate():
         yield lambda what, done, total: None
         return
-    from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn()
-    with Progress(*columns, TimeElapsedColumn(), console=Console(stderr=True)) as bar:
+    with Progress(*columns, TimeElapsedColumn(), console=terminal.console(stderr=True)) as bar:
         task = bar.add_task("starting", total=None)
 
         def update(what: str, done: int, total: int) -> None:
@@ -296,7 +299,6 @@ def progress_bar() -> Iterator[Progress]:
 
 
 def print_rows(rows: Sequence[Mapping[str, Any]]) -> None:
-    from rich.console import Console
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False)
@@ -309,7 +311,7 @@ def print_rows(rows: Sequence[Mapping[str, Any]]) -> None:
         table.add_row(*_of_base(rows[0]["report"]))
     for row in rows:
         table.add_row(*_cells(row))
-    console = Console()
+    console = terminal.console(wraps=True)
     console.print(table)
     if rows[0]["report"]:
         report = rows[0]["report"]
@@ -322,7 +324,6 @@ def print_rows(rows: Sequence[Mapping[str, Any]]) -> None:
 
 def print_choice(row: Mapping[str, Any]) -> None:
     """How many matrices of each kind became what."""
-    from rich.console import Console
     from rich.table import Table
 
     kinds: Mapping[str, Mapping[str, int]] = row["choice"]["kinds"]
@@ -333,12 +334,8 @@ def print_choice(row: Mapping[str, Any]) -> None:
         table.add_column(name, justify="right")
     for kind, counts in kinds.items():
         table.add_row(kind, *(str(counts.get(name, "")) for name in names))
-    console = Console()
-    console.print(
-        f"\n{row['out']}: expected KL {row['choice']['expected_kl']:.4f}",
-        highlight=False,
-        soft_wrap=True,
-    )
+    console = terminal.console(wraps=True)
+    console.print(f"\n{row['out']}: expected KL {row['choice']['expected_kl']:.4f}", soft_wrap=True)
     console.print(table)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from octavo import hub
 
 if TYPE_CHECKING:
+    from rich.console import Console
     from rich.progress import Progress
 
 UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
@@ -31,6 +33,39 @@ def write_answer(text: str) -> None:
     """A piece of an answer to stdout, at once; without control characters on a terminal."""
     sys.stdout.write(text.translate(_CONTROLS) if sys.stdout.isatty() else text)
     sys.stdout.flush()
+
+
+def is_plain() -> bool:
+    """Whether a terminal is to get no colours and nothing that moves: https://no-color.org, and
+    terminals that can do neither."""
+    return bool(os.environ.get("NO_COLOR")) or os.environ.get("TERM") in ("dumb", "unknown")
+
+
+def can_animate() -> bool:
+    """Whether stderr is a terminal on which a line may be drawn again and again."""
+    return sys.stderr.isatty() and not is_plain()
+
+
+def console(*, stderr: bool = False, width: int | None = None, wraps: bool = False) -> Console:
+    """Where tables and styled lines go; lines are left as long as they are unless ``wraps``.
+
+    Without a single escape sequence where ``is_plain``, and where the reader has gone it raises
+    BrokenPipeError, as print does.
+    """
+    from rich.console import Console
+
+    class _Console(Console):
+        def on_broken_pipe(self) -> None:
+            raise BrokenPipeError  # rich would end the program with status 1
+
+    return _Console(
+        stderr=stderr,
+        width=width,
+        highlight=False,
+        soft_wrap=not wraps,
+        color_system=None if is_plain() else "auto",
+        force_terminal=False if is_plain() else None,
+    )
 
 
 def say(message: str) -> None:
@@ -71,7 +106,7 @@ def progress_bar(doing: str, model: str) -> Iterator[Callable[[int, int | None],
 
     Nothing is shown before its first call: most models are here, and need no fetching.
     """
-    if not sys.stderr.isatty():
+    if not can_animate():
         yield _quiet_progress(doing, model)
         return
     bar = _Bar(f"{doing} {model}")
@@ -100,7 +135,6 @@ class _Bar:
 
     def _start(self) -> Progress:
         from rich import progress
-        from rich.console import Console
 
         bar = progress.Progress(
             progress.TextColumn("{task.description}"),
@@ -108,7 +142,7 @@ class _Bar:
             progress.DownloadColumn(binary_units=True),
             progress.TransferSpeedColumn(),
             progress.TimeRemainingColumn(),
-            console=Console(stderr=True),
+            console=console(stderr=True),
             transient=True,
         )
         bar.start()
@@ -119,7 +153,7 @@ class _Bar:
 def request_progress() -> Iterator[Callable[[int, int], None]]:
     """A callback that takes (requests that have ended, requests in all). Shown on a terminal only,
     from its first call on."""
-    if not sys.stderr.isatty():
+    if not can_animate():
         yield lambda ended, total: None
         return
     bar = _RequestBar()
@@ -145,12 +179,11 @@ class _RequestBar:
 
     def _start(self) -> Progress:
         from rich import progress
-        from rich.console import Console
 
         columns = progress.BarColumn(), progress.MofNCompleteColumn(), progress.TimeElapsedColumn()
         # It is drawn in a thread: seldom, for that thread takes time from what is measured.
         bar = progress.Progress(
-            *columns, console=Console(stderr=True), transient=True, refresh_per_second=2
+            *columns, console=console(stderr=True), transient=True, refresh_per_second=2
         )
         bar.start()
         return bar
@@ -171,8 +204,6 @@ def _quiet_progress(doing: str, model: str) -> Callable[[int, int | None], None]
 
 def spinner(message: str) -> AbstractContextManager[object]:
     """A spinner on a terminal, nothing elsewhere."""
-    if not sys.stderr.isatty():
+    if not can_animate():
         return nullcontext()
-    from rich.console import Console
-
-    return Console(stderr=True).status(message)
+    return console(stderr=True).status(message)
