@@ -19,7 +19,7 @@ EXAMPLES = """\
 examples:
   source <(octavo completion bash)     # in ~/.bashrc
   source <(octavo completion zsh)      # in ~/.zshrc, after compinit
-  octavo completion fish > ~/.config/fish/completions/octavo.fish
+  octavo completion fish | source      # in ~/.config/fish/config.fish
 """
 
 # The line that has a shell complete names of files, too.

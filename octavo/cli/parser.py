@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import difflib
 import re
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NoReturn
@@ -215,7 +216,7 @@ def _replaced(parser: CommandParser, **attributes: Any) -> Iterator[None]:
 
 class _HelpAll(argparse.Action):
     def __call__(self, parser: Any, *args: object, **kwargs: object) -> NoReturn:
-        parser._print_message(parser.format_whole_help())
+        parser._print_message(parser.format_whole_help(), sys.stdout)
         raise SystemExit(0)
 
 

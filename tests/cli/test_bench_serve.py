@@ -71,7 +71,7 @@ def parse(monkeypatch):
     """The configuration that a command line becomes."""
     found = []
 
-    def run_serve_bench(config, progress):
+    def run_serve_bench(config, progress, say):
         found.append(config)
         raise cli.UsageError("that is enough")
 

@@ -90,7 +90,7 @@ def run(args: argparse.Namespace) -> int:
         terminal.resolve(model)
         terminal.say(f"starting octavo serve {model}")
     with terminal.request_progress() as progress:
-        result = run_serve_bench(config, progress)
+        result = run_serve_bench(config, progress, terminal.say)
     return _tell(args, result)
 
 
