@@ -124,7 +124,8 @@ def candidates(words: Sequence[str]) -> list[Candidate]:
     *before, last = [word for word in words[:-1] if word != "="] + list(words[-1:] or [""])
     last = "" if last == "=" else last
     place = _place(before)
-    if place.flag is None and last.startswith("-"):
+    may_end = place.flag is None or place.flag.nargs in ("+", "*")
+    if may_end and last.startswith("-"):
         name, equals, _ = last.partition("=")
         action = place.parser._option_string_actions.get(name)
         if not equals:
