@@ -124,10 +124,11 @@ def _stream_one(llm: LLM, prompt: Any, params: SamplingParams, use_chat: bool) -
     """Text to stdout as it comes, figures to stderr when it ends."""
     stream = llm.stream_chat if use_chat else llm.stream
     output = None
+    writer = terminal.AnswerWriter()
     for chunk in stream(prompt, params):
-        terminal.write_answer(chunk.text)
+        writer.write(chunk.text)
         output = chunk.output
-    terminal.write_answer("\n")
+    writer.end()
     if output is not None:
         terminal.say(results.summary(output))
     return _status([output] if output is not None else [])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from octavo import hub
+from octavo.cli.wrapping import WordWrap
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -29,16 +31,47 @@ def print_json(value: Any) -> None:
     sys.stdout.flush()
 
 
+class AnswerWriter:
+    """Writes an answer to stdout as it comes. On a terminal without control characters, and with
+    lines that end between words."""
+
+    def __init__(self) -> None:
+        self._wrap = WordWrap(_columns) if sys.stdout.isatty() else None
+
+    def write(self, text: str) -> None:
+        if self._wrap is not None:
+            text = self._wrap.feed(text.translate(_CONTROLS))
+        if text:
+            sys.stdout.write(text)
+            sys.stdout.flush()
+
+    def end(self) -> None:
+        """What was held back, and the end of the line."""
+        sys.stdout.write("\n" if self._wrap is None else self._wrap.end() + "\n")
+        sys.stdout.flush()
+
+
+def _columns() -> int:
+    return max(shutil.get_terminal_size().columns, 1)
+
+
 def write_answer(text: str) -> None:
-    """A piece of an answer to stdout, at once; without control characters on a terminal."""
-    sys.stdout.write(text.translate(_CONTROLS) if sys.stdout.isatty() else text)
-    sys.stdout.flush()
+    """A whole answer, or several, to stdout."""
+    writer = AnswerWriter()
+    writer.write(text.removesuffix("\n"))
+    writer.end()
+
+
+def can_move_cursor() -> bool:
+    """Whether a terminal takes more than text, by what it says of itself."""
+    kind = os.environ.get("TERM") or ("dumb" if os.name == "posix" else "")
+    return kind not in ("dumb", "unknown")
 
 
 def is_plain() -> bool:
     """Whether a terminal is to get no colours and nothing that moves: https://no-color.org, and
     terminals that can do neither."""
-    return bool(os.environ.get("NO_COLOR")) or os.environ.get("TERM") in ("dumb", "unknown")
+    return bool(os.environ.get("NO_COLOR")) or not can_move_cursor()
 
 
 def can_animate() -> bool:

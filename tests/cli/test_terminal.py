@@ -30,8 +30,11 @@ def test_escape_sequences_of_a_model_do_not_reach_a_terminal(
         (io.StringIO(), text),
     ):
         monkeypatch.setattr(sys, "stdout", stream)
-        terminal.write_answer(text)
-        assert stream.getvalue() == expected
+        writer = terminal.AnswerWriter()
+        for piece in (text[:3], text[3:]):
+            writer.write(piece)
+        writer.end()
+        assert stream.getvalue() == expected + "\n"
 
 
 def test_bar_appears_with_the_first_call_only(monkeypatch: pytest.MonkeyPatch) -> None:
