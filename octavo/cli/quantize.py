@@ -356,7 +356,7 @@ def print_rows(rows: Sequence[Mapping[str, Any]]) -> None:
     for row in rows:
         table.add_row(*_cells(row))
     # Without a terminal there is no width to keep to.
-    width = None if sys.stdout.isatty() else 160
+    width = None if sys.stdout.isatty() else 400
     console = terminal.console(width=width, wraps=True)
     console.print(table)
     if reports:

@@ -302,7 +302,7 @@ def test_a_comparison_keeps_what_did_not_fail(run, judge, tmp_path, monkeypatch)
     assert "RuntimeError: this one cannot be judged" in "".join(failed.values())
     assert [line for line in err.splitlines() if line.startswith("octavo: error: ")] != []
     again = run(*flags, name="again")
-    assert again[0] == 1 and "again-rtn" in again[1] and "again-q8_0" in again[1]
+    assert again[0] == 1 and "nf4" in again[2] and "rtn" in again[1] and "q8_0" in again[1]
 
 
 def test_where_all_fail_the_comparison_says_so(run, judge, tmp_path):

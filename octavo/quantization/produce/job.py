@@ -497,7 +497,8 @@ def _make_gguf(
 
     def choose(matrix: Matrix) -> GGMLType:
         if mixture is not None:
-            return mixture.type(matrix.parameter)
+            is_copy = config.tie_embeddings and matrix.parameter == HEAD
+            return mixture.type(EMBEDDING if is_copy else matrix.parameter)
         return type_of(matrix.name, matrix.shape, wanted.target, facts)
 
     def encode(type: GGMLType, rows: np.ndarray, parameter: str) -> np.ndarray:
