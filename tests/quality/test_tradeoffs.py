@@ -59,3 +59,8 @@ def test_files_that_cannot_be_read(tmp_path):
     (tmp_path / "text.json").write_text("rows")
     with pytest.raises(BenchmarkError, match="is not JSON"):
         read_tradeoffs(tmp_path / "text.json")
+
+
+def test_what_of_a_comparison_could_not_be_judged_is_no_point():
+    document = {"rows": [row(), row("other", report=None)], "failed": {"other": "no memory"}}
+    assert len(tradeoffs(document)) == 1
