@@ -223,6 +223,8 @@ class Family:
             they are here; None where they lie so.
         gguf_factors: of a parameter, what GGUF files have multiplied into each of its rows, or into
             all, of what the config says of it; ``gguf_config``: a config that no longer says that.
+        gguf_needs_head: llama.cpp refuses GGUF files of this kind without a matrix of their own for
+            the output, so that a model whose embedding is that too is written with both.
         written_gguf_names: those of a file to be, where ``gguf_names`` have several for some.
         from_hf, from_gguf: what is left to be read, see ``ReadConfig``. GGUF's are ``GGUFFields``.
         to_hf, to_gguf: and to be written.
@@ -250,6 +252,7 @@ class Family:
     row_order: OfRows = _as_they_lie
     gguf_factors: OfRows = _as_they_lie
     gguf_config: Callable[[ModelConfig], ModelConfig] = _as_it_is
+    gguf_needs_head: bool = False
     written_gguf_names: Callable[[ModelConfig], TensorNames] | None = None
     from_hf: ReadConfig = _nothing
     from_gguf: ReadConfig = _nothing

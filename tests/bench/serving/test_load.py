@@ -10,7 +10,14 @@ import pytest
 from pace import python_seconds
 
 from octavo.bench.serving import load
-from octavo.bench.serving.endpoint import Endpoint, ServerError, served_model, wait_until_ready
+from octavo.bench.serving.endpoint import (
+    Endpoint,
+    Patience,
+    ServerError,
+    served_model,
+    wait_until_listening,
+    wait_until_ready,
+)
 from octavo.bench.serving.http_client import HttpClient
 from octavo.bench.serving.load import send_load
 from octavo.measure.concurrency import concurrency_curve
@@ -229,17 +236,51 @@ def test_prompts_that_an_api_does_not_take(backend, request_, advice):
 
 
 def test_a_server_is_asked_who_it_is_and_if_it_is_there(fake_server, scripted):
+    said = []
+
     async def main():
         client = HttpClient(fake_server.url + "/prefix")
         assert await served_model(client) == "fake/model"
         endpoint = Endpoint(client, "m")
-        await wait_until_ready(endpoint, scripted(0), 5)
+        await wait_until_ready(endpoint, scripted(0), Patience())
         with pytest.raises(ServerError, match="HTTP 400: too many"):
-            await wait_until_ready(endpoint, scripted(0, status=400), 60)  # no use in waiting
+            await wait_until_ready(endpoint, scripted(0, status=400), Patience())  # no use
         with pytest.raises(ServerError, match="HTTP 503"):
-            await wait_until_ready(endpoint, scripted(0, status=503), 0.3)
+            await wait_until_ready(
+                endpoint, scripted(0, status=503), Patience(60, 0.3, said.append)
+            )
         await client.close()
+        assert len(said) == 1 and "HTTP 503" in said[0]
 
     load.run(main())
     paths = [entry["path"] for entry in fake_server.log()]
     assert set(paths) == {"/prefix/v1/completions"} and len(paths) >= 4
+
+
+def test_where_nobody_listens_is_said_once_and_is_an_error_soon(scripted):
+    said = []
+
+    async def main():
+        client = HttpClient("http://127.0.0.1:9")
+        with pytest.raises(ServerError, match="at http://127.0.0.1:9: no connection"):
+            await wait_until_listening(client, Patience(0.6, 600, said.append))
+        with pytest.raises(ServerError, match="first request"):  # nor is such a one waited for
+            await wait_until_ready(Endpoint(client, "m"), scripted(0), Patience(0.6, 600))
+        with pytest.raises(ServerError, match="nothing answers"):
+            await served_model(client)
+
+    load.run(main())
+    assert len(said) == 1 and "trying for 0.6 s" in said[0]
+
+
+def test_a_server_that_takes_connections_and_says_nothing_is_given_up():
+    import socket
+
+    async def main():
+        with socket.create_server(("127.0.0.1", 0)) as silent:
+            client = HttpClient(f"http://127.0.0.1:{silent.getsockname()[1]}")
+            with pytest.raises(ServerError, match="no answer in time"):
+                await wait_until_listening(client, Patience(0.1))
+            await client.close()
+
+    load.run(main())
