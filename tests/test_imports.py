@@ -19,7 +19,7 @@ PACKAGE = Path(octavo.__file__).parent
 HEAVY = ("torch", "numpy", "transformers", "tokenizers", "jinja2", "rich", "huggingface_hub")
 
 # What each part may import of octavo, beside itself. These are open to all:
-OPEN = {"errors", "extras", "files", "garbage", "lazy", "options"}
+OPEN = {"errors", "extras", "files", "garbage", "lazy", "options", "scalars"}
 
 ALLOWED = {
     "machine": set(),

@@ -82,10 +82,10 @@ def test_a_stream_that_nobody_reads_is_ended_when_it_is_forgotten(llm):
     forgotten, _ = scheduler.requests
     del stream
     next(other)
-    assert forgotten not in scheduler.requests and forgotten not in llm._takers
+    assert forgotten not in scheduler.requests and forgotten not in llm._inboxes
     del other
     assert len(llm.generate("abc", GREEDY)[0].outputs[0].token_ids) == 8
-    assert not llm._text_engine.has_unfinished_requests and not llm._takers
+    assert not llm._text_engine.has_unfinished_requests and not llm._inboxes
     assert scheduler.block_manager.num_used_blocks == 0
 
 
@@ -94,7 +94,7 @@ def test_a_stream_may_be_closed_more_than_once_and_then_ends(llm):
     stream.close()
     stream.close()
     assert list(stream) == []
-    assert not llm._text_engine.has_unfinished_requests and not llm._takers
+    assert not llm._text_engine.has_unfinished_requests and not llm._inboxes
 
 
 @pytest.mark.parametrize("ending", [KeyboardInterrupt, SystemExit])
@@ -110,7 +110,7 @@ def test_an_interruption_gets_through_and_leaves_nothing_behind(llm, monkeypatch
         with pytest.raises(ending):
             run()
         monkeypatch.undo()
-        assert not llm._text_engine.groups and not llm._takers
+        assert not llm._text_engine.groups and not llm._inboxes
         assert llm.generate("abc", GREEDY)[0].finished
         assert llm._text_engine.engine.scheduler.block_manager.num_used_blocks == 0
 
@@ -120,7 +120,7 @@ def test_a_stream_that_is_left_frees_its_blocks(llm):
     next(stream)
     stream.close()
     engine = llm._text_engine.engine
-    assert not engine.has_unfinished_requests and not llm._takers
+    assert not engine.has_unfinished_requests and not llm._inboxes
     assert engine.scheduler.block_manager.num_used_blocks == 0
 
 

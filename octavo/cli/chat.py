@@ -42,7 +42,7 @@ HELP = """\
 """
 
 # Fields that a single streamed answer has no use for.
-_FIXED = {"n", "best_of", "logprobs", "prompt_logprobs", "detokenize"}
+_FIXED = {"n", "best_of", "logprobs", "prompt_logprobs", "detokenize", "output_kind"}
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
