@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import itertools
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from octavo.build import load_engine
-from octavo.call_arguments import ChatSettings, Conversation, check_streamable
-from octavo.call_arguments import refuse_what_is_not_there
+from octavo.call_arguments import (
+    ChatSettings,
+    Conversation,
+    check_streamable,
+    refuse_what_is_not_there,
+)
 from octavo.config import EngineArgs, EngineConfig
 from octavo.core.engine import EngineStep
 from octavo.core.sampling_params import SamplingParams
@@ -442,6 +446,8 @@ def _as_prompts(prompts: Prompts) -> list[Prompt]:
     """A list of prompts from whatever was given. A list of integers is one prompt."""
     if isinstance(prompts, str) or hasattr(prompts, "keys"):
         return [prompts]  # type: ignore[list-item]
+    if not isinstance(prompts, Iterable):
+        raise InvalidRequestError(f"must be a prompt, or several, not {prompts!r}", "prompts")
     listed = list(plain_list(prompts))
     if listed and all(isinstance(plain(entry), int) for entry in listed):
         return [listed]

@@ -125,6 +125,11 @@ class TextEngine:
             prompt = prompt.get("prompt", "")
         if isinstance(prompt, str):
             return prompt, self.tokenizer.encode(prompt, parse_special=parse_special)
+        if not isinstance(prompt, Iterable):
+            raise InvalidRequestError(
+                f"must be a text, integers that are token ids, or a mapping, not {prompt!r}",
+                "prompt",
+            )
         return None, checked_token_ids(prompt, self.vocab_size)
 
     def add(
