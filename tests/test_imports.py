@@ -46,8 +46,9 @@ ALLOWED = {
     "executor": {"core", "runtime"},
     "config": {
         *("core", "models.kv_groups", "offload.settings", "runtime.capacity"),
-        "speculation.config",
+        *("speculation.config", "vllm_settings"),
     },
+    "vllm_settings": set(),
     "offload": {"core", "cost", "model_files"},
     "offload.settings": set(),
     "speculation.config": {"core"},

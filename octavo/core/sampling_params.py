@@ -88,7 +88,8 @@ class SamplingParams:
         repetition_penalty: > 0, over prompt and generated tokens; 1 is off.
         temperature: 0 is greedy.
         top_p, min_p, typical_p: 1, 0 and 1 are off. top_k: 0 or -1 is off.
-        seed: the same seed gives the same tokens, whatever else runs. None draws one.
+        seed: the same seed gives the same tokens, whatever else runs (on a GPU, to the bit with
+            ``batch_invariant`` alone). None draws one.
         stop: strings that end the generation; not part of the text unless
             ``include_stop_str_in_output``. stop_token_ids: the same for tokens.
         ignore_eos: go on after the model's end-of-text tokens.
@@ -100,7 +101,7 @@ class SamplingParams:
         allowed_token_ids: only these can be generated. bad_words: these can not.
         detokenize: False leaves ``text`` empty.
         skip_special_tokens: special tokens do not become text.
-        speculative: whether tokens may be guessed ahead, and how many; it changes no answer.
+        speculative: whether tokens may be guessed ahead, and how many.
         attention_sinks, window: of its own tokens, a query sees so many of the first and of the
             last, and the generation may go on past the context (``core/sight.py``). A window of 0
             sees all; None is as the engine has it.
