@@ -30,11 +30,9 @@ from octavo.text_engine import Prompt, TextDelta, cache_salt_of
 _log = logging.getLogger("octavo")
 
 
-
 def AsyncEngineArgs(model: str | None = None, **settings: Any) -> EngineArgs:  # noqa: N802
     """`EngineArgs` of octavo's settings and vLLM's, under vLLM's name."""
     return EngineArgs.from_kwargs(model, **settings)
-
 
 
 class _Mailbox:

@@ -1,4 +1,4 @@
-"""What `LLM` and `AsyncLLM` are asked beside prompts: each argument has an effect, or is refused."""
+"""What `LLM` and `AsyncLLM` are asked beside prompts: an argument has an effect, or is refused."""
 
 from __future__ import annotations
 

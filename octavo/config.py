@@ -314,7 +314,9 @@ class EngineArgs:
     def from_kwargs(cls, model: str | None = None, **kwargs: Any) -> EngineArgs:
         """Build from keyword arguments, octavo's and vLLM's (``vllm_settings.py``)."""
         settings: dict[str, Any] = {} if model is None else {"model": model}
-        settings |= translated(kwargs, {each.name: each.default for each in dataclasses.fields(cls)})
+        settings |= translated(
+            kwargs, {each.name: each.default for each in dataclasses.fields(cls)}
+        )
         return cls(**settings, given=settings.keys())
 
     def given_settings(self) -> dict[str, Any]:

@@ -13,7 +13,6 @@ from octavo.output_builder import OutputBuilder
 from octavo.outputs import RequestOutput, StreamChunk
 from octavo.shared_driver import SharedDriver, Wait
 from octavo.text_engine import SampleGroup, TextDelta
-from octavo.text.tokenizer import Tokenizer
 
 
 class Inbox:

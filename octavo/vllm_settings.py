@@ -27,11 +27,11 @@ class Group(NamedTuple):
 
 
 def _unset(names: str) -> dict[str, tuple[Any, ...]]:
-    return {name: () for name in names.split()}
+    return dict.fromkeys(names.split(), ())
 
 
 def _off(names: str) -> dict[str, tuple[Any, ...]]:
-    return {name: (False,) for name in names.split()}
+    return dict.fromkeys(names.split(), (False,))
 
 
 # As of vLLM 0.32, and some names of earlier versions.

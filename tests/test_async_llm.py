@@ -270,10 +270,7 @@ def test_deltas_are_what_is_new_and_add_up(engine):
     assert len(outputs) > 2 and [output.finished for output in outputs].count(True) == 1
     for completion in whole.outputs:
         parts = [
-            part
-            for output in outputs
-            for part in output.outputs
-            if part.index == completion.index
+            part for output in outputs for part in output.outputs if part.index == completion.index
         ]
         assert "".join(part.text for part in parts) == completion.text
         assert sum([part.token_ids for part in parts], []) == completion.token_ids
@@ -312,7 +309,9 @@ def test_an_answer_to_a_slow_reader_of_deltas_loses_nothing(start):
         return parts + [output async for output in answer]
 
     first, last = asyncio.run(main())
-    assert first.outputs[0].token_ids + last.outputs[0].token_ids == expected_tokens([1, 2], 200, 97)
+    assert first.outputs[0].token_ids + last.outputs[0].token_ids == expected_tokens(
+        [1, 2], 200, 97
+    )
 
 
 def test_an_abort_of_deltas_is_said_once(engine):
