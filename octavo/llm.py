@@ -275,7 +275,7 @@ class LLM:
                     except RequestError as error:
                         call.refused[index] = error
                     else:
-                        waiting.append(ask._replace(index=index, priority=priorities[index]))
+                        waiting.append(ask._replace(place=index, priority=priorities[index]))
                 self._add_all(waiting, call.inbox, call.open, call.refuse)
             if call.refused and not call.builders:
                 raise call.refused[min(call.refused)]
@@ -348,7 +348,7 @@ class LLM:
                 inbox.put(delta)
 
     def _forget(self, *request_ids: str) -> None:
-        """Nobody takes their deltas any more: those that still run end. In the thread that drives."""
+        """Nobody takes their deltas any more: those that still run end. For whoever drives."""
         for request_id in request_ids:
             self._inboxes.pop(request_id, None)
             self._text_engine.abort(request_id)
@@ -395,7 +395,7 @@ class _Ask(NamedTuple):
     prompt: _Prompt
     params: SamplingParams
     bad_words: Sequence[Sequence[int]]
-    index: int = 0  # among the prompts of a call
+    place: int = 0  # among the prompts of a call
     priority: int = 0
 
 
@@ -412,10 +412,10 @@ class _Call:
 
     def open(self, ask: _Ask, group: SampleGroup) -> None:
         builder = OutputBuilder(group, self._tokenizer)
-        self.builders[ask.index] = self._by_id[group.request_id] = builder
+        self.builders[ask.place] = self._by_id[group.request_id] = builder
 
     def refuse(self, ask: _Ask, error: RequestError) -> None:
-        self.refused[ask.index] = error
+        self.refused[ask.place] = error
 
     def _is_done(self) -> bool:
         """Takes in what is new, step by step; in the thread that waits."""

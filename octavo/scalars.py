@@ -25,7 +25,8 @@ def plain(value: Any) -> Any:
 
 def plain_list(values: Iterable[Any]) -> Iterable[Any]:
     """Arrays of numpy or torch as (nested) lists; anything else as it is."""
-    if hasattr(values, "shape") and callable(getattr(values, "tolist", None)):
-        listed: Iterable[Any] = values.tolist()
+    to_list = getattr(values, "tolist", None)
+    if hasattr(values, "shape") and callable(to_list):
+        listed: Iterable[Any] = to_list()
         return listed
     return values

@@ -5,7 +5,7 @@
     thread C   wait_for(its stream)    ── woken by A when a step has brought something for it
 
 So requests of all threads are in one batch. When A has what it waited for, one of those who still
-wait drives on. Nobody drives while nobody waits, and a thread that is alone steps the engine itself.
+wait drives on. Nobody drives while nobody waits; a thread that is alone steps the engine itself.
 """
 
 from __future__ import annotations

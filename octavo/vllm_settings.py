@@ -1,6 +1,7 @@
-"""Settings of vLLM's engine under octavo's roof: those that octavo has under another name, and those
-that it has not, of which a value that asks for nothing is taken, and any other is an error that
-says what to do."""
+"""Settings of vLLM's engine: those that octavo has under another name, and those that it has not.
+
+Of the latter, a value that asks for nothing is taken; any other is an error that says what to do.
+"""
 
 from __future__ import annotations
 

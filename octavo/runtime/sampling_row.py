@@ -118,14 +118,16 @@ class _Output(Sequence[int]):
 
 def sampling_row(request: Request | DraftedRow) -> SamplingRow:
     """A request as it is now, in a row of its own."""
-    is_drafted = isinstance(request, DraftedRow)
-    owner, drafted = (request.request, request.drafted) if is_drafted else (request, ())
+    if isinstance(request, DraftedRow):
+        output = _Output(request.request, request.drafted)
+    else:
+        output = _Output(request, ())
     return SamplingRow(
         params=request.params,
         seed=request.seed,
         sample_index=request.sample_index,
         prompt_token_ids=request.prompt_token_ids,
-        output_token_ids=_Output(owner, drafted),
+        output_token_ids=output,
         bits=request.bitmask(),
         seen=request.seen_tokens() if request.params.has_penalties else None,
     )

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+OPERATORS = ("/steps", "/metrics", "/load", "/octavo/tensors", "/octavo/tensors/{name}")
 KEY, OTHER_KEY, WRONG_KEY = "sk-canary-ann-7d1f", "sk-canary-bob-93ac", "sk-canary-eve-0000"
 VARIABLE_KEY = "sk-canary-variable-55aa"
 PROMPT = "canary prompt: the treasure is under the oak"
@@ -97,7 +98,8 @@ def test_every_route_and_method_wants_the_right_key(server):
     for right in (KEY, OTHER_KEY, VARIABLE_KEY):
         answers = ask(right)
         for (path, method), answer in zip(cases, answers, strict=True):
-            assert answer.status in (200, 307, 400, 404, 405), (path, method, answer)
+            statuses = (403,) if path.partition("?")[0] in OPERATORS else (200, 307, 400, 404, 405)
+            assert answer.status in statuses, (path, method, answer)
             check_clean(answer)
         assert sum(answer.status == 200 for answer in answers) >= 12
 
@@ -181,10 +183,25 @@ def test_a_foreign_page_is_refused(server, origin):
 
 def test_a_form_cannot_ask(server):
     """What a browser sends to other sites without asking them has none of JSON's types."""
+    body = json.dumps({"prompt": "a", "max_tokens": 1}).encode()
     for kind in ("text/plain", "application/x-www-form-urlencoded", "multipart/form-data"):
-        body = json.dumps({"prompt": "a", "max_tokens": 1}).encode()
-        answer = server.fetch("/v1/completions", body, headers={"Content-Type": kind})
-        assert answer.status == 400, answer
+        for status, headers in (
+            (403, {"Origin": "https://elsewhere.example"}),
+            (403, {"Origin": "null"}),
+            (403, {"Sec-Fetch-Site": "cross-site"}),
+            (400, {"User-Agent": "Mozilla/5.0"}),
+        ):
+            answer = server.fetch(
+                "/v1/completions", body, headers={"Content-Type": kind, **headers}
+            )
+            assert answer.status == status, (kind, headers, answer)
+
+
+def test_what_curl_calls_a_form_is_read(server):
+    """``curl -d '{…}'``, without a header."""
+    body = json.dumps({"prompt": "a", "max_tokens": 1}).encode()
+    headers = {"Content-Type": "application/x-www-form-urlencoded", "User-Agent": "curl/8.5.0"}
+    assert server.fetch("/v1/completions", body, headers=headers).status == 200
 
 
 # -- secrets -----------------------------------------------------------------------------------
