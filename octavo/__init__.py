@@ -26,6 +26,7 @@ _HOMES = {
     "LLM": "octavo.llm",
     "OctavoError": "octavo.errors",
     "RequestOutput": "octavo.outputs",
+    "RequestOutputKind": "octavo.core.sampling_params",
     "SamplingParams": "octavo.core.sampling_params",
 }
 

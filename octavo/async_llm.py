@@ -7,23 +7,32 @@ import contextlib
 import logging
 import threading
 from collections import deque
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from octavo.build import load_engine
+from octavo.call_arguments import (
+    ChatSettings,
+    Conversation,
+    check_streamable,
+    refuse_what_is_not_there,
+)
 from octavo.config import EngineArgs
 from octavo.core.engine import EngineStep
-from octavo.core.sampling_params import SamplingParams
+from octavo.core.sampling_params import RequestOutputKind, SamplingParams
 from octavo.driver import EngineDriver
 from octavo.errors import ENDINGS, EngineError, InvalidRequestError, OctavoError
 from octavo.output_builder import OutputBuilder
 from octavo.outputs import RequestOutput
-from octavo.text_engine import Prompt, TextDelta
+from octavo.scalars import plain
+from octavo.text_engine import Prompt, TextDelta, cache_salt_of
 
 _log = logging.getLogger("octavo")
 
-# The ecosystem's name for the same thing.
-AsyncEngineArgs = EngineArgs
+
+def AsyncEngineArgs(model: str | None = None, **settings: Any) -> EngineArgs:  # noqa: N802
+    """`EngineArgs` of octavo's settings and vLLM's, under vLLM's name."""
+    return EngineArgs.from_kwargs(model, **settings)
 
 
 class _Mailbox:
@@ -127,18 +136,28 @@ class AsyncLLM:
     def get_tokenizer(self) -> Any:
         return self._text_engine.tokenizer
 
-    async def generate(
+    def generate(
         self,
         prompt: Prompt,
         sampling_params: SamplingParams,
         request_id: str,
         *,
+        prompt_text: str | None = None,
+        lora_request: Any = None,
+        tokenization_kwargs: Mapping[str, Any] | None = None,
+        trace_headers: Mapping[str, str] | None = None,
         priority: int = 0,
+        data_parallel_rank: int | None = None,
+        reasoning_ended: bool | None = None,
         cache_salt: str = "",
-    ) -> AsyncIterator[RequestOutput]:
-        """Complete a prompt; yields the whole output so far whenever it has grown.
+    ) -> AsyncGenerator[RequestOutput, None]:
+        """Complete a prompt; yields an output whenever there is something new.
 
-        Who is slow to ask for the next output gets the latest one then, and misses those between.
+        What it holds is said by ``sampling_params.output_kind``: the whole output so far, what is
+        new since the last one (which costs the same at each, however long the answer is), or, with
+        FINAL_ONLY, all of it at the end. Who is slow to ask for the next output finds in it all
+        that is new by then. Of vLLM's arguments, those that octavo has nothing for
+        (``lora_request``, ``tokenization_kwargs``, ``trace_headers``, …) take None alone.
 
         Raises:
             RequestError: the prompt or the parameters cannot be served.
@@ -146,6 +165,63 @@ class AsyncLLM:
 
         A request that fails inside the engine ends with the finish_reason "error".
         """
+        refuse_what_is_not_there(
+            prompt_text=prompt_text,
+            lora_request=lora_request,
+            tokenization_kwargs=tokenization_kwargs,
+            trace_headers=trace_headers,
+            data_parallel_rank=data_parallel_rank,
+            reasoning_ended=reasoning_ended,
+        )
+        salt = cache_salt or cache_salt_of(prompt)
+
+        def tokenize() -> tuple[str | None, list[int]]:
+            return self._text_engine.tokenize(prompt)
+
+        return self._answer(tokenize, sampling_params.clone(), request_id, plain(priority), salt)
+
+    def chat(
+        self,
+        messages: Conversation,
+        sampling_params: SamplingParams,
+        request_id: str,
+        *,
+        chat_template: str | None = None,
+        chat_template_content_format: str = "auto",
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        priority: int = 0,
+        cache_salt: str = "",
+    ) -> AsyncGenerator[RequestOutput, None]:
+        """Answer a conversation, through the model's chat template: the arguments are those of
+        ``LLM.chat``, the outputs those of ``generate``."""
+        settings = ChatSettings(
+            chat_template,
+            chat_template_content_format,
+            add_generation_prompt,
+            continue_final_message,
+            tools,
+            chat_template_kwargs,
+        )
+
+        def tokenize() -> tuple[str | None, list[int]]:
+            return settings.prompt(self._text_engine.tokenizer, messages)
+
+        params = sampling_params.clone()
+        return self._answer(tokenize, params, request_id, plain(priority), cache_salt)
+
+    async def _answer(
+        self,
+        tokenize: Callable[[], tuple[str | None, list[int]]],
+        params: SamplingParams,
+        request_id: str,
+        priority: int,
+        cache_salt: str,
+    ) -> AsyncGenerator[RequestOutput, None]:
+        if params.output_kind is RequestOutputKind.DELTA:
+            check_streamable(params)
         mailbox = _Mailbox(request_id)
         if self._mailboxes.setdefault(request_id, mailbox) is not mailbox:
             raise InvalidRequestError(f"{request_id!r} is in use", "request_id")
@@ -153,20 +229,18 @@ class AsyncLLM:
             if self._closed:  # asked only now: whoever closes it tells the mailboxes that are there
                 raise EngineError("the engine was shut down")
             # Tokenizing a long prompt takes its time: not on the event loop, nor between steps.
-            text, ids, bad_words = await asyncio.to_thread(self._encode, prompt, sampling_params)
+            text, ids, bad_words = await asyncio.to_thread(self._encode, tokenize, params)
             self._driver.tell(
-                lambda: self._add(
-                    mailbox, text, ids, bad_words, sampling_params, priority, cache_salt
-                )
+                lambda: self._add(mailbox, text, ids, bad_words, params, priority, cache_salt)
             )
             deltas = await mailbox.read()
             builder = OutputBuilder(deltas[0].group, self._text_engine.tokenizer)
             while True:
                 for delta in deltas:
                     builder.take(delta)
-                output = builder.output()
-                yield output
-                if output.finished:
+                if (output := _output(builder, params.output_kind)) is not None:
+                    yield output
+                if builder.is_finished:
                     return
                 deltas = await mailbox.read()
         finally:
@@ -187,12 +261,12 @@ class AsyncLLM:
         self._thread.join()
 
     def _encode(
-        self, prompt: Prompt, params: SamplingParams
+        self, tokenize: Callable[[], tuple[str | None, list[int]]], params: SamplingParams
     ) -> tuple[str | None, list[int], Sequence[Sequence[int]]]:
         """What takes a tokenizer; in a thread of its own."""
         try:
             bad_words = self._text_engine.tokenizer.encode_words(params.bad_words)
-            return *self._text_engine.tokenize(prompt), bad_words
+            return *tokenize(), bad_words
         except (OctavoError, *ENDINGS):
             raise
         except BaseException as error:
@@ -254,6 +328,15 @@ class AsyncLLM:
                 to_wake.setdefault(mailbox.loop, []).append(mailbox)
         for loop, mailboxes in to_wake.items():
             wake(loop, mailboxes)
+
+
+def _output(builder: OutputBuilder, kind: RequestOutputKind) -> RequestOutput | None:
+    """What is shown of an answer now; None: nothing yet."""
+    if kind is RequestOutputKind.DELTA:
+        return builder.take_output()
+    if kind is RequestOutputKind.FINAL_ONLY and not builder.is_finished:
+        return None
+    return builder.output()
 
 
 AsyncLLMEngine = AsyncLLM

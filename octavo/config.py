@@ -26,6 +26,7 @@ from octavo.offload.settings import SHELF_TOKENS, OffloadConfig, shelf_blocks
 from octavo.options import option
 from octavo.runtime.capacity import Capacity
 from octavo.speculation.config import METHODS, SpeculativeConfig
+from octavo.vllm_settings import translated
 
 GIB = 2**30
 # Where the user says nothing. On a CPU, more rows at once are no faster, take more memory, and make
@@ -178,7 +179,9 @@ class EngineArgs:
     data_parallel_size: int = option(1, "whole copies of the engine")
     enable_expert_parallel: bool = option(False, "devices that share the experts")
     speculative_config: str | Mapping[str, Any] | None = option(
-        None, 'how tokens are guessed ahead, as JSON: {"method": "auto"}; answers stay the same'
+        None,
+        'how tokens are guessed ahead, as JSON: {"method": "auto"}; answers stay the same, on a '
+        "GPU to the bit with batch_invariant alone",
     )
     spec_method: str | None = option(
         None, "the method of speculative_config, said shorter", ("off", *METHODS)
@@ -187,8 +190,8 @@ class EngineArgs:
     spec_tokens: int | None = option(None, "its num_speculative_tokens: guessed at once")
     spec_acceptance: str | None = option(
         None,
-        "its acceptance: exact gives the very tokens of plain decoding, and typical is faster and "
-        "changes what the model says",
+        "its acceptance: exact gives the very tokens of plain decoding (on a GPU, with "
+        "batch_invariant), and typical is faster and changes what the model says",
     )
     enforce_eager: bool = option(False, "never capture CUDA graphs; of GPUs only")
     async_scheduling: bool = option(
@@ -320,26 +323,11 @@ class EngineArgs:
 
     @classmethod
     def from_kwargs(cls, model: str | None = None, **kwargs: Any) -> EngineArgs:
-        """Build from keyword arguments, with the spellings that the ecosystem uses."""
-        aliases = {
-            "num_gpu_blocks_override": "num_blocks",
-            "kv_cache_memory_bytes": "kv_cache_memory",
-            "max_num_queued_reqs": "max_queued_requests",
-            "max_num_queued_tokens": "max_queued_tokens",
-        }
-        known = {option.name for option in dataclasses.fields(cls)}
-        if kwargs.pop("trust_remote_code", False):
-            raise ConfigError("trust_remote_code: octavo runs no code from model folders")
+        """Build from keyword arguments, octavo's and vLLM's (``vllm_settings.py``)."""
         settings: dict[str, Any] = {} if model is None else {"model": model}
-        for name, value in kwargs.items():
-            target = aliases.get(name, name)
-            if target not in known:
-                import difflib  # for a mistake, and not for every start
-
-                near = difflib.get_close_matches(name, known, 1)
-                hint = f"; did you mean {near[0]}?" if near else ""
-                raise ConfigError(f"unknown engine setting {name!r}{hint}")
-            settings[target] = value
+        settings |= translated(
+            kwargs, {each.name: each.default for each in dataclasses.fields(cls)}
+        )
         return cls(**settings, given=settings.keys())
 
     def given_settings(self) -> dict[str, Any]:

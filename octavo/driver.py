@@ -1,6 +1,7 @@
 """The loop around a `TextEngine`: obey, step, deliver.
 
-    LLM                     calls `step` whenever it waits for something, in its caller's thread
+    LLM                     calls `step` whenever it waits for something, in the thread of one of
+                            its callers at a time (`SharedDriver`)
     AsyncLLM                has a thread in `run`; coroutines `tell` it what to do
     server/engine/worker    has its main thread in `run`; another one receives messages for it
 
@@ -67,15 +68,23 @@ class EngineDriver:
 
     def step(self) -> None:
         """Obey, run one step, and deliver what it brought."""
-        # What comes meanwhile waits for the next step: a flood of commands does not hold up all.
-        for _ in range(self._commands.qsize()):
-            self.carry_out(self._commands.get())
+        self.obey()
         if self._is_stopping:
             return
         deltas, step = self.engine.step()
         if step is not None:
             self._deliver(deltas, step)
         self._look_over()
+
+    @property
+    def has_commands(self) -> bool:
+        return not self._commands.empty()
+
+    def obey(self) -> None:
+        """Do what it has been told by now."""
+        # What comes meanwhile waits for the next step: a flood of commands does not hold up all.
+        for _ in range(self._commands.qsize()):
+            self.carry_out(self._commands.get())
 
     def carry_out(self, command: Command) -> None:
         """Do something whose failure is nobody else's: it is logged, and that is all."""

@@ -3,25 +3,38 @@
 from __future__ import annotations
 
 import itertools
-import time
-import weakref
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from octavo.build import load_engine
+from octavo.call_arguments import (
+    ChatSettings,
+    Conversation,
+    check_streamable,
+    refuse_what_is_not_there,
+)
 from octavo.config import EngineArgs, EngineConfig
 from octavo.core.engine import EngineStep
 from octavo.core.sampling_params import SamplingParams
 from octavo.driver import EngineDriver
 from octavo.errors import InvalidRequestError, QueueFullError, RequestError
+from octavo.inbox import AnswerStream, Inbox
 from octavo.output_builder import OutputBuilder
 from octavo.outputs import CompletionOutput, RequestOutput, StreamChunk
-from octavo.text_engine import Prompt, SampleGroup, TextDelta
+from octavo.progress import Bar, UseTqdm, open_bar
+from octavo.scalars import plain, plain_list
+from octavo.shared_driver import SharedDriver
+from octavo.text_engine import Prompt, SampleGroup, TextDelta, cache_salt_of
 
 if TYPE_CHECKING:
     from octavo.text.tokenizer import Tokenizer
+
+Prompts = Prompt | Sequence[Prompt]
+
+# That are tokenized, and then added at once: between two steps, where other threads run some.
+_PROMPTS_AT_ONCE = 64
 
 
 class LLM:
@@ -31,6 +44,11 @@ class LLM:
         llm.generate(["Once upon a time"], SamplingParams(temperature=0, max_tokens=32))
         llm.chat([{"role": "user", "content": "Hello!"}])
         for chunk in llm.stream("Once upon"): print(chunk.text, end="")
+
+    Any number of threads may use one, and share its batches: each gets its own outputs, which are
+    those that it would get alone. One of those that wait steps the engine, for all; nothing runs
+    while no thread waits for anything. A thread that leaves a stream, or that is interrupted, ends
+    its own requests and no others.
 
     Args:
         model: alias, folder, ``.gguf`` file or hub id.
@@ -51,10 +69,12 @@ class LLM:
         self.args = EngineArgs.from_kwargs(model, **engine_args)
         self._loaded = load_engine(self.args, progress)
         self._text_engine = self._loaded.text_engine
-        self._driver = EngineDriver(self._text_engine, self._deliver)
+        self._engine_driver = EngineDriver(self._text_engine, self._deliver)
+        self._driver = SharedDriver(self._engine_driver)
         self._ids = itertools.count()
-        # Who takes the deltas of a request. Whoever drives the engine brings those of all.
-        self._takers: dict[str, Callable[[TextDelta], None]] = {}
+        # Where the deltas of a request go. Whoever drives the engine brings those of all; only that
+        # thread adds an entry.
+        self._inboxes: dict[str, Inbox] = {}
 
     # -- what it is --------------------------------------------------------------------------
 
@@ -88,20 +108,28 @@ class LLM:
 
     def generate(
         self,
-        prompts: Prompt | Sequence[Prompt],
+        prompts: Prompts,
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
-        use_tqdm: bool = False,
+        use_tqdm: UseTqdm = False,
+        priority: Sequence[int] | None = None,
+        lora_request: Any = None,
+        tokenization_kwargs: Mapping[str, Any] | None = None,
+        mm_processor_kwargs: Mapping[str, Any] | None = None,
         parse_special: bool = False,
     ) -> list[RequestOutput]:
         """Complete prompts, batched together; outputs come in the order of the prompts.
 
         Args:
             prompts: a string, token ids, ``{"prompt": …}`` / ``{"prompt_token_ids": …}``, or a
-                list of these.
-            sampling_params: one for all, or one for each.
-            use_tqdm: show progress on standard error.
+                list of these. Ids may be integers of numpy, or an array.
+            sampling_params: one for all, or one for each. Outputs are whole here, whatever their
+                ``output_kind``.
+            use_tqdm: show progress on standard error; or what makes a bar, such as ``tqdm``.
+            priority: of each prompt; those with a lower one are served first.
             parse_special: the text of special tokens in prompts means these tokens.
+            lora_request, tokenization_kwargs, mm_processor_kwargs: vLLM's; octavo has nothing
+                of that, so that only None is taken.
 
         A prompt that cannot be served gets an output with finish_reason "error" and the reason
         in ``error``, and the others are served.
@@ -109,38 +137,71 @@ class LLM:
         Raises:
             RequestError: no prompt could be served at all; the first one's reason.
         """
+        refuse_what_is_not_there(
+            lora_request=lora_request,
+            tokenization_kwargs=tokenization_kwargs,
+            mm_processor_kwargs=mm_processor_kwargs,
+        )
         listed = _as_prompts(prompts)
+
+        def tokenize(index: int) -> _Prompt:
+            return self._prompt(listed[index], parse_special)
+
         params = _as_params(sampling_params, len(listed), self.default_sampling_params)
-
-        def tokenize(index: int) -> tuple[str | None, list[int]]:
-            return self._text_engine.tokenize(listed[index], parse_special=parse_special)
-
-        return self._run(len(listed), tokenize, params, use_tqdm)
+        return self._run(tokenize, params, use_tqdm, _as_priorities(priority, len(listed)))
 
     def chat(
         self,
-        messages: Sequence[dict[str, Any]] | Sequence[Sequence[dict[str, Any]]],
+        messages: Conversation | Sequence[Conversation],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
-        *,
-        use_tqdm: bool = False,
-        **template_options: Any,
+        use_tqdm: UseTqdm = False,
+        lora_request: Any = None,
+        chat_template: str | None = None,
+        chat_template_content_format: str = "auto",
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        tokenization_kwargs: Mapping[str, Any] | None = None,
+        mm_processor_kwargs: Mapping[str, Any] | None = None,
     ) -> list[RequestOutput]:
         """Answer a conversation, or several, through the model's chat template.
 
         Args:
             messages: ``[{"role": …, "content": …}, …]``, or a list of such lists.
-            template_options: ``tools``, ``add_generation_prompt``, ``continue_final_message``,
-                ``chat_template``, and variables of the template.
+            sampling_params, use_tqdm: as in ``generate``.
+            chat_template: a template, or the name of one of the model's, instead of its default.
+            chat_template_content_format: how the template sees the content of messages: as text
+                ("string"), as a list of parts ("openai"), or whichever it reads ("auto").
+            add_generation_prompt: end with the header of the assistant's next message.
+            continue_final_message: end inside the last message, for the model to go on with it;
+                then ``add_generation_prompt`` must be False.
+            tools: JSON schemas of functions that the model may call.
+            chat_template_kwargs: further variables of the template, such as ``enable_thinking``.
+            lora_request, tokenization_kwargs, mm_processor_kwargs: as in ``generate``.
         """
+        refuse_what_is_not_there(
+            lora_request=lora_request,
+            tokenization_kwargs=tokenization_kwargs,
+            mm_processor_kwargs=mm_processor_kwargs,
+        )
         if not messages:
             raise InvalidRequestError("is empty", "messages")
-        conversations: list[Any] = [messages] if isinstance(messages[0], dict) else list(messages)
+        conversations: list[Any] = [messages] if isinstance(messages[0], Mapping) else [*messages]
+        template = ChatSettings(
+            chat_template,
+            chat_template_content_format,
+            add_generation_prompt,
+            continue_final_message,
+            tools,
+            chat_template_kwargs,
+        )
+
+        def tokenize(index: int) -> _Prompt:
+            return _Prompt(*template.prompt(self.get_tokenizer(), conversations[index]))
+
         params = _as_params(sampling_params, len(conversations), self.default_sampling_params)
-
-        def tokenize(index: int) -> tuple[str | None, list[int]]:
-            return self._tokenize_chat(conversations[index], template_options)
-
-        return self._run(len(conversations), tokenize, params, use_tqdm)
+        return self._run(tokenize, params, use_tqdm, [0] * len(conversations))
 
     def stream(
         self,
@@ -151,23 +212,41 @@ class LLM:
     ) -> Iterator[StreamChunk]:
         """Complete one prompt, piece by piece.
 
-        It ends before its time when the iterator is closed, or forgotten.
+        A chunk has what is new, and as its ``output`` all that there is so far. With an
+        ``output_kind`` of DELTA its output has what is new as well; with FINAL_ONLY there is one
+        chunk, the whole answer. It ends before its time when the iterator is closed, or forgotten.
         """
-        text, ids = self._text_engine.tokenize(prompt, parse_special=parse_special)
-        return self._stream(text, ids, sampling_params)
+        return self._stream(self._prompt(prompt, parse_special), sampling_params)
 
     def stream_chat(
         self,
-        messages: Sequence[dict[str, Any]],
+        messages: Conversation,
         sampling_params: SamplingParams | None = None,
-        **template_options: Any,
+        *,
+        chat_template: str | None = None,
+        chat_template_content_format: str = "auto",
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> Iterator[StreamChunk]:
-        """Answer one conversation, piece by piece."""
-        text, ids = self._tokenize_chat(messages, template_options)
-        return self._stream(text, ids, sampling_params)
+        """Answer one conversation, piece by piece; see ``chat`` and ``stream``."""
+        template = ChatSettings(
+            chat_template,
+            chat_template_content_format,
+            add_generation_prompt,
+            continue_final_message,
+            tools,
+            chat_template_kwargs,
+        )
+        prompt = _Prompt(*template.prompt(self.get_tokenizer(), messages))
+        return self._stream(prompt, sampling_params)
 
     def close(self) -> None:
-        """Abort what runs and release the model. The object cannot be used afterwards."""
+        """Abort what runs, of other threads too, and release the model. May be repeated.
+
+        The object cannot be used afterwards; threads that wait for something get an EngineError.
+        """
         self._driver.close()
 
     def __enter__(self) -> LLM:
@@ -178,143 +257,215 @@ class LLM:
 
     # -- how ---------------------------------------------------------------------------------
 
-    def _tokenize_chat(
-        self, messages: Sequence[dict[str, Any]], options: dict[str, Any]
-    ) -> tuple[str, list[int]]:
-        prompt = self.get_tokenizer().chat_prompt(messages, **options)
-        return prompt.text, prompt.token_ids
-
     def _run(
         self,
-        count: int,
-        tokenize: Callable[[int], tuple[str | None, list[int]]],
+        tokenize: Callable[[int], _Prompt],
         params: Sequence[SamplingParams],
-        use_tqdm: bool,
+        use_tqdm: UseTqdm,
+        priorities: Sequence[int],
     ) -> list[RequestOutput]:
-        builders: dict[int, OutputBuilder] = {}
-        refused: dict[int, RequestError] = {}
-        progress = _Progress(count) if use_tqdm else None
+        call = _Call(self.get_tokenizer(), open_bar(use_tqdm, len(params)))
+        ids = [str(next(self._ids)) for _ in params]
         try:
-            for index in range(count):
-                try:
-                    group = self._add_when_possible(*tokenize(index), params[index])
-                except RequestError as error:
-                    refused[index] = error
-                else:
-                    builders[index] = OutputBuilder(group, self.get_tokenizer())
-                    self._takers[group.request_id] = builders[index].take
-            if not builders and refused:
-                raise refused[min(refused)]
-            while not all(builder.group.is_finished for builder in builders.values()):
-                self._driver.step()
-                if progress is not None:
-                    done = sum(builder.group.is_finished for builder in builders.values())
-                    progress.update(done + len(refused))
+            for begin in range(0, len(params), _PROMPTS_AT_ONCE):
+                waiting: deque[_Ask] = deque()
+                for index in range(begin, min(begin + _PROMPTS_AT_ONCE, len(params))):
+                    try:
+                        ask = self._ask(ids[index], tokenize(index), params[index])
+                    except RequestError as error:
+                        call.refused[index] = error
+                    else:
+                        waiting.append(ask._replace(place=index, priority=priorities[index]))
+                self._add_all(waiting, call.inbox, call.open, call.refuse)
+            if call.refused and not call.builders:
+                raise call.refused[min(call.refused)]
+            self._driver.wait_for(call.inbox.wait)
         finally:
-            for builder in builders.values():
-                self._forget(builder.group.request_id)
-            if progress is not None:
-                progress.close()
-        return [
-            builders[index].output()
-            if index in builders
-            else _refused_output(index, refused[index])
-            for index in range(count)
-        ]
+            call.close()
+            if call.inbox.num_running or len(call.builders) + len(call.refused) < len(ids):
+                self._driver.ask(partial(self._forget, *ids))
+            else:
+                for request_id in ids:
+                    self._inboxes.pop(request_id, None)
+        return call.outputs(len(params))
 
-    def _add_when_possible(
-        self, text: str | None, ids: list[int], params: SamplingParams
-    ) -> SampleGroup:
-        """Queue a prompt; while the queue is full, run the engine."""
-        while True:
-            try:
-                return self._text_engine.add(str(next(self._ids)), text, ids, params)
-            except QueueFullError:
-                if not self._text_engine.has_unfinished_requests:
-                    raise
-                self._driver.step()
+    # What takes a tokenizer is done here: not in the thread that drives.
+
+    def _prompt(self, prompt: Prompt, parse_special: bool) -> _Prompt:
+        salt = cache_salt_of(prompt)
+        return _Prompt(*self._text_engine.tokenize(prompt, parse_special=parse_special), salt)
+
+    def _ask(self, request_id: str, prompt: _Prompt, params: SamplingParams) -> _Ask:
+        return _Ask(request_id, prompt, params, self.get_tokenizer().encode_words(params.bad_words))
+
+    def _add_all(
+        self,
+        waiting: deque[_Ask],
+        inbox: Inbox,
+        opened: Callable[[_Ask, SampleGroup], object],
+        refused: Callable[[_Ask, RequestError], object],
+    ) -> None:
+        """Queue prompts; while the queue is full, the engine runs."""
+
+        def add_some() -> None:
+            while waiting:
+                ask = waiting[0]
+                try:
+                    group = self._add(ask, inbox)
+                except QueueFullError as error:
+                    if self._text_engine.has_unfinished_requests:
+                        return
+                    refused(ask, error)
+                except RequestError as error:
+                    refused(ask, error)
+                else:
+                    opened(ask, group)
+                waiting.popleft()
+
+        self._driver.do(add_some)
+        while waiting:
+            self._driver.wait_for_step()
+            self._driver.do(add_some)
+
+    def _add(self, ask: _Ask, inbox: Inbox) -> SampleGroup:
+        group = self._text_engine.add(
+            ask.request_id,
+            ask.prompt.text,
+            ask.prompt.token_ids,
+            ask.params,
+            cache_salt=ask.prompt.cache_salt,
+            priority=ask.priority,
+            bad_words_token_ids=ask.bad_words,
+        )
+        inbox.expect(group)
+        self._inboxes[ask.request_id] = inbox
+        return group
 
     def _deliver(self, deltas: list[TextDelta], step: EngineStep) -> None:
         for delta in deltas:
-            take = self._takers.get(delta.group.request_id)
-            if take is not None:
-                take(delta)
+            inbox = self._inboxes.get(delta.group.request_id)
+            if inbox is not None:
+                inbox.put(delta)
 
-    def _forget(self, request_id: str) -> None:
-        """Nobody takes its deltas any more: if it still runs, it ends."""
-        self._takers.pop(request_id, None)
-        self._text_engine.abort(request_id)
+    def _forget(self, *request_ids: str) -> None:
+        """Nobody takes their deltas any more: those that still run end. For whoever drives."""
+        for request_id in request_ids:
+            self._inboxes.pop(request_id, None)
+            self._text_engine.abort(request_id)
 
     def _stream(
-        self, text: str | None, ids: list[int], sampling_params: SamplingParams | None
+        self, prompt: _Prompt, sampling_params: SamplingParams | None
     ) -> Iterator[StreamChunk]:
         params = sampling_params or self.default_sampling_params()
-        if params.num_samples > params.n:
-            raise InvalidRequestError("cannot be streamed: the best is known at the end", "best_of")
-        # Queued now and not at the first next(), so that a refusal is raised where it is caused.
-        group = self._add_when_possible(text, ids, params)
-        pending: deque[TextDelta] = deque()
-        self._takers[group.request_id] = pending.append
-        builder = OutputBuilder(group, self.get_tokenizer())
-        return _Stream(self._driver, pending, builder, partial(self._forget, group.request_id))
+        check_streamable(params)
+        request_id = str(next(self._ids))
+        inbox = AnswerStream.inbox()
+        groups: list[SampleGroup] = []
 
+        def refuse(ask: _Ask, error: RequestError) -> None:
+            raise error
 
-class _Stream(Iterator[StreamChunk]):
-    """The chunks of one answer, of which ``pending`` is filled by whoever drives the engine.
-
-    Calls ``forget`` at its end, whichever that is: the last chunk, ``close``, an exception, or
-    that nobody holds it any more.
-    """
-
-    def __init__(
-        self,
-        driver: EngineDriver,
-        pending: deque[TextDelta],
-        builder: OutputBuilder,
-        forget: Callable[[], None],
-    ):
-        self._driver = driver
-        self._pending = pending
-        self._builder = builder
-        self._forget = forget
-        # A garbage collection may come in the middle of a step: the driver does it after that.
-        self._finalizer = weakref.finalize(self, driver.tell, forget)
-        self._finalizer.atexit = False
-
-    def __next__(self) -> StreamChunk:
         try:
-            while not self._pending:
-                if not self._finalizer.alive or self._builder.group.is_finished:
-                    raise StopIteration
-                self._driver.step()
+            # Queued now and not at the first next(), so that a refusal is raised where it is
+            # caused.
+            ask = self._ask(request_id, prompt, params)
+            self._add_all(deque([ask]), inbox, lambda ask, group: groups.append(group), refuse)
+            return AnswerStream(
+                self._driver,
+                inbox,
+                OutputBuilder(groups[0], self.get_tokenizer()),
+                partial(self._driver.ask, partial(self._forget, request_id)),
+                partial(self._engine_driver.tell, partial(self._forget, request_id)),
+            )
         except BaseException:
-            self.close()
+            self._driver.ask(partial(self._forget, request_id))
             raise
-        delta = self._pending.popleft()
-        self._builder.take(delta)
-        return StreamChunk(
-            delta.sample.index,
-            delta.text,
-            delta.token_ids,
-            delta.finish_reason.value if delta.finish_reason else None,
-            partial(self._builder.output, self._builder.extents),
-        )
+
+
+class _Prompt(NamedTuple):
+    text: str | None
+    token_ids: list[int]
+    cache_salt: str = ""
+
+
+class _Ask(NamedTuple):
+    """A prompt that is to be added."""
+
+    request_id: str
+    prompt: _Prompt
+    params: SamplingParams
+    bad_words: Sequence[Sequence[int]]
+    place: int = 0  # among the prompts of a call
+    priority: int = 0
+
+
+class _Call:
+    """One call of ``generate`` or ``chat``: what becomes of its prompts."""
+
+    def __init__(self, tokenizer: Tokenizer, bar: Bar | None):
+        self.inbox = Inbox(self._is_done)
+        self.builders: dict[int, OutputBuilder] = {}
+        self.refused: dict[int, RequestError] = {}
+        self._by_id: dict[str, OutputBuilder] = {}
+        self._tokenizer = tokenizer
+        self._bar = bar
+
+    def open(self, ask: _Ask, group: SampleGroup) -> None:
+        builder = OutputBuilder(group, self._tokenizer)
+        self.builders[ask.place] = self._by_id[group.request_id] = builder
+
+    def refuse(self, ask: _Ask, error: RequestError) -> None:
+        self.refused[ask.place] = error
+
+    def _is_done(self) -> bool:
+        """Takes in what is new, step by step; in the thread that waits."""
+        inbox = self.inbox
+        is_over = not inbox.num_running  # asked first: nothing comes after the last delta
+        while inbox.news:
+            delta = inbox.news.popleft()
+            builder = self._by_id[delta.group.request_id]
+            builder.take(delta)
+            if self._bar is not None and delta.finish_reason is not None and builder.is_finished:
+                self._bar.update(1)
+        return is_over
+
+    def outputs(self, count: int) -> list[RequestOutput]:
+        return [
+            self.builders[index].output()
+            if index in self.builders
+            else _refused_output(index, self.refused[index])
+            for index in range(count)
+        ]
 
     def close(self) -> None:
-        """End the answer here. May be repeated."""
-        if self._finalizer.detach() is not None:
-            self._pending.clear()
-            self._forget()
+        if self._bar is not None:
+            self._bar.close()
 
 
-def _as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+def _as_prompts(prompts: Prompts) -> list[Prompt]:
     """A list of prompts from whatever was given. A list of integers is one prompt."""
     if isinstance(prompts, str) or hasattr(prompts, "keys"):
         return [prompts]  # type: ignore[list-item]
-    listed = list(prompts)
-    if listed and all(isinstance(entry, int) for entry in listed):
-        return [listed]  # type: ignore[list-item]
-    return listed  # type: ignore[return-value]
+    if not isinstance(prompts, Iterable):
+        raise InvalidRequestError(f"must be a prompt, or several, not {prompts!r}", "prompts")
+    listed = list(plain_list(prompts))
+    if listed and all(isinstance(plain(entry), int) for entry in listed):
+        return [listed]
+    return listed
+
+
+def _as_priorities(given: Sequence[int] | None, count: int) -> Sequence[int]:
+    if given is None:
+        return [0] * count
+    priorities = [plain(priority) for priority in plain_list(given)]
+    if len(priorities) != count:
+        raise InvalidRequestError(
+            f"{len(priorities)} priorities for {count} prompts: give one for each", "priority"
+        )
+    for priority in priorities:
+        if isinstance(priority, bool) or not isinstance(priority, int):
+            raise InvalidRequestError(f"must hold integers, not {priority!r}", "priority")
+    return priorities
 
 
 def _as_params(
@@ -337,25 +488,3 @@ def _as_params(
 def _refused_output(index: int, error: RequestError) -> RequestOutput:
     completion = CompletionOutput(0, "", [], finish_reason="error")
     return RequestOutput(f"refused-{index}", None, [], [completion], True, error=str(error))
-
-
-class _Progress:
-    """A bar of finished prompts on standard error."""
-
-    def __init__(self, total: int):
-        from rich.console import Console
-        from rich.progress import Progress
-
-        self._progress = Progress(console=Console(stderr=True), transient=True)
-        self._task = self._progress.add_task("prompts", total=total)
-        self._progress.start()
-        self._last_refresh = 0.0
-
-    def update(self, done: int) -> None:
-        now = time.monotonic()
-        if now - self._last_refresh > 0.1:
-            self._progress.update(self._task, completed=done)
-            self._last_refresh = now
-
-    def close(self) -> None:
-        self._progress.stop()

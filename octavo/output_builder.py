@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -16,7 +17,7 @@ from octavo.text_engine import Sample, SampleGroup, TextDelta, metrics_of
 class Extent(NamedTuple):
     """How far one completion had come at some moment."""
 
-    num_texts: int
+    num_characters: int
     num_tokens: int
     num_logprobs: int
     cumulative_logprob: float
@@ -28,7 +29,10 @@ class _Completion:
     """One sample so far. Its lists only grow, so that an extent is enough to come back to it."""
 
     sample: Sample
+    num_characters: int = 0
+    # In pieces. Who asks for the text makes one of those that are there, while others may be added.
     texts: list[str] = field(default_factory=list)
+    joining: threading.Lock = field(default_factory=threading.Lock, repr=False)
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[PositionLogprobs] = field(default_factory=list)
     cumulative_logprob: float = 0.0
@@ -37,24 +41,39 @@ class _Completion:
     @property
     def extent(self) -> Extent:
         return Extent(
-            len(self.texts),
+            self.num_characters,
             len(self.token_ids),
             len(self.logprobs),
             self.cumulative_logprob,
             self.finish_reason,
         )
 
+    @property
+    def text(self) -> str:
+        with self.joining:
+            count = len(self.texts)
+            if count > 1:
+                self.texts[:count] = ["".join(self.texts[:count])]
+            return self.texts[0] if count else ""
+
+    def forget(self) -> None:
+        """Begin anew, behind what has been shown."""
+        self.num_characters = 0
+        self.texts, self.token_ids, self.logprobs = [], [], []
+
 
 class OutputBuilder:
     """The output of one prompt, for one who takes its deltas: in any thread, and in his own time.
 
-    To take a delta costs what is new in it; only ``output`` costs what the whole output is long.
+    To take a delta costs what is new in it; only ``output`` costs what the whole output is long
+    (its lists are copied), and ``take_output`` instead shows each part once.
     """
 
     def __init__(self, group: SampleGroup, tokenizer: Tokenizer):
         self.group = group
         self._tokenizer = tokenizer
         self._completions = [_Completion(sample) for sample in group.samples]
+        self._ended: set[int] = set()  # samples of which ``take_output`` has shown the end
         # Nothing comes before the first token.
         self._prompt_logprobs: list[PositionLogprobs | None] = [None]
 
@@ -63,6 +82,7 @@ class OutputBuilder:
         completion = self._completions[delta.sample.index]
         if delta.text:
             completion.texts.append(delta.text)
+            completion.num_characters += len(delta.text)
         completion.token_ids += delta.token_ids
         for entry in delta.logprobs:
             completion.cumulative_logprob += entry.logprob
@@ -70,6 +90,19 @@ class OutputBuilder:
         for entry in delta.prompt_logprobs:
             self._prompt_logprobs.append(self._at_position(entry))
         completion.finish_reason = delta.finish_reason
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether the last delta of each sample has been taken."""
+        return all(completion.finish_reason is not None for completion in self._completions)
+
+    def text(self, index: int) -> str:
+        """That of one sample, so far."""
+        return self._completions[index].text
+
+    def token_ids(self, index: int) -> list[int]:
+        """Those of one sample, so far."""
+        return self._completions[index].token_ids.copy()
 
     @property
     def extents(self) -> tuple[Extent, ...]:
@@ -101,6 +134,21 @@ class OutputBuilder:
             next(filter(None, errors), None),
         )
 
+    def take_output(self) -> RequestOutput:
+        """What is new since this was asked last: of the samples of which anything is.
+
+        It costs what is new, however long the answer is, and nothing else is kept.
+        """
+        output = self.output()
+        new = [one for one in output.outputs if one.token_ids or one.text or one.finished()]
+        output.outputs = [one for one in new if one.index not in self._ended]
+        self._ended.update(one.index for one in output.outputs if one.finished())
+        for completion in self._completions:
+            completion.forget()
+        if output.prompt_logprobs is not None:
+            self._prompt_logprobs = []
+        return output
+
     def _completion_output(
         self, index: int, completion: _Completion, extent: Extent
     ) -> CompletionOutput:
@@ -108,7 +156,7 @@ class OutputBuilder:
         is_finished = extent.finish_reason is not None
         return CompletionOutput(
             index=index,
-            text="".join(completion.texts[: extent.num_texts]),
+            text=completion.text[: extent.num_characters],
             token_ids=completion.token_ids[: extent.num_tokens],
             finish_reason=extent.finish_reason.value if extent.finish_reason else None,
             # What the request says of its end is settled once its last delta is there.

@@ -29,6 +29,15 @@ _log = logging.getLogger("octavo")
 
 # A string, token ids, or a mapping with "prompt" or "prompt_token_ids".
 Prompt = str | Sequence[int] | Mapping[str, Any]
+_PROMPT_FIELDS = ("prompt", "prompt_token_ids", "cache_salt")
+
+
+def cache_salt_of(prompt: Prompt) -> str:
+    """What a prompt says of whom it may share cached blocks with."""
+    salt = prompt.get("cache_salt") if isinstance(prompt, Mapping) else None
+    if salt is not None and not isinstance(salt, str):
+        raise InvalidRequestError(f"must be a text, not {salt!r}", "cache_salt")
+    return salt or ""
 
 
 @dataclass(slots=True)
@@ -98,15 +107,29 @@ class TextEngine:
     def tokenize(
         self, prompt: Prompt, *, parse_special: bool = False
     ) -> tuple[str | None, list[int]]:
-        """The text (None if ids were given) and token ids of a prompt in any accepted form."""
+        """The text (None if ids were given) and token ids of a prompt in any accepted form.
+
+        Its ``cache_salt`` is for ``add``: see ``cache_salt_of``.
+        """
         if isinstance(prompt, Mapping):
-            if "prompt_token_ids" in prompt:
+            for name, value in prompt.items():
+                if name not in _PROMPT_FIELDS and value is not None:
+                    raise InvalidRequestError(
+                        f"has {name!r}, which is not supported: {', '.join(_PROMPT_FIELDS)} are",
+                        "prompt",
+                    )
+            if prompt.get("prompt_token_ids") is not None:
                 return prompt.get("prompt"), checked_token_ids(
                     prompt["prompt_token_ids"], self.vocab_size
                 )
             prompt = prompt.get("prompt", "")
         if isinstance(prompt, str):
             return prompt, self.tokenizer.encode(prompt, parse_special=parse_special)
+        if not isinstance(prompt, Iterable):
+            raise InvalidRequestError(
+                f"must be a text, integers that are token ids, or a mapping, not {prompt!r}",
+                "prompt",
+            )
         return None, checked_token_ids(prompt, self.vocab_size)
 
     def add(
@@ -134,6 +157,7 @@ class TextEngine:
         """
         if request_id in self.groups:
             raise InvalidRequestError(f"{request_id!r} is in use", "request_id")
+        params = params.clone()  # the caller's may be changed, or shared with others who change it
         check_vocabulary(params, self.vocab_size)
         check_prompt_logprobs(params, len(prompt_token_ids))
         seed = params.seed if params.seed is not None else self._seeds.getrandbits(64)

@@ -7,7 +7,14 @@ from types import SimpleNamespace
 
 import pytest
 
-from octavo import LLM, AsyncEngineArgs, AsyncLLMEngine, SamplingParams, async_llm
+from octavo import (
+    LLM,
+    AsyncEngineArgs,
+    AsyncLLMEngine,
+    RequestOutputKind,
+    SamplingParams,
+    async_llm,
+)
 from octavo.errors import EngineError, InvalidRequestError, QueueFullError
 from octavo.executor.hashing import expected_tokens
 from octavo.output_builder import OutputBuilder
@@ -249,6 +256,103 @@ def test_logprobs_and_samples_add_up_however_they_are_read(engine):
             length = len(completion.token_ids)
             assert completion.token_ids == whole.token_ids[:length]
             assert completion.logprobs == whole.logprobs[:length]
+
+
+def test_deltas_are_what_is_new_and_add_up(engine):
+    asked = {
+        "n": 2, "temperature": 1.0, "seed": 3, "max_tokens": 12, "ignore_eos": True,
+        "logprobs": 1, "prompt_logprobs": 0,
+    }  # fmt: skip
+    kinds = RequestOutputKind
+    whole = asyncio.run(collect(engine, "abc", SamplingParams(**asked), "r"))[-1]
+    delta = SamplingParams(**asked, output_kind=kinds.DELTA)
+    outputs = asyncio.run(collect(engine, "abc", delta, "r"))
+    assert len(outputs) > 2 and [output.finished for output in outputs].count(True) == 1
+    for completion in whole.outputs:
+        parts = [
+            part for output in outputs for part in output.outputs if part.index == completion.index
+        ]
+        assert "".join(part.text for part in parts) == completion.text
+        assert sum([part.token_ids for part in parts], []) == completion.token_ids
+        assert sum([part.logprobs for part in parts], []) == completion.logprobs
+        assert parts[-1].cumulative_logprob == pytest.approx(completion.cumulative_logprob)
+        assert [part.finished() for part in parts] == [False] * (len(parts) - 1) + [True]
+    assert sum([output.prompt_logprobs for output in outputs], []) == whole.prompt_logprobs
+    final = SamplingParams(**asked, output_kind=kinds.FINAL_ONLY)
+    (last,) = asyncio.run(collect(engine, "abc", final, "r"))
+    assert last.outputs == whole.outputs and last.finished
+
+
+def test_a_delta_costs_the_same_however_long_the_answer_is(start):
+    """Counted: the tokens that outputs hold, of which a reader who keeps up gets each once."""
+    engine = start()
+
+    async def held(kind, count):
+        params = SamplingParams(temperature=0.0, max_tokens=count, output_kind=kind)
+        outputs = [output async for output in engine.generate([1, 2], params, request_id="r")]
+        return [len(part.token_ids) for output in outputs for part in output.outputs]
+
+    delta = asyncio.run(held(RequestOutputKind.DELTA, 200))
+    assert sum(delta) == 200
+    assert sum(asyncio.run(held(RequestOutputKind.CUMULATIVE, 200))) > 200
+    assert asyncio.run(held(RequestOutputKind.FINAL_ONLY, 200)) == [200]
+
+
+def test_an_answer_to_a_slow_reader_of_deltas_loses_nothing(start):
+    engine = start()
+
+    async def main():
+        params = tokens(200).with_changes(output_kind=RequestOutputKind.DELTA)
+        answer = engine.generate([1, 2], params, request_id="r")
+        parts = [await anext(answer)]
+        await until(lambda: not engine._text_engine.has_unfinished_requests)
+        return parts + [output async for output in answer]
+
+    first, last = asyncio.run(main())
+    assert first.outputs[0].token_ids + last.outputs[0].token_ids == expected_tokens(
+        [1, 2], 200, 97
+    )
+
+
+def test_an_abort_of_deltas_is_said_once(engine):
+    async def main():
+        params = LONG.with_changes(output_kind=RequestOutputKind.DELTA)
+        task = asyncio.create_task(collect(engine, "abc", params, "aborted"))
+        await until(lambda: used_blocks(engine) > 0)
+        await engine.abort("aborted")
+        return await task
+
+    outputs = asyncio.run(main())
+    assert [o.outputs[0].finish_reason for o in outputs] == [None] * (len(outputs) - 1) + ["abort"]
+
+
+def test_the_best_of_several_cannot_be_told_in_deltas(engine):
+    params = SamplingParams(best_of=2, output_kind=RequestOutputKind.DELTA)
+    with pytest.raises(InvalidRequestError, match="best_of"):
+        asyncio.run(collect(engine, "abc", params, "r"))
+
+
+def test_chats_have_the_arguments_of_the_offline_api(engine, tiny_model):
+    messages = [{"role": "user", "content": "Hi"}]
+    asked = {"chat_template": "{{ mood }}", "chat_template_kwargs": {"mood": "glad"}}
+
+    async def answer(**arguments):
+        return [o async for o in engine.chat(messages, GREEDY, "c", **arguments)][-1]
+
+    output = asyncio.run(answer(**asked))
+    assert output.prompt == "glad" and len(output.outputs[0].token_ids) > 0
+    assert asyncio.run(answer()).prompt == "<|user|>Hi<eos><|assistant|>"
+    with pytest.raises(TypeError, match="add_genration_prompt"):
+        asyncio.run(answer(add_genration_prompt=False))
+
+
+@pytest.mark.parametrize(
+    "argument", ["lora_request", "trace_headers", "tokenization_kwargs", "data_parallel_rank"]
+)
+def test_what_only_vllm_has_is_refused_by_name_and_none_is_taken(engine, argument):
+    with pytest.raises(InvalidRequestError, match=f"{argument}: is not supported: "):
+        engine.generate("abc", GREEDY, "r", **{argument: {"x": 1}})
+    assert engine.generate("abc", GREEDY, "r", **{argument: None})
 
 
 # -- beside the engine's thread ----------------------------------------------------------------

@@ -1,13 +1,18 @@
 from __future__ import annotations
 
+import ast
 import dataclasses
+import re
+from pathlib import Path
 
+import numpy as np
 import pytest
 from kv_layers import kv_layers
 
 from octavo.config import Capacity, EngineArgs, parse_bytes, resolve
 from octavo.errors import ConfigError
 from octavo.models.kv_groups import KVGroups, group_layers
+from octavo.vllm_settings import NOT_THERE
 
 CPU = Capacity("cpu", "float32", 1024, 100, kv_memory_bytes=10**9, kv_dtype="float32")
 
@@ -226,3 +231,45 @@ def test_sights_are_checked_against_the_context_and_the_model():
 def test_a_pool_has_room_for_what_a_step_adds_to_a_window():
     config = resolve(EngineArgs(window=1020, max_num_seqs=1), CPU)
     assert config.cache.num_blocks * 16 >= 1024 + 512
+
+
+def test_settings_of_vllm_that_ask_for_nothing_are_taken_and_others_named():
+    plain = EngineArgs.from_kwargs("m")
+    for name, group in NOT_THERE.items():
+        for value in (None, *group.nothing[name]):
+            assert EngineArgs.from_kwargs("m", **{name: value}) == plain
+        with pytest.raises(ConfigError, match=f"^{name}='something else' is not supported: "):
+            EngineArgs.from_kwargs("m", **{name: "something else"})
+
+
+def test_the_defaults_of_every_setting_of_vllm_are_taken():
+    """As of vLLM 0.32: those that differ from octavo's are octavo's to refuse or to have."""
+    path = Path(__file__).parents[3] / "shared" / "reference" / "features.md"
+    if not path.exists():
+        pytest.skip("the list of vLLM's settings is not here")
+    listed = path.read_text().split("## Appendix B")[1].split("\n\n")[2]
+    for name, shown in re.findall(r"`(\w+)`=([^;]+?)(?:;|\.$)", listed):
+        if name in ("model", "gpu_memory_utilization"):
+            continue
+        try:
+            value = ast.literal_eval(shown)
+        except (SyntaxError, ValueError):  # an object of vLLM's own, of which there is none here
+            value = {"set()": set(), "dict()": {}, "list()": []}.get(shown)
+        EngineArgs.from_kwargs("m", **{name: value})
+
+
+def test_none_is_the_default_of_a_setting_and_numpys_numbers_are_numbers():
+    unsaid = dict.fromkeys(("block_size", "enable_prefix_caching", "async_scheduling", "dtype"))
+    assert EngineArgs.from_kwargs("m", **unsaid) == EngineArgs("m")
+    args = EngineArgs.from_kwargs(
+        "m",
+        max_num_seqs=np.int64(4),
+        gpu_memory_utilization=np.float32(0.5),
+        enable_prefix_caching=np.bool_(False),
+    )
+    assert args == EngineArgs(
+        "m", max_num_seqs=4, gpu_memory_utilization=0.5, enable_prefix_caching=False
+    )
+    assert type(args.max_num_seqs) is int and args.enable_prefix_caching is False
+    with pytest.raises(ConfigError, match="max_num_seqs"):
+        EngineArgs.from_kwargs("m", max_num_seqs=np.float64(2.5))

@@ -19,7 +19,7 @@ PACKAGE = Path(octavo.__file__).parent
 HEAVY = ("torch", "numpy", "transformers", "tokenizers", "jinja2", "rich", "huggingface_hub")
 
 # What each part may import of octavo, beside itself. These are open to all:
-OPEN = {"errors", "extras", "files", "garbage", "lazy", "options", "patterns"}
+OPEN = {"errors", "extras", "files", "garbage", "lazy", "options", "patterns", "scalars"}
 
 ALLOWED = {
     "machine": set(),
@@ -46,8 +46,9 @@ ALLOWED = {
     "executor": {"core", "runtime"},
     "config": {
         *("core", "models.kv_groups", "offload.settings", "runtime.capacity"),
-        "speculation.config",
+        *("speculation.config", "vllm_settings"),
     },
+    "vllm_settings": set(),
     "offload": {"core", "cost", "model_files"},
     "offload.settings": set(),
     "speculation.config": {"core"},

@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+import inspect
 import shutil
 
+import numpy as np
 import pytest
 
-from octavo import LLM, SamplingParams
+from octavo import LLM, RequestOutputKind, SamplingParams
 from octavo.errors import (
     ConfigError,
     InvalidRequestError,
@@ -82,10 +84,10 @@ def test_a_stream_that_nobody_reads_is_ended_when_it_is_forgotten(llm):
     forgotten, _ = scheduler.requests
     del stream
     next(other)
-    assert forgotten not in scheduler.requests and forgotten not in llm._takers
+    assert forgotten not in scheduler.requests and forgotten not in llm._inboxes
     del other
     assert len(llm.generate("abc", GREEDY)[0].outputs[0].token_ids) == 8
-    assert not llm._text_engine.has_unfinished_requests and not llm._takers
+    assert not llm._text_engine.has_unfinished_requests and not llm._inboxes
     assert scheduler.block_manager.num_used_blocks == 0
 
 
@@ -94,7 +96,7 @@ def test_a_stream_may_be_closed_more_than_once_and_then_ends(llm):
     stream.close()
     stream.close()
     assert list(stream) == []
-    assert not llm._text_engine.has_unfinished_requests and not llm._takers
+    assert not llm._text_engine.has_unfinished_requests and not llm._inboxes
 
 
 @pytest.mark.parametrize("ending", [KeyboardInterrupt, SystemExit])
@@ -110,7 +112,7 @@ def test_an_interruption_gets_through_and_leaves_nothing_behind(llm, monkeypatch
         with pytest.raises(ending):
             run()
         monkeypatch.undo()
-        assert not llm._text_engine.groups and not llm._takers
+        assert not llm._text_engine.groups and not llm._inboxes
         assert llm.generate("abc", GREEDY)[0].finished
         assert llm._text_engine.engine.scheduler.block_manager.num_used_blocks == 0
 
@@ -120,7 +122,7 @@ def test_a_stream_that_is_left_frees_its_blocks(llm):
     next(stream)
     stream.close()
     engine = llm._text_engine.engine
-    assert not engine.has_unfinished_requests and not llm._takers
+    assert not engine.has_unfinished_requests and not llm._inboxes
     assert engine.scheduler.block_manager.num_used_blocks == 0
 
 
@@ -135,6 +137,146 @@ def test_chat_goes_through_the_template(llm):
     chunks = list(llm.stream_chat(messages, GREEDY))
     assert chunks[-1].output.outputs[0].token_ids == output.outputs[0].token_ids
     assert llm.has_chat_template
+
+
+HI = [{"role": "user", "content": "Hi"}]
+TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "prompt"),
+    [
+        ({"add_generation_prompt": False}, "<|user|>Hi<eos>"),
+        ({"chat_template": "{{ messages[0].content }}!"}, "Hi!"),
+        ({"chat_template": "{{ x }}", "chat_template_kwargs": {"x": "y"}}, "y"),
+        ({"chat_template": "{{ tools[0].function.name }}", "tools": [TOOL]}, "f"),
+        ({"continue_final_message": True, "add_generation_prompt": False}, "<|user|>Hi"),
+        (
+            {
+                "chat_template": "{{ messages[0].content[0].type }}",
+                "chat_template_content_format": "openai",
+            },
+            "text",
+        ),
+        ({"lora_request": None, "mm_processor_kwargs": {}, "tokenization_kwargs": None}, None),
+    ],
+)
+def test_every_argument_of_a_chat_has_its_effect(llm, arguments, prompt):
+    (output,) = llm.chat(HI, GREEDY, **arguments)
+    assert output.prompt == (prompt or "<|user|>Hi<eos><|assistant|>")
+    streamed = {k: v for k, v in arguments.items() if prompt}
+    *_, last = llm.stream_chat(HI, GREEDY, **streamed)
+    assert last.output.prompt == output.prompt
+    assert last.output.outputs[0].token_ids == output.outputs[0].token_ids
+
+
+def test_the_arguments_of_a_chat_stand_in_vllms_order(llm):
+    parameters = [*inspect.signature(llm.chat).parameters]
+    assert parameters == [
+        "messages", "sampling_params", "use_tqdm", "lora_request", "chat_template",
+        "chat_template_content_format", "add_generation_prompt", "continue_final_message", "tools",
+        "chat_template_kwargs", "tokenization_kwargs", "mm_processor_kwargs",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "says"),
+    [
+        ({"add_generation_promt": False}, TypeError, "add_generation_promt"),
+        ({"enable_thinking": False}, TypeError, "enable_thinking"),
+        ({"chat_template_kwargs": {"messages": []}}, InvalidRequestError, "'messages' is an arg"),
+        ({"chat_template_kwargs": {"tools": []}}, InvalidRequestError, "chat_template_kwargs"),
+        ({"chat_template_kwargs": [1]}, InvalidRequestError, "chat_template_kwargs"),
+        ({"chat_template_content_format": "text"}, InvalidRequestError, "auto, string, openai"),
+        ({"tools": [TOOL]}, InvalidRequestError, "tools"),
+    ],
+)
+def test_an_argument_of_a_chat_without_effect_is_an_error_that_names_it(
+    llm, arguments, error, says
+):
+    for chat in (llm.chat, llm.stream_chat):
+        with pytest.raises(error, match=says):
+            chat(HI, GREEDY, **arguments)
+
+
+@pytest.mark.parametrize("name", ["lora_request", "tokenization_kwargs", "mm_processor_kwargs"])
+def test_what_only_vllm_has_is_refused_by_name(llm, name):
+    for call in (llm.generate, llm.chat):
+        with pytest.raises(InvalidRequestError, match=f"{name}: is not supported: "):
+            call(HI if call == llm.chat else "abc", GREEDY, **{name: {"x": 1}})
+
+
+def test_a_field_of_a_prompt_that_nobody_reads_is_named(llm):
+    with pytest.raises(InvalidRequestError, match="multi_modal_data"):
+        llm.generate({"prompt": "abc", "multi_modal_data": {"image": 1}}, GREEDY)
+    plain = {"prompt": "abc", "multi_modal_data": None, "cache_salt": "me"}
+    assert len(llm.generate(plain, GREEDY)[0].outputs[0].token_ids) == 8
+
+
+@pytest.mark.parametrize(
+    "prompts",
+    [
+        np.array([1, 2, 3]),
+        [np.int64(1), 2, np.int32(3)],
+        np.array([[1, 2, 3]]),
+        [np.array([1, 2, 3])],
+        {"prompt_token_ids": np.array([1, 2, 3])},
+        (1, 2, 3),
+    ],
+)
+def test_token_ids_of_numpy_are_token_ids(llm, prompts):
+    (output,) = llm.generate(prompts, GREEDY)
+    assert output.prompt_token_ids == [1, 2, 3]
+    assert output.outputs[0].token_ids == llm.generate([1, 2, 3], GREEDY)[0].outputs[0].token_ids
+
+
+@pytest.mark.parametrize("prompts", [np.array([1.0]), [np.bool_(True)], np.array([[1.5, 2]])])
+def test_other_numbers_are_none(llm, prompts):
+    with pytest.raises((InvalidRequestError, TypeError), match="integers|numbers"):
+        llm.generate(prompts, GREEDY)
+
+
+def test_progress_is_shown_by_what_is_given(llm):
+    class CountingBar:
+        def __init__(self, total, desc):
+            self.total, self.done, self.is_closed = total, 0, False
+            bars.append(self)
+
+        def update(self, n):
+            self.done += n
+
+        def close(self):
+            self.is_closed = True
+
+    bars = []
+    llm.generate(["a", "b", "c"], GREEDY, use_tqdm=CountingBar)
+    (bar,) = bars
+    assert (bar.total, bar.done, bar.is_closed) == (3, 3, True)
+
+
+def test_prompts_with_a_lower_priority_are_served_first(tiny_model):
+    with LLM(str(tiny_model), num_blocks=64, max_num_seqs=1, threads=1) as llm:
+        outputs = llm.generate(["a", "b", "c"], GREEDY, priority=[5, 0, np.int64(-5)])
+        times = [output.metrics.ttft for output in outputs]
+        assert times[2] < times[1] < times[0]
+        for wrong in ([1], [1, 2, "x"]):
+            with pytest.raises(InvalidRequestError, match="priority"):
+                llm.generate(["a", "b", "c"], GREEDY, priority=wrong)
+
+
+def test_the_kinds_of_output_of_a_stream(llm):
+    whole = llm.generate("abc", GREEDY)[0].outputs[0]
+    deltas = list(llm.stream("abc", GREEDY.with_changes(output_kind=RequestOutputKind.DELTA)))
+    assert [chunk.output.outputs[0].token_ids for chunk in deltas] == [
+        chunk.token_ids for chunk in deltas
+    ]
+    assert sum([chunk.token_ids for chunk in deltas], []) == whole.token_ids
+    final = GREEDY.with_changes(output_kind=RequestOutputKind.FINAL_ONLY)
+    (chunk,) = llm.stream("abc", final)
+    assert (chunk.text, chunk.token_ids) == (whole.text, whole.token_ids)
+    assert chunk.output.outputs[0].text == whole.text and chunk.finish_reason == "length"
+    (output,) = llm.generate("abc", GREEDY.with_changes(output_kind=RequestOutputKind.DELTA))
+    assert output.outputs[0].token_ids == whole.token_ids
 
 
 def test_samples_share_their_prompt(llm):

@@ -17,7 +17,7 @@ def test_public_names_are_listed_sorted_and_there():
 
 def test_the_ecosystems_names_mean_the_same():
     assert octavo.AsyncLLMEngine is octavo.AsyncLLM
-    assert octavo.AsyncEngineArgs is octavo.EngineArgs
+    assert octavo.AsyncEngineArgs(model="m", disable_log_stats=True) == octavo.EngineArgs("m")
 
 
 def test_an_unknown_name_is_an_attribute_error():

@@ -45,7 +45,7 @@ Enter sends a message, Alt-Enter begins another line of it, and what is pasted i
 
 _ENDS = ("/exit", "/quit")
 # Fields that a single streamed answer has no use for.
-_FIXED = {"n", "best_of", "logprobs", "prompt_logprobs", "detokenize"}
+_FIXED = {"n", "best_of", "logprobs", "prompt_logprobs", "detokenize", "output_kind"}
 
 
 def configure(parser: argparse.ArgumentParser) -> None:

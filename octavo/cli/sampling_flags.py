@@ -37,7 +37,7 @@ FLAGS = (
     Flag("top-k", int, "K", "sample from the K most likely tokens; 0 is off"),
     Flag("min-p", float, "P", "drop tokens below P times the most likely one's probability"),
     Flag("typical-p", float, "P", "locally typical sampling; 1 is off"),
-    Flag("seed", int, "S", "the same seed gives the same tokens"),
+    Flag("seed", int, "S", "the same seed gives the same tokens (on a GPU: --batch-invariant)"),
     Flag("n", int, "N", "answers to each prompt"),
     Flag("best-of", int, "N", "generate N answers, return the n most likely"),
     Flag("stop", str, "TEXT", "end at this text (may be repeated)", repeat=True),

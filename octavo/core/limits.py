@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from octavo.core.sampling_params import SamplingParams
 from octavo.core.sight import Sight
 from octavo.errors import InvalidRequestError, PromptTooLongError, QueueFullError
+from octavo.scalars import plain, plain_list
 
 # Tokens of an answer that the context does not bound, where nothing else is said.
 DEFAULT_OUTPUT_TOKENS = 1 << 16
@@ -22,9 +23,10 @@ def checked_token_ids(
     token_ids: Iterable[Any], vocab_size: int, field: str = "prompt_token_ids"
 ) -> list[int]:
     """The ids of a prompt as a list; InvalidRequestError names the first that is none."""
-    ids = list(token_ids)
+    ids = list(plain_list(token_ids))
     if ids and set(map(type, ids)) == {int} and min(ids) >= 0 and max(ids) < vocab_size:
         return ids  # as nearly always, and without a loop in Python
+    ids = [*map(plain, ids)]
     for position, token_id in enumerate(ids):
         if isinstance(token_id, bool) or not isinstance(token_id, int):
             raise InvalidRequestError(

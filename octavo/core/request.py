@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from octavo.core.sampling_params import SamplingParams
 from octavo.core.sight import Sight
 from octavo.core.stats import RequestStats
+from octavo.core.token_counts import SeenTokens, TokenCounts
 from octavo.core.token_mask import Bits, TokenMask
 
 if TYPE_CHECKING:
@@ -77,6 +78,8 @@ class Request:
     # is its doing.
     runs_alone: bool = False
 
+    # Of its tokens, for penalties: made when it is first asked for.
+    counts: TokenCounts | None = field(init=False, default=None, repr=False)
     token_ids: list[int] = field(init=False)
     status: RequestStatus = field(init=False, default=RequestStatus.WAITING)
     num_computed_tokens: int = field(init=False, default=0)
@@ -134,6 +137,21 @@ class Request:
     @property
     def output_token_ids(self) -> list[int]:
         return self.token_ids[len(self.prompt_token_ids) :]
+
+    def output_since(self, count: int) -> list[int]:
+        """The output but for its first tokens, which costs no more than what it has."""
+        return self.token_ids[len(self.prompt_token_ids) + count :]
+
+    def seen_tokens(self) -> SeenTokens:
+        """How often its output has each token. Of one that has penalties."""
+        counts = self.counts
+        if counts is None or counts.num_tokens > self.num_output_tokens:
+            has_repetition = self.params.repetition_penalty != 1.0
+            counts = TokenCounts(self.prompt_token_ids if has_repetition else ())
+            self.counts = counts
+        if counts.num_tokens < self.num_output_tokens:
+            counts.advance(self.output_since(counts.num_tokens))
+        return SeenTokens(counts, {})
 
     @property
     def is_masked(self) -> bool:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import InitVar, dataclass, fields, replace
+from enum import Enum
 from typing import Any
 
 from octavo.errors import InvalidRequestError
+from octavo.scalars import plain, plain_list
 
 # Bounds at the door: none of these limits quality, each of them bounds the work of one request.
 MAX_N = 128
@@ -36,6 +38,8 @@ class SpeculativeParams:
     num_speculative_tokens: int | None = None
 
     def __post_init__(self) -> None:
+        for name in ("enabled", "num_speculative_tokens"):
+            object.__setattr__(self, name, plain(getattr(self, name)))
         if not isinstance(self.enabled, bool):
             raise InvalidRequestError(
                 f"must be true or false, not {self.enabled!r}", "speculative.enabled"
@@ -61,9 +65,20 @@ class SpeculativeParams:
         return self.num_speculative_tokens if self.enabled else 0
 
 
-@dataclass(frozen=True, slots=True)
+class RequestOutputKind(Enum):
+    """What the outputs of an answer hold that is read while it is made."""
+
+    CUMULATIVE = 0  # all that there is so far
+    DELTA = 1  # what is new since the last output: it costs the same, however long the answer is
+    FINAL_ONLY = 2  # there is one, at the end
+
+
+@dataclass(slots=True)
 class SamplingParams:
     """How to turn logits into tokens, and when to stop. Names and defaults are vLLM's.
+
+    Fields may be assigned, and are validated again; ``clone`` makes another one. A request has a
+    copy of its own: what is changed later does not concern it.
 
     Args:
         n: completions to return for a prompt; they share the prompt's KV blocks.
@@ -73,7 +88,8 @@ class SamplingParams:
         repetition_penalty: > 0, over prompt and generated tokens; 1 is off.
         temperature: 0 is greedy.
         top_p, min_p, typical_p: 1, 0 and 1 are off. top_k: 0 or -1 is off.
-        seed: the same seed gives the same tokens, whatever else runs. None draws one.
+        seed: the same seed gives the same tokens, whatever else runs (on a GPU, to the bit with
+            ``batch_invariant`` alone). None draws one.
         stop: strings that end the generation; not part of the text unless
             ``include_stop_str_in_output``. stop_token_ids: the same for tokens.
         ignore_eos: go on after the model's end-of-text tokens.
@@ -85,13 +101,17 @@ class SamplingParams:
         allowed_token_ids: only these can be generated. bad_words: these can not.
         detokenize: False leaves ``text`` empty.
         skip_special_tokens: special tokens do not become text.
-        speculative: whether tokens may be guessed ahead, and how many; it changes no answer.
+        speculative: whether tokens may be guessed ahead, and how many.
         attention_sinks, window: of its own tokens, a query sees so many of the first and of the
             last, and the generation may go on past the context (``core/sight.py``). A window of 0
             sees all; None is as the engine has it.
         n_keep: the first tokens that a context shift keeps, where the engine makes any.
         cache_prompt: False neither takes from caches nor leaves anything there: all of the prompt
             is computed, its blocks are free when it ends, and nothing goes to the disk.
+        output_kind: what the outputs of ``AsyncLLM.generate`` and ``LLM.stream`` hold.
+
+    What vLLM has beside these and octavo has not (``structured_outputs`` and so on) may be given
+    with the value that asks for nothing.
 
     Raises:
         InvalidRequestError: a value is out of its range; names the field.
@@ -126,13 +146,35 @@ class SamplingParams:
     window: int | None = None
     n_keep: int | None = None
     cache_prompt: bool = True
+    output_kind: RequestOutputKind = RequestOutputKind.CUMULATIVE
+    # vLLM's fields that octavo has not, each with the value that asks for nothing: see _NOT_THERE.
+    watermarking: InitVar[Any] = None
+    prompt_logprob_token_ids: InitVar[Any] = None
+    prompt_logprob_start: InitVar[Any] = None
+    logprob_token_ids: InitVar[Any] = None
+    flat_logprobs: InitVar[Any] = False
+    spaces_between_special_tokens: InitVar[Any] = True
+    stream_interval: InitVar[Any] = None
+    skip_clone: InitVar[Any] = False
+    structured_outputs: InitVar[Any] = None
+    extra_args: InitVar[Any] = None
+    skip_reading_prefix_cache: InitVar[Any] = None
+    thinking_token_budget: InitVar[Any] = None
+    repetition_detection: InitVar[Any] = None
+    routed_experts_prompt_start: InitVar[Any] = 0
+    trace_decode_token_ids: InitVar[Any] = None
 
-    def __post_init__(self) -> None:
+    def __post_init__(self, *not_there: Any) -> None:
+        for name, value in zip(_NOT_THERE, not_there, strict=True):
+            _refuse_what_is_not_there(name, value)
+
         # Lists are welcome where the ecosystem passes lists; stored as tuples, so that a params
         # object can be shared between requests.
         def store(name: str, value: Any) -> None:
             object.__setattr__(self, name, value)
 
+        for name in _SCALARS:
+            store(name, plain(getattr(self, name)))
         store("stop", _strings("stop", self.stop, MAX_STOP_STRINGS))
         store("bad_words", _strings("bad_words", self.bad_words, MAX_BAD_WORDS))
         if sum(map(len, self.bad_words)) > MAX_BAD_WORDS_CHARS:
@@ -151,6 +193,11 @@ class SamplingParams:
             store("speculative", SpeculativeParams.of(self.speculative))
         if self.seed == -1:
             store("seed", None)
+        if not isinstance(self.output_kind, RequestOutputKind):
+            kinds = ", ".join(f"RequestOutputKind.{kind.name}" for kind in RequestOutputKind)
+            raise InvalidRequestError(
+                f"must be one of {kinds}, not {self.output_kind!r}", "output_kind"
+            )
 
         _integer("n", self.n, 1, MAX_N)
         if self.best_of is not None:
@@ -183,6 +230,30 @@ class SamplingParams:
         if self.stop and not self.detokenize:
             raise InvalidRequestError("stop strings need detokenize=True", "stop")
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Assign a field. One that makes no sense is refused, and changes nothing."""
+        if not hasattr(self, _LAST_FIELD):  # it is being made, and is validated when it is whole
+            object.__setattr__(self, name, value)
+            return
+        if name in _NOT_THERE:
+            _refuse_what_is_not_there(name, value)
+            return
+        if name not in self.__slots__:
+            raise AttributeError(f"SamplingParams have no {name!r}")
+        changed = self.with_changes(**{name: value})
+        for slot in self.__slots__:
+            object.__setattr__(self, slot, getattr(changed, slot))
+
+    def __copy__(self) -> SamplingParams:
+        return self.clone()
+
+    def __deepcopy__(self, memo: object) -> SamplingParams:
+        return self.clone()
+
+    def clone(self) -> SamplingParams:
+        """Another one with the same fields, which has nothing in common with this one."""
+        return replace(self)
+
     @property
     def num_samples(self) -> int:
         """Completions to generate for a prompt: ``best_of`` where it is given, else ``n``."""
@@ -206,6 +277,42 @@ class SamplingParams:
     def with_changes(self, **changes: Any) -> SamplingParams:
         """A copy with the given fields replaced, validated again."""
         return replace(self, **changes)
+
+
+# By name, in the order of the fields: values that ask for nothing, and what to do about others.
+_NOT_THERE: dict[str, tuple[tuple[Any, ...], str]] = {
+    "watermarking": ((None, False), "octavo marks no text; leave it None"),
+    "prompt_logprob_token_ids": ((None,), "use prompt_logprobs, which has the likeliest"),
+    "prompt_logprob_start": ((None, 0), "log-probabilities begin with the prompt"),
+    "logprob_token_ids": ((None, []), "use logprobs, which has the likeliest"),
+    "flat_logprobs": ((None, False), "log-probabilities come as a dictionary a position"),
+    "spaces_between_special_tokens": ((None, True), "text is as the tokenizer joins it"),
+    "stream_interval": ((None, 1), "an output comes whenever something is new"),
+    "skip_clone": ((None, False, True), "a request has a copy anyway"),
+    "structured_outputs": ((None,), "octavo follows no grammar yet"),
+    "extra_args": ((None, {}), "there are no samplers beside octavo's"),
+    "skip_reading_prefix_cache": ((None, False), "set enable_prefix_caching=False on the engine"),
+    "thinking_token_budget": ((None, -1), "octavo does not count thoughts apart; use max_tokens"),
+    "repetition_detection": ((None,), "use repetition_penalty or frequency_penalty"),
+    "routed_experts_prompt_start": ((None, 0), "octavo does not return the routes of experts"),
+    "trace_decode_token_ids": ((None,), "tokens are sampled"),
+}
+
+
+def _refuse_what_is_not_there(name: str, value: Any) -> None:
+    nothing, why = _NOT_THERE[name]
+    if plain_list(plain(value)) not in nothing:
+        raise InvalidRequestError(f"{value!r} is not supported: {why}", name)
+
+
+_SCALARS = (
+    *("n", "best_of", "presence_penalty", "frequency_penalty", "repetition_penalty"),
+    *("temperature", "top_p", "top_k", "min_p", "typical_p", "seed", "ignore_eos", "max_tokens"),
+    *("min_tokens", "logprobs", "prompt_logprobs", "detokenize", "skip_special_tokens"),
+    *("include_stop_str_in_output", "attention_sinks", "window", "n_keep"),
+)
+_LAST_FIELD = fields(SamplingParams)[-1].name
+assert _LAST_FIELD == "output_kind"
 
 
 def check_prompt_logprobs(params: SamplingParams, num_prompt_tokens: int) -> None:
@@ -256,9 +363,10 @@ def _strings(field: str, value: str | Iterable[str] | None, most: int) -> tuple[
 
 
 def _token_ids(field: str, value: Iterable[int] | None) -> tuple[int, ...]:
-    ids = () if value is None else tuple(value)
+    ids = () if value is None else tuple(plain_list(value))
     if ids and set(map(type, ids)) == {int} and min(ids) >= 0 and max(ids) < 2**31:
         return ids  # as nearly always, and without a loop in Python: there may be thousands
+    ids = tuple(map(plain, ids))
     for token_id in ids:
         _integer(field, token_id, 0, 2**31 - 1)
     return ids
@@ -272,7 +380,8 @@ def _logit_bias(value: Mapping[Any, Any] | None) -> Mapping[int, float] | None:
     bias: dict[int, float] = {}
     for key, amount in value.items():
         # JSON objects have string keys only.
-        token_id = int(key) if isinstance(key, str) and key.isdecimal() else key
+        token_id = int(key) if isinstance(key, str) and key.isdecimal() else plain(key)
+        amount = plain(amount)
         _integer("logit_bias", token_id, 0, 2**31 - 1)
         _number("logit_bias", amount, -100.0, 100.0)
         bias[token_id] = float(amount)

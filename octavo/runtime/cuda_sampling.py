@@ -206,7 +206,7 @@ class Edits:
     def follow(self, owner: SamplingRow | Request) -> None:
         """Count the tokens that are new. Those that a request has been given it keeps."""
         if self._counts_output and owner.num_output_tokens > self.num_followed:
-            self._count(owner.output_token_ids[self.num_followed :])
+            self._count(owner.output_since(self.num_followed))
             self.num_followed = owner.num_output_tokens
 
     def after(self, token_ids: Sequence[int]) -> np.ndarray:

@@ -60,13 +60,15 @@ class SampleArray:
         # made of.
         self._prompts: dict[int, tuple[Sequence[int], array[int]]] = {}
         self._biases: dict[int, _Biases] = {}
+        # The outputs of requests grow, and are copied as they do: never as a whole.
+        self._outputs: dict[int, tuple[Request, array[int]]] = {}
         self._of_this_step: list[array[int]] = []
 
     def write(self, rows: Sequence[Row]) -> None:
         """Describe ``rows`` in the first entries."""
         structs, pack, size = self.array, _SAMPLE.pack_into, _SAMPLE.size
-        prompts, biases = self._prompts, self._biases
-        self._prompts, self._biases, self._of_this_step = {}, {}, []
+        prompts, biases, outputs = self._prompts, self._biases, self._outputs
+        self._prompts, self._biases, self._outputs, self._of_this_step = {}, {}, {}, []
         offset = 0
         for row in rows:
             params = row.params
@@ -77,7 +79,7 @@ class SampleArray:
                     # Beyond float32 is infinite, as in a conversion by torch.
                     repetition = repetition if repetition <= _LARGEST_FLOAT else math.inf
                     prompt, num_prompt = self._prompt(row.prompt_token_ids, prompts)
-                output, num_output = self._alive(array("i", row.output_token_ids))
+                output, num_output = self._output(row, outputs)
             bias_ids = amounts = num_biases = mask = 0
             if params.logit_bias:
                 bias_ids, amounts, num_biases = self._bias(params.logit_bias, biases)
@@ -118,6 +120,17 @@ class SampleArray:
         if entry is None:
             entry = (token_ids, array("i", token_ids))
         self._prompts[key] = entry
+        return entry[1].buffer_info()
+
+    def _output(self, row: Row, known: dict[int, tuple[Request, array[int]]]) -> tuple[int, int]:
+        """Address and length of the output of a row."""
+        if not isinstance(row, Request):
+            return self._alive(array("i", row.output_since(0)))
+        entry = self._outputs.get(id(row)) or known.get(id(row))
+        if entry is None or len(entry[1]) > row.num_output_tokens:
+            entry = (row, array("i"))
+        self._outputs[id(row)] = entry
+        entry[1].extend(row.output_since(len(entry[1])))
         return entry[1].buffer_info()
 
     def _bias(self, bias: Mapping[int, float], known: dict[int, _Biases]) -> tuple[int, int, int]:

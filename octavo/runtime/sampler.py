@@ -222,17 +222,11 @@ def _seen_tokens(
     rows: Sequence[SamplingRow], vocab_size: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """What penalties touch: distinct (row, token id) pairs and their counts in the outputs."""
-
-    def keys(token_ids_by_row: list[Sequence[int]]) -> np.ndarray:
-        index, token_ids = _flatten(token_ids_by_row)
-        keys: np.ndarray = index * vocab_size + token_ids
-        return keys[(token_ids >= 0) & (token_ids < vocab_size)]
-
-    prompt = keys([r.prompt_token_ids if r.params.repetition_penalty != 1 else () for r in rows])
-    output = keys([r.output_token_ids if r.params.has_penalties else () for r in rows])
-    distinct, inverse = np.unique(np.concatenate([prompt, output]), return_inverse=True)
-    counts = np.bincount(inverse[len(prompt) :], minlength=len(distinct))
-    return *np.divmod(distinct, vocab_size), counts
+    columns = [r.seen_tokens().columns() if r.params.has_penalties else ((), ()) for r in rows]
+    index, token_ids = _flatten([ids for ids, _ in columns])
+    _, counts = _flatten([counts for _, counts in columns])
+    is_known = (token_ids >= 0) & (token_ids < vocab_size)
+    return index[is_known], token_ids[is_known], counts[is_known]
 
 
 def _draw_rows(logits: Tensor, rows: Sequence[SamplingRow]) -> list[int]:
@@ -243,7 +237,7 @@ def _draw_rows(logits: Tensor, rows: Sequence[SamplingRow]) -> list[int]:
     numbers = uniforms(
         [row.seed for row in rows],
         [row.sample_index for row in rows],
-        [len(row.output_token_ids) for row in rows],
+        [row.num_output_tokens for row in rows],
     )
     widths, row_weights = _cut_widths(logits, params)
     token_ids = [0] * len(rows)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from octavo.core.batch import Draft
 from octavo.core.request import Request
 from octavo.core.sampling_params import SamplingParams
+from octavo.core.token_counts import SeenTokens, TokenCounts
 from octavo.core.token_mask import Bits
 
 # A lower temperature is treated as 0.
@@ -29,6 +31,7 @@ class SamplingRow:
     prompt_token_ids: Sequence[int]
     output_token_ids: Sequence[int]  # the token to sample has position len(output_token_ids)
     bits: Bits | None = None  # which tokens may come; None: all
+    seen: SeenTokens | None = None  # where they are counted already
 
     @property
     def is_greedy(self) -> bool:
@@ -37,6 +40,17 @@ class SamplingRow:
     @property
     def num_output_tokens(self) -> int:
         return len(self.output_token_ids)
+
+    def output_since(self, count: int) -> Sequence[int]:
+        return self.output_token_ids[count:]
+
+    def seen_tokens(self) -> SeenTokens:
+        if self.seen is not None:
+            return self.seen
+        has_repetition = self.params.repetition_penalty != 1.0
+        counts = TokenCounts(self.prompt_token_ids if has_repetition else ())
+        counts.advance(self.output_token_ids)
+        return SeenTokens(counts, {})
 
     def bitmask(self) -> Bits | None:
         return self.bits
@@ -73,26 +87,49 @@ class DraftedRow:
         return self.request.prompt_token_ids
 
     @property
-    def output_token_ids(self) -> list[int]:
-        return [*self.request.output_token_ids, *self.drafted]
-
-    @property
     def num_output_tokens(self) -> int:
         return self.request.num_output_tokens + len(self.drafted)
+
+    def output_since(self, count: int) -> list[int]:
+        return [*self.request.output_since(count), *self.drafted]
+
+    def seen_tokens(self) -> SeenTokens:
+        counts = self.request.seen_tokens().counts
+        return SeenTokens(counts, counts.after(self.drafted))
 
     def bitmask(self) -> Bits | None:
         return self.bits
 
 
+class _Output(Sequence[int]):
+    """The output of a request, and what is drafted after it, without a copy of the former."""
+
+    __slots__ = ("_drafted", "_request")
+
+    def __init__(self, request: Request, drafted: tuple[int, ...]):
+        self._request, self._drafted = request, drafted
+
+    def __len__(self) -> int:
+        return self._request.num_output_tokens + len(self._drafted)
+
+    def __getitem__(self, index: Any) -> Any:
+        return [*self._request.output_token_ids, *self._drafted][index]
+
+
 def sampling_row(request: Request | DraftedRow) -> SamplingRow:
     """A request as it is now, in a row of its own."""
+    if isinstance(request, DraftedRow):
+        output = _Output(request.request, request.drafted)
+    else:
+        output = _Output(request, ())
     return SamplingRow(
         params=request.params,
         seed=request.seed,
         sample_index=request.sample_index,
         prompt_token_ids=request.prompt_token_ids,
-        output_token_ids=request.output_token_ids,
+        output_token_ids=output,
         bits=request.bitmask(),
+        seen=request.seen_tokens() if request.params.has_penalties else None,
     )
 
 

@@ -148,6 +148,14 @@ def join_parts(message: Message) -> Message:
     return {**message, "content": "\n".join(part["text"] for part in content)}
 
 
+def split_content(message: Message) -> Message:
+    """The message with its text as a list of one part, for templates that read parts."""
+    content = message.get("content")
+    if not isinstance(content, str):
+        return message
+    return {**message, "content": [{"type": "text", "text": content}]}
+
+
 def all_text(value: Any) -> Iterator[str]:
     """Every string in plain data, keys included."""
     if isinstance(value, str):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from octavo.errors import InvalidRequestError
@@ -19,6 +19,7 @@ def render_chat(
     tools: Sequence[Mapping[str, Any]] | None,
     add_generation_prompt: bool,
     continue_final_message: bool,
+    content_format: str,
     variables: Mapping[str, str],
     user_variables: Mapping[str, Any],
     specials: SpecialTokens,
@@ -37,8 +38,13 @@ def render_chat(
     # A last message that is to go on must have something that can.
     for index in range(len(conversation) - continue_final_message):
         conversation[index] = chat_messages.with_content(conversation[index], missing)
-    if not template.reads_parts:
-        conversation = [chat_messages.join_parts(message) for message in conversation]
+    as_content = _CONTENT_FORMATS.get(content_format)
+    if as_content is None:
+        raise InvalidRequestError(
+            f"must be one of {', '.join(_CONTENT_FORMATS)}, not {content_format!r}",
+            "chat_template_content_format",
+        )
+    conversation = as_content(conversation, template)
     given = {
         "messages": conversation,
         "tools": chat_messages.check_tools(tools),
@@ -85,3 +91,23 @@ def _cut_at_tag(text: str, tag: str, continued: str) -> str:
         )
     end = text.rindex(tag.strip())
     return text[:end] if text.startswith(tag, end) else text[:end].rstrip()
+
+
+def _as_strings(conversation: list[Message], template: ChatTemplate) -> list[Message]:
+    return [chat_messages.join_parts(message) for message in conversation]
+
+
+def _as_parts(conversation: list[Message], template: ChatTemplate) -> list[Message]:
+    return [chat_messages.split_content(message) for message in conversation]
+
+
+def _as_it_reads(conversation: list[Message], template: ChatTemplate) -> list[Message]:
+    return conversation if template.reads_parts else _as_strings(conversation, template)
+
+
+# By ``chat_template_content_format``.
+_CONTENT_FORMATS: dict[str, Callable[[list[Message], ChatTemplate], list[Message]]] = {
+    "auto": _as_it_reads,
+    "string": _as_strings,
+    "openai": _as_parts,
+}

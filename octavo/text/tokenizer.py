@@ -186,6 +186,8 @@ class Tokenizer:
         ``add_generation_prompt`` (True): ends with the header of the assistant's next message.
         ``continue_final_message``: ends inside the last message, for the model to go on with.
         ``chat_template``: a template, or the name of one of the model's, instead of its default.
+        ``chat_template_content_format``: whether the template gets contents as text ("string"), as
+        lists of parts ("openai"), or as it reads them ("auto").
         Other options are variables for the template.
 
         Raises InvalidRequestError for a conversation of the wrong shape, ChatTemplateError for a
@@ -210,6 +212,7 @@ class Tokenizer:
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         chat_template: str | None = None,
+        chat_template_content_format: str = "auto",
         **user_variables: Any,
     ) -> tuple[str, Disguise]:
         from octavo.text.chat_rendering import render_chat  # Jinja is loaded when first needed
@@ -220,6 +223,7 @@ class Tokenizer:
             tools=tools,
             add_generation_prompt=add_generation_prompt,
             continue_final_message=continue_final_message,
+            content_format=chat_template_content_format,
             variables=self.named_tokens,
             user_variables=user_variables,
             specials=self.specials,

@@ -10,13 +10,18 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from watched_requests import read_in_a_step, requests_of
 
 from octavo.core.sampling_params import SamplingParams
 from octavo.core.token_mask import Bits, create_mask
+from octavo.kernels.cuda.sampling import RECORD_WORDS
 from octavo.runtime import sampler
+from octavo.runtime.cuda_sampling import SamplingArrays
 from octavo.runtime.logits import apply_temperature, apply_top_p, draw, most_likely, token_weights
+from octavo.runtime.native_sampling import SampleArray
 from octavo.runtime.random import uniforms
 from octavo.runtime.sampler import SamplingRow, compute_logprobs, sample
+from octavo.runtime.sampling_row import sampling_row
 
 INF = math.inf
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.cuda)]
@@ -412,3 +417,22 @@ def test_the_number_of_threads_does_not_matter():
     finally:
         torch.set_num_threads(before)
     assert outputs[0] == outputs[1] == outputs[2]
+
+
+@pytest.mark.parametrize("sampler", ["plain", "native", "device"])
+def test_a_step_with_penalties_costs_the_same_however_long_the_answer_is(sampler):
+    """Counted: the tokens of the answer that are read to sample the next one."""
+    logits = torch.zeros(1, 64)
+    native = SampleArray(1)
+    device = SamplingArrays(
+        torch.zeros((1, RECORD_WORDS), dtype=torch.int32),
+        64,
+        lambda size, dtype: torch.zeros(size, dtype=dtype),
+    )
+    write = {
+        "plain": lambda request: sample(logits, [sampling_row(request)]),
+        "native": lambda request: native.write([request]),
+        "device": lambda request: device.write([request], [request.num_output_tokens]),
+    }[sampler]
+    short, long = (read_in_a_step(request, write) for request in requests_of(100, 10_000))
+    assert short == long <= 2

@@ -25,6 +25,7 @@ MAX_TOOLS = 128
 _RESERVED = {
     "add_generation_prompt",
     "chat_template",
+    "chat_template_content_format",
     "continue_final_message",
     "documents",
     "messages",

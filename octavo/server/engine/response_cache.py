@@ -141,7 +141,7 @@ def answer_key(request: GenerationRequest) -> bytes:
     """A digest of everything that the answer to a deterministic request depends on."""
     params = request.params
     # A greedy answer does not depend on the seed, and the server draws one where none is given.
-    ignored = {"seed"} if params.temperature == 0 else set()
+    ignored = {"output_kind", "seed"} if params.temperature == 0 else {"output_kind"}
     shape = [
         (field.name, _canonical(getattr(params, field.name)))
         for field in fields(SamplingParams)

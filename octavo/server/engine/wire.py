@@ -164,7 +164,8 @@ def facts_from_dict(values: dict[str, Any]) -> EngineFacts:
 # -- parameters ----------------------------------------------------------------------------------
 
 _DEFAULTS = SamplingParams()
-_PARAMS = tuple(field.name for field in fields(SamplingParams))
+# How outputs are read is the reader's business: the engine's side always says what is new.
+_PARAMS = tuple(each.name for each in fields(SamplingParams) if each.name != "output_kind")
 
 
 def params_to_dict(params: SamplingParams) -> dict[str, Any]:

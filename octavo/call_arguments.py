@@ -1,0 +1,92 @@
+"""What `LLM` and `AsyncLLM` are asked beside prompts: an argument has an effect, or is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from octavo.core.sampling_params import RequestOutputKind, SamplingParams
+from octavo.errors import InvalidRequestError
+
+if TYPE_CHECKING:
+    from octavo.text.tokenizer import Tokenizer
+
+Conversation = Sequence[Mapping[str, Any]]
+
+# Arguments that vLLM has, and what there is instead.
+_NOT_THERE = {
+    "lora_request": "octavo has no adapters: merge them into the model before, and leave it None",
+    "tokenization_kwargs": "leave it None, and give token ids where text is to be tokenized "
+    "otherwise than by default",
+    "mm_processor_kwargs": "octavo reads text alone: leave it None",
+    "trace_headers": "octavo writes no traces: leave it None",
+    "data_parallel_rank": "there is one engine: leave it None",
+    "prompt_text": "give the text as the prompt, or {'prompt': …, 'prompt_token_ids': …}",
+    "reasoning_ended": "octavo does not read reasoning apart: leave it None",
+}
+
+
+def refuse_what_is_not_there(**given: Any) -> None:
+    """InvalidRequestError for the first argument that asks for anything."""
+    for name, value in given.items():
+        if value is not None and value != {}:
+            raise InvalidRequestError(f"is not supported: {_NOT_THERE[name]}", name)
+
+
+def check_streamable(params: SamplingParams) -> None:
+    """InvalidRequestError if an answer cannot be read as it is made."""
+    is_final = params.output_kind is RequestOutputKind.FINAL_ONLY
+    if params.num_samples > params.n and not is_final:
+        raise InvalidRequestError("cannot be streamed: the best is known at the end", "best_of")
+
+
+@dataclass(frozen=True, slots=True)
+class ChatSettings:
+    """How a conversation becomes a prompt: the arguments of ``LLM.chat``, under their names."""
+
+    chat_template: str | None = None
+    chat_template_content_format: str = "auto"
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    tools: Sequence[Mapping[str, Any]] | None = None
+    chat_template_kwargs: Mapping[str, Any] | None = None
+
+    def prompt(self, tokenizer: Tokenizer, messages: Conversation) -> tuple[str, list[int]]:
+        """The text and the token ids of a conversation."""
+        variables = self._variables()
+        if self.tools:
+            source = tokenizer.chat_template_source(self.chat_template, tools=self.tools)
+            if "tools" not in source:
+                raise InvalidRequestError("the chat template of this model has no place", "tools")
+        prompt = tokenizer.chat_prompt(
+            messages,
+            tools=self.tools,
+            add_generation_prompt=self.add_generation_prompt,
+            continue_final_message=self.continue_final_message,
+            chat_template=self.chat_template,
+            chat_template_content_format=self.chat_template_content_format,
+            **variables,
+        )
+        return prompt.text, prompt.token_ids
+
+    def _variables(self) -> Mapping[str, Any]:
+        given = {} if self.chat_template_kwargs is None else self.chat_template_kwargs
+        if not isinstance(given, Mapping):
+            raise InvalidRequestError(f"must be a mapping, not {given!r}", "chat_template_kwargs")
+        for name in given:
+            if name in _ARGUMENTS or not isinstance(name, str):
+                raise InvalidRequestError(
+                    f"{name!r} is an argument of its own: give it there", "chat_template_kwargs"
+                )
+        return given
+
+
+_ARGUMENTS = {
+    "messages",
+    "tools",
+    "add_generation_prompt",
+    "continue_final_message",
+    "chat_template",
+    "chat_template_content_format",
+}

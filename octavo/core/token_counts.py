@@ -1,0 +1,66 @@
+"""How often an answer has each token, counted as the tokens come: what penalties go by."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+
+class TokenCounts:
+    """The distinct tokens of one request, and how often its output has each.
+
+    Tokens are counted as they come, so that a step costs what is new in it. Both arrays only grow,
+    in the order in which tokens came first; those of the prompt alone have a count of 0.
+
+    Args:
+        prompt_token_ids: the prompt, where its tokens matter.
+    """
+
+    def __init__(self, prompt_token_ids: Iterable[int] = ()):
+        self.ids: array[int] = array("i", dict.fromkeys(prompt_token_ids))
+        self.counts: array[int] = array("i", bytes(4 * len(self.ids)))
+        self.num_tokens = 0  # of the output, that are counted
+        self._places = {token_id: place for place, token_id in enumerate(self.ids)}
+
+    def advance(self, token_ids: Iterable[int]) -> None:
+        """Count further tokens of the output."""
+        for token_id in token_ids:
+            place = self._places.setdefault(token_id, len(self.ids))
+            if place == len(self.ids):
+                self.ids.append(token_id)
+                self.counts.append(0)
+            self.counts[place] += 1
+            self.num_tokens += 1
+
+    def place(self, token_id: int) -> int | None:
+        """Where a token is in the arrays, if it has come."""
+        return self._places.get(token_id)
+
+    def after(self, token_ids: Sequence[int]) -> dict[int, int]:
+        """What the counts of some tokens would be if they came next."""
+        later: dict[int, int] = {}
+        for token_id in token_ids:
+            place = self._places.get(token_id)
+            known = 0 if place is None else self.counts[place]
+            later[token_id] = later.get(token_id, known) + 1
+        return later
+
+
+class SeenTokens(NamedTuple):
+    """What penalties need to know: counts, and others in the place of a few of them."""
+
+    counts: TokenCounts
+    later: Mapping[int, int]
+
+    def columns(self) -> tuple[array[int], array[int]]:
+        """Distinct tokens and their counts, as arrays of their own."""
+        ids, counts = self.counts.ids[:], self.counts.counts[:]
+        for token_id, count in self.later.items():
+            place = self.counts.place(token_id)
+            if place is None:
+                ids.append(token_id)
+                counts.append(count)
+            else:
+                counts[place] = count
+        return ids, counts

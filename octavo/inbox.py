@@ -1,0 +1,137 @@
+"""What an engine says to one of its callers, from the thread that drives to the one that reads."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterator
+from functools import partial
+
+from octavo.core.sampling_params import RequestOutputKind
+from octavo.output_builder import OutputBuilder
+from octavo.outputs import RequestOutput, StreamChunk
+from octavo.shared_driver import SharedDriver, Wait
+from octavo.text_engine import SampleGroup, TextDelta
+
+
+class Inbox:
+    """The deltas of one caller's prompts, in their order.
+
+    Who drives the engine puts them here, which costs next to nothing; what is made of them, with
+    its tokenizer and its faults, is the business of the thread that reads.
+
+    Args:
+        is_done: what the reader waits for.
+        rings_always: it may be done after any delta, and else only after the last one of a sample.
+    """
+
+    def __init__(self, is_done: Callable[[], bool], *, rings_always: bool = False):
+        self.wait = Wait(is_done)
+        self.news: deque[TextDelta] = deque()
+        self.num_running = 0  # samples whose last delta is not here yet
+        self._rings_always = rings_always
+        self._is_closed = False
+
+    # -- the thread that drives ----------------------------------------------------------------
+
+    def expect(self, group: SampleGroup) -> None:
+        self.num_running += len(group.samples)
+
+    def put(self, delta: TextDelta) -> None:
+        if self._is_closed:
+            return
+        self.news.append(delta)
+        if delta.finish_reason is not None:
+            self.num_running -= 1
+        if self._rings_always or delta.finish_reason is not None:
+            self.wait.ring()
+
+    # -- any thread ----------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Nothing more is expected: who waits need not."""
+        self._is_closed = True
+        self.num_running = 0
+        self.news.clear()
+        self.wait.ring()
+
+
+class AnswerStream(Iterator[StreamChunk]):
+    """The chunks of one answer.
+
+    Calls ``forget`` at its end, whichever that is: the last chunk, ``close``, an exception, or
+    that nobody holds it any more. Several threads may read it; each chunk goes to one of them.
+
+    Args:
+        forget: has whoever drives the engine end the request.
+        forget_later: does the same before the next step. For finalizers: it takes no lock.
+    """
+
+    def __init__(
+        self,
+        driver: SharedDriver,
+        inbox: Inbox,
+        builder: OutputBuilder,
+        forget: Callable[[], object],
+        forget_later: Callable[[], object],
+    ):
+        self._driver = driver
+        self._inbox = inbox
+        self._builder = builder
+        self._forget = forget
+        self._reading = threading.Lock()
+        # A garbage collection may come in the middle of a step: the driver does it after that.
+        self._finalizer = weakref.finalize(self, forget_later)
+        self._finalizer.atexit = False
+
+    @staticmethod
+    def inbox() -> Inbox:
+        """One for a stream: it waits for any news, or for the end."""
+        inbox: Inbox = Inbox(lambda: bool(inbox.news) or not inbox.num_running, rings_always=True)
+        return inbox
+
+    def __next__(self) -> StreamChunk:
+        with self._reading:
+            try:
+                while True:
+                    self._driver.wait_for(self._inbox.wait)
+                    delta = self._next_delta()
+                    chunk = self._chunk(delta)
+                    if chunk is not None:
+                        return chunk
+            except BaseException:
+                self.close()
+                raise
+
+    def close(self) -> None:
+        """End the answer here. May be repeated, and from any thread."""
+        if self._finalizer.detach() is not None:
+            self._inbox.close()
+            self._forget()
+
+    def _next_delta(self) -> TextDelta:
+        try:
+            return self._inbox.news.popleft()
+        except IndexError:  # it has ended, or another thread has closed it
+            raise StopIteration from None
+
+    def _chunk(self, delta: TextDelta) -> StreamChunk | None:
+        """What is shown of a delta; None: nothing by itself."""
+        builder, index = self._builder, delta.sample.index
+        builder.take(delta)
+        kind = self._builder.group.params.output_kind
+        if kind is RequestOutputKind.FINAL_ONLY and delta.finish_reason is None:
+            return None
+        text, token_ids = delta.text, delta.token_ids
+        if kind is RequestOutputKind.FINAL_ONLY:
+            text, token_ids = builder.text(index), builder.token_ids(index)
+        build: Callable[[], RequestOutput] = partial(builder.output, builder.extents)
+        if kind is RequestOutputKind.DELTA:
+            build = partial(_itself, builder.take_output())
+        reason = delta.finish_reason.value if delta.finish_reason else None
+        return StreamChunk(index, text, token_ids, reason, build)
+
+
+def _itself(output: RequestOutput) -> RequestOutput:
+    return output

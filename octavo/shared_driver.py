@@ -1,0 +1,235 @@
+"""One engine for many threads: whoever waits drives it, for all who wait.
+
+    thread A   wait_for(its answers)   ── drives: obey, step, deliver, obey, step, deliver ...
+    thread B   do(add a prompt)        ── carried out by A between two steps; then B waits, too
+    thread C   wait_for(its stream)    ── woken by A when a step has brought something for it
+
+So requests of all threads are in one batch. When A has what it waited for, one of those who still
+wait drives on. Nobody drives while nobody waits; a thread that is alone steps the engine itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from octavo.driver import EngineDriver
+from octavo.errors import ENDINGS, EngineError
+
+T = TypeVar("T")
+
+
+class EngineClosedError(EngineError):
+    """The engine was closed, by whichever thread."""
+
+
+class Wait:
+    """What one thread waits for, until ``is_done``, which only this thread asks.
+
+    Whoever makes it true calls ``ring``. ``each_step``: a step may make it true by itself.
+    """
+
+    def __init__(self, is_done: Callable[[], bool], *, each_step: bool = False):
+        self.is_done = is_done
+        self.each_step = each_step
+        # Of one bit, held while nobody has rung. A lock, since it may be released from anywhere,
+        # also where a garbage collection has interrupted somebody who was about to do the same.
+        self._bell = threading.Lock()
+        self._bell.acquire()
+
+    def ring(self) -> None:
+        with contextlib.suppress(RuntimeError):  # it has been rung already
+            self._bell.release()
+
+    def clear(self) -> None:
+        self._bell.acquire(blocking=False)
+
+    def sleep(self) -> None:
+        """Until it is rung."""
+        self._bell.acquire()
+
+
+class SharedDriver:
+    """An `EngineDriver` that any number of threads drive, one at a time.
+
+    Nothing touches the engine but the thread that drives at that moment, the leader. What is raised
+    there (an interruption, a bug of the engine) is raised in that thread, and another one goes on.
+    """
+
+    def __init__(self, driver: EngineDriver):
+        self._driver = driver
+        # Guards what follows, and is never held while something is computed. It may be taken again
+        # by the thread that has it: a garbage collection can close a stream at any moment.
+        self._mutex = threading.RLock()
+        self._leader: Wait | None = None
+        self._leading_thread = 0
+        self._waiting: dict[Wait, None] = {}  # in the order in which they came
+        self._is_closed = False
+        self._num_steps = 0
+
+    # -- from any thread ----------------------------------------------------------------------
+
+    def wait_for(self, wait: Wait) -> None:
+        """Return when ``wait.is_done()``. Until then this thread drives, or another one does.
+
+        Raises:
+            EngineClosedError: somebody has closed the engine.
+        """
+        try:
+            while not self._is_over(wait):
+                if self._leads(wait):
+                    self._step()
+                else:
+                    wait.sleep()
+        finally:
+            self._leave(wait)
+
+    def do(self, command: Callable[[], T]) -> T:
+        """The result of something that touches the engine: done between two steps."""
+        errand = _Errand(command)
+        wait = errand.wait
+        try:
+            while not self._is_over(wait):
+                if self._leads(wait, errand):
+                    errand.run()
+                else:
+                    wait.sleep()
+        finally:
+            self._leave(wait)
+        result: T = errand.result()
+        return result
+
+    def ask(self, command: Callable[[], object]) -> None:
+        """Have something done that nobody waits for: now, or after the step that is under way."""
+        wait = Wait(lambda: True)
+        try:
+            with self._mutex:
+                if self._leader is not None:
+                    self._driver.tell(command)
+                    return
+                self._lead(wait)
+            self._driver.carry_out(command)
+        finally:
+            self._leave(wait)
+
+    def wait_for_step(self) -> None:
+        """Return after a step, be it one that this thread runs."""
+        before = self._num_steps
+        self.wait_for(Wait(lambda: self._num_steps != before, each_step=True))
+
+    def close(self) -> None:
+        """Abort everything and release the engine; who waits gets an error. May be repeated."""
+        with contextlib.suppress(EngineClosedError):
+            self.do(self._close)
+
+    # -- who drives ---------------------------------------------------------------------------
+
+    def _is_over(self, wait: Wait) -> bool:
+        """Whether it need not wait any more. What rings from here on is not overlooked."""
+        wait.clear()
+        if wait.is_done():
+            return True
+        if self._is_closed:
+            raise EngineClosedError("the LLM was closed")
+        return False
+
+    def _leads(self, wait: Wait, errand: _Errand | None = None) -> bool:
+        """Whether this thread drives, from here on or already; else who does gets the errand."""
+        if self._leader is wait:
+            return True
+        with self._mutex:
+            if self._leader is None:
+                self._lead(wait)
+                return True
+            if self._leading_thread == threading.get_ident():
+                raise EngineError(
+                    "this thread is in the middle of a step, and cannot wait for another: do not "
+                    "use an LLM in a signal handler or a finalizer"
+                )
+            if errand is not None and not errand.is_told:
+                errand.is_told = True
+                self._driver.tell(errand.run)
+            self._waiting[wait] = None
+            return False
+
+    def _lead(self, wait: Wait) -> None:
+        self._leader = wait
+        self._leading_thread = threading.get_ident()
+        self._waiting.pop(wait, None)
+
+    def _step(self) -> None:
+        self._driver.step()
+        self._num_steps += 1
+        if self._waiting:
+            with self._mutex:
+                for wait in [*self._waiting]:
+                    if wait.each_step:
+                        wait.ring()
+
+    def _close(self) -> None:
+        if self._is_closed:
+            return
+        self._is_closed = True
+        self._driver.stop()  # a leader who does this for another thread takes no step after it
+        self._driver.close()
+        with self._mutex:
+            for wait in [*self._waiting]:
+                wait.ring()
+
+    def _leave(self, wait: Wait) -> None:
+        """This thread waits no more. If it drove, one of those who wait is woken, to drive on."""
+        try:
+            while self._must_obey(wait):
+                self._driver.obey()
+        except BaseException:  # an interruption, here of all places
+            self._must_obey(wait, can=False)
+            raise
+
+    def _must_obey(self, wait: Wait, can: bool = True) -> bool:
+        """Whether something has been asked for and nobody is left who would see to it."""
+        with self._mutex:
+            self._waiting.pop(wait, None)
+            if self._leader is wait:
+                self._leader = None
+            if self._leader is not None:
+                return False
+            for other in self._waiting:
+                other.ring()
+                return False
+            if not (can and self._driver.has_commands):
+                return False
+            self._lead(wait)
+            return True
+
+
+class _Errand:
+    """A command whose result a thread waits for, whoever carries it out."""
+
+    def __init__(self, command: Callable[[], object]):
+        self.wait = Wait(lambda: self._is_done)
+        self.is_told = False  # to a driver
+        self._command = command
+        self._is_done = False
+        self._result: object = None
+        self._error: BaseException | None = None
+
+    def run(self) -> None:
+        if self._is_done:
+            return
+        try:
+            self._result = self._command()
+        except ENDINGS:  # of the thread that carries it out
+            self._error = EngineError("the thread that drove the engine was interrupted")
+            raise
+        except BaseException as error:
+            self._error = error
+        finally:
+            self._is_done = True
+            self.wait.ring()
+
+    def result(self) -> Any:
+        if self._error is not None:
+            raise self._error
+        return self._result
