@@ -173,6 +173,8 @@ def _console() -> Console:
 
 def _print_plan(console: Console, plan: Plan, args: argparse.Namespace) -> None:
     console.print(_what(plan), markup=False)
+    for warning in plan.warnings:
+        console.print(f"note: {warning}", markup=False)
     binding = plan.verdict.binding
     if binding is None:
         sure = "" if plan.verdict.is_certain else ", though a limit lies inside of an interval"

@@ -177,6 +177,16 @@ class Plan:
         service = self.verdict.service
         return service if service is not None and service.is_stable else None
 
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What there is to say of how the files of the model were read."""
+        spec = self.deployment.spec
+        if self.question.quantization is not None or spec.source is not None:
+            return spec.notes
+        from octavo.cost.quantization_config import notes
+
+        return (*spec.notes, *notes(spec))
+
     # -- steps -------------------------------------------------------------------------------
 
     @property

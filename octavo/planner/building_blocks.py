@@ -256,7 +256,7 @@ def _recipe_json(recipe: Recipe) -> dict[str, Any]:
         "kind": "recipe",
         "type": _type_json(recipe.quantized),
         "parts": recipe.parts,
-        "ignored": recipe.ignored,
+        "ignored": recipe.ignored.patterns,
     }
 
 

@@ -42,6 +42,7 @@ def plan_json(plan: Plan) -> dict[str, Any]:
         **_service_json(plan),
         "cost": _cost_json(plan),
         "bound": {"prefill": plan.prefill_cost.bound, "decode": plan.decode_cost.bound},
+        "warnings": list(plan.warnings),
         "slo": [each.as_json() for each in plan.verdict.kept],
         "advice": [advice.as_json() for advice in plan.advice],
     }
