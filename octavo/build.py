@@ -15,6 +15,7 @@ from octavo.config import (
     EngineConfig,
     default_num_seqs,
     default_step_tokens,
+    is_gpu,
     resolve,
 )
 from octavo.errors import ConfigError, MissingPackageError
@@ -151,7 +152,7 @@ def _rank_spec(args: EngineArgs, model: ModelConfig, path: Path, packed_folder: 
     """What one rank is asked for. There is one."""
     device, dtype = _choose_device(args.device), args.dtype
     if dtype == "auto":
-        dtype = "bfloat16" if device == "cuda" else "float32"
+        dtype = "bfloat16" if is_gpu(device) else "float32"
     if args.enforce_eager and device == "cpu":
         raise ConfigError("enforce_eager: graphs are captured on GPUs alone; leave it off on a CPU")
     return RankSpec(
@@ -231,19 +232,22 @@ def _with_draft_kv(capacity: Capacity, drafter: Drafter | None) -> Capacity:
 
 
 def _choose_device(asked: str) -> str:
+    """The device that a setting means. ConfigError if it is a GPU, and cannot be had."""
     if asked == "cpu" or (asked == "auto" and not has_gpu_driver()):
         return "cpu"
     try:
-        need_torch("device cuda")
+        need_torch(f"device {asked}")
     except MissingPackageError as missing:
-        if asked == "cuda":
+        if is_gpu(asked):
             raise
-        _log.info("the GPU of this machine is not used: %s", missing)
+        _log.warning("the GPU of this machine is not used: %s", missing)
         return "cpu"
-    from octavo.runtime.torch_backend import sees_gpu
+    from octavo.gpu_software import why_no_gpu
 
-    if sees_gpu():
-        return "cuda"
-    if asked == "cuda":
-        raise ConfigError("device cuda: torch sees no CUDA device; `octavo doctor` says why")
+    reason = why_no_gpu("cuda" if asked == "auto" else asked)
+    if reason is None:
+        return "cuda" if asked == "auto" else asked
+    if is_gpu(asked):
+        raise ConfigError(f"device {asked}: {reason}")
+    _log.warning("the GPU of this machine is not used: %s", reason)
     return "cpu"

@@ -33,6 +33,7 @@ GIB = 2**30
 CPU_MAX_NUM_SEQS, CUDA_MAX_NUM_SEQS = 64, 256
 CPU_MAX_NUM_BATCHED_TOKENS, CUDA_MAX_NUM_BATCHED_TOKENS = 512, 2048
 SERVING_ITL_TARGET_MS = 80.0
+_DEVICE = re.compile(r"auto|cpu|cuda(:\d{1,3})?")
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 2**10, "mi": 2**20, "gi": 2**30}
 
 
@@ -72,7 +73,11 @@ class EngineArgs:
         "type of activations; auto is float32 on CPU, bfloat16 on CUDA",
         ("auto", "float32", "bfloat16", "float16"),
     )
-    device: str = option("auto", "where to run", ("auto", "cpu", "cuda"))
+    device: str = option(
+        "auto",
+        "where to run: auto (a GPU where there is one), cpu, cuda, or cuda:N, one of several GPUs "
+        "by its number",
+    )
     kernels: str = option(
         "auto",
         "native CPU kernels, the fused ones of a GPU, or the reference ops in plain PyTorch; auto "
@@ -225,6 +230,8 @@ class EngineArgs:
                 continue
             if isinstance(value, bool) or not isinstance(value, int) or value < least:
                 raise ConfigError(f"{name} must be an integer of at least {least}, not {value!r}")
+        if not (isinstance(self.device, str) and _DEVICE.fullmatch(self.device)):
+            raise ConfigError(f"device must be auto, cpu, cuda or cuda:N, not {self.device!r}")
         if not 0.0 < self.gpu_memory_utilization <= 1.0:
             raise ConfigError("gpu_memory_utilization must be in (0, 1]")
         if self.itl_target_ms is not None and not 0.0 <= self.itl_target_ms < math.inf:
@@ -483,18 +490,19 @@ def resolve(args: EngineArgs, capacity: Capacity) -> EngineConfig:
 
 def default_num_seqs(args: EngineArgs, device: str) -> int:
     """Requests that run at once, where nobody says how many."""
-    return args.max_num_seqs or (CUDA_MAX_NUM_SEQS if _is_gpu(device) else CPU_MAX_NUM_SEQS)
+    return args.max_num_seqs or (CUDA_MAX_NUM_SEQS if is_gpu(device) else CPU_MAX_NUM_SEQS)
 
 
 def default_step_tokens(args: EngineArgs, device: str, max_model_len: int) -> int:
     """Tokens of a step, where nobody says how many: a whole prompt's, if it is not to be cut."""
     if args.max_num_batched_tokens is not None:
         return args.max_num_batched_tokens
-    usual = CUDA_MAX_NUM_BATCHED_TOKENS if _is_gpu(device) else CPU_MAX_NUM_BATCHED_TOKENS
+    usual = CUDA_MAX_NUM_BATCHED_TOKENS if is_gpu(device) else CPU_MAX_NUM_BATCHED_TOKENS
     return usual if args.enable_chunked_prefill else max(usual, max_model_len)
 
 
-def _is_gpu(device: str) -> bool:
+def is_gpu(device: str) -> bool:
+    """Whether a device's name, such as ``cuda:1``, is that of a GPU."""
     return device.startswith("cuda")
 
 
@@ -557,7 +565,7 @@ def _told(offload: OffloadConfig, device: str) -> str:
             f"evicted KV: up to {offload.max_bytes / GIB:.2f} GiB in {offload.folder}, "
             f"through {memory}"
         )
-    if _is_gpu(device):
+    if is_gpu(device):
         return f"evicted KV: {memory}"
     return (
         f"evicted KV: {memory}, which is memory like the pool's: on a CPU kv_cache_memory is worth "

@@ -20,12 +20,11 @@ from typing import Any
 
 from octavo import __version__, hub, machine
 from octavo.extras import ADD_TORCH, has_torch
-from octavo.gpu_software import GpuSoftware, gpu_software, lacks_of
+from octavo.gpu_software import NO_DRIVER, GpuSoftware, gpu_software, lacks_of, why_no_gpu
 from octavo.hub.wheels import has_pip
 
 GIB = 1 << 30
 _NO_TORCH = "PyTorch is not installed"
-_NO_DRIVER = "no NVIDIA driver (no nvidia-smi, no /dev/nvidia0)"
 # PyTorch may be missing, as long as nothing here needs it.
 PACKAGES = ("torch", "numpy", "safetensors", "tokenizers", "jinja2", "huggingface_hub", "rich")
 
@@ -151,23 +150,15 @@ def package_version(name: str) -> str | None:
 
 def find_cuda() -> Cuda:
     if not has_torch():
-        return Cuda((), _NO_TORCH if machine.has_gpu_driver() else _NO_DRIVER)
+        return Cuda((), _NO_TORCH if machine.has_gpu_driver() else NO_DRIVER)
     try:
         torch = importlib.import_module("torch")
     except ImportError as error:
         return Cuda((), f"PyTorch cannot be imported: {error}")
-    if torch.cuda.is_available():
-        devices = [torch.cuda.get_device_properties(i) for i in range(torch.cuda.device_count())]
-        return Cuda(tuple(map(_cuda_device, devices)), None)
-    has_driver = shutil.which("nvidia-smi") is not None or Path("/dev/nvidia0").exists()
-    if torch.version.cuda is None:
-        build = f"PyTorch {torch.__version__} is built without CUDA"
-        return Cuda((), build if has_driver else f"no NVIDIA driver, and {build}")
-    if not has_driver:
-        return Cuda((), _NO_DRIVER)
-    if os.environ.get("CUDA_VISIBLE_DEVICES", "0") == "":
-        return Cuda((), "CUDA_VISIBLE_DEVICES is empty, which hides every device")
-    return Cuda((), f"PyTorch's CUDA {torch.version.cuda} does not start with this driver")
+    if (reason := why_no_gpu()) is not None:
+        return Cuda((), reason)
+    devices = [torch.cuda.get_device_properties(i) for i in range(torch.cuda.device_count())]
+    return Cuda(tuple(map(_cuda_device, devices)), None)
 
 
 def _cuda_device(found: Any) -> CudaDevice:

@@ -4,13 +4,20 @@ was tested where. ``octavo doctor`` shows it, on machines without a GPU too."""
 from __future__ import annotations
 
 import importlib
+import os
 import re
+import shutil
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 LEAST_CAPABILITY = (8, 0)
 FP8_CAPABILITY = (8, 9)
+# The oldest branch of NVIDIA's driver for Linux with which a major version of CUDA starts (CUDA
+# Compatibility, minor version compatibility).
+_LEAST_DRIVER = {11: 450, 12: 525, 13: 580}
+NO_DRIVER = "no NVIDIA driver (no nvidia-smi, no /dev/nvidia0)"
 
 PackageVersion = Callable[[str], str | None]
 
@@ -93,6 +100,47 @@ def driver_version(root: Path = Path("/")) -> str | None:
         return None
     found = re.search(r"Kernel Module.*?(\d+\.\d+(?:\.\d+)?)", text)
     return found and found[1]
+
+
+def why_no_gpu(device: str = "cuda") -> str | None:
+    """What keeps PyTorch, which is installed, from using a GPU, and what mends it; None if nothing
+    does. ``device`` is ``cuda``, the first one, or ``cuda:N``."""
+    torch = importlib.import_module("torch")
+    with warnings.catch_warnings(record=True) as said:  # the driver's own words, if it is too old
+        warnings.simplefilter("always")
+        available = torch.cuda.is_available()
+    if available:
+        count, index = torch.cuda.device_count(), int(device.partition(":")[2] or 0)
+        if index < count:
+            return None
+        there = "cuda:0" if count == 1 else f"cuda:0 to cuda:{count - 1}"
+        return f"there is no such GPU: PyTorch sees {there}"
+    has_driver = shutil.which("nvidia-smi") is not None or Path("/dev/nvidia0").exists()
+    if torch.version.cuda is None:
+        build = f"PyTorch {torch.__version__} is built without CUDA"
+        if not has_driver:
+            return f"{NO_DRIVER}, and {build}"
+        return f"{build}: pip install --force-reinstall torch installs one with it"
+    if not has_driver:
+        return NO_DRIVER
+    if os.environ.get("CUDA_VISIBLE_DEVICES", "0") == "":
+        return "CUDA_VISIBLE_DEVICES is empty, which hides every device"
+    return _why_it_does_not_start(torch.version.cuda, [str(each.message) for each in said])
+
+
+def _why_it_does_not_start(cuda: str, said: list[str]) -> str:
+    """``cuda``: the version that PyTorch is built with; ``said``: its warnings."""
+    major = int(cuda.partition(".")[0])
+    least = _LEAST_DRIVER.get(major)
+    found = driver_version()
+    reason = f"PyTorch's CUDA {cuda} does not start with this driver"
+    if found is not None and least is not None and int(found.partition(".")[0]) < least:
+        return (
+            f"{reason}: it is {found}, and CUDA {major} needs {least} or later: update the driver, "
+            "or install a PyTorch that is built with an older CUDA"
+        )
+    words = next((text.partition("\n")[0] for text in said if "CUDA" in text), None)
+    return reason if words is None else f"{reason}: {words[:300]}"
 
 
 def lacks_of(capability: str) -> list[str]:

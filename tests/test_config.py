@@ -86,6 +86,9 @@ def test_what_is_not_there_is_refused_by_name(setting):
     [
         {"dtype": "int3"},
         {"device": "tpu"},
+        {"device": "cuda:"},
+        {"device": "cuda:-1"},
+        {"device": "cpu:0"},
         {"max_num_seqs": 0},
         {"block_size": 0},
         {"block_size": True},

@@ -1,13 +1,14 @@
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
-from octavo import doctor, machine
+from octavo import doctor, gpu_software, machine
 from octavo.doctor import Cuda, CudaDevice, Finding, NativeKernels, Storage
-from octavo.gpu_software import driver_version, gpu_software
+from octavo.gpu_software import driver_version
 from octavo.runtime import backends
 
 GIB = 1 << 30
@@ -135,7 +136,7 @@ def fake_torch(available: bool, cuda: str | None) -> SimpleNamespace:
 @pytest.mark.parametrize(
     ("torch", "driver", "reason"),
     [
-        (fake_torch(False, None), False, "no NVIDIA driver, and PyTorch 2.13.0 is built without"),
+        (fake_torch(False, None), False, "/dev/nvidia0), and PyTorch 2.13.0 is built without"),
         (fake_torch(False, None), True, "PyTorch 2.13.0 is built without CUDA"),
         (fake_torch(False, "13.0"), False, "no nvidia-smi"),
         (fake_torch(False, "13.0"), True, "does not start with this driver"),
@@ -151,6 +152,36 @@ def test_why_there_is_no_cuda(
     cuda = doctor.find_cuda()
     assert cuda.devices == () and cuda.reason is not None
     assert reason in cuda.reason
+
+
+def old_driver() -> bool:
+    warnings.warn("CUDA initialization: the driver is too old (found 11040)", stacklevel=2)
+    return False
+
+
+@pytest.mark.parametrize(
+    ("driver", "told"),
+    [
+        ("470.82.01", "it is 470.82.01, and CUDA 13 needs 580 or later: update the driver"),
+        ("580.65.06", "does not start with this driver: CUDA initialization: the driver is too"),
+        (None, "does not start with this driver: CUDA initialization: the driver is too old"),
+    ],
+)
+def test_an_old_driver_is_told_from_a_broken_one(monkeypatch, driver, told) -> None:
+    torch = fake_torch(False, "13.0")
+    torch.cuda.is_available = old_driver
+    monkeypatch.setattr(gpu_software.importlib, "import_module", lambda name: torch)
+    monkeypatch.setattr(gpu_software.shutil, "which", lambda name: "/usr/bin/nvidia-smi")
+    monkeypatch.setattr(gpu_software, "driver_version", lambda: driver)
+    assert told in (gpu_software.why_no_gpu() or "")
+
+
+@pytest.mark.parametrize(("device", "told"), [("cuda:1", None), ("cuda:2", "cuda:0 to cuda:1")])
+def test_gpus_have_numbers(monkeypatch, device, told) -> None:
+    torch = fake_torch(True, "13.0")
+    monkeypatch.setattr(gpu_software.importlib, "import_module", lambda name: torch)
+    reason = gpu_software.why_no_gpu(device)
+    assert reason is None if told is None else told in (reason or "")
 
 
 def test_cuda_devices(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -181,7 +212,7 @@ def test_the_driver_says_its_version(tmp_path: Path) -> None:
 
 
 def test_nothing_is_said_to_run_on_gpus_that_never_did(monkeypatch: pytest.MonkeyPatch) -> None:
-    software = gpu_software(lambda package: "1.0" if package == "deep-gemm" else None)
+    software = gpu_software.gpu_software(lambda package: "1.0" if package == "deep-gemm" else None)
     assert software.triton is None
     (other,) = (each for each in software.alternatives if each.version)
     assert other.name == "DeepGEMM" and "no adapter" in other.why_not
@@ -191,6 +222,7 @@ def test_nothing_is_said_to_run_on_gpus_that_never_did(monkeypatch: pytest.Monke
 @pytest.mark.parametrize("triton", [True, False])
 def test_kernels_of_a_gpu(monkeypatch: pytest.MonkeyPatch, triton: bool) -> None:
     monkeypatch.setattr(backends, "find_spec", lambda name: name if triton else None)
+    monkeypatch.setattr(backends, "has_python_headers", lambda: True)
     monkeypatch.setenv("CC", "cc")
     assert all(choice.device == "cpu" for choice in doctor.choose_kernels(Cuda((), "none")))
     (*_, found) = doctor.choose_kernels(Cuda((CudaDevice("GPU", GIB, "9.0"),), None))

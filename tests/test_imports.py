@@ -19,7 +19,7 @@ PACKAGE = Path(octavo.__file__).parent
 HEAVY = ("torch", "numpy", "transformers", "tokenizers", "jinja2", "rich", "huggingface_hub")
 
 # What each part may import of octavo, beside itself. These are open to all:
-OPEN = {"errors", "extras", "files", "garbage", "lazy", "options"}
+OPEN = {"errors", "extras", "files", "garbage", "lazy", "options", "patterns"}
 
 ALLOWED = {
     "machine": set(),
@@ -152,6 +152,7 @@ OF_TORCH = {
     "kernels/cuda/sampler_logprobs.py",
     "kernels/cuda/sampler_parts.py",
     "kernels/cuda/sampling.py",
+    "kernels/cuda/compile_ahead.py",
     "kernels/cuda/splits.py",
     "kernels/cuda/token_feed.py",
     "kernels/cuda/triton_ops.py",
@@ -226,7 +227,6 @@ OF_TORCH = {
 # Those who import one of these, or torch itself, where they need it: to run a model, to look for a
 # GPU, to say that it is missing, to name a type; and two benchmarks.
 WHERE_NEEDED = {
-    "build.py",
     "transformers_source.py",
     "extras.py",
     "quantization/base.py",

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 from live_server import LiveServer
 
+from octavo.errors import ConfigError
 from octavo.kernels.cpu import library
 from octavo.models.gguf_writer import TensorToWrite, write_gguf
 from octavo.models.llama import GGUF_LAYER
@@ -236,9 +237,32 @@ def test_a_gpu_is_not_used_without_torch(tiny_gguf, monkeypatch, caplog):
 
     monkeypatch.setitem(sys.modules, "torch", None)  # to import it is then a ModuleNotFoundError
     monkeypatch.setattr(build, "has_gpu_driver", lambda: True)
-    with caplog.at_level("INFO", "octavo"):
-        assert build._choose_device("auto") == "cpu"
+    assert build._choose_device("auto") == "cpu"
     assert "pip install 'octavo[torch]'" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("asked", "why_not", "chosen"),
+    [("auto", None, "cuda"), ("cuda", None, "cuda"), ("cuda:1", None, "cuda:1")],
+)
+def test_a_gpu_is_chosen_by_its_number(asked, why_not, chosen, monkeypatch):
+    from octavo import build, gpu_software
+
+    monkeypatch.setattr(build, "has_gpu_driver", lambda: True)
+    monkeypatch.setattr(gpu_software, "why_no_gpu", lambda device: why_not)
+    assert build._choose_device(asked) == chosen
+
+
+def test_a_gpu_that_cannot_be_used_is_told(monkeypatch, caplog):
+    """The start goes on without it, unless it was asked for."""
+    from octavo import build, gpu_software
+
+    monkeypatch.setattr(build, "has_gpu_driver", lambda: True)
+    monkeypatch.setattr(gpu_software, "why_no_gpu", lambda device: "update the driver")
+    assert build._choose_device("auto") == "cpu"
+    assert "the GPU of this machine is not used: update the driver" in caplog.text
+    with pytest.raises(ConfigError, match="device cuda:3: update the driver"):
+        build._choose_device("cuda:3")
 
 
 IMPORTS = """

@@ -11,6 +11,8 @@ from __future__ import annotations
 import logging
 import os
 import shutil
+import sys
+import sysconfig
 from collections.abc import Callable, Collection, Sequence
 from importlib.util import find_spec
 from pathlib import Path
@@ -93,6 +95,11 @@ def choose_backend(
     for that cannot be had.
     """
     check_invariance(spec)
+    if spec.device != "cpu":
+        need_torch(f"device {spec.device}")
+        from octavo.runtime.device_memory import use_device
+
+        use_device(spec.device)
     wanted, what = spec.kernels, "reference ops"
     if wanted == "auto":
         wanted = "native" if spec.device == "cpu" else "fused"
@@ -160,9 +167,23 @@ def why_not_fused(spec: RankSpec) -> str | None:
         return f"Triton is not installed: {ADD_GPU}"
     if not (os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")):
         return "Triton needs a C compiler, and there is none: install gcc, or name one in CC"
+    if not has_python_headers():
+        python = f"python{sys.version_info.major}.{sys.version_info.minor}"
+        return (
+            "Triton compiles with Python's headers, and there is no Python.h: apt-get install "
+            f"{python}-dev (dnf install {python}-devel)"
+        )
     if (kv_dtype := kv_dtype_of(spec, is_native=False)) in _NO_GPU_KV:
         return f"kernels of GPUs read no KV of {kv_dtype}: set --kv-cache-dtype to fp8 or int8"
     return None
+
+
+def has_python_headers() -> bool:
+    """Whether there is the Python.h that Triton compiles the launchers of its kernels with."""
+    scheme = sysconfig.get_default_scheme()
+    # Debian's own scheme for /usr/local, which has no headers: Triton does not look there either.
+    scheme = "posix_prefix" if scheme == "posix_local" else scheme
+    return (Path(sysconfig.get_paths(scheme)["include"]) / "Python.h").exists()
 
 
 def _why_not_rounded(spec: RankSpec) -> str | None:

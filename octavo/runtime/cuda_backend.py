@@ -36,6 +36,7 @@ from octavo.runtime.device_memory import (
 from octavo.runtime.forward import Observed
 from octavo.runtime.kv_cache import KVCache, create_kv_cache
 from octavo.runtime.memory_ledger import (
+    STEP,
     WEIGHTS,
     Line,
     MemoryLedger,
@@ -59,7 +60,8 @@ _log = logging.getLogger("octavo")
 class FusedBackend:
     """A model whose phases are launched one after the other, or replayed.
 
-    CannotFuse if its ops do not make phases, or ask for what the kernels do not have.
+    CannotFuse if its ops do not make phases, if they ask for what the kernels do not have, or if
+    the kernels do not compile and run on this GPU.
 
     ``kit``: what computes it; that of the device by default.
     """
@@ -90,6 +92,8 @@ class FusedBackend:
             self._weights.pack_all(progress)
         self._tell_activations()
         self.weights_bytes = self._weights.num_bytes
+        if self._kit.compiles:
+            self._try_kernels()
 
     def _ledger(self) -> MemoryLedger:
         """While weights are packed."""
@@ -108,17 +112,36 @@ class FusedBackend:
                 self._model_config.name,
             )
 
-    def planned_memory(self) -> Sequence[Line]:
-        """What is allocated at the start, and graphs later: counted by making all of it where
-        there is no memory."""
+    def _planned_limits(self) -> RankLimits:
+        """Steps as large as they may become, over a KV cache of one block."""
         spec = self._spec
-        limits = RankLimits(
+        return RankLimits(
             num_blocks=1,
             max_num_seqs=spec.max_num_seqs,
             max_model_len=spec.max_model_len or self._model_config.max_position,
             max_num_batched_tokens=spec.max_num_batched_tokens,
             kv_groups=group_layers(self._model_config.kv_layers),
         )
+
+    def _try_kernels(self) -> None:
+        """Compile and launch every kernel that steps will, while another backend can still be
+        chosen: what a GPU, its driver or a compiler cannot do shows here.
+
+        CannotFuse if one does not run.
+        """
+        try:
+            with out_of_memory_told(STEP, self._ledger):
+                forward = self._made_forward(self._planned_limits())
+                self._kit.compile_ahead(forward.warm_up)
+                forward.warm_up()
+        except ConfigError:
+            raise
+        except Exception as error:  # of Triton, of a compiler, of the driver: of many types
+            raise CannotFuse(f"a kernel does not run on this GPU: {_in_a_line(error)}") from error
+
+    def planned_memory(self) -> Sequence[Line]:
+        """What is allocated at the start: counted by making all of it where there is no memory."""
+        spec, limits = self._spec, self._planned_limits()
         kv_cache = self._create_kv_cache(limits, NOWHERE)
         with CountedMemory() as counted:
             ops = self._create_ops(kv_cache, limits, NOWHERE)
@@ -139,18 +162,26 @@ class FusedBackend:
             kept = self._plan.streams(depths)
         except CannotFuse as error:
             raise ConfigError(f"hidden states of {self._model_config.name}: {error}") from error
+        forward = self._made_forward(limits, kept)
+        if self._kit.compiles:
+            begin = time.perf_counter()
+            forward.warm_up()
+            _log.info("kernels are there after %.1f s", time.perf_counter() - begin)
+        forward.capture()
+        return forward
+
+    def _made_forward(
+        self, limits: RankLimits, kept: Mapping[int, Value] = MappingProxyType({})
+    ) -> CudaForward:
+        """With all of its memory, on a stream of its own."""
         here = self._kit.device
         kv_cache = self._create_kv_cache(limits, here)
         ops = self._create_ops(kv_cache, limits, here)
         program = self._create_program(ops, kv_cache, limits, here, kept.values())
         sampler = self._create_sampler(limits, here)
-        stream = self._kit.create_stream()
-        forward = self._create_forward(program, kv_cache, sampler, stream, limits, kept)
-        if self._kit.compiles:
-            begin = time.perf_counter()
-            forward.warm_up()
-            _log.info("kernels are there after %.1f s", time.perf_counter() - begin)
-        return forward
+        return self._create_forward(
+            program, kv_cache, sampler, self._kit.create_stream(), limits, kept
+        )
 
     def _create_forward(
         self,
@@ -219,6 +250,13 @@ class FusedBackend:
             device,
             self._kit.copy_units,
         )
+
+
+def _in_a_line(error: Exception) -> str:
+    """An error's type and the first line of what it says, which may be long."""
+    said = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
+    name = type(error).__name__
+    return f"{name}: {said[:300]}" if said else name
 
 
 class PackedOnce:

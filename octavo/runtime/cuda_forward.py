@@ -73,6 +73,10 @@ class StepProgram(Protocol):
         """All of a step but its head."""
         ...
 
+    def reset(self) -> None:
+        """Undo what a step leaves behind of which not all was launched."""
+        ...
+
     def logits(self, rows: Tensor, out: Tensor) -> None:
         """The head, over some rows (int32 [R]) of the last step: float32 [R, V]."""
         ...
@@ -142,6 +146,7 @@ class CudaForward:
                 stream,
                 min(seats, tokens),
                 self._decode,
+                program.reset,
                 lambda size: self._stage_nothing(StepShape.decode(size)),
             )
         stream.catch_up()  # with all that was made here, and before
@@ -155,6 +160,11 @@ class CudaForward:
             self._stream.launch(self._as_launched(views, [_Part(rows, *each) for each in asked]))
         self.kv_cache.copy_blocks([(0, 0)])
         self._stream.mark().wait()
+
+    def capture(self) -> None:
+        """Capture decode steps of all sizes (``cuda_graphs.py``), where that is wanted."""
+        if self.graphs is not None:
+            self.graphs.capture()
 
     def _make_lane(self) -> _Lane:
         def like(tensor: Tensor) -> Tensor:
@@ -214,7 +224,11 @@ class CudaForward:
             compute()
             lane.fetch(self._sampled, num_judged, self.program.damaged, starts[-1])
 
-        self._stream.launch(work)
+        try:
+            self._stream.launch(work)
+        except Exception:  # its requests are run again, or fail; the next step must not see it
+            self._stream.launch(self.program.reset)
+            raise
         lane.event = self._stream.mark()
         self._lanes.append(self._lanes.pop(0))
         self._num_tokens = starts[-1]
@@ -222,11 +236,7 @@ class CudaForward:
 
     def _size_of(self, batch: Batch) -> int | None:
         """The size of the graph that a batch is launched as, None for kernel by kernel."""
-        if self.graphs is None:
-            return None
-        if self._last_result_at is not None:  # nobody waits for a first token
-            self.graphs.capture_next()
-        return self.graphs.size_of(batch)
+        return None if self.graphs is None else self.graphs.size_of(batch)
 
     def _free_lane(self) -> _Lane:
         """The one that was used longest ago, whose results have been taken."""

@@ -5,16 +5,17 @@ filled up with those of nobody. Sizes are close enough together that little is c
 
     1  2  4  8  16  32  48 ... the most that run at once, at most 256
 
-Nothing is captured at the start, which would take seconds. Once a first result has been taken, each
-step captures one size before it runs, the largest first: then there is a graph for every step after
-the first capture, and the memory that the largest one needs serves the others too. What is no plain
-decode step (pieces of prompts, drafts, more sequences than that) is launched kernel by kernel. So
-are steps for which no graph could be captured, and no other one is large enough.
+All sizes are captured at the start, before anybody waits for a token: a capture stops the device
+and gives memory back to it, which would delay the tokens of whoever is being answered. The largest
+comes first, so that the memory that it needs serves the others too. What is no plain decode step
+(chunks of prompts, drafts, more sequences than that) is launched kernel by kernel. So are steps for
+which no graph could be captured, where no other one is large enough.
 """
 
 from __future__ import annotations
 
 import logging
+import time
 from bisect import bisect_left
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -47,8 +48,9 @@ class DecodeGraphs:
 
     Args:
         step_of: the work of a decode step of a size.
-        idle: puts a step of nobody in place of the inputs, for that work to be launched once before
-            it is captured: kernels are compiled, and libraries take what memory they need.
+        reset: undoes what a step leaves behind of which not all was launched.
+        idle: puts an empty step in place of the inputs, for that work to be launched once before it
+            is captured: kernels are compiled, and libraries take what memory they need.
     """
 
     def __init__(
@@ -56,10 +58,11 @@ class DecodeGraphs:
         stream: Stream,
         max_num_seqs: int,
         step_of: Callable[[int], Work],
+        reset: Work,
         idle: Callable[[int], None],
     ):
         self._stream = stream
-        self._step_of, self._idle = step_of, idle
+        self._step_of, self._reset, self._idle = step_of, reset, idle
         self._missing = graph_sizes(max_num_seqs)
         self._sizes: list[int] = []  # that are captured, ascending
         self._graphs: dict[int, Graph] = {}
@@ -78,23 +81,30 @@ class DecodeGraphs:
     def __getitem__(self, size: int) -> Work:
         return self._graphs[size].replay
 
-    def capture_next(self) -> None:
-        """Capture the largest size that is missing, if there is one."""
+    def capture(self) -> None:
+        """Capture every size, the largest first."""
         if not self._missing:
             return
-        size = self._missing.pop()
+        begin = time.perf_counter()
+        while self._missing:
+            self._capture(self._missing.pop())
+        _log.info(
+            "%d decode steps are captured after %.1f s, in %s",
+            *(len(self._sizes), time.perf_counter() - begin),
+            gib(sum(self.bytes_by_size.values())),
+        )
+
+    def _capture(self, size: int) -> None:
         step = self._step_of(size)
         try:
             self._idle(size)
             self._stream.launch(step)
             graph = self._stream.capture(step)
         except RuntimeError as error:  # of PyTorch, of Triton, of what they call
-            # It is not tried again: each try would cost a step, and say the same.
-            _log.warning("decode steps of %d requests are not recorded: %s", size, error)
+            # It is not tried again: each try would cost time, and say the same.
+            _log.warning("decode steps of %d requests are not captured: %s", size, error)
+            self._stream.launch(self._reset)
         else:
             self._graphs[size] = graph
             self._sizes.insert(0, size)
             _log.debug("captured a step of %d tokens, %d bytes", size, graph.num_bytes)
-        if not self._missing:
-            total = sum(self.bytes_by_size.values())
-            _log.info("%d decode steps are recorded, in %s", len(self._sizes), gib(total))

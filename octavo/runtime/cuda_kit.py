@@ -7,6 +7,7 @@ from typing import Protocol, TypeAlias
 
 import torch
 
+from octavo import machine
 from octavo.kernels.cuda.attention_plan import AttentionLimits, Gpu
 from octavo.kernels.cuda.ops import FusedOps, LayerStores
 from octavo.kernels.cuda.packing import Upload
@@ -55,6 +56,10 @@ class Kit(Protocol):
     ) -> DeviceSampler: ...
 
     def create_stream(self) -> Stream: ...
+
+    def compile_ahead(self, launch: Callable[[], None]) -> None:
+        """Compile what ``launch`` would launch, side by side, if it ``compiles``."""
+        ...
 
     def create_upload(self) -> Upload | None:
         """What brings weights to the device, for as long as it is kept; None: they are there."""
@@ -110,6 +115,9 @@ class PlainKit:
 
     def create_stream(self) -> HostStream:
         return HostStream()
+
+    def compile_ahead(self, launch: Callable[[], None]) -> None:
+        pass
 
     def create_upload(self) -> None:
         return None
@@ -169,6 +177,11 @@ class TritonKit:
 
     def create_stream(self) -> CudaStream:
         return CudaStream(self.device)
+
+    def compile_ahead(self, launch: Callable[[], None]) -> None:
+        from octavo.kernels.cuda.compile_ahead import compile_ahead
+
+        compile_ahead(launch, machine.cpu().usable_cores)
 
     def create_upload(self) -> Upload:
         return ChunkedUpload(CudaQueue(self.device)).tensor

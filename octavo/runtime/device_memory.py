@@ -29,6 +29,14 @@ def device_memory(device: str) -> MemoryUse:
     return MemoryUse(total, free, torch.cuda.memory_reserved(torch.device(device)))
 
 
+def use_device(device: str) -> None:
+    """Make a GPU that is named by its number the current one of this thread: kernels are compiled
+    for it, and pinned memory is made in its context. Steps say themselves on which GPU they run."""
+    index = torch.device(device).index
+    if index is not None:
+        torch.cuda.set_device(index)
+
+
 class CountedMemory(TorchDispatchMode):
     """Counts the bytes of tensors that are made NOWHERE while it is entered: what the same code
     would allocate elsewhere. Several views of one tensor are counted once."""

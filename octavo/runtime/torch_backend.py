@@ -35,10 +35,6 @@ Progress = Callable[[int, int], None]
 _COPIES_OF_LOGITS = 5
 
 
-def sees_gpu() -> bool:
-    return torch.cuda.is_available()
-
-
 class TorchBackend:
     """The reference ops, one call each."""
 

@@ -32,6 +32,7 @@ from octavo.server.engine.generation import EngineClient
 from octavo.server.engine.process import Launcher
 from octavo.server.engine.response_cache import ResponseCache
 from octavo.server.engine.waiting_room import DEFAULT_LIMITS
+from octavo.server.http.background import post_in_background
 from octavo.server.http.connection import uvicorn_config
 from octavo.server.http.gate import App, Lifecycle
 from octavo.server.http.tenants import Tenants
@@ -78,7 +79,9 @@ class OctavoServer:
         self._steps = StepStream()
         self._tenants = Tenants(settings)
         self._tokenizer: Tokenizer | None = None
-        request_log = RequestLog(self._decode if settings.log_prompts else None)
+        request_log = RequestLog(
+            self._decode if settings.log_prompts else None, later=post_in_background
+        )
         self._observers = Observers(self._metrics, self._status, self._steps, request_log)
         limits = QueueLimits(
             args.max_queued_requests, args.max_queued_tokens or DEFAULT_LIMITS.max_tokens

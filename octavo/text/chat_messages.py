@@ -132,6 +132,14 @@ def check_tools(tools: Any) -> list[dict[str, Any]] | None:
     return checked
 
 
+def with_content(message: Message, missing: str | None) -> Message:
+    """The message with ``missing`` as its content, if it has none: one that calls tools, or thinks.
+
+    Nearly all templates add the content to a text, or trim it, without asking whether it is there.
+    """
+    return message if "content" in message else {**message, "content": missing}
+
+
 def join_parts(message: Message) -> Message:
     """The message with its text parts joined by newlines, for templates that know only text."""
     content = message.get("content")

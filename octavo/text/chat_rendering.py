@@ -33,6 +33,10 @@ def render_chat(
             "excludes add_generation_prompt: set that to false", "continue_final_message"
         )
     conversation = chat_messages.check_messages(messages)
+    missing = None if template.knows_none else ""
+    # A last message that is to go on must have something that can.
+    for index in range(len(conversation) - continue_final_message):
+        conversation[index] = chat_messages.with_content(conversation[index], missing)
     if not template.reads_parts:
         conversation = [chat_messages.join_parts(message) for message in conversation]
     given = {

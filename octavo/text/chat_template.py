@@ -32,6 +32,7 @@ class ChatTemplate:
 
     ``literals``: the constant strings in its expressions, which are what it can look for in data.
     ``reads_parts``: whether it goes through a message's content as a list of parts.
+    ``knows_none``: whether it asks of a message's content whether it is none.
     """
 
     def __init__(self, source: str):
@@ -51,6 +52,9 @@ class ChatTemplate:
                 node.value for node in tree.find_all(nodes.Const) if isinstance(node.value, str)
             )
             self.reads_parts = any(_is_content(loop.iter) for loop in tree.find_all(nodes.For))
+            self.knows_none = any(
+                test.name == "none" and _is_content(test.node) for test in tree.find_all(nodes.Test)
+            )
             self._template = _ENVIRONMENT.from_string(tree)
         except ChatTemplateError:
             raise
@@ -73,8 +77,12 @@ class ChatTemplate:
                 if total > MAX_OUTPUT_BYTES:
                     raise ChatTemplateError(f"the output exceeds {MAX_OUTPUT_BYTES >> 20} MiB")
                 chunks.append(chunk)
+        except ChatTemplateError as error:
+            raise ChatTemplateError(f"{self._where(error)}{error}") from error
         except Exception as error:
-            raise ChatTemplateError(f"{self._where(error)}{_say(error)}") from error
+            raise ChatTemplateError(
+                f"the chat template cannot write these messages: {self._where(error)}{_say(error)}"
+            ) from error
         return "".join(chunks)
 
     def _where(self, error: BaseException) -> str:

@@ -520,6 +520,10 @@ class Site:
         self.deployment: dict[str, Any] | None = None  # what "this server" is in pictures
         self.checkpoint: Checkpoint | None = None  # whose weights it has
         self.simulated: list[dict[str, Any]] = []  # settings that were asked for
+        # Without one of these, what it is about is not answered yet.
+        self.simulating, self.deployed = threading.Event(), threading.Event()
+        self.simulating.set()
+        self.deployed.set()
         app = FastAPI(openapi_url=None)
         app.include_router(page.create_router(None))  # type: ignore[arg-type]
         app.add_route("/v1/models", self._list_models, ["GET"])
@@ -544,6 +548,8 @@ class Site:
         return await self.steps.answer(request)
 
     async def _deployment(self, request: Request) -> Response:
+        while not self.deployed.is_set():
+            await asyncio.sleep(0.01)
         if self.deployment is None:
             return JSONResponse({"error": {"message": "the engine is starting"}}, 503)
         return JSONResponse(self.deployment)
@@ -568,6 +574,8 @@ class Site:
         """Runs that were recorded, of the same settings as far as there are any."""
         asked = await request.json()
         self.simulated.append(asked)
+        while not self.simulating.is_set():
+            await asyncio.sleep(0.01)
         runs = json.loads(RECORDED.read_text())
         alike = [[run["settings"][name] == asked[name] for name in CHOICES] for run in runs]
         return JSONResponse(runs[alike.index(max(alike, key=sum))])

@@ -214,6 +214,7 @@ test("hostile text takes linear time", () => {
     "```" + " ".repeat(n) + "`", "`".repeat(n) + " `a", "# " + "# ".repeat(n), "#".repeat(n) + " a",
     "- - - ".repeat(n) + "x", "-" + " ".repeat(n) + "x", "- a\n\n".repeat(n), "  - a\n".repeat(n),
     "    a\n\n".repeat(n), "    a\n" + "\n".repeat(n), "[".repeat(n), "[a](".repeat(n), "!".repeat(n), "![".repeat(n), "![a](".repeat(n), `|${"`|".repeat(n)}\n|${"-|".repeat(2 * n)}`, "|-".repeat(n) + "\n" + "|-".repeat(n),
+    "\\(".repeat(n), "\\[\n".repeat(n), "$".repeat(n), "$a ".repeat(n), "$$a".repeat(n), "\\(a\\]$".repeat(n), "$$\n".repeat(n),
     "\\".repeat(n), "\\``".repeat(n), " ".repeat(n) + "x", ("- " + "  ".repeat(3)).repeat(n / 8),
   ];
   for (const text of texts) {
@@ -222,6 +223,28 @@ test("hostile text takes linear time", () => {
     const took = performance.now() - began;
     assert.ok(took < 1000, `${JSON.stringify(text.slice(0, 20))}… took ${took} ms`);
   }
+});
+
+test("formulas stay as they are written", () => {
+  for (const formula of [
+    String.raw`\(a^2 + b_1 * c_1 * d\)`, String.raw`\[\frac{a}{b} \\ \{x\} *y* _z_\]`, String.raw`$$\alpha\_1 *b* c$$`,
+    String.raw`$x_1*y*z_2$`, String.raw`\(f(x) = \`y\`\)`, String.raw`$a\$b$`.replace(String.raw`\$`, "\\,"),
+  ]) {
+    assert.equal(inline(`so ${formula}, *thus*`), `so ${formula}, <em>thus</em>`);
+  }
+  const lines = ["\\[", "a = b", "- c", "# d", "> e", "\\]"].join("\n");
+  assert.equal(show(`Then\n${lines}\n- item`), `p(Then) p(${lines}) ul(p(item))`);
+  assert.equal(show(`$$\na\n+ b\n$$`), "p($$\na\n+ b\n$$)");
+});
+
+test("a formula that has not ended yet keeps what it begins with", () => {
+  assert.equal(inline("so \\(a^2 + b"), "so \\(a^2 + b");
+  assert.equal(inline("so \\[a and $$b"), "so \\[a and $$b");
+});
+
+test("money and other escapes are no formulas", () => {
+  assert.equal(inline("$5 and *$6*, $7/$8"), "$5 and <em>$6</em>, $7/$8");
+  assert.equal(inline("\\*not\\* \\_so\\_ \\# \\`"), "*not* _so_ # `");
 });
 
 test("links and images are for whoever says where they lead", () => {

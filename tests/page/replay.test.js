@@ -2,6 +2,7 @@
 
 import assert from "node:assert/strict";
 import { test } from "node:test";
+import { throughput } from "./static/engine/charts.js";
 import { batchSizes, outcome, requestRows, slotRows, until } from "./static/pictures/replay.js";
 
 // Two slots; three requests, of which the last waits for one.
@@ -54,4 +55,10 @@ test("later than a moment nothing is shown", () => {
   assert.deepEqual(until(blocks, 1), [{ from: 0, to: 1 }]);
   assert.deepEqual(until(blocks, 2), [{ from: 0, to: 2 }]);
   assert.deepEqual(until(blocks, 9), blocks);
+});
+
+test("prompts and answers have the colours that they have on the dashboard", () => {
+  const kinds = Object.fromEntries(requestRows(FOUND, RUN).flat().map(({ label, colour }) => [label, colour]));
+  const [prompts, answers] = throughput([], 0).layers;
+  assert.deepEqual([kinds.prompt, kinds.answer], [prompts.colour, answers.colour]);
 });

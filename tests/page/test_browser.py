@@ -89,6 +89,7 @@ def test_stopping_ends_the_request_and_keeps_the_text(ready, chats, wait_until, 
         ready.press("Escape")
     else:
         ready.click("#new")
+        ready.click("#new-form button", "Begin a new one")
     wait_until(lambda: chats.left == 1)
     if how == "new chat":
         ready.wait_for("log.childElementCount === 0 && !welcome.hidden")
@@ -155,6 +156,10 @@ def test_regenerate_edit_delete_and_undo(ready, chats):
     ready.click("#toast button", "Undo")
     ready.wait_for_text(".bubble", "count 2")
     ready.click("#new")
+    ready.click("#new-form button", "Cancel")
+    assert ready.js("log.childElementCount") == 2, "it is asked for before anything is gone"
+    ready.click("#new")
+    ready.click("#new-form button", "Begin a new one")
     ready.wait_for("!welcome.hidden")
     assert ready.js("document.activeElement.id") == "message"
 

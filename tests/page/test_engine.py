@@ -85,6 +85,7 @@ def busy() -> list[dict]:
             },
             "prefixes": [[-1, 4, 7, 5], [0, 3, 3, 1]],
             "ended": [ended],
+            "ttfts": [0.5],
             "gaps": [[114, 90], [130, 10]],
             "rejected": {"queue_requests": 2},
         },
@@ -106,7 +107,8 @@ def figure(board, name: str) -> str:
 def test_each_card_shows_what_came(board):
     board.wait_for_text("#ended", "aaa")
     assert figure(board, "running · waiting") == "2 · 1"
-    assert figure(board, "TTFT p50 · p99") == "250 ms · 250 ms"
+    # Of those whose first token came, whether they have ended or not.
+    assert figure(board, "TTFT p50 · p99") == "500 ms · 500 ms"
     assert figure(board, "ITL p50 · p99") == "20.3 ms · 81.4 ms", "the middles of their buckets"
     assert figure(board, "prefix hit rate") == "25%"
     assert "bound by memory" in board.text("#bound")

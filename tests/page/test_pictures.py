@@ -185,6 +185,33 @@ def test_what_stays_the_same_is_not_drawn_again(tab):
     assert is_new == [True, True, False, False, False, True, False]
 
 
+def test_recorded_runs_are_shown_until_the_server_has_simulated(tab, site):
+    tab.open("docs/inference")  # nothing is known from before
+    site.simulating.clear()
+    try:
+        show(tab, "serving")
+        tab.wait_for_text(".phase", "Recorded")
+        tab.wait_for_text(".phase", "The server simulates it")
+        assert "llama-3.1-8b on H100 SXM" in tab.text(".phase")
+        tab.wait_for("document.querySelectorAll('.layer path').length === 11")
+        assert "recorded by octavo" in tab.text(".figures")
+    finally:
+        site.simulating.set()
+    tab.wait_for_text(".phase", "Simulated by this server")
+
+
+def test_a_picture_says_what_it_is_about_before_its_data_is_there(tab, site):
+    tab.open("docs/inference")
+    site.deployed.clear()
+    try:
+        tab.open("pictures#kv-growth")
+        tab.wait_for_text("#picture h2", "Keys and values grow")
+        assert "are being loaded" in tab.text("#picture [role=status]")
+    finally:
+        site.deployed.set()
+    tab.wait_for("document.querySelector('.figures .figure') !== null")
+
+
 def test_settings_are_kept_to_be_compared_with(tab):
     show(tab, "serving?replicas=2")
     tab.wait_for_text(".chart-legend", "kept settings")
@@ -241,7 +268,7 @@ def check_an_address_has_it(tab) -> None:
     tab.open("docs/inference")
     tab.open("pictures#kv-growth?model=mine&own=AAAA")
     tab.wait_for_text(".is-own .problem", "The model in this address cannot be read")
-    assert "octavo plan llama-3.1-8b" in tab.text(".command code")
+    tab.wait_for_text(".command code", "octavo plan llama-3.1-8b")
 
 
 def test_a_model_that_is_too_large_for_an_address(tab, tmp_path):

@@ -33,6 +33,7 @@ from octavo.runtime.plain_sampler import PlainSampler
 from octavo.runtime.rank import Rank
 from octavo.runtime.sampler import compute_logprobs, sample
 from octavo.runtime.sampling_row import sampling_row
+from octavo.runtime.streams import HostStream
 
 VOCAB = FoldProgram.vocab_size
 
@@ -52,7 +53,7 @@ class FoldBackend:
         codecs = CODECS["float32"]
         cache = KVCache(1, limits.num_blocks, self.block_size, 1, 4, codecs, self.stream.device)
         program = FoldProgram(cache, limits.max_num_batched_tokens, self.damaged_token)
-        return CudaForward(
+        forward = CudaForward(
             program,
             cache,
             PlainSampler(),
@@ -61,6 +62,8 @@ class FoldBackend:
             lambda runner: SimpleNamespace(),
             captures=self.captures,
         )
+        forward.capture()
+        return forward
 
 
 def make_engine(
@@ -337,22 +340,39 @@ def test_an_abort_in_flight_leaves_nothing_behind():
 # -- graphs --------------------------------------------------------------------------------------
 
 
-def test_nothing_is_captured_before_a_first_token():
+def test_every_size_is_captured_before_the_first_request():
     stream = QueuedStream()
     engine = make_engine(stream, max_num_seqs=8)
     forward = engine.executor.rank.forward
+    assert [*forward.graphs.bytes_by_size] == [8, 4, 2, 1]
     requests = [make_request(f"r{i}", [i + 1, 2, 3], max_tokens=9) for i in range(3)]
     for request in requests:
         engine.add(request)
-    assert engine.begin_step() and engine.begin_step()
-    sizes = []
-    while engine.step() is not None:
-        sizes.append([*forward.graphs.bytes_by_size])
-    assert sizes[:3] == [[], [8], [8, 4]] and sizes[-1] == [8, 4, 2, 1]
-    # All but the prompts, and what was launched before the first result.
-    assert stream.num_replays == 9 - 2
+    run(engine)
+    assert stream.num_replays == 9 - 1  # all steps but that of the prompts
     for request in requests:
         check(request, [])
+
+
+def test_what_a_step_that_raised_has_left_is_undone():
+    """Kernels count programs, and the next step would begin in the middle of a count."""
+    engine = make_engine(HostStream(), captures=False)
+    program = engine.executor.rank.forward.program
+    run_step = program.run
+    failures = iter([RuntimeError("out of resource: shared memory")])
+
+    def run_or_fail(step) -> None:
+        for error in failures:
+            raise error
+        run_step(step)
+
+    program.run = run_or_fail
+    failing, next_one = make_request("a", [3, 4], max_tokens=3), make_request("b", [5, 6])
+    for request in (failing, next_one):
+        engine.add(request)
+        run(engine)
+    assert failing.error is not None and program.num_resets == 1
+    check(next_one, [])
 
 
 @pytest.mark.parametrize("captures", [True, False])

@@ -50,22 +50,25 @@ def batch(*counts: int, **fields) -> Batch:
     )
 
 
-def test_the_largest_comes_first_and_serves_all_until_there_is_a_closer_one(caplog):
+def no_reset() -> None:
+    raise AssertionError("no step was cut short")
+
+
+def test_all_sizes_are_captured_the_largest_first(caplog):
     caplog.set_level("INFO", "octavo")
     notes = Notes()
     idle = lambda size: notes.told.append(("idle", size))  # noqa: E731
-    graphs = DecodeGraphs(notes, 4, lambda size: size, idle)
+    graphs = DecodeGraphs(notes, 4, lambda size: size, no_reset, idle)
     assert graphs.size_of(batch(1)) is None
-    graphs.capture_next()
-    # Inputs of nobody, a step that compiles what has to be, and the same step captured.
-    assert notes.told == [("idle", 4), ("launch", 4), ("capture", 4)]
-    assert graphs.size_of(batch(1)) == graphs.size_of(batch(1, 1, 1, 1)) == 4
-    graphs.capture_next()
-    assert [graphs.size_of(batch(*[1] * n)) for n in range(1, 6)] == [2, 2, 4, 4, None]
-    for _ in range(3):
-        graphs.capture_next()  # once there are all of them, nothing is left to do
+    graphs.capture()
+    # Inputs of an empty step, a step that compiles what has to be, and the same step captured.
+    each = [[("idle", size), ("launch", size), ("capture", size)] for size in (4, 2, 1)]
+    assert notes.told == [told for of_size in each for told in of_size]
+    assert [graphs.size_of(batch(*[1] * n)) for n in range(1, 6)] == [1, 2, 4, 4, None]
     assert graphs.bytes_by_size == {4: 100, 2: 100, 1: 100}
-    assert "3 decode steps are recorded, in 0.00 GiB" in caplog.messages
+    assert any(m.startswith("3 decode steps are captured") for m in caplog.messages)
+    graphs.capture()  # once there are all of them, nothing is left to do
+    assert len(notes.told) == 9
 
 
 @pytest.mark.parametrize(
@@ -79,18 +82,20 @@ def test_a_size_that_cannot_be_captured_costs_no_other(failing, serving, caplog)
             return super().capture(work)
 
     stream = Failing()
-    graphs = DecodeGraphs(stream, 4, lambda size: size, lambda size: None)
-    for _ in range(5):
-        graphs.capture_next()
+    graphs = DecodeGraphs(stream, 4, lambda size: size, no_reset, lambda size: None)
+    graphs.capture()
     assert [graphs.size_of(batch(*[1] * n)) for n in range(1, 5)] == serving
     assert [told for told in stream.told if told == ("launch", failing)] == [("launch", failing)]
+    # What the step may have left half done is undone before anything else is launched.
+    after = stream.told.index(("launch", failing)) + 1
+    assert stream.told[after] == ("launch", no_reset)
     (warning,) = (record for record in caplog.records if record.levelname == "WARNING")
-    assert f"steps of {failing} requests are not recorded: operation" in warning.getMessage()
+    assert f"steps of {failing} requests are not captured: operation" in warning.getMessage()
 
 
 def test_pieces_of_prompts_and_drafts_are_no_plain_decoding():
-    graphs = DecodeGraphs(Notes(), 4, lambda size: size, lambda size: None)
-    graphs.capture_next()
+    graphs = DecodeGraphs(Notes(), 4, lambda size: size, no_reset, lambda size: None)
+    graphs.capture()
     assert graphs.size_of(batch(1, 2)) is None
     assert graphs.size_of(batch(2, draft=Draft.chain([1]))) is None
     chunk = ScheduledRequest(Request("a", [1] * 9, SamplingParams(), 0.0), 3, 1, num_sampled=0)

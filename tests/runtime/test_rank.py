@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -14,8 +15,9 @@ from octavo.core.request import Request
 from octavo.core.sampling_params import SamplingParams
 from octavo.errors import ConfigError
 from octavo.kernels.cpu import abi, library
+from octavo.kernels.fusion import CannotFuse
 from octavo.models.loader import load_config, load_model
-from octavo.runtime import backends
+from octavo.runtime import backends, device_memory, torch_backend
 from octavo.runtime.backends import why_not_fused
 from octavo.runtime.capacity import RankLimits, RankSpec, capacity_of
 from octavo.runtime.cuda_backend import FusedBackend
@@ -90,6 +92,7 @@ def test_what_cannot_be_had_is_said(tiny_model, monkeypatch):
         why_not_fused(replace(in_8_bits, batch_invariant=True)) or ""
     )
     monkeypatch.setattr(backends, "find_spec", lambda name: True)
+    monkeypatch.setattr(backends, "has_python_headers", lambda: True)
     assert why_not_fused(in_8_bits) is None
     monkeypatch.setattr(backends, "find_spec", lambda name: None)
     assert "octavo[gpu]" in (why_not_fused(RankSpec(tiny_model, "cuda")) or "")
@@ -107,6 +110,56 @@ def test_activations_that_no_weight_takes_in_8_bits_are_told(
     spec = RankSpec(tiny_model, activations="int8")
     FusedBackend(spec, load_model(tiny_model)[0], config, kit=kit)
     assert ("activations int8 change nothing" in caplog.text) == is_told
+
+
+class KitOfABrokenGpu(PlainKit):
+    """Says what Triton would, where a kernel is launched."""
+
+    compiles = True
+
+    def __init__(self, error: Exception):
+        super().__init__(torch.float32)
+        self._error = error
+
+    def create_ops(self, *args):
+        ops = super().create_ops(*args)
+
+        def fail(*_) -> None:
+            raise self._error
+
+        ops.norm = fail
+        return ops
+
+
+FAILURES = [
+    (RuntimeError("PTXAS error: Internal Triton PTX codegen error\nptxas fatal: sm_999"), "PTXAS"),
+    (subprocess.CalledProcessError(1, ["gcc"]), "CalledProcessError: .*gcc"),
+    (AssertionError("libcuda.so cannot found!"), "AssertionError: libcuda.so cannot found"),
+]
+
+
+@pytest.mark.parametrize(("error", "told"), FAILURES)
+def test_kernels_that_do_not_run_are_found_before_anything_is_sized(tiny_model, error, told):
+    """So that another backend can be chosen: see the next test."""
+    pytest.importorskip("triton")
+    model, config = load_model(tiny_model)[0], load_config(tiny_model)
+    with pytest.raises(CannotFuse, match=f"a kernel does not run on this GPU: .*{told}") as raised:
+        FusedBackend(RankSpec(tiny_model), model, config, kit=KitOfABrokenGpu(error))
+    assert "\n" not in str(raised.value)
+
+
+def test_where_they_do_not_run_reference_ops_do(tiny_model, monkeypatch, caplog):
+    def refuse(*_):
+        raise CannotFuse("a kernel does not run on this GPU: PTXASError: sm_999")
+
+    monkeypatch.setattr(backends, "_fused_backend", refuse)
+    monkeypatch.setattr(device_memory, "use_device", lambda device: None)
+    monkeypatch.setattr(torch_backend, "TorchBackend", lambda *_: "reference")
+    spec = RankSpec(tiny_model, device="cuda:1", dtype="bfloat16")
+    assert backends.choose_backend(spec, None, None) == "reference"
+    assert "reference ops instead of fused kernels, several times slower: a kernel" in caplog.text
+    with pytest.raises(ConfigError, match="kernels fused: a kernel does not run on this GPU"):
+        backends.choose_backend(replace(spec, kernels="fused"), None, None)
 
 
 @pytest.mark.skipif(not library.runnable(), reason="not built")
@@ -139,6 +192,11 @@ def test_fused_kernels_say_why_they_do_not_run_here(tmp_path, monkeypatch):
     monkeypatch.setattr(backends, "find_spec", lambda name: None)
     assert "pip install 'octavo[gpu]'" in (backends.why_not_fused(gpu) or "")
     monkeypatch.setattr(backends, "find_spec", lambda name: name)
+    monkeypatch.setattr(backends, "has_python_headers", lambda: False)
+    assert re.search(
+        r"no Python.h: apt-get install python3\.\d+-dev", backends.why_not_fused(gpu) or ""
+    )
+    monkeypatch.setattr(backends, "has_python_headers", lambda: True)
     assert backends.why_not_fused(gpu) is None
     four_bits = replace(gpu, kv_cache_dtype="k8v4")
     assert "read no KV of k8v4" in (backends.why_not_fused(four_bits) or "")

@@ -28,6 +28,7 @@ class FoldProgram:
     vocab_size = _NOISE.shape[1]
 
     def __init__(self, kv_cache: KVCache, max_tokens: int, damaged_token: int = -1):
+        self.num_resets = 0
         self.damaged = torch.zeros(max_tokens, dtype=torch.int32)
         self._folds = torch.zeros(max_tokens, dtype=torch.int64)
         self._slots = kv_cache.layer(0)[0].parts[0][..., 0, 0]  # [blocks, block_size], a view
@@ -50,6 +51,9 @@ class FoldProgram:
             rows = range(starts[index], starts[index + 1])
             for row in rows if length else ():
                 self._folds[row] = fold(values[: length - (rows.stop - 1 - row)])
+
+    def reset(self) -> None:
+        self.num_resets += 1
 
     def logits(self, rows: Tensor, out: Tensor) -> None:
         out.copy_(logits_of(self._folds[rows.long()]))

@@ -55,6 +55,39 @@ def test_every_template_through_transformers(
     assert num_equal > 30
 
 
+CALL = {"id": "a", "type": "function", "function": {"name": "weather", "arguments": {"in": "Rome"}}}
+CALLED = [USER, {"role": "assistant", "content": None, "tool_calls": [CALL]}, USER]
+
+
+def test_a_message_that_only_calls_tools_needs_no_content(chatml, chat_templates):
+    """As OpenAI has it: null. Most templates would add it to a text, or trim it."""
+    without = [USER, {"role": "assistant", "tool_calls": [CALL]}, USER]
+    for name, source in chat_templates.items():
+        if name in ("mistral", "filters"):  # it refuses such a message; it writes a None of its own
+            continue
+        texts = [
+            chatml.render_chat_template(messages, chat_template=source)
+            for messages in (CALLED, without)
+        ]
+        assert texts[0] == texts[1] and "None" not in texts[0], name
+
+
+def test_a_template_that_asks_whether_there_is_content_is_told(chatml):
+    source = (
+        "{% for m in messages %}{% if m.content is none %}[calls]{% else %}{{ m.content }}"
+        "{% endif %}{% endfor %}"
+    )
+    assert chatml.render_chat_template(CALLED, chat_template=source) == "Hi[calls]Hi"
+    plain = "{% for m in messages %}{{ m['content'] | trim + '|' }}{% endfor %}"
+    assert chatml.render_chat_template(CALLED, chat_template=plain) == "Hi||Hi|"
+
+
+def test_what_a_template_cannot_do_is_said_in_words(chatml):
+    source = "a\n{{ messages[0].content + 1 }}"
+    with pytest.raises(ChatTemplateError, match="cannot write these messages: line 2: can only"):
+        chatml.render_chat_template([USER], chat_template=source)
+
+
 def test_smollm2_chat(smollm2):
     ids = smollm2.apply_chat_template([USER])
     start, end = 1, 2

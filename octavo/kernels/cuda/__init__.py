@@ -5,3 +5,8 @@ and their grids depend on shapes alone, so that whole steps can be captured in C
 that only fill up a captured shape have slot -1, which is not written, and length 0, which reads
 nothing. Triton is imported by the modules in here, which nothing imports where there is no GPU.
 """
+
+import os
+
+# Products and sums may be fused, as all kernels were tested: Triton 3.10 no longer does by default.
+os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")

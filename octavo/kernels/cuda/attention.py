@@ -82,6 +82,10 @@ class GpuAttention:
         self._planner = AttentionPlanner(kinds, limits, gpu, is_invariant)
         self._scratch = SplitScratch.of(self._planner.scratch, device)
 
+    def reset(self) -> None:
+        """Count from 0 again, after launches of which some may be missing."""
+        self._scratch.counters.zero_()
+
     def plan(self, num_seqs: int, max_query: int, longest: int | None = None) -> AttentionPlan:
         """As :meth:`AttentionPlanner.plan`: what :meth:`attend` needs, for all layers of a step."""
         return self._planner.plan(num_seqs, max_query, longest)

@@ -192,6 +192,11 @@ class FusedOps(Protocol):
         """damaged (int32 [T]) = 1 where a row of x [T, K] has a NaN or an infinity, else 0."""
         ...
 
+    def reset(self) -> None:
+        """Put what launches count in back to its start, after a step of which some launches may be
+        missing: a sum that is left half counted would be taken too early by the next step."""
+        ...
+
     def softcap(self, logits: Tensor, cap: float) -> None:
         """cap * tanh(logits / cap), in place of float32 logits [R, V]."""
         ...

@@ -34,6 +34,9 @@ class PlainOps:
     def __init__(self) -> None:
         self.products = PlainProducts()
 
+    def reset(self) -> None:
+        self.products.reset()
+
     def norm(self, x: Tensor, norm: Norm, out: Tensor, rows: Tensor | None = None) -> None:
         out.copy_(_normed(x if rows is None else x[rows], norm))
 

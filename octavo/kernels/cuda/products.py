@@ -64,6 +64,10 @@ class Products(Protocol):
         """The rows ``ids`` (int32 [T]) of a weight, in ``out`` [T, K]."""
         ...
 
+    def reset(self) -> None:
+        """Count from 0 again, after launches of which some may be missing."""
+        ...
+
 
 class PlainProducts:
     """In float32, and rounded once at the end: what all others are measured against."""
@@ -79,3 +83,6 @@ class PlainProducts:
 
     def rows(self, weight: DeviceWeight, ids: Tensor, out: Tensor) -> None:
         out.copy_(weight.dense(torch.float32)[ids])
+
+    def reset(self) -> None:
+        pass  # nothing is counted

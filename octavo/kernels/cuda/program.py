@@ -111,6 +111,10 @@ class FusedProgram:
         for part in self._parts:
             part(running)
 
+    def reset(self) -> None:
+        """Undo what a step leaves behind of which not all was launched."""
+        self._ops.reset()
+
     def logits(self, rows: Tensor, out: Tensor) -> None:
         """Logits of ``rows`` (int32 [R]) of the last step, to out (float32 [R, V])."""
         head, hidden = self._head, self._hidden[: len(rows)]

@@ -145,6 +145,10 @@ class TritonOps:
     def find_damage(self, x: Tensor, damaged: Tensor) -> None:
         row_kernels.find_damage(x, damaged)
 
+    def reset(self) -> None:
+        self.products.reset()
+        self._attention.reset()
+
     def softcap(self, logits: Tensor, cap: float) -> None:
         row_kernels.softcap(logits, cap)
 

@@ -83,6 +83,10 @@ class TritonProducts:
         )
         return sum(buffer.nbytes for buffer in buffers)
 
+    def reset(self) -> None:
+        """See ``Products``."""
+        self._workspace.counters.zero_()
+
     def linear(self, x: Tensor, weight: DeviceWeight, out: Tensor, around: Around) -> None:
         """See ``Products``. A residual is added to without an activation."""
         assert around.activation is None or not around.accumulate

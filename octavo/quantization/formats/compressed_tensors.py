@@ -26,6 +26,7 @@ and 0.20, ``compressors/``; OCP Microscaling Formats 1.0 for MXFP4 and MXFP8.
 
 from __future__ import annotations
 
+import operator
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -34,6 +35,7 @@ import numpy as np
 
 from octavo.errors import UnsupportedModelError
 from octavo.fields import Fields
+from octavo.patterns import Pattern
 from octavo.quantization.coded import CodedWeight, Codes
 from octavo.quantization.formats.codes import (
     ByteCodes,
@@ -45,6 +47,7 @@ from octavo.quantization.formats.codes import (
 )
 from octavo.quantization.formats.fp8 import float8
 from octavo.quantization.formats.grid import ceil_div, of_blocks, one_or_all
+from octavo.quantization.formats.module_patterns import pattern_of
 from octavo.quantization.formats.stored import FLOAT8, FLOATS, Parts, StoredTensor
 from octavo.quantization.levels import E2M1
 
@@ -64,7 +67,7 @@ _STRATEGIES = ("tensor", "channel", "group", "tensor_group", "block")
 class _Scheme:
     """How the weights of some modules are quantized, from one group of the config."""
 
-    targets: tuple[str, ...]
+    targets: tuple[_Target, ...]
     bits: int
     strategy: str
     block: tuple[int, int]  # of "group", "tensor_group" and "block"
@@ -155,7 +158,7 @@ class CompressedTensors:
         """Of the schemes that have a module as a target, the one that names it most exactly."""
         if any(_names(target, module) or _is_class(target, module) for target in self._ignored):
             return None
-        for matches in (str.__eq__, _names, _is_class):
+        for matches in (operator.eq, _names, _is_class):
             for scheme in self._schemes:
                 if any(matches(target, module) for target in scheme.targets):
                     return scheme
@@ -200,26 +203,25 @@ def _refuse_what_is_no_weight_format(fields: Fields) -> None:
         )
 
 
-def _targets(fields: Fields, name: str) -> tuple[str, ...]:
+_Target = str | Pattern  # a module's name, or that of its class; or a pattern of names
+
+
+def _targets(fields: Fields, name: str) -> tuple[_Target, ...]:
     """Names of modules and of classes, and patterns of names: those that begin with ``re:``."""
-    targets = fields.each(name, Fields.text)
-    for target in targets:
+    found: list[_Target] = []
+    for target in fields.each(name, Fields.text):
         if target.startswith("re:"):
-            try:
-                re.compile(target.removeprefix("re:"))
-            except re.error as error:
-                reason = f"{target!r:.80} is not a regular expression: {error}"
-                raise fields.error(name, reason) from None
-    return tuple(targets)
+            found.append(pattern_of(fields, name, target.removeprefix("re:")))
+        else:
+            found.append(target)
+    return tuple(found)
 
 
-def _names(target: str, module: str) -> bool:
-    if target.startswith("re:"):
-        return re.match(target.removeprefix("re:"), module) is not None
-    return target == module
+def _names(target: _Target, module: str) -> bool:
+    return target.match(module) if isinstance(target, Pattern) else target == module
 
 
-def _is_class(target: str, module: str) -> bool:
+def _is_class(target: _Target, module: str) -> bool:
     """Whether a module is of the class ``target``: of what has quantized weights, all but the
     embedding is a Linear."""
     return target == ("Embedding" if module.endswith("embed_tokens") else "Linear")

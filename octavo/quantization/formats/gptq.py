@@ -16,7 +16,6 @@ one. Paper: arXiv 2210.17323. Layout: AutoGPTQ 0.7 ``qlinear_cuda.py``, GPTQMode
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -25,9 +24,11 @@ import numpy as np
 
 from octavo.errors import UnsupportedModelError
 from octavo.fields import Fields
+from octavo.patterns import Pattern
 from octavo.quantization.coded import CodedWeight
 from octavo.quantization.formats.codes import ColumnStreams, as_bytes, unpack_stream
 from octavo.quantization.formats.grid import ceil_div, one_or_all
+from octavo.quantization.formats.module_patterns import pattern_of
 from octavo.quantization.formats.stored import FLOATS, Parts, StoredTensor
 
 _PARTS = ("qweight", "qzeros", "scales", "g_idx")
@@ -108,7 +109,7 @@ class GPTQ:
         return unpack_stream(as_bytes(words + ones), bits, count)
 
 
-def _dynamic_settings(fields: Fields) -> list[tuple[re.Pattern[str], _Settings]]:
+def _dynamic_settings(fields: Fields) -> list[tuple[Pattern, _Settings]]:
     """GPTQModel's settings for single modules: patterns of names, with what is different there.
 
     Those that begin with ``-:`` name what is not quantized, which its tensors say as well.
@@ -119,10 +120,7 @@ def _dynamic_settings(fields: Fields) -> list[tuple[re.Pattern[str], _Settings]]
         if key.startswith("-:"):
             continue
         changed = {**_as_given(fields), **section.table(key)}
-        try:
-            pattern = re.compile(key.removeprefix("+:"))
-        except re.error as error:
-            raise section.error(key, f"not a regular expression: {error}") from None
+        pattern = pattern_of(section, key, key.removeprefix("+:"))
         found.append((pattern, _Settings.read(Fields(fields.path, changed))))
     return found
 

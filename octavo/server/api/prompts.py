@@ -1,6 +1,6 @@
 """Prompts as token ids: raw text, and conversations through the model's chat template.
 
-Small ones are made on the event loop, large ones in the background.
+All of them are made in the background, small ones by a thread that does nothing else.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from functools import cached_property
 from typing import Any, ParamSpec, TypeVar
 
 from octavo.errors import InvalidRequestError, PromptTooLongError
-from octavo.server.http.background import in_background
+from octavo.server.http.background import briefly_in_background, in_background
 from octavo.server.http.context import IgnoredFields
 from octavo.text.decoders import ByteDecoder
 from octavo.text.tokenizer import ChatPrompt, Tokenizer
@@ -81,8 +81,17 @@ class PromptRenderer:
 
     async def words(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
         """The tokens of words, in each way that they may be written."""
+        if not words:
+            return ()
         is_small = 2 * sum(map(len, words)) <= SMALL_TEXT
         return await _run(is_small, self.tokenizer.encode_words, words)
+
+    async def pieces(self, texts: Sequence[str]) -> list[list[int]]:
+        """The tokens of each of several texts, as it stands within another one."""
+        if not texts:
+            return []
+        is_small = sum(map(len, texts)) <= SMALL_TEXT
+        return await _run(is_small, self._encode_all, texts)
 
     async def chat(
         self,
@@ -143,16 +152,23 @@ class PromptRenderer:
         except InvalidRequestError as error:
             raise _with_dotted_field(error) from None
 
-    async def detokenize(self, token_ids: Sequence[int]) -> str:
-        """The text of tokens, special ones included."""
+    async def detokenize(
+        self, token_ids: Sequence[int], *, skip_special_tokens: bool = False
+    ) -> str:
+        """The text of tokens."""
         is_small = len(token_ids) <= SMALL_TEXT
-        return await _run(is_small, self.tokenizer.decode, token_ids, skip_special_tokens=False)
+        return await _run(
+            is_small, self.tokenizer.decode, token_ids, skip_special_tokens=skip_special_tokens
+        )
+
+    def _encode_all(self, texts: Sequence[str]) -> list[list[int]]:
+        return [self.tokenizer.encode(text, add_special_tokens=False) for text in texts]
 
     # -- templates ---------------------------------------------------------------------------
 
-    def template_source(self) -> str:
+    async def template_source(self) -> str:
         """The chat template; ChatTemplateError if there is none."""
-        return self.tokenizer.chat_template_source(self._chat_template)
+        return await _run(True, self.tokenizer.chat_template_source, self._chat_template)
 
     def _render(
         self,
@@ -225,7 +241,7 @@ class PromptRenderer:
 
 async def _run(is_small: bool, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
     if is_small:
-        return function(*args, **kwargs)
+        return await briefly_in_background(function, *args, **kwargs)
     return await in_background(function, *args, **kwargs)
 
 

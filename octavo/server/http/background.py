@@ -1,8 +1,10 @@
 """Work that would hold up the event loop, done beside it.
 
-A few threads only: each one more that runs Python makes the loop wait longer for its turn. A thread
-cannot be stopped, so one whose call does not come back is left behind, and another takes its place,
-or two such calls would be the end of all work here.
+That is, among other things, all that tokenizers, chat templates and detokenizers do, however little
+it is for one request. Short calls have a thread of their own, so that they do not wait behind long
+ones. A few threads only: each one more that runs Python makes the loop wait longer for its turn. A
+thread cannot be stopped, so one whose call does not come back is left behind, and another takes its
+place, or two such calls would be the end of all work here.
 """
 
 from __future__ import annotations
@@ -39,13 +41,34 @@ async def in_background(function: Callable[P, T], *args: P.args, **kwargs: P.kwa
         DeadlineError: it takes longer than anything should.
         QueueFullError: too many calls have done so, and may still.
     """
-    call = functools.partial(function, *args, **kwargs)
-    return await _background().run(call)
+    return await _long().run(functools.partial(function, *args, **kwargs))
+
+
+async def briefly_in_background(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """As `in_background`, of a call that takes a few milliseconds at most."""
+    return await _short().run(functools.partial(function, *args, **kwargs))
+
+
+def post_in_background(function: Callable[[], None]) -> None:
+    """Have a short call made, for whose end nobody waits. What it raises is logged."""
+
+    def call() -> None:
+        try:
+            function()
+        except Exception:
+            _log.exception("a call in the background failed")
+
+    _short().post(call)
 
 
 @functools.cache
-def _background() -> Background:
+def _long() -> Background:
     return Background()
+
+
+@functools.cache
+def _short() -> Background:
+    return Background(num_threads=1)
 
 
 class Background:
@@ -80,6 +103,12 @@ class Background:
             return waiting.result()
         finally:
             waiting.cancel()  # if it has not begun, it never will
+
+    def post(self, function: Callable[[], None]) -> None:
+        """Have a call made that nobody waits for."""
+        self._look_after_workers()
+        if not self._has_lost_too_many:
+            self._calls.put(_Call(function))
 
     @property
     def _has_lost_too_many(self) -> bool:

@@ -17,6 +17,8 @@ from octavo.server.http.json_text import parse
 
 LARGE_BODY = 16 << 10  # bytes beyond which reading a body leaves the event loop
 MAX_PROBLEMS = 10
+# What a browser sends to any origin without asking it first, as the Fetch standard has it.
+_SIMPLE_TYPES = ("application/x-www-form-urlencoded", "text/plain")
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -40,6 +42,7 @@ class JsonRoute(APIRoute):
         async def read_and_answer(request: Request) -> Response:
             if model is not None:
                 _check_content_type(request)
+                _call_it_json(request)
                 body = await request.body()
                 ignored = request_context(request).ignored
                 # What Starlette takes for the parsed body; an instance passes FastAPI unchanged.
@@ -79,14 +82,37 @@ def read_model(
 
 
 def _check_content_type(request: Request) -> None:
-    """A browser may send other types across origins without asking, so they are not read."""
+    """JSON is read under the types that clients send it with.
+
+    ``curl -d`` calls it a form. A browser may send forms and plain text to other origins without
+    asking them, so of a browser these are not read, whatever the checks of Origin and Host before
+    this one have let through.
+    """
     given = request.headers.get("content-type")
     if given is None:
         return
     kind, _, parameters = given.lower().partition(";")
     charset = parameters.replace(" ", "").replace('"', "").partition("charset=")[2]
-    if kind.strip() != "application/json" or charset not in ("", "utf-8", "utf8"):
+    kinds = ("application/json", *(() if _is_browser(request) else _SIMPLE_TYPES))
+    if kind.strip() not in kinds or charset not in ("", "utf-8", "utf8"):
         raise HttpError(400, "Content-Type must be application/json, in UTF-8.")
+
+
+def _call_it_json(request: Request) -> None:
+    """FastAPI, which is handed the model below, asks for the type all the same."""
+    others = [(name, value) for name, value in request.scope["headers"] if name != b"content-type"]
+    request.scope["headers"] = [*others, (b"content-type", b"application/json")]
+    if hasattr(request, "_headers"):  # which Starlette remembers
+        del request._headers
+
+
+def _is_browser(request: Request) -> bool:
+    """Whether a request has what only browsers send: each of them sends several of these."""
+    headers = request.headers
+    return (
+        any(name in headers for name in ("origin", "referer", "sec-fetch-site", "sec-fetch-mode"))
+        or "mozilla" in headers.get("user-agent", "").lower()
+    )
 
 
 def _to_http_error(error: ValidationError, value: Any) -> HttpError:

@@ -160,6 +160,8 @@ class Gate:
             answer.allow_origin(headers["origin"].encode("latin-1"))
         elif "origin" in headers and origin not in (f"http://{host}", f"https://{host}"):
             raise HttpError(403, "The page's origin is not allowed; see --allowed-origin.")
+        elif "origin" not in headers and _is_from_elsewhere(scope, headers):
+            raise HttpError(403, "A page of another site may not ask; see --allowed-origin.")
 
     def _authenticate(self, scope: Scope, headers: dict[str, str], answer: _Answer) -> Tenant:
         host = scope["client"][0] if scope.get("client") else None
@@ -322,6 +324,13 @@ def _content_length(headers: dict[str, str]) -> float:
     """0 without a body of known length. What is no number is more than any limit."""
     length = headers.get("content-length", "0")
     return int(length) if len(length) < 19 and length.isdecimal() else math.inf
+
+
+def _is_from_elsewhere(scope: Scope, headers: dict[str, str]) -> bool:
+    """Whether a browser says of a request that changes something, and has no Origin, that a page of
+    another site has made it."""
+    is_harmless = scope["method"] in ("GET", "HEAD", "OPTIONS")
+    return not is_harmless and headers.get("sec-fetch-site") in ("cross-site", "same-site")
 
 
 def _is_preflight(scope: Scope, headers: dict[str, str], answer: _Answer) -> bool:

@@ -56,6 +56,7 @@ class CloseViewer(Viewer):
         self._picture: dict[str, Any] = {}
         self._ended: deque[dict[str, Any]] = deque(maxlen=_MOST)
         self._gaps: Counter[int] = Counter()
+        self._ttfts: dict[str, float] = {}  # by request, whose samples may begin together
         self._rejected: Counter[str] = Counter()
 
     def put_state(self, state: EngineState, detail: str) -> None:
@@ -74,6 +75,12 @@ class CloseViewer(Viewer):
     def put_gap(self, seconds: float) -> None:
         self._gaps[bucket_of(seconds)] += 1
 
+    def put_first_token(self, generation: Generation) -> None:
+        """The first token of any of a request's samples has come."""
+        ttft = generation.stats.ttft
+        if ttft is not None and len(self._ttfts) < _MOST:
+            self._ttfts[generation.request.request_id] = ttft
+
     def put_end(self, generation: Generation, reason: str) -> None:
         figures = {name: getattr(generation.stats, name) for name in _FIGURES}
         self._ended.append({"id": generation.request.request_id, "reason": reason, **figures})
@@ -90,12 +97,14 @@ class CloseViewer(Viewer):
         news = {
             "looks": list(self._looks),
             "ended": list(self._ended),
+            "ttfts": list(self._ttfts.values()),
             "gaps": sorted(self._gaps.items()),
             "rejected": dict(self._rejected),
             **self._picture,
         }
-        for each in (self._looks, self._ended, self._gaps, self._rejected, self._picture):
+        for each in (self._looks, self._ended, self._ttfts, self._gaps, self._rejected):
             each.clear()
+        self._picture.clear()
         return super()._take_news() | {name: each for name, each in news.items() if each}
 
     def _told(self, steps: Sequence[StepStats]) -> dict[str, Any]:

@@ -56,18 +56,24 @@ class RequestLog(Observer):
     Args:
         decode: turns token ids into text. With it, prompts and answers are logged too, each up to
             `MAX_LOGGED_CHARS`; an answer that did not come to its end is not.
+        later: calls a function that decodes, beside the event loop; by default at once.
     """
 
-    def __init__(self, decode: Callable[[list[int]], str] | None = None):
-        self._decode = decode
+    def __init__(
+        self,
+        decode: Callable[[list[int]], str] | None = None,
+        later: Callable[[Callable[[], None]], None] = lambda function: function(),
+    ):
+        self._decode, self._later = decode, later
         self._ignored_fields: set[str] = set()
 
     def on_submitted(self, generation: Generation) -> None:
-        if self._decode is None:
+        decode = self._decode
+        if decode is None:
             return
         # A token has seldom less than a character: no need to decode a whole book.
-        prompt = self._decode(generation.request.prompt_token_ids[:MAX_LOGGED_CHARS])
-        self._log_text(generation, "prompt", prompt)
+        token_ids = generation.request.prompt_token_ids[:MAX_LOGGED_CHARS]
+        self._later(lambda: self._log_text(generation, "prompt", decode(token_ids)))
         generation.record(self._log_answers)
 
     def on_ignored_fields(self, names: Sequence[str]) -> None:

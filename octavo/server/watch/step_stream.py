@@ -64,9 +64,11 @@ class StepStream(Observer):
             viewer.put_look(step_id, look)
 
     def on_tokens(self, generation: Generation, num_tokens: int, gap: float | None) -> None:
-        if gap is not None:
-            for viewer in self._close:
+        for viewer in self._close:
+            if gap is not None:
                 viewer.put_gap(gap)
+            elif generation.stats.num_output_tokens == 0:
+                viewer.put_first_token(generation)
 
     def on_finished(self, generation: Generation, reason: str) -> None:
         for viewer in self._close:

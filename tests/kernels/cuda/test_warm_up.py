@@ -42,6 +42,7 @@ from octavo.quantization.ggml_types import GGMLType
 from octavo.runtime import cuda_warmup
 from octavo.runtime.capacity import RankLimits, RankSpec
 from octavo.runtime.cuda_backend import FusedBackend
+from octavo.runtime.cuda_graphs import DecodeGraphs
 from octavo.runtime.cuda_kit import TritonKit
 from octavo.runtime.rank import Rank
 
@@ -150,8 +151,10 @@ def test_nothing_is_compiled_while_requests_wait(name):
 def test_without_it_much_is_compiled(monkeypatch):
     """So that these keys say something."""
     monkeypatch.setattr(cuda_warmup, "shapes", lambda *_: ())
+    monkeypatch.setattr(DecodeGraphs, "capture", lambda self: None)
     made = []
-    assert len(keys_of(lambda: made.append(started(*MODELS["4 bits"])))) <= 1
+    # Copies of blocks, over the cache of the trial and that of the engine.
+    assert len(keys_of(lambda: made.append(started(*MODELS["4 bits"])))) <= 2
     assert len(keys_of(lambda: serve(made[0], 0))) > 25
 
 

@@ -226,6 +226,8 @@ def test_schemes_that_are_refused(changes, error, said):
             "regular expression",
         ),
         ({"ignore": ["re:*"]}, ModelFileError, "regular expression"),
+        ({"ignore": ["re:("]}, ModelFileError, "regular expression"),
+        ({"ignore": ["re:(a)\\1"]}, ModelFileError, "references to groups"),
         ({"ignore": "lm_head"}, ModelFileError, "ignore"),
     ],
 )

@@ -134,6 +134,7 @@ def test_what_does_not_fit():
         ({"checkpoint_format": "marlin"}, UnsupportedModelError, "marlin"),
         ({"is_marlin_format": True}, UnsupportedModelError, "some kernels"),
         ({"dynamic": {"(": {}}}, ModelFileError, "not a regular expression"),
+        ({"dynamic": {"+:(?<=a)b": {}}}, ModelFileError, "only groups"),
         ({"dynamic": {"x": {"bits": 1}}}, UnsupportedModelError, "1 bits"),
         ({"dynamic": {"x": 4}}, ModelFileError, r"dynamic\.x"),
     ],

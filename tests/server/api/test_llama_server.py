@@ -201,6 +201,7 @@ def test_special_tokens_in_a_prompt_are_special(complete, fake_engine, byte_toke
         ("logit_bias", [[1, True]]),
         ("logit_bias", [[1, 200]]),
         ("logit_bias", "x"),
+        ("logit_bias", [["a" * 4096, 1]] * 5),  # a request may say so much, and no more
         ("logit_bias", [[1.5, 1]]),
         ("stop", 3),
         ("grammar", "root ::= 'a'"),

@@ -36,6 +36,9 @@ async def echo(body: Outer) -> dict:
     return body.model_dump()
 
 
+SIMPLE_TYPES = ["application/x-www-form-urlencoded", "text/plain", "text/plain;charset=UTF-8"]
+
+
 @pytest.fixture
 def post():
     app = FastAPI()
@@ -48,12 +51,13 @@ def post():
         scope["octavo"] = RequestContext("req-1", Tenant("test"), time.monotonic())
         await app(scope, receive, send)
 
-    def post(body, content_type="application/json") -> httpx.Response:
+    def post(body, content_type="application/json", **more) -> httpx.Response:
         async def send():
             transport = httpx.ASGITransport(with_context)
             async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
                 content = body if isinstance(body, bytes) else json.dumps(body).encode()
                 headers = {} if content_type is None else {"content-type": content_type}
+                headers |= {name.replace("_", "-"): value for name, value in more.items()}
                 return await client.post("/echo", content=content, headers=headers)
 
         return asyncio.run(send())
@@ -78,13 +82,31 @@ def test_a_valid_body_reaches_the_endpoint(post):
     assert post({"name": "a", "count": None}).status_code == 200
 
 
-@pytest.mark.parametrize("content_type", [None, "application/json; charset=utf-8"])
+@pytest.mark.parametrize("content_type", [None, "application/json; charset=utf-8", *SIMPLE_TYPES])
 def test_content_types_that_are_read(post, content_type):
     assert post({"name": "a"}, content_type).json()["name"] == "a"
 
 
 @pytest.mark.parametrize(
-    "content_type", ["text/plain", "application/json; charset=utf-16", "multipart/form-data", ""]
+    "headers",
+    [
+        {"origin": "http://test"},
+        {"origin": "null"},
+        {"referer": "http://elsewhere/"},
+        {"sec_fetch_site": "same-origin"},
+        {"sec_fetch_mode": "no-cors"},
+        {"user_agent": "Mozilla/5.0 (X11; Linux x86_64)"},
+    ],
+)
+@pytest.mark.parametrize("content_type", SIMPLE_TYPES)
+def test_a_browser_must_say_json(post, content_type, headers):
+    """It may send these types to anybody, with whatever a foreign page has written."""
+    assert "Content-Type" in problem(post({"name": "a"}, content_type, **headers))[0]
+    assert post({"name": "a"}, **headers).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "content_type", ["application/json; charset=utf-16", "multipart/form-data", "text/html", ""]
 )
 def test_other_content_types_are_refused(post, content_type):
     assert "Content-Type" in problem(post({"name": "a"}, content_type))[0]

@@ -181,10 +181,25 @@ def test_a_foreign_page_is_refused(server, origin):
 
 def test_a_form_cannot_ask(server):
     """What a browser sends to other sites without asking them has none of JSON's types."""
+    body = json.dumps({"prompt": "a", "max_tokens": 1}).encode()
     for kind in ("text/plain", "application/x-www-form-urlencoded", "multipart/form-data"):
-        body = json.dumps({"prompt": "a", "max_tokens": 1}).encode()
-        answer = server.fetch("/v1/completions", body, headers={"Content-Type": kind})
-        assert answer.status == 400, answer
+        for status, headers in (
+            (403, {"Origin": "https://elsewhere.example"}),
+            (403, {"Origin": "null"}),
+            (403, {"Sec-Fetch-Site": "cross-site"}),
+            (400, {"User-Agent": "Mozilla/5.0"}),
+        ):
+            answer = server.fetch(
+                "/v1/completions", body, headers={"Content-Type": kind, **headers}
+            )
+            assert answer.status == status, (kind, headers, answer)
+
+
+def test_what_curl_calls_a_form_is_read(server):
+    """``curl -d '{…}'``, without a header."""
+    body = json.dumps({"prompt": "a", "max_tokens": 1}).encode()
+    headers = {"Content-Type": "application/x-www-form-urlencoded", "User-Agent": "curl/8.5.0"}
+    assert server.fetch("/v1/completions", body, headers=headers).status == 200
 
 
 # -- secrets -----------------------------------------------------------------------------------

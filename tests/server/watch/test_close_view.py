@@ -86,6 +86,8 @@ def test_what_one_is_told(fake_engine):
         observer, viewer = Observers(stream), stream.watch_closely(fake_engine, "tiny")
         viewer.put_state(EngineState.READY, "")
         ended = generation()
+        ended.stats.ttft = 0.25
+        observer.on_tokens(ended, 1, None)  # of another sample, in the same step
         for gap in (None, 0.010, 0.010, 0.020):
             observer.on_tokens(ended, 1, gap)
         observer.on_look(7, {"rows": [["r1#0", 0, 3, 1, 0, 0]], "preempted": []})
@@ -102,6 +104,7 @@ def test_what_one_is_told(fake_engine):
     assert news["looks"] == [{"step_id": 7, "rows": [["r1#0", 0, 3, 1, 0, 0]], "preempted": []}]
     assert news["pool"] == {"runs": [-1, 7, 0, 1]}, "the last picture is enough"
     assert [(each["id"], each["reason"]) for each in news["ended"]] == [("r1", "stop")]
+    assert news["ttfts"] == [0.25], "of a request, however many samples begin with it"
     assert news["gaps"] == [(bucket_of(0.010), 2), (bucket_of(0.020), 1)]
     assert news["rejected"] == {"queue_requests": 1}
 

@@ -308,7 +308,12 @@ at("composer").addEventListener("submit", (event) => {
   send(text);
 });
 at("stop").addEventListener("click", stopAndShow);
-at("new").addEventListener("click", startAnew);
+at("new").addEventListener("click", () => at("new-dialog").showModal());
+at("new-form").addEventListener("submit", (event) => {
+  event.preventDefault();
+  at("new-dialog").close();
+  startAnew();
+});
 at("examples").addEventListener("click", (event) => {
   if (event.target.tagName === "BUTTON") send(event.target.textContent);
 });

@@ -4,6 +4,7 @@
 // load or point anywhere.
 //
 // Blocks: paragraph, heading, code, list, quote, rule, table. Inside: code, strong, em, link, image.
+// Formulas, between \\( and \\), \\[ and \\], $$ and $$, or $ and $, stay as they are written.
 // All of it takes time linear in the length of the text, whatever the text.
 
 const MAX_LINK = 400; // letters; a longer one stays text
@@ -16,6 +17,8 @@ const RULE = /^ {0,3}([-*_]) *(?:\1 *){2,}$/;
 const TABLE_RULE = /^ {0,3}\|? *:?-+:? *(?:\| *:?-+:? *)*\|? *$/;
 const QUOTE = /^ {0,3}> ?/;
 const ITEM = /^( {0,3})([-*+]|(\d{1,9})[.)])( {1,4}|$)/;
+const FORMULA = /^ {0,3}(\\\[|\$\$)/; // one that has lines of its own
+const FORMULA_END = { "\\(": "\\)", "\\[": "\\]", $$: "$$" };
 const LINK = /^!?\[([^[\]]+)\]\(([^()\s]+)\)/; // of an image, what it shows in words
 
 /** The blocks of `source`. An unfinished one, as while streaming, is closed at the end. */
@@ -42,6 +45,8 @@ function takeBlock(lines, at, depth) {
   const line = lines[at];
   const fence = FENCE.exec(line);
   if (fence) return takeCode(lines, at, fence[1], line.slice(fence[0].length));
+  const formula = FORMULA.exec(line);
+  if (formula) return takeFormula(lines, at, FORMULA_END[formula[1]], formula[0].length);
   const heading = HEADING.exec(line);
   if (heading) {
     const text = heading[2].trimEnd().replace(/(^| )#+$/, "");
@@ -67,6 +72,19 @@ function takeCode(lines, at, marker, info) {
   }
   const language = info.trim().split(/\s/)[0];
   return [{ type: "code", language, text: text.join("\n") }, at + 1];
+}
+
+/** A paragraph that goes on to the line in which its formula ends, whatever its lines begin with. */
+function takeFormula(lines, at, end, indent) {
+  let next = at;
+  let from = indent; // behind what the formula begins with
+  while (next < lines.length && !isBlank(lines[next]) && !lines[next].includes(end, from)) {
+    next += 1;
+    from = 0;
+  }
+  next = next < lines.length && !isBlank(lines[next]) ? next + 1 : next;
+  const text = lines.slice(at, next).map((line) => line.trim());
+  return [{ type: "paragraph", inlines: parseInlines(text.join("\n")) }, next];
 }
 
 /** Lines that are indented, and what is blank between them. */
@@ -179,7 +197,7 @@ function takeParagraph(lines, at, depth) {
 }
 
 function beginsBlock(line) {
-  return [FENCE, HEADING, RULE, QUOTE, ITEM].some((pattern) => pattern.test(line));
+  return [FENCE, FORMULA, HEADING, RULE, QUOTE, ITEM].some((pattern) => pattern.test(line));
 }
 
 function isBlank(line) {
@@ -203,12 +221,17 @@ export function parseInlines(text) {
   // What is open: the text itself, and above it at most one each of ** __ * _.
   const open = [{ marker: "", nodes: [] }];
   const codeEnds = new BacktickRuns(text);
+  const formulaEnds = new FormulaEnds(text);
   const add = (node) => append(open.at(-1).nodes, node);
   let at = 0;
   let link = null;
   while (at < text.length) {
     const char = text[at];
-    if (char === "\\" && /[!-/:-@[-`{-~]/.test(text[at + 1] ?? "")) {
+    const formulaEnd = char === "\\" || char === "$" ? formulaEnds.after(at) : at;
+    if (formulaEnd > at) {
+      add(text.slice(at, formulaEnd));
+      at = formulaEnd;
+    } else if (char === "\\" && /[!-/:-@[-`{-~]/.test(text[at + 1] ?? "")) {
       add(text[at + 1]);
       at += 2;
     } else if (char === "`") {
@@ -301,6 +324,41 @@ class BacktickRuns {
   }
 }
 
+/** Where formulas end; knows which ends do not come again. */
+class FormulaEnds {
+  constructor(text) {
+    this.text = text;
+    this.absent = new Set();
+  }
+
+  /** The end of the formula that begins at `at`; `at` itself if none does. One whose end has not come
+   * yet, as while streaming, is only its beginning, which stays as it is. */
+  after(at) {
+    const begin = this.text.slice(at, at + 2);
+    if (begin in FORMULA_END) {
+      const end = this.#indexOf(FORMULA_END[begin], at + 2);
+      return end < 0 ? at + 2 : end + 2;
+    }
+    return begin[0] === "$" ? this.#afterDollar(at) : at;
+  }
+
+  /** As Pandoc has it: no space inside next to either $, and no digit behind the second, so that sums
+   * of money are none. */
+  #afterDollar(at) {
+    const end = this.#indexOf("$", at + 1);
+    const isFormula = end > at + 1 && /\S/.test(this.text[at + 1]) && /[^\s\\]/.test(this.text[end - 1])
+      && !/\d/.test(this.text[end + 1] ?? "");
+    return isFormula ? end + 1 : at;
+  }
+
+  #indexOf(mark, from) {
+    if (this.absent.has(mark)) return -1;
+    const found = this.text.indexOf(mark, from);
+    if (found < 0) this.absent.add(mark);
+    return found;
+  }
+}
+
 function codeText(text) {
   const flat = text.replace(/\n/g, " ");
   return /^ .*[^ ].* $/.test(flat) ? flat.slice(1, -1) : flat;
@@ -313,7 +371,7 @@ function runLength(text, at) {
 }
 
 function nextSpecial(text, at) {
-  while (at < text.length && !"\\`*_![".includes(text[at])) at += 1;
+  while (at < text.length && !"\\`*_![$".includes(text[at])) at += 1;
   return at;
 }
 

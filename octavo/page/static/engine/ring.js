@@ -19,6 +19,7 @@ const empty = (before) => ({
   pool: before?.pool ?? null,
   prefixes: before?.prefixes ?? [],
   ended: [],
+  ttfts: [],
   gaps: {},
   notes: [],
 });
@@ -40,6 +41,7 @@ export class Ring {
     frame.last = event.last ?? frame.last;
     this.#takeLooks(event.looks ?? [], steps);
     for (const one of event.ended ?? []) this.#takeEnd(one);
+    frame.ttfts.push(...(event.ttfts ?? []));
     for (const [bucket, count] of event.gaps ?? []) frame.gaps[bucket] = (frame.gaps[bucket] ?? 0) + count;
     for (const [reason, count] of Object.entries(event.rejected ?? {})) frame.notes.push(`${count} refused: ${reason}`);
     if (event.pool) [frame.pool, frame.prefixes] = [event.pool, event.prefixes ?? []];

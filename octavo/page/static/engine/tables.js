@@ -14,14 +14,14 @@ export function figures(frames, index, about) {
   const minute = lately(frames, index, 60);
   const rate = (name) => few.reduce((sum, frame) => sum + frame[name], 0) / (few.length * FRAME_SECONDS);
   const gaps = gapsOf(minute);
-  const ttfts = minute.flatMap(({ ended }) => ended.map(({ ttft }) => ttft)).filter((ttft) => ttft !== null);
+  const firsts = minute.flatMap(({ ttfts }) => ttfts);
   const both = (find) => `${format(find(0.5), "s")} · ${format(find(0.99), "s")}`;
   const total = about?.num_blocks;
   return [
     ["running · waiting", `${last?.num_running ?? 0} · ${last?.num_waiting ?? 0}`],
     ["prompt tokens/s", format(rate("tokensIn"))],
     ["answer tokens/s", format(rate("tokensOut"))],
-    ["TTFT p50 · p99", both((q) => quantile(ttfts, q))],
+    ["TTFT p50 · p99", both((q) => quantile(firsts, q))],
     ["ITL p50 · p99", both((q) => quantileOfBuckets(gaps, q))],
     ["KV blocks used", last && total ? format(last.num_used_blocks / total, "%") : "–"],
     ["prefix hit rate", hitRate(last)],

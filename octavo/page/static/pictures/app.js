@@ -21,6 +21,12 @@ function namedPicture() {
   return PICTURES.find(({ id }) => id === name) ?? PICTURES[0];
 }
 
+/** What a picture says of itself, until all that it needs is there. */
+function introduce({ title, sentences }) {
+  const about = element("div", { class: "about" }, sentences.map((text) => element("p", {}, text)));
+  at("picture").replaceChildren(element("h2", {}, title), about, element("p", { role: "status" }, "Models and devices are being loaded …"));
+}
+
 async function showPicture(world) {
   const picture = namedPicture();
   forgetState();
@@ -49,6 +55,7 @@ async function takeOwnModel(world) {
 async function begin() {
   showNavigation("pictures");
   showList();
+  introduce(namedPicture());
   await orSay(async () => {
     const world = await loadWorld();
     addEventListener("hashchange", () => orSay(async () => {

@@ -2,8 +2,9 @@
 // did when, and which slot of the batch was whose. No DOM.
 
 const WAITING = { label: "waits", colour: 7, isFaint: true };
-const PROMPT = { label: "prompt", colour: 2 };
-const ANSWER = { label: "answer", colour: 1 };
+// The colours of prompts and answers are those of the dashboard (engine/charts.js).
+const PROMPT = { label: "prompt", colour: 1 };
+const ANSWER = { label: "answer", colour: 2 };
 const EMPTY = { label: "slot is empty", colour: 5, isFaint: true };
 
 /** Of each request, as blocks: it waits, its prompt is computed, it is answered; in between it may

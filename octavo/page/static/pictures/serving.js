@@ -25,7 +25,7 @@ export const serving = {
     "More slots, more replicas, a cached prefix or other chunks move the knee, each for a price: try what a setting does to the first token, to the gaps between tokens, and to the pool.",
   ],
   readMore: "inference#batches-that-never-end",
-  needs: isFolder ? { file: RECORDED } : { model: true, hardware: true },
+  needs: isFolder ? { file: RECORDED } : { file: RECORDED, model: true, hardware: true },
   controls: [
     { id: "share", label: "Load", kind: "range", choices: SHARES, value: 1, unit: "× one replica" },
     number("replicas", "Replicas"),
@@ -42,12 +42,12 @@ export const serving = {
   figures(context) {
     const { values } = context;
     const { runs, usual_rate: usual, made, state } = runsOf("these", settingsOf(context, values), context);
-    if (state) return [{ label: "Simulation", value: "–", source: state }];
+    if (!runs) return [{ label: "Simulation", value: "–", source: state }];
     const run = runAt(runs, values.share);
     const [first, next] = [0, 1].map((column) => run.requests.map((each) => each[column]));
     const good = goodput(run, values);
     const best = knee(runs, values);
-    const source = `simulated by octavo ${made.version}, ${made.date}`;
+    const source = `${state ? "recorded" : "simulated"} by octavo ${made.version}, ${made.date}`;
     const slowest = (all) => `1 in 20 takes ${format(quantile(all, 0.95), "s")} or more`;
     return [
       { label: "Requests come", value: run.rate, unit: "a second", source, formula: `${values.share} × ${format(usual)}, of one replica as usual` },
@@ -81,9 +81,10 @@ export const serving = {
     const kept = values.beside ? runsOf("kept", settingsOf(context, fromText(values.kept)), context) : found;
     const said = canvas.place("phase", "p");
     said.setAttribute("role", "status");
-    said.textContent = found.state ?? kept.state ?? told(found, context);
-    const all = [{ name: "these settings", colour: 1, ...found }, { name: "kept settings", colour: 2, isDashed: true, ...(kept === found ? {} : kept) }]
+    said.textContent = [found.runs && told(found, context), found.state ?? kept.state].filter(Boolean).join(" ");
+    const all = [{ name: "these settings", colour: 1, ...found }, { name: "kept settings", colour: 2, isDashed: true, ...(kept.runs === found.runs ? {} : kept) }]
       .filter(({ runs }) => runs);
+    if (all.length === 0) return; // charts stay as they are, or are not there yet
     canvas.chart("goodput", curves, goodputChart(all, values));
     canvas.chart("first-by-rate", curves, ratesChart(all, values, "Time to the first token, by the rate", 0, values.ttft));
     canvas.chart("next-by-rate", curves, ratesChart(all, values, "Time of each further token, by the rate", 1, values.tpot));
@@ -101,9 +102,9 @@ function keptWords(text) {
   return `Kept: ${kept.batching} batches, ${prefix} prefix, ${format(kept.step_tokens)} tokens, ${kept.max_num_seqs} slots, ${kept.replicas} ${kept.replicas === 1 ? "replica" : "replicas"}`;
 }
 
-function told({ settings, made }, { spec, device }) {
-  const [model, hardware] = isFolder ? [settings.model, settings.hardware] : [spec.name, device.name];
-  const where = isFolder ? `Recorded ${made.date} with octavo ${made.version}` : "Simulated by this server";
+function told({ settings, made, isRecorded }, { spec, device }) {
+  const [model, hardware] = isRecorded ? [settings.model, settings.hardware] : [spec.name, device.name];
+  const where = isRecorded ? `Recorded ${made.date} with octavo ${made.version}` : "Simulated by this server";
   return `${where}: octavo’s own scheduler in virtual time, ${model} on ${hardware}. `
     + "At each rate 100 requests or more are sent; shares and times are of their second half, as the server has filled by then, and good to some percent.";
 }

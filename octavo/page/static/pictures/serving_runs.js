@@ -55,15 +55,20 @@ export function settingsOf({ values, spec }, chosen) {
   return { model, config: spec.config, hardware, ...weights, kv_cache_dtype: kv, ...ours };
 }
 
-/** `{ runs, usual_rate, made, settings }` of settings, or why there are none: `{ state }`, in words.
+/** `{ runs, usual_rate, made, settings, isRecorded }` of settings, or why there are none: `{ state }`,
+ * in words; both where recorded runs are shown until a server has answered.
  * `topic`: "these", or "kept", which may be asked for at the same time. */
 export function runsOf(topic, settings, context) {
-  if (isFolder) return recorded(settings, context.world) ?? { state: "Not recorded: in this folder, one setting at a time differs from the usual. Set the others back, or simulate it yourself: see the command." };
+  const found = recorded(settings, context.world);
+  if (isFolder) return found ?? { state: "Not recorded: in this folder, one setting at a time differs from the usual. Set the others back, or simulate it yourself: see the command." };
   const question = { path: "octavo/simulate", body: settings, waiting: "The server simulates it: some seconds.", failed: "The server did not simulate it" };
-  const found = answerOf(topic, question, context);
-  return found.answer ?? found;
+  const { answer, state } = answerOf(topic, question, context);
+  return answer ?? { ...found, state };
 }
 
+/** In a folder, model and hardware are those of the record. */
 function recorded(settings, { files }) {
-  return files.get(RECORDED).find((each) => Object.keys(CHOICES).every((name) => each.settings[name] === settings[name]));
+  const names = isFolder ? Object.keys(CHOICES) : [...Object.keys(CHOICES), "model", "config", "hardware", "dtype", "quantization", "kv_cache_dtype"];
+  const found = files.get(RECORDED).find((each) => names.every((name) => (each.settings[name] ?? null) === (settings[name] ?? null)));
+  return found && { ...found, isRecorded: true };
 }

@@ -25,6 +25,7 @@ from octavo.server.settings import MAX_PROMPTS, MAX_STOP_CHARS
 Prompt: TypeAlias = list[list[int] | str]
 
 MAX_TEXTS = 256  # among the token ids of one prompt
+MAX_BIAS_CHARS = 16 << 10  # of all texts whose tokens are to have a bias
 _FALSE_BIAS = -100.0
 
 
@@ -72,7 +73,12 @@ def _to_bias(value: Any) -> list[tuple[int | str, float]]:
         raise PydanticCustomError(
             "logit_bias", "must be at most {most} pairs [token, bias]", {"most": MAX_LOGIT_BIAS}
         )
-    return [_to_pair(pair) for pair in pairs]
+    found = [_to_pair(pair) for pair in pairs]
+    if sum(len(token) for token, _ in found if isinstance(token, str)) > MAX_BIAS_CHARS:
+        raise PydanticCustomError(
+            "logit_bias", "has texts of more than {most} characters", {"most": MAX_BIAS_CHARS}
+        )
+    return found
 
 
 def _to_pair(pair: Any) -> tuple[int | str, float]:

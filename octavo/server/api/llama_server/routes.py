@@ -36,6 +36,7 @@ from octavo.server.api.sampling import (
 from octavo.server.api.service import Service
 from octavo.server.engine.generation import Completion, Delta
 from octavo.server.engine.response_cache import cache_headers
+from octavo.server.http.background import in_background
 from octavo.server.http.body import JsonRoute, work_on_body
 from octavo.server.http.context import request_context
 from octavo.server.http.json_text import encode
@@ -72,7 +73,7 @@ def create_router(service: Service) -> APIRouter:
     @router.get("/props", response_model=None, responses=describe(Props))
     async def props() -> Response:
         """What is served, and what a request is taken to ask for where it says nothing."""
-        return JSONResponse(_props(service))
+        return JSONResponse(await _props(service))
 
     @router.post("/apply-template", response_model=None, responses=describe(Template))
     async def apply_template(body: ChatCompletionRequest, request: Request) -> Response:
@@ -100,7 +101,8 @@ async def _begin(service: Service, body: LlamaCompletionRequest, request: Reques
         await run_until_disconnect(request, _token_ids(service, prompt)) for prompt in body.prompt
     ]
     n_keep = min(map(len, prompts)) if body.n_keep == -1 else body.n_keep
-    fields = _generation_fields(service, body, n_keep if facts.sights.context_shift else None)
+    bias = await run_until_disconnect(request, _bias(service, body))
+    fields = _generation_fields(body, bias, n_keep if facts.sights.context_shift else None)
     max_tokens = body.max_tokens
     if max_tokens is None or not is_endless(fields, max_tokens, facts):
         # Where there is less room than was asked for, the answer is cut ("truncated"), as there.
@@ -125,14 +127,22 @@ async def _token_ids(service: Service, prompt: Prompt) -> list[int]:
     return token_ids
 
 
+async def _bias(service: Service, body: LlamaCompletionRequest) -> dict[str, float]:
+    """The bias by token id, as text: that of a text is that of all of its tokens."""
+    pairs = body.logit_bias or []
+    texts = [token for token, _ in pairs if isinstance(token, str)]
+    tokens_of = dict(zip(texts, await service.prompts.pieces(texts), strict=True))
+    bias: dict[str, float] = {}
+    for token, amount in pairs:
+        ids = [token] if isinstance(token, int) else tokens_of[token]
+        bias |= dict.fromkeys(map(str, ids), amount)
+    return bias
+
+
 def _generation_fields(
-    service: Service, body: LlamaCompletionRequest, n_keep: int | None
+    body: LlamaCompletionRequest, bias: dict[str, float], n_keep: int | None
 ) -> GenerationFields:
     """The same in the words of the other routes; what is wrong with a value was said before."""
-    bias: dict[str, float] = {}
-    for token, amount in body.logit_bias or ():
-        ids = [token] if isinstance(token, int) else _tokens_of(service, token)
-        bias |= dict.fromkeys(map(str, ids), amount)
     return GenerationFields.model_construct(
         temperature=None if body.temperature is None else max(body.temperature, 0.0),
         top_k=None if body.top_k is None else max(body.top_k, 0),
@@ -152,10 +162,6 @@ def _generation_fields(
         # Nobody else has this salt, so nothing is known of the prompt.
         cache_salt=secrets.token_hex(16) if body.cache_prompt is False else None,
     )
-
-
-def _tokens_of(service: Service, text: str) -> list[int]:
-    return service.prompts.tokenizer.encode(text, add_special_tokens=False)
 
 
 @dataclass(slots=True)
@@ -184,7 +190,8 @@ class _Writer:
         result["content"] = text
         result["tokens"] = tokens if self._body.return_tokens else []
         if self._body.n_probs:
-            result["completion_probabilities"] = self._probabilities(completion.logprobs)
+            found = await in_background(self._probabilities, completion.logprobs)
+            result["completion_probabilities"] = found
         if self._body.response_fields:
             return _select(result, self._body.response_fields)
         return result
@@ -315,12 +322,12 @@ def generation_settings(params: SamplingParams) -> dict[str, Any]:
 # -- /props --------------------------------------------------------------------------------------
 
 
-def _props(service: Service) -> dict[str, Any]:
+async def _props(service: Service) -> dict[str, Any]:
     facts, tokenizer = service.engine.facts, service.prompts.tokenizer
     defaults = to_sampling_params(GenerationFields.model_construct(), facts, max_tokens=1)
     params = {**generation_settings(defaults), "seed": -1, "n_predict": -1, "max_tokens": -1}
     try:
-        template = service.prompts.template_source()
+        template = await service.prompts.template_source()
     except ChatTemplateError:  # it has none
         template = ""
     return {

@@ -17,7 +17,7 @@ from octavo.server.api.fields import Body, Object, TokenIds
 from octavo.server.api.prompts import MAX_MESSAGES, MAX_TOOLS
 from octavo.server.api.responses import describe
 from octavo.server.api.service import Service
-from octavo.server.http.background import in_background
+from octavo.server.http.background import briefly_in_background, in_background
 from octavo.server.http.body import JsonRoute
 from octavo.server.http.errors import HttpError
 from octavo.server.http.json_text import encode
@@ -204,7 +204,8 @@ async def _to_response(
     def write() -> str:
         return _encode_lists(answer if more is None else more(answer))
 
-    text = await in_background(write) if answer["count"] > _MANY_TOKENS else write()
+    is_small = answer["count"] <= _MANY_TOKENS
+    text = await (briefly_in_background(write) if is_small else in_background(write))
     return Response(text, media_type="application/json")
 
 

@@ -100,6 +100,7 @@ class _ChatChoices:
         self._names = TokenNames(
             service.prompts.tokenizer, as_ids=bool(body.return_tokens_as_token_ids)
         )
+        self.names_tokens = bool(body.logprobs) or body.prompt_logprobs is not None
 
     def first(self, job: Job, index: int) -> dict[str, Any]:
         delta = {"role": "assistant", "content": ""}

@@ -25,7 +25,7 @@ from octavo.server.api.requests import GenerationFields
 from octavo.server.api.service import Service
 from octavo.server.engine.generation import Completion, Delta
 from octavo.server.engine.response_cache import cache_headers
-from octavo.server.http.background import in_background
+from octavo.server.http.background import briefly_in_background, in_background
 from octavo.server.http.context import request_context
 from octavo.server.http.json_text import encode, encode_in_pieces
 from octavo.server.http.sse import EventStream, run_until_disconnect
@@ -37,6 +37,7 @@ class ChoiceWriter(Protocol):
     object: str
     chunk_object: str
     counts_output: bool  # whether what was generated is part of the answer
+    names_tokens: bool  # whether the tokenizer is asked what tokens are called
 
     def first(self, job: Job, index: int) -> dict[str, Any] | None:
         """The first choice object of a stream, once something is known of its prompt."""
@@ -111,6 +112,8 @@ async def answer(
     _check_success([completion for group in completions for completion in group])
     if num_entries(job, completions) > MANY_ENTRIES:
         body = await in_background(_whole, head, job, writer, completions, encode_in_pieces)
+    elif writer.names_tokens:
+        body = await briefly_in_background(_whole, head, job, writer, completions, encode)
     else:
         body = _whole(head, job, writer, completions, encode)
     return Response(body, media_type="application/json", headers=headers)
@@ -187,6 +190,8 @@ async def _chunks(
             _check_only_sample(job, deltas)
             if num_entries(job, ()) > MANY_ENTRIES:
                 events = await in_background(first_events, prompt, encode_in_pieces)
+            elif writer.names_tokens:
+                events = await briefly_in_background(first_events, prompt, encode)
             else:
                 events = first_events(prompt, encode)
             begun.add(prompt)

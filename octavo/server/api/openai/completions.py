@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
@@ -45,21 +44,45 @@ def create_router(service: Service) -> APIRouter:
         """Continue one text or several."""
         service.check_model(body.model)
         head = create_head(service, request, body, "cmpl")
-        job = await _begin(service, body, request)
-        return await answer(service, request, body, head, job, _CompletionChoices(service, body))
+        prompts = await _prompts(service, body)
+        writer = _CompletionChoices(service, body, await _echoed_texts(service, body, prompts))
+        job = await _begin(service, body, request, prompts)
+        return await answer(service, request, body, head, job, writer)
 
     return router
 
 
-async def _begin(service: Service, body: CompletionRequest, request: Request) -> Job:
-    facts = service.engine.facts
+async def _prompts(service: Service, body: CompletionRequest) -> list[list[int]]:
     _check_combinations(body)
-    # The engine always generates: to score a prompt costs a token that nobody sees.
-    asked = DEFAULT_MAX_TOKENS if body.max_tokens is None else max(body.max_tokens, 1)
-    prompts = []
-    for prompt in body.prompt:
-        prompts.append(await _to_token_ids(service, body, prompt, facts, asked))
-        await asyncio.sleep(0)  # each takes a millisecond at most, all of them might not
+    facts, asked = service.engine.facts, _asked_tokens(body)
+    return [await _to_token_ids(service, body, prompt, facts, asked) for prompt in body.prompt]
+
+
+def _asked_tokens(body: CompletionRequest) -> int:
+    """The engine always generates: to score a prompt costs a token that nobody sees."""
+    return DEFAULT_MAX_TOKENS if body.max_tokens is None else max(body.max_tokens, 1)
+
+
+async def _echoed_texts(
+    service: Service, body: CompletionRequest, prompts: list[list[int]]
+) -> list[str]:
+    """What stands before each answer: its prompt, if ``echo`` asks for it."""
+    if not body.echo:
+        return [""] * len(prompts)
+    skip = body.skip_special_tokens is not False
+    texts = []
+    for given, token_ids in zip(body.prompt, prompts, strict=True):
+        if isinstance(given, str) and body.truncate_prompt_tokens is None:
+            texts.append(given)
+        else:
+            texts.append(await service.prompts.detokenize(token_ids, skip_special_tokens=skip))
+    return texts
+
+
+async def _begin(
+    service: Service, body: CompletionRequest, request: Request, prompts: list[list[int]]
+) -> Job:
+    facts, asked = service.engine.facts, _asked_tokens(body)
     if body.max_tokens == -1:
         asked = min(check_length(len(prompt), None, facts) for prompt in prompts)
     params = to_sampling_params(
@@ -111,20 +134,22 @@ class _CompletionChoices:
 
     object = chunk_object = "text_completion"
 
-    def __init__(self, service: Service, body: CompletionRequest):
-        self._body = body
+    def __init__(self, service: Service, body: CompletionRequest, echoed: list[str]):
+        self._body, self._echoed = body, echoed
         self._tokenizer = service.prompts.tokenizer
         self._names = TokenNames(self._tokenizer, as_ids=bool(body.return_tokens_as_token_ids))
         self._logprobs: dict[int, CompletionLogprobs] = {}
         self.counts_output = body.max_tokens != 0
+        self.names_tokens = body.logprobs is not None or body.prompt_logprobs is not None
 
     def first(self, job: Job, index: int) -> dict[str, Any] | None:
+        logprobs = self._next_logprobs(job, index, [], [])  # which reads the prompt, if any do
         if not (self._body.echo or self._body.return_token_ids):
             return None
         choice = {
             "index": index,
             "text": self._prompt_text(job, index),
-            "logprobs": self._next_logprobs(job, index, [], []),
+            "logprobs": logprobs,
             "finish_reason": None,
         }
         if self._body.return_token_ids:
@@ -176,13 +201,7 @@ class _CompletionChoices:
         return job.generations[index // job.params.n].request.prompt_token_ids
 
     def _prompt_text(self, job: Job, index: int) -> str:
-        if not self._body.echo:
-            return ""
-        given = self._body.prompt[index // job.params.n]
-        if isinstance(given, str) and self._body.truncate_prompt_tokens is None:
-            return given
-        skip = self._body.skip_special_tokens is not False
-        return self._tokenizer.decode(self._prompt(job, index), skip_special_tokens=skip)
+        return self._echoed[index // job.params.n]
 
     def _next_logprobs(
         self, job: Job, index: int, token_ids: list[int], entries: list[TokenLogprobs]

@@ -42,7 +42,7 @@ from octavo.server.api.tgi.protocol import (
 )
 from octavo.server.engine.generation import Completion, Delta
 from octavo.server.engine.response_cache import cache_headers
-from octavo.server.http.background import in_background
+from octavo.server.http.background import briefly_in_background, in_background
 from octavo.server.http.body import JsonRoute
 from octavo.server.http.context import request_context
 from octavo.server.http.errors import HttpError, error_body, to_http_error
@@ -150,15 +150,15 @@ async def generate_tgi(
     completions.sort(key=_mean_logprob, reverse=True)
     tokenizer = service.prompts.tokenizer
     if num_entries(job, [completions]) > MANY_ENTRIES:
-        answer = await in_background(_whole, body, job, completions, tokenizer)
+        answer = await in_background(_full_answer, body, job, completions, tokenizer)
         text = await in_background(encode_in_pieces, [answer] if in_list else answer)
     else:
-        answer = _whole(body, job, completions, tokenizer)
+        answer = await briefly_in_background(_full_answer, body, job, completions, tokenizer)
         text = encode([answer] if in_list else answer)
     return Response(text, media_type="application/json", headers=cache_headers(job))
 
 
-def _whole(
+def _full_answer(
     body: TgiRequest, job: Job, completions: list[Completion], tokenizer: Tokenizer
 ) -> dict[str, Any]:
     parameters = body.parameters or TgiParameters()

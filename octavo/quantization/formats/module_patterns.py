@@ -1,0 +1,19 @@
+"""Patterns by which a quantization config names modules."""
+
+from __future__ import annotations
+
+from octavo.fields import Fields
+from octavo.patterns import Pattern, PatternError
+
+
+def pattern_of(fields: Fields, name: str, text: str) -> Pattern:
+    """A regular expression that stands in the field ``name``.
+
+    The fields' own error, with the pattern and its file, if it is none or is one of those that
+    :mod:`octavo.patterns` refuses.
+    """
+    try:
+        return Pattern(text)
+    except PatternError as error:
+        reason = f"{text!r:.80} is not a regular expression that octavo takes: {error}"
+        raise fields.error(name, reason) from None
