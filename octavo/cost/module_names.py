@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 
 from octavo.cost.weight_shape import WeightShape
+from octavo.patterns import Pattern, PatternError
 
 REGEX = "re:"
 _OF_LAYER = re.compile(
@@ -51,7 +52,6 @@ _ENDINGS = {
     "in_proj_bc": ("in_proj",),
     "in_proj_dt": ("in_proj",),
 }
-_MAX_REGEX_NAME = 200  # no module has a longer name
 
 
 @lru_cache(maxsize=1024)
@@ -100,13 +100,11 @@ class _Glob:
 class _Regex:
     """A regular expression of a config, which fits from the beginning of a module's name on."""
 
-    pattern: re.Pattern[str]
+    pattern: Pattern
     prefixes: tuple[str, ...]
 
     def matches(self, name: str) -> bool:
-        return any(
-            self.pattern.match((prefix + name)[:_MAX_REGEX_NAME]) for prefix in self.prefixes
-        )
+        return any(self.pattern.match(prefix + name) for prefix in self.prefixes)
 
 
 @dataclass(frozen=True)
@@ -115,7 +113,7 @@ class ModulePatterns:
     or ``re:`` and a regular expression.
 
     Raises:
-        ValueError: a regular expression makes no sense.
+        PatternError: a regular expression makes no sense.
     """
 
     patterns: tuple[str, ...] = ()
@@ -166,12 +164,12 @@ def _glob(text: str) -> _Glob:
 
 
 def _regex(text: str) -> _Regex:
-    prefixes = ["model.", ""]
+    prefixes = ["model."] if text.startswith((".", "model", "^model")) else ["model.", ""]
     if "language_model" in text:
         prefixes += ["model.language_model.", "language_model.model."]
     if "backbone" in text:
         prefixes.append("backbone.")
     try:
-        return _Regex(re.compile(text), tuple(prefixes))
-    except re.error as error:
-        raise ValueError(f"{text!r:.100} is no regular expression: {error}") from None
+        return _Regex(Pattern(text), tuple(prefixes))
+    except PatternError as error:
+        raise PatternError(f"{text!r:.100} is no regular expression: {error}") from None

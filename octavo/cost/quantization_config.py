@@ -23,6 +23,7 @@ from octavo.cost.weight_rules import LINEAR, Named, Recipe
 from octavo.cost.weight_type import QUANTIZED, WeightType
 from octavo.errors import UnsupportedModelError
 from octavo.fields import Fields
+from octavo.patterns import PatternError
 
 # Methods of their own here, whose configs do not name them.
 _MLX, _MODELOPT = "mlx", "modelopt"
@@ -118,7 +119,7 @@ def _patterns(fields: Fields, *names: str) -> ModulePatterns:
 def _modules(fields: Fields, patterns: Iterable[str]) -> ModulePatterns:
     try:
         return ModulePatterns(tuple(patterns))
-    except ValueError as error:
+    except PatternError as error:
         raise fields.error("ignore", str(error)) from None
 
 

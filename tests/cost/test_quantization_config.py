@@ -167,6 +167,12 @@ def test_a_pattern_that_is_none_is_an_error_of_the_file():
         of_config(quant_method="fp8", ignore=["re:("])
 
 
+def test_a_pattern_that_would_never_end_takes_no_time():
+    evil = "re:" + "(.*a)" * 12 + r"(\w+)+$!"
+    precision = of_config(quant_method="fp8", ignore=[evil])
+    assert type_name(precision, "mlp.up_proj") == "fp8"
+
+
 # -- fields that nobody asked for -----------------------------------------------------------------
 
 
