@@ -202,6 +202,8 @@ def _console() -> Console:
 
 
 def _print_plan(console: Console, plan: Plan, args: argparse.Namespace) -> None:
+    from octavo.planner.money import watts_text
+
     console.print(_what(plan), markup=False)
     for warning in plan.warnings:
         console.print(f"note: {warning}", markup=False)
@@ -213,6 +215,8 @@ def _print_plan(console: Console, plan: Plan, args: argparse.Namespace) -> None:
         console.print(f"[red]not feasible[/red]: {binding.name}")
         console.print(f"  {binding.why}", markup=False)
     console.print(_figures_table(plan))
+    if plan.bill is not None and plan.bill.joules_per_output_token is not None:
+        console.print(f"* at {watts_text(plan.deployment.device)}", markup=False)
     if args.memory:
         console.print(_memory_table(plan))
     if args.roofline:
@@ -264,6 +268,8 @@ def _figures_table(plan: Plan) -> Table:
             ("a million output tokens, USD", plan.bill.per_million_output_tokens),
             ("a day, USD", plan.bill.per_day),
         ]
+        if plan.bill.joules_per_output_token is not None:
+            rows.append(("energy of an output token, J *", plan.bill.joules_per_output_token))
     for name, figure in rows:
         ends = (figure.value, figure.low, figure.high)
         table.add_row(name, *map(_number, ends), figure.source)
@@ -347,14 +353,16 @@ def _advice_lines(plan: Plan) -> Iterator[str]:
 def _print_ranking(console: Console, plans: Sequence[Plan], question: Question) -> None:
     from octavo.planner.ranking import dollars_of
 
-    table = _table("device", "devices", "", "USD/M tokens", "TTFT ms", "TPOT ms", "tokens/s")
+    table = _table(
+        "device", "devices", "feasible", "USD/M tokens", "TTFT ms", "TPOT ms", "tokens/s"
+    )
     for plan in plans:
         deployment, service, dollars = plan.deployment, plan.service, dollars_of(plan)
         binding = plan.verdict.binding
         row = [
             deployment.device.name,
             str(deployment.num_devices),
-            "feasible" if binding is None else f"not feasible: {binding.name}",
+            "yes" if binding is None else f"no: {binding.name}",
             "" if dollars is None else _number(dollars),
         ]
         if service is not None:

@@ -134,6 +134,17 @@ class ModulePatterns:
         for name, value in (("_of_layer", dict(of_layer)), ("_anywhere", anywhere), ("_known", {})):
             object.__setattr__(self, name, value)
 
+    def as_regexes(self) -> list[str]:
+        """For who has our names of modules alone, and regular expressions: the page."""
+        found = []
+        for pattern in self.patterns:
+            plain = ".*".join(map(re.escape, pattern.split("*")))
+            is_regex = pattern.startswith(REGEX)
+            found.append(
+                f"^(?:{pattern.removeprefix(REGEX)})" if is_regex else rf"(?:^|\.){plain}(?:\.|$)"
+            )
+        return found
+
     def match(self, weight: WeightShape) -> bool:
         """Whether the module of a weight is one of them."""
         key = weight.layer, weight.name

@@ -13,6 +13,7 @@ from octavo.planner.answer import Plan
 from octavo.planner.deployment import Deployment
 from octavo.planner.figures import figure_json, ms_json
 from octavo.planner.latency import Latency
+from octavo.planner.money import watts_text
 
 
 def plan_json(plan: Plan) -> dict[str, Any]:
@@ -127,5 +128,5 @@ def _service_json(plan: Plan) -> dict[str, Any]:
 
 def _cost_json(plan: Plan) -> dict[str, Any]:
     if plan.bill is not None:
-        return plan.bill.as_json()
+        return {**plan.bill.as_json(), "power": watts_text(plan.deployment.device) or None}
     return dict.fromkeys(("utilization", "per_request", "per_million_output_tokens", "per_day"))
