@@ -6,7 +6,6 @@ only be lowered; what the folder was made for stays.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
@@ -18,8 +17,28 @@ LIMITS = ("max_model_len", "max_num_seqs", "max_num_batched_tokens")
 # The same for all engine folders of a model.
 _OF_ALL = ("device", "dtype", "kernels", "quantization")
 _FIXED = (*_OF_ALL, "activations")
-# What a folder may say. Threads are a matter of the machine.
-STORED = {each.name for each in dataclasses.fields(EngineArgs)} - {"model", "threads", *_FIXED}
+# What a folder may say: sizes and limits of an engine, and how it schedules and caches. It may come
+# from anybody, so nothing else: no path, no name of another model, which would be fetched, and
+# nothing that leads to code, to files or to the network. Threads are a matter of the machine.
+STORED = {
+    *LIMITS,
+    "attention_sinks",
+    "batching",
+    "block_size",
+    "context_shift",
+    "enable_chunked_prefill",
+    "enable_prefix_caching",
+    "enable_window_tables",
+    "itl_target_ms",
+    "kv_cache_dtype",
+    "kv_cache_memory",
+    "max_queued_requests",
+    "max_queued_tokens",
+    "n_keep",
+    "num_blocks",
+    "shared_prefix_decode",
+    "window",
+}
 # Two ways to say one thing: who says one does not want the folder's other.
 _SAME = {"num_blocks": "kv_cache_memory", "kv_cache_memory": "num_blocks"}
 
@@ -64,7 +83,11 @@ def _folder_settings(manifest: Manifest, model: str) -> dict[str, Any]:
     settings = dict(manifest.settings)
     if not settings.keys() <= STORED:
         others = ", ".join(sorted(settings.keys() - STORED))
-        raise manifest.fields.error("settings", f"{others:.200}: not for a folder to say")
+        raise manifest.fields.error(
+            "settings",
+            f"{others:.200}: not for a folder to say, which may come from anybody; give it as a "
+            "flag where the folder is started",
+        )
     try:
         EngineArgs.from_kwargs(model, **settings)
     except (ConfigError, TypeError, ValueError) as error:

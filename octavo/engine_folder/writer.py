@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
@@ -57,6 +58,8 @@ if TYPE_CHECKING:
 
 # Whoever starts the folder has another machine, with memory of its own.
 _ANY_MEMORY = 1 << 62
+
+_log = logging.getLogger("octavo")
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,8 +203,12 @@ class _Writer:
         resolve(args, capacity)
 
     def _settings(self) -> dict[str, Any]:
-        given = self._args.given_settings().items()
-        return {name: value for name, value in given if name in STORED}
+        """What of the given settings a folder may say; a warning names the others."""
+        given = self._args.given_settings()
+        if others := sorted(given.keys() - STORED - self._fixed.keys()):
+            flags = ", ".join("--" + name.replace("_", "-") for name in others)
+            _log.warning("not kept in the folder, to be given where it is started: %s", flags)
+        return {name: value for name, value in given.items() if name in STORED}
 
     def _write_weights(self, weights: Mapping[str, Weight]) -> Entries:
         native = library.load()

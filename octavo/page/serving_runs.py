@@ -152,9 +152,21 @@ def _rate_without_pause(spec: ModelSpec, settings: ServingSettings) -> float:
     """Answers a second while none of many requests has yet to come: of the middle half, as batches
     are not full at the end."""
     result = _simulation(spec, settings, math.inf, _WORKLOAD).run().result
+    _check_answered(result.records, spec)
     ends = sorted(record.ended for record in result.records)
     first, last = len(ends) // 4, 3 * len(ends) // 4
     return (last - first) / (ends[last] - ends[first])
+
+
+def _check_answered(records: Sequence[RequestRecord], spec: ModelSpec) -> None:
+    """ConfigError if the context of a model is too short for the load that is shown."""
+    refused = sum(not record.completed for record in records)
+    if refused:
+        raise ConfigError(
+            f"a context of {spec.max_position} tokens is too short for {refused} of the "
+            f"{len(records)} requests, of 512 tokens that all share, about 512 of their own, and "
+            "about 128 of an answer"
+        )
 
 
 def _simulation(
@@ -187,6 +199,7 @@ def _run(
     timeline = Timeline()
     simulation = _simulation(spec, settings, rate, replace(_WORKLOAD, num_prompts=num_requests))
     result = simulation.run(watch=timeline.note).result
+    _check_answered(result.records, spec)
     series = timeline.series(result.makespan_s, max_points=_MAX_POINTS)
     queried = sum(each.prefix_tokens_queried for each in result.replicas)
     hit = sum(each.prefix_tokens_hit for each in result.replicas)

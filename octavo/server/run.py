@@ -31,8 +31,9 @@ _log = logging.getLogger("octavo.server")
 
 # Said of keys among the arguments.
 KEY_IN_SIGHT = (
-    "--api-key stands in the list of processes, where all users of this machine can read it: "
-    "--api-key-file, or the variable OCTAVO_API_KEY, keeps it to yourself"
+    "--api-key and --admin-key stand in the list of processes, where all users of this machine can "
+    "read them: --api-key-file, or the variables OCTAVO_API_KEY and OCTAVO_ADMIN_KEY, keep them to "
+    "yourself"
 )
 
 
@@ -56,7 +57,7 @@ def serve(
             "generate, octavo chat, or LLM from Python"
         )
     configure_logging(settings)
-    if settings.api_key:
+    if settings.api_key or settings.admin_key:
         _log.warning("%s", KEY_IN_SIGHT)
     path = hub.resolve(args.model)
     args = open_source(path, args.model_impl).settings(args)

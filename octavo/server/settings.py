@@ -6,6 +6,7 @@ Like there, the fields here are the one owner of names, defaults and help texts:
 
 from __future__ import annotations
 
+import os
 import signal
 from dataclasses import dataclass
 
@@ -14,6 +15,14 @@ from octavo.options import option, parse_duration
 
 # Environment: one more key that clients may send.
 KEY_VARIABLE = "OCTAVO_API_KEY"
+ADMIN_KEY_VARIABLE = "OCTAVO_ADMIN_KEY"  # likewise, one more admin key
+
+
+def environment_without_keys() -> dict[str, str]:
+    """The environment of processes that the server starts, which need no key."""
+    keys = (KEY_VARIABLE, ADMIN_KEY_VARIABLE)
+    return {name: value for name, value in os.environ.items() if name not in keys}
+
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
@@ -31,6 +40,8 @@ MAX_PROMPTS = 256
 MAX_SAMPLES = 1024  # of all prompts together
 MAX_STOP_CHARS = 4096  # of all stop strings together
 MAX_ID_CHARS = 128  # of a client's request id
+
+_BODY_MEMORY = 256 << 20
 
 # A level is worth many steps of waiting: with more of them the lowest would hardly ever begin.
 MAX_PRIORITY_RANGE = 100
@@ -50,6 +61,11 @@ class ServerSettings:
         (), "a key that clients must send, in sight of all users here; may be repeated"
     )
     api_key_file: str | None = option(None, "file of keys, one a line; # begins a comment")
+    admin_key: tuple[str, ...] = option(
+        (),
+        "a key of the operator, who alone sees what concerns all clients (/steps, /metrics, /load, "
+        "/octavo/tensors); without one, nobody does where there are API keys; may be repeated",
+    )
     served_model_name: tuple[str, ...] = option(
         (), "what clients may call the model, * is anything; the first is what answers say"
     )
@@ -74,7 +90,15 @@ class ServerSettings:
         0, "how far from 0 the priority of a client's request may be; 0 treats all alike"
     )
     max_body_bytes: int = option(8 << 20, "largest request body")
+    max_body_memory: int | None = option(
+        None,
+        "bytes that the bodies of all requests together may take, and those of one address half "
+        "of (default: 256 MiB, or twice max_body_bytes if that is more)",
+    )
     max_connections: int = option(4096, "connections at once")
+    max_connections_per_address: int = option(
+        1024, "of one address; 0 is no bound, for a server behind a proxy that has its own"
+    )
     request_timeout: float | None = option(
         None, "seconds after which a request without a timeout of its own ends"
     )
@@ -114,6 +138,14 @@ class ServerSettings:
         ):
             if not getattr(self, name) >= 0:
                 raise ConfigError(f"{name} must be at least 0, not {getattr(self, name)}")
+        if self.max_connections_per_address < 0:
+            raise ConfigError("max_connections_per_address must be at least 0")
+        least = 2 * self.max_body_bytes
+        if self.body_memory < least:
+            raise ConfigError(
+                f"max_body_memory must be at least {least}, twice max_body_bytes: one address may "
+                "have half of it"
+            )
         for name in ("max_concurrent_per_key", "max_body_bytes", "max_connections"):
             value = getattr(self, name)
             if value is not None and value < 1:
@@ -123,8 +155,17 @@ class ServerSettings:
             raise ConfigError(
                 f"priority_range must be in [0, {MAX_PRIORITY_RANGE}], not {self.priority_range}"
             )
+        if any(not key.strip() for key in self.admin_key):
+            raise ConfigError("admin_key is empty: give a key, or leave the flag out")
         if any(not key.strip() for key in self.api_key):
             raise ConfigError("api_key is empty: give a key, or leave the flag out to serve openly")
+
+    @property
+    def body_memory(self) -> int:
+        """``max_body_memory``, or its default."""
+        if self.max_body_memory is not None:
+            return self.max_body_memory
+        return max(_BODY_MEMORY, 2 * self.max_body_bytes)
 
     @property
     def most_first_token_seconds(self) -> float | None:

@@ -169,6 +169,19 @@ def test_a_byte_that_changes_in_place_is_seen(copy):
         ({"settings": {"speed": 1}}, ModelFileError, ["settings", "speed"]),
         ({"settings": {"threads": 10**6}}, ModelFileError, ["settings", "threads"]),
         ({"settings": {"kernels": "reference"}}, ModelFileError, ["settings", "kernels"]),
+        *(
+            ({"settings": {name: value}}, ModelFileError, ["settings", name, "may come from any"])
+            for name, value in {
+                "kv_offload": "/tmp/elsewhere:1GiB",
+                "spec_model": "org/model",
+                "spec_method": "ngram",
+                "speculative_config": {"method": "draft_model", "model": "org/model"},
+                "model_impl": "transformers",
+                "model": "org/model",
+                "swap_space": 64.0,
+                "trust": "none",
+            }.items()
+        ),
         ({"settings": {"max_model_len": "x"}}, ModelFileError, ["settings", "max_model_len"]),
         ({"files": {"../x": {"bytes": 1, "digest": ""}}}, ModelFileError, ["../x"]),
     ],

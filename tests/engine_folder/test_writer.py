@@ -80,6 +80,16 @@ def test_an_engine_folder_is_no_source(tiny_engine, tmp_path):
     assert names(tmp_path) == []
 
 
+def test_what_a_folder_may_not_say_is_told_when_it_is_built(tiny_model, tmp_path, caplog):
+    asked = {"max_num_seqs": 3, "spec_method": "ngram", "kv_offload": f"{tmp_path}/kv:1MiB"}
+    build_engine_folder(args(tiny_model, **asked), tmp_path / "out")
+    manifest = json.loads((tmp_path / "out" / "octavo.json").read_text())
+    assert manifest["settings"] == {"max_num_seqs": 3}
+    assert "not kept in the folder" in caplog.text
+    assert "--kv-offload, --spec-method" in caplog.text
+    assert not (tmp_path / "kv").exists()
+
+
 @pytest.mark.parametrize(
     ("settings", "words"),
     [

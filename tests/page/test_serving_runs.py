@@ -112,3 +112,12 @@ def test_the_page_offers_the_same_choices():
         assert f"{name}: [{least}, {most}]," in bounds.group(1)
     shares = re.search(r"export const SHARES = (\[.*?\]);", source)
     assert shares is not None and json.loads(shares.group(1)) == list(SHARES)
+
+
+def test_a_context_that_is_too_short_for_the_load_is_an_error():
+    """And no failure of the program: a config may say what it likes."""
+    spec = replace(spec_of("llama-3.2-1b"), max_position=2048)
+    with pytest.raises(ConfigError, match="a context of 2048 tokens is too short for"):
+        serving_runs(ServingSettings(), (1.0,), spec)
+    with pytest.raises(ConfigError, match="a context of 100 tokens is too short for"):
+        serving_runs(ServingSettings(), (1.0,), replace(spec, max_position=100))

@@ -122,6 +122,9 @@ class Stream:
         return next(event["usage"] for event in reversed(self.events) if event.get("usage"))
 
 
+ADMIN_KEY = "sk-admin-of-tests"
+
+
 class LiveServer:
     """``octavo serve`` in a process group of its own.
 
@@ -144,8 +147,11 @@ class LiveServer:
         prefix: tuple[str, ...] = (),
         waits: bool = True,
     ):
-        environment = {k: v for k, v in os.environ.items() if not k.startswith("OCTAVO_API")}
+        ours = ("OCTAVO_API", "OCTAVO_ADMIN")
+        environment = {k: v for k, v in os.environ.items() if not k.startswith(ours)}
         environment |= {"PYTHONUNBUFFERED": "1", **(env or {})}
+        if key is not None or any(flag.startswith("--api-key") for flag in flags):
+            environment["OCTAVO_ADMIN_KEY"] = ADMIN_KEY
         self.has_faults = faults is not None
         if faults:
             environment["OCTAVO_FAULTS"] = json.dumps(faults)
@@ -338,7 +344,7 @@ class LiveServer:
 
     def load(self) -> dict[str, Any]:
         """Also where an event loop runs."""
-        headers = {"Authorization": f"Bearer {self.key}"} if self.key else {}
+        headers = {"Authorization": f"Bearer {ADMIN_KEY}"}
         connection = http.client.HTTPConnection(self.host, self.port, timeout=PATIENCE)
         with contextlib.closing(connection):
             connection.request("GET", "/load", headers=headers)
@@ -349,7 +355,8 @@ class LiveServer:
         return self.counters().sum(name, **labels)
 
     def counters(self) -> Counters:
-        return Counters(self.fetch("/metrics?names=plain").body.decode())
+        headers = {"Authorization": f"Bearer {ADMIN_KEY}"}
+        return Counters(self.fetch("/metrics?names=plain", headers=headers).body.decode())
 
     def wait_for_load(self, is_met: Callable[[dict[str, Any]], bool], seconds: float = 20.0) -> Any:
         """The engine's load when it is such; fails if that does not come in time."""

@@ -14,7 +14,7 @@ from octavo.config import EngineArgs
 from octavo.machine import KILL
 from octavo.server.engine.flight_record import FlightRecord
 from octavo.server.engine.wire import encode
-from octavo.server.settings import KEY_VARIABLE
+from octavo.server.settings import environment_without_keys
 
 # The module that is the engine's process.
 WORKER = "octavo.server.engine.worker"
@@ -124,5 +124,5 @@ def _start_worker(connection_fd: int, record_fd: int, log_format: str) -> subpro
         pass_fds=fds,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
-        env={name: value for name, value in os.environ.items() if name != KEY_VARIABLE},
+        env=environment_without_keys(),
     )

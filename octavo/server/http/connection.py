@@ -36,6 +36,8 @@ from octavo.server.http.framing import (
     without_upgrade,
 )
 from octavo.server.http.listener import BACKLOG
+from octavo.server.http.shares import ConnectionCounts
+from octavo.server.http.tenants import network_of
 from octavo.server.settings import BODY_TIMEOUT, HEADER_TIMEOUT, ServerSettings
 
 logger = logging.getLogger("octavo.server")
@@ -48,7 +50,10 @@ LINGER_TIMEOUT = 2.0  # seconds for a client to read an answer that it did not w
 WRITE_BUFFER_BYTES = 32 << 10
 MAX_PIPELINED_BYTES = 64 << 10
 
-SPARE_CONNECTIONS = 16  # over the limit, just to be told so
+# Over the limit: to be told so, and to ask how the server is.
+SPARE_CONNECTIONS = 16
+SPARE_TIMEOUT = 2.0  # seconds for one of them to ask
+SPARE_PATHS = ("/health", "/metrics")
 SPARE_FILES = 32  # open files of everything but connections
 
 
@@ -66,14 +71,25 @@ class HttpProtocol(HttpToolsProtocol):
 
     Args:
         settings: for the sizes and times that are settings.
-        max_connections: those beyond are refused.
+        max_connections: those beyond may ask for ``SPARE_PATHS`` alone.
+        counts: of the connections of all addresses.
         args, kwargs: uvicorn's.
     """
 
-    def __init__(self, settings: ServerSettings, max_connections: int, *args: Any, **kwargs: Any):
+    def __init__(
+        self,
+        settings: ServerSettings,
+        max_connections: int,
+        counts: ConnectionCounts,
+        *args: Any,
+        **kwargs: Any,
+    ):
         super().__init__(*args, **kwargs)
         self._settings = settings
         self._max_connections = max_connections
+        self._counts = counts
+        self._address = ""
+        self._is_spare = False  # over a limit
         self._phase = Phase.HEADER
         self._held = b""  # bytes that cannot be parsed yet
         self._num_checked = 0  # of the header in them
@@ -92,16 +108,28 @@ class HttpProtocol(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         self._out = _Transport(transport, self)
         super().connection_made(cast(asyncio.Transport, self._out))
-        excess = len(self.connections) - self._max_connections
+        excess = self._excess()
+        self._is_spare = excess > 0
         if excess > SPARE_CONNECTIONS:
             self._abort()
-        elif excess > 0:
-            self._refuse(to_http_error(EngineUnavailableError("too many connections")))
-        else:
-            transport.set_write_buffer_limits(high=WRITE_BUFFER_BYTES)
-            self._arm(HEADER_TIMEOUT, self._on_header_timeout)
+            return
+        transport.set_write_buffer_limits(high=WRITE_BUFFER_BYTES)
+        self._arm(self._header_timeout, self._on_header_timeout)
+
+    def _excess(self) -> int:
+        """By how many connections this one, which is counted here, is over a limit."""
+        self._address = network_of(self.client[0] if self.client else None)
+        of_address = self._counts.add(self._address)
+        most = self._settings.max_connections_per_address
+        of_all = len(self.connections) - self._max_connections
+        return max(of_all, of_address - most if most else 0)
+
+    @property
+    def _header_timeout(self) -> float:
+        return SPARE_TIMEOUT if self._is_spare else HEADER_TIMEOUT
 
     def connection_lost(self, error: Exception | None) -> None:
+        self._counts.remove(self._address)
         self._phase = Phase.CLOSING
         self._disarm()
         self._disarm_reader()
@@ -174,7 +202,7 @@ class HttpProtocol(HttpToolsProtocol):
         length = header_length(data, self._num_checked)
         if not length:
             if not self._num_checked:
-                self._arm(HEADER_TIMEOUT, self._on_header_timeout)
+                self._arm(self._header_timeout, self._on_header_timeout)
             self._num_checked = len(data)
             return 0
         self._num_checked = 0
@@ -214,8 +242,16 @@ class HttpProtocol(HttpToolsProtocol):
         self._body = create_body(self.headers, self.parser.get_http_version())
         scope = cast(dict[str, Any], self.scope)
         scope[ABORT], scope[TAKEN] = self._abort, self._out.num_taken
+        if self._is_spare and not self._is_about_health():
+            raise to_http_error(EngineUnavailableError("too many connections"))
         super().on_headers_complete()
+        if self._is_spare:
+            self.cycle.keep_alive = False  # the next one may ask, too
         self._phase = Phase.BODY
+
+    def _is_about_health(self) -> bool:
+        path = self.url.partition(b"?")[0].decode("latin-1")
+        return self.parser.get_method() in (b"GET", b"HEAD") and path in SPARE_PATHS
 
     def on_message_complete(self) -> None:
         super().on_message_complete()
@@ -238,7 +274,8 @@ class HttpProtocol(HttpToolsProtocol):
 
     def _on_header_timeout(self) -> None:
         if self._held:
-            self._refuse(HttpError(408, f"The header took more than {HEADER_TIMEOUT:g} s."))
+            seconds = self._header_timeout
+            self._refuse(HttpError(408, f"The header took more than {seconds:g} s."))
         else:  # nobody asked for anything
             self.transport.close()
 
@@ -369,7 +406,8 @@ class _Transport:
 
 def uvicorn_config(app: Any, settings: ServerSettings) -> uvicorn.Config:
     """uvicorn for this app: `listen` gives the socket. Leaves logging alone."""
-    protocol = functools.partial(HttpProtocol, settings, connection_limit(settings))
+    limit, counts = connection_limit(settings), ConnectionCounts()
+    protocol = functools.partial(HttpProtocol, settings, limit, counts)
     return uvicorn.Config(
         app,
         loop="uvloop" if importlib.util.find_spec("uvloop") else "asyncio",

@@ -23,7 +23,8 @@ from octavo.server.engine.generation import EngineClient, Observer
 from octavo.server.http.context import IgnoredFields, RequestContext, create_request_id
 from octavo.server.http.errors import HttpError, error_response, to_http_error
 from octavo.server.http.hosts import AllowedHosts
-from octavo.server.http.tenants import RateLimitError, Tenant, Tenants
+from octavo.server.http.shares import BodyMemory, BodyShare
+from octavo.server.http.tenants import RateLimitError, Tenant, Tenants, address_of
 from octavo.server.settings import MAX_ID_CHARS, ServerSettings
 
 Scope = MutableMapping[str, Any]
@@ -38,6 +39,10 @@ _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^\s/?#]+")
 _HEADER_NAMES = re.compile(r"[A-Za-z0-9_, -]{1,2048}")
 # Spellings that other programs may read as another path; and bytes that are no UTF-8.
 _ODD_PATH = re.compile(r"[\x00-\x1f\x7f\\\ufffd]|//|/\.{1,2}(?:/|$)")
+
+# What is the operator's, where there are keys: the traffic of all, and the weights of the model.
+OPERATORS = frozenset(("/steps", "/metrics", "/load", "/octavo/tensors"))
+BELOW_OPERATORS = "/octavo/tensors/"
 
 # Headers that decide something here: two of one would leave open which.
 _DECISIVE = (b"authorization", b"content-length", b"host", b"origin", b"x-request-id")
@@ -85,6 +90,7 @@ class Gate:
         self._observer = observer
         self._costly_paths = costly_paths
         self._max_body_bytes = settings.max_body_bytes
+        self._body_memory = BodyMemory(settings.body_memory)
         self._strict_fields = settings.strict_fields
         self._hosts = AllowedHosts(settings, is_open=tenants.is_open)
         self._origins = frozenset(origin.lower() for origin in settings.allowed_origin)
@@ -116,6 +122,7 @@ class Gate:
                 await answer.send_preflight(headers)
                 return
             tenant = self._authenticate(scope, headers, answer)
+            self._check_operator(scope, tenant)
             self._check_length(headers)
             is_costly = scope["method"] == "POST" and scope["path"] in self._costly_paths
             if is_costly:
@@ -125,12 +132,14 @@ class Gate:
             return
         ignored = answer.ignored = IgnoredFields(strict=self._strict_fields)
         scope["octavo"] = RequestContext(answer.external_id, tenant, arrival_time, ignored)
-        body = _BoundedBody(receive, answer, self._max_body_bytes)
+        share = self._body_memory.open(address_of(scope))
+        body = _BoundedBody(receive, answer, self._max_body_bytes, share)
         try:
             await self._app(scope, body.receive, answer.send)
         except Exception as error:
             await self._fail(error, scope, answer)
         finally:
+            share.close()
             if is_costly:
                 tenant.end_request()
             if ignored.names:
@@ -179,6 +188,18 @@ class Gate:
             code="invalid_api_key",
             headers={"www-authenticate": 'Bearer realm="octavo"'},
         )
+
+    def _check_operator(self, scope: Scope, tenant: Tenant) -> None:
+        """Whether it may see what concerns the clients of all keys."""
+        path: str = scope["path"]
+        is_operators = path in OPERATORS or path.startswith(BELOW_OPERATORS)
+        if is_operators and not self._tenants.is_operator(tenant):
+            raise HttpError(
+                403,
+                "This shows the traffic of all keys: it needs the operator's admin key "
+                "(octavo serve --admin-key).",
+                code="admin_key_needed",
+            )
 
     # -- how much ----------------------------------------------------------------------------
 
@@ -292,25 +313,32 @@ class _Answer:
 
 
 class _BoundedBody:
-    """The way in: ends a request whose body turns out to be too long."""
+    """The way in: ends a request whose body turns out to be too long, or finds no memory."""
 
-    def __init__(self, receive: Receive, answer: _Answer, max_bytes: int):
+    def __init__(self, receive: Receive, answer: _Answer, max_bytes: int, share: BodyShare):
         self._receive = receive
         self._answer = answer
-        self._max_bytes = max_bytes
+        self._max_bytes, self._share = max_bytes, share
         self._num_bytes = 0
 
     async def receive(self) -> Message:
         message = await self._receive()
         if message["type"] != "http.request":
             return message
-        self._num_bytes += len(message.get("body", b""))
-        if self._num_bytes <= self._max_bytes:
+        num_bytes = len(message.get("body", b""))
+        self._num_bytes += num_bytes
+        error = None
+        try:
+            self._share.add(num_bytes)
+        except QueueFullError as full:
+            error = to_http_error(full)
+        if self._num_bytes > self._max_bytes:
+            error = _too_large(self._max_bytes)
+        if error is None:
             return message
         if not self._answer.has_begun:
             self._answer.add_headers([(b"connection", b"close")])
-            response = error_response(_too_large(self._max_bytes))
-            await response({"type": "http"}, _receive_nothing, self._answer.send)
+            await error_response(error)({"type": "http"}, _receive_nothing, self._answer.send)
         return {"type": "http.disconnect"}
 
 

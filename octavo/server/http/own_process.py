@@ -1,21 +1,26 @@
-"""Work done by a process of its own, for answers that take seconds of a processor, or that read
-files of which nobody knows whether they stay as they are: nothing that is served waits for it, or
-ends with it.
+"""Work done by a process of its own, for answers that take seconds of a processor, that are made of
+what clients upload, or that read files of which nobody knows whether they stay as they are: nothing
+that is served waits for it, or ends with it.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+import math
 import sys
+from collections import Counter
 from typing import Any
 
 from octavo.errors import DeadlineError, EngineError, QueueFullError
 from octavo.server.http.errors import HttpError
+from octavo.server.settings import environment_without_keys
+
+MAX_BYTES = 2 << 30
 
 
 class OwnProcess:
-    """Runs ``python -m MODULE`` for one question after the other.
+    """Runs ``python -m MODULE``, with bounds (``bounded.py``), for one question after the other.
 
     The module reads JSON from its input and writes JSON: the answer, or ``{error, status}``.
 
@@ -24,17 +29,28 @@ class OwnProcess:
         subject: what that is called in messages.
         max_seconds: for one question.
         max_waiting: questions beside the one that is worked on.
+        max_waiting_each: of them, those of one tenant, who has one worked on at a time.
+        max_bytes: of memory that the process may write to.
     """
 
-    def __init__(self, module: str, subject: str, max_seconds: float, max_waiting: int = 4):
+    def __init__(
+        self,
+        module: str,
+        subject: str,
+        max_seconds: float,
+        max_waiting: int = 4,
+        max_waiting_each: int = 2,
+        max_bytes: int = MAX_BYTES,
+    ):
         self._module = module
         self._subject = subject
         self._max_seconds = max_seconds
-        self._max_waiting = max_waiting
-        self._num_asked = 0
+        self._max_waiting, self._max_waiting_each = max_waiting, max_waiting_each
+        self._max_bytes = max_bytes
+        self._asked: Counter[str] = Counter()  # by tenant
         self._turn = asyncio.Lock()
 
-    async def answer(self, question: dict[str, Any]) -> bytes:
+    async def answer(self, question: dict[str, Any], tenant: str = "") -> bytes:
         """What the module answers, as JSON. If nobody waits any more (CancelledError), it ends.
 
         Raises:
@@ -43,22 +59,28 @@ class OwnProcess:
             DeadlineError: it takes longer than it should.
             EngineError: it has failed.
         """
-        if self._num_asked > self._max_waiting:
+        if self._asked.total() > self._max_waiting:
             raise QueueFullError(f"too many others wait for {self._subject} already", 5.0)
-        self._num_asked += 1
+        if self._asked[tenant] > self._max_waiting_each:
+            raise QueueFullError(f"too many requests of yours wait for {self._subject}", 5.0)
+        self._asked[tenant] += 1
         try:
             async with self._turn:
                 text = await self._run(json.dumps(question).encode())
         finally:
-            self._num_asked -= 1
+            self._asked[tenant] -= 1
+            if not self._asked[tenant]:
+                del self._asked[tenant]
         if text.startswith(b'{"error"'):
             error = json.loads(text)
             raise HttpError(error["status"], error["error"])
         return text
 
     async def _run(self, question: bytes) -> bytes:
+        bounds = str(self._max_bytes), str(math.ceil(self._max_seconds) + 1)
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", self._module),
+            *(sys.executable, "-m", "octavo.server.http.bounded", self._module, *bounds),
+            env=environment_without_keys(),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
         )

@@ -16,11 +16,12 @@ import re
 import secrets
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 from octavo.errors import ConfigError, InvalidRequestError, RequestError
-from octavo.server.settings import KEY_VARIABLE, ServerSettings
+from octavo.server.settings import ADMIN_KEY_VARIABLE, KEY_VARIABLE, ServerSettings
 
 MAX_OPEN_TENANTS = 4096  # addresses whose buckets an open server remembers
 
@@ -167,6 +168,8 @@ class Tenants:
             name = f"key-{len(self._by_digest) + 1}"
             self._by_digest.setdefault(digest, self._create_tenant(name, salt))
         self._by_address: OrderedDict[str, Tenant] = OrderedDict()  # least recently used first
+        self._admin_digests = [_digest(key.encode()) for key in _admin_keys(settings)]
+        self._operator = Tenant("operator", secrets.token_hex(32))
 
     @property
     def is_open(self) -> bool:
@@ -176,18 +179,21 @@ class Tenants:
     @property
     def num_running(self) -> int:
         """Requests of all tenants that are not over."""
-        tenants = (*self._by_digest.values(), *self._by_address.values())
+        tenants = (*self._by_digest.values(), *self._by_address.values(), self._operator)
         return sum(tenant.num_running for tenant in tenants)
 
     def authenticate(self, authorization: str | None, client_host: str | None) -> Tenant | None:
         """The tenant who sent this ``Authorization`` header, None if its key is wrong or missing.
 
         A key comes as ``Bearer KEY``, or as the password of ``Basic`` with any user name, which
-        is what a browser can ask its user for.
+        is what a browser can ask its user for. An admin key opens all that any key does, and
+        needs no other.
         """
+        digest = _digest(_presented_key(authorization))
+        if self._is_admin(digest):
+            return self._operator
         if self.is_open:
             return self.from_address(client_host)
-        digest = _digest(_presented_key(authorization))
         found = None
         for known, tenant in self._by_digest.items():
             # No way out of this loop: its time must not tell how many keys were compared.
@@ -195,9 +201,22 @@ class Tenants:
                 found = tenant
         return found
 
+    def is_operator(self, tenant: Tenant) -> bool:
+        """Whether a tenant may see what concerns all others: whoever has an admin key, and on a
+        server that asks nobody for any key, everybody."""
+        if self._admin_digests:
+            return tenant is self._operator
+        return self.is_open
+
+    def _is_admin(self, digest: bytes) -> bool:
+        found = False
+        for known in self._admin_digests:  # all of them: see `authenticate`
+            found |= hmac.compare_digest(known, digest)
+        return found
+
     def from_address(self, client_host: str | None) -> Tenant:
         """The tenant of a client without a key; mutates the memory of recent addresses."""
-        name = _network(client_host)
+        name = network_of(client_host)
         tenant = self._by_address.pop(name, None)
         if tenant is None:
             self._forget_oldest()
@@ -227,6 +246,15 @@ class Tenants:
             tokens=bucket(settings.rate_limit_tokens),
             priority_range=settings.priority_range,
         )
+
+
+def _admin_keys(settings: ServerSettings) -> list[str]:
+    keys = [key.strip() for key in settings.admin_key]
+    if (key := os.environ.get(ADMIN_KEY_VARIABLE)) is not None:
+        if not key.strip():
+            raise ConfigError(f"{ADMIN_KEY_VARIABLE} is empty: set a key, or unset it")
+        keys.append(key.strip())
+    return keys
 
 
 def _configured_keys(settings: ServerSettings) -> list[str]:
@@ -272,7 +300,13 @@ def _presented_key(authorization: str | None) -> bytes:
     return b""
 
 
-def _network(host: str | None) -> str:
+def address_of(scope: Mapping[str, Any]) -> str:
+    """Of the client of a request, as `network_of`."""
+    client = scope.get("client")
+    return network_of(client[0] if client else None)
+
+
+def network_of(host: str | None) -> str:
     """Whose address it is: an IPv6 client commands a whole /64."""
     try:
         address = ipaddress.ip_address(host or "")

@@ -59,7 +59,7 @@ def test_what_makes_no_sense_is_refused_in_words(post, changes, part):
 
 
 def test_what_is_served_here_is_simulated_from_its_files(post, monkeypatch, tiny_model):
-    async def repeat(self, question):
+    async def repeat(self, question, tenant):
         return json.dumps(question).encode()
 
     monkeypatch.setattr(simulations.OwnProcess, "answer", repeat)

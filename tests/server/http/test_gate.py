@@ -19,6 +19,7 @@ from starlette.requests import ClientDisconnect
 
 from octavo.errors import ConfigError, EngineUnavailableError, QueueFullError
 from octavo.server.engine.generation import Observer
+from octavo.server.http import shares
 from octavo.server.http.connection import uvicorn_config
 from octavo.server.http.context import request_context
 from octavo.server.http.errors import HttpError
@@ -109,6 +110,9 @@ class Reply:
     @property
     def error(self) -> dict:
         return json.loads(self.body)["error"]
+
+
+OPERATORS = ["/steps", "/metrics", "/load", "/octavo/tensors", "/octavo/tensors/a.b"]
 
 
 class Door:
@@ -250,7 +254,8 @@ def test_the_right_key_opens_what_there_is():
         for route in ROUTES:
             for method in METHODS:
                 reply = await door.ask_async(method, route, BEARER)
-                assert reply.status in (200, 404, 405), (method, route, reply)
+                expected = (403,) if route in OPERATORS else (200, 404, 405)
+                assert reply.status in expected, (method, route, reply)
         assert (await door.ask_async("GET", "/v1/models", BEARER)).body == b'{"tenant":"key-2"}'
 
     asyncio.run(walk())
@@ -523,6 +528,37 @@ def test_fields_without_effect_are_told_to_client_and_operator(strict):
     assert Door().ask("POST", COSTLY)["x-octavo-ignored"] is None
 
 
+@pytest.mark.parametrize("path", OPERATORS)
+def test_what_concerns_all_clients_is_the_operators(path):
+    def status(door, key=None):
+        headers = {} if key is None else {"authorization": f"Bearer {key}"}
+        return door.ask("GET", path, headers).status
+
+    assert status(Door()) == 200, "nobody is asked for a key"
+    keys = Door(api_key=("k1", "k2"))
+    assert [status(keys), status(keys, "k1"), status(keys, "x")] == [401, 403, 401]
+    both = Door(api_key=("k1",), admin_key=("a1", "a2"))
+    assert [status(both, key) for key in (None, "k1", "a1", "a2")] == [401, 403, 200, 200]
+    admin = Door(admin_key=("a1",))
+    assert [status(admin, key) for key in (None, "x", "a1")] == [403, 403, 200]
+    for door in (both, admin):
+        assert door.ask("GET", "/x", {"authorization": "Bearer a1"}).status == 200
+
+
+def test_the_operators_requests_are_counted_too():
+    door = Door(api_key=("k1",), admin_key=("a1",), max_concurrent_per_key=1)
+    headers = {"authorization": "Bearer a1"}
+    assert [door.ask("POST", COSTLY, headers).status for _ in range(3)] == [200] * 3
+    assert door.tenants.num_running == 0
+
+
+def test_no_other_path_is_the_operators():
+    door = Door(api_key=("k1",))
+    headers = {"authorization": "Bearer k1"}
+    for path in ("/", "/v1/models", "/health", "/octavo/simulate", "/octavo/deployment", "/stepsx"):
+        assert door.ask("GET", path, headers).status == 200, path
+
+
 def test_a_long_body_is_refused_unread():
     door = Door(max_body_bytes=1000)
     reply = door.ask("POST", COSTLY, {"content-length": "1001"}, [b"x"])
@@ -540,6 +576,23 @@ def test_a_body_that_grows_too_long_is_refused_where_it_does():
     assert reply.error["type"] == "invalid_request_error"
     assert door.ask("POST", "/x", {"transfer-encoding": "chunked"}, [b"x" * 500] * 2).status == 200
     assert door.app.bodies == [b"x" * 1000]
+
+
+def test_bodies_share_the_memory_that_is_set_aside_for_them():
+    door = Door(max_body_bytes=100_000, max_body_memory=200_000)
+    held = door.gate._body_memory.open("203.0.113.9")
+    held.add(shares.FREE_BYTES + 100_000)
+    reply = door.ask("POST", COSTLY, {}, [b"x" * 60_000] * 2)
+    assert reply.status == 413, "too long is too long"
+    parts = [b"x" * 40_000] * 2
+    assert door.ask("POST", COSTLY, {}, parts).status == 200
+    other = door.gate._body_memory.open("203.0.113.8")
+    other.add(shares.FREE_BYTES + 99_000)
+    reply = door.ask("POST", COSTLY, {}, parts)
+    assert reply.status == 503 and reply["retry-after"] and reply["connection"] == "close"
+    assert door.ask("POST", COSTLY, {}, [b"x" * 60_000]).status == 200, "small ones always pass"
+    held.close()
+    assert door.ask("POST", COSTLY, {}, parts).status == 200
 
 
 def test_so_it_is_in_front_of_a_real_app():

@@ -84,8 +84,9 @@ class LiveServer:
     def num_connections(self) -> int:
         return len(self._server.server_state.connections)
 
-    def connect(self) -> socket.socket:
-        return socket.create_connection(("127.0.0.1", self.port), timeout=5)
+    def connect(self, source: str = "127.0.0.1") -> socket.socket:
+        address = ("127.0.0.1", self.port)
+        return socket.create_connection(address, timeout=5, source_address=(source, 0))
 
     def stop(self) -> None:
         self._server.should_exit = True
@@ -426,9 +427,37 @@ def test_connections_over_the_limit_are_told_so():
             assert read_answer(connection)[0] == 200
         statuses, received = server.exchange(GET)
         assert statuses == [503] and b"retry-after: " in received
+        for path in (b"/health", b"/metrics", b"/health?a=b"):
+            statuses, received = server.exchange(GET.replace(b"/echo", path))
+            assert statuses == [200], "whoever looks after the server is let in"
+        assert server.exchange(post(b"Content-Length: 1\r\n", b"x"))[0] == [503]
         stack.close()
         wait_until(lambda: not server.num_connections)
         with server.connect() as connection:
+            connection.sendall(GET)
+            assert read_answer(connection)[0] == 200
+
+
+def test_one_address_cannot_have_all_connections():
+    with serving(max_connections=8, max_connections_per_address=2) as server:
+        with contextlib.ExitStack() as stack:
+            for _ in range(2):
+                connection = stack.enter_context(server.connect())
+                connection.sendall(GET)
+                assert read_answer(connection)[0] == 200
+            assert server.exchange(GET)[0] == [503]
+            assert server.exchange(GET.replace(b"/echo", b"/health"))[0] == [200]
+            with server.connect("127.0.0.2") as other:
+                other.sendall(GET)
+                assert read_answer(other)[0] == 200, "another one has its own"
+        wait_until(lambda: not server.num_connections)
+        with server.connect() as connection:
+            connection.sendall(GET)
+            assert read_answer(connection)[0] == 200
+    unbounded = serving(max_connections=8, max_connections_per_address=0)
+    with unbounded as server, contextlib.ExitStack() as stack:
+        for _ in range(8):
+            connection = stack.enter_context(server.connect())
             connection.sendall(GET)
             assert read_answer(connection)[0] == 200
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import sys
 
 import pytest
 
@@ -30,7 +32,9 @@ json.dump(error or {**question, "alone": alone}, sys.stdout)
 @pytest.fixture
 def process(tmp_path, monkeypatch):
     (tmp_path / "child_that_answers.py").write_text(MODULE)
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), *sys.path]))
+    monkeypatch.setenv("OCTAVO_API_KEY", "secret")
+    monkeypatch.setenv("OCTAVO_ADMIN_KEY", "secret")
     return lambda **bounds: OwnProcess("child_that_answers", "it", **{"max_seconds": 20, **bounds})
 
 
@@ -77,3 +81,36 @@ def test_no_more_wait_than_there_is_time_for(process):
         await first
 
     asyncio.run(ask())
+
+
+def test_it_has_bounds_of_its_own(process, tmp_path):
+    """Memory, processor time, and no key of the server."""
+    (tmp_path / "child_that_answers.py").write_text(
+        "import json, os, resource, sys\n"
+        "question = json.load(sys.stdin)\n"
+        "held = bytearray(question['bytes'])\n"
+        "limits = [resource.getrlimit(l)[0] for l in (resource.RLIMIT_DATA, resource.RLIMIT_CPU)]\n"
+        "keys = [name for name in os.environ if name.endswith('_KEY')]\n"
+        "json.dump([*limits, os.nice(0), keys], sys.stdout)\n"
+    )
+    asked = process(max_bytes=200 << 20, max_seconds=7.5)
+    text = asyncio.run(asked.answer({"bytes": 1000}))
+    data, cpu, niceness, keys = json.loads(text)
+    assert (data, cpu) == (200 << 20, 9) and niceness >= 10 and not keys
+    with pytest.raises(HttpError, match="more than the 200 MiB") as raised:
+        asyncio.run(process(max_bytes=200 << 20).answer({"bytes": 300 << 20}))
+    assert raised.value.status == 400
+
+
+def test_one_tenant_does_not_keep_the_others_from_asking(process):
+    async def ask():
+        asked = process(max_waiting_each=1)
+        mine = [asyncio.create_task(asked.answer({"number": n}, "a")) for n in range(2)]
+        await asyncio.sleep(0)
+        with pytest.raises(QueueFullError, match="of yours"):
+            await asked.answer({}, "a")
+        theirs = asyncio.create_task(asked.answer({"number": 7}, "b"))
+        return await asyncio.gather(*mine, theirs)
+
+    answers = [json.loads(text)["number"] for text in asyncio.run(ask())]
+    assert answers == [0, 1, 7]

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+OPERATORS = ("/steps", "/metrics", "/load", "/octavo/tensors", "/octavo/tensors/{name}")
 KEY, OTHER_KEY, WRONG_KEY = "sk-canary-ann-7d1f", "sk-canary-bob-93ac", "sk-canary-eve-0000"
 VARIABLE_KEY = "sk-canary-variable-55aa"
 PROMPT = "canary prompt: the treasure is under the oak"
@@ -97,7 +98,8 @@ def test_every_route_and_method_wants_the_right_key(server):
     for right in (KEY, OTHER_KEY, VARIABLE_KEY):
         answers = ask(right)
         for (path, method), answer in zip(cases, answers, strict=True):
-            assert answer.status in (200, 307, 400, 404, 405), (path, method, answer)
+            statuses = (403,) if path.partition("?")[0] in OPERATORS else (200, 307, 400, 404, 405)
+            assert answer.status in statuses, (path, method, answer)
             check_clean(answer)
         assert sum(answer.status == 200 for answer in answers) >= 12
 

@@ -137,9 +137,10 @@ document.addEventListener("visibilitychange", show);
 
 // -- the engine --------------------------------------------------------------------------------
 
-function askForKey() {
+function askForKey({ status }) {
   const dialog = at("key-dialog");
-  at("key-text").textContent = loadKey() ? "The server did not accept this API key." : "This server asks for an API key.";
+  at("key-text").textContent = status === 403 ? "What concerns all clients is shown to the operator: give the admin key of this server."
+    : loadKey() ? "The server did not accept this API key." : "This server asks for an API key.";
   at("key").value = "";
   dialog.showModal();
   return new Promise((done) => dialog.addEventListener("close", () => setTimeout(done, 200), { once: true }));

@@ -4,8 +4,8 @@ import { streamSteps } from "../chat/api.js";
 
 const PAUSES = [500, 1000, 2000, 5000]; // milliseconds before another try
 
-/** Calls `on.event(event)`, `on.lost(error)`; and `on.key()` where one is needed, whose result is
- * waited for. Never returns. */
+/** Calls `on.event(event)`, `on.lost(error)`; and `on.key(error)` where one is needed, or another one,
+ * whose result is waited for. Never returns. */
 export async function follow(loadKey, on) {
   for (let failures = 0; ; ) {
     try {
@@ -15,8 +15,8 @@ export async function follow(loadKey, on) {
       }
       on.lost(null);
     } catch (error) {
-      if (error.status === 401) {
-        await on.key();
+      if (error.status === 401 || error.status === 403) {
+        await on.key(error);
         continue;
       }
       on.lost(error);

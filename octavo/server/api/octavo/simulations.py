@@ -16,6 +16,7 @@ from octavo.server.api.fields import Body, Object
 from octavo.server.api.responses import describe
 from octavo.server.api.service import Service
 from octavo.server.http.body import JsonRoute
+from octavo.server.http.context import request_context
 from octavo.server.http.errors import HttpError
 from octavo.server.http.own_process import OwnProcess
 from octavo.server.http.sse import run_until_disconnect
@@ -62,7 +63,8 @@ def create_router(service: Service) -> APIRouter:
     @router.post("/octavo/simulate", response_model=None, responses=describe(SimulationResponse))
     async def simulate(body: SimulationRequest, request: Request) -> Response:
         """A load on a simulated server, at rates from little to too much."""
-        answering = simulator.answer(_question(body, service))
+        tenant = request_context(request).tenant.name
+        answering = simulator.answer(_question(body, service), tenant)
         text = await run_until_disconnect(request, answering)
         return Response(text, media_type="application/json")
 

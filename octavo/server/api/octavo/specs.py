@@ -7,20 +7,18 @@ from __future__ import annotations
 
 from typing import Any
 
-from fastapi import APIRouter, Response
+from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel, Field
 
-from octavo.cost.model_spec import ModelSpec
-from octavo.errors import ConfigError, ModelError
-from octavo.planner.building_blocks import model_json
 from octavo.server.api.fields import Body, Object
 from octavo.server.api.responses import describe
 from octavo.server.api.service import Service
-from octavo.server.http.background import in_background
 from octavo.server.http.body import JsonRoute
-from octavo.server.http.errors import HttpError
-from octavo.server.http.json_text import encode
+from octavo.server.http.context import request_context
+from octavo.server.http.own_process import OwnProcess
+from octavo.server.http.sse import run_until_disconnect
 
+MAX_SECONDS = 20.0
 MAX_NAME_CHARS = 200
 
 
@@ -47,19 +45,13 @@ class SpecResponse(BaseModel):
 def create_router(service: Service) -> APIRouter:
     """``service`` is not needed: no model is looked at but the one that is sent."""
     router = APIRouter(route_class=JsonRoute, tags=["planning"])
+    reader = OwnProcess("octavo.page.spec_reader", "reading a config", MAX_SECONDS)
 
     @router.post("/octavo/spec", response_model=None, responses=describe(SpecResponse))
-    async def spec(body: SpecRequest) -> Response:
+    async def spec(body: SpecRequest, request: Request) -> Response:
         """A model's shape from its config."""
-        return Response(await in_background(_spec_text, body), media_type="application/json")
+        asking = reader.answer(body.model_dump(), request_context(request).tenant.name)
+        text = await run_until_disconnect(request, asking)
+        return Response(text, media_type="application/json")
 
     return router
-
-
-def _spec_text(asked: SpecRequest) -> str:
-    """HttpError, 400, for a config that makes no sense, or of a kind that is not known."""
-    try:
-        found = model_json(ModelSpec.of_hf(asked.config, path=asked.name))
-    except (ConfigError, ModelError) as error:
-        raise HttpError(400, str(error), param="config") from error
-    return encode({**found, "name": asked.name})

@@ -14,6 +14,7 @@ from pydantic import BaseModel, Field
 
 from octavo.server.api.responses import describe
 from octavo.server.api.service import Service
+from octavo.server.http.context import request_context
 from octavo.server.http.errors import HttpError
 from octavo.server.http.own_process import OwnProcess
 from octavo.server.http.sse import run_until_disconnect
@@ -62,7 +63,8 @@ def create_router(service: Service) -> APIRouter:
     async def ask(request: Request, **question: Any) -> bytes:
         if service.model_path is None:
             raise HttpError(404, "the model's files are not known")
-        asking = reader.answer({"path": str(service.model_path), **question})
+        tenant = request_context(request).tenant.name
+        asking = reader.answer({"path": str(service.model_path), **question}, tenant)
         return await run_until_disconnect(request, asking)
 
     @router.get("/octavo/tensors", response_model=None, responses=describe(TensorsResponse))
