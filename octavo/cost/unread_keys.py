@@ -161,8 +161,8 @@ def check_quantization(name: str, values: Mapping[str, Any], asked: Collection[s
     for key, value in unread(values, asked):
         if value and not _HARMLESS_QUANTIZATION.fullmatch(key) and not isinstance(value, str):
             raise UnsupportedModelError(
-                f"{name}: the quantization says {key} = {_shown(value)}, and nobody here knows what "
-                "that does to the sizes of weights, so it cannot be planned"
+                f"{name}: the quantization says {key} = {_shown(value)}, and nobody here knows "
+                "what that does to the sizes of weights, so it cannot be planned"
             )
 
 

@@ -35,7 +35,7 @@ def test_what_cannot_keep_up_is_infeasible_and_never_an_error(model):
 
 
 def test_rates_beyond_what_a_device_answers_are_overload_at_each_of_them():
-    """Where steps are paced, the room for prompts falls with the streams: no rate may be an error."""
+    """Where steps are paced, prompts have less room beside more streams: no rate is an error."""
     rates = [0.5 * 1.3**step for step in range(24)]
     found = [
         plan("qwen3-32b", "a100-80", Traffic(512, 128, rate=rate), slo="tpot=40") for rate in rates
