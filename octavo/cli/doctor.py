@@ -68,6 +68,10 @@ def print_model_report(report: ModelReport, console: Console) -> None:
     for problem in report.problems:
         where = f"{problem.name}: " if problem.name else ""
         console.print(f"  - {problem.kind}: {where}{problem.reason}", markup=False)
+    if report.notes:
+        console.print("[bold]Notes[/bold]")
+    for note in report.notes:
+        console.print(f"  - {note}", markup=False)
 
 
 def _run_on_machine(args: argparse.Namespace) -> int:

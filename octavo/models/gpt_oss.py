@@ -25,6 +25,7 @@ from octavo.models.experts import (
 )
 from octavo.models.family import Family, HFNames, TensorNames
 from octavo.models.llama import GGUF_LAYER, GGUF_TOP, HF_DEFAULTS, LlamaDecoderLayer
+from octavo.models.unread import always, same_as
 from octavo.models.windows import (
     all_but_last_of,
     gguf_window_entries,
@@ -123,6 +124,10 @@ GPT_OSS = Family(
         "sliding_window": 128,
         "num_local_experts": 128,
         "num_experts_per_tok": 4,
+    },
+    hf_ignored={
+        "experts_per_token": same_as("num_experts_per_tok"),
+        "initial_context_length": always,
     },
     from_hf=_from_hf,
     to_hf=_to_hf,

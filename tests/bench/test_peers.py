@@ -200,9 +200,11 @@ def test_a_worker_answers_and_does_not_run_while_it_waits(start_worker):
     assert running.about == {"version": "1"} and running.start_s > 0
     prefill = Workload("w", "", "prefill", 1, 8, 1, 2)
     assert running.measure(prefill, 0) == [{"prefill_tps": 16.0}] * 2
+    begun = time.monotonic()
     time.sleep(0.3)  # the engine spins, and would use all of this
+    waited = time.monotonic() - begun
     assert running.measure(prefill, 1) == [{"prefill_tps": 16.0}] * 2
-    assert running.idle_cpu_s < 0.1
+    assert running.idle_cpu_s < waited / 3
     with pytest.raises(child.ChildError, match="ValueError: thirteen"):
         running.measure(Workload("w", "", "prefill", 13, 8, 1, 1), 0)
     assert running.measure(prefill, 2) == [{"prefill_tps": 16.0}] * 2
@@ -262,7 +264,10 @@ def states_of(group):
 
 def test_the_first_byte_is_timed_and_failure_is_reported():
     slow_end = "import time; print('x', flush=True); time.sleep(0.5)"
-    assert child.start_to_first_byte([sys.executable, "-c", slow_end], os.environ, 30) < 0.5
+    command, begun = [sys.executable, "-c", slow_end], time.monotonic()
+    first = child.start_to_first_byte(command, os.environ, 30)
+    subprocess.run(command, check=True, capture_output=True)
+    assert first < (time.monotonic() - begun) / 2  # it does not wait for the end
     with pytest.raises(child.ChildError, match="no luck"):
         child.start_to_first_byte([sys.executable, "-c", "exit('no luck')"], os.environ, 30)
 

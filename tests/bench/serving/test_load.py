@@ -7,6 +7,7 @@ import statistics
 import time
 
 import pytest
+from pace import python_seconds
 
 from octavo.bench.serving import load
 from octavo.bench.serving.endpoint import Endpoint, ServerError, served_model, wait_until_ready
@@ -18,7 +19,10 @@ from octavo.measure.slo import Slo, goodput
 from octavo.workload.plan import LoadPlan
 from octavo.workload.requests import WorkloadRequest
 
-TOLERANCE = 0.005  # seconds, of medians
+
+def tolerance() -> float:
+    """Seconds of medians: 100,000 rounds of Python, 5 ms, as this machine is now."""
+    return python_seconds(1e5, time.perf_counter)
 
 
 def send(server, requests, plan, on_end=lambda record: None, give_up_when=None, **options):
@@ -86,13 +90,13 @@ def test_known_delays_are_measured(fake_server, scripted):
         errors["tpot"].append(record.tpot - (events[-1] - events[0]) / 6)
         assert len(script["gaps"]) == len(record.itls)
     for name, differences in errors.items():
-        assert abs(statistics.median(differences)) < TOLERANCE, name
+        assert abs(statistics.median(differences)) < tolerance(), name
 
     latencies = summarize(records).latencies
-    assert latencies["ttft"].median == pytest.approx(0.040, abs=TOLERANCE)
-    assert latencies["itl"].median == pytest.approx(0.020, abs=TOLERANCE)
-    assert latencies["tpot"].median == pytest.approx(0.080 / 6, abs=TOLERANCE)
-    assert latencies["e2el"].median == pytest.approx(0.120, abs=TOLERANCE)
+    assert latencies["ttft"].median == pytest.approx(0.040, abs=tolerance())
+    assert latencies["itl"].median == pytest.approx(0.020, abs=tolerance())
+    assert latencies["tpot"].median == pytest.approx(0.080 / 6, abs=tolerance())
+    assert latencies["e2el"].median == pytest.approx(0.120, abs=tolerance())
 
 
 def test_goodput_is_counted(fake_server, scripted):
@@ -127,11 +131,11 @@ def test_an_open_loop_keeps_to_its_schedule(fake_server, scripted):
     assert [record.request_id for record in records] == [str(i) for i in range(20)]
     assert [record.scheduled for record in records] == times
     assert all(record.sent >= record.scheduled for record in records)
-    assert statistics.median(record.send_lag for record in records) < TOLERANCE
+    assert statistics.median(record.send_lag for record in records) < tolerance()
     received = [entry["received"] for entry in fake_server.log()]
     late = [got - record.scheduled for got, record in zip(received, records, strict=True)]
     start = min(late)  # the run began then, or a little before
-    assert statistics.median(lateness - start for lateness in late) < TOLERANCE
+    assert statistics.median(lateness - start for lateness in late) < tolerance()
     assert fake_server.in_flight() == 20
 
 
@@ -143,9 +147,10 @@ def test_a_closed_loop_keeps_its_number_in_flight(fake_server, scripted):
     assert fake_server.in_flight() == 4
     assert max(number for _, number in concurrency_curve(result.records)) == 4
     assert all(record.queue_time == 0 for record in result.records)
-    assert statistics.median(record.send_lag for record in result.records) < TOLERANCE
+    assert statistics.median(record.send_lag for record in result.records) < tolerance()
     duration = max(record.ended for record in result.records)
-    assert 24 / 4 * 0.02 < duration < 24 / 4 * 0.022 + 0.2  # it is always asked for the next
+    # It is always asked for the next.
+    assert 24 / 4 * 0.02 < duration < 24 / 4 * 0.022 + 40 * tolerance()
 
 
 @pytest.mark.timing
@@ -156,10 +161,10 @@ def test_what_is_due_waits_for_a_place(fake_server, scripted):
     records = send(fake_server, requests, LoadPlan([0.0, 0.0, 0.0], max_concurrency=1)).records
     assert fake_server.in_flight() == 1
     for index, record in enumerate(records):
-        assert record.queue_time == pytest.approx(0.1 * index, abs=0.02)
-        assert record.ttft == pytest.approx(0.1, abs=0.02)
-        assert record.ttft + record.delay == pytest.approx(0.1 * (index + 1), abs=0.03)
-        assert abs(record.send_lag) < 0.01
+        assert record.queue_time == pytest.approx(0.1 * index, abs=4 * tolerance())
+        assert record.ttft == pytest.approx(0.1, abs=4 * tolerance())
+        assert record.ttft + record.delay == pytest.approx(0.1 * (index + 1), abs=6 * tolerance())
+        assert abs(record.send_lag) < 2 * tolerance()
 
 
 @pytest.mark.timing
