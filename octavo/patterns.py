@@ -22,6 +22,8 @@ MAX_LENGTH = 1000  # characters of a pattern
 MAX_STATES = 2000  # of its automaton, where {m,n} repeats what it stands behind
 MAX_DEPTH = 40  # of groups inside each other
 MAX_TEXT = 10_000  # characters of a text
+MAX_PATTERNS = 2000  # of one file
+MAX_STATES_OF_ALL = 50_000  # of the automata of all of them
 _MAX_KEPT = 1000  # sets of states
 
 _Test = Callable[[str], bool]  # of a character
@@ -59,6 +61,31 @@ class Pattern:
     def fullmatch(self, text: str) -> bool:
         """Whether the whole of ``text`` matches."""
         return self._automaton.matches(_checked(text), 0, whole=True)
+
+    @property
+    def num_states(self) -> int:
+        return len(self._automaton.nexts)
+
+
+class PatternCompiler:
+    """Makes the patterns of one file, and bounds what they are together."""
+
+    def __init__(self) -> None:
+        self._num_patterns = 0
+        self._num_states = 0
+
+    def compile(self, source: str) -> Pattern:
+        """PatternError as of ``Pattern``, and if the file has too many, or too large ones."""
+        if self._num_patterns >= MAX_PATTERNS:
+            raise PatternError(f"the file has more than {MAX_PATTERNS} patterns")
+        pattern = Pattern(source)
+        self._num_patterns += 1
+        self._num_states += pattern.num_states
+        if self._num_states > MAX_STATES_OF_ALL:
+            raise PatternError(
+                f"all patterns of the file need more than {MAX_STATES_OF_ALL} states"
+            )
+        return pattern
 
 
 def _checked(text: str) -> str:

@@ -8,7 +8,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from octavo.patterns import MAX_LENGTH, MAX_STATES, MAX_TEXT, Pattern, PatternError
+from octavo.patterns import (
+    MAX_LENGTH,
+    MAX_PATTERNS,
+    MAX_STATES,
+    MAX_TEXT,
+    Pattern,
+    PatternCompiler,
+    PatternError,
+)
 
 ATOMS = [
     *("a", "b", "c", ".", r"\.", r"\d", r"\w", r"\S", r"\b", r"\B", "^", "$", "_"),
@@ -131,3 +139,14 @@ def test_what_is_wrong_is_said(source, told):
 def test_texts_are_bounded_too():
     with pytest.raises(PatternError, match="characters"):
         Pattern("a").match("a" * (MAX_TEXT + 1))
+
+
+def test_the_patterns_of_one_file_are_bounded_together():
+    many, large = PatternCompiler(), PatternCompiler()
+    for _ in range(MAX_PATTERNS):
+        assert many.compile("a").match("a")
+    with pytest.raises(PatternError, match=f"more than {MAX_PATTERNS} patterns"):
+        many.compile("a")
+    with pytest.raises(PatternError, match="all patterns of the file"):
+        for _ in range(MAX_PATTERNS):
+            large.compile("a{400}")

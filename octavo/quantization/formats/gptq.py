@@ -24,7 +24,7 @@ import numpy as np
 
 from octavo.errors import UnsupportedModelError
 from octavo.fields import Fields
-from octavo.patterns import Pattern
+from octavo.patterns import Pattern, PatternCompiler
 from octavo.quantization.coded import CodedWeight
 from octavo.quantization.formats.codes import ColumnStreams, as_bytes, unpack_stream
 from octavo.quantization.formats.grid import ceil_div, one_or_all
@@ -115,12 +115,13 @@ def _dynamic_settings(fields: Fields) -> list[tuple[Pattern, _Settings]]:
     Those that begin with ``-:`` name what is not quantized, which its tensors say as well.
     """
     found = []
+    compiler = PatternCompiler()
     section = fields.section("dynamic", {})
     for key in section:
         if key.startswith("-:"):
             continue
         changed = {**_as_given(fields), **section.table(key)}
-        pattern = pattern_of(section, key, key.removeprefix("+:"))
+        pattern = pattern_of(section, key, key.removeprefix("+:"), compiler)
         found.append((pattern, _Settings.read(Fields(fields.path, changed))))
     return found
 

@@ -225,6 +225,8 @@ def test_schemes_that_are_refused(changes, error, said):
             ModelFileError,
             "regular expression",
         ),
+        ({"ignore": ["re:x"] * 2001}, ModelFileError, "more than 2000 patterns"),
+        ({"ignore": ["re:x{400}"] * 500}, ModelFileError, "all patterns of the file"),
         ({"ignore": ["re:*"]}, ModelFileError, "regular expression"),
         ({"ignore": ["re:("]}, ModelFileError, "regular expression"),
         ({"ignore": ["re:(a)\\1"]}, ModelFileError, "references to groups"),

@@ -135,6 +135,7 @@ def test_what_does_not_fit():
         ({"is_marlin_format": True}, UnsupportedModelError, "some kernels"),
         ({"dynamic": {"(": {}}}, ModelFileError, "not a regular expression"),
         ({"dynamic": {"+:(?<=a)b": {}}}, ModelFileError, "only groups"),
+        ({"dynamic": {f"x{n}": {} for n in range(2001)}}, ModelFileError, "more than 2000"),
         ({"dynamic": {"x": {"bits": 1}}}, UnsupportedModelError, "1 bits"),
         ({"dynamic": {"x": 4}}, ModelFileError, r"dynamic\.x"),
     ],
