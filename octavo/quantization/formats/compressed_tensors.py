@@ -35,7 +35,7 @@ import numpy as np
 
 from octavo.errors import UnsupportedModelError
 from octavo.fields import Fields
-from octavo.patterns import Pattern, PatternCompiler
+from octavo.patterns import Pattern, PatternCompiler, PatternError
 from octavo.quantization.coded import CodedWeight, Codes
 from octavo.quantization.formats.codes import (
     ByteCodes,
@@ -147,7 +147,10 @@ class CompressedTensors:
     def assemble(self, name: str, parts: Mapping[str, StoredTensor]) -> CodedWeight:
         tensors = Parts(name, parts)
         module = name.removesuffix(".weight")
-        scheme = self._scheme(module)
+        try:
+            scheme = self._scheme(module)
+        except PatternError as error:
+            raise tensors.error(f"its name: {error}") from None
         if scheme is None:
             raise tensors.error(
                 "it is quantized, but no group of the config has it as a target, or it is to be "

@@ -162,6 +162,8 @@ def test_targets_name_modules_exactly_by_pattern_or_by_class():
     given["config_groups"].pop("group_0")
     with pytest.raises(ModelFileError, match="no group"):
         assemble(packed.tensors, given, "model.layers.0.mlp.up_proj.weight")
+    with pytest.raises(ModelFileError, match="513 characters"):
+        assemble(packed.tensors, given, "n" * 513 + ".weight")
 
 
 # What does not fit --------------------------------------------------------------------------------
