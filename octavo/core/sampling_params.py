@@ -90,6 +90,8 @@ class SamplingParams:
             last, and the generation may go on past the context (``core/sight.py``). A window of 0
             sees all; None is as the engine has it.
         n_keep: the first tokens that a context shift keeps, where the engine makes any.
+        cache_prompt: False neither takes from caches nor leaves anything there: all of the prompt
+            is computed, its blocks are free when it ends, and nothing goes to the disk.
 
     Raises:
         InvalidRequestError: a value is out of its range; names the field.
@@ -123,6 +125,7 @@ class SamplingParams:
     attention_sinks: int | None = None
     window: int | None = None
     n_keep: int | None = None
+    cache_prompt: bool = True
 
     def __post_init__(self) -> None:
         # Lists are welcome where the ecosystem passes lists; stored as tuples, so that a params
@@ -173,6 +176,10 @@ class SamplingParams:
         for name in ("attention_sinks", "window", "n_keep"):
             if (value := getattr(self, name)) is not None:
                 _integer(name, value, 0, 2**31 - 1)
+        if not isinstance(self.cache_prompt, bool):
+            raise InvalidRequestError(
+                f"must be True or False, not {self.cache_prompt!r}", "cache_prompt"
+            )
         if self.stop and not self.detokenize:
             raise InvalidRequestError("stop strings need detokenize=True", "stop")
 
