@@ -3,8 +3,9 @@
 A checkpoint's config names modules by patterns, and whoever wrote the file may have chosen one for
 which Python's ``re`` takes forever, such as ``(a+)+$``. Here a pattern becomes a nondeterministic
 automaton, which is run over all of its states at once: a text of n characters takes at most n steps
-over them, whatever the pattern (K. Thompson, "Regular Expression Search Algorithm", 1968). Sets of
-states that were met are kept, as the states of a deterministic one.
+over them, whatever the pattern, or, with lookahead, n for each of its places (K. Thompson, "Regular
+Expression Search Algorithm", 1968). Sets of states that were met are kept, as the states of a
+deterministic one.
 
 The syntax is that of ``re``: literals, ``.``, classes, groups, ``|``, ``* + ? {m,n}``, ``^ $``,
 ``\\A \\Z \\b \\B``, lookahead and ``(?i)``. Lazy quantifiers find the same, as only whether a text
@@ -21,7 +22,9 @@ from dataclasses import dataclass, field
 MAX_LENGTH = 1000  # characters of a pattern
 MAX_STATES = 2000  # of its automaton, where {m,n} repeats what it stands behind
 MAX_DEPTH = 40  # of groups inside each other
-MAX_TEXT = 10_000  # characters of a text
+MAX_TEXT = 512  # characters of a text: names of modules have far fewer
+MAX_PATTERNS = 2000  # of one file
+MAX_STATES_OF_ALL = 50_000  # of the automata of all of them
 _MAX_KEPT = 1000  # sets of states
 
 _Test = Callable[[str], bool]  # of a character
@@ -59,6 +62,31 @@ class Pattern:
     def fullmatch(self, text: str) -> bool:
         """Whether the whole of ``text`` matches."""
         return self._automaton.matches(_checked(text), 0, whole=True)
+
+    @property
+    def num_states(self) -> int:
+        return len(self._automaton.nexts)
+
+
+class PatternCompiler:
+    """Makes the patterns of one file, and bounds what they are together."""
+
+    def __init__(self) -> None:
+        self._num_patterns = 0
+        self._num_states = 0
+
+    def compile(self, source: str) -> Pattern:
+        """PatternError as of ``Pattern``, and if the file has too many, or too large ones."""
+        if self._num_patterns >= MAX_PATTERNS:
+            raise PatternError(f"the file has more than {MAX_PATTERNS} patterns")
+        pattern = Pattern(source)
+        self._num_patterns += 1
+        self._num_states += pattern.num_states
+        if self._num_states > MAX_STATES_OF_ALL:
+            raise PatternError(
+                f"all patterns of the file need more than {MAX_STATES_OF_ALL} states"
+            )
+        return pattern
 
 
 def _checked(text: str) -> str:
@@ -166,7 +194,7 @@ def _looking_ahead(ahead: _Automaton, negative: bool) -> _Assertion:
     known: dict[tuple[str, int], bool] = {}
 
     def looks(text: str, at: int) -> bool:
-        if len(known) > MAX_TEXT:
+        if len(known) > 2 * MAX_TEXT:
             known.clear()
         if (text, at) not in known:
             known[text, at] = ahead.matches(text, at) != negative
@@ -192,6 +220,7 @@ class _Parser:
 
     def __init__(self, source: str):
         self._source, self._at, self._depth = source, 0, 0
+        self._looks_ahead = False
         self._ignores_case = source.startswith("(?i)")
         if self._ignores_case:
             self._at = len("(?i)")
@@ -348,9 +377,13 @@ class _Parser:
         return piece
 
     def _lookahead(self, negative: bool) -> _Piece:
+        if self._looks_ahead:  # for each place of a text that one passes, the other would do so too
+            raise self._wrong("a lookahead within another is not supported")
+        self._looks_ahead = True
         around, self._made = self._made, _Automaton()
         inner = self._alternatives()
         ahead, self._made = self._made, around
+        self._looks_ahead = False
         ahead.start, ahead.end = inner.first, inner.last
         for _ in ahead.nexts:  # its states count among those of the whole
             self._made.add()

@@ -8,7 +8,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from octavo.patterns import MAX_LENGTH, MAX_STATES, MAX_TEXT, Pattern, PatternError
+from octavo.patterns import (
+    MAX_LENGTH,
+    MAX_PATTERNS,
+    MAX_STATES,
+    MAX_TEXT,
+    Pattern,
+    PatternCompiler,
+    PatternError,
+)
 
 ATOMS = [
     *("a", "b", "c", ".", r"\.", r"\d", r"\w", r"\S", r"\b", r"\B", "^", "$", "_"),
@@ -29,7 +37,15 @@ def groups(inner):
     sequence = st.lists(atoms_with_quantifiers(inner), max_size=4).map("".join)
     alternatives = st.lists(sequence, min_size=1, max_size=3).map("|".join)
     kind = st.sampled_from(["({})", "(?:{})", "(?P<n>{})", "(?={})", "(?!{})"])
-    return st.tuples(kind, alternatives).map(lambda each: each[0].format(each[1]))
+    return st.tuples(kind, alternatives).map(_grouped)
+
+
+def _grouped(kind_and_inside):
+    """A lookahead within another is refused."""
+    kind, inside = kind_and_inside
+    looks_ahead = kind in ("(?={})", "(?!{})")
+    is_nested = looks_ahead and ("(?=" in inside or "(?!" in inside)
+    return ("(?:{})" if is_nested else kind).format(inside)
 
 
 NESTED = st.recursive(st.sampled_from(ATOMS), groups, max_leaves=12)
@@ -111,6 +127,7 @@ def test_what_takes_re_forever_is_told_at_once(source):
         ("a{3,1}", "m above n"),
         ("(a)\\1", "references to groups"),
         ("(?<=a)b", "only groups"),
+        ("(?=.*(?!a))b", "lookahead within another"),
         ("(?s)a", "only groups"),
         ("a++", "possessive"),
         ("\\q", "not supported"),
@@ -131,3 +148,14 @@ def test_what_is_wrong_is_said(source, told):
 def test_texts_are_bounded_too():
     with pytest.raises(PatternError, match="characters"):
         Pattern("a").match("a" * (MAX_TEXT + 1))
+
+
+def test_the_patterns_of_one_file_are_bounded_together():
+    many, large = PatternCompiler(), PatternCompiler()
+    for _ in range(MAX_PATTERNS):
+        assert many.compile("a").match("a")
+    with pytest.raises(PatternError, match=f"more than {MAX_PATTERNS} patterns"):
+        many.compile("a")
+    with pytest.raises(PatternError, match="all patterns of the file"):
+        for _ in range(MAX_PATTERNS):
+            large.compile("a{400}")

@@ -35,7 +35,7 @@ import numpy as np
 
 from octavo.errors import UnsupportedModelError
 from octavo.fields import Fields
-from octavo.patterns import Pattern
+from octavo.patterns import Pattern, PatternCompiler, PatternError
 from octavo.quantization.coded import CodedWeight, Codes
 from octavo.quantization.formats.codes import (
     ByteCodes,
@@ -76,11 +76,11 @@ class _Scheme:
     rounds_activations: bool  # to 8 bits
 
     @classmethod
-    def read(cls, fields: Fields, is_old: bool) -> _Scheme:
+    def read(cls, fields: Fields, is_old: bool, compiler: PatternCompiler) -> _Scheme:
         weights = fields.section("weights")
         strategy, block = _strategy(weights)
         return cls(
-            targets=_targets(fields, "targets"),
+            targets=_targets(fields, "targets", compiler),
             bits=weights.integer("num_bits", 8, maximum=64),
             strategy=strategy,
             block=block,
@@ -132,12 +132,13 @@ class CompressedTensors:
         groups = fields.section("config_groups", {})
         is_old = _is_old(fields)
         self._schemes = []
+        compiler = PatternCompiler()
         for name in fields.table("config_groups", {}):
             section = _section(groups, name)
             _check_format(section)
             if "weights" in section:
-                self._schemes.append(_Scheme.read(section, is_old))
-        self._ignored = _targets(fields, "ignore") if "ignore" in fields else ()
+                self._schemes.append(_Scheme.read(section, is_old, compiler))
+        self._ignored = _targets(fields, "ignore", compiler) if "ignore" in fields else ()
 
     def part(self, tensor_name: str) -> tuple[str, str] | None:
         module, _, part = tensor_name.rpartition(".")
@@ -146,7 +147,10 @@ class CompressedTensors:
     def assemble(self, name: str, parts: Mapping[str, StoredTensor]) -> CodedWeight:
         tensors = Parts(name, parts)
         module = name.removesuffix(".weight")
-        scheme = self._scheme(module)
+        try:
+            scheme = self._scheme(module)
+        except PatternError as error:
+            raise tensors.error(f"its name: {error}") from None
         if scheme is None:
             raise tensors.error(
                 "it is quantized, but no group of the config has it as a target, or it is to be "
@@ -206,12 +210,12 @@ def _refuse_what_is_no_weight_format(fields: Fields) -> None:
 _Target = str | Pattern  # a module's name, or that of its class; or a pattern of names
 
 
-def _targets(fields: Fields, name: str) -> tuple[_Target, ...]:
+def _targets(fields: Fields, name: str, compiler: PatternCompiler) -> tuple[_Target, ...]:
     """Names of modules and of classes, and patterns of names: those that begin with ``re:``."""
     found: list[_Target] = []
     for target in fields.each(name, Fields.text):
         if target.startswith("re:"):
-            found.append(pattern_of(fields, name, target.removeprefix("re:")))
+            found.append(pattern_of(fields, name, target.removeprefix("re:"), compiler))
         else:
             found.append(target)
     return tuple(found)

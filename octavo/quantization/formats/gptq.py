@@ -24,7 +24,7 @@ import numpy as np
 
 from octavo.errors import UnsupportedModelError
 from octavo.fields import Fields
-from octavo.patterns import Pattern
+from octavo.patterns import Pattern, PatternCompiler, PatternError
 from octavo.quantization.coded import CodedWeight
 from octavo.quantization.formats.codes import ColumnStreams, as_bytes, unpack_stream
 from octavo.quantization.formats.grid import ceil_div, one_or_all
@@ -115,12 +115,13 @@ def _dynamic_settings(fields: Fields) -> list[tuple[Pattern, _Settings]]:
     Those that begin with ``-:`` name what is not quantized, which its tensors say as well.
     """
     found = []
+    compiler = PatternCompiler()
     section = fields.section("dynamic", {})
     for key in section:
         if key.startswith("-:"):
             continue
         changed = {**_as_given(fields), **section.table(key)}
-        pattern = pattern_of(section, key, key.removeprefix("+:"))
+        pattern = pattern_of(section, key, key.removeprefix("+:"), compiler)
         found.append((pattern, _Settings.read(Fields(fields.path, changed))))
     return found
 
@@ -136,7 +137,10 @@ def _is_by_gptqmodel(fields: Fields) -> bool:
 
 
 def _assemble(format: GPTQ, parts: Parts) -> CodedWeight:
-    settings = format.settings_of(parts.name.removesuffix(".weight"))
+    try:
+        settings = format.settings_of(parts.name.removesuffix(".weight"))
+    except PatternError as error:
+        raise parts.error(f"its name: {error}") from None
     bits = settings.bits
     qweight = parts.need("qweight", "I32", dims=2)
     num_outputs = qweight.shape[1]

@@ -162,6 +162,8 @@ def test_targets_name_modules_exactly_by_pattern_or_by_class():
     given["config_groups"].pop("group_0")
     with pytest.raises(ModelFileError, match="no group"):
         assemble(packed.tensors, given, "model.layers.0.mlp.up_proj.weight")
+    with pytest.raises(ModelFileError, match="513 characters"):
+        assemble(packed.tensors, given, "n" * 513 + ".weight")
 
 
 # What does not fit --------------------------------------------------------------------------------
@@ -225,6 +227,8 @@ def test_schemes_that_are_refused(changes, error, said):
             ModelFileError,
             "regular expression",
         ),
+        ({"ignore": ["re:x"] * 2001}, ModelFileError, "more than 2000 patterns"),
+        ({"ignore": ["re:x{400}"] * 500}, ModelFileError, "all patterns of the file"),
         ({"ignore": ["re:*"]}, ModelFileError, "regular expression"),
         ({"ignore": ["re:("]}, ModelFileError, "regular expression"),
         ({"ignore": ["re:(a)\\1"]}, ModelFileError, "references to groups"),

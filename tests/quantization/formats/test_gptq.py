@@ -97,6 +97,13 @@ def test_modules_with_settings_of_their_own():
     np.testing.assert_array_equal(weight.dequantize(), packed.values)
 
 
+def test_a_module_with_a_name_beyond_all_bounds_is_an_error_of_its_file():
+    packed = gptq(np.random.default_rng(0), 32, 64, bits=8, group=32)
+    format = open_format({**CONFIG, "dynamic": {"x": {"bits": 8}}}, PATH)
+    with pytest.raises(ModelFileError, match="513 characters"):
+        format.assemble("n" * 513 + ".weight", parts_of(format, packed.tensors))
+
+
 def test_scales_of_bfloat16():
     packed = gptq(np.random.default_rng(0), 32, 32)
     packed.tensors["scales"] = packed.tensors["scales"].bfloat16()
@@ -135,6 +142,7 @@ def test_what_does_not_fit():
         ({"is_marlin_format": True}, UnsupportedModelError, "some kernels"),
         ({"dynamic": {"(": {}}}, ModelFileError, "not a regular expression"),
         ({"dynamic": {"+:(?<=a)b": {}}}, ModelFileError, "only groups"),
+        ({"dynamic": {f"x{n}": {} for n in range(2001)}}, ModelFileError, "more than 2000"),
         ({"dynamic": {"x": {"bits": 1}}}, UnsupportedModelError, "1 bits"),
         ({"dynamic": {"x": 4}}, ModelFileError, r"dynamic\.x"),
     ],
