@@ -95,6 +95,7 @@ class Work:
                 num_heads=heads,
                 num_kv_heads=kv_heads,
                 head_dim=dim,
+                head_size=dim,
                 kv_format=FORMATS[kv],
                 rotary_dim=dim,
                 scale=dim**-0.5,

@@ -382,7 +382,7 @@ class Attention {
 
   // Divide by the sum, in which a head's sink has its part.
   void finish(const Item& item, const Softmax& total) const {
-    const int dim = args_.head_dim;
+    const int dim = args_.head_dim, size = args_.head_size, whole = size / 16 * 16;
     for (int r = 0; r < total.rows; r++) {
       const int head = item.head * group_ + r % group_;
       float sum = simd::sum(simd::load(total.sum + 16 * r)), keep = 1.0f;
@@ -396,10 +396,13 @@ class Attention {
       }
       const F32 factor = simd::set1(keep / sum);
       const int64_t token = item.first_token + r / group_;
-      float* out = args_.out + (token * args_.num_heads + head) * dim;
-      for (int d = 0; d < dim; d += 16) {
+      float* out = args_.out + (token * args_.num_heads + head) * size;
+      for (int d = 0; d < whole; d += 16) {
         simd::store(out + d, simd::mul(simd::load(total.acc + r * dim + d), factor));
       }
+      if (whole == size) continue;
+      const F32 last = simd::mul(simd::load(total.acc + r * dim + whole), factor);
+      simd::store_first(out + whole, last, size - whole);
     }
   }
 
@@ -518,6 +521,7 @@ int32_t check_sequences(const oct_attention_args& args, const oct_sequences& seq
 
 int32_t check_attention(const oct_attention_args& args, const oct_sequences& seqs) {
   const int heads = args.num_heads, kv_heads = args.num_kv_heads, dim = args.head_dim;
+  const int size = args.head_size;
   if (kv_heads < 1 || heads < 1 || heads % kv_heads != 0) {
     return fail(OCT_ERR_ARGUMENT, "attention: %d query heads cannot share %d key heads evenly",
                 heads, kv_heads);
@@ -527,26 +531,31 @@ int32_t check_attention(const oct_attention_args& args, const oct_sequences& seq
                 "attention: the head size is %d; possible are multiples of 16 to %d", dim,
                 kMaxHeadDim);
   }
+  if (size < 1 || size > dim || size <= dim - 16) {
+    return fail(OCT_ERR_ARGUMENT,
+                "attention: heads of %d values do not belong to a KV memory of %d: the next "
+                "multiple of 16 does", size, dim);
+  }
   if (kv_chunk_bytes(args.kv_format, dim) == 0) {
     return fail(OCT_ERR_ARGUMENT, "attention: there is no KV format %d", args.kv_format);
   }
-  if (args.rotary_dim < 0 || args.rotary_dim > dim || args.rotary_dim % 2 != 0) {
+  if (args.rotary_dim < 0 || args.rotary_dim > size || args.rotary_dim % 2 != 0) {
     return fail(OCT_ERR_ARGUMENT,
                 "attention: %d of %d dimensions cannot be rotated: an even number can",
-                args.rotary_dim, dim);
+                args.rotary_dim, size);
   }
   if (args.window < 0 || !(args.softcap >= 0)) {
     return fail(OCT_ERR_ARGUMENT,
                 "attention: window %d and softcap %g: give 0 for none, and nothing below",
                 args.window, static_cast<double>(args.softcap));
   }
-  if (args.ldq < int64_t{heads} * dim || args.ldk < int64_t{kv_heads} * dim ||
-      args.ldv < int64_t{kv_heads} * dim) {
+  if (args.ldq < int64_t{heads} * size || args.ldk < int64_t{kv_heads} * size ||
+      args.ldv < int64_t{kv_heads} * size) {
     return fail(OCT_ERR_ARGUMENT,
                 "attention: rows of q, k and v are %lld, %lld and %lld floats apart, too few: "
                 "q has %d in a row, k and v have %d",
                 static_cast<long long>(args.ldq), static_cast<long long>(args.ldk),
-                static_cast<long long>(args.ldv), heads * dim, kv_heads * dim);
+                static_cast<long long>(args.ldv), heads * size, kv_heads * size);
   }
   if (!args.q || !args.k || !args.v || !args.kv || !args.out ||
       (args.rotary_dim > 0 && !args.cos_sin)) {

@@ -3,7 +3,9 @@
 //     kv  =  block 0 [ head 0 [chunk | chunk | ...] head 1 [...] ... ]  block 1 [...]  ...
 //
 // A chunk is 16 tokens of one head, whatever the size of a block, in the order in which products
-// read it: one vector is 16 tokens of the keys, or 16 dimensions of the values. D is the head size.
+// read it: one vector is 16 tokens of the keys, or 16 dimensions of the values. D is the head size,
+// rounded up to a multiple of 16: what a model's heads lack of it is 0 in queries, keys and values,
+// which changes no product of them.
 //
 //             keys                                    values
 //     F32     [D][16 tokens]                          [16 tokens][D]
@@ -45,7 +47,7 @@ constexpr int kTile = 64;    // keys
 constexpr int kSplit = 256;  // keys
 constexpr int kTileChunks = kTile / kChunk;
 constexpr int kSplitTiles = kSplit / kTile;
-constexpr int kMaxHeadDim = 256;
+constexpr int kMaxHeadDim = 512;
 constexpr float kLog2E = 1.44269504f;  // e^x = 2^(x * this): scores count in powers of two
 
 constexpr int kNibbleGroup = 32;  // dimensions that share a scale in INT4

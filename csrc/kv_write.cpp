@@ -19,29 +19,41 @@ namespace {
 using simd::F32;
 
 // x / sqrt(mean(x^2) + eps) * weight.
-void norm_head(const float* x, const float* weight, float eps, int dim, float* out) {
+void norm_head(const float* x, const float* weight, float eps, int size, float* out) {
+  const int whole = size / 16 * 16, rest = size - whole;
   F32 squares = simd::zero();
-  for (int d = 0; d < dim; d += 16) {
+  for (int d = 0; d < whole; d += 16) {
     const F32 v = simd::load(x + d);
     squares = simd::fma(v, v, squares);
   }
-  const float mean = simd::sum(squares) / static_cast<float>(dim);
+  const F32 last = rest > 0 ? simd::load_first(x + whole, rest) : simd::zero();
+  if (rest > 0) squares = simd::fma(last, last, squares);
+  const float mean = simd::sum(squares) / static_cast<float>(size);
   const F32 scale = simd::set1(1.0f / std::sqrt(mean + eps));
-  for (int d = 0; d < dim; d += 16) {
+  for (int d = 0; d < whole; d += 16) {
     const F32 normed = simd::mul(simd::mul(simd::load(x + d), scale), simd::load(weight + d));
     simd::store(out + d, normed);
   }
+  if (rest == 0) return;
+  const F32 weights = simd::load_first(weight + whole, rest);
+  simd::store_first(out + whole, simd::mul(simd::mul(last, scale), weights), rest);
+}
+
+// Zeros behind a head, up to the dimensions that the KV memory has of it.
+void pad_head(const oct_attention_args& args, float* out) {
+  std::fill(out + args.head_size, out + args.head_dim, 0.0f);
 }
 
 // A head of a query or a key as attention sees it, `norm` NULL for none.
 void prepare_head(const oct_attention_args& args, const float* x, const float* norm, int angle,
                   float* out) {
-  const int dim = args.head_dim;
+  const int size = args.head_size;
   if (norm) {
-    norm_head(x, norm, args.qk_norm_eps, dim, out);
+    norm_head(x, norm, args.qk_norm_eps, size, out);
   } else {
-    std::copy_n(x, dim, out);
+    std::copy_n(x, size, out);
   }
+  pad_head(args, out);
   if (args.rotary_dim == 0) return;
   turn(args.cos_sin, angle, args.rotary_dim, args.rope_interleaved, out);
 }
@@ -82,7 +94,7 @@ void prepare_group(const oct_attention_args& args, const float* q, int angle,
   const F32 factor = simd::set1(query_factor(args));
   alignas(64) float query[kMaxHeadDim];
   for (int g = 0; g < group; g++) {
-    prepare_head(args, q + g * dim, args.q_norm, angle, query);
+    prepare_head(args, q + g * args.head_size, args.q_norm, angle, query);
     Kv::store_query(query, factor, dim, queries + g * query_factors<typename Kv::Keys>(dim));
   }
 }
@@ -94,21 +106,23 @@ void prepare_run(const oct_attention_args& args, const oct_sequences& seqs, cons
   const int dim = args.head_dim, group = args.num_heads / args.num_kv_heads;
   alignas(64) float keys[kChunk * kMaxHeadDim], values[kChunk * kMaxHeadDim];
   const Sight sight(args, seqs, run.seq);
-  const float* q = args.q + run.token * args.ldq + int64_t{run.head} * group * dim;
-  const float* k = args.k + run.token * args.ldk + int64_t{run.head} * dim;
-  const float* v = args.v + run.token * args.ldv + int64_t{run.head} * dim;
+  const int size = args.head_size;
+  const float* q = args.q + run.token * args.ldq + int64_t{run.head} * group * size;
+  const float* k = args.k + run.token * args.ldk + int64_t{run.head} * size;
+  const float* v = args.v + run.token * args.ldv + int64_t{run.head} * size;
   const int token_factors = group * query_factors<typename Kv::Keys>(dim);
   for (int i = 0; i < run.count; i++) {
     constexpr int kAhead = 2;  // tokens
     if (i + kAhead < run.count) {
-      fetch(q + (i + kAhead) * args.ldq, group * dim);
-      fetch(k + (i + kAhead) * args.ldk, dim);
-      fetch(v + (i + kAhead) * args.ldv, dim);
+      fetch(q + (i + kAhead) * args.ldq, group * size);
+      fetch(k + (i + kAhead) * args.ldk, size);
+      fetch(v + (i + kAhead) * args.ldv, size);
     }
     const int angle = sight.angle_of_key(position_of(seqs, run.seq, run.token + i));
     if (store) {
       prepare_head(args, k + i * args.ldk, args.k_norm, angle, keys + i * dim);
-      std::copy_n(v + i * args.ldv, dim, values + i * dim);
+      std::copy_n(v + i * args.ldv, size, values + i * dim);
+      pad_head(args, values + i * dim);
       mark_if_damaged(dim, keys + i * dim, values + i * dim);
     }
     prepare_group<Kv>(args, q + i * args.ldq, angle, queries + i * token_factors);
@@ -181,7 +195,8 @@ template <class Kv>
 void prepare_queries(const oct_attention_args& args, const Item& item, const int* angles,
                      typename Kv::Keys::Factor* queries) {
   const int dim = args.head_dim, group = args.num_heads / args.num_kv_heads;
-  const float* q = args.q + item.first_token * args.ldq + int64_t{item.head} * group * dim;
+  const float* q =
+      args.q + item.first_token * args.ldq + int64_t{item.head} * group * args.head_size;
   const int token_factors = group * query_factors<typename Kv::Keys>(dim);
   for (int i = 0; i < item.num_tokens; i++) {
     prepare_group<Kv>(args, q + i * args.ldq, angles[i], queries + i * token_factors);

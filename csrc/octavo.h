@@ -16,7 +16,7 @@
 
 #include <stdint.h>
 
-#define OCT_ABI_VERSION 12
+#define OCT_ABI_VERSION 13
 
 #if defined(__cplusplus)
 extern "C" {
@@ -238,8 +238,10 @@ typedef struct oct_sequences {
   const int32_t* state_target;
 } oct_sequences;
 
+/* D is head_size. The KV memory has head_dim values of a head: the next multiple of 16, at most
+ * 512, of which those behind the first D are 0. */
 typedef struct oct_attention_args {
-  int32_t num_heads, num_kv_heads, head_dim;
+  int32_t num_heads, num_kv_heads, head_dim, head_size;
   int32_t kv_format;
   int32_t window;           /* a query sees this many positions, itself included; 0: all */
   int32_t rotary_dim;       /* 0: no rope */
@@ -266,7 +268,8 @@ int32_t oct_attention(oct_pool* pool, const oct_attention_args* args, const oct_
 /* Keys that layers of a group do not read in a step, by share_prefixes, as they have been read for
  * another sequence: a number of them, each Hk times D; or an error. */
 int64_t oct_shared_keys(const oct_sequences* seqs, int32_t group);
-/* Keys and values as float32 [kv_len, Hk, D] each, of one sequence, slot by slot: for tests. */
+/* Keys and values as float32 [kv_len, Hk, head_dim] each, of one sequence, slot by slot: for
+ * tests. */
 int32_t oct_kv_read(const oct_attention_args* args, const oct_sequences* seqs, int32_t seq,
                     float* keys, float* values);
 

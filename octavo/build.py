@@ -94,6 +94,8 @@ def _load_engine(
     phases.end("header")
     tokenizer = source.tokenizer()
     model_config.check_tokenizer(tokenizer.vocab_size, source.path)
+    if note := model_config.for_length(args.asked_model_len).length_note:
+        _log.warning("%s: %s", source.path, note)
     phases.end("tokenizer")
     spec = _rank_spec(args, model_config, source.path, notes_folder())
     rank = source.load_rank(spec, progress)

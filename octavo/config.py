@@ -25,7 +25,7 @@ from octavo.models.kv_groups import KVGroups
 from octavo.offload.settings import SHELF_TOKENS, OffloadConfig, shelf_blocks
 from octavo.options import option
 from octavo.runtime.capacity import Capacity
-from octavo.speculation.config import ACCEPTANCES, METHODS, SpeculativeConfig
+from octavo.speculation.config import METHODS, SpeculativeConfig
 from octavo.vllm_settings import translated
 
 GIB = 2**30
@@ -166,8 +166,14 @@ class EngineArgs:
         "static starts a batch only when the last has ended, for comparison",
         ("continuous", "static"),
     )
-    max_queued_requests: int | None = option(1024, "requests that may wait")
-    max_queued_tokens: int | None = option(None, "tokens that may wait")
+    max_queued_requests: int | None = option(
+        1024, "requests that may wait, counted by completion: n = 4 is four"
+    )
+    max_queued_tokens: int | None = option(
+        None,
+        "tokens that may wait: of prompts, and of answers as long as they may become; default: "
+        "8388608 in a server, else any number",
+    )
     tensor_parallel_size: int = option(1, "devices that share each layer")
     pipeline_parallel_size: int = option(1, "devices that share the layers")
     data_parallel_size: int = option(1, "whole copies of the engine")
@@ -185,9 +191,7 @@ class EngineArgs:
     spec_acceptance: str | None = option(
         None,
         "its acceptance: exact gives the very tokens of plain decoding (on a GPU, with "
-        "batch_invariant), rejection samples of the "
-        "same distribution, and typical is faster and changes what the model says",
-        ACCEPTANCES,
+        "batch_invariant), and typical is faster and changes what the model says",
     )
     enforce_eager: bool = option(False, "never capture CUDA graphs; of GPUs only")
     async_scheduling: bool = option(

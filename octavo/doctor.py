@@ -141,6 +141,24 @@ def examine() -> Report:
     )
 
 
+def in_one_line(report: Report) -> str:
+    """Whether models run here, on what, and what to do first."""
+    if report.native.chosen is None and report.packages.get("torch") is None:
+        first = next(each for each in report.findings if "no model runs" in each.problem)
+        return f"not ready: {first.problem}; first: {first.remedy}"
+    on = [device.name for device in report.cuda.devices]
+    if report.native.chosen is not None:
+        on.append(f"the CPU, with native kernels ({report.native.chosen})")
+    else:
+        on.append("the CPU, slowly, with operations of PyTorch")
+    line = f"ready: models run on {' or '.join(on)}"
+    if not report.findings:
+        return line
+    count = len(report.findings)
+    what = "one thing is" if count == 1 else f"{count} things are"
+    return f"{line}; {what} missing or in the way, first: {report.findings[0].remedy}"
+
+
 def package_version(name: str) -> str | None:
     try:
         return metadata.version(name)
@@ -292,8 +310,8 @@ _FACILITIES: tuple[tuple[str, Callable[[], bool], str], ...] = (
         "the cold starts of octavo bench startup find the model's files in memory",
     ),
     (
-        "line editing (readline)",
-        lambda: _has_module("readline"),
+        "terminals that a program may read key by key (termios)",
+        lambda: _has_module("termios") or _has_module("msvcrt"),
         "octavo chat has no history, and edits lines as the terminal does",
     ),
 )

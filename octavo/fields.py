@@ -19,6 +19,9 @@ class Fields:
     A missing field takes its default, and without one is an error. A null counts as missing.
     ``prefix`` is put before every name, in the file and in errors. ``names`` are those that a file
     has for some fields in place of their usual ones, which it may have all the same.
+
+    ``asked`` has the names that anybody asked for, as the file has them: what is in a file and not
+    there was read by nobody. Fields of its tables add to the same set.
     """
 
     _REQUIRED: Any = object()
@@ -31,12 +34,14 @@ class Fields:
         names: Mapping[str, str] | None = None,
     ):
         self.path = path
+        self.asked: set[str] = set()
         self._values = values
         self._prefix = prefix
         self._names = names or {}
+        self._within = ""  # what names in ``asked`` have before those of ``values``
 
     def __contains__(self, name: str) -> bool:
-        return self._values.get(self._key(name)) is not None
+        return self._ask(name) is not None
 
     def __iter__(self) -> Iterator[str]:
         """The names there are, as long as they begin with the prefix."""
@@ -44,7 +49,7 @@ class Fields:
 
     def raw(self, name: str, default: Any = None) -> Any:
         """The value as it is."""
-        value = self._values.get(self._key(name))
+        value = self._ask(name)
         return default if value is None else value
 
     def integer(
@@ -102,7 +107,17 @@ class Fields:
         """A table as fields, which errors call ``name.field``."""
         prefix = f"{self._key(name)}."
         values = self.table(name, default)
-        return Fields(self.path, {prefix + key: values[key] for key in values}, prefix)
+        return self._of_the_same({prefix + key: values[key] for key in values}, prefix)
+
+    def of_table(self, values: Mapping[str, Any], name: str) -> Fields:
+        """``values`` as fields that are asked for as entries of the table ``name``, and that errors
+        call by their own names."""
+        return self._of_the_same(values, within=f"{self._key(name)}.")
+
+    def _of_the_same(self, values: Mapping[str, Any], prefix: str = "", within: str = "") -> Fields:
+        fields = Fields(self.path, values, prefix)
+        fields.asked, fields._within = self.asked, self._within + within
+        return fields
 
     def entries(self, name: str, count: int | None = None) -> list[Any]:
         """The values of a list as they are; ``count`` is how many there must be."""
@@ -126,7 +141,7 @@ class Fields:
         """The entries of a list, each read by a method of this class (``Fields.number``)."""
         entries = self.entries(name, count)
         named = {f"{self._key(name)}[{i}]": entry for i, entry in enumerate(entries)}
-        fields = Fields(self.path, named)
+        fields = self._of_the_same(named)
         return [read(fields, entry) for entry in named]
 
     def error(self, name: str, reason: str) -> ModelFileError:
@@ -138,6 +153,15 @@ class Fields:
             return usual
         own = self._prefix + self._names[name]
         return usual if self._values.get(own) is None and usual in self._values else own
+
+    def _ask(self, name: str) -> Any:
+        key = self._key(name)
+        self.asked.add(self._within + key)
+        if key != self._prefix + name and self._values.get(self._prefix + name) == (
+            self._values.get(key)
+        ):
+            self.asked.add(self._within + self._prefix + name)  # the same said twice
+        return self._values.get(key)
 
     def _get(self, name: str, default: Any) -> Any:
         value = self.raw(name, default)

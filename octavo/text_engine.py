@@ -141,6 +141,8 @@ class TextEngine:
         *,
         priority: int = 0,
         cache_salt: str = "",
+        tenant: str = "",
+        weight: float = 1.0,
         runs_alone: bool = False,
         arrival_time: float | None = None,
         bad_words_token_ids: Sequence[Sequence[int]] | None = None,
@@ -148,6 +150,7 @@ class TextEngine:
         """Queue a prompt, or refuse it: a ``RequestError`` leaves nothing behind.
 
         Args:
+            tenant, weight: who asks, and of which share; see ``core/fair_queue.py``.
             arrival_time: on the engine's clock; None is now.
             bad_words_token_ids: what ``Tokenizer.encode_words`` makes of ``params.bad_words``.
                 None has it made here: not for those whose engine serves others meanwhile.
@@ -177,6 +180,8 @@ class TextEngine:
                 eos_token_ids=self.eos_token_ids,
                 mask=mask.fork() if mask is not None else None,
                 cache_salt=cache_salt,
+                tenant=tenant,
+                weight=weight,
                 runs_alone=runs_alone,
                 fork_of=leader,
             )

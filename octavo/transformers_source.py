@@ -55,17 +55,38 @@ class TransformersSource:
 
     @cached_property
     def _config(self) -> Any:
+        from octavo.models.unsupported import (
+            check_by_transformers,
+            check_generates,
+            naming_features,
+        )
+
+        check_generates(self._json, self.path)
+        check_by_transformers(self._json, self.path)
         need_transformers("model_impl transformers")
         from octavo.models.transformers_model import read_config
 
-        return read_config(self.path)
+        with naming_features(*self._kinds):
+            return read_config(self.path)
+
+    @cached_property
+    def _json(self) -> dict[str, Any]:
+        return ModelFolder(self.path).read_json("config.json") or {}
+
+    @property
+    def _kinds(self) -> tuple[Any, ...]:
+        from octavo.models.unsupported import kinds_of
+
+        return kinds_of(self._json)
 
     def config(self) -> ModelConfig:
         generation = ModelFolder(self.path).read_json("generation_config.json")
         given = self._config
         from octavo.models.config_transformers import config_of
+        from octavo.models.unsupported import naming_features
 
-        return config_of(given, generation or {}, self.path)
+        with naming_features(*self._kinds):
+            return config_of(given, generation or {}, self.path)
 
     def tokenizer(self) -> Tokenizer:
         from octavo.text.tokenizer import Tokenizer
@@ -79,6 +100,7 @@ class TransformersSource:
 
         from octavo.models.config_transformers import with_attention
         from octavo.models.transformers_model import load
+        from octavo.models.unsupported import naming_features
         from octavo.runtime.rank import Rank
         from octavo.runtime.transformers_backend import TransformersBackend
 
@@ -87,6 +109,8 @@ class TransformersSource:
             "slower than a family that octavo has kernels for",
             self.path,
         )
-        model = load(self.path, self._config, torch.device(spec.device), getattr(torch, spec.dtype))
-        config = with_attention(config, model.seen, self.path)
+        device, dtype = torch.device(spec.device), getattr(torch, spec.dtype)
+        with naming_features(*self._kinds):
+            model = load(self.path, self._config, device, dtype)
+            config = with_attention(config, model.seen, self.path)
         return Rank(spec, config, TransformersBackend(spec, model, config))

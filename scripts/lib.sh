@@ -3,6 +3,7 @@
 root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
 cd "$root"
 venv="$root/.venv"
+constraints=scripts/constraints.txt # by scripts/lock; relative, since pip splits lists of files at blanks
 
 # What Python compiles is kept in the environment, for all processes that tests and benchmarks start:
 # also where the surroundings forbid to keep it beside the sources.
@@ -39,36 +40,25 @@ make_venv() {
     "$python" -m venv "$venv"
 }
 
-# The build of PyTorch from the registry runs on any machine, but is pinned where only the CPU is
-# used, so that everybody's results there come from the same one.
-torch_requirement() {
-    if [[ -e /dev/nvidia0 ]] || command -v nvidia-smi >/dev/null; then
-        echo "torch>=2.11"
-    else
-        echo "torch==2.13.0"
-    fi
-}
-
 # setup [EXTRA]: octavo, editable, with the optional dependencies EXTRA, of which those for tests
-# need PyTorch and the kernels of all instruction sets, and others the best kernels for this
-# processor. What was installed is noted in a stamp, so that a second run installs nothing and needs
-# no network.
+# need the kernels of all instruction sets, and others the best kernels for this processor. All
+# packages have the versions of the constraints, so that what worked yesterday works today. What was
+# installed is noted in a stamp, so that a second run installs nothing and needs no network; other
+# constraints install anew.
 setup() {
-    local extra="${1:-}" torch="" isa=native stamp wanted
+    local extra="${1:-}" isa=native stamp wanted
     make_venv
     if [[ "$extra" == *test* ]]; then
         isa=all
-        torch="$(torch_requirement)"
     elif ! makes_kernels; then
         extra="${extra:+$extra,}torch" # without kernels, nothing else runs a model
-        torch="$(torch_requirement)"
     fi
     export OCTAVO_BUILD_ISA="${OCTAVO_BUILD_ISA:-$isa}"
     stamp="$venv/octavo-installed${extra:+-$extra}"
-    wanted="$("$venv/bin/python" - "$torch" <<'PYTHON'
+    wanted="$("$venv/bin/python" - "$constraints" <<'PYTHON'
 import hashlib, pathlib, sys
-what = [pathlib.Path(f).read_text() for f in ("pyproject.toml", "setup.py")]
-what += [sys.version, sys.argv[1]]
+what = [pathlib.Path(f).read_text() for f in ("pyproject.toml", "setup.py", sys.argv[1])]
+what += [sys.version]
 print(hashlib.sha256("\0".join(what).encode()).hexdigest())
 PYTHON
 )"
@@ -80,10 +70,18 @@ PYTHON
     # Compiling begins while packages are fetched; pip's own build waits for it and finds all done.
     # Modules in Python are compiled when they are first imported, if ever.
     build_native &
-    "$venv/bin/python" -m pip install --quiet --disable-pip-version-check --no-compile \
-        ${torch:+"$torch"} -e ".${extra:+[$extra]}" >&2
+    install_pinned -e ".${extra:+[$extra]}" >&2
     wait $! || fail "the native kernels do not compile"
     echo "$wanted" >"$stamp"
+}
+
+# install_pinned ARGS: pip install, all packages as the constraints have them: also those that build
+# octavo, of which older versions of pip are told by the environment alone, newer ones by another
+# variable. Whoever has set constraints has them too.
+install_pinned() {
+    PIP_CONSTRAINT="${PIP_CONSTRAINT:+$PIP_CONSTRAINT }$constraints" \
+        PIP_BUILD_CONSTRAINT="${PIP_BUILD_CONSTRAINT:+$PIP_BUILD_CONSTRAINT }$constraints" \
+        "$venv/bin/python" -m pip install --quiet --disable-pip-version-check --no-compile "$@"
 }
 
 # Whether the native kernels are compiled here.

@@ -14,7 +14,7 @@ import pytest
 from octavo import machine
 from octavo.garbage import no_collections
 
-pytest_plugins = ["lanes"]
+pytest_plugins = ["lanes", "own_warnings"]
 
 machine.keep_openmp_patient()  # before any test imports torch
 if "PYTEST_XDIST_WORKER" in os.environ:  # processes share the cores, and so do all they start

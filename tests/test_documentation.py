@@ -1,48 +1,20 @@
-"""What the documentation tells people to type, works as a command line."""
+"""What the documentation tells people to type is a command line (test_documented_commands.py runs
+it), and names what is there."""
 
 from __future__ import annotations
 
 import ast
 import re
-import shlex
 import subprocess
 from pathlib import Path
 
 import pytest
+from documented import documented_commands
 
 from octavo import cli
 
 ROOT = Path(__file__).resolve().parent.parent
-SCRIPTS = ("demo", "test", "check", "bench")
-
-
-def octavo_commands(text: str) -> list[list[str]]:
-    """The arguments of every ``octavo …`` in lines of shell, comments and pipes apart."""
-    commands = []
-    for line in text.replace("\\\n", " ").splitlines():
-        if not re.match(r"\s*(\S+.*\| *)?(\w+=\S+ )?octavo [a-z]", line):
-            continue
-        words = shlex.split(line, comments=True)
-        for segment in " \0 ".join(words).split("\0 | \0"):
-            arguments = segment.strip(" \0").split(" \0 ")
-            while arguments and "=" in arguments[0]:
-                arguments.pop(0)
-            if arguments and arguments[0] == "octavo":
-                commands.append(arguments[1:])
-    return commands
-
-
-def documented_commands() -> list[list[str]]:
-    commands = []
-    for page in (ROOT / "README.md", *(ROOT / "docs").glob("*.md")):
-        shell = re.findall(r"```sh\n(.*?)```", page.read_text("utf-8"), re.DOTALL)
-        commands += octavo_commands("\n".join(shell))
-    for path in (ROOT / "octavo/cli").rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
-            if isinstance(node, ast.Constant) and isinstance(node.value, str):
-                _, _, examples = node.value.partition("examples:\n")
-                commands += octavo_commands(examples)
-    return [command for command in commands if "COMMAND" not in command]
+SCRIPTS = ("demo", "test", "check", "bench", "lock")
 
 
 def test_documented_commands_parse() -> None:

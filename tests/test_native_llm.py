@@ -55,9 +55,9 @@ def test_an_idle_engine_takes_no_time(tiny_model):
     with LLM(str(tiny_model), threads=2) as llm:
         answer(llm)
         time.sleep(0.05)
-        before = time.process_time()
+        begin, used = time.perf_counter(), time.process_time()
         time.sleep(0.5)
-        assert time.process_time() - before < 0.05
+        assert time.process_time() - used < 0.1 * (time.perf_counter() - begin)
 
 
 @needs_native

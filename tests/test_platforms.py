@@ -25,7 +25,7 @@ LACKS = {
     "win32": {
         *("native CPU kernels", "pass_fds", "prctl", "uvloop", "fcntl", "os.geteuid"),
         *("os.O_DIRECTORY", "posix_fallocate", "sched_getaffinity", "/proc/cpuinfo"),
-        *("(resource)", "/proc/stat", "os.killpg", "posix_fadvise", "readline"),
+        *("(resource)", "/proc/stat", "os.killpg", "posix_fadvise", "termios"),
     },
 }
 
@@ -107,4 +107,4 @@ def test_memory_and_processor_are_not_made_up(told: dict[str, Any], platform: st
 
 def test_linux_lacks_nothing() -> None:
     """But what a build of Python may leave out."""
-    assert {lack.missing for lack in doctor.platform_lacks()} <= {"line editing (readline)"}
+    assert {lack.missing for lack in doctor.platform_lacks()} <= set()

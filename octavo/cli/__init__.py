@@ -4,7 +4,8 @@ A command is a module with ``configure(parser)``, which declares its flags and s
 group of such commands. Only the module of the command that was asked for is imported, and torch not
 before its work begins, so that ``--help`` answers at once.
 
-Exit status: 0 done, 1 failed (one line on stderr says what to do), 2 wrong usage, 130 Ctrl-C.
+Exit status: 0 done, 1 failed (one line on stderr says what to do), 2 wrong usage, 130 Ctrl-C, 141
+where the reader of the output has gone (`octavo plan … | head`).
 """
 
 from __future__ import annotations
@@ -13,9 +14,10 @@ import argparse
 import importlib
 import os
 import sys
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple, NoReturn
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple, NoReturn
 
+from octavo.cli.parser import CommandParser
 from octavo.errors import OctavoError
 
 
@@ -51,6 +53,7 @@ COMMANDS = {
     "models": Command("models", "configure_list", "list the models that are here"),
     "rm": Command("models", "configure_remove", "delete a fetched model"),
     "doctor": Command("doctor", "configure", "what this machine has, and what octavo makes of it"),
+    "completion": Command("completion", "configure", "what a shell needs to complete commands"),
 }
 
 EPILOG = """\
@@ -59,7 +62,8 @@ examples:
   octavo chat
   octavo serve --port 8000
   octavo bench latency
-  octavo COMMAND --help
+  octavo COMMAND --help        # the flags most used; --help-all shows every one
+  octavo completion bash       # so that Tab completes commands, flags and models
 """
 
 
@@ -69,18 +73,10 @@ class UsageError(Exception):
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit status."""
-    argv = sys.argv[1:] if argv is None else list(argv)
     try:
-        parser = build_parser(argv)
-        args = parser.parse_args(argv)
-        if args.command is None:
-            parser.print_help(sys.stderr)
-            return 2
-        status = _run(args)
+        status = _main(sys.argv[1:] if argv is None else list(argv))
         sys.stdout.flush()
         return status
-    except SystemExit as stop:  # argparse: --help is 0, wrong usage is 2
-        return stop.code if isinstance(stop.code, int) else 1
     except BrokenPipeError:
         # The reader of our output has gone; the interpreter must not meet that again at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -89,21 +85,33 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 130
 
 
-def build_parser(argv: Sequence[str]) -> argparse.ArgumentParser:
+def _main(argv: Sequence[str]) -> int:
+    try:
+        parser = build_parser(argv)
+        args = parser.parse_args(argv)
+        if args.command is None:
+            parser.print_help(sys.stderr)
+            return 2
+        return _run(args)
+    except SystemExit as stop:  # argparse: --help is 0, wrong usage is 2
+        return stop.code if isinstance(stop.code, int) else 1
+
+
+def build_parser(argv: Sequence[str]) -> CommandParser:
     """The whole parser, with the flags of the one command that ``argv`` names."""
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         prog="octavo",
         description="Run open-weight language models fast and cheaply on the machine you have.",
         epilog=EPILOG,
-        formatter_class=_HelpFormatter,
     )
+    parser.other_names = _other_names
     parser.add_argument("--version", action=_Version, nargs=0, help="print the version")
     _add_commands(parser, COMMANDS, argv)
     return parser
 
 
 def _add_commands(
-    parser: argparse.ArgumentParser, commands: Mapping[str, Command], argv: Sequence[str]
+    parser: CommandParser, commands: Mapping[str, Command], argv: Sequence[str]
 ) -> None:
     """One subparser for each command; the one that ``argv`` names first gets its flags."""
     is_top = commands is COMMANDS
@@ -119,7 +127,6 @@ def _add_commands(
             name,
             help=command.help,
             description=command.help[0].upper() + command.help[1:] + ".",
-            formatter_class=_HelpFormatter,
         )
         subparser.set_defaults(prog=subparser.prog)
         if [name] != list(argv[place : place + 1]):
@@ -131,6 +138,33 @@ def _add_commands(
         else:
             subparser.epilog = module.EXAMPLES
             _add_commands(subparser, declared, argv[place + 1 :])
+
+
+# What a command is called elsewhere.
+_ALSO_CALLED = {
+    "help": "octavo --help",
+    "version": "octavo --version",
+    "run": "octavo chat",
+    "complete": "octavo generate",
+    "list": "octavo models",
+    "ls": "octavo models",
+    "download": "octavo pull",
+    "remove": "octavo rm",
+    "delete": "octavo rm",
+    "convert": "octavo quantize",
+}
+
+
+def _other_names() -> dict[str, str]:
+    """Words that are no command by themselves, and what to write for them: the commands of groups,
+    and names that other programs have for ours."""
+    names = dict(_ALSO_CALLED)
+    for group, command in COMMANDS.items():
+        if command.configure == "COMMANDS":
+            module = importlib.import_module(f"octavo.cli.{command.module}")
+            for name in module.COMMANDS.keys() - COMMANDS.keys() - _ALSO_CALLED.keys():
+                names[name] = f"octavo {group} {name}"
+    return names
 
 
 def _run(args: argparse.Namespace) -> int:
@@ -145,38 +179,6 @@ def _run(args: argparse.Namespace) -> int:
             raise
         print(f"octavo: error: {' '.join(str(error).split())}", file=sys.stderr)
         return 1
-
-
-# More optional flags than these are not listed in the line that tells the usage.
-_MANY_FLAGS = 12
-
-
-class _HelpFormatter(argparse.RawDescriptionHelpFormatter):
-    """Keeps the usage, and a command and its help, on one line each.
-
-    The dozens of flags of an engine would bury the message that follows the usage; and argparse
-    forgets how far commands are indented.
-    """
-
-    def add_usage(
-        self,
-        usage: str | None,
-        actions: Iterable[argparse.Action],
-        groups: Iterable[Any],
-        prefix: str | None = None,
-    ) -> None:
-        optional = [a for a in actions if a.option_strings and not a.required]
-        if len(optional) > _MANY_FLAGS:
-            flags = argparse.Action(["flags"], dest="flags", nargs=0)
-            actions = [flags, *(a for a in actions if a not in optional)]
-            groups = []
-        super().add_usage(usage, actions, groups, prefix)
-
-    def add_argument(self, action: argparse.Action) -> None:
-        super().add_argument(action)
-        if action.nargs == argparse.PARSER and action.choices:
-            indented = 2 * self._indent_increment + max(map(len, action.choices))
-            self._action_max_length = max(self._action_max_length, indented)
 
 
 class _Version(argparse.Action):

@@ -174,9 +174,8 @@ def _candidate(plan: Plan, model: str) -> Advice:
 
 
 def _print(tried: list[Tried], decided: list[Decision]) -> None:
-    from rich.console import Console
 
-    console = Console(highlight=False, soft_wrap=True)
+    console = terminal.console()
     for decision in decided:
         console.print(f"{decision.question} [bold]{'yes' if decision.answer else 'no'}[/bold]")
         console.print(f"  {decision.because}", markup=False)

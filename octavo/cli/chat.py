@@ -8,17 +8,18 @@ import json
 import signal
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from octavo.cli import results, terminal
+from octavo.cli import chat_input, results, terminal
 from octavo.cli.engine_flags import add_engine_flags, add_model_argument, engine_kwargs
-from octavo.cli.generate import load
+from octavo.cli.generate import OFTEN, load
+from octavo.cli.parser import did_you_mean, near
 from octavo.cli.sampling_flags import add_sampling_flags, base_params, sampling_fields
 from octavo.core.sampling_params import SamplingParams
 from octavo.errors import ChatTemplateError, OctavoError
-from octavo.hub import DEFAULT_MODEL, home
+from octavo.hub import DEFAULT_MODEL
 
 if TYPE_CHECKING:
     from octavo import LLM, RequestOutput
@@ -39,8 +40,10 @@ HELP = """\
 /save FILE        write the conversation as JSON messages
 /stats            figures of the last answer
 /exit             end (so does Ctrl-D); Ctrl-C stops an answer
+Enter sends a message, Alt-Enter begins another line of it, and what is pasted is one message.
 """
 
+_ENDS = ("/exit", "/quit")
 # Fields that a single streamed answer has no use for.
 _FIXED = {"n", "best_of", "logprobs", "prompt_logprobs", "detokenize", "output_kind"}
 
@@ -50,7 +53,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add_model_argument(parser)
     parser.add_argument("--system", metavar="TEXT", help="system message")
     add_sampling_flags(parser, skip=_FIXED, **DEFAULTS)
-    add_engine_flags(parser, skip={"seed"})
+    add_engine_flags(parser, skip={"seed"}, often=OFTEN)
     parser.set_defaults(run=run)
 
 
@@ -66,14 +69,14 @@ def run(args: argparse.Namespace) -> int:
         conversation = Conversation(llm, params, args.system)
         if sys.stdin.isatty():
             terminal.say(f"{args.model}. /help lists the commands, Ctrl-D ends.")
-        for line in _read_lines():
-            if not conversation.take(line):
+        for message in chat_input.messages(conversation.completions):
+            if not conversation.take(message):
                 break
     return 0
 
 
 class Conversation:
-    """The messages so far, and what to do with a line of input."""
+    """The messages so far, and what to do with what a person says."""
 
     def __init__(self, llm: LLM, params: SamplingParams, system: str | None):
         self.llm = llm
@@ -83,33 +86,41 @@ class Conversation:
         self.messages: list[dict[str, str]] = []
         self.clear("")
 
-    def take(self, line: str) -> bool:
+    def take(self, message: str) -> bool:
         """Answer, or obey a command. False ends the conversation."""
-        line = line.strip()
-        if line in ("/exit", "/quit"):
+        message = message.strip()
+        if message in _ENDS:
             return False
-        if line.startswith("/"):
-            name, _, rest = line[1:].partition(" ")
-            command = self.COMMANDS.get(name)
-            if command is None:
-                terminal.say(f"no command /{name}; /help lists them")
-            else:
-                command(self, rest.strip())
-        elif line:
-            self.answer(line)
+        name, *rest = message.removeprefix("/").split(maxsplit=1) or [""]
+        command = self.COMMANDS.get(name) if message.startswith("/") else None
+        if command is not None:
+            command(self, "".join(rest))
+        elif message.startswith("/") and "\n" not in message:  # else a path in pasted text
+            hint = did_you_mean([f"/{each}" for each in near(name, [*self.COMMANDS, "exit"])])
+            terminal.say(f"no command /{name}{hint or '; /help lists them'}")
+        elif message:
+            self.answer(message)
         return True
+
+    def completions(self, said: str) -> list[str]:
+        """What the beginning of a command may become."""
+        commands = [*(f"/{name}" for name in self.COMMANDS), *_ENDS]
+        settings = [f"/set {name}" for name in self._settable()]
+        known = settings if " " in said else commands
+        return [each for each in known if said.startswith("/") and each.startswith(said)]
 
     def answer(self, text: str) -> None:
         """Stream one answer. What an interrupt leaves of it stays in the conversation."""
         self.messages.append({"role": "user", "content": text})
         self.last = None
         pieces: list[str] = []
+        writer = terminal.AnswerWriter()
         try:
             with _interrupt_flag() as interrupted:
                 stream = self.llm.stream_chat(self.messages, self.params)
                 for chunk in stream:
                     pieces.append(chunk.text)
-                    terminal.write_answer(chunk.text)
+                    writer.write(chunk.text)
                     self.last = chunk.output
                     if interrupted():
                         stream.close()
@@ -122,7 +133,7 @@ class Conversation:
             self.messages.append({"role": "assistant", "content": "".join(pieces)})
         else:
             self.messages.pop()
-        terminal.write_answer("\n")
+        writer.end()
 
     def help(self, _: str) -> None:
         sys.stdout.write(HELP)
@@ -139,10 +150,10 @@ class Conversation:
         self.clear("")
 
     def set_param(self, text: str) -> None:
-        settable = {f.name for f in dataclasses.fields(SamplingParams)} - _FIXED
+        settable = self._settable()
         name, _, value = text.partition(" ")
         if not name:
-            for field in sorted(settable):
+            for field in settable:
                 print(f"{field} = {getattr(self.params, field)!r}")
             return
         if name not in settable:
@@ -153,6 +164,10 @@ class Conversation:
             print(f"{name} = {getattr(self.params, name)!r}")
         except (OctavoError, TypeError, ValueError) as error:
             terminal.say(f"octavo: error: {error}")
+
+    @staticmethod
+    def _settable() -> list[str]:
+        return sorted({f.name for f in dataclasses.fields(SamplingParams)} - _FIXED)
 
     def save(self, text: str) -> None:
         if not text:
@@ -184,41 +199,6 @@ def _parse_value(text: str) -> Any:
         return json.loads(text)
     except json.JSONDecodeError:
         return text
-
-
-def _read_lines() -> Iterator[str]:
-    """Lines of stdin; on a terminal with a prompt, editing and a history."""
-    if not sys.stdin.isatty():
-        yield from sys.stdin
-        return
-    with _line_editing():
-        while True:
-            try:
-                yield input("> ")
-            except EOFError:
-                sys.stdout.write("\n")
-                return
-            except KeyboardInterrupt:  # at the prompt: a fresh line, as in a shell
-                sys.stdout.write("\n")
-
-
-@contextmanager
-def _line_editing() -> Iterator[None]:
-    try:
-        import readline
-    except ImportError:  # some builds of Python come without it
-        yield
-        return
-    history = home() / "chat_history"
-    with suppress(OSError):
-        readline.read_history_file(history)
-    readline.set_history_length(1000)
-    try:
-        yield
-    finally:
-        with suppress(OSError):
-            history.parent.mkdir(parents=True, exist_ok=True)
-            readline.write_history_file(history)
 
 
 @contextmanager

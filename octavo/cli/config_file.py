@@ -17,9 +17,10 @@ import json
 import tomllib
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from octavo.cli import UsageError
+from octavo.cli.parser import CommandParser
 
 _MODEL = "model"
 
@@ -57,8 +58,8 @@ def with_config(
     return argparse.Namespace(**{**found, **vars(args)})
 
 
-class _FileParser(argparse.ArgumentParser):
-    def error(self, message: str) -> Any:
+class _FileParser(CommandParser):
+    def error(self, message: str) -> NoReturn:
         raise UsageError(f"{self.prog}: {message}")
 
 

@@ -45,11 +45,9 @@ def _run_on_model(args: argparse.Namespace) -> int:
 
     report = inspect_model(terminal.resolve(args.model))
     if args.json:
-        terminal.print_json(dataclasses.asdict(report))
+        terminal.print_json({**dataclasses.asdict(report), "summary": model_in_one_line(report)})
     else:
-        from rich.console import Console
-
-        print_model_report(report, Console(highlight=False, soft_wrap=True))
+        print_model_report(report, terminal.console())
     return 1 if report.problems else 0
 
 
@@ -68,19 +66,34 @@ def print_model_report(report: ModelReport, console: Console) -> None:
     for problem in report.problems:
         where = f"{problem.name}: " if problem.name else ""
         console.print(f"  - {problem.kind}: {where}{problem.reason}", markup=False)
+    if report.notes:
+        console.print("[bold]Notes[/bold]")
+    for note in report.notes:
+        console.print(f"  - {note}", markup=False)
+    console.print(model_in_one_line(report), style="bold", markup=False)
+
+
+def model_in_one_line(report: ModelReport) -> str:
+    if not report.problems:
+        return "ready: nothing in the model's files is missing, left over, or not supported"
+    first = report.problems[0]
+    where = f"{first.name}: " if first.name else ""
+    count = len(report.problems)
+    problems = "one problem" if count == 1 else f"{count:,} problems"
+    return f"not ready: {problems}, first: {where}{first.reason}"
 
 
 def _run_on_machine(args: argparse.Namespace) -> int:
     with terminal.spinner("looking at this machine"):
-        from octavo.doctor import examine
+        from octavo.doctor import examine, in_one_line
 
         report = examine()
     if args.json:
-        terminal.print_json(dataclasses.asdict(report))
+        terminal.print_json({**dataclasses.asdict(report), "summary": in_one_line(report)})
     else:
-        from rich.console import Console
-
-        print_report(report, Console(highlight=False, soft_wrap=True))
+        console = terminal.console()
+        print_report(report, console)
+        console.print(in_one_line(report), style="bold", markup=False)
     return 0
 
 

@@ -15,15 +15,21 @@ from collections.abc import Collection
 from typing import Any
 
 from octavo.cli import UsageError
+from octavo.cli.parser import rarely
 from octavo.config import EngineArgs, parse_bytes
 from octavo.errors import ConfigError
 from octavo.hub import DEFAULT_MODEL
 
+# Settings of an engine that are in the short help of commands.
+_OFTEN = (*("device", "kv_cache_dtype", "max_model_len", "max_num_seqs", "spec_method", "threads"),)
 
-def add_model_argument(parser: argparse.ArgumentParser, default: str = DEFAULT_MODEL) -> None:
+
+def add_model_argument(
+    parser: argparse.ArgumentParser, default: str = DEFAULT_MODEL
+) -> argparse.Action:
     """Add the optional positional MODEL. ``default``: what the arguments have without one, which
     may be nothing (``argparse.SUPPRESS``)."""
-    parser.add_argument(
+    return parser.add_argument(
         "model",
         nargs="?",
         default=default,
@@ -32,9 +38,15 @@ def add_model_argument(parser: argparse.ArgumentParser, default: str = DEFAULT_M
     )
 
 
-def add_engine_flags(parser: argparse.ArgumentParser, *, skip: Collection[str] = ()) -> None:
-    """Add ``--name`` for every field of EngineArgs but ``model`` and those of ``skip``."""
-    add_flags(parser, "engine", EngineArgs, skip={"model", *skip})
+def add_engine_flags(
+    parser: argparse.ArgumentParser,
+    *,
+    skip: Collection[str] = (),
+    often: Collection[str] = _OFTEN,
+) -> None:
+    """Add ``--name`` for every field of EngineArgs but ``model`` and those of ``skip``; ``often``
+    names those that are in the short help."""
+    add_flags(parser, "engine", EngineArgs, skip={"model", *skip}, often=often)
 
 
 def engine_kwargs(args: argparse.Namespace) -> dict[str, Any]:
@@ -48,20 +60,27 @@ def add_flags(
     settings_class: type[Any],
     *,
     skip: Collection[str] = (),
+    often: Collection[str] | None = None,
 ) -> None:
-    """Add ``--name`` for every field of a settings class but those of ``skip``."""
+    """Add ``--name`` for every field of a settings class but those of ``skip``.
+
+    ``often`` names the fields that are in the short help: all, where it is None.
+    """
     group = parser.add_argument_group(title)
     hints = typing.get_type_hints(settings_class)
     for field in dataclasses.fields(settings_class):
         if field.name in skip:
             continue
+        flag = "--" + field.name.replace("_", "-")
         group.add_argument(
-            "--" + field.name.replace("_", "-"),
+            flag,
             dest=_dest(settings_class) + field.name,
             default=argparse.SUPPRESS,
             help=_help(field),
             **_settings(field, hints[field.name]),
         )
+        if often is not None and field.name not in often:
+            rarely(group, flag)
 
 
 def given_settings(args: argparse.Namespace, settings_class: type[Any]) -> dict[str, Any]:
@@ -97,7 +116,7 @@ def _settings(field: dataclasses.Field[Any], hint: Any) -> dict[str, Any]:
     """What argparse needs to know of a field whose type is ``hint``."""
     if field.metadata["choices"]:
         return {"choices": field.metadata["choices"]}
-    if field.name in ("kv_cache_memory", "response_cache"):
+    if field.name in ("kv_cache_memory", "response_cache", "max_unread_bytes"):
         return {"type": _bytes, "metavar": "BYTES"}
     if field.name == "max_model_len":
         return {"type": _length, "metavar": "N"}

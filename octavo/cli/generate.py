@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from typing import TYPE_CHECKING, Any
 
 from octavo.cli import UsageError, results, terminal
@@ -27,6 +26,10 @@ examples:
   git diff | octavo generate - --system "Summarise this change in one sentence."
   octavo generate --prompt "One" --prompt "Two" --json | jq '.outputs[].outputs[].text'
 """
+
+
+# Settings of an engine that are in the short help of commands for one person.
+OFTEN = ("device", "max_model_len", "spec_method", "threads")
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -57,7 +60,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--system", metavar="TEXT", help="system message, with a chat template")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     add_sampling_flags(parser, **DEFAULTS)
-    add_engine_flags(parser, skip={"seed"})
+    add_engine_flags(parser, skip={"seed"}, often=OFTEN)
     parser.set_defaults(run=run)
 
 
@@ -98,7 +101,7 @@ def load(model: str, kwargs: dict[str, Any]) -> LLM:
         import numpy  # noqa: F401
 
         from octavo import LLM
-    if not sys.stderr.isatty():
+    if not terminal.can_animate():
         return LLM(model=model, **kwargs)
     with terminal.progress_bar("loading", model) as progress:
         return LLM(model=model, progress=progress, **kwargs)
@@ -113,7 +116,7 @@ def _answer_all(
     llm: LLM, inputs: list[Any], params: SamplingParams, use_chat: bool
 ) -> list[RequestOutput]:
     answer = llm.chat if use_chat else llm.generate
-    outputs: list[RequestOutput] = answer(inputs, params, use_tqdm=sys.stderr.isatty())
+    outputs: list[RequestOutput] = answer(inputs, params, use_tqdm=terminal.can_animate())
     return outputs
 
 
@@ -121,10 +124,11 @@ def _stream_one(llm: LLM, prompt: Any, params: SamplingParams, use_chat: bool) -
     """Text to stdout as it comes, figures to stderr when it ends."""
     stream = llm.stream_chat if use_chat else llm.stream
     output = None
+    writer = terminal.AnswerWriter()
     for chunk in stream(prompt, params):
-        terminal.write_answer(chunk.text)
+        writer.write(chunk.text)
         output = chunk.output
-    terminal.write_answer("\n")
+    writer.end()
     if output is not None:
         terminal.say(results.summary(output))
     return _status([output] if output is not None else [])

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 
 from octavo.cli import Command, UsageError, terminal
 from octavo.cli.busy import warn_if_busy
+from octavo.cli.parser import completed_by
+from octavo.cli.plan_flags import device_names
 
 if TYPE_CHECKING:
     from octavo.cost.hardware import Device
@@ -62,7 +64,10 @@ def configure_list(parser: argparse.ArgumentParser) -> None:
 
 def configure_show(parser: argparse.ArgumentParser) -> None:
     parser.epilog = SHOW_EXAMPLES
-    parser.add_argument("name", metavar="NAME", help="a device, or auto for this machine")
+    completed_by(
+        device_names,
+        parser.add_argument("name", metavar="NAME", help="a device, or auto for this machine"),
+    )
     parser.add_argument(
         "--measure",
         action="store_true",

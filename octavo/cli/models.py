@@ -7,6 +7,7 @@ from typing import Any
 
 from octavo import hub
 from octavo.cli import terminal
+from octavo.cli.parser import completed_by
 from octavo.hub import InstalledModel
 
 PULL_EXAMPLES = """\
@@ -36,7 +37,10 @@ examples:
 
 def configure_pull(parser: argparse.ArgumentParser) -> None:
     parser.epilog = PULL_EXAMPLES
-    parser.add_argument("name", metavar="NAME", help="the model to fetch")
+    completed_by(
+        lambda: hub.CATALOG,
+        parser.add_argument("name", metavar="NAME", help="the model to fetch"),
+    )
     parser.add_argument(
         "--accept-terms", action="store_true", help="accept the model's terms of use, if it has any"
     )
@@ -57,7 +61,10 @@ def configure_list(parser: argparse.ArgumentParser) -> None:
 
 def configure_remove(parser: argparse.ArgumentParser) -> None:
     parser.epilog = REMOVE_EXAMPLES
-    parser.add_argument("name", metavar="NAME", help="the model to delete")
+    completed_by(
+        lambda: [model.name for model in hub.installed()],
+        parser.add_argument("name", metavar="NAME", help="the model to delete"),
+    )
     _add_json(parser)
     parser.set_defaults(run=remove)
 

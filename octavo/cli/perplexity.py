@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from octavo.cli import UsageError
+from octavo.cli import UsageError, terminal
 from octavo.cli.bench import common
 from octavo.cli.engine_flags import engine_kwargs
 from octavo.cli.text_file import read_text
@@ -146,15 +145,14 @@ def describe(model: str, engine: Mapping[str, Any]) -> str:
 @contextmanager
 def progress_bar() -> Iterator[Callable[[int, int, float], None] | None]:
     """Tokens scored and the perplexity so far, on a terminal."""
-    if not sys.stderr.isatty():
+    if not terminal.can_animate():
         yield None
         return
-    from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
     columns = TextColumn("scoring"), BarColumn(), MofNCompleteColumn()
     figure = TextColumn("{task.description}")
-    with Progress(*columns, figure, console=Console(stderr=True), transient=True) as bar:
+    with Progress(*columns, figure, console=terminal.console(stderr=True), transient=True) as bar:
         task = bar.add_task("", total=None)
 
         def update(done: int, total: int, perplexity: float) -> None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from octavo.cli import UsageError, terminal
 from octavo.cli.bench.common import add_plot_flag, check_plots, positive, save_plots
+from octavo.cli.parser import rarely
 from octavo.cli.plan_flags import add_plan_flags, question_of
 from octavo.errors import ConfigError
 from octavo.files import replace_file
@@ -51,7 +52,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--cheapest",
         action="store_true",
-        help="the least number of devices that does what is asked, of each of the hardware that "
+        help="the least number of devices that does what is asked; of each of the hardware that "
         "is named, in any layout, with weights as they are, in fp8, and in int4",
     )
     group.add_argument(
@@ -77,6 +78,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="write what steps, memory and money of the plan depend on, and steps to check by: "
         "JSON, from which a page can compute the same",
     )
+    rarely(parser, "--most-devices", "--confirm", "--roofline", "--export", "--plot")
     parser.set_defaults(run=run)
 
 
@@ -106,8 +108,8 @@ def _run_plan(args: argparse.Namespace) -> int:
             }
         terminal.print_json(document)
     else:
-        _print_plan(_console(), plan, args)
-        _print_confirmed(_console(), confirmed)
+        _print_plan(terminal.console(), plan, args)
+        _print_confirmed(terminal.console(), confirmed)
     _save_plots(args, plan)
     _export(args, plan)
     return 0 if plan.is_feasible and all(each.holds for each in confirmed) else INFEASIBLE
@@ -132,8 +134,8 @@ def _run_search(args: argparse.Namespace) -> int:
     if args.json:
         terminal.print_json({**plan_json(solution.plan), **solution.as_json()})
     else:
-        _print_search(_console(), solution)
-        _print_plan(_console(), solution.plan, args)
+        _print_search(terminal.console(), solution)
+        _print_plan(terminal.console(), solution.plan, args)
     _save_plots(args, solution.plan)
     _export(args, solution.plan)
     return 0 if solution.search.offers else INFEASIBLE
@@ -163,12 +165,6 @@ def _export(args: argparse.Namespace, plan: Plan) -> None:
 
 
 # -- for people -----------------------------------------------------------------------------------
-
-
-def _console() -> Console:
-    from rich.console import Console
-
-    return Console(highlight=False, soft_wrap=True)
 
 
 def _print_plan(console: Console, plan: Plan, args: argparse.Namespace) -> None:

@@ -9,6 +9,7 @@ from octavo.cli import UsageError
 from octavo.cli.bench.common import positive
 from octavo.cli.calibrated import steps_here
 from octavo.cli.engine_flags import add_model_argument
+from octavo.cli.parser import completed_by, rarely
 from octavo.config import parse_bytes
 
 if TYPE_CHECKING:
@@ -20,13 +21,14 @@ _USUAL_YEARS, _USUAL_ELECTRICITY = 3.0, 0.15
 
 
 def add_plan_flags(parser: argparse.ArgumentParser) -> None:
-    add_model_argument(parser)
-    parser.add_argument(
+    completed_by(_planned_models, add_model_argument(parser))
+    hardware = parser.add_argument(
         "--hardware",
         default="auto",
         metavar="NAME[:N]",
         help="a device and how many of them; auto is this machine (default: %(default)s)",
     )
+    completed_by(device_names, hardware)
     parser.add_argument(
         "--hardware-file", metavar="FILE", help="devices of your own, beside those of the table"
     )
@@ -34,6 +36,23 @@ def add_plan_flags(parser: argparse.ArgumentParser) -> None:
     _add_traffic_flags(parser)
     _add_engine_flags(parser)
     _add_money_flags(parser)
+    rarely(parser, "--hardware-file", "--pp", "--ep", "--dp", "--dtype", "--kv-cache-dtype")
+    rarely(parser, "--purchase", "--years", "--electricity", "--utilization", "--block-size")
+    rarely(parser, "--max-model-len", "--max-num-batched-tokens", "--max-num-seqs")
+    rarely(parser, "--gpu-memory-utilization", "--kv-cache-memory")
+
+
+def _planned_models() -> list[str]:
+    from octavo.cost.catalogue import names
+
+    return names()
+
+
+def device_names() -> list[str]:
+    """The devices that are known by name, and this machine."""
+    from octavo.cost.hardware_table import AUTO, devices
+
+    return [AUTO, *(device.name.lower().replace(" ", "-") for device in devices())]
 
 
 def _add_model_flags(parser: argparse.ArgumentParser) -> None:

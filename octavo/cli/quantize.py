@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -11,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 from octavo.cli import UsageError, terminal
 from octavo.cli.bench.common import add_plot_flag, check_plots, positive, save_plots
+from octavo.cli.parser import rarely
 from octavo.cli.text_file import read_text
-from octavo.errors import ConfigError
+from octavo.errors import ConfigError, OctavoError
 from octavo.extras import need_torch
 from octavo.machine import keep_openmp_patient
 
@@ -140,6 +142,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     add_plot_flag(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
+    rarely(parser, "--symmetric", "--asymmetric", "--mix-bits", "--calibration-tokens", "--rotate")
+    rarely(parser, "--train-tokens", "--train-codes", "--no-calibration", "--requantize")
+    rarely(parser, "--report-text")
     parser.set_defaults(run=run)
 
 
@@ -161,26 +166,55 @@ def run(args: argparse.Namespace) -> int:
     else:
         plan = [(_beside(args.out, name), wanted_of(args, name)) for name in _names(args.compare)]
     checkpoint, tokenizer = open_checkpoint(path), load_tokenizer(path)
+    failures = Failures(is_kept=args.compare is not None)
     made = []
-    for out, wanted in plan:
-        with progress_bar() as progress:
-            made.append(make(checkpoint, tokenizer, out, wanted, progress))
-    if args.rotate and checkpoint.config().tie_embeddings:
-        terminal.say("the head was the embedding; rotated they differ, and both are written")
-    reports = _reports(args.model, made, text) if is_measured else [None]
-    rows = [
-        {**each.as_json(), "report": report} for each, report in zip(made, reports, strict=True)
-    ]
+    with terminal.ending_on_sigterm():
+        for out, wanted in plan:
+            with failures.of(str(out)), progress_bar() as progress:
+                made.append(make(checkpoint, tokenizer, out, wanted, progress, terminal.say))
+        if args.rotate and checkpoint.config().tie_embeddings:
+            terminal.say("the head was the embedding; rotated they differ, and both are written")
+        rows = _rows(args.model, made, text, failures) if is_measured else [_row(made[0], None)]
     if args.json:
-        terminal.print_json({"rows": rows} if args.compare else rows[0])
-    else:
+        compared = {"rows": rows, "failed": failures.reasons}
+        terminal.print_json(compared if args.compare else rows[0])
+    elif rows:
         print_rows(rows)
         for row in rows:
             if "choice" in row:
                 print_choice(row)
-    if args.plot:  # last, so that a picture that cannot be written costs no measurement
-        save_plots(args, lambda: _figure(args.model, rows))
-    return 0
+    # Last, so that a picture that cannot be written costs no measurement.
+    if args.plot and any(row["report"] for row in rows):
+        save_plots(args, lambda: _figure(args.model, [row for row in rows if row["report"]]))
+    return failures.tell()
+
+
+class Failures:
+    """What came to nothing, by name. In a comparison the others go on; else it is raised.
+
+    A comparison takes hours, of which a method that does not fit the model must not cost all.
+    """
+
+    def __init__(self, is_kept: bool):
+        self._is_kept = is_kept
+        self.reasons: dict[str, str] = {}
+
+    @contextmanager
+    def of(self, name: str) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:
+            if not self._is_kept or os.environ.get("OCTAVO_DEBUG") == "1":
+                raise
+            kind = "" if isinstance(error, OctavoError) else f"{type(error).__name__}: "
+            self.reasons[name] = kind + " ".join(str(error).split())
+            terminal.say(f"{name} failed: {self.reasons[name]}")
+
+    def tell(self) -> int:
+        """The exit status; says again what failed, behind all else that was said."""
+        for name, reason in self.reasons.items():
+            terminal.say(f"octavo: error: {name}: {reason}")
+        return 1 if self.reasons else 0
 
 
 def _figure(model: str, rows: Sequence[Mapping[str, Any]]) -> Figure:
@@ -266,27 +300,38 @@ def _beside(out: str, name: str) -> Path:
     return Path(f"{out.removesuffix('.gguf')}-{name.lower()}{suffix}")
 
 
-def _reports(
-    base: str, made: Sequence[Made], text: tuple[str, str] | None
-) -> list[Mapping[str, Any] | None]:
+def _rows(
+    base: str, made: Sequence[Made], text: tuple[str, str] | None, failures: Failures
+) -> list[dict[str, Any]]:
+    """With what was lost and gained; models that cannot be judged are there all the same."""
     from octavo.quality.report import Judge, built_in_text
 
-    say = terminal.say if sys.stderr.isatty() else lambda _: None
-    with Judge(base, text or built_in_text(), say=say) as judge:
-        return [judge.report(str(each.out)).as_json() for each in made]
+    rows = [_row(each, None) for each in made]
+    if rows:
+        with (
+            failures.of("the report"),
+            Judge(base, text or built_in_text(), say=terminal.say) as judge,
+        ):
+            for row in rows:
+                with failures.of(f"the report on {row['out']}"):
+                    row["report"] = judge.report(row["out"]).as_json()
+    return rows
+
+
+def _row(made: Made, report: Mapping[str, Any] | None) -> dict[str, Any]:
+    return {**made.as_json(), "report": report}
 
 
 @contextmanager
 def progress_bar() -> Iterator[Progress]:
-    """What is being done, and how much of it is, on a terminal."""
-    if not sys.stderr.isatty():
-        yield lambda what, done, total: None
+    """What is being done, and how much of it is: a bar on a terminal, elsewhere a line at times."""
+    if not terminal.can_animate():
+        yield terminal.LineProgress().update
         return
-    from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn()
-    with Progress(*columns, TimeElapsedColumn(), console=Console(stderr=True)) as bar:
+    with Progress(*columns, TimeElapsedColumn(), console=terminal.console(stderr=True)) as bar:
         task = bar.add_task("starting", total=None)
 
         def update(what: str, done: int, total: int) -> None:
@@ -296,33 +341,35 @@ def progress_bar() -> Iterator[Progress]:
 
 
 def print_rows(rows: Sequence[Mapping[str, Any]]) -> None:
-    from rich.console import Console
     from rich.table import Table
 
+    reports = [row["report"] for row in rows if row["report"]]
     table = Table(box=None, pad_edge=False)
     columns = ["model", "format", "bits", "size", "made in"]
-    if rows[0]["report"]:
-        columns += ["perplexity", "KL", "KL P99", "same top", "decode tok/s", "prefill tok/s"]
+    if reports:
+        columns += ["perplexity", "KL", "KL P99", "same top", "KL served"]
+        columns += ["decode tok/s", "prefill tok/s"]
     for column in columns:
         table.add_column(column, justify="left" if column in ("model", "format") else "right")
-    if rows[0]["report"]:
-        table.add_row(*_of_base(rows[0]["report"]))
+    if reports:
+        table.add_row(*_of_base(reports[0]))
     for row in rows:
         table.add_row(*_cells(row))
-    console = Console()
+    # Without a terminal there is no width to keep to.
+    width = None if sys.stdout.isatty() else 400
+    console = terminal.console(width=width, wraps=True)
     console.print(table)
-    if rows[0]["report"]:
-        report = rows[0]["report"]
+    if reports:
         console.print(
-            f"{report['tokens']:,} tokens of {report['text']}; KL divergence from the original in "
-            "nats; tokens/s of one stream, in turns with it",
+            f"{reports[0]['tokens']:,} tokens of {reports[0]['text']}; KL divergence from the "
+            "original in nats, with exact activations (int16) and KV, and as the model is served "
+            "by default; tokens/s of one stream, in turns with it",
             style="dim",
         )
 
 
 def print_choice(row: Mapping[str, Any]) -> None:
     """How many matrices of each kind became what."""
-    from rich.console import Console
     from rich.table import Table
 
     kinds: Mapping[str, Mapping[str, int]] = row["choice"]["kinds"]
@@ -333,18 +380,14 @@ def print_choice(row: Mapping[str, Any]) -> None:
         table.add_column(name, justify="right")
     for kind, counts in kinds.items():
         table.add_row(kind, *(str(counts.get(name, "")) for name in names))
-    console = Console()
-    console.print(
-        f"\n{row['out']}: expected KL {row['choice']['expected_kl']:.4f}",
-        highlight=False,
-        soft_wrap=True,
-    )
+    console = terminal.console(wraps=True)
+    console.print(f"\n{row['out']}: expected KL {row['choice']['expected_kl']:.4f}", soft_wrap=True)
     console.print(table)
 
 
 def _of_base(report: Mapping[str, Any]) -> list[str]:
     speeds = f"{report['base_decode_tps']:,.0f}", f"{report['base_prefill_tps']:,.0f}"
-    return ["the original", "", "", "", "", f"{report['base_perplexity']:.3f}", "", "", "", *speeds]
+    return ["the original", "", "", "", "", f"{report['base_perplexity']:.3f}", *[""] * 4, *speeds]
 
 
 def _cells(row: Mapping[str, Any]) -> list[str]:
@@ -362,6 +405,7 @@ def _cells(row: Mapping[str, Any]) -> list[str]:
             f"{report['kl_mean']:.4f}",
             f"{report['kl_p99']:.3f}",
             f"{report['same_top']:.1%}",
+            f"{report['served_kl_mean']:.4f}",
             f"{report['decode_tps']:,.0f}",
             f"{report['prefill_tps']:,.0f}",
         ]

@@ -8,6 +8,7 @@ from collections.abc import Collection
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from octavo.cli import UsageError
+from octavo.cli.parser import rarely
 from octavo.core.sampling_params import SamplingParams
 from octavo.errors import InvalidRequestError
 
@@ -57,6 +58,8 @@ FLAGS = (
 )
 
 
+# Those in the short help of commands.
+_OFTEN = {"max-tokens", "temperature", "top-p", "top-k", "seed", "n", "stop"}
 # Where neither the user nor the model's files say how to sample.
 FALLBACK: dict[str, Any] = {"temperature": 0.7, "top_p": 0.95}
 
@@ -83,6 +86,8 @@ def add_sampling_flags(
             settings |= {"type": flag.kind, "metavar": flag.metavar}
             settings["action"] = "append" if flag.repeat else "store"
         group.add_argument(f"--{flag.name}", help=shown, **settings)
+        if flag.name not in _OFTEN:
+            rarely(group, f"--{flag.name}")
 
 
 def base_params(llm: LLM, **defaults: Any) -> SamplingParams:

@@ -34,6 +34,13 @@ then, from anywhere on this machine:
 """
 
 
+# Settings of a server that are in the short help.
+_OFTEN = (
+    *("host", "port", "api_key_file", "served_model_name", "allowed_origin"),
+    *("max_concurrent_per_key", "chat_template", "log_format"),
+)
+
+
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.epilog = EXAMPLES
     add_model_argument(parser, default=argparse.SUPPRESS)
@@ -43,7 +50,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_flags(parser: argparse.ArgumentParser) -> None:
-    add_flags(parser, "server", ServerSettings)
+    add_flags(parser, "server", ServerSettings, often=_OFTEN)
     add_engine_flags(parser)
 
 

@@ -17,6 +17,7 @@ from octavo.cli.engine_flags import (
     engine_kwargs,
     given_settings,
 )
+from octavo.cli.parser import rarely
 from octavo.config import EngineArgs
 from octavo.sim.settings import ENGINE_SETTINGS, ClientSettings, FleetSettings
 from octavo.workload.settings import LoadSettings, Workload
@@ -50,6 +51,14 @@ _PLOTTED_POINTS = 150  # more would be a scrawl
 _AS_MEASURED = ("hardware", "profile", "quantization", "dtype", "tp", "pp", "ep", "dp")
 
 
+# Flags that are in the short help.
+_OFTEN = (
+    *("hardware", "tp", "quantization", "replicas", "trace"),
+    *("num_prompts", "input_len", "output_len", "request_rate", "max_concurrency"),
+    "max_num_seqs",
+)
+
+
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.epilog = EXAMPLES
     add_model_argument(parser)
@@ -64,12 +73,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
         metavar="NAME:MS",
         help="limits that a good request meets, in ms: ttft:200 tpot:50 e2el:5000",
     )
-    add_flags(parser, "what serves", FleetSettings)
-    add_flags(parser, "who asks", ClientSettings)
-    add_flags(parser, "workload", Workload)
-    add_flags(parser, "load", LoadSettings)
+    add_flags(parser, "what serves", FleetSettings, often=_OFTEN)
+    add_flags(parser, "who asks", ClientSettings, often=_OFTEN)
+    add_flags(parser, "workload", Workload, often=_OFTEN)
+    add_flags(parser, "load", LoadSettings, often=_OFTEN)
     others = {each.name for each in fields(EngineArgs)} - set(ENGINE_SETTINGS)
-    add_engine_flags(parser, skip=others)
+    add_engine_flags(parser, skip=others, often=_OFTEN)
+    rarely(parser, "--plot", "--goodput")
     parser.set_defaults(run=run)
 
 

@@ -136,9 +136,7 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         terminal.print_json(document)
     else:
-        from rich.console import Console
-
-        _print(Console(highlight=False, soft_wrap=True), args, document)
+        _print(terminal.console(), args, document)
     return 0
 
 

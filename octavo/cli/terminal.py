@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
+import signal
 import sys
+import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from octavo import hub
+from octavo.cli.wrapping import WordWrap
 
 if TYPE_CHECKING:
+    from rich.console import Console
     from rich.progress import Progress
 
 UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
@@ -27,10 +34,74 @@ def print_json(value: Any) -> None:
     sys.stdout.flush()
 
 
+class AnswerWriter:
+    """Writes an answer to stdout as it comes. On a terminal without control characters, and with
+    lines that end between words."""
+
+    def __init__(self) -> None:
+        self._wrap = WordWrap(_columns) if sys.stdout.isatty() else None
+
+    def write(self, text: str) -> None:
+        if self._wrap is not None:
+            text = self._wrap.feed(text.translate(_CONTROLS))
+        if text:
+            sys.stdout.write(text)
+            sys.stdout.flush()
+
+    def end(self) -> None:
+        """What was held back, and the end of the line."""
+        sys.stdout.write("\n" if self._wrap is None else self._wrap.end() + "\n")
+        sys.stdout.flush()
+
+
+def _columns() -> int:
+    return max(shutil.get_terminal_size().columns, 1)
+
+
 def write_answer(text: str) -> None:
-    """A piece of an answer to stdout, at once; without control characters on a terminal."""
-    sys.stdout.write(text.translate(_CONTROLS) if sys.stdout.isatty() else text)
-    sys.stdout.flush()
+    """A whole answer, or several, to stdout."""
+    writer = AnswerWriter()
+    writer.write(text.removesuffix("\n"))
+    writer.end()
+
+
+def can_move_cursor() -> bool:
+    """Whether a terminal takes more than text, by what it says of itself."""
+    kind = os.environ.get("TERM") or ("dumb" if os.name == "posix" else "")
+    return kind not in ("dumb", "unknown")
+
+
+def is_plain() -> bool:
+    """Whether a terminal is to get no colours and nothing that moves: https://no-color.org, and
+    terminals that can do neither."""
+    return bool(os.environ.get("NO_COLOR")) or not can_move_cursor()
+
+
+def can_animate() -> bool:
+    """Whether stderr is a terminal on which a line may be drawn again and again."""
+    return sys.stderr.isatty() and not is_plain()
+
+
+def console(*, stderr: bool = False, width: int | None = None, wraps: bool = False) -> Console:
+    """Where tables and styled lines go; lines are left as long as they are unless ``wraps``.
+
+    Without a single escape sequence where ``is_plain``, and where the reader has gone it raises
+    BrokenPipeError, as print does.
+    """
+    from rich.console import Console
+
+    class _Console(Console):
+        def on_broken_pipe(self) -> None:
+            raise BrokenPipeError  # rich would end the program with status 1
+
+    return _Console(
+        stderr=stderr,
+        width=width,
+        highlight=False,
+        soft_wrap=not wraps,
+        color_system=None if is_plain() else "auto",
+        force_terminal=False if is_plain() else None,
+    )
 
 
 def say(message: str) -> None:
@@ -71,7 +142,7 @@ def progress_bar(doing: str, model: str) -> Iterator[Callable[[int, int | None],
 
     Nothing is shown before its first call: most models are here, and need no fetching.
     """
-    if not sys.stderr.isatty():
+    if not can_animate():
         yield _quiet_progress(doing, model)
         return
     bar = _Bar(f"{doing} {model}")
@@ -100,7 +171,6 @@ class _Bar:
 
     def _start(self) -> Progress:
         from rich import progress
-        from rich.console import Console
 
         bar = progress.Progress(
             progress.TextColumn("{task.description}"),
@@ -108,7 +178,7 @@ class _Bar:
             progress.DownloadColumn(binary_units=True),
             progress.TransferSpeedColumn(),
             progress.TimeRemainingColumn(),
-            console=Console(stderr=True),
+            console=console(stderr=True),
             transient=True,
         )
         bar.start()
@@ -119,7 +189,7 @@ class _Bar:
 def request_progress() -> Iterator[Callable[[int, int], None]]:
     """A callback that takes (requests that have ended, requests in all). Shown on a terminal only,
     from its first call on."""
-    if not sys.stderr.isatty():
+    if not can_animate():
         yield lambda ended, total: None
         return
     bar = _RequestBar()
@@ -145,15 +215,47 @@ class _RequestBar:
 
     def _start(self) -> Progress:
         from rich import progress
-        from rich.console import Console
 
         columns = progress.BarColumn(), progress.MofNCompleteColumn(), progress.TimeElapsedColumn()
         # It is drawn in a thread: seldom, for that thread takes time from what is measured.
         bar = progress.Progress(
-            *columns, console=Console(stderr=True), transient=True, refresh_per_second=2
+            *columns, console=console(stderr=True), transient=True, refresh_per_second=2
         )
         bar.start()
         return bar
+
+
+class LineProgress:
+    """Progress as lines, for logs: none in the first seconds, and then one now and then."""
+
+    def __init__(self, every: float = 15.0, now: Callable[[], float] = time.monotonic):
+        self._every, self._now = every, now
+        self._last = now()
+
+    def update(self, what: str, done: int, total: int) -> None:
+        now = self._now()
+        if now - self._last >= self._every:
+            self._last = now
+            say(f"{what}: {done:,} of {total:,}")
+
+
+@contextmanager
+def ending_on_sigterm() -> Iterator[None]:
+    """SIGTERM and SIGHUP end what is within as an error does: files that are half written go."""
+
+    def end(signum: int, frame: Any) -> None:
+        raise SystemExit(128 + signum)
+
+    numbers = [getattr(signal, n) for n in ("SIGTERM", "SIGHUP") if hasattr(signal, n)]
+    is_main = threading.current_thread() is threading.main_thread()  # who alone may set handlers
+    ours = [n for n in numbers if is_main and signal.getsignal(n) == signal.SIG_DFL]
+    for number in ours:
+        signal.signal(number, end)
+    try:
+        yield
+    finally:
+        for number in ours:
+            signal.signal(number, signal.SIG_DFL)
 
 
 def _quiet_progress(doing: str, model: str) -> Callable[[int, int | None], None]:
@@ -171,8 +273,6 @@ def _quiet_progress(doing: str, model: str) -> Callable[[int, int | None], None]
 
 def spinner(message: str) -> AbstractContextManager[object]:
     """A spinner on a terminal, nothing elsewhere."""
-    if not sys.stderr.isatty():
+    if not can_animate():
         return nullcontext()
-    from rich.console import Console
-
-    return Console(stderr=True).status(message)
+    return console(stderr=True).status(message)

@@ -114,10 +114,9 @@ def _check_limit(args: argparse.Namespace) -> None:
 
 
 def _print(found: TraceStatistics) -> None:
-    from rich.console import Console
     from rich.table import Table
 
-    console = Console(highlight=False, soft_wrap=True)
+    console = terminal.console()
     rate, variation = found.requests_per_s, found.gap_cv
     rows = [
         ("requests", f"{found.count}"),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
@@ -189,12 +188,10 @@ def _candidates(question: Question, study: Study, steps: Steps) -> list[Candidat
 @contextmanager
 def _progress() -> Iterator[Progress]:
     """A line on a terminal that says how far it is; elsewhere a line for each part."""
-    from rich.console import Console
-
-    is_terminal = sys.stderr.isatty()
+    is_terminal = terminal.can_animate()
     said = None
     # It is drawn in a thread: seldom, for that thread takes time from what is measured.
-    line = Console(stderr=True).status("tuning", refresh_per_second=2)
+    line = terminal.console(stderr=True).status("tuning", refresh_per_second=2)
     with line if is_terminal else nullcontext() as status:
 
         def progress(what: str, done: int, total: int) -> None:

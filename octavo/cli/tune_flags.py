@@ -10,6 +10,7 @@ from typing import Any
 from octavo.cli import UsageError
 from octavo.cli.bench import common
 from octavo.cli.engine_flags import add_flags, engine_kwargs, given_settings
+from octavo.cli.parser import rarely
 from octavo.errors import ConfigError
 from octavo.planner.slo import Slo, parse_slo
 from octavo.sim.settings import ENGINE_SETTINGS, ClientSettings, FleetSettings
@@ -49,6 +50,8 @@ examples:
 _SIMULATED = {*ENGINE_SETTINGS, "kv_cache_dtype", "quantization"}
 _LOAD = ("request_rate", "burstiness")
 _REQUESTS = 200
+# Flags of workloads and loads that are in the short help.
+_OFTEN = ("dataset_path", "input_len", "output_len", "request_rate")
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,10 +123,12 @@ def add_tune_flags(parser: argparse.ArgumentParser) -> None:
         help="requests, or how many of a trace at most (default: %(default)s)",
     )
     add_flags(parser, "who asks", ClientSettings, skip=_all_but(ClientSettings, "trace"))
-    add_flags(parser, "workload", Workload, skip={"num_prompts"})
-    add_flags(parser, "load", LoadSettings, skip=_all_but(LoadSettings, *_LOAD))
+    add_flags(parser, "workload", Workload, skip={"num_prompts"}, often=_OFTEN)
+    add_flags(parser, "load", LoadSettings, skip=_all_but(LoadSettings, *_LOAD), often=_OFTEN)
     add_flags(parser, "what serves", FleetSettings, skip=_all_but(FleetSettings, "hardware"))
     common.add_engine_arguments(parser, skip={"seed"})
+    rarely(parser, "--candidates", "--acceptance", "--live", "--live-seconds", "--turns", "--plot")
+    rarely(parser, "--output", "--json", "--device", "--trace", "--hardware", "--also")
 
 
 def _add_search_flags(parser: argparse.ArgumentParser) -> None:

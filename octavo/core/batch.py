@@ -27,17 +27,6 @@ class StateStep(NamedTuple):
     target: int
 
 
-class Distribution(NamedTuple):
-    """How likely a drafter was to draw each token: weights, which need not sum to 1.
-
-    ``token_ids`` are those that could be drawn, each named once, or None for all of a vocabulary in
-    their order. Both may be lists, arrays, or arrays of numpy.
-    """
-
-    token_ids: Sequence[int] | None
-    probabilities: Sequence[float]
-
-
 @dataclass(frozen=True, slots=True)
 class Draft:
     """Guesses at the tokens that follow a request's known ones: a chain, or a tree of them.
@@ -48,19 +37,10 @@ class Draft:
 
         token_ids   7   8   3   9          (known) ── 7 ── 8 ── 9
         parents    -1   0   0   1                     └── 3
-
-    ``drawn_from`` has, for each token that was drawn at random, the distribution that it was drawn
-    from, given the tokens that it follows and the siblings before it; None for one that was not
-    drawn. Only acceptance by rejection reads it. Answers then keep their distribution as long as
-    no token was left out of a draft because of what it is: what is drawn is drafted, and siblings
-    are drawn without replacement.
     """
 
     token_ids: tuple[int, ...]
     parents: tuple[int, ...]
-    drawn_from: tuple[Distribution | None, ...] | None = field(
-        default=None, repr=False, compare=False
-    )
 
     def __post_init__(self) -> None:
         if len(self.parents) != len(self.token_ids) or not all(
@@ -69,8 +49,6 @@ class Draft:
             raise ValueError(f"parents come before their children: {self.parents}")
         if len(set(zip(self.parents, self.token_ids, strict=True))) < len(self.token_ids):
             raise ValueError("tokens that follow the same one differ")
-        if self.drawn_from is not None and len(self.drawn_from) != len(self.token_ids):
-            raise ValueError("each token has a distribution that it was drawn from, or None")
 
     @classmethod
     def chain(cls, token_ids: Sequence[int]) -> Draft:
@@ -88,8 +66,7 @@ class Draft:
         """The first ``count`` tokens, which are a tree too."""
         if count >= len(self):
             return self
-        drawn_from = self.drawn_from and self.drawn_from[:count]
-        return Draft(self.token_ids[:count], self.parents[:count], drawn_from)
+        return Draft(self.token_ids[:count], self.parents[:count])
 
     def children(self) -> dict[tuple[int, int], int]:
         """The index of each token, by the index of the one that it follows and what it is."""

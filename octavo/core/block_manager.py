@@ -120,7 +120,9 @@ class BlockManager:
 
     def match(self, request: Request, limit: int) -> SharedPrefix:
         """Cached blocks for the first tokens of a request, ``limit`` tokens at most; and what the
-        store has besides."""
+        store has besides. None for one that takes no part in caches."""
+        if not request.params.cache_prompt:
+            return self.nothing_shared
         if request.sight is not None:
             limit = min(limit, request.sight.num_tokens)
         cached = self.prefix_cache.match(request.token_ids, limit, request.cache_salt)
@@ -150,6 +152,8 @@ class BlockManager:
 
     def why_no_more(self, request: Request, num_found: int, limit: int) -> MissReason:
         """Why ``match`` found no more of a request's first tokens."""
+        if not request.params.cache_prompt:
+            return MissReason.OFF
         sight, num_tokens = request.sight, len(request.token_ids)
         if sight is not None and num_found + self.block_size > sight.num_tokens < limit:
             return MissReason.SIGHT
@@ -331,8 +335,9 @@ class BlockManager:
     def commit(self, request: Request) -> None:
         """Publish the blocks that became full and computed, and leave behind what no window sees.
 
-        If the cache already holds a block's content, the request adopts that block and its own is
-        released: one content, one block, and no request is left reading a block that is free.
+        Those of a request that takes no part in caches are known to nobody else. If the cache
+        already holds a block's content, the request adopts that block and its own is released: one
+        content, one block, and no request is left reading a block that is free.
         """
         size, first = self.block_size, request.num_published_blocks
         num_full = request.num_computed_tokens // size
@@ -341,10 +346,11 @@ class BlockManager:
         end = num_full
         if request.sight is not None:  # what it does not see all of, nobody else would compute
             end = min(end, request.sight.num_tokens // size)
-        if first < end:
-            self._publish(request, first, end)
+        if request.params.cache_prompt:
+            if first < end:
+                self._publish(request, first, end)
+            self.states.keep(request, request.block_ids[num_full - 1])
         request.num_published_blocks = num_full
-        self.states.keep(request, request.block_ids[num_full - 1])
         if self.has_windows or request.sight is not None:
             self._leave_behind(request)
 
@@ -405,7 +411,7 @@ class BlockManager:
 
     def _save(self, block_id: int) -> None:
         """Have a published block copied to the store before it is written over, if there is one."""
-        target = self.store.offer(block_id, self.prefix_cache.key_of)
+        target = self.store.offer(block_id, self.prefix_cache.key_of, self.prefix_cache.key_before)
         if target is not None:
             self._copies.append((block_id, target))
 

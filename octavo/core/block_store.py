@@ -93,9 +93,14 @@ class BlockStore(Protocol):
         """Whether a block that is offered now will be kept, as far as that can be known."""
         ...
 
-    def offer(self, block_id: int, key_of: Callable[[int], bytes]) -> int | None:
+    def offer(
+        self,
+        block_id: int,
+        key_of: Callable[[int], bytes],
+        key_before: Callable[[int], bytes | None] = lambda _: None,
+    ) -> int | None:
         """The block to copy one of the pool's to, which is about to be written over. None: nowhere,
-        or it is there."""
+        or it is there. ``key_of`` and ``key_before`` are as of ``PrefixCache``."""
         ...
 
     def ask(
@@ -135,7 +140,12 @@ class NoBlockStore:
     saves_ahead = False
     has_room = False
 
-    def offer(self, block_id: int, key_of: Callable[[int], bytes]) -> int | None:
+    def offer(
+        self,
+        block_id: int,
+        key_of: Callable[[int], bytes],
+        key_before: Callable[[int], bytes | None] = lambda _: None,
+    ) -> int | None:
         return None
 
     def ask(

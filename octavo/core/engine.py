@@ -350,7 +350,7 @@ class Engine:
             step_id=batch.step_id,
             num_running=len(scheduler.running),
             num_waiting=len(scheduler.waiting),
-            num_waiting_tokens=scheduler.num_waiting_tokens,
+            num_waiting_tokens=scheduler.waiting.num_tokens,
             num_due_tokens=_num_due_tokens(scheduler.running),
             num_seqs=batch.num_seqs,
             num_tokens=batch.num_known_tokens + _tokens_of_further_rounds(updates),

@@ -8,12 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from octavo.core.sampling_params import SamplingParams
 from octavo.core.sight import Sight
 from octavo.errors import InvalidRequestError, PromptTooLongError, QueueFullError
 from octavo.scalars import plain, plain_list
+
+# Tokens of an answer that the context does not bound, where nothing else is said.
+DEFAULT_OUTPUT_TOKENS = 1 << 16
 
 
 def checked_token_ids(
@@ -114,32 +117,137 @@ def total_tokens_of(
     return limit if max_tokens is None else num_prompt + max_tokens
 
 
+def most_output_tokens(limit: int | None, sight: Sight | None) -> int | None:
+    """Tokens that an answer may have beside what the context allows, None for no further bound:
+    ``limit`` if there is one, and a default for what may outgrow the context."""
+    if limit is None and sight is not None:
+        return DEFAULT_OUTPUT_TOKENS
+    return limit
+
+
+def check_output_tokens(
+    max_tokens: int | None, limit: int | None, sight: Sight | None, field: str = "max_tokens"
+) -> None:
+    """Raise InvalidRequestError if a request asks for more tokens than ``most_output_tokens``."""
+    most = most_output_tokens(limit, sight)
+    if max_tokens is not None and most is not None and max_tokens > most:
+        raise InvalidRequestError(
+            f"{max_tokens} are more than the {most} that an answer may have here "
+            "(--max-output-tokens)",
+            field,
+        )
+
+
+class Work(NamedTuple):
+    """What requests may take at the most: the unit of every limit.
+
+    Args:
+        samples: completions that are generated, ``n`` or ``best_of`` of each prompt.
+        tokens: of all samples, each with its prompt and with as many as it may generate.
+    """
+
+    samples: int
+    tokens: int
+
+    @classmethod
+    def of(cls, num_prompt_tokens: int, params: SamplingParams) -> Work:
+        """That of one prompt; ``max_tokens`` has to be known."""
+        samples = params.num_samples
+        return cls(samples, samples * (num_prompt_tokens + (params.max_tokens or 0)))
+
+    def plus(self, other: Work) -> Work:
+        return Work(self.samples + other.samples, self.tokens + other.tokens)
+
+    def minus(self, other: Work) -> Work:
+        return Work(self.samples - other.samples, self.tokens - other.tokens)
+
+
 @dataclass(frozen=True, slots=True)
 class QueueLimits:
-    """Bounds of what may wait; None is no bound. Requests count by sample."""
+    """Bounds of the work that may be somewhere at once; None is no bound.
+
+    Requests count by sample. ``are`` says what they do there, for messages.
+    """
 
     max_requests: int | None = None
     max_tokens: int | None = None
+    are: str = "waiting"
 
-    def check(self, num_requests: int, num_tokens: int) -> None:
-        """Raise InvalidRequestError if so many could not wait together in an empty queue."""
-        if self.max_requests is not None and num_requests > self.max_requests:
+    def check(self, work: Work) -> None:
+        """Raise InvalidRequestError if so much could not be there even alone."""
+        if self.max_requests is not None and work.samples > self.max_requests:
             raise InvalidRequestError(
-                f"{num_requests} completions are more than the {self.max_requests} requests that "
-                "may wait here: ask for fewer at once, with a lower n or fewer prompts"
+                f"{work.samples} completions are more than the {self.max_requests} that may be "
+                f"{self.are} here: ask for fewer at once, with a lower n or fewer "
+                "prompts",
+                "n",
             )
-        if self.max_tokens is not None and num_tokens > self.max_tokens:
+        if self.max_tokens is not None and work.tokens > self.max_tokens:
             raise InvalidRequestError(
-                f"the prompts have {num_tokens} tokens, counted once for each completion; "
-                f"{self.max_tokens} may wait here: shorten them, or ask for fewer at once"
+                f"prompts and answers may come to {work.tokens} tokens, counted for each "
+                f"completion; {self.max_tokens} may be {self.are} here: lower max_tokens or n, "
+                "shorten the prompts, or ask for fewer at once",
+                "max_tokens",
             )
 
-    def check_requests(self, num_waiting: int, num_more: int = 1) -> None:
-        """Raise QueueFullError if no such number of requests can join those that wait."""
-        if self.max_requests is not None and num_waiting + num_more > self.max_requests:
-            raise QueueFullError(f"{num_waiting} requests are waiting already")
 
-    def check_tokens(self, num_waiting: int, num_more: int) -> None:
-        """Raise QueueFullError if no such number of tokens can join those that wait."""
-        if self.max_tokens is not None and num_waiting + num_more > self.max_tokens:
-            raise QueueFullError(f"{num_waiting} tokens are waiting already")
+class WorkBudget:
+    """The work that is there, of each tenant and of all, held against limits.
+
+    Where a limit is reached, a tenant may still have its share: the limit divided by the tenants
+    that have anything there, itself included. So nobody keeps others out by filling the queue; with
+    t tenants there can be 1 + 1/2 + ... + 1/t times the limit, and with one no more than the limit.
+    """
+
+    def __init__(self, limits: QueueLimits):
+        self.limits = limits
+        self.total = Work(0, 0)
+        self._by_tenant: dict[str, Work] = {}
+
+    def of(self, tenant: str) -> Work:
+        """What a tenant has there."""
+        return self._by_tenant.get(tenant, _NOTHING)
+
+    def check(self, tenant: str, work: Work) -> None:
+        """Raise QueueFullError if a tenant cannot have so much more now."""
+        self.check_samples(tenant, work.samples)
+        self.check_tokens(tenant, work.tokens)
+
+    def check_samples(self, tenant: str, num_more: int = 1) -> None:
+        """As ``check``, of samples alone."""
+        total, own = self.total.samples, self.of(tenant).samples
+        if self._is_full(tenant, self.limits.max_requests, total + num_more, own + num_more):
+            raise QueueFullError(f"{total} requests are {self.limits.are} already")
+
+    def check_tokens(self, tenant: str, num_more: int) -> None:
+        """As ``check``, of tokens alone."""
+        total, own = self.total.tokens, self.of(tenant).tokens
+        if self._is_full(tenant, self.limits.max_tokens, total + num_more, own + num_more):
+            raise QueueFullError(
+                f"{total} tokens are {self.limits.are} already, of prompts and of answers as long "
+                "as they may become"
+            )
+
+    def _is_full(self, tenant: str, limit: int | None, total: int, own: int) -> bool:
+        """Whether so many of all, and so many of a tenant, are too many."""
+        if limit is None or total <= limit:
+            return False
+        num_tenants = len(self._by_tenant) + (tenant not in self._by_tenant)
+        return own * num_tenants > limit
+
+    def take(self, tenant: str, work: Work) -> None:
+        """A tenant has so much more there, checked or not."""
+        self._by_tenant[tenant] = self.of(tenant).plus(work)
+        self.total = self.total.plus(work)
+
+    def give_back(self, tenant: str, work: Work) -> None:
+        """A tenant has so much less there."""
+        left = self._by_tenant[tenant].minus(work)
+        if left.samples:
+            self._by_tenant[tenant] = left
+        else:
+            del self._by_tenant[tenant]
+        self.total = self.total.minus(work)
+
+
+_NOTHING = Work(0, 0)

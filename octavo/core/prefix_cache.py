@@ -103,6 +103,11 @@ class PrefixCache(Protocol):
         """The key of a known block, as of ``block_store.part_key``."""
         ...
 
+    def key_before(self, block_id: int) -> bytes | None:
+        """The key of the block without which a known one is of no use: the one before it, in a
+        group that sees all. None for the first of a prompt, and in groups with a window."""
+        ...
+
     def keep_state(self, block_id: int, slot: int) -> bool:
         """Offer the state at the end of a block of the first group. Whether it is kept: not, if
         there is one."""
@@ -261,6 +266,13 @@ class RadixPrefixCache:
         node = self._nodes[block_id]
         return part_key(self._key_of(node), node.block_ids.index(block_id))
 
+    def key_before(self, block_id: int) -> bytes | None:
+        node = self._nodes[block_id]
+        group, before = node.block_ids.index(block_id), node.parent
+        if self._windows[group] is not None or before is None or before.parent is None:
+            return None
+        return part_key(self._key_of(before), group)
+
     def _key_of(self, last: _Node) -> bytes:
         node: _Node | None = last
         path: list[_Node] = []
@@ -376,6 +388,9 @@ class NoPrefixCache:
         raise AssertionError("nothing was published")
 
     def key_of(self, block_id: int) -> bytes:
+        raise AssertionError("nothing was published")
+
+    def key_before(self, block_id: int) -> bytes | None:
         raise AssertionError("nothing was published")
 
     def __contains__(self, block_id: int) -> bool:

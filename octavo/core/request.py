@@ -68,6 +68,10 @@ class Request:
     mask: TokenMask | None = field(default=None, repr=False)
     # Tenants with different salts never share a cached block.
     cache_salt: str = ""
+    # Who asks, for fair shares among those who wait (core/fair_queue.py). A tenant of twice the
+    # weight gets twice the tokens.
+    tenant: str = ""
+    weight: float = 1.0
     # The request whose prompt this one shares, for n > 1.
     fork_of: Request | None = field(default=None, repr=False)
     # It has no company in its steps but the other samples of its prompt: whatever happens in them
@@ -97,6 +101,8 @@ class Request:
     max_total_tokens: int = field(init=False, default=0)
     # Set by the scheduler: the order of admission, smaller first.
     queue_key: tuple[int, int] = field(init=False, default=(0, 0))
+    # Set by the scheduler: when it was first admitted, in numbers that only grow.
+    turn: int = field(init=False, default=0)
     # Set by the scheduler: known tokens when it was last admitted. More by now is progress.
     num_tokens_at_admission: int = field(init=False, default=0)
     # Of its first full blocks, as far as anybody has asked (core/block_store.py); and those of them

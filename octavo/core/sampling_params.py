@@ -106,6 +106,8 @@ class SamplingParams:
             last, and the generation may go on past the context (``core/sight.py``). A window of 0
             sees all; None is as the engine has it.
         n_keep: the first tokens that a context shift keeps, where the engine makes any.
+        cache_prompt: False neither takes from caches nor leaves anything there: all of the prompt
+            is computed, its blocks are free when it ends, and nothing goes to the disk.
         output_kind: what the outputs of ``AsyncLLM.generate`` and ``LLM.stream`` hold.
 
     What vLLM has beside these and octavo has not (``structured_outputs`` and so on) may be given
@@ -143,6 +145,7 @@ class SamplingParams:
     attention_sinks: int | None = None
     window: int | None = None
     n_keep: int | None = None
+    cache_prompt: bool = True
     output_kind: RequestOutputKind = RequestOutputKind.CUMULATIVE
     # vLLM's fields that octavo has not, each with the value that asks for nothing: see _NOT_THERE.
     watermarking: InitVar[Any] = None
@@ -220,6 +223,10 @@ class SamplingParams:
         for name in ("attention_sinks", "window", "n_keep"):
             if (value := getattr(self, name)) is not None:
                 _integer(name, value, 0, 2**31 - 1)
+        if not isinstance(self.cache_prompt, bool):
+            raise InvalidRequestError(
+                f"must be True or False, not {self.cache_prompt!r}", "cache_prompt"
+            )
         if self.stop and not self.detokenize:
             raise InvalidRequestError("stop strings need detokenize=True", "stop")
 
@@ -284,7 +291,7 @@ _NOT_THERE: dict[str, tuple[tuple[Any, ...], str]] = {
     "skip_clone": ((None, False, True), "a request has a copy anyway"),
     "structured_outputs": ((None,), "octavo follows no grammar yet"),
     "extra_args": ((None, {}), "there are no samplers beside octavo's"),
-    "skip_reading_prefix_cache": ((None, False), "set enable_prefix_caching=False on the engine"),
+    "skip_reading_prefix_cache": ((None, False), "use cache_prompt=False"),
     "thinking_token_budget": ((None, -1), "octavo does not count thoughts apart; use max_tokens"),
     "repetition_detection": ((None,), "use repetition_penalty or frequency_penalty"),
     "routed_experts_prompt_start": ((None, 0), "octavo does not return the routes of experts"),
@@ -302,7 +309,7 @@ _SCALARS = (
     *("n", "best_of", "presence_penalty", "frequency_penalty", "repetition_penalty"),
     *("temperature", "top_p", "top_k", "min_p", "typical_p", "seed", "ignore_eos", "max_tokens"),
     *("min_tokens", "logprobs", "prompt_logprobs", "detokenize", "skip_special_tokens"),
-    *("include_stop_str_in_output", "attention_sinks", "window", "n_keep"),
+    *("include_stop_str_in_output", "attention_sinks", "window", "n_keep", "cache_prompt"),
 )
 _LAST_FIELD = fields(SamplingParams)[-1].name
 assert _LAST_FIELD == "output_kind"

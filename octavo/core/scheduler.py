@@ -8,7 +8,6 @@ already holds, everything again for one that was preempted. The idea is vLLM's (
 
 from __future__ import annotations
 
-from bisect import insort
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -16,7 +15,8 @@ from octavo.core.admission import AdmissionPolicy, ContinuousAdmission
 from octavo.core.batch import Batch, ScheduledRequest, StepOutput, TokenLogprobs
 from octavo.core.block_manager import BlockManager, SharedPrefix
 from octavo.core.drafting import DraftProposer
-from octavo.core.limits import QueueLimits, check_sight, total_tokens_of
+from octavo.core.fair_queue import FairQueue, behind
+from octavo.core.limits import QueueLimits, Work, WorkBudget, check_sight, total_tokens_of
 from octavo.core.lookahead import Lookahead
 from octavo.core.pacing import Pacer
 from octavo.core.prefix_cache import MissReason
@@ -36,7 +36,8 @@ class SchedulerConfig:
         max_model_len: prompt and output tokens of a request together.
         enable_chunked_prefill: a prompt may be spread over steps. Without it, every prompt has to
             fit the budget.
-        max_queued_requests, max_queued_tokens: bounds of the waiting queue; None is no bound.
+        max_queued_requests, max_queued_tokens: bounds of the waiting queue, whose requests count
+            with all tokens that they may come to have (``Work``); None is no bound.
         target_step_seconds: what a step may last while somebody is being answered: prompts are cut
             into chunks that take no longer (``core/pacing.py``). 0 is no bound.
         max_rounds: tokens that a request which is alone may decode in one step.
@@ -116,11 +117,12 @@ class Scheduler:
         )
         # Without chunks there is nothing to pace.
         self.pacer = Pacer(config.target_step_seconds if config.enable_chunked_prefill else 0.0)
-        self.queue_limits = QueueLimits(config.max_queued_requests, config.max_queued_tokens)
+        # What waits, as limits count it; and in which order it may join.
+        limits = QueueLimits(config.max_queued_requests, config.max_queued_tokens)
+        self.queued_work = WorkBudget(limits)
+        self.waiting = FairQueue()
         self.requests: dict[str, Request] = {}
-        self.waiting: list[Request] = []  # sorted by queue_key
         self.running: list[Request] = []  # in order of admission
-        self.num_waiting_tokens = 0
         self.num_preemptions = 0
         self.prefix_tokens_queried = 0
         self.prefix_tokens_hit = 0
@@ -145,10 +147,9 @@ class Scheduler:
             raise InvalidRequestError(f"{request.request_id!r} is in use", "request_id")
         request.sight = self.config.sights.of(request.params, self.config.max_model_len)
         request.max_total_tokens = self._total_tokens_of(request)
-        config, num_tokens = self.config, len(request.token_ids)
-        self.queue_limits.check(1, num_tokens)
-        self.queue_limits.check_requests(len(self.waiting))
-        self.queue_limits.check_tokens(self.num_waiting_tokens, num_tokens)
+        config, work = self.config, Work(1, request.max_total_tokens)
+        self.queued_work.limits.check(work)
+        self.queued_work.check(request.tenant, work)
         # Waiting improves all keys alike, so an aged order needs no clock and no re-sorting: a
         # level of priority is worth ageing_steps steps of arrival time.
         level = max(-config.max_priority, min(config.max_priority, request.priority))
@@ -260,10 +261,10 @@ class Scheduler:
         1. Running requests, those that decode first, so that none waits behind a prompt. One that
            needs a block when none is left preempts the cheapest request that comes after it.
            One whose last step has not ended yet runs ahead of it, if what it lacks is certain.
-        2. Then waiting requests in queue order, while budget, seats and blocks last, and only if
-           nobody had to be preempted. The first that does not fit ends the admission: nobody is
-           overtaken for being big. An admitted request gets the blocks of all its known tokens at
-           once, so it will produce a token before it can be preempted. (Those of
+        2. Then waiting requests, in the order of their queue, while budget, slots and blocks last,
+           and only if nobody had to be preempted. The first that does not fit ends the admission:
+           nobody is overtaken for being big. An admitted request gets the blocks of all its known
+           tokens at once, so it will produce a token before it can be preempted. (Those of
            windows come chunk by chunk: see ``_cheapest_victim``.)
         """
         planned: dict[Request, ScheduledRequest] = {}
@@ -367,9 +368,9 @@ class Scheduler:
         return True, victims
 
     def _cheapest_victim(self, request: Request) -> Request | None:
-        """Whose blocks to take: of those behind ``request``, who has least to compute again.
+        """Whose blocks to take: of those ``behind`` a request, who has least to compute again.
 
-        Whoever comes first in queue order can take from all others and lose to none, so it ends
+        Whoever comes first in that order can take from all others and lose to none, so it ends
         in bounded time, and then the next one does: nothing starves. A request that has not
         produced a token since its admission is spared, so every preemption is paid for with
         progress; None then means to wait for it. The last in order can only preempt itself.
@@ -377,17 +378,17 @@ class Scheduler:
         Where windows are, or requests that have a sight, a prompt may need blocks before it has
         produced anything: if all that come after would be spared, none is, but those in flight.
         """
-        behind = [other for other in self.running if other.queue_key > request.queue_key]
-        if not behind:
+        others = behind(request, self.running)
+        if not others:
             return None if request.num_tokens_in_flight else request
-        victims = [other for other in behind if self.may_preempt(other)]
+        victims = [other for other in others if self.may_preempt(other)]
         if not victims and (
             self.block_manager.has_windows
-            or any(other.sight is not None for other in (request, *behind))
+            or any(other.sight is not None for other in (request, *others))
         ):
             # What windows need comes chunk by chunk, so whoever is in the middle of a prompt may
             # have to wait for those who are, too.
-            victims = [other for other in behind if not other.num_tokens_in_flight]
+            victims = [other for other in others if not other.num_tokens_in_flight]
         return min(
             victims,
             key=lambda other: (other.num_computed_tokens, -other.queue_key[1]),
@@ -415,8 +416,11 @@ class Scheduler:
 
     def _admit(self, budget: int) -> Iterator[ScheduledRequest]:
         """Move waiting requests to the running ones and yield their first chunks."""
-        for request in self.waiting.copy():
-            if budget == 0 or len(self.running) >= self.config.max_num_seqs:
+        max_num_seqs = self.config.max_num_seqs
+        if budget == 0 or len(self.running) >= max_num_seqs:
+            return
+        for request in self.waiting.in_order():
+            if budget == 0 or len(self.running) >= max_num_seqs:
                 return
             if not self.admission.may_admit(self.running):
                 return
@@ -432,7 +436,9 @@ class Scheduler:
             headroom = len(self.running) * self.block_manager.num_tables
             if not self.block_manager.admit(request, shared, num_tokens, headroom, budget):
                 return
-            self._dequeue(request)
+            # What was preempted is computed again, and was paid for.
+            self.waiting.admit(request, 0 if request.num_preemptions else num_tokens - num_shared)
+            self.queued_work.give_back(request.tenant, Work(1, request.max_total_tokens))
             self.running.append(request)
             request.status = RequestStatus.RUNNING
             request.num_tokens_at_admission = num_tokens
@@ -481,12 +487,12 @@ class Scheduler:
         return not is_known or source.num_computed_tokens < request.num_prompt_tokens - 1
 
     def _enqueue(self, request: Request) -> None:
-        insort(self.waiting, request, key=lambda other: other.queue_key)
-        self.num_waiting_tokens += len(request.token_ids)
+        self.waiting.add(request)
+        self.queued_work.take(request.tenant, Work(1, request.max_total_tokens))
 
     def _dequeue(self, request: Request) -> None:
         self.waiting.remove(request)
-        self.num_waiting_tokens -= len(request.token_ids)
+        self.queued_work.give_back(request.tenant, Work(1, request.max_total_tokens))
 
     # -- update ------------------------------------------------------------------------------
 
@@ -495,6 +501,7 @@ class Scheduler:
         updates: list[RequestUpdate] = []
         commit, token_ids_of = self.block_manager.commit, output.token_ids
         end_of_states = self.block_manager.states.end
+        charge, somebody_waits = self.waiting.charge, len(self.waiting) > 0
         for item in batch.items:
             request = item.request
             request.num_tokens_in_flight -= item.num_tokens
@@ -521,6 +528,8 @@ class Scheduler:
             if output.prompt_logprobs:
                 update.prompt_logprobs = output.prompt_logprobs.get(request_id, ())
                 request.num_prompt_logprobs += len(update.prompt_logprobs)
+            if somebody_waits:
+                charge(request, len(new_token_ids))
             if new_token_ids or update.prompt_logprobs:
                 updates.append(update)
             if item.num_sampled > 1:

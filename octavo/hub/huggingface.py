@@ -16,7 +16,7 @@ from typing import Any
 
 from octavo.errors import DownloadError, ModelNotFoundError, OctavoError, UnsupportedModelError
 from octavo.files import sha256_of
-from octavo.hub.store import StoredFile
+from octavo.hub.store import StoredFile, tree_bytes
 from octavo.hub.watch import watch
 from octavo.model_files import split_parts
 
@@ -76,7 +76,7 @@ def fetch(
     with (
         _hub_errors(hub_id),
         _without_bars(),
-        watch(folder, 0, total, total, progress),
+        watch(lambda: tree_bytes(folder), total, progress),
     ):
         huggingface_hub.snapshot_download(
             hub_id.repo,

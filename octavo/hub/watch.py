@@ -5,24 +5,19 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
-
-from octavo.hub.store import tree_bytes
 
 
 @contextmanager
 def watch(
-    folder: Path,
-    start: int,
-    stop: int,
+    measure: Callable[[], int],
     total: int,
     progress: Callable[[int, int | None], None] | None,
     interval: float = 0.1,
 ) -> Iterator[None]:
-    """Call ``progress(start + bytes below folder, total)`` every ``interval`` seconds.
+    """Call ``progress(measure(), total)`` every ``interval`` seconds, from a thread of its own.
 
-    The count is held within ``start`` … ``stop`` and never goes back, for the files may be
-    compressed, copied or deleted while they are watched.
+    The count stays below ``total`` and never goes back, for files may be compressed, copied or
+    deleted while they are measured.
     """
     if progress is None:
         yield
@@ -30,9 +25,9 @@ def watch(
     done = threading.Event()
 
     def loop() -> None:
-        seen = start
+        seen = 0
         while not done.wait(interval):
-            now = min(stop, start + tree_bytes(folder))
+            now = min(total, measure())
             if now > seen:
                 seen = now
                 progress(seen, total)

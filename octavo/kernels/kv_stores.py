@@ -9,7 +9,8 @@ numbers become the same codes, and take as many bytes:
     int4   minimum + scale * nibble   both for each 32 dimensions, in bfloat16; keys rotated
     k8v4   keys of int8, values of int4
 
-Where a vector is not finite, neither is what is read of it.
+Where a vector is not finite, neither is what is read of it. Where the native kernels put zeros
+behind a vector, so does :class:`Padded`: scales and rotations are of all of it.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from octavo.kernels.cpu.layout import KV_NIBBLE_GROUP
+from octavo.kernels.cpu.layout import KV_NIBBLE_GROUP, padded_head
 
 _TINY = 1e-30  # below this there are no units: their reciprocal might not be finite
 
@@ -166,6 +167,24 @@ class Rotated:
         return rotate(x) / _rotated_together(x.shape[-1])
 
 
+@dataclass(frozen=True, slots=True)
+class Padded:
+    """Vectors of ``size`` numbers, kept with zeros behind them up to ``padded_head(size)``."""
+
+    codec: Codec
+    size: int
+
+    def parts(self, head_dim: int) -> tuple[Part, ...]:
+        return self.codec.parts(padded_head(head_dim))
+
+    def encode(self, x: Tensor) -> tuple[Tensor, ...]:
+        zeros = padded_head(self.size) - self.size
+        return self.codec.encode(torch.nn.functional.pad(x, (0, zeros)))
+
+    def decode(self, *parts: Tensor) -> Tensor:
+        return self.codec.decode(*parts)[..., : self.size]
+
+
 def rotate(x: Tensor) -> Tensor:
     """x [..., D] times a Hadamard matrix of the largest power of two that divides D.
 
@@ -199,8 +218,11 @@ def _hadamard(size: int) -> Tensor:
 
 
 def _quotient(of: float, by: Tensor) -> Tensor:
-    """0 where ``by`` is too small to divide by."""
-    return torch.where(by > _TINY, of / by, 0.0)
+    """0 where ``by`` is too small to divide by.
+
+    Of two tensors: a number divided by a tensor is multiplied by its reciprocal, and rounded twice.
+    """
+    return torch.where(by > _TINY, torch.full_like(by, of) / by, 0.0)
 
 
 # Of keys and of values, by the name of the KV cache's type in results.
@@ -221,6 +243,11 @@ def codecs_of(dtype: str, is_latent: bool = False) -> tuple[Codec, Codec]:
     normed, and the other has a scale of its own."""
     keys, values = CODECS[dtype]
     return (values, values) if is_latent else (keys, values)
+
+
+def padded_codec(codec: Codec, head_dim: int) -> Codec:
+    """The codec for heads of this size as the native kernels keep them."""
+    return codec if padded_head(head_dim) == head_dim else Padded(codec, head_dim)
 
 
 class Vectors(Protocol):

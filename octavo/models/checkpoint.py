@@ -20,6 +20,7 @@ from octavo.models.config import ModelConfig
 from octavo.models.gguf import GGUFFile
 from octavo.models.gguf_latents import find_halves, join_halves
 from octavo.models.quantized_hf import find_parts, is_of_activations, weight_format
+from octavo.models.unsupported import check_generates
 from octavo.quantization.base import StoredWeight, Weight
 from octavo.quantization.ggml_types import FLOAT_TYPES, READABLE_TYPES, GGMLType
 
@@ -113,6 +114,8 @@ class SafetensorsFolder:
     def __init__(self, path: Path):
         self.path = path
         self._folder = ModelFolder(path)
+        # First of all: tensors of models that octavo does not run may be of any kind.
+        check_generates(self._folder.read_json("config.json") or {}, path)
         self._file_of: dict[str, SafetensorsFile] = {}
         # The weight that was read last: of those of all experts, each is asked for by itself.
         self._latest: tuple[str, Weight] | None = None

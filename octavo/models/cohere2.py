@@ -20,6 +20,7 @@ from octavo.models.config_to_hf import shortest
 from octavo.models.decoder import DecoderForCausalLM, make_attention
 from octavo.models.family import Family
 from octavo.models.llama import GGUF_NAMES, HF_DEFAULTS
+from octavo.models.unread import always, beside, only, same_as
 from octavo.models.windows import (
     Windows,
     all_but_last_of,
@@ -93,6 +94,20 @@ COHERE2 = Family(
         "max_position_embeddings": 8192,
         "sliding_window": 4096,
         "tie_word_embeddings": True,
+    },
+    # What the first releases could do otherwise.
+    hf_ignored={
+        "order_of_interleaved_layers": only("local_attn_first"),
+        "position_embedding_type": only("rope_gptj"),
+        "rotary_pct": only(1.0),
+        "layer_switch": same_as("sliding_window_pattern"),
+        "use_embedding_sharing": only(True),
+        "use_gated_activation": only(True),
+        "use_parallel_block": only(True),
+        "use_parallel_embedding": always,
+        "use_qk_norm": only(False),
+        "_sliding_window_pattern": beside("layer_types"),
+        "no_rope_layers": only([]),
     },
     from_hf=_from_hf,
     to_hf=lambda config: {**hf_window_entries(config), "logit_scale": _logit_scale(config)},

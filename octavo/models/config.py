@@ -228,6 +228,22 @@ class ModelConfig:
             return self
         return replace(self, rope=replace(rope, max_position=max_model_len))
 
+    @property
+    def length_note(self) -> str | None:
+        """What follows for short sequences from serving long ones, where anything does."""
+        rope, trained = self.rope, self.rope.original_max_position
+        if not self.turns_positions or rope.scaling != "longrope" or rope.max_position <= trained:
+            return None
+        # GGUF files have both lists as tensors, which are not read for this.
+        if not rope.has_freq_factors and rope.short_factor == rope.long_factor:
+            return None
+        return (
+            "LongRoPE has two lists of divisors, and an engine takes one for all sequences: that "
+            f"of long contexts where more than {trained:,} tokens are served, as here, for those "
+            f"up to {trained:,} tokens too, which the model was trained to read by the other. Give "
+            f"--max-model-len {trained} where all are that short"
+        )
+
     def check(self, path: Path) -> ModelConfig:
         """This config, if its values fit together; else ModelFileError naming a field."""
 

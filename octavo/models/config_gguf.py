@@ -15,6 +15,8 @@ from octavo.layers.rope_config import RopeConfig
 from octavo.models.config import MAX_LAYERS, ModelConfig, extended_length, sampling_defaults
 from octavo.models.family import Family
 from octavo.models.registry import find_gguf_family
+from octavo.models.unread import check_gguf_read
+from octavo.models.unsupported import check_gguf_generates, naming_features
 
 _SAMPLING_FIELDS = {
     "temp": "temperature",
@@ -41,7 +43,9 @@ def parse(metadata: Mapping[str, Any], tensors: Mapping[str, Any], path: Path) -
     """See ``ModelConfig.from_gguf``."""
     general = Fields(path, metadata, "general.")
     kind = general.text("architecture")
-    family = find_gguf_family(kind, str(path))
+    check_gguf_generates(kind, path)
+    with naming_features(kind):
+        family = find_gguf_family(kind, str(path))
     fields = GGUFFields(path, metadata, f"{kind}.", family.gguf_fields, tensors)
     shared = _shared(family, fields, metadata, tensors)
     shared = replace(shared, name=general.text("name", "") or path.stem)
@@ -54,7 +58,9 @@ def parse(metadata: Mapping[str, Any], tensors: Mapping[str, Any], path: Path) -
         head_dim = shared.head_dim
         if fields.integer("attention.value_length", head_dim) != head_dim:
             raise UnsupportedModelError(f"{path}: keys and values of different sizes")
-    return config.check(path)
+    config = config.check(path)
+    check_gguf_read(metadata, fields.asked, family, kind, path)
+    return config
 
 
 def _shared(
@@ -141,7 +147,8 @@ def _rope(
     max_position = fields.integer("context_length", minimum=2)
     scaling = fields.text("rope.scaling.type", "none")
     # An older spelling of linear scaling, by the factor alone.
-    factor = fields.number("rope.scaling.factor", None) or fields.number("rope.scale_linear", 1.0)
+    old_factor = fields.number("rope.scale_linear", 1.0)
+    factor = fields.number("rope.scaling.factor", old_factor)
     if scaling == "none" and "rope.scale_linear" in fields and factor != 1.0:
         scaling = "linear"
     rope = RopeConfig(

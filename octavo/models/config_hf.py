@@ -21,6 +21,8 @@ from octavo.models.config import (
 )
 from octavo.models.family import Family
 from octavo.models.registry import find_family
+from octavo.models.unread import check_hf_read, check_model_type
+from octavo.models.unsupported import check_generates, kinds_of, naming_features
 
 _ACTIVATIONS: dict[str, Activation] = {
     "silu": "silu",
@@ -31,6 +33,9 @@ _ACTIVATIONS: dict[str, Activation] = {
     "relu": "relu",
 }
 
+# Where a config has what rope is like: new ones, and old ones.
+_ROPE_TABLES = ("rope_parameters", "rope_scaling")
+
 # From generation_config.json, by the names of SamplingParams, which are the same.
 _SAMPLING_FIELDS = {
     name: name for name in ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
@@ -40,15 +45,20 @@ _SAMPLING_FIELDS = {
 def parse(config: Mapping[str, Any], generation: Mapping[str, Any], path: Path) -> ModelConfig:
     """See ``ModelConfig.from_hf``."""
     outer = Fields(path, config)
-    family = find_family(_architecture(outer), str(path))
+    check_generates(config, path)
+    with naming_features(*kinds_of(config)):
+        family = find_family(_architecture(outer), str(path))
+        check_model_type(config, family, path)
     # A multi-modal model: the text part has its own section, what that omits is in the outer.
     inner = outer.table("text_config", {})
-    config = {**config, **{k: v for k, v in inner.items() if v is not None}}
+    outer_config, config = config, {**config, **{k: v for k, v in inner.items() if v is not None}}
     values = {**family.hf_defaults, **_without_nulls(config)}
     fields = Fields(path, values, names=family.hf_fields)
     generation_fields = Fields(path.with_name("generation_config.json"), generation)
     shared = _shared(family, fields, generation_fields)
-    return replace(shared, **family.from_hf(fields, shared)).check(path)
+    read = replace(shared, **family.from_hf(fields, shared)).check(path)
+    check_hf_read(outer_config, fields.asked, family, path)
+    return read
 
 
 def _shared(family: Family, fields: Fields, generation: Fields) -> ModelConfig:
@@ -127,19 +137,25 @@ def _ropes(
         for name in ("rope_theta", "partial_rotary_factor", "original_max_position_embeddings")
         if name in fields
     }
-    new, old = fields.table("rope_parameters", {}), fields.table("rope_scaling", {})
-    given = new or old
+    given, old = (fields.table(name, {}) for name in _ROPE_TABLES)
+    if given and old and given != old:
+        raise fields.error("rope_scaling", "says something else than rope_parameters: keep one")
+    name = _ROPE_TABLES[0 if given else 1]
+    given = given or old
     local_theta = fields.raw("rope_local_base_freq")
     local = None if local_theta is None else {"rope_theta": local_theta}
+    local_name = name
     if "full_attention" in given or "sliding_attention" in given:
-        by_type = Fields(fields.path, given)
+        by_type = fields.of_table(given, name)
         local = {**(local or shared), **_without_nulls(by_type.table("sliding_attention", {}))}
         given = by_type.table("full_attention", {})
-    rope = _rope(fields.path, {**shared, **_without_nulls(given)}, head_dim, max_position)
+        name, local_name = f"{name}.full_attention", f"{name}.sliding_attention"
+    values = {**shared, **_without_nulls(given)}
+    rope = _rope(fields.of_table(values, name), head_dim, max_position)
     rope = replace(rope, interleaved=interleaved)
     if local is None:
         return rope, None
-    local_rope = _rope(fields.path, local, head_dim, max_position)
+    local_rope = _rope(fields.of_table(local, local_name), head_dim, max_position)
     # Windows are short: only the rope of all positions decides how many can be served.
     local_rope = replace(local_rope, interleaved=interleaved, max_position=rope.max_position)
     if local_rope.scaling == "default":
@@ -147,13 +163,14 @@ def _ropes(
     return rope, None if local_rope == rope else local_rope
 
 
-def _rope(path: Path, values: Mapping[str, Any], head_dim: int, max_position: int) -> RopeConfig:
-    fields = Fields(path, values)
+def _rope(fields: Fields, head_dim: int, max_position: int) -> RopeConfig:
+    """Rope by the ``fields`` of its own table."""
     scaling = fields.text("rope_type", None) or fields.text("type", "default")
     scaling = {"su": "longrope", "none": "default"}.get(scaling, scaling)
     if scaling not in SCALINGS:
         raise UnsupportedModelError(
-            f"{path}: rope scaling {scaling!r:.80} is not supported, but {', '.join(SCALINGS)} are"
+            f"{fields.path}: rope scaling {scaling!r:.80} is not supported, but "
+            f"{', '.join(SCALINGS)} are"
         )
     rope = RopeConfig(
         theta=fields.number("rope_theta", above=1.0),

@@ -32,7 +32,10 @@ def config_of(config: Any, generation: dict[str, Any], path: Path) -> ModelConfi
     What layers keep is as far as the config says it; ``with_attention`` knows better, once the
     model is loaded. Positions are turned, or learned, by transformers.
     """
-    values = {name: getattr(config, name, None) for name in (*_SIZES, *_TOKENS)}
+    values = {
+        **{name: _size(config, name, path) for name in _SIZES},
+        **{name: getattr(config, name, None) for name in _TOKENS},
+    }
     fields = Fields(path / "config.json", {k: v for k, v in values.items() if v is not None})
     generation_fields = Fields(path / "generation_config.json", generation)
     hidden_size = fields.integer("hidden_size")
@@ -59,6 +62,23 @@ def config_of(config: Any, generation: dict[str, Any], path: Path) -> ModelConfi
         eos_token_ids=eos_token_ids(generation_fields, fields),
         sampling_defaults=sampling_fields(generation_fields),
     )
+
+
+def _size(config: Any, name: str, path: Path) -> Any:
+    """An attribute that all layers must share. UnsupportedModelError if they do not: some configs
+    have a list of it, others raise an error of their own for whoever asks them for one value."""
+    try:
+        value = getattr(config, name, None)
+    except Exception:
+        value = []
+    if isinstance(value, (list, tuple)):
+        if len(set(value)) != 1:
+            raise UnsupportedModelError(
+                f"{path}: {name} differs between layers, which octavo does not run by way of "
+                "transformers"
+            )
+        return value[0]
+    return value
 
 
 def with_attention(config: ModelConfig, seen: Sequence[SeenAttention], path: Path) -> ModelConfig:

@@ -31,6 +31,7 @@ from octavo.models.experts import (
 )
 from octavo.models.family import Family, TensorNames
 from octavo.models.llama import GGUF_LAYER, GGUF_TOP, HF_DEFAULTS
+from octavo.models.unread import always, only
 
 
 class DeepseekDecoderLayer(Module):
@@ -260,13 +261,32 @@ _HF_DEFAULTS = {
     "v_head_dim": 128,
 }
 
+_HF_IGNORED = {
+    "head_dim": always,
+    "qk_head_dim": lambda value, values: (
+        value == values.get("qk_nope_head_dim", 0) + values.get("qk_rope_head_dim", 0)
+    ),
+    "num_key_value_heads": always,
+    # Of experts, where no layer has any.
+    **dict.fromkeys(("num_experts_per_tok", "moe_intermediate_size", "n_shared_experts"), always),
+}
+
 DEEPSEEK_V2 = Family(
     architecture="DeepseekV2ForCausalLM",
     model_type="deepseek_v2",
     model=DeepseekForCausalLM,
+    next_token_layers=True,
     hf_interleaved=True,
     hf_fields={"head_dim": "qk_rope_head_dim"},
     hf_defaults={**_HF_DEFAULTS, "max_position_embeddings": 2048},
+    hf_ignored={
+        **_HF_IGNORED,
+        "scoring_func": only("softmax"),
+        # Its routers go by the best ones alone, or take the best groups first.
+        "n_group": always,
+        "topk_group": always,
+        "norm_topk_prob": only(False),
+    },
     from_hf=_from_hf,
     to_hf=_to_hf,
     gguf="deepseek2",
@@ -279,5 +299,11 @@ DEEPSEEK_V3 = replace(
     DEEPSEEK_V2,
     architecture="DeepseekV3ForCausalLM",
     model_type="deepseek_v3",
+    other_model_types=("kimi_k2",),
     hf_defaults={**_HF_DEFAULTS, "max_position_embeddings": 4096},
+    hf_ignored={
+        **_HF_IGNORED,
+        "scoring_func": only("sigmoid"),
+        "topk_method": only("noaux_tc"),
+    },
 )

@@ -38,6 +38,7 @@ from octavo.models.mamba2 import (
     mamba2_values,
     mamba_of,
 )
+from octavo.models.unread import always, only, without
 
 
 class FalconH1DecoderLayer(Module):
@@ -271,6 +272,15 @@ FALCON_H1 = Family(
         "ssm_out_multiplier": 1.0,
         "ssm_multipliers": [1.0] * 5,
         "mlp_multipliers": [1.0] * 2,
+    },
+    hf_ignored={
+        "mamba_use_mlp": only(True),
+        "mlp_expansion_factor": always,
+        "attn_layer_indices": only([]),
+        "time_step_min": always,
+        "time_step_max": always,
+        "time_step_floor": always,
+        "mamba_norm_before_gate": without("mamba_rms_norm"),
     },
     from_hf=_from_hf,
     to_hf=_to_hf,

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
     from octavo.fields import Fields
     from octavo.models.config import Activation, ModelConfig
+    from octavo.models.unread import Meaningless
 
 # From the fields of a file, and the config that the shared readers made of them, to those fields of
 # the config that mean something else in this family.
@@ -197,7 +198,7 @@ class Family:
 
     Args:
         architecture: as ``architectures`` of ``config.json`` has it, and ``ModelConfig``.
-        model_type: likewise.
+        model_type: likewise. other_model_types: of models that are the same in all but name.
         gguf: ``general.architecture`` of its GGUF files; None where there are none.
         model: the class, a ``registry.CausalLM``.
         hf_names: of tensors in folders of safetensors.
@@ -209,15 +210,21 @@ class Family:
         gguf_fields: the same of GGUF metadata, without the architecture before them.
         hf_defaults: what a field of ``config.json`` means where it is absent, which published
             configs rely on; by the family's names.
+        hf_ignored: fields that nobody reads, by the family's names, with what says which of their
+            values mean nothing; any other is refused. gguf_ignored: the same of GGUF metadata.
         hf_interleaved, gguf_interleaved: whether rope turns neighbours, 2 i and 2 i + 1, in such
             files; where they differ, rows of queries and keys lie in another order in each.
         activations: that its MLPs have.
         norm_plus_one: folders store the weights of norms less one. (GGUF files never do.)
+        next_token_layers: modules for drafting that its checkpoints may have are a layer of the
+            model's own kind; see ``speculation/mtp.py``.
         exceeds_float16: its activations do, so that what runs it should be given bfloat16.
         row_order: of a parameter, fused or not, the rows of a folder's tensor in the order in which
             they are here; None where they lie so.
         gguf_factors: of a parameter, what GGUF files have multiplied into each of its rows, or into
             all, of what the config says of it; ``gguf_config``: a config that no longer says that.
+        gguf_needs_head: llama.cpp refuses GGUF files of this kind without a matrix of their own for
+            the output, so that a model whose embedding is that too is written with both.
         written_gguf_names: those of a file to be, where ``gguf_names`` have several for some.
         from_hf, from_gguf: what is left to be read, see ``ReadConfig``. GGUF's are ``GGUFFields``.
         to_hf, to_gguf: and to be written.
@@ -232,15 +239,20 @@ class Family:
     fused: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     hf_fields: Mapping[str, str] = field(default_factory=dict)
     gguf_fields: Mapping[str, str] = field(default_factory=dict)
+    other_model_types: tuple[str, ...] = ()
+    hf_ignored: Mapping[str, Meaningless] = field(default_factory=dict)
+    gguf_ignored: Mapping[str, Meaningless] = field(default_factory=dict)
     hf_defaults: Mapping[str, Any] = field(default_factory=dict)
     hf_interleaved: bool = False
     gguf_interleaved: bool = False
     activations: tuple[Activation, ...] = ("silu", "gelu", "gelu_tanh")
     norm_plus_one: bool = False
     exceeds_float16: bool = False
+    next_token_layers: bool = False
     row_order: OfRows = _as_they_lie
     gguf_factors: OfRows = _as_they_lie
     gguf_config: Callable[[ModelConfig], ModelConfig] = _as_it_is
+    gguf_needs_head: bool = False
     written_gguf_names: Callable[[ModelConfig], TensorNames] | None = None
     from_hf: ReadConfig = _nothing
     from_gguf: ReadConfig = _nothing

@@ -196,11 +196,6 @@ def _kv_bytes(layer: KVSpec, dtype: str) -> int:
     if layer.kind == "latent":
         return _latent_bytes(layer, dtype)
     assert layer.key_dim == layer.value_dim, "there are no kernels for heads of two sizes"
-    if dtype in ("int4", "k8v4") and layer.key_dim % 2:
-        raise ConfigError(
-            f"KV of {dtype} has two numbers in a byte, and heads of this model have "
-            f"{layer.key_dim}: choose fp8 or int8"
-        )
     return layer.num_kv_heads * kv_token_bytes(dtype, layer.key_dim)
 
 

@@ -12,7 +12,7 @@ from typing import Any
 from octavo.fields import Fields
 from octavo.models.config import ModelConfig
 from octavo.models.family import Family
-from octavo.models.gemma3 import GGUF_NAMES, Gemma3ForCausalLM, scalar_of
+from octavo.models.gemma3 import GEMMA_IGNORED, GGUF_NAMES, Gemma3ForCausalLM, scalar_of
 from octavo.models.windows import (
     all_but_last_of,
     fixed_gguf_window_entries,
@@ -81,6 +81,7 @@ GEMMA2 = Family(
         "bos_token_id": 2,
         "eos_token_id": 1,
     },
+    hf_ignored=GEMMA_IGNORED,
     norm_plus_one=True,
     exceeds_float16=True,
     from_hf=_from_hf,

@@ -21,6 +21,7 @@ from octavo.models.config import ModelConfig
 from octavo.models.config_to_hf import shortest
 from octavo.models.decoder import DecoderForCausalLM, make_attention
 from octavo.models.family import Family, TensorNames
+from octavo.models.unread import beside, same_as
 from octavo.models.windows import (
     all_but_last_of,
     gguf_window_entries,
@@ -87,9 +88,8 @@ _LAYERS_OF_27B = 62  # whose scores are not scaled by the size of a head
 
 def _from_hf(fields: Fields, config: ModelConfig) -> Mapping[str, Any]:
     # The spelling of transformers 4.51 to 4.52, _sliding_window_pattern, is of later ones too.
-    period = fields.integer("sliding_window_pattern", None) or fields.integer(
-        "_sliding_window_pattern", _PERIOD
-    )
+    later = fields.integer("_sliding_window_pattern", _PERIOD)
+    period = fields.integer("sliding_window_pattern", later)
     return {
         "norm_plus_one": True,
         "qk_norm": True,
@@ -146,6 +146,13 @@ def _scale_of_files(config: ModelConfig) -> float:
     return scaled_by**-0.5
 
 
+# Gemma's configs say some things twice, and what they do about layers with windows in three ways.
+GEMMA_IGNORED = {
+    "sliding_window_size": same_as("sliding_window"),
+    "sliding_window_pattern": beside("layer_types"),
+    "_sliding_window_pattern": beside("layer_types"),
+}
+
 GEMMA3 = Family(
     architecture="Gemma3ForCausalLM",
     model_type="gemma3_text",
@@ -173,6 +180,8 @@ GEMMA3 = Family(
         "bos_token_id": 2,
         "eos_token_id": 1,
     },
+    other_model_types=("gemma3",),
+    hf_ignored=GEMMA_IGNORED,
     norm_plus_one=True,
     exceeds_float16=True,
     from_hf=_from_hf,

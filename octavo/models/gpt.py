@@ -19,6 +19,7 @@ from octavo.models.decoder import DecoderForCausalLM, make_attention
 from octavo.models.family import Family, HFNames, TensorNames
 from octavo.models.llama import GGUF_LAYER, GGUF_TOP, HF_DEFAULTS
 from octavo.models.phi3 import FUSED_QKV
+from octavo.models.unread import always, only, same_as
 from octavo.models.windows import hf_windows, window_size
 
 
@@ -116,6 +117,17 @@ GPT2 = Family(
         "layer_norm_epsilon": 1e-5,
         "n_positions": 1024,
     },
+    hf_ignored={
+        "n_ctx": same_as("n_positions"),
+        "num_key_value_heads": same_as("n_head"),
+        **dict.fromkeys(
+            (
+                *("summary_type", "summary_use_proj", "summary_activation", "model_parallel"),
+                *("summary_proj_to_labels", "summary_first_dropout", "reorder_and_upcast_attn"),
+            ),
+            always,
+        ),
+    },
     activations=_ACTIVATIONS,
     from_hf=_gpt2_from_hf,
     from_gguf=lambda fields, config: {**_learned(config), "activation": "gelu_tanh"},
@@ -161,6 +173,7 @@ OPT = Family(
         "rms_norm_eps": 1e-5,  # which its configs do not have
         "max_position_embeddings": 2048,
     },
+    hf_ignored={"_remove_final_layer_norm": only(False), "output_projection": only(True)},
     activations=_ACTIVATIONS,
     from_hf=_opt_from_hf,
 )
@@ -189,6 +202,16 @@ STARCODER2 = Family(
         "norm_epsilon": 1e-5,
         "max_position_embeddings": 4096,
         "num_key_value_heads": 2,
+    },
+    hf_ignored={
+        "activation_function": always,  # hidden_act is what it goes by
+        "layer_norm_epsilon": same_as("norm_epsilon"),
+        "mlp_type": only("default"),
+        "norm_type": only("layer_norm"),
+        # How softmax is computed, which is in float32 here whatever they say.
+        "attention_softmax_in_fp32": always,
+        "scale_attention_softmax_in_fp32": always,
+        "scale_attn_weights": only(True),
     },
     activations=_ACTIVATIONS,
     from_hf=_starcoder2_from_hf,

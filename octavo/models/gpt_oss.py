@@ -25,6 +25,7 @@ from octavo.models.experts import (
 )
 from octavo.models.family import Family, HFNames, TensorNames
 from octavo.models.llama import GGUF_LAYER, GGUF_TOP, HF_DEFAULTS, LlamaDecoderLayer
+from octavo.models.unread import always, same_as
 from octavo.models.windows import (
     all_but_last_of,
     gguf_window_entries,
@@ -109,6 +110,7 @@ GPT_OSS = Family(
     model_type="gpt_oss",
     model=GptOssForCausalLM,
     gguf="gpt-oss",
+    gguf_needs_head=True,
     hf_names=HFNames(layer=_HF_LAYER, transposed=_TURNED, interleaved=(_UP,)),
     gguf_names=TensorNames(GGUF_TOP, _GGUF_LAYER, "blk"),
     fused={_UP: ("mlp.experts.N.gate_proj", "mlp.experts.N.up_proj")},
@@ -123,6 +125,10 @@ GPT_OSS = Family(
         "sliding_window": 128,
         "num_local_experts": 128,
         "num_experts_per_tok": 4,
+    },
+    hf_ignored={
+        "experts_per_token": same_as("num_experts_per_tok"),
+        "initial_context_length": always,
     },
     from_hf=_from_hf,
     to_hf=_to_hf,

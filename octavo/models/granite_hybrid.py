@@ -4,6 +4,7 @@ the scales of Granite 3. All have an MLP, and larger models experts beside it.""
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import inf
 from typing import Any
 
 from octavo.errors import UnsupportedModelError
@@ -37,6 +38,7 @@ from octavo.models.mamba2 import (
     mamba2_values,
     mamba_of,
 )
+from octavo.models.unread import always, beside, only, without
 
 
 class SharedMLP(Module):
@@ -108,6 +110,11 @@ def _from_hf(fields: Fields, config: ModelConfig) -> Mapping[str, Any]:
         "unrotated_layers": () if turns else tuple(range(config.num_layers)),
         "recurrence": hf_mamba2(fields, config, layers, inner),
     }
+
+
+def _is_no_limit(value: Any, values: Mapping[str, Any]) -> bool:
+    """As transformers writes "from 0 to infinity", in JSON that has no infinity."""
+    return value in ([0.0, inf], [0.0, {"__float__": "Infinity"}], (0.0, inf))
 
 
 def _experts(fields: Fields, config: ModelConfig) -> ExpertsConfig | None:
@@ -184,6 +191,17 @@ GRANITE_HYBRID = Family(
         "shared_intermediate_size": 1024,
         "mamba_expand": 2,
         **HF_MAMBA2_DEFAULTS,
+    },
+    hf_ignored={
+        "normalization_function": only("rmsnorm"),
+        # Of experts, where no layer has any.
+        "num_experts_per_tok": without("num_local_experts"),
+        "intermediate_size": without("num_local_experts"),
+        "time_step_min": always,
+        "time_step_max": always,
+        "time_step_floor": always,
+        "time_step_limit": _is_no_limit,
+        "layers_block_type": beside("layer_types"),
     },
     from_hf=_from_hf,
     to_hf=_to_hf,

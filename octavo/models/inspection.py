@@ -21,7 +21,7 @@ from octavo.models.config import ModelConfig
 from octavo.models.footprint import HEAD
 from octavo.models.registry import model_class
 from octavo.models.tensor_map import Source, sources
-from octavo.quantization.ggml_types import READABLE_TYPES
+from octavo.quantization.ggml_types import FLOAT_TYPES, READABLE_TYPES
 
 Kind = Literal["unreadable", "missing", "left over", "twice", "shape", "type"]
 
@@ -43,7 +43,8 @@ class Problem:
 class ModelReport:
     """What a checkpoint is said to be, and what is wrong with it.
 
-    ``architecture`` is None where its config cannot be read.
+    ``architecture`` is None where its config cannot be read. ``notes`` are what is to be known of a
+    model in which nothing is wrong.
     """
 
     path: str
@@ -52,6 +53,7 @@ class ModelReport:
     num_tensors: int
     num_bytes: int
     problems: tuple[Problem, ...]
+    notes: tuple[str, ...] = ()
 
 
 def inspect_model(path: str | Path) -> ModelReport:
@@ -61,9 +63,11 @@ def inspect_model(path: str | Path) -> ModelReport:
     except ModelError as error:
         return ModelReport(str(path), None, None, 0, 0, (Problem("unreadable", "", f"{error}"),))
     architecture: str | None = None
+    notes: tuple[str, ...] = ()
     try:
         config = checkpoint.config()
         architecture = config.architecture
+        notes = tuple(filter(None, (config.length_note,)))
         problems = tuple(_problems(checkpoint, config))
     except ModelError as error:
         problems = (Problem("unreadable", "", f"{error}"),)
@@ -74,6 +78,7 @@ def inspect_model(path: str | Path) -> ModelReport:
         num_tensors=len(checkpoint.tensors),
         num_bytes=sum(entry.num_bytes for entry in checkpoint.tensors.values()),
         problems=problems,
+        notes=notes,
     )
 
 
@@ -119,7 +124,4 @@ def _mismatches(
 def _shape(checkpoint: Checkpoint, source: Source, entry: TensorEntry) -> tuple[int, ...]:
     """Of the part of a tensor that a parameter is."""
     shape = entry.shape or checkpoint.read(source.tensor).shape
-    if source.is_transposed:
-        shape = shape[::-1]
-    first, stop, _ = slice(source.start, source.stop).indices(shape[0] if shape else 0)
-    return (max(stop - first, 0), *shape[1:]) if shape else shape
+    return source.shape(tuple(shape), is_quantized=entry.type not in FLOAT_TYPES)

@@ -22,6 +22,7 @@ from octavo.models.hybrid import (
     mixer_names,
 )
 from octavo.models.llama import GGUF_LAYER, GGUF_TOP
+from octavo.models.unread import always, beside, only, same_as
 
 
 class Lfm2DecoderLayer(HybridDecoderLayer):
@@ -140,6 +141,21 @@ LFM2 = Family(
         "block_auto_adjust_ff_dim": True,
         "bos_token_id": 1,
         "eos_token_id": 2,
+    },
+    hf_ignored={
+        "full_attn_idxs": beside("layer_types"),
+        "block_norm_eps": same_as("norm_eps"),
+        "num_heads": same_as("num_attention_heads"),
+        "theta": same_as("rope_theta"),
+        **dict.fromkeys(("block_dim", "conv_dim", "conv_dim_out"), same_as("hidden_size")),
+        **dict.fromkeys(("block_use_swiglu", "use_pos_enc"), only(True)),
+        **dict.fromkeys(
+            (
+                *("block_mlp_init_scale", "block_out_init_scale", "block_use_xavier_init"),
+                "conv_use_xavier_init",
+            ),
+            always,
+        ),
     },
     from_hf=_from_hf,
     to_hf=_to_hf,

@@ -12,7 +12,7 @@ from octavo.models.windows import window_size
 
 # Architectures of files whose sliding windows llama.cpp applies.
 _WITH_WINDOWS = ("cohere2", "gemma2", "gemma3", "gpt-oss", "olmo2")
-_WITHOUT_OUTPUT_BIAS = ("qwen2", "qwen2moe", "qwen3", "qwen3moe")
+_WITHOUT_OUTPUT_BIAS = ("gemma3", "qwen2", "qwen2moe", "qwen3", "qwen3moe")
 _SQUARE_ATTENTION = ("olmo2", "olmoe", "phi3", "starcoder2")
 
 

@@ -55,6 +55,7 @@ OLMOE = Family(
     model_type="olmoe",
     model=OlmoeForCausalLM,
     gguf="olmoe",
+    gguf_needs_head=True,
     gguf_names=GGUF_EXPERT_NAMES,
     hf_defaults={
         **HF_DEFAULTS,

@@ -31,7 +31,7 @@ from octavo.layers.rope_config import RopeConfig
 from octavo.models.checkpoint import Checkpoint
 from octavo.models.config import ModelConfig
 from octavo.models.family import Family, FileValues, TensorNames
-from octavo.models.footprint import HEAD
+from octavo.models.footprint import EMBEDDING, HEAD
 from octavo.models.loader import load_checkpoint
 from octavo.models.registry import family_of
 from octavo.models.tensor_map import source_of
@@ -136,9 +136,10 @@ class Parameters:
     """The parameters of an open checkpoint in one layout, by the names that Hugging Face has.
 
     ``config``: the model's, as a file in this layout says it. ``names``: in the model's order; a
-    tied head is not among them, nor are the divisors of rope, of which ``divisors`` has the values
-    by name. ``tensors``: what a file has of these names, some of which may be the rows of one.
-    ``exact``: those that models hold in float32, whatever their file has.
+    tied head is not among them (but see ``Family.gguf_needs_head``), nor are the divisors of rope,
+    of which ``divisors`` has the values by name. ``tensors``: what a file has of these names, some
+    of which may be the rows of one. ``exact``: those that models hold in float32, whatever their
+    file has.
 
     Raises:
         ModelError: as of ``load_checkpoint``; or UnsupportedModelError where rope has divisors that
@@ -153,15 +154,19 @@ class Parameters:
         assert isinstance(model, Module)
         self._sources = source_of(checkpoint, stored)
         parameters = dict(named_parameters(model))
+        family = family_of(stored.architecture)
+        is_tied = stored.tie_embeddings
+        if is_tied and layout == "gguf" and family.gguf_needs_head:
+            is_tied = False
+            parameters.setdefault(HEAD, parameters[EMBEDDING])
+            self._sources[HEAD] = self._sources[EMBEDDING]
         self.exact = frozenset(name for name, each in parameters.items() if each.exact)
         self.names = tuple(
-            name
-            for name in parameters
-            if name not in _DIVISORS and not (stored.tie_embeddings and name == HEAD)
+            name for name in parameters if name not in _DIVISORS and not (is_tied and name == HEAD)
         )
         divisors = {name: self.weight(name).floats() for name in _DIVISORS if name in self._sources}
-        self.config = (_hf_layout if layout == "hf" else _gguf_layout)(stored, divisors)
-        family = family_of(stored.architecture)
+        config = (_hf_layout if layout == "hf" else _gguf_layout)(stored, divisors)
+        self.config = replace(config, tie_embeddings=is_tied)
         self._factors = family.gguf_factors if layout == "gguf" else _no_factors
         self.divisors = divisors or _divisors(stored.rope)
         shapes = {name: self.shape(name) for name in self.names}

@@ -10,6 +10,7 @@ from octavo.fields import Fields
 from octavo.models.config import ModelConfig
 from octavo.models.family import Family, TensorNames
 from octavo.models.llama import GGUF_TOP, HF_DEFAULTS, LlamaForCausalLM
+from octavo.models.unread import only
 from octavo.models.windows import hf_windows, window_size
 
 FUSED_QKV = {"self_attn.qkv_proj": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")}
@@ -46,6 +47,11 @@ PHI3 = Family(
         **HF_DEFAULTS,
         "rms_norm_eps": 1e-5,
         "max_position_embeddings": 4096,
+    },
+    hf_ignored={
+        "full_attn_mod": only(1),
+        "interpolate_factor": only(1),
+        "lm_head_bias": only(False),
     },
     from_hf=_windows,
     to_hf=lambda config: {

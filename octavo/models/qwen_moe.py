@@ -107,6 +107,7 @@ QWEN2_MOE = Family(
     model_type="qwen2_moe",
     model=LlamaForCausalLM,
     gguf="qwen2moe",
+    gguf_needs_head=True,
     hf_names=HFNames(layer=SHARED_EXPERT),
     gguf_names=GGUF_EXPERT_NAMES,
     hf_defaults={

@@ -48,6 +48,28 @@ class Source:
         is_whole = (self.start, self.stop, self.step) == (0, None, 1)
         return weight if is_whole else weight.narrow(self.start, self.stop, self.step)
 
+    def shape(self, shape: tuple[int, ...], is_quantized: bool) -> tuple[int, ...]:
+        """What ``read`` makes of a tensor of this shape, or the shape itself if it cannot."""
+        try:
+            if self.values is not None:  # which are few: vectors, and convolutions
+                shape = self.values.read(np.full(shape, -1.0, dtype=np.float32)).shape
+        except (ValueError, IndexError):
+            return shape
+        if self.entry is not None:
+            count = self.entry[1]
+            if shape[:1] == (count,):
+                shape = shape[1:]
+            elif len(shape) == 2 and shape[0] % count == 0:
+                shape = (shape[0] // count, shape[1])
+            else:
+                return shape
+        if self.is_transposed and (self.entry is None or not is_quantized):
+            shape = shape[::-1]
+        first, stop, step = slice(self.start, self.stop, self.step).indices(
+            shape[0] if shape else 0
+        )
+        return (len(range(first, stop, step)), *shape[1:]) if shape else shape
+
     def _entry_of(self, weight: Weight, checkpoint: Checkpoint) -> Weight:
         assert self.entry is not None
         index, count = self.entry

@@ -29,7 +29,7 @@ from transformers import (
 )
 from transformers.modeling_outputs import MoeModelOutputWithPast
 
-from octavo.errors import ModelFileError, UnsupportedModelError
+from octavo.errors import ModelFileError, OctavoError, UnsupportedModelError
 from octavo.layers.context import ForwardContext
 from octavo.models.config_transformers import SeenAttention
 
@@ -140,8 +140,15 @@ class TransformersModel:
         with torch.inference_mode():
             try:
                 self._run(tokens, tokens, attend)
+            except OctavoError:
+                raise
             except TypeError as error:
                 raise self._unsupported(f"it does not take positions of tokens ({error})") from None
+            # Code of any kind: what it asks of a cache that it has not been given ends it somehow.
+            except Exception as error:
+                raise self._unsupported(
+                    f"its first pass fails ({type(error).__name__}: {error!s:.200})"
+                ) from None
         if sorted(found) != list(range(len(found))) or not found:
             raise self._unsupported(f"not all of its layers have attention, but {sorted(found)}")
         return [found[layer] for layer in range(len(found))]
@@ -171,7 +178,7 @@ def read_config(path: Path) -> Any:
     paged cache cannot serve."""
     try:
         config = AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except Exception as error:  # of code for any family
         raise UnsupportedModelError(
             f"{path}: transformers cannot read it: {error!s:.400}"
         ) from None
@@ -212,7 +219,7 @@ def load(path: Path, config: Any, device: torch.device, dtype: torch.dtype) -> T
             use_safetensors=True,
             output_loading_info=True,
         )
-    except (OSError, ValueError, KeyError, TypeError, ImportError, RuntimeError) as error:
+    except Exception as error:  # of code for any family
         raise UnsupportedModelError(
             f"{path}: transformers cannot load it: {error!s:.400}"
         ) from None

@@ -18,10 +18,10 @@ _TYPES = {"full_attention": False, "sliding_attention": True}
 def hf_windows(fields: Fields, num_layers: int, is_local: Callable[[int], bool]) -> Windows:
     """The window of each layer by ``sliding_window`` and ``layer_types``. Configs that were written
     before these leave it to the family: ``is_local(layer)`` says which layers have it."""
-    window = fields.integer("sliding_window", None)
+    window, has_types = fields.integer("sliding_window", None), "layer_types" in fields
     if window is None:
         return (None,) * num_layers
-    if "layer_types" not in fields:
+    if not has_types:
         return tuple(window if is_local(layer) else None for layer in range(num_layers))
     types = fields.each("layer_types", Fields.text, num_layers)
     if unknown := set(types) - set(_TYPES):

@@ -2,6 +2,10 @@
 
 What is read comes first, since somebody waits for it. What is to be written waits in memory, on the
 shelf, and is given up rather than waited for when there is too much of it.
+
+What makes room in a pool comes from the last block of a sequence to the first. So where a block
+cannot be written, since the disk is full, those that follow it may be there already: they go, as
+nobody can get as far as that without it.
 """
 
 from __future__ import annotations
@@ -13,7 +17,7 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 from octavo.core.shelf import Ended
 from octavo.offload.folder import DamagedBlockError
@@ -35,7 +39,8 @@ class Folder(Protocol):
     """What is asked of a ``BlockFolder``."""
 
     def __contains__(self, name: str) -> bool: ...
-    def write(self, name: str, content: memoryview) -> None: ...
+    def write(self, name: str, content: memoryview, before: str | None) -> None: ...
+    def forget_after(self, name: str) -> None: ...
     def read(self, name: str, content: memoryview) -> None: ...
     def close(self) -> None: ...
 
@@ -79,14 +84,17 @@ class DiskDepot:
     def __contains__(self, key: bytes) -> bool:
         return self._name(key) in self._folder
 
-    def write(self, key: bytes, place: int) -> bool:
+    def write(self, key: bytes, place: int, before: bytes | None = None) -> bool:
+        if self._work.is_paused:  # and it will not come again before what follows it is useless
+            self._work.add(_Task("forget after", self._name(key)))
         if self.room <= 0:
             return False
-        self._work.add(_Task(self._name(key), place, is_read=False))
+        precursor = None if before is None else self._name(before)
+        self._work.add(_Task("write", self._name(key), place, precursor))
         return True
 
     def read(self, key: bytes, place: int) -> None:
-        self._work.add(_Task(self._name(key), place, is_read=True))
+        self._work.add(_Task("read", self._name(key), place))
 
     def ended(self) -> Sequence[Ended]:
         return self._work.ended()
@@ -105,9 +113,10 @@ class DiskDepot:
 
 
 class _Task(NamedTuple):
+    kind: Literal["read", "write", "forget after"]
     name: str
-    place: int
-    is_read: bool
+    place: int = -1
+    before: str | None = None
 
 
 class _Work:
@@ -142,7 +151,7 @@ class _Work:
 
     def add(self, task: _Task) -> None:
         with self._news:
-            (self._reads if task.is_read else self._writes).append(task)
+            (self._reads if task.kind == "read" else self._writes).append(task)
             self._news.notify_all()
 
     def ended(self) -> Sequence[Ended]:
@@ -157,7 +166,7 @@ class _Work:
         with self._news:
             if not self._is_at_work():
                 return bool(self._ended)
-            self._news.wait_for(lambda: self._ended, seconds)
+            self._news.wait_for(lambda: self._ended or not self._is_at_work(), seconds)
             return True
 
     def stop(self, seconds: float) -> None:
@@ -176,10 +185,11 @@ class _Work:
 
     def run(self) -> None:
         while (task := self._next_task()) is not None:
-            is_good = self._read(task) if task.is_read else self._write(task)
+            is_good = self._do(task)
             with self._news:
                 self._busy_since = None
-                self._ended.append(Ended(task.place, task.is_read, is_good))
+                if task.place >= 0:
+                    self._ended.append(Ended(task.place, task.kind == "read", is_good))
                 self._news.notify_all()
         self._folder.close()
 
@@ -191,6 +201,16 @@ class _Work:
                 return None
             self._busy_since = time.monotonic()
             return (self._reads or self._writes).popleft()
+
+    def _do(self, task: _Task) -> bool:
+        match task.kind:
+            case "read":
+                return self._read(task)
+            case "write":
+                return self._write(task)
+            case "forget after":
+                self._folder.forget_after(task.name)
+                return True
 
     def _read(self, task: _Task) -> bool:
         begin = time.perf_counter()
@@ -208,9 +228,10 @@ class _Work:
 
     def _write(self, task: _Task) -> bool:
         try:
-            self._folder.write(task.name, self._rows[task.place])
+            self._folder.write(task.name, self._rows[task.place], task.before)
         except OSError as error:
             self.num_errors += 1
+            self._folder.forget_after(task.name)  # blocks come from the last to the first
             self._paused_until = time.monotonic() + _PAUSE_SECONDS
             _log.warning("KV blocks are not written for the next %.0f s: %s", _PAUSE_SECONDS, error)
             return False

@@ -16,16 +16,23 @@ computed again. Any single change of up to 32 bits in a row is found, and of oth
 
 Neither salts nor tokens are in names or files in clear. Keys and values do tell of the text that
 they were computed from, so all is readable for its owner alone.
+
+Somebody else may have prepared the folder. So it, and each folder in it, is opened once, without
+following links, and has to belong to the user who runs the engine; files are reached through these
+folders, by ``dir_fd``, and only regular files of that user with no other name are read. Nothing is
+ever written to a file that was there before.
 """
 
 from __future__ import annotations
 
+import errno
 import os
+import stat
 import struct
 import zlib
 from collections import OrderedDict
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from octavo.errors import ConfigError
@@ -36,6 +43,10 @@ _PART = "part"
 _MAGIC, _FORMAT = b"octavokv", 1
 _HEADER = struct.Struct("<8sII")
 _DISK_UNIT = 4096  # that a file takes more of, or less, on most disks
+# Windows opens no folders, and has no locks either.
+_FOLDERS_OPEN = hasattr(os, "O_DIRECTORY")
+# A FIFO is opened without waiting for who writes to it.
+_SAFELY = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC if _FOLDERS_OPEN else 0
 
 
 class FolderBusyError(ConfigError):
@@ -54,17 +65,26 @@ class BlockFolder:
 
     Raises:
         FolderBusyError: another engine has it.
-        ConfigError: it cannot be used, or has something else in it.
+        ConfigError: it cannot be used, has something else in it, or is another user's.
     """
 
     def __init__(self, path: Path, max_bytes: int):
         self.path, self.max_bytes = path, max_bytes
         self.num_bytes = 0
         self._sizes: OrderedDict[str, int] = OrderedDict()  # by name, used longest ago first
+        # Of blocks that were written here: the one before each, and those after each.
+        self._before: dict[str, str] = {}
+        self._after: dict[str, set[str]] = {}
         try:
-            self._lock = _own(path)
-            self._look_around()
+            self._folder, self._lock = _own(path)
         except OSError as error:
+            raise ConfigError(f"kv_offload: {path} cannot be used: {error}") from error
+        try:
+            self._look_around()
+        except (OSError, ConfigError) as error:
+            self.close()
+            if isinstance(error, ConfigError):
+                raise
             raise ConfigError(f"kv_offload: {path} cannot be used: {error}") from error
 
     def __contains__(self, name: str) -> bool:
@@ -73,28 +93,38 @@ class BlockFolder:
     def __len__(self) -> int:
         return len(self._sizes)
 
-    def write(self, name: str, content: memoryview) -> None:
-        """Keep a block, and forget as many others as have to make room. OSError if it cannot be."""
+    def write(self, name: str, content: memoryview, before: str | None = None) -> None:
+        """Keep a block, and forget as many others as have to make room. OSError if it cannot be.
+
+        ``before`` is the block without which this one is of no use, if there is one.
+        """
         size = _on_disk(_HEADER.size + len(content))
         if name in self._sizes or size > self.max_bytes:
             return
         while self.num_bytes + size > self.max_bytes:
             self.forget(next(iter(self._sizes)))
         header = _HEADER.pack(_MAGIC, _FORMAT, _checksum(name, content))
-        part, path = self.path / _PART, self._path(name)
-        path.parent.mkdir(mode=0o700, exist_ok=True)
+        with suppress(FileExistsError):
+            os.mkdir(name[:2], 0o700, dir_fd=self._folder)
         try:
-            descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+            with suppress(FileNotFoundError):
+                os.unlink(_PART, dir_fd=self._folder)
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | _SAFELY
+            descriptor = os.open(_PART, flags, 0o600, dir_fd=self._folder)
             with os.fdopen(descriptor, "wb", buffering=0) as file:
                 _write_all(file.fileno(), header)
                 _write_all(file.fileno(), content)
-            os.replace(part, path)
+            with self._shard_of(name) as shard:
+                os.replace(_PART, name[2:], src_dir_fd=self._folder, dst_dir_fd=shard)
         except OSError:
             with suppress(OSError):
-                part.unlink()
+                os.unlink(_PART, dir_fd=self._folder)
             raise
         self._sizes[name] = size
         self.num_bytes += size
+        if before is not None:
+            self._before[name] = before
+            self._after.setdefault(before, set()).add(name)
 
     def read(self, name: str, content: memoryview) -> None:
         """Fill ``content`` with a block, which is then the one used last.
@@ -113,71 +143,154 @@ class BlockFolder:
 
     def _read(self, name: str, content: memoryview) -> None:
         header = bytearray(_HEADER.size)
-        path = self._path(name)
-        with open(path, "rb", buffering=0) as file:
+        path = self.path / name[:2] / name[2:]
+        with self._shard_of(name) as shard:
+            descriptor = os.open(name[2:], os.O_RDONLY | _SAFELY, dir_fd=shard)
+        with os.fdopen(descriptor, "rb", buffering=0) as file:
+            if not _is_own_file(os.fstat(descriptor)):
+                raise DamagedBlockError(f"{path} is not a file that an engine of this user wrote")
             whole = file.readinto(header) == len(header) and file.readinto(content) == len(content)
             if not whole or file.read(1):
                 raise DamagedBlockError(f"{path} has another size than it was written with")
-        magic, format, checksum = _HEADER.unpack(header)
-        if (magic, format) != (_MAGIC, _FORMAT) or checksum != _checksum(name, content):
-            raise DamagedBlockError(f"{path} is not as it was written")
-        os.utime(path)  # by which the next engine knows when it was used
+            magic, format, checksum = _HEADER.unpack(header)
+            if (magic, format) != (_MAGIC, _FORMAT) or checksum != _checksum(name, content):
+                raise DamagedBlockError(f"{path} is not as it was written")
+            os.utime(descriptor)  # by which the next engine knows when it was used
 
     def forget(self, name: str) -> None:
         """Remove a block, if it is there."""
         self.num_bytes -= self._sizes.pop(name, 0)
-        with suppress(OSError):
-            self._path(name).unlink()
+        before = self._before.pop(name, None)
+        if before is not None:
+            self._after[before].discard(name)
+            if not self._after[before]:
+                del self._after[before]
+        with suppress(OSError), self._shard_of(name) as shard:
+            os.unlink(name[2:], dir_fd=shard)
+
+    def forget_after(self, name: str) -> None:
+        """Remove what follows a block that is not kept: nobody would ever get as far as that."""
+        lost = [*self._after.get(name, ())]
+        while lost:
+            following = lost.pop()
+            lost += self._after.get(following, ())
+            self.forget(following)
 
     def close(self) -> None:
         """Let others have the folder."""
         os.close(self._lock)
+        os.close(self._folder)
 
     def _look_around(self) -> None:
         """What is there already, and room for it: the limit may have been larger before."""
+        with suppress(FileNotFoundError):
+            os.unlink(_PART, dir_fd=self._folder)  # of an engine that was killed
         found: list[tuple[int, str, int]] = []
-        for shard, entry in _files(self.path):
-            if entry.name == _PART:
-                os.unlink(entry.path)  # of an engine that was killed
-            elif shard is not None:
-                status = entry.stat(follow_symlinks=False)
-                found.append((status.st_mtime_ns, shard + entry.name, _on_disk(status.st_size)))
+        for shard in os.listdir(self._folder):
+            if len(shard) != 2:
+                continue
+            for name, status in self._files(shard):
+                found.append((status.st_mtime_ns, shard + name, _on_disk(status.st_size)))
         for _, name, size in sorted(found):
             self._sizes[name] = size
             self.num_bytes += size
         while self.num_bytes > self.max_bytes:
             self.forget(next(iter(self._sizes)))
 
-    def _path(self, name: str) -> Path:
-        return self.path / name[:2] / name[2:]
+    def _files(self, shard: str) -> Iterator[tuple[str, os.stat_result]]:
+        """The blocks of a shard. What is no file of ours is no block, and gives way to one."""
+        try:
+            descriptor = _open_folder(shard, self._folder)
+        except ConfigError as error:
+            raise ConfigError(f"kv_offload: {self.path / shard} {error}") from error
+        try:
+            with os.scandir(descriptor) as entries:
+                for entry in entries:
+                    status = entry.stat(follow_symlinks=False)
+                    if _is_own_file(status):
+                        yield entry.name, status
+        finally:
+            os.close(descriptor)
+
+    @contextmanager
+    def _shard_of(self, name: str) -> Iterator[int]:
+        """The folder that a block is in, or is to be in."""
+        try:
+            descriptor = _open_folder(name[:2], self._folder)
+        except ConfigError as error:
+            raise OSError(errno.EPERM, str(error), str(self.path / name[:2])) from error
+        try:
+            yield descriptor
+        finally:
+            os.close(descriptor)
 
 
-def _own(path: Path) -> int:
-    """Make a folder that is ours alone, and lock it. Returns what holds the lock."""
+def _own(path: Path) -> tuple[int, int]:
+    """Make a folder that is ours alone, and lock it. Returns it, and what holds the lock."""
+    if not _FOLDERS_OPEN:
+        raise FolderBusyError(f"kv_offload: {path}: this system has no file locks of POSIX")
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
-    if not (path / _LOCK).exists() and any(path.iterdir()):
-        raise ConfigError(f"kv_offload: {path} has other files in it: name a folder of its own")
-    os.chmod(path, 0o700)
-    descriptor = os.open(path / _LOCK, os.O_RDWR | os.O_CREAT, 0o600)
     try:
+        folder = _open_folder(path, None)
+    except ConfigError as error:
+        raise ConfigError(f"kv_offload: {path} {error}") from error
+    try:
+        names = os.listdir(folder)
+        if names and _LOCK not in names:
+            raise ConfigError(f"kv_offload: {path} has other files in it: name a folder of its own")
+        os.fchmod(folder, 0o700)
+        return folder, _lock_in(folder, path)
+    except BaseException:
+        os.close(folder)
+        raise
+
+
+def _open_folder(path: str | Path, within: int | None) -> int:
+    """Open a folder that is one, and ours. ConfigError says what else it is, without its path."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | _SAFELY, dir_fd=within)
+    except OSError as error:
+        status = os.stat(path, dir_fd=within, follow_symlinks=False)
+        if stat.S_ISLNK(status.st_mode):
+            raise ConfigError(
+                "is a symbolic link, which leads to where somebody else may want files to be: name "
+                "the folder itself"
+            ) from error
+        raise
+    status = os.fstat(descriptor)
+    if status.st_uid != os.geteuid():
+        os.close(descriptor)
+        raise ConfigError(
+            f"belongs to another user ({status.st_uid}), who could change what is in it: name a "
+            "folder of your own"
+        )
+    return descriptor
+
+
+def _lock_in(folder: int, path: Path) -> int:
+    """Lock the file of a folder that is there for that."""
+    descriptor = os.open(_LOCK, os.O_RDWR | os.O_CREAT | _SAFELY, 0o600, dir_fd=folder)
+    try:
+        if not _is_own_file(os.fstat(descriptor)):
+            raise ConfigError(
+                f"kv_offload: {path / _LOCK} is not a file that an engine of this user made: "
+                "name another folder"
+            )
         lock(descriptor)
     except OSError as error:
         os.close(descriptor)
         busy = isinstance(error, BlockingIOError)
         why = "another engine has it" if busy else f"it cannot be locked ({error})"
         raise FolderBusyError(f"kv_offload: {path}: {why}") from error
+    except ConfigError:
+        os.close(descriptor)
+        raise
     return descriptor
 
 
-def _files(path: Path) -> Iterator[tuple[str | None, os.DirEntry[str]]]:
-    """The files of a folder, with the name of the shard that each is in."""
-    with os.scandir(path) as entries:
-        for entry in entries:
-            if entry.is_file(follow_symlinks=False):
-                yield None, entry
-            elif len(entry.name) == 2 and entry.is_dir(follow_symlinks=False):
-                with os.scandir(entry.path) as shard:
-                    yield from ((entry.name, each) for each in shard)
+def _is_own_file(status: os.stat_result) -> bool:
+    """Whether it is a regular file of the user who runs the engine, with one name."""
+    return stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid() and status.st_nlink == 1
 
 
 def _write_all(descriptor: int, content: bytes | memoryview) -> None:

@@ -36,6 +36,8 @@ Say = Callable[[str], None]
 class Report:
     """``tokens`` of ``text`` were scored. KL divergences are from the base, in nats; ``same_top``
     is the share of tokens that both hold for the most probable; speeds are tokens/s of one stream.
+    ``served_…``: of the model with the activations and KV that it is served with by default, from
+    the exact base.
     """
 
     text: str
@@ -49,6 +51,8 @@ class Report:
     prefill_tps: float
     base_decode_tps: float
     base_prefill_tps: float
+    served_perplexity: float
+    served_kl_mean: float
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -100,8 +104,10 @@ class Judge:
         self._say(f"scoring {model}")
         with self._open(model, **_EXACT) as session:
             scored = self._score(session, model, base=LogitFile(self._file))
+        with self._open(model) as session:
+            served = self._score(session, model, base=LogitFile(self._file))
         divergence = scored.divergence
-        assert divergence is not None
+        assert divergence is not None and served.divergence is not None
         return {
             "text": self._text,
             "tokens": self._windows.num_scored,
@@ -110,6 +116,8 @@ class Judge:
             "kl_mean": divergence.kl.value,
             "kl_p99": divergence.kl_p99,
             "same_top": divergence.same_top.value,
+            "served_perplexity": served.scores.perplexity.value,
+            "served_kl_mean": served.divergence.kl.value,
         }
 
     def close(self) -> None:

@@ -66,7 +66,11 @@ def tradeoffs(document: Any) -> list[Tradeoff]:
     rows = document.get("rows", [document])
     if not isinstance(rows, list) or not rows:
         raise BenchmarkError("has no rows, as octavo quantize --compare prints them with --json")
-    return [_point(row, number) for number, row in enumerate(rows, start=1)]
+    numbered = list(enumerate(rows, start=1))
+    if document.get("failed"):  # a comparison of which some could not be judged
+        judged = [(n, row) for n, row in numbered if isinstance(row, Mapping) and row.get("report")]
+        numbered = judged or numbered
+    return [_point(row, number) for number, row in numbered]
 
 
 def _point(row: Any, number: int) -> Tradeoff:

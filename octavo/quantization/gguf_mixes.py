@@ -177,16 +177,26 @@ def type_of(name: str, shape: tuple[int, ...], target: str, facts: ModelFacts) -
     ``shape``: outermost first, as in torch. Vectors, norms and biases are F32. ValueError for a
     target that is not one of MIXES.
     """
+    wanted = wanted_type_of(name, shape, target, facts)
+    if wanted in FLOAT_TYPES:
+        return wanted
+    is_output = name == "output.weight" or (facts.is_tied and name == "token_embd.weight")
+    # llama.cpp asks whether the output's rows are whole blocks of the base, not of its own type.
+    if is_output and shape[-1] % block_shape(_mix(target).base)[0]:
+        return _that_fits(GGMLType.Q8_0, shape[-1])
+    return _that_fits(wanted, shape[-1])
+
+
+def wanted_type_of(name: str, shape: tuple[int, ...], target: str, facts: ModelFacts) -> GGMLType:
+    """The same where any rows fit any type."""
     mix = _mix(target)
     if len(shape) < 2 or name.endswith("_norm.weight") or not name.endswith(".weight"):
         return GGMLType.F32
     if mix.base in FLOAT_TYPES:
         return mix.base
     if name == "output.weight" or (facts.is_tied and name == "token_embd.weight"):
-        type = _type_of_output(mix.base, shape[-1])
-    else:
-        type = _type_in_layer(name, mix, facts)
-    return _that_fits(type, shape[-1])
+        return GGMLType.Q8_0 if mix.base == GGMLType.Q8_0 else GGMLType.Q6_K
+    return _type_in_layer(name, mix, facts)
 
 
 def file_type(target: str) -> int:
@@ -199,11 +209,6 @@ def _mix(target: str) -> Mix:
     if mix is None:
         raise ValueError(f"{target!r} is no target of GGUF quantization; there are {[*MIXES]}")
     return mix
-
-
-def _type_of_output(base: GGMLType, columns: int) -> GGMLType:
-    is_whole = columns % block_shape(base)[0] == 0
-    return GGMLType.Q6_K if base != GGMLType.Q8_0 and is_whole else GGMLType.Q8_0
 
 
 def _type_in_layer(name: str, mix: Mix, facts: ModelFacts) -> GGMLType:

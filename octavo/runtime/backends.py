@@ -21,7 +21,13 @@ from typing import TYPE_CHECKING, Protocol
 from octavo.errors import ConfigError, UnsupportedModelError
 from octavo.extras import ADD_GPU, need_torch
 from octavo.kernels.cpu import library
-from octavo.kernels.cpu.layout import KV_CHUNK, KV_FORMATS, experts_bytes
+from octavo.kernels.cpu.layout import (
+    KV_CHUNK,
+    KV_FORMATS,
+    MAX_HEAD_SIZE,
+    NIBBLE_TYPES,
+    experts_bytes,
+)
 from octavo.kernels.cpu.library import Library, Pool
 from octavo.kernels.cpu.packed_weights import Progress
 from octavo.kernels.dispatch import CANDIDATES, explain
@@ -40,9 +46,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("octavo")
 
-_MAX_HEAD_DIM = 256
 _MAX_LATENT = 4064  # and the rotated key; see csrc/latent.h
-_NO_GPU_KV = ("int4", "k8v4")
 
 
 class Backend(Protocol):
@@ -173,7 +177,7 @@ def why_not_fused(spec: RankSpec) -> str | None:
             "Triton compiles with Python's headers, and there is no Python.h: apt-get install "
             f"{python}-dev (dnf install {python}-devel)"
         )
-    if (kv_dtype := kv_dtype_of(spec, is_native=False)) in _NO_GPU_KV:
+    if (kv_dtype := kv_dtype_of(spec, is_native=False)) in NIBBLE_TYPES:
         return f"kernels of GPUs read no KV of {kv_dtype}: set --kv-cache-dtype to fp8 or int8"
     return None
 
@@ -211,8 +215,8 @@ def why_not_native(spec: RankSpec, model_config: ModelConfig) -> str | None:
     if latent is not None:
         if latent.kv_rank + latent.rope_dim > _MAX_LATENT:
             return f"latent vectors of {latent.kv_rank} values: {_MAX_LATENT} are the most"
-    elif head_dim % 16 or head_dim > _MAX_HEAD_DIM:
-        return f"heads of {head_dim} values: only multiples of 16 up to {_MAX_HEAD_DIM} are native"
+    elif head_dim > MAX_HEAD_SIZE:
+        return f"heads of {head_dim} values: {MAX_HEAD_SIZE} are the most"
     if spec.block_size % KV_CHUNK:
         return f"block_size {spec.block_size} is not a multiple of {KV_CHUNK}"
     return None

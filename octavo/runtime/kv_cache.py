@@ -11,7 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from octavo.kernels.kv_stores import Codec, KVStore, codecs_of
+from octavo.kernels.cpu.layout import NIBBLE_TYPES
+from octavo.kernels.kv_stores import Codec, KVStore, codecs_of, padded_codec
 from octavo.models.kv_groups import KVGroups, one_table
 from octavo.runtime.capacity import RankLimits
 from octavo.runtime.untouched import untouched_zeros
@@ -165,15 +166,22 @@ def create_kv_cache(
     device: torch.device,
     copy_units: CopyUnits = copy_units,
 ) -> KVCache:
-    """The cache of layers that all keep as much of a token, in a type by its whole name."""
+    """The cache of layers that all keep as much of a token, in a type by its whole name.
+
+    Heads are padded as the native kernels do it, so that the same codes come of the same numbers;
+    but not for the kernels of a GPU, which need no padding.
+    """
     kept = layers[0]
+    keys, values = codecs_of(dtype, kept.kind == "latent")
+    if kept.kind != "latent" and (device.type == "cpu" or dtype in NIBBLE_TYPES):
+        keys, values = padded_codec(keys, kept.key_dim), padded_codec(values, kept.value_dim)
     return KVCache(
         len(layers),
         limits.num_blocks,
         block_size,
         kept.num_kv_heads,
         kept.key_dim,
-        codecs_of(dtype, kept.kind == "latent"),
+        (keys, values),
         device,
         limits.kv_groups,
         copy_units=copy_units,

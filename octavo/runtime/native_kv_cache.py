@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from octavo.kernels.cpu import abi
-from octavo.kernels.cpu.layout import KV_CHUNK
+from octavo.kernels.cpu.layout import KV_CHUNK, padded_head
 from octavo.kernels.cpu.library import Library
 from octavo.kernels.cpu.program import KVLayout
 from octavo.models.kv_groups import KVGroups, one_table
@@ -216,5 +216,5 @@ def create_native_cache(
         rows = kept.key_dim, kept.value_dim
         assert states is None, "no model has latents and states"
         return NativeLatentCache(library, *blocks, *rows, kv_format, groups, num_shelf_blocks)
-    heads = kept.num_kv_heads, kept.key_dim
+    heads = kept.num_kv_heads, padded_head(kept.key_dim)
     return NativeKVCache(library, *blocks, *heads, kv_format, groups, num_shelf_blocks, states)

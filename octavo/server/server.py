@@ -28,9 +28,10 @@ from octavo.server.api.service import ANY_NAME, Service
 from octavo.server.app import create_server_app
 from octavo.server.engine.client import ProcessEngine
 from octavo.server.engine.door import Door
-from octavo.server.engine.generation import EngineClient
+from octavo.server.engine.generation import EngineClient, RequestRules
 from octavo.server.engine.process import Launcher
 from octavo.server.engine.response_cache import ResponseCache
+from octavo.server.engine.unread import UnreadMemory
 from octavo.server.engine.waiting_room import DEFAULT_LIMITS
 from octavo.server.http.background import post_in_background
 from octavo.server.http.connection import uvicorn_config
@@ -93,6 +94,9 @@ class OctavoServer:
             self._observers,
             engine_timeout=settings.engine_timeout,
             door=None if most_seconds is None else Door(most_seconds),
+            max_work=settings.max_work,
+            rules=RequestRules(settings.allow_window, settings.max_output_tokens),
+            unread=UnreadMemory(parse_bytes(settings.max_unread_bytes)),
         )
         self._find_calibration = find_calibration
         self._hurry = asyncio.Event()  # set by the second signal

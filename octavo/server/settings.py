@@ -10,6 +10,7 @@ import os
 import signal
 from dataclasses import dataclass
 
+from octavo.core.limits import DEFAULT_OUTPUT_TOKENS
 from octavo.errors import ConfigError
 from octavo.options import option, parse_duration
 
@@ -60,7 +61,11 @@ class ServerSettings:
     api_key: tuple[str, ...] = option(
         (), "a key that clients must send, in sight of all users here; may be repeated"
     )
-    api_key_file: str | None = option(None, "file of keys, one a line; # begins a comment")
+    api_key_file: str | None = option(
+        None,
+        "file of keys, one a line; # begins a comment; behind a key, weight=2 gives it two shares "
+        "of what is computed while others wait (1)",
+    )
     admin_key: tuple[str, ...] = option(
         (),
         "a key of the operator, who alone sees what concerns all clients (/steps, /metrics, /load, "
@@ -78,7 +83,28 @@ class ServerSettings:
     strict_fields: bool = option(
         False, "refuse fields of requests that have no effect here, rather than drop them"
     )
-    max_concurrent_per_key: int | None = option(None, "requests of one key at once")
+    max_concurrent_per_key: int | None = option(
+        None, "completions of one key at once, waiting and running: n = 4 counts as four"
+    )
+    max_work_per_key: int | None = option(
+        None,
+        "tokens of one key at once, waiting and running: of prompts and of answers as long as they "
+        "may become, for each completion",
+    )
+    max_work: int | None = option(None, "such tokens of all keys together")
+    max_output_tokens: int | None = option(
+        None,
+        "tokens of one answer at the most; default: as the context allows, and "
+        f"{DEFAULT_OUTPUT_TOKENS:,} for what may outgrow it",
+    )
+    max_unread_bytes: int | str = option(
+        "1GiB", "memory for what was generated and is not read yet, of all answers together"
+    )
+    allow_window: bool = option(
+        False,
+        "let requests ask for a window, attention sinks and so for answers beyond the context; "
+        "where --window gives one to all, they may anyway",
+    )
     rate_limit_requests: float | None = option(None, "requests a minute of one key")
     rate_limit_tokens: float | None = option(None, "prompt and output tokens a minute of one key")
     max_predicted_ttft: float | str | None = option(
@@ -146,7 +172,14 @@ class ServerSettings:
                 f"max_body_memory must be at least {least}, twice max_body_bytes: one address may "
                 "have half of it"
             )
-        for name in ("max_concurrent_per_key", "max_body_bytes", "max_connections"):
+        for name in (
+            "max_concurrent_per_key",
+            "max_work_per_key",
+            "max_work",
+            "max_output_tokens",
+            "max_body_bytes",
+            "max_connections",
+        ):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ConfigError(f"{name} must be at least 1, not {value}")

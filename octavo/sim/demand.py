@@ -43,6 +43,7 @@ class Ask:
         output_len: tokens of the answer.
         arrival_s: seconds after the start, if a trace says so.
         priority: smaller is served first, as in ``Request``.
+        tenant: who asks; tenants get fair shares, as in ``Request``.
         follows: the id of the request whose end it waits for; it is sent ``think_s`` seconds later.
         goes_on: its prompt begins with the one that it follows, and with the answer to that.
         patience_s: after so long without the whole answer, the client hangs up.
@@ -53,6 +54,7 @@ class Ask:
     output_len: int
     arrival_s: float | None = None
     priority: int = 0
+    tenant: str = ""
     follows: str | None = None
     think_s: float = 0.0
     goes_on: bool = False
@@ -118,6 +120,7 @@ def asks_of_trace(
             max(1, entry.output_len),
             (entry.arrival_s - start) / speedup,
             entry.priority or 0,
+            entry.tenant or "",
         )
         if entry.session_id is not None:
             before = last_turns.get(entry.session_id)

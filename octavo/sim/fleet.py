@@ -162,6 +162,7 @@ class Fleet:
             _params(max_tokens),
             self._agenda.now,
             flight.ask.priority,
+            tenant=flight.ask.tenant,
             seed=flight.number,
         )
         pool.add(flight, request)

@@ -14,6 +14,7 @@ from octavo.measure.serve_report import QUEUE_LATENCIES, ServeSummary, to_json, 
 from octavo.measure.slo import Slo
 from octavo.sim.replica import ReplicaTotals
 from octavo.sim.simulation import SimulationResult
+from octavo.sim.tenants import tenants, tenants_text
 from octavo.sim.timeline import Timeline, series_csv, trace_json
 from octavo.workload.settings import LoadSettings
 
@@ -45,7 +46,7 @@ class SimulationReport:
         shown: tuple[str, ...] = ("ttft", "tpot", "itl", "e2el")
         if any(record.queue_time for record in self.report.records):
             shown += QUEUE_LATENCIES
-        return to_text(self.report, self.summary, shown)
+        return to_text(self.report, self.summary, shown) + tenants_text(tenants(self.result))
 
     def write(self, folder: str | Path, timeline: Timeline) -> list[Path]:
         """result.json, series.csv and timeline.json; each is whole, and depends on the arguments of
@@ -96,6 +97,7 @@ def _simulation_json(result: SimulationResult) -> dict[str, Any]:
         "makespan_s": result.makespan_s,
         "num_preemptions": result.num_preemptions,
         "prefix_hit_rate": hit / queried if queried else None,
+        "tenants": [each.as_json() for each in tenants(result)],
         "times_sent_again": sum(flight.times_sent - 1 for flight in result.flights),
         "replicas": [_replica_json(each, result.makespan_s) for each in result.replicas],
     }

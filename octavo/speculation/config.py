@@ -15,7 +15,7 @@ METHODS = (
     *("auto", "ngram", "suffix", "draft_model", "early_exit"),
     *("medusa", "eagle", "recurrent", "mtp"),
 )
-ACCEPTANCES = ("exact", "rejection", "typical")
+_ACCEPTANCES = ("exact", "typical")
 # Other names of the same things.
 _METHOD_ALIASES = {"eagle3": "eagle", "draft": "draft_model", "[ngram]": "ngram", "off": None}
 _FIELD_ALIASES = {
@@ -34,9 +34,8 @@ class SpeculativeConfig:
         model: of the draft: a model, or a folder of trained heads.
         num_speculative_tokens: guessed at once for a request; None is the method's own choice.
         acceptance: ``exact`` accepts what the request would have sampled itself, with its own
-            random numbers: the tokens are those of plain decoding. ``rejection`` is the classic
-            rule for drafts that are sampled: the same distribution, other tokens. ``typical``
-            accepts what is likely enough, and changes the distribution.
+            random numbers: the tokens are those of plain decoding. ``typical`` accepts what is
+            likely enough, and changes the distribution.
         prompt_lookup_min, prompt_lookup_max: tokens of a match, of ``ngram``.
         suffix_decoding_max_tree_depth, suffix_decoding_max_cached_requests,
         suffix_decoding_max_spec_factor, suffix_decoding_min_token_prob: of ``suffix``: the longest
@@ -73,7 +72,13 @@ class SpeculativeConfig:
 
     def __post_init__(self) -> None:
         _one_of("method", self.method, METHODS)
-        _one_of("acceptance", self.acceptance, ACCEPTANCES)
+        if self.acceptance == "rejection":
+            raise ConfigError(
+                "speculative_config: there is no acceptance 'rejection' any more: leave it out, "
+                "for 'exact', which samples of the same distribution, and gives the very tokens of "
+                "plain decoding besides (docs/speculation.md)"
+            )
+        _one_of("acceptance", self.acceptance, _ACCEPTANCES)
         if self.model is not None and not isinstance(self.model, str):
             raise ConfigError(f"speculative_config: model must be a name, not {self.model!r}")
         if not isinstance(self.use_heterogeneous_vocab, bool):

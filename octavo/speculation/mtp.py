@@ -36,7 +36,7 @@ from octavo.model_files import is_engine_folder
 from octavo.models.checkpoint import open_checkpoint
 from octavo.models.config import ModelConfig
 from octavo.models.decoder import DecoderForCausalLM
-from octavo.models.registry import model_class
+from octavo.models.registry import ARCHITECTURES, family_of, model_class
 from octavo.runtime.capacity import RankLimits
 from octavo.speculation.config import SpeculativeConfig
 from octavo.speculation.drafters import Target
@@ -47,12 +47,12 @@ from octavo.speculation.layer_head import FEATURE, LayerProposer, kv_bytes_per_t
 from octavo.speculation.native_target import NativeTarget, normalized
 from octavo.speculation.pair_linear import PairLinear
 
-_ARCHITECTURES = (
-    *("LlamaForCausalLM", "MistralForCausalLM"),
-    *("Qwen2ForCausalLM", "Qwen3ForCausalLM"),
-    *("DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM"),
-)
 _NUM_TOKENS = 2  # it was trained to say one
+
+
+def is_served_by_mtp(architecture: str) -> bool:
+    """Whether modules of an architecture's models have layers like those of the model itself."""
+    return family_of(architecture).next_token_layers
 
 
 class MTPHead(Head):
@@ -146,9 +146,10 @@ class MTPDrafter:
 
 def _load(path: Path, native: NativeTarget) -> tuple[MTPHead, ModelConfig, bool]:
     target = native.config
-    if target.architecture not in _ARCHITECTURES:
+    if not is_served_by_mtp(target.architecture):
+        served = ", ".join(filter(is_served_by_mtp, ARCHITECTURES))
         raise ConfigError(
-            f"speculative_config: method mtp serves {', '.join(_ARCHITECTURES)}, and "
+            f"speculative_config: method mtp serves {served}, and "
             f"{target.name} is a {target.architecture}"
         )
     if is_engine_folder(path):

@@ -60,17 +60,19 @@ class SuffixProposer(MatchProposer):
         """A whole answer is remembered for the requests to come, with the last tokens before it,
         so that it is found from its first token on.
 
-        Not of a request that turned guessing off: it takes no part in this.
+        Not of a request that turned guessing off, or is to leave nothing in caches: it takes no
+        part in this.
         """
         super().forget(request)
         is_whole = request.finish_reason in (FinishReason.STOP, FinishReason.LENGTH)
-        if is_whole and request.num_output_tokens and request.params.max_draft_tokens != 0:
+        takes_part = request.params.max_draft_tokens != 0 and request.params.cache_prompt
+        if is_whole and request.num_output_tokens and takes_part:
             begin = max(0, request.num_prompt_tokens - self._max_depth)
             self.past_answers.add(request.cache_salt, request.token_ids[begin:])
 
     def _look(self, followed: Followed, request: Request) -> Found | None:
         context = request.token_ids[-self._max_depth :]
-        past = self.past_answers.of(request.cache_salt)
+        past = self.past_answers.of(request.cache_salt) if request.params.cache_prompt else None
         best = self._best(followed.index, context, followed.own, None)
         return best if past is None else self._best(past, context, followed.past, best)
 

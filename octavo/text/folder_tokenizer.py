@@ -119,6 +119,11 @@ def _load_library(files: ModelFolder) -> LibraryTokenizer:
         hint = ""
         if (files.path / "tokenizer.model").exists():
             hint = ": convert tokenizer.model to tokenizer.json, or use a GGUF file of the model"
+        elif any(files.path.glob("*.tiktoken")) or (files.path / "tiktoken.model").exists():
+            hint = (
+                ", but a vocabulary of tiktoken, whose rules of splitting are in code that is not "
+                "run: take a tokenizer.json of the same model, or use a GGUF file of it"
+            )
         raise ModelFileError(path, f"there is no such file{hint}")
     library = LibraryTokenizer.from_str(text)
     library.no_truncation()

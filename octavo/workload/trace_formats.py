@@ -53,6 +53,7 @@ class TraceEntry:
 
     ``hash_ids``: one for each ``block_size`` tokens of the prompt, equal where prompts are equal.
     ``turn``: from 1, within ``session_id``; ``think_ms``: the pause before it.
+    ``tenant``: whose it is, of those who get fair shares; any format may have such a column.
     ``elapsed_s``, ``log_type``: how long it took, and through what it came, as BurstGPT says.
     """
 
@@ -71,6 +72,7 @@ class TraceEntry:
     model: str | None = None
     log_type: str | None = None
     elapsed_s: float | None = None
+    tenant: str | None = None
 
 
 REQUIRED = frozenset({"arrival_s", "input_len", "output_len"})

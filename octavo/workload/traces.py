@@ -29,7 +29,9 @@ from octavo.workload.rows import (
     csv_rows,
     json_row,
     json_rows,
+    label,
     open_text,
+    optional,
     peek,
 )
 from octavo.workload.trace_formats import (
@@ -127,7 +129,9 @@ def _parse(path: str | Path, format: TraceFormat, lines: Iterable[str]) -> Itera
     rows = csv_rows(path, lines, needed) if format.is_csv else json_rows(path, lines)
     for line, row in rows:
         try:
-            yield format.parse(row)
+            tenant = optional(row, "tenant", label)
+            entry = format.parse(row)
+            yield entry if tenant is None else replace(entry, tenant=tenant)
         except BadRow as problem:
             raise WorkloadFileError(path, f"{problem} (read as {format.name})", line) from None
 

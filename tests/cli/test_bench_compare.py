@@ -11,7 +11,7 @@ import pytest
 
 from octavo import cli
 from octavo.bench.peers import compare as library
-from octavo.bench.peers import report
+from octavo.bench.peers import contenders, report
 from octavo.bench.peers.workers.workloads import WORKLOADS, batch_figures
 from octavo.cli.bench import compare
 
@@ -72,8 +72,19 @@ def test_wrong_usage_is_said_before_anything_is_done(arguments, message, capsys)
 
 
 def test_a_folder_cannot_be_compared(tiny_model, capsys):
-    assert cli.main(["bench", "compare", str(tiny_model)]) == 1
+    assert cli.main(["bench", "compare", str(tiny_model), "--peers", ""]) == 1
     assert "starts from a .gguf file" in capsys.readouterr().err
+
+
+def test_that_there_is_nothing_to_compare_with_is_said_before_a_model_is_fetched(
+    tmp_path, capsys, monkeypatch
+):
+    monkeypatch.setattr(contenders, "find_spec", lambda package: None)
+    arguments = ["--peers", "llama.cpp,vllm,transformers", "--dir", str(tmp_path / "none")]
+    assert cli.main(["bench", "compare", "no-such-model", *arguments]) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "nothing to compare octavo with" in line and "../" not in line
+    assert all(line.count(f"{name}: ") == 1 for name in ("llama.cpp", "vllm", "transformers"))
 
 
 @pytest.fixture
@@ -86,6 +97,7 @@ def asked(monkeypatch, tmp_path, batch_result):
         return batch_result
 
     monkeypatch.setattr(library, "compare", fake)
+    monkeypatch.setattr(contenders, "how_to_install", lambda engine, folder: None)
     (tmp_path / "model.Q4_1.gguf").touch()
     monkeypatch.chdir(tmp_path)
     return seen

@@ -71,7 +71,7 @@ def parse(monkeypatch):
     """The configuration that a command line becomes."""
     found = []
 
-    def run_serve_bench(config, progress):
+    def run_serve_bench(config, progress, say):
         found.append(config)
         raise cli.UsageError("that is enough")
 
@@ -128,7 +128,7 @@ def test_wrong_usage_is_said(capsys, line, message):
 
 
 def test_help_shows_what_there_is(capsys):
-    assert cli.main(["bench", "serve", "--help"]) == 0
+    assert cli.main(["bench", "serve", "--help-all"]) == 0
     text = capsys.readouterr().out
     for flag in ("--base-url", "--goodput NAME:MS", "--speedup X", "--max-num-seqs N"):
         assert flag in text

@@ -56,7 +56,7 @@ def test_wrong_usage_is_said(served, capsys, flags, message):
 
 
 def test_help_shows_both_kinds_of_settings(capsys):
-    assert cli.main(["serve", "--help"]) == 0
+    assert cli.main(["serve", "--help-all"]) == 0
     text = capsys.readouterr().out
     for flag in ("--api-key KEY", "--drain-timeout X", "--max-num-seqs N", "--api-key-file FILE"):
         assert flag in text

@@ -30,8 +30,11 @@ def test_escape_sequences_of_a_model_do_not_reach_a_terminal(
         (io.StringIO(), text),
     ):
         monkeypatch.setattr(sys, "stdout", stream)
-        terminal.write_answer(text)
-        assert stream.getvalue() == expected
+        writer = terminal.AnswerWriter()
+        for piece in (text[:3], text[3:]):
+            writer.write(piece)
+        writer.end()
+        assert stream.getvalue() == expected + "\n"
 
 
 def test_bar_appears_with_the_first_call_only(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -50,3 +53,11 @@ def test_json_is_one_line_of_utf8(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out == '{"a": "é\\n"}\n'
     with pytest.raises(ValueError):
         terminal.print_json(float("nan"))
+
+
+def test_progress_as_lines_comes_now_and_then(capsys: pytest.CaptureFixture[str]) -> None:
+    times = iter([0.0, 5.0, 15.0, 16.0, 40.0])
+    lines = terminal.LineProgress(15.0, lambda: next(times))
+    for done in (1, 2, 3, 4000):
+        lines.update("quantizing", done, 5000)
+    assert capsys.readouterr().err == "quantizing: 2 of 5,000\nquantizing: 4,000 of 5,000\n"

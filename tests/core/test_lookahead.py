@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from octavo.core.batch import Distribution, Draft
+from octavo.core.batch import Draft
 from octavo.core.lookahead import ROUNDS_SECONDS, rounds_in_time
 from octavo.core.request import FinishReason
 from octavo.core.sampling_params import SamplingParams
@@ -386,12 +386,3 @@ def test_rounds_end_where_somebody_would_have_to_wait():
     assert rounds_in_time(8, ROUNDS_SECONDS * 3) == 1
     assert rounds_in_time(8, 0.0) == 8
     assert math.isclose(rounds_in_time(4, ROUNDS_SECONDS / 4), 4)
-
-
-def test_what_a_draft_was_drawn_from_is_cut_with_it():
-    drawn = (Distribution(None, [0.5, 0.5]), None, Distribution([1], [1.0]))
-    draft = Draft((0, 1, 1), (-1, 0, 1), drawn)
-    assert draft.first(2).drawn_from == drawn[:2] and draft.first(3) is draft
-    assert draft == Draft.chain([0, 1, 1])  # the guess is the same
-    with pytest.raises(ValueError, match="drawn from"):
-        Draft((0, 1), (-1, 0), drawn)

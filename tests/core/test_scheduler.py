@@ -251,10 +251,10 @@ def test_a_request_that_fills_the_pool_exactly_is_served(make_engine, make_reque
 
 
 def test_the_queue_is_bounded_in_requests_and_tokens(make_engine, make_request):
-    engine = make_engine(max_queued_requests=2, max_queued_tokens=10)
-    engine.add(make_request("a", [1] * 4))
-    with pytest.raises(QueueFullError, match="4 tokens"):
-        engine.add(make_request("b", [1] * 8))
+    engine = make_engine(max_queued_requests=2, max_queued_tokens=20)
+    engine.add(make_request("a", [1] * 4))  # with its answer, 8 tokens
+    with pytest.raises(QueueFullError, match="8 tokens"):
+        engine.add(make_request("b", [1] * 4, max_tokens=9))
     engine.add(make_request("c", [1] * 4))
     with pytest.raises(QueueFullError, match="2 requests"):
         engine.add(make_request("d", [1]))

@@ -65,13 +65,74 @@ def test_a_longer_prompt_is_hit_at_the_last_snapshot_that_it_shares(make_engine,
     assert request.stats.num_cached_tokens == 16
 
 
-def test_an_answer_is_hit_by_the_next_turn(make_engine, make_request, run):
-    engine = make_engine(state_slots=16, snapshot_tokens=8)
+@pytest.mark.parametrize("how", [{}, {"depth": 2}, {"max_rounds": 8}, {"max_num_seqs": 1}])
+@pytest.mark.parametrize("snapshot_tokens", [8, 1000])
+def test_an_answer_is_hit_by_the_next_turn(make_engine, make_request, run, how, snapshot_tokens):
+    engine = make_engine(state_slots=16, snapshot_tokens=snapshot_tokens, **how)
     engine.add(make_request("a", [1, 2, 3], max_tokens=20))
     (first,) = run(engine)
-    engine.add(make_request("b", [*first.token_ids, 5]))
+    prompt = [*first.token_ids, 5]  # 22 of these 24 were computed
+    engine.add(make_request("b", prompt))
+    num_computed = 0
+    while engine.has_unfinished_requests:
+        step = engine.step()
+        num_computed += sum(item.num_tokens for item in step.batch.items)
+        engine.check_integrity()
+    (second,) = [u.request for u in step.updates]
+    assert second.stats.num_cached_tokens == 20
+    assert second.output_token_ids == expected_tokens(prompt, 4, 97, has_states=True)
+    assert num_computed <= 4 + 4  # four tokens of the prompt, and those of the answer
+
+
+def test_of_an_answer_only_the_last_two_snapshots_are_kept(make_engine, make_request, run):
+    """Beside that of the prompt, and those at intervals."""
+    engine = make_engine(state_slots=32, snapshot_tokens=16)
+    engine.add(make_request("a", list(range(9)), max_tokens=30))
+    run(engine)
+    states = engine.scheduler.block_manager.states
+    assert states.num_cached == 5  # after 8, 16, 32 tokens; 28 and 36
+
+
+@pytest.mark.parametrize("num_cut", [1, 2, 3, 4])
+def test_an_answer_is_hit_whose_end_is_in_other_tokens(make_engine, make_request, run, num_cut):
+    engine = make_engine(state_slots=16, snapshot_tokens=1000)
+    engine.add(make_request("a", [1, 2, 3], max_tokens=22))  # 24 are computed
+    (first,) = run(engine)
+    engine.add(make_request("b", [*first.token_ids[: 24 - num_cut], 90, 91, 92, 93, 94]))
     (second,) = run(engine)
-    assert second.stats.num_cached_tokens == 16
+    assert second.stats.num_cached_tokens == 20
+
+
+def test_many_answers_keep_a_snapshot_each(make_engine, make_request, run):
+    """Where slots are few, those of old ones make room, and nobody waits for that."""
+    engine = make_engine(state_slots=8, snapshot_tokens=1000, max_num_seqs=2, num_blocks=64)
+    for name in range(6):
+        engine.add(make_request(f"r{name}", [name] * 5, max_tokens=12))
+    finished = run(engine)
+    assert len(finished) == 6
+    last = finished[-1]
+    engine.add(make_request("again", [*last.token_ids, 7]))
+    (again,) = run(engine)
+    assert again.stats.num_cached_tokens == 16
+
+
+def test_an_answer_that_is_computed_again_is_not_cut_at_each_block(make_engine, make_request, run):
+    engine = make_engine(state_slots=8, snapshot_tokens=1000, prefix_caching=True)
+    request = make_request("a", list(range(5)), max_tokens=24)
+    engine.add(request)
+    while len(request.token_ids) < 23:
+        engine.step()
+    engine.scheduler.retract(request)
+    blocks = engine.scheduler.block_manager
+    while blocks.states.num_cached:  # as if it had been evicted
+        slot = next(s for s in blocks.states._idle if blocks.prefix_cache.has_state(s))
+        blocks.prefix_cache.forget_state(slot)
+        blocks.states.drop(slot)
+    chunks = []
+    while step := engine.step():
+        chunks += [item.num_tokens for item in step.batch.items]
+    assert chunks[:3] == [4, 16, 3]
+    assert request.output_token_ids == expected_tokens(range(5), 24, 97, has_states=True)
 
 
 def test_blocks_without_a_snapshot_are_no_prefix():
@@ -97,11 +158,11 @@ def test_the_oldest_snapshot_goes_first(make_engine, make_request, run):
     engine = make_engine(state_slots=4, snapshot_tokens=1000)  # two of a request, and two more
     prompts = {name: [ord(name)] * 9 for name in "abc"}
     for name, prompt in prompts.items():
-        engine.add(make_request(name, prompt))
+        engine.add(make_request(name, prompt, max_tokens=3))  # no block of theirs becomes full
         run(engine)
     hits = {}
     for name in "cba":
-        engine.add(make_request(f"{name} again", prompts[name]))
+        engine.add(make_request(f"{name} again", prompts[name], max_tokens=3))
         (request,) = run(engine)
         hits[name] = request.stats.num_cached_tokens
     assert hits["c"] == hits["b"] == 8

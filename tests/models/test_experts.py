@@ -24,6 +24,7 @@ from octavo.kernels.cpu.layout import experts_bytes
 from octavo.models.checkpoint import open_checkpoint
 from octavo.models.gguf_export import export_gguf
 from octavo.models.hf_writer import write_hf_folder
+from octavo.models.inspection import inspect_model
 from octavo.models.loader import load_model
 from octavo.open_model import load_tokenizer
 from octavo.quantization.ggml_types import GGMLType
@@ -162,6 +163,7 @@ def test_gguf_files_are_the_same_model(case, native_driver, tmp_path):
             export_gguf(out, open_checkpoint(case.folder), as_f32)
         return
     export_gguf(out, open_checkpoint(case.folder), as_f32)
+    assert inspect_model(out).problems == () and inspect_model(case.folder).problems == ()
     logits = native_driver(out).logits(case.prompts)
     assert largest_difference(logits, case.logits) < NATIVE_TOLERANCE
     theirs = {tensor.name: tensor.shape for tensor in gguf.GGUFReader(out).tensors}

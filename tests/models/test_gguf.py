@@ -8,7 +8,7 @@ import struct
 import sys
 import time
 import tracemalloc
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ import pytest
 import torch
 from gguf import GGUFValueType as V
 from gguf.constants import GGML_QUANT_SIZES
+from pace import python_seconds
 
 from octavo.errors import ModelFileError
 from octavo.models import gguf as reader
@@ -519,10 +520,11 @@ def test_file_that_shrinks_after_it_was_opened(save: Save) -> None:
 # -- every damage ----------------------------------------------------------------------------------
 
 
-def check_open(path: Path) -> bool:
-    """Whether the file loads; asserts that it does, or raises the right error, in bounds."""
+def check_open(path: Path, seconds: list[float]) -> bool:
+    """Whether the file loads; asserts that it does, or raises the right error, in bounds, and adds
+    how long that took."""
     tracemalloc.reset_peak()
-    before, start = tracemalloc.get_traced_memory()[0], time.perf_counter()
+    before, start = tracemalloc.get_traced_memory()[0], time.process_time()
     try:
         with GGUFFile(path) as file:
             for name, info in file.tensors.items():
@@ -535,26 +537,30 @@ def check_open(path: Path) -> bool:
         assert error.offset is not None and error.reason
         assert 0 <= error.offset <= path.stat().st_size
         valid = False
-    assert time.perf_counter() - start < 2.0
+    seconds.append(time.process_time() - start)
     assert tracemalloc.get_traced_memory()[1] - before < 2 << 20
     return valid
 
 
 @pytest.fixture
-def traced() -> Any:
+def seconds() -> Iterator[list[float]]:
+    """What opening files takes, while memory is traced: none takes long."""
+    found: list[float] = []
     tracemalloc.start()
-    yield
-    tracemalloc.stop()
+    try:
+        yield found
+        assert max(found) < python_seconds(1e7)
+    finally:
+        tracemalloc.stop()
 
 
-@pytest.mark.usefixtures("traced")
-def test_every_prefix(save: Save, sample: bytes) -> None:
+def test_every_prefix(save: Save, sample: bytes, seconds: list[float]) -> None:
     path = save(sample)
     with GGUFFile(path) as file:
         end = max(info.offset + info.num_bytes for info in file.tensors.values())
     for length in range(len(sample), -1, -1):
         os.truncate(path, length)
-        assert check_open(path) == (length >= end), f"prefix of {length} bytes"
+        assert check_open(path, seconds) == (length >= end), f"prefix of {length} bytes"
 
 
 def mutate(content: bytes, rng: random.Random) -> bytes:
@@ -581,13 +587,12 @@ def mutate(content: bytes, rng: random.Random) -> bytes:
     return bytes(damaged)
 
 
-@pytest.mark.usefixtures("traced")
-def test_random_mutations(save: Save, sample: bytes) -> None:
+def test_random_mutations(save: Save, sample: bytes, seconds: list[float]) -> None:
     valid = 0
     for seed in range(2000):
         content = mutate(sample, random.Random(seed))
         try:
-            valid += check_open(save(content))
+            valid += check_open(save(content), seconds)
         except BaseException as error:
             error.add_note(f"seed {seed}")
             raise
@@ -670,7 +675,7 @@ def test_the_worst_files_take_bounded_time_and_memory(save: Save, hostile: str) 
     path = save(content)
     start = time.process_time()
     with GGUFFile(path) as file:
-        assert time.process_time() - start < 3.0  # a third of it, when the machine is not busy
+        assert time.process_time() - start < python_seconds(6e7)
         if hostile.endswith("strings"):
             tokens = file.metadata["key"]
             assert sys.getsizeof(tokens) + sum(map(sys.getsizeof, tokens)) < 256 << 20

@@ -9,6 +9,7 @@ import gguf
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from octavo.errors import ConfigError, ModelFileError, UnsupportedModelError
 from octavo.models.checkpoint import open_checkpoint
@@ -193,3 +194,25 @@ def test_end_tokens_that_only_the_config_knows(tiny_hf, tmp_path):
     (folder / "generation_config.json").write_text('{"eos_token_id": [256, 258, 259, 5]}')
     with pytest.raises(UnsupportedModelError, match="cannot say its eos_token_ids"):
         export_gguf(out, open_checkpoint(folder), as_f32)
+
+
+@pytest.mark.parametrize("name", ["olmo2", "olmoe"])
+def test_a_tied_head_is_written_where_llama_cpp_needs_one(name, tiny_hf, driver, tmp_path):
+    """Its code for these reads ``output.weight``, and does not take the embedding for it."""
+    folder, out = tmp_path / "tied", tmp_path / "model.gguf"
+    shutil.copytree(tiny_hf(name), folder)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "tie_word_embeddings": True}))
+    (file,) = folder.glob("*.safetensors")
+    tensors = load_file(file)
+    tensors.pop("lm_head.weight", None)
+    save_file(tensors, file, metadata={"format": "pt"})
+    checkpoint = open_checkpoint(folder)
+    assert checkpoint.config().tie_embeddings
+    export_gguf(out, checkpoint, as_f32)
+    with GGUFFile(out) as made:
+        assert made.data("output.weight").tobytes() == made.data("token_embd.weight").tobytes()
+    for ours, theirs in zip(
+        driver(out).logits(PROMPTS), driver(folder).logits(PROMPTS), strict=True
+    ):
+        torch.testing.assert_close(ours, theirs, atol=2e-5, rtol=0)

@@ -13,6 +13,7 @@ from octavo.errors import UnsupportedModelError
 from octavo.models.checkpoint import open_checkpoint
 from octavo.models.gguf_export import export_gguf
 from octavo.models.hf_writer import write_hf_folder
+from octavo.models.inspection import inspect_model
 from octavo.quantization.ggml_types import GGMLType
 
 PROMPTS = [[3 + 37 * i % 190 for i in range(50)], [5, 6, 7]]
@@ -50,6 +51,7 @@ def tensors(path):
 def test_a_gguf_file_is_the_same_model(source, driver, tmp_path):
     out = tmp_path / "model.gguf"
     export_gguf(out, open_checkpoint(source), as_f32)
+    assert inspect_model(out).problems == () and inspect_model(source).problems == ()
     pairs = zip(driver(out).logits(PROMPTS), driver(source).logits(PROMPTS), strict=True)
     for ours, theirs in pairs:
         torch.testing.assert_close(ours, theirs, atol=2e-5, rtol=0)

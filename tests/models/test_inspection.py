@@ -96,3 +96,20 @@ def test_the_command(folder, capsys):
     assert cli.main(["doctor", str(folder), "--json"]) == 1
     (problem,) = json.loads(capsys.readouterr().out)["problems"]
     assert problem["kind"] == "missing" and "no tensor" in problem["reason"]
+
+
+def test_longrope_is_a_note_and_a_warning_at_the_start(tiny_hf, capsys, caplog):
+    from octavo import LLM
+
+    folder = str(tiny_hf("llama-longrope-long"))
+    assert cli.main(["doctor", folder]) == 0
+    printed = capsys.readouterr().out
+    assert "Notes" in printed and "--max-model-len" in printed
+    with LLM(folder, threads=1):
+        pass
+    assert "LongRoPE has two lists" in caplog.text
+    caplog.clear()
+    trained = printed.split("--max-model-len ")[1].split()[0]
+    with LLM(folder, threads=1, max_model_len=int(trained)):
+        pass
+    assert "LongRoPE" not in caplog.text

@@ -223,3 +223,130 @@ def test_a_killed_engine_leaves_a_folder_that_opens_and_is_right(path):
         finally:
             folder.close()
     assert num_blocks > 0
+
+
+# ---- Folders that somebody else has prepared
+
+
+def test_a_folder_that_is_a_link_is_refused(path, tmp_path):
+    (tmp_path / "elsewhere").mkdir()
+    path.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(ConfigError, match="kv is a symbolic link.*name the folder itself"):
+        BlockFolder(path, UNITS)
+    assert not any((tmp_path / "elsewhere").iterdir())
+
+
+def test_a_folder_below_a_link_is_none(tmp_path):
+    """Where people have their disks is their business."""
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "disk")
+    BlockFolder(tmp_path / "link" / "kv", UNITS).close()
+    assert (tmp_path / "disk" / "kv" / "octavo-kv").is_file()
+
+
+def test_a_shard_that_is_a_link_is_refused(open_folder, path, tmp_path):
+    """At the start; and where it becomes one meanwhile, nothing is written there."""
+    folder, target = open_folder(), tmp_path / "elsewhere"
+    target.mkdir()
+    (path / name(0)[:2]).symlink_to(target)
+    with pytest.raises(OSError, match="symbolic link"):
+        folder.write(name(0), content(0))
+    with pytest.raises(OSError, match="symbolic link"):
+        read(folder, 0)
+    assert not any(target.iterdir()) and files(path) == []
+    with pytest.raises(ConfigError, match=f"{name(0)[:2]} is a symbolic link"):
+        open_folder()
+
+
+@pytest.mark.parametrize("kind", ["link", "dangling link", "fifo", "hard link", "folder"])
+def test_what_is_no_file_of_ours_is_no_block(path, tmp_path, kind):
+    """It is not read, nor waited for, nor written to; a block takes its place."""
+    BlockFolder(path, UNITS).close()
+    target = tmp_path / "letter.txt"
+    target.write_text("mine")
+    planted = path / name(0)[:2] / name(0)[2:]
+    planted.parent.mkdir()
+    match kind:
+        case "link":
+            planted.symlink_to(target)
+        case "dangling link":
+            planted.symlink_to(tmp_path / "nothing")
+        case "fifo":
+            os.mkfifo(planted)
+        case "hard link":
+            os.link(target, planted)
+        case "folder":
+            planted.mkdir()
+    folder = BlockFolder(path, 10 * UNITS)
+    assert name(0) not in folder and folder.num_bytes == 0
+    with pytest.raises((OSError, DamagedBlockError)):  # even if it is asked
+        folder._read(name(0), content(0))
+    if kind == "folder":
+        with pytest.raises(OSError):
+            folder.write(name(0), content(0))
+    else:
+        folder.write(name(0), content(0))
+        assert read(folder, 0) == content(0)
+    assert target.read_text() == "mine" and target.stat().st_mode & 0o777 != 0o600
+    assert not (tmp_path / "nothing").exists()
+    folder.close()
+
+
+@pytest.mark.parametrize("kind", ["link", "fifo", "hard link"])
+@pytest.mark.parametrize("planted", ["octavo-kv", "part"])
+def test_its_own_names_lead_nowhere_else(path, tmp_path, kind, planted):
+    path.mkdir()
+    target = tmp_path / "letter.txt"
+    target.write_text("mine")
+    (path / "octavo-kv").touch()
+    (path / planted).unlink(missing_ok=True)
+    match kind:
+        case "link":
+            (path / planted).symlink_to(target)
+        case "fifo":
+            os.mkfifo(path / planted)
+        case "hard link":
+            os.link(target, path / planted)
+    if planted == "octavo-kv":
+        with pytest.raises(ConfigError, match="octavo-kv"):
+            BlockFolder(path, UNITS)
+    else:
+        folder = BlockFolder(path, UNITS)
+        folder.write(name(0), content(0))
+        assert read(folder, 0) == content(0)
+        folder.close()
+    assert target.read_text() == "mine"
+
+
+def test_a_folder_of_another_user_is_refused(path, monkeypatch):
+    BlockFolder(path, UNITS).close()
+    us = os.geteuid()
+    monkeypatch.setattr(folder_module.os, "geteuid", lambda: us + 1)
+    with pytest.raises(ConfigError, match=f"kv belongs to another user \\({us}\\)"):
+        BlockFolder(path, UNITS)
+
+
+def test_files_of_another_user_are_no_blocks(open_folder, path, monkeypatch):
+    open_folder().write(name(0), content(0))
+    of_file, us = folder_module._is_own_file, os.geteuid()
+
+    def as_if_of_another(status: os.stat_result) -> bool:
+        is_block = status.st_size > 1000
+        with monkeypatch.context() as patch:
+            patch.setattr(folder_module.os, "geteuid", lambda: us + is_block)
+            return of_file(status)
+
+    monkeypatch.setattr(folder_module, "_is_own_file", as_if_of_another)
+    assert name(0) not in open_folder()
+
+
+def test_what_follows_a_block_goes_with_all_that_follows_it(open_folder, path):
+    folder = open_folder()
+    for index, before in [(3, 2), (2, 1), (4, 2), (5, None), (6, 5)]:
+        folder.write(name(index), content(index), None if before is None else name(before))
+    folder.forget_after(name(1))
+    assert [index for index in range(7) if name(index) in folder] == [5, 6]
+    assert bytes_on_disk(path) == folder.num_bytes == 2 * UNITS
+    folder.forget(name(6))
+    folder.forget(name(5))
+    assert not folder._after and not folder._before

@@ -43,10 +43,10 @@ class FullFolder(BlockFolder):
         super().__init__(path, max_bytes)
         self._rng = rng
 
-    def write(self, name: str, content: memoryview) -> None:
-        if self._rng.random() < 0.05:
+    def write(self, name: str, content: memoryview, before: str | None = None) -> None:
+        if self._rng.random() < 0.02:
             raise OSError(errno.ENOSPC, "No space left on device")
-        super().write(name, content)
+        super().write(name, content, before)
 
 
 def create_engine(path: Path, rng: random.Random, *, depth: int = 1) -> Engine:
@@ -108,7 +108,7 @@ def test_damage_is_computed_again(tmp_path):
             num_errors += stats.kv_store_errors or 0
             engine.close()
             damage(path, rng)
-    assert from_disk > 100 and num_errors > 5
+    assert from_disk > 60 and num_errors > 5
 
 
 def test_a_second_engine_does_not_get_the_folder(tmp_path):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 
 import pytest
+from pace import python_seconds
 
 from octavo.bench.noise import BandwidthProbe
 from octavo.bench.offline.session import OfflineSession, StepTiming
@@ -26,20 +27,10 @@ MAX_OVER_READ = 3.0
 # Measured 8 (with AVX2 11): a step of 32 requests, over a step of one. Without any gain from
 # batching it is 32.
 MAX_OF_32 = 20.0
-# Measured 5 and 11: a step's time outside the kernels, over `calibrated_loop`.
+# Measured 5 and 11: a step's time outside the kernels, over a thousand rounds of a loop in Python.
 MAX_OVERHEAD = {1: 20.0, 32: 40.0}
 # Measured 0.08: time to the first token with 240 of 256 prompt tokens cached, over that without.
 MAX_WARM_TTFT = 0.35
-
-
-def calibrated_loop() -> float:
-    """Seconds of a fixed amount of Python: 1,000 rounds, 50 µs on the machine of the figures."""
-    begin = time.perf_counter()
-    total, slots = 0, {}
-    for index in range(1000):
-        slots[index % 7] = total
-        total += index
-    return time.perf_counter() - begin
 
 
 def decode_steps(session: OfflineSession, requests) -> list[StepTiming]:
@@ -96,7 +87,7 @@ def overhead(session: OfflineSession, prompts, batch_size: int, rounds: int = RO
     for _ in range(rounds):
         steps = decode_steps(session, prompts(batch_size, 8, 24))
         outside = min(step.wall_s - step.kernel_s for step in steps)
-        pairs.append((outside, min(calibrated_loop() for _ in range(50))))
+        pairs.append((outside, python_seconds(1000, time.perf_counter)))
     steps, loops = zip(*pairs, strict=True)
     return min(steps) / min(loops)
 
@@ -171,10 +162,12 @@ def test_they_see_a_batch_computed_one_by_one(native, program, prompts, monkeypa
 @pytest.mark.parametrize("batch_size", [1, 32])
 def test_they_see_slow_python(native, prompts, monkeypatch, batch_size):
     schedule = Scheduler.schedule
+    delay = python_seconds(1e3 * (2 * batch_size + 40), time.perf_counter)
 
     def slow(self):
-        for _ in range(2 * batch_size + 40):
-            calibrated_loop()
+        end = time.perf_counter() + delay
+        while time.perf_counter() < end:
+            pass
         return schedule(self)
 
     monkeypatch.setattr(Scheduler, "schedule", slow)

@@ -207,28 +207,38 @@ def test_the_same_question_has_the_same_answer():
     assert json.loads(elsewhere.stdout) == plan_json(plan("qwen3-8b", "a100-80-sxm", **question))
 
 
+# A planner's import may take as many times as long as that of these.
+KNOWN = (
+    "asyncio, http.server, unittest.mock, xml.dom.minidom, multiprocessing.pool, email.mime.text"
+)
+MOST_IMPORT = 1.8  # 1.35 is usual
+
+
 def test_importing_the_planner_is_quick(tmp_path):
-    """100 ms are the bound, with all that plans are made by, and with bytecode as an installation
-    has it; nothing of it computes with arrays."""
+    """As modules of Python's own (KNOWN) that took as long as it may: 100 ms; with all that plans
+    are made by, and with bytecode as an installation has it. Nothing of it computes with arrays."""
     code = (
         "import sys, time; start = time.process_time();"
-        "from octavo.planner import Traffic, plan; quick = time.process_time() - start;"
-        "import octavo.planner.report;"
+        "{}; quick = time.process_time() - start;"
+        "{};"
         "print(quick, 'numpy' in sys.modules or 'torch' in sys.modules)"
     )
+    ours = code.format("from octavo.planner import Traffic, plan", "import octavo.planner.report")
+    known = code.format(f"import {KNOWN}", "pass")
     bytecode = {"PYTHONDONTWRITEBYTECODE": "", "PYTHONPYCACHEPREFIX": str(tmp_path)}
-    runs = [
-        subprocess.run(
-            [sys.executable, "-c", code],
-            capture_output=True,
-            text=True,
-            check=True,
-            env={**os.environ, **bytecode},
-        )
-        for _ in range(4)
-    ]
-    seconds, is_heavy = zip(*(run.stdout.split() for run in runs), strict=True)
-    assert min(map(float, seconds)) < 0.1 and set(is_heavy) == {"False"}
+
+    def run(code: str) -> tuple[float, str]:
+        command = [sys.executable, "-c", code]
+        environment = {**os.environ, **bytecode}
+        done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
+        seconds, is_heavy = done.stdout.split()
+        return float(seconds), is_heavy
+
+    pairs = [(run(ours), run(known)) for _ in range(5)]  # the first compiles
+    mine, theirs = (min(seconds for seconds, _ in runs) for runs in zip(*pairs, strict=True))
+    print(f"planner {mine:.3f} s, known modules {theirs:.3f} s")
+    assert mine < MOST_IMPORT * theirs
+    assert {is_heavy for (_, is_heavy), _ in pairs} == {"False"}
 
 
 def test_all_names_are_there():

@@ -10,7 +10,7 @@ from octavo.errors import BenchmarkError
 from octavo.quality.report import Report
 from octavo.quality.tradeoffs import read_tradeoffs, tradeoffs
 
-REPORT = Report("built-in", 3072, 9.5, 9.25, 0.01, 0.2, 0.9, 80.0, 800.0, 50.0, 700.0)
+REPORT = Report("built-in", 3072, 9.5, 9.25, 0.01, 0.2, 0.9, 80.0, 800.0, 50.0, 700.0, 9.6, 0.02)
 
 
 def row(name="out-gptq", **changes):
@@ -59,3 +59,8 @@ def test_files_that_cannot_be_read(tmp_path):
     (tmp_path / "text.json").write_text("rows")
     with pytest.raises(BenchmarkError, match="is not JSON"):
         read_tradeoffs(tmp_path / "text.json")
+
+
+def test_what_of_a_comparison_could_not_be_judged_is_no_point():
+    document = {"rows": [row(), row("other", report=None)], "failed": {"other": "no memory"}}
+    assert len(tradeoffs(document)) == 1

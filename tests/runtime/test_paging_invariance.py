@@ -95,8 +95,11 @@ def real_alone(real_bench, run_all):
 @pytest.mark.parametrize(
     "variant",
     [
-        {"block_size": 1, "num_blocks": 512, "max_num_batched_tokens": 33},
         {"block_size": 4, "num_blocks": 30, "prefix_caching": False},
+        pytest.param(
+            {"block_size": 1, "num_blocks": 512, "max_num_batched_tokens": 33},
+            marks=pytest.mark.long,
+        ),
         pytest.param(
             {"block_size": 32, "num_blocks": 16, "max_num_batched_tokens": 64},
             marks=pytest.mark.long,

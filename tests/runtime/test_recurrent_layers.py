@@ -73,6 +73,21 @@ def test_a_warm_cache_changes_nothing(hybrid, run_all, name, kernels, alone):
     assert engine.scheduler.prefix_tokens_hit >= 32
 
 
+def test_the_next_turn_goes_on_from_the_answer(hybrid, run_all, name, kernels):
+    """What it computes of the turn before is less than a block, and what it says is the same."""
+    params = SamplingParams(temperature=0, max_tokens=39, ignore_eos=True)
+    turns = hybrid(name).engine(state_slots=12, max_rounds=4, **kernels)
+    first = Request("first", [3 * i % VOCAB for i in range(21)], params, 0.0)
+    run_all(turns, [first])
+    prompt = [*first.token_ids, 5, 6, 7]  # 59 of these 63 were computed
+    second = Request("second", prompt, params, 0.0)
+    answer, steps = run_all(turns, [second])
+    assert second.stats.num_cached_tokens == 48
+    assert sum(item.num_tokens for item in steps[0].batch.items) == len(prompt) - 48
+    cold = hybrid(name).engine(prefix_caching=False, state_slots=12, **kernels)
+    assert run_all(cold, [Request("second", prompt, params, 0.0)])[0] == answer
+
+
 @needs_native
 def test_rounds_go_on_from_their_own_states(hybrid, run_all, name):
     answers = []

@@ -15,7 +15,7 @@ from octavo.core.scheduler import Scheduler
 from octavo.core.token_mask import create_mask
 from octavo.executor.hashing import GuessingProposer
 from octavo.kernels.cpu import library
-from octavo.runtime.acceptance import Rejection, Synthetic, Typical
+from octavo.runtime.acceptance import Synthetic, Typical
 from octavo.runtime.sampler import probabilities
 from octavo.runtime.sampling_row import rows_of, sampling_row
 from octavo.runtime.verification import Exact, SampledDraft, Verified
@@ -124,7 +124,7 @@ def test_probabilities_of_a_step_are_those_of_its_logits(bench, run_all, kernels
     compared: list[tuple[np.ndarray, np.ndarray]] = []
     weighed: dict[str, bool] = {}
 
-    class Compared(Rejection):
+    class Compared(Typical):
         def verify(self, guess: SampledDraft) -> Verified:
             verified = super().verify(guess)
             weighed[guess.request.request_id] = guess.probabilities is not None
@@ -147,34 +147,23 @@ def test_probabilities_of_a_step_are_those_of_its_logits(bench, run_all, kernels
 
 
 @pytest.mark.parametrize("kernels", KERNELS)
-@pytest.mark.parametrize("rule", [Rejection(), Typical(), Synthetic([0.8, 0.5, 0.5])])
+@pytest.mark.parametrize("rule", [Typical(), Synthetic([0.8, 0.5, 0.5])])
 def test_answers_do_not_depend_on_the_company(bench, run_all, kernels, rule):
     alone, _ = run_all(engine_of(bench, kernels, rule, guesses)[0], requests(), together=False)
     together, _ = run_all(engine_of(bench, kernels, rule, guesses)[0], requests())
     assert together == alone
 
 
-@pytest.mark.parametrize("rule", [Rejection(), Typical()], ids=["rejection", "typical"])
-def test_greedy_answers_are_those_without_drafts(bench, run_all, plain, rule):
+def test_greedy_answers_are_those_without_drafts(bench, run_all, plain):
     kernels, expected = plain
     for propose in (oracle(expected), guesses):
-        answers, _ = run_all(engine_of(bench, kernels, rule, propose)[0], requests())
+        answers, _ = run_all(engine_of(bench, kernels, Typical(), propose)[0], requests())
         for index in (1, 7):
             assert answers[f"r{index}"] == expected[f"r{index}"]
 
 
-def test_rejection_draws_other_tokens_that_are_allowed(bench, run_all, plain):
-    kernels, expected = plain
-    watched = Watched(Rejection())
-    engine, _ = engine_of(bench, kernels, watched, oracle(expected))
-    answers, _ = run_all(engine, requests())
-    assert answers["r0"][0] != expected["r0"][0]
-    assert all(token_id % 3 == 0 for token_id in answers["r6"][0])
-    assert sum(len(verified.path) for _, verified in watched.asked) > 20
-
-
 @pytest.mark.skipif("native" not in KERNELS, reason="no native library was built")
-@pytest.mark.parametrize("rule", [Rejection(), Typical(), Synthetic([0.7, 0.7])])
+@pytest.mark.parametrize("rule", [Typical(), Synthetic([0.7, 0.7])])
 def test_logprobs_are_those_of_the_tokens_that_came(bench, run_all, rule):
     """As of a prompt that has them already: bit for bit."""
     made = requests()

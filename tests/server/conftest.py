@@ -12,7 +12,7 @@ from fastapi import FastAPI
 from starlette.types import ASGIApp
 
 from octavo.core.batch import TokenLogprobs
-from octavo.core.limits import QueueLimits
+from octavo.core.limits import QueueLimits, Work
 from octavo.core.stats import StepStats
 from octavo.errors import OctavoError
 from octavo.server.api.prompts import PromptRenderer
@@ -132,12 +132,12 @@ class FakeEngine:
     def watch(self, is_watched: bool) -> None:
         self.is_watched = is_watched
 
-    def check_room(self) -> None:
+    def check_room(self, tenant: str = "") -> None:
         if self.room_error is not None:
             raise self.room_error
 
     def check_size(self, num_requests: int, num_tokens: int) -> None:
-        self.limits.check(num_requests, num_tokens)
+        self.limits.check(Work(num_requests, num_tokens))
 
     def submit(self, request: GenerationRequest) -> Generation:
         if self.submit_error is not None:

@@ -1,10 +1,11 @@
-"""How fast virtual time goes by. Bounds are half of what an idle core does, and less."""
+"""How fast virtual time goes by, beside a plain loop in Python."""
 
 from __future__ import annotations
 
 import time
 
 import pytest
+from pace import python_seconds
 from simulating import different_asks, fleet_spec
 
 from octavo.sim.demand import asks_of_trace
@@ -21,7 +22,7 @@ def test_hundreds_of_requests_a_second():
     result = simulate(asks, LoadPlan(None, 64), fleet_spec(num_blocks=8192))
     seconds = time.process_time() - begin
     assert all(record.output_tokens == 200 for record in result.records)
-    assert 300 / seconds > 400
+    assert seconds < python_seconds(15e6)  # 400 requests a second where a round takes 50 ns
 
 
 def test_long_prompts_cost_by_their_blocks():
@@ -34,5 +35,5 @@ def test_long_prompts_cost_by_their_blocks():
     spec = fleet_spec(num_blocks=40_000, max_model_len=16_384, max_num_batched_tokens=8192)
     begin = time.process_time()
     result = simulate(asks, LoadPlan([ask.arrival_s for ask in asks]), spec)
-    assert time.process_time() - begin < 1.0
+    assert time.process_time() - begin < python_seconds(2e7)
     assert sum(record.cached_tokens for record in result.records) == 99 * 12 * 512

@@ -33,8 +33,18 @@ def test_flags_say_what_the_object_says_and_win_over_it():
     )
     config = config_of(speculative_config=said, spec_method="suffix", spec_tokens=9)
     assert (config.method, config.num_speculative_tokens) == ("suffix", 9)
-    assert config_of(spec_acceptance="rejection") == SpeculativeConfig(acceptance="rejection")
+    assert config_of(spec_acceptance="typical") == SpeculativeConfig(acceptance="typical")
     assert config_of(speculative_config="{}").method == "auto"
+
+
+def test_what_took_the_place_of_rejection_is_said():
+    said = "no acceptance 'rejection' any more: leave it out, for 'exact'"
+    with pytest.raises(ConfigError, match=said):
+        config_of(spec_acceptance="rejection")
+    with pytest.raises(ConfigError, match=said):
+        config_of(speculative_config={"method": "ngram", "rejection_sample_method": "rejection"})
+    with pytest.raises(ConfigError, match="acceptance must be one of exact, typical: 'x'"):
+        config_of(spec_acceptance="x")
 
 
 def test_names_of_others_are_understood():

@@ -5,7 +5,7 @@ import pytest
 from octavo import LLM, SamplingParams
 from octavo.core.drafting import Opening
 from octavo.core.request import Request
-from octavo.runtime.acceptance import Rejection, Synthetic, Typical
+from octavo.runtime.acceptance import Synthetic, Typical
 from octavo.speculation.config import SpeculativeConfig
 from octavo.speculation.drafters import acceptance_of
 from octavo.speculation.synthetic import SyntheticProposer
@@ -35,10 +35,9 @@ def test_nothing_is_drafted_that_ends_a_request():
     [
         ({}, type(None)),
         ({"acceptance": "exact"}, type(None)),
-        ({"acceptance": "rejection"}, Rejection),
         ({"acceptance": "typical"}, Typical),
         ({"synthetic_acceptance_rates": [0.5]}, Synthetic),
-        ({"synthetic_acceptance_rates": [0.5], "acceptance": "rejection"}, Synthetic),
+        ({"synthetic_acceptance_rates": [0.5], "acceptance": "typical"}, Synthetic),
     ],
 )
 def test_a_rule_is_what_was_asked_for(fields, kind):

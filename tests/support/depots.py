@@ -42,7 +42,7 @@ class SlowDepot:
     def __contains__(self, key: bytes) -> bool:
         return key in self.contents
 
-    def write(self, key: bytes, place: int) -> bool:
+    def write(self, key: bytes, place: int, before: bytes | None = None) -> bool:
         if self._rng.random() < self._refuses:
             return False
         if self.contents and self._rng.random() < self._forgets:

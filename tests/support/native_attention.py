@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from octavo.core.sight import Sight
-from octavo.kernels.cpu import abi
+from octavo.kernels.cpu import abi, layout
 from octavo.kernels.cpu.library import Library, Pool
 
 FORMATS = {
@@ -24,7 +24,7 @@ FORMATS = {
     "k8v4": abi.OCT_KV_K8V4,
 }
 # Dimensions of a rotated query that share a scale where it has one byte.
-QUERY_GROUP = {"int8": 256, "int4": 32, "k8v4": 256}
+QUERY_GROUP = {"int8": 512, "int4": 32, "k8v4": 512}
 MAX_POSITIONS = 1216
 OTHER_LAYERS = 192  # bytes of a block that are none of this layer's
 
@@ -48,6 +48,11 @@ class Layer:
     @property
     def scale(self) -> float:
         return self.dim**-0.5
+
+    @property
+    def padded(self) -> int:
+        """Values of a head in the KV memory."""
+        return layout.padded_head(self.dim)
 
     def weights(self) -> dict[str, np.ndarray]:
         rng = np.random.default_rng(5)
@@ -120,15 +125,21 @@ class Cache:
     def __post_init__(self) -> None:
         layer, size = self.layer, self.layer.block_size
         self.num_blocks = deal_blocks(self.sequences, size, self.seed)
-        chunk = self.native.check(self.native.lib.oct_kv_chunk_bytes(FORMATS[layer.kv], layer.dim))
+        chunk_bytes = self.native.lib.oct_kv_chunk_bytes
+        chunk = self.native.check(chunk_bytes(FORMATS[layer.kv], layer.padded))
         layer_bytes = layer.kv_heads * (size // 16) * chunk
         self.block_bytes = OTHER_LAYERS + layer_bytes
         total = self.num_blocks * self.block_bytes
         self.memory = np.full(total, 0xFF, np.uint8)  # NaN in all formats that have it
 
     def read(self, index: int, length: int) -> tuple[np.ndarray, np.ndarray]:
+        dim = self.layer.dim
+        keys, values = self.read_padded(index, length)
+        return keys[..., :dim], values[..., :dim]
+
+    def read_padded(self, index: int, length: int) -> tuple[np.ndarray, np.ndarray]:
         step = Step(self, [(index, 0, length)])
-        shape = (length, self.layer.kv_heads, self.layer.dim)
+        shape = (length, self.layer.kv_heads, self.layer.padded)
         keys, values = np.empty(shape, np.float32), np.empty(shape, np.float32)
         self.native.check(
             self.native.lib.oct_kv_read(
@@ -179,7 +190,8 @@ class Step:
         self.args = abi.AttentionArgs(
             num_heads=heads,
             num_kv_heads=kv_heads,
-            head_dim=dim,
+            head_dim=layer.padded,
+            head_size=dim,
             kv_format=FORMATS[layer.kv],
             window=layer.window,
             rotary_dim=layer.rotary,
@@ -271,7 +283,9 @@ def expected_heads(layer: Layer, x: np.ndarray, norm: str) -> np.ndarray:
 
 
 def hadamard(dim: int) -> np.ndarray:
-    """An orthogonal matrix of signs, in blocks of the largest power of two that divides ``dim``."""
+    """An orthogonal matrix of signs, in blocks of the largest power of two that divides what
+    ``dim`` is padded to."""
+    dim = layout.padded_head(dim)
     size = dim & -dim
     block = np.ones((1, 1))
     while len(block) < size:
@@ -281,13 +295,14 @@ def hadamard(dim: int) -> np.ndarray:
 
 def in_one_byte(queries: np.ndarray, group: int) -> np.ndarray:
     """Rotated, rounded to 127ths of the largest number of ``group``, and rotated back."""
-    rotation = hadamard(queries.shape[-1])
-    rotated = queries @ rotation
-    for first in range(0, queries.shape[-1], group):
+    dim = queries.shape[-1]
+    rotation = hadamard(dim)
+    rotated = queries @ rotation[:dim]
+    for first in range(0, len(rotation), group):
         part = rotated[..., first : first + group]
         scale = np.abs(part).max(-1, keepdims=True) / 127
         part[...] = np.rint(part / scale) * scale
-    return rotated @ rotation
+    return (rotated @ rotation)[..., :dim]
 
 
 def expected(

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from pace import python_seconds
 
 from octavo.text.spm_encoder import SPACE, SpmEncoder, _word_pattern
 from octavo.text.tokenizer import Tokenizer
@@ -212,7 +213,7 @@ def test_time_grows_with_the_text_not_with_its_square(gemma3, unit):
         return time.thread_time() - start
 
     seconds(1000)
-    assert seconds(160_000) < 4 * 8 * max(seconds(20_000), 0.002)
+    assert seconds(160_000) < 4 * 8 * max(seconds(20_000), python_seconds(4e4, time.thread_time))
 
 
 def test_loading_gemma_is_quick(gemma3_gguf):
@@ -222,7 +223,7 @@ def test_loading_gemma_is_quick(gemma3_gguf):
         start = time.thread_time()
         Tokenizer.from_gguf(metadata, path)
         times.append(time.thread_time() - start)
-    assert min(times) < 1.5
+    assert min(times) < python_seconds(3e7, time.thread_time)
 
 
 def test_throughput(gemma3):
@@ -230,4 +231,5 @@ def test_throughput(gemma3):
     text = "".join(generator.choices("abcdefghijklmnopqrstuvwxyz", k=100_000))
     start = time.thread_time()
     gemma3.encode(text)
-    assert len(text) / (time.thread_time() - start) > 100_000  # bytes/s, on a busy machine
+    seconds = time.thread_time() - start
+    assert seconds < python_seconds(200 * len(text), time.thread_time)  # 10 µs for a byte

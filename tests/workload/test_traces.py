@@ -546,3 +546,18 @@ def test_the_shared_share_is_that_of_the_tokens() -> None:
         seen.update(beginnings)
     total = sum(entry.input_len for entry in entries)
     assert statistics(entries).shared_prefix_share == shared / total > 0
+
+
+@pytest.mark.parametrize(
+    ("first", "row"),
+    [
+        ("arrived_at,num_prefill_tokens,num_decode_tokens,tenant", "0.5,10,2,7"),
+        ("TIMESTAMP,ContextTokens,GeneratedTokens,tenant", "2023-11-16 18:15:46,10,2,7"),
+        ('{"timestamp": 500, "input_length": 10, "output_length": 2, "tenant": 7}', None),
+    ],
+)
+def test_any_trace_may_say_whose_a_request_is(tmp_path, first, row):
+    path = tmp_path / "trace"
+    path.write_text(first if row is None else f"{first}\n{row}\n")
+    (entry,) = read_trace(path)
+    assert (entry.input_len, entry.tenant) == (10, "7")

@@ -9,7 +9,7 @@ from octavo.bench.offline.closed_loop import run_closed_loop
 from octavo.bench.offline.session import OfflineSession
 from octavo.bench.offline.sweep import LoadSample, SweepPlan
 from octavo.bench.serving import load
-from octavo.bench.serving.endpoint import Endpoint, served_model, wait_until_ready
+from octavo.bench.serving.endpoint import Endpoint, Patience, served_model, wait_until_ready
 from octavo.bench.serving.http_client import HttpClient
 from octavo.bench.serving.load import LoadResult, send_load
 from octavo.errors import BenchmarkError
@@ -82,7 +82,7 @@ class ServerUnderLoad:
         )
 
         async def ask(endpoint: Endpoint) -> None:
-            await wait_until_ready(endpoint, requests[0], timeout_s=0)
+            await wait_until_ready(endpoint, requests[0], Patience(0, 0))
 
         load.run(self._with_endpoint(ask))
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -122,15 +122,17 @@ def compare(plan: Plan, settings: Settings, log: Log) -> Result:
     After Ctrl-C the turns that were taken are the result.
 
     Raises:
-        BenchmarkError: nothing could be measured; says why.
+        BenchmarkError: nothing could be measured, or octavo alone; says why.
     """
+    missing = missing_engines(plan.names, settings, log)
     asked = {"model": str(settings.gguf), "octavo": settings.octavo, **plan.as_json()}
     recorder = Recorder(asked, settings.threads)
     # Engines are started and ended within: only children that have ended are known to be ours.
     with recorder, _ending_on_sigterm():
-        engines, about, left_out = start_all(plan.names, settings, log)
+        engines, about, left_out = start_all(plan.names, missing, settings, log)
         comparison = Comparison(BandwidthProbe(settings.threads), log)
         try:
+            _check_company(plan.names, engines, left_out)
             comparison.run(plan.rounds, plan.workloads, engines)
         except KeyboardInterrupt:
             comparison.warn("interrupted: the last round is not complete")
@@ -150,22 +152,35 @@ def compare(plan: Plan, settings: Settings, log: Log) -> Result:
     return Result(rows, about, left_out, idle_cpu_s, recorder.as_json())
 
 
+def missing_engines(names: Sequence[str], settings: Settings, log: Log) -> dict[str, str]:
+    """How to have those engines that are not here, by name; said before any other is started.
+
+    Raises:
+        BenchmarkError: others than octavo were asked for, and none of them is here.
+    """
+    found = {name: contenders.why_missing(name, settings) for name in names}
+    missing = {name: how for name, how in found.items() if how is not None}
+    if (nothing := contenders.nothing_to_compare(names, missing)) is not None:
+        raise BenchmarkError(nothing)
+    for name, how in missing.items():
+        log(f"{name} is left out: to have it, {how}")
+    return missing
+
+
 def start_all(
-    names: Iterable[str], settings: Settings, log: Log
+    names: Iterable[str], missing: Mapping[str, str], settings: Settings, log: Log
 ) -> tuple[list[Contender], dict[str, Any], dict[str, str]]:
     """The engines that can be had, started; what each says about itself; why others are not."""
     engines: list[Contender] = []
     about: dict[str, Any] = {}
-    left_out: dict[str, str] = {}
+    left_out = {name: f"to have it, {how}" for name, how in missing.items()}
 
     def leave_out(name: str, why: str) -> None:
         left_out[name] = why
         log(f"{name} is left out: {why}")
 
     for name in names:
-        missing = contenders.why_missing(name, settings)
-        if missing is not None:
-            leave_out(name, f"to have it, {missing}")
+        if name in missing:
             continue
         engine = contenders.make(name, settings)
         log(f"starting {name} …")
@@ -180,6 +195,16 @@ def start_all(
             raise
         engines.append(engine)
     return engines, about, left_out
+
+
+def _check_company(
+    names: Sequence[str], engines: Sequence[Contender], left_out: Mapping[str, str]
+) -> None:
+    """Raises BenchmarkError where others were asked for, and only octavo has started."""
+    others = [name for name in names if not name.startswith("octavo:")]
+    if others and not any(engine.name in others for engine in engines):
+        reasons = "; ".join(f"{name}: {left_out[name]}" for name in others)
+        raise BenchmarkError(f"there is nothing to compare octavo with: {reasons}")
 
 
 def stop_all(engines: Iterable[Contender]) -> None:

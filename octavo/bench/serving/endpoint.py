@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -114,7 +114,9 @@ async def _first_model(client: HttpClient) -> str:
                 f"the server's /v1/models says {status} ({error_message(body)}): {advice}"
             )
         name = json.loads(body)["data"][0]["id"]
-    except (OSError, ValueError) as error:
+    except OSError as error:
+        raise ServerError(f"nothing answers at {client.address}: {_reason(error)}") from error
+    except ValueError as error:
         raise ServerError(f"/v1/models cannot be read: {error}: {advice}") from error
     except (KeyError, IndexError, TypeError) as error:
         raise ServerError(f"/v1/models names no model: {advice}") from error
@@ -123,31 +125,77 @@ async def _first_model(client: HttpClient) -> str:
     return name
 
 
-async def wait_until_listening(client: HttpClient, timeout_s: float) -> None:
-    """Until something answers at all, whatever it says. Raises ServerError after ``timeout_s``."""
-    deadline = time.monotonic() + timeout_s
+@dataclass(frozen=True)
+class Patience:
+    """How long a server is waited for.
+
+    Args:
+        unreachable_s: where nothing answers at its address.
+        unready_s: where something does, but not the first request.
+        say: told once what is waited for.
+    """
+
+    unreachable_s: float = 5.0
+    unready_s: float = 600.0
+    say: Callable[[str], None] = field(default=lambda message: None)
+
+    @classmethod
+    def of(cls, seconds: float | None, say: Callable[[str], None]) -> Patience:
+        """What a user says, who may say nothing."""
+        return cls(say=say) if seconds is None else cls(seconds, seconds, say)
+
+
+async def wait_until_listening(client: HttpClient, patience: Patience) -> None:
+    """Until something answers at all, whatever it says. Raises ServerError."""
+    deadline = time.monotonic() + patience.unreachable_s
+    has_said = False
     while True:
+        left = max(1.0, deadline - time.monotonic())
         try:
-            await asyncio.wait_for(client.fetch("GET", "/v1/models"), max(1.0, timeout_s))
+            await asyncio.wait_for(client.fetch("GET", "/v1/models"), left)
             return
         except (OSError, ValueError) as error:
+            why = _reason(error)
             if time.monotonic() >= deadline:
-                raise ServerError(f"the server does not answer: {error}") from error
+                raise ServerError(
+                    f"nothing answers at {client.address}: {why}; start the server first, or wait "
+                    "for it with --ready-check-timeout-sec SECONDS"
+                ) from error
+        if not has_said:
+            has_said = True
+            seconds = f"{patience.unreachable_s:g} s"
+            patience.say(f"nothing answers at {client.address} ({why}): trying for {seconds}")
         await asyncio.sleep(_RETRY_SECONDS)
 
 
-async def wait_until_ready(endpoint: Endpoint, request: WorkloadRequest, timeout_s: float) -> None:
-    """Until a request is answered. Raises ServerError after ``timeout_s``, or at once where
-    waiting would not help."""
+def _reason(error: Exception) -> str:
+    """In few words: an error of several addresses says each of them."""
+    if isinstance(error, TimeoutError):
+        return "no answer in time"
+    if isinstance(error, ConnectionRefusedError) or "Connect call failed" in str(error):
+        return "no connection"
+    return str(error) or type(error).__name__
+
+
+async def wait_until_ready(
+    endpoint: Endpoint, request: WorkloadRequest, patience: Patience
+) -> None:
+    """Until a request is answered. Raises ServerError when patience ends, or at once where waiting
+    would not help."""
     body = endpoint.body(request)
-    deadline = time.monotonic() + timeout_s
+    started = time.monotonic()
+    has_said = False
     while True:
         result = StreamResult(time.perf_counter())
         await endpoint.ask(body, result)
         if result.error is None:
             return
         is_hopeless = 400 <= result.status < 500 and result.status not in (408, 425, 429)
-        if is_hopeless or time.monotonic() >= deadline:
-            said = f"HTTP {result.status}: " if result.status not in (0, 200) else ""
+        limit = patience.unready_s if result.status else patience.unreachable_s
+        said = f"HTTP {result.status}: " if result.status not in (0, 200) else ""
+        if is_hopeless or time.monotonic() - started >= limit:
             raise ServerError(f"a first request to {endpoint.path} failed: {said}{result.error}")
+        if not has_said:
+            has_said = True
+            patience.say(f"the server is not ready ({said}{result.error}): trying for {limit:g} s")
         await asyncio.sleep(_RETRY_SECONDS)

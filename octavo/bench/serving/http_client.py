@@ -152,6 +152,7 @@ class HttpClient:
             raise ValueError(f"{base_url!r} is no URL such as http://127.0.0.1:8000")
         self._host = parts.hostname
         self._port = parts.port or (443 if parts.scheme == "https" else 80)
+        self.address = f"{parts.scheme}://{self._host}:{self._port}"
         self._prefix = parts.path.rstrip("/")
         self._ssl = _ssl_context(verify) if parts.scheme == "https" else None
         self._keep_alive = keep_alive

@@ -14,6 +14,7 @@ from octavo.bench.record import Recorder
 from octavo.bench.serving import load
 from octavo.bench.serving.endpoint import (
     Endpoint,
+    Patience,
     served_model,
     server_url,
     wait_until_listening,
@@ -87,31 +88,39 @@ class ServeResult:
         return written
 
 
-def run_serve_bench(config: ServeBenchConfig, progress: Progress | None = None) -> ServeResult:
+def run_serve_bench(
+    config: ServeBenchConfig,
+    progress: Progress | None = None,
+    say: Callable[[str], None] = lambda message: None,
+) -> ServeResult:
     """Put the load on the server, which is started where there is no ``base_url``.
 
     Ctrl-C ends the sending; the result then has what was measured until then.
 
     Args:
         progress: called with (requests that have ended, requests in all).
+        say: told what is waited for.
 
     Raises:
         ServerError: the server is not there, or answers no request.
         ConfigError, WorkloadFileError: the settings do not fit together, or a file is wrong.
     """
     if config.target.base_url is not None:
-        return load.run(_measure(config, progress))
+        return load.run(_measure(config, progress, say))
     config = replace(config, model=config.model or DEFAULT_MODEL)
     assert config.model is not None
     with running_server(config.model, config.server_flags) as url:
-        return load.run(_measure(config.at_url(url), progress))
+        return load.run(_measure(config.at_url(url), progress, say))
 
 
-async def _measure(config: ServeBenchConfig, progress: Progress | None) -> ServeResult:
+async def _measure(
+    config: ServeBenchConfig, progress: Progress | None, say: Callable[[str], None]
+) -> ServeResult:
     target = config.target
+    patience = Patience.of(target.ready_check_timeout_sec, say)
     client = _create_client(config)
     try:
-        await wait_until_listening(client, target.ready_check_timeout_sec)
+        await wait_until_listening(client, patience)
         model_name = target.model_name or await served_model(client, config.model)
         tokenizer_id = target.tokenizer or config.model or _installed(model_name)
         tokenizer = _load_tokenizer(tokenizer_id) if tokenizer_id else None
@@ -127,7 +136,7 @@ async def _measure(config: ServeBenchConfig, progress: Progress | None) -> Serve
         if tokenizer is not None and (endpoint.is_chat or target.prompt_format == "text"):
             requests = [as_text(request, tokenizer) for request in requests]
         plan = create_plan(config.load, requests, config.workload.seed)
-        await _warm_up(config, endpoint, requests)
+        await _warm_up(config, endpoint, requests, patience)
         with Recorder(_shown_settings(config), owns_work=False) as recorder:
             result = await send_load(endpoint, requests, plan, _counter(len(requests), progress))
     finally:
@@ -193,14 +202,17 @@ def count_tokens(records: Sequence[RequestRecord], tokenizer: Tokenizer) -> None
 
 
 async def _warm_up(
-    config: ServeBenchConfig, endpoint: Endpoint, requests: Sequence[WorkloadRequest]
+    config: ServeBenchConfig,
+    endpoint: Endpoint,
+    requests: Sequence[WorkloadRequest],
+    patience: Patience,
 ) -> None:
     """Prompts of the workload, backwards: no beginning of one that is measured gets cached."""
     target = config.target
     if not requests:
         return
-    if target.ready_check_timeout_sec:
-        await wait_until_ready(endpoint, _backwards(requests[0]), target.ready_check_timeout_sec)
+    if target.ready_check_timeout_sec != 0:
+        await wait_until_ready(endpoint, _backwards(requests[0]), patience)
     if target.num_warmups:
         chosen = [_backwards(requests[i % len(requests)]) for i in range(target.num_warmups)]
         places = config.load.max_concurrency or target.num_warmups

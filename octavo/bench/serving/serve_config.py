@@ -44,13 +44,17 @@ class ServerTarget:
     header: tuple[str, ...] = option((), "a further header, NAME=VALUE; may be repeated")
     insecure: bool = option(False, "do not check the certificate of an https server")
     request_timeout: float = option(6 * 3600.0, "seconds after which a request has failed")
-    ready_check_timeout_sec: float = option(
-        600.0, "seconds to wait for the server to answer a first request; 0 does not try"
+    ready_check_timeout_sec: float | None = option(
+        None,
+        "seconds to wait for the server to answer a first request; 0 does not try; default: 600, "
+        "or 5 where nothing answers at its address",
     )
     num_warmups: int = option(0, "requests before those that are measured")
 
     def __post_init__(self) -> None:
-        at_least(0, self, "ready_check_timeout_sec", "num_warmups")
+        at_least(0, self, "num_warmups")
+        if self.ready_check_timeout_sec is not None:
+            at_least(0, self, "ready_check_timeout_sec")
         if not self.request_timeout > 0:
             raise ConfigError("request_timeout must be above 0")
         if self.endpoint is not None and not self.endpoint.startswith("/"):

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from octavo.bench.offline.roofline import Roofline
     from octavo.bench.offline.session import OfflineSession
 
+# Settings of an engine that are in the short help of benchmarks.
+OFTEN = ("device", "kv_cache_dtype", "max_num_seqs", "threads")
 # What argparse or the command line itself put into the arguments, and where results go.
 _NO_SETTINGS = {"run", "prog", "version", "command", "subcommand", "json", "output"}
 
@@ -34,7 +36,7 @@ _NO_SETTINGS = {"run", "prog", "version", "command", "subcommand", "json", "outp
 def add_engine_arguments(parser: argparse.ArgumentParser, *, skip: Collection[str] = ()) -> None:
     """MODEL, and ``--name`` for every field of EngineArgs but those of ``skip``."""
     add_model_argument(parser)
-    add_engine_flags(parser, skip=skip)
+    add_engine_flags(parser, skip=skip, often=OFTEN)
 
 
 def add_output_flags(parser: argparse.ArgumentParser) -> None:
@@ -155,7 +157,7 @@ def open_session(settings: EngineArgs) -> OfflineSession:
     terminal.resolve(settings.model)
     with terminal.spinner("starting"):
         from octavo.bench.offline.session import OfflineSession
-    if not sys.stderr.isatty():
+    if not terminal.can_animate():
         return OfflineSession(settings)
     with terminal.progress_bar("loading", settings.model) as progress:
         return OfflineSession(settings, progress)
@@ -164,14 +166,13 @@ def open_session(settings: EngineArgs) -> OfflineSession:
 @contextmanager
 def progress_over(doing: str, total: int) -> Iterator[Callable[[], None]]:
     """A callback for each of ``total`` parts that is done. Shown on a terminal only."""
-    if not sys.stderr.isatty():
+    if not terminal.can_animate():
         yield lambda: None
         return
-    from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn()
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+    with Progress(*columns, console=terminal.console(stderr=True), transient=True) as bar:
         task = bar.add_task(doing, total=total)
         yield lambda: bar.advance(task)
 
@@ -192,11 +193,9 @@ def report(
     if args.json:
         terminal.print_json(document)
     else:
-        from rich.console import Console
-
         # Without a terminal there is no width to keep to, and a file is no place for wrapped lines.
         width = None if sys.stdout.isatty() else 120
-        console = Console(highlight=False, width=width)
+        console = terminal.console(width=width, wraps=True)
         print_tables(console)
         if run is not None:
             console.print(footer(run), style="dim", markup=False)

@@ -73,14 +73,26 @@ def run(args: argparse.Namespace) -> int:
     from octavo.bench.peers.contenders import Settings, default_folder
     from octavo.errors import ConfigError
 
+    folder = (args.dir or default_folder()).expanduser().resolve()
+    _check_peers(plan, folder)
     gguf = terminal.resolve(args.model)
     if gguf.suffix != ".gguf":
         raise ConfigError(f"{args.model}: the comparison starts from a .gguf file")
-    folder = (args.dir or default_folder()).expanduser().resolve()
     threads = engine.pop("threads", None) or machine.cpu().usable_cores
     result = compare(plan, Settings(folder, gguf.resolve(), threads, engine), terminal.say)
     report(args, result.as_json(), lambda console: print_result(console, result))
     return 0
+
+
+def _check_peers(plan: Plan, folder: Path) -> None:
+    """BenchmarkError where no other engine is here: said before a model is fetched."""
+    from octavo.bench.peers.contenders import how_to_install, nothing_to_compare
+    from octavo.errors import BenchmarkError
+
+    found = {name: how_to_install(name.partition(":")[0], folder) for name in plan.names}
+    missing = {name: how for name, how in found.items() if how is not None}
+    if (nothing := nothing_to_compare(plan.names, missing)) is not None:
+        raise BenchmarkError(nothing)
 
 
 def _words(text: str) -> list[str]:

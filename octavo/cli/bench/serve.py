@@ -15,6 +15,7 @@ from octavo.bench.serving.serve_config import (
 from octavo.cli import UsageError, terminal
 from octavo.cli.bench import common
 from octavo.cli.engine_flags import add_engine_flags, add_flags, engine_kwargs, given_settings
+from octavo.cli.parser import rarely
 from octavo.hub import DEFAULT_MODEL
 from octavo.workload.settings import LoadSettings
 
@@ -37,6 +38,11 @@ Without --request-rate, a ramp or a trace: all requests at once, or with --max-c
 closed loop of N clients. Lines and keys are named as `vllm bench serve` names them.
 """
 
+# Flags that are in the short help.
+_OFTEN = (
+    *("base_url", "backend", "tokenizer", "dataset_name", "dataset_path", "num_prompts"),
+    *("random_input_len", "random_output_len", "request_rate", "max_concurrency", "save_result"),
+)
 # Flags that take several values, or may be given several times.
 _SEVERAL = {"goodput": "NAME:MS", "metadata": "KEY=VALUE"}
 
@@ -53,10 +59,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--output", metavar="FILE", help="write the JSON object to a file, too")
     common.add_plot_flag(parser)
-    add_flags(parser, "server", ServerTarget)
-    add_flags(parser, "workload", ServedWorkload)
-    add_flags(parser, "load", LoadSettings)
-    add_flags(parser, "report", ReportSettings, skip=_SEVERAL)
+    add_flags(parser, "server", ServerTarget, often=_OFTEN)
+    add_flags(parser, "workload", ServedWorkload, often=_OFTEN)
+    add_flags(parser, "load", LoadSettings, often=_OFTEN)
+    add_flags(parser, "report", ReportSettings, skip=_SEVERAL, often=_OFTEN)
     several = parser.add_argument_group("report, several values each")
     for each in fields(ReportSettings):
         if each.name in _SEVERAL:
@@ -69,7 +75,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
                 metavar=_SEVERAL[each.name],
                 help=each.metadata["help"],
             )
-    add_engine_flags(parser, skip={"seed"})
+    rarely(parser, "--metadata", "--goodput", "--plot", "--output")
+    add_engine_flags(parser, skip={"seed"}, often=("threads",))
     parser.set_defaults(run=run)
 
 
@@ -83,7 +90,7 @@ def run(args: argparse.Namespace) -> int:
         terminal.resolve(model)
         terminal.say(f"starting octavo serve {model}")
     with terminal.request_progress() as progress:
-        result = run_serve_bench(config, progress)
+        result = run_serve_bench(config, progress, terminal.say)
     return _tell(args, result)
 
 

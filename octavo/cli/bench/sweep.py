@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from octavo.cli import UsageError, terminal
 from octavo.cli.bench import common
+from octavo.cli.parser import rarely
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -66,6 +67,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--csv", metavar="FILE", help="write the points as a table")
     common.add_output_flags(parser)
     common.add_engine_arguments(parser)
+    rarely(parser, "--waves", "--percentile", "--plot", "--output")
     parser.set_defaults(run=run)
 
 

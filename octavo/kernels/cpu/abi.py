@@ -22,7 +22,7 @@ from ctypes import (
 )
 from typing import Any
 
-OCT_ABI_VERSION = 12
+OCT_ABI_VERSION = 13
 
 OCT_OK = 0
 OCT_ERR_ARGUMENT = -1
@@ -200,6 +200,7 @@ class AttentionArgs(Structure):
         ("num_heads", c_int32),
         ("num_kv_heads", c_int32),
         ("head_dim", c_int32),
+        ("head_size", c_int32),
         ("kv_format", c_int32),
         ("window", c_int32),
         ("rotary_dim", c_int32),

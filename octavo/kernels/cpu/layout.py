@@ -21,6 +21,8 @@ KV_CHUNK = 16  # tokens whose keys lie together; see csrc/attention.h
 _EXPERTS_BYTES = 32 << 20  # of rows of experts in a chunk, which has _FEW_ROWS tokens or more
 _FEW_ROWS = 8
 KV_NIBBLE_GROUP = 32  # dimensions that share a scale in KV of 4 bits
+_HEAD_UNIT = 16  # of which a head in the KV cache has whole ones: the rest is zeros
+MAX_HEAD_SIZE = 512
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,9 +118,10 @@ _KV_VECTORS: dict[str, tuple[Callable[[int], int], Callable[[int], int]]] = {
     "int4": (_coded_in_nibbles, _coded_in_nibbles),
     "k8v4": (_coded_in_bytes, _coded_in_nibbles),
 }
+NIBBLE_TYPES = "int4", "k8v4"  # two numbers in a byte
 # Of each vector that latent attention keeps.
 LATENT_TYPES: dict[str, Callable[[int], int]] = {
-    dtype: vectors[0] for dtype, vectors in _KV_VECTORS.items() if dtype not in ("int4", "k8v4")
+    dtype: vectors[0] for dtype, vectors in _KV_VECTORS.items() if dtype not in NIBBLE_TYPES
 }
 # Those that the native kernels have.
 KV_FORMATS = {
@@ -173,10 +176,17 @@ def experts_bytes(hidden: int, inner: int, top_k: int, tokens: int) -> int:
     return min(tokens, chunk) * top_k * row_bytes
 
 
+def padded_head(head_dim: int) -> int:
+    """The numbers that a KV cache keeps of a head's key or value, zeros behind its own included."""
+    return -(-head_dim // _HEAD_UNIT) * _HEAD_UNIT
+
+
 def kv_token_bytes(dtype: str, head_dim: int) -> int:
-    """Bytes of the key and the value of a token, of one head, in any kernels."""
+    """Bytes of the key and the value of a token, of one head, in any kernels; at most, as a GPU
+    keeps no zeros behind them."""
     keys, values = _KV_VECTORS[dtype]
-    return keys(head_dim) + values(head_dim)
+    size = padded_head(head_dim)
+    return keys(size) + values(size)
 
 
 def latent_row_bytes(dtype: str, rank: int, rope_dim: int) -> int:

@@ -57,7 +57,7 @@ class KVLayout:
 
     format: int  # OCT_KV_*
     num_kv_heads: int
-    head_dim: int
+    head_dim: int  # values of a head, with zeros up to a multiple of 16
     num_blocks: int
     block_bytes: int  # from one block to the next
     layers: list[int]  # the address of each layer's part of the first block
@@ -261,11 +261,12 @@ class Program:
 
     def _attention(self, phase: fusion.Attention) -> abi.AttentionArgs:
         kv, q, k, v = self.kv, phase.q, phase.k, phase.v
-        assert q.shape[-1] == k.shape[-1] == v.shape[-1] == kv.head_dim
+        assert q.shape[-1] == k.shape[-1] == v.shape[-1] <= kv.head_dim
         arguments = abi.AttentionArgs(
             num_heads=q.shape[0],
             num_kv_heads=kv.num_kv_heads,
             head_dim=kv.head_dim,
+            head_size=q.shape[-1],
             kv_format=kv.format,
             window=phase.window or 0,
             scale=phase.scale,

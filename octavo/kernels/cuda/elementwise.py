@@ -53,7 +53,7 @@ def gated(gate, up, ACTIVATION: tl.constexpr):
         gate = tl.where(gate > SWIGLU_LIMIT, SWIGLU_LIMIT, gate)
         up = tl.where(up > SWIGLU_LIMIT, SWIGLU_LIMIT, up)
         up = tl.where(up < -SWIGLU_LIMIT, -SWIGLU_LIMIT, up)
-        made = gate * sigmoid(SWIGLU_ALPHA * gate) * (up + 1.0)
+        made = gate * sigmoid(gate * SWIGLU_ALPHA) * (up + 1.0)
     else:
         made = activate(gate, ACTIVATION) * up
     return made

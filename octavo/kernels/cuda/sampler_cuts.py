@@ -145,7 +145,7 @@ def _mark(
         weights = weights_of(shaped)
         at = (row * num_chunks + chunk) * _LEVELS
         for level in range(_LEVELS):
-            is_above = shaped > -_LEVEL * (level + 1)
+            is_above = shaped > (level + 1) * -_LEVEL
             tl.store(counts + at + level, tl.sum(is_above.to(tl.int32), 0))
             tl.store(masses + at + level, tl.sum(tl.where(is_above, weights, 0), 0))
 
@@ -185,7 +185,7 @@ def _list(
         tokens = chunk * CHUNK + tl.arange(0, CHUNK)
         values = load_chunk(logits, stride, vocab_size, records, masks, mask_stride, row, tokens)
         shaped = _shape(values, peak, records, row)
-        is_above = shaped > -_LEVEL * (level + 1)
+        is_above = shaped > (level + 1) * -_LEVEL
         before = tl.sum(tl.where(place < chunk, of_chunks, 0), 0)
         own = row * vocab_size + before + tl.cumsum(is_above.to(tl.int32), 0) - 1
         tl.store(listed + own, shaped, mask=is_above)

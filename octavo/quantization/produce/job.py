@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
-from math import prod
+from math import inf, prod
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from torch import Tensor
 
 from octavo.errors import ConfigError
 from octavo.models.checkpoint import Checkpoint, open_checkpoint
+from octavo.models.config import ModelConfig
 from octavo.models.footprint import EMBEDDING, HEAD, choosable, shapes
 from octavo.models.gguf_export import Matrix, export_gguf
 from octavo.models.hf_writer import float_tensor, write_hf_folder
@@ -26,10 +27,15 @@ from octavo.models.safetensors_writer import NewTensor
 from octavo.quantization.base import float_bytes
 from octavo.quantization.coded import CodedWeight
 from octavo.quantization.ggml_types import GGMLType
-from octavo.quantization.gguf_mixes import ModelFacts, file_type, type_of
+from octavo.quantization.gguf_mixes import ModelFacts, file_type, type_of, wanted_type_of
 from octavo.quantization.gguf_quantize import quantize
 from octavo.quantization.produce.awq import AWQ
 from octavo.quantization.produce.calibration import WINDOW, calibration_windows
+from octavo.quantization.produce.forewarnings import (
+    Fit,
+    bits_of_embeddings,
+    rows_that_do_not_fit,
+)
 from octavo.quantization.produce.grid import QuantizedMatrix, Scheme
 from octavo.quantization.produce.mixture import Mixing, Mixture
 from octavo.quantization.produce.observers import observe
@@ -42,6 +48,7 @@ from octavo.quantization.produce.scaling import Scaling
 from octavo.quantization.produce.sensitivity import Sensitivity
 from octavo.quantization.produce.smoothquant import SMOOTHQUANT
 from octavo.quantization.produce.tables import to_fp8_blocks
+from octavo.quantization.produce.values import LARGEST_FLOAT16, check_values
 from octavo.quantization.produce.writers.base import Writer
 from octavo.text.tokenizer import Tokenizer
 
@@ -110,14 +117,19 @@ def make(
     out: Path,
     wanted: Wanted,
     progress: Progress = lambda what, done, total: None,
+    say: Callable[[str], None] = lambda warning: None,
 ) -> Made:
     """Quantize a model into ``out``, which is there whole or not at all.
 
     Of methods that take long, what is made of a folder is kept beside it meanwhile: if the run is
     ended, the next one with the same settings goes on from there. See ``resume.py``.
 
+    Args:
+        say: told, before the work, what will not be as one may think.
+
     Raises:
-        ConfigError: the model is quantized already, a format has no room for its matrices, no mix
+        ConfigError: the model is quantized already, a value of it is not finite or too large, a
+            format has no room for its matrices, no mix
             of its types or bits has the target's size, the text for calibration is no good, ``out``
             cannot be written or is there already.
         ModelError: the model cannot be read.
@@ -134,6 +146,10 @@ def make(
         _refuse_shared_tensors(parameters)
     if not wanted.requantize:
         _refuse_quantized(parameters)
+    forewarn = _forewarn_of_file if wanted.method == "gguf" else _forewarn_of_folder
+    if (warning := forewarn(parameters, wanted)) is not None:
+        say(f"warning: {warning}")
+    _check_values(parameters, wanted, progress)
     source = Parameters(RotatedCheckpoint(checkpoint)) if wanted.rotate else parameters
     make_model = _make_gguf if wanted.method == "gguf" else _make_folder
     text = cache(lambda: _windows(tokenizer, wanted))
@@ -148,6 +164,52 @@ def make(
         num_bytes,
         time.perf_counter() - begin,
         choice,
+    )
+
+
+def _check_values(parameters: Parameters, wanted: Wanted, progress: Progress) -> None:
+    """ConfigError for what no quantized model can hold, or would clip without a word."""
+    if wanted.method == "gguf":
+        is_wide = wanted.target_bpw is None and wanted.target in ("F32", "BF16")
+        narrow = set() if is_wide else {n for n in parameters.names if len(parameters.shape(n)) > 1}
+    elif _float_type(parameters) == GGMLType.BF16:
+        narrow = {shape.name for shape in choosable(parameters.config)}
+    else:
+        narrow = set(parameters.names)
+    check_values(
+        parameters,
+        lambda name: LARGEST_FLOAT16 if name in narrow else inf,
+        lambda done, total: progress("looking at values", done, total),
+    )
+
+
+def _forewarn_of_folder(parameters: Parameters, wanted: Wanted) -> str | None:
+    bits = wanted.scheme(shape.k for shape in choosable(parameters.config)).bits
+    return bits_of_embeddings(parameters, bits, wanted.target_bpw)
+
+
+def _forewarn_of_file(parameters: Parameters, wanted: Wanted) -> str | None:
+    if wanted.target_bpw is not None:  # whose types are chosen of those that fit
+        return None
+    facts = _facts(parameters.config, has_importance=wanted.calibrate)
+    fits = []
+    for tensor in Parameters(parameters.checkpoint, layout="gguf").tensors:
+        if len(tensor.shape) < 2 or tensor.parts[0] in parameters.exact:
+            continue
+        asked = tensor.name, tensor.shape[-2:], wanted.target, facts
+        rows, columns = tensor.shape[-2:]
+        shape = prod(tensor.shape[:-2]) * rows, columns
+        fits.append(Fit(tensor.name, shape, wanted_type_of(*asked), type_of(*asked)))
+    return rows_that_do_not_fit(wanted.target, fits)
+
+
+def _facts(config: ModelConfig, has_importance: bool) -> ModelFacts:
+    return ModelFacts(
+        num_layers=config.num_layers,
+        num_heads=config.num_heads,
+        num_kv_heads=config.num_kv_heads,
+        is_tied=config.tie_embeddings,
+        has_importance=has_importance,
     )
 
 
@@ -430,18 +492,13 @@ def _make_gguf(
         sensitivity = _sensitivity(mixing, parameters, text, wanted, progress)
         mixture = mixing.choose(sensitivity.costs)
         importance[EMBEDDING if config.tie_embeddings else HEAD] = sensitivity.head_importance
-    facts = ModelFacts(
-        num_layers=config.num_layers,
-        num_heads=config.num_heads,
-        num_kv_heads=config.num_kv_heads,
-        is_tied=config.tie_embeddings,
-        has_importance=bool(importance),
-    )
+    facts = _facts(config, has_importance=bool(importance))
     total, done = sum(shape.n for shape in shapes(config)), 0
 
     def choose(matrix: Matrix) -> GGMLType:
         if mixture is not None:
-            return mixture.type(matrix.parameter)
+            is_copy = config.tie_embeddings and matrix.parameter == HEAD
+            return mixture.type(EMBEDDING if is_copy else matrix.parameter)
         return type_of(matrix.name, matrix.shape, wanted.target, facts)
 
     def encode(type: GGMLType, rows: np.ndarray, parameter: str) -> np.ndarray:

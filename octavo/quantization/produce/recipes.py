@@ -113,6 +113,13 @@ METHODS = {
         calibrated=True,
     ),
 }
+
+
+def _flag(name: str) -> str:
+    """What the command line calls a setting."""
+    return "--" + name.replace("_", "-")
+
+
 FORMATS = tuple(dict.fromkeys([*(f for m in METHODS.values() for f in m.writers), "gguf"]))
 
 
@@ -155,32 +162,43 @@ class Wanted:
             raise ConfigError(f"no method {self.method!r}; known: {', '.join(METHODS)}")
         method = METHODS[self.method]
         if self.type is not None and self.method != "gguf":
-            raise ConfigError(f"type {self.type} is of method gguf, not of {self.method}")
+            raise ConfigError(f"--type {self.type} is of --method gguf, not of {self.method}")
         if self.type is not None and self.type.upper() not in MIXES:
-            raise ConfigError(f"no type {self.type!r}; known: {', '.join(MIXES)}")
+            raise ConfigError(f"no --type {self.type!r}; known: {', '.join(MIXES)}")
         formats = tuple(method.writers) or ("gguf",)
         if self.format is not None and self.format not in formats:
             raise ConfigError(
-                f"format {self.format} does not hold what {self.method} makes: {', '.join(formats)}"
+                f"--format {self.format} does not hold what --method {self.method} makes: "
+                f"{', '.join(formats)}"
             )
         if not method.has_scheme:
             for name in ("bits", "group_size", "symmetric"):
                 if getattr(self, name) is not None:
-                    raise ConfigError(f"method {self.method} has no {name} to choose: leave it out")
+                    flag = {"symmetric": "--symmetric or --asymmetric"}.get(name, _flag(name))
+                    raise ConfigError(f"--method {self.method} has no {flag}: leave it out")
         if not method.calibrated and (self.calibration or self.calibration_tokens):
-            raise ConfigError(f"method {self.method} looks at no text: leave calibration out")
+            raise ConfigError(
+                f"--method {self.method} looks at no text: leave --calibration and "
+                "--calibration-tokens out"
+            )
         if self.format == "fp8" and (self.calibration or self.calibration_tokens):
-            raise ConfigError("blocks of FP8 are made without a text: leave calibration out")
+            raise ConfigError(
+                "--format fp8 is made without a text: leave --calibration and "
+                "--calibration-tokens out"
+            )
         if not method.trains and (self.train_tokens is not None or self.train_codes):
             raise ConfigError(
-                f"method {self.method} does not train: leave train_tokens and train_codes out"
+                f"--method {self.method} does not train: leave --train-tokens and --train-codes out"
             )
         if method.needs_text and not self.calibrate:
-            raise ConfigError(f"method {self.method} needs a text: use rtn to do without")
+            raise ConfigError(
+                f"--method {self.method} needs a text: leave --no-calibration out, or take "
+                "--method rtn"
+            )
         if self.target_bpw is not None:
             self._check_mix(method)
         elif self.mix_bits is not None:
-            raise ConfigError("bits of a mix need a target in bits per weight: give both")
+            raise ConfigError("--mix-bits needs --target-bpw: give both, or none")
 
     def _check_mix(self, method: Method) -> None:
         """ConfigError where a target contradicts something else that is asked for."""
@@ -188,26 +206,31 @@ class Wanted:
         if not (is_file or method.has_scheme):
             able = [name for name, each in METHODS.items() if each.has_scheme]
             raise ConfigError(
-                f"method {self.method} has one scheme for all matrices, and mixes none to a target:"
-                f" {', '.join([*able, 'gguf'])} do"
+                f"--method {self.method} has one scheme for all matrices, and no --target-bpw: "
+                f"{', '.join([*able, 'gguf'])} have it"
             )
         if self.format_name not in (*_MIXED, "gguf"):
             raise ConfigError(
-                f"format {self.format} has one scheme for all matrices: mixes are held by "
-                f"{', '.join(_MIXED)}, and by files of method gguf"
+                f"--format {self.format} has one scheme for all matrices, and no --target-bpw: "
+                f"--format {' or '.join(_MIXED)} has it, and --method gguf"
             )
         for name in ("bits", "type"):
             if getattr(self, name) is not None:
-                raise ConfigError(f"a target says how many bits there are: leave {name} out")
+                raise ConfigError(
+                    f"--target-bpw says how many bits there are: leave {_flag(name)} out"
+                )
         if not self.calibrate:
-            raise ConfigError("a target needs a text, to see what matrices are worth: give one")
+            raise ConfigError(
+                "--target-bpw needs a text, to see what matrices are worth: leave "
+                "--no-calibration out"
+            )
         if self.mix_bits is None:
             return
         if is_file:
-            raise ConfigError("bits of a mix are for folders: types of GGUF files are not chosen")
+            raise ConfigError("--mix-bits is of folders: --method gguf has types of its own")
         known = (*range(2, 9), _FLOAT_BITS)
         if not self.mix_bits or not set(self.mix_bits) <= set(known):
-            raise ConfigError(f"bits of a mix are of 2 to 8 and 16, not {list(self.mix_bits)}")
+            raise ConfigError(f"--mix-bits are of 2 to 8 and 16, not {list(self.mix_bits)}")
 
     @property
     def target(self) -> str:

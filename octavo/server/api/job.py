@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from octavo.core.batch import NO_TOKEN_LEFT, OVERFLOW
+from octavo.core.limits import Work
 from octavo.core.prefix_cache import MissReason
 from octavo.core.sampling_params import SamplingParams, check_prompt_logprobs
 from octavo.errors import EngineError, InvalidRequestError, OctavoError
@@ -45,21 +46,14 @@ class Job:
         prompts: Sequence[list[int]],
         params: SamplingParams,
     ):
-        num_samples = len(prompts) * params.num_samples
-        if num_samples > MAX_SAMPLES:
-            raise InvalidRequestError(
-                f"{len(prompts)} prompts with {params.num_samples} completions each are "
-                f"{num_samples}; a request may ask for {MAX_SAMPLES}",
-                "n",
-            )
+        self._work = _work_of(prompts, params)
         self.params = params
         self._tenant = context.tenant
         self._engine = service.engine
         self._renderer = service.prompts
         self._observer = service.observer
-        num_prompt_tokens = sum(map(len, prompts))
-        self._engine.check_size(num_samples, params.num_samples * num_prompt_tokens)
-        check_prompt_logprobs(params, params.n * num_prompt_tokens)  # each choice has them
+        self._engine.check_size(*self._work)
+        check_prompt_logprobs(params, params.n * sum(map(len, prompts)))  # each choice has them
         _check_allowed_tokens(params, len(prompts))
         deadline = _deadline(fields.timeout, service.settings.request_timeout, context.arrival_time)
         self._requests = [
@@ -76,10 +70,11 @@ class Job:
                 external_id=context.external_id,
                 route=route,
                 tenant=context.tenant.name,
+                weight=context.tenant.weight,
             )
             for prompt in prompts
         ]
-        self._charged = 0
+        self._is_charged = False
         self.generations: list[Generation] = []
 
     async def begin(self) -> Job:
@@ -89,9 +84,8 @@ class Job:
             RateLimitError, RequestError, EngineUnavailableError, QuarantinedError: as
                 `Tenant.charge_tokens` and `EngineClient.submit` do.
         """
-        cost = sum(request.cost for request in self._requests)
         try:
-            self._tenant.charge_tokens(cost)
+            self._charge()
         except RateLimitError as error:
             self._observer.on_rejected(error.reason)
             raise
@@ -100,10 +94,20 @@ class Job:
         except BaseException:
             for generation in self.generations:
                 generation.close()
-            self._tenant.refund_tokens(cost)
+            self._tenant.end_work(self._work)
+            self._tenant.refund_tokens(self._work.tokens)
             raise
-        self._charged = cost
+        self._is_charged = True
         return self
+
+    def _charge(self) -> None:
+        """Take all of the work from the tenant's limits, or nothing."""
+        self._tenant.begin_work(self._work)
+        try:
+            self._tenant.charge_tokens(self._work.tokens)
+        except BaseException:
+            self._tenant.end_work(self._work)
+            raise
 
     async def _submit_all(self) -> None:
         """In turns, since every token id is looked at."""
@@ -122,13 +126,16 @@ class Job:
         """End what still runs, and refund the tokens that did not come. May be repeated."""
         for generation in self.generations:
             generation.close()
+        if not self._is_charged:
+            return
+        self._is_charged = False
         used = sum(
             self.params.num_samples * generation.stats.num_prompt_tokens
             + generation.stats.num_output_tokens
             for generation in self.generations
         )
-        self._tenant.refund_tokens(max(self._charged - used, 0))
-        self._charged = 0
+        self._tenant.end_work(self._work)
+        self._tenant.refund_tokens(max(self._work.tokens - used, 0))
 
     async def collect(self) -> list[list[Completion]]:
         """The ``n`` completions of each prompt, the most likely of them where there are more."""
@@ -198,6 +205,19 @@ class Job:
         if len(self.generations) > 1:
             return None
         return _timings(self.generations[0].stats, self.params.num_samples)
+
+
+def _work_of(prompts: Sequence[list[int]], params: SamplingParams) -> Work:
+    """What a request may take; InvalidRequestError if those are too many completions."""
+    num_samples = len(prompts) * params.num_samples
+    if num_samples > MAX_SAMPLES:
+        raise InvalidRequestError(
+            f"{len(prompts)} prompts with {params.num_samples} completions each are "
+            f"{num_samples}; a request may ask for {MAX_SAMPLES}",
+            "n",
+        )
+    each = [Work.of(len(prompt), params) for prompt in prompts]
+    return Work(num_samples, sum(work.tokens for work in each))
 
 
 def _check_allowed_tokens(params: SamplingParams, num_prompts: int) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 from typing import Any
 
-from octavo.core.limits import check_vocabulary, context_tokens
+from octavo.core.limits import check_output_tokens, check_vocabulary, context_tokens
 from octavo.core.sampling_params import SamplingParams
 from octavo.core.sight import AsksForSight
 from octavo.errors import InvalidRequestError, PromptTooLongError
@@ -109,16 +109,20 @@ def check_length(
     max_tokens: int | None,
     facts: EngineFacts,
     fields: AsksForSight = NO_WISHES,
+    field: str = "max_tokens",
 ) -> int:
-    """``max_tokens``, or as many as there is room for.
+    """``max_tokens``, or as many as there is room for and an answer may have; ``field`` is what
+    clients call it.
 
     Raises:
-        InvalidRequestError: there is no prompt.
+        InvalidRequestError: there is no prompt, or an answer may not have so many.
         PromptTooLongError: there is not enough.
     """
     if num_prompt_tokens == 0:
         raise InvalidRequestError("is empty: there is nothing to continue", "prompt")
-    if max_tokens is not None and is_endless(fields, max_tokens, facts):
+    sight = facts.sights.of(fields, facts.max_model_len)
+    check_output_tokens(max_tokens, facts.max_output_tokens, sight, field)
+    if max_tokens is not None and sight is not None:
         return max_tokens
     context = context_of(facts)
     wanted = 1 if max_tokens is None else max_tokens
@@ -130,7 +134,9 @@ def check_length(
             num_prompt_tokens,
             context,
         )
-    return context - num_prompt_tokens if max_tokens is None else max_tokens
+    if max_tokens is not None:
+        return max_tokens
+    return min(context - num_prompt_tokens, facts.max_output_tokens or context)
 
 
 def truncate(token_ids: list[int], fields: GenerationFields, room: int) -> list[int]:

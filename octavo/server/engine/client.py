@@ -20,6 +20,8 @@ from typing import TYPE_CHECKING
 
 from octavo.core.limits import (
     QueueLimits,
+    Work,
+    check_output_tokens,
     check_sight,
     check_vocabulary,
     checked_token_ids,
@@ -41,10 +43,12 @@ from octavo.server.engine.generation import (
     Generation,
     GenerationRequest,
     Observer,
+    RequestRules,
 )
 from octavo.server.engine.probation import Probation, fingerprint
 from octavo.server.engine.process import Launcher
 from octavo.server.engine.supervisor import Supervisor
+from octavo.server.engine.unread import UnreadMemory
 from octavo.server.engine.waiting_room import DEFAULT_LIMITS, Entry, WaitingRoom
 from octavo.server.engine.wire import (
     Message,
@@ -75,12 +79,18 @@ class ProcessEngine:
         *,
         engine_timeout: float = 300.0,
         door: Door | None = None,
+        max_work: int | None = None,
+        rules: RequestRules | None = None,
+        unread: UnreadMemory | None = None,
     ):
         self._observer = observer or Observer()
         self._door = door
+        self._rules = rules or RequestRules()
+        self._unread = unread or UnreadMemory()
+        self._facts: EngineFacts | None = None  # of the first engine: all others are the same
         self._step_facts: StepFacts | None = None
         self._supervisor = Supervisor(launcher, self, engine_timeout=engine_timeout)
-        self._room = WaitingRoom(limits, self._observer)
+        self._room = WaitingRoom(limits, self._observer, max_work)
         self._probation = Probation()
         self._stats = StepStats.idle()
         self._is_watched = False
@@ -96,9 +106,11 @@ class ProcessEngine:
 
     @property
     def facts(self) -> EngineFacts:
-        if self._supervisor.facts is None:
-            raise EngineUnavailableError("the model is still being loaded", retry_after=1.0)
-        return self._supervisor.facts
+        if self._facts is None:
+            if self._supervisor.facts is None:
+                raise EngineUnavailableError("the model is still being loaded", retry_after=1.0)
+            self._facts = self._rules.applied_to(self._supervisor.facts)
+        return self._facts
 
     @property
     def stats(self) -> StepStats:
@@ -118,17 +130,17 @@ class ProcessEngine:
         if self.state is EngineState.READY:
             self._send_watch()
 
-    def check_room(self) -> None:
+    def check_room(self, tenant: str = "") -> None:
         self._check_open()
-        self._room.check_room()
+        self._room.check_room(tenant)
 
     def check_size(self, num_requests: int, num_tokens: int) -> None:
-        self._room.limits.check(num_requests, num_tokens)
+        self._room.check_size(Work(num_requests, num_tokens))
 
     def submit(self, request: GenerationRequest) -> Generation:
         self._check_open()
         self._check_request(request)
-        entry = Entry(Generation(request, self._withdraw), fingerprint(request))
+        entry = Entry(Generation(request, self._withdraw, self._unread), fingerprint(request))
         if self._probation.is_convicted(entry.fingerprint):
             raise _quarantined()
         if self._door is not None:
@@ -157,7 +169,8 @@ class ProcessEngine:
         """When its first token will come; raises QueueFullError if that is too late."""
         num_tokens = len(request.prompt_token_ids)
         try:
-            return door.check(self.facts, self._stats, self._room.waiting, num_tokens)
+            waiting = self._room.waiting_before(request.tenant, num_tokens)
+            return door.check(self.facts, self._stats, waiting, num_tokens)
         except QueueFullError:
             self._observer.on_rejected("predicted_ttft")
             raise
@@ -173,6 +186,7 @@ class ProcessEngine:
             facts.num_slots,
             sight,
         )
+        check_output_tokens(request.params.max_tokens, facts.max_output_tokens, sight)
         if sight is not None:
             step_tokens = facts.max_num_batched_tokens
             check_sight(sight, num_tokens, facts.num_blocks, facts.block_size, step_tokens)
@@ -307,6 +321,8 @@ class ProcessEngine:
                 "bad_words": request.bad_words_token_ids,
                 "priority": request.priority,
                 "salt": request.cache_salt,
+                "tenant": request.tenant,
+                "weight": request.weight,
                 "arrival": request.arrival_time,
                 "alone": runs_alone,
             }
@@ -371,7 +387,7 @@ class ProcessEngine:
         for request_id, entries in message.get("prompt_logprobs", {}).items():
             entry = self._entries.get(request_id)
             if entry is not None:
-                entry.generation.prompt_logprobs += logprobs_from_list(entries)
+                entry.generation.push_prompt_logprobs(logprobs_from_list(entries))
         grown: dict[Entry, list[Delta]] = {}
         for items in message["deltas"]:
             request_id, delta = delta_from_list(items)
@@ -383,6 +399,7 @@ class ProcessEngine:
             self._door.note_step(before, self._stats)
         for entry, deltas in grown.items():
             self._push(entry, deltas, now)
+        self._unread.keep_within()
         self._observer.on_step(self._stats)
         if message.get("look"):
             self._observer.on_look(self._stats.step_id, message["look"])

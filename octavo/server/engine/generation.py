@@ -9,16 +9,21 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any, Protocol
 
 from octavo.core.batch import TokenLogprobs
+from octavo.core.limits import Work
 from octavo.core.sampling_params import SamplingParams
 from octavo.core.sight import SightRules
 from octavo.core.stats import StepStats
+from octavo.errors import QueueFullError
+from octavo.server.engine.unread import UnreadMemory, bytes_of
 
 _CHARS_OF_LOGPROB = 64
+_FEW_DELTAS = 512  # that nobody has read, before they are merged
+_BYTES_OF_DELTA = 320  # beside what is in it
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +42,9 @@ class GenerationRequest:
             client's own), so that a response cache may keep it. ``params.seed`` does not tell:
             the server draws one where the client gave none.
         external_id: the client's ``x-request-id``, or what the server chose; for logs.
-        route, tenant: for logs and metrics.
+        route: for logs and metrics.
+        tenant: who asks: limits and fair shares are by tenant.
+        weight: of the tenant's share.
     """
 
     request_id: str
@@ -53,13 +60,12 @@ class GenerationRequest:
     external_id: str = ""
     route: str = ""
     tenant: str = ""
+    weight: float = 1.0
 
     @property
-    def cost(self) -> int:
-        """Tokens that this request may occupy: what admission charges before any work."""
-        return self.params.num_samples * (
-            len(self.prompt_token_ids) + (self.params.max_tokens or 0)
-        )
+    def work(self) -> Work:
+        """What this request may take: all limits count it so, before anything is computed."""
+        return Work.of(len(self.prompt_token_ids), self.params)
 
 
 @dataclass(slots=True)
@@ -130,7 +136,12 @@ class Generation:
     otherwise (`DeadlineError`, `EngineError`, ...).
     """
 
-    def __init__(self, request: GenerationRequest, abort: Callable[[Generation], None]):
+    def __init__(
+        self,
+        request: GenerationRequest,
+        abort: Callable[[Generation], None],
+        memory: UnreadMemory | None = None,
+    ):
         self.request = request
         self.stats = GenerationStats(len(request.prompt_token_ids))
         # Of the prompt's tokens but the first, if they were asked for; complete with the first
@@ -145,11 +156,12 @@ class Generation:
         self._abort = abort
         self._unfinished = set(range(request.params.num_samples))
         self._num_tokens = [0] * request.params.num_samples
+        self._memory = memory or UnreadMemory()
         self._deltas: list[Delta] = []
+        self._merge_at = _FEW_DELTAS  # so many of them
         self._error: BaseException | None = None
         self._wakeup: asyncio.Future[None] | None = None
-        self._record: list[Delta] = []
-        self._on_whole: list[Callable[[Generation, list[Delta]], None]] = []
+        self._records: list[_Record] = []
 
     # -- the consumer ------------------------------------------------------------------------
 
@@ -171,6 +183,7 @@ class Generation:
                 raise StopAsyncIteration
             await self._next_push()
         deltas, self._deltas = self._deltas, []
+        self._memory.release(self)
         self.has_begun = True
         return deltas
 
@@ -181,15 +194,42 @@ class Generation:
         if self._error is not None:
             raise self._error
         completions = [Completion(index) for index in range(self.request.params.num_samples)]
+        self._merge()
         for delta in self._deltas:
-            _extend(completions[delta.index], delta)
+            completions[delta.index] = Completion(
+                delta.index,
+                delta.text,
+                delta.token_ids,
+                delta.logprobs,
+                delta.finish_reason,
+                delta.stop_reason,
+                delta.cumulative_logprob,
+                delta.error,
+            )
         return completions
 
     def close(self) -> None:
         """Have no more interest: if it is still running, it ends now. May be repeated."""
+        self._memory.release(self)
+        self._forget_records()
         if not self.is_over:
             self.is_over = True
             self._abort(self)
+
+    def give_up(self) -> None:
+        """End it with an error, and keep nothing of it: it holds more than there is memory for."""
+        self._memory.release(self)
+        self._deltas.clear()
+        self.prompt_logprobs.clear()
+        was_over, self.is_over = self.is_over, True
+        self._error = QueueFullError(
+            "the answer took more memory than there is for what is not read yet: ask for fewer "
+            "tokens or log-probabilities, or read a stream as it comes"
+        )
+        self._forget_records()
+        if not was_over:
+            self._abort(self)
+        self._wake()
 
     @property
     def num_pending_chars(self) -> int:
@@ -201,13 +241,19 @@ class Generation:
         num_chars = sum(len(delta.text) for delta in self._deltas)
         return num_chars + _CHARS_OF_LOGPROB * num_logprobs
 
-    def record(self, on_whole: Callable[[Generation, list[Delta]], None]) -> None:
+    def record(
+        self, on_whole: Callable[[Generation, list[Delta]], None], max_bytes: int | None = None
+    ) -> None:
         """Keep every delta, and hand them all over when the last one has come.
 
-        Nothing is handed over if it fails or is closed before. Call it before the first push.
-        Several may ask.
+        Nothing is handed over if it fails or is closed before, or takes more than ``max_bytes`` or
+        than there is memory for. Call it before the first push. Several may ask.
         """
-        self._on_whole.append(on_whole)
+        self._records.append(_Record(self._memory, on_whole, max_bytes))
+
+    def _forget_records(self) -> None:
+        for record in self._records:
+            record.give_up()
 
     async def _next_push(self) -> None:
         self._wakeup = asyncio.get_running_loop().create_future()
@@ -223,8 +269,10 @@ class Generation:
         if self.is_over:
             return
         self._deltas.extend(deltas)
+        num_bytes = 0
         stats, num_tokens = self.stats, self._num_tokens
         for delta in deltas:
+            num_bytes += bytes_of(len(delta.token_ids), len(delta.text), delta.logprobs)
             stats.num_output_tokens += len(delta.token_ids)
             num_tokens[delta.index] += len(delta.token_ids)
             stats.num_longest_tokens = max(stats.num_longest_tokens, num_tokens[delta.index])
@@ -235,27 +283,47 @@ class Generation:
                 if delta.index == 0:
                     self.finish_reason = delta.finish_reason
         self.is_over = not self._unfinished
-        if self._on_whole:
-            self._record.extend(deltas)
+        self._memory.hold(self, num_bytes)
+        if len(self._deltas) >= self._merge_at:
+            self._merge()
+        for record in self._records:
+            record.add(deltas, num_bytes)
             if self.is_over:
-                for on_whole in self._on_whole:
-                    on_whole(self, self._record)
+                record.end(self)
         if self.request.streams or self.is_over:
             self._wake()
+
+    def push_prompt_logprobs(self, entries: list[TokenLogprobs]) -> None:
+        """Hand over what a step has to say of the prompt."""
+        if not self.is_over:
+            self.prompt_logprobs += entries
+            self._memory.hold(self, bytes_of(0, 0, entries))
+
+    def _merge(self) -> None:
+        """Make one of all deltas of a sample that nobody has read: each takes ten times what is in
+        it."""
+        by_sample: dict[int, list[Delta]] = {}
+        for delta in self._deltas:
+            by_sample.setdefault(delta.index, []).append(delta)
+        self._deltas = list(map(_merged, by_sample.values()))
+        self._merge_at = max(_FEW_DELTAS, 2 * len(self._deltas))
 
     def fail(self, error: BaseException) -> None:
         """End it with an error, which the consumer gets after the deltas that are there."""
         if not self.is_over:
             self.is_over = True
             self._error = error
+            self._forget_records()
             self._wake()
 
     def restart(self) -> None:
         """Forget what was pushed: the request is about to run again from its beginning."""
         assert not self.has_begun
+        self._memory.release(self)
         self._deltas.clear()
-        self._record.clear()
         self.prompt_logprobs.clear()
+        for record in self._records:
+            record.restart()
         self._unfinished = set(range(self.request.params.num_samples))
         self._num_tokens = [0] * len(self._num_tokens)
         self.sample_errors.clear()
@@ -266,15 +334,65 @@ class Generation:
             self._wakeup.set_result(None)
 
 
-def _extend(completion: Completion, delta: Delta) -> None:
-    completion.text += delta.text
-    completion.token_ids += delta.token_ids
-    completion.logprobs += delta.logprobs
-    if delta.finish_reason is not None:
-        completion.finish_reason = delta.finish_reason
-        completion.stop_reason = delta.stop_reason
-        completion.cumulative_logprob = delta.cumulative_logprob
-        completion.error = delta.error
+def _merged(deltas: list[Delta]) -> Delta:
+    """One delta of several of a sample."""
+    if len(deltas) == 1:
+        return deltas[0]
+    last = deltas[-1]
+    return Delta(
+        last.index,
+        "".join([delta.text for delta in deltas]),
+        [token_id for delta in deltas for token_id in delta.token_ids],
+        [entry for delta in deltas for entry in delta.logprobs],
+        last.finish_reason,
+        last.stop_reason,
+        last.cumulative_logprob,
+        last.error,
+    )
+
+
+class _Record:
+    """All deltas of an answer, for who wants it when it is whole. Given up, it keeps nothing."""
+
+    def __init__(
+        self,
+        memory: UnreadMemory,
+        on_whole: Callable[[Generation, list[Delta]], None],
+        max_bytes: int | None,
+    ):
+        self._memory = memory
+        self._on_whole = on_whole
+        self._max_bytes = max_bytes
+        self._num_bytes = 0
+        self._deltas: list[Delta] = []
+        self._is_given_up = False
+
+    def add(self, deltas: Sequence[Delta], num_bytes: int) -> None:
+        if self._is_given_up:
+            return
+        self._deltas.extend(deltas)
+        self._num_bytes += num_bytes
+        if self._max_bytes is not None and self._num_bytes > self._max_bytes:
+            self.give_up()
+        else:
+            self._memory.hold(self, num_bytes + _BYTES_OF_DELTA * len(deltas))
+
+    def end(self, generation: Generation) -> None:
+        """It is whole."""
+        if not self._is_given_up:
+            self._on_whole(generation, self._deltas)
+            self.give_up()
+
+    def restart(self) -> None:
+        """It begins anew."""
+        self._memory.release(self)
+        self._deltas.clear()
+        self._num_bytes = 0
+
+    def give_up(self) -> None:
+        self._is_given_up = True
+        self._memory.release(self)
+        self._deltas = []
 
 
 class EngineState(Enum):
@@ -317,6 +435,8 @@ class EngineFacts:
     windows: tuple[int | None, ...] = (None,)
     # What requests see of their own tokens.
     sights: SightRules = field(default_factory=SightRules)
+    # Tokens of one answer (`core.limits.most_output_tokens`), as the server says, not the engine.
+    max_output_tokens: int | None = None
 
     @property
     def num_slots(self) -> int:
@@ -325,6 +445,25 @@ class EngineFacts:
         if self.windows != (None,):
             return self.max_model_len
         return self.num_blocks * self.block_size
+
+
+@dataclass(frozen=True, slots=True)
+class RequestRules:
+    """What a server lets its clients ask for, whatever its engine could do.
+
+    Args:
+        allow_window: a window of their own. Where the operator gave one to all, they may anyway.
+        max_output_tokens: tokens of one answer; see `core.limits.most_output_tokens`.
+    """
+
+    allow_window: bool = True
+    max_output_tokens: int | None = None
+
+    def applied_to(self, facts: EngineFacts) -> EngineFacts:
+        """What is true of an engine behind these rules."""
+        may_be_asked = self.allow_window or facts.sights.window > 0
+        sights = replace(facts.sights, may_be_asked=may_be_asked)
+        return replace(facts, sights=sights, max_output_tokens=self.max_output_tokens)
 
 
 class EngineClient(Protocol):
@@ -353,8 +492,9 @@ class EngineClient(Protocol):
         """Whether somebody looks closely: observers are told by ``on_look`` as long as it is."""
         ...
 
-    def check_room(self) -> None:
-        """Raise QueueFullError if no further request could be queued now, whatever its size.
+    def check_room(self, tenant: str = "") -> None:
+        """Raise QueueFullError if no further request of a tenant could be queued now, whatever its
+        size.
 
         Cheap: called before the body of a request is read.
         """
@@ -365,7 +505,7 @@ class EngineClient(Protocol):
 
         Args:
             num_requests: of one client's request; they count by sample.
-            num_tokens: of their prompts, by sample.
+            num_tokens: of prompts and of answers as long as they may become, by sample.
         """
         ...
 
@@ -388,8 +528,9 @@ class Observer:
         """It was accepted into the queue."""
 
     def on_rejected(self, reason: str) -> None:
-        """One was refused for overload: "queue_requests", "queue_tokens", "rate_requests",
-        "rate_tokens", "concurrency", "predicted_ttft", "draining" or "unavailable"."""
+        """One was refused for overload: "queue_requests", "queue_tokens", "work",
+        "rate_requests", "rate_tokens", "concurrency", "work_of_key", "predicted_ttft", "draining"
+        or "unavailable"."""
 
     def on_ignored_fields(self, names: Sequence[str]) -> None:
         """A request had fields of these names, which have no effect here."""

@@ -43,7 +43,7 @@ class ResponseCache:
     Args:
         engine: what answers the rest.
         max_bytes: memory that all entries together may take. Answers still being written are not
-            in it; they are bounded by what the engine runs at once.
+            in it, but in the `UnreadMemory` of the engine.
         observer: told of every hit, as of other generations, but without ``on_tokens``; such a
             generation ``is_from_cache``.
     """
@@ -79,22 +79,25 @@ class ResponseCache:
     def watch(self, is_watched: bool) -> None:
         self._engine.watch(is_watched)
 
-    def check_room(self) -> None:
-        self._engine.check_room()
+    def check_room(self, tenant: str = "") -> None:
+        self._engine.check_room(tenant)
 
     def check_size(self, num_requests: int, num_tokens: int) -> None:
         self._engine.check_size(num_requests, num_tokens)
 
     def submit(self, request: GenerationRequest) -> Generation:
         """The answer from before, already complete, or the engine's."""
-        if not request.is_deterministic:
+        if not request.is_deterministic or not request.params.cache_prompt:
             return self._engine.submit(request)
         self.num_queries += 1
         key = answer_key(request)
         recording = self._recordings.get(key)
         if recording is None:
             generation = self._engine.submit(request)
-            generation.record(lambda whole, deltas: self._keep(key, whole, deltas))
+            # What fits in columns takes several times that as deltas.
+            generation.record(
+                lambda whole, deltas: self._keep(key, whole, deltas), 8 * self.max_bytes
+            )
             return generation
         self.num_hits += 1
         self._recordings.move_to_end(key)

@@ -10,13 +10,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from octavo.core.limits import QueueLimits
+from octavo.core.limits import QueueLimits, Work, WorkBudget
 from octavo.cost.first_token import num_pairs
 from octavo.errors import QueueFullError
 from octavo.server.engine.generation import Generation, Observer
 
-# Where nothing else is said. The tokens are those of prompts, by sample.
-DEFAULT_LIMITS = QueueLimits(1024, 1 << 20)
+# Where nothing else is said: as many tokens as such a number of requests in a context of 8,192.
+DEFAULT_LIMITS = QueueLimits(1024, 1024 * 8192)
 
 
 @dataclass(eq=False, slots=True)
@@ -31,12 +31,12 @@ class Entry:
     timer: asyncio.TimerHandle | None = None
 
     @property
-    def num_samples(self) -> int:
-        return self.generation.request.params.num_samples
+    def work(self) -> Work:
+        return self.generation.request.work
 
     @property
-    def num_tokens(self) -> int:
-        return self.num_samples * len(self.generation.request.prompt_token_ids)
+    def tenant(self) -> str:
+        return self.generation.request.tenant
 
 
 class Waiting(NamedTuple):
@@ -47,34 +47,60 @@ class Waiting(NamedTuple):
     num_tokens: int
     num_pairs: int
 
+    def plus(self, other: Waiting, times: float = 1) -> Waiting:
+        """These, and so many times others."""
+        return Waiting(*(round(a + times * b) for a, b in zip(self, other, strict=True)))
+
+
+_NOBODY = Waiting(0, 0, 0)
+
 
 class WaitingRoom:
-    """Counts those who wait, and refuses further ones when it is full."""
+    """Counts those who wait, and all that is not over, and refuses further ones when it is full.
 
-    def __init__(self, limits: QueueLimits, observer: Observer):
+    Args:
+        limits: of those who wait.
+        max_work: tokens of all that wait or run; None is no bound.
+    """
+
+    def __init__(self, limits: QueueLimits, observer: Observer, max_work: int | None = None):
         self.limits = limits
         self._observer = observer
-        self._num_requests = 0
-        self._num_tokens = 0
-        self._num_prompt_tokens = 0
-        self._num_pairs = 0
+        self._queued = WorkBudget(limits)
+        self._unfinished = WorkBudget(QueueLimits(None, max_work, are="under way"))
+        self._waiting: dict[str, Waiting] = {}  # by tenant
         self._begun_times: deque[float] = deque(maxlen=256)
 
-    @property
-    def waiting(self) -> Waiting:
-        return Waiting(self._num_requests, self._num_prompt_tokens, self._num_pairs)
+    def waiting_before(self, tenant: str, num_tokens: int) -> Waiting:
+        """Those who will begin before a prompt of so many tokens would: all of its tenant, and of
+        each other one as much as the tenant itself gets until then (``core/fair_queue.py``)."""
+        own = self._waiting.get(tenant, _NOBODY)
+        before, given = own, own.num_tokens + num_tokens
+        for name, other in self._waiting.items():
+            if name != tenant:
+                before = before.plus(other, min(1.0, given / max(1, other.num_tokens)))
+        return before
 
-    def check_room(self) -> None:
-        """Raise QueueFullError if nobody could come in now."""
+    def check_room(self, tenant: str) -> None:
+        """Raise QueueFullError if nobody of a tenant could come in now."""
         with self._refusal():
-            self.limits.check_requests(self._num_requests)
+            self._queued.check_samples(tenant)
+
+    def check_size(self, work: Work) -> None:
+        """Raise InvalidRequestError if so much could never come in."""
+        self.limits.check(work)
+        self._unfinished.limits.check(work)
 
     def enter(self, entry: Entry) -> None:
         """Let one in who has come; raises QueueFullError, and tells the observer of it."""
+        tenant, work = entry.tenant, entry.work
         with self._refusal("queue_requests"):
-            self.limits.check_requests(self._num_requests, entry.num_samples)
+            self._queued.check_samples(tenant, work.samples)
         with self._refusal("queue_tokens"):
-            self.limits.check_tokens(self._num_tokens, entry.num_tokens)
+            self._queued.check_tokens(tenant, work.tokens)
+        with self._refusal("work"):
+            self._unfinished.check_tokens(tenant, work.tokens)
+        self._unfinished.take(tenant, work)
         self._count(entry, 1)
 
     def begin(self, entry: Entry, now: float) -> None:
@@ -91,15 +117,20 @@ class WaitingRoom:
 
     def leave(self, entry: Entry) -> None:
         """It is over."""
+        self._unfinished.give_back(entry.tenant, entry.work)
         if not entry.has_begun:
             self._count(entry, -1)
 
     def _count(self, entry: Entry, sign: int) -> None:
-        self._num_requests += sign * entry.num_samples
-        self._num_tokens += sign * entry.num_tokens
-        num_prompt = len(entry.generation.request.prompt_token_ids)
-        self._num_prompt_tokens += sign * num_prompt
-        self._num_pairs += sign * num_pairs(num_prompt)
+        tenant, num_prompt = entry.tenant, len(entry.generation.request.prompt_token_ids)
+        one = Waiting(entry.work.samples, num_prompt, num_pairs(num_prompt))
+        now = self._waiting.get(tenant, _NOBODY).plus(one, sign)
+        if now.num_samples:
+            self._waiting[tenant] = now
+        else:
+            self._waiting.pop(tenant, None)
+        change = self._queued.take if sign > 0 else self._queued.give_back
+        change(tenant, entry.work)
 
     @contextlib.contextmanager
     def _refusal(self, reason: str | None = None) -> Iterator[None]:
@@ -118,4 +149,4 @@ class WaitingRoom:
             return 1.0
         span = max(time.monotonic() - times[0], 0.001)
         rate = len(times) / span
-        return min(60.0, max(1.0, self._num_requests / rate))
+        return min(60.0, max(1.0, self._queued.total.samples / rate))

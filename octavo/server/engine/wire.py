@@ -7,7 +7,7 @@ To the engine, by ``op``:
 
     start    args: what EngineArgs takes                                       (the first message)
     add      id, ids, params: those that differ from their defaults, bad_words: [ids], priority,
-             salt, arrival, alone: whether in steps of its own
+             salt, tenant, weight, arrival, alone: whether in steps of its own
     abort    id
     meter    facts: what StepFacts.as_json gives    steps are to be measured against these
     watch    is_watched      whether somebody looks closely

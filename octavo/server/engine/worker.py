@@ -156,6 +156,8 @@ class EngineLoop:
                 SamplingParams(**message["params"]),
                 priority=message["priority"],
                 cache_salt=message["salt"],
+                tenant=message["tenant"],
+                weight=message["weight"],
                 runs_alone=message["alone"],
                 arrival_time=message["arrival"],
                 bad_words_token_ids=tuple(map(tuple, message["bad_words"])),

@@ -212,7 +212,7 @@ class Gate:
         try:
             if self._lifecycle.is_draining:
                 raise EngineUnavailableError("the server is stopping")
-            self._engine.check_room()
+            self._engine.check_room(tenant.name)
             tenant.begin_request()
         except RateLimitError as error:
             self._observer.on_rejected(error.reason)

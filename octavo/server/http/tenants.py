@@ -1,7 +1,8 @@
 """Who may use the server, and how much of it.
 
-A tenant is one API key, or, on a server without keys, one client address. Limits are token
-buckets: a bucket holds one minute's worth, fills evenly, and what a request takes must be in it.
+A tenant is one API key, or, on a server without keys, one client address. Limits count `Work`:
+completions, and the tokens that they may come to. What is limited by the minute is a token bucket:
+it holds one minute's worth, fills evenly, and what a request takes must be in it.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from octavo.core.limits import QueueLimits, Work
 from octavo.errors import ConfigError, InvalidRequestError, RequestError
 from octavo.server.settings import ADMIN_KEY_VARIABLE, KEY_VARIABLE, ServerSettings
 
@@ -27,12 +29,15 @@ MAX_OPEN_TENANTS = 4096  # addresses whose buckets an open server remembers
 
 Clock = Callable[[], float]
 
+_ONE = Work(1, 0)
+_NO_LIMITS = QueueLimits()
+
 
 class RateLimitError(RequestError):
     """A tenant is over one of its limits.
 
     Args:
-        reason: "rate_requests", "rate_tokens" or "concurrency".
+        reason: "rate_requests", "rate_tokens", "concurrency" or "work_of_key".
         retry_after: seconds until the same request may pass.
     """
 
@@ -45,7 +50,8 @@ class RateLimitError(RequestError):
 _LIMITS = {
     "rate_requests": "the limit of requests a minute is reached",
     "rate_tokens": "the limit of tokens a minute is reached",
-    "concurrency": "too many requests at once",
+    "concurrency": "too many requests at once, counted by completion",
+    "work_of_key": "too many tokens at once, of prompts and of answers as long as they may become",
 }
 
 
@@ -80,7 +86,8 @@ class Tenant:
     Args:
         name: short, and safe for logs.
         salt: requests share cached prefixes only within the same salt.
-        max_concurrent: requests at once.
+        limits: of the work that it may have at once, waiting and running.
+        weight: of its share of what is computed, while others wait too.
         requests, tokens: the buckets of a limited tenant.
         priority_range: how far from 0 the priorities of its requests may be.
     """
@@ -90,15 +97,18 @@ class Tenant:
         name: str,
         salt: str = "",
         *,
-        max_concurrent: int | None = None,
+        limits: QueueLimits = _NO_LIMITS,
+        weight: float = 1.0,
         requests: TokenBucket | None = None,
         tokens: TokenBucket | None = None,
         priority_range: int = 0,
     ):
         self.name = name
         self.salt = salt
+        self.weight = weight
         self.num_running = 0
-        self._max_concurrent = max_concurrent
+        self._work = Work(0, 0)  # of those that run; a request of which no more is known is one
+        self._limits = limits
         self._requests = requests
         self._tokens = tokens
         self._priority_range = priority_range
@@ -108,19 +118,43 @@ class Tenant:
         return max(-self._priority_range, min(asked or 0, self._priority_range))
 
     def begin_request(self) -> None:
-        """Charge a request; `end_request` must follow when its answer is over.
+        """Charge a request, as one completion; `end_request` must follow when its answer is over.
 
         Raises:
             RateLimitError: nothing was charged.
         """
-        if self._max_concurrent is not None and self.num_running >= self._max_concurrent:
-            raise RateLimitError("concurrency", 1.0)
+        self._check_work(_ONE)
         if self._requests is not None and (wait := self._requests.take(1)):
             raise RateLimitError("rate_requests", wait)
         self.num_running += 1
+        self._work = self._work.plus(_ONE)
 
     def end_request(self) -> None:
         self.num_running -= 1
+        self._work = self._work.minus(_ONE)
+
+    def begin_work(self, work: Work) -> None:
+        """Charge all that a request will do, the one completion that it was charged with included;
+        `end_work` must follow.
+
+        Raises:
+            RateLimitError: it is too much beside what runs already; nothing was charged.
+            InvalidRequestError: it is too much for this tenant in any case.
+        """
+        self._limits.check(work)
+        more = work.minus(_ONE)
+        self._check_work(more)
+        self._work = self._work.plus(more)
+
+    def end_work(self, work: Work) -> None:
+        self._work = self._work.minus(work.minus(_ONE))
+
+    def _check_work(self, more: Work) -> None:
+        after, limits = self._work.plus(more), self._limits
+        if limits.max_requests is not None and after.samples > limits.max_requests:
+            raise RateLimitError("concurrency", 1.0)
+        if limits.max_tokens is not None and after.tokens > limits.max_tokens:
+            raise RateLimitError("work_of_key", 1.0)
 
     def charge_tokens(self, num_tokens: int) -> None:
         """Charge what a request may use: its prompt, and all the tokens it may bring.
@@ -148,8 +182,8 @@ class Tenant:
 class Tenants:
     """All tenants. Keys are remembered as digests only.
 
-    Keys come from ``api_key``, from the lines of ``api_key_file`` and from the environment
-    variable ``OCTAVO_API_KEY``. Without any, the server is open.
+    Keys come from ``api_key``, from the lines of ``api_key_file``, which may give them weights, and
+    from the environment variable ``OCTAVO_API_KEY``. Without any, the server is open.
 
     Raises:
         ConfigError: the key file cannot be read or holds no key, or the variable is empty. It is
@@ -162,11 +196,11 @@ class Tenants:
         # Known to this process only, so that salts tell nothing about keys, and change with it.
         secret = secrets.token_bytes(32)
         self._by_digest: dict[bytes, Tenant] = {}
-        for key in _configured_keys(settings):
+        for key, weight in _configured_keys(settings):
             digest = _digest(key.encode())
             salt = hmac.digest(secret, digest, "sha256").hex()
             name = f"key-{len(self._by_digest) + 1}"
-            self._by_digest.setdefault(digest, self._create_tenant(name, salt))
+            self._by_digest.setdefault(digest, self._create_tenant(name, salt, weight))
         self._by_address: OrderedDict[str, Tenant] = OrderedDict()  # least recently used first
         self._admin_digests = [_digest(key.encode()) for key in _admin_keys(settings)]
         self._operator = Tenant("operator", secrets.token_hex(32))
@@ -232,7 +266,7 @@ class Tenants:
                 del self._by_address[name]
                 return
 
-    def _create_tenant(self, name: str, salt: str) -> Tenant:
+    def _create_tenant(self, name: str, salt: str, weight: float = 1.0) -> Tenant:
         settings = self._settings
 
         def bucket(per_minute: float | None) -> TokenBucket | None:
@@ -241,7 +275,12 @@ class Tenants:
         return Tenant(
             name,
             salt,
-            max_concurrent=settings.max_concurrent_per_key,
+            limits=QueueLimits(
+                settings.max_concurrent_per_key,
+                settings.max_work_per_key,
+                are="waiting and running for one key",
+            ),
+            weight=weight,
             requests=bucket(settings.rate_limit_requests),
             tokens=bucket(settings.rate_limit_tokens),
             priority_range=settings.priority_range,
@@ -257,28 +296,45 @@ def _admin_keys(settings: ServerSettings) -> list[str]:
     return keys
 
 
-def _configured_keys(settings: ServerSettings) -> list[str]:
-    keys = [key.strip() for key in settings.api_key]
+def _configured_keys(settings: ServerSettings) -> list[tuple[str, float]]:
+    """Keys, with the weights of their shares."""
+    keys = [(key.strip(), 1.0) for key in settings.api_key]
     if settings.api_key_file is not None:
         keys += _file_keys(Path(settings.api_key_file))
     if (key := os.environ.get(KEY_VARIABLE)) is not None:
         if not key.strip():
             raise ConfigError(f"{KEY_VARIABLE} is empty: set a key, or unset it to serve openly")
-        keys.append(key.strip())
+        keys.append((key.strip(), 1.0))
     return keys
 
 
-def _file_keys(path: Path) -> list[str]:
+def _file_keys(path: Path) -> list[tuple[str, float]]:
     try:
         lines = path.read_text("utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
         raise ConfigError(f"api_key_file {path} cannot be read: {reason}") from None
-    keys = [re.split(r"(?:^|\s)#", line)[0].strip() for line in lines]
-    keys = [key for key in keys if key]
+    keys = []
+    for number, line in enumerate(lines, 1):
+        if written := re.split(r"(?:^|\s)#", line)[0].strip():
+            keys.append(_weighted_key(written, f"api_key_file {path}, line {number}"))
     if not keys:
         raise ConfigError(f"api_key_file {path} holds no key: write one a line")
     return keys
+
+
+def _weighted_key(written: str, where: str) -> tuple[str, float]:
+    """A key of ``KEY`` or ``KEY weight=2``."""
+    match = re.fullmatch(r"(\S.*?)\s+weight=(\S*)", written)
+    if match is None:
+        return written, 1.0
+    try:
+        weight = float(match[2])
+    except ValueError:
+        weight = 0.0
+    if not 0.001 <= weight <= 1000:
+        raise ConfigError(f"{where}: weight must be a number from 0.001 to 1000, not {match[2]!r}")
+    return match[1], weight
 
 
 def _digest(key: bytes) -> bytes:

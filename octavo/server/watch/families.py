@@ -20,9 +20,11 @@ FINISH_REASONS = ("stop", "length", "abort", "error", "timeout")
 REJECTIONS = (
     "queue_requests",
     "queue_tokens",
+    "work",
     "rate_requests",
     "rate_tokens",
     "concurrency",
+    "work_of_key",
     "predicted_ttft",
     "draining",
     "unavailable",

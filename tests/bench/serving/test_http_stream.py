@@ -119,9 +119,11 @@ def test_bodies_with_a_length_or_up_to_the_end_of_the_connection(head, size):
 
 def test_times_are_those_of_the_events():
     pieces = [HEAD, *(chunk(b'data: {"choices": [{"text": "a"}]}\n\n') for _ in range(3))]
+    begun = time.perf_counter()
     result, _ = serve_and_ask([*pieces, chunk(b"data: [DONE]\n\n"), b"0\r\n\r\n"], delay=0.05)
+    passed = time.perf_counter() - begun
     gaps = [b - a for a, b in zip(result.event_times, result.event_times[1:], strict=False)]
-    assert len(gaps) == 2 and all(0.04 < gap < 0.5 for gap in gaps)
+    assert len(gaps) == 2 and min(gaps) > 0.04 and sum(gaps) < passed
     assert result.num_output_tokens == 3  # nobody said how many
     assert result.error is None and result.last == result.event_times[-1]
 
@@ -197,7 +199,7 @@ def test_an_answer_that_does_not_end_is_an_error():
 
     result = asyncio.run(main())
     assert "no end after 0.1 s" in result.error and result.text == "Hé"
-    assert 0.09 < result.ended - result.sent < 5
+    assert result.ended - result.sent > 0.09
 
 
 def test_connections_are_kept_and_one_that_has_gone_is_replaced():

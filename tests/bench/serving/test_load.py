@@ -7,9 +7,17 @@ import statistics
 import time
 
 import pytest
+from pace import python_seconds
 
 from octavo.bench.serving import load
-from octavo.bench.serving.endpoint import Endpoint, ServerError, served_model, wait_until_ready
+from octavo.bench.serving.endpoint import (
+    Endpoint,
+    Patience,
+    ServerError,
+    served_model,
+    wait_until_listening,
+    wait_until_ready,
+)
 from octavo.bench.serving.http_client import HttpClient
 from octavo.bench.serving.load import send_load
 from octavo.measure.concurrency import concurrency_curve
@@ -18,7 +26,10 @@ from octavo.measure.slo import Slo, goodput
 from octavo.workload.plan import LoadPlan
 from octavo.workload.requests import WorkloadRequest
 
-TOLERANCE = 0.005  # seconds, of medians
+
+def tolerance() -> float:
+    """Seconds of medians: 100,000 rounds of Python, 5 ms, as this machine is now."""
+    return python_seconds(1e5, time.perf_counter)
 
 
 def send(server, requests, plan, on_end=lambda record: None, give_up_when=None, **options):
@@ -86,13 +97,13 @@ def test_known_delays_are_measured(fake_server, scripted):
         errors["tpot"].append(record.tpot - (events[-1] - events[0]) / 6)
         assert len(script["gaps"]) == len(record.itls)
     for name, differences in errors.items():
-        assert abs(statistics.median(differences)) < TOLERANCE, name
+        assert abs(statistics.median(differences)) < tolerance(), name
 
     latencies = summarize(records).latencies
-    assert latencies["ttft"].median == pytest.approx(0.040, abs=TOLERANCE)
-    assert latencies["itl"].median == pytest.approx(0.020, abs=TOLERANCE)
-    assert latencies["tpot"].median == pytest.approx(0.080 / 6, abs=TOLERANCE)
-    assert latencies["e2el"].median == pytest.approx(0.120, abs=TOLERANCE)
+    assert latencies["ttft"].median == pytest.approx(0.040, abs=tolerance())
+    assert latencies["itl"].median == pytest.approx(0.020, abs=tolerance())
+    assert latencies["tpot"].median == pytest.approx(0.080 / 6, abs=tolerance())
+    assert latencies["e2el"].median == pytest.approx(0.120, abs=tolerance())
 
 
 def test_goodput_is_counted(fake_server, scripted):
@@ -127,11 +138,11 @@ def test_an_open_loop_keeps_to_its_schedule(fake_server, scripted):
     assert [record.request_id for record in records] == [str(i) for i in range(20)]
     assert [record.scheduled for record in records] == times
     assert all(record.sent >= record.scheduled for record in records)
-    assert statistics.median(record.send_lag for record in records) < TOLERANCE
+    assert statistics.median(record.send_lag for record in records) < tolerance()
     received = [entry["received"] for entry in fake_server.log()]
     late = [got - record.scheduled for got, record in zip(received, records, strict=True)]
     start = min(late)  # the run began then, or a little before
-    assert statistics.median(lateness - start for lateness in late) < TOLERANCE
+    assert statistics.median(lateness - start for lateness in late) < tolerance()
     assert fake_server.in_flight() == 20
 
 
@@ -143,9 +154,10 @@ def test_a_closed_loop_keeps_its_number_in_flight(fake_server, scripted):
     assert fake_server.in_flight() == 4
     assert max(number for _, number in concurrency_curve(result.records)) == 4
     assert all(record.queue_time == 0 for record in result.records)
-    assert statistics.median(record.send_lag for record in result.records) < TOLERANCE
+    assert statistics.median(record.send_lag for record in result.records) < tolerance()
     duration = max(record.ended for record in result.records)
-    assert 24 / 4 * 0.02 < duration < 24 / 4 * 0.022 + 0.2  # it is always asked for the next
+    # It is always asked for the next.
+    assert 24 / 4 * 0.02 < duration < 24 / 4 * 0.022 + 40 * tolerance()
 
 
 @pytest.mark.timing
@@ -156,10 +168,10 @@ def test_what_is_due_waits_for_a_place(fake_server, scripted):
     records = send(fake_server, requests, LoadPlan([0.0, 0.0, 0.0], max_concurrency=1)).records
     assert fake_server.in_flight() == 1
     for index, record in enumerate(records):
-        assert record.queue_time == pytest.approx(0.1 * index, abs=0.02)
-        assert record.ttft == pytest.approx(0.1, abs=0.02)
-        assert record.ttft + record.delay == pytest.approx(0.1 * (index + 1), abs=0.03)
-        assert abs(record.send_lag) < 0.01
+        assert record.queue_time == pytest.approx(0.1 * index, abs=4 * tolerance())
+        assert record.ttft == pytest.approx(0.1, abs=4 * tolerance())
+        assert record.ttft + record.delay == pytest.approx(0.1 * (index + 1), abs=6 * tolerance())
+        assert abs(record.send_lag) < 2 * tolerance()
 
 
 @pytest.mark.timing
@@ -224,17 +236,51 @@ def test_prompts_that_an_api_does_not_take(backend, request_, advice):
 
 
 def test_a_server_is_asked_who_it_is_and_if_it_is_there(fake_server, scripted):
+    said = []
+
     async def main():
         client = HttpClient(fake_server.url + "/prefix")
         assert await served_model(client) == "fake/model"
         endpoint = Endpoint(client, "m")
-        await wait_until_ready(endpoint, scripted(0), 5)
+        await wait_until_ready(endpoint, scripted(0), Patience())
         with pytest.raises(ServerError, match="HTTP 400: too many"):
-            await wait_until_ready(endpoint, scripted(0, status=400), 60)  # no use in waiting
+            await wait_until_ready(endpoint, scripted(0, status=400), Patience())  # no use
         with pytest.raises(ServerError, match="HTTP 503"):
-            await wait_until_ready(endpoint, scripted(0, status=503), 0.3)
+            await wait_until_ready(
+                endpoint, scripted(0, status=503), Patience(60, 0.3, said.append)
+            )
         await client.close()
+        assert len(said) == 1 and "HTTP 503" in said[0]
 
     load.run(main())
     paths = [entry["path"] for entry in fake_server.log()]
     assert set(paths) == {"/prefix/v1/completions"} and len(paths) >= 4
+
+
+def test_where_nobody_listens_is_said_once_and_is_an_error_soon(scripted):
+    said = []
+
+    async def main():
+        client = HttpClient("http://127.0.0.1:9")
+        with pytest.raises(ServerError, match="at http://127.0.0.1:9: no connection"):
+            await wait_until_listening(client, Patience(0.6, 600, said.append))
+        with pytest.raises(ServerError, match="first request"):  # nor is such a one waited for
+            await wait_until_ready(Endpoint(client, "m"), scripted(0), Patience(0.6, 600))
+        with pytest.raises(ServerError, match="nothing answers"):
+            await served_model(client)
+
+    load.run(main())
+    assert len(said) == 1 and "trying for 0.6 s" in said[0]
+
+
+def test_a_server_that_takes_connections_and_says_nothing_is_given_up():
+    import socket
+
+    async def main():
+        with socket.create_server(("127.0.0.1", 0)) as silent:
+            client = HttpClient(f"http://127.0.0.1:{silent.getsockname()[1]}")
+            with pytest.raises(ServerError, match="no answer in time"):
+                await wait_until_listening(client, Patience(0.1))
+            await client.close()
+
+    load.run(main())

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import signal
@@ -7,8 +8,10 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from statistics import median
 
 import pytest
+from pace import python_seconds
 
 from octavo.bench.serving import serve, server_process
 from octavo.bench.serving.endpoint import ServerError
@@ -80,9 +83,15 @@ def test_a_load_test(fake_server, workload, tmp_path):
     assert (document["completed"], document["failed"], document["num_prompts"]) == (20, 1, 21)
     assert document["model_id"] == "fake/model" and document["note"] == "x"
     assert document["octavo"]["goodput"]["attainment"]["good"] == 15
-    # test_load.py measures how exact these are; a busy machine makes them longer.
-    assert 19 < document["median_ttft_ms"] < 150
-    assert 9 < document["median_tpot_ms"] < 75 and 9 < document["median_itl_ms"] < 75
+    # test_load.py measures how exact these are; a busy machine makes them longer, and the server's.
+    late = 1e3 * python_seconds(5e5, time.perf_counter)
+    answered = [entry for entry in log[4:] if entry["events"]]
+    for name, seconds in (
+        ("ttft", [entry["events"][0] - entry["received"] for entry in answered]),
+        ("itl", [b - a for entry in answered for a, b in itertools.pairwise(entry["events"])]),
+    ):
+        assert document[f"median_{name}_ms"] == pytest.approx(1e3 * median(seconds), abs=late)
+    assert document["median_tpot_ms"] == pytest.approx(document["median_itl_ms"], abs=late)
     run = document["run"]
     assert run["settings"]["target"]["api_key"] == "(given)"
     assert run["settings"]["target"]["header"] == ["X-A"] and run["noise"]["before"]
@@ -116,7 +125,7 @@ def test_a_server_that_is_not_there(workload):
         target=ServerTarget(base_url="http://127.0.0.1:9", ready_check_timeout_sec=0.1),
         workload=workload({}),
     )
-    with pytest.raises(ServerError, match="does not answer"):
+    with pytest.raises(ServerError, match="nothing answers at http://127.0.0.1:9"):
         run_serve_bench(config)
 
 
@@ -212,7 +221,7 @@ def test_a_server_of_our_own(tiny_model):
     assert metrics.max_concurrent_requests == 3
     assert result.report.output_tokens_from == {"usage": 6}
     url = result.config.target.base_url
-    with pytest.raises(ServerError, match="does not answer"):
+    with pytest.raises(ServerError, match=f"nothing answers at {url}"):
         run_serve_bench(
             ServeBenchConfig(target=ServerTarget(base_url=url, ready_check_timeout_sec=0))
         )

@@ -52,14 +52,15 @@ def check_prompt(native, layer: Layer, length: int) -> None:
     sequence = make_sequence(layer, length, seed=1)
     cache = Cache(native, layer, [sequence])
     (out,) = attend(cache, [(0, 0, length)])
-    keys, values = cache.read(0, length)
+    keys, values = cache.read_padded(0, length)
     of_keys, of_values = STORED[layer.kv]
-    wanted = expected_heads(layer, sequence.k, "k_norm")
+    zeros = ((0, 0), (0, 0), (0, layer.padded - layer.dim))
+    wanted = np.pad(expected_heads(layer, sequence.k, "k_norm"), zeros)
     # What was rounded are the rotated keys.
-    rotation = np.eye(layer.dim) if layer.kv in ("f32", "bf16") else hadamard(layer.dim)
+    rotation = np.eye(layer.padded) if layer.kv in ("f32", "bf16") else hadamard(layer.dim)
     assert np.abs((keys - wanted) @ rotation).max() <= of_keys * np.abs(wanted @ rotation).max()
-    assert np.abs(values - sequence.v).max() <= of_values * np.abs(sequence.v).max()
-    check_close(out, expected(layer, sequence, keys, values), TOLERANCE[layer.kv])
+    assert np.abs(values - np.pad(sequence.v, zeros)).max() <= of_values * np.abs(sequence.v).max()
+    check_close(out, expected(layer, sequence, *cache.read(0, length)), TOLERANCE[layer.kv])
 
 
 # ---- Against the oracle
@@ -72,9 +73,18 @@ def test_prompts(native, kv, length):
 
 
 @pytest.mark.parametrize("kv", FORMATS)
-@pytest.mark.parametrize("dim", [16, 48, 64, 80, 96, 128, 256])
+@pytest.mark.parametrize("dim", [16, 48, 64, 80, 96, 112, 128, 256, 288, 320, 512])
 def test_head_sizes(native, kv, dim):
     check_prompt(native, Layer(kv=kv, dim=dim, rotary=dim, heads=3, kv_heads=1), 37)
+
+
+@pytest.mark.parametrize("kv", FORMATS)
+@pytest.mark.parametrize("dim", [1, 2, 8, 15, 24, 40, 100, 130, 250, 500])
+def test_head_sizes_that_are_padded(native, kv, dim):
+    """Several heads, as each begins where the one before ends, with and without norms and rope."""
+    layer = Layer(kv=kv, dim=dim, rotary=dim // 2 * 2, heads=4, kv_heads=2)
+    check_prompt(native, layer, 37)
+    check_prompt(native, replace(layer, rotary=dim // 4 * 2, interleaved=True, qk_norm=True), 21)
 
 
 @pytest.mark.parametrize("kv", FORMATS)
@@ -187,6 +197,8 @@ INVARIANT = {
     "fp8": Layer(kv="fp8", heads=5, kv_heads=1),
     "int4": Layer(kv="int4", heads=5, kv_heads=1, dim=48),
     "k8v4": Layer(kv="k8v4", heads=3, kv_heads=1, dim=64),
+    "padded": Layer(kv="int4", heads=3, kv_heads=1, dim=40, qk_norm=True),
+    "large": Layer(kv="int8", heads=3, kv_heads=1, dim=512),
     "window": Layer(window=130, sinks=True),
     "softcap": Layer(softcap=3.0, qk_norm=True, heads=14),
 }
@@ -303,7 +315,7 @@ def test_slots_that_were_never_written_do_not_matter(native, kv):
         ({"num_heads": 7}, "7 query heads cannot share 2 key heads"),
         ({"num_kv_heads": 0}, "cannot share 0"),
         ({"head_dim": 40}, "head size is 40"),
-        ({"head_dim": 272}, "head size is 272"),
+        ({"head_dim": 528}, "head size is 528"),
         ({"kv_format": 9}, "no KV format 9"),
         ({"rotary_dim": 7}, "7 of 32 dimensions"),
         ({"rotary_dim": 34}, "34 of 32 dimensions"),

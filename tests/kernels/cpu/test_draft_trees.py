@@ -106,6 +106,7 @@ VARIANTS = {
     "blocks of 16": Layer(block_size=16),
     "blocks of 64": Layer(block_size=64),
     "many heads": Layer(heads=14, kv_heads=1),
+    "padded heads": Layer(dim=40, kv="int4", qk_norm=True),
 }
 
 

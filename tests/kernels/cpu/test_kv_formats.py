@@ -15,7 +15,7 @@ from octavo.kernels.cpu import layout
 torch = pytest.importorskip("torch")
 
 from octavo.kernels import reference  # noqa: E402
-from octavo.kernels.kv_stores import CODECS, KVStore  # noqa: E402
+from octavo.kernels.kv_stores import CODECS, KVStore, padded_codec  # noqa: E402
 
 SCALED = ["int8", "fp8", "int4", "k8v4"]
 
@@ -24,14 +24,14 @@ def stores(kv: str, layer: Layer, num_blocks: int) -> tuple[KVStore, KVStore]:
     shape = (num_blocks, layer.block_size, layer.kv_heads)
     keys, values = (
         KVStore(codec, [torch.zeros(*shape, p.width, dtype=p.dtype) for p in parts])
-        for codec in CODECS[kv]
+        for codec in (padded_codec(codec, layer.dim) for codec in CODECS[kv])
         for parts in [codec.parts(layer.dim)]
     )
     return keys, values
 
 
 @pytest.mark.parametrize("kv", SCALED)
-@pytest.mark.parametrize("dim", [16, 48, 64, 112, 256])
+@pytest.mark.parametrize("dim", [8, 15, 16, 24, 40, 48, 64, 100, 112, 256, 288, 512])
 def test_the_reference_ops_store_the_same(native, kv, dim):
     """To the bit: the same codes, the same scales."""
     layer = Layer(kv=kv, dim=dim, rotary=0)
@@ -53,9 +53,10 @@ def test_the_reference_ops_store_the_same(native, kv, dim):
 
 
 @pytest.mark.parametrize("kv", SCALED)
-def test_the_reference_ops_attend_nearly_the_same(native, kv):
+@pytest.mark.parametrize("dim", [8, 64, 100, 320])
+def test_the_reference_ops_attend_nearly_the_same(native, kv, dim):
     """They round no queries."""
-    layer = Layer(kv=kv, dim=64, rotary=0, window=90, sinks=True)
+    layer = Layer(kv=kv, dim=dim, rotary=0, window=90, sinks=True)
     length = 150
     sequence = make_sequence(layer, length, 3)
     (out,) = attend(Cache(native, layer, [sequence]), [(0, 0, length)])
@@ -124,9 +125,9 @@ def test_one_key_among_4096_is_found(native, kv):
 @pytest.mark.parametrize("kv", SCALED)
 def test_bytes_of_a_token(kv):
     """As tensors, as planned without them, and in the native kernels."""
-    for dim in (16, 48, 64, 112, 128, 256):
+    for dim in (8, 15, 16, 48, 64, 100, 112, 128, 256, 512):
         planned = layout.kv_token_bytes(kv, dim)
-        parts = [part for codec in CODECS[kv] for part in codec.parts(dim)]
+        parts = [p for codec in CODECS[kv] for p in padded_codec(codec, dim).parts(dim)]
         assert sum(part.width * part.dtype.itemsize for part in parts) == planned
         assert layout.kv_chunk_bytes(FORMATS[kv], dim) == 16 * planned
     assert layout.kv_token_bytes("int4", 64) == 80 < layout.kv_token_bytes("int8", 64) / 1.6

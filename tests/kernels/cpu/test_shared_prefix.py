@@ -95,6 +95,7 @@ VARIANTS = {
     "a window that does not": Layer(window=500),
     "softcap and norms": Layer(softcap=5.0, qk_norm=True),
     "sinks": Layer(sinks=True, kv="int8"),
+    "padded heads": Layer(dim=40, kv="int4"),
     "large blocks": Layer(block_size=64, kv="f32"),
     "small blocks": Layer(block_size=16, heads=14),
     "heads that share no key head": Layer(heads=2),

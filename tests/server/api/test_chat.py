@@ -9,6 +9,7 @@ import time
 
 import httpx
 import pytest
+from pace import python_seconds
 
 from octavo.core.batch import TokenLogprobs
 from octavo.core.stats import StepStats
@@ -93,7 +94,7 @@ class ScriptedEngine:
         self.requests, self.aborted, self.generations = [], [], []
         self.prompt_logprobs = []
 
-    def check_room(self):
+    def check_room(self, tenant=""):
         pass
 
     def check_size(self, num_requests, num_tokens):
@@ -133,8 +134,9 @@ def delta(index=0, text="", ids=(), reason=None, **more):
 
 def test_the_whole_shape(scripted):
     api = scripted([delta(text="Hi")], [delta(text=" you", ids=[1, 2], reason="stop")])
+    before = int(time.time())
     answer = api.post(max_tokens=9, model="also-tiny")
-    assert answer.pop("created") == pytest.approx(time.time(), abs=5)
+    assert before <= answer.pop("created") <= time.time()
     assert answer.pop("system_fingerprint").startswith("octavo-")
     timings = answer.pop("timings")
     assert (timings["cache_n"], timings["predicted_n"]) == (0, 2)
@@ -481,13 +483,14 @@ def test_writing_a_chunk_is_cheap(create_service, create_test_app):
         async def send(message):
             sent.append(message)
 
-        began = time.perf_counter()
+        began = time.process_time()
         await api.app(dict(scope), receive, send)
-        passed = time.perf_counter() - began
+        passed = time.process_time() - began
         assert len(sent) >= num_chunks
         return passed / num_chunks
 
-    assert min(asyncio.run(measure()) for _ in range(4)) < 40e-6
+    best = min(asyncio.run(measure()) for _ in range(4))
+    assert best < python_seconds(1200)  # 60 µs where a round takes 50 ns
 
 
 # -- refusals ----------------------------------------------------------------------------------

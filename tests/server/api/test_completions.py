@@ -182,8 +182,10 @@ def test_all_prompts_or_none(api, stream):
     [
         ({"prompt": ["a"] * 5}, "lower n or fewer prompts"),
         ({"prompt": "a", "n": 5}, "lower n or fewer prompts"),
-        ({"prompt": ["a" * 20, "b" * 21]}, "shorten them"),
-        ({"prompt": "a" * 21, "n": 2}, "shorten them"),
+        ({"prompt": ["a" * 20, "b" * 21]}, "shorten the prompts"),
+        ({"prompt": "a" * 21, "n": 2}, "shorten the prompts"),
+        ({"prompt": "a", "max_tokens": 40}, "lower max_tokens"),
+        ({"prompt": "a", "max_tokens": 20, "n": 2}, "lower max_tokens or n"),
     ],
 )
 def test_what_no_waiting_can_make_possible_is_not_to_be_tried_again(api, body, words):

@@ -7,6 +7,7 @@ import threading
 import time
 
 import pytest
+from pace import python_seconds
 
 from octavo.errors import InvalidRequestError, PromptTooLongError
 from octavo.server.api import prompts
@@ -116,7 +117,7 @@ def test_the_loop_goes_on_while_a_megabyte_is_tokenized(renderer):
         assert len((await work).token_ids) > 900_000
         return longest
 
-    assert any(asyncio.run(longest_stall()) < 0.15 for _ in range(2))
+    assert any(asyncio.run(longest_stall()) < python_seconds(3e6) for _ in range(2))
 
 
 def test_options_reach_the_template(rich):

@@ -5,6 +5,7 @@ import time
 
 import httpx
 import pytest
+from pace import python_seconds
 
 from octavo.server.api.octavo import tokenization
 
@@ -179,7 +180,7 @@ def test_the_loop_goes_on_while_a_large_text_is_tokenized(
         return longest
 
     # In CPU time: another process may have the machine meanwhile.
-    assert any(asyncio.run(longest_stall()) < 0.05 for _ in range(3))
+    assert any(asyncio.run(longest_stall()) < python_seconds(1e6) for _ in range(3))
 
 
 def test_llama_cpps_words(post, byte_tokenizer):

@@ -3,13 +3,29 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import shutil
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from live_server import LiveServer
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """What a client leaves open, Python says of its own socket, and not whose it was."""
+    item.add_marker(pytest.mark.filterwarnings("default::ResourceWarning"))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def leftovers() -> Iterator[None]:
+    """Clients' sockets are closed here, not in the midst of somebody else's test."""
+    yield
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)
+        gc.collect()
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -41,7 +57,8 @@ def start_server(environment) -> Iterator[Callable[..., LiveServer]]:
 @pytest.fixture(scope="session")
 def server(start_server, smollm2_gguf) -> LiveServer:
     """The default model, as anybody may ask it; also with chat templates of their own."""
-    return start_server("smollm2-135m", "--num-blocks", "2048", "--trust-request-chat-template")
+    flags = ("--num-blocks", "2048", "--trust-request-chat-template", "--allow-window")
+    return start_server("smollm2-135m", *flags)
 
 
 @pytest.fixture(scope="session")

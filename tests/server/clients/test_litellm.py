@@ -12,9 +12,6 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.network,
     pytest.mark.xdist_group("clients"),
-    # Of what litellm does with its own classes.
-    pytest.mark.filterwarnings("ignore:Item .* using the `ReadOnly` qualifier:UserWarning"),
-    pytest.mark.filterwarnings("ignore:Accessing the 'model_.*' attribute:DeprecationWarning"),
 ]
 
 MODEL = "smollm2-135m"

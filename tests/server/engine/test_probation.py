@@ -16,6 +16,7 @@ import time
 from collections import Counter
 
 import pytest
+from pace import python_seconds
 
 from octavo.core.limits import QueueLimits
 from octavo.core.sampling_params import SamplingParams
@@ -428,10 +429,11 @@ def test_what_the_engine_sees_makes_a_fingerprint_and_luck_does_not():
     assert len({same, *others}) == 6
 
 
-def test_a_fingerprint_of_a_long_prompt_takes_milliseconds():
+def test_a_fingerprint_of_a_long_prompt_is_quick():
     """It is made on the event loop."""
     params = SamplingParams(allowed_token_ids=range(50_000))
     request = GenerationRequest("any", list(range(100_000)), params, 0.0)
     started = time.process_time()
     fingerprint(request)
-    assert time.process_time() - started < 0.025  # written as words it took several times as long
+    seconds = time.process_time() - started
+    assert seconds < python_seconds(5e5)  # written as words it took several times as long

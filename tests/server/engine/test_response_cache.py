@@ -55,6 +55,17 @@ def test_the_second_answer_is_the_first_one_chunk_by_chunk(fake_engine, params):
     asyncio.run(check())
 
 
+def test_what_is_to_be_kept_from_caches_is_not_kept(fake_engine):
+    async def check():
+        cache = ResponseCache(fake_engine, MIB)
+        for _ in range(2):
+            await read(cache.submit(make_request(cache_prompt=False)))
+        assert len(fake_engine.requests) == 2
+        assert (cache.num_queries, len(cache), cache.num_bytes) == (0, 0, 0)
+
+    asyncio.run(check())
+
+
 def test_a_hit_can_be_collected_and_has_stats(fake_engine):
     async def check():
         cache = ResponseCache(fake_engine, MIB)
@@ -111,6 +122,7 @@ DIFFERENT = {
     "skip_special_tokens": False,
     "include_stop_str_in_output": True,
     "speculative": {"enabled": False},
+    "cache_prompt": False,
 }
 
 

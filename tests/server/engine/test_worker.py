@@ -58,6 +58,8 @@ class Server:
                 "bad_words": [],
                 "priority": 0,
                 "salt": "",
+                "tenant": "",
+                "weight": 1.0,
                 "alone": False,
                 "arrival": time.monotonic(),
                 **fields,

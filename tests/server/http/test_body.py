@@ -9,6 +9,7 @@ import time
 import httpx
 import pytest
 from fastapi import APIRouter, FastAPI
+from pace import python_seconds
 from pydantic import BaseModel, ConfigDict, Field
 
 from octavo.server.http import json_text
@@ -221,7 +222,7 @@ def test_a_key_that_is_there_twice_is_found_in_one_pass():
     with pytest.raises(HttpError, match="occurs twice"):
         json_text.parse(body)
     # Each key with each other was a second; this is some milliseconds.
-    assert time.process_time() - started < 0.1
+    assert time.process_time() - started < python_seconds(2e6)
 
 
 def test_lone_surrogates_become_replacement_characters(post):
@@ -266,7 +267,7 @@ def test_reading_a_large_body_does_not_hold_up_the_loop():
         return longest
 
     # In CPU time: another process may have the machine meanwhile.
-    assert any(asyncio.run(longest_stall()) < 0.05 for _ in range(5))
+    assert any(asyncio.run(longest_stall()) < python_seconds(1e6) for _ in range(5))
 
 
 def test_the_schema_describes_the_body():

@@ -15,6 +15,7 @@ from urllib.parse import unquote
 import pytest
 import uvicorn
 from fastapi import FastAPI, Request
+from pace import python_seconds
 from starlette.requests import ClientDisconnect
 
 from octavo.errors import ConfigError, EngineUnavailableError, QueueFullError
@@ -44,7 +45,7 @@ class RoomyEngine:
     def __init__(self):
         self.error: Exception | None = None
 
-    def check_room(self) -> None:
+    def check_room(self, tenant: str = "") -> None:
         if self.error is not None:
             raise self.error
 
@@ -703,7 +704,7 @@ def test_a_rejection_is_cheap():
             best = min(best, (time.thread_time() - started) / 100)
         return best
 
-    assert asyncio.run(run()) < 0.3e-3
+    assert asyncio.run(run()) < python_seconds(6000, time.thread_time)
 
 
 # -- errors of the app ---------------------------------------------------------------------------
@@ -822,7 +823,7 @@ def test_64_mib_are_refused_at_once(is_sized):
         connection.sendall(request_bytes(b"POST", sized if is_sized else chunked))
         if is_sized:
             assert read_statuses(connection, 1) == [413]
-            assert time.monotonic() - started < 0.1
+            assert time.monotonic() - started < python_seconds(2e6, time.perf_counter)
         for _ in range(64):  # a client that sends on regardless can do so, and then read
             connection.sendall(part if is_sized else b"100000\r\n" + part + b"\r\n")
         if not is_sized:

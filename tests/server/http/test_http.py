@@ -15,6 +15,7 @@ import time
 
 import pytest
 import uvicorn
+from pace import python_seconds
 
 from octavo.errors import ConfigError
 from octavo.server.http import connection as http
@@ -380,7 +381,7 @@ def test_headers_and_urls_are_bounded(server, request_bytes, status):
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             connection.sendall(request_bytes)
         assert read_answer(connection)[0] == status
-        assert time.monotonic() - started < 0.1
+        assert time.monotonic() - started < python_seconds(2e6, time.perf_counter)
 
 
 def test_a_body_that_the_app_left_unread_does_not_end_the_connection(server):
@@ -508,7 +509,7 @@ def test_silent_connections_are_closed_silently(hasty_server):
         read_answer(connection)
         started = time.monotonic()
         assert read_all(connection) == b""
-        assert 0.5 < time.monotonic() - started < 3
+        assert time.monotonic() - started > http.KEEP_ALIVE_TIMEOUT / 2
 
 
 @pytest.mark.timing
@@ -516,14 +517,15 @@ def test_silent_connections_are_closed_silently(hasty_server):
 def test_slow_bodies_end_with_408(hasty_server, interval):
     server = hasty_server
     with server.connect() as connection:
-        started = time.monotonic()
         connection.sendall(post(b"Content-Length: 1000\r\n"))
+        num_bytes = 0
         with contextlib.suppress(ConnectionError):
-            while interval and time.monotonic() < started + 1.5 and not is_readable(connection):
+            while interval and num_bytes < 200 and not is_readable(connection):
                 connection.sendall(b"x")
+                num_bytes += 1
                 time.sleep(interval)
         assert read_answer(connection)[0] == 408
-        assert time.monotonic() < started + 1.2
+        assert num_bytes < 200, "each byte bought it time"
     wait_until(lambda: server.app.num_gone == 1)
     assert not server.app.requests
 
@@ -551,17 +553,23 @@ def test_a_client_that_reads_slowly_is_not():
         wait_until(lambda: server.app.num_gone, seconds=5)
 
 
+@pytest.mark.timing
 def test_slow_attackers_do_not_keep_others_out():
     with serving() as server, contextlib.ExitStack() as stack:
+        alone = seconds_of_requests(server)
         for _ in range(200):
             connection = stack.enter_context(server.connect())
             connection.sendall(b"GET /echo HTTP/1.1\r\n")
-        started = time.monotonic()
-        with server.connect() as connection:
-            for _ in range(20):
-                connection.sendall(GET)
-                assert read_answer(connection)[0] == 200
-        assert time.monotonic() - started < 2
+        assert seconds_of_requests(server) < 3 * alone + python_seconds(2e6, time.perf_counter)
+
+
+def seconds_of_requests(server, count=20):
+    started = time.monotonic()
+    with server.connect() as connection:
+        for _ in range(count):
+            connection.sendall(GET)
+            assert read_answer(connection)[0] == 200
+    return time.monotonic() - started
 
 
 # -- the socket ----------------------------------------------------------------------------------

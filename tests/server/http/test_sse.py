@@ -10,6 +10,7 @@ import time
 
 import pytest
 import uvicorn
+from pace import python_seconds
 
 from octavo.core.sampling_params import SamplingParams
 from octavo.errors import DeadlineError, QueueFullError
@@ -353,24 +354,25 @@ def test_run_until_disconnect():
 
 @pytest.mark.timing
 def test_sending_a_chunk_is_cheap():
-    """40 microseconds of our own for each, generation and framing included."""
+    """40 µs, or 800 rounds of Python, of our own for each, generation and framing included."""
 
     async def best_time() -> float:
         generation, client = new_generation(), Client()
         task = await start(generation, client)
         await asyncio.sleep(0)
-        began = time.perf_counter()
+        began = time.process_time()
         for _ in range(2000):
             generation.push([Delta(0, " word", [1])])
             await asyncio.sleep(0)
             await asyncio.sleep(0)
-        passed = time.perf_counter() - began
+        passed = time.process_time() - began
         generation.push([Delta(0, "", [], finish_reason="stop")])
         await task
         assert len(client.messages) > 1900
         return passed / 2000
 
-    assert min(asyncio.run(best_time()) for _ in range(5)) < 40e-6
+    best = min(asyncio.run(best_time()) for _ in range(5))
+    assert best < python_seconds(800)
 
 
 # -- through a real server ---------------------------------------------------------------------

@@ -9,6 +9,7 @@ import time
 
 import pytest
 
+from octavo.core.limits import Work
 from octavo.errors import ConfigError, InvalidRequestError
 from octavo.server.http.tenants import (
     MAX_OPEN_TENANTS,
@@ -271,6 +272,65 @@ def test_requests_at_once_are_limited_and_cost_no_rate():
         assert raised.value.reason == "concurrency"
     tenant.end_request()
     tenant.begin_request()
+
+
+def test_keys_of_a_file_may_have_weights(tmp_path):
+    path = tmp_path / "keys"
+    path.write_text("plain\nheavy weight=2.5  # the team's\nweight=3\n")
+    tenants = Tenants(ServerSettings(api_key_file=str(path), api_key=("x weight=2",)))
+    weights = {
+        key: tenant and tenant.weight
+        for key in ("plain", "heavy", "weight=3", "x weight=2", "heavy weight=2.5")
+        for tenant in [tenants.authenticate(f"Bearer {key}", None)]
+    }
+    assert weights == {
+        "plain": 1.0,
+        "heavy": 2.5,
+        "weight=3": 1.0,
+        "x weight=2": 1.0,
+        "heavy weight=2.5": None,
+    }
+
+
+@pytest.mark.parametrize("weight", ["0", "-1", "nan", "inf", "much", "", "1e9"])
+def test_weights_are_ordinary_numbers(tmp_path, weight):
+    path = tmp_path / "keys"
+    path.write_text(f"first\nsecond weight={weight}\n")
+    with pytest.raises(ConfigError, match="line 2: weight must be"):
+        Tenants(ServerSettings(api_key_file=str(path)))
+
+
+def test_completions_at_once_are_limited_and_not_requests():
+    settings = ServerSettings(max_concurrent_per_key=4)
+    tenant = Tenants(settings, VirtualClock()).from_address("10.0.0.1")
+    tenant.begin_request()
+    tenant.begin_work(Work(3, 100))
+    tenant.begin_request()
+    with pytest.raises(RateLimitError, match="by completion") as raised:
+        tenant.begin_work(Work(2, 10))
+    assert raised.value.reason == "concurrency"
+    tenant.begin_work(Work(1, 10))
+    with pytest.raises(RateLimitError):
+        tenant.begin_request()
+    tenant.end_work(Work(3, 100))
+    tenant.end_request()
+    tenant.begin_request()
+    with pytest.raises(InvalidRequestError, match="5 completions"):  # at no time
+        tenant.begin_work(Work(5, 10))
+
+
+def test_tokens_at_once_are_limited_by_key():
+    tenant = Tenants(ServerSettings(max_work_per_key=100)).from_address("10.0.0.1")
+    for _ in range(2):
+        tenant.begin_request()
+    tenant.begin_work(Work(2, 60))
+    with pytest.raises(RateLimitError, match="tokens at once") as raised:
+        tenant.begin_work(Work(1, 41))
+    assert raised.value.reason == "work_of_key"
+    tenant.begin_work(Work(1, 40))
+    tenant.end_work(Work(2, 60))
+    with pytest.raises(InvalidRequestError, match="101 tokens"):
+        tenant.begin_work(Work(1, 101))
 
 
 def test_tokens_are_charged_and_refunded():

@@ -11,11 +11,11 @@ import struct
 import time
 
 import pytest
+from pace import python_seconds
 
 pytestmark = pytest.mark.xdist_group("a live server")
 
-SLOW = 200  # a prompt with this token makes each step take so many seconds longer:
-STEP_SECONDS = 0.2
+SLOW = 200  # a prompt with this token makes each step take 0.2 s longer
 NUM_CONNECTIONS = 1000
 AT_ONCE = 40
 
@@ -142,10 +142,12 @@ def _settled(measure, wanted: int) -> int:
 
 @pytest.mark.parametrize("streams", [True, False])
 def test_the_blocks_are_free_after_the_next_step(slow_server, streams):
+    three_steps = {"prompt": [SLOW] * 20, "max_tokens": 3, "ignore_eos": True}
+    most = slow_server.fetch("/v1/completions", three_steps).seconds
     delays = sorted(slow_server.run(_time_to_free(slow_server, streams)) for _ in range(7))
     print("seconds to free the blocks:", delays)
     # A step that has begun is not interrupted; and on a busy machine some wait for their turn.
-    assert delays[3] < STEP_SECONDS + 0.1 + 0.3, delays
+    assert delays[3] < most, delays
 
 
 async def _time_to_free(server, streams: bool) -> float:
@@ -158,9 +160,10 @@ async def _time_to_free(server, streams: bool) -> float:
     writer.close()
     await writer.wait_closed()
     cut = time.perf_counter()
+    deadline = cut + 10
     while await _num_used_blocks(server):
         await asyncio.sleep(0.005)
-        assert time.perf_counter() - cut < 10
+        assert time.perf_counter() < deadline, "they are not freed"
     return time.perf_counter() - cut
 
 
@@ -193,7 +196,7 @@ def test_slow_readers_are_cut_and_slow_nobody_else(slow_server):
         for one in sockets:
             one.close()
     print(f"ITL {alone * 1e3:.2f} ms alone, {beside * 1e3:.2f} ms beside; {grown} bytes more")
-    assert beside < 2 * alone + 0.005
+    assert beside < 2 * alone + python_seconds(1e5, time.perf_counter)
 
 
 def _unread_stream(server) -> socket.socket:

@@ -36,8 +36,11 @@ def slow_prompt(number: int) -> dict[str, Any]:
 
 @pytest.mark.timing
 def test_those_who_are_let_in_do_not_wait_too_long(server):
+    steps = []
     for number in range(3):  # from which it learns how slow this engine is
-        assert server.fetch("/v1/completions", slow_prompt(number)).status == 200
+        answer = server.fetch("/v1/completions", slow_prompt(number))
+        assert answer.status == 200
+        steps.append(answer.seconds)
 
     async def burst() -> list[Any]:
         bodies = [slow_prompt(10 + number) for number in range(20)]
@@ -52,7 +55,7 @@ def test_those_who_are_let_in_do_not_wait_too_long(server):
         assert int(answer.headers["retry-after"]) >= 1
     seconds = [answer.seconds for answer in accepted]
     print(f"{len(accepted)} were let in, and had their tokens after {max(seconds):.2f} s")
-    assert max(seconds) < 1.5 * BOUND
+    assert max(seconds) < BOUND + 3 * max(steps)
     _check_counters(server, len(accepted), len(refused))
 
 

@@ -54,7 +54,17 @@ def _the_server_goes_on(server):
 
 @needs_schemathesis
 def test_schemathesis_finds_nothing(server, tmp_path):
-    run_schemathesis(server, tmp_path, "--max-examples", "3", "--generation-deterministic")
+    """With what it makes up: a few requests for each operation."""
+    flags = ("--phases", "fuzzing,stateful", "--max-examples", "3", "--generation-deterministic")
+    run_schemathesis(server, tmp_path, *flags)
+
+
+@needs_schemathesis
+@pytest.mark.long
+def test_schemathesis_finds_nothing_when_every_field_has_its_limits(server, tmp_path):
+    """Some 5,000 requests, each with one field at or beyond what the document says of it."""
+    flags = ("--phases", "examples,coverage", "--generation-deterministic")
+    run_schemathesis(server, tmp_path, *flags)
 
 
 @needs_schemathesis

@@ -7,6 +7,7 @@ import time
 from typing import Any
 
 import pytest
+from pace import python_seconds
 
 SLOW = 200  # a prompt with this token makes each step take 0.2 s longer
 RUNNING, QUEUED = 4, 8
@@ -73,17 +74,21 @@ def test_to_say_no_is_quick(small_server):
     async def ask_a_full_server() -> list[Any]:
         filling = await _fill(server, RUNNING, "num_running")
         filling += await _fill(server, QUEUED, "num_waiting")
-        answers = [await server.ask("/v1/completions", slow()) for _ in range(300)]
+        for _ in range(300):  # in turns
+            healths.append((await server.ask("/health")).seconds)
+            answers.append(await server.ask("/v1/completions", slow()))
         for task in filling:
             task.cancel()
-        return answers
 
-    answers = server.run(ask_a_full_server())
+    healths: list[float] = []
+    answers: list[Any] = []
+    server.run(ask_a_full_server())
     for answer in answers:
         check_rejection(answer, 503)
     seconds = [answer.seconds for answer in answers]
-    print("one after the other:", describe(seconds))
-    assert percentile(seconds, 0.99) < 0.25  # 0.05 where nothing else runs
+    print("one after the other:", describe(seconds), "and /health:", describe(healths))
+    usual = percentile(healths, 0.99)
+    assert percentile(seconds, 0.99) < 3 * usual + python_seconds(1e6, time.perf_counter)
 
 
 async def _fill(server, count: int, where: str) -> list[asyncio.Task[Any]]:
@@ -101,8 +106,9 @@ async def _fill(server, count: int, where: str) -> list[asyncio.Task[Any]]:
 
 @pytest.mark.timing
 def test_deadlines_hold_in_the_queue_and_in_the_run(small_server):
-    server, step = small_server, 0.2
+    server = small_server
     server.wait_until_idle()
+    four_steps = server.fetch("/v1/completions", slow(max_tokens=4)).seconds
 
     async def main() -> tuple[Any, Any]:
         alone = await server.ask("/v1/completions", slow(max_tokens=250, timeout=0.5))
@@ -116,7 +122,8 @@ def test_deadlines_hold_in_the_queue_and_in_the_run(small_server):
     for answer in (alone, queued):
         assert answer.status == 504 and answer.headers["x-should-retry"] == "false"
         assert answer.error["code"] == "timeout"
-        assert 0.5 <= answer.seconds < 0.5 + 0.1 + step + 0.5  # a step that has begun is finished
+        # A step that has begun is finished.
+        assert 0.5 <= answer.seconds < 0.5 + four_steps
     assert "while it ran" in alone.error["message"]
     assert "in the queue" in queued.error["message"]
     print(f"504 after {alone.seconds:.3f} s in the run, {queued.seconds:.3f} s in the queue")

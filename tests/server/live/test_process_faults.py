@@ -55,8 +55,9 @@ def test_killing_the_engine_under_16_streams(server):
         f"/health said 503 after {ill * 1e3:.0f} ms, 200 again after {well:.2f} s; "
         f"the server had started in {server.start_seconds:.2f} s"
     )
-    assert ill < 1.0
-    assert well < 2 * server.start_seconds + 5  # a busy machine; else the start and 2 s
+    # A start of the engine is most of that of the server, which had the machine to itself.
+    assert ill < server.start_seconds
+    assert well < ill + 6 * server.start_seconds
     # Streams that had begun cannot go on, and say so once.
     for stream in streams:
         assert stream.token_ids and stream.finish_reasons == []
@@ -144,6 +145,7 @@ def test_a_query_of_death_kills_twice_at_most(server, token, streams):
         return await asyncio.gather(*(server.ask("/v1/completions", body) for body in asked))
 
     first, other, second = server.run(ask_both())
+    restarted = server.load()["num_restarts"]
     third = server.fetch("/v1/completions", {**deadly, "seed": 5})  # luck does not matter
 
     for answer in (first, second, third):
@@ -151,9 +153,9 @@ def test_a_query_of_death_kills_twice_at_most(server, token, streams):
         assert answer.headers["x-should-retry"] == "false"
         assert "retry-after" not in answer.headers
     assert tokens_of(other) == expected
-    assert third.seconds < 1  # not tried again
-    # Both were running when it died for the first time, and either may be blamed alone.
-    assert server.load()["num_restarts"] - restarts <= 2
+    # Both were running when it died for the first time, and either may be blamed alone; the third
+    # was not tried again.
+    assert server.load()["num_restarts"] == restarted <= restarts + 2
     assert tokens_of(server.fetch("/v1/completions", healthy)) == expected
 
 

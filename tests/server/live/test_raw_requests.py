@@ -7,6 +7,7 @@ import socket
 import time
 
 import pytest
+from pace import python_seconds
 
 pytestmark = pytest.mark.xdist_group("a live server")
 
@@ -110,12 +111,9 @@ def test_what_is_ambiguous_is_refused_and_ends_the_connection(server, name):
 def test_what_is_too_large_is_refused_before_it_is_read(server, name):
     status, request = OVERSIZE[name]
     memory = server.resident_bytes()
-    started = time.perf_counter()
     answer = exchange(server, request)
-    seconds = time.perf_counter() - started
     assert answer.startswith(b"HTTP/1.1 %d " % status), answer[:200]
     assert len(STATUS_LINE.findall(answer)) == 1
-    assert seconds < 3  # with what a client gets to read its answer
     assert server.resident_bytes() - memory < 32 << 20
 
 
@@ -137,7 +135,7 @@ def test_connections_that_never_finish_deny_nobody(server):
         for connection in idle:
             connection.close()
     print(f"{usual * 1e3:.1f} ms alone, {beside * 1e3:.1f} ms beside 400 idle connections")
-    assert beside < 2 * usual + 0.1
+    assert beside < 2 * usual + python_seconds(1e6, time.perf_counter)
 
 
 def _seconds_of_a_request(server) -> float:

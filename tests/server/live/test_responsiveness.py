@@ -9,12 +9,15 @@ import time
 from typing import Any
 
 import pytest
+from pace import python_seconds
 
 pytestmark = [pytest.mark.slow, pytest.mark.timing]
 
 MEGABYTE = 1 << 20
 PAUSE = 0.005  # seconds between two questions
-MOST = 0.25  # seconds for /health on a machine that does other things; 0.05 where nothing else runs
+# Rounds of Python that /health may take as long as, beside other work: 0.2 s, of which a quarter is
+# usual.
+MOST_ROUNDS = 4e6
 
 # Renders as much as a request tells it to.
 TEMPLATE = """
@@ -162,6 +165,7 @@ def check(server, path: str, content: bytes, status: int, case: str, count: int 
     async def ask() -> list[Any]:
         return await asyncio.gather(*(server.ask(path, content) for _ in range(count)))
 
+    most = python_seconds(MOST_ROUNDS, time.perf_counter)
     with Poller(server) as poller:
         time.sleep(0.05)
         answers = server.run(ask())
@@ -175,4 +179,4 @@ def check(server, path: str, content: bytes, status: int, case: str, count: int 
         f"/health: at most {worst * 1e3:.1f} ms (the poller was {delay * 1e3:.1f} ms late); "
         f"{case} ({len(content)} bytes) took {seconds * 1e3:.0f} ms"
     )
-    assert worst < MOST + delay  # a machine that stalls delays the poller too
+    assert worst < most + delay  # a machine that stalls delays the poller too

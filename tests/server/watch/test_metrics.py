@@ -15,6 +15,7 @@ from typing import get_type_hints
 import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
+from pace import python_seconds
 from prometheus_client.openmetrics.parser import (
     text_string_to_metric_families as parse_openmetrics,
 )
@@ -553,7 +554,8 @@ def test_vllm_names_are_all_that_the_linter_dislikes(used_metrics):
 
 
 @pytest.mark.timing
-def test_tokens_are_counted_in_5_us():
+def test_counting_tokens_is_cheap():
+    """As 100 rounds of a loop in Python: 5 µs."""
     metrics, generation = Metrics("m"), new_generation()
     metrics.on_tokens(generation, 1, None)
     best = inf
@@ -562,7 +564,7 @@ def test_tokens_are_counted_in_5_us():
         for _ in range(200):
             metrics.on_tokens(generation, 1, 0.018)
         best = min(best, (time.perf_counter() - start) / 200)
-    assert best <= 5e-6
+    assert best <= python_seconds(100, time.perf_counter)
 
 
 def test_the_documentation_has_every_family():

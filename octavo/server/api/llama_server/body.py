@@ -136,7 +136,9 @@ class LlamaCompletionRequest(Body):
         le=MAX_INT,
         description="tokens that a context shift keeps, if one is made; -1 is the prompt",
     )
-    cache_prompt: bool | None = Field(None, description="use what is known of the prompt (yes)")
+    cache_prompt: bool | None = Field(
+        None, description="find the prompt in the prefix cache, and leave it there (yes)"
+    )
     return_tokens: bool | None = None
     timings_per_token: bool | None = None
     response_fields: Annotated[list[str], Field(max_length=64, fail_fast=True)] | None = Field(

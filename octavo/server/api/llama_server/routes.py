@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import AsyncGenerator, Iterable
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,7 +12,7 @@ from starlette.responses import JSONResponse
 
 from octavo import __version__
 from octavo.core.batch import TokenLogprobs
-from octavo.core.limits import checked_token_ids
+from octavo.core.limits import DEFAULT_OUTPUT_TOKENS, checked_token_ids
 from octavo.core.sampling_params import SamplingParams
 from octavo.errors import ChatTemplateError
 from octavo.server.api.job import Job, sample_error
@@ -103,12 +102,14 @@ async def _begin(service: Service, body: LlamaCompletionRequest, request: Reques
     n_keep = min(map(len, prompts)) if body.n_keep == -1 else body.n_keep
     bias = await run_until_disconnect(request, _bias(service, body))
     fields = _generation_fields(body, bias, n_keep if facts.sights.context_shift else None)
-    max_tokens = body.max_tokens
-    if max_tokens is None or not is_endless(fields, max_tokens, facts):
-        # Where there is less room than was asked for, the answer is cut ("truncated"), as there.
+    # Where there is less room than was asked for, the answer is cut ("truncated"), as there.
+    if is_endless(fields, body.max_tokens, facts):
+        room = facts.max_output_tokens or DEFAULT_OUTPUT_TOKENS
+    else:
         room = min(check_length(len(prompt), None, facts) for prompt in prompts)
-        max_tokens = room if max_tokens is None else min(max_tokens, room)
+    max_tokens = room if body.max_tokens is None else min(body.max_tokens, room)
     params = to_sampling_params(fields, facts, max_tokens=max_tokens, logprobs=body.n_probs or None)
+    params = params.with_changes(cache_prompt=body.cache_prompt is not False)
     return await Job(service, request_context(request), ROUTE, fields, prompts, params).begin()
 
 
@@ -159,8 +160,6 @@ def _generation_fields(
         stream=body.stream,
         timeout=body.timeout,
         n_keep=n_keep,
-        # Nobody else has this salt, so nothing is known of the prompt.
-        cache_salt=secrets.token_hex(16) if body.cache_prompt is False else None,
     )
 
 
@@ -248,7 +247,7 @@ class _Writer:
             "n_predict": -1 if self._body.n_predict is None else self._body.n_predict,
             "n_probs": self._body.n_probs or 0,
             "stream": bool(self._body.stream),
-            "cache_prompt": self._body.cache_prompt is not False,
+            "cache_prompt": params.cache_prompt,
         }
 
     def _probabilities(self, entries: Iterable[TokenLogprobs]) -> list[dict[str, Any]]:

@@ -54,13 +54,16 @@ def create_router(service: Service) -> APIRouter:
 
 async def _prompts(service: Service, body: CompletionRequest) -> list[list[int]]:
     _check_combinations(body)
-    facts, asked = service.engine.facts, _asked_tokens(body)
+    facts = service.engine.facts
+    asked = _asked_tokens(body, facts)
     return [await _to_token_ids(service, body, prompt, facts, asked) for prompt in body.prompt]
 
 
-def _asked_tokens(body: CompletionRequest) -> int:
+def _asked_tokens(body: CompletionRequest, facts: EngineFacts) -> int:
     """The engine always generates: to score a prompt costs a token that nobody sees."""
-    return DEFAULT_MAX_TOKENS if body.max_tokens is None else max(body.max_tokens, 1)
+    if body.max_tokens is None:
+        return min(DEFAULT_MAX_TOKENS, facts.max_output_tokens or DEFAULT_MAX_TOKENS)
+    return max(body.max_tokens, 1)
 
 
 async def _echoed_texts(
@@ -82,7 +85,8 @@ async def _echoed_texts(
 async def _begin(
     service: Service, body: CompletionRequest, request: Request, prompts: list[list[int]]
 ) -> Job:
-    facts, asked = service.engine.facts, _asked_tokens(body)
+    facts = service.engine.facts
+    asked = _asked_tokens(body, facts)
     if body.max_tokens == -1:
         asked = min(check_length(len(prompt), None, facts) for prompt in prompts)
     params = to_sampling_params(

@@ -217,7 +217,9 @@ async def _begin(
     prompt = await run_until_disconnect(request, service.prompts.text(body.inputs, limit=limit))
     if parameters.truncate:
         prompt = prompt[-parameters.truncate :]
-    max_tokens = check_length(len(prompt), parameters.max_new_tokens, facts)
+    max_tokens = check_length(
+        len(prompt), parameters.max_new_tokens, facts, field="parameters.max_new_tokens"
+    )
     if parameters.max_new_tokens is None:
         max_tokens = min(max_tokens, DEFAULT_NEW_TOKENS)
     params = to_sampling_params(parameters, max_tokens=max_tokens, with_logprobs=streams)

@@ -1,0 +1,108 @@
+"""Models that octavo does not run, told by what their files call themselves, and what it lacks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from octavo.errors import UnsupportedModelError
+
+_EMBEDDINGS = (
+    "it is an encoder, which makes embeddings of texts and generates none; octavo does not compute "
+    "embeddings yet. Give a model that generates, such as the default of `octavo generate`"
+)
+# By ``model_type`` of config.json, and by ``general.architecture`` of a GGUF file.
+_ENCODERS = {
+    *("bert", "roberta", "xlm-roberta", "distilbert", "camembert", "electra", "albert", "mpnet"),
+    *("deberta", "deberta-v2", "modernbert", "nomic_bert", "new", "eurobert", "jina_embeddings_v3"),
+    *("nomic-bert", "nomic-bert-moe", "jina-bert-v2", "jina-bert-v3", "neo-bert", "modern-bert"),
+}
+
+_GEMMA4 = "layers that share keys and values, and heads of another size where they see everything"
+_GEMMA3N = "embeddings of each layer, several streams (AltUp), layers that share keys and values"
+_QWEN35 = "Gated DeltaNet layers in the layout of Qwen3.5"
+_LLAMA4 = "attention in chunks, and queries that are scaled by their position"
+_NEMOTRON_H = "layers that are a Mamba-2, an attention or an MLP alone"
+_SPARSE = "sparse attention, for which an indexer chooses the positions"
+_LIGHTNING = "linear attention (lightning attention)"
+_MAMBA = "layers of Mamba without any attention"
+_MAMBA_MIX = "layers of Mamba beside attention in this family's layout"
+_RWKV = "layers of RWKV"
+_ENCODER_DECODER = "an encoder before its decoder"
+_KDA = "Kimi Delta Attention"
+_TEMPERATURE = "queries that are scaled by their position (llama_4_scaling_beta)"
+
+# What a kind of model needs, named as above: the same in both kinds of file where not said.
+_FEATURES = {
+    **dict.fromkeys(("gemma4", "gemma4_text", "gemma4_unified"), _GEMMA4),
+    **dict.fromkeys(("gemma3n", "gemma3n_text"), _GEMMA3N),
+    **dict.fromkeys(("qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text"), _QWEN35),
+    **dict.fromkeys(("qwen35", "qwen35moe"), _QWEN35),
+    **dict.fromkeys(("llama4", "llama4_text"), _LLAMA4),
+    **dict.fromkeys(("nemotron_h", "nemotron_h_moe"), _NEMOTRON_H),
+    **dict.fromkeys(("glm_moe_dsa", "glm-dsa", "deepseek_v32", "deepseek_v4"), _SPARSE),
+    **dict.fromkeys(("minimax", "minimax_m1"), _LIGHTNING),
+    **dict.fromkeys(("mamba", "mamba2", "falcon_mamba"), _MAMBA),
+    **dict.fromkeys(("jamba", "bamba", "zamba", "zamba2"), _MAMBA_MIX),
+    **dict.fromkeys(("rwkv", "rwkv6", "rwkv7", "rwkv5", "rwkv6qwen2", "arwkv7"), _RWKV),
+    **dict.fromkeys(("t5", "mt5", "bart", "mbart", "t5gemma", "t5encoder"), _ENCODER_DECODER),
+    **dict.fromkeys(("kimi_linear", "kimi-linear"), _KDA),
+    **dict.fromkeys(("ministral3", "mistral3"), _TEMPERATURE),
+}
+
+
+# What transformers can compute for itself alone: its layers hand keys and values on to each other
+# in a cache of its own, where octavo puts its paged one.
+_SHARE_KEYS = {"gemma4", "gemma4_text", "gemma4_unified", "gemma3n", "gemma3n_text"}
+
+
+def check_generates(config: Mapping[str, Any], path: Path) -> None:
+    """UnsupportedModelError if ``config``, of a ``config.json``, is of a model that octavo cannot
+    run by any means, whatever else is installed."""
+    kind = config.get("model_type")
+    if isinstance(kind, str) and kind in _ENCODERS and not config.get("is_decoder"):
+        raise UnsupportedModelError(f"{path}: {kind}: {_EMBEDDINGS}")
+
+
+def check_gguf_generates(kind: str, path: Path) -> None:
+    """The same of a GGUF file's ``general.architecture``."""
+    if kind in _ENCODERS:
+        raise UnsupportedModelError(f"{path}: {kind}: {_EMBEDDINGS}")
+
+
+@contextmanager
+def naming_features(*kinds: Any) -> Iterator[None]:
+    """Say in an UnsupportedModelError what models of these kinds need, where that is known.
+
+    ``kinds``: what the files call them, the part that makes text first.
+    """
+    try:
+        yield
+    except UnsupportedModelError as error:
+        known = [kind for kind in kinds if isinstance(kind, str) and kind in _FEATURES]
+        if not known:
+            raise
+        raise UnsupportedModelError(
+            f"{error}. A model of the kind {known[0]} needs {_FEATURES[known[0]]}, which octavo "
+            "does not have yet"
+        ) from None
+
+
+def kinds_of(config: Mapping[str, Any]) -> tuple[Any, ...]:
+    """What a ``config.json`` calls its model: the part that makes text, and the whole."""
+    inner = config.get("text_config")
+    own = inner.get("model_type") if isinstance(inner, Mapping) else None
+    return own, config.get("model_type")
+
+
+def check_by_transformers(config: Mapping[str, Any], path: Path) -> None:
+    """UnsupportedModelError if not even transformers could run the model on a paged cache."""
+    found = [kind for kind in kinds_of(config) if isinstance(kind, str) and kind in _SHARE_KEYS]
+    if found:
+        with naming_features(*found):
+            raise UnsupportedModelError(
+                f"{path}: transformers cannot run {found[0]} on a paged cache, as layers take keys "
+                "and values from others"
+            )

@@ -1,0 +1,94 @@
+"""What can be said of a model to be before the hours are spent on it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from math import prod
+
+from octavo.models.footprint import HEAD, choosable
+from octavo.models.parameters import Parameters
+from octavo.quantization.ggml_types import GGMLType, block_shape, row_bytes
+
+_MUCH = 0.3  # of a model's bits
+_FLOAT_BITS = 16
+_EIGHT_BITS = 8  # of which nobody expects a small file
+# What has blocks of 32 and is nearest to a type with blocks of 256, for people to ask for.
+_OF_32 = {
+    GGMLType.Q2_K: "Q4_0",
+    GGMLType.Q3_K: "Q4_0",
+    GGMLType.Q4_K: "IQ4_NL or Q4_1",
+    GGMLType.Q5_K: "Q5_1",
+    GGMLType.Q6_K: "Q8_0",
+    GGMLType.IQ4_XS: "IQ4_NL",
+}
+
+
+def bits_of_embeddings(parameters: Parameters, bits: float, target_bpw: float | None) -> str | None:
+    """Where a folder's embedding and head, which stay as they are, take much of it.
+
+    Args:
+        bits: of a weight of all other matrices, where there is no target.
+    """
+    num_weights = sum(prod(parameters.shape(name)) for name in parameters.names)
+    num_chosen = sum(shape.n * shape.k for shape in choosable(parameters.config))
+    rest = _FLOAT_BITS * (num_weights - num_chosen)
+    total = rest + bits * num_chosen if target_bpw is None else target_bpw * num_weights
+    is_small = target_bpw is not None or bits < _EIGHT_BITS
+    if not num_chosen or not is_small or rest < _MUCH * total:
+        return None
+    is_alone = HEAD not in parameters.names
+    what = "the embedding stays" if is_alone else "embedding and head stay"
+    left = (total - rest) / num_chosen
+    if left < 2:  # no mix is as small, which is said as an error
+        return None
+    left_to = f", leaving {left:.1f} bits a weight to all others" if target_bpw else ""
+    return (
+        f"{what} at 16 bits in a folder: that is {rest / total:.0%} of it{left_to}. A GGUF file "
+        "of the same size makes them smaller, too, and loses less: --method gguf --target-bpw "
+        f"{total / num_weights:.2f}"
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """A matrix of a GGUF file: the type that its target has for it, and the one that it gets."""
+
+    name: str
+    shape: tuple[int, int]
+    wanted: GGMLType
+    got: GGMLType
+
+
+def rows_that_do_not_fit(target: str, fits: Iterable[Fit]) -> str | None:
+    """Where rows are no whole blocks of a target's types, and so become larger ones."""
+    fits = list(fits)
+    others = [fit for fit in fits if fit.got != fit.wanted]
+    if not others:
+        return None
+    num_weights = sum(prod(fit.shape) for fit in fits)
+    promised = sum(prod(fit.shape) * _bits(fit.wanted) for fit in fits) / num_weights
+    bits = sum(prod(fit.shape) * _bits(fit.got) for fit in fits) / num_weights
+    became = Counter((fit.shape[1], fit.wanted.name, fit.got.name) for fit in others)
+    listed = "; ".join(
+        f"{count} with rows of {columns:,} are {got}, not {wanted}"
+        for (columns, wanted, got), count in became.most_common()
+    )
+    example = next(fit.name for fit in others)
+    return (
+        f"{target} does not fit {len(others)} of {len(fits)} matrices, such as {example}: {listed}."
+        f" The matrices have {bits:.2f} bits a weight, not {promised:.2f}. {_advice(others)}"
+    )
+
+
+def _bits(type: GGMLType) -> float:
+    size = block_shape(type)[0]
+    return row_bytes(type, size) * 8 / size
+
+
+def _advice(others: list[Fit]) -> str:
+    if any(fit.shape[1] % 32 for fit in others):
+        return "No type of GGUF files is small for such rows: take a folder, as --method gptq"
+    most = Counter(fit.wanted for fit in others).most_common(1)[0][0]
+    return f"With blocks of 32, which fit: --type {_OF_32.get(most, 'Q8_0')}"
