@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from octavo.cost.prediction import Prediction
     from octavo.cost.step_cost import StepCost
-    from octavo.planner.answer import Plan
+    from octavo.planner.answer import Plan, Question
     from octavo.planner.cheapest import Solution
     from octavo.planner.confirmation import Confirmed
 
@@ -88,7 +88,11 @@ def run(args: argparse.Namespace) -> int:
     if args.confirm and args.slo is None:
         raise UsageError("--confirm needs --slo: it says whether limits hold")
     check_plots(args)
-    return _run_search(args) if args.cheapest else _run_plan(args)
+    from octavo.planner.ranking import is_of_several
+
+    if args.cheapest:
+        return _run_search(args)
+    return _run_ranking(args) if is_of_several(args.hardware) else _run_plan(args)
 
 
 def _run_plan(args: argparse.Namespace) -> int:
@@ -125,16 +129,42 @@ def _confirmed(plan: Plan) -> Sequence[Confirmed]:
         return confirm(plan.verdict, plan.slo)
 
 
+def _run_ranking(args: argparse.Namespace) -> int:
+    """The same question for several devices: a table of them, and the plan of the best."""
+    from octavo.planner.ranking import ranked, ranked_json
+    from octavo.planner.report import plan_json
+
+    question = question_of(args)
+    with terminal.spinner("planning for each device"):
+        plans = ranked(question)
+    best = plans[0]
+    confirmed = _confirmed(best) if args.confirm else ()
+    if args.json:
+        document = {**plan_json(best), "ranked": ranked_json(plans)}
+        if args.confirm:
+            document["simulated"] = [each.as_json() for each in confirmed]
+        terminal.print_json(document)
+    else:
+        _print_ranking(terminal.console(), plans, question)
+        _print_plan(terminal.console(), best, args)
+        _print_confirmed(terminal.console(), confirmed)
+    _save_plots(args, best)
+    _export(args, best)
+    return 0 if best.is_feasible and all(each.holds for each in confirmed) else INFEASIBLE
+
+
 def _run_search(args: argparse.Namespace) -> int:
     from octavo.planner.cheapest import MOST_DEVICES, cheapest
     from octavo.planner.report import plan_json
 
+    question = question_of(args)
     with terminal.spinner("looking for the cheapest"):
-        solution = cheapest(question_of(args), args.most_devices or MOST_DEVICES)
+        solution = cheapest(question, args.most_devices or MOST_DEVICES)
     if args.json:
         terminal.print_json({**plan_json(solution.plan), **solution.as_json()})
     else:
         _print_search(terminal.console(), solution)
+        _print_left_out(terminal.console(), question)
         _print_plan(terminal.console(), solution.plan, args)
     _save_plots(args, solution.plan)
     _export(args, solution.plan)
@@ -168,7 +198,11 @@ def _export(args: argparse.Namespace, plan: Plan) -> None:
 
 
 def _print_plan(console: Console, plan: Plan, args: argparse.Namespace) -> None:
+    from octavo.planner.money import watts_text
+
     console.print(_what(plan), markup=False)
+    for warning in plan.warnings:
+        console.print(f"note: {warning}", markup=False)
     binding = plan.verdict.binding
     if binding is None:
         sure = "" if plan.verdict.is_certain else ", though a limit lies inside of an interval"
@@ -177,6 +211,8 @@ def _print_plan(console: Console, plan: Plan, args: argparse.Namespace) -> None:
         console.print(f"[red]not feasible[/red]: {binding.name}")
         console.print(f"  {binding.why}", markup=False)
     console.print(_figures_table(plan))
+    if plan.bill is not None and plan.bill.joules_per_output_token is not None:
+        console.print(f"* at {watts_text(plan.deployment.device)}", markup=False)
     if args.memory:
         console.print(_memory_table(plan))
     if args.roofline:
@@ -228,6 +264,8 @@ def _figures_table(plan: Plan) -> Table:
             ("a million output tokens, USD", plan.bill.per_million_output_tokens),
             ("a day, USD", plan.bill.per_day),
         ]
+        if plan.bill.joules_per_output_token is not None:
+            rows.append(("energy of an output token, J *", plan.bill.joules_per_output_token))
     for name, figure in rows:
         ends = (figure.value, figure.low, figure.high)
         table.add_row(name, *map(_number, ends), figure.source)
@@ -287,7 +325,11 @@ def _nearest_lines(plan: Plan) -> Iterator[str]:
     if nearest.num_devices is not None:
         yield f"nearest: {nearest.num_devices} devices of this kind would do"
     else:
-        yield "nearest: no number of such devices would do"
+        precision = plan.deployment.precision
+        yield (
+            f"nearest: no number of such devices would do with weights in {precision.name} and "
+            f"keys and values in {precision.kv.name}"
+        )
     if nearest.rate is not None:
         yield f"  {nearest.rate:.3g} requests a second on these"
     yield f"  {nearest.concurrency:,} requests at once"
@@ -302,6 +344,41 @@ def _advice_lines(plan: Plan) -> Iterator[str]:
         yield f"{number}. {advice.what}"
         yield f"   {advice.why}"
         yield f"   {advice.gain}"
+
+
+def _print_ranking(console: Console, plans: Sequence[Plan], question: Question) -> None:
+    from octavo.planner.ranking import dollars_of
+
+    table = _table(
+        "device", "devices", "feasible", "USD/M tokens", "TTFT ms", "TPOT ms", "tokens/s"
+    )
+    for plan in plans:
+        deployment, service, dollars = plan.deployment, plan.service, dollars_of(plan)
+        binding = plan.verdict.binding
+        row = [
+            deployment.device.name,
+            str(deployment.num_devices),
+            "yes" if binding is None else f"no: {binding.name}",
+            "" if dollars is None else _number(dollars),
+        ]
+        if service is not None:
+            mean = service.latency()
+            tokens = service.requests_per_second.value * plan.traffic.output_len
+            row += [_number(mean.ttft.value * 1e3), _number(mean.tpot.value * 1e3), _number(tokens)]
+        table.add_row(*row)
+    console.print(table)
+    _print_left_out(console, question)
+
+
+def _print_left_out(console: Console, question: Question) -> None:
+    from octavo.planner.cheapest import left_out
+
+    if names := left_out(question):
+        console.print(
+            f"left out, as {question.engine} does not run there: {', '.join(names)} "
+            "(--profile names another engine)",
+            markup=False,
+        )
 
 
 def _print_search(console: Console, solution: Solution) -> None:

@@ -14,6 +14,7 @@ with:
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
@@ -121,6 +122,7 @@ class EngineProfile:
         kv_types: the types of the cache that it keeps in a way of its own, by its names for them.
         mxfp4_unit: inner values of experts in mxfp4 are padded to a multiple of it.
         embedding_in_host: a GPU has no embedding, but where that is the head.
+        runs_on: whether it runs on a device at all.
         num_blocks: of its KV pool, if nobody says how large that is to be.
         gpu: the same engine where it runs on a GPU, if that is another matter.
     """
@@ -136,6 +138,7 @@ class EngineProfile:
     kv_types: Mapping[str, str] = field(default_factory=dict)
     mxfp4_unit: int = 1
     embedding_in_host: bool = False
+    runs_on: Callable[[Device], bool] = lambda device: True
     num_blocks: Callable[[Room, Settled], int] = _all_blocks
     gpu: EngineProfile | None = None
 
@@ -438,9 +441,15 @@ def _octavo_blocks(room: Room, limits: Settled) -> int:
     return resolve(args, capacity).cache.num_blocks
 
 
+def _octavo_runs_on(device: Device) -> bool:
+    """Processors, and GPUs that CUDA knows: none of AMD's (MI300X), nor Apple's."""
+    return device.kind != "unified" and not re.match(r"MI\d|RX \d|Radeon", device.name)
+
+
 _OCTAVO = EngineProfile(
     name="octavo",
     version="",
+    runs_on=_octavo_runs_on,
     defaults=_octavo_defaults,
     activations=_octavo_activations,
     keeps_back=frozenset(),  # they are in what utilization, or half of the memory, leaves free

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from octavo.cost.unread_keys import unread
 from octavo.fields import Fields
 
 if TYPE_CHECKING:
@@ -20,7 +21,7 @@ SPELLINGS = {
     "num_hidden_layers": ("n_layer", "n_layers", "num_layers"),
     "num_attention_heads": ("n_head", "n_heads"),
     "num_key_value_heads": ("num_kv_heads", "n_head_kv", "kv_n_heads", "multi_query_group_num"),
-    "head_dim": ("kv_channels",),
+    "head_dim": ("kv_channels", "attention_head_dim"),
     "intermediate_size": ("ffn_dim", "n_inner", "ffn_hidden_size", "block_ff_dim"),
     "vocab_size": ("padded_vocab_size",),
     "max_position_embeddings": (*("n_positions", "max_seq_len", "seq_length", "model_max_length"),),
@@ -32,15 +33,25 @@ SPELLINGS = {
     "n_shared_experts": ("num_shared_experts", "moe_num_shared_experts"),
     "first_k_dense_replace": ("num_dense_layers",),
     "moe_intermediate_size": ("expert_intermediate_size",),
+    "moe_latent_size": ("routed_expert_hidden_size",),
     "sliding_window_pattern": ("_sliding_window_pattern", "global_attn_every_n_layers"),
 }
+_USUAL = {other: name for name, others in SPELLINGS.items() for other in others}
 
 
 class TextConfig(Fields):
     """The text part of a config under one spelling, and the family that it is of."""
 
-    def __init__(self, path: Path, values: Mapping[str, Any], family: Family):
+    def __init__(
+        self,
+        path: Path,
+        values: Mapping[str, Any],
+        family: Family,
+        kind: str,
+        asked: set[str] | None = None,
+    ):
         given = {name: value for name, value in values.items() if value is not None}
+        self._given = given
         renamed = {
             name: given[other]
             for name, others in SPELLINGS.items()
@@ -51,7 +62,10 @@ class TextConfig(Fields):
         if isinstance(kinds, (list, str)):  # which newer configs have in place of the number
             given.setdefault("num_hidden_layers", len(kinds))
         super().__init__(path, {**family.defaults, **given, **renamed})
+        if asked is not None:
+            self.asked = asked
         self.family = family
+        self.kind = kind
 
     @property
     def hidden(self) -> int:
@@ -73,6 +87,16 @@ class TextConfig(Fields):
     def windows(self) -> tuple[int | None, ...]:
         return self.family.windows(self)
 
+    def unread(self) -> Iterator[tuple[str, Any]]:
+        """What nobody asked for, by the config's own spelling."""
+        for name, value in unread(self._given, self.asked):
+            if _USUAL.get(name, name) not in self.asked:
+                yield name, value
+
+    def skip(self, *names: str) -> None:
+        """Counts fields as asked for that make no difference beside others."""
+        self.asked.update(names)
+
     def kinds(self, name: str, known: Collection[str]) -> list[str]:
         """What each layer is; ModelFileError if that is not one of those that are known."""
         kinds = self.texts(name)
@@ -88,7 +112,7 @@ class TextConfig(Fields):
         if apart is None:
             return self
         values = {**self._values, **Fields(self.path, {"layer": apart}).table("layer")}
-        return TextConfig(self.path, values, self.family)
+        return TextConfig(self.path, values, self.family, self.kind, self.asked)
 
     def of_layer(self, name: str, layer: int, default: int | None = None) -> int:
         """A number that some configs give for each layer, others once."""

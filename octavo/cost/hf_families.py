@@ -45,6 +45,7 @@ from octavo.cost.hf_layers import (
 from octavo.cost.hf_recurrences import (
     convolution_or_attention,
     delta_net_or_attention,
+    kimi_beside,
     kimi_delta_or_latent,
     lightning_or_attention,
     mamba1,
@@ -203,7 +204,7 @@ FAMILIES: dict[str, Family] = {
     "qwen2": Family(qkv_bias=True, bias_field="", output_bias=False, windows=windows_if_used),
     "qwen2_moe": Family(
         qkv_bias=True,
-        bias_field="",
+        bias_field="qkv_bias",
         output_bias=False,
         has_shared_gate=True,
         windows=windows_if_used,
@@ -298,7 +299,12 @@ FAMILIES: dict[str, Family] = {
     "deepseek": Family(mlp=deepseek_experts),
     "deepseek_v32": _DEEPSEEK32,
     "glm_moe_dsa": _DEEPSEEK32,
-    "kimi_linear": Family(mixers=kimi_delta_or_latent, mlp=deepseek_experts, router_bias=True),
+    "kimi_linear": Family(
+        mixers=kimi_delta_or_latent,
+        mlp=deepseek_experts,
+        router_bias=True,
+        beside=kimi_beside,
+    ),
     "minicpm3": Family(mixers=latent_attention, tie=True),
     "youtu": Family(mixers=latent_attention, tie=True),
     "dbrx": Family(mlp=experts_everywhere),

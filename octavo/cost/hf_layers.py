@@ -37,7 +37,7 @@ def attention(config: TextConfig, layer: int) -> tuple[Mixer, ...]:
                 "head": 2 * head_dim,
                 "full": (heads + kv_heads) * head_dim,
             }[qk_norm],
-            has_output_gate=family.has_output_gate,
+            has_output_gate=config.flag("attn_output_gate", family.has_output_gate),
             num_sinks=heads if family.has_sinks else 0,
         ),
     )
@@ -58,6 +58,7 @@ def latent_attention(config: TextConfig, layer: int) -> tuple[Mixer, ...]:
             rope_dim=config.integer("qk_rope_head_dim"),
             value_dim=config.integer("v_head_dim"),
             q_rank=config.integer("q_lora_rank", None),
+            has_output_gate=config.flag("mla_use_output_gate", False),
         ),
     )
 
@@ -65,6 +66,7 @@ def latent_attention(config: TextConfig, layer: int) -> tuple[Mixer, ...]:
 def selective_attention(config: TextConfig, layer: int) -> tuple[Mixer, ...]:
     """Latent attention that looks at the keys that an indexer selects. Some layers of GLM take the
     selection of the one before."""
+    config.skip("layer_types")  # all of them are indexed
     (latent,) = latent_attention(config, layer)
     assert isinstance(latent, LatentAttention)
     selecting = replace(latent, selected=config.integer("index_topk", 2048))
@@ -110,6 +112,7 @@ class WindowsByType:
 
 def windows_if_used(config: TextConfig) -> Windows:
     """Qwen's: only with ``use_sliding_window``, and from ``max_window_layers`` on."""
+    config.skip("layer_types")  # which newer configs make of these
     if not config.flag("use_sliding_window", False):
         return no_windows(config)
     first = config.integer("max_window_layers", 28, minimum=0)
@@ -119,6 +122,7 @@ def windows_if_used(config: TextConfig) -> Windows:
 
 def chunks_but_every_fourth(config: TextConfig) -> Windows:
     """Llama 4: layers with positions attend within chunks, those without to everything."""
+    config.skip("layer_types", "use_qk_norm")  # made of these; a norm without weights
     chunk = config.integer("attention_chunk_size", 8192)
     no_rope = config.raw("no_rope_layers") or []
     if no_rope:
@@ -133,8 +137,8 @@ def chunks_but_every_fourth(config: TextConfig) -> Windows:
 
 
 def dense(config: TextConfig, layer: int) -> Mlp:
-    inner = config.integer("intermediate_size", 4 * config.hidden)
-    return _dense_of(config, inner)
+    usual = config.integer("expansion_ratio", 4) * config.hidden
+    return _dense_of(config, config.integer("intermediate_size", usual))
 
 
 def _dense_of(config: TextConfig, inner: int) -> DenseMlp:
@@ -154,6 +158,8 @@ def _experts_of(config: TextConfig, inner: int, shared: DenseMlp | None = None) 
         router_bias=family.router_bias,
         shared=shared,
         has_shared_gate=family.has_shared_gate and shared is not None,
+        latent=config.integer("moe_latent_size", 0, minimum=0),
+        has_latent_norm=config.flag("latent_moe_use_norm", False),
     )
 
 
@@ -264,6 +270,8 @@ def nemotron_layers(config: TextConfig) -> list[str]:
 def nemotron_mlp(config: TextConfig, layer: int) -> Mlp | None:
     kind = nemotron_layers(config)[layer]
     if kind == "moe":
-        size = config.integer("moe_shared_expert_intermediate_size")
-        return _experts_of(config, config.integer("moe_intermediate_size"), _dense_of(config, size))
+        count = config.integer("n_shared_experts", 1, minimum=0)
+        size = config.integer("moe_shared_expert_intermediate_size") * count
+        shared = _dense_of(config, size) if size else None
+        return _experts_of(config, config.integer("moe_intermediate_size"), shared)
     return dense(config, layer) if kind == "mlp" else None

@@ -15,6 +15,7 @@ from octavo.cost.recurrences import (
     Mamba2,
     ShortConvolution,
 )
+from octavo.cost.weight_shape import WeightShape
 from octavo.fields import Fields
 
 # -- linear attention -----------------------------------------------------------------------------
@@ -43,7 +44,7 @@ def _layer_type(config: TextConfig, layer: int) -> str:
 
 def kimi_delta_or_latent(config: TextConfig, layer: int) -> tuple[Mixer, ...]:
     """``linear_attn_config`` counts its layers from one."""
-    nested = Fields(config.path, config.table("linear_attn_config", {}))
+    nested = config.section("linear_attn_config", {})
     if "layer_types" in config:
         is_full = _layer_type(config, layer) == "full_attention"
     else:
@@ -56,8 +57,17 @@ def kimi_delta_or_latent(config: TextConfig, layer: int) -> tuple[Mixer, ...]:
             head_dim=config.integer("linear_head_dim", None) or nested.integer("head_dim"),
             kernel=config.integer("linear_conv_kernel_dim", None)
             or nested.integer("short_conv_kernel_size", 4),
+            has_full_gate=nested.boolean("use_full_rank_gate", False),
         ),
     )
+
+
+def kimi_beside(config: TextConfig, layer: int) -> tuple[WeightShape, ...]:
+    """Attention residuals (Kimi K3): a layer attends to the outputs of blocks of layers before it,
+    by a learned query for its mixer and one for its MLP."""
+    if not config.integer("attn_res_block_size", 0, minimum=0):
+        return ()
+    return (WeightShape("attn_res", "norm", 2 * config.hidden),)
 
 
 def lightning_or_attention(config: TextConfig, layer: int) -> tuple[Mixer, ...]:

@@ -124,6 +124,7 @@ class LatentAttention:
         nope_dim, rope_dim, value_dim: of a head.
         selected: keys that a query looks at, of all that it sees; None is all. An ``Indexer``
             beside it selects them.
+        has_output_gate: the hidden values make as many that gate the outputs (Kimi K3).
     """
 
     heads: int
@@ -134,6 +135,7 @@ class LatentAttention:
     q_rank: int | None = None
     selected: int | None = None
     window: int | None = None
+    has_output_gate: bool = False
 
     def weights(self, hidden: int) -> Iterator[WeightShape]:
         query_dim = self.nope_dim + self.rope_dim
@@ -148,6 +150,8 @@ class LatentAttention:
         yield WeightShape("self_attn.kv_a_layernorm", "norm", self.kv_rank)
         expanded = self.nope_dim + self.value_dim
         yield columns("self_attn.kv_b_proj", "attention.kv_b", self.heads, expanded, self.kv_rank)
+        if self.has_output_gate:
+            yield columns("self_attn.g_proj", "attention.gate", self.heads, self.value_dim, hidden)
         yield rows("self_attn.o_proj", "attention.output", hidden, self.heads, self.value_dim)
 
     def kv_vectors(self, tp: int) -> tuple[int, int, int]:

@@ -57,6 +57,9 @@ class ExpertMlp:
         has_bias: experts have biases (gpt-oss).
         router_bias: the router has one, or what corrects its choice (DeepSeek-V3).
         has_shared_gate: a vector scales what the shared MLP gives (Qwen).
+        latent: values that experts have in place of the hidden ones, with a projection to them
+            before all experts and one back after them; 0 without (Nemotron 3 Super, Kimi K3).
+        has_latent_norm: these are normed.
     """
 
     num_experts: int
@@ -67,15 +70,24 @@ class ExpertMlp:
     router_bias: bool = False
     shared: DenseMlp | None = None
     has_shared_gate: bool = False
+    latent: int = 0
+    has_latent_norm: bool = False
 
     def weights(self, hidden: int) -> Iterator[WeightShape]:
         yield WeightShape("mlp.gate", "router", self.num_experts, hidden, "router")
         if self.router_bias:
             yield WeightShape("mlp.gate.bias", "norm", self.num_experts)
         expert = DenseMlp(inner=self.inner, is_gated=self.is_gated, has_bias=self.has_bias)
+        size = self.latent or hidden
+        if self.latent:
+            yield WeightShape("mlp.latent_in", "mlp", self.latent, hidden, "experts.latent_in")
         yield from _matrices(
-            "mlp.experts", "experts", "experts", expert, hidden, self.num_experts, self.per_token
+            "mlp.experts", "experts", "experts", expert, size, self.num_experts, self.per_token
         )
+        if self.latent:
+            yield WeightShape("mlp.latent_out", "mlp", hidden, self.latent, "experts.latent_out")
+        if self.has_latent_norm:
+            yield WeightShape("mlp.latent_norm", "norm", size)
         if self.shared is not None:
             yield from _matrices("mlp.shared_expert", "mlp", "shared", self.shared, hidden)
         if self.has_shared_gate:
@@ -83,7 +95,7 @@ class ExpertMlp:
 
     def activation_values(self, hidden: int, tp: int) -> float:
         """Rows are copied to each of their experts."""
-        return self.per_token * (2 * self.inner + hidden)
+        return self.per_token * (2 * self.inner + (self.latent or hidden))
 
 
 def _matrices(

@@ -55,6 +55,7 @@ class ModelSpec:
         dtype: of the weights that are not quantized, as its config says: ``bfloat16``...
         quantization: ``quantization_config`` of its config, if there is one.
         source: the folder or file that has the weights, None where only the shape is known.
+        notes: what there is to say of how its config was read.
     """
 
     name: str
@@ -71,6 +72,7 @@ class ModelSpec:
     dtype: str = "bfloat16"
     quantization: Mapping[str, Any] | None = field(default=None, hash=False)
     source: Path | None = None
+    notes: tuple[str, ...] = ()
 
     @property
     def num_layers(self) -> int:

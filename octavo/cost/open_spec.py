@@ -12,6 +12,7 @@ from octavo.errors import ConfigError, ModelFileError
 from octavo.model_files import ModelFolder, begins_as_gguf, split_parts
 
 _ENDINGS = (".json", ".gguf")
+MODELOPT_FILE = "hf_quant_config.json"
 
 
 def open_spec(text: str | Path) -> ModelSpec:
@@ -42,7 +43,7 @@ def _of_folder(path: Path) -> ModelSpec:
     config = ModelFolder(path).read_json("config.json")
     if config is None:
         raise ModelFileError(path, "the folder has no config.json")
-    spec = ModelSpec.of_hf(config, path=path / "config.json")
+    spec = _quantized_beside(ModelSpec.of_hf(config, path=path / "config.json"), path)
     if not has_weights(path):
         return spec
     return replace(spec, source=path, other_params=other_params(path))
@@ -51,7 +52,17 @@ def _of_folder(path: Path) -> ModelSpec:
 def _of_config(path: Path) -> ModelSpec:
     config = ModelFolder(path.parent).read_json(path.name)
     assert config is not None, path
-    return ModelSpec.of_hf(config, path=path)
+    return _quantized_beside(ModelSpec.of_hf(config, path=path), path.parent)
+
+
+def _quantized_beside(spec: ModelSpec, folder: Path) -> ModelSpec:
+    """With what ModelOpt writes beside a config that does not say how weights are quantized."""
+    beside = None if spec.quantization else ModelFolder(folder).read_json(MODELOPT_FILE)
+    if beside is None:
+        return spec
+    from octavo.cost.quantization_config import section_of_modelopt
+
+    return replace(spec, quantization=section_of_modelopt(beside, folder / MODELOPT_FILE))
 
 
 def _of_gguf(path: Path) -> ModelSpec:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from octavo.errors import ConfigError
 
@@ -36,6 +36,11 @@ class Parallel:
     @property
     def num_devices(self) -> int:
         return self.tp * self.pp * self.dp
+
+    def with_tp(self, tp: int) -> Parallel:
+        """With each matrix on so many devices, and the experts on all that they were shared out to,
+        if they were."""
+        return replace(self, tp=tp, ep=1 if self.ep == 1 else tp * self.dp)
 
     def text(self, replicas: int = 1) -> str:
         """``tp 2, 4 replicas``, for people; nothing of one device."""

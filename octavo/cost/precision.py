@@ -92,7 +92,7 @@ def _rule(spec: ModelSpec, quantization: str | None, floats: WeightType) -> tupl
         from octavo.cost.quantization_config import read
 
         recipe = read(spec, floats)
-        return recipe.quantized.name, recipe
+        return recipe.name, recipe
     return floats.name, Uniform(floats)
 
 

@@ -203,18 +203,24 @@ class KimiDelta(Recurrence):
     Args:
         head_dim: of keys and values, and the rank of both gates.
         kernel: positions that the convolutions of queries, keys and values see.
+        has_full_gate: the gate of the outputs is made in one step (Kimi K3).
     """
 
     heads: int
     head_dim: int
     kernel: int
+    has_full_gate: bool = False
 
     def weights(self, hidden: int) -> Iterator[WeightShape]:
         for name in ("q", "k", "v"):
             full = f"self_attn.{name}_proj"
             yield columns(full, "attention.linear_in", self.heads, self.head_dim, hidden)
         yield columns("self_attn.b_proj", "attention.linear_in", self.heads, 1, hidden)
-        for name in ("f", "g"):
+        if self.has_full_gate:
+            yield columns(
+                "self_attn.g_proj", "attention.linear_in", self.heads, self.head_dim, hidden
+            )
+        for name in ("f",) if self.has_full_gate else ("f", "g"):
             yield whole(f"self_attn.{name}_a_proj", "attention.linear_in", self.head_dim, hidden)
             yield columns(
                 f"self_attn.{name}_b_proj",

@@ -12,6 +12,9 @@ from typing import Any
 from octavo.cost.hf_config import TextConfig
 from octavo.cost.hf_families import family_of
 from octavo.cost.model_spec import LayerSpec, ModelSpec
+from octavo.cost.quantization_config import section_of
+from octavo.cost.unread_keys import check
+from octavo.errors import UnsupportedModelError
 from octavo.fields import Fields
 
 
@@ -22,6 +25,11 @@ def parse(config: Mapping[str, Any], path: Path) -> ModelSpec:
     layers: dict[LayerSpec, LayerSpec] = {}  # layers alike are one object
     made = [_layer(fields.at(index), index) for index in range(fields.num_layers)]
     positions = fields.integer("max_position_embeddings", 2048)
+    if (own := fields.integer("word_embed_proj_dim", fields.hidden)) != fields.hidden:
+        raise UnsupportedModelError(
+            f"{path}: word_embed_proj_dim = {own} is not hidden_size = {fields.hidden}: embeddings "
+            "of another size than the layers cannot be planned"
+        )
     norm = fields.hidden * (2 if family.norm_bias else 1)
     return ModelSpec(
         name=path.parent.name or path.stem,
@@ -37,7 +45,8 @@ def parse(config: Mapping[str, Any], path: Path) -> ModelSpec:
         head_bias=family.head_bias,
         inputs=family.inputs(fields),
         dtype=fields.text("torch_dtype", None) or fields.text("dtype", "bfloat16"),
-        quantization=_quantization(config, path),
+        quantization=section_of(config, path),
+        notes=tuple(check(fields.kind, path, fields.unread())),
     )
 
 
@@ -50,11 +59,11 @@ def _open(config: Mapping[str, Any], path: Path) -> TextConfig:
     inner = outer.table("text_config", {})
     parts = (outer.table(name, {}) for name in _PARTS)
     values = {
-        **config,
+        **{name: value for name, value in config.items() if name not in ("text_config", *_PARTS)},
         **{k: v for part in (*parts, inner) for k, v in part.items() if v is not None},
     }
     kind = Fields(path, inner).text("model_type", None) or outer.text("model_type")
-    return TextConfig(path, values, family_of(kind, values, path))
+    return TextConfig(path, values, family_of(kind, values, path), kind)
 
 
 def _layer(config: TextConfig, index: int) -> LayerSpec:
@@ -65,11 +74,3 @@ def _layer(config: TextConfig, index: int) -> LayerSpec:
         norm_size=family.norms * config.hidden * (2 if family.norm_bias else 1),
         beside=family.beside(config, index),
     )
-
-
-def _quantization(config: Mapping[str, Any], path: Path) -> Mapping[str, Any] | None:
-    for section in (config, Fields(path, config).table("text_config", {})):
-        found = Fields(path, section).table("quantization_config", None)
-        if found:
-            return dict(found)
-    return None

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from typing import Protocol
 
+from octavo.cost.module_names import ModulePatterns
 from octavo.cost.weight_shape import Part, WeightShape
 from octavo.cost.weight_type import WeightType
 
 # What is quantized where nothing else is said; mxfp4 is of experts alone.
-_LINEAR: tuple[Part, ...] = ("attention", "mlp", "experts")
+LINEAR: tuple[Part, ...] = ("attention", "mlp", "experts")
 _USUAL_PARTS: dict[str, tuple[Part, ...]] = {"mxfp4": ("experts",)}
 
 
@@ -31,25 +31,53 @@ class Uniform:
 
 
 @dataclass(frozen=True, slots=True)
+class Named:
+    """Modules that a config names have a type of their own, whatever part they are; None is that
+    they are left as they were."""
+
+    modules: ModulePatterns
+    type: WeightType | None
+
+
+@dataclass(frozen=True, slots=True)
 class Recipe:
-    """Matrices of some parts are quantized, but for those whose full names match what is ignored,
-    which are regular expressions."""
+    """Matrices of some parts are quantized, but for those that are ``ignored``.
+
+    Args:
+        quantized: the type of matrices of the ``parts``, and what results call the whole.
+        named: modules with types of their own: the first that names a matrix has the word, and
+            ``ignored`` before all of them.
+    """
 
     quantized: WeightType
     floats: WeightType
     parts: tuple[Part, ...]
-    ignored: tuple[str, ...] = ()
+    ignored: ModulePatterns = ModulePatterns()
+    named: tuple[Named, ...] = ()
 
     @classmethod
     def usual(
-        cls, quantized: WeightType, floats: WeightType, ignored: tuple[str, ...] = ()
+        cls,
+        quantized: WeightType,
+        floats: WeightType,
+        ignored: ModulePatterns = ModulePatterns(),  # noqa: B008  (nobody can change it)
+        named: tuple[Named, ...] = (),
     ) -> Recipe:
         """With the parts that this type is of, in the models that people publish."""
-        return cls(quantized, floats, _USUAL_PARTS.get(quantized.name, _LINEAR), ignored)
+        parts = _USUAL_PARTS.get(quantized.name, LINEAR)
+        return cls(quantized, floats, parts, ignored, named)
 
     def type_of(self, weight: WeightShape) -> WeightType:
-        is_matrix = weight.inputs > 0 and weight.part in self.parts
-        return self.quantized if is_matrix and not self._is_ignored(weight) else self.floats
+        if weight.inputs == 0 or self.ignored.match(weight):
+            return self.floats
+        for each in self.named:
+            if each.modules.match(weight):
+                return each.type or self.floats
+        return self.quantized if weight.part in self.parts else self.floats
 
-    def _is_ignored(self, weight: WeightShape) -> bool:
-        return any(re.search(pattern, weight.full_name) for pattern in self.ignored)
+    @property
+    def name(self) -> str:
+        """Of the types that there are: ``nvfp4``, or ``fp8+nvfp4``."""
+        types = [self.quantized] if self.parts else []
+        types += [each.type for each in self.named if each.type is not None]
+        return "+".join(dict.fromkeys(each.name for each in types)) or self.floats.name

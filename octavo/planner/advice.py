@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -19,8 +18,7 @@ from octavo.cost.work import Span
 from octavo.errors import ConfigError
 from octavo.planner.deployment import Deployment
 from octavo.planner.figures import gib, ms
-from octavo.planner.layouts import island_of
-from octavo.planner.sizing import fewest_replicas
+from octavo.planner.sizing import fewest_devices
 from octavo.planner.slo import Slo
 from octavo.planner.traffic import Traffic
 from octavo.planner.verdict import Verdict, judge
@@ -177,8 +175,7 @@ def _other_layouts(deployment: Deployment) -> Iterator[_Change]:
 
 
 def _with_tp(parallel: Parallel, factor: float) -> Parallel:
-    tp = int(parallel.tp * factor)
-    return replace(parallel, tp=tp, ep=1 if parallel.ep == 1 else tp * parallel.dp)
+    return parallel.with_tp(int(parallel.tp * factor))
 
 
 def _other_budgets(deployment: Deployment) -> Iterator[_Change]:
@@ -233,22 +230,70 @@ def _more_devices(deployment: Deployment, traffic: Traffic, slo: Slo) -> Iterato
     """As many as it takes, where those that there are do not do."""
     if judge(deployment, traffic, slo).is_feasible:
         return
-    enough = []
-    for factor in (1, 2, 4, 8):
-        parallel = _with_tp(deployment.parallel, factor)
-        if parallel.tp > island_of(deployment.device):
-            break
-        with suppress(ConfigError):
-            enough.append(fewest_replicas(replace(deployment, parallel=parallel), traffic, slo))
-    found = [verdict.deployment for verdict in enough if verdict is not None]
-    if found:
-        best = min(found, key=lambda each: each.num_devices)
+    enough = fewest_devices(deployment, traffic, slo)
+    if enough is not None:
         yield _Change(
-            f"use {best.num_devices} {best.device.name}, with tp = {best.parallel.tp}",
-            f"{deployment.num_devices} do not do what is asked, however requests are dealt out",
-            best,
+            f"use {_devices(enough.deployment)}",
+            f"{_devices(deployment)} do not do what is asked",
+            enough.deployment,
             _OTHER_DEVICES,
         )
+    yield from _several_at_once(deployment, traffic, slo, enough)
+
+
+def _several_at_once(
+    deployment: Deployment, traffic: Traffic, slo: Slo, enough: Verdict | None
+) -> Iterator[_Change]:
+    """Fewer bits of weights, of keys and values, and more devices, together: what takes the fewest
+    devices, and changes least among these. Nothing where fewer ``enough`` as they are would do."""
+    found: list[tuple[tuple[int, int, float], list[str], Deployment]] = []
+    for changes, changed in _with_fewer_bits(deployment):
+        verdict = fewest_devices(changed, traffic, slo)
+        if verdict is not None:
+            best = verdict.deployment
+            is_other = best.num_devices != deployment.num_devices or (
+                best.parallel != deployment.parallel
+            )
+            said = [*changes, f"use {_devices(best)}"] if is_other else changes
+            place = (best.num_devices, len(changes), best.memory.weights_bytes * -1.0)
+            found.append((place, said, best))
+    if not found:
+        return
+    (num_devices, _, _), said, best = min(found, key=lambda each: each[0])
+    is_better = enough is None or num_devices < enough.deployment.num_devices
+    if is_better and len(said) > 1:  # one change alone has been named
+        yield _Change(
+            ", ".join(said[:-1]) + f" and {said[-1]}",
+            "no one of these changes does what is asked on so few devices",
+            best,
+            _OTHER_WEIGHTS,
+        )
+
+
+def _with_fewer_bits(deployment: Deployment) -> Iterator[tuple[list[str], Deployment]]:
+    """Weights and cache in fewer bits, in all combinations but none, and how each is said."""
+    spec, now = deployment.spec, deployment.precision
+    caches = [("", now.kv)]
+    fp8 = precision_of(spec, None, deployment.profile.kv_dtype("fp8")).kv
+    if fp8 != now.kv:
+        caches.append(("keep keys and values in fp8", fp8))
+    for name in ("", "fp8", "int4"):
+        if name == "fp8" and "fp8" not in deployment.device.peaks:
+            continue
+        weights = precision_of(spec, name) if name else now
+        for said, kv in caches:
+            changes = [f"quantize the weights to {name}"] if name else []
+            changes += [said] if said else []
+            changed = replace(deployment, precision=replace(weights, kv=kv))
+            is_less = changed.memory.weights_bytes < 0.9 * deployment.memory.weights_bytes
+            if changes and (is_less or not name):
+                yield changes, changed
+
+
+def _devices(deployment: Deployment) -> str:
+    """``2 A100-80 SXM, with tp = 2``."""
+    parallel = deployment.parallel
+    return f"{deployment.num_devices} {deployment.device.name}, with tp = {parallel.tp}"
 
 
 # -- what it would bring --------------------------------------------------------------------------

@@ -7,6 +7,7 @@ Nothing is loaded or started, and nothing but the shape of the model is read.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -176,6 +177,34 @@ class Plan:
         """What becomes of the traffic, if all of it is answered."""
         service = self.verdict.service
         return service if service is not None and service.is_stable else None
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What there is to say of the model's files, of the engine, and of who waits."""
+        spec, others = self.deployment.spec, self._of_the_engine()
+        if self.question.quantization is not None or spec.source is not None:
+            return (*spec.notes, *others)
+        from octavo.cost.quantization_config import notes
+
+        return (*spec.notes, *notes(spec), *others)
+
+    def _of_the_engine(self) -> Iterator[str]:
+        """Where it does not run, and who waits."""
+        deployment, traffic = self.deployment, self.traffic
+        engine, device = deployment.profile.name, deployment.device
+        if not deployment.profile.runs_on(device):
+            yield (
+                f"{engine} does not run on {device.name}: the figures are those that it would have "
+                "there; --profile names an engine that does"
+            )
+        places = deployment.seats(traffic.total_len).max_num_seqs * deployment.num_groups
+        asked = traffic.concurrency or 1
+        if traffic.rate is None and self.service is not None and places < asked:
+            ttft = self.service.latency(99).ttft.value
+            yield (
+                f"{places:,} of the {asked:,} requests run at once, and the others wait for one of "
+                f"them to end: the 99th percentile of TTFT, {ttft:,.1f} s, has that wait in it"
+            )
 
     # -- steps -------------------------------------------------------------------------------
 

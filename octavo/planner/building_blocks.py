@@ -32,7 +32,7 @@ from octavo.cost.weight_rules import Recipe
 from octavo.cost.weight_type import FLOAT_ALIASES, FLOATS, QUANTIZED, WeightType, int4
 from octavo.cost.weights import num_parameters
 from octavo.errors import ConfigError
-from octavo.planner.money import watts_of
+from octavo.planner.money import watts_of, watts_text
 
 T = TypeVar("T")
 
@@ -162,6 +162,7 @@ def _device_json(device: Device) -> dict[str, Any]:
         "link": link,
         "link_kind": device.link_kind,
         "watts": watts_of(device),
+        "watts_text": watts_text(device),
         "usd_per_hour": device.usd_per_hour,
         "trust": device.trust,
         "source": device.source,
@@ -256,7 +257,7 @@ def _recipe_json(recipe: Recipe) -> dict[str, Any]:
         "kind": "recipe",
         "type": _type_json(recipe.quantized),
         "parts": recipe.parts,
-        "ignored": recipe.ignored,
+        "ignored": recipe.ignored.as_regexes(),
     }
 
 

@@ -3,10 +3,11 @@ reason why there is none."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from octavo.cost.engine_profile import profile
 from octavo.cost.hardware import Device
 from octavo.cost.hardware_table import devices, find_device
 from octavo.planner.answer import Plan, Question, deployment_of
@@ -74,15 +75,35 @@ def cheapest(question: Question, most_devices: int = MOST_DEVICES) -> Solution:
 
 def _bases(question: Question) -> Iterator[Deployment]:
     spec, given = question.spec, question.quantization
-    for device in _named(question.hardware, question.hardware_file):
+    for device, _ in named(question):
         for quantization in _QUANTIZATIONS if given is None else (given,):
             yield deployment_of(question, spec, device, quantization)
 
 
-def _named(names: str, own: str | None) -> Sequence[Device]:
-    if names.strip().lower() == ANY:
-        return [device for device in devices(own) if device.usd_per_hour is not None]
-    return [find_device(name, own)[0] for name in names.split(",")]
+def named(question: Question) -> list[tuple[Device, str]]:
+    """The devices that a question names, and how it says them; of ``any`` those that are for rent
+    and that its engine runs on."""
+    own = question.hardware_file
+    if is_any(question.hardware):
+        runs_on = profile(question.engine).runs_on
+        return [(each, each.name) for each in _for_rent(own) if runs_on(each)]
+    return [(find_device(name, own)[0], name) for name in question.hardware.split(",")]
+
+
+def left_out(question: Question) -> list[str]:
+    """Names of those that are for rent and that the engine does not run on, where any will do."""
+    if not is_any(question.hardware):
+        return []
+    runs_on = profile(question.engine).runs_on
+    return [each.name for each in _for_rent(question.hardware_file) if not runs_on(each)]
+
+
+def is_any(hardware: str) -> bool:
+    return hardware.strip().lower() == ANY
+
+
+def _for_rent(own: str | None) -> list[Device]:
+    return [device for device in devices(own) if device.usd_per_hour is not None]
 
 
 def _price(question: Question, device: Device) -> Price | None:

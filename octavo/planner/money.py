@@ -84,6 +84,17 @@ def watts_of(device: Device) -> float | None:
     return _ALL_IN_WATTS.get(device.name, device.tdp_watts)
 
 
+def watts_text(device: Device) -> str:
+    """What ``watts_of`` a device counts, for people; empty where nothing is known."""
+    watts = watts_of(device)
+    if watts is None:
+        return ""
+    if device.name not in _ALL_IN_WATTS:
+        return f"{watts:,.0f} W, the device alone"
+    alone = "" if device.tdp_watts is None else f"; the device alone: {device.tdp_watts:,.0f} W"
+    return f"{watts:,.0f} W with its share of the server, the network and cooling{alone}"
+
+
 def per_million(dollars_per_hour: Prediction, tokens_per_second: Prediction) -> Prediction:
     """Dollars for a million tokens, of devices that together cost and yield so much."""
     each = _SECONDS_PER_HOUR / 1e6

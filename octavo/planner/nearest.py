@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from octavo.planner.sizing import fewest_replicas, highest_rate
+from octavo.planner.sizing import fewest_devices, highest_rate
 from octavo.planner.slo import Slo
 from octavo.planner.verdict import Verdict, judge
 
@@ -16,7 +16,8 @@ class Nearest:
     """Each of these would do, by itself.
 
     Args:
-        num_devices: of the same kind that would do, None where no number does.
+        num_devices: of the same kind that would do, with each matrix on one or on several of them;
+            None where no number does.
         rate: requests a second that these devices answer within the limits, where a rate is asked.
         concurrency: requests that have room at once.
         output_len: tokens of answers that end in time; None where no limit is of whole answers, or
@@ -43,7 +44,7 @@ class Nearest:
 def nearest(verdict: Verdict, slo: Slo) -> Nearest:
     """Of a deployment that does not do what is asked."""
     deployment, traffic = verdict.deployment, verdict.traffic
-    enough = fewest_replicas(deployment, traffic, slo)
+    enough = fewest_devices(deployment, traffic, slo)
     return Nearest(
         num_devices=None if enough is None else enough.deployment.num_devices,
         rate=None if traffic.rate is None else highest_rate(deployment, traffic, slo),

@@ -13,6 +13,7 @@ from octavo.planner.answer import Plan
 from octavo.planner.deployment import Deployment
 from octavo.planner.figures import figure_json, ms_json
 from octavo.planner.latency import Latency
+from octavo.planner.money import watts_text
 
 
 def plan_json(plan: Plan) -> dict[str, Any]:
@@ -42,6 +43,7 @@ def plan_json(plan: Plan) -> dict[str, Any]:
         **_service_json(plan),
         "cost": _cost_json(plan),
         "bound": {"prefill": plan.prefill_cost.bound, "decode": plan.decode_cost.bound},
+        "warnings": list(plan.warnings),
         "slo": [each.as_json() for each in plan.verdict.kept],
         "advice": [advice.as_json() for advice in plan.advice],
     }
@@ -126,5 +128,5 @@ def _service_json(plan: Plan) -> dict[str, Any]:
 
 def _cost_json(plan: Plan) -> dict[str, Any]:
     if plan.bill is not None:
-        return plan.bill.as_json()
+        return {**plan.bill.as_json(), "power": watts_text(plan.deployment.device) or None}
     return dict.fromkeys(("utilization", "per_request", "per_million_output_tokens", "per_day"))

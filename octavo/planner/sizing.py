@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from octavo.cost.hardware import Device
 from octavo.cost.parallel import Parallel
 from octavo.cost.prediction import Prediction
+from octavo.errors import ConfigError
 from octavo.planner.deployment import Deployment
-from octavo.planner.layouts import laid_out
+from octavo.planner.layouts import island_of, laid_out
 from octavo.planner.money import Price
 from octavo.planner.slo import Slo
 from octavo.planner.traffic import Traffic
@@ -98,6 +100,23 @@ def fewest_replicas(
         else:
             low = middle
     return verdict
+
+
+def fewest_devices(
+    deployment: Deployment, traffic: Traffic, slo: Slo, most_devices: int = MOST_DEVICES
+) -> Verdict | None:
+    """The same with each matrix on as many devices as it takes; None where no number does."""
+    found: list[Verdict] = []
+    island, tp = min(island_of(deployment.device), most_devices), 1
+    while tp <= island:
+        parallel = deployment.parallel.with_tp(tp)
+        with suppress(ConfigError):  # such a model cannot be laid out so
+            enough = fewest_replicas(
+                replace(deployment, parallel=parallel, replicas=1), traffic, slo, most_devices
+            )
+            found += [] if enough is None else [enough]
+        tp *= 2
+    return min(found, key=lambda verdict: verdict.deployment.num_devices, default=None)
 
 
 def highest_rate(deployment: Deployment, traffic: Traffic, slo: Slo) -> float:

@@ -171,9 +171,16 @@ class _Load:
         self._rate = rate
         self._seats = seats
         settled = balance(lambda others: rate * steps.gaps * self._tpot_beside(others), seats)
-        # Answers of one token leave no streams, and prompts may be too many all the same.
-        self.is_stable = settled is not None and math.isfinite(self._tpot_beside(settled))
         self.streams = math.inf if settled is None else settled
+        self.is_stable = settled is not None and self._ends()
+
+    def _ends(self) -> bool:
+        """Whether what comes is also computed where the load settles. Answers of one token leave no
+        streams, and prompts may be too many all the same. And pacing may leave prompts less room
+        beside the streams that there are than beside one more: then a delay may bring another one
+        or more, which none of the sums below would come to an end with."""
+        has_gaps_that_end = math.isfinite(self._tpot_beside(self.streams))
+        return has_gaps_that_end and self._rate * self._delay < 1
 
     @cached_property
     def prefill_share(self) -> float:

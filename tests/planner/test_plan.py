@@ -112,7 +112,7 @@ def test_the_design_challenge_has_no_answer():
     "model, hardware, traffic, choices, binding",
     [
         ("llama-3.1-70b", "h100-sxm", Traffic(512, 128), {}, "weights"),
-        ("llama-3.1-8b", "rtx4090", Traffic(4096, 512, concurrency=64), {}, "kv"),
+        ("llama-3.1-8b", "rtx4090", Traffic(60_000, 512, concurrency=64), {}, "kv"),
         ("llama-3-8b", "h100-sxm", Traffic(8000, 500), {}, "max_model_len"),
         ("llama-3.1-8b", "l4", Traffic(2000, 200, rate=50), {}, "throughput"),
         ("llama-3.1-8b", "h200", Traffic(100, 500, rate=5),

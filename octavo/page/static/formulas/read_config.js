@@ -141,7 +141,7 @@ const MIXERS = {
       qkv_bias: bias,
       output_bias: fields.flag("attention_out_bias", family.output_bias ?? bias),
       qk_norm_size: { none: 0, head: 2 * headDim, full: (heads + kvHeads) * headDim }[norm],
-      has_output_gate: family.has_output_gate,
+      has_output_gate: fields.flag("attn_output_gate", family.has_output_gate),
       num_sinks: family.has_sinks ? heads : 0,
     };
   },

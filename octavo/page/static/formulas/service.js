@@ -211,8 +211,9 @@ class Load {
   constructor(steps, rate, seats) {
     Object.assign(this, { steps, rate, seats });
     const settled = balance((others) => rate * steps.gaps * this.#tpotBeside(others), seats);
-    this.isStable = settled !== null && Number.isFinite(this.#tpotBeside(settled));
     this.streams = settled ?? Infinity;
+    this.isStable = settled !== null && Number.isFinite(this.#tpotBeside(settled))
+      && rate * this.#delay < 1;
   }
 
   /** Of the time, what steps take longer for the prompts in them. */

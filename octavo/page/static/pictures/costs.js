@@ -44,7 +44,7 @@ export const costs = {
     if (bill === null) return [...found, { label: "A million tokens", value: "no price is known" }];
     const { perMillionOutputTokens: each, perHour, joulesPerOutputToken: joules } = bill;
     found.push({ label: "A million tokens of answers", ...range(each), unit: "$", formula: `${format(perHour.value, "$")} an hour / ${format(tokens * 3600)} tokens an hour` });
-    if (joules) found.push({ label: "Energy of a token", ...range(joules), unit: "J", formula: `${format(deployment.device.watts)} W × ${deployment.numDevices} / ${format(most * values.output)} tokens/s at full load` });
+    if (joules) found.push({ label: "Energy of a token", ...range(joules), unit: "J", formula: `${deployment.device.watts_text} × ${deployment.numDevices} / ${format(most * values.output)} tokens/s at full load` });
     return found;
   },
 
