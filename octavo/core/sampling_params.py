@@ -291,7 +291,7 @@ _NOT_THERE: dict[str, tuple[tuple[Any, ...], str]] = {
     "skip_clone": ((None, False, True), "a request has a copy anyway"),
     "structured_outputs": ((None,), "octavo follows no grammar yet"),
     "extra_args": ((None, {}), "there are no samplers beside octavo's"),
-    "skip_reading_prefix_cache": ((None, False), "set enable_prefix_caching=False on the engine"),
+    "skip_reading_prefix_cache": ((None, False), "use cache_prompt=False"),
     "thinking_token_budget": ((None, -1), "octavo does not count thoughts apart; use max_tokens"),
     "repetition_detection": ((None,), "use repetition_penalty or frequency_penalty"),
     "routed_experts_prompt_start": ((None, 0), "octavo does not return the routes of experts"),
@@ -309,7 +309,7 @@ _SCALARS = (
     *("n", "best_of", "presence_penalty", "frequency_penalty", "repetition_penalty"),
     *("temperature", "top_p", "top_k", "min_p", "typical_p", "seed", "ignore_eos", "max_tokens"),
     *("min_tokens", "logprobs", "prompt_logprobs", "detokenize", "skip_special_tokens"),
-    *("include_stop_str_in_output", "attention_sinks", "window", "n_keep"),
+    *("include_stop_str_in_output", "attention_sinks", "window", "n_keep", "cache_prompt"),
 )
 _LAST_FIELD = fields(SamplingParams)[-1].name
 assert _LAST_FIELD == "output_kind"

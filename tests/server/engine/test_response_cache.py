@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import gc
 import math
 import tracemalloc
@@ -126,7 +127,9 @@ DIFFERENT = {
 
 
 def test_every_parameter_of_the_answer_is_in_the_key():
-    assert set(DIFFERENT) == set(SamplingParams.__dataclass_fields__)
+    # How outputs are cut is the reader's business.
+    names = {field.name for field in dataclasses.fields(SamplingParams)} - {"output_kind"}
+    assert set(DIFFERENT) == names
     base = {"temperature": 1.0, "seed": 1}
     keys = [answer_key(make_request(**{**base, name: value})) for name, value in DIFFERENT.items()]
     keys.append(answer_key(make_request(**base)))
