@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 
 from octavo.cost.weight_shape import WeightShape
-from octavo.patterns import Pattern, PatternError
+from octavo.patterns import Pattern, PatternCompiler, PatternError
 
 REGEX = "re:"
 _OF_LAYER = re.compile(
@@ -124,9 +124,10 @@ class ModulePatterns:
     def __post_init__(self) -> None:
         of_layer: defaultdict[int, list[_Glob]] = defaultdict(list)
         anywhere: list[_Glob | _Regex] = []
+        compiler = PatternCompiler()
         for pattern in self.patterns:
             if pattern.startswith(REGEX):
-                anywhere.append(_regex(pattern.removeprefix(REGEX)))
+                anywhere.append(_regex(pattern.removeprefix(REGEX), compiler))
             elif (layer := _OF_LAYER.match(pattern)) is not None:
                 of_layer[int(layer[1])].append(_glob(pattern[layer.end() :]))
             else:
@@ -174,13 +175,13 @@ def _glob(text: str) -> _Glob:
     return _Glob(tuple(text.split("*")))
 
 
-def _regex(text: str) -> _Regex:
+def _regex(text: str, compiler: PatternCompiler) -> _Regex:
     prefixes = ["model."] if text.startswith((".", "model", "^model")) else ["model.", ""]
     if "language_model" in text:
         prefixes += ["model.language_model.", "language_model.model."]
     if "backbone" in text:
         prefixes.append("backbone.")
     try:
-        return _Regex(Pattern(text), tuple(prefixes))
+        return _Regex(compiler.compile(text), tuple(prefixes))
     except PatternError as error:
         raise PatternError(f"{text!r:.100} is no regular expression: {error}") from None
