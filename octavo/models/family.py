@@ -78,7 +78,8 @@ class TensorNames:
         fused: modules that are fused there, in place of those that the family says.
         values: parameters whose values are others there, by how their names here end.
         pieces: tensors that are several in a file to be, by how their names there end: how that of
-            each piece ends, and what it has of all rows [N, K]. Who opens such a file puts them together before anything is asked by name.
+            each piece ends, and what it has of all rows [N, K]. Who opens such a file puts them
+            together before anything is asked by name.
     """
 
     def __init__(

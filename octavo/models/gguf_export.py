@@ -7,8 +7,8 @@
 Names, keys and types are those that llama.cpp reads (``src/llama-arch.cpp``, ``gguf.md`` of ggml).
 Who quantizes decides which type each matrix has, and makes the blocks; here is what is left:
 vectors and routers stay F32, as llama.cpp wants them, rows of q and k are put in its order, the
-matrices of all experts become one tensor, the one that makes keys and values of latents becomes two,
-and a tensor is written in pieces of some rows, so that a model may be larger than memory.
+matrices of all experts become one tensor, what makes keys and values of latents becomes two, and a
+tensor is written in pieces of some rows, so that a model may be larger than memory.
 """
 
 from __future__ import annotations
@@ -70,8 +70,8 @@ class Matrix:
     """A matrix of a file to be, for who chooses its type.
 
     ``name``: in the file; ``parameter``: the name that Hugging Face has, of the first one where it
-    is several. ``type``: that a copy of it has: in the checkpoint, or F16 where it is of blocks there
-    and its values have other places in the file; None where the checkpoint has another format.
+    is several. ``type``: that of a copy: in the checkpoint, or F16 where that has blocks and the
+    file has the values in other places; None where the checkpoint has another format.
     """
 
     name: str
