@@ -116,13 +116,15 @@ def file_tensors(
             count,
             None if order is None else np.argsort(order),
         )
-        written = names.pieces_of(tensor) or {tensor: None if values is None else values.write}
+        written = names.pieces_of(tensor)
+        if values is not None:
+            written[tensor] = values.write
+        if not written:
+            yield whole
         yield from (_written(whole, *each) for each in written.items())
 
 
-def _written(whole: FileTensor, name: str, write: ArrayFunction | None) -> FileTensor:
-    if write is None:
-        return whole
+def _written(whole: FileTensor, name: str, write: ArrayFunction) -> FileTensor:
     shape = write(np.zeros(whole.shape, dtype=np.float32)).shape
     return replace(whole, name=name, shape=shape, write=write)
 
