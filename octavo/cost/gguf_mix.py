@@ -12,12 +12,20 @@ from octavo.cost.rank_model import Arithmetic
 from octavo.cost.weight_shape import WeightShape
 from octavo.cost.weight_type import WeightType
 from octavo.quantization.ggml_types import FLOAT_TYPES, GGMLType, block_shape
-from octavo.quantization.gguf_mixes import FALLBACKS, MIXES, Mix, ModelFacts, type_of
+from octavo.quantization.gguf_mixes import (
+    FALLBACKS,
+    LATENT_TYPE,
+    MIXES,
+    Mix,
+    ModelFacts,
+    type_of,
+)
 
 # How llama.cpp calls what a mix treats in a way of its own.
 _NAMES = {
     "self_attn.v_proj": "attn_v",
     "self_attn.o_proj": "attn_output",
+    "self_attn.kv_b_proj": "attn_kv_b",
     "mlp.down_proj": "ffn_down",
     "mlp.experts.down_proj": "ffn_down",
     "mlp.shared_expert.down_proj": "ffn_down",
@@ -26,7 +34,9 @@ _NAMES = {
 
 @dataclass(frozen=True, slots=True)
 class GgufMix:
-    """What llama.cpp's quantizer makes of a model. Norms, biases and routers are float32."""
+    """What octavo's quantizer makes of a model, and llama.cpp's but for what makes keys and values
+    of latents, which that makes as small as other matrices. Norms, biases and routers are float32.
+    """
 
     target: str
     facts: ModelFacts
@@ -80,7 +90,12 @@ def _mix_json(mix: Mix) -> dict[str, Any]:
         kind: [[type.name, where.name, where.number] for type, where in getattr(mix, kind)]
         for kind in ("attn_v", "ffn_down", "attn_output")
     }
-    return {"base": mix.base.name, **{kind: each for kind, each in rules.items() if each}}
+    latents = mix.base if mix.base in FLOAT_TYPES else LATENT_TYPE
+    return {
+        "base": mix.base.name,
+        "latents": latents.name,
+        **{kind: each for kind, each in rules.items() if each},
+    }
 
 
 def _used() -> set[GGMLType]:

@@ -181,7 +181,7 @@ class _Layer:
             nope_dim=key - rope,
             rope_dim=rope,
             value_dim=value,
-            q_rank=self._fields.integer("attention.q_lora_rank", None),
+            q_rank=self._fields.integer("attention.q_lora_rank", 0, minimum=0) or None,
         )
 
     def _recurrence(self) -> Mixer:

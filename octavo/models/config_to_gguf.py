@@ -61,6 +61,13 @@ def gguf_config(config: ModelConfig) -> dict[str, Any]:
     }
 
 
+def rewritten_entries(config: ModelConfig) -> dict[str, Any]:
+    """What a file to be says of its tensors, in place of what the GGUF file says that it is of."""
+    kind = gguf_architecture(config)
+    entries = family_of(config.architecture).written_gguf_entries(config)
+    return {f"{kind}.{key}": value for key, value in entries.items()}
+
+
 def check_gguf_config(
     config: ModelConfig, metadata: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]
 ) -> None:

@@ -30,6 +30,7 @@ from octavo.models.experts import (
     hf_experts,
 )
 from octavo.models.family import Family, TensorNames
+from octavo.models.gguf_latents import halves_to_write
 from octavo.models.llama import GGUF_LAYER, GGUF_TOP, HF_DEFAULTS
 from octavo.models.unread import always, only
 
@@ -221,15 +222,16 @@ def _to_gguf(config: ModelConfig) -> dict[str, Any]:
     latent, rope = config.latent, config.rope
     assert latent is not None
     entries: dict[str, Any] = {
-        "attention.head_count_kv": config.num_heads,
-        "attention.key_length": latent.query_dim,
-        "attention.value_length": latent.value_dim,
+        **_entries_of_halves(config),
         "attention.q_lora_rank": latent.q_rank or 0,  # llama.cpp guesses by layers without it
         "attention.kv_lora_rank": latent.kv_rank,
-        "leading_dense_block_count": config.num_layers,
     }
     if config.experts is not None:
         entries |= gguf_grouped_expert_entries(config)
+    else:  # which llama.cpp asks for all the same
+        entries["leading_dense_block_count"] = config.num_layers
+        entries["expert_feed_forward_length"] = config.intermediate_size
+        entries["expert_shared_count"] = 0
     if rope.scaling == "yarn":
         if rope.attention_factor != 1.0:  # llama.cpp would put it into the scores' scale, too
             raise UnsupportedModelError(
@@ -239,6 +241,20 @@ def _to_gguf(config: ModelConfig) -> dict[str, Any]:
         entries["rope.scaling.attn_factor"] = 1.0
         entries["rope.scaling.yarn_log_multiplier"] = _weight_of_strength(config) / 10
     return entries
+
+
+def _entries_of_halves(config: ModelConfig) -> dict[str, Any]:
+    """Sizes as of MQA over what is kept of a token, and beside them those of heads. By these
+    llama.cpp sees that keys and values are made by two tensors, and keeps latents alone."""
+    latent = config.latent
+    assert latent is not None
+    return {
+        "attention.head_count_kv": 1,
+        "attention.key_length": latent.kv_rank + latent.rope_dim,
+        "attention.value_length": latent.kv_rank,
+        "attention.key_length_mla": latent.query_dim,
+        "attention.value_length_mla": latent.value_dim,
+    }
 
 
 _GGUF_LAYER = {
@@ -252,6 +268,13 @@ _GGUF_LAYER = {
     "attn_kv_b": "self_attn.kv_b_proj",
 }
 _GGUF_NAMES = TensorNames(GGUF_TOP, _GGUF_LAYER, "blk")
+
+
+def _written_names(config: ModelConfig) -> TensorNames:
+    assert config.latent is not None
+    pieces = halves_to_write(config.num_heads, config.latent.nope_dim)
+    return TensorNames(GGUF_TOP, _GGUF_LAYER, "blk", pieces=pieces)
+
 
 _HF_DEFAULTS = {
     **HF_DEFAULTS,
@@ -268,8 +291,23 @@ _HF_IGNORED = {
     ),
     "num_key_value_heads": always,
     # Of experts, where no layer has any.
-    **dict.fromkeys(("num_experts_per_tok", "moe_intermediate_size", "n_shared_experts"), always),
+    **dict.fromkeys(
+        (
+            *("num_experts_per_tok", "moe_intermediate_size", "n_shared_experts", "n_group"),
+            *("topk_group", "topk_method", "norm_topk_prob", "routed_scaling_factor"),
+        ),
+        always,
+    ),
 }
+
+# Of experts, where no layer has any.
+_GGUF_IGNORED = dict.fromkeys(
+    (
+        *("leading_dense_block_count", "expert_feed_forward_length", "expert_shared_count"),
+        *("expert_weights_scale", "expert_weights_norm", "expert_gating_func"),
+    ),
+    always,
+)
 
 DEEPSEEK_V2 = Family(
     architecture="DeepseekV2ForCausalLM",
@@ -291,7 +329,10 @@ DEEPSEEK_V2 = Family(
     to_hf=_to_hf,
     gguf="deepseek2",
     gguf_names=_GGUF_NAMES,
+    written_gguf_names=_written_names,
+    written_gguf_entries=_entries_of_halves,
     gguf_interleaved=True,
+    gguf_ignored=_GGUF_IGNORED,
     from_gguf=_from_gguf,
     to_gguf=_to_gguf,
 )

@@ -41,6 +41,8 @@ def _nothing(*_: Any) -> Mapping[str, Any]:
     return {}
 
 
+ArrayFunction = Callable[["np.ndarray"], "np.ndarray"]  # of float32
+
 # From a config and the name of a parameter to something of each row of a tensor.
 OfRows = Callable[["ModelConfig", str], "np.ndarray | None"]
 
@@ -57,8 +59,8 @@ class FileValues(NamedTuple):
     """How a kind of file has a parameter that it has otherwise: functions of float32 arrays, which
     may change their shape, to what is here, and back."""
 
-    read: Callable[[np.ndarray], np.ndarray]
-    write: Callable[[np.ndarray], np.ndarray]
+    read: ArrayFunction
+    write: ArrayFunction
 
 
 class TensorNames:
@@ -75,6 +77,9 @@ class TensorNames:
         interleaved: modules whose rows there are those of the modules they are fused of in turn.
         fused: modules that are fused there, in place of those that the family says.
         values: parameters whose values are others there, by how their names here end.
+        pieces: tensors that are several in a file to be, by how their names there end: how that of
+            each piece ends, and what it has of all rows [N, K]. Who opens such a file puts them
+            together before anything is asked by name.
     """
 
     def __init__(
@@ -86,8 +91,9 @@ class TensorNames:
         interleaved: tuple[str, ...] = (),
         fused: Mapping[str, tuple[str, ...]] | None = None,
         values: Mapping[str, FileValues] | None = None,
+        pieces: Mapping[str, Mapping[str, ArrayFunction]] | None = None,
     ):
-        self.fused, self._values = fused, values or {}
+        self.fused, self._values, self._pieces = fused, values or {}, pieces or {}
         self._top, self._layer, self._layers = dict(top), dict(layer), layers
         self._transposed = tuple(f".{each}{end}" for each in transposed for end in ("", ".weight"))
         self._interleaved = tuple(f".{module}" for module in interleaved)
@@ -124,6 +130,15 @@ class TensorNames:
         """How a parameter's values are there, where they are not the same."""
         ends = (end for end in self._values if parameter.endswith(f".{end}"))
         return self._values.get(next(ends, ""))
+
+    def pieces_of(self, tensor: str) -> dict[str, ArrayFunction]:
+        """The tensors that one is in a file to be, by their names; none if it is written whole."""
+        return {
+            tensor.removesuffix(end) + piece: of_rows
+            for end, pieces in self._pieces.items()
+            if tensor.endswith(end)
+            for piece, of_rows in pieces.items()
+        }
 
 
 class HFNames(TensorNames):
@@ -225,7 +240,9 @@ class Family:
             all, of what the config says of it; ``gguf_config``: a config that no longer says that.
         gguf_needs_head: llama.cpp refuses GGUF files of this kind without a matrix of their own for
             the output, so that a model whose embedding is that too is written with both.
-        written_gguf_names: those of a file to be, where ``gguf_names`` have several for some.
+        written_gguf_names: those of a file to be, where ``gguf_names`` have several for some, or
+            one is written in pieces. written_gguf_entries: what such a file says, whatever the GGUF
+            file that it is made of says there.
         from_hf, from_gguf: what is left to be read, see ``ReadConfig``. GGUF's are ``GGUFFields``.
         to_hf, to_gguf: and to be written.
     """
@@ -254,6 +271,7 @@ class Family:
     gguf_config: Callable[[ModelConfig], ModelConfig] = _as_it_is
     gguf_needs_head: bool = False
     written_gguf_names: Callable[[ModelConfig], TensorNames] | None = None
+    written_gguf_entries: WriteConfig = _nothing
     from_hf: ReadConfig = _nothing
     from_gguf: ReadConfig = _nothing
     to_hf: WriteConfig = _nothing

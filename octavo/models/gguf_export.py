@@ -7,8 +7,8 @@
 Names, keys and types are those that llama.cpp reads (``src/llama-arch.cpp``, ``gguf.md`` of ggml).
 Who quantizes decides which type each matrix has, and makes the blocks; here is what is left:
 vectors and routers stay F32, as llama.cpp wants them, rows of q and k are put in its order, the
-matrices of all experts become one tensor, and a tensor is written in pieces of some rows, so that a
-model may be larger than memory.
+matrices of all experts become one tensor, what makes keys and values of latents becomes two, and a
+tensor is written in pieces of some rows, so that a model may be larger than memory.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from octavo.errors import ConfigError, UnsupportedModelError
 from octavo.models.checkpoint import Checkpoint, GGUFFiles
 from octavo.models.config import ModelConfig
 from octavo.models.config_gguf import end_ids_by_text
-from octavo.models.config_to_gguf import check_gguf_config, gguf_config
+from octavo.models.config_to_gguf import check_gguf_config, gguf_config, rewritten_entries
 from octavo.models.footprint import EMBEDDING, HEAD
 from octavo.models.gguf_writer import TensorToWrite, write_gguf
 from octavo.models.llama_cpp import unlike_in_llama_cpp
@@ -70,7 +70,8 @@ class Matrix:
     """A matrix of a file to be, for who chooses its type.
 
     ``name``: in the file; ``parameter``: the name that Hugging Face has, of the first one where it
-    is several. ``type``: in the checkpoint; None where that has another format.
+    is several. ``type``: that of a copy: in the checkpoint, or F16 where that has blocks and the
+    file has the values in other places; None where the checkpoint has another format.
     """
 
     name: str
@@ -136,7 +137,8 @@ def _metadata(parameters: Parameters) -> dict[str, Any]:
     """A GGUF file's own, or what a folder's config and tokenizer say."""
     checkpoint = parameters.checkpoint.origin
     if isinstance(checkpoint, GGUFFiles):
-        return {k: v for k, v in checkpoint.metadata.items() if not k.startswith(_OF_THE_FILE)}
+        kept = {k: v for k, v in checkpoint.metadata.items() if not k.startswith(_OF_THE_FILE)}
+        return kept | rewritten_entries(parameters.config)
     from octavo.text.tokenizer_metadata import tokenizer_metadata
 
     config = parameters.config
@@ -198,9 +200,12 @@ def _choose_types(
 
 
 def _stored_type(parameters: Parameters, tensor: FileTensor) -> GGMLType | None:
-    """That of all parts; None where they have several, or none of GGUF's."""
+    """That of all parts, or of the floats that are made of their blocks; None where they have
+    several, or none of GGUF's."""
     found = {parameters.type(part) for part in tensor.parts}
-    return found.pop() if len(found) == 1 else None
+    type = found.pop() if len(found) == 1 else None
+    is_taken_apart = tensor.write is not None and type not in (*FLOAT_TYPES, None)
+    return GGMLType.F16 if is_taken_apart else type
 
 
 def _tensors(
@@ -256,6 +261,7 @@ def _blocks(type: GGMLType, rows: np.ndarray, encode: Encode | None, name: str) 
     if type in FLOAT_TYPES:
         return float_bytes(rows, type)
     assert encode is not None
+    rows = rows.reshape(-1, rows.shape[-1])  # of all heads
     blocks = encode(type, rows, name)
     assert blocks.dtype == np.uint8, blocks.dtype
     assert blocks.shape == (len(rows), row_bytes(type, rows.shape[1])), (name, blocks.shape)

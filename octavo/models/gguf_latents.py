@@ -2,8 +2,8 @@
 
 llama.cpp multiplies queries with the keys' part of each head, and what was attended with the
 values' part, and so keeps ``kv_b`` [H * (P + V), C] as it multiplies with it: ``attn_k_b``
-[H, C, P] and ``attn_v_b`` [H, V, C]. Files from before, and those that are written here, have all
-of it as ``attn_kv_b``.
+[H, C, P] and ``attn_v_b`` [H, V, C], as files that are written here do. Files from before have all
+of it as ``attn_kv_b``, and llama.cpp keeps keys and values of all heads for them.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
+from octavo.models.family import ArrayFunction
 from octavo.quantization.base import StoredWeight, Weight, entry_of, float_bytes
 from octavo.quantization.ggml_types import GGMLType
 
@@ -26,6 +27,20 @@ def find_halves(tensors: Iterable[str]) -> dict[str, tuple[str, str]]:
         layer + _BOTH: (layer + _KEYS, layer + _VALUES)
         for layer in layers
         if layer + _VALUES in names
+    }
+
+
+def halves_to_write(num_heads: int, nope_dim: int) -> dict[str, dict[str, ArrayFunction]]:
+    """What becomes of ``kv_b`` in a file to be: its two tensors, by how names end. Views only."""
+
+    def heads(rows: np.ndarray) -> np.ndarray:
+        return rows.reshape(num_heads, -1, rows.shape[1])
+
+    return {
+        _BOTH: {
+            _KEYS: lambda rows: heads(rows)[:, :nope_dim].swapaxes(1, 2),
+            _VALUES: lambda rows: heads(rows)[:, nope_dim:],
+        }
     }
 
 

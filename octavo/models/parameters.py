@@ -11,6 +11,7 @@ Gemma's norms         less one                              as they are multipli
 llama3's rope         numbers in the config                 a tensor of divisors
 longrope              lists in the config                   two tensors of divisors
 what scales layers    Falcon-H1: numbers in the config      multiplied into the weights
+latents to heads      DeepSeek: one matrix                  two tensors, keys' and values'
 ====================  ====================================  =======================================
 
 Nothing is read before it is asked for, and then only the rows that are asked for.
@@ -30,7 +31,7 @@ from octavo.layers.rope import inverse_frequencies
 from octavo.layers.rope_config import RopeConfig
 from octavo.models.checkpoint import Checkpoint
 from octavo.models.config import ModelConfig
-from octavo.models.family import Family, FileValues, TensorNames
+from octavo.models.family import ArrayFunction, Family, TensorNames
 from octavo.models.footprint import EMBEDDING, HEAD
 from octavo.models.loader import load_checkpoint
 from octavo.models.registry import family_of
@@ -68,7 +69,7 @@ class FileTensor:
 
     ``shape``: of these; the file has it as [inputs, outputs] if it ``is_transposed``. Those of all
     experts are one behind the other, and their number is the first dimension. ``order``: their rows
-    as the file has them; ``values``: how it has them; None: as they are.
+    as the file has them; ``write``: to what it has of them; None: they are there as they are.
     """
 
     name: str
@@ -78,13 +79,13 @@ class FileTensor:
     is_interleaved: bool = False
     num_experts: int | None = None
     order: np.ndarray | None = None
-    values: FileValues | None = None
+    write: ArrayFunction | None = None
 
     @property
     def is_put_together(self) -> bool:
         """Whether its rows are no rows of its parts in turn, so that it cannot be made of some."""
         is_turned = self.is_transposed or self.is_interleaved
-        return is_turned or self.order is not None or self.values is not None
+        return is_turned or self.order is not None or self.write is not None
 
     @property
     def matrices(self) -> list[tuple[str, ...]]:
@@ -105,10 +106,8 @@ def file_tensors(
         if names.is_of_all_experts(tensor):
             count = len(parts) // len(family.parts(named, names))
             shape = (count, shape[0] // count, *shape[1:])
-        if values is not None:
-            shape = values.write(np.zeros(shape, dtype=np.float32)).shape
         order = family.row_order(config, family.whole(parts[0], names))
-        yield FileTensor(
+        whole = FileTensor(
             tensor,
             tuple(parts),
             shape,
@@ -116,8 +115,18 @@ def file_tensors(
             names.is_interleaved(named),
             count,
             None if order is None else np.argsort(order),
-            values,
         )
+        written = names.pieces_of(tensor)
+        if values is not None:
+            written[tensor] = values.write
+        if not written:
+            yield whole
+        yield from (_written(whole, *each) for each in written.items())
+
+
+def _written(whole: FileTensor, name: str, write: ArrayFunction) -> FileTensor:
+    shape = write(np.zeros(whole.shape, dtype=np.float32)).shape
+    return replace(whole, name=name, shape=shape, write=write)
 
 
 def _parts_of_tensors(
@@ -184,8 +193,8 @@ class Parameters:
                 rows = np.concatenate(parts)
             if tensor.order is not None:
                 rows = rows[tensor.order]
-            if tensor.values is not None:
-                rows = tensor.values.write(rows)
+            if tensor.write is not None:
+                rows = tensor.write(rows)
             yield np.ascontiguousarray(rows.T if tensor.is_transposed else rows)
 
     def stored_whole(self, tensor: FileTensor) -> np.ndarray | None:
@@ -193,7 +202,7 @@ class Parameters:
         rows = [self.stored_rows(part) for part in tensor.parts]
         found = [each for each in rows if each is not None]
         is_turned = tensor.is_transposed or tensor.is_interleaved
-        if len(found) < len(rows) or is_turned or tensor.values is not None:
+        if len(found) < len(rows) or is_turned or tensor.write is not None:
             return None
         together = np.concatenate(found)
         return together if tensor.order is None else together[tensor.order]

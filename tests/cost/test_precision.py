@@ -80,6 +80,18 @@ def test_mixes_have_the_bits_that_files_have():
         assert found == pytest.approx(bits, rel=0.04), name
 
 
+def test_what_makes_keys_and_values_of_latents_has_16_bits_in_files():
+    """As octavo writes them; of a large model that is next to nothing."""
+    spec = spec_of("deepseek-v3")
+    latents = [weight for weight in weights(spec) if weight.name == "self_attn.kv_b_proj"]
+    assert len(latents) == spec.num_layers
+    for name, bits in (("Q4_K_M", 16), ("Q8_0", 16), ("Q2_K", 16), ("F32", 32)):
+        precision = precision_of(spec, name)
+        assert {precision.type_of(weight).bits for weight in latents} == {bits}
+    share = sum(weight.num_params for weight in latents) / num_parameters(spec)
+    assert 0.001 < share < 0.002
+
+
 def of_config(**config):
     return precision_of(replace(spec_of("llama-3.1-8b"), quantization=config))
 

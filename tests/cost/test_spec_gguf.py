@@ -113,14 +113,22 @@ def test_experts_beside_what_is_shared():
     assert num_parameters(spec, active=True) == count - inactive
 
 
-def test_latent_attention():
-    layer = {
+@pytest.mark.parametrize("q_rank", [24, 0, None])
+@pytest.mark.parametrize("is_in_two", [False, True])
+def test_latent_attention(q_rank, is_in_two):
+    """Keys and values made by one tensor, as in files from before 2025-04, or by two; queries by
+    two or by one, of which a file may say nothing, or that their rank is 0."""
+    queries = {
         "attn_q_a.weight": (24, HIDDEN),
         "attn_q_a_norm.weight": (24,),
         "attn_q_b.weight": (4 * 24, 24),
+    }
+    halves = {"attn_k_b.weight": (4, 32, 16), "attn_v_b.weight": (4, 12, 32)}
+    layer = {
+        **(queries if q_rank else {"attn_q.weight": (4 * 24, HIDDEN)}),
+        **(halves if is_in_two else {"attn_kv_b.weight": (4 * 28, 32)}),
         "attn_kv_a_mqa.weight": (40, HIDDEN),
         "attn_kv_a_norm.weight": (32,),
-        "attn_kv_b.weight": (4 * 28, 32),
         "attn_output.weight": (HIDDEN, 48),
         **MLP,
         **NORMS,
@@ -128,16 +136,21 @@ def test_latent_attention():
     sizes = {
         "attention.head_count": 4,
         "attention.kv_lora_rank": 32,
-        "attention.q_lora_rank": 24,
+        **({} if q_rank is None else {"attention.q_lora_rank": q_rank}),
         "attention.key_length": 24,
         "attention.value_length": 12,
         "rope.dimension_count": 8,
     }
+    if is_in_two:
+        of_heads = {"attention.key_length_mla": 24, "attention.value_length_mla": 12}
+        of_latents = {"attention.key_length": 40, "attention.value_length": 32}
+        sizes |= {**of_latents, **of_heads, "attention.head_count_kv": 1}
     spec, count = parsed("deepseek2", [layer], **sizes)
     assert num_parameters(spec) == count
     (latent,) = spec.layers[0].mixers
     assert isinstance(latent, LatentAttention)
     assert (latent.nope_dim, latent.rope_dim, latent.value_dim) == (16, 8, 12)
+    assert latent.q_rank == (q_rank or None)
 
 
 def test_recurrences_are_told_apart():

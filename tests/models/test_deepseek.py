@@ -6,7 +6,6 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -18,9 +17,7 @@ from octavo.models.checkpoint import open_checkpoint
 from octavo.models.config import ModelConfig
 from octavo.models.config_to_hf import hf_config
 from octavo.models.footprint import kv_bytes_per_token
-from octavo.models.gguf import GGUFFile
 from octavo.models.gguf_export import export_gguf
-from octavo.models.gguf_writer import TensorToWrite, write_gguf
 from octavo.models.hf_writer import write_hf_folder
 from octavo.models.loader import load_model
 from octavo.open_model import load_tokenizer
@@ -221,55 +218,6 @@ GGUF_CASES = ["deepseek-v2", "deepseek-v3", "deepseek-v3-halves"]
 
 def as_f32(matrix) -> GGMLType:
     return GGMLType.F32
-
-
-def split_heads(source: Path, out: Path, config: ModelConfig) -> None:
-    """A file with ``attn_kv_b`` as llama.cpp has it today: of each head, its keys' part as the
-    inputs of latents, and its values' part."""
-    latent = config.latent
-    with GGUFFile(source) as file:
-        tensors = []
-        for name, entry in file.tensors.items():
-            data = file.data(name)
-            if not name.endswith("attn_kv_b.weight"):
-                tensors.append(TensorToWrite(name, entry.shape, entry.type, [data]))
-                continue
-            rows = data.view(np.float32).reshape(config.num_heads, -1, latent.kv_rank)
-            layer = name.removesuffix("attn_kv_b.weight")
-            keys, values = np.split(rows, [latent.nope_dim], axis=1)
-            for half, part in (("attn_k_b", keys.swapaxes(1, 2)), ("attn_v_b", values)):
-                part = np.ascontiguousarray(part)
-                lines = part.reshape(-1, part.shape[-1]).view(np.uint8)
-                tensors.append(
-                    TensorToWrite(f"{layer}{half}.weight", part.shape, entry.type, [lines])
-                )
-        kind = "deepseek2.attention."
-        sizes = {
-            "head_count_kv": 1,
-            "key_length": latent.kv_rank + latent.rope_dim,
-            "value_length": latent.kv_rank,
-            "key_length_mla": latent.query_dim,
-            "value_length_mla": latent.value_dim,
-        }
-        changed = {f"{kind}{name}": size for name, size in sizes.items()}
-        write_gguf(out, {**file.metadata, **changed}, tensors)
-
-
-@pytest.mark.parametrize("name", GGUF_CASES)
-def test_gguf_files_are_the_same_model(name, tiny_hf, driver, tmp_path):
-    source = tiny_hf(name)
-    whole, split = tmp_path / "whole.gguf", tmp_path / "split.gguf"
-    export_gguf(whole, open_checkpoint(source), as_f32)
-    split_heads(whole, split, open_checkpoint(whole).config())
-    prompts = [list(range(3, 50)), [5, 6]]
-    theirs = driver(source).logits(prompts)
-    for path in (whole, split):
-        assert largest_difference(driver(path).logits(prompts), theirs) < TOLERANCE
-    again = open_checkpoint(split).config()
-    assert open_checkpoint(whole).config().differences(again, but=["name"]) == []
-    tensor = "blk.0.attn_kv_b.weight"
-    a, b = (open_checkpoint(path).read(tensor).floats() for path in (whole, split))
-    assert np.array_equal(a, b)
 
 
 @pytest.mark.parametrize("name", GGUF_CASES)

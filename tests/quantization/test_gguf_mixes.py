@@ -6,7 +6,13 @@ import gguf
 import pytest
 
 from octavo.quantization.ggml_types import GGMLType
-from octavo.quantization.gguf_mixes import MIXES, ModelFacts, file_type, type_of
+from octavo.quantization.gguf_mixes import (
+    MIXES,
+    ModelFacts,
+    file_type,
+    type_of,
+    wanted_type_of,
+)
 
 # Of matrices in all layers: attn_q (and attn_k, ffn_gate and ffn_up, which had the same types),
 # attn_v, attn_output, ffn_down. "4xQ5_K Q4_K" is Q5_K in four layers and Q4_K in those after them.
@@ -152,6 +158,18 @@ def test_every_target_is_recorded() -> None:
 )
 def test_what_is_small_stays_f32(target: str, name: str, shape: tuple[int, ...]) -> None:
     assert type_of(name, shape, target, MODELS["deep"][0]) == GGMLType.F32
+
+
+@pytest.mark.parametrize("target", MIXES)
+def test_what_makes_keys_and_values_of_latents_is_floats(target: str) -> None:
+    """Rows of keys are columns of what a model has, and no blocks; octavo reads floats natively."""
+    expected = GGMLType[target] if target in ("F32", "BF16") else GGMLType.F16
+    shapes = {"attn_k_b": (512, 128), "attn_v_b": (128, 512), "attn_kv_b": (4096, 512)}
+    for name, shape in shapes.items():
+        for ask in (type_of, wanted_type_of):
+            assert ask(f"blk.3.{name}.weight", shape, target, MODELS["deep"][0]) == expected
+    others = type_of("blk.3.attn_q_b.weight", (512, 512), target, MODELS["deep"][0])
+    assert others == MIXES[target].base
 
 
 def test_file_types_are_those_of_the_gguf_package() -> None:

@@ -493,12 +493,14 @@ def _make_gguf(
         mixture = mixing.choose(sensitivity.costs)
         importance[EMBEDDING if config.tie_embeddings else HEAD] = sensitivity.head_importance
     facts = _facts(config, has_importance=bool(importance))
-    total, done = sum(shape.n for shape in shapes(config)), 0
+    coded = (shape for shape in shapes(config) if not (shape.is_exact or shape.is_latent))
+    total, done = sum(shape.n for shape in coded), 0
 
     def choose(matrix: Matrix) -> GGMLType:
-        if mixture is not None:
-            is_copy = config.tie_embeddings and matrix.parameter == HEAD
-            return mixture.type(EMBEDDING if is_copy else matrix.parameter)
+        is_copy = config.tie_embeddings and matrix.parameter == HEAD
+        parameter = EMBEDDING if is_copy else matrix.parameter
+        if mixture is not None and parameter in mixture.chosen:
+            return mixture.type(parameter)
         return type_of(matrix.name, matrix.shape, wanted.target, facts)
 
     def encode(type: GGMLType, rows: np.ndarray, parameter: str) -> np.ndarray:

@@ -20,10 +20,12 @@ import torch
 from torch import Tensor
 
 from octavo.errors import ConfigError
+from octavo.models import footprint
 from octavo.models.footprint import EMBEDDING, HEAD
 from octavo.models.parameters import Parameters
 from octavo.models.registry import CausalLM
 from octavo.quantization.ggml_types import GGMLType
+from octavo.quantization.gguf_mixes import LATENT_TYPE
 from octavo.quantization.produce.allocation import Option, allocate
 from octavo.quantization.produce.candidates import (
     Candidate,
@@ -101,11 +103,16 @@ class Mixing:
 
     @classmethod
     def of_gguf(cls, parameters: Parameters, target_bpw: float) -> Mixing:
-        """All matrices, each by itself. ConfigError if no mix is as small, or needs as much."""
+        """All matrices, each by itself, but those of latents, which have one type in every mix.
+
+        ConfigError if no mix is as small, or needs as much.
+        """
         shapes = _matrices(parameters)
+        latents = [each.name for each in footprint.shapes(parameters.config) if each.is_latent]
+        of_latents = sum(TypeCandidate(LATENT_TYPE).num_bits(shapes.pop(name)) for name in latents)
         candidates = {name: gguf_candidates(shape[1]) for name, shape in shapes.items()}
-        vectors = _num_weights(parameters) - sum(map(prod, shapes.values()))
-        rest = 32 * (vectors + sum(each.size for each in parameters.divisors.values()))
+        vectors = _num_weights(parameters) - sum(map(prod, _matrices(parameters).values()))
+        rest = 32 * (vectors + sum(each.size for each in parameters.divisors.values())) + of_latents
         return cls._within(
             parameters, target_bpw, rest, shapes, candidates, [[name] for name in shapes]
         )

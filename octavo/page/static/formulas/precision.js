@@ -84,6 +84,7 @@ const MIXED = {
   "mlp.experts.down_proj": "ffn_down",
   "mlp.shared_expert.down_proj": "ffn_down",
 };
+const LATENTS = "self_attn.kv_b_proj"; // in two tensors, keys' and values'
 const PLACES = {
   everywhere: () => true,
   first: (facts, layer, count) => layer < count,
@@ -114,6 +115,7 @@ function ggufMix(mix, facts, types) {
   const named = (weight, layer) => {
     if (!weight.inputs || weight.part === "router") return "F32";
     if (FLOATS.includes(mix.base)) return mix.base;
+    if (weight.name === LATENTS) return mix.latents;
     const isOutput = layer === null && (weight.part === "head" || facts.isTied);
     const name = isOutput ? outputType(mix.base, weight) : layerType(mix, facts, weight, layer);
     return fitting(name, weight.inputs);
