@@ -149,9 +149,15 @@ def _load(folder: HeadFolder, native: NativeTarget) -> _Loaded:
     return _Loaded(head, fc, layer, depths, token_ids)
 
 
+# What the config of a head says of the head itself, not of its layer.
+_OF_THE_HEAD = frozenset(
+    ("draft_vocab_size", "eagle_aux_hidden_state_layer_ids", "norm_before_residual", "octavo")
+)
+
+
 def layer_config(fields: Fields) -> ModelConfig:
     """The one layer of a head as that of a Llama: sizes, rope, epsilon."""
-    values = {name: fields.raw(name) for name in fields}
+    values = {name: fields.raw(name) for name in fields if name not in _OF_THE_HEAD}
     values |= {"architectures": ["LlamaForCausalLM"], "num_hidden_layers": 1}
     return ModelConfig.from_hf(values, path=fields.path)
 

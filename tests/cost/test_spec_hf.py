@@ -85,6 +85,7 @@ NO_GROUPS = {"num_key_value_heads": None, "head_dim": None}
 SHARED = {"shared_expert_intermediate_size": 40}
 
 # (model type, what differs from SIZES); None takes a field away.
+DENSE_LATENT = {k: v for k, v in LATENT.items() if "expert" not in k and "moe" not in k}
 CASES: list[tuple[str, dict[str, Any]]] = [
     ("llama", {}),
     ("llama", {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True}),
@@ -151,8 +152,8 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     ("deepseek_v32", {**LATENT, **INDEX}),
     ("glm_moe_dsa", {**LATENT, **INDEX}),
     ("kimi_linear", {**LATENT, **DELTA, "q_lora_rank": None}),
-    ("minicpm3", {name: LATENT[name] for name in LATENT if "expert" not in name}),
-    ("youtu", {name: LATENT[name] for name in LATENT if "expert" not in name}),
+    ("minicpm3", DENSE_LATENT),
+    ("youtu", DENSE_LATENT),
     ("mamba", {"intermediate_size": 128, "state_size": 8, "time_step_rank": 5, **NO_HEADS}),
     ("mamba", {"intermediate_size": 128, "use_bias": True, "use_conv_bias": False, **NO_HEADS}),
     ("falcon_mamba", {"intermediate_size": 128, **NO_HEADS}),

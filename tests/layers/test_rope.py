@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -11,6 +12,7 @@ import pytest
 import torch
 from weights import stored
 
+from octavo.fields import Fields
 from octavo.layers.rope import RotaryEmbedding, inverse_frequencies
 from octavo.layers.rope_config import RopeConfig
 from octavo.models.config_hf import _rope
@@ -70,6 +72,10 @@ PARAMETERS = [
 ]
 
 
+def fields_of(parameters: dict) -> Fields:
+    return Fields(Path("config.json"), {"rope_theta": 500_000.0, **parameters})
+
+
 @pytest.mark.parametrize("parameters", PARAMETERS, ids=lambda p: p["rope_type"])
 def test_scaled_frequencies_are_those_of_transformers(parameters):
     theirs = LlamaConfig(
@@ -80,7 +86,7 @@ def test_scaled_frequencies_are_those_of_transformers(parameters):
     expected, attention_factor = ROPE_INIT_FUNCTIONS[parameters["rope_type"]](
         theirs, CPU, seq_len=MAX_POSITION
     )
-    ours = _rope("config.json", {"rope_theta": 500_000.0, **parameters}, HEAD_DIM, MAX_POSITION)
+    ours = _rope(fields_of(parameters), HEAD_DIM, MAX_POSITION)
     frequencies = torch.from_numpy(inverse_frequencies(ours, np.arange(3)))
     torch.testing.assert_close(frequencies, expected, rtol=3e-7, atol=0)
     assert ours.attention_factor == pytest.approx(attention_factor, rel=1e-12)
@@ -98,7 +104,7 @@ def test_rotations_far_beyond_the_trained_length_are_those_of_transformers(param
     positions = torch.tensor([[0, 1, 1000, 5000, 40_000, far - 1]])
     cos, sin = LlamaRotaryEmbedding(theirs)(torch.zeros(1), positions)
     half = HEAD_DIM // 2
-    config = _rope("config.json", {"rope_theta": 500_000.0, **parameters}, HEAD_DIM, far)
+    config = _rope(fields_of(parameters), HEAD_DIM, far)
     table = RotaryEmbedding(config).table(far)[positions[0].numpy()]
     expected = torch.cat([cos[0, :, :half], sin[0, :, :half]], dim=1)
     # Frequencies that differ in their last bit are so far apart after so many positions.

@@ -7,7 +7,7 @@ import signal
 from collections.abc import Callable, Iterator
 
 import pytest
-from live_server import LiveServer
+from live_server import ADMIN_KEY, LiveServer
 
 pytestmark = pytest.mark.slow
 
@@ -25,7 +25,7 @@ def server(tiny_model) -> Iterator[LiveServer]:
 def open_board(tab_at, server) -> Callable[[], object]:
     def open_board():
         tab = tab_at(server.url + "/")
-        tab.call("Network.setExtraHTTPHeaders", headers={"Authorization": f"Bearer {KEY}"})
+        tab.call("Network.setExtraHTTPHeaders", headers={"Authorization": f"Bearer {ADMIN_KEY}"})
         tab.open("engine")
         tab.wait_for_text("#state", "ready")
         return tab

@@ -122,7 +122,8 @@ def with_stand_ins(command: Command, model: Path, server: str) -> Command:
     if command[:2] == ["generate", "-"]:
         command = ["generate", str(model), *command[1:]]
     args = vars(cli.build_parser(command).parse_args(command))
-    said = args.get("model", DEFAULT_MODEL if command[0] == "serve" else "has none")
+    usual = DEFAULT_MODEL if command[0] == "serve" else "has none"
+    said = usual if command[0] == "spec" else args.get("model", usual)  # --model is an option there
     if said in (DEFAULT_MODEL, None) and not {DEFAULT_MODEL, "--config", "--base-url"} & {*command}:
         number = 2 if command[0] == "bench" else 1
         command = [*command[:number], DEFAULT_MODEL, *command[number:]]

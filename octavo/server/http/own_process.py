@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+import signal
 import sys
 from collections import Counter
 from typing import Any
@@ -17,6 +18,7 @@ from octavo.server.http.errors import HttpError
 from octavo.server.settings import environment_without_keys
 
 MAX_BYTES = 2 << 30
+_PATIENCE = 3  # by the clock, of the seconds of a processor: who asks stands back behind the engine
 
 
 class OwnProcess:
@@ -27,7 +29,8 @@ class OwnProcess:
     Args:
         module: what is run.
         subject: what that is called in messages.
-        max_seconds: for one question.
+        max_seconds: of a processor, for one question; where others have the processors, a few
+            times as long by the clock.
         max_waiting: questions beside the one that is worked on.
         max_waiting_each: of them, those of one tenant, who has one worked on at a time.
         max_bytes: of memory that the process may write to.
@@ -76,6 +79,9 @@ class OwnProcess:
             raise HttpError(error["status"], error["error"])
         return text
 
+    def _too_slow(self) -> DeadlineError:
+        return DeadlineError(f"{self._subject} takes more than {self._max_seconds:g} s")
+
     async def _run(self, question: bytes) -> bytes:
         bounds = str(self._max_bytes), str(math.ceil(self._max_seconds) + 1)
         process = await asyncio.create_subprocess_exec(
@@ -85,15 +91,16 @@ class OwnProcess:
             stdout=asyncio.subprocess.PIPE,
         )
         try:
-            async with asyncio.timeout(self._max_seconds):
+            async with asyncio.timeout(_PATIENCE * self._max_seconds):
                 text, _ = await process.communicate(question)
         except TimeoutError:
-            message = f"{self._subject} takes more than {self._max_seconds:g} s"
-            raise DeadlineError(message) from None
+            raise self._too_slow() from None
         finally:
             if process.returncode is None:  # nobody waits any more, or too long
                 process.kill()
                 await process.wait()
+        if process.returncode == -getattr(signal, "SIGXCPU", 0):
+            raise self._too_slow()
         if process.returncode != 0:
             raise EngineError(f"{self._subject} failed: the server's log says why")
         return text

@@ -221,12 +221,12 @@ def test_targets_out_of_range(folder, tmp_path):
 @pytest.mark.parametrize(
     "method, changes, what",
     [
-        ("gptq", {"bits": 4}, "leave bits out"),
-        ("gguf", {"type": "Q4_0"}, "leave type out"),
-        ("gptq", {"format": "gptq"}, "mixes are held by compressed-tensors"),
+        ("gptq", {"bits": 4}, "leave --bits out"),
+        ("gguf", {"type": "Q4_0"}, "leave --type out"),
+        ("gptq", {"format": "gptq"}, "--format compressed-tensors has it"),
         ("nf4", {}, "method nf4 has one scheme"),
-        ("rtn", {"calibrate": False}, "a target needs a text"),
-        ("gguf", {"mix_bits": (4,)}, "are for folders"),
+        ("rtn", {"calibrate": False}, "--target-bpw needs a text"),
+        ("gguf", {"mix_bits": (4,)}, "--mix-bits is of folders"),
         ("rtn", {"mix_bits": (4, 9)}, r"2 to 8 and 16, not \[4, 9\]"),
     ],
 )
@@ -236,7 +236,7 @@ def test_what_contradicts_a_target(method, changes, what):
 
 
 def test_bits_of_a_mix_need_a_target():
-    with pytest.raises(ConfigError, match="need a target"):
+    with pytest.raises(ConfigError, match="--mix-bits needs --target-bpw"):
         Wanted("rtn", mix_bits=(4, 8))
 
 

@@ -299,9 +299,9 @@ def test_settings_that_a_method_has_or_lacks():
     assert awq.scheme([64]) == Scheme(4, 64, symmetric=False) and awq.format_name == "awq"
     assert Wanted("awq", format="gptq", symmetric=True).scheme([64]).symmetric
     assert Wanted("smoothquant").scheme([64]) == Scheme(8, "channel")
-    with pytest.raises(ConfigError, match="method smoothquant has no bits"):
+    with pytest.raises(ConfigError, match="--method smoothquant has no --bits"):
         Wanted("smoothquant", bits=4)
-    with pytest.raises(ConfigError, match="method awq needs a text: use rtn"):
+    with pytest.raises(ConfigError, match="--method awq needs a text: .* take --method rtn"):
         Wanted("awq", calibrate=False)
 
 

@@ -114,3 +114,9 @@ def test_one_tenant_does_not_keep_the_others_from_asking(process):
 
     answers = [json.loads(text)["number"] for text in asyncio.run(ask())]
     assert answers == [0, 1, 7]
+
+
+def test_its_time_on_a_processor_is_bounded(process, tmp_path):
+    (tmp_path / "child_that_answers.py").write_text("while True:\n    pass\n")
+    with pytest.raises(DeadlineError, match="it takes more than 0.5 s"):
+        asyncio.run(process(max_seconds=0.5).answer({}))
