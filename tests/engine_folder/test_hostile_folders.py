@@ -379,7 +379,7 @@ def test_any_text(target, text):
         (("program", "ropes", 0, "config"), "name", "the model has no"),
         (("model", "num_kv_heads"), 6, "has the shape"),
         (("model", "num_layers"), 1, "layer_windows"),
-        (("model", "head_dim"), 24, "heads of 24 values"),
+        (("model", "head_dim"), 24, "has the shape"),
         (("model", "vocab_size"), 10**6, "rows for a vocabulary"),
         (("model", "rope", "rotary_dim"), 18, "rotated"),
         (("model", "rope", "scaling"), "longrope", "angles"),

@@ -276,7 +276,7 @@ void attentions() {
       oct_attention_args args{};
       args.num_heads = heads;
       args.num_kv_heads = kv_heads;
-      args.head_dim = dim;
+      args.head_dim = args.head_size = dim;
       args.kv_format = format;
       args.rotary_dim = dim;
       args.scale = 0.125f;
