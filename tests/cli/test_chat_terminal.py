@@ -44,7 +44,7 @@ vars(octavo)["LLM"] = Echo
 terminal.hub.resolve = lambda model, **kwargs: None
 sys.exit(cli.main(["chat", "tiny"]))
 """
-DEADLINE = 20.0
+DEADLINE = 60.0
 PROMPT = "(the prompt)"
 PASTE = "\x1b[200~{}\x1b[201~"
 
@@ -55,12 +55,14 @@ class Screen:
     def __init__(self, home: Path, **settings: str):
         ours, theirs = pty.openpty()
         fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 60, 0, 0))
+        # The size of this terminal counts, not what another one has said of its own.
+        around = {k: v for k, v in os.environ.items() if k not in ("COLUMNS", "LINES")}
         self.process = subprocess.Popen(
             [sys.executable, "-c", PROGRAM],
             stdin=theirs,
             stdout=theirs,
             stderr=theirs,
-            env={**os.environ, "TERM": "xterm", "OCTAVO_HOME": str(home), **settings},
+            env={**around, "TERM": "xterm", "OCTAVO_HOME": str(home), **settings},
             start_new_session=True,
             preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),  # noqa: PLW1509
         )

@@ -48,7 +48,7 @@ LAUNCH = (
     "import os, sys; a, b = map(int, sys.argv[1:3]);"
     "os.dup2(a, 3); os.dup2(b, 4); os.execv(sys.argv[3], sys.argv[3:])"
 )
-PATIENCE = 10.0  # seconds for what takes milliseconds
+PATIENCE = 40.0  # seconds, on a busy machine, for what takes milliseconds
 AXE = Path(os.environ.get("OCTAVO_AXE", "node_modules/axe-core/axe.min.js"))  # npm install axe-core
 
 # Elements inside this one that stick out of the window on either side.

@@ -539,6 +539,7 @@ def test_a_client_that_does_not_read_is_cut(hasty_server):
     wait_until(lambda: not server.num_connections)
 
 
+@pytest.mark.timing
 def test_a_client_that_reads_slowly_is_not():
     """So slowly that the timeout passes before there is room for more."""
     with serving(slow_reader_timeout=1.0) as server:
