@@ -41,8 +41,8 @@ class JsonRoute(APIRoute):
 
         async def read_and_answer(request: Request) -> Response:
             if model is not None:
-                _check_content_type(request)
-                _call_it_json(request)
+                if _check_content_type(request) in _SIMPLE_TYPES:
+                    _call_it_json(request)
                 body = await request.body()
                 ignored = request_context(request).ignored
                 # What Starlette takes for the parsed body; an instance passes FastAPI unchanged.
@@ -81,8 +81,10 @@ def read_model(
         raise _to_http_error(error, value) from None
 
 
-def _check_content_type(request: Request) -> None:
-    """JSON is read under the types that clients send it with.
+def _check_content_type(request: Request) -> str | None:
+    """What a request calls its body, None if it does not say. HttpError, 400, if that is not read.
+
+    JSON is read under the types that clients send it with.
 
     ``curl -d`` calls it a form. A browser may send forms and plain text to other origins without
     asking them, so of a browser these are not read, whatever the checks of Origin and Host before
@@ -90,12 +92,14 @@ def _check_content_type(request: Request) -> None:
     """
     given = request.headers.get("content-type")
     if given is None:
-        return
+        return None
     kind, _, parameters = given.lower().partition(";")
     charset = parameters.replace(" ", "").replace('"', "").partition("charset=")[2]
     kinds = ("application/json", *(() if _is_browser(request) else _SIMPLE_TYPES))
-    if kind.strip() not in kinds or charset not in ("", "utf-8", "utf8"):
+    kind = kind.strip()
+    if kind not in kinds or charset not in ("", "utf-8", "utf8"):
         raise HttpError(400, "Content-Type must be application/json, in UTF-8.")
+    return kind
 
 
 def _call_it_json(request: Request) -> None:

@@ -202,8 +202,9 @@ class Tenants:
             name = f"key-{len(self._by_digest) + 1}"
             self._by_digest.setdefault(digest, self._create_tenant(name, salt, weight))
         self._by_address: OrderedDict[str, Tenant] = OrderedDict()  # least recently used first
-        self._admin_digests = [_digest(key.encode()) for key in _admin_keys(settings)]
         self._operator = Tenant("operator", secrets.token_hex(32))
+        admin_digests = [_digest(key.encode()) for key in _admin_keys(settings)]
+        self._admins = dict.fromkeys(admin_digests, self._operator)
 
     @property
     def is_open(self) -> bool:
@@ -224,29 +225,18 @@ class Tenants:
         needs no other.
         """
         digest = _digest(_presented_key(authorization))
-        if self._is_admin(digest):
-            return self._operator
+        if admin := _tenant_of(digest, self._admins):
+            return admin
         if self.is_open:
             return self.from_address(client_host)
-        found = None
-        for known, tenant in self._by_digest.items():
-            # No way out of this loop: its time must not tell how many keys were compared.
-            if hmac.compare_digest(known, digest):
-                found = tenant
-        return found
+        return _tenant_of(digest, self._by_digest)
 
     def is_operator(self, tenant: Tenant) -> bool:
         """Whether a tenant may see what concerns all others: whoever has an admin key, and on a
         server that asks nobody for any key, everybody."""
-        if self._admin_digests:
+        if self._admins:
             return tenant is self._operator
         return self.is_open
-
-    def _is_admin(self, digest: bytes) -> bool:
-        found = False
-        for known in self._admin_digests:  # all of them: see `authenticate`
-            found |= hmac.compare_digest(known, digest)
-        return found
 
     def from_address(self, client_host: str | None) -> Tenant:
         """The tenant of a client without a key; mutates the memory of recent addresses."""
@@ -287,13 +277,19 @@ class Tenants:
         )
 
 
+def _tenant_of(digest: bytes, known: Mapping[bytes, Tenant]) -> Tenant | None:
+    """Whose key has this digest."""
+    found = None
+    for each, tenant in known.items():
+        # No way out of this loop: its time must not tell how many keys were compared.
+        if hmac.compare_digest(each, digest):
+            found = tenant
+    return found
+
+
 def _admin_keys(settings: ServerSettings) -> list[str]:
     keys = [key.strip() for key in settings.admin_key]
-    if (key := os.environ.get(ADMIN_KEY_VARIABLE)) is not None:
-        if not key.strip():
-            raise ConfigError(f"{ADMIN_KEY_VARIABLE} is empty: set a key, or unset it")
-        keys.append(key.strip())
-    return keys
+    return [*keys, *_variable_keys(ADMIN_KEY_VARIABLE, "set a key, or unset it")]
 
 
 def _configured_keys(settings: ServerSettings) -> list[tuple[str, float]]:
@@ -301,11 +297,18 @@ def _configured_keys(settings: ServerSettings) -> list[tuple[str, float]]:
     keys = [(key.strip(), 1.0) for key in settings.api_key]
     if settings.api_key_file is not None:
         keys += _file_keys(Path(settings.api_key_file))
-    if (key := os.environ.get(KEY_VARIABLE)) is not None:
-        if not key.strip():
-            raise ConfigError(f"{KEY_VARIABLE} is empty: set a key, or unset it to serve openly")
-        keys.append((key.strip(), 1.0))
-    return keys
+    remedy = "set a key, or unset it to serve openly"
+    return keys + [(key, 1.0) for key in _variable_keys(KEY_VARIABLE, remedy)]
+
+
+def _variable_keys(variable: str, remedy: str) -> list[str]:
+    """The key in an environment variable, if that is set. ConfigError if it is set and empty."""
+    key = os.environ.get(variable)
+    if key is None:
+        return []
+    if not key.strip():
+        raise ConfigError(f"{variable} is empty: {remedy}")
+    return [key.strip()]
 
 
 def _file_keys(path: Path) -> list[tuple[str, float]]:
