@@ -12,6 +12,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
+from reprlib import repr as shown  # short, whatever the value is
 from typing import Any
 
 from octavo.errors import UnsupportedModelError
@@ -147,11 +148,11 @@ def check(kind: str, path: Path, left: Iterable[tuple[str, Any]]) -> list[str]:
                 notes.append(f"{name}: what it tells of is not counted, the text model alone is")
         elif name not in _OF_ATTENTION and _may_be_size(name, value):
             raise UnsupportedModelError(
-                f"{path}: {name} = {_shown(value)}: nobody here knows what that does to the sizes "
+                f"{path}: {name} = {shown(value)}: nobody here knows what that does to the sizes "
                 f"of a model of type {kind!r:.80}, so it cannot be planned"
             )
         else:
-            notes.append(f"{name} = {_shown(value)}: was not read")
+            notes.append(f"{name} = {shown(value)}: was not read")
     return notes
 
 
@@ -161,7 +162,7 @@ def check_quantization(name: str, values: Mapping[str, Any], asked: Collection[s
     for key, value in unread(values, asked):
         if value and not _HARMLESS_QUANTIZATION.fullmatch(key) and not isinstance(value, str):
             raise UnsupportedModelError(
-                f"{name}: the quantization says {key} = {_shown(value)}, and nobody here knows "
+                f"{name}: the quantization says {key} = {shown(value)}, and nobody here knows "
                 "what that does to the sizes of weights, so it cannot be planned"
             )
 
@@ -180,9 +181,3 @@ def _says_the_usual(value: Any) -> bool:
     """Whether a list says of all layers that they are of the usual kind."""
     is_list = isinstance(value, (list, tuple))
     return is_list and all(each in (1, "full_attention") for each in value)
-
-
-def _shown(value: Any) -> str:
-    from reprlib import repr as shown
-
-    return shown(value)
