@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from octavo.lazy import named
+from octavo.base.lazy_exports import named
 
 __version__ = "0.1.0"
 
@@ -24,7 +24,7 @@ _HOMES = {
     "EngineArgs": "octavo.config",
     "EngineConfig": "octavo.config",
     "LLM": "octavo.llm",
-    "OctavoError": "octavo.errors",
+    "OctavoError": "octavo.base.errors",
     "RequestOutput": "octavo.outputs",
     "RequestOutputKind": "octavo.core.sampling_params",
     "SamplingParams": "octavo.core.sampling_params",

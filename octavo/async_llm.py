@@ -10,6 +10,8 @@ from collections import deque
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from octavo.base.errors import ENDINGS, EngineError, InvalidRequestError, OctavoError
+from octavo.base.plain_numbers import plain
 from octavo.build import load_engine
 from octavo.call_arguments import (
     ChatSettings,
@@ -21,10 +23,8 @@ from octavo.config import EngineArgs
 from octavo.core.engine import EngineStep
 from octavo.core.sampling_params import RequestOutputKind, SamplingParams
 from octavo.driver import EngineDriver
-from octavo.errors import ENDINGS, EngineError, InvalidRequestError, OctavoError
 from octavo.output_builder import OutputBuilder
 from octavo.outputs import RequestOutput
-from octavo.scalars import plain
 from octavo.text_engine import Prompt, TextDelta, cache_salt_of
 
 _log = logging.getLogger("octavo")

@@ -10,6 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from octavo import __version__, hub
+from octavo.base.errors import ConfigError, MissingPackageError
+from octavo.base.gc_pause import no_collections
+from octavo.base.optional_deps import need_torch
 from octavo.config import (
     EngineArgs,
     EngineConfig,
@@ -18,13 +21,10 @@ from octavo.config import (
     is_gpu,
     resolve,
 )
-from octavo.errors import ConfigError, MissingPackageError
-from octavo.extras import need_torch
-from octavo.garbage import no_collections
-from octavo.machine import has_gpu_driver, keep_openmp_patient
 from octavo.open_model import notes_folder, open_source
 from octavo.runtime.capacity import Capacity, RankLimits, RankSpec
 from octavo.speculation.drafters import Drafter, Target, acceptance_of, open_drafter
+from octavo.system.machine import has_gpu_driver, keep_openmp_patient
 from octavo.text_engine import TextEngine
 from octavo.wiring import build_engine
 
@@ -244,7 +244,7 @@ def _choose_device(asked: str) -> str:
             raise
         _log.warning("the GPU of this machine is not used: %s", missing)
         return "cpu"
-    from octavo.gpu_software import why_no_gpu
+    from octavo.system.gpu_software import why_no_gpu
 
     reason = why_no_gpu("cuda" if asked == "auto" else asked)
     if reason is None:

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from octavo.base.errors import InvalidRequestError
 from octavo.core.sampling_params import RequestOutputKind, SamplingParams
-from octavo.errors import InvalidRequestError
 
 if TYPE_CHECKING:
     from octavo.text.tokenizer import Tokenizer

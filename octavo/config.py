@@ -15,15 +15,15 @@ from dataclasses import InitVar, dataclass
 from pathlib import Path
 from typing import Any
 
+from octavo.base.errors import ConfigError
+from octavo.base.options import option
 from octavo.core.kv_tables import ONE_TABLE, Windows, longest_sequence, most_blocks
 from octavo.core.sampling_params import SamplingParams
 from octavo.core.scheduler import SchedulerConfig
 from octavo.core.sight import DEFAULT_SINKS, SightRules
 from octavo.core.state_slots import least_slots, slots_per_request
-from octavo.errors import ConfigError
 from octavo.models.kv_groups import KVGroups
 from octavo.offload.settings import SHELF_TOKENS, OffloadConfig, shelf_blocks
-from octavo.options import option
 from octavo.runtime.capacity import Capacity
 from octavo.speculation.config import METHODS, SpeculativeConfig
 from octavo.vllm_settings import translated

@@ -18,10 +18,11 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from octavo import __version__, hub, machine
-from octavo.extras import ADD_TORCH, has_torch
-from octavo.gpu_software import NO_DRIVER, GpuSoftware, gpu_software, lacks_of, why_no_gpu
+from octavo import __version__, hub
+from octavo.base.optional_deps import ADD_TORCH, has_torch
 from octavo.hub.wheels import has_pip
+from octavo.system import machine
+from octavo.system.gpu_software import NO_DRIVER, GpuSoftware, gpu_software, lacks_of, why_no_gpu
 
 GIB = 1 << 30
 _NO_TORCH = "PyTorch is not installed"

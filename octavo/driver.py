@@ -14,8 +14,8 @@ import logging
 import queue
 from collections.abc import Callable
 
+from octavo.base.errors import ENDINGS
 from octavo.core.engine import EngineStep
-from octavo.errors import ENDINGS
 from octavo.text_engine import TextDelta, TextEngine
 
 _log = logging.getLogger("octavo")

@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from octavo.base.errors import InvalidRequestError, QueueFullError, RequestError
+from octavo.base.plain_numbers import plain, plain_list
 from octavo.build import load_engine
 from octavo.call_arguments import (
     ChatSettings,
@@ -19,12 +21,10 @@ from octavo.config import EngineArgs, EngineConfig
 from octavo.core.engine import EngineStep
 from octavo.core.sampling_params import SamplingParams
 from octavo.driver import EngineDriver
-from octavo.errors import InvalidRequestError, QueueFullError, RequestError
 from octavo.inbox import AnswerStream, Inbox
 from octavo.output_builder import OutputBuilder
 from octavo.outputs import CompletionOutput, RequestOutput, StreamChunk
 from octavo.progress import Bar, UseTqdm, open_bar
-from octavo.scalars import plain, plain_list
 from octavo.shared_driver import SharedDriver
 from octavo.text_engine import Prompt, SampleGroup, TextDelta, cache_salt_of
 

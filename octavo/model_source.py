@@ -11,7 +11,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from octavo.errors import ConfigError
+from octavo.base.errors import ConfigError
 
 if TYPE_CHECKING:
     from octavo.config import EngineArgs

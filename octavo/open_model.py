@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from octavo import hub
-from octavo.garbage import no_collections
-from octavo.model_files import is_engine_folder
+from octavo.base.gc_pause import no_collections
+from octavo.base.model_files import is_engine_folder
 from octavo.model_source import CheckpointSource, ModelSource
 from octavo.transformers_source import TransformersSource, is_for_transformers
 

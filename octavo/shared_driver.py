@@ -15,8 +15,8 @@ import threading
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+from octavo.base.errors import ENDINGS, EngineError
 from octavo.driver import EngineDriver
-from octavo.errors import ENDINGS, EngineError
 
 T = TypeVar("T")
 

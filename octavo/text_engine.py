@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from octavo.base.errors import ENDINGS, InvalidRequestError
 from octavo.core.batch import TokenLogprobs
 from octavo.core.engine import Engine, EngineStep
 from octavo.core.limits import check_vocabulary, checked_token_ids
@@ -20,7 +21,6 @@ from octavo.core.sampling_params import SamplingParams, check_prompt_logprobs
 from octavo.core.scheduler import RequestUpdate
 from octavo.core.stats import DraftStats
 from octavo.core.token_mask import create_mask
-from octavo.errors import ENDINGS, InvalidRequestError
 from octavo.outputs import RequestMetrics
 from octavo.text.detokenizer import IncrementalDetokenizer
 from octavo.text.tokenizer import Tokenizer

@@ -7,9 +7,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from octavo.errors import ConfigError
-from octavo.extras import has_transformers, need_transformers
-from octavo.model_files import ModelFolder
+from octavo.base.errors import ConfigError
+from octavo.base.model_files import ModelFolder
+from octavo.base.optional_deps import has_transformers, need_transformers
 from octavo.model_source import Progress
 
 if TYPE_CHECKING:

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from octavo.errors import ConfigError
-from octavo.scalars import plain, plain_list
+from octavo.base.errors import ConfigError
+from octavo.base.plain_numbers import plain, plain_list
 
 # vLLM's name: octavo's.
 OTHER_NAMES = {

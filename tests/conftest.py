@@ -11,8 +11,8 @@ from typing import Any
 import hypothesis
 import pytest
 
-from octavo import machine
-from octavo.garbage import no_collections
+from octavo.base.gc_pause import no_collections
+from octavo.system import machine
 
 pytest_plugins = ["lanes", "own_warnings"]
 

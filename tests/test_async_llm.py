@@ -15,7 +15,7 @@ from octavo import (
     SamplingParams,
     async_llm,
 )
-from octavo.errors import EngineError, InvalidRequestError, QueueFullError
+from octavo.base.errors import EngineError, InvalidRequestError, QueueFullError
 from octavo.executor.hashing import expected_tokens
 from octavo.output_builder import OutputBuilder
 

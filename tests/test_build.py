@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from octavo import machine
 from octavo.kernels.cpu import library
+from octavo.system import machine
 
 ROOT = Path(__file__).parents[1]
 SOURCE_TREE = (ROOT / "csrc" / "build.py").exists()

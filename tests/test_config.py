@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from kv_layers import kv_layers
 
+from octavo.base.errors import ConfigError
 from octavo.config import Capacity, EngineArgs, parse_bytes, resolve
-from octavo.errors import ConfigError
 from octavo.models.kv_groups import KVGroups, group_layers
 from octavo.vllm_settings import NOT_THERE
 

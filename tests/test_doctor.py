@@ -6,10 +6,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from octavo import doctor, gpu_software, machine
+from octavo import doctor
 from octavo.doctor import Cuda, CudaDevice, Finding, NativeKernels, Storage
-from octavo.gpu_software import driver_version
 from octavo.runtime import backends
+from octavo.system import gpu_software, machine
+from octavo.system.gpu_software import driver_version
 
 GIB = 1 << 30
 NO_KERNELS = NativeKernels((), None, "not compiled")

@@ -8,7 +8,7 @@ import pytest
 from tiny_hybrids import make_model
 
 from octavo import LLM, SamplingParams
-from octavo.errors import ConfigError
+from octavo.base.errors import ConfigError
 
 PARAMS = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True)
 PROMPT = "a prompt of some bytes, long enough to fill more than one block of them"

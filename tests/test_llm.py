@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from octavo import LLM, RequestOutputKind, SamplingParams
-from octavo.errors import (
+from octavo.base.errors import (
     ConfigError,
     InvalidRequestError,
     ModelFileError,

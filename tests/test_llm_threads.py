@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from octavo import LLM, SamplingParams
-from octavo.errors import EngineError, InvalidRequestError
+from octavo.base.errors import EngineError, InvalidRequestError
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
 # Prompts of several blocks, of which some begin alike: what is computed wrongly would be found

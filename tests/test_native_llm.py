@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from octavo import LLM, SamplingParams
-from octavo.errors import ConfigError
+from octavo.base.errors import ConfigError
 from octavo.kernels.cpu import library
 
 needs_native = pytest.mark.skipif(not library.runnable(), reason="no native library was built")

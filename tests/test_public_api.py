@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 import octavo
-from octavo import errors
+from octavo.base import errors
 
 
 def test_public_names_are_listed_sorted_and_there():

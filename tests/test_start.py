@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from live_server import LiveServer
 
-from octavo.errors import ConfigError
+from octavo.base.errors import ConfigError
 from octavo.kernels.cpu import library
 from octavo.models.gguf_writer import TensorToWrite, write_gguf
 from octavo.models.llama import GGUF_LAYER
@@ -246,7 +246,8 @@ def test_a_gpu_is_not_used_without_torch(tiny_gguf, monkeypatch, caplog):
     [("auto", None, "cuda"), ("cuda", None, "cuda"), ("cuda:1", None, "cuda:1")],
 )
 def test_a_gpu_is_chosen_by_its_number(asked, why_not, chosen, monkeypatch):
-    from octavo import build, gpu_software
+    from octavo import build
+    from octavo.system import gpu_software
 
     monkeypatch.setattr(build, "has_gpu_driver", lambda: True)
     monkeypatch.setattr(gpu_software, "why_no_gpu", lambda device: why_not)
@@ -255,7 +256,8 @@ def test_a_gpu_is_chosen_by_its_number(asked, why_not, chosen, monkeypatch):
 
 def test_a_gpu_that_cannot_be_used_is_told(monkeypatch, caplog):
     """The start goes on without it, unless it was asked for."""
-    from octavo import build, gpu_software
+    from octavo import build
+    from octavo.system import gpu_software
 
     monkeypatch.setattr(build, "has_gpu_driver", lambda: True)
     monkeypatch.setattr(gpu_software, "why_no_gpu", lambda device: "update the driver")

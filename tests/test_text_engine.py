@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import pytest
 
+from octavo.base.errors import InvalidRequestError, PromptTooLongError, QueueFullError
 from octavo.core.batch import Draft, StepOutput, TokenLogprobs
 from octavo.core.block_manager import BlockManager
 from octavo.core.engine import Engine
@@ -10,7 +11,6 @@ from octavo.core.prefix_cache import RadixPrefixCache
 from octavo.core.request import FinishReason
 from octavo.core.sampling_params import SamplingParams
 from octavo.core.scheduler import Scheduler, SchedulerConfig
-from octavo.errors import InvalidRequestError, PromptTooLongError, QueueFullError
 from octavo.executor.hashing import GuessingProposer
 from octavo.output_builder import OutputBuilder
 from octavo.text.decoders import ByteDecoder

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from octavo import machine
-from octavo.errors import BenchmarkError
+from octavo.base.errors import BenchmarkError
+from octavo.system import machine
 
 
 def need_process_groups(what: str) -> None:

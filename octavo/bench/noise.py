@@ -21,7 +21,7 @@ from pathlib import Path
 
 import numpy as np
 
-from octavo.errors import BenchmarkError
+from octavo.base.errors import BenchmarkError
 
 
 class BandwidthProbe:

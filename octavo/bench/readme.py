@@ -11,10 +11,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from octavo.base.errors import BenchmarkError
 from octavo.bench.noise import OTHERS_BUSY
 from octavo.bench.peers.report import Ratio
 from octavo.bench.peers.workers.workloads import FIGURES, WORKLOADS
-from octavo.errors import BenchmarkError
 from octavo.measure.results import write_bytes
 
 Document = Mapping[str, Any]

@@ -16,10 +16,11 @@ from dataclasses import asdict, fields
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from octavo import __version__, machine
+from octavo import __version__
 from octavo.bench.noise import OTHERS_BUSY, CpuUse, Probe, has_moved, probe_machine, watch_cpu
 from octavo.doctor import find_cuda, package_version
-from octavo.gpu_power import Draw, EnergyMeter, NotMetered, open_energy
+from octavo.system import machine
+from octavo.system.gpu_power import Draw, EnergyMeter, NotMetered, open_energy
 
 if TYPE_CHECKING:
     import resource

@@ -15,8 +15,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from octavo.base.errors import BenchmarkError, OctavoError
 from octavo.bench import readme
-from octavo.errors import BenchmarkError, OctavoError
 from octavo.hub import DEFAULT_MODEL
 from octavo.measure.results import write_json
 

@@ -14,6 +14,7 @@ from math import log
 import numpy as np
 from numpy.typing import NDArray
 
+from octavo.base.errors import BenchmarkError
 from octavo.cost.measured import (
     MeasuredSteps,
     Spread,
@@ -23,7 +24,6 @@ from octavo.cost.measured import (
     step_terms,
 )
 from octavo.cost.step_cost import StepFeatures
-from octavo.errors import BenchmarkError
 
 Array = NDArray[np.float64]
 

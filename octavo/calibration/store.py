@@ -14,12 +14,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from octavo import machine
+from octavo.base.errors import ConfigError, ModelFileError
+from octavo.base.fields import Fields
+from octavo.base.files import replace_file
 from octavo.cost.measured import MeasuredSteps
-from octavo.errors import ConfigError, ModelFileError
-from octavo.fields import Fields
-from octavo.files import replace_file
 from octavo.hub.store import home
+from octavo.system import machine
 
 SCHEMA = 2
 

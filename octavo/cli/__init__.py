@@ -17,8 +17,8 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple, NoReturn
 
+from octavo.base.errors import OctavoError
 from octavo.cli.parser import CommandParser
-from octavo.errors import OctavoError
 
 
 class Command(NamedTuple):

@@ -7,8 +7,8 @@ from octavo.cli import terminal
 
 def warn_if_busy() -> None:
     """Says so on stderr; what is measured now is likely wrong."""
-    from octavo import machine
     from octavo.cost.this_machine import is_busy, load_average
+    from octavo.system import machine
 
     load, cores = load_average(), machine.cpu().usable_cores
     if load is not None and is_busy(load, cores):

@@ -14,9 +14,9 @@ def steps_here(model: str, kv_cache_dtype: str | None) -> MeasuredSteps | None:
 
     ConfigError for a type of the cache that is not known.
     """
-    from octavo import machine
     from octavo.calibration.known import profile_here
     from octavo.cost.kv_type import kv_type
+    from octavo.system import machine
 
     profile = profile_here(
         model,

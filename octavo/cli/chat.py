@@ -12,13 +12,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from octavo.base.errors import ChatTemplateError, OctavoError
 from octavo.cli import chat_input, results, terminal
 from octavo.cli.engine_flags import add_engine_flags, add_model_argument, engine_kwargs
 from octavo.cli.generate import OFTEN, load
 from octavo.cli.parser import did_you_mean, near
 from octavo.cli.sampling_flags import add_sampling_flags, base_params, sampling_fields
 from octavo.core.sampling_params import SamplingParams
-from octavo.errors import ChatTemplateError, OctavoError
 from octavo.hub import DEFAULT_MODEL
 
 if TYPE_CHECKING:

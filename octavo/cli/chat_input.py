@@ -146,7 +146,7 @@ def _shorten(path: Path) -> None:
     """Leave the younger half of a long history; its entries begin with a line that has a time."""
     if path.stat().st_size <= _MOST_KEPT:
         return
-    from octavo.files import replace_file
+    from octavo.base.files import replace_file
 
     younger = path.read_bytes()[-_MOST_KEPT // 2 :]
     replace_file(path, younger[younger.find(b"\n# ") + 1 :])

@@ -7,8 +7,8 @@ import argparse
 import dataclasses
 from typing import TYPE_CHECKING
 
+from octavo.base.optional_deps import ADD_GPU
 from octavo.cli import terminal
-from octavo.extras import ADD_GPU
 
 if TYPE_CHECKING:
     from rich.console import Console

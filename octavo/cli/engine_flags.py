@@ -14,10 +14,10 @@ import typing
 from collections.abc import Collection
 from typing import Any
 
+from octavo.base.errors import ConfigError
 from octavo.cli import UsageError
 from octavo.cli.parser import rarely
 from octavo.config import EngineArgs, parse_bytes
-from octavo.errors import ConfigError
 from octavo.hub import DEFAULT_MODEL
 
 # Settings of an engine that are in the short help of commands.

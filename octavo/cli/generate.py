@@ -11,7 +11,7 @@ from octavo.cli.sampling_flags import add_sampling_flags, base_params, sampling_
 from octavo.cli.text_file import read_text
 from octavo.core.sampling_params import SamplingParams
 from octavo.hub import DEFAULT_MODEL
-from octavo.machine import without_blas_threads
+from octavo.system.machine import without_blas_threads
 
 if TYPE_CHECKING:
     from octavo import LLM, RequestOutput

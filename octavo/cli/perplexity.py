@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from octavo.base.errors import BenchmarkError
 from octavo.cli import UsageError, terminal
 from octavo.cli.bench import common
 from octavo.cli.engine_flags import engine_kwargs
 from octavo.cli.text_file import read_text
-from octavo.errors import BenchmarkError
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -8,12 +8,12 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
+from octavo.base.errors import ConfigError
+from octavo.base.files import replace_file
 from octavo.cli import UsageError, terminal
 from octavo.cli.bench.common import add_plot_flag, check_plots, positive, save_plots
 from octavo.cli.parser import rarely
 from octavo.cli.plan_flags import add_plan_flags, question_of
-from octavo.errors import ConfigError
-from octavo.files import replace_file
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -10,13 +10,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from octavo.base.errors import ConfigError, OctavoError
+from octavo.base.optional_deps import need_torch
 from octavo.cli import UsageError, terminal
 from octavo.cli.bench.common import add_plot_flag, check_plots, positive, save_plots
 from octavo.cli.parser import rarely
 from octavo.cli.text_file import read_text
-from octavo.errors import ConfigError, OctavoError
-from octavo.extras import need_torch
-from octavo.machine import keep_openmp_patient
+from octavo.system.machine import keep_openmp_patient
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -7,10 +7,10 @@ import dataclasses
 from collections.abc import Collection
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from octavo.base.errors import InvalidRequestError
 from octavo.cli import UsageError
 from octavo.cli.parser import rarely
 from octavo.core.sampling_params import SamplingParams
-from octavo.errors import InvalidRequestError
 
 if TYPE_CHECKING:
     from octavo import LLM

@@ -8,12 +8,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from octavo.base.errors import ConfigError
+from octavo.base.optional_deps import need_torch
 from octavo.cli import UsageError, terminal
 from octavo.cli.bench.common import positive
 from octavo.cli.quantize import progress_bar
-from octavo.errors import ConfigError
-from octavo.extras import need_torch
-from octavo.machine import keep_openmp_patient
+from octavo.system.machine import keep_openmp_patient
 
 if TYPE_CHECKING:
     from octavo.speculation.training.data import Ask, Talk

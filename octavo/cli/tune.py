@@ -8,12 +8,12 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from octavo.base.errors import ConfigError, OctavoError
 from octavo.cli import terminal
 from octavo.cli.bench import common
 from octavo.cli.tune_flags import Question, add_tune_flags, question_of
 from octavo.cli.tune_report import Result, tell, write_config
 from octavo.config import EngineArgs
-from octavo.errors import ConfigError, OctavoError
 
 if TYPE_CHECKING:
     from octavo.bench.offline.session import OfflineSession
@@ -62,8 +62,8 @@ def run(args: argparse.Namespace) -> int:
 
 def _steps(question: Question) -> Steps:
     """By what of a candidate they depend on, the defaults first; None is as the roofline says."""
-    from octavo import machine
     from octavo.cost.hardware_table import find_device
+    from octavo.system import machine
     from octavo.tuning.space import DEFAULTS, engine_changes, fewer_threads
 
     changes = engine_changes(

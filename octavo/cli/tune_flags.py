@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
+from octavo.base.errors import ConfigError
 from octavo.cli import UsageError
 from octavo.cli.bench import common
 from octavo.cli.engine_flags import add_flags, engine_kwargs, given_settings
 from octavo.cli.parser import rarely
-from octavo.errors import ConfigError
 from octavo.planner.slo import Slo, parse_slo
 from octavo.sim.settings import ENGINE_SETTINGS, ClientSettings, FleetSettings
 from octavo.tuning.config_text import check_name

@@ -53,8 +53,8 @@ class Result:
 
 def write_config(question: Question, decision: Decision) -> None:
     """BenchmarkError if the file cannot be written."""
-    from octavo import machine
     from octavo.measure.results import write_text
+    from octavo.system import machine
     from octavo.tuning.config_text import config_text
     from octavo.tuning.explain import why
 

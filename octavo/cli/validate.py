@@ -6,8 +6,8 @@ import argparse
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from octavo.base.errors import ConfigError
 from octavo.cli.bench import common
-from octavo.errors import ConfigError
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -17,6 +17,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 from typing import NamedTuple
 
+from octavo.base.errors import EngineError
 from octavo.core.batch import NO_STATE
 from octavo.core.block_store import NOTHING_STORED, BlockStore, NoBlockStore, Stored
 from octavo.core.kv_tables import GONE, ONE_TABLE, Windows, first_kept, longest_sequence
@@ -24,7 +25,6 @@ from octavo.core.prefix_cache import MissReason, NoPrefixCache, PrefixCache
 from octavo.core.request import Request
 from octavo.core.sight import Sight
 from octavo.core.state_slots import NoStates, States
-from octavo.errors import EngineError
 
 
 class SharedPrefix(NamedTuple):

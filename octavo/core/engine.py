@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from itertools import chain
 from typing import NamedTuple
 
+from octavo.base.errors import EngineError
 from octavo.core.audit import IdleAudit
 from octavo.core.batch import Batch, ScheduledRequest, StepOutput
 from octavo.core.clock import Clock, WallClock
@@ -19,7 +20,6 @@ from octavo.core.request import FinishReason, Request
 from octavo.core.scheduler import RequestUpdate, Scheduler
 from octavo.core.stats import StepStats
 from octavo.core.step_meter import StepMeter
-from octavo.errors import EngineError
 
 _log = logging.getLogger("octavo")
 

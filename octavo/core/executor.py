@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from octavo.base.errors import EngineError
 from octavo.core.batch import Batch, StepOutput
 from octavo.core.request import Request
-from octavo.errors import EngineError
 
 
 class StepHandle(Protocol):

@@ -9,8 +9,8 @@ from dataclasses import InitVar, dataclass, fields, replace
 from enum import Enum
 from typing import Any
 
-from octavo.errors import InvalidRequestError
-from octavo.scalars import plain, plain_list
+from octavo.base.errors import InvalidRequestError
+from octavo.base.plain_numbers import plain, plain_list
 
 # Bounds at the door: none of these limits quality, each of them bounds the work of one request.
 MAX_N = 128

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
+from octavo.base.errors import ConfigError, InvalidRequestError
 from octavo.core.admission import AdmissionPolicy, ContinuousAdmission
 from octavo.core.batch import Batch, ScheduledRequest, StepOutput, TokenLogprobs
 from octavo.core.block_manager import BlockManager, SharedPrefix
@@ -23,7 +24,6 @@ from octavo.core.prefix_cache import MissReason
 from octavo.core.request import FinishReason, Request, RequestStatus
 from octavo.core.sight import SightRules
 from octavo.core.stats import DraftStats
-from octavo.errors import ConfigError, InvalidRequestError
 
 
 @dataclass(frozen=True, slots=True)

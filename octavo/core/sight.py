@@ -20,7 +20,7 @@ import math
 from dataclasses import dataclass
 from typing import Protocol
 
-from octavo.errors import ConfigError, InvalidRequestError
+from octavo.base.errors import ConfigError, InvalidRequestError
 
 DEFAULT_SINKS = 4  # of the paper
 

@@ -36,10 +36,10 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from octavo.base.errors import ConfigError
 from octavo.core.batch import NO_STATE, StateStep
 from octavo.core.prefix_cache import NoPrefixCache, PrefixCache
 from octavo.core.request import Request
-from octavo.errors import ConfigError
 
 # Between two snapshots of a long sequence. More of them would take the memory of other sequences;
 # fewer would have more tokens computed again.

@@ -18,8 +18,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from octavo.base.errors import ConfigError
 from octavo.cost.model_spec import ModelSpec
-from octavo.errors import ConfigError
 
 # What names are said with and that changes no shape.
 _NO_MATTER = {

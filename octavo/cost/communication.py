@@ -15,11 +15,11 @@ from bisect import bisect_left
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from octavo.base.errors import ConfigError
 from octavo.cost.hardware import Device
 from octavo.cost.parallel import Parallel
 from octavo.cost.rank_model import RankModel
 from octavo.cost.work import Rows
-from octavo.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from octavo.base.errors import ConfigError
 from octavo.cost.communication import Link, link_of
 from octavo.cost.hardware import Device
 from octavo.cost.parallel import Parallel
 from octavo.cost.prediction import Source
-from octavo.errors import ConfigError
 
 PROFILES = ("octavo", "vllm", "llama.cpp")
 

@@ -20,12 +20,12 @@ from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from math import ceil
 
+from octavo.base.errors import ConfigError
 from octavo.cost.hardware import Device
 from octavo.cost.mlps import ExpertMlp
 from octavo.cost.model_spec import LayerSpec, ModelSpec
 from octavo.cost.parallel import Parallel
 from octavo.cost.prediction import Prediction
-from octavo.errors import ConfigError
 from octavo.kernels.cpu.layout import experts_bytes
 from octavo.runtime.cuda_graphs import MAX_SIZE, graph_sizes
 from octavo.runtime.memory_ledger import CONTEXT_BYTES, GRAPH_BYTES, logits_bytes

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from octavo.base.errors import ConfigError
 from octavo.cost.rank_model import Arithmetic
-from octavo.errors import ConfigError
 
 # Where a device has no peak for a type, it computes in the first of these that it has one for.
 _COMPUTED_IN: dict[Arithmetic, tuple[Arithmetic, ...]] = {

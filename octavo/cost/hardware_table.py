@@ -27,10 +27,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any, get_args
 
+from octavo.base.errors import ConfigError, ModelFileError
+from octavo.base.fields import Fields
 from octavo.cost.hardware import Device
 from octavo.cost.rank_model import Arithmetic
-from octavo.errors import ConfigError, ModelFileError
-from octavo.fields import Fields
 
 AUTO = "auto"  # the machine that this runs on
 KINDS = ("gpu", "cpu", "unified")

@@ -7,8 +7,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from octavo.base.fields import Fields
 from octavo.cost.unread_keys import unread
-from octavo.fields import Fields
 
 if TYPE_CHECKING:
     from octavo.cost.hf_families import Family

@@ -8,6 +8,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Literal
 
+from octavo.base.errors import UnsupportedModelError
 from octavo.cost.hf_config import TextConfig
 from octavo.cost.hf_gemma import (
     gemma3n_attention,
@@ -58,7 +59,6 @@ from octavo.cost.hf_recurrences import (
 from octavo.cost.mixers import Mixer
 from octavo.cost.mlps import Mlp
 from octavo.cost.weight_shape import WeightShape
-from octavo.errors import UnsupportedModelError
 
 QkNorm = Literal["none", "head", "full"]
 

@@ -4,6 +4,7 @@ them. Each function makes the mixers of one layer; hybrids have attention in som
 
 from __future__ import annotations
 
+from octavo.base.fields import Fields
 from octavo.cost.hf_config import TextConfig
 from octavo.cost.hf_layers import attention, latent_attention, nemotron_layers
 from octavo.cost.mixers import Mixer
@@ -16,7 +17,6 @@ from octavo.cost.recurrences import (
     ShortConvolution,
 )
 from octavo.cost.weight_shape import WeightShape
-from octavo.fields import Fields
 
 # -- linear attention -----------------------------------------------------------------------------
 

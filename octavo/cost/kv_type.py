@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from math import ceil
 
-from octavo.errors import ConfigError
+from octavo.base.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,12 +19,12 @@ from dataclasses import dataclass, field, replace
 from math import log2
 from typing import Any
 
+from octavo.base.fields import Fields
 from octavo.cost.efficiency import efficiency_of
 from octavo.cost.hardware import Device
 from octavo.cost.prediction import Prediction
 from octavo.cost.rank_model import RankModel
 from octavo.cost.step_cost import StepFeatures, StepModel
-from octavo.fields import Fields
 
 # Where the lines of rows, and of rows that are sampled, may be bent.
 ROW_KNOTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)

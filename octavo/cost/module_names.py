@@ -14,8 +14,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import lru_cache
 
+from octavo.base.linear_regex import Pattern, PatternCompiler, PatternError
 from octavo.cost.weight_shape import WeightShape
-from octavo.patterns import Pattern, PatternCompiler, PatternError
 
 REGEX = "re:"
 _OF_LAYER = re.compile(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from octavo.errors import ConfigError
+from octavo.base.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True)

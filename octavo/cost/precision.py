@@ -14,12 +14,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from difflib import get_close_matches
 
+from octavo.base.errors import ConfigError
 from octavo.cost.kv_type import KvType, kv_type
 from octavo.cost.model_spec import ModelSpec
 from octavo.cost.weight_rules import Recipe, Rule, Uniform
 from octavo.cost.weight_shape import WeightShape
 from octavo.cost.weight_type import FLOAT_ALIASES, FLOATS, QUANTIZED, WeightType, quantized_type
-from octavo.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,15 +15,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from octavo.base.errors import UnsupportedModelError
+from octavo.base.fields import Fields
+from octavo.base.linear_regex import PatternError
 from octavo.cost.model_spec import ModelSpec
 from octavo.cost.module_names import REGEX, ModulePatterns
 from octavo.cost.rank_model import Arithmetic
 from octavo.cost.unread_keys import check_quantization
 from octavo.cost.weight_rules import LINEAR, Named, Recipe
 from octavo.cost.weight_type import QUANTIZED, WeightType
-from octavo.errors import UnsupportedModelError
-from octavo.fields import Fields
-from octavo.patterns import PatternError
 
 # Methods of their own here, whose configs do not name them.
 _MLX, _MODELOPT = "mlx", "modelopt"

@@ -11,13 +11,13 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
+from octavo.base.errors import ConfigError
 from octavo.cost.kv import attention_ops
 from octavo.cost.model_spec import ModelSpec
 from octavo.cost.parallel import Parallel
 from octavo.cost.precision import Precision
 from octavo.cost.rank_model import MatrixOp, RankModel
 from octavo.cost.weight_shape import WeightShape
-from octavo.errors import ConfigError
 
 
 def rank_model(

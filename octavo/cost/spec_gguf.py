@@ -11,13 +11,13 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
+from octavo.base.errors import ModelFileError
+from octavo.base.fields import Fields
 from octavo.cost.mixers import Attention, LatentAttention, Mixer
 from octavo.cost.mlps import DenseMlp, ExpertMlp, Mlp
 from octavo.cost.model_spec import LayerSpec, ModelSpec
 from octavo.cost.recurrences import GatedDeltaNet, Mamba1, Mamba2, ShortConvolution
 from octavo.cost.weight_shape import WeightShape
-from octavo.errors import ModelFileError
-from octavo.fields import Fields
 
 _MAX_LAYERS = 1024
 # Every so many layers one sees everything, where a file has a window and does not say which have.

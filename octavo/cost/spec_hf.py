@@ -9,13 +9,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from octavo.base.errors import UnsupportedModelError
+from octavo.base.fields import Fields
 from octavo.cost.hf_config import TextConfig
 from octavo.cost.hf_families import family_of
 from octavo.cost.model_spec import LayerSpec, ModelSpec
 from octavo.cost.quantization_config import section_of
 from octavo.cost.unread_keys import check
-from octavo.errors import UnsupportedModelError
-from octavo.fields import Fields
 
 
 def parse(config: Mapping[str, Any], path: Path) -> ModelSpec:

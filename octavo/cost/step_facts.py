@@ -11,12 +11,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from octavo.base.fields import Fields
 from octavo.cost.hardware import Device
 from octavo.cost.measured import MeasuredSteps, calibrated
 from octavo.cost.parallel import Parallel
 from octavo.cost.rank_model import AttentionOp, Experts, MatrixOp, RankModel
 from octavo.cost.step_cost import StepModel
-from octavo.fields import Fields
 
 _WIRE = Path("a message")  # where fields are from, in errors
 

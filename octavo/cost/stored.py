@@ -14,15 +14,15 @@ from dataclasses import dataclass, field
 from math import prod
 from pathlib import Path
 
+from octavo.base.errors import ModelFileError
+from octavo.base.fields import Fields
+from octavo.base.model_files import ModelFolder, split_parts
 from octavo.cost.model_spec import ModelSpec
 from octavo.cost.quantization_config import read
 from octavo.cost.rank_model import Arithmetic
 from octavo.cost.weight_shape import Part, WeightShape
 from octavo.cost.weight_type import FLOATS, WeightType
 from octavo.cost.weights import weights
-from octavo.errors import ModelFileError
-from octavo.fields import Fields
-from octavo.model_files import ModelFolder, split_parts
 
 Place = tuple[int | None, Part]
 """A layer, or None outside of them, and a part."""

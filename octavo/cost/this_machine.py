@@ -17,12 +17,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from octavo import machine
+from octavo.base.errors import ConfigError
+from octavo.base.files import replace_file
 from octavo.cost.hardware import Device
 from octavo.cost.probing import best_bandwidth, best_rate
 from octavo.cost.rank_model import Arithmetic
-from octavo.errors import ConfigError
-from octavo.files import replace_file
+from octavo.system import machine
 
 _ROUNDS = 4  # of all probes, of which the best counts: others may use the machine for a while
 _BUSY = 0.25  # of the cores, that others keep busy

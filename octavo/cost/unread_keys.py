@@ -2,9 +2,9 @@
 
 Whoever sizes a model from its config must not pass over a field that makes its weights other ones
 (``moe_latent_size`` made 120 billion parameters 458). So readers remember what they ask for
-(`octavo.fields`), and the rest is looked at here: most of it is known to change no shape, what has
-a name and a value as sizes have them is refused, and of anything else a plan says that it was not
-read.
+(`octavo.base.fields`), and the rest is looked at here: most of it is known to change no shape, what
+has a name and a value as sizes have them is refused, and of anything else a plan says that it was
+not read.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 from reprlib import repr as shown  # short, whatever the value is
 from typing import Any
 
-from octavo.errors import UnsupportedModelError
+from octavo.base.errors import UnsupportedModelError
 
 # Words of names that sizes have.
 _SIZES = re.compile(

@@ -9,6 +9,9 @@ from typing import BinaryIO
 
 import numpy as np
 
+from octavo.base.errors import ConfigError, EngineError, ModelFileError
+from octavo.base.fields import Fields
+from octavo.base.model_files import ModelFolder
 from octavo.config import EngineArgs
 from octavo.engine_folder import tokenizer_files
 from octavo.engine_folder.manifest import (
@@ -21,14 +24,11 @@ from octavo.engine_folder.manifest import (
 from octavo.engine_folder.model_config import read_config
 from octavo.engine_folder.program import read_program
 from octavo.engine_folder.settings import settings_of
-from octavo.errors import ConfigError, EngineError, ModelFileError
-from octavo.fields import Fields
 from octavo.kernels.cpu import abi
 from octavo.kernels.cpu.library import Library, Pool, report_bus_errors
 from octavo.kernels.cpu.packed_weights import PackedWeights
 from octavo.kernels.cpu.packing import ALIGNMENT, PackedFormat, plain_format
 from octavo.kernels.cpu.seals import Seals, digest
-from octavo.model_files import ModelFolder
 from octavo.models.config import ModelConfig
 from octavo.runtime.backends import NativeBackend, why_not_native
 from octavo.runtime.capacity import RankSpec

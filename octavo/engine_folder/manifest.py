@@ -19,11 +19,11 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from octavo.errors import ModelFileError, UnsupportedModelError
-from octavo.fields import Fields
+from octavo.base.errors import ModelFileError, UnsupportedModelError
+from octavo.base.fields import Fields
+from octavo.base.model_files import ENGINE_MANIFEST, ModelFolder
 from octavo.kernels.cpu.activations import ACTIVATIONS
 from octavo.kernels.cpu.packed_weights import LAYOUT
-from octavo.model_files import ENGINE_MANIFEST, ModelFolder
 
 FORMAT = "octavo engine"
 VERSION = 1

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from octavo.base.errors import ModelFileError
+from octavo.base.fields import Fields
 from octavo.engine_folder.plain_data import read_dataclass
-from octavo.errors import ModelFileError
-from octavo.fields import Fields
 from octavo.layers.rope import inverse_frequencies
 from octavo.layers.rope_config import RopeConfig
 from octavo.models.config import MAX_LAYERS, MAX_POSITION, ModelConfig, sampling_defaults

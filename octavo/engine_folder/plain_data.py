@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any, Literal, TypeVar
 
-from octavo.fields import Fields
+from octavo.base.fields import Fields
 
 T = TypeVar("T")
 

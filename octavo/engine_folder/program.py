@@ -20,9 +20,9 @@ from typing import Any
 
 import numpy as np
 
+from octavo.base.fields import Fields
 from octavo.engine_folder.plain_data import read_dataclass
 from octavo.engine_folder.recurrence import RecurrenceReader, recurrence_json
-from octavo.fields import Fields
 from octavo.kernels.fusion import (
     ALONE,
     MAX_SEGMENTS,

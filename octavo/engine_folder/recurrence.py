@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from octavo.fields import Fields
+from octavo.base.fields import Fields
 from octavo.kernels.fusion import Recurrence
 from octavo.kernels.recorder import Value
 from octavo.kernels.recurrence_specs import ConvSpec, GatedNormSpec, RecurrentSpec

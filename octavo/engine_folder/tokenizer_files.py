@@ -13,8 +13,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from octavo.errors import ModelFileError
-from octavo.model_files import ModelFolder
+from octavo.base.errors import ModelFileError
+from octavo.base.model_files import ModelFolder
 from octavo.text.tokenizer import Tokenizer
 
 GGUF_FILE = "tokenizer.gguf.json"

@@ -14,6 +14,9 @@ import numpy as np
 
 import octavo
 from octavo import hub
+from octavo.base.errors import ConfigError, UnsupportedModelError
+from octavo.base.files import NewFolder, sha256_of
+from octavo.base.model_files import ENGINE_MANIFEST, ModelFolder, is_engine_folder
 from octavo.config import EngineArgs, resolve
 from octavo.engine_folder.manifest import (
     CONSTANTS_FILE,
@@ -26,8 +29,6 @@ from octavo.engine_folder.model_config import config_json
 from octavo.engine_folder.program import Constants, program_json
 from octavo.engine_folder.settings import STORED, built_for
 from octavo.engine_folder.tokenizer_files import copy_files, write_metadata
-from octavo.errors import ConfigError, UnsupportedModelError
-from octavo.files import NewFolder, sha256_of
 from octavo.kernels.cpu import activations, library
 from octavo.kernels.cpu.advice import advise
 from octavo.kernels.cpu.library import Pool
@@ -43,7 +44,6 @@ from octavo.kernels.cpu.packing import ALIGNMENT
 from octavo.kernels.cpu.seals import Seals, digest
 from octavo.kernels.fusion import CannotFuse
 from octavo.layers.module import Module
-from octavo.model_files import ENGINE_MANIFEST, ModelFolder, is_engine_folder
 from octavo.model_source import CheckpointSource
 from octavo.models.loader import load_checkpoint, weights_bytes
 from octavo.models.quantized_hf import OWN_CONFIGS

@@ -11,12 +11,12 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-from octavo.errors import DownloadError, ModelNotFoundError, UnsupportedModelError
+from octavo.base.errors import DownloadError, ModelNotFoundError, UnsupportedModelError
+from octavo.base.model_files import begins_as_gguf
 from octavo.hub import huggingface, store
 from octavo.hub.catalog import CATALOG, DEFAULT_MODEL, CatalogModel, Terms
 from octavo.hub.huggingface import HubId
 from octavo.hub.store import InstalledModel, home, installed
-from octavo.model_files import begins_as_gguf
 
 __all__ = [
     "CATALOG",

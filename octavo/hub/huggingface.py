@@ -14,11 +14,11 @@ from fnmatch import fnmatch
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from octavo.errors import DownloadError, ModelNotFoundError, OctavoError, UnsupportedModelError
-from octavo.files import sha256_of
+from octavo.base.errors import DownloadError, ModelNotFoundError, OctavoError, UnsupportedModelError
+from octavo.base.files import sha256_of
+from octavo.base.model_files import split_parts
 from octavo.hub.store import StoredFile, tree_bytes
 from octavo.hub.watch import watch
-from octavo.model_files import split_parts
 
 PATTERNS = ("*.safetensors", "*.json", "*.jinja", "tokenizer.model", "LICENSE*", "NOTICE*")
 

@@ -22,9 +22,9 @@ from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path, PurePosixPath
 
-from octavo.files import lock as lock_file
-from octavo.files import sha256_of
-from octavo.model_files import split_parts
+from octavo.base.files import lock as lock_file
+from octavo.base.files import sha256_of
+from octavo.base.model_files import split_parts
 
 MANIFEST = "manifest.json"
 CHUNK_BYTES = 1 << 20

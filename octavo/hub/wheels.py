@@ -24,8 +24,8 @@ from dataclasses import dataclass
 from importlib.machinery import PathFinder
 from pathlib import Path
 
-from octavo.errors import DownloadError
-from octavo.files import sha256_of
+from octavo.base.errors import DownloadError
+from octavo.base.files import sha256_of
 from octavo.hub.catalog import CatalogModel, WheelFile
 from octavo.hub.store import CHUNK_BYTES, StoredFile, tree_bytes
 from octavo.hub.watch import watch

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from octavo.errors import BenchmarkError
+from octavo.base.errors import BenchmarkError
 from octavo.measure.request_record import RequestRecord
 from octavo.measure.results import write_json_lines
 

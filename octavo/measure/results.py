@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from octavo.errors import BenchmarkError
-from octavo.files import replace_file
+from octavo.base.errors import BenchmarkError
+from octavo.base.files import replace_file
 
 
 def write_json(path: str | Path, document: Mapping[str, Any]) -> None:

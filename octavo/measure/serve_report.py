@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from octavo import __version__
-from octavo.errors import BenchmarkError
+from octavo.base.errors import BenchmarkError
 from octavo.measure.load_report import LoadReport
 from octavo.measure.metrics import LATENCIES, Distribution, percent_name
 from octavo.measure.results import write_json, write_text

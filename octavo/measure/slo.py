@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from octavo.errors import ConfigError
+from octavo.base.errors import ConfigError
+from octavo.base.options import SECONDS_OF
 from octavo.measure.request_record import RequestRecord
 from octavo.measure.statistics import wilson_interval
-from octavo.options import SECONDS_OF
 
 LIMITS = ("ttft", "tpot", "e2el")
 _EXAMPLE = "write ttft:200 tpot:50 e2el:5000, in milliseconds"

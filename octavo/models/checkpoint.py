@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 import numpy as np
 
-from octavo.errors import ModelFileError, ModelNotFoundError, UnsupportedModelError
-from octavo.fields import Fields
-from octavo.model_files import ModelFolder, begins_as_gguf, is_engine_folder, split_parts
+from octavo.base.errors import ModelFileError, ModelNotFoundError, UnsupportedModelError
+from octavo.base.fields import Fields
+from octavo.base.model_files import ModelFolder, begins_as_gguf, is_engine_folder, split_parts
 from octavo.models.config import ModelConfig
 from octavo.models.gguf import GGUFFile
 from octavo.models.gguf_latents import find_halves, join_halves

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from octavo.fields import Fields
+from octavo.base.fields import Fields
 from octavo.layers.context import Activations, ForwardContext
 from octavo.layers.mlp import GatedMLP
 from octavo.layers.module import Module

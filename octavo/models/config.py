@@ -13,9 +13,9 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+from octavo.base.errors import InvalidRequestError, ModelFileError
+from octavo.base.fields import Fields
 from octavo.core.sampling_params import SamplingParams
-from octavo.errors import InvalidRequestError, ModelFileError
-from octavo.fields import Fields
 from octavo.kernels.routing import Routing
 from octavo.layers.latent_config import LatentConfig
 from octavo.layers.recurrence_config import RecurrenceConfig, StateSpec

@@ -9,8 +9,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from octavo.errors import ModelFileError, UnsupportedModelError
-from octavo.fields import Fields, GGUFFields
+from octavo.base.errors import ModelFileError, UnsupportedModelError
+from octavo.base.fields import Fields, GGUFFields
 from octavo.layers.rope_config import RopeConfig
 from octavo.models.config import MAX_LAYERS, ModelConfig, extended_length, sampling_defaults
 from octavo.models.family import Family

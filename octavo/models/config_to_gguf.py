@@ -8,7 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from octavo.errors import UnsupportedModelError
+from octavo.base.errors import UnsupportedModelError
 from octavo.layers.rope_config import RopeConfig
 from octavo.models.config import ModelConfig
 from octavo.models.registry import family_of, gguf_architecture

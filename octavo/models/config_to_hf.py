@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from octavo.errors import UnsupportedModelError
+from octavo.base.errors import UnsupportedModelError
 from octavo.layers.rope_config import RopeConfig
 from octavo.models.config import ModelConfig
 from octavo.models.registry import family_of

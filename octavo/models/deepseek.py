@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from octavo.errors import UnsupportedModelError
-from octavo.fields import Fields
+from octavo.base.errors import UnsupportedModelError
+from octavo.base.fields import Fields
 from octavo.kernels.routing import Routing
 from octavo.layers.context import Activations, ForwardContext
 from octavo.layers.latent_attention import LatentAttention

@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from octavo.errors import UnsupportedModelError
-from octavo.fields import Fields
+from octavo.base.errors import UnsupportedModelError
+from octavo.base.fields import Fields
 from octavo.layers.context import Activations, ForwardContext
 from octavo.layers.module import Module
 from octavo.layers.norm import RMSNorm

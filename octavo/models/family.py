@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 if TYPE_CHECKING:
     import numpy as np
 
-    from octavo.fields import Fields
+    from octavo.base.fields import Fields
     from octavo.models.config import Activation, ModelConfig
     from octavo.models.unread import Meaningless
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from octavo.errors import ConfigError, UnsupportedModelError
+from octavo.base.errors import ConfigError, UnsupportedModelError
 from octavo.kernels.cpu.layout import (
     ARITHMETIC,
     KV_FORMATS,

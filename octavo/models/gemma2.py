@@ -9,7 +9,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from octavo.fields import Fields
+from octavo.base.fields import Fields
 from octavo.models.config import ModelConfig
 from octavo.models.family import Family
 from octavo.models.gemma3 import GEMMA_IGNORED, GGUF_NAMES, Gemma3ForCausalLM, scalar_of

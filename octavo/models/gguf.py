@@ -35,7 +35,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from octavo.errors import ModelFileError
+from octavo.base.errors import ModelFileError
 from octavo.models.mapping import map_file
 from octavo.quantization.ggml_types import GGMLType, block_shape
 

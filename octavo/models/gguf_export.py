@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from octavo.errors import ConfigError, UnsupportedModelError
+from octavo.base.errors import ConfigError, UnsupportedModelError
 from octavo.models.checkpoint import Checkpoint, GGUFFiles
 from octavo.models.config import ModelConfig
 from octavo.models.config_gguf import end_ids_by_text

@@ -11,7 +11,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from octavo.files import NewFile
+from octavo.base.files import NewFile
 from octavo.quantization.ggml_types import GGMLType, row_bytes
 
 VERSION = 3

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from octavo.fields import Fields
+from octavo.base.fields import Fields
 from octavo.models.config import ModelConfig
 from octavo.models.family import Family, HFNames, TensorNames
 from octavo.models.gemma3 import GGUF_LAYER, GGUF_TOP, Gemma3ForCausalLM

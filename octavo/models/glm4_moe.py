@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from octavo.fields import Fields
+from octavo.base.fields import Fields
 from octavo.models.config import ModelConfig
 from octavo.models.experts import (
     GGUF_EXPERTS,

@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from octavo.errors import UnsupportedModelError
-from octavo.fields import Fields
+from octavo.base.errors import UnsupportedModelError
+from octavo.base.fields import Fields
 from octavo.kernels.routing import CLAMPED_SWIGLU, SWIGLU_ALPHA, SWIGLU_LIMIT
 from octavo.layers.attention import Attention
 from octavo.models.config import ModelConfig

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from math import inf
 from typing import Any
 
-from octavo.errors import UnsupportedModelError
-from octavo.fields import Fields
+from octavo.base.errors import UnsupportedModelError
+from octavo.base.fields import Fields
 from octavo.layers.context import Activations, ForwardContext
 from octavo.layers.mlp import GatedMLP
 from octavo.layers.module import Module

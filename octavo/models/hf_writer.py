@@ -19,9 +19,9 @@ from typing import Any
 
 import numpy as np
 
-from octavo.errors import ConfigError
-from octavo.files import NewFolder
-from octavo.model_files import ModelFolder
+from octavo.base.errors import ConfigError
+from octavo.base.files import NewFolder
+from octavo.base.model_files import ModelFolder
 from octavo.models.checkpoint import Checkpoint, GGUFFiles
 from octavo.models.config_to_hf import generation_config, hf_config
 from octavo.models.parameters import FileTensor, Parameters

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from octavo.errors import ModelError
+from octavo.base.errors import ModelError
 from octavo.layers.module import named_parameters
 from octavo.models.checkpoint import Checkpoint, TensorEntry, open_checkpoint
 from octavo.models.config import ModelConfig

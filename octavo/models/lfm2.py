@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from octavo.fields import Fields
+from octavo.base.fields import Fields
 from octavo.kernels.recurrence_specs import ConvSpec
 from octavo.layers.recurrence_config import RecurrenceConfig
 from octavo.layers.recurrent import ShortConv

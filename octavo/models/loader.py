@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from octavo.errors import ModelFileError
+from octavo.base.errors import ModelFileError
 from octavo.layers.module import Module, named_parameters
 from octavo.layers.parameter import ShapeMismatch
 from octavo.models.checkpoint import Checkpoint, open_checkpoint

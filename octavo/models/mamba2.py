@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from octavo.errors import UnsupportedModelError
-from octavo.fields import Fields, GGUFFields
+from octavo.base.errors import UnsupportedModelError
+from octavo.base.fields import Fields, GGUFFields
 from octavo.kernels.recurrence_specs import ConvSpec, GatedNormSpec, ScanSpec
 from octavo.layers.recurrence_config import RecurrenceConfig
 from octavo.models.config import ModelConfig

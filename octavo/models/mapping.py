@@ -8,7 +8,7 @@ import stat
 import sys
 from pathlib import Path
 
-from octavo.errors import ModelFileError
+from octavo.base.errors import ModelFileError
 
 
 def map_file(path: Path) -> mmap.mmap:

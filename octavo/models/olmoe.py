@@ -6,8 +6,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from octavo.errors import UnsupportedModelError
-from octavo.fields import Fields
+from octavo.base.errors import UnsupportedModelError
+from octavo.base.fields import Fields
 from octavo.layers.attention import Attention
 from octavo.models.config import ModelConfig
 from octavo.models.decoder import DecoderForCausalLM, make_attention

@@ -25,7 +25,7 @@ from typing import Literal
 
 import numpy as np
 
-from octavo.errors import UnsupportedModelError
+from octavo.base.errors import UnsupportedModelError
 from octavo.layers.module import Module, named_parameters
 from octavo.layers.rope import inverse_frequencies
 from octavo.layers.rope_config import RopeConfig

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from octavo.fields import Fields
+from octavo.base.fields import Fields
 from octavo.models.config import ModelConfig
 from octavo.models.family import Family, TensorNames
 from octavo.models.llama import GGUF_TOP, HF_DEFAULTS, LlamaForCausalLM

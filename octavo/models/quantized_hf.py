@@ -7,9 +7,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from octavo.errors import ModelFileError
-from octavo.fields import Fields
-from octavo.model_files import ModelFolder
+from octavo.base.errors import ModelFileError
+from octavo.base.fields import Fields
+from octavo.base.model_files import ModelFolder
 from octavo.quantization.ggml_types import FLOAT_TYPES
 
 if TYPE_CHECKING:

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from octavo.errors import UnsupportedModelError
-from octavo.fields import Fields
+from octavo.base.errors import UnsupportedModelError
+from octavo.base.fields import Fields
 from octavo.kernels.recurrence_specs import ConvSpec, DeltaSpec, GatedNormSpec
 from octavo.layers.gated_attention import GatedAttention
 from octavo.layers.module import Module

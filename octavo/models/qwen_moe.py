@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-from octavo.fields import Fields
+from octavo.base.fields import Fields
 from octavo.models.config import ModelConfig
 from octavo.models.experts import (
     gguf_expert_entries,

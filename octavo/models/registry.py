@@ -8,8 +8,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from octavo.errors import UnsupportedModelError
-from octavo.extras import ADD_TRANSFORMERS
+from octavo.base.errors import UnsupportedModelError
+from octavo.base.optional_deps import ADD_TRANSFORMERS
 
 if TYPE_CHECKING:
     from octavo.layers.context import Activations, ForwardContext

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
-from octavo.errors import ModelFileError
+from octavo.base.errors import ModelFileError
 from octavo.models.mapping import map_file
 
 _LENGTH_BYTES = 8

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from octavo.errors import UnsupportedModelError
-from octavo.fields import Fields
+from octavo.base.errors import UnsupportedModelError
+from octavo.base.fields import Fields
 from octavo.models.config import ModelConfig
 from octavo.models.family import Family
 from octavo.models.llama import GGUF_NAMES, HF_DEFAULTS, LlamaForCausalLM

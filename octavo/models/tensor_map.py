@@ -8,7 +8,7 @@ from itertools import accumulate
 
 import numpy as np
 
-from octavo.errors import ModelFileError
+from octavo.base.errors import ModelFileError
 from octavo.layers.module import named_parameters
 from octavo.models.checkpoint import Checkpoint
 from octavo.models.config import ModelConfig

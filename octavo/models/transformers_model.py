@@ -29,7 +29,7 @@ from transformers import (
 )
 from transformers.modeling_outputs import MoeModelOutputWithPast
 
-from octavo.errors import ModelFileError, OctavoError, UnsupportedModelError
+from octavo.base.errors import ModelFileError, OctavoError, UnsupportedModelError
 from octavo.layers.context import ForwardContext
 from octavo.models.config_transformers import SeenAttention
 

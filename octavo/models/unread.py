@@ -14,7 +14,7 @@ from pathlib import Path
 from reprlib import repr as shown
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from octavo.errors import UnsupportedModelError
+from octavo.base.errors import UnsupportedModelError
 
 if TYPE_CHECKING:
     from octavo.models.family import Family

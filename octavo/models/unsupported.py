@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from octavo.errors import UnsupportedModelError
+from octavo.base.errors import UnsupportedModelError
 
 _EMBEDDINGS = (
     "it is an encoder, which makes embeddings of texts and generates none; octavo does not compute "

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from octavo.errors import UnsupportedModelError
-from octavo.fields import Fields
+from octavo.base.errors import UnsupportedModelError
+from octavo.base.fields import Fields
 from octavo.models.config import ModelConfig
 
 Windows = tuple[int | None, ...]

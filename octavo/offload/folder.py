@@ -35,8 +35,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from octavo.errors import ConfigError
-from octavo.files import lock
+from octavo.base.errors import ConfigError
+from octavo.base.files import lock
 
 _LOCK = "octavo-kv"
 _PART = "part"

@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Iterable
 from pathlib import Path
 
-from octavo.model_files import split_parts
+from octavo.base.model_files import split_parts
 
 # Of a file, that is read of it: as many pieces, from its begin to its end.
 _PIECES, _PIECE_BYTES = 16, 1 << 16

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 
+from octavo.base.errors import ConfigError
 from octavo.core.executor import Probe
 from octavo.core.scheduler import SchedulerConfig
 from octavo.core.shelf import Always, RestoreRule
@@ -11,7 +12,6 @@ from octavo.cost.first_token import ForeseenRates, StepRates, num_pairs
 from octavo.cost.live import ModelShape, live_rank_model
 from octavo.cost.step_cost import StepModel
 from octavo.cost.this_machine import this_machine
-from octavo.errors import ConfigError
 
 _log = logging.getLogger("octavo")
 

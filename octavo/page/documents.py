@@ -11,7 +11,7 @@ import struct
 from pathlib import Path
 from typing import Any
 
-from octavo.errors import ConfigError
+from octavo.base.errors import ConfigError
 
 # The first is what "Docs" leads to. Their titles are the first lines of the documents.
 NAMES = (

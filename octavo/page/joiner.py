@@ -18,7 +18,7 @@ import re
 from collections.abc import Mapping
 from graphlib import CycleError, TopologicalSorter
 
-from octavo.errors import ConfigError
+from octavo.base.errors import ConfigError
 
 _NAMES = r"\{([^{}]*)\}"
 _FROM = r'\s+from\s+"(\.{1,2}/[\w./-]+)";'

@@ -30,13 +30,13 @@ from pathlib import Path
 from typing import Any
 
 import octavo
+from octavo.base.errors import ConfigError, ModelError
+from octavo.base.files import replace_file
 from octavo.cost.catalogue import names, spec_of
 from octavo.cost.hardware_table import AUTO, devices
 from octavo.cost.model_spec import ModelSpec
 from octavo.cost.open_spec import open_spec
 from octavo.cost.this_machine import device_of_engine
-from octavo.errors import ConfigError, ModelError
-from octavo.files import replace_file
 from octavo.measure.request_record import RequestRecord
 from octavo.sim import FleetSettings, LoadSettings, Simulation, Timeline, Workload, prepare
 

@@ -11,8 +11,8 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
+from octavo.base.errors import ConfigError, ModelError
 from octavo.cost.model_spec import ModelSpec
-from octavo.errors import ConfigError, ModelError
 from octavo.planner.building_blocks import model_json
 
 

@@ -12,8 +12,8 @@ import json
 import re
 from pathlib import Path
 
-from octavo.errors import ConfigError
-from octavo.files import NewFolder
+from octavo.base.errors import ConfigError
+from octavo.base.files import NewFolder
 from octavo.page import documents, site
 from octavo.page.joiner import join_modules
 

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from octavo.errors import ConfigError, ModelError
+from octavo.base.errors import ConfigError, ModelError
 from octavo.models.checkpoint import Checkpoint, open_checkpoint
 from octavo.quantization.base import StoredWeight, Weight
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from octavo.lazy import named
+from octavo.base.lazy_exports import named
 
 _HOMES = {
     "Deployment": ".deployment",

@@ -12,10 +12,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
+from octavo.base.errors import ConfigError
 from octavo.cost.parallel import Parallel
 from octavo.cost.precision import precision_of
 from octavo.cost.work import Span
-from octavo.errors import ConfigError
 from octavo.planner.deployment import Deployment
 from octavo.planner.figures import gib, ms
 from octavo.planner.sizing import fewest_devices

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from octavo.base.errors import ConfigError
 from octavo.cost.engine_profile import Limits, profile
 from octavo.cost.hardware import Device
 from octavo.cost.hardware_table import find_device
@@ -22,7 +23,6 @@ from octavo.cost.precision import precision_of
 from octavo.cost.prediction import Prediction
 from octavo.cost.step_cost import StepCost
 from octavo.cost.work import Span
-from octavo.errors import ConfigError
 from octavo.planner.deployment import Deployment
 from octavo.planner.latency import Service, decode_time, prefill_time, prompt_chunks
 from octavo.planner.layouts import best_layout

@@ -14,6 +14,7 @@ from dataclasses import MISSING, asdict, fields
 from itertools import groupby
 from typing import Any, TypeVar, get_args
 
+from octavo.base.errors import ConfigError
 from octavo.cost.communication import link_of
 from octavo.cost.efficiency import PROFILES, Efficiency, efficiency_of
 from octavo.cost.engine_profile import EngineProfile, Limits, profile
@@ -31,7 +32,6 @@ from octavo.cost.stored import StoredRule, stored_rule
 from octavo.cost.weight_rules import Recipe
 from octavo.cost.weight_type import FLOAT_ALIASES, FLOATS, QUANTIZED, WeightType, int4
 from octavo.cost.weights import num_parameters
-from octavo.errors import ConfigError
 from octavo.planner.money import watts_of, watts_text
 
 T = TypeVar("T")

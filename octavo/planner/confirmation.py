@@ -9,9 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from octavo.base.errors import ConfigError
 from octavo.config import CacheConfig, EngineConfig
 from octavo.core.scheduler import SchedulerConfig
-from octavo.errors import ConfigError
 from octavo.measure.metrics import latency_values
 from octavo.measure.statistics import percentile
 from octavo.planner.deployment import Deployment

@@ -6,10 +6,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+from octavo.base.errors import ConfigError
 from octavo.cost.parallel import Parallel
 from octavo.cost.prediction import Prediction
 from octavo.cost.work import Span
-from octavo.errors import ConfigError
 from octavo.planner.deployment import Deployment
 from octavo.planner.figures import gib, ms
 from octavo.planner.layouts import has_slow_link, island_of

@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
+from octavo.base.errors import ConfigError
 from octavo.cost.hardware import Device
 from octavo.cost.model_spec import ModelSpec
 from octavo.cost.parallel import Parallel
-from octavo.errors import ConfigError
 from octavo.planner.deployment import Deployment
 from octavo.planner.slo import Slo
 from octavo.planner.traffic import Traffic

@@ -9,9 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from octavo.base.errors import ConfigError
 from octavo.cost.hardware import Device
 from octavo.cost.prediction import Prediction, worst
-from octavo.errors import ConfigError
 from octavo.planner.figures import figure_json
 
 # Mean load over capacity, where nobody says how many come. Services that people use by day, and

@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from octavo.errors import ConfigError
+from octavo.base.errors import ConfigError
 
 # From this load on, waiting times of M/D/1 are taken for exponential (Kingman 1961): the exact sums
 # grow with the square of the wait, and differ from it by less than three per cent.

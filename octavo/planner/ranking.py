@@ -6,7 +6,7 @@ import math
 from dataclasses import replace
 from typing import Any
 
-from octavo.errors import ConfigError
+from octavo.base.errors import ConfigError
 from octavo.planner.answer import Plan, Question, answer
 from octavo.planner.cheapest import is_any, named
 from octavo.planner.report import deployment_json, latency_json

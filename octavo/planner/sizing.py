@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
+from octavo.base.errors import ConfigError
 from octavo.cost.hardware import Device
 from octavo.cost.parallel import Parallel
 from octavo.cost.prediction import Prediction
-from octavo.errors import ConfigError
 from octavo.planner.deployment import Deployment
 from octavo.planner.layouts import island_of, laid_out
 from octavo.planner.money import Price

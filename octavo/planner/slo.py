@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from types import MappingProxyType
 
-from octavo.errors import ConfigError
-from octavo.options import SECONDS_OF
+from octavo.base.errors import ConfigError
+from octavo.base.options import SECONDS_OF
 
 METRICS = ("ttft", "tpot", "e2e")
 MEAN = "mean"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from octavo.base.errors import ConfigError
 from octavo.cost.engine_profile import EngineProfile, profile
 from octavo.cost.hardware import Device
 from octavo.cost.hardware_table import find_device
@@ -17,7 +18,6 @@ from octavo.cost.prediction import Source
 from octavo.cost.rank import rank_model
 from octavo.cost.step_cost import StepBatch, StepModel
 from octavo.cost.work import Chunk, Span
-from octavo.errors import ConfigError
 
 Chunks = Iterable[Chunk | tuple[int, int]]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from octavo.errors import ConfigError
+from octavo.base.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from octavo.errors import BenchmarkError
+from octavo.base.errors import BenchmarkError
 from octavo.measure.statistics import percentile
 from octavo.plots.style import (
     ABOVE,

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from octavo.errors import BenchmarkError, ConfigError
+from octavo.base.errors import BenchmarkError, ConfigError
 from octavo.measure.results import write_bytes
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from octavo.errors import BenchmarkError
+from octavo.base.errors import BenchmarkError
 from octavo.plots.style import BELOW, BLUE, ORANGE, OVER, PALE, annotate, label_axes, new_figure
 
 if TYPE_CHECKING:

@@ -34,8 +34,8 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from octavo.errors import BenchmarkError
-from octavo.files import NewFile
+from octavo.base.errors import BenchmarkError
+from octavo.base.files import NewFile
 from octavo.quality.scoring import ScoredRow
 from octavo.quality.windows import SCORES, Windows
 

@@ -16,11 +16,11 @@ from typing import Any
 
 import numpy as np
 
+from octavo.base.errors import ConfigError, EngineError
 from octavo.config import CPU_MAX_NUM_BATCHED_TOKENS, EngineArgs
 from octavo.core.engine import Engine
 from octavo.core.request import Request
 from octavo.core.sampling_params import SamplingParams
-from octavo.errors import ConfigError, EngineError
 from octavo.quality.divergence import Comparison, Divergence
 from octavo.quality.estimate import Estimate
 from octavo.quality.logit_file import LogitFile, LogitFileWriter

@@ -12,9 +12,9 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
+from octavo.base.errors import EngineError, OctavoError
 from octavo.core.batch import BAD_LOGITS
 from octavo.core.request import Request
-from octavo.errors import EngineError, OctavoError
 from octavo.quality.windows import Windows
 
 

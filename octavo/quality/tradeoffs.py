@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from octavo.errors import BenchmarkError
+from octavo.base.errors import BenchmarkError
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from octavo.errors import BenchmarkError
+from octavo.base.errors import BenchmarkError
 
 if TYPE_CHECKING:
     from octavo.text.tokenizer import Tokenizer

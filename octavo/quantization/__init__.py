@@ -19,8 +19,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from octavo.extras import need_torch
-from octavo.lazy import named
+from octavo.base.lazy_exports import named
+from octavo.base.optional_deps import need_torch
 
 _HOMES = {
     "GGMLType": "octavo.quantization.ggml_types",

@@ -9,8 +9,8 @@ from typing import Protocol
 
 import numpy as np
 
-from octavo.errors import UnsupportedModelError
-from octavo.extras import need_torch
+from octavo.base.errors import UnsupportedModelError
+from octavo.base.optional_deps import need_torch
 from octavo.quantization.ggml_types import FLOAT_TYPES, GGMLType, row_bytes
 
 

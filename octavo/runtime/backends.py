@@ -18,8 +18,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from octavo.errors import ConfigError, UnsupportedModelError
-from octavo.extras import ADD_GPU, need_torch
+from octavo.base.errors import ConfigError, UnsupportedModelError
+from octavo.base.optional_deps import ADD_GPU, need_torch
 from octavo.kernels.cpu import library
 from octavo.kernels.cpu.layout import (
     KV_CHUNK,

@@ -9,7 +9,7 @@ from types import MappingProxyType
 
 import torch
 
-from octavo.errors import ConfigError
+from octavo.base.errors import ConfigError
 from octavo.kernels.cuda.ops import FusedOps
 from octavo.kernels.cuda.packing import Upload, expanded, pack
 from octavo.kernels.cuda.program import FusedProgram

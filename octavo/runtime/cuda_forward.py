@@ -22,10 +22,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from octavo.base.errors import ConfigError
 from octavo.core.batch import Batch, TokenLogprobs
 from octavo.core.executor import Probe
 from octavo.core.request import Request
-from octavo.errors import ConfigError
 from octavo.kernels.cuda.ops import StepTensors
 from octavo.kernels.cuda.sampling import (
     RECORD_WORDS,

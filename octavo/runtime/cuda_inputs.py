@@ -33,10 +33,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from octavo.base.errors import EngineError
 from octavo.core.batch import Batch, ScheduledRequest
 from octavo.core.kv_tables import GONE
 from octavo.core.request import Request
-from octavo.errors import EngineError
 from octavo.kernels.cuda.ops import StepTables, StepTensors
 from octavo.kernels.cuda.sampling import RECORD_WORDS
 

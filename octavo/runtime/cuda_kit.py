@@ -7,7 +7,6 @@ from typing import Protocol, TypeAlias
 
 import torch
 
-from octavo import machine
 from octavo.kernels.cuda.attention_plan import AttentionLimits, Gpu
 from octavo.kernels.cuda.ops import FusedOps, LayerStores
 from octavo.kernels.cuda.packing import Upload
@@ -22,6 +21,7 @@ from octavo.runtime.cuda_forward import num_logits_rows
 from octavo.runtime.kv_cache import CopyUnits, copy_units
 from octavo.runtime.plain_sampler import PlainSampler
 from octavo.runtime.streams import CudaStream, HostStream, Stream
+from octavo.system import machine
 
 # Tokens of a sequence, a draft's among them, for which attention still splits its keys.
 _SPLIT_QUERIES = 16

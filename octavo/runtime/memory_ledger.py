@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from octavo.errors import ConfigError
+from octavo.base.errors import ConfigError
 
 GIB = 1 << 30
 

@@ -16,9 +16,9 @@ from types import MappingProxyType
 
 import numpy as np
 
+from octavo.base.errors import ConfigError
 from octavo.core.batch import Batch, TokenLogprobs
 from octavo.core.lookahead import MAX_ROUNDS, rounds_in_time
-from octavo.errors import ConfigError
 from octavo.kernels.cpu import abi
 from octavo.kernels.cpu.program import Program
 from octavo.kernels.fusion import CannotFuse

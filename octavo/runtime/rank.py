@@ -16,7 +16,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from octavo import machine
 from octavo.core.batch import Batch, StepOutput
 from octavo.core.executor import Probe, StepHandle
 from octavo.core.request import Request
@@ -36,6 +35,7 @@ from octavo.runtime.hidden_states import StepFollower
 from octavo.runtime.memory_ledger import KV, MemoryLedger, open_ledger
 from octavo.runtime.runner import Runner
 from octavo.runtime.verification import Acceptance
+from octavo.system import machine
 
 if TYPE_CHECKING:
     import numpy as np

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Sequence
 
 import torch
 
-from octavo.errors import ConfigError
+from octavo.base.errors import ConfigError
 from octavo.kernels.cpu import library
 from octavo.kernels.dispatch import EAGER, create_ops
 from octavo.layers.module import Module

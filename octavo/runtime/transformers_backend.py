@@ -8,8 +8,8 @@ from collections.abc import Collection, Sequence
 import torch
 from torch import nn
 
+from octavo.base.errors import ConfigError
 from octavo.core.executor import Probe
-from octavo.errors import ConfigError
 from octavo.kernels.cpu import library
 from octavo.kernels.dispatch import EAGER, create_ops
 from octavo.models.config import ModelConfig

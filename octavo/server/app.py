@@ -15,7 +15,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from octavo import __version__
-from octavo.errors import OctavoError
+from octavo.base.errors import OctavoError
 from octavo.server.api.llama_server import routes as llama_server
 from octavo.server.api.octavo import (
     deployment,

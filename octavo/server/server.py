@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING
 
 import uvicorn
 
+from octavo.base.errors import ConfigError, EngineUnavailableError, OctavoError
 from octavo.config import EngineArgs, parse_bytes
 from octavo.core.limits import QueueLimits
-from octavo.errors import ConfigError, EngineUnavailableError, OctavoError
 from octavo.open_model import load_tokenizer
 from octavo.server.api.prompts import PromptRenderer
 from octavo.server.api.service import ANY_NAME, Service

@@ -10,9 +10,9 @@ import os
 import signal
 from dataclasses import dataclass
 
+from octavo.base.errors import ConfigError
+from octavo.base.options import option, parse_duration
 from octavo.core.limits import DEFAULT_OUTPUT_TOKENS
-from octavo.errors import ConfigError
-from octavo.options import option, parse_duration
 
 # Environment: one more key that clients may send.
 KEY_VARIABLE = "OCTAVO_API_KEY"

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 
-from octavo.errors import ConfigError
+from octavo.base.errors import ConfigError
 from octavo.measure.request_record import RequestRecord
 from octavo.sim.agenda import Agenda
 from octavo.sim.demand import Ask

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import count, repeat
 
-from octavo.errors import ConfigError
+from octavo.base.errors import ConfigError
 from octavo.workload.requests import WorkloadRequest
 from octavo.workload.traces import TraceEntry
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from octavo.base.errors import ConfigError
 from octavo.core.drafting import DraftProposer
-from octavo.errors import ConfigError
 from octavo.speculation.config import SpeculativeConfig
 from octavo.speculation.synthetic import SyntheticProposer
 

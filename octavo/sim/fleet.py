@@ -7,10 +7,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
+from octavo.base.errors import ConfigError, QueueFullError, RequestError
 from octavo.core.batch import Batch, ScheduledRequest
 from octavo.core.request import Request
 from octavo.core.sampling_params import SamplingParams
-from octavo.errors import ConfigError, QueueFullError, RequestError
 from octavo.sim.agenda import Agenda
 from octavo.sim.costs import Cost
 from octavo.sim.drafts import check_drafts

@@ -6,7 +6,7 @@ import math
 import re
 from dataclasses import dataclass
 
-from octavo.errors import ConfigError
+from octavo.base.errors import ConfigError
 
 _WRITTEN = re.compile(r"(\d+)@(\d+(?:\.\d+)?)(?:\+(\d+(?:\.\d+)?))?")
 

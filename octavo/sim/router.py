@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from itertools import count
 from typing import Protocol
 
+from octavo.base.errors import ConfigError
 from octavo.core.request import Request
-from octavo.errors import ConfigError
 from octavo.sim.replica import Replica
 
 

@@ -6,8 +6,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-from octavo.errors import ConfigError
-from octavo.options import option
+from octavo.base.errors import ConfigError
+from octavo.base.options import option
 from octavo.sim.outage import Outage
 from octavo.workload.settings import LoadSettings, at_least
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
+from octavo.base.errors import ConfigError
 from octavo.config import EngineArgs, EngineConfig, parse_bytes, resolve
 from octavo.core.lookahead import MAX_ROUNDS
 from octavo.cost.engine_profile import EngineProfile, Limits, profile
@@ -20,7 +21,6 @@ from octavo.cost.parallel import Parallel
 from octavo.cost.precision import Precision, precision_of
 from octavo.cost.rank import rank_model
 from octavo.cost.step_cost import StepModel
-from octavo.errors import ConfigError
 from octavo.measure.slo import Slo
 from octavo.runtime.capacity import Capacity
 from octavo.sim.costs import Cost, costs

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from octavo.garbage import no_collections
+from octavo.base.gc_pause import no_collections
 from octavo.measure.request_record import RequestRecord
 from octavo.sim.agenda import Agenda
 from octavo.sim.clients import Clients

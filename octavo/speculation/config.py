@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from octavo.base.errors import ConfigError
 from octavo.core.sampling_params import MAX_DRAFT_TOKENS
-from octavo.errors import ConfigError
 
 METHODS = (
     *("auto", "ngram", "suffix", "draft_model", "early_exit"),

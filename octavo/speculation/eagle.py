@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from octavo.fields import Fields
+from octavo.base.fields import Fields
 from octavo.layers.attention import Attention
 from octavo.layers.context import Activations, ForwardContext
 from octavo.layers.embedding import Embedding

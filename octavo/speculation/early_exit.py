@@ -13,10 +13,10 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from octavo.base.errors import ConfigError
 from octavo.core.batch import Batch, Draft, ScheduledRequest
 from octavo.core.request import Request
 from octavo.core.sampling_params import SamplingParams
-from octavo.errors import ConfigError
 from octavo.runtime.capacity import RankLimits
 from octavo.runtime.forward import Forward
 from octavo.runtime.runner import Runner

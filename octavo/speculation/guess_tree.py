@@ -11,10 +11,10 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
+from octavo.base.fields import Fields
 from octavo.core.batch import Draft
 from octavo.core.drafting import Opening
 from octavo.core.sampling_params import MAX_DRAFT_TOKENS
-from octavo.fields import Fields
 from octavo.speculation.config import SpeculativeConfig
 
 # A further row costs a verification about as much as a tenth or a sixth of a step, so what is

@@ -15,11 +15,11 @@ from pathlib import Path
 
 import numpy as np
 
-from octavo.errors import ConfigError, ModelFileError, UnsupportedModelError
-from octavo.fields import Fields
+from octavo.base.errors import ConfigError, ModelFileError, UnsupportedModelError
+from octavo.base.fields import Fields
+from octavo.base.model_files import ModelFolder
 from octavo.layers.module import Module, named_parameters
 from octavo.layers.parameter import Parameter, ShapeMismatch
-from octavo.model_files import ModelFolder
 from octavo.models.checkpoint import Checkpoint
 from octavo.models.config import ModelConfig
 from octavo.models.safetensors import SafetensorsFile

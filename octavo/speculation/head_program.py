@@ -19,7 +19,7 @@ from typing import NamedTuple, cast
 
 import numpy as np
 
-from octavo.errors import EngineError
+from octavo.base.errors import EngineError
 from octavo.kernels import fusion
 from octavo.kernels.cpu import abi
 from octavo.kernels.cpu.activations import ACTIVATIONS, DEFAULT, round_activations

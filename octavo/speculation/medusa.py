@@ -19,9 +19,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from octavo.base.fields import Fields
 from octavo.core.batch import Draft
 from octavo.core.drafting import Opening
-from octavo.fields import Fields
 from octavo.layers.context import Activations, ForwardContext
 from octavo.layers.linear import Linear, LMHead
 from octavo.layers.module import Module

@@ -25,14 +25,14 @@ from pathlib import Path
 import numpy as np
 
 from octavo import hub
-from octavo.errors import ConfigError
+from octavo.base.errors import ConfigError
+from octavo.base.model_files import is_engine_folder
 from octavo.layers.context import Activations, ForwardContext
 from octavo.layers.embedding import Embedding
 from octavo.layers.linear import LMHead
 from octavo.layers.module import named_parameters
 from octavo.layers.norm import RMSNorm
 from octavo.layers.rope import RotaryEmbedding
-from octavo.model_files import is_engine_folder
 from octavo.models.checkpoint import open_checkpoint
 from octavo.models.config import ModelConfig
 from octavo.models.decoder import DecoderForCausalLM

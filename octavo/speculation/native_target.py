@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
-from octavo.errors import ConfigError
+from octavo.base.errors import ConfigError
 from octavo.kernels import fusion
 from octavo.kernels.cpu import abi
 from octavo.kernels.cpu.library import Library, Pool

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from octavo.errors import ConfigError
+from octavo.base.errors import ConfigError
 
 if TYPE_CHECKING:
     from octavo.text.tokenizer import Tokenizer

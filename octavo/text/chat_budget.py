@@ -13,7 +13,7 @@ from typing import Any
 
 from jinja2.runtime import Context, Undefined
 
-from octavo.errors import ChatTemplateError
+from octavo.base.errors import ChatTemplateError
 
 MAX_SECONDS = 1.0  # of CPU time of the rendering thread
 MAX_STEPS = 20_000_000  # of a tenth of a microsecond or less each

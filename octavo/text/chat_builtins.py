@@ -13,7 +13,7 @@ from typing import Any
 from jinja2 import tests
 from jinja2.utils import Namespace, pass_context
 
-from octavo.errors import ChatTemplateError
+from octavo.base.errors import ChatTemplateError
 from octavo.text.chat_budget import MAX_RANGE, Budget, ChatContext
 from octavo.text.chat_filters import check_number, compared
 

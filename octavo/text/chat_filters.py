@@ -20,7 +20,7 @@ from jinja2.exceptions import FilterArgumentError
 from jinja2.runtime import Undefined
 from jinja2.utils import pass_context
 
-from octavo.errors import ChatTemplateError
+from octavo.base.errors import ChatTemplateError
 from octavo.text import chat_operators as operators
 from octavo.text.chat_budget import Budget, ChatContext, is_scalar
 

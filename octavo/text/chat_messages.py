@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from octavo.errors import InvalidRequestError
+from octavo.base.errors import InvalidRequestError
 from octavo.text.tokenizer import clean_text
 
 Message = dict[str, Any]

@@ -9,7 +9,7 @@ from typing import Any
 from jinja2.exceptions import SecurityError
 from jinja2.sandbox import SandboxedEnvironment, SandboxedFormatter
 
-from octavo.errors import ChatTemplateError
+from octavo.base.errors import ChatTemplateError
 from octavo.text.chat_budget import MAX_INT_BITS, MAX_TEXT, Budget, is_scalar
 
 _MAX_QUADRATIC = 1 << 27  # of len(text) * len(part) where CPython searches naively

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from octavo.errors import InvalidRequestError
+from octavo.base.errors import InvalidRequestError
 from octavo.text import chat_messages
 from octavo.text.chat_messages import Message
 from octavo.text.chat_template import ChatTemplate

@@ -26,7 +26,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import pass_context
 from jinja2.visitor import NodeTransformer
 
-from octavo.errors import ChatTemplateError
+from octavo.base.errors import ChatTemplateError
 from octavo.text.chat_budget import Budget, ChatContext, is_scalar
 from octavo.text.chat_builtins import GLOBALS, TESTS, TemplateNamespace
 from octavo.text.chat_filters import FILTERS

@@ -14,7 +14,7 @@ from typing import Any
 from jinja2 import nodes
 from jinja2.exceptions import TemplateSyntaxError
 
-from octavo.errors import ChatTemplateError
+from octavo.base.errors import ChatTemplateError
 from octavo.text.chat_budget import MAX_OUTPUT_BYTES, Budget, ChatContext
 from octavo.text.chat_sandbox import ChatEnvironment
 

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from octavo.errors import ENDINGS, InvalidRequestError, ModelFileError, OctavoError
+from octavo.base.errors import ENDINGS, InvalidRequestError, ModelFileError, OctavoError
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as LibraryTokenizer

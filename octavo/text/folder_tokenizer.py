@@ -8,9 +8,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from octavo.errors import ModelFileError
-from octavo.fields import Fields
-from octavo.model_files import ModelFolder, read_text
+from octavo.base.errors import ModelFileError
+from octavo.base.fields import Fields
+from octavo.base.model_files import ModelFolder, read_text
 from octavo.text.decoders import (
     ByteDecoder,
     Decoder,

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from octavo.errors import UnsupportedModelError
-from octavo.fields import Fields
+from octavo.base.errors import UnsupportedModelError
+from octavo.base.fields import Fields
 from octavo.text.decoders import ByteDecoder, byte_level_bytes, sentencepiece_bytes
 from octavo.text.encoders import LibraryEncoder, library_errors
 from octavo.text.pretokenizers import PRE_TOKENIZERS, PreTokenizer

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from octavo.errors import ChatTemplateError, InvalidRequestError
+from octavo.base.errors import ChatTemplateError, InvalidRequestError
 from octavo.text.decoders import Decoder
 from octavo.text.encoders import Encoder
 from octavo.text.special_tokens import Disguise, SpecialTokens

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from octavo.errors import ModelFileError, UnsupportedModelError
+from octavo.base.errors import ModelFileError, UnsupportedModelError
 from octavo.text.encoders import library_errors
 from octavo.text.folder_tokenizer import FolderLibrary, chat_templates, open_library
 from octavo.text.gguf_tokenizer import TokenType, library_pre_tokenizer

@@ -8,7 +8,7 @@ from pathlib import Path
 from textwrap import wrap
 from typing import Any
 
-from octavo.errors import ConfigError
+from octavo.base.errors import ConfigError
 
 _BETWEEN = {".yaml": ": ", ".yml": ": ", ".toml": " = "}
 

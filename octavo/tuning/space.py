@@ -9,7 +9,7 @@ from itertools import starmap
 from typing import Any
 
 from octavo.config import EngineConfig
-from octavo.machine import Cpu
+from octavo.system.machine import Cpu
 
 # What a step takes depends on these, so that each of their values is an engine to be measured.
 ENGINE_SETTINGS = ("model", "kv_cache_dtype", "threads")

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from octavo.errors import ConfigError
+from octavo.base.errors import ConfigError
 from octavo.planner.slo import Slo
 from octavo.sim.demand import Ask
 from octavo.tuning.explain import Decision

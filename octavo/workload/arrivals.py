@@ -35,7 +35,7 @@ from dataclasses import dataclass
 from itertools import accumulate, repeat
 from typing import Literal
 
-from octavo.errors import ConfigError
+from octavo.base.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from octavo.errors import ConfigError
+from octavo.base.errors import ConfigError
 from octavo.workload.requests import WorkloadRequest
 from octavo.workload.rows import (
     BadRow,

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from octavo.errors import ConfigError
+from octavo.base.errors import ConfigError
 from octavo.workload.arrivals import Ramp, arrival_times
 from octavo.workload.datasets import TextCounter, load_dataset
 from octavo.workload.requests import WorkloadRequest

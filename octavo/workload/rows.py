@@ -13,7 +13,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, TextIO, TypeVar
 
-from octavo.errors import BenchmarkError
+from octavo.base.errors import BenchmarkError
 
 LARGEST_COUNT = 2**31 - 1  # of tokens: beyond it, a file is damaged
 LARGEST_NUMBER = 1e15  # of milliseconds: 30 000 years

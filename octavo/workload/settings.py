@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from octavo.errors import ConfigError
-from octavo.options import option
+from octavo.base.errors import ConfigError
+from octavo.base.options import option
 
 
 @dataclass(frozen=True)

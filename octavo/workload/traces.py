@@ -19,7 +19,7 @@ from pathlib import Path
 from statistics import fmean, pstdev
 from typing import Any
 
-from octavo.errors import ConfigError
+from octavo.base.errors import ConfigError
 from octavo.measure.results import write_text
 from octavo.measure.statistics import percentile
 from octavo.workload.requests import WorkloadRequest

@@ -7,6 +7,7 @@ import json
 import pytest
 from rich.console import Console
 
+from octavo.base.errors import BenchmarkError
 from octavo.bench.gpu import random_model, run
 from octavo.bench.gpu.__main__ import main
 from octavo.bench.gpu.cases import CASES, Case, decode, prefill
@@ -14,7 +15,6 @@ from octavo.bench.gpu.random_model import FORMATS, SHAPES, write_random_model
 from octavo.bench.gpu.report import print_report
 from octavo.bench.gpu.run import Document, GpuRun, Outcome, shares
 from octavo.bench.peers.workers.workloads import Workload
-from octavo.errors import BenchmarkError
 from octavo.models.footprint import as_stored, matrices, weight_types
 from octavo.models.loader import load_model, open_checkpoint
 

@@ -9,9 +9,9 @@ import time
 
 import pytest
 
+from octavo.base.errors import BenchmarkError
 from octavo.bench import noise
 from octavo.bench.noise import BandwidthProbe, GemmProbe, has_moved, watch_cpu
-from octavo.errors import BenchmarkError
 
 SPIN = "import time; end = time.perf_counter() + 0.6\nwhile time.perf_counter() < end: pass"
 

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
+from octavo.base.errors import BenchmarkError
 from octavo.bench import noise, record
 from octavo.bench.peers import child, compare, contenders, llama_bench, report, workers
 from octavo.bench.peers.workers.workloads import WORKLOADS, Workload
-from octavo.errors import BenchmarkError
 
 ROOT = Path(__file__).parents[2]
 WORKERS = Path(workers.__file__).parent

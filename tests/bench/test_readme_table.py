@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from octavo import cli
+from octavo.base.errors import BenchmarkError
 from octavo.bench import readme, standard
-from octavo.errors import BenchmarkError
 
 ROOT = Path(__file__).parents[2]
 BEGIN, END = readme.markers("how-fast")

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from scipy.optimize import nnls
 
+from octavo.base.errors import BenchmarkError
 from octavo.calibration.fit import TimedStep, fit, nonnegative_least_squares
 from octavo.cost.step_cost import StepFeatures
 from octavo.cost.work import Span, passes
-from octavo.errors import BenchmarkError
 
 STEP, SEQUENCE, PASS, ROW, KEY, SCORE = 2e-4, 1e-5, 2e-3, 2e-5, 1e-8, 3e-10
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from octavo.base.errors import BenchmarkError
 from octavo.bench.offline.session import OfflineSession
 from octavo.calibration.fit import TimedStep
 from octavo.calibration.live import run_live
@@ -17,7 +18,6 @@ from octavo.config import EngineArgs
 from octavo.cost.hardware import Device
 from octavo.cost.step_cost import StepFeatures
 from octavo.cost.work import Span, passes
-from octavo.errors import BenchmarkError
 from octavo.workload.datasets import random_requests
 
 DEVICE = Device(

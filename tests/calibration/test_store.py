@@ -6,9 +6,9 @@ import json
 
 import pytest
 
+from octavo.base.errors import ModelFileError
 from octavo.calibration.store import Profile, find, folder, keep, model_and_processor, read
 from octavo.cost.measured import MeasuredSteps, Spread
-from octavo.errors import ModelFileError
 
 STEPS = MeasuredSteps(
     {"step": 1e-4, "pass": 2e-3, "rows_from_1": 0.0},

@@ -6,10 +6,10 @@ import json
 
 import pytest
 
+from octavo.base.errors import ConfigError
 from octavo.bench.offline import spec
 from octavo.cli import main
 from octavo.core.batch import Draft
-from octavo.errors import ConfigError
 from octavo.speculation.drafters import DraftFree
 
 FIELDS = {

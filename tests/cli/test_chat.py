@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from octavo import cli
-from octavo.errors import PromptTooLongError
+from octavo.base.errors import PromptTooLongError
 
 ANSWER = "The sky is blue.\n"
 

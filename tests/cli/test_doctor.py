@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from octavo import __version__, cli, doctor, machine
+from octavo import __version__, cli, doctor
 from octavo.doctor import (
     Cuda,
     CudaDevice,
@@ -16,7 +16,8 @@ from octavo.doctor import (
     Report,
     Storage,
 )
-from octavo.gpu_software import Alternative, GpuSoftware, Trial
+from octavo.system import machine
+from octavo.system.gpu_software import Alternative, GpuSoftware, Trial
 
 GIB = 1 << 30
 

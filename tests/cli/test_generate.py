@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from octavo import cli
-from octavo.errors import ModelNotFoundError
+from octavo.base.errors import ModelNotFoundError
 
 
 def test_one_prompt_streams_text_then_figures(fake_llm, capsys) -> None:

@@ -6,8 +6,8 @@ import sys
 import pytest
 
 from octavo import __version__, cli
+from octavo.base.errors import ConfigError
 from octavo.cli import bench, trace
-from octavo.errors import ConfigError
 
 ALL_COMMANDS = [
     *cli.COMMANDS,

@@ -1,9 +1,9 @@
 from __future__ import annotations
 
+from octavo.base.errors import EngineError
 from octavo.core.block_manager import BlockManager, SharedPrefix
 from octavo.core.kv_tables import GONE
 from octavo.core.prefix_cache import RadixPrefixCache
-from octavo.errors import EngineError
 
 NOTHING = SharedPrefix(0, [[]])
 

@@ -392,7 +392,7 @@ from octavo.core.block_manager import BlockManager
 from octavo.core.engine import Engine
 from octavo.core.scheduler import Scheduler, SchedulerConfig
 from octavo.executor.hashing import HashExecutor
-from octavo.errors import EngineError
+from octavo.base.errors import EngineError
 
 blocks = BlockManager(8, 4)
 engine = Engine(Scheduler(SchedulerConfig(), blocks), HashExecutor(8, 4))

@@ -4,6 +4,7 @@ import enum
 
 import pytest
 
+from octavo.base.errors import InvalidRequestError, PromptTooLongError, QueueFullError
 from octavo.core.limits import (
     QueueLimits,
     Work,
@@ -14,7 +15,6 @@ from octavo.core.limits import (
     total_tokens_of,
 )
 from octavo.core.sampling_params import SamplingParams
-from octavo.errors import InvalidRequestError, PromptTooLongError, QueueFullError
 
 
 class Token(enum.IntEnum):

@@ -4,10 +4,10 @@ import math
 
 import pytest
 
+from octavo.base.errors import ConfigError
 from octavo.core.batch import Batch, ScheduledRequest
 from octavo.core.clock import VirtualClock
 from octavo.core.pacing import MIN_CHUNK, Pacer
-from octavo.errors import ConfigError
 
 
 def batch(make_request, *num_tokens: int, num_sampled: int = 1) -> Batch:

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from octavo import RequestOutputKind, SamplingParams
+from octavo.base.errors import InvalidRequestError
 from octavo.core.sampling_params import SpeculativeParams
-from octavo.errors import InvalidRequestError
 
 
 def pickled(params):

@@ -2,11 +2,11 @@ from __future__ import annotations
 
 import pytest
 
+from octavo.base.errors import ConfigError, InvalidRequestError, PromptTooLongError, QueueFullError
 from octavo.core.admission import StaticAdmission
 from octavo.core.request import FinishReason, RequestStatus
 from octavo.core.sampling_params import SamplingParams
 from octavo.core.scheduler import SchedulerConfig
-from octavo.errors import ConfigError, InvalidRequestError, PromptTooLongError, QueueFullError
 from octavo.executor.hashing import expected_tokens
 
 

@@ -4,10 +4,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from octavo.base.errors import ConfigError, InvalidRequestError, PromptTooLongError
 from octavo.core.limits import check_sight, total_tokens_of
 from octavo.core.sampling_params import SamplingParams
 from octavo.core.sight import SPLIT, Sight, SightRules, unit_left_out
-from octavo.errors import ConfigError, InvalidRequestError, PromptTooLongError
 from octavo.runtime.input_batch import blocks_of_row
 
 sights = st.builds(

@@ -17,12 +17,12 @@ from functools import partial
 import pytest
 from depots import SlowDepot
 
+from octavo.base.errors import RequestError
 from octavo.core.admission import StaticAdmission
 from octavo.core.batch import DAMAGED
 from octavo.core.kv_tables import GONE, ONE_TABLE, most_blocks
 from octavo.core.request import FinishReason
 from octavo.core.sampling_params import SamplingParams
-from octavo.errors import RequestError
 from octavo.executor.faulty import FaultyExecutor, FaultyScheduler, sometimes
 from octavo.executor.hashing import HashDrafts, expected_tokens
 

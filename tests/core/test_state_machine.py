@@ -8,6 +8,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
+from octavo.base.errors import RequestError
 from octavo.core.block_manager import BlockManager
 from octavo.core.engine import Engine
 from octavo.core.prefix_cache import NoPrefixCache, RadixPrefixCache
@@ -16,7 +17,6 @@ from octavo.core.sampling_params import SamplingParams
 from octavo.core.scheduler import Scheduler, SchedulerConfig
 from octavo.core.shelf import Shelf
 from octavo.core.state_slots import StateSlots
-from octavo.errors import RequestError
 from octavo.executor.hashing import GuessingProposer, HashDrafts, HashExecutor, expected_tokens
 
 

@@ -2,10 +2,10 @@ from __future__ import annotations
 
 import pytest
 
+from octavo.base.errors import ConfigError
 from octavo.core.batch import NO_STATE
 from octavo.core.prefix_cache import NoPrefixCache, RadixPrefixCache
 from octavo.core.state_slots import StateSlots
-from octavo.errors import ConfigError
 from octavo.executor.hashing import expected_tokens
 
 

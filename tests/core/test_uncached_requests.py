@@ -8,8 +8,8 @@ from functools import partial
 import pytest
 from depots import SlowDepot
 
+from octavo.base.errors import InvalidRequestError
 from octavo.core.sampling_params import SamplingParams
-from octavo.errors import InvalidRequestError
 from octavo.executor.hashing import expected_tokens
 
 PROMPT = list(range(18))

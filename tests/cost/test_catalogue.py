@@ -2,10 +2,10 @@ from __future__ import annotations
 
 import pytest
 
+from octavo.base.errors import ConfigError
 from octavo.cost.catalogue import entries, find_name, names, spec_of
 from octavo.cost.precision import precision_of
 from octavo.cost.weights import num_parameters
-from octavo.errors import ConfigError
 
 
 @pytest.mark.parametrize("name", names())

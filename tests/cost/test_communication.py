@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rank_models import llama3_70b, mixture
 
+from octavo.base.errors import ConfigError
 from octavo.cost.communication import (
     Link,
     Transfer,
@@ -22,7 +23,6 @@ from octavo.cost.communication import (
 from octavo.cost.hardware_table import find_device
 from octavo.cost.parallel import Parallel
 from octavo.cost.work import Span, passes
-from octavo.errors import ConfigError
 
 LINK = Link(100.0, (0.5, 0.6, 0.8), latency_s=1.0)
 

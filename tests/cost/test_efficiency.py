@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from octavo.base.errors import ConfigError
 from octavo.cost.efficiency import PROFILES, efficiency_of
 from octavo.cost.hardware_table import devices, find_device
 from octavo.cost.parallel import Parallel
-from octavo.errors import ConfigError
 
 
 @pytest.mark.parametrize("profile", PROFILES)

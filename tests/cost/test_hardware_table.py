@@ -10,11 +10,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from octavo.base.errors import ConfigError
 from octavo.cost import hardware_table, this_machine
 from octavo.cost.hardware import Device
 from octavo.cost.hardware_table import devices, find_device
 from octavo.cost.this_machine import device_of_engine
-from octavo.errors import ConfigError
 
 
 @pytest.fixture(autouse=True)

@@ -4,11 +4,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from octavo.base.errors import ConfigError
 from octavo.cost.catalogue import spec_of
 from octavo.cost.kv import attention_ops, kv_bytes_per_token, sequence_bytes, state_bytes
 from octavo.cost.kv_type import kv_type
 from octavo.cost.precision import precision_of
-from octavo.errors import ConfigError
 from octavo.kernels.cpu.layout import kv_token_bytes, latent_row_bytes
 
 MIB = 1 << 20

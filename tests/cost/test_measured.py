@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from octavo.base.fields import Fields
 from octavo.cost.measured import MeasuredSteps, Spread, pass_terms, regime_of
 from octavo.cost.step_cost import StepFeatures
 from octavo.cost.work import Span, passes
-from octavo.fields import Fields
 
 STEPS = MeasuredSteps(
     {

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from octavo.base.errors import ConfigError
 from octavo.cost.catalogue import spec_of
 from octavo.cost.engine_profile import Limits, profile, profiles
 from octavo.cost.hardware import Device
@@ -17,7 +18,6 @@ from octavo.cost.memory import Memory, feasible_batch, memory
 from octavo.cost.open_spec import open_spec
 from octavo.cost.parallel import Parallel
 from octavo.cost.precision import precision_of
-from octavo.errors import ConfigError
 from octavo.kernels.cpu.layout import experts_bytes
 from octavo.runtime.memory_ledger import CONTEXT_BYTES, logits_bytes
 

@@ -5,10 +5,10 @@ from types import SimpleNamespace
 
 import pytest
 
+from octavo.base.errors import ConfigError, ModelError, ModelFileError
 from octavo.cost.catalogue import spec_of
 from octavo.cost.open_spec import open_spec
 from octavo.cost.weights import num_parameters
-from octavo.errors import ConfigError, ModelError, ModelFileError
 
 
 def test_a_folder_its_config_and_the_catalogue_are_opened_alike(tiny_model):

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from octavo.base.errors import ModelFileError, UnsupportedModelError
 from octavo.cost.catalogue import spec_of
 from octavo.cost.model_spec import ModelSpec
 from octavo.cost.open_spec import open_spec
@@ -15,7 +16,6 @@ from octavo.cost.precision import precision_of
 from octavo.cost.quantization_config import notes
 from octavo.cost.weight_shape import WeightShape
 from octavo.cost.weights import num_parameters, weights_bytes
-from octavo.errors import ModelFileError, UnsupportedModelError
 from octavo.planner.answer import plan
 
 SHARED = Path(__file__).parents[3] / "shared" / "data" / "model_configs"

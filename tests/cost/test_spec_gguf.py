@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from octavo.base.errors import ModelFileError
 from octavo.cost.mixers import Attention, LatentAttention
 from octavo.cost.model_spec import ModelSpec
 from octavo.cost.recurrences import GatedDeltaNet, Mamba1, Mamba2, ShortConvolution
 from octavo.cost.weights import num_parameters
-from octavo.errors import ModelFileError
 
 HIDDEN, VOCAB = 64, 320
 NORMS = {"attn_norm.weight": (HIDDEN,), "ffn_norm.weight": (HIDDEN,)}

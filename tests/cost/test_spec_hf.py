@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from octavo.base.errors import ModelFileError, UnsupportedModelError
 from octavo.cost.kv import attention_ops, sequence_bytes
 from octavo.cost.mixers import Attention, LatentAttention
 from octavo.cost.mlps import DenseMlp, ExpertMlp
@@ -16,7 +17,6 @@ from octavo.cost.precision import precision_of
 from octavo.cost.recurrences import GatedDeltaNet, Mamba2
 from octavo.cost.weights import num_parameters, weights_bytes
 from octavo.cost.work import Span, decode_attention_work, passes
-from octavo.errors import ModelFileError, UnsupportedModelError
 from octavo.models.footprint import checkpoint_bytes
 
 SIZES = {

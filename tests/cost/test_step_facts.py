@@ -8,13 +8,13 @@ from dataclasses import asdict, replace
 import pytest
 from rank_models import dense, llama_8b
 
+from octavo.base.errors import ConfigError
 from octavo.cost.hardware_table import find_device
 from octavo.cost.measured import MeasuredSteps, Spread
 from octavo.cost.parallel import Parallel
 from octavo.cost.rank_model import Experts
 from octavo.cost.step_facts import StepFacts, rank_model_of_json
 from octavo.cost.work import Span
-from octavo.errors import ConfigError
 
 MEASURED = MeasuredSteps({"pass": 1e-3}, {"decode": Spread(0.9, 1.1)}, 512, 64, 7000)
 

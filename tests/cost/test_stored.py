@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
+from octavo.base.errors import ModelFileError
 from octavo.cost.open_spec import open_spec
 from octavo.cost.precision import precision_of
 from octavo.cost.stored import stored_bytes
 from octavo.cost.weights import weights, weights_bytes
-from octavo.errors import ModelFileError
 from octavo.models.footprint import checkpoint_bytes
 
 

@@ -17,12 +17,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from octavo.base.errors import OctavoError
+from octavo.base.model_files import ENGINE_MANIFEST
 from octavo.config import EngineArgs
 from octavo.engine_folder.folder import EngineFolder
-from octavo.errors import OctavoError
 from octavo.kernels.cpu import abi
 from octavo.kernels.cpu.layout import packed_bytes
-from octavo.model_files import ENGINE_MANIFEST
 from octavo.runtime.capacity import RankLimits, RankSpec
 
 MAX_TOKENS = 7

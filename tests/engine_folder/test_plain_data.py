@@ -11,9 +11,9 @@ from typing import Literal
 
 import pytest
 
+from octavo.base.errors import ModelFileError
+from octavo.base.fields import Fields
 from octavo.engine_folder.plain_data import read_dataclass
-from octavo.errors import ModelFileError
-from octavo.fields import Fields
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from octavo.base.errors import ModelFileError
+from octavo.base.fields import Fields
 from octavo.engine_folder.model_config import config_json, read_config
 from octavo.engine_folder.program import Constants, program_json, read_program
-from octavo.errors import ModelFileError
-from octavo.fields import Fields
 from octavo.kernels.cpu import abi, library
 from octavo.kernels.cpu.library import Pool
 from octavo.kernels.cpu.packed_weights import PackedWeights, lay_out, pack_all

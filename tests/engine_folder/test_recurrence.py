@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 from hybrid_models import RECURRENCES, make_hybrid
 
+from octavo.base.errors import ModelFileError
+from octavo.base.fields import Fields
 from octavo.engine_folder.model_config import config_json, read_config
 from octavo.engine_folder.program import Constants, program_json, read_program
-from octavo.errors import ModelFileError
-from octavo.fields import Fields
 from octavo.kernels.fusion import Recurrence
 from octavo.runtime.op_program import plan_step
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from octavo import LLM
+from octavo.base.errors import ConfigError
 from octavo.build import load_engine
 from octavo.config import EngineArgs
 from octavo.engine_folder.folder import EngineFolder
 from octavo.engine_folder.writer import build_engine_folder
-from octavo.errors import ConfigError
 
 
 @pytest.fixture(scope="module")

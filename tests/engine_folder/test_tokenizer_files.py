@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from octavo import hub
+from octavo.base.errors import ModelFileError
+from octavo.base.model_files import ModelFolder
 from octavo.engine_folder.tokenizer_files import copy_files, load, write_metadata
-from octavo.errors import ModelFileError
-from octavo.model_files import ModelFolder
 from octavo.models.gguf import GGUFFile
 from octavo.text.tokenizer import Tokenizer
 

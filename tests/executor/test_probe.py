@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from octavo.base.errors import EngineError
 from octavo.core.clock import VirtualClock
 from octavo.core.executor import NoModel
 from octavo.core.request import Request
 from octavo.core.sampling_params import SamplingParams
-from octavo.errors import EngineError
 from octavo.executor.faulty import FaultyExecutor
 from octavo.executor.hashing import HashExecutor
 from octavo.executor.simulated import SimulatedExecutor

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from octavo import hub
-from octavo.errors import DownloadError, ModelNotFoundError, UnsupportedModelError
+from octavo.base.errors import DownloadError, ModelNotFoundError, UnsupportedModelError
 from octavo.hub import store, wheels
 from octavo.hub.catalog import CATALOG, CatalogFile, CatalogModel, WheelFile
 

@@ -13,7 +13,7 @@ import pytest
 from huggingface_hub import errors
 
 from octavo import hub
-from octavo.errors import DownloadError, ModelNotFoundError, UnsupportedModelError
+from octavo.base.errors import DownloadError, ModelNotFoundError, UnsupportedModelError
 from octavo.hub.huggingface import HubId
 
 COMMIT = "c" * 40

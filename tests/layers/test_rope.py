@@ -12,7 +12,7 @@ import pytest
 import torch
 from weights import stored
 
-from octavo.fields import Fields
+from octavo.base.fields import Fields
 from octavo.layers.rope import RotaryEmbedding, inverse_frequencies
 from octavo.layers.rope_config import RopeConfig
 from octavo.models.config_hf import _rope

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from octavo.errors import BenchmarkError
+from octavo.base.errors import BenchmarkError
 from octavo.measure.request_log import read_request_log, to_aiperf, write_request_log
 
 

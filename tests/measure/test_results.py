@@ -5,7 +5,7 @@ import stat
 
 import pytest
 
-from octavo.errors import BenchmarkError
+from octavo.base.errors import BenchmarkError
 from octavo.measure.results import write_bytes, write_json, write_json_lines
 
 
@@ -35,7 +35,7 @@ def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(tmp_path, monke
     def fail(*_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("octavo.files.os.replace", fail)
+    monkeypatch.setattr("octavo.base.files.os.replace", fail)
     with pytest.raises(BenchmarkError, match=r"b\.json cannot be written: No space left"):
         write_json(path, {"a": 2})
     assert json.loads(path.read_text()) == {"a": 1}

@@ -7,7 +7,7 @@ from datetime import datetime
 
 import pytest
 
-from octavo.errors import BenchmarkError
+from octavo.base.errors import BenchmarkError
 from octavo.measure.load_report import create_report
 from octavo.measure.serve_report import ServeSummary, save_result, to_json, to_text
 from octavo.measure.slo import Slo

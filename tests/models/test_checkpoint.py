@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from octavo.errors import ModelError, ModelFileError, ModelNotFoundError, UnsupportedModelError
+from octavo.base.errors import ModelError, ModelFileError, ModelNotFoundError, UnsupportedModelError
 from octavo.models.checkpoint import open_checkpoint
 from octavo.quantization.tensors import to_torch
 

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from octavo import SamplingParams
-from octavo.errors import ModelFileError, UnsupportedModelError
+from octavo.base.errors import ModelFileError, UnsupportedModelError
 from octavo.models.config import ModelConfig
 
 LLAMA = {

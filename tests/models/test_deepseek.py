@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from tiny_transformers import LATENT_CASES, VOCAB, make_model
 
-from octavo.errors import ConfigError, ModelFileError, UnsupportedModelError
+from octavo.base.errors import ConfigError, ModelFileError, UnsupportedModelError
 from octavo.layers.tensors import with_tensors
 from octavo.models.checkpoint import open_checkpoint
 from octavo.models.config import ModelConfig

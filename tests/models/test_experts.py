@@ -19,7 +19,7 @@ from tiny_transformers import EXPERT_CASES, make_model
 from transformers import AutoModelForCausalLM
 
 from octavo import LLM, SamplingParams
-from octavo.errors import ConfigError, ModelFileError, UnsupportedModelError
+from octavo.base.errors import ConfigError, ModelFileError, UnsupportedModelError
 from octavo.kernels.cpu.layout import experts_bytes
 from octavo.models.checkpoint import open_checkpoint
 from octavo.models.gguf_export import export_gguf

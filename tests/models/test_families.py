@@ -11,7 +11,7 @@ from tiny_transformers import FAMILIES, VOCAB
 from transformers import AutoModelForCausalLM
 
 from octavo import LLM, SamplingParams
-from octavo.errors import UnsupportedModelError
+from octavo.base.errors import UnsupportedModelError
 from octavo.models.checkpoint import open_checkpoint
 from octavo.models.gguf_export import export_gguf
 from octavo.models.hf_writer import write_hf_folder

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from hybrid_models import RECURRENCES
 
-from octavo.errors import ConfigError, UnsupportedModelError
+from octavo.base.errors import ConfigError, UnsupportedModelError
 from octavo.layers.latent_config import LatentConfig
 from octavo.layers.linear import Linear, LMHead
 from octavo.models.checkpoint import open_checkpoint

@@ -20,7 +20,7 @@ from gguf import GGUFValueType as V
 from gguf.constants import GGML_QUANT_SIZES
 from pace import python_seconds
 
-from octavo.errors import ModelFileError
+from octavo.base.errors import ModelFileError
 from octavo.models import gguf as reader
 from octavo.models.gguf import GGUFFile
 from octavo.quantization.ggml_types import GGMLType

@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from octavo.errors import ConfigError, ModelFileError, UnsupportedModelError
+from octavo.base.errors import ConfigError, ModelFileError, UnsupportedModelError
 from octavo.models.checkpoint import open_checkpoint
 from octavo.models.gguf import GGUFFile
 from octavo.models.gguf_export import export_gguf

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 
-from octavo.errors import ConfigError
+from octavo.base.errors import ConfigError
 from octavo.models.checkpoint import open_checkpoint
 from octavo.models.gguf import GGUFFile
 from octavo.models.gguf_export import export_gguf

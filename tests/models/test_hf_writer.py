@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from octavo.errors import ConfigError, UnsupportedModelError
+from octavo.base.errors import ConfigError, UnsupportedModelError
 from octavo.models.checkpoint import open_checkpoint
 from octavo.models.config import ModelConfig
 from octavo.models.config_to_hf import generation_config, hf_config

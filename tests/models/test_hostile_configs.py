@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from octavo import SamplingParams
-from octavo.errors import ModelError
+from octavo.base.errors import ModelError
 from octavo.layers.rope import inverse_frequencies
 from octavo.models.config import ModelConfig
 

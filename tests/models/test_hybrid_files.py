@@ -9,7 +9,7 @@ import pytest
 import torch
 from tiny_hybrids import GGUF_CASES, make_model
 
-from octavo.errors import UnsupportedModelError
+from octavo.base.errors import UnsupportedModelError
 from octavo.models.checkpoint import open_checkpoint
 from octavo.models.gguf_export import export_gguf
 from octavo.models.hf_writer import write_hf_folder

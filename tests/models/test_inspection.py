@@ -10,7 +10,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from octavo import cli
-from octavo.errors import ModelError
+from octavo.base.errors import ModelError
 from octavo.models.inspection import inspect_model
 from octavo.models.loader import load_model
 

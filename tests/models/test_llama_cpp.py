@@ -11,7 +11,7 @@ import torch
 from llama_cpp_peer import RefusedError, llama_perplexity, log_probs_by_llama_cpp
 from tiny_transformers import CASES, EXPERT_CASES, FAMILIES, LATENT_CASES, make_model
 
-from octavo.errors import UnsupportedModelError
+from octavo.base.errors import UnsupportedModelError
 from octavo.models.checkpoint import open_checkpoint
 from octavo.models.gguf_export import export_gguf
 from octavo.models.llama_cpp import unlike_in_llama_cpp

@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from octavo.errors import ModelFileError, UnsupportedModelError
+from octavo.base.errors import ModelFileError, UnsupportedModelError
 from octavo.layers.module import named_parameters
 from octavo.models.loader import load_config, load_model, weights_bytes
 from octavo.quantization.tensors import BlockTensor, to_torch

@@ -10,8 +10,8 @@ import quantized
 import torch
 from safetensors.torch import load_file, save_file
 
+from octavo.base.errors import ConfigError, ModelError, ModelFileError, UnsupportedModelError
 from octavo.config import EngineArgs
-from octavo.errors import ConfigError, ModelError, ModelFileError, UnsupportedModelError
 from octavo.kernels.cpu import library
 from octavo.kernels.cpu.layout import ARITHMETIC
 from octavo.kernels.cpu.packed_weights import lay_out

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from octavo.errors import UnsupportedModelError
+from octavo.base.errors import UnsupportedModelError
 from octavo.models import registry
 
 

@@ -19,7 +19,7 @@ from transformers import (
 )
 
 from octavo import LLM, SamplingParams
-from octavo.errors import ConfigError, ModelError, UnsupportedModelError
+from octavo.base.errors import ConfigError, ModelError, UnsupportedModelError
 from tests.conftest import write_byte_tokenizer
 
 SIZES = {

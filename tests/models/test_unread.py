@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from octavo.errors import ModelError, UnsupportedModelError
+from octavo.base.errors import ModelError, UnsupportedModelError
 from octavo.models.config import ModelConfig
 
 LLAMA = {

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
+from octavo.base.errors import ModelFileError, UnsupportedModelError
 from octavo.cli import main
-from octavo.errors import ModelFileError, UnsupportedModelError
 from octavo.models.config import ModelConfig
 from octavo.text.tokenizer import Tokenizer
 

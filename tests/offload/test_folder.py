@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from octavo.errors import ConfigError
+from octavo.base.errors import ConfigError
 from octavo.offload import folder as folder_module
 from octavo.offload.folder import BlockFolder, DamagedBlockError, FolderBusyError
 

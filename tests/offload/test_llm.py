@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from octavo import LLM, SamplingParams
+from octavo.base.errors import ConfigError
 from octavo.core.shelf import Always
-from octavo.errors import ConfigError
 from octavo.kernels.cpu import library
 from octavo.offload import restore_rule
 from tests.conftest import write_tiny_model

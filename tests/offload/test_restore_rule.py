@@ -1,10 +1,10 @@
 from __future__ import annotations
 
+from octavo.base.errors import ConfigError
 from octavo.core.executor import NoModel
 from octavo.core.scheduler import SchedulerConfig
 from octavo.core.shelf import Always
 from octavo.cost.first_token import LearnedRates
-from octavo.errors import ConfigError
 from octavo.models.config import KVSpec
 from octavo.offload import restore_rule
 from octavo.offload.restore_rule import SoonerRead, foreseen_rule

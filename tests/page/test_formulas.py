@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from octavo.base.errors import ConfigError
 from octavo.cost.catalogue import entries, names, spec_of
 from octavo.cost.communication import (
     all_gather,
@@ -34,7 +35,6 @@ from octavo.cost.precision import precision_of
 from octavo.cost.prediction import Prediction
 from octavo.cost.weights import num_parameters, weights_bytes
 from octavo.cost.work import Span, experts_hit, load_factor
-from octavo.errors import ConfigError
 from octavo.page.data import page_data
 from octavo.planner import Deployment, Slo, Traffic, judge, plan
 from octavo.planner.building_blocks import model_json

@@ -8,8 +8,8 @@ from dataclasses import replace
 
 import pytest
 
+from octavo.base.errors import ConfigError
 from octavo.cost.catalogue import spec_of
-from octavo.errors import ConfigError
 from octavo.page import site
 from octavo.page.serving_runs import (
     BOUNDS,

@@ -9,7 +9,7 @@ import subprocess
 import pytest
 
 from octavo import cli
-from octavo.errors import ConfigError
+from octavo.base.errors import ConfigError
 from octavo.page import site
 from octavo.page.joiner import join_modules
 from octavo.page.static_folder import write_static_folder

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from octavo.errors import ConfigError
+from octavo.base.errors import ConfigError
 from octavo.planner import Question, Traffic, plan
 from octavo.planner.cheapest import cheapest
 from octavo.planner.confirmation import confirm

@@ -2,9 +2,9 @@ from __future__ import annotations
 
 import pytest
 
+from octavo.base.errors import ConfigError
 from octavo.cost.hardware import Device
 from octavo.cost.prediction import Prediction
-from octavo.errors import ConfigError
 from octavo.planner import money
 
 DEVICE = Device(

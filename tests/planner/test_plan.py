@@ -9,9 +9,9 @@ import sys
 import pytest
 
 import octavo.planner
+from octavo.base.errors import ConfigError
 from octavo.cost.engine_profile import Limits
 from octavo.cost.work import Span
-from octavo.errors import ConfigError
 from octavo.planner import Question, Traffic, plan, plan_json
 from octavo.planner.confirmation import simulated
 from octavo.planner.money import rented

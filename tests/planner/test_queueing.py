@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from octavo.errors import ConfigError
+from octavo.base.errors import ConfigError
 from octavo.planner import queueing
 
 

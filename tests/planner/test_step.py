@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from octavo.base.errors import ConfigError
 from octavo.cost.engine_profile import profile
 from octavo.cost.hardware_table import find_device
 from octavo.cost.open_spec import open_spec
@@ -16,7 +17,6 @@ from octavo.cost.precision import precision_of
 from octavo.cost.rank import rank_model
 from octavo.cost.step_cost import StepModel
 from octavo.cost.work import Span
-from octavo.errors import ConfigError
 from octavo.planner import step_cost
 
 NAMES = ("llama-3.1-70b", "h100-sxm:4", "vllm")

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from octavo.errors import BenchmarkError
+from octavo.base.errors import BenchmarkError
 from octavo.plots.distributions import latency_distributions
 
 pytest.importorskip("matplotlib")

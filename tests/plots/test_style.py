@@ -4,7 +4,7 @@ import importlib.util
 
 import pytest
 
-from octavo.errors import BenchmarkError, ConfigError
+from octavo.base.errors import BenchmarkError, ConfigError
 from octavo.plots.style import check_can_plot
 
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from octavo.errors import BenchmarkError
+from octavo.base.errors import BenchmarkError
 from octavo.plots.tuning import TunedPoint, tuning_pareto
 
 pytest.importorskip("matplotlib")

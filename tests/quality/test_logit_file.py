@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from octavo.errors import BenchmarkError
+from octavo.base.errors import BenchmarkError
 from octavo.quality import logit_file
 from octavo.quality.divergence import kl_divergence
 from octavo.quality.logit_file import MAX_DISTANCE, LogitFile, LogitFileWriter, encode_row

@@ -16,9 +16,9 @@ from llama_cpp_peer import llama_perplexity, perplexity_by_llama_cpp
 from weights import dequantized_once
 
 from octavo.kernels.cpu import library
-from octavo.machine import cpu
 from octavo.quality.perplexity import score_windows
 from octavo.quality.windows import Windows, cut, tokenize
+from octavo.system.machine import cpu
 
 ROOT = Path(__file__).parents[2]
 WIKITEXT = ROOT.parent / "shared" / "data" / "wikitext-2" / "test.txt"

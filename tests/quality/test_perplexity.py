@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from octavo.errors import BenchmarkError, ConfigError, EngineError, PromptTooLongError
+from octavo.base.errors import BenchmarkError, ConfigError, EngineError, PromptTooLongError
 from octavo.executor.faulty import FaultyForward, every
 from octavo.kernels.cpu import library
 from octavo.quality.logit_file import LogitFile

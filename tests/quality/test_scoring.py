@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import torch
 
+from octavo.base.errors import BenchmarkError, EngineError
 from octavo.core.request import Request
 from octavo.core.sampling_params import SamplingParams
-from octavo.errors import BenchmarkError, EngineError
 from octavo.quality.scoring import Scorer
 from octavo.quality.windows import cut
 

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from octavo.errors import BenchmarkError
+from octavo.base.errors import BenchmarkError
 from octavo.quality.report import Report
 from octavo.quality.tradeoffs import read_tradeoffs, tradeoffs
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from gguf.constants import GGML_QUANT_SIZES
 
-from octavo.errors import UnsupportedModelError
+from octavo.base.errors import UnsupportedModelError
 from octavo.quantization.ggml_types import GGMLType, block_shape, row_bytes
 from octavo.quantization.gguf_formats import DEQUANTIZERS, dequantize
 

@@ -6,11 +6,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from octavo.base.errors import EngineError
 from octavo.core.batch import Batch, Draft, ScheduledRequest
 from octavo.core.kv_tables import GONE
 from octavo.core.request import Request
 from octavo.core.sampling_params import SamplingParams
-from octavo.errors import EngineError
 from octavo.kernels.cuda.sampling import RECORD_WORDS
 from octavo.runtime.cuda_inputs import DeviceInputs, Seats, StepShape
 

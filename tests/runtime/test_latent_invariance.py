@@ -11,7 +11,6 @@ import torch
 from paging_variants import make_requests
 from safetensors.torch import save_file
 
-from octavo import machine
 from octavo.executor.faulty import FaultyScheduler, every
 from octavo.kernels.cpu import library
 from octavo.layers.module import named_parameters
@@ -21,6 +20,7 @@ from octavo.models.footprint import matrices, weight_types
 from octavo.models.registry import model_class
 from octavo.runtime.capacity import RankSpec
 from octavo.runtime.rank import Rank
+from octavo.system import machine
 
 CONFIG = {
     "architectures": ["DeepseekV3ForCausalLM"],

@@ -11,6 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from octavo.base.errors import ConfigError
 from octavo.config import EngineArgs, resolve
 from octavo.core.block_manager import BlockManager
 from octavo.core.engine import Engine
@@ -18,7 +19,6 @@ from octavo.core.prefix_cache import RadixPrefixCache
 from octavo.core.request import Request
 from octavo.core.sampling_params import SamplingParams
 from octavo.core.scheduler import Scheduler, SchedulerConfig
-from octavo.errors import ConfigError
 from octavo.executor.local import LocalExecutor
 from octavo.kernels.cuda.sampling import JUDGED_WORDS, RECORD_WORDS
 from octavo.models.kv_groups import KVGroups

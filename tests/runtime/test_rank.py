@@ -10,10 +10,10 @@ from dataclasses import replace
 import pytest
 import torch
 
+from octavo.base.errors import ConfigError
 from octavo.core.batch import Batch, ScheduledRequest
 from octavo.core.request import Request
 from octavo.core.sampling_params import SamplingParams
-from octavo.errors import ConfigError
 from octavo.kernels.cpu import abi, library
 from octavo.kernels.fusion import CannotFuse
 from octavo.models.loader import load_config, load_model

@@ -11,10 +11,10 @@ import pytest
 from fastapi import FastAPI
 from starlette.types import ASGIApp
 
+from octavo.base.errors import OctavoError
 from octavo.core.batch import TokenLogprobs
 from octavo.core.limits import QueueLimits, Work
 from octavo.core.stats import StepStats
-from octavo.errors import OctavoError
 from octavo.server.api.prompts import PromptRenderer
 from octavo.server.api.service import Service
 from octavo.server.engine.generation import (

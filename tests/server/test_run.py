@@ -11,8 +11,8 @@ import httpx
 import pytest
 from scripted_engine import READY, SILENCE, ScriptedLauncher
 
+from octavo.base.errors import ConfigError, EngineError, ModelNotFoundError
 from octavo.config import EngineArgs
-from octavo.errors import ConfigError, EngineError, ModelNotFoundError
 from octavo.server import run
 from octavo.server.api.openai import models
 from octavo.server.engine.generation import EngineState

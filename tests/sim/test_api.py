@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import octavo.sim
-from octavo.errors import ConfigError
+from octavo.base.errors import ConfigError
 from octavo.sim import FleetSettings, LoadSettings, Workload, prepare
 
 WORKLOAD = Workload(num_prompts=10, input_len=100, output_len=10)

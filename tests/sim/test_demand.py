@@ -4,7 +4,7 @@ from itertools import chain
 
 import pytest
 
-from octavo.errors import ConfigError
+from octavo.base.errors import ConfigError
 from octavo.sim.demand import Ask, as_conversations, asks_of_requests, asks_of_trace
 from octavo.workload.requests import WorkloadRequest
 from octavo.workload.traces import TraceEntry

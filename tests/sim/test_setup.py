@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
+from octavo.base.errors import ConfigError
 from octavo.cost.open_spec import open_spec
-from octavo.errors import ConfigError
 from octavo.sim.outage import Outage
 from octavo.sim.router import ROUTERS
 from octavo.sim.settings import ROUTER_NAMES, ClientSettings, FleetSettings

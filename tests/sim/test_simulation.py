@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from simulating import at_times, different_asks, fleet_spec, replica_spec
 
-from octavo.errors import ConfigError, EngineError
+from octavo.base.errors import ConfigError, EngineError
 from octavo.measure.concurrency import concurrency_curve
 from octavo.sim.demand import Ask, asks_of_trace
 from octavo.sim.fleet import Disaggregation, FleetSpec

@@ -12,10 +12,10 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from octavo import LLM, SamplingParams
+from octavo.base.errors import ConfigError, ModelError
 from octavo.config import CacheConfig, EngineConfig
 from octavo.core.request import Request
 from octavo.core.scheduler import SchedulerConfig
-from octavo.errors import ConfigError, ModelError
 from octavo.executor.faulty import FaultyScheduler, every
 from octavo.executor.local import LocalExecutor
 from octavo.kernels.cpu import library

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from octavo import LLM, SamplingParams
+from octavo.base.errors import ConfigError
 from octavo.config import EngineArgs
-from octavo.errors import ConfigError
 from octavo.speculation.config import SpeculativeConfig
 
 PROMPT = [*b"to be or not to be, that is the question: to be or not"]

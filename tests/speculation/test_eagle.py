@@ -21,7 +21,7 @@ from tiny_heads import (
     true_states,
 )
 
-from octavo.errors import ConfigError, ModelFileError
+from octavo.base.errors import ConfigError, ModelFileError
 from octavo.kernels.cpu import library
 from tests.conftest import write_tiny_model
 

@@ -11,9 +11,9 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from octavo import LLM, SamplingParams
+from octavo.base.errors import ConfigError
 from octavo.config import EngineArgs
 from octavo.engine_folder.writer import build_engine_folder
-from octavo.errors import ConfigError
 from octavo.kernels.cpu import library
 from octavo.models.loader import load_model
 from octavo.open_model import open_source

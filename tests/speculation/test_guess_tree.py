@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tiny_heads import requests
 
+from octavo.base.fields import Fields
 from octavo.core.drafting import Opening
-from octavo.fields import Fields
 from octavo.speculation.config import SpeculativeConfig
 from octavo.speculation.guess_tree import GuessTree, Shape, drafts_of, shape_of
 

@@ -18,9 +18,9 @@ from tiny_heads import (
     true_states,
 )
 
+from octavo.base.errors import ConfigError, ModelFileError
 from octavo.core.batch import Draft
 from octavo.core.drafting import Opening
-from octavo.errors import ConfigError, ModelFileError
 from octavo.kernels.cpu import library
 from octavo.models.loader import load_model
 from octavo.speculation.guess_tree import Shape

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from octavo.errors import ConfigError
+from octavo.base.errors import ConfigError
 from octavo.speculation.vocabulary import Translation, check_same_vocabulary
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from octavo import machine
 from octavo.calibration.store import Profile, keep, model_and_processor
 from octavo.cost.measured import MeasuredSteps, Spread
+from octavo.system import machine
 
 STEPS = MeasuredSteps(
     {"step": 1e-4, "pass": 1e-3, "rows_from_1": 1e-5, "decode_key": 1e-7, "decode_score": 5e-8},

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from octavo.machine import cpu
+from octavo.system.machine import cpu
 
 
 class Perplexity(NamedTuple):

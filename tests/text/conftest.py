@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from octavo.errors import DownloadError
+from octavo.base.errors import DownloadError
 from octavo.text.tokenizer import Tokenizer
 
 # What tokenizers get wrong: scripts, marks, joiners, directions, white space, code, controls.

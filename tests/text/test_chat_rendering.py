@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from octavo.errors import ChatTemplateError, InvalidRequestError
+from octavo.base.errors import ChatTemplateError, InvalidRequestError
 from octavo.text.chat_messages import check_messages
 from octavo.text.special_tokens import Disguise, SpecialTokens
 

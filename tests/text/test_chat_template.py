@@ -8,7 +8,7 @@ import pytest
 from jinja2.exceptions import TemplateError
 from pace import python_seconds
 
-from octavo.errors import ChatTemplateError
+from octavo.base.errors import ChatTemplateError
 from octavo.text.chat_budget import MAX_SECONDS, Budget
 from octavo.text.chat_template import MAX_SOURCE, ChatTemplate
 

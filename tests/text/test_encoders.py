@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from octavo.errors import InvalidRequestError
+from octavo.base.errors import InvalidRequestError
 
 
 class Panic(BaseException):

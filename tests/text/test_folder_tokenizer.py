@@ -18,7 +18,7 @@ from tokenizers import (
     trainers,
 )
 
-from octavo.errors import ModelFileError
+from octavo.base.errors import ModelFileError
 from octavo.text.decoders import ByteDecoder, WindowDecoder
 from octavo.text.tokenizer import Tokenizer as OctavoTokenizer
 

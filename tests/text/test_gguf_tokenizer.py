@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from pace import python_seconds
 
-from octavo.errors import ModelFileError, UnsupportedModelError
+from octavo.base.errors import ModelFileError, UnsupportedModelError
 from octavo.text.pretokenizers import PRE_TOKENIZERS
 from octavo.text.tokenizer import Tokenizer
 

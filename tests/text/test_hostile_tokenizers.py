@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from octavo.errors import ModelError
+from octavo.base.errors import ModelError
 from octavo.text.tokenizer import Tokenizer
 
 FILES = settings(

@@ -7,7 +7,7 @@ import threading
 import pytest
 
 import octavo.text
-from octavo.errors import InvalidRequestError
+from octavo.base.errors import InvalidRequestError
 from octavo.text.tokenizer import clean_text
 
 

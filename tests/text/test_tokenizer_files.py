@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from octavo.errors import UnsupportedModelError
+from octavo.base.errors import UnsupportedModelError
 from octavo.text.gguf_tokenizer import TokenType
 from octavo.text.pretokenizers import PRE_TOKENIZERS
 from octavo.text.tokenizer import Tokenizer

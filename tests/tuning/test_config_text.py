@@ -8,7 +8,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from octavo.errors import ConfigError
+from octavo.base.errors import ConfigError
 from octavo.tuning.config_text import check_name, config_text
 
 NAMES = ["model", "max_num_seqs", "itl_target_ms", "enable_chunked_prefill"]

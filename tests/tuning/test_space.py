@@ -6,7 +6,7 @@ import pytest
 
 from octavo.config import CacheConfig, EngineConfig
 from octavo.core.scheduler import SchedulerConfig
-from octavo.machine import Cpu
+from octavo.system.machine import Cpu
 from octavo.tuning.space import (
     DEFAULTS,
     Candidate,

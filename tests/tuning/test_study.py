@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from octavo.base.errors import ConfigError
 from octavo.cost.measured import MeasuredSteps, Spread
 from octavo.cost.open_spec import open_spec
-from octavo.errors import ConfigError
 from octavo.planner.slo import parse_slo
 from octavo.sim.demand import Ask
 from octavo.tuning.live import Measured

@@ -13,7 +13,7 @@ from itertools import pairwise
 import pytest
 from scipy import integrate, stats
 
-from octavo.errors import ConfigError
+from octavo.base.errors import ConfigError
 from octavo.workload.arrivals import Ramp, arrival_times
 
 NUM = 5000

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from octavo.errors import ConfigError
+from octavo.base.errors import ConfigError
 from octavo.workload.datasets import (
     load_dataset,
     prefix_repetition,

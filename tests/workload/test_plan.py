@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from octavo.errors import ConfigError
+from octavo.base.errors import ConfigError
 from octavo.workload.plan import LoadPlan, create_plan, create_requests
 from octavo.workload.requests import WorkloadRequest
 from octavo.workload.settings import LoadSettings, Workload

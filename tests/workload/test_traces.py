@@ -13,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from octavo.errors import BenchmarkError, ConfigError
+from octavo.base.errors import BenchmarkError, ConfigError
 from octavo.workload.trace_formats import ALL_FIELDS, FORMATS
 from octavo.workload.traces import (
     KINDS,

@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
 
+from octavo.base.errors import BenchmarkError, OctavoError
 from octavo.bench.gpu.cases import CASES, Case, rehearsal
 from octavo.bench.gpu.run import Document, GpuRun
 from octavo.config import EngineArgs
-from octavo.errors import BenchmarkError, OctavoError
 from octavo.measure.results import write_json
 
 EPILOG = """\

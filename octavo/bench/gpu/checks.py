@@ -25,8 +25,8 @@ def device_facts(device: str) -> dict[str, Any]:
     from octavo.bench.record import versions
     from octavo.cost.probing import best_bandwidth, best_rate
     from octavo.doctor import find_cuda
-    from octavo.gpu_software import driver_version
     from octavo.runtime.torch_probe import products, reads
+    from octavo.system.gpu_software import driver_version
 
     where = torch.device(device)
     peaks: dict[str, float | None] = {}

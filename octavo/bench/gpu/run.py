@@ -16,13 +16,13 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from octavo.base.errors import BenchmarkError
 from octavo.bench.gpu.cases import Case
 from octavo.bench.gpu.random_model import SHAPES, Shape, write_random_model
 from octavo.bench.peers.child import ChildError, Worker, environment
 from octavo.bench.peers.contenders import WORKERS, octavo_environment
 from octavo.bench.peers.workers.workloads import Workload
-from octavo.errors import BenchmarkError
-from octavo.gpu_power import Draw, EnergyMeter, NotMetered, open_energy
+from octavo.system.gpu_power import Draw, EnergyMeter, NotMetered, open_energy
 
 _CHECKS = (sys.executable, "-m", "octavo.bench.gpu.checks")
 # Of a folder, beside the weights that a step reads: embeddings, the tokenizer.

@@ -13,6 +13,8 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from octavo.base.errors import ConfigError
+from octavo.base.optional_deps import NO_TORCH, has_torch
 from octavo.bench.offline.ablation_workloads import (
     BATCH,
     FEW,
@@ -29,8 +31,6 @@ from octavo.bench.offline.ablation_workloads import (
     run_without_kv_cache,
 )
 from octavo.bench.offline.session import OfflineSession
-from octavo.errors import ConfigError
-from octavo.extras import NO_TORCH, has_torch
 from octavo.measure.statistics import Spread
 from octavo.workload.requests import WorkloadRequest
 

@@ -15,13 +15,13 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Any
 
-from octavo import machine
+from octavo.base.errors import BenchmarkError, OctavoError
 from octavo.bench.offline.session import OfflineSession, RunTiming
 from octavo.bench.offline.spec import requests_of
 from octavo.config import EngineArgs
 from octavo.cost.prediction import Prediction
-from octavo.errors import BenchmarkError, OctavoError
 from octavo.planner.advice import Advice, Trial
+from octavo.system import machine
 from octavo.workload.datasets import random_requests
 from octavo.workload.requests import WorkloadRequest
 

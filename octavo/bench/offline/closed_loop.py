@@ -14,8 +14,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
+from octavo.base.errors import BenchmarkError
 from octavo.bench.offline.session import OfflineSession, sampling_params
-from octavo.errors import BenchmarkError
 from octavo.workload.requests import WorkloadRequest
 
 if TYPE_CHECKING:

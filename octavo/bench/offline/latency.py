@@ -10,9 +10,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from octavo.base.errors import ConfigError
 from octavo.bench.offline.roofline import Roofline, draw
 from octavo.bench.record import Recorder, columns, peak_rss_bytes
-from octavo.errors import ConfigError
 from octavo.measure.statistics import Spread, percentile
 from octavo.workload.datasets import random_requests
 

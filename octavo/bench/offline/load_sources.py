@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 
+from octavo.base.errors import BenchmarkError
 from octavo.bench.offline.closed_loop import run_closed_loop
 from octavo.bench.offline.session import OfflineSession
 from octavo.bench.offline.sweep import LoadSample, SweepPlan
@@ -12,7 +13,6 @@ from octavo.bench.serving import load
 from octavo.bench.serving.endpoint import Endpoint, Patience, served_model, wait_until_ready
 from octavo.bench.serving.http_client import HttpClient
 from octavo.bench.serving.load import LoadResult, send_load
-from octavo.errors import BenchmarkError
 from octavo.measure.request_record import RequestRecord
 from octavo.workload.datasets import random_requests
 from octavo.workload.plan import LoadPlan

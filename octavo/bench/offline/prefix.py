@@ -12,8 +12,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from octavo.base.errors import BenchmarkError, ConfigError
 from octavo.bench.offline.session import OfflineSession
-from octavo.errors import BenchmarkError, ConfigError
 from octavo.measure.statistics import Spread
 from octavo.workload.datasets import random_requests
 from octavo.workload.requests import WorkloadRequest

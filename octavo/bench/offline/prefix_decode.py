@@ -12,10 +12,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from octavo.base.errors import BenchmarkError
 from octavo.bench.offline.prefix import PrefixPlan
 from octavo.bench.offline.session import OfflineSession, StepTiming
 from octavo.core.batch import Batch
-from octavo.errors import BenchmarkError
 from octavo.measure.statistics import Spread
 from octavo.sim.costs import shared_keys
 from octavo.workload.requests import WorkloadRequest

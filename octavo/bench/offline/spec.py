@@ -14,10 +14,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from octavo.base.errors import BenchmarkError, ConfigError
 from octavo.bench.spec_prompts import PROMPTS
 from octavo.core.sampling_params import SamplingParams, SpeculativeParams
 from octavo.core.stats import DraftStats
-from octavo.errors import BenchmarkError, ConfigError
 from octavo.measure.statistics import Spread
 from octavo.speculation.analysis import break_even_batch
 from octavo.workload.datasets import random_requests, read_jsonl

@@ -22,9 +22,9 @@ from statistics import fmean
 from typing import Any
 
 from octavo import hub
+from octavo.base.errors import BenchmarkError
 from octavo.bench.children import need_process_groups
 from octavo.bench.record import Recorder, columns, peak_rss_bytes
-from octavo.errors import BenchmarkError
 from octavo.measure.statistics import Spread
 
 WARM = "files in memory, weights packed, by a start before that is not measured"

@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from octavo.base.errors import BenchmarkError
 from octavo.bench.offline.latency import check_fits
 from octavo.bench.offline.roofline import Roofline, draw
 from octavo.bench.record import Recorder, columns, peak_rss_bytes
-from octavo.errors import BenchmarkError
 from octavo.measure.statistics import Spread, percentile
 from octavo.workload.datasets import load_dataset
 from octavo.workload.requests import WorkloadRequest

@@ -13,10 +13,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from octavo.base.errors import BenchmarkError
 from octavo.bench.children import need_process_groups
 from octavo.bench.noise import group_cpu_s
 from octavo.bench.peers.workers.workloads import Workload
-from octavo.errors import BenchmarkError
 
 # Of the process that starts an engine, nothing may decide how the engine's threads run.
 _FOREIGN_VARIABLES = ("OMP_", "GOMP_", "KMP_", "MKL_", "TORCHINDUCTOR_", "VLLM_")

@@ -14,13 +14,13 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from octavo.base.errors import BenchmarkError
 from octavo.bench.noise import BandwidthProbe, watch_cpu
 from octavo.bench.peers import contenders, report
 from octavo.bench.peers.child import ChildError
 from octavo.bench.peers.contenders import Contender, Settings
 from octavo.bench.peers.workers.workloads import FIGURES, Workload
 from octavo.bench.record import Recorder
-from octavo.errors import BenchmarkError
 
 Log = Callable[[str], None]
 

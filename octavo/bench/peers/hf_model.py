@@ -13,7 +13,7 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from octavo.errors import BenchmarkError
+from octavo.base.errors import BenchmarkError
 
 SAMPLE = "Café – naïve 東京 🚲\n\tdef f(x):  return x ** 2  # 3,141.59\r\n<|im_start|>user"
 

@@ -9,9 +9,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from octavo.base.errors import BenchmarkError
 from octavo.bench.serving.http_client import HttpClient
 from octavo.bench.serving.http_stream import StreamResult, error_message, read_stream
-from octavo.errors import BenchmarkError
 from octavo.workload.requests import WorkloadRequest
 
 _RETRY_SECONDS = 0.25

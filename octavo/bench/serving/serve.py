@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from octavo import hub
+from octavo.base.errors import ConfigError
 from octavo.bench.record import Recorder
 from octavo.bench.serving import load
 from octavo.bench.serving.endpoint import (
@@ -24,7 +25,6 @@ from octavo.bench.serving.http_client import HttpClient
 from octavo.bench.serving.load import send_load
 from octavo.bench.serving.serve_config import ServeBenchConfig, key_values
 from octavo.bench.serving.server_process import running_server
-from octavo.errors import ConfigError
 from octavo.hub import DEFAULT_MODEL
 from octavo.measure.load_report import LoadReport, create_report
 from octavo.measure.request_log import write_request_log

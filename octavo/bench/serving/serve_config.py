@@ -9,8 +9,8 @@ import json
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from octavo.errors import ConfigError
-from octavo.options import option
+from octavo.base.errors import ConfigError
+from octavo.base.options import option
 from octavo.workload.settings import LoadSettings, Workload, at_least
 
 BACKENDS = ("openai", "vllm", "openai-chat")

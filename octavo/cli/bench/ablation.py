@@ -5,9 +5,9 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING, Any
 
+from octavo.base.errors import ConfigError
 from octavo.cli import UsageError
 from octavo.cli.bench import common
-from octavo.errors import ConfigError
 from octavo.measure.statistics import Spread
 
 if TYPE_CHECKING:

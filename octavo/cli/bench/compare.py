@@ -68,10 +68,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     engine = engine_kwargs(args)
     plan = _plan(args)  # before anything is fetched
-    from octavo import machine
+    from octavo.base.errors import ConfigError
     from octavo.bench.peers.compare import compare
     from octavo.bench.peers.contenders import Settings, default_folder
-    from octavo.errors import ConfigError
+    from octavo.system import machine
 
     folder = (args.dir or default_folder()).expanduser().resolve()
     _check_peers(plan, folder)
@@ -86,8 +86,8 @@ def run(args: argparse.Namespace) -> int:
 
 def _check_peers(plan: Plan, folder: Path) -> None:
     """BenchmarkError where no other engine is here: said before a model is fetched."""
+    from octavo.base.errors import BenchmarkError
     from octavo.bench.peers.contenders import how_to_install, nothing_to_compare
-    from octavo.errors import BenchmarkError
 
     found = {name: how_to_install(name.partition(":")[0], folder) for name in plan.names}
     missing = {name: how for name, how in found.items() if how is not None}

@@ -7,10 +7,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from octavo.base.errors import ConfigError
 from octavo.cli import UsageError
 from octavo.cli.bench import common
 from octavo.cli.text_file import read_text
-from octavo.errors import ConfigError
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from octavo.base.errors import BenchmarkError, ConfigError, ModelError
 from octavo.cli import UsageError, terminal
 from octavo.cli.bench import common
 from octavo.config import CPU_MAX_NUM_SEQS
-from octavo.errors import BenchmarkError, ConfigError, ModelError
 from octavo.speculation.config import METHODS
 
 if TYPE_CHECKING:

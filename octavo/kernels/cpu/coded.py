@@ -23,7 +23,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from octavo.errors import UnsupportedModelError
+from octavo.base.errors import UnsupportedModelError
 from octavo.kernels.cpu import abi
 from octavo.kernels.cpu.layout import CODE_FORMATS, INTEGER_FORMATS
 from octavo.quantization.coded import CodedWeight, ReorderedCodes

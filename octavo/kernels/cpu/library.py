@@ -19,9 +19,9 @@ import weakref
 from pathlib import Path
 from types import TracebackType
 
-from octavo import machine
-from octavo.errors import ConfigError, EngineError
+from octavo.base.errors import ConfigError, EngineError
 from octavo.kernels.cpu import abi
+from octavo.system import machine
 
 _AVX2 = ("avx2", "fma", "f16c")
 _AVX512 = (*_AVX2, "avx512f", "avx512bw", "avx512vl", "avx512_vnni")

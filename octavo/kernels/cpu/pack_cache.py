@@ -10,7 +10,7 @@
 The file is mapped, not read: what no step touches takes no memory, and processes share the rest.
 It belongs to the model's files as they were: sizes and times of change are compared, and where
 those differ, hashes. It is believed only if octavo's own notes have its digest, for it may have
-come with the model, or be damaged. It is whole or not there (`octavo/files.py`).
+come with the model, or be damaged. It is whole or not there (`octavo/base/files.py`).
 
 The notes are in ``home``, a folder of octavo's own, and so are packed weights where the model's
 folder cannot be written to; where nothing can be written, weights are packed into memory at every
@@ -34,8 +34,7 @@ from typing import Any
 
 import numpy as np
 
-from octavo import machine
-from octavo.files import NewFile, sha256_of
+from octavo.base.files import NewFile, sha256_of
 from octavo.kernels.cpu.advice import advise
 from octavo.kernels.cpu.library import Library, Pool
 from octavo.kernels.cpu.packed_weights import (
@@ -52,6 +51,7 @@ from octavo.kernels.cpu.packed_weights import (
 from octavo.kernels.cpu.packing import aligned
 from octavo.kernels.cpu.seals import DIGEST_BYTES, Seals, digest, named_home
 from octavo.quantization.base import Weight
+from octavo.system import machine
 
 _MAGIC = b"octavo16"
 _PREFIX_BYTES = len(_MAGIC) + 8 + DIGEST_BYTES

@@ -14,7 +14,7 @@ from functools import singledispatch
 
 import numpy as np
 
-from octavo.errors import UnsupportedModelError
+from octavo.base.errors import UnsupportedModelError
 from octavo.kernels.cpu import abi
 from octavo.kernels.cpu.coded import by_groups, in_runs, integers_in, packing_of, read_codes
 from octavo.kernels.cpu.layout import CODE_FORMATS, columns_bytes

@@ -22,9 +22,9 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from octavo import machine
-from octavo.files import NewFile, replace_file
+from octavo.base.files import NewFile, replace_file
 from octavo.kernels.cpu.mapped import let_go
+from octavo.system import machine
 
 DIGEST_BYTES = 32
 _CHUNK_BYTES = 16 << 20

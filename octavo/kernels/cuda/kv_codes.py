@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from octavo.errors import ConfigError
+from octavo.base.errors import ConfigError
 from octavo.kernels.kv_stores import Floats, Fp8, Int8, KVStore, Rotated
 
 

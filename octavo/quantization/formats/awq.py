@@ -17,8 +17,8 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from octavo.errors import UnsupportedModelError
-from octavo.fields import Fields
+from octavo.base.errors import UnsupportedModelError
+from octavo.base.fields import Fields
 from octavo.quantization.coded import CodedWeight
 from octavo.quantization.formats.codes import AWQCodes, unpack_awq
 from octavo.quantization.formats.grid import ceil_div, one_or_all

@@ -32,8 +32,8 @@ from typing import Any
 
 import numpy as np
 
-from octavo.errors import UnsupportedModelError
-from octavo.fields import Fields
+from octavo.base.errors import UnsupportedModelError
+from octavo.base.fields import Fields
 from octavo.quantization.base import StoredWeight, Weight
 from octavo.quantization.coded import CodedWeight
 from octavo.quantization.formats.codes import ByteCodes, HighFirstNibbles

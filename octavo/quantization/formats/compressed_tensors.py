@@ -33,9 +33,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from octavo.errors import UnsupportedModelError
-from octavo.fields import Fields
-from octavo.patterns import Pattern, PatternCompiler, PatternError
+from octavo.base.errors import UnsupportedModelError
+from octavo.base.fields import Fields
+from octavo.base.linear_regex import Pattern, PatternCompiler, PatternError
 from octavo.quantization.coded import CodedWeight, Codes
 from octavo.quantization.formats.codes import (
     ByteCodes,

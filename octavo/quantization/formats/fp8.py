@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from math import prod
 
-from octavo.fields import Fields
+from octavo.base.fields import Fields
 from octavo.quantization.coded import CodedWeight
 from octavo.quantization.formats.codes import ByteCodes
 from octavo.quantization.formats.grid import of_blocks

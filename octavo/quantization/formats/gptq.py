@@ -22,9 +22,9 @@ from typing import Any
 
 import numpy as np
 
-from octavo.errors import UnsupportedModelError
-from octavo.fields import Fields
-from octavo.patterns import Pattern, PatternCompiler, PatternError
+from octavo.base.errors import UnsupportedModelError
+from octavo.base.fields import Fields
+from octavo.base.linear_regex import Pattern, PatternCompiler, PatternError
 from octavo.quantization.coded import CodedWeight
 from octavo.quantization.formats.codes import ColumnStreams, as_bytes, unpack_stream
 from octavo.quantization.formats.grid import ceil_div, one_or_all

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from octavo.fields import Fields
-from octavo.patterns import Pattern, PatternCompiler, PatternError
+from octavo.base.fields import Fields
+from octavo.base.linear_regex import Pattern, PatternCompiler, PatternError
 
 
 def pattern_of(fields: Fields, name: str, text: str, compiler: PatternCompiler) -> Pattern:
     """A regular expression that stands in the field ``name``.
 
     The fields' own error, with the pattern and its file, if it is none or is one of those that
-    :mod:`octavo.patterns` refuses. ``compiler`` is the one of all patterns of the file.
+    :mod:`octavo.base.linear_regex` refuses. ``compiler`` is the one of all patterns of the file.
     """
     try:
         return compiler.compile(text)

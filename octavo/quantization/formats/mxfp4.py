@@ -18,7 +18,7 @@ from math import prod
 
 import numpy as np
 
-from octavo.fields import Fields
+from octavo.base.fields import Fields
 from octavo.quantization.coded import CodedWeight, Codes
 from octavo.quantization.formats.codes import RowStreams
 from octavo.quantization.formats.stored import Parts, StoredTensor

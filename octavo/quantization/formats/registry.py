@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from octavo.errors import UnsupportedModelError
-from octavo.fields import Fields
+from octavo.base.errors import UnsupportedModelError
+from octavo.base.fields import Fields
 from octavo.quantization.formats.awq import AWQ
 from octavo.quantization.formats.bitsandbytes import BitsAndBytes
 from octavo.quantization.formats.compressed_tensors import CompressedTensors

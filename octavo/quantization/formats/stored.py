@@ -9,7 +9,7 @@ from typing import Protocol
 
 import numpy as np
 
-from octavo.errors import ModelFileError
+from octavo.base.errors import ModelFileError
 from octavo.quantization.base import Weight
 from octavo.quantization.levels import E4M3, E5M2, E8M0
 

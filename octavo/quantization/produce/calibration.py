@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from octavo.errors import ConfigError
+from octavo.base.errors import ConfigError
 from octavo.quantization.produce.documents import Conversation, conversations_of, read_documents
 from octavo.text.tokenizer import Tokenizer
 

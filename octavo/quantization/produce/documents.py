@@ -17,7 +17,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from octavo.errors import ConfigError
+from octavo.base.errors import ConfigError
 
 Conversation = list[dict[str, Any]]
 """Messages as chat templates take them: {"role", "content"}."""

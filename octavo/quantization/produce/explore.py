@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from octavo.errors import ConfigError
+from octavo.base.errors import ConfigError
 from octavo.models.checkpoint import open_checkpoint
 from octavo.models.parameters import Parameters
 from octavo.quantization.produce.named_schemes import SCHEMES, Coded, named_scheme

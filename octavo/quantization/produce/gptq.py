@@ -24,7 +24,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from octavo.errors import ConfigError
+from octavo.base.errors import ConfigError
 from octavo.quantization.produce.grid import (
     Grid,
     QuantizedMatrix,

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from octavo.errors import ConfigError
+from octavo.base.errors import ConfigError
 from octavo.models.checkpoint import Checkpoint, open_checkpoint
 from octavo.models.config import ModelConfig
 from octavo.models.footprint import EMBEDDING, HEAD, choosable, shapes

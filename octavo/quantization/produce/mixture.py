@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from octavo.errors import ConfigError
+from octavo.base.errors import ConfigError
 from octavo.models import footprint
 from octavo.models.footprint import EMBEDDING, HEAD
 from octavo.models.parameters import Parameters

@@ -18,7 +18,7 @@ from typing import Protocol
 import numpy as np
 from torch import Tensor
 
-from octavo.errors import ConfigError
+from octavo.base.errors import ConfigError
 from octavo.quantization.ggml_types import GGMLType, block_shape
 from octavo.quantization.gguf_fields import fields_of
 from octavo.quantization.gguf_formats import dequantize

@@ -29,7 +29,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from octavo.errors import UnsupportedModelError
+from octavo.base.errors import UnsupportedModelError
 from octavo.kernels.arguments import Rotation, RowNorm
 from octavo.kernels.dispatch import Ops, create_ops
 from octavo.kernels.reference import rmsnorm, rope

@@ -19,7 +19,7 @@ from typing import Literal, NamedTuple, get_args
 import torch
 from torch import Tensor
 
-from octavo.errors import ConfigError, ModelFileError
+from octavo.base.errors import ConfigError, ModelFileError
 from octavo.layers.module import Module, named_parameters
 from octavo.layers.tensors import with_tensors
 from octavo.models.checkpoint import Checkpoint, open_checkpoint

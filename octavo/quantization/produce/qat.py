@@ -31,10 +31,9 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor
 
-from octavo.errors import ConfigError
+from octavo.base.errors import ConfigError
 from octavo.layers.module import named_parameters
 from octavo.layers.tensors import with_tensors
-from octavo.machine import cpu
 from octavo.models.checkpoint import Checkpoint, open_checkpoint
 from octavo.models.loader import load_checkpoint
 from octavo.models.registry import CausalLM
@@ -43,6 +42,7 @@ from octavo.quantization.produce.fake_quant import FakeQuantMatrix, ScaledMatrix
 from octavo.quantization.produce.grid import QuantizedMatrix, Scheme
 from octavo.quantization.produce.observers import dense
 from octavo.quantization.produce.pipeline import MatrixReport, SchemeOf, quantize_model
+from octavo.system.machine import cpu
 
 # Tokens that are trained on in all, unless that is the text more than eight times.
 TRAIN_TOKENS = 1 << 19

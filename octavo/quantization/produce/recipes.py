@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from octavo.errors import ConfigError
+from octavo.base.errors import ConfigError
 from octavo.quantization.gguf_mixes import MIXES
 from octavo.quantization.levels import NF4_BLOCK
 from octavo.quantization.produce.scheme import GroupSize, Scheme

@@ -19,8 +19,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from octavo.errors import ModelFileError
-from octavo.files import NewFile, sha256_of
+from octavo.base.errors import ModelFileError
+from octavo.base.files import NewFile, sha256_of
 from octavo.models.checkpoint import Checkpoint
 from octavo.quantization.produce.grid import QuantizedMatrix, Scheme
 from octavo.quantization.produce.recipes import Wanted

@@ -27,7 +27,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from octavo.errors import ConfigError
+from octavo.base.errors import ConfigError
 from octavo.models.checkpoint import Checkpoint, TensorEntry
 from octavo.models.config import ModelConfig
 from octavo.models.family import Family, HFNames, TensorNames

@@ -24,7 +24,7 @@ from typing import Any, NamedTuple, Protocol, cast
 import torch
 from torch import Tensor
 
-from octavo.errors import ConfigError
+from octavo.base.errors import ConfigError
 from octavo.layers.module import Module, named_parameters
 from octavo.models.gemma3 import Gemma3DecoderLayer
 from octavo.models.llama import LlamaDecoderLayer

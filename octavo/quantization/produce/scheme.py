@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from octavo.errors import ConfigError
+from octavo.base.errors import ConfigError
 
 GroupSize = int | Literal["channel", "tensor"]
 

@@ -31,7 +31,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from octavo.errors import ConfigError
+from octavo.base.errors import ConfigError
 from octavo.models.footprint import EMBEDDING, HEAD
 from octavo.models.registry import CausalLM
 from octavo.quantization.produce.candidates import Candidate

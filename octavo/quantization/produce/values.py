@@ -7,7 +7,7 @@ from math import prod
 
 import numpy as np
 
-from octavo.errors import ConfigError
+from octavo.base.errors import ConfigError
 from octavo.models.parameters import Parameters
 
 LARGEST_FLOAT16 = 65504.0

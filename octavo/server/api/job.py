@@ -8,11 +8,11 @@ from collections.abc import AsyncGenerator, Sequence
 from dataclasses import replace
 from typing import Any
 
+from octavo.base.errors import EngineError, InvalidRequestError, OctavoError
 from octavo.core.batch import NO_TOKEN_LEFT, OVERFLOW
 from octavo.core.limits import Work
 from octavo.core.prefix_cache import MissReason
 from octavo.core.sampling_params import SamplingParams, check_prompt_logprobs
-from octavo.errors import EngineError, InvalidRequestError, OctavoError
 from octavo.server.api.requests import GenerationFields
 from octavo.server.api.sampling import is_deterministic
 from octavo.server.api.service import Service

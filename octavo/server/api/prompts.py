@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any, ParamSpec, TypeVar
 
-from octavo.errors import InvalidRequestError, PromptTooLongError
+from octavo.base.errors import InvalidRequestError, PromptTooLongError
 from octavo.server.http.background import briefly_in_background, in_background
 from octavo.server.http.context import IgnoredFields
 from octavo.text.decoders import ByteDecoder

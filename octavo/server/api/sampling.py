@@ -5,10 +5,10 @@ from __future__ import annotations
 import secrets
 from typing import Any
 
+from octavo.base.errors import InvalidRequestError, PromptTooLongError
 from octavo.core.limits import check_output_tokens, check_vocabulary, context_tokens
 from octavo.core.sampling_params import SamplingParams
 from octavo.core.sight import AsksForSight
-from octavo.errors import InvalidRequestError, PromptTooLongError
 from octavo.server.api.requests import GenerationFields
 from octavo.server.engine.generation import EngineFacts
 from octavo.server.settings import MAX_STOP_CHARS

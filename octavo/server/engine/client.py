@@ -18,6 +18,13 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from octavo.base.errors import (
+    DeadlineError,
+    EngineError,
+    EngineUnavailableError,
+    QuarantinedError,
+    QueueFullError,
+)
 from octavo.core.limits import (
     QueueLimits,
     Work,
@@ -28,13 +35,6 @@ from octavo.core.limits import (
     total_tokens_of,
 )
 from octavo.core.stats import StepStats
-from octavo.errors import (
-    DeadlineError,
-    EngineError,
-    EngineUnavailableError,
-    QuarantinedError,
-    QueueFullError,
-)
 from octavo.server.engine.door import Door
 from octavo.server.engine.generation import (
     Delta,

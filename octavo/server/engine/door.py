@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from octavo.base.errors import InvalidRequestError, QueueFullError
 from octavo.core.stats import StepStats
 from octavo.cost.first_token import (
     Backlog,
@@ -15,7 +16,6 @@ from octavo.cost.first_token import (
     SlowedRates,
     StepRates,
 )
-from octavo.errors import InvalidRequestError, QueueFullError
 from octavo.server.engine.generation import EngineFacts
 from octavo.server.engine.waiting_room import Waiting
 

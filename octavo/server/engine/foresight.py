@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
+from octavo.base.errors import ConfigError
 from octavo.cost.measured import MeasuredSteps
 from octavo.cost.step_facts import StepFacts, rank_model_of_json
 from octavo.cost.this_machine import device_of_engine
-from octavo.errors import ConfigError
 from octavo.server.engine.generation import EngineFacts
 
 

@@ -13,12 +13,12 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any, Protocol
 
+from octavo.base.errors import QueueFullError
 from octavo.core.batch import TokenLogprobs
 from octavo.core.limits import Work
 from octavo.core.sampling_params import SamplingParams
 from octavo.core.sight import SightRules
 from octavo.core.stats import StepStats
-from octavo.errors import QueueFullError
 from octavo.server.engine.unread import UnreadMemory, bytes_of
 
 _CHARS_OF_LOGPROB = 64

@@ -11,10 +11,10 @@ import sys
 from typing import Any, Protocol
 
 from octavo.config import EngineArgs
-from octavo.machine import KILL
 from octavo.server.engine.flight_record import FlightRecord
 from octavo.server.engine.wire import encode
 from octavo.server.settings import environment_without_keys
+from octavo.system.machine import KILL
 
 # The module that is the engine's process.
 WORKER = "octavo.server.engine.worker"

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol, cast
 
-from octavo.errors import EngineError, EngineUnavailableError, OctavoError
+from octavo.base.errors import EngineError, EngineUnavailableError, OctavoError
 from octavo.server.engine.generation import EngineFacts, EngineState
 from octavo.server.engine.process import Launcher, RunningEngine
 from octavo.server.engine.wire import (

@@ -12,8 +12,8 @@ import logging
 from collections.abc import Iterable
 from typing import Protocol
 
+from octavo.base.errors import ConfigError
 from octavo.core.batch import TokenLogprobs
-from octavo.errors import ConfigError
 
 _log = logging.getLogger("octavo.server")
 

@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from octavo.base.errors import QueueFullError
 from octavo.core.limits import QueueLimits, Work, WorkBudget
 from octavo.cost.first_token import num_pairs
-from octavo.errors import QueueFullError
 from octavo.server.engine.generation import Generation, Observer
 
 # Where nothing else is said: as many tokens as such a number of requests in a context of 8,192.

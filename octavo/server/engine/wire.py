@@ -39,12 +39,12 @@ from dataclasses import asdict, fields, replace
 from operator import attrgetter
 from typing import Any
 
-from octavo import errors
+from octavo.base import errors
+from octavo.base.errors import EngineError, OctavoError, PromptTooLongError
 from octavo.core.batch import TokenLogprobs
 from octavo.core.sampling_params import SamplingParams, SpeculativeParams
 from octavo.core.sight import SightRules
 from octavo.core.stats import StepStats
-from octavo.errors import EngineError, OctavoError, PromptTooLongError
 from octavo.server.engine.generation import Delta, EngineFacts, GenerationStats
 
 Message = dict[str, Any]

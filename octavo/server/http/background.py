@@ -19,7 +19,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, ParamSpec, TypeVar
 
-from octavo.errors import DeadlineError, QueueFullError
+from octavo.base.errors import DeadlineError, QueueFullError
 
 NUM_THREADS = 2
 MAX_SECONDS = 60.0  # far more than anything takes that is bounded as it should be

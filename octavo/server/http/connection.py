@@ -24,8 +24,7 @@ import httptools
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
-from octavo import machine
-from octavo.errors import EngineUnavailableError
+from octavo.base.errors import EngineUnavailableError
 from octavo.server.http.context import ABORT, SLOW_READER, TAKEN, create_request_id
 from octavo.server.http.errors import HttpError, error_body, to_http_error
 from octavo.server.http.framing import (
@@ -39,6 +38,7 @@ from octavo.server.http.listener import BACKLOG
 from octavo.server.http.shares import ConnectionCounts
 from octavo.server.http.tenants import network_of
 from octavo.server.settings import BODY_TIMEOUT, HEADER_TIMEOUT, ServerSettings
+from octavo.system import machine
 
 logger = logging.getLogger("octavo.server")
 

@@ -14,7 +14,7 @@ from typing import Any
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
-from octavo.errors import (
+from octavo.base.errors import (
     ChatTemplateError,
     DeadlineError,
     EngineError,

@@ -17,7 +17,7 @@ from typing import Any
 
 from starlette.requests import ClientDisconnect
 
-from octavo.errors import ConfigError, EngineUnavailableError, QueueFullError
+from octavo.base.errors import ConfigError, EngineUnavailableError, QueueFullError
 from octavo.page.site import is_page
 from octavo.server.engine.generation import EngineClient, Observer
 from octavo.server.http.context import IgnoredFields, RequestContext, create_request_id

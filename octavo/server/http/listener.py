@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import socket
 
-from octavo.errors import ConfigError
+from octavo.base.errors import ConfigError
 from octavo.server.settings import ServerSettings
 
 BACKLOG = 1024

@@ -13,7 +13,7 @@ import sys
 from collections import Counter
 from typing import Any
 
-from octavo.errors import DeadlineError, EngineError, QueueFullError
+from octavo.base.errors import DeadlineError, EngineError, QueueFullError
 from octavo.server.http.errors import HttpError
 from octavo.server.settings import environment_without_keys
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from octavo.errors import QueueFullError
+from octavo.base.errors import QueueFullError
 
 FREE_BYTES = 64 << 10  # of each body, which count for nothing: connections bound how many there are
 _SHARE_OF_ONE = 2  # an address may have the memory divided by this

@@ -21,8 +21,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from octavo.base.errors import ConfigError, InvalidRequestError, RequestError
 from octavo.core.limits import QueueLimits, Work
-from octavo.errors import ConfigError, InvalidRequestError, RequestError
 from octavo.server.settings import ADMIN_KEY_VARIABLE, KEY_VARIABLE, ServerSettings
 
 MAX_OPEN_TENANTS = 4096  # addresses whose buckets an open server remembers

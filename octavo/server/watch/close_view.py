@@ -9,10 +9,10 @@ from functools import lru_cache
 from operator import attrgetter
 from typing import Any
 
+from octavo.base.errors import ConfigError
 from octavo.core.stats import StepStats
 from octavo.cost.step_facts import rank_model_of_json
 from octavo.cost.this_machine import device_of_engine
-from octavo.errors import ConfigError
 from octavo.server.engine.generation import EngineClient, EngineFacts, EngineState, Generation
 from octavo.server.watch.step_stream import Viewer
 

@@ -31,10 +31,10 @@ from prometheus_client.exposition import choose_encoder
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
+from octavo.base.errors import EngineUnavailableError
 from octavo.core.batch import BAD_LOGITS, DAMAGED
 from octavo.core.prefix_cache import MissReason
 from octavo.core.stats import StepStats
-from octavo.errors import EngineUnavailableError
 from octavo.server.engine.generation import (
     EngineClient,
     EngineFacts,

@@ -13,7 +13,7 @@ from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
-from octavo.errors import ConfigError
+from octavo.base.errors import ConfigError
 from octavo.quantization.produce.documents import Conversation, read_documents
 from octavo.speculation.training.prompts import openings, questions
 from octavo.text.tokenizer import Tokenizer

@@ -11,10 +11,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from octavo.base.errors import ModelError
 from octavo.core.batch import Batch, ScheduledRequest
 from octavo.core.request import Request
 from octavo.core.sampling_params import SamplingParams
-from octavo.errors import ModelError
 from octavo.models.config import ModelConfig
 from octavo.models.registry import CausalLM
 from octavo.runtime.capacity import RankLimits, RankSpec

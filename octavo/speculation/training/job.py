@@ -18,8 +18,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from octavo.errors import ConfigError
-from octavo.files import NewFolder, sha256_of
+from octavo.base.errors import ConfigError
+from octavo.base.files import NewFolder, sha256_of
 from octavo.models.checkpoint import Checkpoint
 from octavo.models.config import ModelConfig
 from octavo.models.footprint import EMBEDDING, HEAD

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from octavo.fields import Fields
+from octavo.base.fields import Fields
 from octavo.models.config import ModelConfig
 from octavo.models.safetensors_writer import NewTensor
 from octavo.speculation.eagle import ARCHITECTURES, layer_config

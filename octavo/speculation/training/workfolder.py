@@ -17,8 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from octavo.errors import ModelFileError
-from octavo.files import NewFile
+from octavo.base.errors import ModelFileError
+from octavo.base.files import NewFile
 
 _SUFFIX = ".octavo.resume"
 _FORMAT = 2  # of the files; and whenever the same settings begin to give another head

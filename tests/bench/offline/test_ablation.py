@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from octavo.base.errors import ConfigError
 from octavo.bench.offline.ablation import (
     ABLATIONS,
     FIGURES,
@@ -26,7 +27,6 @@ from octavo.bench.offline.ablation_workloads import (
 )
 from octavo.bench.offline.session import OfflineSession
 from octavo.config import EngineArgs
-from octavo.errors import ConfigError
 from octavo.measure.statistics import Spread
 
 ROOM = Room(vocab_size=256, context=256)

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from octavo.base.errors import ConfigError
 from octavo.bench.offline.advice import (
     AdviceStudy,
     Load,
@@ -18,7 +19,6 @@ from octavo.bench.offline.advice import (
 from octavo.bench.offline.session import RunTiming
 from octavo.config import EngineArgs
 from octavo.core.stats import RequestStats
-from octavo.errors import ConfigError
 from octavo.planner.advice import Advice, Trial
 
 LOAD = Load(count=2, input_len=40, output_len=8)

@@ -4,11 +4,11 @@ from types import SimpleNamespace
 
 import pytest
 
+from octavo.base.errors import BenchmarkError, RequestError
 from octavo.bench.offline import closed_loop
 from octavo.bench.offline.closed_loop import run_closed_loop, staggered
 from octavo.bench.offline.session import OfflineSession
 from octavo.config import EngineArgs
-from octavo.errors import BenchmarkError, RequestError
 from octavo.workload.datasets import random_requests
 
 

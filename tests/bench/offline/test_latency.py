@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+from octavo.base.errors import ConfigError
 from octavo.bench import record
 from octavo.bench.noise import Probe
 from octavo.bench.offline import latency
@@ -13,7 +14,6 @@ from octavo.bench.offline.latency import LatencyPlan, measure_latency
 from octavo.bench.offline.session import OfflineSession, RunTiming, StepTiming
 from octavo.config import EngineArgs
 from octavo.core.stats import RequestStats
-from octavo.errors import ConfigError
 
 
 @pytest.fixture(autouse=True)

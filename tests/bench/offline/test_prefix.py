@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import pytest
 
+from octavo.base.errors import ConfigError
 from octavo.bench.offline.prefix import (
     Answer,
     PrefixPlan,
@@ -11,7 +12,6 @@ from octavo.bench.offline.prefix import (
 )
 from octavo.bench.offline.session import OfflineSession
 from octavo.config import EngineArgs
-from octavo.errors import ConfigError
 from octavo.measure.statistics import Spread
 
 

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from octavo.base.errors import BenchmarkError
 from octavo.bench.offline.prefix import PrefixPlan
 from octavo.bench.offline.prefix_decode import (
     DecodeRun,
@@ -13,7 +14,6 @@ from octavo.bench.offline.prefix_decode import (
 )
 from octavo.bench.offline.session import OfflineSession
 from octavo.config import EngineArgs
-from octavo.errors import BenchmarkError
 
 
 def run(seconds: float, tokens: list[int]) -> DecodeRun:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from octavo.base.errors import PromptTooLongError
 from octavo.bench.offline.session import OfflineSession, RunTiming, StepTiming
 from octavo.config import EngineArgs
 from octavo.core.stats import RequestStats
-from octavo.errors import PromptTooLongError
 from octavo.workload.requests import WorkloadRequest
 
 

@@ -7,6 +7,7 @@ from collections import Counter
 
 import pytest
 
+from octavo.base.errors import BenchmarkError, ConfigError
 from octavo.bench.offline import spec
 from octavo.bench.offline.session import OfflineSession
 from octavo.bench.offline.spec import (
@@ -23,7 +24,6 @@ from octavo.bench.spec_prompts import PROMPTS
 from octavo.config import EngineArgs
 from octavo.core.batch import Draft
 from octavo.core.stats import DraftStats
-from octavo.errors import BenchmarkError, ConfigError
 from octavo.measure.statistics import Spread
 from octavo.speculation.drafters import DraftFree
 

@@ -7,6 +7,7 @@ import os
 
 import pytest
 
+from octavo.base.errors import BenchmarkError
 from octavo.bench import record
 from octavo.bench.noise import Probe
 from octavo.bench.offline import startup
@@ -17,7 +18,6 @@ from octavo.bench.offline.startup import (
     model_files,
     start_once,
 )
-from octavo.errors import BenchmarkError
 from octavo.kernels.cpu.library import runnable
 
 PHASES = ("import", "header", "tokenizer", "weights", "program")

@@ -5,6 +5,7 @@ import io
 
 import pytest
 
+from octavo.base.errors import BenchmarkError
 from octavo.bench.offline.load_sources import (
     EngineUnderLoad,
     ServerUnderLoad,
@@ -23,7 +24,6 @@ from octavo.bench.offline.sweep import (
 )
 from octavo.bench.serving.http_client import HttpClient
 from octavo.config import EngineArgs
-from octavo.errors import BenchmarkError
 from octavo.measure.request_record import RequestRecord
 from octavo.measure.statistics import Spread
 

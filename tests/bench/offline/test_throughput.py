@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+from octavo.base.errors import BenchmarkError, ConfigError
 from octavo.bench import record
 from octavo.bench.noise import Probe
 from octavo.bench.offline import throughput
@@ -17,7 +18,6 @@ from octavo.bench.offline.throughput import (
 )
 from octavo.config import EngineArgs
 from octavo.core.stats import RequestStats
-from octavo.errors import BenchmarkError, ConfigError
 
 
 @pytest.fixture(autouse=True)

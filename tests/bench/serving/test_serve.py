@@ -13,6 +13,7 @@ from statistics import median
 import pytest
 from pace import python_seconds
 
+from octavo.base.errors import ConfigError
 from octavo.bench.serving import serve, server_process
 from octavo.bench.serving.endpoint import ServerError
 from octavo.bench.serving.serve import count_tokens, run_serve_bench
@@ -23,7 +24,6 @@ from octavo.bench.serving.serve_config import (
     ServerTarget,
 )
 from octavo.bench.serving.server_process import running_server
-from octavo.errors import ConfigError
 from octavo.measure.request_log import read_request_log
 from octavo.measure.request_record import RequestRecord
 from octavo.workload.settings import LoadSettings

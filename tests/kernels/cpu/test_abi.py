@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from octavo import machine
 from octavo.kernels.cpu import abi
+from octavo.system import machine
 
 HEADER = Path(__file__).parents[3] / "csrc" / "octavo.h"
 pytestmark = pytest.mark.skipif(not HEADER.exists(), reason="needs the source tree")

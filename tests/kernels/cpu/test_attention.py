@@ -21,7 +21,7 @@ from native_attention import (
     make_sequence,
 )
 
-from octavo.errors import EngineError
+from octavo.base.errors import EngineError
 from octavo.kernels.cpu import abi
 from octavo.kernels.cpu.library import Pool, load, runnable
 

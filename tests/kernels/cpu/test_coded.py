@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from coded_weights import coded, scattered
 
-from octavo.errors import UnsupportedModelError
+from octavo.base.errors import UnsupportedModelError
 from octavo.kernels.cpu import abi, packing
 from octavo.kernels.cpu.packed_weights import PackedWeights, lay_out, pack_all
 from octavo.quantization.levels import E2M1, E4M3, FP4_LEVELS, NF4_LEVELS

@@ -21,7 +21,7 @@ from native_attention import (
     make_sequence,
 )
 
-from octavo.errors import EngineError
+from octavo.base.errors import EngineError
 from octavo.kernels.cpu import abi
 
 SMALL = Layer(heads=3, kv_heads=1, dim=16, rotary=16)

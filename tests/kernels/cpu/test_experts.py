@@ -11,7 +11,7 @@ import torch
 from coded_weights import coded, scattered
 from weights import stored
 
-from octavo.errors import EngineError
+from octavo.base.errors import EngineError
 from octavo.kernels import reference
 from octavo.kernels.cpu import abi, layout, packing
 from octavo.kernels.routing import CLAMPED_SWIGLU, Expert, Router, Routing

@@ -22,7 +22,7 @@ from native_latents import (
     make_sequence,
 )
 
-from octavo.errors import EngineError
+from octavo.base.errors import EngineError
 from octavo.kernels.cpu import abi, layout
 from octavo.kernels.cpu.library import Pool, load, runnable
 

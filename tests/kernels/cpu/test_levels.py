@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from octavo import machine
 from octavo.kernels.cpu.library import load, runnable
+from octavo.system import machine
 
 ROOT = Path(__file__).parents[3]
 BUILD = ROOT / "csrc" / "build.py"

@@ -9,10 +9,10 @@ import shutil
 
 import pytest
 
-from octavo import machine
-from octavo.errors import ConfigError, EngineError
+from octavo.base.errors import ConfigError, EngineError
 from octavo.kernels.cpu import abi, library
 from octavo.kernels.cpu.library import LEVELS, Library, Pool, Unavailable
+from octavo.system import machine
 
 
 def processor(*isa: str) -> machine.Cpu:

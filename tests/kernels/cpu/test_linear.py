@@ -15,7 +15,7 @@ import pytest
 import torch
 from weights import stored
 
-from octavo.errors import EngineError
+from octavo.base.errors import EngineError
 from octavo.kernels import reference
 from octavo.kernels.cpu import abi, layout, packing
 from octavo.quantization.coded import CodedWeight, PlainCodes

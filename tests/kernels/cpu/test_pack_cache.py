@@ -13,7 +13,6 @@ import pytest
 import torch
 from weights import stored
 
-from octavo import machine
 from octavo.kernels.cpu import abi, pack_cache, packed_weights
 from octavo.kernels.cpu.library import Pool, load, runnable
 from octavo.kernels.cpu.mapped import let_go
@@ -21,6 +20,7 @@ from octavo.kernels.cpu.pack_cache import open_or_pack
 from octavo.quantization.base import StoredWeight
 from octavo.quantization.ggml_types import GGMLType
 from octavo.quantization.tensors import BlockTensor
+from octavo.system import machine
 
 pytestmark = pytest.mark.skipif(not runnable(), reason="no native library was built")
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from weights import stored
 
-from octavo.errors import EngineError, UnsupportedModelError
+from octavo.base.errors import EngineError, UnsupportedModelError
 from octavo.kernels.cpu import abi, layout, packing
 from octavo.kernels.cpu.library import load
 from octavo.quantization.base import StoredWeight

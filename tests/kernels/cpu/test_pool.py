@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from octavo import machine
-from octavo.errors import EngineError
+from octavo.base.errors import EngineError
 from octavo.kernels.cpu import abi
 from octavo.kernels.cpu.library import Pool
+from octavo.system import machine
 
 CSRC = Path(__file__).parents[3] / "csrc"
 LONG = 2**31 - 1  # rounds of barriers: minutes at the least

@@ -7,7 +7,7 @@ import time
 import numpy as np
 import pytest
 
-from octavo.errors import EngineError
+from octavo.base.errors import EngineError
 from octavo.kernels.cpu import abi
 
 FORMATS = (

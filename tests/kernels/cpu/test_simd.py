@@ -16,8 +16,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from octavo import machine
 from octavo.kernels.cpu.library import LEVELS as FEATURES
+from octavo.system import machine
 
 ROOT = Path(__file__).parents[3]
 BUILD = ROOT / "csrc" / "build.py"

@@ -27,7 +27,7 @@ from fused_models import (
 from torch.overrides import TorchFunctionMode
 from triton_tools import launches
 
-from octavo.errors import ConfigError
+from octavo.base.errors import ConfigError
 from octavo.kernels.cuda.attention_plan import AttentionLimits, Gpu
 from octavo.kernels.cuda.triton_ops import create_triton_ops
 

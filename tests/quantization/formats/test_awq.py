@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from quantized import awq, parts_of
 
-from octavo.errors import ModelFileError, UnsupportedModelError
+from octavo.base.errors import ModelFileError, UnsupportedModelError
 from octavo.quantization.formats.registry import open_format
 
 CONFIG = {"quant_method": "awq", "bits": 4, "group_size": 16, "version": "gemm"}

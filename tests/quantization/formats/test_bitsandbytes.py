@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from quantized import four_bits, int8, parts_of
 
-from octavo.errors import ModelFileError, UnsupportedModelError
+from octavo.base.errors import ModelFileError, UnsupportedModelError
 from octavo.quantization.base import StoredWeight
 from octavo.quantization.coded import CodedWeight
 from octavo.quantization.formats.registry import open_format

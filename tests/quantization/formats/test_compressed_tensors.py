@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from quantized import float4, float8, int_quantized, pack_quantized, parts_of, stream, with_gaps
 
-from octavo.errors import ModelFileError, UnsupportedModelError
+from octavo.base.errors import ModelFileError, UnsupportedModelError
 from octavo.quantization.formats.registry import open_format
 
 PATH = Path("config.json")

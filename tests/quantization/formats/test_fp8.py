@@ -9,7 +9,7 @@ import pytest
 import torch
 from quantized import float8, parts_of
 
-from octavo.errors import ModelFileError
+from octavo.base.errors import ModelFileError
 from octavo.quantization.formats.registry import open_format
 from octavo.quantization.levels import E2M1, E4M3, E5M2, E8M0
 

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from quantized import gptq, int32, parts_of, words
 
-from octavo.errors import ModelFileError, UnsupportedModelError
+from octavo.base.errors import ModelFileError, UnsupportedModelError
 from octavo.quantization.formats.registry import open_format
 
 CONFIG = {"quant_method": "gptq", "bits": 4, "group_size": 16, "sym": False}

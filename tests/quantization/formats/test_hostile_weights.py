@@ -12,7 +12,7 @@ import quantized
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from octavo.errors import ModelError
+from octavo.base.errors import ModelError
 from octavo.quantization.base import StoredWeight
 from octavo.quantization.formats.registry import open_format
 

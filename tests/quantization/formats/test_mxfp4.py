@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from octavo.errors import ModelFileError
-from octavo.fields import Fields
+from octavo.base.errors import ModelFileError
+from octavo.base.fields import Fields
 from octavo.quantization.formats.mxfp4 import MXFP4, read_blocks
 from octavo.quantization.formats.stored import StoredTensor
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from octavo.errors import ConfigError
+from octavo.base.errors import ConfigError
 from octavo.quantization.produce import calibration
 from octavo.quantization.produce.calibration import calibration_windows
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import octavo.quantization
-from octavo.errors import ConfigError
+from octavo.base.errors import ConfigError
 from octavo.quantization.ggml_types import GGMLType, row_bytes
 from octavo.quantization.produce.explore import bits_against_error, explore, rows_of
 from octavo.quantization.produce.grid import quantize_to_nearest

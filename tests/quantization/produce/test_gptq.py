@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from octavo.errors import ConfigError
+from octavo.base.errors import ConfigError
 from octavo.quantization.produce import gptq as module
 from octavo.quantization.produce.gptq import gptq, inverse_factor, output_error
 from octavo.quantization.produce.grid import Scheme, quantize_to_nearest

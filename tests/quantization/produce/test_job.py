@@ -13,7 +13,7 @@ import torch
 from safetensors import safe_open
 
 from octavo import LLM, SamplingParams, hub
-from octavo.errors import ConfigError
+from octavo.base.errors import ConfigError
 from octavo.kernels.cpu import library
 from octavo.models.checkpoint import open_checkpoint
 from octavo.models.gguf_export import export_gguf

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from octavo.errors import ConfigError
+from octavo.base.errors import ConfigError
 from octavo.models.checkpoint import open_checkpoint
 from octavo.models.footprint import EMBEDDING
 from octavo.models.parameters import Parameters

@@ -6,7 +6,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from octavo.errors import ConfigError, ModelFileError
+from octavo.base.errors import ConfigError, ModelFileError
 from octavo.models.loader import load_model
 from octavo.quantization.produce.grid import Scheme, quantize_to_nearest
 from octavo.quantization.produce.observers import LayerwiseModel, linear_names

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from octavo.errors import ConfigError
+from octavo.base.errors import ConfigError
 from octavo.models.loader import load_model
 from octavo.quantization.produce import qat
 from octavo.quantization.produce.distillation import Distillation

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from octavo.errors import ModelFileError
+from octavo.base.errors import ModelFileError
 from octavo.models.checkpoint import open_checkpoint
 from octavo.open_model import load_tokenizer
 from octavo.quantization.produce import job, pipeline

@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from tiny_transformers import make_model
 from transformers import AutoModelForCausalLM
 
-from octavo.errors import ConfigError, ModelFileError
+from octavo.base.errors import ConfigError, ModelFileError
 from octavo.models.checkpoint import open_checkpoint
 from octavo.models.gguf_export import export_gguf
 from octavo.models.hf_writer import write_hf_folder

@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from octavo.errors import ConfigError
+from octavo.base.errors import ConfigError
 from octavo.layers.module import named_parameters
 from octavo.models.checkpoint import open_checkpoint
 from octavo.models.config import ModelConfig

@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from tiny_transformers import make_model
 
-from octavo.errors import ConfigError
+from octavo.base.errors import ConfigError
 from octavo.models.footprint import EMBEDDING, HEAD
 from octavo.models.loader import load_model
 from octavo.quantization.produce.observers import LayerwiseModel, keep, linear_names

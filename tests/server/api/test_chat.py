@@ -11,9 +11,9 @@ import httpx
 import pytest
 from pace import python_seconds
 
+from octavo.base.errors import EngineError, EngineUnavailableError, QueueFullError
 from octavo.core.batch import TokenLogprobs
 from octavo.core.stats import StepStats
-from octavo.errors import EngineError, EngineUnavailableError, QueueFullError
 from octavo.server.api.openai import chat_completions as chat
 from octavo.server.api.openai.chat_body import ChatCompletion, ChatCompletionChunk
 from octavo.server.engine.generation import Delta, EngineFacts, EngineState, Generation

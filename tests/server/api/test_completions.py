@@ -10,9 +10,9 @@ import math
 import httpx
 import pytest
 
+from octavo.base.errors import QueueFullError
 from octavo.core.batch import TokenLogprobs
 from octavo.core.limits import QueueLimits
-from octavo.errors import QueueFullError
 from octavo.server.api.answers import Model, ModelList
 from octavo.server.api.openai import completions
 from octavo.server.api.openai import models as openai_models

@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from octavo.errors import DeadlineError, EngineUnavailableError, QueueFullError
+from octavo.base.errors import DeadlineError, EngineUnavailableError, QueueFullError
 from octavo.server.api.octavo.generate import create_router
 from octavo.server.engine.response_cache import ResponseCache
 from octavo.server.http.tenants import RateLimitError, Tenant, TokenBucket

@@ -9,7 +9,7 @@ import time
 import pytest
 from pace import python_seconds
 
-from octavo.errors import InvalidRequestError, PromptTooLongError
+from octavo.base.errors import InvalidRequestError, PromptTooLongError
 from octavo.server.api import prompts
 from octavo.server.api.prompts import PromptRenderer
 from octavo.server.http.context import IgnoredFields

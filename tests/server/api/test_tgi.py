@@ -11,9 +11,9 @@ from huggingface_hub import InferenceClient
 from huggingface_hub.errors import OverloadedError, ValidationError
 
 from octavo import __version__
+from octavo.base.errors import DeadlineError, QueueFullError
 from octavo.core.batch import TokenLogprobs
 from octavo.core.sampling_params import SamplingParams
-from octavo.errors import DeadlineError, QueueFullError
 from octavo.server.api.tgi import routes as tgi
 from octavo.server.api.tgi.protocol import TgiParameters
 from octavo.server.api.tgi.routes import to_sampling_params

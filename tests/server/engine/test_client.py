@@ -14,13 +14,7 @@ import time
 import pytest
 from rank_models import llama_8b
 
-from octavo.config import CacheConfig, EngineConfig
-from octavo.core.limits import QueueLimits
-from octavo.core.sampling_params import SamplingParams
-from octavo.core.scheduler import SchedulerConfig
-from octavo.cost.hardware_table import find_device
-from octavo.cost.step_facts import StepFacts
-from octavo.errors import (
+from octavo.base.errors import (
     DeadlineError,
     EngineError,
     EngineUnavailableError,
@@ -30,6 +24,12 @@ from octavo.errors import (
     QuarantinedError,
     QueueFullError,
 )
+from octavo.config import CacheConfig, EngineConfig
+from octavo.core.limits import QueueLimits
+from octavo.core.sampling_params import SamplingParams
+from octavo.core.scheduler import SchedulerConfig
+from octavo.cost.hardware_table import find_device
+from octavo.cost.step_facts import StepFacts
 from octavo.executor.hashing import HashExecutor, expected_tokens
 from octavo.server.engine.client import ProcessEngine
 from octavo.server.engine.door import Door

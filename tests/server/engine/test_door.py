@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 from rank_models import llama_8b
 
+from octavo.base.errors import InvalidRequestError, QueueFullError
 from octavo.core.stats import StepStats
 from octavo.cost.hardware import Device
 from octavo.cost.step_cost import StepModel
-from octavo.errors import InvalidRequestError, QueueFullError
 from octavo.server.engine.door import Door
 from octavo.server.engine.generation import EngineFacts
 from octavo.server.engine.waiting_room import Waiting

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from rank_models import llama_8b
 
+from octavo.base.errors import ConfigError
 from octavo.cost.hardware_table import find_device
 from octavo.cost.measured import MeasuredSteps, Spread
-from octavo.errors import ConfigError
 from octavo.server.engine import foresight
 from octavo.server.engine.foresight import step_facts
 from octavo.server.engine.generation import EngineFacts

@@ -18,10 +18,10 @@ from collections import Counter
 import pytest
 from pace import python_seconds
 
+from octavo.base.errors import EngineError, QuarantinedError
 from octavo.core.limits import QueueLimits
 from octavo.core.sampling_params import SamplingParams
 from octavo.core.stats import StepStats
-from octavo.errors import EngineError, QuarantinedError
 from octavo.server.engine.client import ProcessEngine
 from octavo.server.engine.generation import EngineFacts, EngineState, GenerationRequest
 from octavo.server.engine.probation import Probation, fingerprint

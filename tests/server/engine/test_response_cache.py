@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from octavo.base.errors import DeadlineError, EngineUnavailableError
 from octavo.core.batch import TokenLogprobs
 from octavo.core.sampling_params import SamplingParams
-from octavo.errors import DeadlineError, EngineUnavailableError
 from octavo.server.engine.generation import Delta, Generation, GenerationRequest, Observer
 from octavo.server.engine.response_cache import Recording, ResponseCache, answer_key
 

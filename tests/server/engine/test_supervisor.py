@@ -8,7 +8,7 @@ import errno
 import pytest
 from scripted_engine import DEATH, FACTS, READY, ScriptedLauncher
 
-from octavo.errors import EngineError
+from octavo.base.errors import EngineError
 from octavo.server.engine import supervisor as supervisor_module
 from octavo.server.engine.generation import EngineState
 from octavo.server.engine.supervisor import Supervisor

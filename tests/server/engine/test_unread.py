@@ -6,9 +6,9 @@ import asyncio
 
 import pytest
 
+from octavo.base.errors import QueueFullError
 from octavo.core.batch import TokenLogprobs
 from octavo.core.sampling_params import SamplingParams
-from octavo.errors import QueueFullError
 from octavo.server.engine.generation import Delta, Generation, GenerationRequest
 from octavo.server.engine.unread import UnreadMemory, bytes_of
 

@@ -9,16 +9,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from octavo.core.batch import TokenLogprobs
-from octavo.core.sampling_params import SamplingParams
-from octavo.core.stats import StepStats
-from octavo.errors import (
+from octavo.base.errors import (
     EngineError,
     InvalidRequestError,
     ModelFileError,
     ModelNotFoundError,
     PromptTooLongError,
 )
+from octavo.core.batch import TokenLogprobs
+from octavo.core.sampling_params import SamplingParams
+from octavo.core.stats import StepStats
 from octavo.server.engine import client, process, supervisor, wire, worker
 from octavo.server.engine.generation import Delta, EngineFacts, GenerationStats
 from octavo.server.engine.wire import (

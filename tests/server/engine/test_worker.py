@@ -11,12 +11,12 @@ from types import SimpleNamespace
 
 import pytest
 
+from octavo.base.errors import EngineError, QueueFullError
 from octavo.config import EngineArgs
 from octavo.core import close_look
 from octavo.core.executor import FailedStep
 from octavo.core.sampling_params import SamplingParams
 from octavo.core.scheduler import SchedulerConfig
-from octavo.errors import EngineError, QueueFullError
 from octavo.executor.hashing import expected_tokens
 from octavo.server.engine import worker
 from octavo.server.engine.flight_record import FlightRecord

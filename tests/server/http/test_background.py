@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from octavo.errors import DeadlineError, QueueFullError
+from octavo.base.errors import DeadlineError, QueueFullError
 from octavo.server.http.background import Background, in_background
 
 

@@ -18,7 +18,7 @@ from fastapi import FastAPI, Request
 from pace import python_seconds
 from starlette.requests import ClientDisconnect
 
-from octavo.errors import ConfigError, EngineUnavailableError, QueueFullError
+from octavo.base.errors import ConfigError, EngineUnavailableError, QueueFullError
 from octavo.server.engine.generation import Observer
 from octavo.server.http import shares
 from octavo.server.http.connection import uvicorn_config

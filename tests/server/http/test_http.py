@@ -17,7 +17,7 @@ import pytest
 import uvicorn
 from pace import python_seconds
 
-from octavo.errors import ConfigError
+from octavo.base.errors import ConfigError
 from octavo.server.http import connection as http
 from octavo.server.http.connection import connection_limit, uvicorn_config
 from octavo.server.http.listener import SEND_BUFFER_BYTES, listen

@@ -7,8 +7,8 @@ import logging
 import pytest
 from starlette.exceptions import HTTPException
 
-from octavo import errors
-from octavo.errors import (
+from octavo.base import errors
+from octavo.base.errors import (
     ChatTemplateError,
     ConfigError,
     DeadlineError,

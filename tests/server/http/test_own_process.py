@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from octavo.errors import DeadlineError, EngineError, QueueFullError
+from octavo.base.errors import DeadlineError, EngineError, QueueFullError
 from octavo.server.http.errors import HttpError
 from octavo.server.http.own_process import OwnProcess
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from octavo.errors import QueueFullError
+from octavo.base.errors import QueueFullError
 from octavo.server.http.shares import FREE_BYTES, BodyMemory, ConnectionCounts
 
 

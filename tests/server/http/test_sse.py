@@ -12,8 +12,8 @@ import pytest
 import uvicorn
 from pace import python_seconds
 
+from octavo.base.errors import DeadlineError, QueueFullError
 from octavo.core.sampling_params import SamplingParams
-from octavo.errors import DeadlineError, QueueFullError
 from octavo.server.engine.generation import Delta, Generation, GenerationRequest
 from octavo.server.http import sse
 from octavo.server.http.connection import uvicorn_config

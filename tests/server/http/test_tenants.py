@@ -9,8 +9,8 @@ import time
 
 import pytest
 
+from octavo.base.errors import ConfigError, InvalidRequestError
 from octavo.core.limits import Work
-from octavo.errors import ConfigError, InvalidRequestError
 from octavo.server.http.tenants import (
     MAX_OPEN_TENANTS,
     RateLimitError,

@@ -21,10 +21,10 @@ from prometheus_client.openmetrics.parser import (
 )
 from prometheus_client.parser import text_string_to_metric_families
 
+from octavo.base.errors import EngineUnavailableError
 from octavo.core.batch import BAD_LOGITS, DAMAGED
 from octavo.core.sampling_params import SamplingParams
 from octavo.core.stats import StepStats
-from octavo.errors import EngineUnavailableError
 from octavo.server.engine.generation import (
     Delta,
     EngineFacts,

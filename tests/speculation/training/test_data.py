@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from octavo.errors import ConfigError
+from octavo.base.errors import ConfigError
 from octavo.speculation.training.data import Ask, answered, asks, parts
 from octavo.speculation.training.prompts import openings, questions
 

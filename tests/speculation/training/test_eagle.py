@@ -23,7 +23,7 @@ from tiny_heads import (
 )
 from tiny_training import WANTED, train
 
-from octavo.fields import Fields
+from octavo.base.fields import Fields
 from octavo.kernels.cpu import library
 from octavo.speculation.eagle import layer_config
 from octavo.speculation.training.eagle import EagleHead, eagle_depths

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file
 from tiny_training import WANTED, Talk, train
 
-from octavo.errors import ConfigError
+from octavo.base.errors import ConfigError
 from octavo.layers.taps import with_taps
 from octavo.layers.tensors import with_tensors
 from octavo.models.loader import load_model

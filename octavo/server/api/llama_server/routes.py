@@ -11,10 +11,10 @@ from pydantic import BaseModel
 from starlette.responses import JSONResponse
 
 from octavo import __version__
+from octavo.base.errors import ChatTemplateError
 from octavo.core.batch import TokenLogprobs
 from octavo.core.limits import DEFAULT_OUTPUT_TOKENS, checked_token_ids
 from octavo.core.sampling_params import SamplingParams
-from octavo.errors import ChatTemplateError
 from octavo.server.api.job import Job, sample_error
 from octavo.server.api.llama_server.body import (
     LlamaCompletion,

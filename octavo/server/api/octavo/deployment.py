@@ -12,10 +12,10 @@ from typing import Any
 from fastapi import APIRouter, Response
 from pydantic import BaseModel, Field
 
+from octavo.base.errors import ConfigError, ModelError
 from octavo.cost.hardware import Device
 from octavo.cost.open_spec import open_spec
 from octavo.cost.this_machine import device_of_engine
-from octavo.errors import ConfigError, ModelError
 from octavo.planner.building_blocks import hardware_json, model_json
 from octavo.server.api.responses import describe
 from octavo.server.api.service import Service

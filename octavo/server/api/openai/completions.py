@@ -6,9 +6,9 @@ from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
+from octavo.base.errors import InvalidRequestError
 from octavo.core.batch import TokenLogprobs
 from octavo.core.limits import checked_token_ids
-from octavo.errors import InvalidRequestError
 from octavo.server.api.job import Job
 from octavo.server.api.openai import completion_body as protocol
 from octavo.server.api.openai.choices import answer, create_head

@@ -6,7 +6,7 @@ from typing import Any
 
 from fastapi import APIRouter, Response
 
-from octavo.errors import EngineUnavailableError
+from octavo.base.errors import EngineUnavailableError
 from octavo.server.api.answers import Model, ModelList
 from octavo.server.api.responses import describe
 from octavo.server.api.service import Service

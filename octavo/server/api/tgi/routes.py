@@ -21,9 +21,9 @@ from pydantic import BaseModel
 from starlette.responses import JSONResponse
 
 from octavo import __version__
+from octavo.base.errors import InvalidRequestError
 from octavo.core.batch import TokenLogprobs
 from octavo.core.sampling_params import MAX_N, MAX_STOP_STRINGS, SamplingParams
-from octavo.errors import InvalidRequestError
 from octavo.server.api.answers import Error
 from octavo.server.api.job import MANY_ENTRIES, Job, num_entries, sample_error
 from octavo.server.api.openai.logprobs import finite

@@ -6,7 +6,7 @@ import pytest
 from made_weights import assert_same, random_integers, read, write
 from quantized import stream
 
-from octavo.errors import ConfigError
+from octavo.base.errors import ConfigError
 from octavo.quantization.produce.grid import Scheme
 from octavo.quantization.produce.writers.awq import AWQWriter
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from made_weights import read, write
 
-from octavo.errors import ConfigError
+from octavo.base.errors import ConfigError
 from octavo.quantization.produce.grid import Scheme, quantize_to_nearest
 from octavo.quantization.produce.writers.bitsandbytes import (
     NF4Writer,

@@ -8,7 +8,7 @@ import torch
 from made_weights import assert_same, random_integers, read, write
 from quantized import stream
 
-from octavo.errors import ConfigError
+from octavo.base.errors import ConfigError
 from octavo.quantization.produce.grid import Scheme, quantize_to_nearest
 from octavo.quantization.produce.writers.compressed_tensors import (
     CompressedTensorsWriter,

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from octavo import machine
+from octavo.system import machine
 
 GIB = 1 << 30
 

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from octavo.errors import ModelFileError
+from octavo.base.errors import ModelFileError
 
 # What makes a folder an engine folder; see `octavo.engine_folder`.
 ENGINE_MANIFEST = "octavo.json"

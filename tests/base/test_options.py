@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from octavo.errors import ConfigError
-from octavo.options import parse_duration
+from octavo.base.errors import ConfigError
+from octavo.base.options import parse_duration
 from octavo.server.settings import ServerSettings
 
 

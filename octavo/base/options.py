@@ -7,7 +7,7 @@ import re
 from dataclasses import field
 from typing import Any
 
-from octavo.errors import ConfigError
+from octavo.base.errors import ConfigError
 
 _DURATION = re.compile(r"(\d+(?:\.\d*)?|\.\d+)\s*(ms|s|)")
 # Of durations; a number alone is one of milliseconds.

@@ -12,7 +12,7 @@ import importlib
 from types import ModuleType
 from typing import Any, NamedTuple
 
-from octavo.extras import ADD_GPU
+from octavo.base.optional_deps import ADD_GPU
 
 _PACKAGE = "pynvml"  # the module of nvidia-ml-py
 _WITHOUT = f"nvidia-ml-py is not installed: {ADD_GPU}"

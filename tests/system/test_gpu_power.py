@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from octavo.gpu_power import Draw, NotMetered, open_energy
+from octavo.system.gpu_power import Draw, NotMetered, open_energy
 
 
 class NVMLError(Exception):

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import importlib.util
 
-from octavo.errors import MissingPackageError
+from octavo.base.errors import MissingPackageError
 
 ADD_TORCH = "pip install 'octavo[torch]'"
 ADD_GPU = "pip install 'octavo[gpu]'"

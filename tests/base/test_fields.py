@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from octavo.errors import ModelFileError
-from octavo.fields import Fields
+from octavo.base.errors import ModelFileError
+from octavo.base.fields import Fields
 
 JUNK = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),

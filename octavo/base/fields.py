@@ -7,7 +7,7 @@ from pathlib import Path
 from reprlib import repr as shown  # short, whatever the value is
 from typing import Any
 
-from octavo.errors import ModelFileError
+from octavo.base.errors import ModelFileError
 
 # No number of a model is further from one than these: beyond, arithmetic overflows.
 _SMALLEST, _LARGEST = 1e-18, 1e18

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from octavo.patterns import (
+from octavo.base.linear_regex import (
     MAX_LENGTH,
     MAX_PATTERNS,
     MAX_STATES,

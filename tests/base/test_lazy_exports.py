@@ -9,7 +9,7 @@ import pytest
 
 import octavo
 from octavo import planner, quantization
-from octavo.lazy import named
+from octavo.base.lazy_exports import named
 
 HOMES = {"loads": "json", "Decoder": ".decoder:JSONDecoder", "gone": "no_such_module"}
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from octavo.errors import ModelFileError
-from octavo.model_files import ModelFolder, split_parts
+from octavo.base.errors import ModelFileError
+from octavo.base.model_files import ModelFolder, split_parts
 from octavo.models.checkpoint import open_checkpoint
 from octavo.text.tokenizer import Tokenizer
 

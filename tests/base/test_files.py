@@ -13,8 +13,8 @@ import time
 
 import pytest
 
-from octavo import files
-from octavo.files import NewFile, NewFolder, replace_file
+from octavo.base import files
+from octavo.base.files import NewFile, NewFolder, replace_file
 
 
 def names(folder):
@@ -59,7 +59,7 @@ def test_it_can_be_mapped_and_be_of_its_owner_alone(tmp_path):
 
 WRITE_AND_WAIT = """
 import sys, time
-from octavo.files import NewFile
+from octavo.base.files import NewFile
 with NewFile(sys.argv[1]) as new:
     print("written", flush=True)
     time.sleep(60)

@@ -1,0 +1,1 @@
+"""The machine that octavo runs on: processor, memory, GPU software and energy."""
