@@ -18,8 +18,8 @@ from collections.abc import Sequence
 from octavo.bench.offline.session import OfflineSession
 from octavo.bench.serving.http_stream import StreamResult, stream_request
 from octavo.bench.serving.server_process import running_server
-from octavo.config import EngineArgs
 from octavo.measure.statistics import Spread, percentile
+from octavo.settings.engine import EngineArgs
 from octavo.workload.datasets import random_requests
 from octavo.workload.requests import WorkloadRequest
 

@@ -19,12 +19,12 @@ from octavo.call_arguments import (
     check_streamable,
     refuse_what_is_not_there,
 )
-from octavo.config import EngineArgs
 from octavo.core.engine import EngineStep
 from octavo.core.sampling_params import RequestOutputKind, SamplingParams
 from octavo.driver import EngineDriver
 from octavo.output_builder import OutputBuilder
 from octavo.outputs import RequestOutput
+from octavo.settings.engine import EngineArgs
 from octavo.text_engine import Prompt, TextDelta, cache_salt_of
 
 _log = logging.getLogger("octavo")

@@ -13,7 +13,9 @@ from octavo import __version__, hub
 from octavo.base.errors import ConfigError, MissingPackageError
 from octavo.base.gc_pause import no_collections
 from octavo.base.optional_deps import need_torch
-from octavo.config import (
+from octavo.open_model import notes_folder, open_source
+from octavo.runtime.capacity import Capacity, RankLimits, RankSpec
+from octavo.settings.engine import (
     EngineArgs,
     EngineConfig,
     default_num_seqs,
@@ -21,8 +23,6 @@ from octavo.config import (
     is_gpu,
     resolve,
 )
-from octavo.open_model import notes_folder, open_source
-from octavo.runtime.capacity import Capacity, RankLimits, RankSpec
 from octavo.speculation.drafters import Drafter, Target, acceptance_of, open_drafter
 from octavo.system.machine import has_gpu_driver, keep_openmp_patient
 from octavo.text_engine import TextEngine

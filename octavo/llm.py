@@ -17,7 +17,6 @@ from octavo.call_arguments import (
     check_streamable,
     refuse_what_is_not_there,
 )
-from octavo.config import EngineArgs, EngineConfig
 from octavo.core.engine import EngineStep
 from octavo.core.sampling_params import SamplingParams
 from octavo.driver import EngineDriver
@@ -25,6 +24,7 @@ from octavo.inbox import AnswerStream, Inbox
 from octavo.output_builder import OutputBuilder
 from octavo.outputs import CompletionOutput, RequestOutput, StreamChunk
 from octavo.progress import Bar, UseTqdm, open_bar
+from octavo.settings.engine import EngineArgs, EngineConfig
 from octavo.shared_driver import SharedDriver
 from octavo.text_engine import Prompt, SampleGroup, TextDelta, cache_salt_of
 
@@ -52,7 +52,7 @@ class LLM:
 
     Args:
         model: alias, folder, ``.gguf`` file or hub id.
-        engine_args: see `octavo.config.EngineArgs`; names are vLLM's.
+        engine_args: see `EngineArgs`; names are vLLM's.
 
     Raises:
         ModelError: the model cannot be found or read.

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any, Protocol
 from octavo.base.errors import ConfigError
 
 if TYPE_CHECKING:
-    from octavo.config import EngineArgs
     from octavo.models.checkpoint import Checkpoint
     from octavo.models.config import ModelConfig
     from octavo.runtime.capacity import RankSpec
     from octavo.runtime.rank import Rank
+    from octavo.settings.engine import EngineArgs
     from octavo.text.tokenizer import Tokenizer
 
 Progress = Callable[[int, int], None]

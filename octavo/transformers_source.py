@@ -13,10 +13,10 @@ from octavo.base.optional_deps import has_transformers, need_transformers
 from octavo.model_source import Progress
 
 if TYPE_CHECKING:
-    from octavo.config import EngineArgs
     from octavo.models.config import ModelConfig
     from octavo.runtime.capacity import RankSpec
     from octavo.runtime.rank import Rank
+    from octavo.settings.engine import EngineArgs
     from octavo.text.tokenizer import Tokenizer
 
 _log = logging.getLogger("octavo")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from octavo.config import EngineConfig
 from octavo.core.admission import AdmissionPolicy, ContinuousAdmission, StaticAdmission
 from octavo.core.block_manager import BlockManager
 from octavo.core.block_store import BlockStore
@@ -15,6 +14,7 @@ from octavo.core.executor import Executor
 from octavo.core.prefix_cache import NoPrefixCache, PrefixCache, RadixPrefixCache
 from octavo.core.scheduler import Scheduler
 from octavo.core.state_slots import StateSlots
+from octavo.settings.engine import EngineConfig
 
 _ADMISSION: dict[str, type[AdmissionPolicy]] = {
     "continuous": ContinuousAdmission,

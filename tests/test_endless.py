@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from octavo.build import load_engine
-from octavo.config import EngineArgs
 from octavo.core.request import Request
 from octavo.core.sampling_params import SamplingParams
 from octavo.core.sight import Sight
+from octavo.settings.engine import EngineArgs
 
 
 def resident_bytes() -> int:

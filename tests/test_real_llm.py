@@ -9,8 +9,8 @@ import pytest
 import octavo
 from octavo import LLM, SamplingParams
 from octavo.build import load_engine
-from octavo.config import EngineArgs
 from octavo.core.request import Request
+from octavo.settings.engine import EngineArgs
 
 pytestmark = [pytest.mark.slow, pytest.mark.network]
 

@@ -13,10 +13,10 @@ from octavo.cli.plan_flags import add_plan_flags, question_of
 
 if TYPE_CHECKING:
     from octavo.bench.offline.advice import Outcome, Tried
-    from octavo.config import EngineArgs
     from octavo.planner.advice import Advice
     from octavo.planner.answer import Plan, Question
     from octavo.planner.decisions import Decision
+    from octavo.settings.engine import EngineArgs
 
 EXAMPLES = """\
 First the questions that decide, each with the number that answers it; then what would help, what
@@ -141,7 +141,7 @@ def _under_way(plan: Plan) -> float:
 
 def _engine_args(question: Question) -> EngineArgs:
     """The engine that is asked about, as a server has it."""
-    from octavo.config import EngineArgs
+    from octavo.settings.engine import EngineArgs
 
     limits = {
         "max_num_seqs": question.limits.max_num_seqs,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from octavo.cli import terminal
 from octavo.cli.engine_flags import add_engine_flags, engine_kwargs
-from octavo.config import EngineArgs
+from octavo.settings.engine import EngineArgs
 
 if TYPE_CHECKING:
     from octavo.engine_folder.writer import BuiltFolder

@@ -1,4 +1,4 @@
-"""Flags read off settings classes, such as ``octavo.config.EngineArgs``, which stay the one owner
+"""Flags read off settings classes, such as ``EngineArgs``, which stay the one owner
 of names, defaults and help texts.
 
 A flag that is not given does not appear in the parsed arguments, so that "not said" and "said the
@@ -17,8 +17,8 @@ from typing import Any
 from octavo.base.errors import ConfigError
 from octavo.cli import UsageError
 from octavo.cli.parser import rarely
-from octavo.config import EngineArgs, parse_bytes
 from octavo.hub import DEFAULT_MODEL
+from octavo.settings.engine import EngineArgs, parse_bytes
 
 # Settings of an engine that are in the short help of commands.
 _OFTEN = (*("device", "kv_cache_dtype", "max_model_len", "max_num_seqs", "spec_method", "threads"),)

@@ -10,7 +10,7 @@ from octavo.cli.bench.common import positive
 from octavo.cli.calibrated import steps_here
 from octavo.cli.engine_flags import add_model_argument
 from octavo.cli.parser import completed_by, rarely
-from octavo.config import parse_bytes
+from octavo.settings.engine import parse_bytes
 
 if TYPE_CHECKING:
     from octavo.planner.answer import Question

@@ -14,9 +14,9 @@ from octavo.cli.engine_flags import (
     engine_kwargs,
     given_settings,
 )
-from octavo.config import EngineArgs
 from octavo.hub import DEFAULT_MODEL
 from octavo.server.settings import ServerSettings
+from octavo.settings.engine import EngineArgs
 
 if TYPE_CHECKING:
     from octavo.calibration.store import Profile

@@ -18,7 +18,7 @@ from octavo.cli.engine_flags import (
     given_settings,
 )
 from octavo.cli.parser import rarely
-from octavo.config import EngineArgs
+from octavo.settings.engine import EngineArgs
 from octavo.sim.settings import ENGINE_SETTINGS, ClientSettings, FleetSettings
 from octavo.workload.settings import LoadSettings, Workload
 

@@ -13,7 +13,7 @@ from octavo.cli import terminal
 from octavo.cli.bench import common
 from octavo.cli.tune_flags import Question, add_tune_flags, question_of
 from octavo.cli.tune_report import Result, tell, write_config
-from octavo.config import EngineArgs
+from octavo.settings.engine import EngineArgs
 
 if TYPE_CHECKING:
     from octavo.bench.offline.session import OfflineSession

@@ -341,13 +341,13 @@ _LLAMA_CPP = EngineProfile(
 
 
 def _octavo_defaults(device: Device) -> Limits:
-    from octavo import config
+    from octavo.settings import engine
 
     is_cpu = device.kind != "gpu"
     return Limits(
-        max_num_seqs=config.CPU_MAX_NUM_SEQS if is_cpu else config.CUDA_MAX_NUM_SEQS,
+        max_num_seqs=engine.CPU_MAX_NUM_SEQS if is_cpu else engine.CUDA_MAX_NUM_SEQS,
         max_num_batched_tokens=(
-            config.CPU_MAX_NUM_BATCHED_TOKENS if is_cpu else config.CUDA_MAX_NUM_BATCHED_TOKENS
+            engine.CPU_MAX_NUM_BATCHED_TOKENS if is_cpu else engine.CUDA_MAX_NUM_BATCHED_TOKENS
         ),
         block_size=16,
         utilization=1.0 if is_cpu else 0.9,
@@ -421,9 +421,9 @@ def _octavo_values(spec: ModelSpec) -> int:
 
 
 def _octavo_blocks(room: Room, limits: Settled) -> int:
-    """As ``octavo.config.resolve`` decides, for the same capacity."""
-    from octavo.config import EngineArgs, resolve
+    """As ``octavo.settings.engine.resolve`` decides, for the same capacity."""
     from octavo.runtime.capacity import Capacity, cpu_kv_bytes
+    from octavo.settings.engine import EngineArgs, resolve
 
     is_cpu = room.device.kind != "gpu"
     num_bytes = int(room.num_bytes)

@@ -12,7 +12,6 @@ import numpy as np
 from octavo.base.errors import ConfigError, EngineError, ModelFileError
 from octavo.base.fields import Fields
 from octavo.base.model_files import ModelFolder
-from octavo.config import EngineArgs
 from octavo.engine_folder import tokenizer_files
 from octavo.engine_folder.manifest import (
     CONSTANTS_FILE,
@@ -34,6 +33,7 @@ from octavo.runtime.backends import NativeBackend, why_not_native
 from octavo.runtime.capacity import RankSpec
 from octavo.runtime.op_program import NativeModel
 from octavo.runtime.rank import Rank
+from octavo.settings.engine import EngineArgs
 from octavo.text.tokenizer import Tokenizer
 
 _MAX_INT32 = (1 << 31) - 1

@@ -17,7 +17,6 @@ from octavo import hub
 from octavo.base.errors import ConfigError, UnsupportedModelError
 from octavo.base.files import NewFolder, sha256_of
 from octavo.base.model_files import ENGINE_MANIFEST, ModelFolder, is_engine_folder
-from octavo.config import EngineArgs, resolve
 from octavo.engine_folder.manifest import (
     CONSTANTS_FILE,
     WEIGHTS_FILE,
@@ -50,6 +49,7 @@ from octavo.models.quantized_hf import OWN_CONFIGS
 from octavo.runtime.backends import why_not_native
 from octavo.runtime.capacity import RankSpec, capacity_of
 from octavo.runtime.op_program import plan_step
+from octavo.settings.engine import EngineArgs, resolve
 from octavo.text.folder_tokenizer import tokenizer_files
 
 if TYPE_CHECKING:

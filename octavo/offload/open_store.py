@@ -9,7 +9,7 @@ from octavo.core.kv_tables import Windows
 from octavo.core.shelf import RestoreRule, Shelf
 from octavo.offload.disk_depot import DiskDepot
 from octavo.offload.folder import BlockFolder, FolderBusyError
-from octavo.offload.settings import OffloadConfig
+from octavo.settings.kv_offload import OffloadConfig
 
 _log = logging.getLogger("octavo")
 

@@ -46,7 +46,7 @@ class Trial:
     """How octavo's engine can show what a change brings.
 
     Args:
-        settings: of `octavo.config.EngineArgs`, that are changed.
+        settings: of `EngineArgs`, that are changed.
         shared_prefix: tokens that prompts begin with, whose keys and values are known.
         on_text: answers go on from real texts, of which guesses can be made.
     """

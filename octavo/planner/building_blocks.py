@@ -186,7 +186,7 @@ def efficiency_json(efficiency: Efficiency) -> dict[str, Any]:
 
 def engine_json(name: str) -> dict[str, Any]:
     """How it uses memory: on a GPU, and elsewhere."""
-    from octavo.config import SERVING_ITL_TARGET_MS  # it takes a while to import
+    from octavo.settings.engine import SERVING_ITL_TARGET_MS  # it takes a while to import
 
     engine = profile(name)
     return {

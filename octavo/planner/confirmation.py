@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from octavo.base.errors import ConfigError
-from octavo.config import CacheConfig, EngineConfig
 from octavo.core.scheduler import SchedulerConfig
 from octavo.measure.metrics import latency_values
 from octavo.measure.statistics import percentile
@@ -18,6 +17,7 @@ from octavo.planner.deployment import Deployment
 from octavo.planner.slo import Limit, Slo
 from octavo.planner.traffic import Traffic
 from octavo.planner.verdict import Verdict
+from octavo.settings.engine import CacheConfig, EngineConfig
 from octavo.sim.demand import Ask
 from octavo.sim.fleet import FleetSpec
 from octavo.sim.replica import ReplicaSpec

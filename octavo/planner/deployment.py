@@ -113,7 +113,7 @@ class Deployment:
         """Octavo's server keeps prompts from holding up answers; others compute what they can."""
         if self.profile.name != "octavo":
             return 0.0
-        from octavo.config import SERVING_ITL_TARGET_MS  # it takes a while to import
+        from octavo.settings.engine import SERVING_ITL_TARGET_MS  # it takes a while to import
 
         return SERVING_ITL_TARGET_MS / 1e3
 

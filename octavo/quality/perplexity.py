@@ -17,7 +17,6 @@ from typing import Any
 import numpy as np
 
 from octavo.base.errors import ConfigError, EngineError
-from octavo.config import CPU_MAX_NUM_BATCHED_TOKENS, EngineArgs
 from octavo.core.engine import Engine
 from octavo.core.request import Request
 from octavo.core.sampling_params import SamplingParams
@@ -26,6 +25,7 @@ from octavo.quality.estimate import Estimate
 from octavo.quality.logit_file import LogitFile, LogitFileWriter
 from octavo.quality.scoring import RowSink, Scorer
 from octavo.quality.windows import Windows
+from octavo.settings.engine import CPU_MAX_NUM_BATCHED_TOKENS, EngineArgs
 from octavo.text_engine import TextEngine
 
 DEFAULT_CTX = 512

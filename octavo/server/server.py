@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING
 import uvicorn
 
 from octavo.base.errors import ConfigError, EngineUnavailableError, OctavoError
-from octavo.config import EngineArgs, parse_bytes
 from octavo.core.limits import QueueLimits
 from octavo.open_model import load_tokenizer
 from octavo.server.api.prompts import PromptRenderer
@@ -44,6 +43,7 @@ from octavo.server.watch.metrics import Metrics
 from octavo.server.watch.observers import Observers
 from octavo.server.watch.status import StatusLine
 from octavo.server.watch.step_stream import StepStream
+from octavo.settings.engine import EngineArgs, parse_bytes
 from octavo.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""The settings of the server; those of the engine are `octavo.config.EngineArgs`.
+"""The settings of the server; those of the engine are `EngineArgs`.
 
 Like there, the fields here are the one owner of names, defaults and help texts: the flags of
 ``octavo serve`` are made from them.

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from octavo.base.errors import ConfigError
 from octavo.core.drafting import DraftProposer
-from octavo.speculation.config import SpeculativeConfig
+from octavo.settings.speculation import SpeculativeConfig
 from octavo.speculation.synthetic import SyntheticProposer
 
 if TYPE_CHECKING:

@@ -8,12 +8,12 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple, Protocol
 
 from octavo.base.errors import EngineError, RequestError
-from octavo.config import EngineConfig
 from octavo.core.batch import Batch
 from octavo.core.clock import VirtualClock
 from octavo.core.engine import Engine, EngineStep
 from octavo.core.request import Request
 from octavo.executor.simulated import SimulatedExecutor
+from octavo.settings.engine import EngineConfig
 from octavo.sim.agenda import Agenda
 from octavo.sim.costs import Cost
 from octavo.sim.drafts import acceptance, draft_proposer

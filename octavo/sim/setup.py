@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from octavo.base.errors import ConfigError
-from octavo.config import EngineArgs, EngineConfig, parse_bytes, resolve
 from octavo.core.lookahead import MAX_ROUNDS
 from octavo.cost.engine_profile import EngineProfile, Limits, profile
 from octavo.cost.hardware import Device
@@ -23,6 +22,7 @@ from octavo.cost.rank import rank_model
 from octavo.cost.step_cost import StepModel
 from octavo.measure.slo import Slo
 from octavo.runtime.capacity import Capacity
+from octavo.settings.engine import EngineArgs, EngineConfig, parse_bytes, resolve
 from octavo.sim.costs import Cost, costs
 from octavo.sim.demand import Ask, as_conversations, asks_of_requests, asks_of_trace
 from octavo.sim.fleet import Disaggregation, FleetSpec

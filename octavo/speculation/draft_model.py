@@ -11,8 +11,8 @@ from dataclasses import replace
 from octavo import hub
 from octavo.open_model import open_source
 from octavo.runtime.capacity import RankLimits
+from octavo.settings.speculation import SpeculativeConfig
 from octavo.speculation.chains import ChainLimits, ChainProposer
-from octavo.speculation.config import SpeculativeConfig
 from octavo.speculation.draft_kv import DraftKV
 from octavo.speculation.drafters import Target
 from octavo.speculation.vocabulary import Translation, check_same_vocabulary

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Protocol
 from octavo.core.drafting import DraftProposer
 from octavo.runtime.capacity import RankLimits, RankSpec
 from octavo.runtime.verification import Acceptance
-from octavo.speculation.config import SpeculativeConfig
+from octavo.settings.speculation import SpeculativeConfig
 
 if TYPE_CHECKING:
     from octavo.models.config import ModelConfig

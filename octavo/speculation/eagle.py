@@ -29,7 +29,7 @@ from octavo.layers.norm import RMSNorm
 from octavo.layers.rope import RotaryEmbedding
 from octavo.models.config import ModelConfig
 from octavo.runtime.capacity import RankLimits
-from octavo.speculation.config import SpeculativeConfig
+from octavo.settings.speculation import SpeculativeConfig
 from octavo.speculation.drafters import Target
 from octavo.speculation.guess_tree import shape_of
 from octavo.speculation.head_folder import HeadFolder

@@ -20,8 +20,8 @@ from octavo.core.sampling_params import SamplingParams
 from octavo.runtime.capacity import RankLimits
 from octavo.runtime.forward import Forward
 from octavo.runtime.runner import Runner
+from octavo.settings.speculation import SpeculativeConfig
 from octavo.speculation.chains import ChainLimits, ChainProposer
-from octavo.speculation.config import SpeculativeConfig
 from octavo.speculation.draft_kv import TargetKV
 from octavo.speculation.drafters import Target
 

@@ -15,7 +15,7 @@ from octavo.base.fields import Fields
 from octavo.core.batch import Draft
 from octavo.core.drafting import Opening
 from octavo.core.sampling_params import MAX_DRAFT_TOKENS
-from octavo.speculation.config import SpeculativeConfig
+from octavo.settings.speculation import SpeculativeConfig
 
 # A further row costs a verification about as much as a tenth or a sixth of a step, so what is
 # accepted less often does not pay; heads are surer of themselves than they are right.

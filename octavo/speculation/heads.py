@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from octavo import hub
 from octavo.base.model_files import ModelFolder
-from octavo.speculation.config import SpeculativeConfig
+from octavo.settings.speculation import SpeculativeConfig
 from octavo.speculation.drafters import Drafter, Target
 from octavo.speculation.head_folder import HeadFolder
 

@@ -27,7 +27,7 @@ from octavo.layers.linear import Linear, LMHead
 from octavo.layers.module import Module
 from octavo.layers.norm import RMSNorm
 from octavo.runtime.capacity import RankLimits
-from octavo.speculation.config import SpeculativeConfig
+from octavo.settings.speculation import SpeculativeConfig
 from octavo.speculation.drafters import Target
 from octavo.speculation.guess_tree import GuessTree, Shape, drafts_of, min_probability_of
 from octavo.speculation.head_folder import HeadFolder

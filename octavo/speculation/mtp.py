@@ -38,7 +38,7 @@ from octavo.models.config import ModelConfig
 from octavo.models.decoder import DecoderForCausalLM
 from octavo.models.registry import ARCHITECTURES, family_of, model_class
 from octavo.runtime.capacity import RankLimits
-from octavo.speculation.config import SpeculativeConfig
+from octavo.settings.speculation import SpeculativeConfig
 from octavo.speculation.drafters import Target
 from octavo.speculation.guess_tree import Shape, min_probability_of
 from octavo.speculation.head_folder import CheckpointTensors

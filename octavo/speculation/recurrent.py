@@ -26,7 +26,7 @@ from octavo.layers.mlp import GatedMLP
 from octavo.layers.module import Module
 from octavo.layers.norm import RMSNorm
 from octavo.runtime.capacity import RankLimits
-from octavo.speculation.config import SpeculativeConfig
+from octavo.settings.speculation import SpeculativeConfig
 from octavo.speculation.drafters import Target
 from octavo.speculation.guess_tree import GuessTree, Shape, drafts_of, shape_of
 from octavo.speculation.head_folder import HeadFolder

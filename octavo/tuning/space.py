@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import starmap
 from typing import Any
 
-from octavo.config import EngineConfig
+from octavo.settings.engine import EngineConfig
 from octavo.system.machine import Cpu
 
 # What a step takes depends on these, so that each of their values is an engine to be measured.

@@ -1,6 +1,6 @@
 """Which requests are sent, and when: settings that a benchmark of a server and a simulation share.
 
-As with `octavo.config.EngineArgs`, the fields are the one owner of names, defaults and help texts.
+As with `EngineArgs`, the fields are the one owner of names, defaults and help texts.
 Names are those of ``vllm bench serve``.
 """
 

@@ -14,10 +14,10 @@ from octavo.calibration.run import _drift, _Pace, about, calibrate, profile_of, 
 from octavo.calibration.slowness import between, slowness_now
 from octavo.calibration.trials import Trial
 from octavo.calibration.validate import METRICS, TRACES, Row, cases, summary, validate
-from octavo.config import EngineArgs
 from octavo.cost.hardware import Device
 from octavo.cost.step_cost import StepFeatures
 from octavo.cost.work import Span, passes
+from octavo.settings.engine import EngineArgs
 from octavo.workload.datasets import random_requests
 
 DEVICE = Device(

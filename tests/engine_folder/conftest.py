@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from octavo.config import EngineArgs
 from octavo.engine_folder.writer import build_engine_folder
 from octavo.kernels.cpu import library
+from octavo.settings.engine import EngineArgs
 
 
 @pytest.fixture(autouse=True)

@@ -36,7 +36,7 @@ class Rows:
 @pytest.fixture(params=["reference", NATIVE])
 def engine(request, tiny_model):
     from octavo.build import load_engine
-    from octavo.config import EngineArgs
+    from octavo.settings.engine import EngineArgs
 
     args = EngineArgs(model=str(tiny_model), kernels=request.param, threads=1, num_blocks=8)
     engine = load_engine(args).text_engine.engine

@@ -11,7 +11,6 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from octavo.base.errors import ConfigError, ModelError, ModelFileError, UnsupportedModelError
-from octavo.config import EngineArgs
 from octavo.kernels.cpu import library
 from octavo.kernels.cpu.layout import ARITHMETIC
 from octavo.kernels.cpu.packed_weights import lay_out
@@ -27,6 +26,7 @@ from octavo.models.llama import LlamaForCausalLM
 from octavo.models.loader import load_model
 from octavo.quantization.base import StoredWeight
 from octavo.quantization.coded import CodedWeight
+from octavo.settings.engine import EngineArgs
 
 SIZES = {"hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4}
 GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 16, "sym": False, "desc_act": False}

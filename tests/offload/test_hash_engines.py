@@ -22,7 +22,7 @@ from octavo.executor.hashing import HashExecutor, expected_tokens
 from octavo.offload.disk_depot import DiskDepot
 from octavo.offload.folder import BlockFolder
 from octavo.offload.open_store import open_store
-from octavo.offload.settings import OffloadConfig
+from octavo.settings.kv_offload import OffloadConfig
 
 BLOCK, PLACES, POOL = 4, 12, 14
 VOCAB = 97

@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 
 from octavo.bench.offline.session import OfflineSession
-from octavo.config import EngineArgs
 from octavo.kernels.cpu import library
+from octavo.settings.engine import EngineArgs
 from octavo.workload.requests import WorkloadRequest
 
 NEEDS_NATIVE = "no native library was built"

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from tiny_heads import TARGET, VOCAB, true_states
 
-from octavo.config import CacheConfig, EngineConfig
 from octavo.core.batch import Draft
 from octavo.core.request import Request
 from octavo.core.sampling_params import SamplingParams
@@ -21,6 +20,7 @@ from octavo.models.loader import load_model
 from octavo.runtime.capacity import RankLimits, RankSpec
 from octavo.runtime.op_program import plan_step
 from octavo.runtime.rank import Rank
+from octavo.settings.engine import CacheConfig, EngineConfig
 from octavo.wiring import build_engine
 from tests.conftest import write_tiny_model
 

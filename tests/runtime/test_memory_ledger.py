@@ -12,7 +12,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from octavo.base.errors import ConfigError
-from octavo.config import EngineArgs, resolve
 from octavo.core.block_manager import BlockManager
 from octavo.core.engine import Engine
 from octavo.core.prefix_cache import RadixPrefixCache
@@ -37,6 +36,7 @@ from octavo.runtime.memory_ledger import (
     tokens_line,
 )
 from octavo.runtime.rank import Rank
+from octavo.settings.engine import EngineArgs, resolve
 
 MIB, GIB = 1 << 20, 1 << 30
 PLANNED = (activations_line(300 * MIB), tokens_line(128 * MIB), graphs_line(9))

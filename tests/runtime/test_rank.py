@@ -74,7 +74,8 @@ def test_capacity_needs_no_weights(tiny_model, kernels, kv_cache_dtype):
 
 
 def test_capacity_needs_no_torch():
-    code = "import octavo.runtime.capacity, octavo.config, sys; sys.exit('torch' in sys.modules)"
+    modules = "octavo.runtime.capacity, octavo.settings.engine"
+    code = f"import {modules}, sys; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 

@@ -12,7 +12,6 @@ import pytest
 from scripted_engine import READY, SILENCE, ScriptedLauncher
 
 from octavo.base.errors import ConfigError, EngineError, ModelNotFoundError
-from octavo.config import EngineArgs
 from octavo.server import run
 from octavo.server.api.openai import models
 from octavo.server.engine.generation import EngineState
@@ -20,6 +19,7 @@ from octavo.server.http.errors import HttpError
 from octavo.server.http.listener import listen
 from octavo.server.server import OctavoServer, model_name, without_a_key
 from octavo.server.settings import ServerSettings
+from octavo.settings.engine import EngineArgs
 
 
 def test_a_model_is_called_by_the_last_part_of_its_path(tmp_path, monkeypatch):

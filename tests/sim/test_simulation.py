@@ -20,11 +20,11 @@ from simulating import at_times, different_asks, fleet_spec, replica_spec
 
 from octavo.base.errors import ConfigError, EngineError
 from octavo.measure.concurrency import concurrency_curve
+from octavo.settings.speculation import SpeculativeConfig
 from octavo.sim.demand import Ask, asks_of_trace
 from octavo.sim.fleet import Disaggregation, FleetSpec
 from octavo.sim.outage import Outage
 from octavo.sim.simulation import simulate
-from octavo.speculation.config import SpeculativeConfig
 from octavo.workload.arrivals import arrival_times
 from octavo.workload.plan import LoadPlan
 from octavo.workload.traces import TraceEntry

@@ -13,7 +13,6 @@ from safetensors.torch import load_file, save_file
 
 from octavo import LLM, SamplingParams
 from octavo.base.errors import ConfigError, ModelError
-from octavo.config import CacheConfig, EngineConfig
 from octavo.core.request import Request
 from octavo.core.scheduler import SchedulerConfig
 from octavo.executor.faulty import FaultyScheduler, every
@@ -22,7 +21,8 @@ from octavo.kernels.cpu import library
 from octavo.models.loader import load_model
 from octavo.runtime.capacity import RankLimits, RankSpec
 from octavo.runtime.rank import Rank
-from octavo.speculation.config import SpeculativeConfig
+from octavo.settings.engine import CacheConfig, EngineConfig
+from octavo.settings.speculation import SpeculativeConfig
 from octavo.speculation.drafters import Target, open_drafter
 from octavo.wiring import build_engine
 

@@ -6,8 +6,8 @@ import pytest
 
 from octavo import LLM, SamplingParams
 from octavo.base.errors import ConfigError
-from octavo.config import EngineArgs
-from octavo.speculation.config import SpeculativeConfig
+from octavo.settings.engine import EngineArgs
+from octavo.settings.speculation import SpeculativeConfig
 
 PROMPT = [*b"to be or not to be, that is the question: to be or not"]
 # Few tokens to choose from, so that what comes has been there before.

@@ -12,7 +12,7 @@ from tiny_heads import requests
 
 from octavo.base.fields import Fields
 from octavo.core.drafting import Opening
-from octavo.speculation.config import SpeculativeConfig
+from octavo.settings.speculation import SpeculativeConfig
 from octavo.speculation.guess_tree import GuessTree, Shape, drafts_of, shape_of
 
 REQUEST = requests(1)[0]

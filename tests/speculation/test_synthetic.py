@@ -6,7 +6,7 @@ from octavo import LLM, SamplingParams
 from octavo.core.drafting import Opening
 from octavo.core.request import Request
 from octavo.runtime.acceptance import Synthetic, Typical
-from octavo.speculation.config import SpeculativeConfig
+from octavo.settings.speculation import SpeculativeConfig
 from octavo.speculation.drafters import acceptance_of
 from octavo.speculation.synthetic import SyntheticProposer
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from octavo.config import CacheConfig, EngineConfig
 from octavo.core.scheduler import SchedulerConfig
+from octavo.settings.engine import CacheConfig, EngineConfig
 from octavo.sim.demand import Ask
 from octavo.sim.fleet import FleetSpec
 from octavo.sim.replica import ReplicaSpec

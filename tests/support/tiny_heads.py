@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 
 from octavo.build import load_engine
-from octavo.config import EngineArgs
 from octavo.core.batch import Batch, Draft, ScheduledRequest
 from octavo.core.engine import Engine
 from octavo.core.request import Request
@@ -20,6 +19,7 @@ from octavo.core.sampling_params import SamplingParams
 from octavo.models.loader import load_model
 from octavo.runtime.capacity import RankLimits, RankSpec
 from octavo.runtime.rank import Rank
+from octavo.settings.engine import EngineArgs
 
 HIDDEN, VOCAB = 64, 260
 TARGET = {"hidden_size": HIDDEN, "num_attention_heads": 4, "num_hidden_layers": 4}

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from octavo.bench.offline.session import OfflineSession
-from octavo.config import EngineArgs
 from octavo.planner.slo import parse_slo
+from octavo.settings.engine import EngineArgs
 from octavo.tuning.live import LiveRuns, Measured, measure, within
 from octavo.tuning.outcome import Outcome
 from octavo.tuning.space import DEFAULTS

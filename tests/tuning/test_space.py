@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from octavo.config import CacheConfig, EngineConfig
 from octavo.core.scheduler import SchedulerConfig
+from octavo.settings.engine import CacheConfig, EngineConfig
 from octavo.system.machine import Cpu
 from octavo.tuning.space import (
     DEFAULTS,

@@ -12,8 +12,8 @@ from pathlib import Path
 from octavo.base.errors import BenchmarkError, OctavoError
 from octavo.bench.gpu.cases import CASES, Case, rehearsal
 from octavo.bench.gpu.run import Document, GpuRun
-from octavo.config import EngineArgs
 from octavo.measure.results import write_json
+from octavo.settings.engine import EngineArgs
 
 EPILOG = """\
 examples:

@@ -16,7 +16,7 @@ from octavo.bench.offline.ablation_workloads import (
     run_engine,
 )
 from octavo.bench.offline.session import OfflineSession
-from octavo.config import EngineArgs
+from octavo.settings.engine import EngineArgs
 from octavo.workload.requests import WorkloadRequest
 
 # Seats and tokens of KV that are enough for every workload here.

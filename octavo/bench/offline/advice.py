@@ -18,9 +18,9 @@ from typing import Any
 from octavo.base.errors import BenchmarkError, OctavoError
 from octavo.bench.offline.session import OfflineSession, RunTiming
 from octavo.bench.offline.spec import requests_of
-from octavo.config import EngineArgs
 from octavo.cost.prediction import Prediction
 from octavo.planner.advice import Advice, Trial
+from octavo.settings.engine import EngineArgs
 from octavo.system import machine
 from octavo.workload.datasets import random_requests
 from octavo.workload.requests import WorkloadRequest

@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from octavo.base.errors import BenchmarkError, QueueFullError
-from octavo.config import EngineArgs
 from octavo.core.sampling_params import SamplingParams
 from octavo.cost.live import live_rank_model
 from octavo.cost.rank_model import RankModel
 from octavo.cost.work import Span
+from octavo.settings.engine import EngineArgs
 from octavo.workload.requests import WorkloadRequest
 
 if TYPE_CHECKING:

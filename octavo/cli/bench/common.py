@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from octavo.base.errors import ConfigError
 from octavo.cli import terminal
 from octavo.cli.engine_flags import add_engine_flags, add_model_argument, engine_kwargs
-from octavo.config import EngineArgs
+from octavo.settings.engine import EngineArgs
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from octavo.cli import UsageError, terminal
 from octavo.cli.bench import common
 from octavo.cli.engine_flags import engine_kwargs
-from octavo.config import CPU_MAX_NUM_SEQS
+from octavo.settings.engine import CPU_MAX_NUM_SEQS
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

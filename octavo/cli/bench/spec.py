@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from octavo.base.errors import BenchmarkError, ConfigError, ModelError
 from octavo.cli import UsageError, terminal
 from octavo.cli.bench import common
-from octavo.config import CPU_MAX_NUM_SEQS
-from octavo.speculation.config import METHODS
+from octavo.settings.engine import CPU_MAX_NUM_SEQS
+from octavo.settings.speculation import METHODS
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -10,10 +10,10 @@ import subprocess
 import sys
 from typing import Any, Protocol
 
-from octavo.config import EngineArgs
 from octavo.server.engine.flight_record import FlightRecord
 from octavo.server.engine.wire import encode
 from octavo.server.settings import environment_without_keys
+from octavo.settings.engine import EngineArgs
 from octavo.system.machine import KILL
 
 # The module that is the engine's process.

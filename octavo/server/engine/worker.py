@@ -28,7 +28,6 @@ from typing import Any
 
 from octavo.base.errors import ENDINGS, EngineError, OctavoError, QueueFullError
 from octavo.build import LoadedEngine, load_engine
-from octavo.config import EngineArgs
 from octavo.core.close_look import CloseLook
 from octavo.core.engine import EngineStep
 from octavo.core.request import FinishReason
@@ -48,6 +47,7 @@ from octavo.server.engine.wire import (
     stats_to_list,
 )
 from octavo.server.log_lines import create_formatter
+from octavo.settings.engine import EngineArgs
 from octavo.system.machine import KILL, has_parent_death_signal, without_blas_threads
 from octavo.text_engine import SampleGroup, TextDelta, TextEngine, metrics_of
 

@@ -26,8 +26,8 @@ from octavo.bench.offline.ablation_workloads import (
     run_without_kv_cache,
 )
 from octavo.bench.offline.session import OfflineSession
-from octavo.config import EngineArgs
 from octavo.measure.statistics import Spread
+from octavo.settings.engine import EngineArgs
 
 ROOM = Room(vocab_size=256, context=256)
 NAMES = [ablation.name for ablation in ABLATIONS]

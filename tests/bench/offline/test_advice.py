@@ -17,9 +17,9 @@ from octavo.bench.offline.advice import (
     unforeseen,
 )
 from octavo.bench.offline.session import RunTiming
-from octavo.config import EngineArgs
 from octavo.core.stats import RequestStats
 from octavo.planner.advice import Advice, Trial
+from octavo.settings.engine import EngineArgs
 
 LOAD = Load(count=2, input_len=40, output_len=8)
 

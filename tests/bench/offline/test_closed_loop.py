@@ -8,7 +8,7 @@ from octavo.base.errors import BenchmarkError, RequestError
 from octavo.bench.offline import closed_loop
 from octavo.bench.offline.closed_loop import run_closed_loop, staggered
 from octavo.bench.offline.session import OfflineSession
-from octavo.config import EngineArgs
+from octavo.settings.engine import EngineArgs
 from octavo.workload.datasets import random_requests
 
 

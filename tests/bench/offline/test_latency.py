@@ -12,8 +12,8 @@ from octavo.bench.noise import Probe
 from octavo.bench.offline import latency
 from octavo.bench.offline.latency import LatencyPlan, measure_latency
 from octavo.bench.offline.session import OfflineSession, RunTiming, StepTiming
-from octavo.config import EngineArgs
 from octavo.core.stats import RequestStats
+from octavo.settings.engine import EngineArgs
 
 
 @pytest.fixture(autouse=True)

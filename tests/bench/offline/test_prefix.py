@@ -11,8 +11,8 @@ from octavo.bench.offline.prefix import (
     measure_prefix,
 )
 from octavo.bench.offline.session import OfflineSession
-from octavo.config import EngineArgs
 from octavo.measure.statistics import Spread
+from octavo.settings.engine import EngineArgs
 
 
 def answer(ttft, cached=0, tokens=(1, 2), e2e=None):

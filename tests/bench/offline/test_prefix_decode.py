@@ -13,7 +13,7 @@ from octavo.bench.offline.prefix_decode import (
     measure_prefix_decode,
 )
 from octavo.bench.offline.session import OfflineSession
-from octavo.config import EngineArgs
+from octavo.settings.engine import EngineArgs
 
 
 def run(seconds: float, tokens: list[int]) -> DecodeRun:

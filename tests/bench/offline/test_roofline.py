@@ -12,7 +12,6 @@ from safetensors.torch import load_file, save_file
 from octavo.bench.offline import roofline
 from octavo.bench.offline.roofline import Ceilings, WeightKind, place
 from octavo.bench.offline.session import OfflineSession, StepTiming
-from octavo.config import EngineArgs
 from octavo.core.executor import NoModel
 from octavo.cost.live import live_rank_model
 from octavo.cost.rank_model import AttentionOp, MatrixOp, RankModel
@@ -21,6 +20,7 @@ from octavo.kernels.cpu.library import runnable
 from octavo.models import footprint
 from octavo.models.checkpoint import open_checkpoint
 from octavo.models.footprint import Matrix
+from octavo.settings.engine import EngineArgs
 from octavo.workload.requests import WorkloadRequest
 
 MODEL = RankModel(

@@ -6,8 +6,8 @@ import pytest
 
 from octavo.base.errors import PromptTooLongError
 from octavo.bench.offline.session import OfflineSession, RunTiming, StepTiming
-from octavo.config import EngineArgs
 from octavo.core.stats import RequestStats
+from octavo.settings.engine import EngineArgs
 from octavo.workload.requests import WorkloadRequest
 
 

@@ -21,10 +21,10 @@ from octavo.bench.offline.spec import (
     requests_of,
 )
 from octavo.bench.spec_prompts import PROMPTS
-from octavo.config import EngineArgs
 from octavo.core.batch import Draft
 from octavo.core.stats import DraftStats
 from octavo.measure.statistics import Spread
+from octavo.settings.engine import EngineArgs
 from octavo.speculation.drafters import DraftFree
 
 TIMES = StepTimes({1: 0.010, 2: 0.011, 4: 0.012, 8: 0.020})

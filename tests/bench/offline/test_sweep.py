@@ -23,9 +23,9 @@ from octavo.bench.offline.sweep import (
     to_csv,
 )
 from octavo.bench.serving.http_client import HttpClient
-from octavo.config import EngineArgs
 from octavo.measure.request_record import RequestRecord
 from octavo.measure.statistics import Spread
+from octavo.settings.engine import EngineArgs
 
 
 def sample(concurrency, tps=100.0, ttft=0.1, tpot=0.01, e2e=1.0, **changes):

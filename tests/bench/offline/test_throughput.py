@@ -16,8 +16,8 @@ from octavo.bench.offline.throughput import (
     find_requests,
     measure_throughput,
 )
-from octavo.config import EngineArgs
 from octavo.core.stats import RequestStats
+from octavo.settings.engine import EngineArgs
 
 
 @pytest.fixture(autouse=True)

@@ -7,13 +7,13 @@ import math
 import numpy as np
 import pytest
 
-from octavo.config import EngineArgs
 from octavo.kernels.cpu.activations import ACTIVATIONS, DEFAULT, round_activations
 from octavo.kernels.fusion import Check, Head, Linear, Norm, Phase, Segment
 from octavo.kernels.recorder import Tape, Value
 from octavo.quantization.base import StoredWeight
 from octavo.quantization.ggml_types import GGMLType
 from octavo.runtime.capacity import RankSpec, kv_dtype_of
+from octavo.settings.engine import EngineArgs
 
 
 def step() -> list[Phase]:

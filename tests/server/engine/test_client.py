@@ -24,7 +24,6 @@ from octavo.base.errors import (
     QuarantinedError,
     QueueFullError,
 )
-from octavo.config import CacheConfig, EngineConfig
 from octavo.core.limits import QueueLimits
 from octavo.core.sampling_params import SamplingParams
 from octavo.core.scheduler import SchedulerConfig
@@ -44,6 +43,7 @@ from octavo.server.engine.generation import (
 from octavo.server.engine.unread import UnreadMemory
 from octavo.server.engine.wire import Decoder, encode
 from octavo.server.engine.worker import EngineLoop
+from octavo.settings.engine import CacheConfig, EngineConfig
 from octavo.text_engine import TextEngine
 from octavo.wiring import build_engine
 

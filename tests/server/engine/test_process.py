@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from octavo.config import EngineArgs
 from octavo.server.engine import process
 from octavo.server.engine.process import EngineProcess, ProcessLauncher
+from octavo.settings.engine import EngineArgs
 
 # A server that has launched an engine and knows no more than that it loads.
 SERVER = """

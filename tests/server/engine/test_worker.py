@@ -12,7 +12,6 @@ from types import SimpleNamespace
 import pytest
 
 from octavo.base.errors import EngineError, QueueFullError
-from octavo.config import EngineArgs
 from octavo.core import close_look
 from octavo.core.executor import FailedStep
 from octavo.core.sampling_params import SamplingParams
@@ -22,6 +21,7 @@ from octavo.server.engine import worker
 from octavo.server.engine.flight_record import FlightRecord
 from octavo.server.engine.wire import encode
 from octavo.server.engine.worker import EngineLoop
+from octavo.settings.engine import EngineArgs
 
 RAISE = 96  # prompts with this token end with an error
 

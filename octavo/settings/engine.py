@@ -23,10 +23,10 @@ from octavo.core.scheduler import SchedulerConfig
 from octavo.core.sight import DEFAULT_SINKS, SightRules
 from octavo.core.state_slots import least_slots, slots_per_request
 from octavo.models.kv_groups import KVGroups
-from octavo.offload.settings import SHELF_TOKENS, OffloadConfig, shelf_blocks
 from octavo.runtime.capacity import Capacity
-from octavo.speculation.config import METHODS, SpeculativeConfig
-from octavo.vllm_settings import translated
+from octavo.settings.kv_offload import SHELF_TOKENS, OffloadConfig, shelf_blocks
+from octavo.settings.speculation import METHODS, SpeculativeConfig
+from octavo.settings.vllm_compat import translated
 
 GIB = 2**30
 # Where the user says nothing. On a CPU, more rows at once are no faster, take more memory, and make

@@ -10,9 +10,9 @@ import pytest
 from kv_layers import kv_layers
 
 from octavo.base.errors import ConfigError
-from octavo.config import Capacity, EngineArgs, parse_bytes, resolve
 from octavo.models.kv_groups import KVGroups, group_layers
-from octavo.vllm_settings import NOT_THERE
+from octavo.settings.engine import Capacity, EngineArgs, parse_bytes, resolve
+from octavo.settings.vllm_compat import NOT_THERE
 
 CPU = Capacity("cpu", "float32", 1024, 100, kv_memory_bytes=10**9, kv_dtype="float32")
 
