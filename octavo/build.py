@@ -13,7 +13,6 @@ from octavo import __version__, hub
 from octavo.base.errors import ConfigError, MissingPackageError
 from octavo.base.gc_pause import no_collections
 from octavo.base.optional_deps import need_torch
-from octavo.open_model import notes_folder, open_source
 from octavo.runtime.capacity import Capacity, RankLimits, RankSpec
 from octavo.settings.engine import (
     EngineArgs,
@@ -23,6 +22,7 @@ from octavo.settings.engine import (
     is_gpu,
     resolve,
 )
+from octavo.sources.open import notes_folder, open_source
 from octavo.speculation.drafters import Drafter, Target, acceptance_of, open_drafter
 from octavo.system.machine import has_gpu_driver, keep_openmp_patient
 from octavo.text_engine import TextEngine

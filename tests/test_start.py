@@ -102,8 +102,8 @@ def tiny_gguf(tiny_model, tmp_path_factory) -> Path:
 @pytest.fixture(scope="module")
 def tiny_engine(tiny_gguf, tmp_path_factory) -> Path:
     """The tiny GGUF as an engine folder."""
-    from octavo.engine_folder.writer import build_engine_folder
     from octavo.settings.engine import EngineArgs
+    from octavo.sources.engine_folder.writer import build_engine_folder
 
     out = tmp_path_factory.mktemp("engines") / "tiny-engine"
     build_engine_folder(EngineArgs.from_kwargs(str(tiny_gguf)), out)

@@ -1,1 +1,1 @@
-"""What every part of octavo may use: errors, typed fields of foreign files, atomic files, options."""
+"""What every part may use: errors, typed fields of foreign files, atomic files, options."""

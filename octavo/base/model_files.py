@@ -16,7 +16,7 @@ from typing import Any
 
 from octavo.base.errors import ModelFileError
 
-# What makes a folder an engine folder; see `octavo.engine_folder`.
+# What makes a folder an engine folder; see `octavo.sources.engine_folder`.
 ENGINE_MANIFEST = "octavo.json"
 
 # The index of the largest checkpoints is of a few MB.

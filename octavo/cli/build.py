@@ -11,7 +11,7 @@ from octavo.cli.engine_flags import add_engine_flags, engine_kwargs
 from octavo.settings.engine import EngineArgs
 
 if TYPE_CHECKING:
-    from octavo.engine_folder.writer import BuiltFolder
+    from octavo.sources.engine_folder.writer import BuiltFolder
 
 EXAMPLES = """\
 OUT gets the weights as the native CPU kernels read them, whatever the processor, the recorded
@@ -41,8 +41,8 @@ def run(args: argparse.Namespace) -> int:
     settings = EngineArgs.from_kwargs(args.model, **engine_kwargs(args))
     terminal.resolve(args.model)
     with terminal.spinner("starting"):
-        from octavo.engine_folder.writer import build_engine_folder
-        from octavo.open_model import notes_folder
+        from octavo.sources.engine_folder.writer import build_engine_folder
+        from octavo.sources.open import notes_folder
     with terminal.progress_bar("packing", args.model) as progress:
         built = build_engine_folder(settings, Path(args.out), notes_folder(), progress)
     if args.json:

@@ -159,8 +159,8 @@ def run(args: argparse.Namespace) -> int:
     path = terminal.resolve(args.model)
     with terminal.spinner("starting"):
         from octavo.models.checkpoint import open_checkpoint
-        from octavo.open_model import load_tokenizer
         from octavo.quantization.produce.job import make
+        from octavo.sources.open import load_tokenizer
     if args.compare is None:
         plan = [(Path(args.out), wanted_of(args, args.method))]
     else:

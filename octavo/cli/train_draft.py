@@ -74,7 +74,7 @@ def run(args: argparse.Namespace) -> int:
     path = terminal.resolve(args.model)
     with terminal.spinner("starting"):
         from octavo.models.checkpoint import open_checkpoint
-        from octavo.open_model import load_tokenizer
+        from octavo.sources.open import load_tokenizer
         from octavo.speculation.training.job import train_draft
     wanted = _wanted(args)
     checkpoint, tokenizer = open_checkpoint(path), load_tokenizer(path)

@@ -156,7 +156,7 @@ def _asks(question: Question, engines: SimulatedEngines) -> Sequence[Ask]:
 
 def _tokenizer(question: Question) -> Tokenizer:
     from octavo import hub
-    from octavo.open_model import load_tokenizer
+    from octavo.sources.open import load_tokenizer
 
     return load_tokenizer(hub.resolve(question.model))
 

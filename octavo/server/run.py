@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING
 
 from octavo import hub
 from octavo.base.errors import ConfigError
-from octavo.open_model import open_source
 from octavo.server.engine.process import ProcessLauncher
 from octavo.server.http.listener import listen
 from octavo.server.settings import STOP_SIGNALS, ServerSettings
 from octavo.server.watch.logs import configure_logging
 from octavo.settings.engine import EngineArgs
+from octavo.sources.open import open_source
 from octavo.system import machine
 
 if TYPE_CHECKING:

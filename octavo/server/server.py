@@ -21,7 +21,6 @@ import uvicorn
 
 from octavo.base.errors import ConfigError, EngineUnavailableError, OctavoError
 from octavo.core.limits import QueueLimits
-from octavo.open_model import load_tokenizer
 from octavo.server.api.prompts import PromptRenderer
 from octavo.server.api.service import ANY_NAME, Service
 from octavo.server.app import create_server_app
@@ -44,6 +43,7 @@ from octavo.server.watch.observers import Observers
 from octavo.server.watch.status import StatusLine
 from octavo.server.watch.step_stream import StepStream
 from octavo.settings.engine import EngineArgs, parse_bytes
+from octavo.sources.open import load_tokenizer
 from octavo.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:

@@ -9,9 +9,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from octavo import hub
-from octavo.open_model import open_source
 from octavo.runtime.capacity import RankLimits
 from octavo.settings.speculation import SpeculativeConfig
+from octavo.sources.open import open_source
 from octavo.speculation.chains import ChainLimits, ChainProposer
 from octavo.speculation.draft_kv import DraftKV
 from octavo.speculation.drafters import Target

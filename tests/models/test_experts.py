@@ -26,13 +26,13 @@ from octavo.models.gguf_export import export_gguf
 from octavo.models.hf_writer import write_hf_folder
 from octavo.models.inspection import inspect_model
 from octavo.models.loader import load_model
-from octavo.open_model import load_tokenizer
 from octavo.quantization.ggml_types import GGMLType
 from octavo.quantization.levels import E2M1
 from octavo.quantization.produce.job import make
 from octavo.quantization.produce.recipes import Wanted
 from octavo.runtime.capacity import RankSpec
 from octavo.runtime.rank import Rank
+from octavo.sources.open import load_tokenizer
 
 # Of float32 sums in another order; where logits of two experts are nearly equal, more would differ.
 TOLERANCE, NATIVE_TOLERANCE = 1e-4, 1e-3

@@ -21,11 +21,11 @@ from octavo.models.gguf import GGUFFile
 from octavo.models.gguf_export import export_gguf
 from octavo.models.gguf_writer import TensorToWrite, write_gguf
 from octavo.models.hf_writer import write_hf_folder
-from octavo.open_model import load_tokenizer
 from octavo.quantization.ggml_types import GGMLType
 from octavo.quantization.gguf_mixes import MIXES
 from octavo.quantization.produce.job import make
 from octavo.quantization.produce.recipes import Wanted
+from octavo.sources.open import load_tokenizer
 
 F32_TOLERANCE, NATIVE_TOLERANCE = 1e-4, 1e-3
 PROMPTS = [list(range(3, 50)), [5, 6]]

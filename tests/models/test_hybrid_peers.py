@@ -12,9 +12,9 @@ from tiny_hybrids import GGUF_CASES, make_model
 
 from octavo.models.checkpoint import open_checkpoint
 from octavo.models.gguf_export import export_gguf
-from octavo.open_model import load_tokenizer
 from octavo.quality.windows import cut, tokenize
 from octavo.quantization.ggml_types import GGMLType
+from octavo.sources.open import load_tokenizer
 from octavo.text.tokenizer_json import tokenizer_files
 
 CTX, NUM_WINDOWS = 128, 2

@@ -18,7 +18,6 @@ from octavo.kernels.cuda.attention_plan import Gpu
 from octavo.kernels.cuda.packing import pack
 from octavo.kernels.cuda.ways import Conditions, multiplied_as
 from octavo.layers.module import named_parameters
-from octavo.model_source import CheckpointSource
 from octavo.models.checkpoint import open_checkpoint
 from octavo.models.config import ModelConfig
 from octavo.models.footprint import as_stored, checkpoint_bytes, packed, shapes, weight_types
@@ -27,6 +26,7 @@ from octavo.models.loader import load_model
 from octavo.quantization.base import StoredWeight
 from octavo.quantization.coded import CodedWeight
 from octavo.settings.engine import EngineArgs
+from octavo.sources.checkpoint import CheckpointSource
 
 SIZES = {"hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4}
 GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 16, "sym": False, "desc_act": False}

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 
 from octavo import LLM, SamplingParams
-from octavo.engine_folder.writer import build_engine_folder
 from octavo.kernels.cpu import library
 from octavo.models.loader import load_config
 from octavo.runtime.backends import why_not_native
 from octavo.runtime.capacity import RankSpec
 from octavo.settings.engine import EngineArgs
+from octavo.sources.engine_folder.writer import build_engine_folder
 from tests.conftest import write_calm_model
 
 pytestmark = pytest.mark.skipif(not library.runnable(), reason="no native library was built")

@@ -12,13 +12,13 @@ from safetensors.torch import load_file, save_file
 
 from octavo import LLM, SamplingParams
 from octavo.base.errors import ConfigError
-from octavo.engine_folder.writer import build_engine_folder
 from octavo.kernels.cpu import library
 from octavo.models.loader import load_model
-from octavo.open_model import open_source
 from octavo.runtime.capacity import RankLimits, RankSpec
 from octavo.runtime.rank import Rank
 from octavo.settings.engine import EngineArgs
+from octavo.sources.engine_folder.writer import build_engine_folder
+from octavo.sources.open import open_source
 from octavo.speculation.early_exit import Exit, Rehearsal, candidates
 
 BACKENDS = ["reference", "fused"]

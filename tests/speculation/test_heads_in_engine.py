@@ -7,10 +7,10 @@ from tiny_heads import TARGET, engine_of, requests, run, save_head
 
 from octavo.core.request import Request
 from octavo.core.sampling_params import SamplingParams
-from octavo.engine_folder.writer import build_engine_folder
 from octavo.executor.faulty import FaultyScheduler, every
 from octavo.kernels.cpu import library
 from octavo.settings.engine import EngineArgs
+from octavo.sources.engine_folder.writer import build_engine_folder
 from octavo.speculation.head_program import HeadProgram, Runs
 from tests.conftest import write_tiny_model
 from tests.speculation import test_eagle, test_medusa, test_recurrent

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from octavo.models.checkpoint import open_checkpoint
-from octavo.open_model import load_tokenizer
+from octavo.sources.open import load_tokenizer
 from octavo.speculation.training.data import Ask
 from octavo.speculation.training.job import Made, Wanted, train_draft
 

@@ -249,7 +249,7 @@ def _installed(name: str) -> str | None:
 
 
 def _load_tokenizer(name: str) -> Tokenizer:
-    from octavo.open_model import load_tokenizer
+    from octavo.sources.open import load_tokenizer
 
     return load_tokenizer(hub.resolve(name))
 

@@ -134,7 +134,7 @@ def _sweep_server(args: argparse.Namespace) -> int:
     from octavo.bench.record import Recorder
     from octavo.bench.serving.endpoint import server_url
     from octavo.bench.serving.http_client import HttpClient
-    from octavo.open_model import load_tokenizer
+    from octavo.sources.open import load_tokenizer
 
     vocab_size = load_tokenizer(terminal.resolve(args.model)).vocab_size
     key = os.environ.get("OPENAI_API_KEY")

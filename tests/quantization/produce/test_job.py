@@ -18,12 +18,12 @@ from octavo.kernels.cpu import library
 from octavo.models.checkpoint import open_checkpoint
 from octavo.models.gguf_export import export_gguf
 from octavo.models.loader import load_model
-from octavo.open_model import load_tokenizer
 from octavo.quantization.ggml_types import GGMLType
 from octavo.quantization.produce import job as job_module
 from octavo.quantization.produce.job import make
 from octavo.quantization.produce.observers import LayerwiseModel
 from octavo.quantization.produce.recipes import METHODS, Wanted
+from octavo.sources.open import load_tokenizer
 from tests.conftest import write_calm_model, write_tiny_model
 
 pytestmark = pytest.mark.usefixtures("few_steps")

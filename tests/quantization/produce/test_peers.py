@@ -22,13 +22,13 @@ from octavo.bench.peers.contenders import Settings, vllm_environment
 from octavo.build import load_engine
 from octavo.kernels.cpu import library
 from octavo.models.checkpoint import open_checkpoint
-from octavo.open_model import load_tokenizer
 from octavo.quality.perplexity import engine_args, score_windows
 from octavo.quality.report import built_in_text
 from octavo.quality.windows import Windows, cut, tokenize
 from octavo.quantization.ggml_types import GGMLType
 from octavo.quantization.produce.job import make
 from octavo.quantization.produce.recipes import Wanted
+from octavo.sources.open import load_tokenizer
 from octavo.system.machine import cpu
 
 ROOT = Path(__file__).parents[3]

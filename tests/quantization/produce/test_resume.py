@@ -9,13 +9,13 @@ import torch
 
 from octavo.base.errors import ModelFileError
 from octavo.models.checkpoint import open_checkpoint
-from octavo.open_model import load_tokenizer
 from octavo.quantization.produce import job, pipeline
 from octavo.quantization.produce.grid import quantize_to_nearest
 from octavo.quantization.produce.job import make
 from octavo.quantization.produce.recipes import Wanted
 from octavo.quantization.produce.resume import KeptMatrices
 from octavo.quantization.produce.scheme import Scheme
+from octavo.sources.open import load_tokenizer
 from tests.conftest import write_tiny_model
 
 pytestmark = pytest.mark.usefixtures("few_steps")

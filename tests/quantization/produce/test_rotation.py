@@ -18,12 +18,12 @@ from octavo.models.gguf_export import export_gguf
 from octavo.models.hf_writer import write_hf_folder
 from octavo.models.loader import load_checkpoint, load_model
 from octavo.models.parameters import Parameters
-from octavo.open_model import load_tokenizer
 from octavo.quantization.ggml_types import GGMLType
 from octavo.quantization.produce.job import make
 from octavo.quantization.produce.observers import LayerwiseModel
 from octavo.quantization.produce.recipes import Wanted
 from octavo.quantization.produce.rotation import RotatedCheckpoint
+from octavo.sources.open import load_tokenizer
 from tests.conftest import write_byte_tokenizer, write_tiny_model
 
 PROMPT = torch.arange(3, 60) * 37 % 199

@@ -16,7 +16,6 @@ from octavo.models.config import ModelConfig
 from octavo.models.loader import load_model
 from octavo.models.parameters import Parameters
 from octavo.models.registry import model_class
-from octavo.open_model import load_tokenizer
 from octavo.quantization.produce.awq import AWQ
 from octavo.quantization.produce.grid import quantize_to_nearest
 from octavo.quantization.produce.job import make
@@ -26,6 +25,7 @@ from octavo.quantization.produce.recipes import Wanted
 from octavo.quantization.produce.scaling import Linears, Scaling, centred, find_scales
 from octavo.quantization.produce.scheme import Scheme
 from octavo.quantization.produce.smoothquant import SMOOTHQUANT, round_tokens
+from octavo.sources.open import load_tokenizer
 from tests.conftest import write_byte_tokenizer
 
 SIZES = {

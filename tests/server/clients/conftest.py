@@ -86,6 +86,6 @@ def tiny_server(start_server, tiny_model, tmp_path_factory) -> LiveServer:
 
 @pytest.fixture(scope="session")
 def tokenizer(smollm2_gguf):
-    from octavo.open_model import load_tokenizer
+    from octavo.sources.open import load_tokenizer
 
     return load_tokenizer(smollm2_gguf)

@@ -11,9 +11,9 @@ import pytest
 
 from octavo.base.errors import ConfigError, MissingPackageError, ModelError
 from octavo.base.model_files import ENGINE_MANIFEST
-from octavo.engine_folder import writer
-from octavo.engine_folder.writer import build_engine_folder
 from octavo.settings.engine import EngineArgs
+from octavo.sources.engine_folder import writer
+from octavo.sources.engine_folder.writer import build_engine_folder
 
 
 def args(model: Path, **settings) -> EngineArgs:

@@ -7,9 +7,9 @@ import pytest
 from octavo import LLM
 from octavo.base.errors import ConfigError
 from octavo.build import load_engine
-from octavo.engine_folder.folder import EngineFolder
-from octavo.engine_folder.writer import build_engine_folder
 from octavo.settings.engine import EngineArgs
+from octavo.sources.engine_folder.folder import EngineFolder
+from octavo.sources.engine_folder.writer import build_engine_folder
 
 
 @pytest.fixture(scope="module")

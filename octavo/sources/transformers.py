@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from octavo.base.errors import ConfigError
 from octavo.base.model_files import ModelFolder
 from octavo.base.optional_deps import has_transformers, need_transformers
-from octavo.model_source import Progress
+from octavo.sources.source import Progress
 
 if TYPE_CHECKING:
     from octavo.models.config import ModelConfig

@@ -13,7 +13,7 @@ import pytest
 
 from octavo.base.errors import ModelFileError
 from octavo.base.fields import Fields
-from octavo.engine_folder.plain_data import read_dataclass
+from octavo.sources.engine_folder.plain_data import read_dataclass
 
 
 @dataclass(frozen=True, slots=True)

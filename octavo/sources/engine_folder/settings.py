@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from octavo.base.errors import ConfigError
-from octavo.engine_folder.manifest import Manifest
 from octavo.settings.engine import EngineArgs
+from octavo.sources.engine_folder.manifest import Manifest
 
 LIMITS = ("max_model_len", "max_num_seqs", "max_num_batched_tokens")
 # The same for all engine folders of a model.

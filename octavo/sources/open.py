@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 from octavo import hub
 from octavo.base.gc_pause import no_collections
 from octavo.base.model_files import is_engine_folder
-from octavo.model_source import CheckpointSource, ModelSource
-from octavo.transformers_source import TransformersSource, is_for_transformers
+from octavo.sources.checkpoint import CheckpointSource
+from octavo.sources.source import ModelSource
+from octavo.sources.transformers import TransformersSource, is_for_transformers
 
 if TYPE_CHECKING:
     from octavo.text.tokenizer import Tokenizer
@@ -22,7 +23,7 @@ def open_source(path: Path, model_impl: str = "octavo") -> ModelSource:
     transformers for a family that octavo has not, if it is installed.
     """
     if is_engine_folder(path):
-        from octavo.engine_folder.folder import EngineFolder
+        from octavo.sources.engine_folder.folder import EngineFolder
 
         return EngineFolder(path, notes_folder())
     if model_impl == "transformers" or (model_impl == "auto" and is_for_transformers(path)):

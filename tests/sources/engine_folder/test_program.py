@@ -13,8 +13,6 @@ import pytest
 
 from octavo.base.errors import ModelFileError
 from octavo.base.fields import Fields
-from octavo.engine_folder.model_config import config_json, read_config
-from octavo.engine_folder.program import Constants, program_json, read_program
 from octavo.kernels.cpu import abi, library
 from octavo.kernels.cpu.library import Pool
 from octavo.kernels.cpu.packed_weights import PackedWeights, lay_out, pack_all
@@ -26,6 +24,8 @@ from octavo.models.registry import model_class
 from octavo.quantization.base import StoredWeight, Weight
 from octavo.quantization.ggml_types import GGMLType
 from octavo.runtime.op_program import NativeModel, plan_step
+from octavo.sources.engine_folder.model_config import config_json, read_config
+from octavo.sources.engine_folder.program import Constants, program_json, read_program
 
 MAX_TOKENS = 5
 BLOCK_BYTES = 1 << 20

@@ -9,11 +9,11 @@ import numpy as np
 
 from octavo.base.errors import ModelFileError
 from octavo.base.fields import Fields
-from octavo.engine_folder.plain_data import read_dataclass
 from octavo.layers.rope import inverse_frequencies
 from octavo.layers.rope_config import RopeConfig
 from octavo.models.config import MAX_LAYERS, MAX_POSITION, ModelConfig, sampling_defaults
 from octavo.models.registry import check_architecture
+from octavo.sources.engine_folder.plain_data import read_dataclass
 
 # What a model may recommend; see config_hf.py and config_gguf.py.
 _RECOMMENDED = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")

@@ -19,11 +19,11 @@ from hypothesis import strategies as st
 
 from octavo.base.errors import OctavoError
 from octavo.base.model_files import ENGINE_MANIFEST
-from octavo.engine_folder.folder import EngineFolder
 from octavo.kernels.cpu import abi
 from octavo.kernels.cpu.layout import packed_bytes
 from octavo.runtime.capacity import RankLimits, RankSpec
 from octavo.settings.engine import EngineArgs
+from octavo.sources.engine_folder.folder import EngineFolder
 
 MAX_TOKENS = 7
 EXTREMES = [

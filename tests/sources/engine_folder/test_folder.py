@@ -17,12 +17,12 @@ from octavo import LLM, SamplingParams
 from octavo.base.errors import ConfigError, ModelError, ModelFileError, UnsupportedModelError
 from octavo.base.model_files import ENGINE_MANIFEST
 from octavo.build import load_engine
-from octavo.engine_folder import folder as folder_module
-from octavo.engine_folder.folder import EngineFolder
-from octavo.engine_folder.manifest import CONSTANTS_FILE, WEIGHTS_FILE
-from octavo.engine_folder.writer import build_engine_folder
 from octavo.runtime.capacity import RankSpec
 from octavo.settings.engine import EngineArgs
+from octavo.sources.engine_folder import folder as folder_module
+from octavo.sources.engine_folder.folder import EngineFolder
+from octavo.sources.engine_folder.manifest import CONSTANTS_FILE, WEIGHTS_FILE
+from octavo.sources.engine_folder.writer import build_engine_folder
 
 PROMPTS = ["Hello, this is", "The sea", "x" * 70]
 WAYS = (

@@ -21,8 +21,6 @@ from typing import Any
 import numpy as np
 
 from octavo.base.fields import Fields
-from octavo.engine_folder.plain_data import read_dataclass
-from octavo.engine_folder.recurrence import RecurrenceReader, recurrence_json
 from octavo.kernels.fusion import (
     ALONE,
     MAX_SEGMENTS,
@@ -49,6 +47,8 @@ from octavo.models.config import ModelConfig
 from octavo.quantization.base import StoredWeight
 from octavo.quantization.ggml_types import GGMLType
 from octavo.runtime.op_program import StepPlan
+from octavo.sources.engine_folder.plain_data import read_dataclass
+from octavo.sources.engine_folder.recurrence import RecurrenceReader, recurrence_json
 
 GATES = ("silu", "gelu_tanh", "gelu_erf")
 # Rows by what they take.

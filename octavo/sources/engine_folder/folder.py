@@ -12,17 +12,6 @@ import numpy as np
 from octavo.base.errors import ConfigError, EngineError, ModelFileError
 from octavo.base.fields import Fields
 from octavo.base.model_files import ModelFolder
-from octavo.engine_folder import tokenizer_files
-from octavo.engine_folder.manifest import (
-    CONSTANTS_FILE,
-    WEIGHTS_FILE,
-    FolderFile,
-    Manifest,
-    contents,
-)
-from octavo.engine_folder.model_config import read_config
-from octavo.engine_folder.program import read_program
-from octavo.engine_folder.settings import settings_of
 from octavo.kernels.cpu import abi
 from octavo.kernels.cpu.library import Library, Pool, report_bus_errors
 from octavo.kernels.cpu.packed_weights import PackedWeights
@@ -34,6 +23,17 @@ from octavo.runtime.capacity import RankSpec
 from octavo.runtime.op_program import NativeModel
 from octavo.runtime.rank import Rank
 from octavo.settings.engine import EngineArgs
+from octavo.sources.engine_folder import tokenizer_files
+from octavo.sources.engine_folder.manifest import (
+    CONSTANTS_FILE,
+    WEIGHTS_FILE,
+    FolderFile,
+    Manifest,
+    contents,
+)
+from octavo.sources.engine_folder.model_config import read_config
+from octavo.sources.engine_folder.program import read_program
+from octavo.sources.engine_folder.settings import settings_of
 from octavo.text.tokenizer import Tokenizer
 
 _MAX_INT32 = (1 << 31) - 1

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from octavo.engine_folder.writer import build_engine_folder
 from octavo.kernels.cpu import library
 from octavo.settings.engine import EngineArgs
+from octavo.sources.engine_folder.writer import build_engine_folder
 
 
 @pytest.fixture(autouse=True)

@@ -11,8 +11,8 @@ import pytest
 from octavo import hub
 from octavo.base.errors import ModelFileError
 from octavo.base.model_files import ModelFolder
-from octavo.engine_folder.tokenizer_files import copy_files, load, write_metadata
 from octavo.models.gguf import GGUFFile
+from octavo.sources.engine_folder.tokenizer_files import copy_files, load, write_metadata
 from octavo.text.tokenizer import Tokenizer
 
 TEXTS = [

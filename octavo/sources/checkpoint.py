@@ -1,17 +1,14 @@
-"""What a model argument leads to, once it is a path, and what can be asked of it.
-
-A checkpoint is here; an engine folder is the other kind (`octavo.engine_folder.folder`).
-`octavo.open_model.open_source` tells them apart.
-"""
+"""A checkpoint as a ``ModelSource``: a Hugging Face folder, or a GGUF file."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from octavo.base.errors import ConfigError
+from octavo.sources.source import Progress
 
 if TYPE_CHECKING:
     from octavo.models.checkpoint import Checkpoint
@@ -20,27 +17,6 @@ if TYPE_CHECKING:
     from octavo.runtime.rank import Rank
     from octavo.settings.engine import EngineArgs
     from octavo.text.tokenizer import Tokenizer
-
-Progress = Callable[[int, int], None]
-
-
-class ModelSource(Protocol):
-    """A model that can be started. What is wrong with its files is a ModelError."""
-
-    @property
-    def path(self) -> Path: ...
-
-    def settings(self, args: EngineArgs) -> EngineArgs:
-        """The settings to start it with; ConfigError if ``args`` ask for what it cannot be."""
-        ...
-
-    def config(self) -> ModelConfig: ...
-
-    def tokenizer(self) -> Tokenizer: ...
-
-    def load_rank(self, spec: RankSpec, progress: Progress | None = None) -> Rank:
-        """A rank that runs it. ConfigError if it does not fit ``spec``, or this machine."""
-        ...
 
 
 class CheckpointSource:

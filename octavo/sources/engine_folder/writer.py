@@ -17,17 +17,6 @@ from octavo import hub
 from octavo.base.errors import ConfigError, UnsupportedModelError
 from octavo.base.files import NewFolder, sha256_of
 from octavo.base.model_files import ENGINE_MANIFEST, ModelFolder, is_engine_folder
-from octavo.engine_folder.manifest import (
-    CONSTANTS_FILE,
-    WEIGHTS_FILE,
-    FolderFile,
-    contents,
-    write_manifest,
-)
-from octavo.engine_folder.model_config import config_json
-from octavo.engine_folder.program import Constants, program_json
-from octavo.engine_folder.settings import STORED, built_for
-from octavo.engine_folder.tokenizer_files import copy_files, write_metadata
 from octavo.kernels.cpu import activations, library
 from octavo.kernels.cpu.advice import advise
 from octavo.kernels.cpu.library import Pool
@@ -43,13 +32,24 @@ from octavo.kernels.cpu.packing import ALIGNMENT
 from octavo.kernels.cpu.seals import Seals, digest
 from octavo.kernels.fusion import CannotFuse
 from octavo.layers.module import Module
-from octavo.model_source import CheckpointSource
 from octavo.models.loader import load_checkpoint, weights_bytes
 from octavo.models.quantized_hf import OWN_CONFIGS
 from octavo.runtime.backends import why_not_native
 from octavo.runtime.capacity import RankSpec, capacity_of
 from octavo.runtime.op_program import plan_step
 from octavo.settings.engine import EngineArgs, resolve
+from octavo.sources.checkpoint import CheckpointSource
+from octavo.sources.engine_folder.manifest import (
+    CONSTANTS_FILE,
+    WEIGHTS_FILE,
+    FolderFile,
+    contents,
+    write_manifest,
+)
+from octavo.sources.engine_folder.model_config import config_json
+from octavo.sources.engine_folder.program import Constants, program_json
+from octavo.sources.engine_folder.settings import STORED, built_for
+from octavo.sources.engine_folder.tokenizer_files import copy_files, write_metadata
 from octavo.text.folder_tokenizer import tokenizer_files
 
 if TYPE_CHECKING:

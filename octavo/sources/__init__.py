@@ -1,0 +1,1 @@
+"""Where a model is read from: a checkpoint, an engine folder, or the transformers library."""

@@ -1,0 +1,38 @@
+"""``ModelSource``: what can be asked of a model, whatever kind of files it is read from.
+
+`octavo.sources.open.open_source` makes the one that a path asks for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from octavo.models.config import ModelConfig
+    from octavo.runtime.capacity import RankSpec
+    from octavo.runtime.rank import Rank
+    from octavo.settings.engine import EngineArgs
+    from octavo.text.tokenizer import Tokenizer
+
+Progress = Callable[[int, int], None]
+
+
+class ModelSource(Protocol):
+    """A model that can be started. What is wrong with its files is a ModelError."""
+
+    @property
+    def path(self) -> Path: ...
+
+    def settings(self, args: EngineArgs) -> EngineArgs:
+        """The settings to start it with; ConfigError if ``args`` ask for what it cannot be."""
+        ...
+
+    def config(self) -> ModelConfig: ...
+
+    def tokenizer(self) -> Tokenizer: ...
+
+    def load_rank(self, spec: RankSpec, progress: Progress | None = None) -> Rank:
+        """A rank that runs it. ConfigError if it does not fit ``spec``, or this machine."""
+        ...
