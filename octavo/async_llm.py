@@ -12,20 +12,20 @@ from typing import Any
 
 from octavo.base.errors import ENDINGS, EngineError, InvalidRequestError, OctavoError
 from octavo.base.plain_numbers import plain
-from octavo.build import load_engine
-from octavo.call_arguments import (
+from octavo.core.engine import EngineStep
+from octavo.core.sampling_params import RequestOutputKind, SamplingParams
+from octavo.serving.call_arguments import (
     ChatSettings,
     Conversation,
     check_streamable,
     refuse_what_is_not_there,
 )
-from octavo.core.engine import EngineStep
-from octavo.core.sampling_params import RequestOutputKind, SamplingParams
-from octavo.driver import EngineDriver
-from octavo.output_builder import OutputBuilder
-from octavo.outputs import RequestOutput
+from octavo.serving.load import load_engine
+from octavo.serving.loop import EngineDriver
+from octavo.serving.output_builder import OutputBuilder
+from octavo.serving.outputs import RequestOutput
+from octavo.serving.text_engine import Prompt, TextDelta, cache_salt_of
 from octavo.settings.engine import EngineArgs
-from octavo.text_engine import Prompt, TextDelta, cache_salt_of
 
 _log = logging.getLogger("octavo")
 

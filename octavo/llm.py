@@ -10,23 +10,23 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from octavo.base.errors import InvalidRequestError, QueueFullError, RequestError
 from octavo.base.plain_numbers import plain, plain_list
-from octavo.build import load_engine
-from octavo.call_arguments import (
+from octavo.core.engine import EngineStep
+from octavo.core.sampling_params import SamplingParams
+from octavo.serving.call_arguments import (
     ChatSettings,
     Conversation,
     check_streamable,
     refuse_what_is_not_there,
 )
-from octavo.core.engine import EngineStep
-from octavo.core.sampling_params import SamplingParams
-from octavo.driver import EngineDriver
-from octavo.inbox import AnswerStream, Inbox
-from octavo.output_builder import OutputBuilder
-from octavo.outputs import CompletionOutput, RequestOutput, StreamChunk
-from octavo.progress import Bar, UseTqdm, open_bar
+from octavo.serving.load import load_engine
+from octavo.serving.loop import EngineDriver
+from octavo.serving.output_builder import OutputBuilder
+from octavo.serving.output_queue import AnswerStream, Inbox
+from octavo.serving.outputs import CompletionOutput, RequestOutput, StreamChunk
+from octavo.serving.progress import Bar, UseTqdm, open_bar
+from octavo.serving.shared_loop import SharedDriver
+from octavo.serving.text_engine import Prompt, SampleGroup, TextDelta, cache_salt_of
 from octavo.settings.engine import EngineArgs, EngineConfig
-from octavo.shared_driver import SharedDriver
-from octavo.text_engine import Prompt, SampleGroup, TextDelta, cache_salt_of
 
 if TYPE_CHECKING:
     from octavo.text.tokenizer import Tokenizer

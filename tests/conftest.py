@@ -180,11 +180,11 @@ def byte_tokenizer(tiny_model) -> Any:
 def hash_engine(byte_tokenizer) -> Callable[..., Any]:
     """Makes a text engine over the hash model, which knows 97 tokens and no end of text; keyword
     arguments are the scheduler's."""
+    from octavo.assembly.engine import build_engine
     from octavo.core.scheduler import SchedulerConfig
     from octavo.executor.hashing import HashExecutor
+    from octavo.serving.text_engine import TextEngine
     from octavo.settings.engine import CacheConfig, EngineConfig
-    from octavo.text_engine import TextEngine
-    from octavo.wiring import build_engine
 
     def create(**limits: Any) -> TextEngine:
         limits = {"max_model_len": 256, "max_num_seqs": 8, **limits}

@@ -17,7 +17,7 @@ from octavo import (
 )
 from octavo.base.errors import EngineError, InvalidRequestError, QueueFullError
 from octavo.executor.hashing import expected_tokens
-from octavo.output_builder import OutputBuilder
+from octavo.serving.output_builder import OutputBuilder
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
 # With native kernels, 150 tokens of the tiny model would be over before they can be cancelled.

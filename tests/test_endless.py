@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from octavo.build import load_engine
 from octavo.core.request import Request
 from octavo.core.sampling_params import SamplingParams
 from octavo.core.sight import Sight
+from octavo.serving.load import load_engine
 from octavo.settings.engine import EngineArgs
 
 

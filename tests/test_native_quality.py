@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from octavo.build import load_engine
 from octavo.kernels.cpu import library
 from octavo.quality.logit_file import LogitFile
 from octavo.quality.perplexity import PerplexityResult, engine_args, measure
 from octavo.quality.windows import cut, tokenize
+from octavo.serving.load import load_engine
 
 ROOT = Path(__file__).parent.parent
 WIKITEXT = ROOT.parent / "shared" / "data" / "wikitext-2" / "test.txt"

@@ -8,8 +8,8 @@ import pytest
 
 import octavo
 from octavo import LLM, SamplingParams
-from octavo.build import load_engine
 from octavo.core.request import Request
+from octavo.serving.load import load_engine
 from octavo.settings.engine import EngineArgs
 
 pytestmark = [pytest.mark.slow, pytest.mark.network]

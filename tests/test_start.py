@@ -233,11 +233,11 @@ def test_models_that_only_torch_can_run_say_how_to_get_it(
 
 def test_a_gpu_is_not_used_without_torch(tiny_gguf, monkeypatch, caplog):
     """Unless it was asked for, which is an error: see above."""
-    from octavo import build
+    from octavo.serving import load
 
     monkeypatch.setitem(sys.modules, "torch", None)  # to import it is then a ModuleNotFoundError
-    monkeypatch.setattr(build, "has_gpu_driver", lambda: True)
-    assert build._choose_device("auto") == "cpu"
+    monkeypatch.setattr(load, "has_gpu_driver", lambda: True)
+    assert load._choose_device("auto") == "cpu"
     assert "pip install 'octavo[torch]'" in caplog.text
 
 
@@ -246,25 +246,25 @@ def test_a_gpu_is_not_used_without_torch(tiny_gguf, monkeypatch, caplog):
     [("auto", None, "cuda"), ("cuda", None, "cuda"), ("cuda:1", None, "cuda:1")],
 )
 def test_a_gpu_is_chosen_by_its_number(asked, why_not, chosen, monkeypatch):
-    from octavo import build
+    from octavo.serving import load
     from octavo.system import gpu_software
 
-    monkeypatch.setattr(build, "has_gpu_driver", lambda: True)
+    monkeypatch.setattr(load, "has_gpu_driver", lambda: True)
     monkeypatch.setattr(gpu_software, "why_no_gpu", lambda device: why_not)
-    assert build._choose_device(asked) == chosen
+    assert load._choose_device(asked) == chosen
 
 
 def test_a_gpu_that_cannot_be_used_is_told(monkeypatch, caplog):
     """The start goes on without it, unless it was asked for."""
-    from octavo import build
+    from octavo.serving import load
     from octavo.system import gpu_software
 
-    monkeypatch.setattr(build, "has_gpu_driver", lambda: True)
+    monkeypatch.setattr(load, "has_gpu_driver", lambda: True)
     monkeypatch.setattr(gpu_software, "why_no_gpu", lambda device: "update the driver")
-    assert build._choose_device("auto") == "cpu"
+    assert load._choose_device("auto") == "cpu"
     assert "the GPU of this machine is not used: update the driver" in caplog.text
     with pytest.raises(ConfigError, match="device cuda:3: update the driver"):
-        build._choose_device("cuda:3")
+        load._choose_device("cuda:3")
 
 
 IMPORTS = """

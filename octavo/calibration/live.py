@@ -14,7 +14,7 @@ from octavo.measure.request_record import RequestRecord
 
 if TYPE_CHECKING:
     from octavo.bench.offline.session import OfflineSession
-    from octavo.text_engine import TextDelta
+    from octavo.serving.text_engine import TextDelta
     from octavo.workload.requests import WorkloadRequest
 
 _NAP = 0.01  # seconds, at most, that an idle engine sleeps at once

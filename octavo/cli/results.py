@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from octavo.core.sampling_params import SamplingParams
     from octavo.core.stats import DraftStats
-    from octavo.outputs import (
+    from octavo.serving.outputs import (
         CompletionOutput,
         PositionLogprobs,
         RequestMetrics,

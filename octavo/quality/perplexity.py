@@ -25,8 +25,8 @@ from octavo.quality.estimate import Estimate
 from octavo.quality.logit_file import LogitFile, LogitFileWriter
 from octavo.quality.scoring import RowSink, Scorer
 from octavo.quality.windows import Windows
+from octavo.serving.text_engine import TextEngine
 from octavo.settings.engine import CPU_MAX_NUM_BATCHED_TOKENS, EngineArgs
-from octavo.text_engine import TextEngine
 
 DEFAULT_CTX = 512
 

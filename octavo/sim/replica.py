@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import NamedTuple, Protocol
 
+from octavo.assembly.engine import build_engine
 from octavo.base.errors import EngineError, RequestError
 from octavo.core.batch import Batch
 from octavo.core.clock import VirtualClock
@@ -17,7 +18,6 @@ from octavo.settings.engine import EngineConfig
 from octavo.sim.agenda import Agenda
 from octavo.sim.costs import Cost
 from octavo.sim.drafts import acceptance, draft_proposer
-from octavo.wiring import build_engine
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ import pytest
 import octavo
 from octavo.cli import terminal
 from octavo.core.sampling_params import SamplingParams
-from octavo.outputs import (
+from octavo.serving.outputs import (
     CompletionOutput,
     Logprob,
     RequestMetrics,

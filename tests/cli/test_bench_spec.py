@@ -54,7 +54,7 @@ def drafters(monkeypatch):
             raise ConfigError("there is no suffix here")
         return DraftFree(lambda limits: Again())
 
-    monkeypatch.setattr("octavo.build.open_drafter", open_drafter)
+    monkeypatch.setattr("octavo.serving.load.open_drafter", open_drafter)
     monkeypatch.setattr(spec, "PROMPTS", {"copy": ("one one", "two two"), "chat": ("hello",)})
     return asked
 

@@ -223,7 +223,7 @@ def test_an_unknown_engine_is_an_error_with_the_nearest():
 
 
 def loaded(model, **settings):
-    from octavo.build import load_engine
+    from octavo.serving.load import load_engine
     from octavo.settings.engine import EngineArgs
 
     return load_engine(EngineArgs(model=str(model), **settings))

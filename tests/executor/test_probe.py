@@ -35,7 +35,7 @@ class Rows:
 
 @pytest.fixture(params=["reference", NATIVE])
 def engine(request, tiny_model):
-    from octavo.build import load_engine
+    from octavo.serving.load import load_engine
     from octavo.settings.engine import EngineArgs
 
     args = EngineArgs(model=str(tiny_model), kernels=request.param, threads=1, num_blocks=8)

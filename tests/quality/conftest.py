@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from octavo.build import load_engine
 from octavo.quality.perplexity import engine_args
 from octavo.quality.scoring import ScoredRow, log_sum_of
-from octavo.text_engine import TextEngine
+from octavo.serving.load import load_engine
+from octavo.serving.text_engine import TextEngine
 
 TEXT = "".join(f"{i * i % 97} bottles of beer on wall {i}, and one falls.\n" for i in range(40))
 

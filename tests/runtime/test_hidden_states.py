@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from tiny_heads import TARGET, VOCAB, true_states
 
+from octavo.assembly.engine import build_engine
 from octavo.core.batch import Draft
 from octavo.core.request import Request
 from octavo.core.sampling_params import SamplingParams
@@ -21,7 +22,6 @@ from octavo.runtime.capacity import RankLimits, RankSpec
 from octavo.runtime.op_program import plan_step
 from octavo.runtime.rank import Rank
 from octavo.settings.engine import CacheConfig, EngineConfig
-from octavo.wiring import build_engine
 from tests.conftest import write_tiny_model
 
 needs_native = pytest.mark.skipif(not library.runnable(), reason="no native library was built")

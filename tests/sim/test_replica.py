@@ -7,13 +7,13 @@ import random
 import pytest
 from simulating import at_times, replica_spec
 
+from octavo.assembly.engine import build_engine
 from octavo.core.clock import VirtualClock
 from octavo.core.request import Request
 from octavo.core.sampling_params import SamplingParams
 from octavo.executor.simulated import SimulatedExecutor
 from octavo.sim.demand import Ask
 from octavo.sim.fleet import FleetSpec
-from octavo.wiring import build_engine
 
 
 def by_shape(batch) -> float:

@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from octavo import LLM, SamplingParams
+from octavo.assembly.engine import build_engine
 from octavo.base.errors import ConfigError, ModelError
 from octavo.core.request import Request
 from octavo.core.scheduler import SchedulerConfig
@@ -24,7 +25,6 @@ from octavo.runtime.rank import Rank
 from octavo.settings.engine import CacheConfig, EngineConfig
 from octavo.settings.speculation import SpeculativeConfig
 from octavo.speculation.drafters import Target, open_drafter
-from octavo.wiring import build_engine
 
 BACKENDS = ["reference", "fused"]
 if library.runnable():

@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 
-from octavo.build import load_engine
 from octavo.core.batch import Batch, Draft, ScheduledRequest
 from octavo.core.engine import Engine
 from octavo.core.request import Request
@@ -19,6 +18,7 @@ from octavo.core.sampling_params import SamplingParams
 from octavo.models.loader import load_model
 from octavo.runtime.capacity import RankLimits, RankSpec
 from octavo.runtime.rank import Rank
+from octavo.serving.load import load_engine
 from octavo.settings.engine import EngineArgs
 
 HIDDEN, VOCAB = 64, 260

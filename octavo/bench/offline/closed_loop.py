@@ -21,7 +21,7 @@ from octavo.workload.requests import WorkloadRequest
 if TYPE_CHECKING:
     from octavo.core.engine import EngineStep
     from octavo.core.stats import RequestStats
-    from octavo.text_engine import SampleGroup
+    from octavo.serving.text_engine import SampleGroup
 
 _ids = itertools.count(1)
 

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from octavo.core.engine import EngineStep
     from octavo.core.executor import Probe
     from octavo.core.stats import RequestStats
+    from octavo.serving.text_engine import SampleGroup
     from octavo.text.tokenizer import Tokenizer
-    from octavo.text_engine import SampleGroup
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +79,7 @@ class OfflineSession:
     """
 
     def __init__(self, args: EngineArgs, progress: Callable[[int, int], None] | None = None):
-        from octavo.build import load_engine
+        from octavo.serving.load import load_engine
 
         self.args = args
         self.loaded = load_engine(args, progress)

@@ -27,14 +27,12 @@ from functools import partial
 from typing import Any
 
 from octavo.base.errors import ENDINGS, EngineError, OctavoError, QueueFullError
-from octavo.build import LoadedEngine, load_engine
 from octavo.core.close_look import CloseLook
 from octavo.core.engine import EngineStep
 from octavo.core.request import FinishReason
 from octavo.core.sampling_params import SamplingParams
 from octavo.core.step_meter import CountedExperts, StepMeter
 from octavo.cost.live import live_rank_model
-from octavo.driver import EngineDriver
 from octavo.server.engine.flight_record import FlightRecord, RecordedExecutor
 from octavo.server.engine.generation import Delta, EngineFacts, GenerationStats
 from octavo.server.engine.wire import (
@@ -47,9 +45,11 @@ from octavo.server.engine.wire import (
     stats_to_list,
 )
 from octavo.server.log_lines import create_formatter
+from octavo.serving.load import LoadedEngine, load_engine
+from octavo.serving.loop import EngineDriver
+from octavo.serving.text_engine import SampleGroup, TextDelta, TextEngine, metrics_of
 from octavo.settings.engine import EngineArgs
 from octavo.system.machine import KILL, has_parent_death_signal, without_blas_threads
-from octavo.text_engine import SampleGroup, TextDelta, TextEngine, metrics_of
 
 _log = logging.getLogger("octavo")
 

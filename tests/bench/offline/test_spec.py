@@ -68,7 +68,8 @@ def proposer(monkeypatch):
     """Who guesses in any engine that is asked to."""
     proposer = Lookup()
     monkeypatch.setattr(
-        "octavo.build.open_drafter", lambda config, target: DraftFree(lambda limits: proposer)
+        "octavo.serving.load.open_drafter",
+        lambda config, target: DraftFree(lambda limits: proposer),
     )
     return proposer
 

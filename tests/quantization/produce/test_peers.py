@@ -19,7 +19,6 @@ from llama_cpp_peer import llama_perplexity, perplexity_by_llama_cpp
 from octavo import LLM, SamplingParams
 from octavo.bench.peers.child import environment
 from octavo.bench.peers.contenders import Settings, vllm_environment
-from octavo.build import load_engine
 from octavo.kernels.cpu import library
 from octavo.models.checkpoint import open_checkpoint
 from octavo.quality.perplexity import engine_args, score_windows
@@ -28,6 +27,7 @@ from octavo.quality.windows import Windows, cut, tokenize
 from octavo.quantization.ggml_types import GGMLType
 from octavo.quantization.produce.job import make
 from octavo.quantization.produce.recipes import Wanted
+from octavo.serving.load import load_engine
 from octavo.sources.open import load_tokenizer
 from octavo.system.machine import cpu
 

@@ -14,6 +14,7 @@ import time
 import pytest
 from rank_models import llama_8b
 
+from octavo.assembly.engine import build_engine
 from octavo.base.errors import (
     DeadlineError,
     EngineError,
@@ -43,9 +44,8 @@ from octavo.server.engine.generation import (
 from octavo.server.engine.unread import UnreadMemory
 from octavo.server.engine.wire import Decoder, encode
 from octavo.server.engine.worker import EngineLoop
+from octavo.serving.text_engine import TextEngine
 from octavo.settings.engine import CacheConfig, EngineConfig
-from octavo.text_engine import TextEngine
-from octavo.wiring import build_engine
 
 VOCAB = 97
 POISON, LATE_POISON, RAISE = 96, 95, 94  # prompt tokens that the engine cannot stand

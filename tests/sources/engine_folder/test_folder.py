@@ -16,8 +16,8 @@ from safetensors.torch import load_file, save_file
 from octavo import LLM, SamplingParams
 from octavo.base.errors import ConfigError, ModelError, ModelFileError, UnsupportedModelError
 from octavo.base.model_files import ENGINE_MANIFEST
-from octavo.build import load_engine
 from octavo.runtime.capacity import RankSpec
+from octavo.serving.load import load_engine
 from octavo.settings.engine import EngineArgs
 from octavo.sources.engine_folder import folder as folder_module
 from octavo.sources.engine_folder.folder import EngineFolder

@@ -6,7 +6,7 @@ import pytest
 
 from octavo import LLM
 from octavo.base.errors import ConfigError
-from octavo.build import load_engine
+from octavo.serving.load import load_engine
 from octavo.settings.engine import EngineArgs
 from octavo.sources.engine_folder.folder import EngineFolder
 from octavo.sources.engine_folder.writer import build_engine_folder

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from octavo.base.errors import ENDINGS, EngineError
-from octavo.driver import EngineDriver
+from octavo.serving.loop import EngineDriver
 
 T = TypeVar("T")
 

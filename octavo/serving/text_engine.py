@@ -21,7 +21,7 @@ from octavo.core.sampling_params import SamplingParams, check_prompt_logprobs
 from octavo.core.scheduler import RequestUpdate
 from octavo.core.stats import DraftStats
 from octavo.core.token_mask import create_mask
-from octavo.outputs import RequestMetrics
+from octavo.serving.outputs import RequestMetrics
 from octavo.text.detokenizer import IncrementalDetokenizer
 from octavo.text.tokenizer import Tokenizer
 

@@ -12,11 +12,11 @@ from octavo.core.request import FinishReason
 from octavo.core.sampling_params import SamplingParams
 from octavo.core.scheduler import Scheduler, SchedulerConfig
 from octavo.executor.hashing import GuessingProposer
-from octavo.output_builder import OutputBuilder
+from octavo.serving.output_builder import OutputBuilder
+from octavo.serving.text_engine import TextEngine
 from octavo.text.decoders import ByteDecoder
 from octavo.text.special_tokens import SpecialTokens
 from octavo.text.tokenizer import Tokenizer
-from octavo.text_engine import TextEngine
 
 EOS = 256
 STOP = 257

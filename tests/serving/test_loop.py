@@ -9,8 +9,8 @@ import weakref
 import pytest
 
 from octavo.core.sampling_params import SamplingParams
-from octavo.driver import EngineDriver
 from octavo.executor.hashing import expected_tokens
+from octavo.serving.loop import EngineDriver
 
 
 class Panic(BaseException):

@@ -9,9 +9,9 @@ from typing import NamedTuple
 
 from octavo.core.batch import TokenLogprobs
 from octavo.core.request import FinishReason
-from octavo.outputs import CompletionOutput, Logprob, PositionLogprobs, RequestOutput
+from octavo.serving.outputs import CompletionOutput, Logprob, PositionLogprobs, RequestOutput
+from octavo.serving.text_engine import Sample, SampleGroup, TextDelta, metrics_of
 from octavo.text.tokenizer import Tokenizer
-from octavo.text_engine import Sample, SampleGroup, TextDelta, metrics_of
 
 
 class Extent(NamedTuple):

@@ -10,10 +10,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from octavo import __version__, hub
+from octavo.assembly.engine import build_engine
 from octavo.base.errors import ConfigError, MissingPackageError
 from octavo.base.gc_pause import no_collections
 from octavo.base.optional_deps import need_torch
 from octavo.runtime.capacity import Capacity, RankLimits, RankSpec
+from octavo.serving.text_engine import TextEngine
 from octavo.settings.engine import (
     EngineArgs,
     EngineConfig,
@@ -25,8 +27,6 @@ from octavo.settings.engine import (
 from octavo.sources.open import notes_folder, open_source
 from octavo.speculation.drafters import Drafter, Target, acceptance_of, open_drafter
 from octavo.system.machine import has_gpu_driver, keep_openmp_patient
-from octavo.text_engine import TextEngine
-from octavo.wiring import build_engine
 
 if TYPE_CHECKING:
     from octavo.core.block_store import BlockStore

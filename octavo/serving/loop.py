@@ -16,7 +16,7 @@ from collections.abc import Callable
 
 from octavo.base.errors import ENDINGS
 from octavo.core.engine import EngineStep
-from octavo.text_engine import TextDelta, TextEngine
+from octavo.serving.text_engine import TextDelta, TextEngine
 
 _log = logging.getLogger("octavo")
 

@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterator
 from functools import partial
 
 from octavo.core.sampling_params import RequestOutputKind
-from octavo.output_builder import OutputBuilder
-from octavo.outputs import RequestOutput, StreamChunk
-from octavo.shared_driver import SharedDriver, Wait
-from octavo.text_engine import SampleGroup, TextDelta
+from octavo.serving.output_builder import OutputBuilder
+from octavo.serving.outputs import RequestOutput, StreamChunk
+from octavo.serving.shared_loop import SharedDriver, Wait
+from octavo.serving.text_engine import SampleGroup, TextDelta
 
 
 class Inbox:

@@ -1,0 +1,1 @@
+"""Puts an engine together: scheduler, block manager and cache over any executor."""
