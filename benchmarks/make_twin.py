@@ -32,7 +32,7 @@ from octavo.models.safetensors_writer import NewTensor
 from octavo.quality.report import Judge, built_in_text
 from octavo.quantization.base import float_bytes
 from octavo.quantization.ggml_types import GGMLType
-from octavo.quantization.produce.hadamard import random_orthogonal
+from octavo.quantize.hadamard import random_orthogonal
 
 _SCALE = 0.09
 _DTYPES = {"f32": GGMLType.F32, "bf16": GGMLType.BF16}

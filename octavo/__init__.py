@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from octavo.base import renamed
 from octavo.base.lazy_exports import named
 
 __version__ = "0.1.0"
@@ -31,6 +32,9 @@ _HOMES = {
 }
 
 __all__ = ["__version__", *sorted(_HOMES)]
+
+
+renamed.install()
 
 
 def __getattr__(name: str) -> Any:

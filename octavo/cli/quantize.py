@@ -21,10 +21,10 @@ from octavo.system.machine import keep_openmp_patient
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from octavo.quantization.produce.job import Made, Progress
-    from octavo.quantization.produce.recipes import Wanted
+    from octavo.quantize.job import Made, Progress
+    from octavo.quantize.recipes import Wanted
 
-# As octavo.quantization.produce.recipes has them, which takes a second to import.
+# As octavo.quantize.recipes has them, which takes a second to import.
 METHODS = ("gptq", "awq", "smoothquant", "rtn", "autoround", "qat", "gguf", "fp8", "nf4")
 FORMATS = ("gptq", "compressed-tensors", "awq", "fp8", "bnb", "gguf")
 
@@ -159,7 +159,7 @@ def run(args: argparse.Namespace) -> int:
     path = terminal.resolve(args.model)
     with terminal.spinner("starting"):
         from octavo.models.checkpoint import open_checkpoint
-        from octavo.quantization.produce.job import make
+        from octavo.quantize.job import make
         from octavo.sources.open import load_tokenizer
     if args.compare is None:
         plan = [(Path(args.out), wanted_of(args, args.method))]
@@ -229,7 +229,7 @@ def _figure(model: str, rows: Sequence[Mapping[str, Any]]) -> Figure:
 def wanted_of(args: argparse.Namespace, method: str) -> Wanted:
     """What is asked for, with one of the methods; a type of GGUF files is one in a comparison."""
     from octavo.quantization.gguf_mixes import MIXES
-    from octavo.quantization.produce import recipes
+    from octavo.quantize import recipes
 
     type = args.type
     if args.compare is not None and method.upper() in MIXES:

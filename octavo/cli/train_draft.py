@@ -16,10 +16,10 @@ from octavo.cli.quantize import progress_bar
 from octavo.system.machine import keep_openmp_patient
 
 if TYPE_CHECKING:
-    from octavo.speculation.training.data import Ask, Talk
-    from octavo.speculation.training.job import Wanted
+    from octavo.draft_training.data import Ask, Talk
+    from octavo.draft_training.job import Wanted
 
-# As octavo.speculation.training.kinds has them, which takes a second to import.
+# As octavo.draft_training.kinds has them, which takes a second to import.
 KINDS = ("recurrent", "medusa", "eagle")
 
 EXAMPLES = """\
@@ -73,9 +73,9 @@ def run(args: argparse.Namespace) -> int:
     need_torch("training a draft")
     path = terminal.resolve(args.model)
     with terminal.spinner("starting"):
+        from octavo.draft_training.job import train_draft
         from octavo.models.checkpoint import open_checkpoint
         from octavo.sources.open import load_tokenizer
-        from octavo.speculation.training.job import train_draft
     wanted = _wanted(args)
     checkpoint, tokenizer = open_checkpoint(path), load_tokenizer(path)
 
@@ -96,7 +96,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _wanted(args: argparse.Namespace) -> Wanted:
-    from octavo.speculation.training.job import Wanted
+    from octavo.draft_training.job import Wanted
 
     names = ("kind", "minutes", "tokens", "shortlist", "steps", "seed")
     given = {name: getattr(args, name) for name in names if getattr(args, name) is not None}

@@ -1,8 +1,6 @@
-"""Weights of a few bits: as files have them, and made.
+"""Quantized weights as model files have them: formats, blocks, codes and scales.
 
-    from octavo.quantization import Scheme, quantize_to_nearest
-
-What reads is in this package, and runs without PyTorch but where weights become tensors:
+It runs without PyTorch, but where weights become tensors:
 
     base.py, coded.py          a weight as its file has it: blocks of GGUF's types, or codes
     formats/                   GPTQ, AWQ, compressed-tensors, FP8, bitsandbytes, read as such codes
@@ -10,9 +8,7 @@ What reads is in this package, and runs without PyTorch but where weights become
     gguf_formats.py            dequantization of GGUF's types; gguf_quantize.py is the other way
     tensors.py                 weights as tensors
 
-What makes quantized models is in ``produce/``: grids, GPTQ, AWQ, AutoRound, rotations, models. The
-names below are what a script needs most. To import this package is cheap: each of them brings in
-its module, and PyTorch, when it is first used.
+What makes quantized models is in ``octavo.quantize``.
 """
 
 from __future__ import annotations
@@ -20,32 +16,17 @@ from __future__ import annotations
 from typing import Any
 
 from octavo.base.lazy_exports import named
-from octavo.base.optional_deps import need_torch
+from octavo.base.renamed import renamed
 
 _HOMES = {
     "GGMLType": "octavo.quantization.ggml_types",
-    "QuantizedMatrix": "octavo.quantization.produce.grid",
-    "RotatedCheckpoint": "octavo.quantization.produce.rotation",
-    "Scheme": "octavo.quantization.produce.scheme",
-    "bits_against_error": "octavo.quantization.produce.explore",
-    "calibration_windows": "octavo.quantization.produce.calibration",
-    "explore": "octavo.quantization.produce.explore",
-    "input_statistics": "octavo.quantization.produce.observers",
-    "quantize_gptq": "octavo.quantization.produce.gptq:gptq",
-    "quantize_model": "octavo.quantization.produce.pipeline",
     "quantize_to_blocks": "octavo.quantization.gguf_quantize:quantize",
-    "quantize_to_nearest": "octavo.quantization.produce.grid",
-    "rows_of": "octavo.quantization.produce.explore",
 }
 __all__ = sorted(_HOMES)
 
 
 def __getattr__(name: str) -> Any:
-    try:
-        return named(__name__, _HOMES, name)
-    except ModuleNotFoundError:
-        need_torch(f"octavo.quantization.{name}")  # says how to get it, if that is what is missing
-        raise
+    return named(__name__, _HOMES, name) if name in _HOMES else renamed(__name__, name)
 
 
 def __dir__() -> list[str]:

@@ -8,7 +8,7 @@ import json.decoder
 import pytest
 
 import octavo
-from octavo import planner, quantization
+from octavo import planner, quantization, quantize
 from octavo.base.lazy_exports import named
 
 HOMES = {"loads": "json", "Decoder": ".decoder:JSONDecoder", "gone": "no_such_module"}
@@ -26,7 +26,7 @@ def test_what_is_not_there_is_an_error_of_its_kind():
         named("json", HOMES, "gone")
 
 
-@pytest.mark.parametrize("package", [octavo, planner, quantization])
+@pytest.mark.parametrize("package", [octavo, planner, quantization, quantize])
 def test_each_package_lists_its_names(package):
     assert dir(package) == sorted(package.__all__)
     with pytest.raises(AttributeError, match=f"module '{package.__name__}' has no attribute"):

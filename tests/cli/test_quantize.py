@@ -11,7 +11,7 @@ import pytest
 from octavo import cli
 from octavo.cli import quantize
 from octavo.quality import report
-from octavo.quantization.produce import recipes
+from octavo.quantize import recipes
 
 KEYS = {"out", "method", "format", "bits_per_weight", "bytes", "elapsed_s", "report"}
 REPORT_KEYS = {

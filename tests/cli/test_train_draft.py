@@ -5,7 +5,7 @@ import json
 import pytest
 
 from octavo.cli import main, train_draft
-from octavo.speculation.training.kinds import KINDS
+from octavo.draft_training.kinds import KINDS
 
 SMALL = ["--tokens", "600", "--shortlist", "64", "--steps", "3", "--minutes", "5"]
 
@@ -17,7 +17,7 @@ def test_the_kinds_are_those_that_can_be_made():
 @pytest.fixture
 def short_answers(monkeypatch):
     """No longer than the context of a tiny model."""
-    from octavo.speculation.training import job
+    from octavo.draft_training import job
 
     wanted = job.Wanted
     monkeypatch.setattr(job, "Wanted", lambda **given: wanted(answer_tokens=24, **given))

@@ -28,8 +28,8 @@ from octavo.models.inspection import inspect_model
 from octavo.models.loader import load_model
 from octavo.quantization.ggml_types import GGMLType
 from octavo.quantization.levels import E2M1
-from octavo.quantization.produce.job import make
-from octavo.quantization.produce.recipes import Wanted
+from octavo.quantize.job import make
+from octavo.quantize.recipes import Wanted
 from octavo.runtime.capacity import RankSpec
 from octavo.runtime.rank import Rank
 from octavo.sources.open import load_tokenizer

@@ -15,7 +15,7 @@ from quantized import parts_of
 from octavo.page import documents, site
 from octavo.quantization.formats.registry import open_format
 from octavo.quantization.levels import E2M1
-from octavo.quantization.produce.named_schemes import named_scheme
+from octavo.quantize.named_schemes import named_scheme
 
 pytestmark = pytest.mark.slow
 

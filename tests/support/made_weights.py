@@ -10,8 +10,8 @@ import numpy as np
 from octavo.models.checkpoint import open_checkpoint
 from octavo.models.safetensors_writer import NewTensor, write_safetensors
 from octavo.quantization.coded import CodedWeight, PlainCodes
-from octavo.quantization.produce.grid import Scheme
-from octavo.quantization.produce.writers.base import Writer
+from octavo.quantize.grid import Scheme
+from octavo.quantize.writers.base import Writer
 
 MODULE = "model.layers.0.mlp.down_proj"
 

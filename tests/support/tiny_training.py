@@ -8,10 +8,10 @@ from pathlib import Path
 
 import numpy as np
 
+from octavo.draft_training.data import Ask
+from octavo.draft_training.job import Made, Wanted, train_draft
 from octavo.models.checkpoint import open_checkpoint
 from octavo.sources.open import load_tokenizer
-from octavo.speculation.training.data import Ask
-from octavo.speculation.training.job import Made, Wanted, train_draft
 
 WANTED = Wanted(
     tokens=1500, answer_tokens=40, shortlist=64, steps=5, batch_size=32, minutes=10, seed=3

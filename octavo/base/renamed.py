@@ -1,0 +1,62 @@
+"""Old names of public modules and classes, kept for one release: to import one warns."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from importlib import import_module
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any
+
+MODULES = {
+    "octavo.config": "octavo.settings.engine",
+    "octavo.errors": "octavo.base.errors",
+    "octavo.outputs": "octavo.serving.outputs",
+    "octavo.quantization.produce": "octavo.quantize",
+}
+NAMES = {
+    f"octavo.quantization.{name}": "octavo.quantize"
+    for name in (
+        *("QuantizedMatrix", "RotatedCheckpoint", "Scheme", "bits_against_error"),
+        *("calibration_windows", "explore", "input_statistics", "quantize_gptq"),
+        *("quantize_model", "quantize_to_nearest", "rows_of"),
+    )
+}
+
+
+class RenamedModules:
+    """A finder for ``sys.meta_path``, and its loader, of modules under their old names."""
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
+        return ModuleSpec(name, self) if name in MODULES else None  # type: ignore[arg-type]
+
+    def create_module(self, spec: ModuleSpec) -> None:
+        """Python's default: an empty module, which ``exec_module`` fills."""
+
+    def exec_module(self, module: ModuleType) -> None:
+        new = MODULES[module.__name__]
+        _warn(module.__name__, new)
+        there = import_module(new)
+        module.__doc__ = f"``{new}``, under its old name."
+        module.__dict__["__getattr__"] = lambda name: getattr(there, name)
+
+
+def install() -> None:
+    """Let the old names of modules be imported."""
+    if not any(isinstance(finder, RenamedModules) for finder in sys.meta_path):
+        sys.meta_path.append(RenamedModules())
+
+
+def renamed(package: str, name: str) -> Any:
+    """What a package called ``name`` before it moved. AttributeError: it has never had that."""
+    home = NAMES.get(f"{package}.{name}")
+    if home is None:
+        raise AttributeError(f"module {package!r} has no attribute {name!r}")
+    _warn(f"{package}.{name}", f"{home}.{name}")
+    return getattr(import_module(home), name)
+
+
+def _warn(old: str, new: str) -> None:
+    message = f"{old} is now {new}; the old name will be gone in the next release"
+    warnings.warn(message, DeprecationWarning, stacklevel=3)

@@ -1,0 +1,199 @@
+"""The EAGLE-3 head in training: what ``speculation/eagle.py`` serves, unrolled as it is used.
+
+At a position p the head reads the feature f_p, made of the target's residual stream at a few
+depths, beside the embedding e of the token p + 1. Its output stands in for the feature of p + 1,
+which nobody has computed when it drafts. So it is trained on its own outputs (the "training-time
+test" of Li et al. 2025, "EAGLE-3", arXiv 2503.01840): K guesses ahead of p attend to the keys of
+true features up to p, and to their own after it::
+
+    x_0 = layer(e of token p + 1, f_p)              sees the true features up to p
+    x_i = layer(e of token p + 1 + i, x_i-1)        sees these, and x_0 ... x_i-1 as features
+    token p + 2 + i = shortlist[argmax of rows @ norm(x_i)]
+
+It starts with what the deepest of the streams says of the token p + 1, by the target's last norm
+and rows, however far it is unrolled. And each position starts by attending to itself: only through
+attention can it see the embedding, and random queries would mix those of the whole context.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from octavo.draft_training.heads import Norm, linear
+from octavo.draft_training.pieces import Context
+from octavo.layers.rope import RotaryEmbedding
+from octavo.models.config import ModelConfig
+
+_SELF_ATTENTION = 1.7  # what keys and queries begin with, in standard deviations
+
+
+def eagle_depths(num_layers: int) -> tuple[int, ...]:
+    """After how many layers of the target a head sees its residual stream: 2, half and all but 3 as
+    published; of a model with few layers, others that differ."""
+    half = num_layers // 2
+    return tuple(sorted({min(2, num_layers), half, max(num_layers - 3, half + 1)}))
+
+
+class EagleHead(nn.Module):
+    """Modules are called as the tensors of a published folder.
+
+    Args:
+        layer: sizes, rope and epsilon of its one layer.
+        num_depths: streams that a feature is made of.
+        norm: float32 [d], what the target's final norm multiplies with.
+    """
+
+    def __init__(self, layer: ModelConfig, num_depths: int, norm: Tensor, seed: int):
+        super().__init__()
+        generator = torch.Generator().manual_seed(seed)
+        size = layer.hidden_size
+        self.fc = linear(num_depths * size, size, None)
+        self.midlayer = _Layer(layer, generator)
+        self.norm = Norm(size, layer.norm_eps)
+        self._rope = RotaryEmbedding(layer.rope)
+        with torch.no_grad():
+            self.fc.weight[:, -size:] = torch.eye(size)
+            self.norm.weight.copy_(norm)
+
+    def states(self, inputs: Context) -> Iterator[Tensor]:
+        layer, starts, count = self.midlayer, inputs.starts(), inputs.embeddings.shape[1]
+        table = torch.from_numpy(self._rope.table(int(inputs.positions.max()) + count))
+        pair = layer.pair(inputs.following, self.fc(inputs.streams))
+        keys, values = layer.self_attn.remembered(pair, table[inputs.positions])
+        memory = _Memory(keys, values, inputs.lengths, inputs.counts)
+        positions, pair = inputs.positions[starts], pair[starts]
+        state = layer(pair, table[positions], memory)
+        yield self.norm(state)
+        for ahead in range(1, count):
+            pair = layer.pair(inputs.embeddings[:, ahead], state)
+            turns = table[positions + ahead]
+            memory.own.append(layer.self_attn.remembered(pair, turns))
+            state = layer(pair, turns, memory)
+            yield self.norm(state)
+
+
+@dataclass(frozen=True, slots=True)
+class _Memory:
+    """Keys and values that B positions attend to.
+
+    ``keys``, ``values``: [C, heads, dim], of true features; ``lengths``, ``counts``: of pieces, as
+    of ``Context``. ``own``: keys and values [B, heads, dim] of what each position has made since,
+    which it alone attends to.
+    """
+
+    keys: Tensor
+    values: Tensor
+    lengths: list[int]
+    counts: list[int]
+    own: list[tuple[Tensor, Tensor]] = field(default_factory=list)
+
+    def pieces(self) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor]]:
+        """Keys and values of each piece, [n, heads, dim], then its own, [m, i, heads, dim]."""
+        none = self.keys.new_empty(sum(self.counts), 0, *self.keys.shape[1:])
+        own = (torch.cat([none, *(pair[i][:, None] for pair in self.own)], 1) for i in (0, 1))
+        return zip(
+            *(part.split(self.lengths) for part in (self.keys, self.values)),
+            *(part.split(self.counts) for part in own),
+            strict=True,
+        )
+
+
+class _Layer(nn.Module):
+    """A layer as Llama has it, but for what its attention reads: an embedding and a feature, both
+    normed. The second is its residual stream, too (``norm_before_residual``)."""
+
+    def __init__(self, layer: ModelConfig, generator: torch.Generator):
+        super().__init__()
+        size, eps = layer.hidden_size, layer.norm_eps
+        self.input_layernorm, self.hidden_norm = Norm(size, eps), Norm(size, eps)
+        self.self_attn = _Attention(layer, generator)
+        self.post_attention_layernorm = Norm(size, eps)
+        self.mlp = _MLP(size, layer.intermediate_size, generator)
+
+    def pair(self, embeddings: Tensor, features: Tensor) -> Tensor:
+        """[n, 2 d] of two [n, d]."""
+        return torch.cat([self.input_layernorm(embeddings), self.hidden_norm(features)], dim=-1)
+
+    def forward(self, pair: Tensor, turns: Tensor, memory: _Memory) -> Tensor:
+        _, residual = pair.chunk(2, dim=-1)
+        x: Tensor = residual + self.self_attn(pair, turns, memory)
+        x = x + self.mlp(self.post_attention_layernorm(x))
+        return x
+
+
+class _Attention(nn.Module):
+    def __init__(self, layer: ModelConfig, generator: torch.Generator):
+        super().__init__()
+        size, dim = layer.hidden_size, layer.head_dim
+        self._kv_heads, self._dim, self._scale = layer.num_kv_heads, dim, layer.attention_scale
+        self.q_proj = linear(2 * size, layer.num_heads * dim, generator)
+        self.k_proj = linear(2 * size, layer.num_kv_heads * dim, generator)
+        self.v_proj = linear(2 * size, layer.num_kv_heads * dim, generator)
+        self.o_proj = linear(layer.num_heads * dim, size, None)
+        self._attend_to_itself(size)
+
+    @torch.no_grad()
+    def _attend_to_itself(self, size: int) -> None:
+        """Have each query be the key of its own position, by the embedding alone: the product of a
+        vector with itself is larger than those with random others."""
+        self.k_proj.weight[:, size:] = 0
+        self.k_proj.weight *= _SELF_ATTENTION
+        keys = self.k_proj.weight.unflatten(0, (self._kv_heads, 1, self._dim))
+        queries = self.q_proj.weight.unflatten(0, (self._kv_heads, -1, self._dim))
+        queries.copy_(keys.expand_as(queries))
+
+    def remembered(self, pair: Tensor, turns: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys and values of rows [n, 2 d]. ``turns``: as of ``RotaryEmbedding``, [n, ...]."""
+        keys = self._heads(self.k_proj(pair))
+        return _turned(keys, turns[:, None]), self._heads(self.v_proj(pair))
+
+    def forward(self, pair: Tensor, turns: Tensor, memory: _Memory) -> Tensor:
+        queries = _turned(self._heads(self.q_proj(pair)), turns[:, None])
+        queries = queries.unflatten(1, (self._kv_heads, -1)) * self._scale  # [B, heads, group, dim]
+        mixed = [
+            _attend(asking, *piece)
+            for asking, piece in zip(queries.split(memory.counts), memory.pieces(), strict=True)
+        ]
+        attended: Tensor = self.o_proj(torch.cat(mixed).flatten(1))
+        return attended
+
+    def _heads(self, x: Tensor) -> Tensor:
+        return x.unflatten(1, (-1, self._dim))
+
+
+class _MLP(nn.Module):
+    def __init__(self, size: int, inner: int, generator: torch.Generator):
+        super().__init__()
+        self.gate_proj = linear(size, inner, generator)
+        self.up_proj = linear(size, inner, generator)
+        self.down_proj = linear(inner, size, None)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+        return y
+
+
+def _attend(
+    queries: Tensor, keys: Tensor, values: Tensor, own_keys: Tensor, own_values: Tensor
+) -> Tensor:
+    """Of the last m positions of n, [m, heads, group, dim]: to those up to each, and to its own."""
+    m, n = len(queries), len(keys)
+    later = torch.ones(m, n, dtype=torch.bool).triu(n - m + 1)
+    scores = torch.einsum("mhgd,nhd->mhgn", queries, keys)
+    scores = scores.masked_fill(later[:, None, None], -torch.inf)
+    of_own = torch.einsum("mhgd,mihd->mhgi", queries, own_keys)
+    weights = torch.cat([scores, of_own], dim=-1).softmax(dim=-1)
+    mixed = torch.einsum("mhgn,nhd->mhgd", weights[..., :n], values)
+    return mixed + torch.einsum("mhgi,mihd->mhgd", weights[..., n:], own_values)
+
+
+def _turned(x: Tensor, turns: Tensor) -> Tensor:
+    """Rope of [n, heads, dim]. ``turns``: cosines, then sines, [n, 1, dim]."""
+    cos, sin = turns.chunk(2, dim=-1)
+    a, b = x.chunk(2, dim=-1)
+    return torch.cat([a * cos - b * sin, b * cos + a * sin], dim=-1)

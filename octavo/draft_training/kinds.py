@@ -1,0 +1,219 @@
+"""The kinds of heads: how one is made, and what its folder says and holds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from octavo.base.fields import Fields
+from octavo.draft_training.eagle import EagleHead, eagle_depths
+from octavo.draft_training.evaluation import acceptance, accuracies
+from octavo.draft_training.examples import Examples, Positions, Sequences, Target
+from octavo.draft_training.heads import Head, MedusaHeads, RecurrentHead
+from octavo.draft_training.pieces import Pieces
+from octavo.draft_training.tree import grow
+from octavo.models.config import ModelConfig
+from octavo.models.safetensors_writer import NewTensor
+from octavo.speculation.eagle import ARCHITECTURES, layer_config
+
+_TREE_NODES = 63
+_GUESSES = 10  # of a head, that may be in a tree
+# Inside, the recurrent head and EAGLE's MLP have this many times the hidden size: 4.4 and 5.1
+# million parameters at 576.
+_INNER = 8 / 3
+_INNER_MULTIPLE = 64
+
+
+class Kind(Protocol):
+    """``steps``: how many tokens ahead are trained."""
+
+    @property
+    def steps(self) -> int: ...
+
+    def depths(self, model: ModelConfig) -> Sequence[int]:
+        """After how many layers the head sees the residual stream, beside the last hidden state."""
+        ...
+
+    def examples(self, target: Target, sequences: Sequences) -> Examples[Any]: ...
+
+    def create(self, model: ModelConfig, target: Target, seed: int) -> Head[Any]:
+        """A head that is not trained yet."""
+        ...
+
+    def config(self, model: ModelConfig, target: Target, places: Tensor) -> dict[str, Any]:
+        """What ``config.json`` says. ``places``: where it was right on held-out answers, as of
+        ``evaluation.ranks``."""
+        ...
+
+    def tensors(self, head: Head[Any], target: Target) -> Iterator[NewTensor]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Recurrent:
+    """See ``heads.py``. Tensors are called as in ``RecurrentHead``, with the shortlist's rows in
+    ``lm_head.weight`` and their ids in ``token_map``."""
+
+    steps: int = 3
+    num_layers: int = 1
+
+    def depths(self, model: ModelConfig) -> Sequence[int]:
+        return ()
+
+    def examples(self, target: Target, sequences: Sequences) -> Positions:
+        return Positions(target, sequences, self.steps)
+
+    def create(self, model: ModelConfig, target: Target, seed: int) -> RecurrentHead:
+        inner = _inner_size(model)
+        return RecurrentHead(model.hidden_size, inner, self.num_layers, model.norm_eps, seed)
+
+    def config(self, model: ModelConfig, target: Target, places: Tensor) -> dict[str, Any]:
+        return {
+            "architectures": ["OctavoRecurrentDraft"],
+            "model_type": "octavo_recurrent_draft",
+            "hidden_size": model.hidden_size,
+            "intermediate_size": _inner_size(model),
+            "num_hidden_layers": self.num_layers,
+            "vocab_size": model.vocab_size,
+            "draft_vocab_size": len(target.shortlist),
+            "rms_norm_eps": model.norm_eps,
+            "hidden_act": "silu",
+        }
+
+    def tensors(self, head: Head[Any], target: Target) -> Iterator[NewTensor]:
+        yield _token_map(target)
+        yield from _matrices(head.state_dict())
+        yield _float("lm_head.weight", target.rows)
+
+
+@dataclass(frozen=True, slots=True)
+class Medusa:
+    """As Medusa's own files and vLLM have it, the shortlist in ``token_map``."""
+
+    steps: int = 3
+
+    def depths(self, model: ModelConfig) -> Sequence[int]:
+        return ()
+
+    def examples(self, target: Target, sequences: Sequences) -> Positions:
+        return Positions(target, sequences, self.steps)
+
+    def create(self, model: ModelConfig, target: Target, seed: int) -> MedusaHeads:
+        return MedusaHeads(model.hidden_size, self.steps)
+
+    def config(self, model: ModelConfig, target: Target, places: Tensor) -> dict[str, Any]:
+        tree = grow(accuracies(places, _GUESSES), _TREE_NODES)
+        return {
+            "architectures": ["MedusaModel"],
+            "model_type": "medusa",
+            "hidden_size": model.hidden_size,
+            "num_heads": self.steps,
+            "num_hidden_layers": 1,
+            "vocab_size": model.vocab_size,
+            "truncated_vocab_size": len(target.shortlist),
+            "octavo": {"tree": [list(path) for path in tree]},
+        }
+
+    def tensors(self, head: Head[Any], target: Target) -> Iterator[NewTensor]:
+        yield _token_map(target)
+        yield from _matrices(head.state_dict())
+        for index in range(self.steps):
+            yield _float(f"lm_heads.{index}.weight", target.rows)
+
+
+@dataclass(frozen=True, slots=True)
+class Eagle:
+    """As EAGLE-3's own files have it: see ``speculation/eagle.py``, which reads them."""
+
+    steps: int = 3
+
+    def depths(self, model: ModelConfig) -> Sequence[int]:
+        return eagle_depths(model.num_layers)
+
+    def examples(self, target: Target, sequences: Sequences) -> Pieces:
+        return Pieces(target, sequences, self.steps)
+
+    def create(self, model: ModelConfig, target: Target, seed: int) -> EagleHead:
+        fields = Fields(Path("config.json"), self._layer(model))
+        return EagleHead(layer_config(fields), len(self.depths(model)), target.norm, seed)
+
+    def config(self, model: ModelConfig, target: Target, places: Tensor) -> dict[str, Any]:
+        return {
+            "architectures": [ARCHITECTURES[0]],
+            **self._layer(model),
+            "draft_vocab_size": len(target.shortlist),
+            "eagle_aux_hidden_state_layer_ids": list(self.depths(model)),
+            "norm_before_residual": True,
+        }
+
+    def tensors(self, head: Head[Any], target: Target) -> Iterator[NewTensor]:
+        ids = target.shortlist.numpy()
+        yield _integers("d2t", ids - np.arange(len(ids)))
+        yield from _matrices(head.state_dict())
+        yield _float("lm_head.weight", target.rows)
+        listed = np.isin(np.arange(len(target.embedding)), ids)
+        yield NewTensor("t2d", "BOOL", listed.shape, [listed])
+
+    def _layer(self, model: ModelConfig) -> dict[str, Any]:
+        """What ``config.json`` says of the one layer: heads as the model's, rope as it is before
+        it is stretched."""
+        return {
+            "model_type": "llama",
+            "hidden_size": model.hidden_size,
+            "intermediate_size": _inner_size(model),
+            "num_hidden_layers": 1,
+            "num_attention_heads": model.num_heads,
+            "num_key_value_heads": model.num_kv_heads,
+            "head_dim": model.head_dim,
+            "hidden_act": "silu",
+            "rms_norm_eps": model.norm_eps,
+            "rope_theta": model.rope.theta,
+            "max_position_embeddings": model.max_position,
+            "vocab_size": model.vocab_size,
+        }
+
+
+KINDS: Mapping[str, Callable[[], Kind]] = {
+    "recurrent": Recurrent,
+    "medusa": Medusa,
+    "eagle": Eagle,
+}
+
+
+def described(kind: Kind, model: ModelConfig, target: Target, places: Tensor) -> dict[str, Any]:
+    """The whole of ``config.json``; octavo's own figures are in ``octavo``."""
+    config = kind.config(model, target, places)
+    figures = {"acceptance": [round(rate, 4) for rate in acceptance(places)]}
+    return {**config, "octavo": {**config.get("octavo", {}), **figures}}
+
+
+def _inner_size(model: ModelConfig) -> int:
+    multiples = round(model.hidden_size * _INNER / _INNER_MULTIPLE)
+    return max(1, multiples) * _INNER_MULTIPLE
+
+
+def _token_map(target: Target) -> NewTensor:
+    return _integers("token_map", target.shortlist.numpy())
+
+
+def _integers(name: str, values: np.ndarray) -> NewTensor:
+    return NewTensor(name, "I64", values.shape, [values.astype("<i8")])
+
+
+def _matrices(tensors: Mapping[str, Tensor]) -> Iterator[NewTensor]:
+    for name, tensor in tensors.items():
+        yield _float(name, tensor)
+
+
+def _float(name: str, tensor: Tensor) -> NewTensor:
+    """Matrices in bfloat16, vectors in float32."""
+    shape: Sequence[int] = tuple(tensor.shape)
+    if len(shape) == 1:
+        return NewTensor(name, "F32", tuple(shape), [tensor.detach().numpy()])
+    half = tensor.detach().to(torch.bfloat16).view(torch.int16).numpy()
+    return NewTensor(name, "BF16", tuple(shape), [np.ascontiguousarray(half)])

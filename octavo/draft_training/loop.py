@@ -1,0 +1,108 @@
+"""Training a head: what it loses against the target, and how it is moved.
+
+A step takes positions of answers, and lets the head guess K tokens ahead of each along the answer,
+from its own states (training as it is used: Li et al. 2025, "EAGLE-3", arXiv 2503.01840). What is
+brought down is the cross entropy against the target's own distribution over the shortlist, those
+ahead by i counting 0.8^i; positions whose token is not in the shortlist do not count. AdamW; the
+rate rises for a fiftieth of the steps, then falls as a cosine does.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from octavo.draft_training.examples import Batch, Examples
+from octavo.draft_training.heads import Head
+
+_DECAY = 0.8
+_RISE = 0.02
+_BETAS = 0.9, 0.95
+_WEIGHT_DECAY = 0.01
+_MAX_NORM = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """``steps``: of ``batch_size`` positions each, about. ``seed``: draws their order."""
+
+    steps: int
+    batch_size: int = 256
+    rate: float = 1.5e-3
+    seed: int = 0
+
+    def rate_at(self, step: int) -> float:
+        """Of step 0 ... steps - 1."""
+        rise = max(1, round(_RISE * self.steps))
+        fall = (1 + math.cos(math.pi * step / self.steps)) / 2
+        return self.rate * fall * min(1.0, (step + 1) / rise)
+
+
+class StepReport(NamedTuple):
+    """Step ``step`` of ``of`` is done. ``loss``: of its positions, in nats, before it."""
+
+    step: int
+    of: int
+    loss: float
+
+
+class Training:
+    """A head that is on its way. ``step``: how many are done; it can be put back, with the state of
+    the optimizer and of the head, to go on as if nothing had been between."""
+
+    def __init__(self, head: Head[Any], examples: Examples[Any], schedule: Schedule):
+        self.head, self.schedule, self.step = head, schedule, 0
+        self._examples = examples
+        self.optimizer = torch.optim.AdamW(
+            head.parameters(), lr=schedule.rate, betas=_BETAS, weight_decay=_WEIGHT_DECAY
+        )
+
+    def run(self, until: int, on_step: Callable[[StepReport], None] = lambda report: None) -> None:
+        """Go on until so many steps are done, or all of them."""
+        while self.step < min(until, self.schedule.steps):
+            for group in self.optimizer.param_groups:
+                group["lr"] = self.schedule.rate_at(self.step)
+            batch = self._examples.batch(self._drawn(self.step))
+            total = loss(self.head, batch, self._examples.target.rows)
+            self.optimizer.zero_grad()
+            total.backward()
+            torch.nn.utils.clip_grad_norm_(self.head.parameters(), _MAX_NORM)
+            self.optimizer.step()
+            self.step += 1
+            on_step(StepReport(self.step, self.schedule.steps, float(total.detach())))
+
+    def _drawn(self, step: int) -> Tensor:
+        """The units of a step: each once before any comes again, in an order of each round's own,
+        which the number of the round tells."""
+        units, size = self._examples.units, self.schedule.batch_size // self._examples.unit_size
+        size = min(max(1, size), len(units))
+        steps_of_round = len(units) // size
+        number, place = divmod(step, steps_of_round)
+        if self._round != number:
+            generator = torch.Generator().manual_seed(self.schedule.seed + number)
+            self._order = units[torch.randperm(len(units), generator=generator)]
+            self._round = number
+        return self._order[place * size : (place + 1) * size]
+
+    _round = -1
+    _order: Tensor
+
+
+def loss(head: Head[Any], batch: Batch[Any], rows: Tensor) -> Tensor:
+    """Of a batch, in nats: see above. ``rows``: float32 [S, d], of the target's head."""
+    total, weights = torch.zeros(()), 0.0
+    for ahead, state in enumerate(head.states(batch.inputs)):
+        counts = batch.wanted[:, ahead] >= 0
+        logits = F.linear(state[counts], rows)
+        likely = logits.gather(1, batch.likely[counts, ahead])
+        said = likely - logits.logsumexp(dim=-1, keepdim=True)
+        each = -(batch.shares[counts, ahead] * said).sum(dim=-1)
+        total = total + _DECAY**ahead * each.sum() / max(1, len(each))
+        weights += _DECAY**ahead
+    return total / weights

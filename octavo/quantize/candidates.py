@@ -1,0 +1,104 @@
+"""What a matrix of a mix may become: how many bits that takes, and which values it then has."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from octavo.quantization.ggml_types import GGMLType, block_shape, row_bytes
+from octavo.quantization.gguf_formats import dequantize
+from octavo.quantization.gguf_quantize import quantize
+from octavo.quantize.grid import quantize_to_nearest
+from octavo.quantize.scheme import Scheme
+from octavo.quantize.writers.base import MixedWriter
+
+
+class Candidate(Protocol):
+    @property
+    def name(self) -> str:
+        """For people, and for what is written down of a choice."""
+        ...
+
+    def fits(self, shape: tuple[int, int]) -> bool:
+        """Whether a matrix of this shape can become it."""
+        ...
+
+    def num_bits(self, shape: tuple[int, int]) -> int:
+        """All that a file has of such a matrix, scales and zeros included."""
+        ...
+
+    def values(self, weight: Tensor, importance: Tensor | None) -> Tensor:
+        """A matrix as it comes back: float32 [N, K] both; ``importance``: E[x^2], [K]."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class TypeCandidate:
+    """A type of GGUF files."""
+
+    type: GGMLType
+
+    @property
+    def name(self) -> str:
+        return self.type.name
+
+    def fits(self, shape: tuple[int, int]) -> bool:
+        return shape[1] % block_shape(self.type)[0] == 0
+
+    def num_bits(self, shape: tuple[int, int]) -> int:
+        return shape[0] * row_bytes(self.type, shape[1]) * 8
+
+    def values(self, weight: Tensor, importance: Tensor | None) -> Tensor:
+        return dequantize(self.type, quantize(self.type, weight, importance))
+
+
+@dataclass(frozen=True, slots=True)
+class SchemeCandidate:
+    """Integers in a format of Hugging Face folders, or none of them: 16-bit floats.
+
+    Values are those of rounding to nearest, whatever finds the codes in the end: other methods take
+    many times as long. How much smaller GPTQ makes errors is measured once for a matrix, and not in
+    each candidate: see ``measure_sensitivity``.
+    """
+
+    scheme: Scheme | None
+    writer: MixedWriter
+
+    @property
+    def name(self) -> str:
+        return f"{16 if self.scheme is None else self.scheme.bits} bits"
+
+    def fits(self, shape: tuple[int, int]) -> bool:
+        return True  # the writer was asked about all of them
+
+    def num_bits(self, shape: tuple[int, int]) -> int:
+        if self.scheme is None:
+            return 16 * shape[0] * shape[1]
+        return self.writer.num_bits(shape, self.scheme)
+
+    def values(self, weight: Tensor, importance: Tensor | None) -> Tensor:
+        if self.scheme is None:
+            return weight.to(torch.bfloat16).float()
+        matrix = quantize_to_nearest(weight, self.scheme, search=True, importance=importance)
+        return matrix.dequantize()
+
+
+# From the smallest on. The second list is for rows that are no multiple of 256. Q4_0 is not there,
+# since IQ4_NL takes the same bytes, and of the matrices of SmolLM2 it had less error in every one.
+_K_TYPES = (
+    *(GGMLType.Q2_K, GGMLType.Q3_K, GGMLType.IQ4_XS, GGMLType.Q4_K, GGMLType.Q5_K),
+    *(GGMLType.Q6_K, GGMLType.Q8_0, GGMLType.F16),
+)
+_TYPES_OF_32 = (
+    *(GGMLType.IQ4_NL, GGMLType.Q4_1, GGMLType.Q5_0, GGMLType.Q5_1, GGMLType.Q8_0, GGMLType.F16),
+)
+
+
+def gguf_candidates(num_columns: int) -> list[TypeCandidate]:
+    """The types for rows of so many values; F16 where no block fits."""
+    first = TypeCandidate(_K_TYPES[0])
+    types = _K_TYPES if first.fits((1, num_columns)) else _TYPES_OF_32
+    return [each for each in map(TypeCandidate, types) if each.fits((1, num_columns))]

@@ -1,0 +1,276 @@
+"""Integers for weights: schemes, scales, zero points, and rounding to nearest.
+
+A matrix [N, K] is cut into groups of values that share a scale ``s`` and a zero ``z``; a value is
+an integer code ``q`` of b bits, 0 <= q < 2^b::
+
+    symmetric            w = s (q - 2^(b-1))
+    asymmetric           w = s (q - z)            z an integer, 0 <= z < 2^b
+    with float minimums  w = s q + z              z any float16
+
+Scales, and zeros where they are floats, are rounded to float16 *before* codes are computed: what is
+judged here is what a file will hold.
+
+Functions take ``values`` [..., L], whose last dimension is the group; see ``grouped``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import repeat
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from octavo.quantization.coded import CodedWeight, PlainCodes
+from octavo.quantize.scheme import Scheme
+from octavo.quantize.tables import LARGEST, TABLES, levels_of, nearest_levels
+
+# The exponent of the error that scales are searched by where nothing is known of inputs: between
+# the squares that minimize the mean and the higher powers that spare large values. It is the
+# default of llm-compressor's ``mse`` observer.
+ERROR_POWER = 2.4
+
+# The parts of a range that the search tries. The widest is more than all of it, since a symmetric
+# grid falls half a step short of the largest value if that is positive.
+_OF_BOTH_ENDS = torch.linspace(1.08, 0.40, 48).tolist()
+# The same where ends may differ: half as many for both, then for one end after the other.
+_OF_BOTH_FIRST, _OF_ONE_END = _OF_BOTH_ENDS[::2], torch.linspace(1.2, 0.6, 12).tolist()
+
+# The smallest and the largest positive float16.
+_LEAST_SCALE, _LARGEST_SCALE = 2.0**-24, 65504.0
+
+# A thread searches for this many values at a time. They stay in the cache meanwhile, and are so few
+# that PyTorch does not share them out among threads of its own, which would wait for each other.
+_CHUNK_VALUES = 1 << 15
+
+
+class Grid(NamedTuple):
+    """What the values of groups can be. Both float32 of the same shape, one entry for each group.
+
+    ``scales``: positive, exact in float16 unless there is a table. ``zeros``: integers, or the
+    value of code 0, exact in float16; see the head of the module. 0 where there is a table.
+    """
+
+    scales: Tensor
+    zeros: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class QuantizedMatrix:
+    """A matrix as integers: ``codes`` uint8 [N, K]; ``scales``, ``zeros`` as in Grid, [N, G].
+
+    A row has G groups of K / G neighbours. Of a ``"tensor"``, all rows repeat the one that it has.
+    """
+
+    codes: Tensor
+    scales: Tensor
+    zeros: Tensor
+    scheme: Scheme
+
+    def __post_init__(self) -> None:
+        rows, columns = self.codes.shape
+        groups = columns // self.scheme.group_width(columns)
+        assert self.codes.dtype == torch.uint8, self.codes.dtype
+        for each in (self.scales, self.zeros):
+            assert each.dtype == torch.float32 and each.shape == (rows, groups), each.shape
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        rows, columns = self.codes.shape
+        return rows, columns
+
+    def dequantize(self) -> Tensor:
+        """The values, float32 [N, K]."""
+        rows, groups = self.scales.shape
+        grid = Grid(self.scales, self.zeros)
+        return decode(self.codes.view(rows, groups, -1).float(), grid, self.scheme).view(self.shape)
+
+    def coded(self, format: str) -> CodedWeight:
+        """The same as what a checkpoint's ``format`` holds: codes of a table, or integers with
+        integer zeros."""
+        assert not self.scheme.float_minimum, "zeros are integers"
+        table = self.scheme.table
+        return CodedWeight(
+            format,
+            self.shape,
+            self.scheme.bits,
+            self.scheme.group_width(self.shape[1]),
+            PlainCodes(self.codes.numpy()),
+            self.scales.numpy(),
+            self.zeros.numpy() if table is None else 0.0,
+            None if table is None else TABLES[table],
+            None,
+            self.codes.numel() * self.scheme.bits // 8,
+        )
+
+
+# -- rounding -------------------------------------------------------------------------------------
+
+
+def quantize_to_nearest(
+    weight: Tensor, scheme: Scheme, *, search: bool = False, importance: Tensor | None = None
+) -> QuantizedMatrix:
+    """A matrix, float32 [N, K], with each value at the nearest point of its group's grid.
+
+    ``search``: grids are those of ``search_grid``, by ``importance``, instead of ``full_grid``.
+    ConfigError if groups do not fill a row.
+    """
+    values = grouped(weight, scheme)
+    grid = (
+        search_grid(values, scheme, grouped_importance(importance, weight, scheme))
+        if search
+        else full_grid(values, scheme)
+    )
+    return matrix_on_grid(weight, grid, scheme)
+
+
+def matrix_on_grid(weight: Tensor, grid: Grid, scheme: Scheme) -> QuantizedMatrix:
+    """A matrix [N, K] rounded to nearest on a grid of its groups."""
+    codes = encode(grouped(weight, scheme), grid, scheme).to(torch.uint8).view(weight.shape)
+    rows = weight.shape[0]
+    scales, zeros = (each.expand(rows, -1).contiguous() for each in grid)
+    return QuantizedMatrix(codes, scales, zeros, scheme)
+
+
+def grouped(weight: Tensor, scheme: Scheme) -> Tensor:
+    """A matrix [N, K] as its groups: [N, G, L], or [1, 1, N * K] if it is a single one."""
+    rows, columns = weight.shape
+    width = scheme.group_width(columns)
+    if scheme.group_size == "tensor":
+        return weight.reshape(1, 1, -1)
+    return weight.reshape(rows, columns // width, width)
+
+
+def grouped_importance(importance: Tensor | None, weight: Tensor, scheme: Scheme) -> Tensor | None:
+    """Importance of input channels [K] in a shape that goes with ``grouped``."""
+    if importance is None:
+        return None
+    if scheme.group_size == "tensor":
+        return importance.repeat(weight.shape[0]).view(1, 1, -1)
+    return importance.view(-1, scheme.group_width(weight.shape[1]))
+
+
+def encode(values: Tensor, grid: Grid, scheme: Scheme) -> Tensor:
+    """The nearest codes, as float32 [..., L]; halves go to the even one."""
+    if scheme.table is not None:
+        return nearest_levels(values / grid.scales.unsqueeze(-1), scheme.table)
+    scales, zeros = (each.unsqueeze(-1) for each in grid)
+    is_float = scheme.float_minimum
+    codes = (values - zeros).div_(scales) if is_float else (values / scales).add_(zeros)
+    return codes.round_().clamp_(0, scheme.max_code)
+
+
+def decode(codes: Tensor, grid: Grid, scheme: Scheme) -> Tensor:
+    """The values of codes, both float32 [..., L]."""
+    if scheme.table is not None:
+        return levels_of(codes, scheme.table).mul_(grid.scales.unsqueeze(-1))
+    scales, zeros = (each.unsqueeze(-1) for each in grid)
+    return codes * scales + zeros if scheme.float_minimum else (codes - zeros).mul_(scales)
+
+
+# -- scales ---------------------------------------------------------------------------------------
+
+
+def full_grid(values: Tensor, scheme: Scheme) -> Grid:
+    """The grid [...] that holds all values [..., L] of a group, and zero.
+
+    Symmetric: s = max|w| / ((2^b - 1) / 2), so that the one code more on the negative side is used:
+    what compressed-tensors does. Of a table: s = max|w| / its largest entry. Asymmetric, with
+    low = min(0, min w) and high = max(0, max w): s = (high - low) / (2^b - 1), z = round(-low / s).
+    With float minimums, as in Q4_1, z = min w and s = (max w - min w) / (2^b - 1), and zero need
+    not be among the values.
+    """
+    return _grid_of_range(*_range(values, scheme), scheme)
+
+
+def search_grid(values: Tensor, scheme: Scheme, importance: Tensor | None = None) -> Grid:
+    """The grid [...] of least error among those of 49 ranges, wider and narrower than the values.
+
+    The error of a group is sum |e|^2.4 over its values, or sum i e^2 where ``importance`` i says
+    how much each counts: E[x^2] of the input channel makes it the expected squared error of the
+    layer's output, channels taken as uncorrelated. ``importance`` goes with [..., L] and is not
+    negative.
+    """
+    step = max(1, _CHUNK_VALUES // math.prod(values.shape[1:]))
+    parts = values.split(step)
+    if len(parts) == 1:
+        return _search(values, scheme, importance)
+    with ThreadPoolExecutor(torch.get_num_threads()) as pool:
+        grids = list(pool.map(lambda part: _search(part, scheme, importance), parts))
+    return Grid(*(torch.cat(each) for each in zip(*grids, strict=True)))
+
+
+def _search(values: Tensor, scheme: Scheme, importance: Tensor | None) -> Grid:
+    best = _BestRange(values, scheme, importance)
+    if scheme.symmetric:
+        best.scan(_OF_BOTH_ENDS, _OF_BOTH_ENDS)
+    else:
+        best.scan(_OF_BOTH_FIRST, _OF_BOTH_FIRST)
+        best.scan(_OF_ONE_END, repeat(1.0))
+        best.scan(repeat(1.0), _OF_ONE_END)
+    return best.grid
+
+
+class _BestRange:
+    """The range [...] of least error so far, which is at first that of all values."""
+
+    def __init__(self, values: Tensor, scheme: Scheme, importance: Tensor | None):
+        self._values, self._scheme, self._importance = values, scheme, importance
+        self._low, self._high = _range(values, scheme)
+        # A range that need not include zero shrinks around its own middle.
+        self._middle = (self._low + self._high) / 2 if scheme.float_minimum else 0.0
+        self.grid = _grid_of_range(self._low, self._high, scheme)
+        self._error = _error(values, self.grid, scheme, importance)
+
+    def scan(self, low_parts: Iterable[float], high_parts: Iterable[float]) -> None:
+        """Try parts of the range that is the best now; the shorter list ends it."""
+        below, above = self._low - self._middle, self._high - self._middle
+        for low_part, high_part in zip(low_parts, high_parts, strict=False):
+            self._try(self._middle + below * low_part, self._middle + above * high_part)
+
+    def _try(self, low: Tensor, high: Tensor) -> None:
+        grid = _grid_of_range(low, high, self._scheme)
+        error = _error(self._values, grid, self._scheme, self._importance)
+        is_better = error < self._error
+        self._error = torch.where(is_better, error, self._error)
+        self._low = torch.where(is_better, low, self._low)
+        self._high = torch.where(is_better, high, self._high)
+        scales, zeros = self.grid
+        self.grid = Grid(
+            torch.where(is_better, grid.scales, scales), torch.where(is_better, grid.zeros, zeros)
+        )
+
+
+def _error(values: Tensor, grid: Grid, scheme: Scheme, importance: Tensor | None) -> Tensor:
+    error = decode(encode(values, grid, scheme), grid, scheme).sub_(values)
+    if importance is None:
+        return error.abs_().pow_(ERROR_POWER).sum(dim=-1)
+    return error.square_().mul_(importance).sum(dim=-1)
+
+
+def _range(values: Tensor, scheme: Scheme) -> tuple[Tensor, Tensor]:
+    """The ends of a group's values [...], which include zero unless zero is a float."""
+    low, high = values.amin(dim=-1), values.amax(dim=-1)
+    return (low, high) if scheme.float_minimum else (low.clamp(max=0), high.clamp(min=0))
+
+
+def _grid_of_range(low: Tensor, high: Tensor, scheme: Scheme) -> Grid:
+    if scheme.table is not None:  # in files these scales are float32
+        scales = torch.maximum(-low, high).div_(LARGEST[scheme.table]).clamp_(min=_LEAST_SCALE)
+        return Grid(scales, torch.zeros_like(scales))
+    if scheme.symmetric:
+        scales = as_scales(torch.maximum(-low, high) / (scheme.max_code / 2))
+        return Grid(scales, torch.full_like(scales, scheme.middle))
+    scales = as_scales((high - low) / scheme.max_code)
+    if scheme.float_minimum:
+        return Grid(scales, low.half().float())
+    return Grid(scales, (-low / scales).round_().clamp_(0, scheme.max_code))
+
+
+def as_scales(scales: Tensor) -> Tensor:
+    """Exact in float16, and never zero: a group of zeros has a scale like any other."""
+    return scales.half().float().clamp_(_LEAST_SCALE, _LARGEST_SCALE)

@@ -1,0 +1,38 @@
+"""Public names of the release before still lead to what they named, and say so."""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+
+import pytest
+
+import octavo.quantization
+import octavo.quantize
+from octavo.base.renamed import MODULES, NAMES
+
+
+@pytest.mark.parametrize("old", sorted(MODULES))
+def test_a_renamed_module_is_imported_under_its_old_name(old):
+    sys.modules.pop(old, None)
+    with pytest.warns(DeprecationWarning, match=rf"{old} is now {MODULES[old]};"):
+        module = import_module(old)
+    there = import_module(MODULES[old])
+    names = [name for name in dir(there) if not name.startswith("_")]
+    assert names
+    for name in names:
+        assert getattr(module, name) is getattr(there, name)
+    with pytest.raises(AttributeError):
+        module.nothing_of_the_kind  # noqa: B018
+
+
+@pytest.mark.parametrize("name", sorted(NAMES))
+def test_a_renamed_class_is_found_in_its_old_package(name):
+    package, _, leaf = name.rpartition(".")
+    with pytest.warns(DeprecationWarning, match=rf"{name} is now {NAMES[name]}\.{leaf};"):
+        assert getattr(import_module(package), leaf) is getattr(octavo.quantize, leaf)
+
+
+def test_what_never_was_is_an_error():
+    with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
+        octavo.quantization.nothing  # noqa: B018
