@@ -182,7 +182,7 @@ def hash_engine(byte_tokenizer) -> Callable[..., Any]:
     arguments are the scheduler's."""
     from octavo.assembly.engine import build_engine
     from octavo.core.scheduler import SchedulerConfig
-    from octavo.executor.hashing import HashExecutor
+    from octavo.executor.hash_model import HashExecutor
     from octavo.serving.text_engine import TextEngine
     from octavo.settings.engine import CacheConfig, EngineConfig
 

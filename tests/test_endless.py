@@ -10,7 +10,7 @@ import pytest
 
 from octavo.core.request import Request
 from octavo.core.sampling_params import SamplingParams
-from octavo.core.sight import Sight
+from octavo.core.sink_window import Sight
 from octavo.serving.load import load_engine
 from octavo.settings.engine import EngineArgs
 

@@ -15,7 +15,7 @@ from octavo.core.prefix_cache import RadixPrefixCache
 from octavo.core.request import Request
 from octavo.core.sampling_params import SamplingParams
 from octavo.core.scheduler import Scheduler, SchedulerConfig
-from octavo.executor.hashing import GuessingProposer, HashDrafts, HashExecutor, expected_tokens
+from octavo.executor.hash_model import GuessingProposer, HashDrafts, HashExecutor, expected_tokens
 from octavo.executor.local import LocalExecutor
 from octavo.executor.simulated import SimulatedExecutor
 from octavo.models.loader import load_model

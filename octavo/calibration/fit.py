@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from octavo.base.errors import BenchmarkError
-from octavo.cost.measured import (
+from octavo.cost.measured_steps import (
     MeasuredSteps,
     Spread,
     goes_on,

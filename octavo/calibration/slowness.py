@@ -10,10 +10,10 @@ import random
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from octavo.calibration.calibration_run import size_of, steps_of
 from octavo.calibration.fit import TimedStep, usual
-from octavo.calibration.run import size_of, steps_of
 from octavo.calibration.trials import Trial, fits
-from octavo.cost.measured import MeasuredSteps, regime_of
+from octavo.cost.measured_steps import MeasuredSteps, regime_of
 
 if TYPE_CHECKING:
     from octavo.bench.offline.session import OfflineSession

@@ -17,7 +17,7 @@ from typing import Any
 from octavo.base.errors import ConfigError, ModelFileError
 from octavo.base.fields import Fields
 from octavo.base.files import replace_file
-from octavo.cost.measured import MeasuredSteps
+from octavo.cost.measured_steps import MeasuredSteps
 from octavo.hub.store import home
 from octavo.system import machine
 

@@ -17,10 +17,10 @@ from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from octavo.base.errors import BenchmarkError
-from octavo.calibration.live import run_live
+from octavo.calibration.live_run import run_live
 from octavo.calibration.slowness import between, slowness_now
 from octavo.cost.hardware import Device
-from octavo.cost.measured import MeasuredSteps, calibrated
+from octavo.cost.measured_steps import MeasuredSteps, calibrated
 from octavo.measure.metrics import summarize
 from octavo.measure.request_record import RequestRecord
 from octavo.sim.costs import Cost, Costs, costs

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 
 from octavo.cli import UsageError, terminal
 from octavo.cli.bench.common import open_session, progress_over
-from octavo.cli.busy import warn_if_busy
+from octavo.cli.busy_machine import warn_if_busy
 from octavo.cli.plan_flags import add_plan_flags, question_of
 
 if TYPE_CHECKING:
-    from octavo.bench.offline.advice import Outcome, Tried
+    from octavo.bench.offline.advice_trial import Outcome, Tried
     from octavo.planner.advice import Advice
     from octavo.planner.answer import Plan, Question
     from octavo.planner.decisions import Decision
@@ -60,7 +60,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from octavo.bench.offline.advice import Tried
+    from octavo.bench.offline.advice_trial import Tried
     from octavo.planner.answer import answer
     from octavo.planner.decisions import decisions
     from octavo.planner.report import deployment_json
@@ -111,7 +111,7 @@ def _check(args: argparse.Namespace) -> None:
 def _tried(args: argparse.Namespace, plan: Plan) -> list[Tried]:
     """All of the advice that can be, what helps most first; and what no formula foresees, where it
     helped."""
-    from octavo.bench.offline.advice import AdviceStudy, Load, settings_for, unforeseen
+    from octavo.bench.offline.advice_trial import AdviceStudy, Load, settings_for, unforeseen
 
     traffic = plan.traffic
     load = Load(max(1, round(_under_way(plan))), traffic.input_len, traffic.output_len)

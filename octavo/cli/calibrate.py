@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from octavo.cli import terminal
 from octavo.cli.bench import common
-from octavo.cli.busy import warn_if_busy
+from octavo.cli.busy_machine import warn_if_busy
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -66,7 +66,7 @@ def run(args: argparse.Namespace) -> int:
 
 def known_or_measured(session: OfflineSession, *, quick: bool = False) -> Profile:
     """What is known of the engine of a session; measured first, and kept, if nothing is."""
-    from octavo.calibration.run import about
+    from octavo.calibration.calibration_run import about
     from octavo.calibration.store import find, keep
 
     profile = find(about(session))
@@ -82,7 +82,7 @@ def measured(session: OfflineSession, *, quick: bool) -> Profile:
     """Calibrate the engine of a session, with a progress bar."""
     from datetime import UTC, datetime
 
-    from octavo.calibration.run import calibrate, profile_of
+    from octavo.calibration.calibration_run import calibrate, profile_of
 
     warn_if_busy()
     with common.progress_over("timing steps", 100) as advance:

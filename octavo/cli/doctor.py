@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from octavo.doctor import Report
-    from octavo.models.inspection import ModelReport
+    from octavo.models.checkpoint_check import ModelReport
 
 EXAMPLES = """\
 examples:
@@ -41,7 +41,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _run_on_model(args: argparse.Namespace) -> int:
     """1 where loading would fail."""
-    from octavo.models.inspection import inspect_model
+    from octavo.models.checkpoint_check import inspect_model
 
     report = inspect_model(terminal.resolve(args.model))
     if args.json:

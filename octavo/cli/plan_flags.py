@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 
 from octavo.cli import UsageError
 from octavo.cli.bench.common import positive
-from octavo.cli.calibrated import steps_here
+from octavo.cli.calibrated_steps import steps_here
 from octavo.cli.engine_flags import add_model_argument
 from octavo.cli.parser import completed_by, rarely
 from octavo.settings.engine import parse_bytes
 
 if TYPE_CHECKING:
     from octavo.planner.answer import Question
-    from octavo.planner.measured import Measured
+    from octavo.planner.calibrated_steps import Measured
     from octavo.planner.money import Price
 
 _USUAL_YEARS, _USUAL_ELECTRICITY = 3.0, 0.15
@@ -186,7 +186,7 @@ def _measured(args: argparse.Namespace) -> Measured | None:
     """Steps of the model on this machine, where that is asked about."""
     from octavo.cost.hardware_table import AUTO, find_device
     from octavo.cost.open_spec import open_spec
-    from octavo.planner.measured import Measured
+    from octavo.planner.calibrated_steps import Measured
 
     names = {name.partition(":")[0].strip().lower() for name in args.hardware.split(",")}
     steps = steps_here(args.model, args.kv_cache_dtype) if AUTO in names else None

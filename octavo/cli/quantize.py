@@ -21,7 +21,7 @@ from octavo.system.machine import keep_openmp_patient
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from octavo.quantize.job import Made, Progress
+    from octavo.quantize.quantization_job import Made, Progress
     from octavo.quantize.recipes import Wanted
 
 # As octavo.quantize.recipes has them, which takes a second to import.
@@ -159,7 +159,7 @@ def run(args: argparse.Namespace) -> int:
     path = terminal.resolve(args.model)
     with terminal.spinner("starting"):
         from octavo.models.checkpoint import open_checkpoint
-        from octavo.quantize.job import make
+        from octavo.quantize.quantization_job import make
         from octavo.sources.open import load_tokenizer
     if args.compare is None:
         plan = [(Path(args.out), wanted_of(args, args.method))]

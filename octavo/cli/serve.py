@@ -65,6 +65,6 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _calibration(model: str) -> Profile | None:
-    from octavo.calibration.known import profile_here
+    from octavo.calibration.known_profiles import profile_here
 
     return profile_here(model)

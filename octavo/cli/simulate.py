@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from octavo.cli import terminal
 from octavo.cli.bench.common import add_plot_flag, check_plots, save_plots
-from octavo.cli.calibrated import steps_here
+from octavo.cli.calibrated_steps import steps_here
 from octavo.cli.engine_flags import (
     add_engine_flags,
     add_flags,
@@ -25,7 +25,7 @@ from octavo.workload.settings import LoadSettings, Workload
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from octavo.cost.measured import MeasuredSteps
+    from octavo.cost.measured_steps import MeasuredSteps
     from octavo.sim.report import SimulationReport
     from octavo.sim.setup import Simulation
     from octavo.sim.timeline import Timeline

@@ -182,7 +182,7 @@ def _step_cost(args: argparse.Namespace) -> StepCost:
     row_cost = _row_cost(args)
     if row_cost is not None:
         return linear_step(row_cost)
-    from octavo.cost.live import live_rank_model
+    from octavo.cost.loaded_model import live_rank_model
     from octavo.cost.work import Span
     from octavo.models.checkpoint import open_checkpoint
     from octavo.models.footprint import matrices, native_kv_bytes_per_token, weight_types

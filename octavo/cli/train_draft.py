@@ -16,8 +16,8 @@ from octavo.cli.quantize import progress_bar
 from octavo.system.machine import keep_openmp_patient
 
 if TYPE_CHECKING:
-    from octavo.draft_training.data import Ask, Talk
-    from octavo.draft_training.job import Wanted
+    from octavo.draft_training.model_answers import Ask, Talk
+    from octavo.draft_training.training_job import Wanted
 
 # As octavo.draft_training.kinds has them, which takes a second to import.
 KINDS = ("recurrent", "medusa", "eagle")
@@ -73,7 +73,7 @@ def run(args: argparse.Namespace) -> int:
     need_torch("training a draft")
     path = terminal.resolve(args.model)
     with terminal.spinner("starting"):
-        from octavo.draft_training.job import train_draft
+        from octavo.draft_training.training_job import train_draft
         from octavo.models.checkpoint import open_checkpoint
         from octavo.sources.open import load_tokenizer
     wanted = _wanted(args)
@@ -96,7 +96,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _wanted(args: argparse.Namespace) -> Wanted:
-    from octavo.draft_training.job import Wanted
+    from octavo.draft_training.training_job import Wanted
 
     names = ("kind", "minutes", "tokens", "shortlist", "steps", "seed")
     given = {name: getattr(args, name) for name in names if getattr(args, name) is not None}

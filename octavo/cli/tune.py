@@ -18,13 +18,13 @@ from octavo.settings.engine import EngineArgs
 if TYPE_CHECKING:
     from octavo.bench.offline.session import OfflineSession
     from octavo.bench.record import Recorder
-    from octavo.cost.measured import MeasuredSteps
+    from octavo.cost.measured_steps import MeasuredSteps
     from octavo.sim.demand import Ask
     from octavo.text.tokenizer import Tokenizer
-    from octavo.tuning.live import LiveRuns
+    from octavo.tuning.live_confirmation import LiveRuns
     from octavo.tuning.objective import Objective
     from octavo.tuning.search import Progress, Search
-    from octavo.tuning.simulated import SimulatedEngines
+    from octavo.tuning.simulated_engines import SimulatedEngines
     from octavo.tuning.space import Candidate
     from octavo.tuning.study import Study
 
@@ -80,7 +80,7 @@ def _steps(question: Question) -> Steps:
 
 def _steps_known_here(question: Question, engines: Sequence[Candidate]) -> Steps:
     """Of those engines that have been calibrated; none, if they are not as they usually are."""
-    from octavo.cli.calibrated import steps_here
+    from octavo.cli.calibrated_steps import steps_here
 
     known: dict[Candidate, MeasuredSteps | None] = {}
     if question.held.keys() & _STEPS_DEPEND_ON:
@@ -116,7 +116,7 @@ def _engine_args(question: Question, candidate: Candidate) -> EngineArgs:
     settings = {**question.held, **candidate.settings}
     model = settings.pop("model", question.model)
     if question.acceptance is not None and settings.pop("spec_method", None) is not None:
-        from octavo.tuning.simulated import guesses_at
+        from octavo.tuning.simulated_engines import guesses_at
 
         settings["speculative_config"] = guesses_at(question.acceptance)
     return EngineArgs.from_kwargs(model, **settings)
@@ -127,7 +127,7 @@ def _engine_args(question: Question, candidate: Candidate) -> EngineArgs:
 
 def _study(question: Question, steps: Steps) -> Study:
     from octavo.cost.open_spec import open_spec
-    from octavo.tuning.simulated import SimulatedEngines
+    from octavo.tuning.simulated_engines import SimulatedEngines
     from octavo.tuning.study import Study
 
     engines = SimulatedEngines(

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from octavo.bench.record import Recorder
     from octavo.tuning.explain import Decision
-    from octavo.tuning.live import LiveRuns
+    from octavo.tuning.live_confirmation import LiveRuns
     from octavo.tuning.outcome import Outcome
     from octavo.tuning.search import Search, Tried
 

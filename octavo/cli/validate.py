@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from octavo.bench.offline.session import OfflineSession
     from octavo.calibration.validate import Case, Row
     from octavo.cost.hardware import Device
-    from octavo.cost.measured import MeasuredSteps
+    from octavo.cost.measured_steps import MeasuredSteps
 
 EXAMPLES = """\
 Requests are sent to the engine in this process, in real time, and to a simulation of it whose steps

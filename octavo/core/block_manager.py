@@ -23,7 +23,7 @@ from octavo.core.block_store import NOTHING_STORED, BlockStore, NoBlockStore, St
 from octavo.core.kv_tables import GONE, ONE_TABLE, Windows, first_kept, longest_sequence
 from octavo.core.prefix_cache import MissReason, NoPrefixCache, PrefixCache
 from octavo.core.request import Request
-from octavo.core.sight import Sight
+from octavo.core.sink_window import Sight
 from octavo.core.state_slots import NoStates, States
 
 

@@ -11,11 +11,11 @@ from itertools import chain
 from typing import NamedTuple
 
 from octavo.base.errors import EngineError
-from octavo.core.audit import IdleAudit
 from octavo.core.batch import Batch, ScheduledRequest, StepOutput
+from octavo.core.block_audit import IdleAudit
 from octavo.core.clock import Clock, WallClock
 from octavo.core.executor import Executor, FailedStep, StepHandle
-from octavo.core.idle_saving import IdleSaving
+from octavo.core.idle_offload import IdleSaving
 from octavo.core.request import FinishReason, Request
 from octavo.core.scheduler import RequestUpdate, Scheduler
 from octavo.core.stats import StepStats

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from octavo.base.errors import InvalidRequestError, PromptTooLongError, QueueFullError
 from octavo.base.plain_numbers import plain, plain_list
 from octavo.core.sampling_params import SamplingParams
-from octavo.core.sight import Sight
+from octavo.core.sink_window import Sight
 
 # Tokens of an answer that the context does not bound, where nothing else is said.
 DEFAULT_OUTPUT_TOKENS = 1 << 16

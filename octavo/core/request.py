@@ -8,7 +8,7 @@ from enum import Enum
 from typing import TYPE_CHECKING
 
 from octavo.core.sampling_params import SamplingParams
-from octavo.core.sight import Sight
+from octavo.core.sink_window import Sight
 from octavo.core.stats import RequestStats
 from octavo.core.token_counts import SeenTokens, TokenCounts
 from octavo.core.token_mask import Bits, TokenMask

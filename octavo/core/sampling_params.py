@@ -102,9 +102,9 @@ class SamplingParams:
         detokenize: False leaves ``text`` empty.
         skip_special_tokens: special tokens do not become text.
         speculative: whether tokens may be guessed ahead, and how many.
-        attention_sinks, window: of its own tokens, a query sees so many of the first and of the
-            last, and the generation may go on past the context (``core/sight.py``). A window of 0
-            sees all; None is as the engine has it.
+        attention_sinks, window: how many of its first and of its last tokens a query attends to;
+            the generation may then go on past the context (``core/sink_window.py``). A window of 0
+            attends to all; None is as the engine has it.
         n_keep: the first tokens that a context shift keeps, where the engine makes any.
         cache_prompt: False neither takes from caches nor leaves anything there: all of the prompt
             is computed, its blocks are free when it ends, and nothing goes to the disk.

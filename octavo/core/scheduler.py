@@ -19,10 +19,10 @@ from octavo.core.drafting import DraftProposer
 from octavo.core.fair_queue import FairQueue, behind
 from octavo.core.limits import QueueLimits, Work, WorkBudget, check_sight, total_tokens_of
 from octavo.core.lookahead import Lookahead
-from octavo.core.pacing import Pacer
+from octavo.core.prefill_pacing import Pacer
 from octavo.core.prefix_cache import MissReason
 from octavo.core.request import FinishReason, Request, RequestStatus
-from octavo.core.sight import SightRules
+from octavo.core.sink_window import SightRules
 from octavo.core.stats import DraftStats
 
 
@@ -39,7 +39,7 @@ class SchedulerConfig:
         max_queued_requests, max_queued_tokens: bounds of the waiting queue, whose requests count
             with all tokens that they may come to have (``Work``); None is no bound.
         target_step_seconds: what a step may last while somebody is being answered: prompts are cut
-            into chunks that take no longer (``core/pacing.py``). 0 is no bound.
+            into chunks that take no longer (``core/prefill_pacing.py``). 0 is no bound.
         max_rounds: tokens that a request which is alone may decode in one step.
         runs_ahead: a request may be in several steps at once; see ``Executor.feeds_tokens``.
         ageing_steps: waiting this many steps counts as much as one level of priority, so that no

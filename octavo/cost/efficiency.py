@@ -2,7 +2,7 @@
 
 Defaults by engine and device. Where a share was derived from measurements, the comment names them;
 others are what is usual, with a wider spread. Measurements of one's own take their place
-(`octavo.cost.measured.MeasuredSteps`).
+(`octavo.cost.measured_steps.MeasuredSteps`).
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from octavo.core.pacing import MIN_CHUNK, time_of_prompts
+from octavo.core.prefill_pacing import MIN_CHUNK, time_of_prompts
 from octavo.cost.work import Span, passes
 
 if TYPE_CHECKING:

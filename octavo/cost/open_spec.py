@@ -8,8 +8,8 @@ from pathlib import Path
 from octavo.base.errors import ConfigError, ModelFileError
 from octavo.base.model_files import ModelFolder, begins_as_gguf, split_parts
 from octavo.cost.catalogue import spec_of
+from octavo.cost.file_weights import has_weights, other_params
 from octavo.cost.model_spec import ModelSpec
-from octavo.cost.stored import has_weights, other_params
 
 _ENDINGS = (".json", ".gguf")
 MODELOPT_FILE = "hf_quant_config.json"

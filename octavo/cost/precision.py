@@ -85,7 +85,7 @@ def _rule(spec: ModelSpec, quantization: str | None, floats: WeightType) -> tupl
     if quantization is not None:
         return quantization, _rule_by_name(spec, quantization, floats)
     if spec.source is not None:
-        from octavo.cost.stored import stored_rule
+        from octavo.cost.file_weights import stored_rule
 
         return "as stored", stored_rule(spec)
     if spec.quantization:

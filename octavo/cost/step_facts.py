@@ -13,7 +13,7 @@ from typing import Any
 
 from octavo.base.fields import Fields
 from octavo.cost.hardware import Device
-from octavo.cost.measured import MeasuredSteps, calibrated
+from octavo.cost.measured_steps import MeasuredSteps, calibrated
 from octavo.cost.parallel import Parallel
 from octavo.cost.rank_model import AttentionOp, Experts, MatrixOp, RankModel
 from octavo.cost.step_cost import StepModel

@@ -24,8 +24,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from octavo.draft_training.heads import Norm, linear
 from octavo.draft_training.pieces import Context
+from octavo.draft_training.stateless_heads import Norm, linear
 from octavo.layers.rope import RotaryEmbedding
 from octavo.models.config import ModelConfig
 

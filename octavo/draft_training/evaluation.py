@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from octavo.draft_training.examples import Examples
-from octavo.draft_training.heads import Head
+from octavo.draft_training.stateless_heads import Head
 
 _POSITIONS = 256  # that are run at a time
 

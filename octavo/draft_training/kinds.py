@@ -15,9 +15,9 @@ from octavo.base.fields import Fields
 from octavo.draft_training.eagle import EagleHead, eagle_depths
 from octavo.draft_training.evaluation import acceptance, accuracies
 from octavo.draft_training.examples import Examples, Positions, Sequences, Target
-from octavo.draft_training.heads import Head, MedusaHeads, RecurrentHead
+from octavo.draft_training.medusa_tree import grow
 from octavo.draft_training.pieces import Pieces
-from octavo.draft_training.tree import grow
+from octavo.draft_training.stateless_heads import Head, MedusaHeads, RecurrentHead
 from octavo.models.config import ModelConfig
 from octavo.models.safetensors_writer import NewTensor
 from octavo.speculation.eagle import ARCHITECTURES, layer_config

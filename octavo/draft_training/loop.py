@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from octavo.draft_training.examples import Batch, Examples
-from octavo.draft_training.heads import Head
+from octavo.draft_training.stateless_heads import Head
 
 _DECAY = 0.8
 _RISE = 0.02

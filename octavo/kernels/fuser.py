@@ -25,7 +25,7 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import dataclass, field, replace
 
-from octavo.kernels.fusion import (
+from octavo.kernels.fused_ops import (
     ALONE,
     MAX_SEGMENTS,
     Attention,

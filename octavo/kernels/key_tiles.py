@@ -1,7 +1,7 @@
 """Which tiles of keys the items of a step's attention go through, and which keys a query sees.
 
 An item is some queries in a row of one request. Keys and queries are known by their slots: for a
-request that keeps sinks (``core/sight.py``) these are its positions less the tokens left out.
+request that keeps sinks (``core/sink_window.py``) these are its positions less the tokens left out.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class Windowed:
 
 
 class SightLike(Protocol):
-    """What a request sees, as ``core/sight.py`` has it."""
+    """What a request sees, as ``core/sink_window.py`` has it."""
 
     @property
     def sinks(self) -> int: ...

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from octavo.kernels.arguments import Rotation, RowNorm
+from octavo.kernels.op_arguments import Rotation, RowNorm
 from octavo.kernels.recurrence_specs import (
     ConvSpec,
     DeltaSpec,

@@ -28,10 +28,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from octavo.kernels.arguments import Rotation, RowNorm
 from octavo.kernels.attention import AttentionPlan, paged_attention, plan_attention
 from octavo.kernels.experts import add_up, clamped_swiglu, route
 from octavo.kernels.kv_stores import JoinedStore, KVStore
+from octavo.kernels.op_arguments import Rotation, RowNorm
 from octavo.kernels.recurrence import delta_rule, gated_norm, selective_scan, short_conv
 from octavo.kernels.routing import CLAMPED_SWIGLU, Expert, Router, Routing
 from octavo.quantization.tensors import WeightTensor

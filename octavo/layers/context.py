@@ -7,8 +7,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from octavo.kernels.arguments import Rotation, RowNorm
 from octavo.kernels.dispatch import Ops
+from octavo.kernels.op_arguments import Rotation, RowNorm
 
 
 class Activations(Protocol):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from octavo.kernels.arguments import Rotation, RowNorm
+from octavo.kernels.op_arguments import Rotation, RowNorm
 from octavo.layers.context import Activations, ForwardContext
 from octavo.layers.latent_config import LatentConfig
 from octavo.layers.linear import Linear

@@ -20,7 +20,7 @@ from octavo.models.config import ModelConfig
 from octavo.models.gguf import GGUFFile
 from octavo.models.gguf_latents import find_halves, join_halves
 from octavo.models.quantized_hf import find_parts, is_of_activations, weight_format
-from octavo.models.unsupported import check_generates
+from octavo.models.unsupported_models import check_generates
 from octavo.quantization.base import StoredWeight, Weight
 from octavo.quantization.ggml_types import FLOAT_TYPES, READABLE_TYPES, GGMLType
 

@@ -20,8 +20,7 @@ from octavo.models.config_to_hf import shortest
 from octavo.models.decoder import DecoderForCausalLM, make_attention
 from octavo.models.family import Family
 from octavo.models.llama import GGUF_NAMES, HF_DEFAULTS
-from octavo.models.unread import always, beside, only, same_as
-from octavo.models.windows import (
+from octavo.models.sliding_windows import (
     Windows,
     all_but_last_of,
     fixed_gguf_window_entries,
@@ -29,6 +28,7 @@ from octavo.models.windows import (
     hf_window_entries,
     hf_windows,
 )
+from octavo.models.unread_keys import always, beside, only, same_as
 
 
 class Cohere2DecoderLayer(Module):

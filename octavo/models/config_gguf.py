@@ -15,8 +15,8 @@ from octavo.layers.rope_config import RopeConfig
 from octavo.models.config import MAX_LAYERS, ModelConfig, extended_length, sampling_defaults
 from octavo.models.family import Family
 from octavo.models.registry import find_gguf_family
-from octavo.models.unread import check_gguf_read
-from octavo.models.unsupported import check_gguf_generates, naming_features
+from octavo.models.unread_keys import check_gguf_read
+from octavo.models.unsupported_models import check_gguf_generates, naming_features
 
 _SAMPLING_FIELDS = {
     "temp": "temperature",

@@ -21,8 +21,8 @@ from octavo.models.config import (
 )
 from octavo.models.family import Family
 from octavo.models.registry import find_family
-from octavo.models.unread import check_hf_read, check_model_type
-from octavo.models.unsupported import check_generates, kinds_of, naming_features
+from octavo.models.unread_keys import check_hf_read, check_model_type
+from octavo.models.unsupported_models import check_generates, kinds_of, naming_features
 
 _ACTIVATIONS: dict[str, Activation] = {
     "silu": "silu",

@@ -12,7 +12,7 @@ from octavo.base.errors import UnsupportedModelError
 from octavo.layers.rope_config import RopeConfig
 from octavo.models.config import ModelConfig
 from octavo.models.registry import family_of, gguf_architecture
-from octavo.models.windows import window_size
+from octavo.models.sliding_windows import window_size
 
 _SAMPLING_KEYS = {
     "temperature": "temp",

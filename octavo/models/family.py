@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from octavo.base.fields import Fields
     from octavo.models.config import Activation, ModelConfig
-    from octavo.models.unread import Meaningless
+    from octavo.models.unread_keys import Meaningless
 
 # From the fields of a file, and the config that the shared readers made of them, to those fields of
 # the config that mean something else in this family.

@@ -13,7 +13,7 @@ from octavo.base.fields import Fields
 from octavo.models.config import ModelConfig
 from octavo.models.family import Family
 from octavo.models.gemma3 import GEMMA_IGNORED, GGUF_NAMES, Gemma3ForCausalLM, scalar_of
-from octavo.models.windows import (
+from octavo.models.sliding_windows import (
     all_but_last_of,
     fixed_gguf_window_entries,
     gguf_windows,

@@ -36,7 +36,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from octavo.base.errors import ModelFileError
-from octavo.models.mapping import map_file
+from octavo.models.mapped_file import map_file
 from octavo.quantization.ggml_types import GGMLType, block_shape
 
 MAX_ENTRIES = 1 << 16  # metadata entries, and tensors

@@ -25,14 +25,14 @@ from octavo.models.experts import (
 )
 from octavo.models.family import Family, HFNames, TensorNames
 from octavo.models.llama import GGUF_LAYER, GGUF_TOP, HF_DEFAULTS, LlamaDecoderLayer
-from octavo.models.unread import always, same_as
-from octavo.models.windows import (
+from octavo.models.sliding_windows import (
     all_but_last_of,
     gguf_window_entries,
     gguf_windows,
     hf_window_entries,
     hf_windows,
 )
+from octavo.models.unread_keys import always, same_as
 
 _PERIOD = 2  # of layers, the last of which sees all
 _EXPERTS: dict[str, Any] = {

@@ -38,7 +38,7 @@ from octavo.models.mamba2 import (
     mamba2_values,
     mamba_of,
 )
-from octavo.models.unread import always, beside, only, without
+from octavo.models.unread_keys import always, beside, only, without
 
 
 class SharedMLP(Module):

@@ -22,7 +22,7 @@ from octavo.models.hybrid import (
     mixer_names,
 )
 from octavo.models.llama import GGUF_LAYER, GGUF_TOP
-from octavo.models.unread import always, beside, only, same_as
+from octavo.models.unread_keys import always, beside, only, same_as
 
 
 class Lfm2DecoderLayer(HybridDecoderLayer):

@@ -26,7 +26,7 @@ from octavo.models.experts import (
     hf_experts,
 )
 from octavo.models.family import Family, HFNames, TensorNames
-from octavo.models.windows import Windows, hf_window_entries, hf_windows, window_size
+from octavo.models.sliding_windows import Windows, hf_window_entries, hf_windows, window_size
 
 
 class LlamaDecoderLayer(Module):

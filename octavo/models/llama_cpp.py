@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from octavo.models.config import ModelConfig
 from octavo.models.registry import family_of, gguf_architecture
-from octavo.models.windows import window_size
+from octavo.models.sliding_windows import window_size
 
 # Architectures of files whose sliding windows llama.cpp applies.
 _WITH_WINDOWS = ("cohere2", "gemma2", "gemma3", "gpt-oss", "olmo2")

@@ -19,7 +19,7 @@ from octavo.models.config import ModelConfig
 from octavo.models.decoder import DecoderForCausalLM, make_attention
 from octavo.models.family import Family, TensorNames
 from octavo.models.llama import GGUF_LAYER, GGUF_TOP, HF_DEFAULTS
-from octavo.models.windows import (
+from octavo.models.sliding_windows import (
     all_but_last_of,
     fixed_gguf_window_entries,
     gguf_windows,

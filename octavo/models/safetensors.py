@@ -19,7 +19,7 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 
 from octavo.base.errors import ModelFileError
-from octavo.models.mapping import map_file
+from octavo.models.mapped_file import map_file
 
 _LENGTH_BYTES = 8
 _ALIGNMENT = 4  # of the largest numbers, float32

@@ -10,7 +10,7 @@ from octavo.base.fields import Fields
 from octavo.models.config import ModelConfig
 from octavo.models.family import Family
 from octavo.models.llama import GGUF_NAMES, HF_DEFAULTS, LlamaForCausalLM
-from octavo.models.windows import hf_windows
+from octavo.models.sliding_windows import hf_windows
 
 _PERIOD = 4  # of which the last layer turns nothing
 

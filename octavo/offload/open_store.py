@@ -5,10 +5,10 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 
+from octavo.core.host_kv_cache import RestoreRule, Shelf
 from octavo.core.kv_tables import Windows
-from octavo.core.shelf import RestoreRule, Shelf
-from octavo.offload.disk_depot import DiskDepot
-from octavo.offload.folder import BlockFolder, FolderBusyError
+from octavo.offload.block_folder import BlockFolder, FolderBusyError
+from octavo.offload.disk_storage import DiskDepot
 from octavo.settings.kv_offload import OffloadConfig
 
 _log = logging.getLogger("octavo")

@@ -6,10 +6,10 @@ import logging
 
 from octavo.base.errors import ConfigError
 from octavo.core.executor import Probe
+from octavo.core.host_kv_cache import Always, RestoreRule
 from octavo.core.scheduler import SchedulerConfig
-from octavo.core.shelf import Always, RestoreRule
 from octavo.cost.first_token import ForeseenRates, StepRates, num_pairs
-from octavo.cost.live import ModelShape, live_rank_model
+from octavo.cost.loaded_model import ModelShape, live_rank_model
 from octavo.cost.step_cost import StepModel
 from octavo.cost.this_machine import this_machine
 

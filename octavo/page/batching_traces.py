@@ -24,8 +24,8 @@ from typing import Any
 
 import octavo
 from octavo.sim import FleetSettings, LoadSettings, Workload, prepare
-from octavo.sim.flight import Flight
 from octavo.sim.replica import StepTimes
+from octavo.sim.request import Flight
 
 MODEL, HARDWARE = "llama-3.1-8b", "h100-sxm"
 # Lengths differ by this share of their mean (standard deviation, log-normal).

@@ -23,10 +23,10 @@ from octavo.cost.precision import precision_of
 from octavo.cost.prediction import Prediction
 from octavo.cost.step_cost import StepCost
 from octavo.cost.work import Span
+from octavo.planner.calibrated_steps import Measured
 from octavo.planner.deployment import Deployment
 from octavo.planner.latency import Service, decode_time, prefill_time, prompt_chunks
 from octavo.planner.layouts import best_layout
-from octavo.planner.measured import Measured
 from octavo.planner.money import USUAL_UTILIZATION, Bill, Price, bill, listed, watts_of
 from octavo.planner.slo import Slo, parse_slo
 from octavo.planner.traffic import Traffic
@@ -34,7 +34,7 @@ from octavo.planner.verdict import Verdict, judge
 
 if TYPE_CHECKING:
     from octavo.planner.advice import Advice
-    from octavo.planner.nearest import Nearest
+    from octavo.planner.feasible_alternatives import Nearest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -298,6 +298,6 @@ class Plan:
     @cached_property
     def nearest(self) -> Nearest | None:
         """What could be had instead; None where what is asked can."""
-        from octavo.planner.nearest import nearest
+        from octavo.planner.feasible_alternatives import nearest
 
         return None if self.is_feasible else nearest(self.verdict, self.slo)

@@ -18,6 +18,7 @@ from octavo.base.errors import ConfigError
 from octavo.cost.communication import link_of
 from octavo.cost.efficiency import PROFILES, Efficiency, efficiency_of
 from octavo.cost.engine_profile import EngineProfile, Limits, profile
+from octavo.cost.file_weights import StoredRule, stored_rule
 from octavo.cost.gguf_mix import mixes_json
 from octavo.cost.hardware import Device
 from octavo.cost.kv_type import kv_types
@@ -28,7 +29,6 @@ from octavo.cost.prediction import Prediction
 from octavo.cost.quantization_config import read
 from octavo.cost.rank_model import Arithmetic
 from octavo.cost.recurrences import Recurrence
-from octavo.cost.stored import StoredRule, stored_rule
 from octavo.cost.weight_rules import Recipe
 from octavo.cost.weight_type import FLOAT_ALIASES, FLOATS, QUANTIZED, WeightType, int4
 from octavo.cost.weights import num_parameters

@@ -17,10 +17,10 @@ from octavo.cost.prediction import Prediction
 from octavo.cost.rank import rank_model
 from octavo.cost.step_cost import StepCost, StepModel
 from octavo.cost.work import Span
+from octavo.planner.calibrated_steps import Measured
+from octavo.planner.closed_batch import Together
 from octavo.planner.latency import Latency, Seats, Service
-from octavo.planner.measured import Measured
 from octavo.planner.steady_state import SteadyState, StepTable
-from octavo.planner.together import Together
 from octavo.planner.traffic import Traffic
 
 
@@ -88,7 +88,7 @@ class Deployment:
         rank = rank_model(self.spec, self.precision, self.parallel)
         if self.measured is None or not self.is_measured:
             return StepModel.of(rank, self.device, self.profile.name)
-        from octavo.cost.measured import calibrated
+        from octavo.cost.measured_steps import calibrated
 
         return calibrated(rank, self.device, self.measured.steps)
 

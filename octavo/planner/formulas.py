@@ -16,7 +16,7 @@ from typing import Any
 from octavo import __version__
 from octavo.cost.communication import Link, transfers
 from octavo.cost.kv import kv_bytes_per_token
-from octavo.cost.measured import ROW_KNOTS, SAMPLED_KNOTS, WIDENING
+from octavo.cost.measured_steps import ROW_KNOTS, SAMPLED_KNOTS, WIDENING
 from octavo.cost.op_cost import SMALL_OPS, PricedOp, priced_ops
 from octavo.cost.rank_model import RankModel
 from octavo.cost.step_cost import StepModel

@@ -22,7 +22,7 @@ StepTime = Callable[[Sequence[Span]], Prediction]
 class Seats:
     """How many requests run at once, and how many tokens of them a step computes: no more of
     prompts than ``target_step_seconds`` allow while others are being answered, 0 is no bound; see
-    `octavo.core.pacing`."""
+    `octavo.core.prefill_pacing`."""
 
     max_num_seqs: int
     max_num_batched_tokens: int

@@ -19,7 +19,7 @@ from collections.abc import Callable
 from functools import cached_property
 from statistics import NormalDist
 
-from octavo.core.pacing import room_of_prompts
+from octavo.core.prefill_pacing import room_of_prompts
 from octavo.cost.prediction import Prediction, worst
 from octavo.cost.work import Span
 from octavo.planner.latency import (

@@ -87,7 +87,7 @@ def engine_args(model: str, ctx: int, **settings: Any) -> EngineArgs:
 
     No window has a prefix of another, but for BOS. There are seats for as many as fill a step, and
     one that it cuts through: further ones would only hold memory. Where requests see a part of
-    their tokens (``core/sight.py``), windows may be longer than the context.
+    their tokens (``core/sink_window.py``), windows may be longer than the context.
     """
     fixed: dict[str, Any] = {"max_model_len": ctx, "enable_prefix_caching": False}
     if settings.get("window") or settings.get("context_shift"):

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from octavo.base.errors import ConfigError
-from octavo.quantize.documents import Conversation, conversations_of, read_documents
+from octavo.quantize.calibration_files import Conversation, conversations_of, read_documents
 from octavo.text.tokenizer import Tokenizer
 
 WINDOW = 512

@@ -30,8 +30,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from octavo.base.errors import UnsupportedModelError
-from octavo.kernels.arguments import Rotation, RowNorm
 from octavo.kernels.dispatch import Ops, create_ops
+from octavo.kernels.op_arguments import Rotation, RowNorm
 from octavo.kernels.reference import rmsnorm, rope
 from octavo.layers.linear import Linear
 from octavo.layers.module import Module, named_parameters

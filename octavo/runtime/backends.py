@@ -31,7 +31,7 @@ from octavo.kernels.cpu.layout import (
 from octavo.kernels.cpu.library import Library, Pool
 from octavo.kernels.cpu.packed_weights import Progress
 from octavo.kernels.dispatch import CANDIDATES, explain
-from octavo.kernels.fusion import CannotFuse
+from octavo.kernels.fused_ops import CannotFuse
 from octavo.models.config import ModelConfig
 from octavo.runtime.capacity import RankLimits, RankSpec, kv_dtype_of
 from octavo.runtime.forward import Forward
@@ -77,7 +77,7 @@ class Backend(Protocol):
 
     @property
     def has_sinks(self) -> bool:
-        """Whether it knows what a request sees (``core/sight.py``), where that is not all."""
+        """Whether it knows what a request sees (``core/sink_window.py``), where that is not all."""
         ...
 
     def create_forward(self, limits: RankLimits, depths: Collection[int] = ()) -> Forward:

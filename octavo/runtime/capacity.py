@@ -87,7 +87,7 @@ class Capacity:
 
     ``ledger``: where a GPU's memory goes. ``kv_groups`` are those of the model's layers that may
     have block tables of their own; None: all have to share one. ``no_sinks`` is what keeps
-    requests from sinks and windows of their own (``core/sight.py``); empty for nothing.
+    requests from sinks and windows of their own (``core/sink_window.py``); empty for nothing.
     ``state_bytes``: that recurrent layers keep of a sequence.
     """
 

@@ -15,7 +15,7 @@ from octavo.kernels.cuda.packing import Upload, expanded, pack
 from octavo.kernels.cuda.program import FusedProgram
 from octavo.kernels.cuda.sampling import DeviceSampler
 from octavo.kernels.cuda.weights import DeviceWeight, parts_of
-from octavo.kernels.fusion import CannotFuse, Embed, Experts, Head, LatentAttention, Matrix
+from octavo.kernels.fused_ops import CannotFuse, Embed, Experts, Head, LatentAttention, Matrix
 from octavo.kernels.recorder import Value
 from octavo.models.config import ModelConfig
 from octavo.models.kv_groups import group_layers
@@ -23,9 +23,9 @@ from octavo.models.loader import weights_bytes
 from octavo.models.registry import CausalLM
 from octavo.quantization.base import Weight
 from octavo.runtime.capacity import RankLimits, RankSpec, kv_dtype_of
+from octavo.runtime.cuda_components import Kit, kit_of
 from octavo.runtime.cuda_forward import CudaForward, num_logits_rows
 from octavo.runtime.cuda_graphs import graph_sizes
-from octavo.runtime.cuda_kit import Kit, kit_of
 from octavo.runtime.device_memory import (
     NOWHERE,
     CountedMemory,

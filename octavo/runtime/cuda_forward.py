@@ -34,7 +34,7 @@ from octavo.kernels.cuda.sampling import (
     SampledTokens,
     SamplingTensors,
 )
-from octavo.kernels.fusion import CannotFuse
+from octavo.kernels.fused_ops import CannotFuse
 from octavo.kernels.recorder import Value
 from octavo.runtime import cuda_warmup
 from octavo.runtime.capacity import RankLimits

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from octavo.kernels.cuda.attention_plan import power_of_two
+from octavo.kernels.cuda.gemm_dispatch import FEW_CODED_ROWS
 from octavo.kernels.cuda.sampling import MAX_TOP, Asked
-from octavo.kernels.cuda.ways import FEW_CODED_ROWS
 from octavo.runtime.capacity import RankLimits
 from octavo.runtime.cuda_inputs import StepShape, aligned
 

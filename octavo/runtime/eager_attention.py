@@ -10,10 +10,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from octavo.kernels.arguments import Rotation, RowNorm
 from octavo.kernels.attention import AttentionPlan
 from octavo.kernels.dispatch import Ops
 from octavo.kernels.kv_stores import KVStore
+from octavo.kernels.op_arguments import Rotation, RowNorm
 from octavo.models.kv_groups import KVGroups
 from octavo.quantization.tensors import WeightTensor
 from octavo.runtime.input_batch import StepInputs

@@ -35,7 +35,7 @@ import numpy as np
 
 from octavo.core.batch import Batch, StateStep
 from octavo.core.request import Request
-from octavo.core.sight import Sight, unit_left_out
+from octavo.core.sink_window import Sight, unit_left_out
 
 _ENDLESS = 1 << 62  # a turn that never ends
 

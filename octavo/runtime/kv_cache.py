@@ -15,7 +15,7 @@ from octavo.kernels.cpu.layout import NIBBLE_TYPES
 from octavo.kernels.kv_stores import Codec, KVStore, codecs_of, padded_codec
 from octavo.models.kv_groups import KVGroups, one_table
 from octavo.runtime.capacity import RankLimits
-from octavo.runtime.untouched import untouched_zeros
+from octavo.runtime.lazy_zeros import untouched_zeros
 
 if TYPE_CHECKING:
     from octavo.models.config import KVSpec

@@ -21,7 +21,7 @@ from octavo.core.batch import Batch, TokenLogprobs
 from octavo.core.lookahead import MAX_ROUNDS, rounds_in_time
 from octavo.kernels.cpu import abi
 from octavo.kernels.cpu.program import Program
-from octavo.kernels.fusion import CannotFuse
+from octavo.kernels.fused_ops import CannotFuse
 from octavo.kernels.recorder import Value
 from octavo.runtime.forward import InTurn, Observed, Rows, SampledRows
 from octavo.runtime.input_batch import (

@@ -14,8 +14,8 @@ from octavo.kernels.cpu.layout import KV_CHUNK, padded_head
 from octavo.kernels.cpu.library import Library
 from octavo.kernels.cpu.program import KVLayout
 from octavo.models.kv_groups import KVGroups, one_table
+from octavo.runtime.lazy_zeros import untouched_zeros
 from octavo.runtime.state_memory import StateMemory
-from octavo.runtime.untouched import untouched_zeros
 
 if TYPE_CHECKING:
     from octavo.models.config import KVSpec

@@ -8,17 +8,17 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from octavo.kernels import fusion
-from octavo.kernels.arguments import Rotation, RowNorm
+from octavo.kernels import fused_ops
 from octavo.kernels.cpu import abi
-from octavo.kernels.cpu.activations import round_activations
+from octavo.kernels.cpu.activation_precision import round_activations
 from octavo.kernels.cpu.latent_weights import planned_bytes
 from octavo.kernels.cpu.library import Library, Pool
 from octavo.kernels.cpu.packed_weights import PackedWeights
 from octavo.kernels.cpu.program import KVLayout, Program
 from octavo.kernels.dispatch import RECORDER, Ops, create_ops
+from octavo.kernels.fused_ops import Matrix
 from octavo.kernels.fuser import fuse
-from octavo.kernels.fusion import Matrix
+from octavo.kernels.op_arguments import Rotation, RowNorm
 from octavo.kernels.recorder import LayerKV, LayerState, RopeTable, Tape, Value
 from octavo.layers.module import Module, named_parameters
 
@@ -104,12 +104,12 @@ class StepPlan:
         name_of: the name of a matrix of the phases; matrices that are the same have the same.
     """
 
-    phases: Sequence[fusion.Phase]
+    phases: Sequence[fused_ops.Phase]
     name_of: Callable[[Matrix], str]
 
     def streams(self, depths: Iterable[int]) -> dict[int, Value]:
         """The values that are the hidden states of these depths. CannotFuse if there is none."""
-        return {depth: fusion.residual_stream(self.phases, depth)[0] for depth in depths}
+        return {depth: fused_ops.residual_stream(self.phases, depth)[0] for depth in depths}
 
     def matrices(self) -> Iterator[Matrix]:
         """Those of all phases, in their order; one that several phases use, as often."""
@@ -121,35 +121,35 @@ class StepPlan:
         tables: set[str] = set()
         multiplied: set[str] = set()
         for phase in self.phases:
-            names = tables if isinstance(phase, fusion.Embed) else multiplied
+            names = tables if isinstance(phase, fused_ops.Embed) else multiplied
             names.update(map(self.name_of, matrices_of(phase)))
         return tables - multiplied
 
 
-def matrices_of(phase: fusion.Phase) -> Iterator[Matrix]:
+def matrices_of(phase: fused_ops.Phase) -> Iterator[Matrix]:
     """What a phase multiplies with, or reads rows of."""
     for together in products_of(phase):
         yield from together
 
 
-def products_of(phase: fusion.Phase) -> Iterator[Sequence[Matrix]]:
+def products_of(phase: fused_ops.Phase) -> Iterator[Sequence[Matrix]]:
     """The same, those together that are multiplied with the same rows."""
-    if isinstance(phase, fusion.Linear):
+    if isinstance(phase, fused_ops.Linear):
         yield [segment.weight for segment in phase.segments]
-    elif isinstance(phase, fusion.Experts):
+    elif isinstance(phase, fused_ops.Experts):
         yield [matrix for expert in phase.experts for matrix in (expert.gate, expert.up)]
         yield [expert.down for expert in phase.experts]
-    elif isinstance(phase, fusion.Embed):
+    elif isinstance(phase, fused_ops.Embed):
         yield [matrix for matrix in (phase.weight, phase.positions) if matrix is not None]
-    elif isinstance(phase, fusion.Head):
+    elif isinstance(phase, fused_ops.Head):
         yield (phase.weight,)
-    elif isinstance(phase, fusion.LatentAttention):
+    elif isinstance(phase, fused_ops.LatentAttention):
         yield (phase.kv_b,)
 
 
-def share_of(phase: fusion.Phase) -> tuple[int, int] | None:
+def share_of(phase: fused_ops.Phase) -> tuple[int, int] | None:
     """How many of how many experts a token uses."""
-    if not isinstance(phase, fusion.Experts):
+    if not isinstance(phase, fused_ops.Experts):
         return None
     return phase.routing.top_k, phase.routing.num_experts
 
@@ -186,7 +186,7 @@ class NativeModel:
     @property
     def latent_bytes(self) -> int:
         """That a program takes for the weights of latent attention, beside the packed ones."""
-        layers = (each for each in self.plan.phases if isinstance(each, fusion.LatentAttention))
+        layers = (each for each in self.plan.phases if isinstance(each, fused_ops.LatentAttention))
         return sum(
             planned_bytes(layer, self.packed.struct(self.plan.name_of(layer.kv_b)).format)
             for layer in layers

@@ -33,7 +33,7 @@ from octavo.runtime.capacity import (
 from octavo.runtime.forward import Forward
 from octavo.runtime.hidden_states import StepFollower
 from octavo.runtime.memory_ledger import KV, MemoryLedger, open_ledger
-from octavo.runtime.runner import Runner
+from octavo.runtime.model_runner import Runner
 from octavo.runtime.verification import Acceptance
 from octavo.system import machine
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from octavo.kernels.cpu.recurrence import StateLayout
 from octavo.layers.recurrence_config import StateSpec
-from octavo.runtime.untouched import untouched_zeros
+from octavo.runtime.lazy_zeros import untouched_zeros
 
 
 class StateMemory:

@@ -36,7 +36,7 @@ from octavo.server.http.background import in_background
 from octavo.server.http.errors import HttpError, error_response, to_http_error
 from octavo.server.http.gate import App, Gate
 from octavo.server.http.json_text import encode
-from octavo.server.http.measured import MeasuredApp
+from octavo.server.http.request_metrics import MeasuredApp
 from octavo.server.http.tenants import Tenants
 from octavo.server.page import routes as page
 

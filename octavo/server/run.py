@@ -26,7 +26,7 @@ from octavo.sources.open import open_source
 from octavo.system import machine
 
 if TYPE_CHECKING:
-    from octavo.server.engine.foresight import FindCalibration
+    from octavo.server.engine.step_prediction import FindCalibration
 
 _log = logging.getLogger("octavo.server")
 

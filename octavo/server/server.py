@@ -25,12 +25,12 @@ from octavo.server.api.prompts import PromptRenderer
 from octavo.server.api.service import ANY_NAME, Service
 from octavo.server.app import create_server_app
 from octavo.server.engine.client import ProcessEngine
-from octavo.server.engine.door import Door
 from octavo.server.engine.generation import EngineClient, RequestRules
 from octavo.server.engine.process import Launcher
 from octavo.server.engine.response_cache import ResponseCache
-from octavo.server.engine.unread import UnreadMemory
-from octavo.server.engine.waiting_room import DEFAULT_LIMITS
+from octavo.server.engine.ttft_admission import Door
+from octavo.server.engine.unread_output import UnreadMemory
+from octavo.server.engine.waiting_queue import DEFAULT_LIMITS
 from octavo.server.http.background import post_in_background
 from octavo.server.http.connection import uvicorn_config
 from octavo.server.http.gate import App, Lifecycle
@@ -39,7 +39,7 @@ from octavo.server.log_lines import log_event
 from octavo.server.settings import STOP_SIGNALS, ServerSettings
 from octavo.server.watch.logs import RequestLog
 from octavo.server.watch.metrics import Metrics
-from octavo.server.watch.observers import Observers
+from octavo.server.watch.observer_group import Observers
 from octavo.server.watch.status import StatusLine
 from octavo.server.watch.step_stream import StepStream
 from octavo.settings.engine import EngineArgs, parse_bytes
@@ -48,7 +48,7 @@ from octavo.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from octavo.cost.step_facts import StepFacts
-    from octavo.server.engine.foresight import FindCalibration
+    from octavo.server.engine.step_prediction import FindCalibration
 
 _log = logging.getLogger("octavo.server")
 
@@ -234,7 +234,7 @@ class OctavoServer:
 
     def _step_facts(self) -> StepFacts:
         # To import all that takes a while, for which no start has to wait.
-        from octavo.server.engine.foresight import step_facts
+        from octavo.server.engine.step_prediction import step_facts
 
         return step_facts(self.engine.facts, self._find_calibration())
 

@@ -30,7 +30,7 @@ from octavo.system.machine import has_gpu_driver, keep_openmp_patient
 
 if TYPE_CHECKING:
     from octavo.core.block_store import BlockStore
-    from octavo.core.shelf import RestoreRule
+    from octavo.core.host_kv_cache import RestoreRule
     from octavo.models.config import ModelConfig
     from octavo.runtime.rank import Rank
 
@@ -208,7 +208,7 @@ def _open_store(
     cache = config.cache
     if cache.offload is None:
         return None
-    from octavo.offload.identity import identity_of
+    from octavo.offload.kv_identity import identity_of
     from octavo.offload.open_store import open_store
     from octavo.offload.restore_rule import foreseen_rule
 

@@ -20,7 +20,7 @@ from octavo.base.options import option
 from octavo.core.kv_tables import ONE_TABLE, Windows, longest_sequence, most_blocks
 from octavo.core.sampling_params import SamplingParams
 from octavo.core.scheduler import SchedulerConfig
-from octavo.core.sight import DEFAULT_SINKS, SightRules
+from octavo.core.sink_window import DEFAULT_SINKS, SightRules
 from octavo.core.state_slots import least_slots, slots_per_request
 from octavo.models.kv_groups import KVGroups
 from octavo.runtime.capacity import Capacity

@@ -13,7 +13,7 @@ from octavo.base.errors import ConfigError
 from octavo.measure.request_record import RequestRecord
 from octavo.sim.agenda import Agenda
 from octavo.sim.demand import Ask
-from octavo.sim.flight import Flight
+from octavo.sim.request import Flight
 from octavo.workload.plan import LoadPlan
 
 

@@ -13,11 +13,11 @@ from octavo.core.request import Request
 from octavo.core.sampling_params import SamplingParams
 from octavo.sim.agenda import Agenda
 from octavo.sim.costs import Cost
-from octavo.sim.drafts import check_drafts
-from octavo.sim.flight import Flight
 from octavo.sim.outage import Outage
 from octavo.sim.replica import Replica, ReplicaSpec, ReplicaTotals, StepTimes
+from octavo.sim.request import Flight
 from octavo.sim.router import Router, router_named
+from octavo.sim.synthetic_drafts import check_drafts
 
 
 @dataclass(frozen=True, slots=True)

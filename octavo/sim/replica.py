@@ -17,7 +17,7 @@ from octavo.executor.simulated import SimulatedExecutor
 from octavo.settings.engine import EngineConfig
 from octavo.sim.agenda import Agenda
 from octavo.sim.costs import Cost
-from octavo.sim.drafts import acceptance, draft_proposer
+from octavo.sim.synthetic_drafts import acceptance, draft_proposer
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from octavo.measure.serve_report import QUEUE_LATENCIES, ServeSummary, to_json, 
 from octavo.measure.slo import Slo
 from octavo.sim.replica import ReplicaTotals
 from octavo.sim.simulation import SimulationResult
-from octavo.sim.tenants import tenants, tenants_text
+from octavo.sim.tenant_report import tenants, tenants_text
 from octavo.sim.timeline import Timeline, series_csv, trace_json
 from octavo.workload.settings import LoadSettings
 

@@ -12,7 +12,7 @@ from octavo.cost.engine_profile import EngineProfile, Limits, profile
 from octavo.cost.hardware import Device
 from octavo.cost.hardware_table import find_device
 from octavo.cost.kv import kv_bytes_per_token
-from octavo.cost.measured import MeasuredSteps, calibrated
+from octavo.cost.measured_steps import MeasuredSteps, calibrated
 from octavo.cost.memory import Memory, memory
 from octavo.cost.model_spec import ModelSpec
 from octavo.cost.open_spec import open_spec

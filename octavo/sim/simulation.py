@@ -16,8 +16,8 @@ from octavo.sim.agenda import Agenda
 from octavo.sim.clients import Clients
 from octavo.sim.demand import Ask
 from octavo.sim.fleet import Fleet, FleetSpec
-from octavo.sim.flight import Flight
 from octavo.sim.replica import ReplicaTotals, StepTimes
+from octavo.sim.request import Flight
 from octavo.workload.plan import LoadPlan
 
 Progress = Callable[[int, int], None]  # requests that have ended, and all

@@ -11,8 +11,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from octavo.sim.flight import Flight
 from octavo.sim.replica import StepTimes
+from octavo.sim.request import Flight
 
 _MICROSECONDS = 1e6
 # Chrome's trace format knows processes and their threads; tracks are grouped so.

@@ -32,8 +32,8 @@ def open_source(path: Path, model_impl: str = "octavo") -> ModelSource:
 
 
 def notes_folder() -> Path:
-    """Where octavo notes what it has made of models; see ``kernels/cpu/seals.py``."""
-    from octavo.kernels.cpu.seals import named_home
+    """Where octavo notes what it has made of models; see ``kernels/cpu/file_digests.py``."""
+    from octavo.kernels.cpu.file_digests import named_home
 
     return named_home() or hub.home() / "packed"
 

@@ -55,7 +55,7 @@ class TransformersSource:
 
     @cached_property
     def _config(self) -> Any:
-        from octavo.models.unsupported import (
+        from octavo.models.unsupported_models import (
             check_by_transformers,
             check_generates,
             naming_features,
@@ -75,7 +75,7 @@ class TransformersSource:
 
     @property
     def _kinds(self) -> tuple[Any, ...]:
-        from octavo.models.unsupported import kinds_of
+        from octavo.models.unsupported_models import kinds_of
 
         return kinds_of(self._json)
 
@@ -83,7 +83,7 @@ class TransformersSource:
         generation = ModelFolder(self.path).read_json("generation_config.json")
         given = self._config
         from octavo.models.config_transformers import config_of
-        from octavo.models.unsupported import naming_features
+        from octavo.models.unsupported_models import naming_features
 
         with naming_features(*self._kinds):
             return config_of(given, generation or {}, self.path)
@@ -100,7 +100,7 @@ class TransformersSource:
 
         from octavo.models.config_transformers import with_attention
         from octavo.models.transformers_model import load
-        from octavo.models.unsupported import naming_features
+        from octavo.models.unsupported_models import naming_features
         from octavo.runtime.rank import Rank
         from octavo.runtime.transformers_backend import TransformersBackend
 

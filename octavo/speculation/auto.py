@@ -25,8 +25,8 @@ from octavo.core.drafting import DraftProposer, Opening
 from octavo.core.lookahead import rounds_in_time
 from octavo.core.request import Request
 from octavo.speculation.analysis import best_drafts
-from octavo.speculation.guess import Guess
-from octavo.speculation.model_arm import ModelArm
+from octavo.speculation.draft_candidates import Guess
+from octavo.speculation.model_drafting import ModelArm
 from octavo.speculation.step_times import StepTimes
 
 # What asking in vain may take of a step's time, and what a step must gain to be worth the trouble.

@@ -12,7 +12,7 @@ from octavo import hub
 from octavo.runtime.capacity import RankLimits
 from octavo.settings.speculation import SpeculativeConfig
 from octavo.sources.open import open_source
-from octavo.speculation.chains import ChainLimits, ChainProposer
+from octavo.speculation.autoregressive import ChainLimits, ChainProposer
 from octavo.speculation.draft_kv import DraftKV
 from octavo.speculation.drafters import Target
 from octavo.speculation.vocabulary import Translation, check_same_vocabulary

@@ -30,8 +30,8 @@ from octavo.layers.rope import RotaryEmbedding
 from octavo.models.config import ModelConfig
 from octavo.runtime.capacity import RankLimits
 from octavo.settings.speculation import SpeculativeConfig
+from octavo.speculation.draft_tree import shape_of
 from octavo.speculation.drafters import Target
-from octavo.speculation.guess_tree import shape_of
 from octavo.speculation.head_folder import HeadFolder
 from octavo.speculation.head_program import Head, Projection
 from octavo.speculation.layer_head import FEATURE, LayerProposer, kv_bytes_per_token

@@ -19,9 +19,9 @@ from octavo.core.request import Request
 from octavo.core.sampling_params import SamplingParams
 from octavo.runtime.capacity import RankLimits
 from octavo.runtime.forward import Forward
-from octavo.runtime.runner import Runner
+from octavo.runtime.model_runner import Runner
 from octavo.settings.speculation import SpeculativeConfig
-from octavo.speculation.chains import ChainLimits, ChainProposer
+from octavo.speculation.autoregressive import ChainLimits, ChainProposer
 from octavo.speculation.draft_kv import TargetKV
 from octavo.speculation.drafters import Target
 

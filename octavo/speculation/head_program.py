@@ -20,15 +20,15 @@ from typing import NamedTuple, cast
 import numpy as np
 
 from octavo.base.errors import EngineError
-from octavo.kernels import fusion
+from octavo.kernels import fused_ops
 from octavo.kernels.cpu import abi
-from octavo.kernels.cpu.activations import ACTIVATIONS, DEFAULT, round_activations
+from octavo.kernels.cpu.activation_precision import ACTIVATIONS, DEFAULT, round_activations
 from octavo.kernels.cpu.library import Library, Pool
 from octavo.kernels.cpu.packing import PackedWeight, pack, pack_integers, plain_format
 from octavo.kernels.cpu.program import KVLayout, Program
 from octavo.kernels.dispatch import CANDIDATES, create_ops
+from octavo.kernels.fused_ops import Matrix
 from octavo.kernels.fuser import fuse
-from octavo.kernels.fusion import Matrix
 from octavo.kernels.recorder import Tape, Value
 from octavo.layers.linear import Linear
 from octavo.layers.module import Module
@@ -93,7 +93,7 @@ class HeadProgram:
         self._inputs = inputs
         self._block_size = block_size
         last = phases[-1]
-        assert isinstance(last, fusion.Head), last
+        assert isinstance(last, fused_ops.Head), last
         self._hidden = last.source
         self._samples = _greedy(max_rows)
         self._logprobs = LogprobArray(max_rows, self._program.vocab_size)
@@ -221,7 +221,7 @@ class Projection:
         return out
 
 
-def _record(head: Head) -> tuple[list[fusion.Phase], dict[str, Value]]:
+def _record(head: Head) -> tuple[list[fused_ops.Phase], dict[str, Value]]:
     tape = Tape()
     token_ids = Value(tape, None, ())
     inputs = {name: tape.input(width) for name, width in head.inputs.items()}

@@ -11,11 +11,11 @@ from octavo.speculation.head_folder import HeadFolder
 
 def method_of(model: str) -> str:
     """The method that a model argument is for: that of a folder's heads, or ``draft_model``."""
-    from octavo.speculation import eagle, medusa, recurrent
+    from octavo.speculation import eagle, medusa, redrafter
 
     methods = {
         medusa.ARCHITECTURE: "medusa",
-        recurrent.ARCHITECTURE: "recurrent",
+        redrafter.ARCHITECTURE: "recurrent",
         **dict.fromkeys(eagle.ARCHITECTURES, "eagle"),
     }
     path = hub.resolve(model)
@@ -39,7 +39,7 @@ def open_heads(config: SpeculativeConfig, target: Target) -> Drafter:
 
             return MedusaDrafter(config, target, folder)
         case "recurrent":
-            from octavo.speculation.recurrent import RecurrentDrafter
+            from octavo.speculation.redrafter import RecurrentDrafter
 
             return RecurrentDrafter(config, target, folder)
         case "eagle":

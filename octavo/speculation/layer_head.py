@@ -26,7 +26,7 @@ from octavo.models.footprint import native_kv_bytes_per_token
 from octavo.runtime.capacity import RankLimits
 from octavo.runtime.hidden_states import Computed, States
 from octavo.runtime.native_kv_cache import create_native_cache
-from octavo.speculation.guess_tree import GuessTree, Shape, drafts_of
+from octavo.speculation.draft_tree import GuessTree, Shape, drafts_of
 from octavo.speculation.head_program import Candidate, Head, HeadProgram, Runs
 from octavo.speculation.native_target import NativeTarget
 

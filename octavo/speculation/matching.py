@@ -11,7 +11,7 @@ from weakref import WeakValueDictionary
 from octavo.core.batch import Batch, Draft
 from octavo.core.drafting import Opening
 from octavo.core.request import Request
-from octavo.speculation.guess import Guess
+from octavo.speculation.draft_candidates import Guess
 from octavo.speculation.match_rates import MatchRates
 from octavo.speculation.token_index import TokenIndex
 

@@ -28,8 +28,8 @@ from octavo.layers.module import Module
 from octavo.layers.norm import RMSNorm
 from octavo.runtime.capacity import RankLimits
 from octavo.settings.speculation import SpeculativeConfig
+from octavo.speculation.draft_tree import GuessTree, Shape, drafts_of, min_probability_of
 from octavo.speculation.drafters import Target
-from octavo.speculation.guess_tree import GuessTree, Shape, drafts_of, min_probability_of
 from octavo.speculation.head_folder import HeadFolder
 from octavo.speculation.head_program import Candidate, Head, HeadProgram
 from octavo.speculation.native_target import NativeTarget

@@ -39,8 +39,8 @@ from octavo.models.decoder import DecoderForCausalLM
 from octavo.models.registry import ARCHITECTURES, family_of, model_class
 from octavo.runtime.capacity import RankLimits
 from octavo.settings.speculation import SpeculativeConfig
+from octavo.speculation.draft_tree import Shape, min_probability_of
 from octavo.speculation.drafters import Target
-from octavo.speculation.guess_tree import Shape, min_probability_of
 from octavo.speculation.head_folder import CheckpointTensors
 from octavo.speculation.head_program import Head
 from octavo.speculation.layer_head import FEATURE, LayerProposer, kv_bytes_per_token

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, TypeVar
 import numpy as np
 
 from octavo.base.errors import ConfigError
-from octavo.kernels import fusion
+from octavo.kernels import fused_ops
 from octavo.kernels.cpu import abi
 from octavo.kernels.cpu.library import Library, Pool
 from octavo.layers.parameter import Parameter
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from octavo.runtime.op_program import NativeModel
     from octavo.speculation.drafters import Target
 
-P = TypeVar("P", bound=fusion.Phase)
+P = TypeVar("P", bound=fused_ops.Phase)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -71,24 +71,24 @@ class NativeTarget:
 
     def last_norm(self) -> Callable[[np.ndarray], np.ndarray]:
         """The last norm as a function of hidden states, float32 [..., hidden_size]."""
-        _, norm = fusion.residual_stream(self._model.plan.phases, self.depth)
+        _, norm = fused_ops.residual_stream(self._model.plan.phases, self.depth)
         return normalized(norm.weight, norm.eps)
 
     def share_norm(self, parameter: Parameter) -> Parameter:
         """A parameter in place of this one: the weight of the last norm."""
-        _, norm = fusion.residual_stream(self._model.plan.phases, self.depth)
+        _, norm = fused_ops.residual_stream(self._model.plan.phases, self.depth)
         return parameter.holding(norm.weight)
 
     def share_embedding(self, parameter: Parameter) -> tuple[Parameter, float]:
         """The same for the embedding, with what its rows are multiplied by."""
-        embed = self._phase(fusion.Embed)
+        embed = self._phase(fused_ops.Embed)
         return parameter.holding(self._shared(embed.weight)), embed.scale
 
     def share_head(self, parameter: Parameter) -> Parameter:
         """A parameter in place of this one: the matrix of the logits."""
-        return parameter.holding(self._shared(self._phase(fusion.Head).weight))
+        return parameter.holding(self._shared(self._phase(fused_ops.Head).weight))
 
-    def _shared(self, matrix: fusion.Matrix) -> SharedMatrix:
+    def _shared(self, matrix: fused_ops.Matrix) -> SharedMatrix:
         struct = self._model.packed.struct(self._model.plan.name_of(matrix))
         return SharedMatrix(tuple(matrix.shape), struct)
 

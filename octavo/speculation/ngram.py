@@ -4,7 +4,7 @@ method of vLLM). Right where an answer repeats its prompt or itself: edits, summ
 from __future__ import annotations
 
 from octavo.core.request import Request
-from octavo.speculation.guess import Guess
+from octavo.speculation.draft_candidates import Guess
 from octavo.speculation.matching import DEFAULT_TOKENS, Followed, Found, MatchProposer
 from octavo.speculation.token_index import Place
 

@@ -11,7 +11,7 @@ from octavo.core.batch import Batch, Draft
 from octavo.core.drafting import Opening
 from octavo.core.request import Request
 from octavo.runtime.hidden_states import Computed, States
-from octavo.speculation.guess_tree import Shape
+from octavo.speculation.draft_tree import Shape
 
 
 class LastStates:

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from octavo.core.request import FinishReason, Request
-from octavo.speculation.guess import Guess
+from octavo.speculation.draft_candidates import Guess
 from octavo.speculation.match_rates import MatchRates
 from octavo.speculation.matching import DEFAULT_TOKENS, Followed, Found, MatchProposer
 from octavo.speculation.past_answers import END, PastAnswers

@@ -10,11 +10,11 @@ from octavo.base.errors import ConfigError
 from octavo.planner.slo import Slo
 from octavo.sim.demand import Ask
 from octavo.tuning.explain import Decision
-from octavo.tuning.live import LiveRuns, OpenSession, measure, within
+from octavo.tuning.live_confirmation import LiveRuns, OpenSession, measure, within
 from octavo.tuning.objective import Objective
 from octavo.tuning.outcome import Outcome, outcome_of
 from octavo.tuning.search import Progress, Search, ablations, search
-from octavo.tuning.simulated import SimulatedEngines
+from octavo.tuning.simulated_engines import SimulatedEngines
 from octavo.tuning.space import DEFAULTS, SPECULATION, Candidate
 from octavo.workload.requests import WorkloadRequest
 

@@ -8,7 +8,7 @@ import pytest
 
 from octavo.base.errors import ModelFileError
 from octavo.calibration.store import Profile, find, folder, keep, model_and_processor, read
-from octavo.cost.measured import MeasuredSteps, Spread
+from octavo.cost.measured_steps import MeasuredSteps, Spread
 
 STEPS = MeasuredSteps(
     {"step": 1e-4, "pass": 2e-3, "rows_from_1": 0.0},

@@ -7,7 +7,7 @@ import json
 import pytest
 from svg import texts_of
 
-from octavo.calibration import run
+from octavo.calibration import calibration_run
 from octavo.cli import main
 
 ENGINE = ("--max-num-seqs", "4", "--max-num-batched-tokens", "64", "--max-model-len", "256")
@@ -22,7 +22,7 @@ def home(tmp_path, monkeypatch):
 @pytest.fixture(scope="module")
 def measured_once():
     """``calibrate`` that measures the first time, and finds the same from then on."""
-    calibrate, found = run.calibrate, []
+    calibrate, found = calibration_run.calibrate, []
 
     def once(*args, **settings):
         if not found:
@@ -34,7 +34,7 @@ def measured_once():
 
 @pytest.fixture(autouse=True)
 def _measured_once(measured_once, monkeypatch):
-    monkeypatch.setattr(run, "calibrate", measured_once)
+    monkeypatch.setattr(calibration_run, "calibrate", measured_once)
 
 
 @pytest.fixture

@@ -28,9 +28,11 @@ def test_flags_become_settings(served):
 
 
 def test_the_server_may_ask_for_a_calibration_of_its_model(served, monkeypatch):
-    from octavo.calibration import known
+    from octavo.calibration import known_profiles
 
-    monkeypatch.setattr(known, "profile_here", lambda model: f"what was measured of {model}")
+    monkeypatch.setattr(
+        known_profiles, "profile_here", lambda model: f"what was measured of {model}"
+    )
     assert cli.main(["serve", "m", "--max-predicted-ttft", "0.5s"]) == 0
     ((_, settings, find_calibration),) = served
     assert settings.most_first_token_seconds == 0.5

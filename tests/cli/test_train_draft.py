@@ -17,10 +17,10 @@ def test_the_kinds_are_those_that_can_be_made():
 @pytest.fixture
 def short_answers(monkeypatch):
     """No longer than the context of a tiny model."""
-    from octavo.draft_training import job
+    from octavo.draft_training import training_job
 
-    wanted = job.Wanted
-    monkeypatch.setattr(job, "Wanted", lambda **given: wanted(answer_tokens=24, **given))
+    wanted = training_job.Wanted
+    monkeypatch.setattr(training_job, "Wanted", lambda **given: wanted(answer_tokens=24, **given))
 
 
 @pytest.mark.parametrize("kind", train_draft.KINDS)

@@ -6,14 +6,14 @@ import pytest
 
 from octavo.core.block_manager import BlockManager
 from octavo.core.engine import Engine
+from octavo.core.host_kv_cache import Shelf
 from octavo.core.kv_tables import ONE_TABLE, Windows
 from octavo.core.prefix_cache import NoPrefixCache, RadixPrefixCache
 from octavo.core.request import Request
 from octavo.core.sampling_params import SamplingParams
 from octavo.core.scheduler import Scheduler, SchedulerConfig
-from octavo.core.shelf import Shelf
 from octavo.core.state_slots import StateSlots
-from octavo.executor.hashing import GuessingProposer, HashExecutor
+from octavo.executor.hash_model import GuessingProposer, HashExecutor
 
 
 def make_request(request_id: str, prompt: list[int], max_tokens: int = 4, **fields) -> Request:

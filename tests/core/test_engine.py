@@ -11,7 +11,7 @@ from octavo.core.clock import VirtualClock, WallClock
 from octavo.core.executor import FinishedStep
 from octavo.core.request import FinishReason
 from octavo.core.sampling_params import SamplingParams
-from octavo.executor.hashing import HashExecutor, expected_tokens
+from octavo.executor.hash_model import HashExecutor, expected_tokens
 
 
 class FaultyExecutor(HashExecutor):
@@ -391,7 +391,7 @@ def test_the_audit_needs_no_asserts():
 from octavo.core.block_manager import BlockManager
 from octavo.core.engine import Engine
 from octavo.core.scheduler import Scheduler, SchedulerConfig
-from octavo.executor.hashing import HashExecutor
+from octavo.executor.hash_model import HashExecutor
 from octavo.base.errors import EngineError
 
 blocks = BlockManager(8, 4)

@@ -12,7 +12,7 @@ from octavo.core.lookahead import ROUNDS_SECONDS, rounds_in_time
 from octavo.core.request import FinishReason
 from octavo.core.sampling_params import SamplingParams
 from octavo.executor.faulty import FaultyExecutor, FaultyScheduler, every
-from octavo.executor.hashing import expected_tokens
+from octavo.executor.hash_model import expected_tokens
 
 PROMPT = [1, 2, 3, 4, 5]
 

@@ -9,7 +9,7 @@ import pytest
 from depots import SlowDepot
 
 from octavo.core.sampling_params import SamplingParams
-from octavo.executor.hashing import expected_tokens
+from octavo.executor.hash_model import expected_tokens
 
 
 def depot_of(**how):

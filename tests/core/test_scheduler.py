@@ -7,7 +7,7 @@ from octavo.core.admission import StaticAdmission
 from octavo.core.request import FinishReason, RequestStatus
 from octavo.core.sampling_params import SamplingParams
 from octavo.core.scheduler import SchedulerConfig
-from octavo.executor.hashing import expected_tokens
+from octavo.executor.hash_model import expected_tokens
 
 
 def scheduled(step) -> list[tuple[str, int, int]]:

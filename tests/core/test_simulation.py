@@ -24,7 +24,7 @@ from octavo.core.kv_tables import GONE, ONE_TABLE, most_blocks
 from octavo.core.request import FinishReason
 from octavo.core.sampling_params import SamplingParams
 from octavo.executor.faulty import FaultyExecutor, FaultyScheduler, sometimes
-from octavo.executor.hashing import HashDrafts, expected_tokens
+from octavo.executor.hash_model import HashDrafts, expected_tokens
 
 VOCAB = 97
 

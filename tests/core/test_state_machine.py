@@ -11,13 +11,13 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from octavo.base.errors import RequestError
 from octavo.core.block_manager import BlockManager
 from octavo.core.engine import Engine
+from octavo.core.host_kv_cache import Shelf
 from octavo.core.prefix_cache import NoPrefixCache, RadixPrefixCache
 from octavo.core.request import Request
 from octavo.core.sampling_params import SamplingParams
 from octavo.core.scheduler import Scheduler, SchedulerConfig
-from octavo.core.shelf import Shelf
 from octavo.core.state_slots import StateSlots
-from octavo.executor.hashing import GuessingProposer, HashDrafts, HashExecutor, expected_tokens
+from octavo.executor.hash_model import GuessingProposer, HashDrafts, HashExecutor, expected_tokens
 
 
 class EngineMachine(RuleBasedStateMachine):

@@ -6,7 +6,7 @@ from octavo.base.errors import ConfigError
 from octavo.core.batch import NO_STATE
 from octavo.core.prefix_cache import NoPrefixCache, RadixPrefixCache
 from octavo.core.state_slots import StateSlots
-from octavo.executor.hashing import expected_tokens
+from octavo.executor.hash_model import expected_tokens
 
 
 def items_of(engine):

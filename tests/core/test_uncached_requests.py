@@ -10,7 +10,7 @@ from depots import SlowDepot
 
 from octavo.base.errors import InvalidRequestError
 from octavo.core.sampling_params import SamplingParams
-from octavo.executor.hashing import expected_tokens
+from octavo.executor.hash_model import expected_tokens
 
 PROMPT = list(range(18))
 UNCACHED = SamplingParams(max_tokens=6, ignore_eos=True, cache_prompt=False)

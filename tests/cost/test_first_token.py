@@ -18,7 +18,7 @@ from octavo.cost.first_token import (
     num_pairs,
 )
 from octavo.cost.hardware import Device
-from octavo.cost.measured import ROW_KNOTS, MeasuredSteps, Spread, calibrated
+from octavo.cost.measured_steps import ROW_KNOTS, MeasuredSteps, Spread, calibrated
 from octavo.cost.step_cost import StepModel
 from octavo.cost.work import Span
 

@@ -10,7 +10,7 @@ from rank_models import dense, llama_8b
 
 from octavo.base.errors import ConfigError
 from octavo.cost.hardware_table import find_device
-from octavo.cost.measured import MeasuredSteps, Spread
+from octavo.cost.measured_steps import MeasuredSteps, Spread
 from octavo.cost.parallel import Parallel
 from octavo.cost.rank_model import Experts
 from octavo.cost.step_facts import StepFacts, rank_model_of_json

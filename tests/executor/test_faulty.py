@@ -7,7 +7,7 @@ from octavo.core.request import Request
 from octavo.core.sampling_params import SamplingParams
 from octavo.executor import faulty
 from octavo.executor.faulty import FaultyExecutor, every, sometimes
-from octavo.executor.hashing import HashExecutor
+from octavo.executor.hash_model import HashExecutor
 
 
 def batch_of(*prompts: list[int]) -> Batch:

@@ -11,7 +11,7 @@ from octavo.core.executor import NoModel
 from octavo.core.request import Request
 from octavo.core.sampling_params import SamplingParams
 from octavo.executor.faulty import FaultyExecutor
-from octavo.executor.hashing import HashExecutor
+from octavo.executor.hash_model import HashExecutor
 from octavo.executor.simulated import SimulatedExecutor
 from octavo.kernels.cpu.library import runnable
 

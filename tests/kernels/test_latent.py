@@ -8,10 +8,10 @@ import torch
 from native_latents import Layer, Sequence, expected, expected_rows, make_sequence
 
 from octavo.kernels import recorder, reference
-from octavo.kernels.arguments import Rotation, RowNorm
+from octavo.kernels.fused_ops import CannotFuse, LatentAttention
 from octavo.kernels.fuser import fuse
-from octavo.kernels.fusion import CannotFuse, LatentAttention
 from octavo.kernels.kv_stores import KVStore, codecs_of
+from octavo.kernels.op_arguments import Rotation, RowNorm
 from octavo.kernels.recorder import LayerKV, RopeTable, Tape
 
 BLOCK_SIZE = 16

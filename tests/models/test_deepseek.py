@@ -21,8 +21,8 @@ from octavo.models.gguf_export import export_gguf
 from octavo.models.hf_writer import write_hf_folder
 from octavo.models.loader import load_model
 from octavo.quantization.ggml_types import GGMLType
-from octavo.quantize.job import make
 from octavo.quantize.observers import windows_context
+from octavo.quantize.quantization_job import make
 from octavo.quantize.recipes import Wanted
 from octavo.sources.open import load_tokenizer
 

@@ -22,13 +22,13 @@ from octavo import LLM, SamplingParams
 from octavo.base.errors import ConfigError, ModelFileError, UnsupportedModelError
 from octavo.kernels.cpu.layout import experts_bytes
 from octavo.models.checkpoint import open_checkpoint
+from octavo.models.checkpoint_check import inspect_model
 from octavo.models.gguf_export import export_gguf
 from octavo.models.hf_writer import write_hf_folder
-from octavo.models.inspection import inspect_model
 from octavo.models.loader import load_model
 from octavo.quantization.ggml_types import GGMLType
 from octavo.quantization.levels import E2M1
-from octavo.quantize.job import make
+from octavo.quantize.quantization_job import make
 from octavo.quantize.recipes import Wanted
 from octavo.runtime.capacity import RankSpec
 from octavo.runtime.rank import Rank

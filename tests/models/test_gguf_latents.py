@@ -23,7 +23,7 @@ from octavo.models.gguf_writer import TensorToWrite, write_gguf
 from octavo.models.hf_writer import write_hf_folder
 from octavo.quantization.ggml_types import GGMLType
 from octavo.quantization.gguf_mixes import MIXES
-from octavo.quantize.job import make
+from octavo.quantize.quantization_job import make
 from octavo.quantize.recipes import Wanted
 from octavo.sources.open import load_tokenizer
 

@@ -11,9 +11,9 @@ from tiny_hybrids import GGUF_CASES, make_model
 
 from octavo.base.errors import UnsupportedModelError
 from octavo.models.checkpoint import open_checkpoint
+from octavo.models.checkpoint_check import inspect_model
 from octavo.models.gguf_export import export_gguf
 from octavo.models.hf_writer import write_hf_folder
-from octavo.models.inspection import inspect_model
 from octavo.quantization.ggml_types import GGMLType
 
 PROMPTS = [[3 + 37 * i % 190 for i in range(50)], [5, 6, 7]]

@@ -15,8 +15,8 @@ from octavo.kernels.cpu import library
 from octavo.kernels.cpu.layout import ARITHMETIC
 from octavo.kernels.cpu.packed_weights import lay_out
 from octavo.kernels.cuda.attention_plan import Gpu
+from octavo.kernels.cuda.gemm_dispatch import Conditions, multiplied_as
 from octavo.kernels.cuda.packing import pack
-from octavo.kernels.cuda.ways import Conditions, multiplied_as
 from octavo.layers.module import named_parameters
 from octavo.models.checkpoint import open_checkpoint
 from octavo.models.config import ModelConfig

@@ -12,15 +12,15 @@ import pytest
 
 from octavo.core.block_manager import BlockManager
 from octavo.core.engine import Engine
+from octavo.core.host_kv_cache import Shelf
 from octavo.core.kv_tables import ONE_TABLE
 from octavo.core.prefix_cache import RadixPrefixCache
 from octavo.core.request import Request
 from octavo.core.sampling_params import SamplingParams
 from octavo.core.scheduler import Scheduler, SchedulerConfig
-from octavo.core.shelf import Shelf
-from octavo.executor.hashing import HashExecutor, expected_tokens
-from octavo.offload.disk_depot import DiskDepot
-from octavo.offload.folder import BlockFolder
+from octavo.executor.hash_model import HashExecutor, expected_tokens
+from octavo.offload.block_folder import BlockFolder
+from octavo.offload.disk_storage import DiskDepot
 from octavo.offload.open_store import open_store
 from octavo.settings.kv_offload import OffloadConfig
 

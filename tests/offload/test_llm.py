@@ -10,7 +10,7 @@ import pytest
 
 from octavo import LLM, SamplingParams
 from octavo.base.errors import ConfigError
-from octavo.core.shelf import Always
+from octavo.core.host_kv_cache import Always
 from octavo.kernels.cpu import library
 from octavo.offload import restore_rule
 from tests.conftest import write_tiny_model

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 from octavo.base.errors import ConfigError
 from octavo.core.executor import NoModel
+from octavo.core.host_kv_cache import Always
 from octavo.core.scheduler import SchedulerConfig
-from octavo.core.shelf import Always
 from octavo.cost.first_token import LearnedRates
 from octavo.models.config import KVSpec
 from octavo.offload import restore_rule

@@ -10,7 +10,7 @@ import pytest
 
 from octavo.core.stats import StepStats
 from octavo.page import site
-from octavo.server.watch.close_view import CloseViewer
+from octavo.server.watch.snapshot_stream import CloseViewer
 
 pytestmark = pytest.mark.slow
 

@@ -14,7 +14,7 @@ from octavo.core.sampling_params import SamplingParams
 from octavo.core.stats import StepStats
 from octavo.server.engine.generation import EngineState, Generation, GenerationRequest
 from octavo.server.watch import step_stream
-from octavo.server.watch.close_view import CloseViewer
+from octavo.server.watch.snapshot_stream import CloseViewer
 
 pytestmark = pytest.mark.long
 

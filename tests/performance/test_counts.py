@@ -19,7 +19,7 @@ from octavo.core.prefix_cache import NoPrefixCache, RadixPrefixCache
 from octavo.core.request import Request
 from octavo.core.sampling_params import SamplingParams
 from octavo.core.scheduler import Scheduler, SchedulerConfig
-from octavo.cost.live import live_rank_model
+from octavo.cost.loaded_model import live_rank_model
 from octavo.executor.simulated import SimulatedExecutor
 from octavo.kernels.cpu import library
 from octavo.models import footprint

@@ -27,10 +27,10 @@ from octavo.cost.step_cost import StepModel
 from octavo.cost.weights import weights
 from octavo.cost.work import Span, seen_by_singles, seen_by_spans
 from octavo.planner import Traffic, plan
+from octavo.planner.closed_batch import Together
 from octavo.planner.latency import Seats
 from octavo.planner.money import owned, per_million, rented
 from octavo.planner.queueing import number_under_way
-from octavo.planner.together import Together
 from octavo.speculation.analysis import best_length, expected_tokens, speedup
 
 GB, GIB = 1e9, 2**30

@@ -9,9 +9,9 @@ import torch
 
 from octavo.base.errors import ModelFileError
 from octavo.models.checkpoint import open_checkpoint
-from octavo.quantize import job, pipeline
+from octavo.quantize import pipeline, quantization_job
 from octavo.quantize.grid import quantize_to_nearest
-from octavo.quantize.job import make
+from octavo.quantize.quantization_job import make
 from octavo.quantize.recipes import Wanted
 from octavo.quantize.resume import KeptMatrices
 from octavo.quantize.scheme import Scheme
@@ -121,6 +121,6 @@ def test_a_run_goes_on_where_another_was_ended(method, folder, tmp_path, monkeyp
 @pytest.mark.parametrize("method", ["rtn", "awq"])
 def test_what_is_made_quickly_is_not_kept(method, folder, tmp_path, monkeypatch):
     """Nor what belongs to scaled channels."""
-    monkeypatch.setattr(job, "KeptMatrices", None)  # not to be called
+    monkeypatch.setattr(quantization_job, "KeptMatrices", None)  # not to be called
     wanted = replace(WANTED, method=method)
     make(open_checkpoint(folder), load_tokenizer(folder), tmp_path / "out", wanted)

@@ -19,8 +19,8 @@ from octavo.models.hf_writer import write_hf_folder
 from octavo.models.loader import load_checkpoint, load_model
 from octavo.models.parameters import Parameters
 from octavo.quantization.ggml_types import GGMLType
-from octavo.quantize.job import make
 from octavo.quantize.observers import LayerwiseModel
+from octavo.quantize.quantization_job import make
 from octavo.quantize.recipes import Wanted
 from octavo.quantize.rotation import RotatedCheckpoint
 from octavo.sources.open import load_tokenizer

@@ -18,9 +18,9 @@ from octavo.models.parameters import Parameters
 from octavo.models.registry import model_class
 from octavo.quantize.awq import AWQ
 from octavo.quantize.grid import quantize_to_nearest
-from octavo.quantize.job import make
 from octavo.quantize.observers import LayerwiseModel, linear_names
 from octavo.quantize.pipeline import quantize_model
+from octavo.quantize.quantization_job import make
 from octavo.quantize.recipes import Wanted
 from octavo.quantize.scaling import Linears, Scaling, centred, find_scales
 from octavo.quantize.scheme import Scheme

@@ -12,11 +12,11 @@ from octavo.core.admission import StaticAdmission
 from octavo.core.block_manager import BlockManager
 from octavo.core.drafting import DraftProposer
 from octavo.core.engine import Engine, EngineStep
+from octavo.core.host_kv_cache import Shelf
 from octavo.core.kv_tables import ONE_TABLE
 from octavo.core.prefix_cache import NoPrefixCache, RadixPrefixCache
 from octavo.core.request import Request
 from octavo.core.scheduler import Scheduler, SchedulerConfig
-from octavo.core.shelf import Shelf
 from octavo.core.state_slots import StateSlots
 from octavo.executor.local import LocalExecutor
 from octavo.models.kv_groups import KVGroups

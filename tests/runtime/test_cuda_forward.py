@@ -22,7 +22,7 @@ from octavo.core.sampling_params import SamplingParams
 from octavo.core.scheduler import Scheduler, SchedulerConfig
 from octavo.core.token_mask import create_mask
 from octavo.executor.faulty import FaultyExecutor, FaultyScheduler, sometimes
-from octavo.executor.hashing import GuessingProposer
+from octavo.executor.hash_model import GuessingProposer
 from octavo.executor.local import LocalExecutor
 from octavo.kernels.kv_stores import CODECS
 from octavo.runtime import cuda_forward

@@ -14,7 +14,7 @@ from octavo.core.engine import Engine
 from octavo.core.request import Request
 from octavo.core.sampling_params import SamplingParams
 from octavo.core.token_mask import create_mask
-from octavo.executor.hashing import GuessingProposer
+from octavo.executor.hash_model import GuessingProposer
 from octavo.kernels.cpu import library
 from octavo.kernels.cpu.layout import KV_FORMATS
 

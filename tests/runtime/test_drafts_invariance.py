@@ -15,7 +15,7 @@ from octavo.core.request import FinishReason, Request
 from octavo.core.sampling_params import SamplingParams
 from octavo.core.token_mask import create_mask
 from octavo.executor.faulty import FaultyForward, FaultyScheduler, every
-from octavo.executor.hashing import GuessingProposer
+from octavo.executor.hash_model import GuessingProposer
 
 KERNELS = ("reference", "native", "fused")
 

@@ -8,12 +8,12 @@ from paging_variants import VARIANTS, make_requests
 from queued_stream import QueuedStream
 
 from octavo import LLM
+from octavo.core.host_kv_cache import Always
 from octavo.core.request import Request
 from octavo.core.sampling_params import SamplingParams
-from octavo.core.shelf import Always
 from octavo.executor.faulty import FaultyScheduler, every
 from octavo.offload import restore_rule
-from octavo.runtime import cuda_kit
+from octavo.runtime import cuda_components
 from octavo.speculation.ngram import NgramProposer
 
 SOME = (
@@ -33,7 +33,7 @@ def streams(monkeypatch) -> list[QueuedStream]:
         made.append(QueuedStream())
         return made[-1]
 
-    monkeypatch.setattr(cuda_kit, "HostStream", make)
+    monkeypatch.setattr(cuda_components, "HostStream", make)
     return made
 
 

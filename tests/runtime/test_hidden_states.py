@@ -13,9 +13,9 @@ from octavo.core.batch import Draft
 from octavo.core.request import Request
 from octavo.core.sampling_params import SamplingParams
 from octavo.core.scheduler import SchedulerConfig
-from octavo.executor.hashing import GuessingProposer
+from octavo.executor.hash_model import GuessingProposer
 from octavo.executor.local import LocalExecutor
-from octavo.kernels import fusion
+from octavo.kernels import fused_ops
 from octavo.kernels.cpu import library
 from octavo.models.loader import load_model
 from octavo.runtime.capacity import RankLimits, RankSpec
@@ -150,7 +150,7 @@ def test_no_state_costs_memory_unless_it_is_asked_for(model):
             made.append(value)
             return len(made) - 1
 
-        places = fusion.place(plan.phases, allocate, lambda place: None, kept)
+        places = fused_ops.place(plan.phases, allocate, lambda place: None, kept)
         return places, made
 
     _, before = places_of(())
@@ -161,5 +161,5 @@ def test_no_state_costs_memory_unless_it_is_asked_for(model):
 
 
 def test_a_depth_that_there_is_not_is_refused():
-    with pytest.raises(fusion.CannotFuse, match="no norm reads what 7 layers make"):
-        fusion.residual_stream([fusion.Head(None, None)], 7)  # type: ignore[arg-type]
+    with pytest.raises(fused_ops.CannotFuse, match="no norm reads what 7 layers make"):
+        fused_ops.residual_stream([fused_ops.Head(None, None)], 7)  # type: ignore[arg-type]

@@ -14,7 +14,7 @@ from octavo.core.request import FinishReason, Request
 from octavo.core.sampling_params import SamplingParams
 from octavo.core.token_mask import create_mask
 from octavo.executor.faulty import FaultyForward, FaultyScheduler, every
-from octavo.executor.hashing import GuessingProposer
+from octavo.executor.hash_model import GuessingProposer
 from octavo.kernels.cpu import library
 
 pytestmark = pytest.mark.skipif(not library.runnable(), reason="no native library was built")

@@ -18,9 +18,9 @@ from octavo.cost.open_spec import open_spec  # noqa: E402
 from octavo.cost.parallel import Parallel  # noqa: E402
 from octavo.cost.precision import precision_of  # noqa: E402
 from octavo.kernels.cuda.attention_plan import Gpu  # noqa: E402
-from octavo.kernels.cuda.ways import Conditions  # noqa: E402
+from octavo.kernels.cuda.gemm_dispatch import Conditions  # noqa: E402
 from octavo.runtime.capacity import RankSpec  # noqa: E402
-from octavo.runtime.cuda_kit import TritonKit  # noqa: E402
+from octavo.runtime.cuda_components import TritonKit  # noqa: E402
 from octavo.runtime.memory_ledger import GRAPHS  # noqa: E402
 from octavo.runtime.rank import Rank  # noqa: E402
 

@@ -15,13 +15,13 @@ from octavo.core.batch import Batch, ScheduledRequest
 from octavo.core.request import Request
 from octavo.core.sampling_params import SamplingParams
 from octavo.kernels.cpu import abi, library
-from octavo.kernels.fusion import CannotFuse
+from octavo.kernels.fused_ops import CannotFuse
 from octavo.models.loader import load_config, load_model
 from octavo.runtime import backends, device_memory, torch_backend
 from octavo.runtime.backends import why_not_fused
 from octavo.runtime.capacity import RankLimits, RankSpec, capacity_of
 from octavo.runtime.cuda_backend import FusedBackend
-from octavo.runtime.cuda_kit import PlainKit
+from octavo.runtime.cuda_components import PlainKit
 from octavo.runtime.op_program import StepPlan
 from octavo.runtime.rank import Rank
 from tests.conftest import write_tiny_model

@@ -9,10 +9,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from octavo.core import sight
+from octavo.core import sink_window
 from octavo.core.request import Request
 from octavo.core.sampling_params import SamplingParams
-from octavo.core.sight import Sight, SightRules
+from octavo.core.sink_window import Sight, SightRules
 from octavo.executor.faulty import FaultyScheduler, every
 from octavo.kernels.cpu import library
 from octavo.kernels.dispatch import create_ops
@@ -36,7 +36,7 @@ SHIFT = SightRules(context_shift=True, n_keep=5)
 def short_turns():
     """Angles begin anew soon, so that short sequences see it."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sight, "_TURN", 256)
+        patch.setattr(sink_window, "_TURN", 256)
         yield
 
 

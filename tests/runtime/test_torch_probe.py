@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from octavo.bench.gpu.random_model import SHAPES, write_random_model
-from octavo.cost.live import computed_in
-from octavo.kernels.cuda import ways
+from octavo.cost.loaded_model import computed_in
+from octavo.kernels.cuda import gemm_dispatch
 from octavo.kernels.cuda.attention_plan import Gpu
 from octavo.kernels.cuda.weights import W8Weight
 from octavo.runtime.capacity import RankLimits, RankSpec
@@ -65,6 +65,9 @@ def test_a_fused_model_tells_of_its_packed_weights(tmp_path):
 def test_weights_of_8_bits_are_multiplied_in_8_bits_where_gpus_can():
     codes = torch.empty(256, 256, dtype=torch.float8_e4m3fn, device="meta")
     weight = W8Weight(codes, torch.empty(1, 256, device="meta"), None, None, True)
-    found = [ways.multiplied_as(weight, ways.Conditions(Gpu(arch, 100))) for arch in (80, 90)]
+    found = [
+        gemm_dispatch.multiplied_as(weight, gemm_dispatch.Conditions(Gpu(arch, 100)))
+        for arch in (80, 90)
+    ]
     assert found == [torch.bfloat16, torch.float8_e4m3fn]
     assert computed_in(arithmetic_of(found[1])) == "fp8"

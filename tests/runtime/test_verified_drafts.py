@@ -13,7 +13,7 @@ from octavo.core.request import Request
 from octavo.core.sampling_params import SamplingParams
 from octavo.core.scheduler import Scheduler
 from octavo.core.token_mask import create_mask
-from octavo.executor.hashing import GuessingProposer
+from octavo.executor.hash_model import GuessingProposer
 from octavo.kernels.cpu import library
 from octavo.runtime.acceptance import Synthetic, Typical
 from octavo.runtime.sampler import probabilities

@@ -13,10 +13,10 @@ from octavo.core.kv_tables import most_blocks
 from octavo.core.request import Request
 from octavo.core.sampling_params import SamplingParams
 from octavo.executor.faulty import FaultyScheduler, every
-from octavo.executor.hashing import GuessingProposer
+from octavo.executor.hash_model import GuessingProposer
 from octavo.kernels.cpu import library
 from octavo.models.kv_groups import group_layers
-from octavo.runtime import cuda_kit
+from octavo.runtime import cuda_components
 from tests.conftest import write_tiny_model
 
 KERNELS = [
@@ -50,7 +50,7 @@ def streams():
         return made[-1]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(cuda_kit, "HostStream", make)
+        patch.setattr(cuda_components, "HostStream", make)
         yield made
 
 

@@ -9,7 +9,7 @@ import weakref
 import pytest
 
 from octavo.core.sampling_params import SamplingParams
-from octavo.executor.hashing import expected_tokens
+from octavo.executor.hash_model import expected_tokens
 from octavo.serving.loop import EngineDriver
 
 

@@ -11,7 +11,7 @@ from octavo.core.prefix_cache import RadixPrefixCache
 from octavo.core.request import FinishReason
 from octavo.core.sampling_params import SamplingParams
 from octavo.core.scheduler import Scheduler, SchedulerConfig
-from octavo.executor.hashing import GuessingProposer
+from octavo.executor.hash_model import GuessingProposer
 from octavo.serving.output_builder import OutputBuilder
 from octavo.serving.text_engine import TextEngine
 from octavo.text.decoders import ByteDecoder

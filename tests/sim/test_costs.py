@@ -12,7 +12,7 @@ from octavo.core.batch import Batch, Draft, ScheduledRequest
 from octavo.core.request import Request
 from octavo.core.sampling_params import SamplingParams
 from octavo.cost.hardware import Device
-from octavo.cost.measured import MeasuredSteps, Spread, calibrated
+from octavo.cost.measured_steps import MeasuredSteps, Spread, calibrated
 from octavo.cost.rank_model import MatrixOp, RankModel
 from octavo.sim.costs import costs, shared_keys
 

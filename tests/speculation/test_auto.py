@@ -12,8 +12,8 @@ from octavo.core.drafting import Opening
 from octavo.core.request import Request
 from octavo.core.sampling_params import SamplingParams
 from octavo.speculation.auto import AutoProposer
-from octavo.speculation.guess import Guess
-from octavo.speculation.model_arm import ModelArm
+from octavo.speculation.draft_candidates import Guess
+from octavo.speculation.model_drafting import ModelArm
 
 
 def request_of(name: str = "a", num_tokens: int = 20) -> Request:

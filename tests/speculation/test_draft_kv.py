@@ -15,8 +15,8 @@ from octavo.core.request import Request
 from octavo.core.sampling_params import SamplingParams
 from octavo.core.scheduler import Scheduler, SchedulerConfig
 from octavo.executor.faulty import FaultyScheduler, every
-from octavo.executor.hashing import HashExecutor, expected_tokens
-from octavo.speculation.chains import ChainLimits, ChainProposer
+from octavo.executor.hash_model import HashExecutor, expected_tokens
+from octavo.speculation.autoregressive import ChainLimits, ChainProposer
 from octavo.speculation.draft_kv import DraftKV
 
 BLOCK = 4

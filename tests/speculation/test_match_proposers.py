@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from octavo.core.drafting import Opening
 from octavo.core.request import FinishReason, Request, RequestStatus
 from octavo.core.sampling_params import SamplingParams
-from octavo.speculation.guess import Guess
+from octavo.speculation.draft_candidates import Guess
 from octavo.speculation.match_rates import MatchRates
 from octavo.speculation.ngram import NgramProposer, spread
 from octavo.speculation.suffix import SuffixProposer

@@ -10,7 +10,7 @@ from octavo.core.prefix_cache import RadixPrefixCache
 from octavo.core.request import Request
 from octavo.core.sampling_params import SamplingParams
 from octavo.core.scheduler import Scheduler, SchedulerConfig
-from octavo.executor.hashing import HashExecutor, expected_tokens
+from octavo.executor.hash_model import HashExecutor, expected_tokens
 from octavo.speculation.ngram import NgramProposer
 from octavo.speculation.suffix import SuffixProposer
 

@@ -23,7 +23,7 @@ from octavo.core.batch import Draft
 from octavo.core.drafting import Opening
 from octavo.kernels.cpu import library
 from octavo.models.loader import load_model
-from octavo.speculation.guess_tree import Shape
+from octavo.speculation.draft_tree import Shape
 from octavo.speculation.head_program import Candidate
 from octavo.speculation.medusa import MedusaProposer
 from octavo.speculation.state_proposer import LastStates

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from octavo.calibration.store import Profile, keep, model_and_processor
-from octavo.cost.measured import MeasuredSteps, Spread
+from octavo.cost.measured_steps import MeasuredSteps, Spread
 from octavo.system import machine
 
 STEPS = MeasuredSteps(

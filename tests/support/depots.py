@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import MutableSequence, Sequence
 
-from octavo.core.shelf import Ended
+from octavo.core.host_kv_cache import Ended
 
 
 class SlowDepot:

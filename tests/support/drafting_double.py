@@ -7,7 +7,7 @@ import random
 from collections.abc import Callable
 
 from octavo.core.batch import Batch, ScheduledRequest, StepOutput, TokenLogprobs
-from octavo.executor.hashing import expected_tokens
+from octavo.executor.hash_model import expected_tokens
 
 
 class DraftingDouble:

@@ -24,7 +24,7 @@ from octavo.kernels.cuda.plain_ops import PlainOps
 from octavo.kernels.cuda.program import FusedProgram
 from octavo.kernels.cuda.weights import DeviceWeight
 from octavo.kernels.dispatch import create_ops
-from octavo.kernels.fusion import Phase
+from octavo.kernels.fused_ops import Phase
 from octavo.kernels.kv_stores import codecs_of
 from octavo.kernels.routing import CLAMPED_SWIGLU, Routing
 from octavo.layers.latent_config import LatentConfig

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from octavo.core.sight import Sight
+from octavo.core.sink_window import Sight
 from octavo.kernels.cpu import abi, layout
 from octavo.kernels.cpu.library import Library, Pool
 

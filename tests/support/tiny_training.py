@@ -8,8 +8,8 @@ from pathlib import Path
 
 import numpy as np
 
-from octavo.draft_training.data import Ask
-from octavo.draft_training.job import Made, Wanted, train_draft
+from octavo.draft_training.model_answers import Ask
+from octavo.draft_training.training_job import Made, Wanted, train_draft
 from octavo.models.checkpoint import open_checkpoint
 from octavo.sources.open import load_tokenizer
 

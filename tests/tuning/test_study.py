@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 
 from octavo.base.errors import ConfigError
-from octavo.cost.measured import MeasuredSteps, Spread
+from octavo.cost.measured_steps import MeasuredSteps, Spread
 from octavo.cost.open_spec import open_spec
 from octavo.planner.slo import parse_slo
 from octavo.sim.demand import Ask
-from octavo.tuning.live import Measured
+from octavo.tuning.live_confirmation import Measured
 from octavo.tuning.objective import GivenLoad, HighestRate
 from octavo.tuning.outcome import Outcome
-from octavo.tuning.simulated import SimulatedEngines
+from octavo.tuning.simulated_engines import SimulatedEngines
 from octavo.tuning.space import DEFAULTS, SPECULATION, Candidate
 from octavo.tuning.study import Study
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from octavo.base.errors import BenchmarkError, QueueFullError
 from octavo.core.sampling_params import SamplingParams
-from octavo.cost.live import live_rank_model
+from octavo.cost.loaded_model import live_rank_model
 from octavo.cost.rank_model import RankModel
 from octavo.cost.work import Span
 from octavo.settings.engine import EngineArgs

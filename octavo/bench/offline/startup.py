@@ -23,7 +23,7 @@ from typing import Any
 
 from octavo import hub
 from octavo.base.errors import BenchmarkError
-from octavo.bench.children import need_process_groups
+from octavo.bench.child_processes import need_process_groups
 from octavo.bench.record import Recorder, columns, peak_rss_bytes
 from octavo.measure.statistics import Spread
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from octavo.base.errors import BenchmarkError
-from octavo.bench.children import need_process_groups
+from octavo.bench.child_processes import need_process_groups
 from octavo.bench.noise import group_cpu_s
 from octavo.bench.peers.workers.workloads import Workload
 

@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import IO
 
-from octavo.bench.children import need_process_groups
+from octavo.bench.child_processes import need_process_groups
 from octavo.bench.serving.endpoint import ServerError
 
 _READY = re.compile(r"is ready on (https?://\S+)\s")

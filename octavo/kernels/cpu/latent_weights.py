@@ -20,7 +20,7 @@ import numpy as np
 from octavo.kernels.cpu import abi
 from octavo.kernels.cpu.layout import TILE, latent_weight_format
 from octavo.kernels.cpu.library import Library, Pool
-from octavo.kernels.fusion import LatentAttention, Matrix
+from octavo.kernels.fused_ops import LatentAttention, Matrix
 
 
 class HeadMatrices(NamedTuple):

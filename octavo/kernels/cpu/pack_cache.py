@@ -35,7 +35,8 @@ from typing import Any
 import numpy as np
 
 from octavo.base.files import NewFile, sha256_of
-from octavo.kernels.cpu.advice import advise
+from octavo.kernels.cpu.file_digests import DIGEST_BYTES, Seals, digest, named_home
+from octavo.kernels.cpu.format_advice import advise
 from octavo.kernels.cpu.library import Library, Pool
 from octavo.kernels.cpu.packed_weights import (
     LAYOUT,
@@ -49,7 +50,6 @@ from octavo.kernels.cpu.packed_weights import (
     reserve,
 )
 from octavo.kernels.cpu.packing import aligned
-from octavo.kernels.cpu.seals import DIGEST_BYTES, Seals, digest, named_home
 from octavo.quantization.base import Weight
 from octavo.system import machine
 

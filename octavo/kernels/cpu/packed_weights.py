@@ -17,7 +17,7 @@ import numpy as np
 from octavo.kernels.cpu import abi
 from octavo.kernels.cpu.layout import TILE
 from octavo.kernels.cpu.library import Library, Pool
-from octavo.kernels.cpu.mapped import let_go
+from octavo.kernels.cpu.mapped_memory import let_go
 from octavo.kernels.cpu.packing import (
     ALIGNMENT,
     PackedFormat,

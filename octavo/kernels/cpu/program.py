@@ -14,12 +14,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from octavo.kernels import fusion
+from octavo.kernels import fused_ops
 from octavo.kernels.cpu import abi
 from octavo.kernels.cpu.latent_weights import LatentWeights
 from octavo.kernels.cpu.library import Library, Pool
 from octavo.kernels.cpu.recurrence import StateLayout, recurrence_struct
-from octavo.kernels.fusion import Matrix, Norm, Phase
+from octavo.kernels.fused_ops import Matrix, Norm, Phase
 from octavo.kernels.recorder import RopeTable, Value
 from octavo.kernels.routing import CLAMPED_SWIGLU, Expert, Routing
 
@@ -89,7 +89,7 @@ class Program:
         self.num_phases = len(phases)
         self.max_tokens = max_tokens
         head = phases[-1]
-        assert isinstance(head, fusion.Head)
+        assert isinstance(head, fused_ops.Head)
         self.vocab_size = head.weight.shape[0]
         self._packed = packed
         self._latent_weights = latent_weights or LatentWeights(packed, library, pool)
@@ -112,7 +112,7 @@ class Program:
 
     def exit_after(self, num_layers: int) -> Program:
         """The program of the first layers and the head: of the same weights, keys and values."""
-        phases = fusion.exit_after(self.phases, num_layers)
+        phases = fused_ops.exit_after(self.phases, num_layers)
         return Program(
             phases,
             self.library,
@@ -185,28 +185,28 @@ class Program:
 
     def _arguments(self, phase: Phase) -> tuple[int, ctypes.Structure]:
         match phase:
-            case fusion.Embed():
+            case fused_ops.Embed():
                 return abi.OCT_OP_EMBED, self._embed(phase)
-            case fusion.Linear():
+            case fused_ops.Linear():
                 return abi.OCT_OP_LINEAR, self._linear(phase)
-            case fusion.Attention():
+            case fused_ops.Attention():
                 return abi.OCT_OP_ATTENTION, self._attention(phase)
-            case fusion.Rows():
+            case fused_ops.Rows():
                 return abi.OCT_OP_ROWS, self._rows(phase)
-            case fusion.Check():
+            case fused_ops.Check():
                 return abi.OCT_OP_CHECK, abi.CheckArgs(
                     x=self._at(phase.source), width=phase.source.width
                 )
-            case fusion.Head():
+            case fused_ops.Head():
                 return abi.OCT_OP_HEAD, self._head(phase)
-            case fusion.LatentAttention():
+            case fused_ops.LatentAttention():
                 return abi.OCT_OP_LATENT, self._latent(phase)
-            case fusion.Experts():
+            case fused_ops.Experts():
                 return abi.OCT_OP_EXPERTS, self._experts(phase)
-            case fusion.Recurrence():
+            case fused_ops.Recurrence():
                 return recurrence_struct(phase, self._at, self._constant, self.kv.states)
 
-    def _embed(self, phase: fusion.Embed) -> abi.EmbedArgs:
+    def _embed(self, phase: fused_ops.Embed) -> abi.EmbedArgs:
         arguments = abi.EmbedArgs(
             table=self._packed(phase.weight), scale=phase.scale, out=self._at(phase.out)
         )
@@ -215,7 +215,7 @@ class Program:
             arguments.position_offset = phase.position_offset
         return arguments
 
-    def _linear(self, phase: fusion.Linear) -> abi.LinearArgs:
+    def _linear(self, phase: fused_ops.Linear) -> abi.LinearArgs:
         arguments = self._input(phase.source, phase.norm, phase.remainder_above)
         if phase.added is not None:
             assert phase.sum_out is not None
@@ -239,7 +239,7 @@ class Program:
             arguments.residual = self._at(phase.residual)
         return arguments
 
-    def _head(self, phase: fusion.Head) -> abi.LinearArgs:
+    def _head(self, phase: fused_ops.Head) -> abi.LinearArgs:
         arguments = self._input(phase.source, phase.norm, phase.remainder_above)
         arguments.segments[0].weight = self._packed(phase.weight)
         arguments.num_segments = 1
@@ -259,7 +259,7 @@ class Program:
             arguments.norm, arguments.eps = self._constant(norm.weight), norm.eps
         return arguments
 
-    def _attention(self, phase: fusion.Attention) -> abi.AttentionArgs:
+    def _attention(self, phase: fused_ops.Attention) -> abi.AttentionArgs:
         kv, q, k, v = self.kv, phase.q, phase.k, phase.v
         assert q.shape[-1] == k.shape[-1] == v.shape[-1] <= kv.head_dim
         arguments = abi.AttentionArgs(
@@ -294,7 +294,7 @@ class Program:
             self._tables.append((arguments, phase.rope))
         return arguments
 
-    def _latent(self, phase: fusion.LatentAttention) -> abi.LatentArgs:
+    def _latent(self, phase: fused_ops.LatentAttention) -> abi.LatentArgs:
         kv, (num_heads, query_dim) = self.kv, phase.q.shape
         rope_dim, rank = phase.rope.rotary_dim, phase.norm.weight.shape[0]
         nope_dim = query_dim - rope_dim
@@ -326,7 +326,7 @@ class Program:
         self._tables.append((arguments, phase.rope))
         return arguments
 
-    def _experts(self, phase: fusion.Experts) -> abi.ExpertsArgs:
+    def _experts(self, phase: fused_ops.Experts) -> abi.ExpertsArgs:
         experts = (abi.Expert * len(phase.experts))(*map(self._expert, phase.experts))
         loads = np.zeros(len(experts), dtype=np.int64)
         self._kept += [experts, loads]
@@ -367,7 +367,7 @@ class Program:
             correction=self._constant(correction),
         )
 
-    def _rows(self, phase: fusion.Rows) -> abi.RowsArgs:
+    def _rows(self, phase: fused_ops.Rows) -> abi.RowsArgs:
         width = phase.a.shape[-1]
         if phase.kind == "sigmoid":
             assert phase.b is not None
@@ -422,7 +422,7 @@ class _Arena:
             size += -(-max_tokens * value.width * 4 // _ALIGNMENT) * _ALIGNMENT + _ALIGNMENT
             return len(offsets) - 1
 
-        self._places = fusion.place(phases, allocate, lambda p: free[widths[p]].append(p), kept)
+        self._places = fused_ops.place(phases, allocate, lambda p: free[widths[p]].append(p), kept)
         self._offsets = offsets
         self._memory = np.zeros(size + _ALIGNMENT, dtype=np.uint8)
         self._base = -(-self._memory.ctypes.data // _ALIGNMENT) * _ALIGNMENT

@@ -11,7 +11,7 @@ from typing import cast
 import numpy as np
 
 from octavo.kernels.cpu import abi
-from octavo.kernels.fusion import Recurrence
+from octavo.kernels.fused_ops import Recurrence
 from octavo.kernels.recorder import Value
 from octavo.kernels.recurrence_specs import ConvSpec, DeltaSpec, GatedNormSpec, ScanSpec
 

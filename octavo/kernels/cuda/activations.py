@@ -21,7 +21,7 @@ def activation_mul(
     Args:
         gate_up: [T, 2 F] in any float type, the gates of a row before its ups.
         out: [T, F]; of int8 or float8_e4m3fn if there are ``scales``, else of any float type.
-        activation: "silu", "gelu_tanh" or "gelu_erf", as ``kernels/fusion.py`` calls them.
+        activation: "silu", "gelu_tanh" or "gelu_erf", as ``kernels/fused_ops.py`` calls them.
         scales: float32 [T]. ``out`` times these is the product, as of ``norms.rmsnorm``.
     """
     num_rows, width = out.shape

@@ -18,8 +18,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from octavo.kernels import fusion
-from octavo.kernels.fusion import Phase
+from octavo.kernels import fused_ops
+from octavo.kernels.fused_ops import Phase
 from octavo.kernels.recorder import Value
 
 
@@ -72,12 +72,12 @@ class Buffers:
         # By what there is of them, those that are of no use to anyone just now.
         self._free: dict[_Kind, list[_Buffer]] = defaultdict(list)
         # Routers are computed in float32, and so are their logits.
-        self._wide = {each.logits.source for each in phases if isinstance(each, fusion.Experts)}
+        self._wide = {each.logits.source for each in phases if isinstance(each, fused_ops.Experts)}
         self._used: list[_Buffer] = []
         self.num_bytes = 0
         if lent is not None:
             self._borrow(lent)
-        self._places = fusion.place(phases, self._allocate, self._release, kept)
+        self._places = fused_ops.place(phases, self._allocate, self._release, kept)
         self._kept = [self._places[value.source].buffer for value in kept]
         self._between = self._room_between(max_tokens * max(map(self._width_between, phases)), lent)
 
@@ -147,17 +147,17 @@ class Buffers:
         brought together for it; the norm of a sum for products, and a product that is scaled; the
         norm of what experts read; learned positions."""
         match phase:
-            case fusion.Attention():
+            case fused_ops.Attention():
                 parts = phase.q, phase.k, phase.v
                 together = 0 if self.are_joint(parts) else sum(part.width for part in parts)
                 return phase.q.width + together
-            case fusion.Linear() if phase.added is not None:
+            case fused_ops.Linear() if phase.added is not None:
                 return phase.source.width
-            case fusion.Linear() if phase.scale is not None:
+            case fused_ops.Linear() if phase.scale is not None:
                 return phase.segments[0].out.width
-            case fusion.Experts() if phase.norm is not None:
+            case fused_ops.Experts() if phase.norm is not None:
                 return phase.source.width
-            case fusion.Embed() if phase.positions is not None:
+            case fused_ops.Embed() if phase.positions is not None:
                 return phase.out.width
         return 0
 
@@ -175,7 +175,7 @@ class Buffers:
 def _joined_values(phases: Sequence[Phase]) -> Iterator[tuple[Value, tuple[Value, ...]]]:
     """Each value that is one of several outputs of a product, with all of these in their order."""
     for phase in phases:
-        if isinstance(phase, fusion.Linear) and phase.activation is None:
+        if isinstance(phase, fused_ops.Linear) and phase.activation is None:
             group = tuple(segment.out.source for segment in phase.segments)
             if len(group) > 1:
                 yield from ((value, group) for value in group)

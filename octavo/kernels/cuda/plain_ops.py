@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from octavo.kernels import attention, reference
-from octavo.kernels.arguments import Rotation, RowNorm
 from octavo.kernels.cuda.attention_plan import Scoring
 from octavo.kernels.cuda.ops import (
     Attend,
@@ -23,6 +22,7 @@ from octavo.kernels.cuda.ops import (
 from octavo.kernels.cuda.products import ACTIVATIONS, Norm, PlainProducts
 from octavo.kernels.experts import add_up, clamped_swiglu, route
 from octavo.kernels.kv_stores import KVStore
+from octavo.kernels.op_arguments import Rotation, RowNorm
 from octavo.kernels.routing import CLAMPED_SWIGLU
 
 _GATES = {**ACTIVATIONS, CLAMPED_SWIGLU: clamped_swiglu}

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from octavo.kernels import fusion
+from octavo.kernels import fused_ops
 from octavo.kernels.cuda.attention_plan import Scoring
 from octavo.kernels.cuda.buffers import Buffers
 from octavo.kernels.cuda.ops import (
@@ -35,7 +35,7 @@ from octavo.kernels.cuda.ops import (
 )
 from octavo.kernels.cuda.products import Around, Norm
 from octavo.kernels.cuda.weights import DeviceWeight
-from octavo.kernels.fusion import CannotFuse, Matrix, Phase
+from octavo.kernels.fused_ops import CannotFuse, Matrix, Phase
 from octavo.kernels.recorder import RopeTable, Value
 
 
@@ -51,7 +51,7 @@ _Part = Callable[[_Running], None]
 """Something that is launched for a step."""
 
 # What ops call the activations that multiply nothing, and the kinds of Rows.
-_ALONE = {("gelu_erf" if name == "gelu" else name): kind for name, kind in fusion.ALONE.items()}
+_ALONE = {("gelu_erf" if name == "gelu" else name): kind for name, kind in fused_ops.ALONE.items()}
 
 
 class FusedProgram:
@@ -87,7 +87,7 @@ class FusedProgram:
         self._max_tokens = max_tokens
         self._constants = _Constants(device, max_positions)
         head = phases[-1]
-        assert isinstance(head, fusion.Head)
+        assert isinstance(head, fused_ops.Head)
         # Of the rows that are asked for.
         self._hidden = torch.zeros(max_rows, head.source.width, dtype=dtype, device=device)
         # 1 where the activations of a token are no longer numbers.
@@ -102,7 +102,7 @@ class FusedProgram:
         CannotFuse if the model cannot be ended there.
         """
         program = copy.copy(self)
-        program._build(fusion.exit_after(self.phases, num_layers), (), self._buffers)
+        program._build(fused_ops.exit_after(self.phases, num_layers), (), self._buffers)
         return program
 
     def run(self, step: StepTensors) -> None:
@@ -142,7 +142,7 @@ class FusedProgram:
         self, phases: Sequence[Phase], kept: Collection[Value], lent: Buffers | None = None
     ) -> None:
         head = phases[-1]
-        assert isinstance(head, fusion.Head)
+        assert isinstance(head, fused_ops.Head)
         self.phases, self._head = phases, head
         self.vocab_size = head.weight.shape[0]
         self._buffers = Buffers(phases, self._max_tokens, self._dtype, self._device, kept, lent)
@@ -152,25 +152,25 @@ class FusedProgram:
 
     def _parts_of(self, phase: Phase) -> Iterator[_Part]:
         match phase:
-            case fusion.Embed():
+            case fused_ops.Embed():
                 yield from self._embed(phase)
-            case fusion.Linear():
+            case fused_ops.Linear():
                 yield from self._linear(phase)
-            case fusion.Attention():
+            case fused_ops.Attention():
                 yield from self._attention(phase)
-            case fusion.LatentAttention():
+            case fused_ops.LatentAttention():
                 yield self._latent_attention(phase)
-            case fusion.Rows():
+            case fused_ops.Rows():
                 yield self._rows(phase)
-            case fusion.Check():
+            case fused_ops.Check():
                 source = self._buffers.tensor(phase.source)
                 yield self._each_row(self._ops.find_damage, source, self.damaged)
-            case fusion.Experts():
+            case fused_ops.Experts():
                 yield from self._experts(phase)
-            case fusion.Head():
+            case fused_ops.Head():
                 pass  # its rows are asked for
 
-    def _embed(self, phase: fusion.Embed) -> Iterator[_Part]:
+    def _embed(self, phase: fused_ops.Embed) -> Iterator[_Part]:
         rows, table = self._ops.products.rows, self._weight_of([phase.weight])
         out = self._buffers.tensor(phase.out)
         (at,) = self._tensors.places(out)
@@ -195,7 +195,7 @@ class FusedProgram:
 
         return embed_positions
 
-    def _linear(self, phase: fusion.Linear) -> Iterator[_Part]:
+    def _linear(self, phase: fused_ops.Linear) -> Iterator[_Part]:
         source, norm = self._buffers.tensor(phase.source), self._norm(phase.norm)
         if phase.added is not None and norm is None:
             assert phase.sum_out is not None
@@ -216,7 +216,7 @@ class FusedProgram:
         around = Around(norm, bias, phase.activation, accumulate=phase.residual is not None)
         yield self._each_row(lambda x, y: linear(x, weight, y, around), source, out)
 
-    def _residual(self, phase: fusion.Linear, out: Tensor) -> Iterator[_Part]:
+    def _residual(self, phase: fused_ops.Linear, out: Tensor) -> Iterator[_Part]:
         """What the product is added to, where it does not lie there already."""
         assert phase.residual is not None
         if not self._buffers.is_same(phase.residual, phase.segments[0].out):
@@ -224,7 +224,7 @@ class FusedProgram:
 
     def _scaled_linear(
         self,
-        phase: fusion.Linear,
+        phase: fused_ops.Linear,
         source: Tensor,
         weight: DeviceWeight,
         around: Around,
@@ -236,7 +236,7 @@ class FusedProgram:
         yield from self._residual(phase, out)
         yield self._each_row(lambda x, y: x.add_(y, alpha=scale), out, product)
 
-    def _sum(self, phase: fusion.Linear) -> Iterator[_Part]:
+    def _sum(self, phase: fused_ops.Linear) -> Iterator[_Part]:
         """The sum that a linear reads as it is."""
         ops, y_norm = self._ops, self._norm(phase.added_norm)
         assert phase.added is not None and phase.sum_out is not None
@@ -247,7 +247,7 @@ class FusedProgram:
             y = normed
         yield self._each_row(lambda x, y, out: torch.add(x, y, out=out), x, y, total)
 
-    def _add_norm(self, phase: fusion.Linear, normed: Tensor) -> _Part:
+    def _add_norm(self, phase: fused_ops.Linear, normed: Tensor) -> _Part:
         assert phase.added is not None and phase.sum_out is not None
         sum_of = map(self._buffers.tensor, (phase.source, phase.added, phase.sum_out))
         norm, y_norm = self._norm(phase.norm), self._norm(phase.added_norm)
@@ -257,13 +257,13 @@ class FusedProgram:
             lambda x, y, total, out: add_norm(x, y, y_norm, total, norm, out), *sum_of, normed
         )
 
-    def _outputs(self, phase: fusion.Linear) -> Tensor:
+    def _outputs(self, phase: fused_ops.Linear) -> Tensor:
         """Where the product of all segments goes, or what an activation makes of it."""
         if phase.activation is not None:
             return self._buffers.tensor(phase.segments[0].out)
         return self._buffers.joint([segment.out for segment in phase.segments])
 
-    def _attention(self, phase: fusion.Attention) -> Iterator[_Part]:
+    def _attention(self, phase: fused_ops.Attention) -> Iterator[_Part]:
         ops, scoring = self._ops, self._scoring(phase)
         norms, rope = self._head_norms(phase), self._rope(phase)
         k_cache, v_cache = self._kv_cache.layer(phase.layer)
@@ -292,7 +292,7 @@ class FusedProgram:
 
         yield attention
 
-    def _latent_attention(self, phase: fusion.LatentAttention) -> _Part:
+    def _latent_attention(self, phase: fused_ops.LatentAttention) -> _Part:
         if not isinstance(self._ops, LatentOps):
             raise CannotFuse("these ops have no latent attention")
         attend, group = self._ops.attend_latents, self._kv_cache.group_of(phase.layer)
@@ -313,7 +313,7 @@ class FusedProgram:
 
         return latent_attention
 
-    def _experts(self, phase: fusion.Experts) -> Iterator[_Part]:
+    def _experts(self, phase: fused_ops.Experts) -> Iterator[_Part]:
         source, norm = self._buffers.tensor(phase.source), self._norm(phase.norm)
         ops, layer = self._ops, self._expert_layer(phase)
         if norm is not None:
@@ -331,7 +331,7 @@ class FusedProgram:
 
         yield experts
 
-    def _expert_layer(self, phase: fusion.Experts) -> ExpertLayer:
+    def _expert_layer(self, phase: fused_ops.Experts) -> ExpertLayer:
         experts = phase.experts
         return ExpertLayer(
             self._weight_of([matrix for each in experts for matrix in (each.gate, each.up)]),
@@ -348,7 +348,7 @@ class FusedProgram:
         there = [part for part in parts if part is not None]
         return self._constants.vector(np.concatenate(there)) if there else None
 
-    def _rows(self, phase: fusion.Rows) -> _Part:
+    def _rows(self, phase: fused_ops.Rows) -> _Part:
         ops, kind = self._ops, phase.kind
         a, out = self._buffers.tensor(phase.a), self._buffers.tensor(phase.out)
         if phase.norm is not None:
@@ -365,7 +365,9 @@ class FusedProgram:
             return self._each_row(lambda a, b, out: ops.sigmoid_mul(b, a, out), a, b, out)
         return self._each_row(lambda a, b, out: ops.activate(a, b, kind, out), a, b, out)
 
-    def _norm_rows(self, phase: fusion.Rows, of: fusion.Norm, a: Tensor, out: Tensor) -> _Part:
+    def _norm_rows(
+        self, phase: fused_ops.Rows, of: fused_ops.Norm, a: Tensor, out: Tensor
+    ) -> _Part:
         if len(phase.a.shape) > 1:
             raise CannotFuse("norms of heads are made with attention, and not alone")
         ops, norm = self._ops, Norm(self._constants.vector(of.weight), of.eps)
@@ -374,11 +376,11 @@ class FusedProgram:
         bias = None if phase.bias is None else self._constants.vector(phase.bias)
         return self._each_row(lambda a, out: ops.layernorm(a, norm, bias, out), a, out)
 
-    def _scoring(self, phase: fusion.Attention) -> Scoring:
+    def _scoring(self, phase: fused_ops.Attention) -> Scoring:
         sinks = None if phase.sinks is None else self._constants.vector(phase.sinks)
         return Scoring(phase.scale, phase.window, phase.softcap, sinks)
 
-    def _head_norms(self, phase: fusion.Attention) -> HeadNorms | None:
+    def _head_norms(self, phase: fused_ops.Attention) -> HeadNorms | None:
         q, k = self._norm(phase.q_norm), self._norm(phase.k_norm)
         if q is None and k is None:
             return None
@@ -386,15 +388,15 @@ class FusedProgram:
             raise CannotFuse(f"queries and keys of layer {phase.layer} are not normed alike")
         return HeadNorms(q.weight, k.weight, q.eps)
 
-    def _rope(self, phase: fusion.Attention) -> Rope | None:
+    def _rope(self, phase: fused_ops.Attention) -> Rope | None:
         if phase.rope is None:
             return None
         return Rope(self._constants.rotations(phase.rope), phase.interleaved)
 
-    def _norm(self, norm: fusion.Norm | None) -> Norm | None:
+    def _norm(self, norm: fused_ops.Norm | None) -> Norm | None:
         return None if norm is None else Norm(self._constants.vector(norm.weight), norm.eps)
 
-    def _bias(self, segments: Sequence[fusion.Segment]) -> Tensor | None:
+    def _bias(self, segments: Sequence[fused_ops.Segment]) -> Tensor | None:
         if all(segment.bias is None for segment in segments):
             return None
         parts = [

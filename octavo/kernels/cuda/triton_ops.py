@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 from torch import Tensor
 
-from octavo.kernels import fusion
+from octavo.kernels import fused_ops
 from octavo.kernels.cuda import rows as row_kernels
 from octavo.kernels.cuda.activations import (
     activation_alone,
@@ -17,6 +17,7 @@ from octavo.kernels.cuda.activations import (
 from octavo.kernels.cuda.attention import GpuAttention
 from octavo.kernels.cuda.attention_plan import AttentionLimits, Gpu, HeadShape, Scoring
 from octavo.kernels.cuda.expert_products import ExpertProducts, ExpertSizes
+from octavo.kernels.cuda.gemm_dispatch import Conditions
 from octavo.kernels.cuda.kv_codes import kind_of
 from octavo.kernels.cuda.kv_write import write_kv
 from octavo.kernels.cuda.latents import GpuLatents, LatentSizes
@@ -32,9 +33,8 @@ from octavo.kernels.cuda.ops import (
 )
 from octavo.kernels.cuda.products import Norm, Products
 from octavo.kernels.cuda.triton_products import TritonProducts, Use
-from octavo.kernels.cuda.ways import Conditions
 from octavo.kernels.cuda.weights import DeviceWeight
-from octavo.kernels.fusion import Matrix, Phase
+from octavo.kernels.fused_ops import Matrix, Phase
 from octavo.kernels.kv_stores import KVStore
 
 
@@ -192,23 +192,23 @@ def _uses(
     max_rows: int,
 ) -> Iterator[Use]:
     for phase in phases:
-        if isinstance(phase, fusion.Linear):
+        if isinstance(phase, fused_ops.Linear):
             weight = weight_of([segment.weight for segment in phase.segments])
             yield Use(weight, max_tokens, gated=phase.activation is not None)
-        elif isinstance(phase, fusion.Head):
+        elif isinstance(phase, fused_ops.Head):
             yield Use(weight_of([phase.weight]), max_rows)
 
 
 def _expert_sizes(phases: Sequence[Phase]) -> Iterator[ExpertSizes]:
     for phase in phases:
-        if isinstance(phase, fusion.Experts):
+        if isinstance(phase, fused_ops.Experts):
             inner, width = phase.experts[0].gate.shape
             yield ExpertSizes(phase.routing, inner, width)
 
 
 def _latent_sizes(phases: Sequence[Phase]) -> Iterator[LatentSizes]:
     for phase in phases:
-        if isinstance(phase, fusion.LatentAttention):
+        if isinstance(phase, fused_ops.LatentAttention):
             yield LatentSizes(phase.q.shape[0], phase.kv_b.shape[1], phase.rope.rotary_dim)
 
 
@@ -218,12 +218,12 @@ def _head_shapes(
     """Of all layers. ConfigError if no kernel reads what their keys and values are kept as."""
     shapes = set()
     for phase in phases:
-        if not isinstance(phase, fusion.MIXERS):
+        if not isinstance(phase, fused_ops.MIXERS):
             continue
         stores = kv_cache.layer(phase.layer)
         for store in stores:
             kind_of(store)
-        if isinstance(phase, fusion.Attention):
+        if isinstance(phase, fused_ops.Attention):
             shapes.add(HeadShape.of(torch.empty(0, *phase.q.shape, dtype=dtype), *stores))
         else:
             heads = phase.q.shape[0], phase.kv_b.shape[1]

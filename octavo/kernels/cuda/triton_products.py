@@ -12,17 +12,17 @@ from torch import Tensor
 from octavo.kernels.cuda.activations import activation_mul
 from octavo.kernels.cuda.code_products import row_codes, scale_products
 from octavo.kernels.cuda.dequantize import dequantize, room_for
-from octavo.kernels.cuda.linear import linear, tiling_of
-from octavo.kernels.cuda.norms import rmsnorm
-from octavo.kernels.cuda.products import Around, Norm
-from octavo.kernels.cuda.splits import Tiling, Workspace
-from octavo.kernels.cuda.ways import (
+from octavo.kernels.cuda.gemm_dispatch import (
     FEW_CODED_ROWS,
     FEW_DENSE_ROWS,
     Conditions,
     Way,
     way_of,
 )
+from octavo.kernels.cuda.linear import linear, tiling_of
+from octavo.kernels.cuda.norms import rmsnorm
+from octavo.kernels.cuda.products import Around, Norm
+from octavo.kernels.cuda.splits import Tiling, Workspace
 from octavo.kernels.cuda.weights import DenseWeight, DeviceWeight, JoinedWeight, W4Weight, W8Weight
 
 # Products of more rows are several: what lies between a norm, a product and an activation is no

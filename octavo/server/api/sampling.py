@@ -8,7 +8,7 @@ from typing import Any
 from octavo.base.errors import InvalidRequestError, PromptTooLongError
 from octavo.core.limits import check_output_tokens, check_vocabulary, context_tokens
 from octavo.core.sampling_params import SamplingParams
-from octavo.core.sight import AsksForSight
+from octavo.core.sink_window import AsksForSight
 from octavo.server.api.requests import GenerationFields
 from octavo.server.engine.generation import EngineFacts
 from octavo.server.settings import MAX_STOP_CHARS

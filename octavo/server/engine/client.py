@@ -35,7 +35,7 @@ from octavo.core.limits import (
     total_tokens_of,
 )
 from octavo.core.stats import StepStats
-from octavo.server.engine.door import Door
+from octavo.server.engine.crash_isolation import Probation, fingerprint
 from octavo.server.engine.generation import (
     Delta,
     EngineFacts,
@@ -45,11 +45,11 @@ from octavo.server.engine.generation import (
     Observer,
     RequestRules,
 )
-from octavo.server.engine.probation import Probation, fingerprint
 from octavo.server.engine.process import Launcher
 from octavo.server.engine.supervisor import Supervisor
-from octavo.server.engine.unread import UnreadMemory
-from octavo.server.engine.waiting_room import DEFAULT_LIMITS, Entry, WaitingRoom
+from octavo.server.engine.ttft_admission import Door
+from octavo.server.engine.unread_output import UnreadMemory
+from octavo.server.engine.waiting_queue import DEFAULT_LIMITS, Entry, WaitingRoom
 from octavo.server.engine.wire import (
     Message,
     delta_from_list,

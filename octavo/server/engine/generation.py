@@ -17,9 +17,9 @@ from octavo.base.errors import QueueFullError
 from octavo.core.batch import TokenLogprobs
 from octavo.core.limits import Work
 from octavo.core.sampling_params import SamplingParams
-from octavo.core.sight import SightRules
+from octavo.core.sink_window import SightRules
 from octavo.core.stats import StepStats
-from octavo.server.engine.unread import UnreadMemory, bytes_of
+from octavo.server.engine.unread_output import UnreadMemory, bytes_of
 
 _CHARS_OF_LOGPROB = 64
 _FEW_DELTAS = 512  # that nobody has read, before they are merged
@@ -550,7 +550,7 @@ class Observer:
         """The engine has finished a step."""
 
     def on_look(self, step_id: int, look: dict[str, Any]) -> None:
-        """What the engine shows after a step, while it is watched (`octavo.core.close_look`)."""
+        """What the engine shows after a step while it is watched: `octavo.core.engine_snapshot`."""
 
     def on_engine_state(self, state: EngineState, detail: str) -> None:
         """The engine's process came up, died or was given up."""

@@ -10,7 +10,7 @@ import subprocess
 import sys
 from typing import Any, Protocol
 
-from octavo.server.engine.flight_record import FlightRecord
+from octavo.server.engine.in_flight_record import FlightRecord
 from octavo.server.engine.wire import encode
 from octavo.server.settings import environment_without_keys
 from octavo.settings.engine import EngineArgs

@@ -21,7 +21,7 @@ From the engine, by ``ev``:
     refused  id, kind, message, field                and what else an error says of itself
     step     time, record, begun: [id], deltas: [...], stats: {id: [...]}
              and prompt_logprobs: {id: [...]}, where there are any
-             and look: {...}, while somebody watches (`octavo.core.close_look`)
+             and look: {...}, while somebody watches (`octavo.core.engine_snapshot`)
     look     look                                    how things stand, where no step says it
     idle     record                                  an abort has left nothing to do
     pong     number, record
@@ -43,7 +43,7 @@ from octavo.base import errors
 from octavo.base.errors import EngineError, OctavoError, PromptTooLongError
 from octavo.core.batch import TokenLogprobs
 from octavo.core.sampling_params import SamplingParams, SpeculativeParams
-from octavo.core.sight import SightRules
+from octavo.core.sink_window import SightRules
 from octavo.core.stats import StepStats
 from octavo.server.engine.generation import Delta, EngineFacts, GenerationStats
 

@@ -27,14 +27,14 @@ from functools import partial
 from typing import Any
 
 from octavo.base.errors import ENDINGS, EngineError, OctavoError, QueueFullError
-from octavo.core.close_look import CloseLook
 from octavo.core.engine import EngineStep
+from octavo.core.engine_snapshot import CloseLook
 from octavo.core.request import FinishReason
 from octavo.core.sampling_params import SamplingParams
 from octavo.core.step_meter import CountedExperts, StepMeter
-from octavo.cost.live import live_rank_model
-from octavo.server.engine.flight_record import FlightRecord, RecordedExecutor
+from octavo.cost.loaded_model import live_rank_model
 from octavo.server.engine.generation import Delta, EngineFacts, GenerationStats
+from octavo.server.engine.in_flight_record import FlightRecord, RecordedExecutor
 from octavo.server.engine.wire import (
     Decoder,
     Message,

@@ -35,7 +35,7 @@ from octavo.server.http.framing import (
     without_upgrade,
 )
 from octavo.server.http.listener import BACKLOG
-from octavo.server.http.shares import ConnectionCounts
+from octavo.server.http.shared_limits import ConnectionCounts
 from octavo.server.http.tenants import network_of
 from octavo.server.settings import BODY_TIMEOUT, HEADER_TIMEOUT, ServerSettings
 from octavo.system import machine

@@ -23,7 +23,7 @@ from octavo.server.engine.generation import EngineClient, Observer
 from octavo.server.http.context import IgnoredFields, RequestContext, create_request_id
 from octavo.server.http.errors import HttpError, error_response, to_http_error
 from octavo.server.http.hosts import AllowedHosts
-from octavo.server.http.shares import BodyMemory, BodyShare
+from octavo.server.http.shared_limits import BodyMemory, BodyShare
 from octavo.server.http.tenants import RateLimitError, Tenant, Tenants, address_of
 from octavo.server.settings import MAX_ID_CHARS, ServerSettings
 

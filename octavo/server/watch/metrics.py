@@ -43,7 +43,7 @@ from octavo.server.engine.generation import (
     GenerationStats,
     Observer,
 )
-from octavo.server.watch.families import (
+from octavo.server.watch.metric_definitions import (
     BASE_LABELS,
     FAMILIES,
     FINISH_REASONS,

@@ -11,7 +11,7 @@ from octavo.core.stats import StepStats
 from octavo.server.engine.generation import EngineClient, EngineState, Generation, Observer
 
 if TYPE_CHECKING:
-    from octavo.server.watch.close_view import CloseViewer
+    from octavo.server.watch.snapshot_stream import CloseViewer
 
 _INTERVAL = 0.1  # seconds between two events: an engine makes hundreds of steps a second
 _MOST_STEPS = 1000  # that wait for a viewer who does not read
@@ -32,7 +32,7 @@ class StepStream(Observer):
 
     def watch_closely(self, engine: EngineClient, model: str) -> CloseViewer:
         """A viewer of whom the engine knows, until it is closed: see ``close_view.py``."""
-        from octavo.server.watch.close_view import CloseViewer, about_engine
+        from octavo.server.watch.snapshot_stream import CloseViewer, about_engine
 
         def on_close(viewer: Viewer) -> None:
             self._viewers.discard(viewer)

@@ -13,10 +13,10 @@ from octavo.base.errors import ConfigError, EngineError, ModelFileError
 from octavo.base.fields import Fields
 from octavo.base.model_files import ModelFolder
 from octavo.kernels.cpu import abi
+from octavo.kernels.cpu.file_digests import Seals, digest
 from octavo.kernels.cpu.library import Library, Pool, report_bus_errors
 from octavo.kernels.cpu.packed_weights import PackedWeights
 from octavo.kernels.cpu.packing import ALIGNMENT, PackedFormat, plain_format
-from octavo.kernels.cpu.seals import Seals, digest
 from octavo.models.config import ModelConfig
 from octavo.runtime.backends import NativeBackend, why_not_native
 from octavo.runtime.capacity import RankSpec

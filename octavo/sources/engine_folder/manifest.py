@@ -22,7 +22,7 @@ import numpy as np
 from octavo.base.errors import ModelFileError, UnsupportedModelError
 from octavo.base.fields import Fields
 from octavo.base.model_files import ENGINE_MANIFEST, ModelFolder
-from octavo.kernels.cpu.activations import ACTIVATIONS
+from octavo.kernels.cpu.activation_precision import ACTIVATIONS
 from octavo.kernels.cpu.packed_weights import LAYOUT
 
 FORMAT = "octavo engine"
@@ -39,7 +39,7 @@ class FolderFile:
     """A file of the folder.
 
     Args:
-        digest: as `octavo.kernels.cpu.seals.digest` has it, of its contents alone.
+        digest: as `octavo.kernels.cpu.file_digests.digest` has it, of its contents alone.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""The phases of a step (``kernels/fusion.py``) as JSON, and back.
+"""The phases of a step (``kernels/fused_ops.py``) as JSON, and back.
 
     values      how many numbers a token has of each value that phases hand to each other
     ropes       tables of cosines and sines: a rope of the model's config, and maybe divisors
@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from octavo.base.fields import Fields
-from octavo.kernels.fusion import (
+from octavo.kernels.fused_ops import (
     ALONE,
     MAX_SEGMENTS,
     Attention,

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from octavo.base.fields import Fields
-from octavo.kernels.fusion import Recurrence
+from octavo.kernels.fused_ops import Recurrence
 from octavo.kernels.recorder import Value
 from octavo.kernels.recurrence_specs import ConvSpec, GatedNormSpec, RecurrentSpec
 from octavo.layers.recurrence_config import RecurrenceConfig

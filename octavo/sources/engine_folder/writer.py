@@ -17,8 +17,9 @@ from octavo import hub
 from octavo.base.errors import ConfigError, UnsupportedModelError
 from octavo.base.files import NewFolder, sha256_of
 from octavo.base.model_files import ENGINE_MANIFEST, ModelFolder, is_engine_folder
-from octavo.kernels.cpu import activations, library
-from octavo.kernels.cpu.advice import advise
+from octavo.kernels.cpu import activation_precision, library
+from octavo.kernels.cpu.file_digests import Seals, digest
+from octavo.kernels.cpu.format_advice import advise
 from octavo.kernels.cpu.library import Pool
 from octavo.kernels.cpu.packed_weights import (
     Entries,
@@ -29,8 +30,7 @@ from octavo.kernels.cpu.packed_weights import (
     reserve,
 )
 from octavo.kernels.cpu.packing import ALIGNMENT
-from octavo.kernels.cpu.seals import Seals, digest
-from octavo.kernels.fusion import CannotFuse
+from octavo.kernels.fused_ops import CannotFuse
 from octavo.layers.module import Module
 from octavo.models.loader import load_checkpoint, weights_bytes
 from octavo.models.quantized_hf import OWN_CONFIGS
@@ -120,7 +120,7 @@ def _check_free(out: Path) -> None:
 
 def _check_settings(args: EngineArgs, source: CheckpointSource) -> dict[str, Any]:
     """What the folder is built for; ConfigError if ``args`` ask for what no folder is."""
-    asked = activations.DEFAULT if args.activations == "auto" else args.activations
+    asked = activation_precision.DEFAULT if args.activations == "auto" else args.activations
     fixed = built_for(asked, source.quantization)
     for name in ("device", "dtype", "kernels"):
         if getattr(args, name) not in ("auto", fixed[name]):

@@ -13,7 +13,7 @@ from octavo.bench.offline import roofline
 from octavo.bench.offline.roofline import Ceilings, WeightKind, place
 from octavo.bench.offline.session import OfflineSession, StepTiming
 from octavo.core.executor import NoModel
-from octavo.cost.live import live_rank_model
+from octavo.cost.loaded_model import live_rank_model
 from octavo.cost.rank_model import AttentionOp, MatrixOp, RankModel
 from octavo.cost.work import Span, Work
 from octavo.kernels.cpu.library import runnable

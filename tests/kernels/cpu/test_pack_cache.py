@@ -15,7 +15,7 @@ from weights import stored
 
 from octavo.kernels.cpu import abi, pack_cache, packed_weights
 from octavo.kernels.cpu.library import Pool, load, runnable
-from octavo.kernels.cpu.mapped import let_go
+from octavo.kernels.cpu.mapped_memory import let_go
 from octavo.kernels.cpu.pack_cache import open_or_pack
 from octavo.quantization.base import StoredWeight
 from octavo.quantization.ggml_types import GGMLType

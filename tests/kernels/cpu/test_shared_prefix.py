@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from native_attention import FORMATS, Cache, Layer, Sequence, Step, attend, make_sequence
 
-from octavo.core.sight import Sight
+from octavo.core.sink_window import Sight
 from octavo.kernels.cpu.library import Pool
 
 

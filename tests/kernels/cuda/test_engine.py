@@ -24,16 +24,16 @@ from octavo.core.prefix_cache import RadixPrefixCache
 from octavo.core.request import Request
 from octavo.core.sampling_params import SamplingParams
 from octavo.core.scheduler import Scheduler, SchedulerConfig
-from octavo.executor.hashing import GuessingProposer
+from octavo.executor.hash_model import GuessingProposer
 from octavo.executor.local import LocalExecutor
 from octavo.kernels.cuda.attention_plan import Gpu
-from octavo.kernels.cuda.ways import Conditions
+from octavo.kernels.cuda.gemm_dispatch import Conditions
 from octavo.models.config import ModelConfig
 from octavo.models.kv_groups import group_layers
-from octavo.runtime import cuda_kit
+from octavo.runtime import cuda_components
 from octavo.runtime.capacity import RankLimits, RankSpec
 from octavo.runtime.cuda_backend import FusedBackend
-from octavo.runtime.cuda_kit import Kit, PlainKit, TritonKit
+from octavo.runtime.cuda_components import Kit, PlainKit, TritonKit
 from octavo.runtime.kv_cache import copy_units
 from octavo.runtime.rank import Rank
 from octavo.runtime.streams import HostStream
@@ -69,7 +69,7 @@ class InterpretedKit(TritonKit):
     copy_units = staticmethod(copy_units)
 
     def create_stream(self) -> HostStream:
-        return cuda_kit.HostStream()
+        return cuda_components.HostStream()
 
     def create_upload(self) -> None:
         return None
@@ -113,7 +113,7 @@ def test_the_answers_are_those_of_plain_torch(name, device, monkeypatch):
         made.append(QueuedStream())
         return made[-1]
 
-    monkeypatch.setattr(cuda_kit, "HostStream", queued)
+    monkeypatch.setattr(cuda_components, "HostStream", queued)
     expected = answers(PlainKit(torch.float32), CONFIGS[name])
     assert answers(kernels_on(device), CONFIGS[name]) == expected
     assert all(stream.num_replays > 2 for stream in made)

@@ -27,8 +27,8 @@ from hypothesis import strategies as st
 from weights import stored
 
 from octavo.kernels import recorder, reference
+from octavo.kernels.fused_ops import Attention, CannotFuse, Experts, Rows
 from octavo.kernels.fuser import fuse
-from octavo.kernels.fusion import Attention, CannotFuse, Experts, Rows
 from octavo.kernels.recorder import LayerKV, Value
 from octavo.quantization.ggml_types import GGMLType
 from octavo.runtime import op_program

@@ -11,9 +11,9 @@ from device_weights import KINDS, device_weight, random
 
 from octavo.kernels.cuda import triton_products
 from octavo.kernels.cuda.attention_plan import Gpu
+from octavo.kernels.cuda.gemm_dispatch import Conditions, Way, way_of
 from octavo.kernels.cuda.products import Around, Norm, PlainProducts
 from octavo.kernels.cuda.triton_products import TritonProducts, Use
-from octavo.kernels.cuda.ways import Conditions, Way, way_of
 
 HOPPER, AMPERE = Gpu(90, 8), Gpu(80, 8)
 ALL = [*KINDS, "joined"]

@@ -30,11 +30,11 @@ from octavo.core.request import Request
 from octavo.core.sampling_params import SamplingParams
 from octavo.core.scheduler import Scheduler, SchedulerConfig
 from octavo.core.token_mask import create_mask
-from octavo.executor.hashing import GuessingProposer
+from octavo.executor.hash_model import GuessingProposer
 from octavo.executor.local import LocalExecutor
 from octavo.kernels.cuda import triton_products
 from octavo.kernels.cuda.attention_plan import Gpu
-from octavo.kernels.cuda.ways import Conditions
+from octavo.kernels.cuda.gemm_dispatch import Conditions
 from octavo.layers.rope_config import RopeConfig
 from octavo.models.config import ModelConfig
 from octavo.models.kv_groups import group_layers
@@ -42,8 +42,8 @@ from octavo.quantization.ggml_types import GGMLType
 from octavo.runtime import cuda_warmup
 from octavo.runtime.capacity import RankLimits, RankSpec
 from octavo.runtime.cuda_backend import FusedBackend
+from octavo.runtime.cuda_components import TritonKit
 from octavo.runtime.cuda_graphs import DecodeGraphs
-from octavo.runtime.cuda_kit import TritonKit
 from octavo.runtime.rank import Rank
 
 _LLAMA = replace(LLAMA, num_layers=1, layer_windows=(None,), intermediate_size=64)

@@ -11,7 +11,7 @@ import pytest
 
 from octavo import __version__
 from octavo.core.batch import TokenLogprobs
-from octavo.core.sight import SightRules
+from octavo.core.sink_window import SightRules
 from octavo.server.api.llama_server.routes import create_router
 from octavo.server.engine.generation import Delta, Generation
 

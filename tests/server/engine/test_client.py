@@ -30,10 +30,8 @@ from octavo.core.sampling_params import SamplingParams
 from octavo.core.scheduler import SchedulerConfig
 from octavo.cost.hardware_table import find_device
 from octavo.cost.step_facts import StepFacts
-from octavo.executor.hashing import HashExecutor, expected_tokens
+from octavo.executor.hash_model import HashExecutor, expected_tokens
 from octavo.server.engine.client import ProcessEngine
-from octavo.server.engine.door import Door
-from octavo.server.engine.flight_record import FlightRecord
 from octavo.server.engine.generation import (
     EngineFacts,
     EngineState,
@@ -41,7 +39,9 @@ from octavo.server.engine.generation import (
     Observer,
     RequestRules,
 )
-from octavo.server.engine.unread import UnreadMemory
+from octavo.server.engine.in_flight_record import FlightRecord
+from octavo.server.engine.ttft_admission import Door
+from octavo.server.engine.unread_output import UnreadMemory
 from octavo.server.engine.wire import Decoder, encode
 from octavo.server.engine.worker import EngineLoop
 from octavo.serving.text_engine import TextEngine

@@ -12,13 +12,13 @@ from types import SimpleNamespace
 import pytest
 
 from octavo.base.errors import EngineError, QueueFullError
-from octavo.core import close_look
+from octavo.core import engine_snapshot
 from octavo.core.executor import FailedStep
 from octavo.core.sampling_params import SamplingParams
 from octavo.core.scheduler import SchedulerConfig
-from octavo.executor.hashing import expected_tokens
+from octavo.executor.hash_model import expected_tokens
 from octavo.server.engine import worker
-from octavo.server.engine.flight_record import FlightRecord
+from octavo.server.engine.in_flight_record import FlightRecord
 from octavo.server.engine.wire import encode
 from octavo.server.engine.worker import EngineLoop
 from octavo.settings.engine import EngineArgs
@@ -105,8 +105,8 @@ def test_it_answers_and_pongs(server):
 
 
 def test_who_watches_is_shown_steps_and_in_the_end_how_things_stand(server, monkeypatch):
-    monkeypatch.setattr(close_look, "_INTERVAL", 0.1)
-    monkeypatch.setattr(close_look, "_SHARE", 1.0)
+    monkeypatch.setattr(engine_snapshot, "_INTERVAL", 0.1)
+    monkeypatch.setattr(engine_snapshot, "_SHARE", 1.0)
     take, looks, shown = server.take, [], []
 
     def keep(message):

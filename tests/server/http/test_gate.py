@@ -20,7 +20,7 @@ from starlette.requests import ClientDisconnect
 
 from octavo.base.errors import ConfigError, EngineUnavailableError, QueueFullError
 from octavo.server.engine.generation import Observer
-from octavo.server.http import shares
+from octavo.server.http import shared_limits
 from octavo.server.http.connection import uvicorn_config
 from octavo.server.http.context import request_context
 from octavo.server.http.errors import HttpError
@@ -582,13 +582,13 @@ def test_a_body_that_grows_too_long_is_refused_where_it_does():
 def test_bodies_share_the_memory_that_is_set_aside_for_them():
     door = Door(max_body_bytes=100_000, max_body_memory=200_000)
     held = door.gate._body_memory.open("203.0.113.9")
-    held.add(shares.FREE_BYTES + 100_000)
+    held.add(shared_limits.FREE_BYTES + 100_000)
     reply = door.ask("POST", COSTLY, {}, [b"x" * 60_000] * 2)
     assert reply.status == 413, "too long is too long"
     parts = [b"x" * 40_000] * 2
     assert door.ask("POST", COSTLY, {}, parts).status == 200
     other = door.gate._body_memory.open("203.0.113.8")
-    other.add(shares.FREE_BYTES + 99_000)
+    other.add(shared_limits.FREE_BYTES + 99_000)
     reply = door.ask("POST", COSTLY, {}, parts)
     assert reply.status == 503 and reply["retry-after"] and reply["connection"] == "close"
     assert door.ask("POST", COSTLY, {}, [b"x" * 60_000]).status == 200, "small ones always pass"

@@ -22,7 +22,7 @@ from octavo.server.engine.generation import (
 from octavo.server.settings import ServerSettings
 from octavo.server.watch import logs
 from octavo.server.watch.logs import RequestLog, configure_logging, request_fields
-from octavo.server.watch.observers import Observers
+from octavo.server.watch.observer_group import Observers
 from octavo.server.watch.status import StatusLine
 
 LOGGERS = ("octavo", "uvicorn", "uvicorn.error", "uvicorn.access", "uvicorn.asgi", "asyncio")

@@ -32,8 +32,8 @@ from octavo.server.engine.generation import (
     Generation,
     GenerationRequest,
 )
-from octavo.server.watch import families
-from octavo.server.watch.families import FAMILIES, FINISH_REASONS, REJECTIONS
+from octavo.server.watch import metric_definitions
+from octavo.server.watch.metric_definitions import FAMILIES, FINISH_REASONS, REJECTIONS
 from octavo.server.watch.metrics import NAMINGS, Metrics
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -569,7 +569,7 @@ def test_counting_tokens_is_cheap():
 
 def test_the_documentation_has_every_family():
     text = (ROOT / "docs/metrics.md").read_text("utf-8")
-    table = families.to_markdown()
+    table = metric_definitions.to_markdown()
     assert table in text, f"docs/metrics.md must have this table:\n{table}"
 
 

@@ -10,7 +10,7 @@ from octavo.core.stats import StepStats
 from octavo.server.api.octavo.steps import create_router
 from octavo.server.engine.generation import EngineState
 from octavo.server.watch import step_stream
-from octavo.server.watch.observers import Observers
+from octavo.server.watch.observer_group import Observers
 from octavo.server.watch.step_stream import StepStream
 
 

@@ -13,7 +13,7 @@ from hybrid_models import RECURRENCES, make_hybrid
 
 from octavo.base.errors import ModelFileError
 from octavo.base.fields import Fields
-from octavo.kernels.fusion import Recurrence
+from octavo.kernels.fused_ops import Recurrence
 from octavo.runtime.op_program import plan_step
 from octavo.sources.engine_folder.model_config import config_json, read_config
 from octavo.sources.engine_folder.program import Constants, program_json, read_program

@@ -15,7 +15,7 @@ from octavo.base.errors import ChatTemplateError
 from octavo.core.batch import TokenLogprobs
 from octavo.core.limits import DEFAULT_OUTPUT_TOKENS, checked_token_ids
 from octavo.core.sampling_params import SamplingParams
-from octavo.server.api.job import Job, sample_error
+from octavo.server.api.generation_job import Job, sample_error
 from octavo.server.api.llama_server.body import (
     LlamaCompletion,
     LlamaCompletionRequest,

@@ -14,7 +14,7 @@ from pydantic import BaseModel, Discriminator, Field, RootModel, Tag
 from octavo.core.sampling_params import MAX_SEED
 from octavo.server.api.answers import Error, Timings
 from octavo.server.api.fields import MAX_INT, MAX_TIMEOUT, Body, Stop, TokenIds
-from octavo.server.api.job import Job
+from octavo.server.api.generation_job import Job
 from octavo.server.api.requests import GenerationFields
 from octavo.server.api.responses import describe
 from octavo.server.api.sampling import check_length, context_of, is_endless, to_sampling_params

@@ -7,7 +7,7 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 
 from octavo.base.errors import InvalidRequestError
-from octavo.server.api.job import Job
+from octavo.server.api.generation_job import Job
 from octavo.server.api.openai.chat_body import (
     ChatCompletion,
     ChatCompletionChunk,

@@ -20,7 +20,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from octavo import __version__
-from octavo.server.api.job import MANY_ENTRIES, Job, num_entries, sample_error
+from octavo.server.api.generation_job import MANY_ENTRIES, Job, num_entries, sample_error
 from octavo.server.api.requests import GenerationFields
 from octavo.server.api.service import Service
 from octavo.server.engine.generation import Completion, Delta

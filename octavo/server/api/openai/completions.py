@@ -9,7 +9,7 @@ from fastapi import APIRouter, Request, Response
 from octavo.base.errors import InvalidRequestError
 from octavo.core.batch import TokenLogprobs
 from octavo.core.limits import checked_token_ids
-from octavo.server.api.job import Job
+from octavo.server.api.generation_job import Job
 from octavo.server.api.openai import completion_body as protocol
 from octavo.server.api.openai.choices import answer, create_head
 from octavo.server.api.openai.completion_body import CompletionRequest, Prompt

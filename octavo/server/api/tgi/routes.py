@@ -25,7 +25,7 @@ from octavo.base.errors import InvalidRequestError
 from octavo.core.batch import TokenLogprobs
 from octavo.core.sampling_params import MAX_N, MAX_STOP_STRINGS, SamplingParams
 from octavo.server.api.answers import Error
-from octavo.server.api.job import MANY_ENTRIES, Job, num_entries, sample_error
+from octavo.server.api.generation_job import MANY_ENTRIES, Job, num_entries, sample_error
 from octavo.server.api.openai.logprobs import finite
 from octavo.server.api.requests import GenerationFields
 from octavo.server.api.responses import describe

@@ -1,0 +1,42 @@
+"""How exactly the activations of a step meet its quantized weights.
+
+A group of activations becomes one int8 each, with a scale for all of them; and some groups have a
+remainder, a second int8 for what the first leaves: 15 bits, as exact as float16. What int8 loses is
+lost in the groups with an outlier, whose scale is made for it and too large for the others. So few
+groups, those whose largest number is above a multiple of the row's root mean square, have most of
+the loss (docs/kernels.md has the table). A remainder costs nothing where a step waits for memory,
+and as much as its group where it computes, as in prompts.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from octavo.kernels.fused_ops import Experts, Head, Linear, Phase
+
+
+class Above(NamedTuple):
+    """Groups have remainders above so many times the root mean square of their row."""
+
+    normed: float  # where the row comes out of a norm
+    other: float  # and where it does not: products of a gate are uneven, and outliers matter less
+
+
+ACTIVATIONS = {
+    "int8": Above(math.inf, math.inf),
+    "mixed": Above(4.5, 7.0),
+    "int16": Above(0.0, 0.0),
+}
+DEFAULT = "mixed"
+
+
+def round_activations(phases: Sequence[Phase], activations: str) -> None:
+    """Set ``remainder_above`` of all products. ``activations``: "auto", or one of `ACTIVATIONS`."""
+    above = ACTIVATIONS[DEFAULT if activations == "auto" else activations]
+    for phase in phases:
+        if isinstance(phase, Linear | Head | Experts):
+            phase.remainder_above = above.other if phase.norm is None else above.normed
+        if isinstance(phase, Experts):
+            phase.inner_remainder_above = above.other

@@ -1,0 +1,238 @@
+"""A folder of blocks behind a shelf: read and written by a thread, beside the steps.
+
+What is read comes first, since somebody waits for it. What is to be written waits in memory, on the
+shelf, and is given up rather than waited for when there is too much of it.
+
+What makes room in a pool comes from the last block of a sequence to the first. So where a block
+cannot be written, since the disk is full, those that follow it may be there already: they go, as
+nobody can get as far as that without it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Sequence
+from typing import Literal, NamedTuple, Protocol
+
+from octavo.core.host_kv_cache import Ended
+from octavo.offload.block_folder import DamagedBlockError
+
+_log = logging.getLogger("octavo")
+
+# Of the shelf, that may be waiting to be written: there is always room for what is read.
+_MOST_WRITES = 0.5
+_STUCK_SECONDS = 5.0
+# After a block could not be written, none is for so long: a full disk stays full for a while.
+_PAUSE_SECONDS = 30.0
+_CLOSE_SECONDS = 0.5
+# Before anything has been read: bytes per second, and what a file takes besides.
+_FIRST_RATE, _FIRST_SECONDS = 500e6, 1e-4
+_KEPT = 0.8  # of what is known, after each read
+
+
+class Folder(Protocol):
+    """What is asked of a ``BlockFolder``."""
+
+    def __contains__(self, name: str) -> bool: ...
+    def write(self, name: str, content: memoryview, before: str | None) -> None: ...
+    def forget_after(self, name: str) -> None: ...
+    def read(self, name: str, content: memoryview) -> None: ...
+    def close(self) -> None: ...
+
+
+class DiskDepot:
+    """A ``Depot``. What it is asked for ends, well or not, in an order of its own.
+
+    Its thread ends with it, if nobody closes it before.
+
+    Args:
+        rows: the places of the shelf.
+        identity: what KV depends on beside salt and tokens; blocks of others are not seen.
+    """
+
+    def __init__(self, folder: Folder, rows: Sequence[memoryview], identity: bytes):
+        self._folder, self._identity = folder, identity
+        self._most_writes = max(1, int(_MOST_WRITES * len(rows)))
+        self._work = _Work(folder, rows)
+        self._thread = threading.Thread(
+            target=self._work.run, name="octavo-kv-offload", daemon=True
+        )
+        self._thread.start()
+        self._finalizer = weakref.finalize(self, self._work.stop, 0.0)
+
+    @property
+    def num_errors(self) -> int:
+        return self._work.num_errors
+
+    @property
+    def read_seconds(self) -> float:
+        return self._work.read_seconds
+
+    @property
+    def room(self) -> int:
+        return 0 if self._work.is_paused else self._most_writes - self._work.num_writes
+
+    @property
+    def is_stuck(self) -> bool:
+        return self._work.is_stuck
+
+    def __contains__(self, key: bytes) -> bool:
+        return self._name(key) in self._folder
+
+    def write(self, key: bytes, place: int, before: bytes | None = None) -> bool:
+        if self._work.is_paused:  # and it will not come again before what follows it is useless
+            self._work.add(_Task("forget after", self._name(key)))
+        if self.room <= 0:
+            return False
+        precursor = None if before is None else self._name(before)
+        self._work.add(_Task("write", self._name(key), place, precursor))
+        return True
+
+    def read(self, key: bytes, place: int) -> None:
+        self._work.add(_Task("read", self._name(key), place))
+
+    def ended(self) -> Sequence[Ended]:
+        return self._work.ended()
+
+    def wait(self, seconds: float) -> bool:
+        return self._work.wait(seconds)
+
+    def close(self) -> None:
+        """Write what is waiting, as long as that does not take long."""
+        if self._finalizer.detach() is not None:
+            self._work.stop(_CLOSE_SECONDS)
+            self._thread.join(_CLOSE_SECONDS)  # then others may have the folder
+
+    def _name(self, key: bytes) -> str:
+        return hashlib.sha256(self._identity + key).hexdigest()
+
+
+class _Task(NamedTuple):
+    kind: Literal["read", "write", "forget after"]
+    name: str
+    place: int = -1
+    before: str | None = None
+
+
+class _Work:
+    """What a thread has to do, and has done. The thread knows nobody else."""
+
+    def __init__(self, folder: Folder, rows: Sequence[memoryview]):
+        self.num_errors = 0
+        self.read_seconds = _FIRST_SECONDS + len(rows[0]) / _FIRST_RATE
+        self._folder, self._rows = folder, rows
+        self._paused_until = 0.0
+        self._news = threading.Condition()  # guards all that follows
+        self._reads: deque[_Task] = deque()
+        self._writes: deque[_Task] = deque()
+        self._ended: deque[Ended] = deque()
+        self._busy_since: float | None = None
+        self._is_stopping = False
+
+    # -- from the engine's thread ----------------------------------------------------------------
+
+    @property
+    def num_writes(self) -> int:
+        return len(self._writes)
+
+    @property
+    def is_paused(self) -> bool:
+        return time.monotonic() < self._paused_until
+
+    @property
+    def is_stuck(self) -> bool:
+        since = self._busy_since
+        return since is not None and time.monotonic() - since > _STUCK_SECONDS
+
+    def add(self, task: _Task) -> None:
+        with self._news:
+            (self._reads if task.kind == "read" else self._writes).append(task)
+            self._news.notify_all()
+
+    def ended(self) -> Sequence[Ended]:
+        if not self._ended:  # as nearly always, without the lock
+            return ()
+        with self._news:
+            ended = list(self._ended)
+            self._ended.clear()
+        return ended
+
+    def wait(self, seconds: float) -> bool:
+        with self._news:
+            if not self._is_at_work():
+                return bool(self._ended)
+            self._news.wait_for(lambda: self._ended or not self._is_at_work(), seconds)
+            return True
+
+    def stop(self, seconds: float) -> None:
+        """Let the thread end when it has written what is waiting, if that takes no longer."""
+        with self._news:
+            self._reads.clear()
+            self._news.wait_for(lambda: not self._is_at_work(), seconds)
+            self._writes.clear()
+            self._is_stopping = True
+            self._news.notify_all()
+
+    def _is_at_work(self) -> bool:
+        return bool(self._reads or self._writes or self._busy_since is not None)
+
+    # -- in the thread ---------------------------------------------------------------------------
+
+    def run(self) -> None:
+        while (task := self._next_task()) is not None:
+            is_good = self._do(task)
+            with self._news:
+                self._busy_since = None
+                if task.place >= 0:
+                    self._ended.append(Ended(task.place, task.kind == "read", is_good))
+                self._news.notify_all()
+        self._folder.close()
+
+    def _next_task(self) -> _Task | None:
+        """None: there will be no more."""
+        with self._news:
+            self._news.wait_for(lambda: self._reads or self._writes or self._is_stopping)
+            if not self._reads and not self._writes:
+                return None
+            self._busy_since = time.monotonic()
+            return (self._reads or self._writes).popleft()
+
+    def _do(self, task: _Task) -> bool:
+        match task.kind:
+            case "read":
+                return self._read(task)
+            case "write":
+                return self._write(task)
+            case "forget after":
+                self._folder.forget_after(task.name)
+                return True
+
+    def _read(self, task: _Task) -> bool:
+        begin = time.perf_counter()
+        try:
+            self._folder.read(task.name, self._rows[task.place])
+        except FileNotFoundError:
+            return False  # it had to make room meanwhile
+        except (OSError, DamagedBlockError) as error:
+            self.num_errors += 1
+            _log.warning("a KV block is computed again: %s", error)
+            return False
+        taken = time.perf_counter() - begin
+        self.read_seconds = _KEPT * self.read_seconds + (1 - _KEPT) * taken
+        return True
+
+    def _write(self, task: _Task) -> bool:
+        try:
+            self._folder.write(task.name, self._rows[task.place], task.before)
+        except OSError as error:
+            self.num_errors += 1
+            self._folder.forget_after(task.name)  # blocks come from the last to the first
+            self._paused_until = time.monotonic() + _PAUSE_SECONDS
+            _log.warning("KV blocks are not written for the next %.0f s: %s", _PAUSE_SECONDS, error)
+            return False
+        return True

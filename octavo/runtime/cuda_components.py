@@ -1,0 +1,196 @@
+"""What computes a fused model: the kernels of a GPU, or their slow twin in plain PyTorch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol, TypeAlias
+
+import torch
+
+from octavo.kernels.cuda.attention_plan import AttentionLimits, Gpu
+from octavo.kernels.cuda.gemm_dispatch import Conditions, multiplied_as
+from octavo.kernels.cuda.ops import FusedOps, LayerStores
+from octavo.kernels.cuda.packing import Upload
+from octavo.kernels.cuda.plain_ops import PlainOps
+from octavo.kernels.cuda.sampling import DeviceSampler
+from octavo.kernels.cuda.weights import DeviceWeight
+from octavo.kernels.fused_ops import LatentAttention, Matrix, Phase
+from octavo.quantization.upload import ChunkedUpload, CudaQueue
+from octavo.runtime.capacity import RankLimits, RankSpec
+from octavo.runtime.cuda_forward import num_logits_rows
+from octavo.runtime.kv_cache import CopyUnits, copy_units
+from octavo.runtime.plain_sampler import PlainSampler
+from octavo.runtime.streams import CudaStream, HostStream, Stream
+from octavo.system import machine
+
+# Tokens of a sequence, a draft's among them, for which attention still splits its keys.
+_SPLIT_QUERIES = 16
+_BESIDE_LATENTS = 16, 32, 64, 128  # values of the keys there
+
+WeightOf: TypeAlias = Callable[[Sequence[Matrix]], DeviceWeight]
+
+
+class Kit(Protocol):
+    """All that a device has of its own. ``where`` is where memory is made: the device, or NOWHERE,
+    to count it."""
+
+    device: torch.device
+    dtype: torch.dtype  # of activations
+    compiles: bool  # its kernels, when they are first launched
+
+    def why_not(self, phases: Sequence[Phase]) -> str | None:
+        """What keeps it from running a model of these phases, None if nothing."""
+        ...
+
+    def create_ops(
+        self,
+        phases: Sequence[Phase],
+        weight_of: WeightOf,
+        kv_cache: LayerStores,
+        limits: RankLimits,
+        where: torch.device,
+    ) -> FusedOps: ...
+
+    def create_sampler(
+        self, vocab_size: int, limits: RankLimits, where: torch.device
+    ) -> DeviceSampler: ...
+
+    def create_stream(self) -> Stream: ...
+
+    def compile_ahead(self, launch: Callable[[], None]) -> None:
+        """Compile what ``launch`` would launch, side by side, if it ``compiles``."""
+        ...
+
+    def create_upload(self) -> Upload | None:
+        """What brings weights to the device, for as long as it is kept; None: they are there."""
+        ...
+
+    @property
+    def copy_units(self) -> CopyUnits:
+        """What copies parts of the KV cache."""
+        ...
+
+    def multiplied_as(self, weight: DeviceWeight) -> torch.dtype:
+        """The type in which the rows of a long prompt are multiplied with a weight."""
+        ...
+
+
+def kit_of(spec: RankSpec) -> Kit:
+    """That of a device. On the CPU a token's bits are the same in any company, and activations are
+    not rounded to 8 bits, whatever a checkpoint was made for."""
+    device, dtype = torch.device(spec.device), getattr(torch, spec.dtype)
+    if device.type == "cpu":
+        return PlainKit(dtype)
+    conditions = Conditions(Gpu.of(device), dtype, spec.batch_invariant, spec.activations)
+    return TritonKit(device, conditions)
+
+
+class PlainKit:
+    """Of the CPU."""
+
+    device = torch.device("cpu")
+    compiles = False
+    copy_units = staticmethod(copy_units)
+
+    def __init__(self, dtype: torch.dtype):
+        self.dtype = dtype
+
+    def why_not(self, phases: Sequence[Phase]) -> None:
+        return None
+
+    def create_ops(
+        self,
+        phases: Sequence[Phase],
+        weight_of: WeightOf,
+        kv_cache: LayerStores,
+        limits: RankLimits,
+        where: torch.device,
+    ) -> PlainOps:
+        return PlainOps()
+
+    def create_sampler(
+        self, vocab_size: int, limits: RankLimits, where: torch.device
+    ) -> PlainSampler:
+        return PlainSampler()
+
+    def create_stream(self) -> HostStream:
+        return HostStream()
+
+    def compile_ahead(self, launch: Callable[[], None]) -> None:
+        pass
+
+    def create_upload(self) -> None:
+        return None
+
+    def multiplied_as(self, weight: DeviceWeight) -> torch.dtype:
+        return self.dtype
+
+
+class TritonKit:
+    """Of a GPU. Modules with kernels are imported when they are needed, and Triton with them."""
+
+    compiles = True
+
+    def __init__(self, device: torch.device, conditions: Conditions):
+        self.device, self.dtype = device, conditions.dtype
+        self._conditions = conditions
+
+    def why_not(self, phases: Sequence[Phase]) -> str | None:
+        for phase in phases:
+            if isinstance(phase, LatentAttention) and phase.rope.rotary_dim not in _BESIDE_LATENTS:
+                return (
+                    f"keys of {phase.rope.rotary_dim} values beside latent vectors: kernels of "
+                    f"GPUs have {', '.join(map(str, _BESIDE_LATENTS))}"
+                )
+        return None
+
+    def create_ops(
+        self,
+        phases: Sequence[Phase],
+        weight_of: WeightOf,
+        kv_cache: LayerStores,
+        limits: RankLimits,
+        where: torch.device,
+    ) -> FusedOps:
+        from octavo.kernels.cuda.triton_ops import create_triton_ops
+
+        return create_triton_ops(
+            phases,
+            weight_of,
+            kv_cache,
+            self.dtype,
+            where,
+            limits.max_num_batched_tokens,
+            num_logits_rows(limits),
+            AttentionLimits(limits.max_num_seqs, _SPLIT_QUERIES, limits.max_model_len),
+            self._conditions.gpu,
+            self._conditions.invariant,
+            self._conditions.activations,
+        )
+
+    def create_sampler(
+        self, vocab_size: int, limits: RankLimits, where: torch.device
+    ) -> DeviceSampler:
+        from octavo.kernels.cuda.sampler import TritonSampler
+
+        return TritonSampler(num_logits_rows(limits), vocab_size, where)
+
+    def create_stream(self) -> CudaStream:
+        return CudaStream(self.device)
+
+    def compile_ahead(self, launch: Callable[[], None]) -> None:
+        from octavo.kernels.cuda.compile_ahead import compile_ahead
+
+        compile_ahead(launch, machine.cpu().usable_cores)
+
+    def create_upload(self) -> Upload:
+        return ChunkedUpload(CudaQueue(self.device)).tensor
+
+    @property
+    def copy_units(self) -> CopyUnits:
+        from octavo.kernels.cuda import kv_copy
+
+        return kv_copy.copy_units
+
+    def multiplied_as(self, weight: DeviceWeight) -> torch.dtype:
+        return multiplied_as(weight, self._conditions)

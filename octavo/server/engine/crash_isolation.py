@@ -1,0 +1,113 @@
+"""Who may have ended an engine, and what follows from it.
+
+What is known of a death is who was there: the requests of the step that did not end, or the one
+that was just being taken in (`FlightRecord`). Whoever waited, or was between two steps of its own,
+had nothing to do with it.
+
+- Each of those who were there is *suspected*. It runs again in steps of its own, so that the next
+  death tells whether it was the one; and one suspect at a time, so that the steps between them
+  are for the others, who go on as ever.
+- A suspect that was there alone when a further engine died is *convicted*: it is refused for a
+  while, whoever sends it.
+- One that comes to its end is acquitted.
+
+So whatever a request does, it ends two engines at most; and nobody is refused for the company that
+they had. Requests are told apart by what they ask for: sending one again is no way out.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import time
+from array import array
+from collections import OrderedDict, deque
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+
+from octavo.server.engine.generation import GenerationRequest
+from octavo.server.engine.waiting_queue import Entry
+
+_MEMORY_SECONDS = 600.0  # for suspicions, and of being refused
+_MAX_FINGERPRINTS = 4096  # more than an engine runs at once
+
+
+def fingerprint(request: GenerationRequest) -> bytes:
+    """What makes two requests the same to the engine, but for their luck."""
+    allowed = request.params.allowed_token_ids or ()
+    params = dataclasses.replace(request.params, seed=None, allowed_token_ids=None)
+    digest = hashlib.sha256(repr(params).encode())
+    for token_ids in (request.prompt_token_ids, allowed):  # there may be a hundred thousand
+        digest.update(f" {len(token_ids)} ".encode())
+        digest.update(array("q", token_ids))
+    return digest.digest()
+
+
+@dataclass(slots=True)
+class _Suspicion:
+    since: float
+    is_convicted: bool
+
+
+class Probation:
+    """Remembers suspects, and says whose turn it is.
+
+    Args:
+        clock: in seconds.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic):
+        self._clock = clock
+        self._suspicions: OrderedDict[bytes, _Suspicion] = OrderedDict()  # oldest first
+        self._queue: deque[Entry] = deque()
+        self._on_trial: Entry | None = None
+
+    def is_suspected(self, fingerprint: bytes) -> bool:
+        """Convicted or not."""
+        return self._find(fingerprint) is not None
+
+    def is_convicted(self, fingerprint: bytes) -> bool:
+        suspicion = self._find(fingerprint)
+        return suspicion is not None and suspicion.is_convicted
+
+    def accuse(self, fingerprints: Collection[bytes], *, had_company: bool) -> None:
+        """An engine has died at work on these requests; and on others, if they had company.
+
+        Nobody waits for a turn any more: there is no engine.
+        """
+        self._queue.clear()
+        self._on_trial = None
+        is_certain = len(fingerprints) == 1 and not had_company
+        for each in fingerprints:
+            is_convicted = self.is_convicted(each) or (is_certain and self.is_suspected(each))
+            self._suspicions[each] = _Suspicion(self._clock(), is_convicted)
+            self._suspicions.move_to_end(each)
+        while len(self._suspicions) > _MAX_FINGERPRINTS:
+            self._suspicions.popitem(last=False)
+
+    def acquit(self, fingerprint: bytes) -> None:
+        self._suspicions.pop(fingerprint, None)
+
+    def _find(self, fingerprint: bytes) -> _Suspicion | None:
+        suspicion = self._suspicions.get(fingerprint)
+        if suspicion is not None and self._clock() - suspicion.since > _MEMORY_SECONDS:
+            del self._suspicions[fingerprint]
+            return None
+        return suspicion
+
+    # -- one at a time -----------------------------------------------------------------------
+
+    def enqueue(self, entry: Entry) -> None:
+        """Have it wait for its turn."""
+        self._queue.append(entry)
+
+    def next(self) -> Entry | None:
+        """The one whose turn it is from now on; None if there is none, or another's is not over."""
+        if self._on_trial is not None and not self._on_trial.generation.is_over:
+            return None
+        self._on_trial = None
+        while self._queue and self._on_trial is None:
+            entry = self._queue.popleft()
+            if not entry.generation.is_over:
+                self._on_trial = entry
+        return self._on_trial

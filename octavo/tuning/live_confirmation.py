@@ -1,0 +1,114 @@
+"""The best few on real engines of this machine, in turns, so that whatever slows the machine down
+for a while slows down all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from octavo.calibration.live_run import run_live
+from octavo.measure.request_record import RequestRecord
+from octavo.planner.slo import Slo
+from octavo.tuning.outcome import Outcome, first_best, outcome_of
+from octavo.tuning.search import Progress
+from octavo.tuning.space import Candidate
+
+if TYPE_CHECKING:
+    from octavo.bench.offline.session import OfflineSession
+    from octavo.workload.requests import WorkloadRequest
+
+OpenSession = Callable[[Candidate], "OfflineSession"]
+
+_WARMING = 4  # requests before those that count
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What live runs of a candidate made of a load: all of them together, and each."""
+
+    total: Outcome
+    turns: tuple[Outcome, ...]
+
+    def beats(self, other: Measured) -> bool:
+        """Whether it is noticeably better, and was no worse in any turn: what a disturbance has
+        done was seldom done twice."""
+        pairs = zip(self.turns, other.turns, strict=True)
+        return self.total.is_better_than(other.total) and all(
+            own.rank >= theirs.rank for own, theirs in pairs
+        )
+
+
+def measure(
+    candidates: Sequence[Candidate],
+    open_session: OpenSession,
+    requests: Sequence[WorkloadRequest],
+    times: Sequence[float],
+    slo: Slo,
+    *,
+    turns: int,
+    progress: Progress = lambda what, done, total: None,
+) -> dict[Candidate, Measured]:
+    """What each makes of the same requests: forth, back, and forth through the candidates.
+
+    Each run has an engine of its own, made for it and closed after it.
+    """
+    runs: dict[Candidate, list[list[RequestRecord]]] = {each: [] for each in candidates}
+    for turn in range(turns):
+        for number, candidate in enumerate(candidates[:: -1 if turn % 2 else 1]):
+            done = turn * len(candidates) + number
+            progress(f"live: {candidate}", done, turns * len(candidates))
+            with open_session(candidate) as session:
+                session.run(requests[:_WARMING], cache_salt="to be warm")
+                runs[candidate].append(run_live(session, requests, times, cache_salt="counts"))
+    rate = len(times) / times[-1] if times[-1] else None
+    return {
+        candidate: Measured(
+            outcome_of(own, slo, rate), tuple(outcome_of([run], slo, rate) for run in own)
+        )
+        for candidate, own in runs.items()
+    }
+
+
+def within(times: Sequence[float], seconds: float) -> Sequence[float]:
+    """The times in the first so many seconds."""
+    return [time for time in times if time <= seconds]
+
+
+@dataclass(frozen=True, slots=True)
+class LiveRuns:
+    """What came of candidates live, and in simulation by the same requests.
+
+    Args:
+        runs, predicted: the defaults first, then those that did better in the search before those
+            that did worse.
+        times: when requests were sent.
+    """
+
+    runs: Mapping[Candidate, Measured]
+    predicted: Mapping[Candidate, Outcome]
+    times: Sequence[float]
+
+    @property
+    def measured(self) -> dict[Candidate, Outcome]:
+        return {candidate: each.total for candidate, each in self.runs.items()}
+
+    @property
+    def best(self) -> Candidate:
+        return first_best(self.runs, Measured.beats)
+
+    @property
+    def any_holds(self) -> bool:
+        return any(each.total.holds for each in self.runs.values())
+
+    def as_json(self) -> list[dict[str, Any]]:
+        return [
+            {
+                "settings": candidate.settings,
+                "num_requests": len(self.times),
+                "predicted": self.predicted[candidate].as_json(),
+                "measured": each.total.as_json(),
+                "turns": [turn.as_json() for turn in each.turns],
+            }
+            for candidate, each in self.runs.items()
+        ]

@@ -1,0 +1,201 @@
+from __future__ import annotations
+
+import random
+
+import pytest
+from depots import SlowDepot
+
+from octavo.core.block_store import NOTHING_STORED, Part, Stored, keys_of, next_key, root_key
+from octavo.core.host_kv_cache import Shelf
+from octavo.core.prefix_cache import RadixPrefixCache
+
+SIZE = 2
+
+
+@pytest.fixture
+def request_of(make_request):
+    def create(*tokens: int, salt: str = "", name: str = "r"):
+        return make_request(name, [*tokens, 99], cache_salt=salt)
+
+    return create
+
+
+def make_shelf(num_places: int = 3, depot=None, rule=None) -> Shelf:
+    return Shelf(100, num_places, SIZE, 8, depot, rule)
+
+
+def save(shelf: Shelf, *keys: bytes, are_done: bool = True) -> list[int | None]:
+    """Offer blocks, and settle the step that copies them."""
+    targets = [shelf.offer(0, lambda _, key=key: key) for key in keys]
+    shelf.settle([(0, target) for target in targets if target is not None], are_done=are_done)
+    assert shelf.violations() == []
+    return targets
+
+
+def keys(request, count: int = 2) -> tuple[bytes, ...]:
+    return tuple(keys_of(request, count, SIZE))
+
+
+def ask(shelf: Shelf, request):
+    """What it has for a pool that has nothing."""
+    found = shelf.ask(request, [], 0, len(request.token_ids) - 1)
+    assert shelf.violations() == []
+    return found
+
+
+def keys_in(found: Stored) -> tuple[bytes, ...]:
+    return tuple(part.key for part in found.parts)
+
+
+def take(shelf: Shelf, *keys: bytes) -> list[int]:
+    return shelf.take(Stored(SIZE * len(keys), [Part(0, i, key) for i, key in enumerate(keys)]))
+
+
+def test_keys_are_of_all_tokens_and_of_the_salt(request_of):
+    one, other = request_of(1, 2, 3, 4), request_of(9, 2, 3, 4)
+    assert len({*keys(one), *keys(other), *keys(request_of(1, 2, 3, 4, salt="k"))}) == 6
+    assert keys(one)[1] == next_key(next_key(root_key(""), [1, 2]), [3, 4])
+    assert tuple(keys_of(one, 1, SIZE)) == keys(one)[:1]  # what it keeps is not cut
+
+
+def test_the_trie_has_the_same_keys(request_of):
+    request, cache = request_of(1, 2, 3, 4, salt="k"), RadixPrefixCache(SIZE)
+    cache.publish(None, [(1, 2), (3, 4)], [[5], [6]], "k")
+    assert (cache.key_of(6), cache.key_of(5)) == keys(request)[::-1]
+
+
+def test_what_was_copied_is_there_when_its_step_has_ended(request_of):
+    shelf, request = make_shelf(), request_of(1, 2, 3, 4)
+    target = shelf.offer(7, lambda block_id: keys(request)[0])
+    assert target in range(100, 103) and not ask(shelf, request).parts
+    shelf.settle([(7, target)], are_done=True)
+    assert keys_in(ask(shelf, request)) == keys(request)[:1]
+    assert take(shelf, keys(request)[0]) == [target]
+
+
+def test_a_step_that_failed_has_stored_nothing(request_of):
+    shelf, request = make_shelf(), request_of(1, 2)
+    save(shelf, keys(request, 1)[0], are_done=False)
+    assert ask(shelf, request) == NOTHING_STORED and shelf.stats.num_stored == 0
+
+
+def test_nothing_is_stored_twice():
+    shelf = make_shelf()
+    assert save(shelf, b"a") != [None] and save(shelf, b"a") == [None]
+    first = shelf.offer(0, lambda _: b"b")
+    assert first is not None and shelf.offer(1, lambda _: b"b") is None  # while it is coming
+
+
+def test_the_oldest_makes_room_and_what_is_used_does_not(request_of):
+    shelf = make_shelf(2)
+    save(shelf, b"a", b"b")
+    (place,) = take(shelf, b"a")  # a copy that is not settled reads it
+    save(shelf, b"c")
+    assert set(shelf._held) == {b"a", b"c"}
+    take(shelf, b"c")
+    assert save(shelf, b"d") == [None] and shelf.stats.num_dropped == 1
+    shelf.settle([(place, 3)], are_done=True)
+    assert save(shelf, b"d") == [place]
+
+
+def test_tenants_share_nothing(request_of):
+    shelf, mine = make_shelf(), request_of(1, 2, salt="mine")
+    save(shelf, *keys(mine, 1))
+    assert ask(shelf, request_of(1, 2, salt="mine")).parts
+    assert not ask(shelf, request_of(1, 2)).parts
+    assert not ask(shelf, request_of(1, 2, salt="yours")).parts
+
+
+class Rows(list):
+    def __init__(self, count: int):
+        super().__init__(bytearray(8) for _ in range(count))
+
+
+def with_depot(num_places: int = 3, *, delay: int = 0, fails: float = 0.0, rule=None):
+    depot = SlowDepot(Rows(num_places), random.Random(0), delay=delay, fails=fails)
+    return make_shelf(num_places, depot, rule), depot
+
+
+def test_a_request_waits_for_what_is_read(request_of):
+    shelf, depot = with_depot(delay=50)
+    request = request_of(1, 2, 3, 4)
+    depot.contents.update({key: bytes(8) for key in keys(request)})
+    assert ask(shelf, request).is_awaited and shelf.wait(0)
+    while (found := ask(shelf, request)).is_awaited:
+        pass
+    assert keys_in(found) == keys(request)
+    take(shelf, *keys_in(found)[:1])
+    assert (shelf.stats.tokens_from_disk, shelf.stats.tokens_from_memory) == (SIZE, 0)
+    take(shelf, *keys_in(found)[:1])
+    assert (shelf.stats.tokens_from_disk, shelf.stats.tokens_from_memory) == (SIZE, SIZE)
+
+
+def test_what_cannot_be_read_is_not_waited_for_again(request_of):
+    shelf, depot = with_depot(fails=1.0)
+    request = request_of(1, 2, 3, 4)
+    depot.contents.update({key: bytes(8) for key in keys(request)})
+    assert ask(shelf, request).is_awaited
+    assert ask(shelf, request) == NOTHING_STORED and shelf.stats.num_errors == 2
+
+
+def test_nobody_waits_for_a_depot_that_is_stuck(request_of):
+    shelf, depot = with_depot(delay=10**6)
+    request = request_of(1, 2)
+    depot.contents[keys(request, 1)[0]] = bytes(8)
+    assert ask(shelf, request).is_awaited
+    depot.is_stuck = True
+    assert ask(shelf, request) == NOTHING_STORED and not shelf.saves_ahead
+    late = request_of(1, 2, name="late")
+    assert ask(shelf, late) == NOTHING_STORED and not late.awaited_keys
+
+
+class Rule:
+    def __init__(self, limit: float):
+        self.limit = limit
+        self.asked: list[tuple[int, int, float]] = []
+
+    def is_worth(self, start: int, num_tokens: int, seconds: float) -> bool:
+        self.asked.append((start, num_tokens, seconds))
+        return seconds < self.limit
+
+
+@pytest.mark.parametrize(("limit", "is_awaited"), [(3.0, True), (2.0, False)])
+def test_what_is_sooner_computed_is_not_read(request_of, limit, is_awaited):
+    """The first block is on the shelf, two more would have to be read, a second each."""
+    rule = Rule(limit)
+    shelf, depot = with_depot(rule=rule)
+    depot.read_seconds = 1.0
+    request = request_of(1, 2, 3, 4, 5, 6)
+    first, *further = keys(request, 3)
+    save(shelf, first)
+    depot.contents.update({key: bytes(8) for key in further})
+    found = ask(shelf, request)
+    assert (found.is_awaited, rule.asked) == (is_awaited, [(2, 4, 2.0)])
+    assert is_awaited or keys_in(found) == (first,)
+
+
+def test_more_is_stored_than_the_shelf_has_room_for(request_of):
+    shelf, depot = with_depot(2)
+    request = request_of(1, 2, 3, 4, 5, 6)
+    depot.contents.update({key: bytes(8) for key in keys(request, 3)})
+    assert ask(shelf, request).is_awaited
+    assert keys_in(ask(shelf, request)) == keys(request)  # the first ones, and on it goes without
+
+
+def test_what_makes_room_on_the_shelf_is_read_again(request_of):
+    shelf, depot = with_depot(1)
+    first, second = request_of(1, 2), request_of(3, 4)
+    save(shelf, *keys(first, 1))
+    save(shelf, *keys(second, 1))
+    assert len(depot.contents) == 2
+    assert ask(shelf, first).is_awaited and keys_in(ask(shelf, first)) == keys(first, 1)
+
+
+def test_idle_places_of_a_prefix_are_not_given_to_the_rest_of_it(request_of):
+    shelf, depot = with_depot(2)
+    request = request_of(1, 2, 3, 4, 5, 6)
+    first, second, third = keys(request, 3)
+    save(shelf, first)
+    depot.contents.update({second: bytes(8), third: bytes(8)})
+    assert ask(shelf, request).is_awaited
+    assert keys_in(ask(shelf, request)) == (first, second)

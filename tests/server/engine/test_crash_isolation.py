@@ -1,0 +1,439 @@
+"""Who ends an engine is found, and nobody else is hurt: with engines that die on purpose.
+
+The engine here is a table of what each request does and when. It has what the real one has for
+this: a record of what it is at work on, and steps in which some requests are alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import random
+import signal
+import socket
+import time
+from collections import Counter
+
+import pytest
+from pace import python_seconds
+
+from octavo.base.errors import EngineError, QuarantinedError
+from octavo.core.limits import QueueLimits
+from octavo.core.sampling_params import SamplingParams
+from octavo.core.stats import StepStats
+from octavo.server.engine.client import ProcessEngine
+from octavo.server.engine.crash_isolation import Probation, fingerprint
+from octavo.server.engine.generation import EngineFacts, EngineState, GenerationRequest
+from octavo.server.engine.waiting_queue import Entry
+from octavo.server.engine.wire import Decoder, encode, record_to_list
+
+INNOCENT, DEADLY, DEADLY_TO_ADD = 0, 1, 2  # the first token of a prompt
+NUM_SEATS = 6
+FACTS = EngineFacts(1000, NUM_SEATS, 10**9, 100, 16)
+
+
+@dataclasses.dataclass
+class Job:
+    """A request as the engine has it. A deadly one kills when it has so many tokens."""
+
+    kind: int
+    limit: int
+    is_alone: bool
+    is_waiting: bool = True
+    num_tokens: int = 0
+
+
+class TableEngine:
+    """A RunningEngine on the event loop that gives it its messages."""
+
+    def __init__(self, launcher):
+        self.connection, self._theirs = socket.socketpair()
+        for end in (self.connection, self._theirs):
+            end.setblocking(False)
+        self.launcher = launcher
+        self.record = []
+        self.jobs = {}
+        self.is_ordered_to_die = False
+        self._decoder = Decoder()
+        self._task = asyncio.get_running_loop().create_task(self._run())
+
+    async def _run(self):
+        self._say({"ev": "ready", "facts": dataclasses.asdict(FACTS)})
+        with contextlib.suppress(OSError):
+            while True:
+                with contextlib.suppress(BlockingIOError):
+                    data = self._theirs.recv(1 << 20)
+                    if not data:
+                        break
+                    for message in self._decoder.feed(data):
+                        if not self._obey(message):
+                            return self.die()
+                if not self._step():
+                    return self.die()
+                await asyncio.sleep(0)
+        self.die()
+
+    def _obey(self, message):
+        match message["op"]:
+            case "add":
+                self.record = [message["id"]]
+                kind, limit = message["ids"][:2]
+                self.jobs[message["id"]] = Job(kind, limit, message["alone"])
+                self.launcher.seen[message["id"]].append(message["alone"])
+                return kind != DEADLY_TO_ADD
+            case "abort":
+                self.jobs.pop(message["id"], None)
+            case "stop":
+                return False
+        return True
+
+    def _step(self):
+        """Of those that have a seat: each loner by itself, and then the rest."""
+        begun = list(self.jobs)[:NUM_SEATS]
+        loners = [[name] for name in begun if self.jobs[name].is_alone]
+        for names in [*loners, [name for name in begun if not self.jobs[name].is_alone]]:
+            if not names:
+                continue
+            self.record = [f"{name}#{i}" for name in names for i in range(2)]
+            self.launcher.num_steps += 1
+            if self.is_ordered_to_die or any(self._kills(self.jobs[name]) for name in names):
+                return False
+            self._report(names)
+        return True
+
+    def _kills(self, job):
+        return job.kind == DEADLY and job.num_tokens >= job.limit
+
+    def _report(self, names):
+        begun, deltas = [], []
+        for name in names:
+            job = self.jobs[name]
+            if job.is_waiting:
+                begun.append(name)
+            job.is_waiting = False
+            job.num_tokens += 1
+            ends = job.num_tokens > job.limit
+            deltas.append([name, 0, "x", [job.num_tokens], [], *["stop", None, None, None] * ends])
+            if ends:
+                del self.jobs[name]
+        record = record_to_list(StepStats.idle())
+        step = {"time": 0.0, "record": record, "begun": begun, "deltas": deltas, "stats": {}}
+        self._say({"ev": "step", **step})
+
+    def _say(self, message):
+        self._theirs.send(encode(message))
+
+    def die(self):
+        self.launcher.num_deaths += 1
+        self._theirs.close()
+
+    def kill(self, signum=signal.SIGKILL):
+        self._task.cancel()
+        self._theirs.close()
+
+    def wait(self):
+        return "as planned"
+
+    def at_work(self):
+        return self.record
+
+
+class TableLauncher:
+    def __init__(self):
+        self.engines = []
+        self.seen = _Lists()
+        self.num_steps = self.num_deaths = 0
+
+    def launch(self):
+        self.engines.append(TableEngine(self))
+        return self.engines[-1]
+
+
+class _Lists(dict):
+    def __missing__(self, key):
+        return self.setdefault(key, [])
+
+
+def play(main):
+    async def run():
+        launcher = TableLauncher()
+        engine = ProcessEngine(launcher, QueueLimits(None, None))
+        await engine.start()
+        try:
+            await asyncio.wait_for(main(engine, launcher), 30)
+        finally:
+            await engine.stop()
+
+    asyncio.run(run())
+
+
+_numbers = iter(range(1000, 10**9))
+
+
+def make(kind=INNOCENT, limit=5, number=None, **fields):
+    """Two of the same number are the same request."""
+    prompt = [kind, limit, next(_numbers) if number is None else number]
+    params = SamplingParams(max_tokens=99, seed=next(_numbers))
+    return GenerationRequest(f"r{next(_numbers)}", prompt, params, time.monotonic(), **fields)
+
+
+async def end_of(generation):
+    """ "stop", or the type of the error. A stream has been seen as far as it came."""
+    try:
+        if generation.request.streams:
+            async for _ in generation:
+                pass
+        else:
+            await generation.collect()
+    except Exception as error:
+        return type(error)
+    return generation.finish_reason
+
+
+async def ends_of(generations):
+    return await asyncio.gather(*map(end_of, generations))
+
+
+async def next_engine(engine, launcher, count):
+    """Wait for the one after the first ``count``."""
+    while len(launcher.engines) == count or engine.state is not EngineState.READY:
+        await asyncio.sleep(0.001)
+
+
+def test_those_who_wait_notice_nothing():
+    """Only those of the step that did not end are suspected, and run apart."""
+
+    async def main(engine, launcher):
+        deadly = engine.submit(make(DEADLY))
+        others = [engine.submit(make()) for _ in range(50)]
+        assert await end_of(deadly) is QuarantinedError
+        assert set(await ends_of(others)) == {"stop"}
+        assert launcher.num_deaths == 2
+        alone = [launcher.seen[one.request.request_id] for one in others]
+        company = NUM_SEATS - 1
+        assert sum(True in times for times in alone) == company
+        assert all(times[0] is False for times in alone)
+        # The rest were sent again and ran beside: it did not take a step for each token of each.
+        assert launcher.num_steps < 50 * 6 / 2
+
+    play(main)
+
+
+@pytest.mark.parametrize("kind", [DEADLY, DEADLY_TO_ADD])
+@pytest.mark.parametrize("limit", [0, 3])
+def test_it_kills_twice_and_is_refused(kind, limit):
+    async def main(engine, launcher):
+        number = next(_numbers)
+        others = [engine.submit(make()) for _ in range(3)]
+        # The same at the same time is no second chance, and no second crime.
+        deadly = [engine.submit(make(kind, limit, number)) for _ in range(3)]
+        assert set(await ends_of(deadly)) == {QuarantinedError}
+        assert set(await ends_of(others)) == {"stop"}
+        with pytest.raises(QuarantinedError):
+            engine.submit(make(kind, limit, number))
+        assert launcher.num_deaths == 2
+
+    play(main)
+
+
+def test_alone_it_kills_twice_too():
+    async def main(engine, launcher):
+        assert await end_of(engine.submit(make(DEADLY, 2))) is QuarantinedError
+        assert launcher.num_deaths == 2
+
+    play(main)
+
+
+def test_leaving_early_is_no_way_out():
+    """A client that does not wait for what it has done is known all the same."""
+
+    async def main(engine, launcher):
+        number = next(_numbers)
+        for _ in range(2):
+            count = len(launcher.engines)
+            generation = engine.submit(make(DEADLY, 0, number))
+            await asyncio.sleep(0)
+            generation.close()
+            await next_engine(engine, launcher, count)
+        with pytest.raises(QuarantinedError):
+            engine.submit(make(DEADLY, 0, number))
+
+    play(main)
+
+
+def test_who_meets_death_twice_by_chance_is_not_refused():
+    """On probation it runs apart: what happens to others beside it says nothing of it."""
+
+    async def main(engine, launcher):
+        unlucky = engine.submit(make(INNOCENT, 200))
+        bystander = engine.submit(make(INNOCENT, 250))
+        first = engine.submit(make(DEADLY, 3))
+        while launcher.num_deaths < 1:
+            await asyncio.sleep(0)
+        others = [engine.submit(make(DEADLY, 3)) for _ in range(2)]
+        assert await ends_of([first, *others]) == [QuarantinedError] * 3
+        assert await ends_of([unlucky, bystander]) == ["stop", "stop"]
+        with_unlucky = launcher.seen[unlucky.request.request_id]
+        assert len(with_unlucky) >= 3 and all(with_unlucky[1:])
+
+    play(main)
+
+
+def test_a_stream_that_was_seen_ends_with_an_error_and_may_be_asked_again():
+    async def main(engine, launcher):
+        number = next(_numbers)
+        streams = [engine.submit(make(INNOCENT, 20, number + i, streams=True)) for i in range(3)]
+        ends = [asyncio.create_task(end_of(stream)) for stream in streams]
+        assert await end_of(engine.submit(make(DEADLY, 5))) is QuarantinedError
+        assert await asyncio.gather(*ends) == [EngineError] * 3
+        again = [engine.submit(make(INNOCENT, 20, number + i, streams=True)) for i in range(3)]
+        assert await ends_of(again) == ["stop"] * 3
+        once_more = engine.submit(make(INNOCENT, 20, number, streams=True))
+        assert await end_of(once_more) == "stop"
+        assert launcher.seen[again[0].request.request_id] == [True]
+        assert launcher.seen[once_more.request.request_id] == [False]  # acquitted
+
+    play(main)
+
+
+def test_a_death_from_outside_may_cost_whoever_is_on_probation_and_nobody_else():
+    async def main(engine, launcher):
+        generations = [engine.submit(make(INNOCENT, 30)) for _ in range(20)]
+        for _ in range(4):
+            for _ in range(10):
+                await asyncio.sleep(0)
+            launcher.engines[-1].is_ordered_to_die = True
+            await next_engine(engine, launcher, len(launcher.engines))
+            generations.append(engine.submit(make(INNOCENT, 30)))
+        assert Counter(await ends_of(generations))["stop"] >= len(generations) - 3
+
+    play(main)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_any_crowd(seed):
+    """Whoever comes when: the deadly are refused after two deaths each, and all others served."""
+
+    async def client(engine, rng, kind, results):
+        for _ in range(rng.randrange(60)):
+            await asyncio.sleep(0)
+        limit, number = rng.randrange(12), next(_numbers)
+        for _ in range(3):  # as libraries of clients do
+            try:
+                generation = engine.submit(make(kind, limit, number, streams=rng.random() < 0.3))
+            except QuarantinedError:
+                results.append((kind, QuarantinedError))
+                return
+            end = await end_of(generation)
+            if end is not EngineError:
+                break
+        results.append((kind, end))
+
+    async def main(engine, launcher):
+        rng, results = random.Random(seed), []
+        num_deadly = rng.randrange(1, 5)
+        kinds = [rng.choice((DEADLY, DEADLY_TO_ADD)) for _ in range(num_deadly)]
+        kinds += [INNOCENT] * rng.randrange(40)
+        rng.shuffle(kinds)
+        await asyncio.gather(*(client(engine, rng, kind, results) for kind in kinds))
+        assert launcher.num_deaths <= 2 * num_deadly
+        assert {end for kind, end in results if kind != INNOCENT} == {QuarantinedError}
+        assert QuarantinedError not in {end for kind, end in results if kind == INNOCENT}
+
+    play(main)
+
+
+# -- what is remembered ------------------------------------------------------------------------
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self):
+        return self.now
+
+
+@pytest.fixture
+def clock():
+    return Clock()
+
+
+def test_suspicions_are_forgotten(clock):
+    probation = Probation(clock)
+    probation.accuse({b"a", b"b"}, had_company=False)
+    assert probation.is_suspected(b"a") and not probation.is_convicted(b"a")
+    clock.now = 599.0
+    probation.accuse({b"a"}, had_company=False)
+    assert probation.is_convicted(b"a")
+    clock.now = 601.0
+    assert not probation.is_suspected(b"b") and probation.is_convicted(b"a")
+    clock.now = 1200.0
+    assert not probation.is_suspected(b"a")
+
+
+@pytest.mark.parametrize(
+    "second", [({b"a", b"b"}, False), ({b"a"}, True), (set(), True)], ids=["other", "unknown", "no"]
+)
+def test_company_is_a_doubt(clock, second):
+    probation = Probation(clock)
+    fingerprints, had_company = second
+    for _ in range(5):
+        probation.accuse({b"a"} | fingerprints, had_company=True)
+        probation.accuse(fingerprints, had_company=had_company)
+    assert probation.is_suspected(b"a") and not probation.is_convicted(b"a")
+    probation.accuse({b"a"}, had_company=False)
+    probation.accuse({b"a", b"b"}, had_company=False)  # what is known stays known
+    assert probation.is_convicted(b"a") and not probation.is_convicted(b"b")
+
+
+def test_memory_is_bounded(clock):
+    probation = Probation(clock)
+    for number in range(10_000):
+        probation.accuse({str(number).encode()}, had_company=True)
+    assert not probation.is_suspected(b"5000") and probation.is_suspected(b"9999")
+
+
+def test_one_at_a_time(clock):
+    class Generation:
+        is_over = False
+
+    probation = Probation(clock)
+    entries = [Entry(Generation(), b"") for _ in range(3)]
+    for entry in entries:
+        probation.enqueue(entry)
+    assert probation.next() is entries[0] and probation.next() is None
+    entries[0].generation.is_over = entries[1].generation.is_over = True
+    assert probation.next() is entries[2]
+    probation.accuse(set(), had_company=False)  # all begin anew
+    assert probation.next() is None
+
+
+# -- fingerprints ----------------------------------------------------------------------------------
+
+
+def test_what_the_engine_sees_makes_a_fingerprint_and_luck_does_not():
+    def of(prompt, **params):
+        request = GenerationRequest("any", prompt, SamplingParams(**params), 0.0)
+        return fingerprint(request)
+
+    same = of([1, 2], seed=1, allowed_token_ids=[3])
+    assert same == of([1, 2], seed=2, allowed_token_ids=[3])
+    others = [
+        of([1, 2], allowed_token_ids=[4]),
+        of([1, 2]),
+        of([1], allowed_token_ids=[2, 3]),
+        of([1, 2, 3]),
+        of([1, 2], allowed_token_ids=[3], temperature=0.5),
+    ]
+    assert len({same, *others}) == 6
+
+
+def test_a_fingerprint_of_a_long_prompt_is_quick():
+    """It is made on the event loop."""
+    params = SamplingParams(allowed_token_ids=range(50_000))
+    request = GenerationRequest("any", list(range(100_000)), params, 0.0)
+    started = time.process_time()
+    fingerprint(request)
+    seconds = time.process_time() - started
+    assert seconds < python_seconds(5e5)  # written as words it took several times as long
