@@ -20,7 +20,7 @@
 // nobody else reads the new key and value.
 //
 // Where a sequence keeps sinks, an item goes through those first, and then through the keys behind
-// them, with queries that are rotated anew for each (sight.h).
+// them, with queries that are rotated anew for each (sink_window.h).
 #include <algorithm>
 #include <cstdint>
 
@@ -71,7 +71,7 @@ class Attention {
     seen_ = static_cast<Seen*>(worker_.scratch(2, sizeof(Seen) * most_rows));
     last_values_ = static_cast<uint8_t*>(
         worker_.scratch(3, kv_value_bytes(args_.kv_format, args_.head_dim)));
-    if (seqs_.sights) {
+    if (seqs_.sink_windows) {
       angles_ = static_cast<int*>(worker_.scratch(7, sizeof(int) * plan_.max_rows()));
       rotated_ = plan_.prepares_ahead() ? static_cast<Factor*>(worker_.scratch(
                                               4, plan_.max_rows() * row_bytes))
@@ -160,16 +160,16 @@ class Attention {
     if (item.sees_nothing()) return worker_.ticket();
     Softmax total(plan_.cut_by_splits() ? part(index) : total_, num_rows(item), args_.head_dim);
     total.reset();
-    const Sight sight(args_, seqs_, item.seq);
-    if (sight.has_sinks()) {
-      attend_apart(item, sight, total);
+    const SinkWindow sink_window(args_, seqs_, item.seq);
+    if (sink_window.has_sinks()) {
+      attend_apart(item, sink_window, total);
       if (!plan_.cut_by_splits()) finish(item, total);
       return worker_.ticket();
     }
     const int first = item.first_key / kTile, last = item.last_key / kTile;
     int following = 0;
     for (int r = 0; r < num_rows(item); r++) {
-      seen_[r] = sight.behind_sinks(position_of(seqs_, item.seq, item.first_token + r / group_));
+      seen_[r] = sink_window.behind_sinks(position_of(seqs_, item.seq, item.first_token + r / group_));
     }
     const Factor* queries = queries_of(item);
     PathChunks<Kv> paths(args_, seqs_, item, worker_);
@@ -265,7 +265,7 @@ class Attention {
   // ---- Attend sinks, and the keys behind them
 
   // Split by split, each with queries of its own; the first goes into `total`, which is empty.
-  void attend_apart(const Item& item, const Sight& sight, const Softmax& total) {
+  void attend_apart(const Item& item, const SinkWindow& sink_window, const Softmax& total) {
     if (!plan_.prepares_ahead()) queries_of(item);  // for the new key, which it stores
     bool is_first = true;
     const auto attend = [&](const Seen& keys, int split) {
@@ -283,15 +283,15 @@ class Attention {
     const Seen keys = {item.first_key, item.last_key};
     for (int s = first_split(item.sinks); s < end_split(item.sinks); s++) {
       for_each_token(item, [&](int slot, int& angle, Seen& seen) {
-        angle = sight.angle_for_sinks(slot);
-        seen = sight.of_sinks(slot);
+        angle = sink_window.angle_for_sinks(slot);
+        seen = sink_window.of_sinks(slot);
       });
       attend(item.sinks, s);
     }
     for (int s = first_split(keys); s < end_split(keys); s++) {
       for_each_token(item, [&](int slot, int& angle, Seen& seen) {
-        angle = sight.angle_for_split(slot, s);
-        seen = sight.behind_sinks(slot);
+        angle = sink_window.angle_for_split(slot, s);
+        seen = sink_window.behind_sinks(slot);
       });
       attend(keys, s);
     }
@@ -424,8 +424,8 @@ class Attention {
   uint8_t* last_values_ = nullptr;
 };
 
-int32_t check_sight(const oct_attention_args& args, const oct_sequences& seqs, int s) {
-  const oct_sight& of = seqs.sights[s];
+int32_t check_sink_window(const oct_attention_args& args, const oct_sequences& seqs, int s) {
+  const oct_sink_window& of = seqs.sink_windows[s];
   if (of.window == 0) return OCT_OK;
   const int64_t kept = int64_t{of.sinks} + of.window;
   const bool is_one = of.sinks >= 0 && of.window > 0 && of.stride > 0 && of.stride <= of.window &&
@@ -450,7 +450,7 @@ int32_t check_sequence(const oct_attention_args& args, const oct_sequences& seqs
     return fail(OCT_ERR_ARGUMENT, "attention: sequence %d has %d new tokens, but %d in all", s,
                 length, end);
   }
-  const int32_t code = seqs.sights ? check_sight(args, seqs, s) : OCT_OK;
+  const int32_t code = seqs.sink_windows ? check_sink_window(args, seqs, s) : OCT_OK;
   return code == OCT_OK ? check_blocks(args, seqs, s, end) : code;
 }
 
@@ -481,7 +481,7 @@ int32_t check_blocks(const oct_attention_args& args, const oct_sequences& seqs, 
   const int length = num_new(seqs, s);
   if (length == 0) return OCT_OK;
   const int32_t* blocks = block_table(args, seqs, s);
-  const Sight sight(args, seqs, s);
+  const SinkWindow sink_window(args, seqs, s);
   int32_t lowest = 0, highest = 0;
   const auto look = [&](const Seen& keys) {
     for (int i = keys.first / seqs.block_size; i <= keys.last / seqs.block_size; i++) {
@@ -489,8 +489,8 @@ int32_t check_blocks(const oct_attention_args& args, const oct_sequences& seqs, 
       highest = std::max(highest, blocks[i]);
     }
   };
-  if (!sight.of_sinks(end - 1).is_empty()) look(sight.of_sinks(end - 1));
-  look({std::min(sight.behind_sinks(end - length).first, end - length), end - 1});
+  if (!sink_window.of_sinks(end - 1).is_empty()) look(sink_window.of_sinks(end - 1));
+  look({std::min(sink_window.behind_sinks(end - length).first, end - length), end - 1});
   if (lowest < 0 || highest >= args.num_blocks) {
     return fail(OCT_ERR_ARGUMENT, "attention: sequence %d needs block %d, which does not exist: "
                 "there are %d", s, lowest < 0 ? lowest : highest, args.num_blocks);

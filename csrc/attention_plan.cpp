@@ -73,17 +73,17 @@ Plan::Plan(const oct_attention_args& args, const oct_sequences& seqs,
 
 void Plan::add(int seq) {
   const int length = num_new(seqs_, seq), end = seqs_.kv_len[seq];
-  const Sight sight(args_, seqs_, seq);
-  const int first_split = first_key(seq, sight, end - length) / kSplit;
+  const SinkWindow sink_window(args_, seqs_, seq);
+  const int first_split = first_key(seq, sink_window, end - length) / kSplit;
   const int num_splits = std::max((end - 1) / kSplit - first_split + 1, 0);
-  const int sink_splits = (std::min(sight.num_sinks(), end) + kSplit - 1) / kSplit;
+  const int sink_splits = (std::min(sink_window.num_sinks(), end) + kSplit - 1) / kSplit;
   const int num_tiles = (length + tile_tokens_ - 1) / tile_tokens_;
   sequences_[num_sequences_++] = {seq, num_tiles, first_split, num_splits, sink_splits, 0, 0};
 }
 
 // The first key of its own, behind sinks, that a query of a sequence sees.
-int Plan::first_key(int seq, const Sight& sight, int position) const {
-  return std::max(sight.behind_sinks(position).first, prefixes_ ? prefixes_->end_key(seq) : 0);
+int Plan::first_key(int seq, const SinkWindow& sink_window, int position) const {
+  return std::max(sink_window.behind_sinks(position).first, prefixes_ ? prefixes_->end_key(seq) : 0);
 }
 
 // Fewer tokens to a tile where that gives everybody something to do.
@@ -126,10 +126,10 @@ Item Plan::make_item(const Sequence& of, int tile, int head) const {
       highest = std::max(highest, position);
     }
   }
-  const Sight sight(args_, seqs_, of.seq);
-  item.first_key = first_key(of.seq, sight, lowest);
+  const SinkWindow sink_window(args_, seqs_, of.seq);
+  item.first_key = first_key(of.seq, sink_window, lowest);
   item.last_key = highest;
-  item.sinks = sight.of_sinks(highest);
+  item.sinks = sink_window.of_sinks(highest);
   item.first_row = first_rows()[of.seq] + first;
   item.run = prefixes_ ? prefixes_->last_run(of.seq) : -1;
   return item;

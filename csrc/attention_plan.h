@@ -17,7 +17,7 @@
 #include "octavo.h"
 #include "pool.h"
 #include "shared_prefix.h"
-#include "sight.h"
+#include "sink_window.h"
 
 namespace octavo {
 
@@ -29,7 +29,7 @@ struct Item {
   int first_key, last_key;      // that some query sees; in one split, if items are cut by splits
   int first_row;                // of the queries, where they are prepared in the order of places
   int run;                      // that the item goes on from, -1: none
-  Seen sinks;                   // the same of keys that are apart (sight.h)
+  Seen sinks;                   // the same of keys that are apart (sink_window.h)
 
   bool sees_nothing() const { return first_key > last_key && sinks.is_empty(); }
 };
@@ -94,7 +94,7 @@ class Plan {
   void share(int num_workers);
   void cut_runs(int tile_tokens);
   int choose_tile_tokens(int num_workers) const;
-  int first_key(int seq, const Sight& sight, int position) const;
+  int first_key(int seq, const SinkWindow& sink_window, int position) const;
   void add(int seq);
   template <class Before>
   const Sequence& find(Before before) const;

@@ -16,7 +16,7 @@
 
 #include "attention.h"
 #include "kv_select.h"
-#include "sight.h"
+#include "sink_window.h"
 #include "simd.h"
 
 namespace octavo {

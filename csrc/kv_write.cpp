@@ -105,7 +105,7 @@ void prepare_run(const oct_attention_args& args, const oct_sequences& seqs, cons
                  bool store, typename Kv::Keys::Factor* queries) {
   const int dim = args.head_dim, group = args.num_heads / args.num_kv_heads;
   alignas(64) float keys[kChunk * kMaxHeadDim], values[kChunk * kMaxHeadDim];
-  const Sight sight(args, seqs, run.seq);
+  const SinkWindow sink_window(args, seqs, run.seq);
   const int size = args.head_size;
   const float* q = args.q + run.token * args.ldq + int64_t{run.head} * group * size;
   const float* k = args.k + run.token * args.ldk + int64_t{run.head} * size;
@@ -118,7 +118,7 @@ void prepare_run(const oct_attention_args& args, const oct_sequences& seqs, cons
       fetch(k + (i + kAhead) * args.ldk, size);
       fetch(v + (i + kAhead) * args.ldv, size);
     }
-    const int angle = sight.angle_of_key(position_of(seqs, run.seq, run.token + i));
+    const int angle = sink_window.angle_of_key(position_of(seqs, run.seq, run.token + i));
     if (store) {
       prepare_head(args, k + i * args.ldk, args.k_norm, angle, keys + i * dim);
       std::copy_n(v + i * args.ldv, size, values + i * dim);

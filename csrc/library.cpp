@@ -34,7 +34,7 @@ int32_t oct_abi_version(void) { return OCT_ABI_VERSION; }
 int32_t oct_struct_sizes(const int32_t** sizes) {
   static const int32_t kSizes[] = {
       sizeof(oct_weight),    sizeof(oct_segment),        sizeof(oct_head),   sizeof(oct_linear_args),
-      sizeof(oct_sight), sizeof(oct_sequences), sizeof(oct_attention_args), sizeof(oct_kv_memory),
+      sizeof(oct_sink_window), sizeof(oct_sequences), sizeof(oct_attention_args), sizeof(oct_kv_memory),
       sizeof(oct_latent_args), sizeof(oct_sample), sizeof(oct_logprobs), sizeof(oct_embed_args),
       sizeof(oct_rows_args), sizeof(oct_states), sizeof(oct_conv_args), sizeof(oct_scan_args),
       sizeof(oct_delta_args), sizeof(oct_gated_norm_args), sizeof(oct_check_args),

@@ -196,8 +196,8 @@ enum {
 int64_t oct_kv_chunk_bytes(int32_t kv_format, int32_t head_dim); /* or an error */
 
 /* What the rows of a sequence see of it: the first tokens and the last ones, as if nothing had ever
- * been between them (sight.h). */
-typedef struct oct_sight {
+ * been between them (sink_window.h). */
+typedef struct oct_sink_window {
   int32_t sinks;    /* the first tokens, which all rows see; 0: none */
   int32_t window;   /* a row sees this many of the others, itself included; 0: all, as ever */
   int32_t stride;   /* where the window is full, it lets so many tokens go at once: 1 or more */
@@ -205,7 +205,7 @@ typedef struct oct_sight {
                      * sinks and window are, at least as many. Tables have turn + window rows */
   int64_t left_out; /* tokens without slots, a multiple of 256: behind the sinks, the slot of a
                      * token is its position less these. No row sees any of them */
-} oct_sight;
+} oct_sink_window;
 
 /* The sequences of a step: sequence s has the rows q_start[s] .. q_start[s + 1] of the step's
  * tokens, the last ones of its kv_len[s] slots, and the blocks block_table[s * stride + i]. What a
@@ -231,7 +231,8 @@ typedef struct oct_sequences {
   const int32_t* parents; /* [T], -1 for rows of no tree; NULL: there is none */
   int64_t group_stride;
   int32_t share_prefixes; /* 0 or 1 */
-  const oct_sight* sights; /* [S], for layers without windows and sequences without trees; NULL */
+  /* [S], for layers without windows and sequences without trees; NULL */
+  const oct_sink_window* sink_windows;
   /* Of layers with states: the slot that each sequence goes on from, -1 where it begins, and the one
    * that it writes, which nobody else reads or writes. [S] each; NULL for a model without them. */
   const int32_t* state_source;

@@ -73,15 +73,15 @@ bool SharedPrefixes::allocate(int num_seqs) {
   return true;
 }
 
-// Candidates by their tables, then the others. Who has a sight of its own is none: it does not see
-// all that is in its table, and not as the others do.
+// Candidates by their tables, then the others. A sequence with a sink window of its own is none: it
+// does not see all that is in its table, and not as the others do.
 void SharedPrefixes::sort(const oct_sequences& seqs, int group) {
   const OldBlocks blocks = {seqs, seqs.block_table + group * seqs.group_stride};
   std::iota(order_, order_ + seqs.num_seqs, 0);
   std::fill_n(last_runs_, seqs.num_seqs, -1);
   const auto is_candidate = [&](int s) {
     const int length = num_new(seqs, s);
-    if (seqs.sights && seqs.sights[s].window > 0) return false;
+    if (seqs.sink_windows && seqs.sink_windows[s].window > 0) return false;
     return length > 0 && length <= kFewTokens && blocks.count(s) * seqs.block_size >= kTile;
   };
   int32_t* end = std::partition(order_, order_ + seqs.num_seqs, is_candidate);

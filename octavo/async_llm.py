@@ -21,7 +21,7 @@ from octavo.serving.call_arguments import (
     refuse_what_is_not_there,
 )
 from octavo.serving.load import load_engine
-from octavo.serving.loop import EngineDriver
+from octavo.serving.loop import EngineLoop
 from octavo.serving.output_builder import OutputBuilder
 from octavo.serving.outputs import RequestOutput
 from octavo.serving.text_engine import Prompt, TextDelta, cache_salt_of
@@ -35,7 +35,7 @@ def AsyncEngineArgs(model: str | None = None, **settings: Any) -> EngineArgs:  #
     return EngineArgs.from_kwargs(model, **settings)
 
 
-class _Mailbox:
+class _AsyncOutputQueue:
     """What is new of one request, handed from the engine's thread to a coroutine.
 
     However slow the coroutine is, each delta waits here once, and it is woken once for all of them.
@@ -87,7 +87,7 @@ class _Mailbox:
         return [self._news.popleft() for _ in range(len(self._news))]
 
 
-def wake(loop: asyncio.AbstractEventLoop, mailboxes: Iterable[_Mailbox]) -> None:
+def wake(loop: asyncio.AbstractEventLoop, mailboxes: Iterable[_AsyncOutputQueue]) -> None:
     """Wake the coroutines of one event loop, all at once."""
 
     def wake_all() -> None:
@@ -122,9 +122,9 @@ class AsyncLLM:
     def _start(self, args: EngineArgs) -> None:
         self._loaded = load_engine(args, is_served=True)
         self.config = self._loaded.config
-        self._mailboxes: dict[str, _Mailbox] = {}
+        self._mailboxes: dict[str, _AsyncOutputQueue] = {}
         self._text_engine = self._loaded.text_engine
-        self._driver = EngineDriver(self._text_engine, self._deliver)
+        self._driver = EngineLoop(self._text_engine, self._deliver)
         self._closed = False
         self._thread = threading.Thread(target=self._run, name="octavo-engine", daemon=True)
         self._thread.start()
@@ -222,7 +222,7 @@ class AsyncLLM:
     ) -> AsyncGenerator[RequestOutput, None]:
         if params.output_kind is RequestOutputKind.DELTA:
             check_streamable(params)
-        mailbox = _Mailbox(request_id)
+        mailbox = _AsyncOutputQueue(request_id)
         if self._mailboxes.setdefault(request_id, mailbox) is not mailbox:
             raise InvalidRequestError(f"{request_id!r} is in use", "request_id")
         try:
@@ -287,7 +287,7 @@ class AsyncLLM:
 
     def _add(
         self,
-        mailbox: _Mailbox,
+        mailbox: _AsyncOutputQueue,
         text: str | None,
         ids: list[int],
         bad_words: Sequence[Sequence[int]],
@@ -311,13 +311,13 @@ class AsyncLLM:
         if mailbox.is_aborted:  # before it was there
             self._abort(mailbox)
 
-    def _abort(self, mailbox: _Mailbox) -> None:
+    def _abort(self, mailbox: _AsyncOutputQueue) -> None:
         for delta in self._text_engine.abort(mailbox.request_id):
             if mailbox.put(delta):
                 wake(mailbox.loop, [mailbox])
 
     def _deliver(self, deltas: list[TextDelta], step: EngineStep) -> None:
-        to_wake: dict[asyncio.AbstractEventLoop, list[_Mailbox]] = {}
+        to_wake: dict[asyncio.AbstractEventLoop, list[_AsyncOutputQueue]] = {}
         for delta in deltas:
             mailbox = self._mailboxes.get(delta.group.request_id)
             if mailbox is None:

@@ -93,7 +93,7 @@ class Lack:
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class DoctorReport:
     octavo: str
     python: str
     python_path: str
@@ -112,14 +112,14 @@ class Report:
     platform_lacks: tuple[Lack, ...] = ()
 
 
-def examine() -> Report:
+def examine() -> DoctorReport:
     """Look at everything. Imports torch if it is there, so it takes a second or two."""
     cpu, memory, compiler = machine.cpu(), machine.memory(), machine.compiler()
     packages = {name: package_version(name) for name in PACKAGES}
     cuda = find_cuda()
     storage = look_at_storage()
     kernels, native = choose_kernels(cuda), find_native_kernels()
-    return Report(
+    return DoctorReport(
         octavo=__version__,
         python=platform.python_version(),
         python_path=sys.executable,
@@ -142,7 +142,7 @@ def examine() -> Report:
     )
 
 
-def in_one_line(report: Report) -> str:
+def in_one_line(report: DoctorReport) -> str:
     """Whether models run here, on what, and what to do first."""
     if report.native.chosen is None and report.packages.get("torch") is None:
         first = next(each for each in report.findings if "no model runs" in each.problem)

@@ -19,12 +19,12 @@ from octavo.serving.call_arguments import (
     refuse_what_is_not_there,
 )
 from octavo.serving.load import load_engine
-from octavo.serving.loop import EngineDriver
+from octavo.serving.loop import EngineLoop
 from octavo.serving.output_builder import OutputBuilder
-from octavo.serving.output_queue import AnswerStream, Inbox
+from octavo.serving.output_queue import AnswerStream, OutputQueue
 from octavo.serving.outputs import CompletionOutput, RequestOutput, StreamChunk
 from octavo.serving.progress import Bar, UseTqdm, open_bar
-from octavo.serving.shared_loop import SharedDriver
+from octavo.serving.shared_loop import SharedEngineLoop
 from octavo.serving.text_engine import Prompt, SampleGroup, TextDelta, cache_salt_of
 from octavo.settings.engine import EngineArgs, EngineConfig
 
@@ -69,12 +69,12 @@ class LLM:
         self.args = EngineArgs.from_kwargs(model, **engine_args)
         self._loaded = load_engine(self.args, progress)
         self._text_engine = self._loaded.text_engine
-        self._engine_driver = EngineDriver(self._text_engine, self._deliver)
-        self._driver = SharedDriver(self._engine_driver)
+        self._engine_driver = EngineLoop(self._text_engine, self._deliver)
+        self._driver = SharedEngineLoop(self._engine_driver)
         self._ids = itertools.count()
         # Where the deltas of a request go. Whoever drives the engine brings those of all; only that
         # thread adds an entry.
-        self._inboxes: dict[str, Inbox] = {}
+        self._inboxes: dict[str, OutputQueue] = {}
 
     # -- what it is --------------------------------------------------------------------------
 
@@ -301,7 +301,7 @@ class LLM:
     def _add_all(
         self,
         waiting: deque[_Ask],
-        inbox: Inbox,
+        inbox: OutputQueue,
         opened: Callable[[_Ask, SampleGroup], object],
         refused: Callable[[_Ask, RequestError], object],
     ) -> None:
@@ -327,7 +327,7 @@ class LLM:
             self._driver.wait_for_step()
             self._driver.do(add_some)
 
-    def _add(self, ask: _Ask, inbox: Inbox) -> SampleGroup:
+    def _add(self, ask: _Ask, inbox: OutputQueue) -> SampleGroup:
         group = self._text_engine.add(
             ask.request_id,
             ask.prompt.text,
@@ -403,7 +403,7 @@ class _Call:
     """One call of ``generate`` or ``chat``: what becomes of its prompts."""
 
     def __init__(self, tokenizer: Tokenizer, bar: Bar | None):
-        self.inbox = Inbox(self._is_done)
+        self.inbox = OutputQueue(self._is_done)
         self.builders: dict[int, OutputBuilder] = {}
         self.refused: dict[int, RequestError] = {}
         self._by_id: dict[str, OutputBuilder] = {}

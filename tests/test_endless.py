@@ -10,7 +10,7 @@ import pytest
 
 from octavo.core.request import Request
 from octavo.core.sampling_params import SamplingParams
-from octavo.core.sink_window import Sight
+from octavo.core.sink_window import SinkWindow
 from octavo.serving.load import load_engine
 from octavo.settings.engine import EngineArgs
 
@@ -41,7 +41,7 @@ def test_an_answer_may_be_many_contexts_long(tiny_model):
     args = EngineArgs(str(tiny_model), max_model_len=64, window=40, max_num_batched_tokens=32)
     request, held, loaded = generate(args, 1000)
     assert len(request.output_token_ids) == 1000 and request.error is None
-    assert held <= Sight(4, 40).most_blocks(16, 32)
+    assert held <= SinkWindow(4, 40).most_blocks(16, 32)
     assert loaded.text_engine.engine.scheduler.block_manager.num_used_blocks == 0
 
 
@@ -72,7 +72,7 @@ def test_a_hundred_thousand_tokens_are_as_cheap_as_the_first(smollm2_gguf):
     args = EngineArgs("smollm2-135m", max_model_len=1024, window=252, max_num_seqs=1)
     request, held, _ = generate(args, 100_000, watch=watch)
     assert len(request.output_token_ids) == 100_000
-    assert held <= Sight(4, 252).most_blocks(16, 8)
+    assert held <= SinkWindow(4, 252).most_blocks(16, 8)
     assert statistics.mean(seconds[-5:]) < 1.1 * statistics.mean(seconds[1:6])
     assert memory[-1] - memory[0] < 16 << 20
     assert len({*request.output_token_ids[-1000:]}) > 100  # it still says something

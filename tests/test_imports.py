@@ -6,7 +6,7 @@ import ast
 import functools
 import subprocess
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from graphlib import TopologicalSorter
 from pathlib import Path
 from typing import NamedTuple
@@ -17,82 +17,6 @@ import octavo
 
 PACKAGE = Path(octavo.__file__).parent
 HEAVY = ("torch", "numpy", "transformers", "tokenizers", "jinja2", "rich", "huggingface_hub")
-
-# What each part may import of octavo, beside itself. These are open to all:
-OPEN = {"errors", "extras", "files", "garbage", "lazy", "options", "patterns", "scalars"}
-
-ALLOWED = {
-    "machine": set(),
-    "fields": set(),
-    "model_files": set(),
-    "core": set(),
-    "core.sampling_params": set(),
-    "quantization": {"fields"},
-    "quantization.produce": {"kernels", "layers", "machine", "models", "quantization", "text"},
-    "kernels": {"machine", "quantization"},
-    "layers": {"kernels", "quantization"},
-    "models": {
-        *("fields", "kernels", "layers", "model_files", "quantization"),
-        "core.sampling_params",  # what a model recommends must be what a request may ask
-        # Whole models have a tokenizer, which their writers write too.
-        *("text.folder_tokenizer", "text.tokenizer_json", "text.tokenizer_metadata"),
-    },
-    "models.kv_groups": {"models"},
-    "runtime": {"core", "kernels", "layers", "machine", "models", "quantization"},
-    "runtime.capacity": {"core", "kernels", "models", "runtime.memory_ledger"},
-    "runtime.cuda_graphs": {"core", "runtime.memory_ledger", "runtime.streams"},
-    "runtime.memory_ledger": set(),
-    "runtime.streams": set(),
-    "executor": {"core", "runtime"},
-    "config": {
-        *("core", "models.kv_groups", "offload.settings", "runtime.capacity"),
-        *("speculation.config", "vllm_settings"),
-    },
-    "vllm_settings": set(),
-    "offload": {"core", "cost", "model_files"},
-    "offload.settings": set(),
-    "speculation.config": {"core"},
-    "speculation": {
-        *("core", "fields", "hub", "kernels", "layers", "model_files", "model_source", "models"),
-        *("open_model", "quantization", "runtime", "text"),
-    },
-    "hub": {"model_files"},
-    "model_source": {"config", "models", "runtime", "text"},
-    "engine_folder": {
-        *("config", "fields", "hub", "kernels", "layers", "model_files", "model_source", "models"),
-        *("quantization", "runtime", "text"),
-    },
-    "open_model": {
-        *("engine_folder", "hub", "kernels", "model_files", "model_source", "text"),
-        "transformers_source",
-    },
-    "transformers_source": {
-        *("config", "model_files", "model_source", "models", "runtime", "text"),
-    },
-    "text": {"fields", "model_files"},
-    "text.folder_tokenizer": {"fields", "model_files", "text"},
-    "text.tokenizer_json": {"text"},
-    "text.tokenizer_metadata": {"text"},
-    # What octavo's own engine would take is asked of its own arithmetic, where it is asked for.
-    "cost": {
-        *("config", "core", "fields", "hub", "kernels", "machine", "model_files", "models"),
-        *("quantization", "runtime.capacity", "runtime.cuda_graphs", "runtime.memory_ledger"),
-    },
-    "measure": set(),
-    "workload": {"measure"},
-    "wiring": {"config", "core"},
-    "sim": {
-        *("config", "core", "cost", "executor", "measure", "runtime", "speculation", "wiring"),
-        "workload",
-    },
-    "planner": {"config", "core", "cost", "hub", "measure", "sim", "speculation", "workload"},
-    "page": {"cost", "measure", "planner", "sim"},
-    "page.tensors": {"models", "quantization"},
-    "speculation.training": {
-        *("core", "fields", "kernels", "layers", "models", "quantization"),
-        *("quantization.produce", "runtime", "speculation", "text"),
-    },
-}
 
 
 def loaded_modules(*statements: str) -> list[set[str]]:
@@ -122,140 +46,14 @@ def test_light_parts_stay_light():
         assert not loaded & set(HEAVY), statement
 
 
-# What computes with tensors, or in Triton, which needs PyTorch. All else runs without torch, and
-# imports these where it needs them.
-OF_TORCH = {
-    "kernels/attention.py",
-    "kernels/cuda/activations.py",
-    "kernels/cuda/attention.py",
-    "kernels/cuda/attention_kernels.py",
-    "kernels/cuda/attention_plan.py",
-    "kernels/cuda/buffers.py",
-    "kernels/cuda/elementwise.py",
-    "kernels/cuda/code_products.py",
-    "kernels/cuda/dequantize.py",
-    "kernels/cuda/expert_choice.py",
-    "kernels/cuda/expert_products.py",
-    "kernels/cuda/kv_codes.py",
-    "kernels/cuda/kv_copy.py",
-    "kernels/cuda/kv_write.py",
-    "kernels/cuda/latents.py",
-    "kernels/cuda/linear.py",
-    "kernels/cuda/norms.py",
-    "kernels/cuda/ops.py",
-    "kernels/cuda/packing.py",
-    "kernels/cuda/plain_ops.py",
-    "kernels/cuda/products.py",
-    "kernels/cuda/program.py",
-    "kernels/cuda/rows.py",
-    "kernels/cuda/sampler.py",
-    "kernels/cuda/sampler_cuts.py",
-    "kernels/cuda/sampler_logprobs.py",
-    "kernels/cuda/sampler_parts.py",
-    "kernels/cuda/sampling.py",
-    "kernels/cuda/compile_ahead.py",
-    "kernels/cuda/splits.py",
-    "kernels/cuda/token_feed.py",
-    "kernels/cuda/triton_ops.py",
-    "kernels/cuda/triton_products.py",
-    "kernels/cuda/gemm_dispatch.py",
-    "kernels/cuda/weights.py",
-    "kernels/experts.py",
-    "kernels/kv_stores.py",
-    "kernels/recurrence.py",
-    "kernels/reference.py",
-    "layers/tensors.py",
-    "models/transformers_model.py",
-    "quantization/gguf_blocks.py",
-    "quantization/upload.py",
-    "quantization/gguf_fields.py",
-    "quantization/gguf_formats.py",
-    "quantization/gguf_quantize.py",
-    "quantization/gguf_search.py",
-    "quantize/awq.py",
-    "quantize/autoround.py",
-    "quantize/calibration.py",
-    "quantize/candidates.py",
-    "quantize/distillation.py",
-    "quantize/explore.py",
-    "quantize/fake_quant.py",
-    "quantize/gptq.py",
-    "quantize/grid.py",
-    "quantize/quantization_job.py",
-    "quantize/mixture.py",
-    "quantize/named_schemes.py",
-    "quantize/observers.py",
-    "quantize/pipeline.py",
-    "quantize/qat.py",
-    "quantize/resume.py",
-    "quantize/rotation.py",
-    "quantize/scaling.py",
-    "quantize/sensitivity.py",
-    "quantize/smoothquant.py",
-    "quantize/tables.py",
-    "quantization/tensors.py",
-    "runtime/cuda_backend.py",
-    "runtime/cuda_forward.py",
-    "runtime/cuda_inputs.py",
-    "runtime/cuda_components.py",
-    "runtime/cuda_sampling.py",
-    "runtime/cuda_warmup.py",
-    "runtime/device_memory.py",
-    "runtime/eager_attention.py",
-    "runtime/eager_forward.py",
-    "runtime/eager_states.py",
-    "runtime/kv_cache.py",
-    "runtime/logits.py",
-    "runtime/plain_sampler.py",
-    "runtime/streams.py",
-    "runtime/sampler.py",
-    "runtime/torch_backend.py",
-    "runtime/torch_probe.py",
-    "runtime/transformers_backend.py",
-    "draft_training/eagle.py",
-    "draft_training/evaluation.py",
-    "draft_training/examples.py",
-    "draft_training/stateless_heads.py",
-    "draft_training/training_job.py",
-    "draft_training/kinds.py",
-    "draft_training/loop.py",
-    "draft_training/pieces.py",
-    "draft_training/state.py",
-    "bench/peers/workers/transformers_worker.py",  # in the environment of another engine
-}
-
-
-# Those who import one of these, or torch itself, where they need it: to run a model, to look for a
-# GPU, to say that it is missing, to name a type; and two benchmarks.
-WHERE_NEEDED = {
-    "transformers_source.py",
-    "extras.py",
-    "quantization/base.py",
-    "runtime/backends.py",
-    "runtime/cuda_graphs.py",
-    "runtime/forward.py",
-    "runtime/rank.py",
-    "cli/quantize.py",
-    "cli/train_draft.py",
-    "bench/gpu/checks.py",
-    "bench/offline/ablation_study.py",
-    "bench/peers/hf_model.py",
-}
-
-
 class Source(NamedTuple):
     """What these tests ask of a file, which is read once for all of them."""
 
     at_once: set[str]  # names that are imported as soon as it is: modules, and what is in them
+    packages_at_once: set[str]  # the first parts of these
     ever: set[str]  # those, and what is imported in functions
     modules: set[str]  # of the latter, the modules
     dangers: list[str]  # calls and imports that can run code from data
-
-    @property
-    def of_octavo(self) -> set[str]:
-        """The modules of octavo, without its name."""
-        prefix = "octavo."
-        return {name.removeprefix(prefix) for name in self.modules if name.startswith(prefix)}
 
     @property
     def packages(self) -> set[str]:
@@ -266,7 +64,8 @@ def read(source: str) -> Source:
     tree = ast.parse(source)
     nodes = list(ast.walk(tree))
     at_once, ever = names_imported_by(tree.body), names_imported_by(nodes)
-    return Source(at_once, ever, modules_imported_by(nodes), dangers_in(nodes))
+    packages = {name.partition(".")[0] for name in at_once}
+    return Source(at_once, packages, ever, modules_imported_by(nodes), dangers_in(nodes))
 
 
 @functools.cache
@@ -323,16 +122,121 @@ def dangers_in(nodes: Iterable[ast.AST]) -> list[str]:
     return found
 
 
-def test_torch_is_imported_by_those_who_compute_with_it():
-    modules = {f"octavo.{name.removesuffix('.py').replace('/', '.')}" for name in OF_TORCH}
-    for file in PACKAGE.rglob("*.py"):
-        name = str(file.relative_to(PACKAGE))
-        at_once, ever = source_of(file).at_once, source_of(file).ever
-        needs_torch = any(m.split(".")[0] in ("torch", "triton") for m in at_once)
-        assert (name in OF_TORCH) == needs_torch, name
-        if name not in OF_TORCH:
-            assert not at_once & modules, name
-            assert (name in WHERE_NEEDED) == bool(ever & {"torch", *modules}), name
+def module_of(file: Path) -> str:
+    """The module of a file, such as ``octavo.core.engine``; that of a package by its folder."""
+    return ".".join(file.relative_to(PACKAGE.parent).with_suffix("").parts).removesuffix(
+        ".__init__"
+    )
+
+
+MODULES = {module_of(file): file for file in sorted(PACKAGE.rglob("*.py"))}
+
+
+def modules_among(names: Iterable[str]) -> set[str]:
+    """The modules of octavo among imported names, of which some are classes and functions.
+
+    To import a name from a package is to import the submodule of that name, if there is one.
+    """
+    found = {name for name in names if name in MODULES}
+    packages = {name.rpartition(".")[0] for name in found}
+    return {name for name in found if name not in packages or not is_package(name)}
+
+
+def is_package(module: str) -> bool:
+    return MODULES[module].name == "__init__.py"
+
+
+def folder_of(module: str) -> str:
+    """The folder of octavo that a module is in, or its own name at the top."""
+    return module.split(".")[1] if "." in module else module
+
+
+@functools.cache
+def imports_of(module: str) -> frozenset[str]:
+    """The modules of octavo that one imports: at once, in its functions, or for types alone."""
+    return frozenset(modules_among(source_of(MODULES[module]).ever) - {module})
+
+
+def room_of(module: str) -> str:
+    """The room of a module of the server: a folder of it, or a file beside these."""
+    parts = module.split(".")
+    return parts[2] if len(parts) > 2 else ""
+
+
+def graph(names: Callable[[str], str], modules: Iterable[str]) -> dict[str, set[str]]:
+    """Which groups of modules import from which, other than themselves."""
+    modules = set(modules)
+    found: dict[str, set[str]] = {names(module): set() for module in modules}
+    for module in modules:
+        found[names(module)] |= {names(other) for other in imports_of(module) if other in modules}
+    return {name: others - {name} for name, others in found.items()}
+
+
+@pytest.mark.parametrize(
+    ("group", "inside"),
+    [(folder_of, "octavo"), (room_of, "octavo.server."), (lambda module: module, "octavo")],
+    ids=["folders", "rooms of the server", "modules"],
+)
+def test_there_is_no_circle(group, inside):
+    """Imports in functions, and those for types alone, are counted like all others."""
+    modules = [module for module in MODULES if module.startswith(inside)]
+    TopologicalSorter(graph(group, modules)).prepare()  # raises CycleError, which names them
+
+
+def imported_by(folder: str) -> set[str]:
+    modules = [module for module in MODULES if folder_of(module) == folder]
+    others = {folder_of(other) for module in modules for other in imports_of(module)}
+    return others - {folder, "octavo"}
+
+
+def test_the_engine_and_what_is_below_all_know_nothing_else():
+    assert imported_by("base") == set()
+    assert imported_by("core") == {"base"}
+    assert imported_by("measure") <= {"base"}
+    assert imported_by("workload") <= {"base", "measure", "hub", "text"}
+
+
+def test_measuring_and_quantizing_stand_on_top():
+    """To run a model nothing of this is needed: only the commands and each other know of it."""
+    tops = {"bench", "calibration", "draft_training", "plots", "quality", "quantize", "tuning"}
+    for module in MODULES:
+        if folder_of(module) not in {*tops, "cli"}:
+            assert not tops & {folder_of(other) for other in imports_of(module)}, module
+
+
+def test_the_engine_of_the_server_knows_no_http():
+    """So that something else could stand before it."""
+    rooms = graph(room_of, [module for module in MODULES if module.startswith("octavo.server.")])
+    assert rooms["engine"] <= {"settings", "log_lines"}
+    assert rooms["watch"] <= {"settings", "log_lines", "engine"}
+
+
+def uses_torch(module: str) -> bool:
+    """Whether a module imports PyTorch, or Triton, as soon as it is imported."""
+    return bool(source_of(MODULES[module]).packages_at_once & {"torch", "triton"})
+
+
+def test_modules_that_use_torch_say_so():
+    """A module that imports one that needs PyTorch does it in a function, or needs it itself: so
+    whether a module can be imported without PyTorch is seen in the module."""
+    for module, file in MODULES.items():
+        if not uses_torch(module):
+            at_once = modules_among(source_of(file).at_once)
+            assert not [other for other in at_once if uses_torch(other)], module
+
+
+# Folders without a tensor of PyTorch's, not even in a function.
+WITHOUT_TORCH = {
+    *("assembly", "calibration", "core", "cost", "measure", "offload", "page", "planner"),
+    *("server", "settings", "sim", "text", "tuning", "workload"),
+}
+
+
+def test_where_no_tensor_is_torch_is_never_imported():
+    for module, file in MODULES.items():
+        if folder_of(module) in WITHOUT_TORCH:
+            assert "torch" not in source_of(file).packages, module
+            assert not [other for other in imports_of(module) if uses_torch(other)], module
 
 
 def test_triton_is_imported_by_kernels_alone():
@@ -360,79 +264,6 @@ def test_a_load_generator_needs_no_torch():
     """It shares the machine with the server that it measures."""
     (loaded,) = loaded_modules("import octavo.bench.serving.serve")
     assert "torch" not in loaded
-
-
-def test_measuring_and_quantizing_stand_on_top():
-    """Nothing but the commands, and each other, knows of benchmarks, of quality, and of what makes
-    quantized models: to run one, nothing of that is needed."""
-    tops = (
-        *("bench", "calibration", "plots", "quality"),
-        *("quantization.produce", "speculation.training", "tuning"),
-    )
-    for file in PACKAGE.rglob("*.py"):
-        part = ".".join(file.relative_to(PACKAGE).parts)
-        if not part.startswith((*tops, "cli")):
-            assert not [name for name in source_of(file).of_octavo if name.startswith(tops)], file
-
-
-def files_of(part: str) -> list[Path]:
-    """Of a folder, but for the parts of it that are listed themselves, or the file of a module."""
-    path = PACKAGE / part.replace(".", "/")
-    inner = {file for other in ALLOWED if other.startswith(f"{part}.") for file in files_of(other)}
-    return [file for file in path.rglob("*.py") if file not in inner] or [path.with_suffix(".py")]
-
-
-@pytest.mark.parametrize("part", sorted(ALLOWED))
-def test_layers_only_look_down(part):
-    files = files_of(part)
-    for file in files:
-        for module in source_of(file).of_octavo:
-            top = module.split(".")[0]
-            allowed = top in {part, *OPEN} or top in ALLOWED[part] or module in ALLOWED[part]
-            assert allowed, f"{file.relative_to(PACKAGE)} imports octavo.{module}"
-
-
-# The rooms of the server, and which of them each may look into. That of the engine knows of no
-# HTTP, so that something else could stand before it.
-SERVER_ROOMS = {
-    "settings": set(),
-    "log_lines": set(),
-    "engine": {"settings", "log_lines"},
-    "watch": {"settings", "log_lines", "engine"},
-    "http": {"settings", "log_lines", "engine"},
-    "api": {"settings", "log_lines", "engine", "watch", "http"},
-    "page": {"settings", "http", "api"},
-    "app": {"settings", "engine", "watch", "http", "api", "page"},
-    "server": {"settings", "log_lines", "engine", "watch", "http", "api", "app"},
-    "run": {"settings", "engine", "watch", "http", "server"},
-}
-
-
-def server_imports(file: Path) -> list[str]:
-    """The rooms of the server that a file imports from."""
-    modules = source_of(file).of_octavo
-    return [module.split(".")[1] for module in modules if module.startswith("server.")]
-
-
-def test_rooms_of_the_server_only_look_down():
-    for file in (PACKAGE / "server").rglob("*.py"):
-        room = file.relative_to(PACKAGE / "server").parts[0].removesuffix(".py")
-        if room == "__init__":
-            continue
-        for seen in server_imports(file):
-            assert seen in {room, *SERVER_ROOMS[room]}, f"{file} imports octavo.server.{seen}"
-
-
-@pytest.mark.parametrize("table", [ALLOWED, SERVER_ROOMS], ids=["octavo", "server"])
-def test_what_is_allowed_is_bounded_itself(table):
-    """Nothing comes in by way of a part without bounds, and no way leads back."""
-    assert set().union(*table.values()) <= set(table)
-    TopologicalSorter(table).prepare()  # raises CycleError
-
-
-def test_what_is_open_to_all_stands_below_all():
-    for part in OPEN:
-        assert {name.split(".")[0] for name in source_of(PACKAGE / f"{part}.py").of_octavo} <= OPEN
 
 
 OUTSIDE_WORLD = {"asyncio", "datetime", "io", "os", "pathlib", "random", "secrets", "socket",

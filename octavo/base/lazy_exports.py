@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from importlib import import_module
 from typing import Any
 
+from octavo.base.renamed import renamed
+
 
 def named(package: str, homes: Mapping[str, str], name: str) -> Any:
     """What a package calls ``name``.
@@ -19,6 +21,6 @@ def named(package: str, homes: Mapping[str, str], name: str) -> Any:
         AttributeError: there is no such name. ImportError: what it needs is not there.
     """
     if name not in homes:
-        raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        return renamed(package, name)
     module, _, there = homes[name].partition(":")
     return getattr(import_module(module, package), there or name)

@@ -16,12 +16,16 @@ MODULES = {
     "octavo.quantization.produce": "octavo.quantize",
 }
 NAMES = {
-    f"octavo.quantization.{name}": "octavo.quantize"
-    for name in (
-        *("QuantizedMatrix", "RotatedCheckpoint", "Scheme", "bits_against_error"),
-        *("calibration_windows", "explore", "input_statistics", "quantize_gptq"),
-        *("quantize_model", "quantize_to_nearest", "rows_of"),
-    )
+    "octavo.planner.Measured": "octavo.planner.CalibratedSteps",
+    "octavo.sim.Ask": "octavo.sim.PromptSpec",
+    **{
+        f"octavo.quantization.{name}": f"octavo.quantize.{name}"
+        for name in (
+            *("QuantizedMatrix", "RotatedCheckpoint", "Scheme", "bits_against_error"),
+            *("calibration_windows", "explore", "input_statistics", "quantize_gptq"),
+            *("quantize_model", "quantize_to_nearest", "rows_of"),
+        )
+    },
 }
 
 
@@ -49,14 +53,15 @@ def install() -> None:
 
 
 def renamed(package: str, name: str) -> Any:
-    """What a package called ``name`` before it moved. AttributeError: it has never had that."""
-    home = NAMES.get(f"{package}.{name}")
-    if home is None:
+    """What a package called ``name`` in the release before. AttributeError: it never had that."""
+    new = NAMES.get(f"{package}.{name}")
+    if new is None:
         raise AttributeError(f"module {package!r} has no attribute {name!r}")
-    _warn(f"{package}.{name}", f"{home}.{name}")
-    return getattr(import_module(home), name)
+    _warn(f"{package}.{name}", new, stacklevel=5)
+    home, _, new_name = new.rpartition(".")
+    return getattr(import_module(home), new_name)
 
 
-def _warn(old: str, new: str) -> None:
+def _warn(old: str, new: str, stacklevel: int = 3) -> None:
     message = f"{old} is now {new}; the old name will be gone in the next release"
-    warnings.warn(message, DeprecationWarning, stacklevel=3)
+    warnings.warn(message, DeprecationWarning, stacklevel=stacklevel)

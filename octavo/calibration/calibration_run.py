@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from octavo import hub
 from octavo.calibration.fit import TimedStep, fit
 from octavo.calibration.store import Profile, model_and_processor
-from octavo.calibration.trials import Size, Trial, trials
+from octavo.calibration.trials import CalibrationLoad, Size, trials
 from octavo.cost.step_cost import StepFeatures
 from octavo.cost.work import passes
 from octavo.workload.requests import WorkloadRequest
@@ -77,11 +77,11 @@ class _Pace:
         """Of the time, that has gone; 1 at most."""
         return min(1.0, self._gone / self._budget)
 
-    def has_room_for(self, trial: Trial) -> bool:
+    def has_room_for(self, trial: CalibrationLoad) -> bool:
         gone, tokens = self._gone, self._num_tokens
         return not tokens or gone + gone / tokens * trial.num_tokens <= self._budget
 
-    def note(self, trial: Trial) -> None:
+    def note(self, trial: CalibrationLoad) -> None:
         """It has been run."""
         self._num_tokens += trial.num_tokens
 
@@ -117,7 +117,7 @@ def size_of(session: OfflineSession) -> Size:
     )
 
 
-def steps_of(session: OfflineSession, trial: Trial, seed: object) -> Iterator[TimedStep]:
+def steps_of(session: OfflineSession, trial: CalibrationLoad, seed: object) -> Iterator[TimedStep]:
     """Run a load, and time its steps.
 
     Prompts are random tokens: no two of them begin alike, but for what a trial has them share,

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from octavo.calibration.calibration_run import size_of, steps_of
 from octavo.calibration.fit import TimedStep, usual
-from octavo.calibration.trials import Trial, fits
+from octavo.calibration.trials import CalibrationLoad, fits
 from octavo.cost.measured_steps import MeasuredSteps, regime_of
 
 if TYPE_CHECKING:
@@ -48,10 +48,10 @@ def _requests(count: int, seed: int) -> tuple[tuple[int, int], ...]:
 
 # Steps as those of a server are: a few requests that decode, and prompts that come to them.
 _TRIALS = (
-    Trial("a lone stream", ((16, 26),)),
-    Trial("4 short streams", ((16, 16),) * 4),
-    *(Trial(f"a prompt of {length}", ((length, 1),)) for length in (96, 192)),
-    Trial("some requests", _requests(8, 0)),
+    CalibrationLoad("a lone stream", ((16, 26),)),
+    CalibrationLoad("4 short streams", ((16, 16),) * 4),
+    *(CalibrationLoad(f"a prompt of {length}", ((length, 1),)) for length in (96, 192)),
+    CalibrationLoad("some requests", _requests(8, 0)),
 )
 
 

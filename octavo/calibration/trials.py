@@ -28,7 +28,7 @@ class Size:
 
 
 @dataclass(frozen=True, slots=True)
-class Trial:
+class CalibrationLoad:
     """Requests that are given at once.
 
     Args:
@@ -47,10 +47,10 @@ class Trial:
         return self.shared + own
 
 
-def trials(size: Size, *, quick: bool = False) -> list[Trial]:
+def trials(size: Size, *, quick: bool = False) -> list[CalibrationLoad]:
     """The loads for an engine, the most telling ones first; ``quick``: fewer of them."""
     found = [
-        Trial("a lone stream", ((_SHORT, _ROUNDS_OUTPUT),)),
+        CalibrationLoad("a lone stream", ((_SHORT, _ROUNDS_OUTPUT),)),
         *_batches(size, quick),
         *_prompts(size, quick),
         _mixed(size, quick),
@@ -60,52 +60,54 @@ def trials(size: Size, *, quick: bool = False) -> list[Trial]:
     return [trial for trial in found if fits(trial, size)]
 
 
-def _batches(size: Size, quick: bool) -> Iterator[Trial]:
+def _batches(size: Size, quick: bool) -> Iterator[CalibrationLoad]:
     """So many requests, decoding together."""
     count, factor = 2, 4 if quick else 2
     while count <= size.max_num_seqs:
-        yield Trial(f"{count} short streams", ((_SHORT, 10),) * count)
+        yield CalibrationLoad(f"{count} short streams", ((_SHORT, 10),) * count)
         count *= factor
 
 
-def _prompts(size: Size, quick: bool) -> Iterator[Trial]:
+def _prompts(size: Size, quick: bool) -> Iterator[CalibrationLoad]:
     """Prompts alone, of which one token is sampled; the longest in several chunks."""
     length, factor = 8, 4 if quick else 2
     end = min(2 * size.max_num_batched_tokens, size.max_model_len)
     while length < end:
-        yield Trial(f"a prompt of {length}", ((length, 1),))
+        yield CalibrationLoad(f"a prompt of {length}", ((length, 1),))
         between = length * 3 // 2
         if not quick and length >= 64 and between < end:  # where steps of a server mostly are
-            yield Trial(f"a prompt of {between}", ((between, 1),))
+            yield CalibrationLoad(f"a prompt of {between}", ((between, 1),))
         length *= factor
 
 
-def _long_contexts(size: Size, quick: bool) -> Iterator[Trial]:
+def _long_contexts(size: Size, quick: bool) -> Iterator[CalibrationLoad]:
     """Answers far into a text, alone and together. The more of them, the shorter the texts: else
     prompts would take most of the time."""
     for count, length in _LONG_CONTEXTS[: 2 if quick else None]:
         length = min(length, size.max_model_len - 16, size.kv_tokens // count - 32)
         if length > 4 * _SHORT and count <= size.max_num_seqs:
-            yield Trial(f"{count} streams after {length} tokens", ((length, 10),) * count)
+            yield CalibrationLoad(f"{count} streams after {length} tokens", ((length, 10),) * count)
 
 
-def _shared_prefix(size: Size) -> Trial:
+def _shared_prefix(size: Size) -> CalibrationLoad:
     """Answers to prompts that begin alike: keys and values of that are read by all, from a cache
     of the processor, mostly."""
     count = min(8, size.max_num_seqs)
     shared = min(512, size.max_model_len // 2, size.kv_tokens // 2)
-    return Trial(f"{count} streams that begin alike", ((shared + 64, 16),) * count, shared)
+    return CalibrationLoad(
+        f"{count} streams that begin alike", ((shared + 64, 16),) * count, shared
+    )
 
 
-def _mixed(size: Size, quick: bool) -> Trial:
+def _mixed(size: Size, quick: bool) -> CalibrationLoad:
     """More requests than there is room for, of all lengths: some begin while others go on."""
     rng = random.Random(0)
     longest = min(512, size.max_model_len // 2)
     count = 2 * min(size.max_num_seqs, 16) // (2 if quick else 1)
     lengths = tuple((rng.randint(_SHORT, longest), rng.randint(4, 40)) for _ in range(count))
-    return Trial("requests of all lengths", lengths)
+    return CalibrationLoad("requests of all lengths", lengths)
 
 
-def fits(trial: Trial, size: Size) -> bool:
+def fits(trial: CalibrationLoad, size: Size) -> bool:
     """Whether an engine takes its requests."""
     return all(prompt + answer <= size.max_model_len for prompt, answer in trial.lengths)

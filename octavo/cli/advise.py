@@ -12,10 +12,10 @@ from octavo.cli.busy_machine import warn_if_busy
 from octavo.cli.plan_flags import add_plan_flags, question_of
 
 if TYPE_CHECKING:
-    from octavo.bench.offline.advice_trial import Outcome, Tried
+    from octavo.bench.offline.advice_trial import AdviceOutcome, Tried
     from octavo.planner.advice import Advice
     from octavo.planner.answer import Plan, Question
-    from octavo.planner.decisions import Decision
+    from octavo.planner.decisions import ServingDecision
     from octavo.settings.engine import EngineArgs
 
 EXAMPLES = """\
@@ -158,7 +158,7 @@ def _engine_args(question: Question) -> EngineArgs:
 
 def _candidate(plan: Plan, model: str) -> Advice:
     """The same question of another file, as an advice: foreseen by what its weights take."""
-    from octavo.planner.advice import Advice, Trial, gain_of
+    from octavo.planner.advice import Advice, AdviceTrial, gain_of
     from octavo.planner.answer import answer
     from octavo.planner.figures import gib
 
@@ -167,13 +167,15 @@ def _candidate(plan: Plan, model: str) -> Advice:
     sizes = [gib(each.deployment.memory.weights_bytes) for each in (base, after)]
     _, gain = gain_of(base.verdict, after.verdict)
     why = f"its weights take {sizes[1]}, and not {sizes[0]}"
-    return Advice(f"run {model}", why, gain or "none that is foreseen", Trial({"model": model}))
+    return Advice(
+        f"run {model}", why, gain or "none that is foreseen", AdviceTrial({"model": model})
+    )
 
 
 # -- for people -----------------------------------------------------------------------------------
 
 
-def _print(tried: list[Tried], decided: list[Decision]) -> None:
+def _print(tried: list[Tried], decided: list[ServingDecision]) -> None:
 
     console = terminal.console()
     for decision in decided:
@@ -193,7 +195,7 @@ def _print(tried: list[Tried], decided: list[Decision]) -> None:
         console.print("nothing that was tried")
 
 
-def _measured_line(outcome: Outcome) -> str:
+def _measured_line(outcome: AdviceOutcome) -> str:
     """What was before, and with the change."""
     gain, before, after = outcome.gain, outcome.before, outcome.after
     return (

@@ -13,7 +13,7 @@ from octavo.cli import terminal
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from octavo.doctor import Report
+    from octavo.doctor import DoctorReport
     from octavo.models.checkpoint_check import ModelReport
 
 EXAMPLES = """\
@@ -97,7 +97,7 @@ def _run_on_machine(args: argparse.Namespace) -> int:
     return 0
 
 
-def print_report(report: Report, console: Console) -> None:
+def print_report(report: DoctorReport, console: Console) -> None:
     for title, rows in (
         ("Software", _software(report)),
         ("Machine", _machine(report)),
@@ -119,7 +119,7 @@ def print_report(report: Report, console: Console) -> None:
         console.print(f"  - {finding.problem}\n    {finding.remedy}", markup=False)
 
 
-def _software(report: Report) -> list[tuple[str, str]]:
+def _software(report: DoctorReport) -> list[tuple[str, str]]:
     return [
         ("octavo", report.octavo),
         ("Python", f"{report.python} ({report.python_path})"),
@@ -128,7 +128,7 @@ def _software(report: Report) -> list[tuple[str, str]]:
     ]
 
 
-def _machine(report: Report) -> list[tuple[str, str]]:
+def _machine(report: DoctorReport) -> list[tuple[str, str]]:
     cpu, memory = report.cpu, report.memory
     cores = f"{report.usable_cores} usable of {cpu.logical_cores}"
     if cpu.quota is not None:
@@ -153,7 +153,7 @@ def _machine(report: Report) -> list[tuple[str, str]]:
     return rows
 
 
-def _models(report: Report) -> list[tuple[str, str]]:
+def _models(report: DoctorReport) -> list[tuple[str, str]]:
     storage = report.storage
     have = ", ".join(storage.models) or "none yet (octavo pull smollm2-135m)"
     return [
@@ -162,7 +162,7 @@ def _models(report: Report) -> list[tuple[str, str]]:
     ]
 
 
-def _kernels(report: Report) -> list[tuple[str, str]]:
+def _kernels(report: DoctorReport) -> list[tuple[str, str]]:
     """Ops of one fate in one row: most share theirs."""
     fates: dict[tuple[str, str, tuple[tuple[str, str], ...]], list[str]] = {}
     for choice in report.kernels:
@@ -176,7 +176,7 @@ def _kernels(report: Report) -> list[tuple[str, str]]:
     return rows
 
 
-def _gpus(report: Report) -> list[tuple[str, str]]:
+def _gpus(report: DoctorReport) -> list[tuple[str, str]]:
     """What stands around the kernels, and how far they were tested."""
     software = report.gpu
     rows = [

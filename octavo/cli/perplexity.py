@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from octavo.quality.logit_file import LogitFile
-    from octavo.quality.windows import Windows
+    from octavo.quality.windows import ScoringWindows
     from octavo.text.tokenizer import Tokenizer
 
 # The windows decide these.
@@ -130,7 +130,7 @@ def choose_settings(args: argparse.Namespace, base: LogitFile | None) -> dict[st
     return settings
 
 
-def cut_text(text: str, tokenizer: Tokenizer, settings: Mapping[str, Any]) -> Windows:
+def cut_text(text: str, tokenizer: Tokenizer, settings: Mapping[str, Any]) -> ScoringWindows:
     from octavo.quality.windows import cut, tokenize
 
     token_ids, bos_token_id = tokenize(text, tokenizer)

@@ -14,7 +14,7 @@ from octavo.settings.engine import parse_bytes
 
 if TYPE_CHECKING:
     from octavo.planner.answer import Question
-    from octavo.planner.calibrated_steps import Measured
+    from octavo.planner.calibrated_steps import CalibratedSteps
     from octavo.planner.money import Price
 
 _USUAL_YEARS, _USUAL_ELECTRICITY = 3.0, 0.15
@@ -182,18 +182,18 @@ def question_of(args: argparse.Namespace) -> Question:
     )
 
 
-def _measured(args: argparse.Namespace) -> Measured | None:
+def _measured(args: argparse.Namespace) -> CalibratedSteps | None:
     """Steps of the model on this machine, where that is asked about."""
     from octavo.cost.hardware_table import AUTO, find_device
     from octavo.cost.open_spec import open_spec
-    from octavo.planner.calibrated_steps import Measured
+    from octavo.planner.calibrated_steps import CalibratedSteps
 
     names = {name.partition(":")[0].strip().lower() for name in args.hardware.split(",")}
     steps = steps_here(args.model, args.kv_cache_dtype) if AUTO in names else None
     if steps is None:
         return None
     device, _ = find_device(AUTO)
-    return Measured.of(steps, open_spec(args.model), device.name, args.kv_cache_dtype)
+    return CalibratedSteps.of(steps, open_spec(args.model), device.name, args.kv_cache_dtype)
 
 
 def _price(args: argparse.Namespace) -> Price | None:

@@ -21,8 +21,8 @@ from octavo.system.machine import keep_openmp_patient
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from octavo.quantize.quantization_job import Made, Progress
-    from octavo.quantize.recipes import Wanted
+    from octavo.quantize.quantization_job import Progress, QuantizeResult
+    from octavo.quantize.recipes import QuantizeRequest
 
 # As octavo.quantize.recipes has them, which takes a second to import.
 METHODS = ("gptq", "awq", "smoothquant", "rtn", "autoround", "qat", "gguf", "fp8", "nf4")
@@ -226,7 +226,7 @@ def _figure(model: str, rows: Sequence[Mapping[str, Any]]) -> Figure:
     return quantization_costs(points, title=title)
 
 
-def wanted_of(args: argparse.Namespace, method: str) -> Wanted:
+def wanted_of(args: argparse.Namespace, method: str) -> QuantizeRequest:
     """What is asked for, with one of the methods; a type of GGUF files is one in a comparison."""
     from octavo.quantization.gguf_mixes import MIXES
     from octavo.quantize import recipes
@@ -263,7 +263,7 @@ def wanted_of(args: argparse.Namespace, method: str) -> Wanted:
         }
         open_to_choice = {name: value for name, value in open_to_choice.items() if has[name]}
     try:
-        return recipes.Wanted(
+        return recipes.QuantizeRequest(
             method,
             type=type,
             calibrate=not args.no_calibration,
@@ -301,7 +301,7 @@ def _beside(out: str, name: str) -> Path:
 
 
 def _rows(
-    base: str, made: Sequence[Made], text: tuple[str, str] | None, failures: Failures
+    base: str, made: Sequence[QuantizeResult], text: tuple[str, str] | None, failures: Failures
 ) -> list[dict[str, Any]]:
     """With what was lost and gained; models that cannot be judged are there all the same."""
     from octavo.quality.report import Judge, built_in_text
@@ -318,7 +318,7 @@ def _rows(
     return rows
 
 
-def _row(made: Made, report: Mapping[str, Any] | None) -> dict[str, Any]:
+def _row(made: QuantizeResult, report: Mapping[str, Any] | None) -> dict[str, Any]:
     return {**made.as_json(), "report": report}
 
 

@@ -16,8 +16,8 @@ from octavo.cli.quantize import progress_bar
 from octavo.system.machine import keep_openmp_patient
 
 if TYPE_CHECKING:
-    from octavo.draft_training.model_answers import Ask, Talk
-    from octavo.draft_training.training_job import Wanted
+    from octavo.draft_training.model_answers import Talk, TrainingPrompt
+    from octavo.draft_training.training_job import TrainRequest
 
 # As octavo.draft_training.kinds has them, which takes a second to import.
 KINDS = ("recurrent", "medusa", "eagle")
@@ -95,13 +95,13 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _wanted(args: argparse.Namespace) -> Wanted:
-    from octavo.draft_training.training_job import Wanted
+def _wanted(args: argparse.Namespace) -> TrainRequest:
+    from octavo.draft_training.training_job import TrainRequest
 
     names = ("kind", "minutes", "tokens", "shortlist", "steps", "seed")
     given = {name: getattr(args, name) for name in names if getattr(args, name) is not None}
     try:
-        return Wanted(data=args.data and Path(args.data), **given)
+        return TrainRequest(data=args.data and Path(args.data), **given)
     except ConfigError as error:
         raise UsageError(str(error)) from error
 
@@ -113,7 +113,7 @@ def talking(model: str, answer_tokens: int) -> Iterator[Talk]:
 
     with LLM(model) as llm:
 
-        def talk(asks: Sequence[Ask]) -> list[list[int]]:
+        def talk(asks: Sequence[TrainingPrompt]) -> list[list[int]]:
             params = [
                 SamplingParams(temperature=ask.temperature, seed=ask.seed, max_tokens=answer_tokens)
                 for ask in asks

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from octavo.bench.offline.session import OfflineSession
     from octavo.bench.record import Recorder
     from octavo.cost.measured_steps import MeasuredSteps
-    from octavo.sim.demand import Ask
+    from octavo.sim.demand import PromptSpec
     from octavo.text.tokenizer import Tokenizer
     from octavo.tuning.live_confirmation import LiveRuns
     from octavo.tuning.objective import Objective
@@ -142,7 +142,7 @@ def _study(question: Question, steps: Steps) -> Study:
     return Study(engines, asks, _objective(question, asks), question.slo)
 
 
-def _asks(question: Question, engines: SimulatedEngines) -> Sequence[Ask]:
+def _asks(question: Question, engines: SimulatedEngines) -> Sequence[PromptSpec]:
     """Turns of conversations come when their trace says, whenever the ones before were answered:
     so they do live."""
     from octavo.tuning.space import DEFAULTS
@@ -161,7 +161,7 @@ def _tokenizer(question: Question) -> Tokenizer:
     return load_tokenizer(hub.resolve(question.model))
 
 
-def _objective(question: Question, asks: Sequence[Ask]) -> Objective:
+def _objective(question: Question, asks: Sequence[PromptSpec]) -> Objective:
     from octavo.tuning.objective import GivenLoad, HighestRate
     from octavo.workload.arrivals import arrival_times
     from octavo.workload.plan import create_plan

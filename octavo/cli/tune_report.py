@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from octavo.bench.record import Recorder
-    from octavo.tuning.explain import Decision
+    from octavo.tuning.explain import TuningDecision
     from octavo.tuning.live_confirmation import LiveRuns
     from octavo.tuning.outcome import Outcome
     from octavo.tuning.search import Search, Tried
@@ -30,7 +30,7 @@ class Result:
 
     found: Search
     live: LiveRuns | None
-    decision: Decision
+    decision: TuningDecision
 
     def as_json(self, question: Question) -> dict[str, Any]:
         from octavo.tuning.explain import why
@@ -51,7 +51,7 @@ class Result:
         }
 
 
-def write_config(question: Question, decision: Decision) -> None:
+def write_config(question: Question, decision: TuningDecision) -> None:
     """BenchmarkError if the file cannot be written."""
     from octavo.measure.results import write_text
     from octavo.system import machine

@@ -122,8 +122,8 @@ class ScheduledRequest:
     @property
     def num_seen(self) -> int:
         """Tokens before ``start`` that the first of these sees."""
-        sight = self.request.sight
-        return self.start if sight is None else min(self.start, sight.num_tokens - 1)
+        sink_window = self.request.sink_window
+        return self.start if sink_window is None else min(self.start, sink_window.num_tokens - 1)
 
     @property
     def samples(self) -> bool:

@@ -23,7 +23,7 @@ from octavo.core.block_store import NOTHING_STORED, BlockStore, NoBlockStore, St
 from octavo.core.kv_tables import GONE, ONE_TABLE, Windows, first_kept, longest_sequence
 from octavo.core.prefix_cache import MissReason, NoPrefixCache, PrefixCache
 from octavo.core.request import Request
-from octavo.core.sink_window import Sight
+from octavo.core.sink_window import SinkWindow
 from octavo.core.state_slots import NoStates, States
 
 
@@ -123,22 +123,22 @@ class BlockManager:
         store has besides. None for one that takes no part in caches."""
         if not request.params.cache_prompt:
             return self.nothing_shared
-        if request.sight is not None:
-            limit = min(limit, request.sight.num_tokens)
+        if request.sink_window is not None:
+            limit = min(limit, request.sink_window.num_tokens)
         cached = self.prefix_cache.match(request.token_ids, limit, request.cache_salt)
         shared = self.nothing_shared
         if cached:
             tables = [[*table] for table in zip(*cached, strict=True)]
             state = self.prefix_cache.state_of(cached[-1][0]) if self.states.exist else NO_STATE
-            shared = self._shared(len(cached) * self.block_size, tables, request.sight, state)
+            shared = self._shared(len(cached) * self.block_size, tables, request.sink_window, state)
         if isinstance(self.store, NoBlockStore):
             return shared
         return self._with_stored(request, shared, limit)
 
     def _with_stored(self, request: Request, cached: SharedPrefix, limit: int) -> SharedPrefix:
         """What the pool has of a request, and the store besides."""
-        if request.sight is not None:  # of what is restored, nothing is to be left behind
-            limit = min(limit, request.sight.num_tokens - 1)
+        if request.sink_window is not None:  # of what is restored, nothing is to be left behind
+            limit = min(limit, request.sink_window.num_tokens - 1)
         path = self.prefix_cache.path(request.token_ids, limit, request.cache_salt)
         num_known = cached.num_tokens // self.block_size
         stored = self.store.ask(request, path, num_known, limit)
@@ -148,16 +148,16 @@ class BlockManager:
         num_blocks = num_tokens // self.block_size
         rows = [*path, *([[GONE] * self.num_tables] * (num_blocks - len(path)))][:num_blocks]
         tables = [[*table] for table in zip(*rows, strict=True)]
-        return self._shared(num_tokens, tables, request.sight)._replace(stored=stored)
+        return self._shared(num_tokens, tables, request.sink_window)._replace(stored=stored)
 
     def why_no_more(self, request: Request, num_found: int, limit: int) -> MissReason:
         """Why ``match`` found no more of a request's first tokens."""
         if not request.params.cache_prompt:
             return MissReason.OFF
-        sight, num_tokens = request.sight, len(request.token_ids)
-        if sight is not None and num_found + self.block_size > sight.num_tokens < limit:
-            return MissReason.SIGHT
-        limit = min(limit, num_tokens if sight is None else sight.num_tokens)
+        sink_window, num_tokens = request.sink_window, len(request.token_ids)
+        if sink_window is not None and num_found + self.block_size > sink_window.num_tokens < limit:
+            return MissReason.SINK_WINDOW
+        limit = min(limit, num_tokens if sink_window is None else sink_window.num_tokens)
         cache, salt = self.prefix_cache, request.cache_salt
         return cache.why_no_more(request.token_ids, num_found, limit, salt)
 
@@ -175,8 +175,10 @@ class BlockManager:
             return self.nothing_shared
         end = self.blocks_for(num_tokens)
         tables = [table[:end] for table in source.block_tables]
-        shared = self._shared(num_tokens, tables, source.sight)
-        for gone, table in zip(self._left_behind(num_tokens, source.sight), tables, strict=True):
+        shared = self._shared(num_tokens, tables, source.sink_window)
+        for gone, table in zip(
+            self._left_behind(num_tokens, source.sink_window), tables, strict=True
+        ):
             if table.count(GONE) > len(gone):
                 return self.nothing_shared
         return shared
@@ -185,19 +187,19 @@ class BlockManager:
         self,
         num_tokens: int,
         tables: list[list[int]],
-        sight: Sight | None,
+        sink_window: SinkWindow | None,
         state: int = NO_STATE,
     ) -> SharedPrefix:
         """Without the blocks that no query after these tokens sees."""
-        for gone, table in zip(self._left_behind(num_tokens, sight), tables, strict=True):
+        for gone, table in zip(self._left_behind(num_tokens, sink_window), tables, strict=True):
             table[gone.start : gone.stop] = [GONE] * len(gone)
         return SharedPrefix(num_tokens, tables, state=state)
 
-    def _left_behind(self, num_tokens: int, sight: Sight | None) -> Iterator[range]:
+    def _left_behind(self, num_tokens: int, sink_window: SinkWindow | None) -> Iterator[range]:
         """The blocks of each table that no query after so many tokens sees."""
         for window in self.windows:
-            if sight is not None:
-                yield sight.left_behind(num_tokens, self.block_size)
+            if sink_window is not None:
+                yield sink_window.left_behind(num_tokens, self.block_size)
             else:
                 yield range(first_kept(window, num_tokens, self.block_size))
 
@@ -344,14 +346,16 @@ class BlockManager:
         if num_full == first:  # as after nearly every token of an answer
             return
         end = num_full
-        if request.sight is not None:  # what it does not see all of, nobody else would compute
-            end = min(end, request.sight.num_tokens // size)
+        if (
+            request.sink_window is not None
+        ):  # what it does not see all of, nobody else would compute
+            end = min(end, request.sink_window.num_tokens // size)
         if request.params.cache_prompt:
             if first < end:
                 self._publish(request, first, end)
             self.states.keep(request, request.block_ids[num_full - 1])
         request.num_published_blocks = num_full
-        if self.has_windows or request.sight is not None:
+        if self.has_windows or request.sink_window is not None:
             self._leave_behind(request)
 
     def _publish(self, request: Request, first: int, end: int) -> None:
@@ -376,7 +380,7 @@ class BlockManager:
     def _leave_behind(self, request: Request) -> None:
         """Give back what no query from the first uncomputed token on sees: those of steps in flight
         are none of earlier tokens."""
-        behind = self._left_behind(request.num_computed_tokens, request.sight)
+        behind = self._left_behind(request.num_computed_tokens, request.sink_window)
         for gone, table in zip(behind, request.block_tables, strict=True):
             for index in reversed(gone):
                 if table[index] == GONE:
@@ -464,16 +468,16 @@ class BlockManager:
 
     def _violations_of(self, request: Request) -> Iterator[str]:
         name, size = request.request_id, self.block_size
-        behind = self._left_behind(request.num_computed_tokens, request.sight)
+        behind = self._left_behind(request.num_computed_tokens, request.sink_window)
         for window, gone, table in zip(self.windows, behind, request.block_tables, strict=False):
             if request.num_computed_tokens > len(table) * size:
                 yield f"{name} has computed more tokens than it has slots"
             if request.num_published_blocks > len(table):
                 yield f"{name} has published more blocks than it has"
             if GONE in table[: gone.start] or GONE in table[gone.stop :]:
-                yield f"{name} has let go of what {request.sight or window} still sees"
+                yield f"{name} has let go of what {request.sink_window or window} still sees"
 
 
 def _keeps_all(window: int | None, request: Request) -> bool:
     """Whether a table never leaves anything behind."""
-    return window is None and request.sight is None
+    return window is None and request.sink_window is None

@@ -25,7 +25,7 @@ from typing import Any, NamedTuple, Protocol
 from octavo.core.request import Request
 
 
-class Part(NamedTuple):
+class BlockPart(NamedTuple):
     """What one group of layers has of a block of a sequence, by its number in turn."""
 
     group: int
@@ -39,7 +39,7 @@ class Stored(NamedTuple):
     on their way."""
 
     num_tokens: int = 0
-    parts: Sequence[Part] = ()
+    parts: Sequence[BlockPart] = ()
     is_awaited: bool = False
 
 

@@ -14,7 +14,7 @@ from octavo.core.batch import Batch, Draft
 from octavo.core.request import Request
 
 
-class Opening(NamedTuple):
+class DraftingRequest(NamedTuple):
     """A request that decodes in the next step, and how many tokens may be guessed for it.
 
     ``request.token_ids`` are all known, all but the last are computed, and ``request.block_ids``
@@ -47,7 +47,9 @@ class DraftProposer(Protocol):
         """
         ...
 
-    def propose(self, openings: Sequence[Opening], batch_tokens: int) -> Mapping[str, Draft]:
+    def propose(
+        self, openings: Sequence[DraftingRequest], batch_tokens: int
+    ) -> Mapping[str, Draft]:
         """Drafts by request id, for as many of the openings as it likes; none is empty.
 
         ``batch_tokens`` are the tokens that the step computes anyhow. Drafts longer than their

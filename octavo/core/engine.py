@@ -59,7 +59,7 @@ class Engine:
     2 log2(n) further steps, and since no result depends on what else is in a batch, the others
     do not notice.
 
-    In the same way a request that ``runs_alone`` gets steps of its own, between those of the rest.
+    In the same way a request that ``isolated`` gets steps of its own, between those of the rest.
     """
 
     def __init__(self, scheduler: Scheduler, executor: Executor, clock: Clock | None = None):
@@ -92,7 +92,7 @@ class Engine:
         """Queue a request; raises a ``RequestError`` if it can never be served."""
         self.scheduler.add(request)
         request.is_fed = self.scheduler.config.runs_ahead and self.executor.feeds(request)
-        if request.runs_alone:
+        if request.isolated:
             self._loners.add(request.request_id)
 
     def abort(self, request_id: str) -> Request | None:
@@ -388,7 +388,7 @@ def _apart(batch: Batch) -> list[Batch]:
     parts: dict[str, list[ScheduledRequest]] = {}
     for item in batch.items:
         leader = item.request.fork_of or item.request
-        parts.setdefault(leader.request_id if leader.runs_alone else "", []).append(item)
+        parts.setdefault(leader.request_id if leader.isolated else "", []).append(item)
     if len(parts) < 2:
         return [batch]
     batches = []

@@ -25,7 +25,7 @@ _MOST_PARTS = 40  # of the prefix cache
 FREE, CACHED, SHARED, LEAVING = -1, -2, -3, -4
 
 
-class CloseLook:
+class EngineSnapshot:
     """Looks at an engine, between its steps."""
 
     def __init__(self, engine: Engine):

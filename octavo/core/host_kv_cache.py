@@ -17,7 +17,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
-from octavo.core.block_store import NOTHING_STORED, Part, Stored, StoreStats, keys_of
+from octavo.core.block_store import NOTHING_STORED, BlockPart, Stored, StoreStats, keys_of
 from octavo.core.kv_tables import ONE_TABLE, Windows
 from octavo.core.request import Request
 from octavo.core.stored_prefix import StoredPrefix
@@ -31,7 +31,7 @@ class Ended(NamedTuple):
     is_good: bool
 
 
-class Depot(Protocol):
+class KVStorage(Protocol):
     """What lies behind a shelf. It reads and writes the shelf's places on its own time."""
 
     @property
@@ -94,7 +94,7 @@ class Always:
         return True
 
 
-class Shelf:
+class HostKVCache:
     """A ``BlockStore`` of so many places; the block of place p has the id ``first_id + p``.
 
     Args:
@@ -108,16 +108,16 @@ class Shelf:
         num_places: int,
         block_size: int,
         block_bytes: int = 0,
-        depot: Depot | None = None,
+        storage: KVStorage | None = None,
         rule: RestoreRule | None = None,
         windows: Windows = ONE_TABLE,
     ):
         self.stats = StoreStats(block_bytes)
-        self._has_depot = depot is not None
+        self._has_depot = storage is not None
         self._first_id = first_id
         self._block_size = block_size
         self._windows = windows
-        self._depot: Depot = depot or _NoDepot()
+        self._storage: KVStorage = storage or _NoStorage()
         self._rule: RestoreRule = rule or Always()
         self._keys: list[bytes | None] = [None] * num_places  # of what is there, or coming
         self._before: list[bytes | None] = [None] * num_places  # of what it is of no use without
@@ -135,12 +135,12 @@ class Shelf:
 
     @property
     def saves_ahead(self) -> bool:
-        return self._has_depot and not self._depot.is_stuck
+        return self._has_depot and not self._storage.is_stuck
 
     @property
     def has_room(self) -> bool:
         self._take_in()
-        return bool(self._idle) and len(self._coming) < self._depot.room
+        return bool(self._idle) and len(self._coming) < self._storage.room
 
     def offer(
         self,
@@ -153,7 +153,7 @@ class Shelf:
         if key in self._held:
             self._touch(key)
             return None
-        if key in self._coming or key in self._depot:
+        if key in self._coming or key in self._storage:
             return None
         if not self._idle:
             self.stats.num_dropped += 1
@@ -175,7 +175,7 @@ class Shelf:
         if is_done:
             self.stats.num_stored += 1
             if self._has_depot:
-                if self._depot.write(key, place, self._before[place]):
+                if self._storage.write(key, place, self._before[place]):
                     return  # until the depot is done with it
                 self.stats.num_dropped += 1
         self._let_go(place)
@@ -191,9 +191,9 @@ class Shelf:
         keys = keys_of(request, limit // self._block_size, self._block_size)
         prefix = StoredPrefix(keys, path, num_known, self._windows, self._block_size)
         ready = max(prefix.counts(self._held.__contains__), default=num_known)
-        if not request.awaited_keys and not self._depot.is_stuck:
+        if not request.awaited_keys and not self._storage.is_stuck:
             request.awaited_keys = self._fetch(prefix, ready)
-        if not self._depot.is_stuck and not self._coming.keys().isdisjoint(request.awaited_keys):
+        if not self._storage.is_stuck and not self._coming.keys().isdisjoint(request.awaited_keys):
             return Stored(is_awaited=True)
         if ready == num_known:
             return NOTHING_STORED
@@ -211,7 +211,7 @@ class Shelf:
         count = counts[num_fit - 1]
         keys = [part.key for part in prefix.parts(count)]
         missing = [key for key in keys if not self._is_near(key)]
-        seconds = len(missing) * self._depot.read_seconds
+        seconds = len(missing) * self._storage.read_seconds
         size = self._block_size
         if not self._rule.is_worth(ready * size, (count - ready) * size, seconds):
             return ()
@@ -219,16 +219,16 @@ class Shelf:
             if key in self._held:
                 self._touch(key)  # lest they make room
         for key in reversed(missing):  # the first of them is then the one used last
-            self._depot.read(key, self._reserve(key))
+            self._storage.read(key, self._reserve(key))
         return tuple(key for key in keys if key in self._coming)
 
-    def _num_needed(self, parts: Iterable[Part]) -> int:
+    def _num_needed(self, parts: Iterable[BlockPart]) -> int:
         """Idle places that these have, or would have."""
         places = (self._held.get(part.key, self._coming.get(part.key)) for part in parts)
         return sum(place is None or place in self._idle for place in places)
 
     def _is_known(self, key: bytes) -> bool:
-        return self._is_near(key) or key in self._depot
+        return self._is_near(key) or key in self._storage
 
     def _is_near(self, key: bytes) -> bool:
         return key in self._held or key in self._coming
@@ -249,14 +249,14 @@ class Shelf:
     # -- what the depot has done -------------------------------------------------------------
 
     def wait(self, seconds: float) -> bool:
-        return self._depot.wait(seconds)
+        return self._storage.wait(seconds)
 
     def close(self) -> None:
-        self._depot.close()
+        self._storage.close()
         self._take_in()
 
     def _take_in(self) -> None:
-        for place, is_read, is_good in self._depot.ended():
+        for place, is_read, is_good in self._storage.ended():
             if is_read:
                 key = self._arrive(place, is_good=is_good)
                 if is_good:
@@ -264,7 +264,7 @@ class Shelf:
             else:
                 self.stats.num_written += is_good
             self._let_go(place)
-        self.stats.num_errors = self._depot.num_errors
+        self.stats.num_errors = self._storage.num_errors
 
     # -- places ------------------------------------------------------------------------------
 
@@ -314,7 +314,7 @@ class Shelf:
         return found
 
 
-class _NoDepot:
+class _NoStorage:
     """There is nothing behind the shelf."""
 
     num_errors = 0

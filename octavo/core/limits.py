@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from octavo.base.errors import InvalidRequestError, PromptTooLongError, QueueFullError
 from octavo.base.plain_numbers import plain, plain_list
 from octavo.core.sampling_params import SamplingParams
-from octavo.core.sink_window import Sight
+from octavo.core.sink_window import SinkWindow
 
 # Tokens of an answer that the context does not bound, where nothing else is said.
 DEFAULT_OUTPUT_TOKENS = 1 << 16
@@ -61,17 +61,17 @@ def context_tokens(max_model_len: int, num_slots: int) -> int:
     return min(max_model_len, num_slots + 1)
 
 
-def check_sight(
-    sight: Sight, num_tokens: int, num_blocks: int, block_size: int, step_tokens: int
+def check_sink_window(
+    sink_window: SinkWindow, num_tokens: int, num_blocks: int, block_size: int, step_tokens: int
 ) -> None:
     """Raise InvalidRequestError if a pool has no room for what a request of so many tokens sees,
     and a step."""
-    needed = min(sight.most_blocks(block_size, step_tokens), -(-num_tokens // block_size))
+    needed = min(sink_window.most_blocks(block_size, step_tokens), -(-num_tokens // block_size))
     if needed > num_blocks:
         raise InvalidRequestError(
-            f"{sight.sinks} sinks, the last {sight.window} tokens and a step of {step_tokens} take "
-            f"{needed} blocks of the KV pool, which has {num_blocks}: lower it, or raise "
-            "num_blocks or kv_cache_memory",
+            f"{sink_window.sinks} sinks, the last {sink_window.window} tokens and a step of "
+            f"{step_tokens} take {needed} blocks of the KV pool, which has {num_blocks}: lower it, "
+            "or raise num_blocks or kv_cache_memory",
             "window",
         )
 
@@ -81,7 +81,7 @@ def total_tokens_of(
     max_tokens: int | None,
     max_model_len: int,
     num_slots: int,
-    sight: Sight | None = None,
+    sink_window: SinkWindow | None = None,
 ) -> int:
     """Tokens at which a request ends by length.
 
@@ -93,7 +93,7 @@ def total_tokens_of(
     """
     if num_prompt == 0:
         raise InvalidRequestError("is empty: there is nothing to continue", "prompt")
-    if sight is not None and max_tokens is not None:
+    if sink_window is not None and max_tokens is not None:
         return num_prompt + max_tokens
     limit = context_tokens(max_model_len, num_slots)
     what, remedy = "context", "raise max_model_len if the model allows it"
@@ -117,19 +117,22 @@ def total_tokens_of(
     return limit if max_tokens is None else num_prompt + max_tokens
 
 
-def most_output_tokens(limit: int | None, sight: Sight | None) -> int | None:
+def most_output_tokens(limit: int | None, sink_window: SinkWindow | None) -> int | None:
     """Tokens that an answer may have beside what the context allows, None for no further bound:
     ``limit`` if there is one, and a default for what may outgrow the context."""
-    if limit is None and sight is not None:
+    if limit is None and sink_window is not None:
         return DEFAULT_OUTPUT_TOKENS
     return limit
 
 
 def check_output_tokens(
-    max_tokens: int | None, limit: int | None, sight: Sight | None, field: str = "max_tokens"
+    max_tokens: int | None,
+    limit: int | None,
+    sink_window: SinkWindow | None,
+    field: str = "max_tokens",
 ) -> None:
     """Raise InvalidRequestError if a request asks for more tokens than ``most_output_tokens``."""
-    most = most_output_tokens(limit, sight)
+    most = most_output_tokens(limit, sink_window)
     if max_tokens is not None and most is not None and max_tokens > most:
         raise InvalidRequestError(
             f"{max_tokens} are more than the {most} that an answer may have here "
@@ -138,7 +141,7 @@ def check_output_tokens(
         )
 
 
-class Work(NamedTuple):
+class RequestWork(NamedTuple):
     """What requests may take at the most: the unit of every limit.
 
     Args:
@@ -150,16 +153,16 @@ class Work(NamedTuple):
     tokens: int
 
     @classmethod
-    def of(cls, num_prompt_tokens: int, params: SamplingParams) -> Work:
+    def of(cls, num_prompt_tokens: int, params: SamplingParams) -> RequestWork:
         """That of one prompt; ``max_tokens`` has to be known."""
         samples = params.num_samples
         return cls(samples, samples * (num_prompt_tokens + (params.max_tokens or 0)))
 
-    def plus(self, other: Work) -> Work:
-        return Work(self.samples + other.samples, self.tokens + other.tokens)
+    def plus(self, other: RequestWork) -> RequestWork:
+        return RequestWork(self.samples + other.samples, self.tokens + other.tokens)
 
-    def minus(self, other: Work) -> Work:
-        return Work(self.samples - other.samples, self.tokens - other.tokens)
+    def minus(self, other: RequestWork) -> RequestWork:
+        return RequestWork(self.samples - other.samples, self.tokens - other.tokens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +176,7 @@ class QueueLimits:
     max_tokens: int | None = None
     are: str = "waiting"
 
-    def check(self, work: Work) -> None:
+    def check(self, work: RequestWork) -> None:
         """Raise InvalidRequestError if so much could not be there even alone."""
         if self.max_requests is not None and work.samples > self.max_requests:
             raise InvalidRequestError(
@@ -201,14 +204,14 @@ class WorkBudget:
 
     def __init__(self, limits: QueueLimits):
         self.limits = limits
-        self.total = Work(0, 0)
-        self._by_tenant: dict[str, Work] = {}
+        self.total = RequestWork(0, 0)
+        self._by_tenant: dict[str, RequestWork] = {}
 
-    def of(self, tenant: str) -> Work:
+    def of(self, tenant: str) -> RequestWork:
         """What a tenant has there."""
         return self._by_tenant.get(tenant, _NOTHING)
 
-    def check(self, tenant: str, work: Work) -> None:
+    def check(self, tenant: str, work: RequestWork) -> None:
         """Raise QueueFullError if a tenant cannot have so much more now."""
         self.check_samples(tenant, work.samples)
         self.check_tokens(tenant, work.tokens)
@@ -235,12 +238,12 @@ class WorkBudget:
         num_tenants = len(self._by_tenant) + (tenant not in self._by_tenant)
         return own * num_tenants > limit
 
-    def take(self, tenant: str, work: Work) -> None:
+    def take(self, tenant: str, work: RequestWork) -> None:
         """A tenant has so much more there, checked or not."""
         self._by_tenant[tenant] = self.of(tenant).plus(work)
         self.total = self.total.plus(work)
 
-    def give_back(self, tenant: str, work: Work) -> None:
+    def give_back(self, tenant: str, work: RequestWork) -> None:
         """A tenant has so much less there."""
         left = self._by_tenant[tenant].minus(work)
         if left.samples:
@@ -250,4 +253,4 @@ class WorkBudget:
         self.total = self.total.minus(work)
 
 
-_NOTHING = Work(0, 0)
+_NOTHING = RequestWork(0, 0)

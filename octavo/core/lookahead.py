@@ -22,7 +22,7 @@ from dataclasses import replace
 
 from octavo.core.batch import Draft, ScheduledRequest
 from octavo.core.block_manager import BlockManager
-from octavo.core.drafting import DraftProposer, Opening
+from octavo.core.drafting import DraftingRequest, DraftProposer
 from octavo.core.request import Request
 
 # A lone stream gets several tokens of one call, as long as all take no longer than this: readers
@@ -99,7 +99,7 @@ class Lookahead:
         """Whether somebody may guess at the next tokens of a request."""
         return (
             self.proposer is not None
-            and request.sight is None  # drafters read tables from their beginning
+            and request.sink_window is None  # drafters read tables from their beginning
             and request.params.max_draft_tokens != 0
             and self.proposer.wants(request)
         )
@@ -107,13 +107,13 @@ class Lookahead:
     def _with_drafts(
         self, proposer: DraftProposer, items: tuple[ScheduledRequest, ...], budget: int
     ) -> tuple[ScheduledRequest, ...]:
-        openings: list[Opening] = []
+        openings: list[DraftingRequest] = []
         for item in items:
             request = item.request
             if item.num_tokens == item.num_sampled == 1 and self._drafts(request):
                 room = min(self._room(request, proposer.max_tokens), budget)
                 if room > 0 and self._can_hold(item, room):
-                    openings.append(Opening(request, room))
+                    openings.append(DraftingRequest(request, room))
         if not openings:
             return items
         # Who drafts with the model's own layers writes to slots before the step does. Those may be

@@ -7,7 +7,7 @@
 One node is one full block of KV, and a path from the root spells the tokens before it: KV depends
 on all of them, so only whole prefixes can be shared. Blocks are freed tail first, so the least
 recently used block of the free list is a leaf: plain LRU needs no timestamps and no splits. What a
-request with a ``Sight`` left behind is none: the blocks that follow wait until it is back.
+request with a ``SinkWindow`` left behind is none: the blocks that follow wait until it is back.
 
 Where layers with windows have tables of their own (``kv_tables.py``), a node is one block of each
 group, and some may be missing: a window leaves the first blocks of a sequence behind, and sees the
@@ -42,7 +42,7 @@ class MissReason(Enum):
     OTHER_SALT = "other_salt"  # others have begun a prompt like that
     LEFT_BEHIND = "left_behind"  # it is known, but not what a window would see of it
     NO_STATE = "no_state"  # it is known, but not what layers that recur would go on from
-    SIGHT = "sight"  # the request does not see all of its tokens from there on
+    SINK_WINDOW = "sink_window"  # the request does not attend to all of its tokens from there on
     PROMPT_LOGPROBS = "prompt_logprobs"  # all of it is to be computed
     OFF = "off"
 

@@ -8,7 +8,7 @@ from enum import Enum
 from typing import TYPE_CHECKING
 
 from octavo.core.sampling_params import SamplingParams
-from octavo.core.sink_window import Sight
+from octavo.core.sink_window import SinkWindow
 from octavo.core.stats import RequestStats
 from octavo.core.token_counts import SeenTokens, TokenCounts
 from octavo.core.token_mask import Bits, TokenMask
@@ -76,7 +76,7 @@ class Request:
     fork_of: Request | None = field(default=None, repr=False)
     # It has no company in its steps but the other samples of its prompt: whatever happens in them
     # is its doing.
-    runs_alone: bool = False
+    isolated: bool = False
 
     # Of its tokens, for penalties: made when it is first asked for.
     counts: TokenCounts | None = field(init=False, default=None, repr=False)
@@ -96,7 +96,7 @@ class Request:
     # Set by the engine: whether the executor goes on from its tokens before they are known here.
     is_fed: bool = field(init=False, default=False)
     # Set by the scheduler: what its queries see, None for all of its tokens.
-    sight: Sight | None = field(init=False, default=None)
+    sink_window: SinkWindow | None = field(init=False, default=None)
     # Set by the scheduler: the number of tokens at which the generation ends by length.
     max_total_tokens: int = field(init=False, default=0)
     # Set by the scheduler: the order of admission, smaller first.

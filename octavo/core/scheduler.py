@@ -17,12 +17,18 @@ from octavo.core.batch import Batch, ScheduledRequest, StepOutput, TokenLogprobs
 from octavo.core.block_manager import BlockManager, SharedPrefix
 from octavo.core.drafting import DraftProposer
 from octavo.core.fair_queue import FairQueue, behind
-from octavo.core.limits import QueueLimits, Work, WorkBudget, check_sight, total_tokens_of
+from octavo.core.limits import (
+    QueueLimits,
+    RequestWork,
+    WorkBudget,
+    check_sink_window,
+    total_tokens_of,
+)
 from octavo.core.lookahead import Lookahead
 from octavo.core.prefill_pacing import Pacer
 from octavo.core.prefix_cache import MissReason
 from octavo.core.request import FinishReason, Request, RequestStatus
-from octavo.core.sink_window import SightRules
+from octavo.core.sink_window import SinkWindowRules
 from octavo.core.stats import DraftStats
 
 
@@ -37,7 +43,7 @@ class SchedulerConfig:
         enable_chunked_prefill: a prompt may be spread over steps. Without it, every prompt has to
             fit the budget.
         max_queued_requests, max_queued_tokens: bounds of the waiting queue, whose requests count
-            with all tokens that they may come to have (``Work``); None is no bound.
+            with all tokens that they may come to have (``RequestWork``); None is no bound.
         target_step_seconds: what a step may last while somebody is being answered: prompts are cut
             into chunks that take no longer (``core/prefill_pacing.py``). 0 is no bound.
         max_rounds: tokens that a request which is alone may decode in one step.
@@ -61,7 +67,7 @@ class SchedulerConfig:
     runs_ahead: bool = False
     ageing_steps: int = 128
     max_priority: int = 64
-    sights: SightRules = field(default_factory=SightRules)
+    sink_windows: SinkWindowRules = field(default_factory=SinkWindowRules)
 
     def __post_init__(self) -> None:
         for name in (
@@ -74,7 +80,7 @@ class SchedulerConfig:
         ):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} must be at least 1, not {getattr(self, name)}")
-        self.sights.check(self.max_model_len)
+        self.sink_windows.check(self.max_model_len)
         if self.target_step_seconds < 0:
             raise ConfigError(
                 f"target_step_seconds must be at least 0, not {self.target_step_seconds}"
@@ -145,9 +151,9 @@ class Scheduler:
         """
         if request.request_id in self.requests:
             raise InvalidRequestError(f"{request.request_id!r} is in use", "request_id")
-        request.sight = self.config.sights.of(request.params, self.config.max_model_len)
+        request.sink_window = self.config.sink_windows.of(request.params, self.config.max_model_len)
         request.max_total_tokens = self._total_tokens_of(request)
-        config, work = self.config, Work(1, request.max_total_tokens)
+        config, work = self.config, RequestWork(1, request.max_total_tokens)
         self.queued_work.limits.check(work)
         self.queued_work.check(request.tenant, work)
         # Waiting improves all keys alike, so an aged order needs no clock and no re-sorting: a
@@ -167,16 +173,16 @@ class Scheduler:
             request.params.max_tokens,
             config.max_model_len,
             blocks.longest_sequence(config.max_num_batched_tokens, config.max_model_len),
-            request.sight,
+            request.sink_window,
         )
-        if request.sight is not None:
+        if request.sink_window is not None:
             if not config.enable_chunked_prefill:
                 raise InvalidRequestError(
                     "needs chunked prefill: after a preemption, all that was generated is a prompt",
                     "window",
                 )
-            check_sight(
-                request.sight,
+            check_sink_window(
+                request.sink_window,
                 num_tokens,
                 blocks.num_blocks,
                 blocks.block_size,
@@ -384,7 +390,7 @@ class Scheduler:
         victims = [other for other in others if self.may_preempt(other)]
         if not victims and (
             self.block_manager.has_windows
-            or any(other.sight is not None for other in (request, *others))
+            or any(other.sink_window is not None for other in (request, *others))
         ):
             # What windows need comes chunk by chunk, so whoever is in the middle of a prompt may
             # have to wait for those who are, too.
@@ -438,7 +444,7 @@ class Scheduler:
                 return
             # What was preempted is computed again, and was paid for.
             self.waiting.admit(request, 0 if request.num_preemptions else num_tokens - num_shared)
-            self.queued_work.give_back(request.tenant, Work(1, request.max_total_tokens))
+            self.queued_work.give_back(request.tenant, RequestWork(1, request.max_total_tokens))
             self.running.append(request)
             request.status = RequestStatus.RUNNING
             request.num_tokens_at_admission = num_tokens
@@ -488,11 +494,11 @@ class Scheduler:
 
     def _enqueue(self, request: Request) -> None:
         self.waiting.add(request)
-        self.queued_work.take(request.tenant, Work(1, request.max_total_tokens))
+        self.queued_work.take(request.tenant, RequestWork(1, request.max_total_tokens))
 
     def _dequeue(self, request: Request) -> None:
         self.waiting.remove(request)
-        self.queued_work.give_back(request.tenant, Work(1, request.max_total_tokens))
+        self.queued_work.give_back(request.tenant, RequestWork(1, request.max_total_tokens))
 
     # -- update ------------------------------------------------------------------------------
 

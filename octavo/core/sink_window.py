@@ -32,7 +32,7 @@ _TURN = 4096
 
 
 @dataclass(frozen=True, slots=True)
-class Sight:
+class SinkWindow:
     """The first ``sinks`` tokens, and the last ``window`` of the others, the query's own included.
 
     ``stride``: where the window is full, so many tokens leave it at once.
@@ -98,7 +98,7 @@ def unit_left_out(block_size: int) -> int:
     return math.lcm(SPLIT, block_size)
 
 
-class AsksForSight(Protocol):
+class HasSinkWindow(Protocol):
     """The parameters of a request, or the fields of a body; None is as the engine has it."""
 
     @property
@@ -110,7 +110,7 @@ class AsksForSight(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class SightRules:
+class SinkWindowRules:
     """What requests see that say nothing of it, and what they may ask for.
 
     Args:
@@ -131,11 +131,11 @@ class SightRules:
     def check(self, max_model_len: int) -> None:
         """ConfigError if requests that ask for nothing could not have what is theirs then."""
         try:
-            self._sight(self.attention_sinks, self.window, self.n_keep, max_model_len)
+            self._sink_window(self.attention_sinks, self.window, self.n_keep, max_model_len)
         except InvalidRequestError as error:
             raise ConfigError(str(error)) from error
 
-    def of(self, asked: AsksForSight, max_model_len: int) -> Sight | None:
+    def of(self, asked: HasSinkWindow, max_model_len: int) -> SinkWindow | None:
         """What a request sees; None is all of its tokens.
 
         Raises:
@@ -152,11 +152,13 @@ class SightRules:
             raise InvalidRequestError("is of a window, and there is none", "attention_sinks")
         if asked.n_keep is not None and (window or not self.context_shift):
             raise InvalidRequestError("is of a context shift, and none is made here", "n_keep")
-        return self._sight(sinks, window, n_keep, max_model_len)
+        return self._sink_window(sinks, window, n_keep, max_model_len)
 
-    def _sight(self, sinks: int, window: int, n_keep: int, max_model_len: int) -> Sight | None:
+    def _sink_window(
+        self, sinks: int, window: int, n_keep: int, max_model_len: int
+    ) -> SinkWindow | None:
         if window:
-            sight, field = Sight(sinks, window), "window"
+            sink_window, field = SinkWindow(sinks, window), "window"
         elif self.context_shift:
             field = "n_keep"
             if not 0 <= n_keep < max_model_len - 1:
@@ -164,15 +166,15 @@ class SightRules:
                     f"{n_keep} tokens are to be kept, of a context of {max_model_len}", field
                 )
             room = max_model_len - n_keep
-            sight = Sight(n_keep, room, max(1, room // 2))
+            sink_window = SinkWindow(n_keep, room, max(1, room // 2))
         else:
             return None
         if self.why_not:
             raise InvalidRequestError(f"cannot be had: {self.why_not}", field)
-        if sight.num_tokens > max_model_len:
+        if sink_window.num_tokens > max_model_len:
             raise InvalidRequestError(
-                f"{sight.window} and {sight.sinks} attention sinks are more than the "
+                f"{sink_window.window} and {sink_window.sinks} attention sinks are more than the "
                 f"{max_model_len} tokens of the context: lower one of them",
                 field,
             )
-        return sight
+        return sink_window

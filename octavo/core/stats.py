@@ -132,7 +132,7 @@ class StepStats:
     num_used_blocks: int
     # Slots that running requests hold and that carry no token, of all the slots they hold.
     kv_waste: float
-    # What prefill pacing has learned (core/prefill_pacing.py), 0 before it has: the seconds of a step
+    # What prefill pacing has learned (core/prefill_pacing.py), 0 before it has: seconds of a step
     # that only decodes, and what a token of a prompt adds to one.
     decode_seconds: float
     prompt_token_seconds: float

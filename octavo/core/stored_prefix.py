@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from octavo.core.block_store import Part, part_key
+from octavo.core.block_store import BlockPart, part_key
 from octavo.core.kv_tables import GONE, Windows, first_kept, served_counts
 
 
@@ -52,12 +52,12 @@ class StoredPrefix:
         served = served_counts(self._windows, rows, self._block_size, self._first)
         return [count for count in served if count > self._num_known]
 
-    def parts(self, count: int) -> list[Part]:
+    def parts(self, count: int) -> list[BlockPart]:
         """What a store has to have for so many blocks: what the pool has not, and is seen."""
         first_seen = self._first_seen(count)
         blocks = self._blocks[: count - self._first]
         return [
-            Part(group, number, part_key(key, group))
+            BlockPart(group, number, part_key(key, group))
             for number, (key, row) in enumerate(blocks, start=self._first)
             for group, block_id in enumerate(row)
             if block_id == GONE and number >= first_seen[group]

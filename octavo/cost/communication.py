@@ -19,7 +19,7 @@ from octavo.base.errors import ConfigError
 from octavo.cost.hardware import Device
 from octavo.cost.parallel import Parallel
 from octavo.cost.rank_model import RankModel
-from octavo.cost.work import Rows
+from octavo.cost.work import RowCounts
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +132,7 @@ class Transfer:
     seconds: float
 
 
-def transfers(model: RankModel, rows: Rows, link: Link) -> list[Transfer]:
+def transfers(model: RankModel, rows: RowCounts, link: Link) -> list[Transfer]:
     """Of one pass through the model, on all stages of a pipeline."""
     parallel = model.parallel
     hidden = rows.num_tokens * model.hidden_size * model.activation_bytes
@@ -154,7 +154,7 @@ def _sends_to_experts(parallel: Parallel) -> bool:
     return parallel.ep > parallel.tp
 
 
-def _of_tensors(model: RankModel, rows: Rows, hidden: float, link: Link) -> list[Transfer]:
+def _of_tensors(model: RankModel, rows: RowCounts, hidden: float, link: Link) -> list[Transfer]:
     """Two sums in each layer, after attention and after the MLP; the logits at the end."""
     tp, pp = model.parallel.tp, model.parallel.pp
     sums = 2 * model.num_layers
@@ -168,7 +168,7 @@ def _of_tensors(model: RankModel, rows: Rows, hidden: float, link: Link) -> list
     return said
 
 
-def _of_experts(model: RankModel, rows: Rows, link: Link) -> list[Transfer]:
+def _of_experts(model: RankModel, rows: RowCounts, link: Link) -> list[Transfer]:
     """Each row to the experts that it uses, and what they make of it back."""
     experts = next((m.experts for m in model.matrices if m.experts is not None), None)
     if experts is None or not model.num_moe_layers:

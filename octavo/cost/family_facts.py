@@ -10,14 +10,14 @@ from dataclasses import astuple, fields
 from typing import Any
 
 from octavo.cost.hf_config import SPELLINGS
-from octavo.cost.hf_families import FAMILIES, SAME, Family, NormIfAsked
+from octavo.cost.hf_families import FAMILIES, SAME, ConfigFamily, NormIfAsked
 from octavo.cost.hf_layers import WindowsByType
 
 # Names of the functions that make parts of layers: the page has functions of the same names.
 _MIXERS = ("attention", "latent_attention")
 _MLPS = ("dense", "experts_everywhere", "qwen_experts", "deepseek_experts")
 _WINDOWS = ("no_windows", "same_window", "windows_if_used")
-_USUAL = Family()
+_USUAL = ConfigFamily()
 
 
 def families_json() -> dict[str, Any]:
@@ -32,7 +32,7 @@ def families_json() -> dict[str, Any]:
     }
 
 
-def _is_told(family: Family) -> bool:
+def _is_told(family: ConfigFamily) -> bool:
     is_plain = family.beside is _USUAL.beside and family.inputs is _USUAL.inputs
     windows = family.windows
     return (
@@ -43,12 +43,12 @@ def _is_told(family: Family) -> bool:
     )
 
 
-def _facts(family: Family) -> dict[str, Any]:
+def _facts(family: ConfigFamily) -> dict[str, Any]:
     usual = _all_facts(_USUAL)
     return {name: fact for name, fact in _all_facts(family).items() if fact != usual[name]}
 
 
-def _all_facts(family: Family) -> dict[str, Any]:
+def _all_facts(family: ConfigFamily) -> dict[str, Any]:
     return {
         field.name: _fact(getattr(family, field.name))
         for field in fields(family)

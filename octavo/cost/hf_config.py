@@ -11,7 +11,7 @@ from octavo.base.fields import Fields
 from octavo.cost.unread_keys import unread
 
 if TYPE_CHECKING:
-    from octavo.cost.hf_families import Family
+    from octavo.cost.hf_families import ConfigFamily
 
 _MAX_LAYERS = 1024
 
@@ -46,7 +46,7 @@ class TextConfig(Fields):
         self,
         path: Path,
         values: Mapping[str, Any],
-        family: Family,
+        family: ConfigFamily,
         kind: str,
         asked: set[str] | None = None,
     ):

@@ -64,7 +64,7 @@ QkNorm = Literal["none", "head", "full"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Family:
+class ConfigFamily:
     """What a config leaves to the name of its kind.
 
     Args:
@@ -125,7 +125,7 @@ class NormIfAsked:
         return self.kind if config.flag(self.name, False) else "none"
 
 
-def _biased(**more: Any) -> Family:
+def _biased(**more: Any) -> ConfigFamily:
     """Of the time of GPT-2: norms with biases, an MLP without a gate, biases everywhere."""
     facts: dict[str, Any] = {
         "norm_bias": True,
@@ -135,11 +135,11 @@ def _biased(**more: Any) -> Family:
         "mlp_bias": True,
         **more,
     }
-    return Family(**facts)
+    return ConfigFamily(**facts)
 
 
-_LLAMA = Family()
-_GEMMA3 = Family(
+_LLAMA = ConfigFamily()
+_GEMMA3 = ConfigFamily(
     norms=4,
     qk_norm="head",
     tie=True,
@@ -155,18 +155,18 @@ _GEMMA3 = Family(
         "max_position_embeddings": 131_072,
     },
 )
-_QWEN3_NEXT = Family(
+_QWEN3_NEXT = ConfigFamily(
     qk_norm="head",
     has_output_gate=True,
     has_shared_gate=True,
     mixers=delta_net_or_attention,
     mlp=qwen_experts,
 )
-_QWEN35 = Family(qk_norm="head", has_output_gate=True, mixers=delta_net_or_attention)
-_DEEPSEEK3 = Family(mixers=latent_attention, mlp=deepseek_experts, router_bias=True)
-_DEEPSEEK32 = Family(mixers=selective_attention, mlp=deepseek_experts, router_bias=True)
-_GRANITE_EXPERTS = Family(mlp=experts_everywhere)
-_LFM2 = Family(
+_QWEN35 = ConfigFamily(qk_norm="head", has_output_gate=True, mixers=delta_net_or_attention)
+_DEEPSEEK3 = ConfigFamily(mixers=latent_attention, mlp=deepseek_experts, router_bias=True)
+_DEEPSEEK32 = ConfigFamily(mixers=selective_attention, mlp=deepseek_experts, router_bias=True)
+_GRANITE_EXPERTS = ConfigFamily(mlp=experts_everywhere)
+_LFM2 = ConfigFamily(
     qk_norm="head",
     tie=True,
     mixers=convolution_or_attention,
@@ -175,8 +175,8 @@ _LFM2 = Family(
 )
 # These have no positions at all: any length will do.
 _ENDLESS = {"max_position_embeddings": 1 << 20}
-_MAMBA = Family(norms=1, tie=True, mixers=mamba1, mlp=nothing, defaults=_ENDLESS)
-_FALCON = Family(
+_MAMBA = ConfigFamily(norms=1, tie=True, mixers=mamba1, mlp=nothing, defaults=_ENDLESS)
+_FALCON = ConfigFamily(
     norms=1,
     norm_bias=True,
     is_gated=False,
@@ -186,7 +186,7 @@ _FALCON = Family(
     mlp_bias_field="bias",
     defaults={"max_position_embeddings": 2048},
 )
-_FALCON_40B = Family(
+_FALCON_40B = ConfigFamily(
     norms=2,
     norm_bias=True,
     is_gated=False,
@@ -196,13 +196,13 @@ _FALCON_40B = Family(
     defaults={"max_position_embeddings": 2048},
 )
 
-FAMILIES: dict[str, Family] = {
+FAMILIES: dict[str, ConfigFamily] = {
     "llama": _LLAMA,
-    "mistral": Family(windows=same_window),
-    "ministral": Family(windows=WindowsByType(1)),
-    "mixtral": Family(windows=same_window, mlp=experts_everywhere),
-    "qwen2": Family(qkv_bias=True, bias_field="", output_bias=False, windows=windows_if_used),
-    "qwen2_moe": Family(
+    "mistral": ConfigFamily(windows=same_window),
+    "ministral": ConfigFamily(windows=WindowsByType(1)),
+    "mixtral": ConfigFamily(windows=same_window, mlp=experts_everywhere),
+    "qwen2": ConfigFamily(qkv_bias=True, bias_field="", output_bias=False, windows=windows_if_used),
+    "qwen2_moe": ConfigFamily(
         qkv_bias=True,
         bias_field="qkv_bias",
         output_bias=False,
@@ -210,15 +210,15 @@ FAMILIES: dict[str, Family] = {
         windows=windows_if_used,
         mlp=qwen_experts,
     ),
-    "qwen3": Family(qk_norm="head", windows=windows_if_used, defaults={"head_dim": 128}),
-    "qwen3_moe": Family(qk_norm="head", windows=windows_if_used, mlp=qwen_experts),
+    "qwen3": ConfigFamily(qk_norm="head", windows=windows_if_used, defaults={"head_dim": 128}),
+    "qwen3_moe": ConfigFamily(qk_norm="head", windows=windows_if_used, mlp=qwen_experts),
     "qwen3_next": _QWEN3_NEXT,
     "qwen3_5": _QWEN35,
     "qwen3_5_moe": _QWEN3_NEXT,
-    "gemma": Family(tie=True),
-    "gemma2": Family(norms=4, tie=True, windows=WindowsByType(2, 4096)),
+    "gemma": ConfigFamily(tie=True),
+    "gemma2": ConfigFamily(norms=4, tie=True, windows=WindowsByType(2, 4096)),
     "gemma3": _GEMMA3,
-    "gemma3n": Family(
+    "gemma3n": ConfigFamily(
         norms=4,
         tie=True,
         windows=WindowsByType(5, 512),
@@ -228,7 +228,7 @@ FAMILIES: dict[str, Family] = {
         inputs=gemma3n_inputs,
         defaults={"max_position_embeddings": 32_768, "num_kv_shared_layers": 15},
     ),
-    "gemma4": Family(
+    "gemma4": ConfigFamily(
         norms=4,
         tie=True,
         windows=WindowsByType(6, 512),
@@ -238,10 +238,10 @@ FAMILIES: dict[str, Family] = {
         inputs=gemma4_inputs,
         defaults={"max_position_embeddings": 131_072, "vocab_size": 262_144},
     ),
-    "vaultgemma": Family(tie=True, windows=WindowsByType(2, 4096)),
+    "vaultgemma": ConfigFamily(tie=True, windows=WindowsByType(2, 4096)),
     "phi": _biased(norms=1, head_bias=True),
-    "phi3": Family(windows=same_window),
-    "phimoe": Family(
+    "phi3": ConfigFamily(windows=same_window),
+    "phimoe": ConfigFamily(
         norm_bias=True,
         head_bias=True,
         windows=same_window,
@@ -256,30 +256,30 @@ FAMILIES: dict[str, Family] = {
         bias_field="use_bias", mlp_bias_field="use_bias", tie=True, windows=same_window
     ),
     "falcon": _FALCON,
-    "falcon_h1": Family(mixers=mamba_beside_attention),
-    "gptj": Family(norms=1, norm_bias=True, is_gated=False, mlp_bias=True, head_bias=True),
-    "mpt": Family(is_gated=False, tie=True),
-    "cohere": Family(norms=1, tie=True, qk_norm=NormIfAsked("use_qk_norm", "full")),
-    "cohere2": Family(norms=1, tie=True, windows=WindowsByType(4, 4096)),
-    "olmo": Family(norms=0, final_norms=0),  # its norms have no weights
-    "olmo2": Family(qk_norm="full"),
-    "olmo3": Family(qk_norm="full", windows=WindowsByType(4)),
-    "olmoe": Family(qk_norm="full", mlp=experts_everywhere),
-    "flex_olmo": Family(qk_norm="full", mlp=experts_everywhere),
-    "dots1": Family(qk_norm="head", mlp=deepseek_experts, router_bias=True),
-    "ernie4_5": Family(tie=True, bias_field="use_bias", mlp_bias_field="use_bias"),
-    "ernie4_5_moe": Family(
+    "falcon_h1": ConfigFamily(mixers=mamba_beside_attention),
+    "gptj": ConfigFamily(norms=1, norm_bias=True, is_gated=False, mlp_bias=True, head_bias=True),
+    "mpt": ConfigFamily(is_gated=False, tie=True),
+    "cohere": ConfigFamily(norms=1, tie=True, qk_norm=NormIfAsked("use_qk_norm", "full")),
+    "cohere2": ConfigFamily(norms=1, tie=True, windows=WindowsByType(4, 4096)),
+    "olmo": ConfigFamily(norms=0, final_norms=0),  # its norms have no weights
+    "olmo2": ConfigFamily(qk_norm="full"),
+    "olmo3": ConfigFamily(qk_norm="full", windows=WindowsByType(4)),
+    "olmoe": ConfigFamily(qk_norm="full", mlp=experts_everywhere),
+    "flex_olmo": ConfigFamily(qk_norm="full", mlp=experts_everywhere),
+    "dots1": ConfigFamily(qk_norm="head", mlp=deepseek_experts, router_bias=True),
+    "ernie4_5": ConfigFamily(tie=True, bias_field="use_bias", mlp_bias_field="use_bias"),
+    "ernie4_5_moe": ConfigFamily(
         tie=True,
         bias_field="use_bias",
         mlp_bias_field="use_bias",
         router_bias=True,
         mlp=ernie_experts,
     ),
-    "exaone_moe": Family(
+    "exaone_moe": ConfigFamily(
         qk_norm="head", windows=WindowsByType(4), mlp=deepseek_experts, router_bias=True
     ),
-    "solar_open": Family(mlp=deepseek_experts, router_bias=True),
-    "afmoe": Family(
+    "solar_open": ConfigFamily(mlp=deepseek_experts, router_bias=True),
+    "afmoe": ConfigFamily(
         norms=4,
         qk_norm="head",
         has_output_gate=True,
@@ -287,38 +287,38 @@ FAMILIES: dict[str, Family] = {
         mlp=deepseek_experts,
         router_bias=True,
     ),
-    "exaone4": Family(qk_norm="head", windows=WindowsByType(4)),
-    "hunyuan_v1_dense": Family(qk_norm="head"),
-    "hunyuan_v1_moe": Family(qk_norm="head", mlp=hunyuan_experts),
+    "exaone4": ConfigFamily(qk_norm="head", windows=WindowsByType(4)),
+    "hunyuan_v1_dense": ConfigFamily(qk_norm="head"),
+    "hunyuan_v1_moe": ConfigFamily(qk_norm="head", mlp=hunyuan_experts),
     "jais2": _biased(bias_field="attention_bias", mlp_bias_field="mlp_bias"),
-    "cwm": Family(windows=WindowsByType(4)),
-    "arcee": Family(is_gated=False),
-    "deepseek_v2": Family(mixers=latent_attention, mlp=deepseek_experts),
+    "cwm": ConfigFamily(windows=WindowsByType(4)),
+    "arcee": ConfigFamily(is_gated=False),
+    "deepseek_v2": ConfigFamily(mixers=latent_attention, mlp=deepseek_experts),
     "deepseek_v3": _DEEPSEEK3,
     "kimi_k2": _DEEPSEEK3,
-    "deepseek": Family(mlp=deepseek_experts),
+    "deepseek": ConfigFamily(mlp=deepseek_experts),
     "deepseek_v32": _DEEPSEEK32,
     "glm_moe_dsa": _DEEPSEEK32,
-    "kimi_linear": Family(
+    "kimi_linear": ConfigFamily(
         mixers=kimi_delta_or_latent,
         mlp=deepseek_experts,
         router_bias=True,
         beside=kimi_beside,
     ),
-    "minicpm3": Family(mixers=latent_attention, tie=True),
-    "youtu": Family(mixers=latent_attention, tie=True),
-    "dbrx": Family(mlp=experts_everywhere),
-    "chatglm": Family(qkv_bias=True, bias_field="add_qkv_bias", output_bias=False),
-    "glm": Family(qkv_bias=True, output_bias=False),
-    "glm4": Family(norms=4, qkv_bias=True, output_bias=False),
-    "glm4_moe": Family(
+    "minicpm3": ConfigFamily(mixers=latent_attention, tie=True),
+    "youtu": ConfigFamily(mixers=latent_attention, tie=True),
+    "dbrx": ConfigFamily(mlp=experts_everywhere),
+    "chatglm": ConfigFamily(qkv_bias=True, bias_field="add_qkv_bias", output_bias=False),
+    "glm": ConfigFamily(qkv_bias=True, output_bias=False),
+    "glm4": ConfigFamily(norms=4, qkv_bias=True, output_bias=False),
+    "glm4_moe": ConfigFamily(
         output_bias=False,
         qk_norm=NormIfAsked("use_qk_norm", "head"),
         mlp=deepseek_experts,
         router_bias=True,
     ),
     "glm4_moe_lite": _DEEPSEEK3,
-    "gpt_oss": Family(
+    "gpt_oss": ConfigFamily(
         qkv_bias=True,
         mlp_bias=True,
         router_bias=True,
@@ -326,27 +326,29 @@ FAMILIES: dict[str, Family] = {
         windows=WindowsByType(2, 128),
         mlp=experts_everywhere,
     ),
-    "llama4": Family(windows=chunks_but_every_fourth, mlp=llama4_experts, experts_per_token=1),
+    "llama4": ConfigFamily(
+        windows=chunks_but_every_fourth, mlp=llama4_experts, experts_per_token=1
+    ),
     "granite": _LLAMA,
     "granitemoe": _GRANITE_EXPERTS,
     "granitemoeshared": _GRANITE_EXPERTS,
-    "granitemoehybrid": Family(mixers=mamba_or_attention, mlp=experts_or_dense),
-    "bamba": Family(mixers=mamba_or_attention),
-    "jamba": Family(mixers=mamba1_or_attention, mlp=jamba_experts),
+    "granitemoehybrid": ConfigFamily(mixers=mamba_or_attention, mlp=experts_or_dense),
+    "bamba": ConfigFamily(mixers=mamba_or_attention),
+    "jamba": ConfigFamily(mixers=mamba1_or_attention, mlp=jamba_experts),
     "mamba": _MAMBA,
     "falcon_mamba": _MAMBA,
-    "mamba2": Family(norms=1, mixers=mamba2, mlp=nothing, defaults=_ENDLESS),
+    "mamba2": ConfigFamily(norms=1, mixers=mamba2, mlp=nothing, defaults=_ENDLESS),
     "lfm2": _LFM2,
     "lfm2_moe": replace(_LFM2, mlp=deepseek_experts, router_bias=True),
-    "minimax": Family(mixers=lightning_or_attention, mlp=experts_everywhere),
-    "nemotron": Family(norm_bias=True, is_gated=False),
-    "nemotron_h": Family(
+    "minimax": ConfigFamily(mixers=lightning_or_attention, mlp=experts_everywhere),
+    "nemotron": ConfigFamily(norm_bias=True, is_gated=False),
+    "nemotron_h": ConfigFamily(
         norms=1, is_gated=False, router_bias=True, mixers=nemotron_mixer, mlp=nemotron_mlp
     ),
-    "minimax_m2": Family(qk_norm="full", mlp=experts_everywhere, router_bias=True),
-    "seed_oss": Family(qkv_bias=True, output_bias=False),
+    "minimax_m2": ConfigFamily(qk_norm="full", mlp=experts_everywhere, router_bias=True),
+    "seed_oss": ConfigFamily(qkv_bias=True, output_bias=False),
     "smollm3": _LLAMA,
-    "stablelm": Family(norm_bias=True, bias_field="use_qkv_bias", output_bias=False),
+    "stablelm": ConfigFamily(norm_bias=True, bias_field="use_qkv_bias", output_bias=False),
 }
 # Other names of the same: a text model that is part of one that sees, or of another company.
 SAME = {
@@ -384,7 +386,7 @@ SAME = {
 }
 
 
-def family_of(kind: str, values: Mapping[str, Any], path: Path) -> Family:
+def family_of(kind: str, values: Mapping[str, Any], path: Path) -> ConfigFamily:
     """By a config's ``model_type``, and what else it says. UnsupportedModelError with the nearest
     for kinds that are not known."""
     kind = SAME.get(kind, kind)

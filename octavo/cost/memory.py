@@ -25,7 +25,7 @@ from octavo.cost.weight_shape import Split, WeightShape
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Memory:
+class MemoryPlan:
     """The memory of one device, in bytes. What is no Prediction is exact, or the engine's rule.
 
     Args:
@@ -102,7 +102,7 @@ def memory(
     device: Device,
     profile: EngineProfile,
     limits: Limits | None = None,
-) -> Memory:
+) -> MemoryPlan:
     """What the fullest device of a layout holds.
 
     ConfigError if the model cannot be laid out so, or ``limits`` cannot be kept.
@@ -131,7 +131,7 @@ class _Case:
     profile: EngineProfile
     limits: Settled
 
-    def stage(self, index: int) -> Memory:
+    def stage(self, index: int) -> MemoryPlan:
         """A device of one stage of the pipeline."""
         weights = round(sum(self._held_bytes(index)))
         needs = self._needs(weights)
@@ -145,7 +145,7 @@ class _Case:
         layers = self.spec.layers[span.start : span.stop]
         attention = attention_ops(layers, self.precision, self.parallel.tp)
         kv_bytes, num_blocks = self._pool(max(0.0, left.value), attention)
-        return Memory(
+        return MemoryPlan(
             total_bytes=int(self.device.memory_bytes),
             usable_bytes=int(usable),
             weights_bytes=weights,

@@ -18,8 +18,8 @@ from octavo.cost.hardware import Device
 from octavo.cost.prediction import Prediction
 from octavo.cost.rank_model import Arithmetic, MatrixOp, RankModel
 from octavo.cost.work import (
-    Rows,
-    Work,
+    ResourceUse,
+    RowCounts,
     decode_attention_work,
     matrix_work,
     prompt_attention_work,
@@ -83,7 +83,7 @@ class PricedOp:
     name: str
     count: int
     stages: int
-    work: Callable[[Rows], Work]
+    work: Callable[[RowCounts], ResourceUse]
     bandwidth: float
     peak: float
     bytes_per_s: float
@@ -91,21 +91,21 @@ class PricedOp:
     launch_s: float
     efficiency: Efficiency
 
-    def seconds(self, work: Work) -> float:
+    def seconds(self, work: ResourceUse) -> float:
         """On one rank."""
         if not (work.bytes or work.flops):
             return 0.0
         memory, compute = work.bytes / self.bytes_per_s, work.flops / self.flops_per_s
         return _together(memory, compute, self.efficiency.sharpness) + self.launch_s
 
-    def prediction(self, work: Work) -> Prediction:
+    def prediction(self, work: ResourceUse) -> Prediction:
         """Of all stages; never below what the ceilings themselves allow."""
         value, spread = self.seconds(work), 1.0 + self.efficiency.spread
         least = max(work.bytes / self.bandwidth, work.flops / self.peak)
         low = min(value, max(least, value / spread))
         return Prediction(value, low, value * spread, self.efficiency.source) * self.stages
 
-    def cost(self, work: Work) -> OpCost:
+    def cost(self, work: ResourceUse) -> OpCost:
         times: dict[Bound, float] = {
             "memory": work.bytes / self.bytes_per_s,
             "compute": work.flops / self.flops_per_s,
@@ -165,7 +165,7 @@ def merge_ops(ops: Iterable[OpCost]) -> tuple[OpCost, ...]:
 def _priced(
     name: str,
     count: int,
-    work: Callable[[Rows], Work],
+    work: Callable[[RowCounts], ResourceUse],
     arithmetic: Arithmetic,
     compute_share: float,
     *,
@@ -205,6 +205,6 @@ def _compute_share(matrix: MatrixOp, device: Device, efficiency: Efficiency) -> 
     return efficiency.compute
 
 
-def _small_ops_work(model: RankModel, rows: Rows) -> Work:
+def _small_ops_work(model: RankModel, rows: RowCounts) -> ResourceUse:
     row = model.hidden_size * model.activation_bytes
-    return Work(model.num_layers * _SMALL_OP_ROWS * rows.num_tokens * row)
+    return ResourceUse(model.num_layers * _SMALL_OP_ROWS * rows.num_tokens * row)

@@ -21,7 +21,7 @@ from typing import Any
 
 from octavo.cost.step_cost import StepBatch, StepModel
 from octavo.cost.work import (
-    Rows,
+    RowCounts,
     decode_attention_work,
     matrix_work,
     passes,
@@ -84,7 +84,7 @@ class RooflineMeter:
             return "overhead"
         return "memory" if memory >= compute else "compute"
 
-    def _least_seconds(self, rows: Rows) -> tuple[float, float]:
+    def _least_seconds(self, rows: RowCounts) -> tuple[float, float]:
         """Of a pass: of memory, and of arithmetic."""
         memory, compute = self._products(rows.num_tokens, rows.num_sampled)
         for op in self._model.attention:
@@ -97,7 +97,7 @@ class RooflineMeter:
 
     def _price_products(self, num_tokens: int, num_sampled: int) -> tuple[float, float]:
         """The same of all matrix products, which know rows by their number alone."""
-        rows, device = Rows(num_tokens, num_sampled, []), self._steps.device
+        rows, device = RowCounts(num_tokens, num_sampled, []), self._steps.device
         memory = compute = 0.0
         for matrix in self._model.matrices:
             work = matrix_work(matrix, rows, self._model)
@@ -106,7 +106,7 @@ class RooflineMeter:
         return memory, compute
 
 
-def _few_of(passes: Iterable[Rows]) -> Iterator[tuple[Rows, float]]:
+def _few_of(passes: Iterable[RowCounts]) -> Iterator[tuple[RowCounts, float]]:
     """The passes of a step, and how often each counts. Of many rounds, which differ by one key
     each, the first and the last stand for all."""
     first, *rounds = passes

@@ -21,7 +21,7 @@ from octavo.cost.hardware import Device
 from octavo.cost.op_cost import Bound, OpCost, merge_ops, priced_ops
 from octavo.cost.prediction import Prediction
 from octavo.cost.rank_model import RankModel
-from octavo.cost.work import Chunk, Rows, passes, seen_by_singles, seen_by_spans
+from octavo.cost.work import Chunk, RowCounts, passes, seen_by_singles, seen_by_spans
 
 
 class StepBatch(Protocol):
@@ -51,7 +51,7 @@ class StepFeatures(NamedTuple):
     prompt_scores: int
 
     @classmethod
-    def of(cls, rows: Rows) -> StepFeatures:
+    def of(cls, rows: RowCounts) -> StepFeatures:
         singles = seen_by_singles(rows.singles, None)
         drafts = seen_by_spans(rows.drafts, None)
         prompts = seen_by_spans(rows.prompts, None)
@@ -173,7 +173,7 @@ class StepModel:
             ),
         )
 
-    def pass_seconds(self, rows: Rows) -> float:
+    def pass_seconds(self, rows: RowCounts) -> float:
         """Of one pass, without what comes once a step."""
         if self._measured is not None and rows.num_tokens:
             return self._measured.seconds(StepFeatures.of(rows))
@@ -183,10 +183,10 @@ class StepModel:
         return total + sum(each.seconds for each in self._transfers(rows))
 
     def _seconds_of_products(self, num_tokens: int, num_sampled: int) -> float:
-        rows = Rows(num_tokens, num_sampled, [])
+        rows = RowCounts(num_tokens, num_sampled, [])
         return sum([op.stages * op.seconds(op.work(rows)) for op in self._products], 0.0)
 
-    def _pass_cost(self, rows: Rows) -> _PassCost:
+    def _pass_cost(self, rows: RowCounts) -> _PassCost:
         works = [(op, op.work(rows)) for op in self._ops]
         said = self._transfers(rows)
         comm = sum(each.seconds for each in said)
@@ -201,7 +201,7 @@ class StepModel:
             return found
         return found.scaled_to(self._measured.prediction(StepFeatures.of(rows)))
 
-    def _transfers(self, rows: Rows) -> Sequence[Transfer]:
+    def _transfers(self, rows: RowCounts) -> Sequence[Transfer]:
         link = self.efficiency.link
         return () if link is None else transfers(self.model, rows, link)
 

@@ -59,7 +59,7 @@ class Span(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class ResourceUse:
     """Bytes to move between memory and processor, and operations to do.
 
     A multiplication and the addition that follows it are two operations.
@@ -68,20 +68,20 @@ class Work:
     bytes: float = 0.0
     flops: float = 0.0
 
-    def __add__(self, other: Work) -> Work:
-        return Work(self.bytes + other.bytes, self.flops + other.flops)
+    def __add__(self, other: ResourceUse) -> ResourceUse:
+        return ResourceUse(self.bytes + other.bytes, self.flops + other.flops)
 
 
-NOTHING = Work()
+NOTHING = ResourceUse()
 
 
 @dataclass(frozen=True, slots=True)
 class StepWork:
     """The work of one or more steps: matrix products, those of the output head apart, attention."""
 
-    linear: Work = NOTHING
-    head: Work = NOTHING
-    attention: Work = NOTHING
+    linear: ResourceUse = NOTHING
+    head: ResourceUse = NOTHING
+    attention: ResourceUse = NOTHING
 
     def __add__(self, other: StepWork) -> StepWork:
         return StepWork(
@@ -91,7 +91,7 @@ class StepWork:
         )
 
     @property
-    def total(self) -> Work:
+    def total(self) -> ResourceUse:
         return self.linear + self.head + self.attention
 
 
@@ -113,7 +113,7 @@ def step_work(model: RankModel, chunks: Iterable[Chunk], num_rounds: int = 1) ->
 
 
 @dataclass(slots=True)
-class Rows:
+class RowCounts:
     """The rows of one pass through a model.
 
     Args:
@@ -137,9 +137,11 @@ class Rows:
         return len(self.singles) + len(self.drafts) + len(self.prompts)
 
 
-def passes(chunks: Iterable[Chunk], num_rounds: int = 1, shared_keys: int = 0) -> Iterator[Rows]:
+def passes(
+    chunks: Iterable[Chunk], num_rounds: int = 1, shared_keys: int = 0
+) -> Iterator[RowCounts]:
     """The passes of a step. In rounds after the first, each chunk that samples goes on with one
-    token, and all weights are read again. ``shared_keys``: as of ``Rows``."""
+    token, and all weights are read again. ``shared_keys``: as of ``RowCounts``."""
     chunks = list(chunks)
     first = _first_pass(chunks)
     first.shared_keys = shared_keys
@@ -147,10 +149,10 @@ def passes(chunks: Iterable[Chunk], num_rounds: int = 1, shared_keys: int = 0) -
     if num_rounds > 1:
         ends = [chunk.num_seen + chunk.num_tokens for chunk in chunks if chunk.num_sampled]
         for later in range(num_rounds - 1):
-            yield Rows(len(ends), len(ends), [end + later for end in ends])
+            yield RowCounts(len(ends), len(ends), [end + later for end in ends])
 
 
-def _first_pass(chunks: Iterable[Chunk]) -> Rows:
+def _first_pass(chunks: Iterable[Chunk]) -> RowCounts:
     """One loop over a batch: a simulator does it for every step."""
     num_tokens = num_sampled = 0
     singles: list[int] = []
@@ -168,13 +170,13 @@ def _first_pass(chunks: Iterable[Chunk]) -> Rows:
             sampled = 1 if draft is None else 1 + len(draft)
         num_sampled += sampled
         (drafts if count == sampled else prompts).append((chunk.num_seen, count))
-    return Rows(num_tokens, num_sampled, singles, drafts, prompts)
+    return RowCounts(num_tokens, num_sampled, singles, drafts, prompts)
 
 
 # -- attention ------------------------------------------------------------------------------------
 
 
-class Seen(NamedTuple):
+class SeenTokens(NamedTuple):
     """``keys`` that are read, or written first; ``scores``, pairs of a query and a key that it
     sees."""
 
@@ -182,7 +184,7 @@ class Seen(NamedTuple):
     scores: int
 
 
-def decode_attention_work(op: AttentionOp, rows: Rows) -> Work:
+def decode_attention_work(op: AttentionOp, rows: RowCounts) -> ResourceUse:
     """Of sequences that decode a token, or verify some."""
     keys, scores = seen_by_singles(rows.singles, op.reach)
     if rows.drafts:
@@ -194,7 +196,7 @@ def decode_attention_work(op: AttentionOp, rows: Rows) -> Work:
     return _attention_work(op, keys, flops, num_seqs)
 
 
-def prompt_attention_work(op: AttentionOp, rows: Rows) -> Work:
+def prompt_attention_work(op: AttentionOp, rows: RowCounts) -> ResourceUse:
     """Of pieces of prompts."""
     if not rows.prompts:
         return NOTHING
@@ -202,22 +204,22 @@ def prompt_attention_work(op: AttentionOp, rows: Rows) -> Work:
     return _attention_work(op, keys, op.flops_per_score * scores, len(rows.prompts))
 
 
-def _attention_work(op: AttentionOp, keys: int, flops: float, num_seqs: int) -> Work:
+def _attention_work(op: AttentionOp, keys: int, flops: float, num_seqs: int) -> ResourceUse:
     states = 2 * num_seqs * op.state_bytes  # read, and written
-    return Work(op.count * (keys * op.kv_bytes_per_token + states), op.count * flops)
+    return ResourceUse(op.count * (keys * op.kv_bytes_per_token + states), op.count * flops)
 
 
-def seen_by_singles(starts: Sequence[int], window: int | None) -> Seen:
+def seen_by_singles(starts: Sequence[int], window: int | None) -> SeenTokens:
     """By the tokens at ``starts``, each of another sequence."""
     count = len(starts)
     if window is None:
         scores = sum(starts) + count
     else:
         scores = sum([start + 1 if start < window else window for start in starts])
-    return Seen(scores + count, scores)
+    return SeenTokens(scores + count, scores)
 
 
-def seen_by_spans(spans: Iterable[tuple[int, int]], window: int | None) -> Seen:
+def seen_by_spans(spans: Iterable[tuple[int, int]], window: int | None) -> SeenTokens:
     """By (start, number) of new tokens of each sequence, whose keys are read once."""
     keys = scores = 0
     for start, num_tokens in spans:
@@ -226,7 +228,7 @@ def seen_by_spans(spans: Iterable[tuple[int, int]], window: int | None) -> Seen:
         keys += num_tokens
         keys += end if window is None else min(end, num_tokens + window - 1)
         scores += _causal_scores(end, window) - _causal_scores(start, window)
-    return Seen(keys, scores)
+    return SeenTokens(keys, scores)
 
 
 def _causal_scores(num_tokens: int, window: int | None) -> int:
@@ -238,7 +240,7 @@ def _causal_scores(num_tokens: int, window: int | None) -> int:
 # -- matrix products ------------------------------------------------------------------------------
 
 
-def matrix_work(matrix: MatrixOp, rows: Rows, model: RankModel) -> Work:
+def matrix_work(matrix: MatrixOp, rows: RowCounts, model: RankModel) -> ResourceUse:
     """Of a product in all of its layers."""
     num_rows = rows.num_sampled if matrix.sampled_only else rows.num_tokens
     if not num_rows:
@@ -246,13 +248,15 @@ def matrix_work(matrix: MatrixOp, rows: Rows, model: RankModel) -> Work:
     if matrix.experts is not None:
         return _experts_work(matrix, matrix.experts, num_rows, model)
     activations = num_rows * (matrix.inputs + matrix.outputs) * model.activation_bytes
-    return Work(
+    return ResourceUse(
         matrix.count * (matrix.num_bytes + activations),
         2.0 * matrix.count * matrix.num_params * num_rows,
     )
 
 
-def _experts_work(matrix: MatrixOp, experts: Experts, num_rows: int, model: RankModel) -> Work:
+def _experts_work(
+    matrix: MatrixOp, experts: Experts, num_rows: int, model: RankModel
+) -> ResourceUse:
     """Of the rank on which most of the rows land: all wait for it."""
     parallel = model.parallel
     num_tokens = num_rows * max(1, parallel.ep // parallel.tp)  # of all who share the experts
@@ -262,7 +266,7 @@ def _experts_work(matrix: MatrixOp, experts: Experts, num_rows: int, model: Rank
         here *= load_factor(parallel.ep, uses)
     hit = experts_hit(experts.total, experts.per_token, num_tokens) / experts.total
     activations = here * (matrix.inputs + matrix.outputs) * model.activation_bytes
-    return Work(
+    return ResourceUse(
         matrix.count * (matrix.num_bytes * hit + activations),
         2.0 * matrix.count * matrix.num_params / experts.on_rank * here,
     )

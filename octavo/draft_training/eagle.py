@@ -25,7 +25,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from octavo.draft_training.pieces import Context
-from octavo.draft_training.stateless_heads import Norm, linear
+from octavo.draft_training.stateless_heads import TrainableNorm, linear
 from octavo.layers.rope import RotaryEmbedding
 from octavo.models.config import ModelConfig
 
@@ -39,7 +39,7 @@ def eagle_depths(num_layers: int) -> tuple[int, ...]:
     return tuple(sorted({min(2, num_layers), half, max(num_layers - 3, half + 1)}))
 
 
-class EagleHead(nn.Module):
+class TrainableEagleHead(nn.Module):
     """Modules are called as the tensors of a published folder.
 
     Args:
@@ -54,7 +54,7 @@ class EagleHead(nn.Module):
         size = layer.hidden_size
         self.fc = linear(num_depths * size, size, None)
         self.midlayer = _Layer(layer, generator)
-        self.norm = Norm(size, layer.norm_eps)
+        self.norm = TrainableNorm(size, layer.norm_eps)
         self._rope = RotaryEmbedding(layer.rope)
         with torch.no_grad():
             self.fc.weight[:, -size:] = torch.eye(size)
@@ -110,9 +110,9 @@ class _Layer(nn.Module):
     def __init__(self, layer: ModelConfig, generator: torch.Generator):
         super().__init__()
         size, eps = layer.hidden_size, layer.norm_eps
-        self.input_layernorm, self.hidden_norm = Norm(size, eps), Norm(size, eps)
+        self.input_layernorm, self.hidden_norm = TrainableNorm(size, eps), TrainableNorm(size, eps)
         self.self_attn = _Attention(layer, generator)
-        self.post_attention_layernorm = Norm(size, eps)
+        self.post_attention_layernorm = TrainableNorm(size, eps)
         self.mlp = _MLP(size, layer.intermediate_size, generator)
 
     def pair(self, embeddings: Tensor, features: Tensor) -> Tensor:

@@ -12,13 +12,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from octavo.draft_training.examples import Examples
-from octavo.draft_training.stateless_heads import Head
+from octavo.draft_training.stateless_heads import TrainableHead
 
 _POSITIONS = 256  # that are run at a time
 
 
 @torch.no_grad()
-def ranks(head: Head[Any], examples: Examples[Any], units: Tensor) -> Tensor:
+def ranks(head: TrainableHead[Any], examples: Examples[Any], units: Tensor) -> Tensor:
     """At which place of a head's guesses the token of the answer is: int64 [n, K], 0 for the first;
     a number above all places where the shortlist has not got it. ``n``: positions of the units.
 

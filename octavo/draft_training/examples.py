@@ -19,7 +19,7 @@ Inputs = TypeVar("Inputs")
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class TargetWeights:
     """What a head has of the model that it guesses for.
 
     ``embedding``: [V, d], of any float type. ``shortlist``: int64 [S], ascending. ``rows``: float32
@@ -41,7 +41,7 @@ class Target:
 
 
 @dataclass(frozen=True, slots=True)
-class Sequences:
+class TrainingSequences:
     """Prompts with their answers, one behind the other, T tokens in all.
 
     ``token_ids``: int64 [T]. ``hidden``: bfloat16 [T, d], after the final norm. ``streams``:
@@ -65,7 +65,7 @@ class Sequences:
 
 
 @dataclass(frozen=True, slots=True)
-class Batch(Generic[Inputs]):
+class TrainingBatch(Generic[Inputs]):
     """B positions, and K tokens ahead of each.
 
     ``inputs``: what the head reads. ``wanted``: int64 [B, K], the tokens of the answer, as indices
@@ -89,19 +89,19 @@ class Examples(ABC, Generic[Inputs]):
     units: Tensor
     unit_size: int
 
-    def __init__(self, target: Target, sequences: Sequences, steps: int):
+    def __init__(self, target: TargetWeights, sequences: TrainingSequences, steps: int):
         self.target, self._sequences, self._steps = target, sequences, steps
         places = torch.full((len(target.embedding),), -1)
         places[target.shortlist] = torch.arange(len(target.shortlist))
         self._wanted = places[sequences.token_ids]
         self._likely, self._shares = _most_likely(target, sequences.hidden)
 
-    def batch(self, units: Tensor) -> Batch[Inputs]:
+    def batch(self, units: Tensor) -> TrainingBatch[Inputs]:
         """Of some of the units, in their order."""
         starts, inputs = self._read(units)
         ahead = self._ahead(starts)
         likely, shares = self._likely[ahead].long(), self._shares[ahead]
-        return Batch(inputs, self._wanted[ahead + 1], likely, shares)
+        return TrainingBatch(inputs, self._wanted[ahead + 1], likely, shares)
 
     def _ahead(self, starts: Tensor) -> Tensor:
         """The positions p + 1 ... p + K, int64 [B, K]: their tokens are read, those after them are
@@ -126,7 +126,7 @@ class Positions(Examples[Ahead]):
 
     unit_size = 1
 
-    def __init__(self, target: Target, sequences: Sequences, steps: int):
+    def __init__(self, target: TargetWeights, sequences: TrainingSequences, steps: int):
         super().__init__(target, sequences, steps)
         self.units = sequences.starts(steps)
 
@@ -136,7 +136,7 @@ class Positions(Examples[Ahead]):
 
 
 @torch.no_grad()
-def _most_likely(target: Target, hidden: Tensor) -> tuple[Tensor, Tensor]:
+def _most_likely(target: TargetWeights, hidden: Tensor) -> tuple[Tensor, Tensor]:
     """Indices of the shortlist, int32 [T, TOP], and their probabilities among themselves."""
     found = [
         target.logits(rows.float()).topk(min(TOP, len(target.shortlist)))

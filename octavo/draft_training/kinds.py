@@ -12,12 +12,16 @@ import torch
 from torch import Tensor
 
 from octavo.base.fields import Fields
-from octavo.draft_training.eagle import EagleHead, eagle_depths
+from octavo.draft_training.eagle import TrainableEagleHead, eagle_depths
 from octavo.draft_training.evaluation import acceptance, accuracies
-from octavo.draft_training.examples import Examples, Positions, Sequences, Target
+from octavo.draft_training.examples import Examples, Positions, TargetWeights, TrainingSequences
 from octavo.draft_training.medusa_tree import grow
 from octavo.draft_training.pieces import Pieces
-from octavo.draft_training.stateless_heads import Head, MedusaHeads, RecurrentHead
+from octavo.draft_training.stateless_heads import (
+    TrainableHead,
+    TrainableMedusaHeads,
+    TrainableReDrafterHead,
+)
 from octavo.models.config import ModelConfig
 from octavo.models.safetensors_writer import NewTensor
 from octavo.speculation.eagle import ARCHITECTURES, layer_config
@@ -40,24 +44,24 @@ class Kind(Protocol):
         """After how many layers the head sees the residual stream, beside the last hidden state."""
         ...
 
-    def examples(self, target: Target, sequences: Sequences) -> Examples[Any]: ...
+    def examples(self, target: TargetWeights, sequences: TrainingSequences) -> Examples[Any]: ...
 
-    def create(self, model: ModelConfig, target: Target, seed: int) -> Head[Any]:
+    def create(self, model: ModelConfig, target: TargetWeights, seed: int) -> TrainableHead[Any]:
         """A head that is not trained yet."""
         ...
 
-    def config(self, model: ModelConfig, target: Target, places: Tensor) -> dict[str, Any]:
+    def config(self, model: ModelConfig, target: TargetWeights, places: Tensor) -> dict[str, Any]:
         """What ``config.json`` says. ``places``: where it was right on held-out answers, as of
         ``evaluation.ranks``."""
         ...
 
-    def tensors(self, head: Head[Any], target: Target) -> Iterator[NewTensor]: ...
+    def tensors(self, head: TrainableHead[Any], target: TargetWeights) -> Iterator[NewTensor]: ...
 
 
 @dataclass(frozen=True, slots=True)
 class Recurrent:
-    """See ``heads.py``. Tensors are called as in ``RecurrentHead``, with the shortlist's rows in
-    ``lm_head.weight`` and their ids in ``token_map``."""
+    """A ReDrafter head. Tensors are called as in ``TrainableReDrafterHead``, with the shortlist's
+    rows in ``lm_head.weight`` and their ids in ``token_map``."""
 
     steps: int = 3
     num_layers: int = 1
@@ -65,14 +69,18 @@ class Recurrent:
     def depths(self, model: ModelConfig) -> Sequence[int]:
         return ()
 
-    def examples(self, target: Target, sequences: Sequences) -> Positions:
+    def examples(self, target: TargetWeights, sequences: TrainingSequences) -> Positions:
         return Positions(target, sequences, self.steps)
 
-    def create(self, model: ModelConfig, target: Target, seed: int) -> RecurrentHead:
+    def create(
+        self, model: ModelConfig, target: TargetWeights, seed: int
+    ) -> TrainableReDrafterHead:
         inner = _inner_size(model)
-        return RecurrentHead(model.hidden_size, inner, self.num_layers, model.norm_eps, seed)
+        return TrainableReDrafterHead(
+            model.hidden_size, inner, self.num_layers, model.norm_eps, seed
+        )
 
-    def config(self, model: ModelConfig, target: Target, places: Tensor) -> dict[str, Any]:
+    def config(self, model: ModelConfig, target: TargetWeights, places: Tensor) -> dict[str, Any]:
         return {
             "architectures": ["OctavoRecurrentDraft"],
             "model_type": "octavo_recurrent_draft",
@@ -85,7 +93,7 @@ class Recurrent:
             "hidden_act": "silu",
         }
 
-    def tensors(self, head: Head[Any], target: Target) -> Iterator[NewTensor]:
+    def tensors(self, head: TrainableHead[Any], target: TargetWeights) -> Iterator[NewTensor]:
         yield _token_map(target)
         yield from _matrices(head.state_dict())
         yield _float("lm_head.weight", target.rows)
@@ -100,13 +108,13 @@ class Medusa:
     def depths(self, model: ModelConfig) -> Sequence[int]:
         return ()
 
-    def examples(self, target: Target, sequences: Sequences) -> Positions:
+    def examples(self, target: TargetWeights, sequences: TrainingSequences) -> Positions:
         return Positions(target, sequences, self.steps)
 
-    def create(self, model: ModelConfig, target: Target, seed: int) -> MedusaHeads:
-        return MedusaHeads(model.hidden_size, self.steps)
+    def create(self, model: ModelConfig, target: TargetWeights, seed: int) -> TrainableMedusaHeads:
+        return TrainableMedusaHeads(model.hidden_size, self.steps)
 
-    def config(self, model: ModelConfig, target: Target, places: Tensor) -> dict[str, Any]:
+    def config(self, model: ModelConfig, target: TargetWeights, places: Tensor) -> dict[str, Any]:
         tree = grow(accuracies(places, _GUESSES), _TREE_NODES)
         return {
             "architectures": ["MedusaModel"],
@@ -119,7 +127,7 @@ class Medusa:
             "octavo": {"tree": [list(path) for path in tree]},
         }
 
-    def tensors(self, head: Head[Any], target: Target) -> Iterator[NewTensor]:
+    def tensors(self, head: TrainableHead[Any], target: TargetWeights) -> Iterator[NewTensor]:
         yield _token_map(target)
         yield from _matrices(head.state_dict())
         for index in range(self.steps):
@@ -135,14 +143,14 @@ class Eagle:
     def depths(self, model: ModelConfig) -> Sequence[int]:
         return eagle_depths(model.num_layers)
 
-    def examples(self, target: Target, sequences: Sequences) -> Pieces:
+    def examples(self, target: TargetWeights, sequences: TrainingSequences) -> Pieces:
         return Pieces(target, sequences, self.steps)
 
-    def create(self, model: ModelConfig, target: Target, seed: int) -> EagleHead:
+    def create(self, model: ModelConfig, target: TargetWeights, seed: int) -> TrainableEagleHead:
         fields = Fields(Path("config.json"), self._layer(model))
-        return EagleHead(layer_config(fields), len(self.depths(model)), target.norm, seed)
+        return TrainableEagleHead(layer_config(fields), len(self.depths(model)), target.norm, seed)
 
-    def config(self, model: ModelConfig, target: Target, places: Tensor) -> dict[str, Any]:
+    def config(self, model: ModelConfig, target: TargetWeights, places: Tensor) -> dict[str, Any]:
         return {
             "architectures": [ARCHITECTURES[0]],
             **self._layer(model),
@@ -151,7 +159,7 @@ class Eagle:
             "norm_before_residual": True,
         }
 
-    def tensors(self, head: Head[Any], target: Target) -> Iterator[NewTensor]:
+    def tensors(self, head: TrainableHead[Any], target: TargetWeights) -> Iterator[NewTensor]:
         ids = target.shortlist.numpy()
         yield _integers("d2t", ids - np.arange(len(ids)))
         yield from _matrices(head.state_dict())
@@ -185,7 +193,9 @@ KINDS: Mapping[str, Callable[[], Kind]] = {
 }
 
 
-def described(kind: Kind, model: ModelConfig, target: Target, places: Tensor) -> dict[str, Any]:
+def described(
+    kind: Kind, model: ModelConfig, target: TargetWeights, places: Tensor
+) -> dict[str, Any]:
     """The whole of ``config.json``; octavo's own figures are in ``octavo``."""
     config = kind.config(model, target, places)
     figures = {"acceptance": [round(rate, 4) for rate in acceptance(places)]}
@@ -197,7 +207,7 @@ def _inner_size(model: ModelConfig) -> int:
     return max(1, multiples) * _INNER_MULTIPLE
 
 
-def _token_map(target: Target) -> NewTensor:
+def _token_map(target: TargetWeights) -> NewTensor:
     return _integers("token_map", target.shortlist.numpy())
 
 

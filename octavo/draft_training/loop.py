@@ -18,8 +18,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from octavo.draft_training.examples import Batch, Examples
-from octavo.draft_training.stateless_heads import Head
+from octavo.draft_training.examples import Examples, TrainingBatch
+from octavo.draft_training.stateless_heads import TrainableHead
 
 _DECAY = 0.8
 _RISE = 0.02
@@ -44,7 +44,7 @@ class Schedule:
         return self.rate * fall * min(1.0, (step + 1) / rise)
 
 
-class StepReport(NamedTuple):
+class TrainStepReport(NamedTuple):
     """Step ``step`` of ``of`` is done. ``loss``: of its positions, in nats, before it."""
 
     step: int
@@ -56,14 +56,16 @@ class Training:
     """A head that is on its way. ``step``: how many are done; it can be put back, with the state of
     the optimizer and of the head, to go on as if nothing had been between."""
 
-    def __init__(self, head: Head[Any], examples: Examples[Any], schedule: Schedule):
+    def __init__(self, head: TrainableHead[Any], examples: Examples[Any], schedule: Schedule):
         self.head, self.schedule, self.step = head, schedule, 0
         self._examples = examples
         self.optimizer = torch.optim.AdamW(
             head.parameters(), lr=schedule.rate, betas=_BETAS, weight_decay=_WEIGHT_DECAY
         )
 
-    def run(self, until: int, on_step: Callable[[StepReport], None] = lambda report: None) -> None:
+    def run(
+        self, until: int, on_step: Callable[[TrainStepReport], None] = lambda report: None
+    ) -> None:
         """Go on until so many steps are done, or all of them."""
         while self.step < min(until, self.schedule.steps):
             for group in self.optimizer.param_groups:
@@ -75,7 +77,7 @@ class Training:
             torch.nn.utils.clip_grad_norm_(self.head.parameters(), _MAX_NORM)
             self.optimizer.step()
             self.step += 1
-            on_step(StepReport(self.step, self.schedule.steps, float(total.detach())))
+            on_step(TrainStepReport(self.step, self.schedule.steps, float(total.detach())))
 
     def _drawn(self, step: int) -> Tensor:
         """The units of a step: each once before any comes again, in an order of each round's own,
@@ -94,7 +96,7 @@ class Training:
     _order: Tensor
 
 
-def loss(head: Head[Any], batch: Batch[Any], rows: Tensor) -> Tensor:
+def loss(head: TrainableHead[Any], batch: TrainingBatch[Any], rows: Tensor) -> Tensor:
     """Of a batch, in nats: see above. ``rows``: float32 [S, d], of the target's head."""
     total, weights = torch.zeros(()), 0.0
     for ahead, state in enumerate(head.states(batch.inputs)):

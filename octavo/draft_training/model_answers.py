@@ -27,7 +27,7 @@ _PIECE_TOKENS = 64
 _PROMPT_TOKENS = 1024
 
 
-class Ask(NamedTuple):
+class TrainingPrompt(NamedTuple):
     """A prompt, and how it is to be answered."""
 
     prompt_ids: list[int]
@@ -35,21 +35,21 @@ class Ask(NamedTuple):
     seed: int
 
 
-class Spoken(NamedTuple):
+class ModelAnswer(NamedTuple):
     """A prompt with its answer."""
 
     prompt_ids: list[int]
     answer_ids: list[int]
 
 
-Talk = Callable[[Sequence[Ask]], Sequence[list[int]]]
+Talk = Callable[[Sequence[TrainingPrompt]], Sequence[list[int]]]
 """Answers prompts, together."""
 
 OpenTalk = Callable[[], AbstractContextManager[Talk]]
 """Loads the model that answers, until the end of the context."""
 
 
-def asks(tokenizer: Tokenizer, path: Path | None, count: int, seed: int) -> list[Ask]:
+def asks(tokenizer: Tokenizer, path: Path | None, count: int, seed: int) -> list[TrainingPrompt]:
     """So many prompts; where a file has fewer, each is asked again with other random numbers.
 
     Of conversations, what was said before each answer; of texts, pieces to go on from; without a
@@ -63,7 +63,7 @@ def asks(tokenizer: Tokenizer, path: Path | None, count: int, seed: int) -> list
     if not prompts:
         raise ConfigError(f"{path}: there is nothing to ask in it: give texts or conversations")
     return [
-        Ask(
+        TrainingPrompt(
             prompts[index % len(prompts)][-_PROMPT_TOKENS:],
             TEMPERATURE if index % _GREEDY_EVERY else 0.0,
             seed + index,
@@ -105,14 +105,16 @@ def _questions(conversation: Conversation) -> Iterator[Conversation]:
             yield conversation[: index + 1]
 
 
-def answered(talk: Talk, some: Sequence[Ask]) -> list[Spoken]:
+def answered(talk: Talk, some: Sequence[TrainingPrompt]) -> list[ModelAnswer]:
     """Those of the prompts that got an answer of more than a token or two."""
     answers = talk(some)
-    spoken = (Spoken(ask.prompt_ids, list(ids)) for ask, ids in zip(some, answers, strict=True))
+    spoken = (
+        ModelAnswer(ask.prompt_ids, list(ids)) for ask, ids in zip(some, answers, strict=True)
+    )
     return [each for each in spoken if len(each.answer_ids) > 2]
 
 
-def parts(asked: Sequence[Ask], size: int) -> Iterator[list[Ask]]:
+def parts(asked: Sequence[TrainingPrompt], size: int) -> Iterator[list[TrainingPrompt]]:
     """In their order, so many at a time."""
     rest = iter(asked)
     while part := list(islice(rest, size)):

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from octavo.draft_training.examples import Examples, Sequences, Target
+from octavo.draft_training.examples import Examples, TargetWeights, TrainingSequences
 
 # Positions that are guessed from, at most. Longer pieces share more of their context; but positions
 # that stand together resemble each other, and a step of few pieces teaches less than one of many.
@@ -60,7 +60,7 @@ class Pieces(Examples[Context]):
 
     unit_size = _PIECE
 
-    def __init__(self, target: Target, sequences: Sequences, steps: int):
+    def __init__(self, target: TargetWeights, sequences: TrainingSequences, steps: int):
         super().__init__(target, sequences, steps)
         self._begins = _begins(sequences)
         self._pieces = list(_cut(sequences.starts(steps).tolist(), self._begins.tolist()))
@@ -81,7 +81,7 @@ class Pieces(Examples[Context]):
         )
 
 
-def _begins(sequences: Sequences) -> Tensor:
+def _begins(sequences: TrainingSequences) -> Tensor:
     """Where the sequence of each token begins, int64 [T]."""
     ends, lengths = sequences.ends.unique_consecutive(return_counts=True)
     return (ends - lengths).repeat_interleave(lengths)

@@ -35,7 +35,7 @@ from octavo.draft_training.examples import Ahead
 Inputs = TypeVar("Inputs", contravariant=True)
 
 
-class Head(Protocol[Inputs]):
+class TrainableHead(Protocol[Inputs]):
     """What is trained, of any kind."""
 
     def parameters(self) -> Iterator[nn.Parameter]: ...
@@ -48,13 +48,13 @@ class Head(Protocol[Inputs]):
         ...
 
 
-class RecurrentHead(nn.Module):
+class TrainableReDrafterHead(nn.Module):
     """``num_layers`` gated layers of ``intermediate_size``."""
 
     def __init__(self, size: int, intermediate_size: int, num_layers: int, eps: float, seed: int):
         super().__init__()
         generator = torch.Generator().manual_seed(seed)
-        self.embed_norm = Norm(size, eps)
+        self.embed_norm = TrainableNorm(size, eps)
         self.layers = nn.ModuleList(
             _GatedLayer(size, 0 if index else size, intermediate_size, eps, generator)
             for index in range(num_layers)
@@ -70,7 +70,7 @@ class RecurrentHead(nn.Module):
             yield state
 
 
-class MedusaHeads(nn.Module):
+class TrainableMedusaHeads(nn.Module):
     """``num_heads`` heads of one residual layer each."""
 
     def __init__(self, size: int, num_heads: int):
@@ -82,7 +82,7 @@ class MedusaHeads(nn.Module):
             yield block(inputs.hidden)
 
 
-class Norm(nn.Module):
+class TrainableNorm(nn.Module):
     """Scales to a root mean square of 1, then by a weight that is learned from 1 on."""
 
     def __init__(self, size: int, eps: float):
@@ -99,7 +99,7 @@ class _GatedLayer(nn.Module):
 
     def __init__(self, size: int, more: int, inner: int, eps: float, generator: torch.Generator):
         super().__init__()
-        self.input_norm = Norm(size, eps)
+        self.input_norm = TrainableNorm(size, eps)
         self.gate_proj = linear(size + more, inner, generator)
         self.up_proj = linear(size + more, inner, generator)
         self.down_proj = linear(inner, size, None)

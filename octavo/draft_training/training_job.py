@@ -21,14 +21,21 @@ from torch import Tensor
 from octavo.base.errors import ConfigError
 from octavo.base.files import NewFolder, sha256_of
 from octavo.draft_training.evaluation import acceptance, expected_tokens, ranks
-from octavo.draft_training.examples import Examples, Sequences, Target
+from octavo.draft_training.examples import Examples, TargetWeights, TrainingSequences
 from octavo.draft_training.kinds import KINDS, Kind, described
-from octavo.draft_training.loop import Schedule, StepReport, Training
-from octavo.draft_training.model_answers import Ask, OpenTalk, Spoken, answered, asks, parts
+from octavo.draft_training.loop import Schedule, Training, TrainStepReport
+from octavo.draft_training.model_answers import (
+    ModelAnswer,
+    OpenTalk,
+    TrainingPrompt,
+    answered,
+    asks,
+    parts,
+)
 from octavo.draft_training.sequence_states import HiddenStates, Seen
 from octavo.draft_training.shortlist import coverage, shortlist
 from octavo.draft_training.state import restore, snapshot
-from octavo.draft_training.stateless_heads import Head
+from octavo.draft_training.stateless_heads import TrainableHead
 from octavo.draft_training.work_folder import WorkFolder
 from octavo.models.checkpoint import Checkpoint
 from octavo.models.config import ModelConfig
@@ -53,7 +60,7 @@ _JUDGED_POSITIONS = 4096
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class TrainRequest:
     """What is asked for.
 
     Args:
@@ -93,7 +100,7 @@ class Wanted:
 
 
 @dataclass(frozen=True, slots=True)
-class Made:
+class TrainResult:
     """Heads on disk, and how good they are on answers that they were not trained on.
 
     ``acceptance``: how often each guess of a chain is right where those before it are.
@@ -119,9 +126,9 @@ def train_draft(
     tokenizer: Tokenizer,
     open_talk: OpenTalk,
     out: Path,
-    wanted: Wanted,
+    wanted: TrainRequest,
     progress: Progress = lambda what, done, total: None,
-) -> Made:
+) -> TrainResult:
     """Train heads for a model into ``out``, which is there whole or not at all.
 
     A run that was ended is gone on from by the next one with the same settings.
@@ -145,7 +152,7 @@ def train_draft(
     return made
 
 
-def _about(checkpoint: Checkpoint, wanted: Wanted) -> dict[str, Any]:
+def _about(checkpoint: Checkpoint, wanted: TrainRequest) -> dict[str, Any]:
     """Everything that a head depends on. Files of the model count by size and time."""
     settings = asdict(wanted)
     if wanted.data is not None and wanted.data.is_file():
@@ -165,7 +172,7 @@ class _Job:
         self,
         checkpoint: Checkpoint,
         tokenizer: Tokenizer,
-        wanted: Wanted,
+        wanted: TrainRequest,
         work: WorkFolder,
         progress: Progress,
     ):
@@ -198,7 +205,7 @@ class _Job:
                     break
         self.work.keep("answered", {})
 
-    def _asks(self) -> list[Ask]:
+    def _asks(self) -> list[TrainingPrompt]:
         wanted = self._wanted
         # An answer may be short; and there are as many prompts as anybody could want.
         count = max(4 * _HELD_OUT_EVERY, 4 * wanted.tokens // wanted.answer_tokens)
@@ -236,13 +243,13 @@ class _Job:
             self.work.keep("head", snapshot(training))
         return training
 
-    def _new_head(self, examples: Examples[Any]) -> Head[Any]:
+    def _new_head(self, examples: Examples[Any]) -> TrainableHead[Any]:
         return self._kind.create(self._config, examples.target, self._wanted.seed)
 
-    def _on_step(self, report: StepReport) -> None:
+    def _on_step(self, report: TrainStepReport) -> None:
         self._progress(f"training, loss {report.loss:.2f}", report.step, report.of)
 
-    def write(self, training: Training, out: Path, begin: float) -> Made:
+    def write(self, training: Training, out: Path, begin: float) -> TrainResult:
         examples = self._examples(held_out=True)
         places = ranks(training.head, examples, _judged(examples))
         target = examples.target
@@ -253,7 +260,7 @@ class _Job:
             write_safetensors(new.folder, self._kind.tensors(training.head, target))
             new.publish()
         answers = [each.answer_ids for each in self._held(True)]
-        return Made(
+        return TrainResult(
             out,
             self._wanted.kind,
             acceptance(places),
@@ -273,7 +280,7 @@ class _Job:
             number += 1
         return number
 
-    def _spoken(self, what: str = "answers") -> list[Spoken]:
+    def _spoken(self, what: str = "answers") -> list[ModelAnswer]:
         """The answers of all pieces of which there is ``what``, too."""
         pieces = range(self._num_kept(what))
         return [
@@ -284,7 +291,7 @@ class _Job:
         spoken = (each for n in pieces for each in _unpacked(self.work.load(f"answers-{n}")))
         return [[*each.prompt_ids, *each.answer_ids] for each in spoken]
 
-    def _held(self, held_out: bool) -> list[Spoken]:
+    def _held(self, held_out: bool) -> list[ModelAnswer]:
         return [
             each for n, each in enumerate(self._spoken("hidden")) if _is_held_out(n) == held_out
         ]
@@ -306,7 +313,7 @@ class _Job:
         pieces = (self.work.load(f"hidden-{n}")[what] for n in range(self._num_kept("hidden")))
         return torch.cat([torch.from_numpy(piece) for piece in pieces]).view(torch.bfloat16)
 
-    def _target(self) -> Target:
+    def _target(self) -> TargetWeights:
         own = [token for each in self._held(False) for token in each.answer_ids]
         prompts = (token for each in self._held(False) for token in each.prompt_ids)
         other = [*prompts, *self._built_in_text()]
@@ -316,7 +323,7 @@ class _Job:
         head = torch.from_numpy(parameters.rows(HEAD)) if HEAD in parameters.names else embedding
         ids = torch.from_numpy(listed)
         norm = self._model().model.norm.weight.value
-        return Target(
+        return TargetWeights(
             embedding.to(torch.bfloat16), ids, head[ids].contiguous(), torch.from_numpy(norm)
         )
 
@@ -347,8 +354,8 @@ class _Job:
 
 
 def sequences_of(
-    spoken: list[Spoken], hidden: Tensor, streams: Tensor, held_out: bool
-) -> Sequences:
+    spoken: list[ModelAnswer], hidden: Tensor, streams: Tensor, held_out: bool
+) -> TrainingSequences:
     """Those answers that are held out, or the others. ``hidden``, ``streams``: bfloat16 [T, ...],
     of all of them one behind the other."""
     lengths = torch.tensor([len(each.prompt_ids) + len(each.answer_ids) for each in spoken])
@@ -356,7 +363,7 @@ def sequences_of(
     rows = is_chosen.repeat_interleave(lengths)
     chosen = [each for number, each in enumerate(spoken) if is_chosen[number]]
     counts = lengths[is_chosen]
-    return Sequences(
+    return TrainingSequences(
         torch.tensor([token for each in chosen for token in (*each.prompt_ids, *each.answer_ids)]),
         hidden[rows],
         streams[rows],
@@ -390,7 +397,7 @@ def _halved(seen: Iterable[Seen]) -> dict[str, np.ndarray]:
     }
 
 
-def _packed(spoken: list[Spoken]) -> dict[str, np.ndarray]:
+def _packed(spoken: list[ModelAnswer]) -> dict[str, np.ndarray]:
     lengths = [(len(each.prompt_ids), len(each.answer_ids)) for each in spoken]
     token_ids = [token for each in spoken for token in (*each.prompt_ids, *each.answer_ids)]
     return {
@@ -399,9 +406,9 @@ def _packed(spoken: list[Spoken]) -> dict[str, np.ndarray]:
     }
 
 
-def _unpacked(arrays: dict[str, np.ndarray]) -> Iterator[Spoken]:
+def _unpacked(arrays: dict[str, np.ndarray]) -> Iterator[ModelAnswer]:
     token_ids, start = arrays["token_ids"].tolist(), 0
     for prompt, answer in arrays["lengths"].tolist():
         end = start + prompt
-        yield Spoken(token_ids[start:end], token_ids[end : end + answer])
+        yield ModelAnswer(token_ids[start:end], token_ids[end : end + answer])
         start = end + answer

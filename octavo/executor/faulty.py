@@ -26,7 +26,7 @@ from octavo.core.scheduler import Scheduler, SchedulerConfig
 if TYPE_CHECKING:
     import numpy as np
 
-    from octavo.runtime.forward import Blocks, Forward, Logits, Observed, PendingRows, Rows
+    from octavo.runtime.forward import Blocks, Forward, ForwardOutput, Logits, Observed, PendingRows
 
 # Says whether a fault happens this time.
 Trigger = Callable[[], bool]
@@ -172,7 +172,7 @@ class FaultyForward:
     def submit(self, batch: Batch, weighed: Collection[str] = ()) -> PendingRows:
         return _FaultyRows(self._forward.submit(batch, weighed), self._damages)
 
-    def run(self, batch: Batch, weighed: Collection[str] = ()) -> Rows:
+    def run(self, batch: Batch, weighed: Collection[str] = ()) -> ForwardOutput:
         return self.submit(batch, weighed).result()
 
     def logits(self, rows: range) -> Logits:
@@ -193,7 +193,7 @@ class _FaultyRows:
     pending: PendingRows
     damages: Trigger
 
-    def result(self) -> Rows:
+    def result(self) -> ForwardOutput:
         rows = self.pending.result()
         if self.damages():
             rows.damaged = sorted({0, *rows.damaged})

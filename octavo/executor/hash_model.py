@@ -10,8 +10,8 @@ With windows there is a fold over the KV that each group of layers sees, and all
 layer's does on all that the layers below have seen. To read a slot that has left its window is an
 error. A window is of two positions at least: a step goes on from the state of the one before it.
 
-A request with a ``Sight`` has in all groups what that sees; as far as it sees all, its KV is that
-of others.
+A request with a ``SinkWindow`` has in all groups what that sees; as far as it sees all, its KV is
+that of others.
 With recurrent layers (``core/state_slots.py``) there is one number more, which each token changes
 in turn: it is *carried* from step to step in a slot, and KV and answers depend on it. A slot that
 is stale, or another's, changes the text, too.
@@ -28,11 +28,11 @@ from itertools import chain
 from typing import NamedTuple, TypeAlias
 
 from octavo.core.batch import NO_STATE, Batch, Draft, ScheduledRequest, StateStep, StepOutput
-from octavo.core.drafting import Opening
+from octavo.core.drafting import DraftingRequest
 from octavo.core.executor import NoModel, StepHandle
 from octavo.core.kv_tables import ONE_TABLE, Windows
 from octavo.core.request import Request
-from octavo.core.sink_window import Sight
+from octavo.core.sink_window import SinkWindow
 
 # Guesses at what follows a prompt from a position on.
 Propose = Callable[[Sequence[int], int], Draft | None]
@@ -58,10 +58,12 @@ _Slots: TypeAlias = tuple[_Slot, ...]  # of one position, a slot of each group
 _Read: TypeAlias = Callable[[int, int], int]  # the KV that a group has of a position
 
 
-def _seen_before(window: int | None, sight: Sight | None, position: int) -> list[int] | None:
+def _seen_before(
+    window: int | None, sink_window: SinkWindow | None, position: int
+) -> list[int] | None:
     """The positions before it that a query sees in a group; None for all."""
-    if sight is not None and position >= sight.num_tokens:
-        return [*range(sight.sinks), *range(sight.first_seen(position), position)]
+    if sink_window is not None and position >= sink_window.num_tokens:
+        return [*range(sink_window.sinks), *range(sink_window.first_seen(position), position)]
     return None if window is None else [*range(max(0, position - window + 1), position)]
 
 
@@ -77,7 +79,7 @@ def _next(
     before: _Slots,
     read: _Read,
     carried: int | None = None,
-    sight: Sight | None = None,
+    sink_window: SinkWindow | None = None,
 ) -> _Slots:
     """The slots of a position that follows those of ``before``; ``carried`` beyond its token."""
     kvs: list[int] = []
@@ -88,7 +90,7 @@ def _next(
             kv = _mix(kv, group)
         if carried is not None:
             kv = _mix(kv, carried)
-        seen = _seen_before(window, sight, position)
+        seen = _seen_before(window, sink_window, position)
         if seen is None:
             fold = before[group].fold
         else:
@@ -116,7 +118,7 @@ def expected_tokens(
     num_tokens: int,
     vocab_size: int,
     windows: Windows = ONE_TABLE,
-    sight: Sight | None = None,
+    sink_window: SinkWindow | None = None,
     *,
     has_states: bool = False,
 ) -> list[int]:
@@ -130,7 +132,7 @@ def expected_tokens(
             tokens.append(last[0].state % vocab_size)
         read = partial(_read_list, slots)
         carried = _carry(carried, tokens[position], position)
-        last = _next(windows, tokens[position], position, last, read, carried, sight)
+        last = _next(windows, tokens[position], position, last, read, carried, sink_window)
         slots.append(last)
     return tokens[len(prompt_token_ids) :]
 
@@ -199,7 +201,7 @@ class GuessingProposer:
     def wants(self, request: Request) -> bool:
         return not self._passes or len(request.token_ids) % self._passes != 0
 
-    def propose(self, openings: Sequence[Opening], batch_tokens: int) -> dict[str, Draft]:
+    def propose(self, openings: Sequence[DraftingRequest], batch_tokens: int) -> dict[str, Draft]:
         drafts: dict[str, Draft] = {}
         for request, _ in openings:
             self.known.add(request.request_id)
@@ -232,7 +234,7 @@ class _Work:
     end: int
     num_sampled: int
     draft: Draft | None
-    sight: Sight | None
+    sink_window: SinkWindow | None
     states: StateStep | None
 
     @classmethod
@@ -246,7 +248,7 @@ class _Work:
             item.end,
             item.num_sampled,
             item.draft,
-            request.sight,
+            request.sink_window,
             item.states,
         )
 
@@ -365,12 +367,14 @@ class HashExecutor:
                 raise RuntimeError(f"{work.request_id} goes on from a token that never came")
             token_ids = [*token_ids, token_id]
         carried = self._carried_by(work)
-        state, carried = self._forward(tables, token_ids, work.start, carried, work.sight)
+        state, carried = self._forward(tables, token_ids, work.start, carried, work.sink_window)
         sampled = [state % self._vocab_size] if work.num_sampled else []
         if work.draft is not None:
             return self._verify(tables, work.draft, state, work.end)
         for position in range(work.end, work.end + self._num_rounds(work) - 1):
-            state, carried = self._forward(tables, sampled[-1:], position, carried, work.sight)
+            state, carried = self._forward(
+                tables, sampled[-1:], position, carried, work.sink_window
+            )
             sampled.append(state % self._vocab_size)
         if work.states is not None:
             assert carried is not None
@@ -424,7 +428,7 @@ class HashExecutor:
         token_ids: Sequence[int],
         start: int,
         carried: int | None,
-        sight: Sight | None,
+        sink_window: SinkWindow | None,
     ) -> tuple[int, int | None]:
         """Write the KV of tokens from position ``start`` on; the state after the last of them, and
         what is carried on."""
@@ -432,10 +436,12 @@ class HashExecutor:
         read = partial(self._read_kv, tables)
         for position, token_id in enumerate(token_ids, start):
             carried = _carry(carried, token_id, position)
-            slots = _next(self._windows, token_id, position, slots, read, carried, sight)
+            slots = _next(self._windows, token_id, position, slots, read, carried, sink_window)
             self._write(tables, position, slots)
         if self._is_audit():
-            return self._audited_state(tables, start + len(token_ids), carried, sight), carried
+            return self._audited_state(
+                tables, start + len(token_ids), carried, sink_window
+            ), carried
         return slots[0].state, carried
 
     def _is_audit(self) -> bool:
@@ -447,13 +453,13 @@ class HashExecutor:
         tables: _Tables,
         num_tokens: int,
         carried: int | None = None,
-        sight: Sight | None = None,
+        sink_window: SinkWindow | None = None,
     ) -> int:
         """The state after a sequence, from what is kept of it: slot by slot through its block
         tables."""
         folds: list[int] = []
         for group, window in enumerate(self._windows):
-            before = _seen_before(window, sight, num_tokens - 1)
+            before = _seen_before(window, sink_window, num_tokens - 1)
             seen = range(num_tokens) if before is None else [*before, num_tokens - 1]
             folds.append(reduce(_mix, [self._read_kv(tables, group, each) for each in seen], 0))
         return _state(folds, carried)

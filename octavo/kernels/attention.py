@@ -34,7 +34,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from octavo.kernels.key_tiles import KEY_TILE, SightLike, StepSights, Visibility, Windowed
+from octavo.kernels.key_tiles import KEY_TILE, SinkWindowLike, StepSinkWindows, Visibility, Windowed
 from octavo.kernels.kv_stores import Vectors
 
 QUERY_TILE = 8
@@ -53,8 +53,8 @@ def plan_attention(
     max_seq_len: int,
     block_size: int,
     parents: Tensor | None = None,
-    sights: Sequence[tuple[SightLike, int] | None] | None = None,
-) -> AttentionPlan:
+    sink_windows: Sequence[tuple[SinkWindowLike, int] | None] | None = None,
+) -> ReferenceAttentionPlan:
     """What :func:`paged_attention` needs to know of a step, computed once for all layers.
 
     ``block_tables`` int32 [S, longest table], ``query_start`` int32 [S + 1] and ``seq_lens`` int32
@@ -65,14 +65,15 @@ def plan_attention(
     These have in ``parents`` int32 [T] the row that they follow, an earlier one of the tree or the
     one before it, and stand at the next position; other rows have -1.
 
-    ``sights`` are what requests see, with the tokens behind their sinks that have no slots; None
-    sees all. Queries are then wanted in three rotations, see ``AttentionPlan.angles``.
+    ``sink_windows`` say what each request attends to, with the tokens behind its sinks that have no
+    slots; None attends to all. Queries are then wanted in three rotations, see
+    ``ReferenceAttentionPlan.angles``.
     """
     device = block_tables.device
     tables, start, lengths = (
         t.cpu().numpy().astype(np.int64) for t in (block_tables, query_start, seq_lens)
     )
-    return AttentionPlan(
+    return ReferenceAttentionPlan(
         tables,
         start,
         lengths,
@@ -81,7 +82,7 @@ def plan_attention(
         block_size,
         device,
         None if parents is None else _Trees(parents.cpu().numpy(), start, lengths),
-        None if sights is None else StepSights.of(sights),
+        None if sink_windows is None else StepSinkWindows.of(sink_windows),
     )
 
 
@@ -135,7 +136,7 @@ class _Trees:
         return np.where(positions < num_known, positions, drafted)
 
 
-class AttentionPlan:
+class ReferenceAttentionPlan:
     """The work items of a step. Immutable but for what it remembers between layers."""
 
     def __init__(
@@ -148,7 +149,7 @@ class AttentionPlan:
         block_size: int,
         device: torch.device,
         trees: _Trees | None = None,
-        sights: StepSights | None = None,
+        sink_windows: StepSinkWindows | None = None,
     ):
         self.num_rows = int(query_start[-1])
         self.max_query_len = max_query_len
@@ -156,16 +157,16 @@ class AttentionPlan:
         self._tables = block_tables
         self._block_size = block_size
         self._device = device
-        self._sights = sights
+        self._sink_windows = sink_windows
         # How many positions the rotations of the step's queries and keys are of; and where queries
         # stand beside their own positions, int64 [T] each, if keys see them in different places.
         self.num_angles = max_seq_len
         self.angles: tuple[Tensor, ...] = ()
-        if sights is not None:
-            self.num_angles = sights.num_angles(seq_lens)
+        if sink_windows is not None:
+            self.num_angles = sink_windows.num_angles(seq_lens)
             of_row = np.repeat(np.arange(len(seq_lens)), np.diff(query_start))
             slots = np.arange(self.num_rows) + (seq_lens - query_start[1:])[of_row]
-            self.angles = tuple(map(self._tensor, sights.angles(of_row, slots)))
+            self.angles = tuple(map(self._tensor, sink_windows.angles(of_row, slots)))
         self._groups: dict[tuple[int | None, int], tuple[_Group, ...]] = {}
 
         query_lens = np.diff(query_start)
@@ -204,10 +205,10 @@ class AttentionPlan:
 
     def _visibility(self, window: int | None) -> Visibility:
         """What queries see in a layer."""
-        if self._sights is None:
+        if self._sink_windows is None:
             return Windowed(window)
         assert window is None, "a request's own window is for layers that see all"
-        return self._sights
+        return self._sink_windows
 
     def _group(
         self, items: np.ndarray, last: np.ndarray, visible: Visibility, num_kv_heads: int
@@ -272,7 +273,7 @@ def paged_attention(
     q: Tensor,
     k_cache: Vectors,
     v_cache: Vectors,
-    plan: AttentionPlan,
+    plan: ReferenceAttentionPlan,
     scale: float,
     window: int | None = None,
     softcap: float | None = None,

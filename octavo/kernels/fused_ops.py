@@ -25,7 +25,7 @@ class CannotFuse(Exception):
     """The recorded ops are none that fused kernels can run together; says which."""
 
 
-class Matrix(Protocol):
+class WeightRef(Protocol):
     """A weight. Phases say which one, and how large it is; what is in it is the business of those
     who pack it."""
 
@@ -34,7 +34,7 @@ class Matrix(Protocol):
 
 
 @dataclass(slots=True)
-class Norm:
+class FusedNorm:
     """An rmsnorm: its weight, and the epsilon under its root."""
 
     weight: np.ndarray
@@ -42,31 +42,31 @@ class Norm:
 
 
 @dataclass(slots=True)
-class Segment:
-    weight: Matrix
+class FusedSegment:
+    weight: WeightRef
     bias: np.ndarray | None
     out: Value
 
 
 @dataclass(slots=True)
-class Embed:
+class FusedEmbedding:
     ids: Value
-    weight: Matrix
+    weight: WeightRef
     scale: float
     out: Value
-    positions: Matrix | None = None  # of which the row of a token's position is added
+    positions: WeightRef | None = None  # of which the row of a token's position is added
     position_offset: int = 0
 
 
 @dataclass(slots=True)
-class Linear:
+class FusedLinear:
     """x = source (+ added, normed by ``added_norm``) -> ``sum_out``; normed; times the weights."""
 
     source: Value
-    segments: list[Segment]
-    norm: Norm | None = None
+    segments: list[FusedSegment]
+    norm: FusedNorm | None = None
     added: Value | None = None
-    added_norm: Norm | None = None
+    added_norm: FusedNorm | None = None
     sum_out: Value | None = None
     residual: Value | None = None  # the product is added to it
     activation: str | None = None  # "silu", "gelu_tanh", "gelu_erf": of segment 0, times segment 1
@@ -75,7 +75,7 @@ class Linear:
 
 
 @dataclass(slots=True)
-class Attention:
+class FusedAttention:
     layer: int
     q: Value
     k: Value
@@ -85,14 +85,14 @@ class Attention:
     window: int | None
     softcap: float | None
     sinks: np.ndarray | None
-    q_norm: Norm | None = None
-    k_norm: Norm | None = None
+    q_norm: FusedNorm | None = None
+    k_norm: FusedNorm | None = None
     rope: RopeTable | None = None
     interleaved: bool = False
 
 
 @dataclass(slots=True)
-class Rows:
+class FusedRows:
     """An element-wise op or a norm alone.
 
     Kinds: "norm" and "layernorm", which has a ``bias`` or not; of a and b "add", "silu",
@@ -105,7 +105,7 @@ class Rows:
     a: Value
     out: Value
     b: Value | None = None
-    norm: Norm | None = None
+    norm: FusedNorm | None = None
     bias: np.ndarray | None = None
     factor: float = 1.0
 
@@ -120,41 +120,41 @@ ALONE = {
 
 
 @dataclass(slots=True)
-class Check:
+class FusedCheck:
     """Finds the tokens whose activations are no longer numbers."""
 
     source: Value
 
 
 @dataclass(slots=True)
-class Head:
+class FusedHead:
     """Logits of some rows: x = source, normed, times the weight, scaled, softcapped."""
 
     source: Value
-    weight: Matrix
-    norm: Norm | None = None
+    weight: WeightRef
+    norm: FusedNorm | None = None
     softcap: float | None = None
     remainder_above: float = math.inf
     scale: float | None = None
 
 
 @dataclass(slots=True)
-class LatentAttention:
+class FusedLatentAttention:
     """The ops ``store_latents`` and ``latent_attention`` of a layer."""
 
     layer: int
     q: Value
     ckv: Value
     out: Value
-    kv_b: Matrix
-    norm: Norm
+    kv_b: WeightRef
+    norm: FusedNorm
     scale: float
     rope: RopeTable
     interleaved: bool
 
 
 @dataclass(slots=True)
-class Experts:
+class FusedExperts:
     """x = source, normed, by the experts that ``logits`` choose, and the residual added."""
 
     source: Value
@@ -164,14 +164,14 @@ class Experts:
     activation: str  # as of a Linear, or ``CLAMPED_SWIGLU``
     correction: np.ndarray | None
     out: Value
-    norm: Norm | None = None
+    norm: FusedNorm | None = None
     residual: Value | None = None
     remainder_above: float = math.inf
     inner_remainder_above: float = math.inf  # of what goes into ``down``
 
 
 @dataclass(slots=True)
-class Recurrence:
+class FusedRecurrence:
     """An op of a recurrent layer, of which ``spec`` says which; ``kernels/recurrence.py`` has what
     its inputs and its constants are, in their order.
 
@@ -185,50 +185,67 @@ class Recurrence:
     out: Value
 
 
-Phase = Embed | Linear | Attention | LatentAttention | Recurrence | Rows | Check | Head | Experts
+FusedOp = (
+    FusedEmbedding
+    | FusedLinear
+    | FusedAttention
+    | FusedLatentAttention
+    | FusedRecurrence
+    | FusedRows
+    | FusedCheck
+    | FusedHead
+    | FusedExperts
+)
 
 # Where a layer looks at other positions.
-MIXERS = (Attention, LatentAttention)
+MIXERS = (FusedAttention, FusedLatentAttention)
 
 Place = TypeVar("Place")  # of a value in memory, for whoever allocates it
 
 
-def reads(phase: Phase) -> Iterator[Value]:
+def reads(phase: FusedOp) -> Iterator[Value]:
     """What a phase reads, each as the value that others are views of."""
     match phase:
-        case Linear():
+        case FusedLinear():
             values = [phase.source, phase.added, phase.residual]
-        case Attention():
+        case FusedAttention():
             values = [phase.q, phase.k, phase.v]
-        case LatentAttention():
+        case FusedLatentAttention():
             values = [phase.q, phase.ckv]
-        case Rows():
+        case FusedRows():
             values = [phase.a, phase.b]
-        case Check() | Head():
+        case FusedCheck() | FusedHead():
             values = [phase.source]
-        case Experts():
+        case FusedExperts():
             values = [phase.source, phase.logits, phase.residual]
-        case Recurrence():
+        case FusedRecurrence():
             values = [*phase.inputs]
-        case Embed():
+        case FusedEmbedding():
             values = []
     return (value.source for value in values if value is not None)
 
 
-def writes(phase: Phase) -> Iterator[Value]:
+def writes(phase: FusedOp) -> Iterator[Value]:
     """What a phase writes."""
     match phase:
-        case Linear():
+        case FusedLinear():
             outs = phase.segments[:1] if phase.activation else phase.segments
             values = [phase.sum_out, *(segment.out for segment in outs)]
-        case Embed() | Attention() | Rows() | Experts() | LatentAttention() | Recurrence():
+        case (
+            FusedEmbedding()
+            | FusedAttention()
+            | FusedRows()
+            | FusedExperts()
+            | FusedLatentAttention()
+            | FusedRecurrence()
+        ):
             values = [phase.out]
-        case Check() | Head():
+        case FusedCheck() | FusedHead():
             values = []
     return (value.source for value in values if value is not None)
 
 
-def residual_stream(phases: Sequence[Phase], num_layers: int) -> tuple[Value, Norm]:
+def residual_stream(phases: Sequence[FusedOp], num_layers: int) -> tuple[Value, FusedNorm]:
     """The activations that ``num_layers`` layers have made, and the norm that reads them next: that
     of the layer which follows, or after all layers that of the head.
 
@@ -241,17 +258,19 @@ def residual_stream(phases: Sequence[Phase], num_layers: int) -> tuple[Value, No
     )
     if isinstance(reader, MIXERS):
         # Of latent attention, queries may be two products away.
-        made = (reader.ckv if isinstance(reader, LatentAttention) else reader.q).source
-        reader = next(p for p in phases if isinstance(p, Linear | Rows) and made in writes(p))
-    if not isinstance(reader, Linear | Head) or reader.norm is None:
+        made = (reader.ckv if isinstance(reader, FusedLatentAttention) else reader.q).source
+        reader = next(
+            p for p in phases if isinstance(p, FusedLinear | FusedRows) and made in writes(p)
+        )
+    if not isinstance(reader, FusedLinear | FusedHead) or reader.norm is None:
         raise CannotFuse(f"no norm reads what {num_layers} layers make")
-    if isinstance(reader, Linear) and reader.sum_out is not None:
+    if isinstance(reader, FusedLinear) and reader.sum_out is not None:
         return reader.sum_out.source, reader.norm
     return reader.source.source, reader.norm
 
 
 def place(
-    phases: Sequence[Phase],
+    phases: Sequence[FusedOp],
     allocate: Callable[[Value], Place],
     free: Callable[[Place], None],
     kept: Collection[Value] = (),
@@ -283,16 +302,16 @@ def place(
             else:
                 places[value] = allocate(value)
         # The head may run again over what it reads: that stays.
-        if not isinstance(phase, Head):
+        if not isinstance(phase, FusedHead):
             for value in ending:
                 free(places[value])
     return places
 
 
-def _overwritten(phase: Phase, ending: list[Value]) -> Value | None:
+def _overwritten(phase: FusedOp, ending: list[Value]) -> Value | None:
     """The residual that a product may replace where it lies."""
     if (
-        isinstance(phase, Linear | Experts)
+        isinstance(phase, FusedLinear | FusedExperts)
         and phase.residual in ending
         and phase.residual is not phase.source
     ):
@@ -300,23 +319,23 @@ def _overwritten(phase: Phase, ending: list[Value]) -> Value | None:
     return None
 
 
-def _product(phase: Phase) -> Value | None:
-    if isinstance(phase, Experts):
+def _product(phase: FusedOp) -> Value | None:
+    if isinstance(phase, FusedExperts):
         return phase.out.source
-    return phase.segments[0].out.source if isinstance(phase, Linear) else None
+    return phase.segments[0].out.source if isinstance(phase, FusedLinear) else None
 
 
-def exit_after(phases: Sequence[Phase], num_layers: int) -> list[Phase]:
+def exit_after(phases: Sequence[FusedOp], num_layers: int) -> list[FusedOp]:
     """The phases of a model that ends after its first ``num_layers`` layers: what the next one
     would begin with goes through the last norm to the head. CannotFuse if that is not known."""
     _refuse_recurrences(phases)
     head = phases[-1]
-    assert isinstance(head, Head)
+    assert isinstance(head, FusedHead)
     if num_layers == sum(isinstance(phase, MIXERS) for phase in phases):
         return list(phases)
     index = _first_of_layer(phases, num_layers)
     entry = phases[index]
-    if not isinstance(entry, Linear) or entry.norm is None:
+    if not isinstance(entry, FusedLinear) or entry.norm is None:
         raise CannotFuse(f"layer {num_layers} does not begin with a norm")
     kept = list(phases[:index])
     stream = entry.source
@@ -324,19 +343,19 @@ def exit_after(phases: Sequence[Phase], num_layers: int) -> list[Phase]:
         added = entry.added
         if entry.added_norm is not None:
             normed = _like(added)
-            kept.append(Rows("norm", added, normed, norm=entry.added_norm))
+            kept.append(FusedRows("norm", added, normed, norm=entry.added_norm))
             added = normed
         stream = _like(entry.source)
-        kept.append(Rows("add", entry.source, stream, b=added))
-    return [*kept, Check(stream), replace(head, source=stream)]
+        kept.append(FusedRows("add", entry.source, stream, b=added))
+    return [*kept, FusedCheck(stream), replace(head, source=stream)]
 
 
-def _refuse_recurrences(phases: Sequence[Phase]) -> None:
-    if any(isinstance(phase, Recurrence) for phase in phases):
+def _refuse_recurrences(phases: Sequence[FusedOp]) -> None:
+    if any(isinstance(phase, FusedRecurrence) for phase in phases):
         raise CannotFuse("layers are counted by their attention, and recurrent ones have none")
 
 
-def _first_of_layer(phases: Sequence[Phase], layer: int) -> int:
+def _first_of_layer(phases: Sequence[FusedOp], layer: int) -> int:
     """The place of the linear that reads what the layers before ``layer`` leave."""
     attentions = {p.layer: i for i, p in enumerate(phases) if isinstance(p, MIXERS)}
     if layer not in attentions or layer - 1 not in attentions:
@@ -348,7 +367,7 @@ def _first_of_layer(phases: Sequence[Phase], layer: int) -> int:
         if wanted.isdisjoint(writes(phase)):
             continue
         first = index
-        if isinstance(phase, Linear):  # the way from here on leads through the residual stream
+        if isinstance(phase, FusedLinear):  # the way from here on leads through the residual stream
             wanted.difference_update(writes(phase))
         else:
             wanted.update(reads(phase))

@@ -17,7 +17,7 @@ between the projections::
     rmsnorm > router, experts > add         one Linear and one Experts, with the norm in both
 
 So five phases a layer, as with experts. What fits no pattern becomes a phase of its own
-(:class:`Rows`): layernorms, activations that multiply nothing.
+(:class:`FusedRows`): layernorms, activations that multiply nothing.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ from dataclasses import dataclass, field, replace
 from octavo.kernels.fused_ops import (
     ALONE,
     MAX_SEGMENTS,
-    Attention,
     CannotFuse,
-    Check,
-    Embed,
-    Experts,
-    Head,
-    LatentAttention,
-    Linear,
-    Norm,
-    Phase,
-    Recurrence,
-    Rows,
-    Segment,
+    FusedAttention,
+    FusedCheck,
+    FusedEmbedding,
+    FusedExperts,
+    FusedHead,
+    FusedLatentAttention,
+    FusedLinear,
+    FusedNorm,
+    FusedOp,
+    FusedRecurrence,
+    FusedRows,
+    FusedSegment,
 )
 from octavo.kernels.recorder import Call, Tape, Value
 
@@ -51,7 +51,7 @@ _WAITING = (
 )
 
 
-def fuse(tape: Tape) -> list[Phase]:
+def fuse(tape: Tape) -> list[FusedOp]:
     """The phases of a recorded forward pass, the head last. CannotFuse if one cannot be made."""
     return _Fusion(tape).run()
 
@@ -64,12 +64,12 @@ class _Fusion:
     """
 
     tape: Tape
-    phases: list[Phase] = field(default_factory=list)
+    phases: list[FusedOp] = field(default_factory=list)
     readers: dict[Value, list[Call]] = field(default_factory=lambda: defaultdict(list))
     made: set[Value] = field(default_factory=set)  # values that a phase so far writes
     taken: set[int] = field(default_factory=set)  # ids of calls that need no phase of their own
 
-    def run(self) -> list[Phase]:
+    def run(self) -> list[FusedOp]:
         self.made.update(self.tape.inputs)
         for call in self.tape.calls:
             for value in call.inputs:
@@ -77,7 +77,7 @@ class _Fusion:
         for call in self.tape.calls:
             if id(call) not in self.taken:
                 self._take(call)
-        if not self.phases or not isinstance(self.phases[-1], Head):
+        if not self.phases or not isinstance(self.phases[-1], FusedHead):
             raise CannotFuse("the forward pass does not end with lm_head")
         return self.phases
 
@@ -95,13 +95,13 @@ class _Fusion:
                 self._head(call)
             case "silu_mul" | "gelu_mul":
                 gate, up = (self._need(value) for value in call.inputs)
-                self._rows(Rows(_activation(call), gate, call.outputs[0], up))
+                self._rows(FusedRows(_activation(call), gate, call.outputs[0], up))
             case "activate":
                 kind = ALONE[call.arguments["activation"]]
-                self._rows(Rows(kind, self._need(call.inputs[0]), call.outputs[0]))
+                self._rows(FusedRows(kind, self._need(call.inputs[0]), call.outputs[0]))
             case "sigmoid_mul":
                 gate, x = (self._need(value) for value in call.inputs)
-                self._rows(Rows("sigmoid", x, call.outputs[0], gate))
+                self._rows(FusedRows("sigmoid", x, call.outputs[0], gate))
             case "router":
                 self._router(call)
             case "experts":
@@ -115,7 +115,9 @@ class _Fusion:
 
     def _embed(self, call: Call) -> None:
         weight, scale = call.arguments["weight"], call.arguments["scale"]
-        phase = Embed(call.inputs[0], weight, 1.0 if scale is None else scale, call.outputs[0])
+        phase = FusedEmbedding(
+            call.inputs[0], weight, 1.0 if scale is None else scale, call.outputs[0]
+        )
         sum_call = self._only_reader(phase.out, "add")
         positions = sum_call and _other(sum_call, phase.out).source.producer
         if sum_call and positions and positions.name == "embed_positions":
@@ -134,9 +136,9 @@ class _Fusion:
             group = [call]
         for member in group:
             self.taken.add(id(member))
-        phase = Linear(
+        phase = FusedLinear(
             source,
-            [Segment(c.arguments["weight"], c.arguments["bias"], c.outputs[0]) for c in group],
+            [FusedSegment(c.arguments["weight"], c.arguments["bias"], c.outputs[0]) for c in group],
         )
         self._absorb_input(phase)
         if activation is not None:
@@ -149,8 +151,8 @@ class _Fusion:
         self.made.update(segment.out for segment in phase.segments)
 
     def _router(self, call: Call) -> None:
-        segment = Segment(call.arguments["weight"], call.arguments["bias"], call.outputs[0])
-        phase = Linear(call.inputs[0].source, [segment])
+        segment = FusedSegment(call.arguments["weight"], call.arguments["bias"], call.outputs[0])
+        phase = FusedLinear(call.inputs[0].source, [segment])
         self._absorb_input(phase)
         self.phases.append(phase)
         self.made.add(segment.out)
@@ -159,7 +161,7 @@ class _Fusion:
         x, logits = call.inputs
         source, norm = self._normed(x)
         activation = call.arguments["activation"]
-        phase = Experts(
+        phase = FusedExperts(
             source,
             self._need(logits),
             call.arguments["experts"],
@@ -195,7 +197,7 @@ class _Fusion:
         reader = self._only_reader(call.outputs[0])
         return reader if reader is not None and reader.name in ("silu_mul", "gelu_mul") else None
 
-    def _absorb_sum(self, phase: Linear, sum_call: Call) -> None:
+    def _absorb_sum(self, phase: FusedLinear, sum_call: Call) -> None:
         """Take in the sum of a linear's output, scaled or not, and the residual stream."""
         phase.residual, phase.scale = self._sum_of(phase.segments[0].out, sum_call)
         if phase.residual is not None:
@@ -214,11 +216,11 @@ class _Fusion:
         self.taken.add(id(scale))
         return other.source, scale.arguments["factor"]
 
-    def _absorb_input(self, phase: Linear) -> None:
+    def _absorb_input(self, phase: FusedLinear) -> None:
         """Take in the norm that makes a linear's input, and the sum that it or the linear reads."""
         norm_call = phase.source.producer
         if norm_call is not None and phase.source not in self.made and _is_row_norm(norm_call):
-            phase.norm = Norm(norm_call.arguments["weight"], norm_call.arguments["eps"])
+            phase.norm = FusedNorm(norm_call.arguments["weight"], norm_call.arguments["eps"])
             phase.source = norm_call.inputs[0].source
         sum_call = phase.source.producer
         if sum_call is None or phase.source in self.made or sum_call.name != "add":
@@ -229,7 +231,7 @@ class _Fusion:
             x, y, y_norm = x.source, y.source, None
             maker = y.producer
             if y not in self.made and maker is not None and _is_row_norm(maker):
-                y_norm = Norm(maker.arguments["weight"], maker.arguments["eps"])
+                y_norm = FusedNorm(maker.arguments["weight"], maker.arguments["eps"])
                 y = maker.inputs[0].source
             if x in self.made and y in self.made and x is not y:
                 phase.sum_out = sum_call.outputs[0]
@@ -255,13 +257,13 @@ class _Fusion:
         store = self._store_of(arguments["layer"], "store_latents")
         q, ckv = call.inputs[0], store.inputs[0]
         weight, eps = store.arguments["norm"]
-        phase = LatentAttention(
+        phase = FusedLatentAttention(
             arguments["layer"],
             self._need(q).view(-1, *q.shape),
             self._need(ckv),
             call.outputs[0],
             arguments["weight"],
-            Norm(weight, eps),
+            FusedNorm(weight, eps),
             arguments["scale"],
             arguments["table"],
             arguments["interleaved"],
@@ -275,7 +277,7 @@ class _Fusion:
         q, k, v = call.inputs[0], store.inputs[0], store.inputs[1]
         if self.readers[k.source] != [store]:
             raise CannotFuse(f"the keys of layer {layer} are read by more than the KV cache")
-        phase = Attention(
+        phase = FusedAttention(
             layer,
             q,
             k,
@@ -302,25 +304,25 @@ class _Fusion:
         spec, layer = call.arguments["spec"], call.arguments["layer"]
         inputs = tuple(self._need(value) for value in call.inputs)
         out = call.outputs[0]
-        self.phases.append(Recurrence(spec, layer, inputs, call.arguments["constants"], out))
+        self.phases.append(FusedRecurrence(spec, layer, inputs, call.arguments["constants"], out))
         self.made.add(out)
 
-    def _head_norm(self, value: Value) -> tuple[Value, Norm | None]:
+    def _head_norm(self, value: Value) -> tuple[Value, FusedNorm | None]:
         """The value that a norm of every head reads, if ``value`` is made by one."""
         call = value.source.producer
         is_of_heads = call is not None and call.name == "rmsnorm" and not _is_row_norm(call)
         if call is None or value.source in self.made or not is_of_heads:
             return self._need(value).view(-1, *value.shape), None
-        norm = Norm(call.arguments["weight"], call.arguments["eps"])
+        norm = FusedNorm(call.arguments["weight"], call.arguments["eps"])
         return self._need(call.inputs[0]).view(-1, *call.inputs[0].shape), norm
 
     def _head(self, call: Call) -> None:
         source, norm = self._normed(call.inputs[0])
-        phase = Head(source, call.arguments["weight"], norm)
+        phase = FusedHead(source, call.arguments["weight"], norm)
         self._absorb_logits(phase, call.outputs[0])
-        self.phases += [Check(source), phase]
+        self.phases += [FusedCheck(source), phase]
 
-    def _absorb_logits(self, phase: Head, logits: Value) -> None:
+    def _absorb_logits(self, phase: FusedHead, logits: Value) -> None:
         """Take in what is done to logits: a scale, and then a soft cap."""
         for reader in self.readers[logits]:
             if reader.name == "scale" and phase.softcap is None and phase.scale is None:
@@ -332,12 +334,12 @@ class _Fusion:
             self.taken.add(id(reader))
             self._absorb_logits(phase, reader.outputs[0])
 
-    def _normed(self, value: Value) -> tuple[Value, Norm | None]:
+    def _normed(self, value: Value) -> tuple[Value, FusedNorm | None]:
         """What a norm of rows reads, if ``value`` is made by one, and the norm."""
         source, norm = value.source, None
         norm_call = source.producer
         if norm_call is not None and source not in self.made and _is_row_norm(norm_call):
-            norm = Norm(norm_call.arguments["weight"], norm_call.arguments["eps"])
+            norm = FusedNorm(norm_call.arguments["weight"], norm_call.arguments["eps"])
             source = norm_call.inputs[0].source
         return self._need(source), norm
 
@@ -353,7 +355,7 @@ class _Fusion:
         self._rows(_row_op(call, x, source, *more))
         return source
 
-    def _rows(self, phase: Rows) -> None:
+    def _rows(self, phase: FusedRows) -> None:
         self.phases.append(phase)
         self.made.add(phase.out)
 
@@ -387,18 +389,18 @@ def _is_row_norm(call: Call) -> bool:
     return call.name == "rmsnorm" and len(call.inputs[0].shape) == 1
 
 
-def _row_op(call: Call, a: Value, out: Value, b: Value | None = None) -> Rows:
+def _row_op(call: Call, a: Value, out: Value, b: Value | None = None) -> FusedRows:
     """An op that waited for its reader, as a phase of its own."""
     arguments = call.arguments
     match call.name:
         case "rmsnorm":
-            return Rows("norm", a, out, norm=Norm(arguments["weight"], arguments["eps"]))
+            return FusedRows("norm", a, out, norm=FusedNorm(arguments["weight"], arguments["eps"]))
         case "layernorm":
-            norm = Norm(arguments["weight"], arguments["eps"])
-            return Rows("layernorm", a, out, norm=norm, bias=arguments["bias"])
+            norm = FusedNorm(arguments["weight"], arguments["eps"])
+            return FusedRows("layernorm", a, out, norm=norm, bias=arguments["bias"])
         case "scale":
-            return Rows("scale", a, out, factor=arguments["factor"])
-    return Rows("add", a, out, b)
+            return FusedRows("scale", a, out, factor=arguments["factor"])
+    return FusedRows("add", a, out, b)
 
 
 def _activation(call: Call) -> str:

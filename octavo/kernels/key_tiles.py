@@ -80,7 +80,7 @@ class Windowed:
         return slot * 0 if self.window is None else np.maximum(slot - self.window + 1, 0)
 
 
-class SightLike(Protocol):
+class SinkWindowLike(Protocol):
     """What a request sees, as ``core/sink_window.py`` has it."""
 
     @property
@@ -97,7 +97,7 @@ _ENDLESS = 1 << 40
 
 
 @dataclass(frozen=True, slots=True)
-class StepSights:
+class StepSinkWindows:
     """Each request has a sight of its own: the reference of what ``csrc/sight.h`` says in C++.
 
     The fields of the sights of a step's requests, int64 [S], and the tokens behind their sinks that
@@ -112,10 +112,10 @@ class StepSights:
     left_out: np.ndarray
 
     @classmethod
-    def of(cls, sights: Sequence[tuple[SightLike, int] | None]) -> StepSights:
+    def of(cls, sink_windows: Sequence[tuple[SinkWindowLike, int] | None]) -> StepSinkWindows:
         """None sees all; else with the tokens that are left out."""
-        fields = [(0, _ENDLESS, 1, _ENDLESS, 0)] * len(sights)
-        for index, one in enumerate(sights):
+        fields = [(0, _ENDLESS, 1, _ENDLESS, 0)] * len(sink_windows)
+        for index, one in enumerate(sink_windows):
             if one is not None:
                 of, left_out = one
                 fields[index] = of.sinks, of.window, of.stride, of.turn, left_out

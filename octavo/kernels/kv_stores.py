@@ -27,7 +27,7 @@ from octavo.kernels.cpu.layout import KV_NIBBLE_GROUP, padded_head
 _TINY = 1e-30  # below this there are no units: their reciprocal might not be finite
 
 
-class Part(NamedTuple):
+class StoredPart(NamedTuple):
     """One of the tensors that a vector becomes: so many values of a type."""
 
     width: int
@@ -37,7 +37,7 @@ class Part(NamedTuple):
 class Codec(Protocol):
     """How vectors, [..., D], are kept."""
 
-    def parts(self, head_dim: int) -> tuple[Part, ...]: ...
+    def parts(self, head_dim: int) -> tuple[StoredPart, ...]: ...
 
     def encode(self, x: Tensor) -> tuple[Tensor, ...]:
         """Of each part [..., width]."""
@@ -54,8 +54,8 @@ class Floats:
 
     dtype: torch.dtype
 
-    def parts(self, head_dim: int) -> tuple[Part, ...]:
-        return (Part(head_dim, self.dtype),)
+    def parts(self, head_dim: int) -> tuple[StoredPart, ...]:
+        return (StoredPart(head_dim, self.dtype),)
 
     def encode(self, x: Tensor) -> tuple[Tensor, ...]:
         return (x.to(self.dtype),)
@@ -67,8 +67,8 @@ class Floats:
 class Int8:
     """In 127ths of the largest number."""
 
-    def parts(self, head_dim: int) -> tuple[Part, ...]:
-        return Part(head_dim, torch.uint8), Part(1, torch.float32)
+    def parts(self, head_dim: int) -> tuple[StoredPart, ...]:
+        return StoredPart(head_dim, torch.uint8), StoredPart(1, torch.float32)
 
     def encode(self, x: Tensor) -> tuple[Tensor, ...]:
         x = x.float()
@@ -91,8 +91,8 @@ class Fp8:
 
     _TOPS = (448, 288, 256, 240)
 
-    def parts(self, head_dim: int) -> tuple[Part, ...]:
-        return Part(head_dim, torch.uint8), Part(1, torch.float32)
+    def parts(self, head_dim: int) -> tuple[StoredPart, ...]:
+        return StoredPart(head_dim, torch.uint8), StoredPart(1, torch.float32)
 
     def encode(self, x: Tensor) -> tuple[Tensor, ...]:
         x = x.float()
@@ -124,10 +124,10 @@ class Int4:
     and that rounding.
     """
 
-    def parts(self, head_dim: int) -> tuple[Part, ...]:
+    def parts(self, head_dim: int) -> tuple[StoredPart, ...]:
         groups = -(-head_dim // KV_NIBBLE_GROUP)
-        scales = Part(groups, torch.bfloat16)
-        return Part(head_dim // 2, torch.uint8), scales, scales
+        scales = StoredPart(groups, torch.bfloat16)
+        return StoredPart(head_dim // 2, torch.uint8), scales, scales
 
     def encode(self, x: Tensor) -> tuple[Tensor, ...]:
         coded = [self._encode(group) for group in x.float().split(KV_NIBBLE_GROUP, dim=-1)]
@@ -156,7 +156,7 @@ class Rotated:
 
     codec: Codec
 
-    def parts(self, head_dim: int) -> tuple[Part, ...]:
+    def parts(self, head_dim: int) -> tuple[StoredPart, ...]:
         return self.codec.parts(head_dim)
 
     def encode(self, x: Tensor) -> tuple[Tensor, ...]:
@@ -174,7 +174,7 @@ class Padded:
     codec: Codec
     size: int
 
-    def parts(self, head_dim: int) -> tuple[Part, ...]:
+    def parts(self, head_dim: int) -> tuple[StoredPart, ...]:
         return self.codec.parts(padded_head(head_dim))
 
     def encode(self, x: Tensor) -> tuple[Tensor, ...]:

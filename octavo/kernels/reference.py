@@ -28,7 +28,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from octavo.kernels.attention import AttentionPlan, paged_attention, plan_attention
+from octavo.kernels.attention import ReferenceAttentionPlan, paged_attention, plan_attention
 from octavo.kernels.experts import add_up, clamped_swiglu, route
 from octavo.kernels.kv_stores import JoinedStore, KVStore
 from octavo.kernels.op_arguments import Rotation, RowNorm
@@ -189,7 +189,7 @@ def latent_attention(
     rotation: Rotation,
     latents: KVStore,
     rotated: KVStore,
-    plan: AttentionPlan,
+    plan: ReferenceAttentionPlan,
     scale: float,
 ) -> Tensor:
     """Attention of q [T, H, P + R] over latent vectors c [C] and rotated keys k [R]: [T, H, V].

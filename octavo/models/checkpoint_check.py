@@ -20,7 +20,7 @@ from octavo.models.checkpoint import Checkpoint, TensorEntry, open_checkpoint
 from octavo.models.config import ModelConfig
 from octavo.models.footprint import HEAD
 from octavo.models.registry import model_class
-from octavo.models.tensor_map import Source, sources
+from octavo.models.tensor_map import TensorSource, sources
 from octavo.quantization.ggml_types import FLOAT_TYPES, READABLE_TYPES
 
 Kind = Literal["unreadable", "missing", "left over", "twice", "shape", "type"]
@@ -107,7 +107,7 @@ def _problems(checkpoint: Checkpoint, config: ModelConfig) -> Iterator[Problem]:
 
 def _mismatches(
     checkpoint: Checkpoint,
-    source: Source,
+    source: TensorSource,
     entry: TensorEntry,
     name: str,
     wanted: Mapping[str, tuple[int, ...]],
@@ -121,7 +121,7 @@ def _mismatches(
         yield Problem("shape", source.tensor, reason)
 
 
-def _shape(checkpoint: Checkpoint, source: Source, entry: TensorEntry) -> tuple[int, ...]:
+def _shape(checkpoint: Checkpoint, source: TensorSource, entry: TensorEntry) -> tuple[int, ...]:
     """Of the part of a tensor that a parameter is."""
     shape = entry.shape or checkpoint.read(source.tensor).shape
     return source.shape(tuple(shape), is_quantized=entry.type not in FLOAT_TYPES)

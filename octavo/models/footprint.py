@@ -40,10 +40,10 @@ if TYPE_CHECKING:
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 
 
-class Shape(NamedTuple):
+class MatrixSpec(NamedTuple):
     """A matrix from ``k`` values to ``n``, by the name of its parameter. ``is_exact``: it is held
-    in float32, whatever its file has. ``share`` as of a ``Matrix``. ``is_latent``: it makes keys
-    and values of latents, for which there are kernels of their own."""
+    in float32, whatever its file has. ``share`` as of a ``WeightMatrix``. ``is_latent``: it makes
+    keys and values of latents, for which there are kernels of their own."""
 
     name: str
     n: int
@@ -54,7 +54,7 @@ class Shape(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Matrix:
+class WeightMatrix:
     """A weight as a step uses it; see ``octavo.core.executor.WeightMatrix``."""
 
     is_head: bool
@@ -73,13 +73,13 @@ class Coded(NamedTuple):
 
 Type = GGMLType | Coded
 # How some kernels keep a matrix that has a type in its file.
-Keep = Callable[[Shape, Type], Matrix]
+Keep = Callable[[MatrixSpec, Type], WeightMatrix]
 
 
 # -- weights --------------------------------------------------------------------------------------
 
 
-def shapes(config: ModelConfig) -> Iterator[Shape]:
+def shapes(config: ModelConfig) -> Iterator[MatrixSpec]:
     """The matrices that a step reads whole, if at all: all but tables, of which it reads rows."""
     from octavo.layers.experts import Router, shares  # a model is made, without a weight
     from octavo.layers.latent_attention import LatentAttention
@@ -94,15 +94,15 @@ def shapes(config: ModelConfig) -> Iterator[Shape]:
         elif isinstance(module, Linear | LMHead | Router):
             n, k = module.weight.shape
             share, is_latent = share_of.get(id(module)), id(module) in latent
-            yield Shape(f"{name}.weight", n, k, module.weight.exact, share, is_latent)
+            yield MatrixSpec(f"{name}.weight", n, k, module.weight.exact, share, is_latent)
 
 
-def choosable(config: ModelConfig) -> list[Shape]:
+def choosable(config: ModelConfig) -> list[MatrixSpec]:
     """Those of layers whose type is a matter of choice."""
     return [each for each in shapes(config) if each.name != HEAD and not each.is_exact]
 
 
-def packed(shape: Shape, type: Type) -> Matrix:
+def packed(shape: MatrixSpec, type: Type) -> WeightMatrix:
     """As the native kernels keep it. UnsupportedModelError if they have no format for it."""
     if isinstance(type, Coded):
         format, group, is_reordered = type.packing
@@ -116,26 +116,26 @@ def packed(shape: Shape, type: Type) -> Matrix:
     return _matrix(shape, num_bytes, ARITHMETIC[format])
 
 
-def as_stored(shape: Shape, type: Type) -> Matrix:
+def as_stored(shape: MatrixSpec, type: Type) -> WeightMatrix:
     """As the reference ops keep it on a CPU: the bytes of the file."""
     num_bytes = type.num_bytes if isinstance(type, Coded) else shape.n * row_bytes(type, shape.k)
     return _matrix(shape, num_bytes, "torch float32")
 
 
-def _matrix(shape: Shape, num_bytes: int, arithmetic: str) -> Matrix:
-    return Matrix(shape.name == HEAD, shape.n * shape.k, num_bytes, arithmetic, shape.share)
+def _matrix(shape: MatrixSpec, num_bytes: int, arithmetic: str) -> WeightMatrix:
+    return WeightMatrix(shape.name == HEAD, shape.n * shape.k, num_bytes, arithmetic, shape.share)
 
 
 def matrices(
     config: ModelConfig, types: Type | Mapping[str, Type], keep: Keep = packed
-) -> list[Matrix]:
+) -> list[WeightMatrix]:
     """The weights that a step reads, as they will lie in memory.
 
     Args:
         types: of all, or of each by the name of its parameter, as ``weight_types`` has them.
     """
 
-    def type_of(shape: Shape) -> Type:
+    def type_of(shape: MatrixSpec) -> Type:
         if shape.is_exact:
             return GGMLType.F32
         return types[shape.name] if isinstance(types, Mapping) else types
@@ -143,7 +143,7 @@ def matrices(
     return [keep(shape, type_of(shape)) for shape in shapes(config)]
 
 
-def matrices_of_bits(config: ModelConfig, bits: float) -> list[Matrix]:
+def matrices_of_bits(config: ModelConfig, bits: float) -> list[WeightMatrix]:
     """The same where no more is known than the bits of a weight, with whatever scales it has."""
     return [_matrix(shape, round(shape.n * shape.k * bits / 8), "") for shape in shapes(config)]
 

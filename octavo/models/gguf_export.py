@@ -66,7 +66,7 @@ _FILE_TYPES = {
 
 
 @dataclass(frozen=True, slots=True)
-class Matrix:
+class ExportedMatrix:
     """A matrix of a file to be, for who chooses its type.
 
     ``name``: in the file; ``parameter``: the name that Hugging Face has, of the first one where it
@@ -80,7 +80,7 @@ class Matrix:
     type: GGMLType | None
 
 
-TypeOf = Callable[[Matrix], GGMLType]
+TypeOf = Callable[[ExportedMatrix], GGMLType]
 
 Encode = Callable[[GGMLType, np.ndarray, str], np.ndarray]
 """(type, rows, parameter) to blocks: float32 [n, K] to uint8 [n, bytes of a row]. The rows of a
@@ -187,7 +187,7 @@ def _choose_types(
             continue
         rows, columns = tensor.shape[-2:]
         stored = _stored_type(parameters, tensor)
-        matrix = Matrix(_checked(tensor.name), tensor.parts[0], (rows, columns), stored)
+        matrix = ExportedMatrix(_checked(tensor.name), tensor.parts[0], (rows, columns), stored)
         type = types[tensor] = type_of(matrix)
         if columns % block_shape(type)[0]:
             raise ConfigError(

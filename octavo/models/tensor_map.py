@@ -19,7 +19,7 @@ from octavo.quantization.base import Weight, entry_of, stored_floats, transposed
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class TensorSource:
     """Where a parameter is: a tensor, or its rows from ``start`` to ``stop``, once it is turned
     from [inputs, outputs] where it ``is_transposed``, and its rows are in the order of ``order``.
     ``entry``: (which, of how many) where a tensor has the same of several modules, one behind the
@@ -80,7 +80,9 @@ class Source:
             raise ModelFileError(path, f"{error}", field=self.tensor) from None
 
 
-def sources(checkpoint: Checkpoint, config: ModelConfig) -> Iterator[tuple[str | None, Source]]:
+def sources(
+    checkpoint: Checkpoint, config: ModelConfig
+) -> Iterator[tuple[str | None, TensorSource]]:
     """Every tensor of a checkpoint, in its order, with the parameter that it is for; None: for no
     one. One that is the rows of several parameters is there for each of them."""
     family = family_of(config.architecture)
@@ -95,12 +97,12 @@ def sources(checkpoint: Checkpoint, config: ModelConfig) -> Iterator[tuple[str |
     sizes = _num_rows(family, config)
     for tensor, parameter in parameter_of.items():
         if parameter is None:
-            yield None, Source(tensor)
+            yield None, TensorSource(tensor)
             continue
         parts, order = family.parts(parameter, names), family.row_order(config, parameter)
         rows = _in_turn(parts) if names.is_interleaved(parameter) else _in_order(parts, sizes)
         for part, start, stop, step in rows:
-            source = Source(
+            source = TensorSource(
                 tensor,
                 start,
                 stop,
@@ -112,7 +114,7 @@ def sources(checkpoint: Checkpoint, config: ModelConfig) -> Iterator[tuple[str |
             yield from _of_each_expert(part, source, config)
 
 
-def source_of(checkpoint: Checkpoint, config: ModelConfig) -> dict[str, Source]:
+def source_of(checkpoint: Checkpoint, config: ModelConfig) -> dict[str, TensorSource]:
     """Where each parameter is, by its name."""
     return {name: source for name, source in sources(checkpoint, config) if name is not None}
 
@@ -140,7 +142,9 @@ def _in_turn(parts: tuple[str, ...]) -> Iterator[tuple[str, int, int | None, int
     yield from ((part, first, None, len(parts)) for first, part in enumerate(parts))
 
 
-def _of_each_expert(part: str, source: Source, config: ModelConfig) -> Iterator[tuple[str, Source]]:
+def _of_each_expert(
+    part: str, source: TensorSource, config: ModelConfig
+) -> Iterator[tuple[str, TensorSource]]:
     """Of a tensor that has the same of all experts, each one's."""
     if EACH not in part or config.experts is None:
         yield part, source

@@ -45,8 +45,8 @@ class Folder(Protocol):
     def close(self) -> None: ...
 
 
-class DiskDepot:
-    """A ``Depot``. What it is asked for ends, well or not, in an order of its own.
+class DiskStorage:
+    """A ``KVStorage``. What it is asked for ends, well or not, in an order of its own.
 
     Its thread ends with it, if nobody closes it before.
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 
-from octavo.core.host_kv_cache import RestoreRule, Shelf
+from octavo.core.host_kv_cache import HostKVCache, RestoreRule
 from octavo.core.kv_tables import Windows
 from octavo.offload.block_folder import BlockFolder, FolderBusyError
-from octavo.offload.disk_storage import DiskDepot
+from octavo.offload.disk_storage import DiskStorage
 from octavo.settings.kv_offload import OffloadConfig
 
 _log = logging.getLogger("octavo")
@@ -22,7 +22,7 @@ def open_store(
     windows: Windows,
     identity: Callable[[], bytes],
     rule: Callable[[], RestoreRule],
-) -> Shelf | None:
+) -> HostKVCache | None:
     """A shelf over ``rows`` of host memory, with a folder behind it if there is to be one.
 
     None if another engine has the folder, and nothing else was asked for: this one goes on without,
@@ -34,10 +34,10 @@ def open_store(
     """
     sizes = num_blocks, len(rows), block_size, len(rows[0])
     if config.folder is None:
-        return Shelf(*sizes, windows=windows)
+        return HostKVCache(*sizes, windows=windows)
     try:
         folder = BlockFolder(config.folder, config.max_bytes)
     except FolderBusyError as busy:
         _log.warning("%s; this engine goes on without it", busy)
-        return Shelf(*sizes, windows=windows) if config.keeps_memory else None
-    return Shelf(*sizes, DiskDepot(folder, rows, identity()), rule(), windows)
+        return HostKVCache(*sizes, windows=windows) if config.keeps_memory else None
+    return HostKVCache(*sizes, DiskStorage(folder, rows, identity()), rule(), windows)

@@ -24,8 +24,8 @@ from typing import Any
 
 import octavo
 from octavo.sim import FleetSettings, LoadSettings, Workload, prepare
-from octavo.sim.replica import StepTimes
-from octavo.sim.request import Flight
+from octavo.sim.replica import ReplicaStepTimes
+from octavo.sim.request import SimRequest
 
 MODEL, HARDWARE = "llama-3.1-8b", "h100-sxm"
 # Lengths differ by this share of their mean (standard deviation, log-normal).
@@ -66,10 +66,10 @@ def _case(lengths: str, slots: int, arrivals: str) -> dict[str, Any]:
 
 def _run(
     workload: Workload, load: LoadSettings, engine: dict[str, Any]
-) -> tuple[Sequence[Flight], dict[str, Any]]:
+) -> tuple[Sequence[SimRequest], dict[str, Any]]:
     fleet = FleetSettings(hardware=HARDWARE, tp=1)
     simulation = prepare(MODEL, fleet, workload, load, engine=engine)
-    steps: list[StepTimes] = []
+    steps: list[ReplicaStepTimes] = []
     result = simulation.run(watch=steps.append).result
     numbers = {flight.ask.request_id: flight.number for flight in result.flights}
     return result.flights, {
@@ -79,11 +79,11 @@ def _run(
     }
 
 
-def _request(flight: Flight) -> list[float]:
+def _request(flight: SimRequest) -> list[float]:
     return [_rounded(flight.record.sent), flight.ask.input_len, flight.ask.output_len]
 
 
-def _step(times: StepTimes, numbers: dict[str, int]) -> list[Any]:
+def _step(times: ReplicaStepTimes, numbers: dict[str, int]) -> list[Any]:
     prompts, decoding = [], []
     for item in times.step.batch.items:
         number = numbers[item.request.request_id]

@@ -5,7 +5,7 @@
     found = plan("llama-3.1-8b", "h100-sxm", Traffic(1024, 256, rate=10), slo="ttft=500,tpot=50")
     print(found.is_feasible, found.service.latency(99).tpot, found.bill.per_million_output_tokens)
 
-    answer -> deployment -> together, steady_state   what becomes of traffic, by what steps cost
+    answer -> deployment -> closed_batch, steady_state   what becomes of traffic, by what steps cost
               verdict, sizing, advice                whether that will do, what would, what helps
               queueing, money, slo                   formulas
 
@@ -20,8 +20,8 @@ from typing import Any
 from octavo.base.lazy_exports import named
 
 _HOMES = {
+    "CalibratedSteps": ".calibrated_steps",
     "Deployment": ".deployment",
-    "Measured": ".measured",
     "Plan": ".answer",
     "Question": ".answer",
     "Slo": ".slo",

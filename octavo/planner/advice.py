@@ -42,7 +42,7 @@ _SHARED_PREFIX = 0.5  # of a prompt, where it begins with instructions that all 
 
 
 @dataclass(frozen=True, slots=True)
-class Trial:
+class AdviceTrial:
     """How octavo's engine can show what a change brings.
 
     Args:
@@ -66,7 +66,7 @@ class Advice:
     what: str
     why: str
     gain: str
-    trial: Trial | str
+    trial: AdviceTrial | str
 
     def as_json(self) -> dict[str, str]:
         return {"what": self.what, "why": self.why, "gain": self.gain}
@@ -78,7 +78,7 @@ class _Change(NamedTuple):
     what: str
     why: str
     deployment: Deployment
-    trial: Trial | str
+    trial: AdviceTrial | str
 
 
 def advise(verdict: Verdict, slo: Slo) -> list[Advice]:
@@ -149,7 +149,7 @@ def _smaller_kv(deployment: Deployment, traffic: Traffic) -> Iterator[_Change]:
             f"{each / 1024:,.1f} KiB a token: {deployment.max_concurrency(traffic.total_len):,} "
             f"requests of {traffic.total_len:,} tokens fit"
         )
-        trial = Trial({"kv_cache_dtype": "fp8"})
+        trial = AdviceTrial({"kv_cache_dtype": "fp8"})
         yield _Change("keep keys and values in fp8", why, changed, trial)
 
 
@@ -192,7 +192,7 @@ def _other_budgets(deployment: Deployment) -> Iterator[_Change]:
             f"set max_num_batched_tokens to {budget}",
             f"{why}; it is {limits.max_num_batched_tokens}",
             deployment.limited(max_num_batched_tokens=budget),
-            Trial({"max_num_batched_tokens": budget}),
+            AdviceTrial({"max_num_batched_tokens": budget}),
         )
 
 
@@ -210,7 +210,7 @@ def _other_seats(deployment: Deployment, traffic: Traffic) -> Iterator[_Change]:
         )
     else:
         return
-    changed, trial = deployment.limited(max_num_seqs=each), Trial({"max_num_seqs": each})
+    changed, trial = deployment.limited(max_num_seqs=each), AdviceTrial({"max_num_seqs": each})
     yield _Change(f"set max_num_seqs to {each}", why, changed, trial)
 
 
@@ -222,7 +222,7 @@ def _more_memory(deployment: Deployment) -> Iterator[_Change]:
             f"set gpu_memory_utilization to {_UTILIZATION}",
             f"{gib((1 - share) * memory.total_bytes)} of each device are not used",
             deployment.limited(utilization=_UTILIZATION),
-            Trial({"gpu_memory_utilization": _UTILIZATION}),
+            AdviceTrial({"gpu_memory_utilization": _UTILIZATION}),
         )
 
 
@@ -388,7 +388,7 @@ def _guessing(verdict: Verdict) -> Iterator[tuple[float, Advice]]:
             "long as one that does not",
             f"{speed:.2f} × the tokens of a stream, where {_ACCEPTANCE:.0%} of the guesses are "
             "right; measure that with `octavo bench spec`",
-            Trial({"spec_method": "auto"}, on_text=True),
+            AdviceTrial({"spec_method": "auto"}, on_text=True),
         ),
     )
 
@@ -410,6 +410,6 @@ def _sharing_prompts(verdict: Verdict, slo: Slo) -> Iterator[tuple[float, Advice
             f"prompts take {service.prefill_share:.0%} of the time of the device",
             f"TTFT {ms(before_s)} → {ms(after_s)}, where the first {shared:,} "
             "tokens of prompts are known",
-            Trial(shared_prefix=shared),
+            AdviceTrial(shared_prefix=shared),
         ),
     )

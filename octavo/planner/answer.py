@@ -23,7 +23,7 @@ from octavo.cost.precision import precision_of
 from octavo.cost.prediction import Prediction
 from octavo.cost.step_cost import StepCost
 from octavo.cost.work import Span
-from octavo.planner.calibrated_steps import Measured
+from octavo.planner.calibrated_steps import CalibratedSteps
 from octavo.planner.deployment import Deployment
 from octavo.planner.latency import Service, decode_time, prefill_time, prompt_chunks
 from octavo.planner.layouts import best_layout
@@ -71,7 +71,7 @@ class Question:
     limits: Limits = field(default_factory=Limits)
     price: Price | None = None
     utilization: float | None = None
-    measured: Measured | None = None
+    measured: CalibratedSteps | None = None
 
     @property
     def parallel(self) -> Parallel | None:

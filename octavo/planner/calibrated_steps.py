@@ -18,7 +18,7 @@ _ENGINE = "octavo"
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class CalibratedSteps:
     """``steps`` as octavo took them for a model on one device, and what they are true of: other
     bits, other devices or another layout make other steps.
 
@@ -34,7 +34,7 @@ class Measured:
     @classmethod
     def of(
         cls, steps: MeasuredSteps, spec: ModelSpec, device: str, kv_dtype: str | None = None
-    ) -> Measured:
+    ) -> CalibratedSteps:
         """Of a model as its file has it, with keys and values of a type of octavo's."""
         return cls(steps, device, precision_of(spec, None, profile(_ENGINE).kv_dtype(kv_dtype)))
 

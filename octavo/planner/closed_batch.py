@@ -16,7 +16,7 @@ from octavo.core.prefill_pacing import Pacer
 from octavo.cost.prediction import Prediction, worst
 from octavo.cost.work import Span
 from octavo.measure.statistics import percentile as percentile_of
-from octavo.planner.latency import ENDS, Latency, Seats, StepTime, between
+from octavo.planner.latency import ENDS, BatchSlots, Latency, StepTime, between
 from octavo.planner.traffic import Traffic
 
 # What pacing remembers of steps that are alike.
@@ -32,7 +32,7 @@ class Together:
 
     is_stable = True  # they are so many, and no more come
 
-    def __init__(self, step_time: StepTime, traffic: Traffic, seats: Seats):
+    def __init__(self, step_time: StepTime, traffic: Traffic, seats: BatchSlots):
         walk = _Walk(step_time, traffic, seats)
         walk.run()
         self._source = worst(stride.source for stride in walk.strides)
@@ -111,7 +111,7 @@ class _Step(NamedTuple):
 class _Walk:
     """``strides`` are the seconds of steps, or of many that are alike, in their order."""
 
-    def __init__(self, step_time: StepTime, traffic: Traffic, seats: Seats):
+    def __init__(self, step_time: StepTime, traffic: Traffic, seats: BatchSlots):
         self.traffic = traffic
         self.strides: list[Prediction] = []
         self.prefill_seconds = 0.0

@@ -18,7 +18,7 @@ from octavo.planner.slo import Limit, Slo
 from octavo.planner.traffic import Traffic
 from octavo.planner.verdict import Verdict
 from octavo.settings.engine import CacheConfig, EngineConfig
-from octavo.sim.demand import Ask
+from octavo.sim.demand import PromptSpec
 from octavo.sim.fleet import FleetSpec
 from octavo.sim.replica import ReplicaSpec
 from octavo.sim.simulation import SimulationResult, simulate
@@ -85,10 +85,10 @@ def simulated(
     return simulate(asks, LoadPlan(times, traffic.concurrency), fleet)
 
 
-def _ask(number: int, traffic: Traffic) -> Ask:
+def _ask(number: int, traffic: Traffic) -> PromptSpec:
     """A prompt that shares nothing with others."""
     first = number * traffic.input_len
-    return Ask(str(number), (range(first, first + traffic.input_len),), traffic.output_len)
+    return PromptSpec(str(number), (range(first, first + traffic.input_len),), traffic.output_len)
 
 
 def _engine(deployment: Deployment, traffic: Traffic) -> EngineConfig:

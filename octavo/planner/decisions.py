@@ -21,7 +21,7 @@ _ROOMY = 0.2
 
 
 @dataclass(frozen=True, slots=True)
-class Decision:
+class ServingDecision:
     """``because``: the numbers. ``then``: what follows from the answer."""
 
     question: str
@@ -38,7 +38,7 @@ class Decision:
         }
 
 
-def decisions(verdict: Verdict) -> list[Decision]:
+def decisions(verdict: Verdict) -> list[ServingDecision]:
     """All that apply."""
     deployment, traffic = verdict.deployment, verdict.traffic
     found = [_fits_one_device(deployment, traffic)]
@@ -52,13 +52,13 @@ def decisions(verdict: Verdict) -> list[Decision]:
     return found
 
 
-def _fits_one_device(deployment: Deployment, traffic: Traffic) -> Decision:
+def _fits_one_device(deployment: Deployment, traffic: Traffic) -> ServingDecision:
     one = replace(deployment, parallel=Parallel(), replicas=1)
     memory = one.memory
     share = max(0.0, 1 - (memory.weights_bytes + memory.kept_back_bytes) / memory.usable_bytes)
     fitting = one.max_concurrency(traffic.total_len)
     fits = share >= _ROOMY and fitting >= (traffic.concurrency or 1)
-    return Decision(
+    return ServingDecision(
         "does one device hold it, with a fifth of the memory left for keys and values?",
         fits,
         f"{gib(memory.weights_bytes)} of weights leave {share:.0%} of "
@@ -69,7 +69,7 @@ def _fits_one_device(deployment: Deployment, traffic: Traffic) -> Decision:
     )
 
 
-def _gains_by_tensors(deployment: Deployment, traffic: Traffic) -> Iterator[Decision]:
+def _gains_by_tensors(deployment: Deployment, traffic: Traffic) -> Iterator[ServingDecision]:
     """What reading and computing win by twice as many devices, against what talking costs. Nothing
     where such a model cannot be laid out so, or devices have no link."""
     tp = deployment.parallel.tp
@@ -80,7 +80,7 @@ def _gains_by_tensors(deployment: Deployment, traffic: Traffic) -> Iterator[Deci
         return
     (work, talk), (less_work, more_talk) = steps
     gains = work.value - less_work.value > more_talk.value - talk.value
-    yield Decision(
+    yield ServingDecision(
         f"is a token sooner there with each matrix on {2 * tp} devices?",
         gains,
         f"reading and computing {ms(work.value)} → {ms(less_work.value)}, "
@@ -97,11 +97,11 @@ def _step(deployment: Deployment, traffic: Traffic) -> tuple[Prediction, Predict
     return cost.compute, cost.comm
 
 
-def _has_fast_link(deployment: Deployment) -> Decision:
+def _has_fast_link(deployment: Deployment) -> ServingDecision:
     device = deployment.device
     slow = has_slow_link(device)
     bandwidth = 0.0 if device.link_bandwidth is None else device.link_bandwidth
-    return Decision(
+    return ServingDecision(
         "is the link between devices fast?",
         not slow,
         f"{bandwidth / 1e9:,.0f} GB/s each way ({device.link_kind or 'none'})",
@@ -111,9 +111,9 @@ def _has_fast_link(deployment: Deployment) -> Decision:
     )
 
 
-def _stays_in_a_machine(deployment: Deployment) -> Decision:
+def _stays_in_a_machine(deployment: Deployment) -> ServingDecision:
     each, island = deployment.parallel.num_devices, island_of(deployment.device)
-    return Decision(
+    return ServingDecision(
         "does a replica stay within one machine?",
         each <= island,
         f"{each} devices a replica, {island} that have fast links to each other",
@@ -121,14 +121,14 @@ def _stays_in_a_machine(deployment: Deployment) -> Decision:
     )
 
 
-def _waits_for_memory(verdict: Verdict) -> Decision:
+def _waits_for_memory(verdict: Verdict) -> ServingDecision:
     deployment, traffic = verdict.deployment, verdict.traffic
     streams = _streams(verdict)
     context = traffic.input_len + traffic.output_len // 2
     cost = deployment.step_cost([Span(context, 1)] * streams)
     biggest = max(cost.ops, key=lambda op: op.seconds)
     waits = cost.bound == "memory"
-    return Decision(
+    return ServingDecision(
         "does a step of answers wait for memory?",
         waits,
         f"{streams} under way: {biggest.intensity:,.1f} operations a byte in {biggest.name}, and "
@@ -139,11 +139,11 @@ def _waits_for_memory(verdict: Verdict) -> Decision:
     )
 
 
-def _waits_for_prompts(verdict: Verdict) -> Decision:
+def _waits_for_prompts(verdict: Verdict) -> ServingDecision:
     assert verdict.service is not None
     share = verdict.service.prefill_share
     budget = verdict.deployment.settled.max_num_batched_tokens
-    return Decision(
+    return ServingDecision(
         "do prompts take most of the time?",
         share > 0.5,
         f"{share:.0%} of it, in steps of up to {budget:,} tokens",
@@ -153,10 +153,10 @@ def _waits_for_prompts(verdict: Verdict) -> Decision:
     )
 
 
-def _is_short_of_cache(deployment: Deployment, traffic: Traffic) -> Decision:
+def _is_short_of_cache(deployment: Deployment, traffic: Traffic) -> ServingDecision:
     fitting = deployment.max_concurrency(traffic.total_len)
     seats = deployment.settled.max_num_seqs * deployment.num_groups
-    return Decision(
+    return ServingDecision(
         "is memory for keys and values what bounds how many run at once?",
         fitting < seats,
         f"{fitting:,} requests of {traffic.total_len:,} tokens fit, and {seats:,} have a seat",

@@ -9,7 +9,7 @@ from typing import Any
 
 from octavo.cost.engine_profile import EngineProfile, Limits, Settled
 from octavo.cost.hardware import Device
-from octavo.cost.memory import Memory, memory
+from octavo.cost.memory import MemoryPlan, memory
 from octavo.cost.model_spec import ModelSpec
 from octavo.cost.parallel import Parallel
 from octavo.cost.precision import Precision
@@ -17,9 +17,9 @@ from octavo.cost.prediction import Prediction
 from octavo.cost.rank import rank_model
 from octavo.cost.step_cost import StepCost, StepModel
 from octavo.cost.work import Span
-from octavo.planner.calibrated_steps import Measured
+from octavo.planner.calibrated_steps import CalibratedSteps
 from octavo.planner.closed_batch import Together
-from octavo.planner.latency import Latency, Seats, Service
+from octavo.planner.latency import BatchSlots, Latency, Service
 from octavo.planner.steady_state import SteadyState, StepTable
 from octavo.planner.traffic import Traffic
 
@@ -43,7 +43,7 @@ class Deployment:
     profile: EngineProfile
     limits: Limits
     replicas: int = 1
-    measured: Measured | None = None
+    measured: CalibratedSteps | None = None
 
     @property
     def num_devices(self) -> int:
@@ -72,7 +72,7 @@ class Deployment:
         return replace(self, limits=replace(self.limits, **limits))
 
     @cached_property
-    def memory(self) -> Memory:
+    def memory(self) -> MemoryPlan:
         """Of the device that has least left."""
         return memory(
             self.spec, self.precision, self.parallel, self.device, self.profile, self.limits
@@ -102,11 +102,13 @@ class Deployment:
         """Requests of so many tokens whose keys and values fit, in all replicas and copies."""
         return self.memory.max_concurrency(total_len) * self.parallel.dp * self.replicas
 
-    def seats(self, total_len: int) -> Seats:
+    def seats(self, total_len: int) -> BatchSlots:
         """Of one lot of requests."""
         fitting = self.memory.max_concurrency(total_len)
         most = min(self.settled.max_num_seqs, fitting) // self.parallel.pp
-        return Seats(max(1, most), self.settled.max_num_batched_tokens, self.target_step_seconds)
+        return BatchSlots(
+            max(1, most), self.settled.max_num_batched_tokens, self.target_step_seconds
+        )
 
     @property
     def target_step_seconds(self) -> float:
@@ -117,7 +119,7 @@ class Deployment:
 
         return SERVING_ITL_TARGET_MS / 1e3
 
-    def serve(self, traffic: Traffic, seats: Seats | None = None) -> Service:
+    def serve(self, traffic: Traffic, seats: BatchSlots | None = None) -> Service:
         """What becomes of traffic. ``seats``: of each lot, others than there are."""
         lot, seats = traffic.share(self.num_groups), seats or self.seats(traffic.total_len)
         if lot.rate is None:

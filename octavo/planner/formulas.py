@@ -20,7 +20,7 @@ from octavo.cost.measured_steps import ROW_KNOTS, SAMPLED_KNOTS, WIDENING
 from octavo.cost.op_cost import SMALL_OPS, PricedOp, priced_ops
 from octavo.cost.rank_model import RankModel
 from octavo.cost.step_cost import StepModel
-from octavo.cost.work import Rows, Span
+from octavo.cost.work import RowCounts, Span
 from octavo.planner.building_blocks import efficiency_json, model_json
 from octavo.planner.deployment import Deployment
 from octavo.planner.money import Price, listed, watts_of
@@ -117,7 +117,7 @@ def _price_json(op: PricedOp) -> dict[str, float | None]:
         "bandwidth": op.bandwidth,
         "peak": op.peak,
         "launch_s": op.launch_s,
-        "bytes_per_row": op.work(Rows(1, 1, [0])).bytes if is_small else None,
+        "bytes_per_row": op.work(RowCounts(1, 1, [0])).bytes if is_small else None,
     }
 
 
@@ -127,7 +127,7 @@ def _communication_json(model: RankModel, link: Link | None) -> list[dict[str, A
         return []
     found = []
     one, two, many = (
-        {each.name: each for each in transfers(model, Rows(*rows, [0]), link)}
+        {each.name: each for each in transfers(model, RowCounts(*rows, [0]), link)}
         for rows in ((1, 1), (1, 2), (_MANY, _MANY))
     )
     for name, transfer in one.items():

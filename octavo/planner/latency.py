@@ -19,7 +19,7 @@ StepTime = Callable[[Sequence[Span]], Prediction]
 
 
 @dataclass(frozen=True, slots=True)
-class Seats:
+class BatchSlots:
     """How many requests run at once, and how many tokens of them a step computes: no more of
     prompts than ``target_step_seconds`` allow while others are being answered, 0 is no bound; see
     `octavo.core.prefill_pacing`."""

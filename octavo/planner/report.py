@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 from octavo.cost.kv import kv_bytes_per_token
-from octavo.cost.memory import Memory
+from octavo.cost.memory import MemoryPlan
 from octavo.cost.step_cost import StepCost
 from octavo.cost.weights import num_parameters, weights
 from octavo.planner.answer import Plan
@@ -68,7 +68,7 @@ def deployment_json(deployment: Deployment) -> dict[str, Any]:
     }
 
 
-def memory_json(memory: Memory) -> dict[str, Any]:
+def memory_json(memory: MemoryPlan) -> dict[str, Any]:
     """Of one device. ``missing_bytes`` is what there would have to be more for the weights."""
     return {
         "total_bytes": memory.total_bytes,

@@ -24,8 +24,8 @@ from octavo.cost.prediction import Prediction, worst
 from octavo.cost.work import Span
 from octavo.planner.latency import (
     ENDS,
+    BatchSlots,
     Latency,
-    Seats,
     StepTime,
     between,
     prompt_chunks,
@@ -66,7 +66,7 @@ class SteadyState:
     What is said of an end of the predictions at which the queue grows is ``math.inf``.
     """
 
-    def __init__(self, costs: StepTable, traffic: Traffic, seats: Seats):
+    def __init__(self, costs: StepTable, traffic: Traffic, seats: BatchSlots):
         assert traffic.rate is not None
         self._rate = traffic.rate
         steps = [_Steps(costs, traffic, seats, end) for end in ENDS]
@@ -109,7 +109,7 @@ class _Steps:
     Numbers of streams need not be whole: between two, the cost is a straight line.
     """
 
-    def __init__(self, costs: StepTable, traffic: Traffic, seats: Seats, end: str):
+    def __init__(self, costs: StepTable, traffic: Traffic, seats: BatchSlots, end: str):
         self.input_len = traffic.input_len
         self.gaps = traffic.output_len - 1  # between the tokens of an answer
         self._budget = seats.max_num_batched_tokens

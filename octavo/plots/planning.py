@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from octavo.cost.memory import Memory
+from octavo.cost.memory import MemoryPlan
 from octavo.cost.prediction import Prediction
 from octavo.planner.sizing import highest_rate
 from octavo.planner.slo import Limit, Slo
@@ -66,7 +66,7 @@ def plan_figure(plan: Plan, *, title: str) -> Figure:
 # -- memory ---------------------------------------------------------------------------------------
 
 
-def _draw_memory(axes: Axes, memory: Memory) -> None:
+def _draw_memory(axes: Axes, memory: MemoryPlan) -> None:
     """From the top down: what there is, and what is taken from it, until keys and values are
     left."""
     usable, kept_back = memory.usable_bytes, memory.kept_back_bytes

@@ -37,7 +37,7 @@ import numpy as np
 from octavo.base.errors import BenchmarkError
 from octavo.base.files import NewFile
 from octavo.quality.scoring import ScoredRow
-from octavo.quality.windows import SCORES, Windows
+from octavo.quality.windows import SCORES, ScoringWindows
 
 MAGIC = b"OCTLOGIT"
 VERSION = 1
@@ -63,7 +63,7 @@ class Header:
     tokens_sha256: str
 
     @classmethod
-    def of(cls, windows: Windows, vocab_size: int, model: str) -> Header:
+    def of(cls, windows: ScoringWindows, vocab_size: int, model: str) -> Header:
         return cls(
             VERSION,
             model,
@@ -112,7 +112,7 @@ class LogitFileWriter:
         BenchmarkError: the file cannot be written, or there is no room for it.
     """
 
-    def __init__(self, path: str | Path, windows: Windows, vocab_size: int, model: str):
+    def __init__(self, path: str | Path, windows: ScoringWindows, vocab_size: int, model: str):
         self.path = Path(path).expanduser()
         self._header = Header.of(windows, vocab_size, model)
         head = self._header.to_bytes()
@@ -192,7 +192,9 @@ class LogitFile:
         tokens_end = offset + 4 * header.num_windows * header.ctx
         nll_end = tokens_end + 4 * header.num_scored
         token_ids = np.array(content[offset:tokens_end]).view("<i4")
-        self.windows = Windows(token_ids.reshape(header.num_windows, header.ctx), header.score)
+        self.windows = ScoringWindows(
+            token_ids.reshape(header.num_windows, header.ctx), header.score
+        )
         self.nll = np.array(content[tokens_end:nll_end]).view("<f4")
         self._rows = content[nll_end:].view(header.row_type)
         if tokens_sha256(token_ids) != header.tokens_sha256:
@@ -209,7 +211,7 @@ class LogitFile:
             raise self._damaged(f"row {index} of it cannot be")
         return top, np.multiply(row["codes"], step, dtype=np.float64)
 
-    def check_fits(self, windows: Windows, vocab_size: int) -> None:
+    def check_fits(self, windows: ScoringWindows, vocab_size: int) -> None:
         """Raise BenchmarkError unless the file is of the same windows and vocabulary."""
         header = self.header
         if header.vocab_size != vocab_size:
@@ -268,7 +270,7 @@ class LogitFile:
         numbers = (header.vocab_size, header.ctx, header.num_windows, header.num_scored)
         if header.score not in SCORES or min(numbers) < 1 or max(numbers) >= 1 << 31:
             raise self._damaged("a value of its header is out of range")
-        shape = Windows(np.empty((0, header.ctx), np.int32), header.score)
+        shape = ScoringWindows(np.empty((0, header.ctx), np.int32), header.score)
         if header.num_scored != header.num_windows * shape.num_scored_each:
             raise self._damaged("the counts of its header contradict each other")
         return header

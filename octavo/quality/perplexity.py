@@ -24,7 +24,7 @@ from octavo.quality.divergence import Comparison, Divergence
 from octavo.quality.estimate import Estimate
 from octavo.quality.logit_file import LogitFile, LogitFileWriter
 from octavo.quality.scoring import RowSink, Scorer
-from octavo.quality.windows import Windows
+from octavo.quality.windows import ScoringWindows
 from octavo.serving.text_engine import TextEngine
 from octavo.settings.engine import CPU_MAX_NUM_BATCHED_TOKENS, EngineArgs
 
@@ -39,7 +39,7 @@ class Scores:
     """``nll``: float64 [num_scored], -ln p of each scored token in nats. ``num_computed``: tokens
     that went through the model, those of a preempted window counted once."""
 
-    windows: Windows
+    windows: ScoringWindows
     nll: np.ndarray
     num_computed: int
     num_preemptions: int
@@ -103,7 +103,7 @@ def engine_args(model: str, ctx: int, **settings: Any) -> EngineArgs:
 
 def measure(
     text_engine: TextEngine,
-    windows: Windows,
+    windows: ScoringWindows,
     *,
     model: str,
     base: LogitFile | None = None,
@@ -136,7 +136,7 @@ def measure(
 
 def score_windows(
     engine: Engine,
-    windows: Windows,
+    windows: ScoringWindows,
     sinks: Sequence[RowSink] = (),
     progress: Progress | None = None,
 ) -> Scores:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from octavo.quality.logit_file import LogitFile
 from octavo.quality.perplexity import PerplexityResult, engine_args, measure
-from octavo.quality.windows import Windows, cut, tokenize
+from octavo.quality.windows import ScoringWindows, cut, tokenize
 
 if TYPE_CHECKING:
     from octavo.bench.offline.session import OfflineSession
@@ -33,7 +33,7 @@ Say = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class QuantizationReport:
     """``tokens`` of ``text`` were scored. KL divergences are from the base, in nats; ``same_top``
     is the share of tokens that both hold for the most probable; speeds are tokens/s of one stream.
     ``served_…``: of the model with the activations and KV that it is served with by default, from
@@ -90,14 +90,14 @@ class Judge:
         with self._open(base, **_EXACT) as session:
             token_ids, bos = tokenize(content, session.tokenizer)
             windows = cut(token_ids, bos_token_id=bos, ctx=CTX, score="all", max_tokens=max_tokens)
-            self._windows: Windows = windows
+            self._windows: ScoringWindows = windows
             scored = self._score(session, base, save_base=self._file)
         self._base_perplexity = scored.scores.perplexity.value
 
-    def report(self, model: str) -> Report:
+    def report(self, model: str) -> QuantizationReport:
         quality = self.quality(model)
         self._say(f"timing {model} and {self._base}")
-        return Report(**quality, **self._speeds(model))
+        return QuantizationReport(**quality, **self._speeds(model))
 
     def quality(self, model: str) -> dict[str, Any]:
         """The fields of a report but for speeds."""

@@ -15,7 +15,7 @@ import numpy as np
 from octavo.base.errors import EngineError, OctavoError
 from octavo.core.batch import BAD_LOGITS
 from octavo.core.request import Request
-from octavo.quality.windows import Windows
+from octavo.quality.windows import ScoringWindows
 
 
 class ScoredRow(NamedTuple):
@@ -48,7 +48,7 @@ class Scorer:
     a fault of the request's.
     """
 
-    def __init__(self, windows: Windows, sinks: Sequence[RowSink] = ()):
+    def __init__(self, windows: ScoringWindows, sinks: Sequence[RowSink] = ()):
         self.nll = np.full(windows.num_scored, np.nan)
         self.num_seen = 0
         self.nll_sum = 0.0  # of what was seen

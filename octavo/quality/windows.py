@@ -25,7 +25,7 @@ SCORES = ("half", "all")
 
 
 @dataclass(frozen=True)
-class Windows:
+class ScoringWindows:
     """Windows of a text, ``token_ids`` int32 [W, ctx].
 
     Scored tokens are numbered in the order of the text, ``num_scored_each`` a window.
@@ -79,7 +79,7 @@ def cut(
     score: str = "half",
     bos_token_id: int | None = None,
     max_tokens: int | None = None,
-) -> Windows:
+) -> ScoringWindows:
     """Cut the tokens of a text into windows.
 
     Args:
@@ -101,7 +101,7 @@ def cut(
     windows = tokens[: count * ctx].reshape(count, ctx).copy()
     if bos_token_id is not None:
         windows[:, 0] = bos_token_id
-    return Windows(windows, score)
+    return ScoringWindows(windows, score)
 
 
 def tokenize(text: str, tokenizer: Tokenizer) -> tuple[list[int], int | None]:

@@ -16,7 +16,6 @@ from __future__ import annotations
 from typing import Any
 
 from octavo.base.lazy_exports import named
-from octavo.base.renamed import renamed
 
 _HOMES = {
     "GGMLType": "octavo.quantization.ggml_types",
@@ -26,7 +25,7 @@ __all__ = sorted(_HOMES)
 
 
 def __getattr__(name: str) -> Any:
-    return named(__name__, _HOMES, name) if name in _HOMES else renamed(__name__, name)
+    return named(__name__, _HOMES, name)
 
 
 def __dir__() -> list[str]:

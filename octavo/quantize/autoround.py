@@ -61,7 +61,7 @@ _NEAR = 0.4
 _FACTORS = 0.5, 1.5
 
 
-class Windows(NamedTuple):
+class LayerWindows(NamedTuple):
     """What goes into a layer and what should come out: float32 [W, length, hidden] each."""
 
     inputs: Tensor
@@ -70,7 +70,7 @@ class Windows(NamedTuple):
 
 def learn_rounding(
     layer: Layer,
-    windows: Windows,
+    windows: LayerWindows,
     weights: Mapping[str, Tensor],
     start: Mapping[str, QuantizedMatrix],
     *,

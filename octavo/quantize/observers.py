@@ -81,7 +81,7 @@ def input_statistics(x: Tensor, *, hessian: bool = True) -> InputStatistics:
     return InputStatistics(len(x), total.diagonal() / 2, total)
 
 
-class Observer:
+class LinearObserver:
     """A visitor that changes nothing, and keeps the statistics of every linear by its name.
 
     Linears of one input share one ``InputStatistics``.
@@ -205,7 +205,7 @@ def observe(
 
     Hessians of all layers together take as much memory as a model of float32 weights, or more.
     """
-    observer, running = Observer(hessian=hessian), LayerwiseModel(model, token_ids)
+    observer, running = LinearObserver(hessian=hessian), LayerwiseModel(model, token_ids)
     for index in range(running.num_layers):
         running.run_layer(index, observer)
     return observer.statistics

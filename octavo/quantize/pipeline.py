@@ -25,13 +25,13 @@ from octavo.layers.tensors import with_tensors
 from octavo.models.checkpoint import Checkpoint, open_checkpoint
 from octavo.models.loader import load_checkpoint
 from octavo.models.registry import CausalLM
-from octavo.quantize.autoround import Windows, learn_rounding
+from octavo.quantize.autoround import LayerWindows, learn_rounding
 from octavo.quantize.gptq import gptq
 from octavo.quantize.grid import QuantizedMatrix, Scheme, quantize_to_nearest
 from octavo.quantize.observers import (
     InputStatistics,
     LayerwiseModel,
-    Observer,
+    LinearObserver,
     dense,
     linear_names,
 )
@@ -166,7 +166,7 @@ class _Quantizer:
     ):
         self.schemes, self._path, self._method = schemes, path, method
         self._done, self._on_matrix = done, on_matrix
-        self._observer = Observer(hessian=method in ("gptq", "autoround"))
+        self._observer = LinearObserver(hessian=method in ("gptq", "autoround"))
         self._made: dict[str, QuantizedMatrix] = {}
         self._seconds = 0.0  # that each matrix took before it is asked for
         self._number = {name: number for number, name in enumerate(schemes, start=1)}
@@ -262,7 +262,7 @@ class _Learner(_Quantizer):
         with torch.no_grad():
             model.outputs(index, model.hidden, begin_with)
         shape = -1, model.length, exact.shape[1]
-        windows = Windows(model.hidden.view(shape), exact.view(shape))
+        windows = LayerWindows(model.hidden.view(shape), exact.view(shape))
         if start:
             self._learned = learn_rounding(layer, windows, weights, start, steps=steps)
         self._seconds = (time.perf_counter() - begin) / max(1, len(start))

@@ -69,7 +69,7 @@ _WINDOWS_OF_START = 32
 _FAST_BFLOAT16 = {"avx512_bf16", "amx_bf16", "bf16"}
 
 
-class StepReport(NamedTuple):
+class QatStepReport(NamedTuple):
     """What became of a step. ``divergence``: the mean of its windows, in nats, before it.
     ``held_out``: that of the held-out windows at the latest look."""
 
@@ -79,7 +79,7 @@ class StepReport(NamedTuple):
     held_out: float
 
 
-OnStep = Callable[[StepReport], None]
+OnStep = Callable[[QatStepReport], None]
 
 
 def train_model(
@@ -164,7 +164,7 @@ def _in_training(
     }
 
 
-class Windows(NamedTuple):
+class TrainingWindows(NamedTuple):
     """Of a text's windows, int64 [W, length] each, those that are trained on and those that say
     how well it goes."""
 
@@ -172,17 +172,17 @@ class Windows(NamedTuple):
     held_out: Tensor
 
 
-def split(windows: Tensor, seed: int) -> Windows:
+def split(windows: Tensor, seed: int) -> TrainingWindows:
     """An eighth of the windows is held out, one at least, eight at most."""
     count = min(_HELD_OUT, max(1, len(windows) // 8))
     order = torch.randperm(len(windows), generator=torch.Generator().manual_seed(seed))
-    return Windows(windows[order[count:]], windows[order[:count]])
+    return TrainingWindows(windows[order[count:]], windows[order[:count]])
 
 
 def train(
     distillation: Distillation,
     matrices: Mapping[str, ScaledMatrix],
-    windows: Windows,
+    windows: TrainingWindows,
     *,
     tokens: int,
     seed: int = 0,
@@ -201,7 +201,7 @@ def train(
         optimizer.step()
         if number in looks:
             best.look(matrices)
-        on_step(StepReport(number, total, divergence, best.latest))
+        on_step(QatStepReport(number, total, divergence, best.latest))
     return best.matrices
 
 

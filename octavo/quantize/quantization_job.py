@@ -18,7 +18,7 @@ from octavo.base.errors import ConfigError
 from octavo.models.checkpoint import Checkpoint, open_checkpoint
 from octavo.models.config import ModelConfig
 from octavo.models.footprint import EMBEDDING, HEAD, choosable, shapes
-from octavo.models.gguf_export import Matrix, export_gguf
+from octavo.models.gguf_export import ExportedMatrix, export_gguf
 from octavo.models.hf_writer import float_tensor, write_hf_folder
 from octavo.models.loader import load_checkpoint
 from octavo.models.parameters import Parameters
@@ -40,8 +40,8 @@ from octavo.quantize.grid import QuantizedMatrix, Scheme
 from octavo.quantize.mixture import Mixing, Mixture
 from octavo.quantize.observers import observe
 from octavo.quantize.pipeline import MatrixReport, Method, quantize_model
-from octavo.quantize.qat import StepReport, train_model
-from octavo.quantize.recipes import METHODS, Wanted
+from octavo.quantize.qat import QatStepReport, train_model
+from octavo.quantize.recipes import METHODS, QuantizeRequest
 from octavo.quantize.resume import KeptMatrices
 from octavo.quantize.rotation import RotatedCheckpoint
 from octavo.quantize.scaling import Scaling
@@ -81,7 +81,7 @@ Progress = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Made:
+class QuantizeResult:
     """A model on disk.
 
     ``bits_per_weight``: of all tensors, embedding and head included; the weights are counted in the
@@ -115,10 +115,10 @@ def make(
     checkpoint: Checkpoint,
     tokenizer: Tokenizer,
     out: Path,
-    wanted: Wanted,
+    wanted: QuantizeRequest,
     progress: Progress = lambda what, done, total: None,
     say: Callable[[str], None] = lambda warning: None,
-) -> Made:
+) -> QuantizeResult:
     """Quantize a model into ``out``, which is there whole or not at all.
 
     Of methods that take long, what is made of a folder is kept beside it meanwhile: if the run is
@@ -156,7 +156,7 @@ def make(
     choice = make_model(source, text, out, wanted, progress)
     num_bytes = sum(entry.num_bytes for entry in open_checkpoint(out).tensors.values())
     num_weights = sum(prod(parameters.shape(name)) for name in parameters.names)
-    return Made(
+    return QuantizeResult(
         out,
         wanted.method,
         wanted.format_name,
@@ -167,7 +167,7 @@ def make(
     )
 
 
-def _check_values(parameters: Parameters, wanted: Wanted, progress: Progress) -> None:
+def _check_values(parameters: Parameters, wanted: QuantizeRequest, progress: Progress) -> None:
     """ConfigError for what no quantized model can hold, or would clip without a word."""
     if wanted.method == "gguf":
         is_wide = wanted.target_bpw is None and wanted.target in ("F32", "BF16")
@@ -183,12 +183,12 @@ def _check_values(parameters: Parameters, wanted: Wanted, progress: Progress) ->
     )
 
 
-def _forewarn_of_folder(parameters: Parameters, wanted: Wanted) -> str | None:
+def _forewarn_of_folder(parameters: Parameters, wanted: QuantizeRequest) -> str | None:
     bits = wanted.scheme(shape.k for shape in choosable(parameters.config)).bits
     return bits_of_embeddings(parameters, bits, wanted.target_bpw)
 
 
-def _forewarn_of_file(parameters: Parameters, wanted: Wanted) -> str | None:
+def _forewarn_of_file(parameters: Parameters, wanted: QuantizeRequest) -> str | None:
     if wanted.target_bpw is not None:  # whose types are chosen of those that fit
         return None
     facts = _facts(parameters.config, has_importance=wanted.calibrate)
@@ -213,7 +213,7 @@ def _facts(config: ModelConfig, has_importance: bool) -> ModelFacts:
     )
 
 
-def _refuse_latent_attention(parameters: Parameters, wanted: Wanted) -> None:
+def _refuse_latent_attention(parameters: Parameters, wanted: QuantizeRequest) -> None:
     """Its matrices are not those that methods know how to fold scales and rotations into, and one
     is multiplied with in parts, which no visitor of linears sees."""
     config = parameters.config
@@ -224,7 +224,7 @@ def _refuse_latent_attention(parameters: Parameters, wanted: Wanted) -> None:
         )
 
 
-def _refuse_experts(parameters: Parameters, wanted: Wanted) -> None:
+def _refuse_experts(parameters: Parameters, wanted: QuantizeRequest) -> None:
     """What looks at inputs and gradients of linears, or folds things into them, sees no experts."""
     by_itself = wanted.method == "gguf" or wanted.format_name == "fp8"
     looks = not by_itself or wanted.rotate or wanted.target_bpw is not None
@@ -256,7 +256,7 @@ def _refuse_quantized(parameters: Parameters) -> None:
             )
 
 
-def _windows(tokenizer: Tokenizer, wanted: Wanted) -> Tensor | None:
+def _windows(tokenizer: Tokenizer, wanted: QuantizeRequest) -> Tensor | None:
     if not wanted.calibrate:
         return None
     max_tokens = wanted.calibration_tokens or _TOKENS[wanted.method]
@@ -267,7 +267,7 @@ def _sensitivity(
     mixing: Mixing,
     parameters: Parameters,
     text: Text,
-    wanted: Wanted,
+    wanted: QuantizeRequest,
     progress: Progress,
 ) -> Sensitivity:
     """What each matrix would cost in each way that a mix has for it."""
@@ -300,7 +300,7 @@ class _Plan:
 
 
 def _make_folder(
-    parameters: Parameters, text: Text, out: Path, wanted: Wanted, progress: Progress
+    parameters: Parameters, text: Text, out: Path, wanted: QuantizeRequest, progress: Progress
 ) -> Mixture | None:
     planned = (
         _one_scheme(parameters, wanted)
@@ -320,7 +320,9 @@ def _make_folder(
     return planned.mixture
 
 
-def _kept(parameters: Parameters, out: Path, wanted: Wanted, planned: _Plan) -> KeptMatrices | None:
+def _kept(
+    parameters: Parameters, out: Path, wanted: QuantizeRequest, planned: _Plan
+) -> KeptMatrices | None:
     """What a run before has left, of methods that take long for a matrix. Where channels are
     scaled, matrices belong to norms that would be found anew, and are not kept."""
     takes_long = wanted.method in _ROUNDINGS and wanted.calibrate and wanted.format != "fp8"
@@ -329,7 +331,7 @@ def _kept(parameters: Parameters, out: Path, wanted: Wanted, planned: _Plan) -> 
     return KeptMatrices(out, parameters.checkpoint, wanted, planned.schemes)
 
 
-def _one_scheme(parameters: Parameters, wanted: Wanted) -> _Plan:
+def _one_scheme(parameters: Parameters, wanted: QuantizeRequest) -> _Plan:
     layers = choosable(parameters.config)
     scheme, writer = wanted.scheme(shape.k for shape in layers), wanted.writer()
     for shape in layers:
@@ -346,7 +348,7 @@ def _mixed(
     parameters: Parameters,
     target_bpw: float,
     text: Text,
-    wanted: Wanted,
+    wanted: QuantizeRequest,
     progress: Progress,
 ) -> _Plan:
     widths = [shape.k for shape in choosable(parameters.config)]
@@ -365,7 +367,7 @@ def _mixed(
 def _tensors(
     parameters: Parameters,
     text: Text,
-    wanted: Wanted,
+    wanted: QuantizeRequest,
     planned: _Plan,
     kept: KeptMatrices | None,
     progress: Progress,
@@ -388,7 +390,7 @@ def _tensors(
 def _quantized(
     parameters: Parameters,
     text: Text,
-    wanted: Wanted,
+    wanted: QuantizeRequest,
     schemes: Mapping[str, Scheme],
     kept: KeptMatrices | None,
     progress: Progress,
@@ -406,7 +408,7 @@ def _quantized(
     def say(report: MatrixReport) -> None:
         progress("quantizing", report.number, report.total)
 
-    def say_step(report: StepReport) -> None:
+    def say_step(report: QatStepReport) -> None:
         what = f"training, KL {report.divergence:.3f} (of other text {report.held_out:.3f})"
         progress(what, report.number, report.total)
 
@@ -445,7 +447,7 @@ def _quantized(
         yield name, weight if order is None else weight.select(order)
 
 
-def _scaling(parameters: Parameters, wanted: Wanted) -> Scaling | None:
+def _scaling(parameters: Parameters, wanted: QuantizeRequest) -> Scaling | None:
     """That of the method, told of what the file makes of a norm."""
     scaling = _SCALINGS.get(wanted.method)
     if scaling is None:
@@ -481,7 +483,7 @@ def _float_type(parameters: Parameters) -> GGMLType:
 
 
 def _make_gguf(
-    parameters: Parameters, text: Text, out: Path, wanted: Wanted, progress: Progress
+    parameters: Parameters, text: Text, out: Path, wanted: QuantizeRequest, progress: Progress
 ) -> Mixture | None:
     checkpoint, mixture = parameters.checkpoint, None
     config = checkpoint.config()
@@ -496,7 +498,7 @@ def _make_gguf(
     coded = (shape for shape in shapes(config) if not (shape.is_exact or shape.is_latent))
     total, done = sum(shape.n for shape in coded), 0
 
-    def choose(matrix: Matrix) -> GGMLType:
+    def choose(matrix: ExportedMatrix) -> GGMLType:
         is_copy = config.tie_embeddings and matrix.parameter == HEAD
         parameter = EMBEDDING if is_copy else matrix.parameter
         if mixture is not None and parameter in mixture.chosen:

@@ -124,7 +124,7 @@ FORMATS = tuple(dict.fromkeys([*(f for m in METHODS.values() for f in m.writers)
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class QuantizeRequest:
     """What a user asks for; None leaves it to octavo.
 
     Args:

@@ -23,7 +23,7 @@ from octavo.base.errors import ModelFileError
 from octavo.base.files import NewFile, sha256_of
 from octavo.models.checkpoint import Checkpoint
 from octavo.quantize.grid import QuantizedMatrix, Scheme
-from octavo.quantize.recipes import Wanted
+from octavo.quantize.recipes import QuantizeRequest
 
 _SUFFIX = ".octavo.resume"
 _DAMAGE = OSError, EOFError, ValueError, KeyError, AssertionError, zipfile.BadZipFile
@@ -39,7 +39,11 @@ class KeptMatrices(Mapping[str, QuantizedMatrix]):
     """
 
     def __init__(
-        self, out: Path, checkpoint: Checkpoint, wanted: Wanted, schemes: Mapping[str, Scheme]
+        self,
+        out: Path,
+        checkpoint: Checkpoint,
+        wanted: QuantizeRequest,
+        schemes: Mapping[str, Scheme],
     ):
         self._out, self._schemes = out.resolve(), schemes
         key = _fingerprint(checkpoint, wanted, schemes)
@@ -83,7 +87,9 @@ class KeptMatrices(Mapping[str, QuantizedMatrix]):
         return self._folder / f"{name}.npz"
 
 
-def _fingerprint(checkpoint: Checkpoint, wanted: Wanted, schemes: Mapping[str, Scheme]) -> str:
+def _fingerprint(
+    checkpoint: Checkpoint, wanted: QuantizeRequest, schemes: Mapping[str, Scheme]
+) -> str:
     """Of everything that matrices depend on. Files of the source count by size and time."""
     settings = asdict(wanted)
     settings["calibration"] = wanted.calibration and sha256_of(wanted.calibration)

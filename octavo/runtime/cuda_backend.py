@@ -15,7 +15,14 @@ from octavo.kernels.cuda.packing import Upload, expanded, pack
 from octavo.kernels.cuda.program import FusedProgram
 from octavo.kernels.cuda.sampling import DeviceSampler
 from octavo.kernels.cuda.weights import DeviceWeight, parts_of
-from octavo.kernels.fused_ops import CannotFuse, Embed, Experts, Head, LatentAttention, Matrix
+from octavo.kernels.fused_ops import (
+    CannotFuse,
+    FusedEmbedding,
+    FusedExperts,
+    FusedHead,
+    FusedLatentAttention,
+    WeightRef,
+)
 from octavo.kernels.recorder import Value
 from octavo.models.config import ModelConfig
 from octavo.models.kv_groups import group_layers
@@ -23,7 +30,7 @@ from octavo.models.loader import weights_bytes
 from octavo.models.registry import CausalLM
 from octavo.quantization.base import Weight
 from octavo.runtime.capacity import RankLimits, RankSpec, kv_dtype_of
-from octavo.runtime.cuda_components import Kit, kit_of
+from octavo.runtime.cuda_components import DeviceComponents, kit_of
 from octavo.runtime.cuda_forward import CudaForward, num_logits_rows
 from octavo.runtime.cuda_graphs import graph_sizes
 from octavo.runtime.device_memory import (
@@ -78,7 +85,7 @@ class FusedBackend:
         model: CausalLM,
         model_config: ModelConfig,
         progress: Progress | None = None,
-        kit: Kit | None = None,
+        kit: DeviceComponents | None = None,
     ):
         self._spec, self._model_config = spec, model_config
         self._kit = kit or kit_of(spec)
@@ -206,9 +213,9 @@ class FusedBackend:
 
     def _create_probe(self, runner: Observed, kv_cache: KVCache) -> FusedProbe:
         weights = [
-            (isinstance(phase, Head), self._weights(together), share_of(phase))
+            (isinstance(phase, FusedHead), self._weights(together), share_of(phase))
             for phase in self._plan.phases
-            if not isinstance(phase, Embed)
+            if not isinstance(phase, FusedEmbedding)
             for together in products_of(phase)
         ]
         kit = self._kit
@@ -267,7 +274,7 @@ class PackedOnce:
         self,
         plan: StepPlan,
         weights: dict[str, Weight],
-        kit: Kit,
+        kit: DeviceComponents,
     ):
         self._plan, self._weights, self._kit = plan, weights, kit
         self._made: dict[tuple[str, ...], DeviceWeight] = {}
@@ -295,15 +302,15 @@ class PackedOnce:
                 self._made[names] = self._pack(
                     names,
                     upload,
-                    as_one=isinstance(phase, Experts),
-                    as_floats=isinstance(phase, LatentAttention),
+                    as_one=isinstance(phase, FusedExperts),
+                    as_floats=isinstance(phase, FusedLatentAttention),
                 )
                 done += sum(self._weights[name].nbytes for name in names)
                 if progress is not None:
                     progress(done, total)
         self._tell_expanded()
 
-    def __call__(self, matrices: Sequence[Matrix]) -> DeviceWeight:
+    def __call__(self, matrices: Sequence[WeightRef]) -> DeviceWeight:
         names = tuple(map(self._plan.name_of, matrices))
         if names not in self._made:
             self._made[names] = self._pack(names)

@@ -14,7 +14,7 @@ from octavo.kernels.cuda.packing import Upload
 from octavo.kernels.cuda.plain_ops import PlainOps
 from octavo.kernels.cuda.sampling import DeviceSampler
 from octavo.kernels.cuda.weights import DeviceWeight
-from octavo.kernels.fused_ops import LatentAttention, Matrix, Phase
+from octavo.kernels.fused_ops import FusedLatentAttention, FusedOp, WeightRef
 from octavo.quantization.upload import ChunkedUpload, CudaQueue
 from octavo.runtime.capacity import RankLimits, RankSpec
 from octavo.runtime.cuda_forward import num_logits_rows
@@ -27,10 +27,10 @@ from octavo.system import machine
 _SPLIT_QUERIES = 16
 _BESIDE_LATENTS = 16, 32, 64, 128  # values of the keys there
 
-WeightOf: TypeAlias = Callable[[Sequence[Matrix]], DeviceWeight]
+WeightOf: TypeAlias = Callable[[Sequence[WeightRef]], DeviceWeight]
 
 
-class Kit(Protocol):
+class DeviceComponents(Protocol):
     """All that a device has of its own. ``where`` is where memory is made: the device, or NOWHERE,
     to count it."""
 
@@ -38,13 +38,13 @@ class Kit(Protocol):
     dtype: torch.dtype  # of activations
     compiles: bool  # its kernels, when they are first launched
 
-    def why_not(self, phases: Sequence[Phase]) -> str | None:
+    def why_not(self, phases: Sequence[FusedOp]) -> str | None:
         """What keeps it from running a model of these phases, None if nothing."""
         ...
 
     def create_ops(
         self,
-        phases: Sequence[Phase],
+        phases: Sequence[FusedOp],
         weight_of: WeightOf,
         kv_cache: LayerStores,
         limits: RankLimits,
@@ -75,17 +75,17 @@ class Kit(Protocol):
         ...
 
 
-def kit_of(spec: RankSpec) -> Kit:
+def kit_of(spec: RankSpec) -> DeviceComponents:
     """That of a device. On the CPU a token's bits are the same in any company, and activations are
     not rounded to 8 bits, whatever a checkpoint was made for."""
     device, dtype = torch.device(spec.device), getattr(torch, spec.dtype)
     if device.type == "cpu":
-        return PlainKit(dtype)
+        return PlainComponents(dtype)
     conditions = Conditions(Gpu.of(device), dtype, spec.batch_invariant, spec.activations)
-    return TritonKit(device, conditions)
+    return TritonComponents(device, conditions)
 
 
-class PlainKit:
+class PlainComponents:
     """Of the CPU."""
 
     device = torch.device("cpu")
@@ -95,12 +95,12 @@ class PlainKit:
     def __init__(self, dtype: torch.dtype):
         self.dtype = dtype
 
-    def why_not(self, phases: Sequence[Phase]) -> None:
+    def why_not(self, phases: Sequence[FusedOp]) -> None:
         return None
 
     def create_ops(
         self,
-        phases: Sequence[Phase],
+        phases: Sequence[FusedOp],
         weight_of: WeightOf,
         kv_cache: LayerStores,
         limits: RankLimits,
@@ -126,7 +126,7 @@ class PlainKit:
         return self.dtype
 
 
-class TritonKit:
+class TritonComponents:
     """Of a GPU. Modules with kernels are imported when they are needed, and Triton with them."""
 
     compiles = True
@@ -135,9 +135,12 @@ class TritonKit:
         self.device, self.dtype = device, conditions.dtype
         self._conditions = conditions
 
-    def why_not(self, phases: Sequence[Phase]) -> str | None:
+    def why_not(self, phases: Sequence[FusedOp]) -> str | None:
         for phase in phases:
-            if isinstance(phase, LatentAttention) and phase.rope.rotary_dim not in _BESIDE_LATENTS:
+            if (
+                isinstance(phase, FusedLatentAttention)
+                and phase.rope.rotary_dim not in _BESIDE_LATENTS
+            ):
                 return (
                     f"keys of {phase.rope.rotary_dim} values beside latent vectors: kernels of "
                     f"GPUs have {', '.join(map(str, _BESIDE_LATENTS))}"
@@ -146,7 +149,7 @@ class TritonKit:
 
     def create_ops(
         self,
-        phases: Sequence[Phase],
+        phases: Sequence[FusedOp],
         weight_of: WeightOf,
         kv_cache: LayerStores,
         limits: RankLimits,

@@ -41,7 +41,7 @@ from octavo.runtime.capacity import RankLimits
 from octavo.runtime.cuda_graphs import DecodeGraphs
 from octavo.runtime.cuda_inputs import DeviceInputs, StepShape, StepViews
 from octavo.runtime.cuda_sampling import REASONS, JudgedRows, SamplingArrays, needs_host
-from octavo.runtime.forward import Observed, Rows, SampledRows
+from octavo.runtime.forward import ForwardOutput, Observed, SampledRows
 from octavo.runtime.kv_cache import KVCache
 from octavo.runtime.prompt_logits import LOGITS_ROWS
 from octavo.runtime.sampler import compute_logprobs, probabilities
@@ -166,13 +166,13 @@ class CudaForward:
         if self.graphs is not None:
             self.graphs.capture()
 
-    def _make_lane(self) -> _Lane:
+    def _make_lane(self) -> StepBuffer:
         def like(tensor: Tensor) -> Tensor:
             return self._stream.host_buffer(tensor.numel(), tensor.dtype).view(tensor.shape)
 
         words = self._stream.host_buffer(self._inputs.num_words, torch.int32)
         sampled = SampledTokens(like(self._sampled.answers), like(self._sampled.judged))
-        return _Lane(words, sampled, like(self.program.damaged), self._stream.mark())
+        return StepBuffer(words, sampled, like(self.program.damaged), self._stream.mark())
 
     def feeds(self, request: Request) -> bool:
         """Whether steps may go on from tokens of a request that the host has not seen."""
@@ -200,7 +200,7 @@ class CudaForward:
     def probe(self, runner: Observed) -> Probe:
         return self._make_probe(runner)
 
-    def run(self, batch: Batch, weighed: Collection[str] = ()) -> Rows:
+    def run(self, batch: Batch, weighed: Collection[str] = ()) -> ForwardOutput:
         return self.submit(batch, weighed).result()
 
     def submit(self, batch: Batch, weighed: Collection[str] = ()) -> LaunchedStep:
@@ -238,7 +238,7 @@ class CudaForward:
         """The size of the graph that a batch is launched as, None for kernel by kernel."""
         return None if self.graphs is None else self.graphs.size_of(batch)
 
-    def _free_lane(self) -> _Lane:
+    def _free_lane(self) -> StepBuffer:
         """The one that was used longest ago, whose results have been taken."""
         lane = self._lanes[0]
         lane.event.wait()
@@ -365,7 +365,7 @@ class CudaForward:
                 found.append(probabilities(logits, own).cpu().numpy())
         return np.concatenate(found)
 
-    def rows_of(self, step: LaunchedStep) -> Rows:
+    def rows_of(self, step: LaunchedStep) -> ForwardOutput:
         """What a step has left, when it has ended."""
         lane, sampling = step.lane, step.sampling
         lane.event.wait()
@@ -374,7 +374,7 @@ class CudaForward:
         self._last_result_at = now
         count = len(sampling.at)
         damaged = lane.damaged[: step.starts[-1]].numpy().nonzero()[0].tolist()
-        rows = Rows(step.starts, damaged)
+        rows = ForwardOutput(step.starts, damaged)
         token_ids, status = lane.sampled.answers[:, :count].tolist()
         judged = JudgedRows(lane.sampled.judged.numpy(), self.program.vocab_size)
         sampling.give(
@@ -397,12 +397,12 @@ class LaunchedStep:
     """A step that was launched: ``PendingRows``."""
 
     forward: CudaForward
-    lane: _Lane
+    lane: StepBuffer
     starts: list[int]
     sampling: SampledRows
     begun_at: float
 
-    def result(self) -> Rows:
+    def result(self) -> ForwardOutput:
         return self.forward.rows_of(self)
 
 
@@ -432,7 +432,7 @@ class QueuedBlocks:
 
 
 @dataclass(slots=True)
-class _Lane:
+class StepBuffer:
     """Buffers of the host for one step in flight; the device has done with them after ``event``."""
 
     words: Tensor

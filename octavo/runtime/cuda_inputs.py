@@ -110,7 +110,7 @@ class DeviceInputs:
         num_groups: int = 1,
     ):
         width = aligned(-(-max_model_len // block_size))
-        self.seats = Seats(max_num_seqs, width, num_groups)
+        self.seats = DeviceSlots(max_num_seqs, width, num_groups)
         self._block_size, self._num_groups = block_size, num_groups
         num_seats = max_num_seqs + 1  # one is nobody's
         largest = StepShape(max_tokens, max_num_seqs, max(max_tokens, max_num_seqs), 1)
@@ -195,7 +195,7 @@ class DeviceInputs:
         return (section[:length] for section, length in zip(sections, lengths, strict=True))
 
 
-class Seats:
+class DeviceSlots:
     """Which row of the device's arrays each running request has, and what is new in its tables.
 
     Args:
@@ -208,7 +208,7 @@ class Seats:
         self.num_groups = num_groups
         self._width = width
         self._free = list(range(count - 1, -1, -1))
-        self._seats: dict[str, _Seat] = {}
+        self._seats: dict[str, _DeviceSlot] = {}
         self._changes: dict[int, int] = {}
 
     def of(self, request: Request) -> int:
@@ -232,11 +232,11 @@ class Seats:
                     self._note(seat, group, table, first)
         return seat.index
 
-    def _sit_down(self, index: int, request: Request) -> _Seat:
-        seat = self._seats[request.request_id] = _Seat(index, request, self.num_groups)
+    def _sit_down(self, index: int, request: Request) -> _DeviceSlot:
+        seat = self._seats[request.request_id] = _DeviceSlot(index, request, self.num_groups)
         return seat
 
-    def _note(self, seat: _Seat, group: int, table: list[int], first: int) -> None:
+    def _note(self, seat: _DeviceSlot, group: int, table: list[int], first: int) -> None:
         """Note what is new of a table from its entry ``first`` on."""
         written = seat.tables[group]
         both = min(len(written), len(table))
@@ -261,7 +261,7 @@ class Seats:
                 self._free.append(seat.index)
 
 
-class _Seat:
+class _DeviceSlot:
     __slots__ = ("index", "num_preemptions", "num_settled", "request", "tables")
 
     def __init__(self, index: int, request: Request, num_groups: int):
@@ -285,7 +285,7 @@ class _Lists(NamedTuple):
     max_query: int
 
     @classmethod
-    def of(cls, batch: Batch, seats: Seats, block_size: int) -> _Lists:
+    def of(cls, batch: Batch, seats: DeviceSlots, block_size: int) -> _Lists:
         lists = cls([], [], [], [0], [], [], [], _power_of_two(batch))
         token_ids, positions, slots, starts, lengths, own_seats, row_seats, _ = lists
         slots += (_slots(batch, group, block_size) for group in range(seats.num_groups))

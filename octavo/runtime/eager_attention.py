@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from octavo.kernels.attention import AttentionPlan
+from octavo.kernels.attention import ReferenceAttentionPlan
 from octavo.kernels.dispatch import Ops
 from octavo.kernels.kv_stores import KVStore
 from octavo.kernels.op_arguments import Rotation, RowNorm
@@ -30,7 +30,7 @@ class GroupOfStep:
     """What layers with the same block tables need to know of a step."""
 
     slots: Tensor  # int64 [T], where each token's keys and values go
-    plan: AttentionPlan
+    plan: ReferenceAttentionPlan
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +127,7 @@ class EagerAttention:
                     max_seq_len,
                     self._block_size,
                     parents,
-                    inputs.sights,
+                    inputs.sink_windows,
                 ),
             )
             for tables, slots in zip(inputs.block_tables, inputs.slot_mapping, strict=True)

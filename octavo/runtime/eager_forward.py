@@ -19,7 +19,7 @@ from octavo.models.kv_groups import KVGroups, one_table
 from octavo.models.registry import CausalLM
 from octavo.runtime.eager_attention import EagerAttention, PagedAttention
 from octavo.runtime.eager_states import EagerStates
-from octavo.runtime.forward import InTurn, Observed, Rows, SampledRows
+from octavo.runtime.forward import ForwardOutput, InTurn, Observed, SampledRows
 from octavo.runtime.input_batch import InputBatch, StepInputs, blocks_of_row
 from octavo.runtime.kv_cache import KVCache
 from octavo.runtime.sampler import compute_logprobs, probabilities, sample
@@ -105,7 +105,7 @@ class EagerForward(InTurn):
         )
 
     @torch.inference_mode()
-    def run(self, batch: Batch, weighed: Collection[str] = ()) -> Rows:
+    def run(self, batch: Batch, weighed: Collection[str] = ()) -> ForwardOutput:
         inputs = self._input_batch.build(batch)
         self._context = self._make_context(inputs, batch)
         begin = time.perf_counter()
@@ -115,7 +115,7 @@ class EagerForward(InTurn):
         # The sum of a row is finite if and only if all of it is, short of overflow in float32.
         is_sound = torch.isfinite(self._hidden.float().abs().sum(dim=-1))
         sampling = SampledRows(batch, inputs.query_start, weighed)
-        rows = Rows(inputs.query_start, (~is_sound).nonzero()[:, 0].tolist())
+        rows = ForwardOutput(inputs.query_start, (~is_sound).nonzero()[:, 0].tolist())
         if sampling.at:
             logits = self._compute_logits(self._hidden[sampling.at])
             own = [sampling_row(request) for request in sampling.requests]

@@ -52,7 +52,7 @@ class Blocks(Protocol):
 
 
 @dataclass(slots=True)
-class Rows:
+class ForwardOutput:
     """What a pass over a batch of T tokens and S items leaves, until the next one.
 
     What was sampled is said of the items that sample, by their place among these: tokens in
@@ -75,7 +75,7 @@ class SampledRows:
     """The rows of a step that become tokens, item after item.
 
     Args:
-        starts: as in ``Rows``.
+        starts: as in ``ForwardOutput``.
         weighed: requests, by their ids, whose rows are asked for probabilities too.
     """
 
@@ -105,7 +105,7 @@ class SampledRows:
 
     def give(
         self,
-        rows: Rows,
+        rows: ForwardOutput,
         token_ids: Sequence[int],
         reasons: Mapping[int, str],
         logprobs: Callable[[int], TokenLogprobs | None],
@@ -123,7 +123,7 @@ class SampledRows:
                 rows.logprobs[place] = [logprobs(row) for row in range(begin, end)]
             begin = end
 
-    def give_probabilities(self, rows: Rows, probabilities: np.ndarray) -> None:
+    def give_probabilities(self, rows: ForwardOutput, probabilities: np.ndarray) -> None:
         """Hand out what was found for the rows that are weighed, float32 [W, V]."""
         given = begin = 0
         for place, end in enumerate(self._ends):
@@ -136,7 +136,7 @@ class SampledRows:
 class PendingRows(Protocol):
     """A pass that was begun."""
 
-    def result(self) -> Rows:
+    def result(self) -> ForwardOutput:
         """Wait for it. What it leaves is valid until the next pass but one is begun."""
         ...
 
@@ -145,9 +145,9 @@ class PendingRows(Protocol):
 class FinishedRows:
     """A pass that was over when ``submit`` returned."""
 
-    rows: Rows
+    rows: ForwardOutput
 
-    def result(self) -> Rows:
+    def result(self) -> ForwardOutput:
         return self.rows
 
 
@@ -166,7 +166,7 @@ class InTurn(ABC):
     depth = 1
 
     @abstractmethod
-    def run(self, batch: Batch, weighed: Collection[str] = ()) -> Rows: ...
+    def run(self, batch: Batch, weighed: Collection[str] = ()) -> ForwardOutput: ...
 
     def submit(self, batch: Batch, weighed: Collection[str] = ()) -> FinishedRows:
         return FinishedRows(self.run(batch, weighed))
@@ -209,7 +209,7 @@ class Forward(Protocol):
         """
         ...
 
-    def run(self, batch: Batch, weighed: Collection[str] = ()) -> Rows:
+    def run(self, batch: Batch, weighed: Collection[str] = ()) -> ForwardOutput:
         """Compute a batch. What it leaves is valid until anything is computed again."""
         ...
 

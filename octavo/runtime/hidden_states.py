@@ -16,7 +16,7 @@ import numpy as np
 
 from octavo.core.batch import Batch, ScheduledRequest, StepOutput
 from octavo.core.request import Request
-from octavo.runtime.forward import Rows
+from octavo.runtime.forward import ForwardOutput
 
 # Float32 [T, hidden_size] of the last step at a depth, valid until the next.
 States = Callable[[int], np.ndarray]
@@ -54,7 +54,7 @@ class StepFollower(Protocol):
 
 
 def computed_of(
-    batch: Batch, rows: Rows, output: StepOutput, paths: Mapping[int, Sequence[int]]
+    batch: Batch, rows: ForwardOutput, output: StepOutput, paths: Mapping[int, Sequence[int]]
 ) -> list[Computed]:
     """What a step has left of its batch.
 

@@ -18,8 +18,8 @@ positions, too, except in drafts that are trees::
 
 Rows of a tree are rows of the step: here, the known token is row 5.
 
-Of a request that has a ``Sight``, the executor knows no more than is seen: what it leaves behind is
-left out of its table, so that a stream that goes on for ever has a table of bounded length::
+Of a request that has a ``SinkWindow``, the executor knows no more than is seen: the blocks that it
+leaves behind are left out of its table, so that an endless stream has a table of bounded length::
 
     position     0 1 2 3 | 4 ... 515 | 516 .. 1019         a window of 504, after 4 sinks
     slot         0 1 2 3             | 260 ..  763         256 are left out, the others are gone
@@ -35,7 +35,7 @@ import numpy as np
 
 from octavo.core.batch import Batch, StateStep
 from octavo.core.request import Request
-from octavo.core.sink_window import Sight, unit_left_out
+from octavo.core.sink_window import SinkWindow, unit_left_out
 
 _ENDLESS = 1 << 62  # a turn that never ends
 
@@ -55,13 +55,13 @@ class StepInputs:
     # [T] int32, the row that each row of a tree follows, -1 for others; None if there is no tree.
     parents: np.ndarray | None
     # Of each request, what it sees; None if all see all that they have.
-    sights: Sequence[StepSight | None] | None = None
+    sink_windows: Sequence[StepSinkWindow | None] | None = None
 
 
-class StepSight(NamedTuple):
+class StepSinkWindow(NamedTuple):
     """What a request sees in a step, and how many tokens behind its sinks have no slots."""
 
-    sight: Sight
+    sink_window: SinkWindow
     left_out: int
 
 
@@ -106,8 +106,8 @@ class BlockTables:
         return row
 
     def _without(self, table: list[int], request: Request, left_out: int) -> list[int]:
-        assert request.sight is not None
-        first = -(-request.sight.sinks // self.block_size)
+        assert request.sink_window is not None
+        first = -(-request.sink_window.sinks // self.block_size)
         return table[:first] + table[first + left_out // self.block_size :]
 
     def _write(self, group: int, row: int, written: list[int], table: list[int]) -> list[int]:
@@ -138,7 +138,7 @@ class FlatBatch(NamedTuple):
     rows: list[int]  # of the block tables
     num_blocks: int  # of the longest
     parents: list[int]  # of all tokens if any of them is of a tree, else empty; see ``StepInputs``
-    sights: list[StepSight | None]  # empty if all see all
+    sink_windows: list[StepSinkWindow | None]  # empty if all see all
 
 
 def flatten(batch: Batch, tables: BlockTables) -> FlatBatch:
@@ -152,7 +152,7 @@ def flatten(batch: Batch, tables: BlockTables) -> FlatBatch:
     counts: list[int] = []
     rows: list[int] = []
     parents: list[int] = []
-    sights: list[StepSight | None] = []
+    sink_windows: list[StepSinkWindow | None] = []
     num_blocks = 0
     for item in batch.items:
         request, start, count = item.request, item.start, item.num_tokens
@@ -168,19 +168,19 @@ def flatten(batch: Batch, tables: BlockTables) -> FlatBatch:
         else:
             token_ids += request.token_ids[start : start + count]
         left_out = 0
-        if (sight := request.sight) is not None:
-            left_out = sight.left_out(start, tables.block_size)
-            sights += [None] * (len(starts) - len(sights))
-            sights.append(StepSight(sight, left_out))
+        if (sink_window := request.sink_window) is not None:
+            left_out = sink_window.left_out(start, tables.block_size)
+            sink_windows += [None] * (len(starts) - len(sink_windows))
+            sink_windows.append(StepSinkWindow(sink_window, left_out))
         starts.append(start - left_out)
         counts.append(count)
         rows.append(tables.row(request, left_out))
         num_blocks = max(num_blocks, len(request.block_ids) - left_out // tables.block_size)
     if parents:
         parents += [-1] * (len(token_ids) - len(parents))
-    if sights:
-        sights += [None] * (len(starts) - len(sights))
-    return FlatBatch(token_ids, starts, counts, rows, num_blocks, parents, sights)
+    if sink_windows:
+        sink_windows += [None] * (len(starts) - len(sink_windows))
+    return FlatBatch(token_ids, starts, counts, rows, num_blocks, parents, sink_windows)
 
 
 def state_steps(batch: Batch) -> list[StateStep]:
@@ -201,7 +201,9 @@ class InputBatch:
 
     def build(self, batch: Batch) -> StepInputs:
         """The arrays of a batch. They stay valid when the next one is built."""
-        token_ids, starts, counts, rows, num_blocks, parents, sights = flatten(batch, self._tables)
+        token_ids, starts, counts, rows, num_blocks, parents, sink_windows = flatten(
+            batch, self._tables
+        )
         size = self._block_size
         first = np.array(starts, dtype=np.int64)
         lengths = np.array(counts, dtype=np.int64)
@@ -217,24 +219,24 @@ class InputBatch:
         slots = tables[:, seq_of_token, places // size].astype(np.int64) * size + places % size
         return StepInputs(
             token_ids=np.array(token_ids, dtype=np.int64),
-            positions=_positions(_in_turn(places, seq_of_token, sights), parents),
+            positions=_positions(_in_turn(places, seq_of_token, sink_windows), parents),
             slot_mapping=slots,
             query_start=query_start,
             seq_lens=(first + lengths).astype(np.int32),
             block_tables=tables,
             parents=np.array(parents, dtype=np.int32) if parents else None,
-            sights=sights or None,
+            sink_windows=sink_windows or None,
         )
 
 
 def _in_turn(
-    places: np.ndarray, seq_of_token: np.ndarray, sights: Sequence[StepSight | None]
+    places: np.ndarray, seq_of_token: np.ndarray, sink_windows: Sequence[StepSinkWindow | None]
 ) -> np.ndarray:
     """Where tokens are that have these slots: in their turn, where a request goes on for ever."""
-    if not sights:
+    if not sink_windows:
         return places
-    left_out = np.array([0 if each is None else each.left_out for each in sights])
-    turn = np.array([_ENDLESS if each is None else each.sight.turn for each in sights])
+    left_out = np.array([0 if each is None else each.left_out for each in sink_windows])
+    turn = np.array([_ENDLESS if each is None else each.sink_window.turn for each in sink_windows])
     positions: np.ndarray = (places + left_out[seq_of_token]) % turn[seq_of_token]
     return positions
 

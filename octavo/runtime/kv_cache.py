@@ -65,7 +65,7 @@ class KVCache:
             for codec, dim in zip(codecs, (head_dim, value_dim or head_dim), strict=True)
             for parts in [codec.parts(dim)]
         ]
-        self._shelf = _Shelf(self._parts, num_shelf_blocks)
+        self._shelf = _HostRows(self._parts, num_shelf_blocks)
 
     @property
     def num_bytes(self) -> int:
@@ -129,7 +129,7 @@ class KVCache:
         return [memory for _, parts in self._stores for memory in parts]
 
 
-class _Shelf:
+class _HostRows:
     """Blocks in host memory, pinned for copies from and to a GPU, each a row of bytes: what the
     block has in each of ``parts``, one after the other."""
 

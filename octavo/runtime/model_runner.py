@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from octavo.core.batch import DAMAGED, Batch, Draft, ScheduledRequest, StepOutput, TokenLogprobs
 from octavo.core.executor import FinishedStep, LogitsObserver, Probe, StepHandle
 from octavo.core.request import Request
-from octavo.runtime.forward import Forward, Rows
+from octavo.runtime.forward import Forward, ForwardOutput
 from octavo.runtime.hidden_states import StepFollower, computed_of
 from octavo.runtime.prompt_logits import judge_prompt
 from octavo.runtime.verification import Acceptance, Exact, SampledDraft, Verified
@@ -72,7 +72,7 @@ class Runner:
             return True
         return any(item.draft is not None or _judges_prompt(item) for item in batch.items)
 
-    def _end(self, batch: Batch, rows: Rows, *, looks_into: bool) -> StepOutput:
+    def _end(self, batch: Batch, rows: ForwardOutput, *, looks_into: bool) -> StepOutput:
         """What becomes of the rows of a batch, of which the forward may know no more."""
         output = StepOutput(token_ids={})
         if rows.damaged:
@@ -89,7 +89,7 @@ class Runner:
         return output
 
     def _take_tokens(
-        self, batch: Batch, rows: Rows, output: StepOutput
+        self, batch: Batch, rows: ForwardOutput, output: StepOutput
     ) -> dict[int, Sequence[int]]:
         """Into ``output``. Returns what of drafts was right, by the index of their items."""
         paths: dict[int, Sequence[int]] = {}
@@ -116,7 +116,7 @@ class Runner:
         return paths
 
     def _verify(
-        self, item: ScheduledRequest, draft: Draft, rows: Rows, place: int, first: int
+        self, item: ScheduledRequest, draft: Draft, rows: ForwardOutput, place: int, first: int
     ) -> Verified:
         """What of a draft is right, whose rows begin at ``first``. Its keys and values then lie
         where its positions are."""
@@ -175,7 +175,7 @@ def _judges_prompt(item: ScheduledRequest) -> bool:
     return asked and item.start < request.num_prompt_tokens - 1
 
 
-def _report_damage(batch: Batch, rows: Rows, output: StepOutput) -> None:
+def _report_damage(batch: Batch, rows: ForwardOutput, output: StepOutput) -> None:
     """End requests with a NaN or an infinity anywhere in what this step computed of known tokens.
 
     All rows count, not only those that sample: that keeps damaged KV out of the prefix cache even
@@ -187,6 +187,6 @@ def _report_damage(batch: Batch, rows: Rows, output: StepOutput) -> None:
             output.errors[item.request.request_id] = DAMAGED
 
 
-def _first_guess(item: ScheduledRequest, rows: Rows, index: int) -> int:
+def _first_guess(item: ScheduledRequest, rows: ForwardOutput, index: int) -> int:
     """The row after the last known token of item ``index`` of a batch."""
     return int(rows.starts[index]) + item.end - item.start

@@ -23,10 +23,10 @@ from octavo.kernels.cpu import abi
 from octavo.kernels.cpu.program import Program
 from octavo.kernels.fused_ops import CannotFuse
 from octavo.kernels.recorder import Value
-from octavo.runtime.forward import InTurn, Observed, Rows, SampledRows
+from octavo.runtime.forward import ForwardOutput, InTurn, Observed, SampledRows
 from octavo.runtime.input_batch import (
     BlockTables,
-    StepSight,
+    StepSinkWindow,
     blocks_of_row,
     flatten,
     state_steps,
@@ -70,7 +70,7 @@ class NativeForward(InTurn):
         self._query_start = _int32s(max_num_seqs + 1)
         self._kv_len = _int32s(max_num_seqs)
         self._parents = _int32s(max_tokens)
-        self._sights = (abi.Sight * max_num_seqs)()
+        self._sink_windows = (abi.SinkWindow * max_num_seqs)()
         self._state_source = _int32s(max_num_seqs)
         self._state_target = _int32s(max_num_seqs)
         self._out_rows = _int32s(rows)
@@ -128,7 +128,7 @@ class NativeForward(InTurn):
     def probe(self, runner: Observed) -> NativeProbe:
         return NativeProbe(runner, self.program, self.kv_cache)
 
-    def run(self, batch: Batch, weighed: Collection[str] = ()) -> Rows:
+    def run(self, batch: Batch, weighed: Collection[str] = ()) -> ForwardOutput:
         num_tokens, longest = self._write_sequences(batch)
         if num_tokens == batch.num_seqs:  # one token each, so there are no drafts
             most = min(item.num_sampled for item in batch.items)
@@ -142,7 +142,7 @@ class NativeForward(InTurn):
         self.program.step(self._arguments, longest)
         count = len(sampling.at)
         status, tokens = self._status[:count].tolist(), self._tokens[:count].tolist()
-        rows = Rows(self._query_start, self._damaged(num_tokens))
+        rows = ForwardOutput(self._query_start, self._damaged(num_tokens))
         sampling.give(
             rows,
             tokens,
@@ -153,7 +153,7 @@ class NativeForward(InTurn):
             sampling.give_probabilities(rows, self._probabilities)
         return rows
 
-    def _run_rounds(self, batch: Batch, most: int, longest: int) -> Rows:
+    def _run_rounds(self, batch: Batch, most: int, longest: int) -> ForwardOutput:
         """Several rounds of requests that decode, in one call: each goes on from its own token."""
         requests = [item.request for item in batch.items]
         count = len(requests)
@@ -168,7 +168,7 @@ class NativeForward(InTurn):
         self.program.step(self._arguments, longest + rounds - 1)
         # A coarse clock may have stood still.
         self._round_seconds = max((self.kernel_seconds - before) / rounds, 1e-6)
-        rows = Rows(self._query_start, self._damaged(count))
+        rows = ForwardOutput(self._query_start, self._damaged(count))
         for place, num_top in enumerate(asked):
             taken = self._tokens_of_rounds(place, count, rounds, rows)
             if num_top is not None:
@@ -178,7 +178,9 @@ class NativeForward(InTurn):
                 ]
         return rows
 
-    def _tokens_of_rounds(self, place: int, count: int, rounds: int, rows: Rows) -> list[int]:
+    def _tokens_of_rounds(
+        self, place: int, count: int, rounds: int, rows: ForwardOutput
+    ) -> list[int]:
         """Hand out those of one of ``count`` requests. A failure in a later round is for the next
         step, which meets it in its first."""
         of_all = slice(place, count * rounds, count)
@@ -202,7 +204,9 @@ class NativeForward(InTurn):
     def _write_sequences(self, batch: Batch) -> tuple[int, int]:
         """Tokens, lengths and block tables of a batch; returns T, and for how many positions
         there have to be rotations."""
-        token_ids, starts, counts, rows, num_blocks, parents, sights = flatten(batch, self._tables)
+        token_ids, starts, counts, rows, num_blocks, parents, sink_windows = flatten(
+            batch, self._tables
+        )
         kv_len = list(map(add, starts, counts))
         num_seqs, num_tokens = len(rows), len(token_ids)
         self._token_ids[:num_tokens] = array("i", token_ids)
@@ -218,11 +222,11 @@ class NativeForward(InTurn):
         if parents:
             self._parents[:num_tokens] = array("i", parents)
             sequences.parents = _address(self._parents)
-        sequences.sights = None
+        sequences.sink_windows = None
         num_angles = max(kv_len)
-        if sights:
-            num_angles = max(map(self._write_sight, range(num_seqs), sights, kv_len))
-            sequences.sights = ctypes.addressof(self._sights)
+        if sink_windows:
+            num_angles = max(map(self._write_sight, range(num_seqs), sink_windows, kv_len))
+            sequences.sink_windows = ctypes.addressof(self._sink_windows)
         if num_seqs == 1:
             sequences.table_stride = self._table_stride
             sequences.group_stride = self._group_stride
@@ -234,16 +238,20 @@ class NativeForward(InTurn):
             sequences.block_table = self._step_tables.ctypes.data
         return num_tokens, num_angles
 
-    def _write_sight(self, index: int, of: StepSight | None, num_slots: int) -> int:
+    def _write_sight(self, index: int, of: StepSinkWindow | None, num_slots: int) -> int:
         """What one sequence sees; returns how many positions rotations are needed for."""
-        target = self._sights[index]
+        target = self._sink_windows[index]
         if of is None:
             target.window = 0
             return num_slots
-        sight = of.sight
-        target.sinks, target.window, target.stride = sight.sinks, sight.window, sight.stride
-        target.turn, target.left_out = sight.turn, of.left_out
-        return sight.num_angles(num_slots + of.left_out)
+        sink_window = of.sink_window
+        target.sinks, target.window, target.stride = (
+            sink_window.sinks,
+            sink_window.window,
+            sink_window.stride,
+        )
+        target.turn, target.left_out = sink_window.turn, of.left_out
+        return sink_window.num_angles(num_slots + of.left_out)
 
     def _write_sampling(self, sampling: SampledRows) -> None:
         """Which rows become tokens, and how."""

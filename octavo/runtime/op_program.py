@@ -16,7 +16,7 @@ from octavo.kernels.cpu.library import Library, Pool
 from octavo.kernels.cpu.packed_weights import PackedWeights
 from octavo.kernels.cpu.program import KVLayout, Program
 from octavo.kernels.dispatch import RECORDER, Ops, create_ops
-from octavo.kernels.fused_ops import Matrix
+from octavo.kernels.fused_ops import WeightRef
 from octavo.kernels.fuser import fuse
 from octavo.kernels.op_arguments import Rotation, RowNorm
 from octavo.kernels.recorder import LayerKV, LayerState, RopeTable, Tape, Value
@@ -104,14 +104,14 @@ class StepPlan:
         name_of: the name of a matrix of the phases; matrices that are the same have the same.
     """
 
-    phases: Sequence[fused_ops.Phase]
-    name_of: Callable[[Matrix], str]
+    phases: Sequence[fused_ops.FusedOp]
+    name_of: Callable[[WeightRef], str]
 
     def streams(self, depths: Iterable[int]) -> dict[int, Value]:
         """The values that are the hidden states of these depths. CannotFuse if there is none."""
         return {depth: fused_ops.residual_stream(self.phases, depth)[0] for depth in depths}
 
-    def matrices(self) -> Iterator[Matrix]:
+    def matrices(self) -> Iterator[WeightRef]:
         """Those of all phases, in their order; one that several phases use, as often."""
         for phase in self.phases:
             yield from matrices_of(phase)
@@ -121,35 +121,35 @@ class StepPlan:
         tables: set[str] = set()
         multiplied: set[str] = set()
         for phase in self.phases:
-            names = tables if isinstance(phase, fused_ops.Embed) else multiplied
+            names = tables if isinstance(phase, fused_ops.FusedEmbedding) else multiplied
             names.update(map(self.name_of, matrices_of(phase)))
         return tables - multiplied
 
 
-def matrices_of(phase: fused_ops.Phase) -> Iterator[Matrix]:
+def matrices_of(phase: fused_ops.FusedOp) -> Iterator[WeightRef]:
     """What a phase multiplies with, or reads rows of."""
     for together in products_of(phase):
         yield from together
 
 
-def products_of(phase: fused_ops.Phase) -> Iterator[Sequence[Matrix]]:
+def products_of(phase: fused_ops.FusedOp) -> Iterator[Sequence[WeightRef]]:
     """The same, those together that are multiplied with the same rows."""
-    if isinstance(phase, fused_ops.Linear):
+    if isinstance(phase, fused_ops.FusedLinear):
         yield [segment.weight for segment in phase.segments]
-    elif isinstance(phase, fused_ops.Experts):
+    elif isinstance(phase, fused_ops.FusedExperts):
         yield [matrix for expert in phase.experts for matrix in (expert.gate, expert.up)]
         yield [expert.down for expert in phase.experts]
-    elif isinstance(phase, fused_ops.Embed):
+    elif isinstance(phase, fused_ops.FusedEmbedding):
         yield [matrix for matrix in (phase.weight, phase.positions) if matrix is not None]
-    elif isinstance(phase, fused_ops.Head):
+    elif isinstance(phase, fused_ops.FusedHead):
         yield (phase.weight,)
-    elif isinstance(phase, fused_ops.LatentAttention):
+    elif isinstance(phase, fused_ops.FusedLatentAttention):
         yield (phase.kv_b,)
 
 
-def share_of(phase: fused_ops.Phase) -> tuple[int, int] | None:
+def share_of(phase: fused_ops.FusedOp) -> tuple[int, int] | None:
     """How many of how many experts a token uses."""
-    if not isinstance(phase, fused_ops.Experts):
+    if not isinstance(phase, fused_ops.FusedExperts):
         return None
     return phase.routing.top_k, phase.routing.num_experts
 
@@ -186,7 +186,9 @@ class NativeModel:
     @property
     def latent_bytes(self) -> int:
         """That a program takes for the weights of latent attention, beside the packed ones."""
-        layers = (each for each in self.plan.phases if isinstance(each, fused_ops.LatentAttention))
+        layers = (
+            each for each in self.plan.phases if isinstance(each, fused_ops.FusedLatentAttention)
+        )
         return sum(
             planned_bytes(layer, self.packed.struct(self.plan.name_of(layer.kv_b)).format)
             for layer in layers
@@ -202,7 +204,7 @@ class NativeModel:
     ) -> Program:
         """The program of a step, which reads this model's memory, and keeps some values."""
 
-        def struct(matrix: Matrix) -> abi.Weight:
+        def struct(matrix: WeightRef) -> abi.Weight:
             return self.packed.struct(self.plan.name_of(matrix))
 
         return Program(self.plan.phases, library, pool, kv, struct, max_tokens, kept)

@@ -13,7 +13,7 @@ from octavo.kernels.cpu import abi
 from octavo.kernels.cpu.layout import ARITHMETIC, KV_FORMATS, columns_bytes
 from octavo.kernels.cpu.probes import products, reads
 from octavo.kernels.cpu.program import Program
-from octavo.models.footprint import Matrix
+from octavo.models.footprint import WeightMatrix
 from octavo.runtime.forward import Observed
 
 _KV_NAMES = {format: name for name, format in KV_FORMATS.items()}
@@ -55,10 +55,10 @@ class NativeProbe(RunnerProbe):
         self.num_threads = program.pool.size
         self.attention_arithmetic = _KV_NAMES[program.kv.format]
 
-    def matrices(self) -> list[Matrix]:
+    def matrices(self) -> list[WeightMatrix]:
         library = self._library
         return [
-            Matrix(
+            WeightMatrix(
                 op == abi.OCT_OP_HEAD,
                 weight.n * weight.k,
                 library.check(

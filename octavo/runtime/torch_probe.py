@@ -11,7 +11,7 @@ from octavo.kernels.cuda.weights import DeviceWeight, parts_of
 from octavo.layers.experts import Router, shares
 from octavo.layers.linear import Linear, LMHead
 from octavo.layers.module import Module
-from octavo.models.footprint import Matrix
+from octavo.models.footprint import WeightMatrix
 from octavo.models.registry import CausalLM
 from octavo.runtime.forward import Observed
 from octavo.runtime.probe import Cache, RunnerProbe
@@ -54,10 +54,10 @@ class TorchProbe(DeviceProbe):
         assert isinstance(model, Module)
         self._model = model
 
-    def matrices(self) -> list[Matrix]:
+    def matrices(self) -> list[WeightMatrix]:
         share_of = shares(self._model)
         return [
-            Matrix(
+            WeightMatrix(
                 isinstance(module, LMHead),
                 module.weight.shape[0] * module.weight.shape[1],
                 module.weight.value.nbytes,
@@ -89,7 +89,7 @@ class FusedProbe(DeviceProbe):
     ):
         super().__init__(runner, cache, device, dtype)
         self._matrices = [
-            Matrix(
+            WeightMatrix(
                 is_head,
                 part.shape[0] * part.shape[1],
                 part.nbytes,
@@ -100,7 +100,7 @@ class FusedProbe(DeviceProbe):
             for part in parts_of(weight)
         ]
 
-    def matrices(self) -> list[Matrix]:
+    def matrices(self) -> list[WeightMatrix]:
         return self._matrices
 
 

@@ -13,7 +13,7 @@ from octavo.core.executor import Probe
 from octavo.kernels.cpu import library
 from octavo.kernels.dispatch import EAGER, create_ops
 from octavo.models.config import ModelConfig
-from octavo.models.footprint import Matrix
+from octavo.models.footprint import WeightMatrix
 from octavo.models.transformers_model import TransformersModel
 from octavo.runtime.capacity import RankLimits, RankSpec, kv_dtype_of
 from octavo.runtime.eager_forward import EagerForward
@@ -95,10 +95,10 @@ class _Probe(DeviceProbe):
         super().__init__(runner, cache, device, dtype)
         self._model = model.model
 
-    def matrices(self) -> list[Matrix]:
+    def matrices(self) -> list[WeightMatrix]:
         head = self._model.get_output_embeddings()
         return [
-            Matrix(
+            WeightMatrix(
                 module is head,
                 module.weight.numel(),
                 module.weight.nbytes,

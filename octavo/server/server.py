@@ -28,8 +28,8 @@ from octavo.server.engine.client import ProcessEngine
 from octavo.server.engine.generation import EngineClient, RequestRules
 from octavo.server.engine.process import Launcher
 from octavo.server.engine.response_cache import ResponseCache
-from octavo.server.engine.ttft_admission import Door
-from octavo.server.engine.unread_output import UnreadMemory
+from octavo.server.engine.ttft_admission import TTFTAdmission
+from octavo.server.engine.unread_output import UnreadOutputMemory
 from octavo.server.engine.waiting_queue import DEFAULT_LIMITS
 from octavo.server.http.background import post_in_background
 from octavo.server.http.connection import uvicorn_config
@@ -93,10 +93,10 @@ class OctavoServer:
             limits,
             self._observers,
             engine_timeout=settings.engine_timeout,
-            door=None if most_seconds is None else Door(most_seconds),
+            door=None if most_seconds is None else TTFTAdmission(most_seconds),
             max_work=settings.max_work,
             rules=RequestRules(settings.allow_window, settings.max_output_tokens),
-            unread=UnreadMemory(parse_bytes(settings.max_unread_bytes)),
+            unread=UnreadOutputMemory(parse_bytes(settings.max_unread_bytes)),
         )
         self._find_calibration = find_calibration
         self._hurry = asyncio.Event()  # set by the second signal

@@ -1,7 +1,7 @@
 """The loop around a `TextEngine`: obey, step, deliver.
 
     LLM                     calls `step` whenever it waits for something, in the thread of one of
-                            its callers at a time (`SharedDriver`)
+                            its callers at a time (`SharedEngineLoop`)
     AsyncLLM                has a thread in `run`; coroutines `tell` it what to do
     server/engine/worker    has its main thread in `run`; another one receives messages for it
 
@@ -23,7 +23,7 @@ _log = logging.getLogger("octavo")
 Command = Callable[[], object]
 
 
-class EngineDriver:
+class EngineLoop:
     """Steps an engine, obeys commands between two steps, and hands over what each step brought.
 
     Nobody else may touch the engine while ``run`` runs: who has something to ask of it tells the

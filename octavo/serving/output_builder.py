@@ -10,7 +10,7 @@ from typing import NamedTuple
 from octavo.core.batch import TokenLogprobs
 from octavo.core.request import FinishReason
 from octavo.serving.outputs import CompletionOutput, Logprob, PositionLogprobs, RequestOutput
-from octavo.serving.text_engine import Sample, SampleGroup, TextDelta, metrics_of
+from octavo.serving.text_engine import SampleGroup, TextDelta, TextSample, metrics_of
 from octavo.text.tokenizer import Tokenizer
 
 
@@ -28,7 +28,7 @@ class Extent(NamedTuple):
 class _Completion:
     """One sample so far. Its lists only grow, so that an extent is enough to come back to it."""
 
-    sample: Sample
+    sample: TextSample
     num_characters: int = 0
     # In pieces. Who asks for the text makes one of those that are there, while others may be added.
     texts: list[str] = field(default_factory=list)

@@ -11,11 +11,11 @@ from functools import partial
 from octavo.core.sampling_params import RequestOutputKind
 from octavo.serving.output_builder import OutputBuilder
 from octavo.serving.outputs import RequestOutput, StreamChunk
-from octavo.serving.shared_loop import SharedDriver, Wait
+from octavo.serving.shared_loop import SharedEngineLoop, Wait
 from octavo.serving.text_engine import SampleGroup, TextDelta
 
 
-class Inbox:
+class OutputQueue:
     """The deltas of one caller's prompts, in their order.
 
     Who drives the engine puts them here, which costs next to nothing; what is made of them, with
@@ -70,8 +70,8 @@ class AnswerStream(Iterator[StreamChunk]):
 
     def __init__(
         self,
-        driver: SharedDriver,
-        inbox: Inbox,
+        driver: SharedEngineLoop,
+        inbox: OutputQueue,
         builder: OutputBuilder,
         forget: Callable[[], object],
         forget_later: Callable[[], object],
@@ -86,9 +86,11 @@ class AnswerStream(Iterator[StreamChunk]):
         self._finalizer.atexit = False
 
     @staticmethod
-    def inbox() -> Inbox:
+    def inbox() -> OutputQueue:
         """One for a stream: it waits for any news, or for the end."""
-        inbox: Inbox = Inbox(lambda: bool(inbox.news) or not inbox.num_running, rings_always=True)
+        inbox: OutputQueue = OutputQueue(
+            lambda: bool(inbox.news) or not inbox.num_running, rings_always=True
+        )
         return inbox
 
     def __next__(self) -> StreamChunk:

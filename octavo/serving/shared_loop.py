@@ -16,7 +16,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from octavo.base.errors import ENDINGS, EngineError
-from octavo.serving.loop import EngineDriver
+from octavo.serving.loop import EngineLoop
 
 T = TypeVar("T")
 
@@ -51,14 +51,14 @@ class Wait:
         self._bell.acquire()
 
 
-class SharedDriver:
-    """An `EngineDriver` that any number of threads drive, one at a time.
+class SharedEngineLoop:
+    """An `EngineLoop` that any number of threads drive, one at a time.
 
     Nothing touches the engine but the thread that drives at that moment, the leader. What is raised
     there (an interruption, a bug of the engine) is raised in that thread, and another one goes on.
     """
 
-    def __init__(self, driver: EngineDriver):
+    def __init__(self, driver: EngineLoop):
         self._driver = driver
         # Guards what follows, and is never held while something is computed. It may be taken again
         # by the thread that has it: a garbage collection can close a stream at any moment.

@@ -1,7 +1,7 @@
 """Prompts in, text out: the engine with a tokenizer around it.
 
 Here a prompt becomes one request for each of its samples, tokens become text, and stop strings end
-them. `EngineDriver` (driver.py) is the loop around it.
+them. `EngineLoop` (driver.py) is the loop around it.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def cache_salt_of(prompt: Prompt) -> str:
 
 
 @dataclass(slots=True)
-class Sample:
+class TextSample:
     """One completion under way."""
 
     index: int
@@ -58,7 +58,7 @@ class SampleGroup:
     prompt: str | None
     prompt_token_ids: list[int]
     params: SamplingParams
-    samples: list[Sample] = field(default_factory=list)
+    samples: list[TextSample] = field(default_factory=list)
 
     @property
     def is_finished(self) -> bool:
@@ -71,7 +71,7 @@ class TextDelta:
     what group and sample have come to by then, only with the last delta of all."""
 
     group: SampleGroup
-    sample: Sample
+    sample: TextSample
     text: str = ""
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)  # if they were asked for
@@ -95,7 +95,7 @@ class TextEngine:
         self.vocab_size = vocab_size
         self.eos_token_ids = tuple(sorted(set(eos_token_ids)))
         self.groups: dict[str, SampleGroup] = {}
-        self._samples: dict[str, tuple[SampleGroup, Sample]] = {}
+        self._samples: dict[str, tuple[SampleGroup, TextSample]] = {}
         self._seeds = random.Random(seed)
 
     @property
@@ -143,7 +143,7 @@ class TextEngine:
         cache_salt: str = "",
         tenant: str = "",
         weight: float = 1.0,
-        runs_alone: bool = False,
+        isolated: bool = False,
         arrival_time: float | None = None,
         bad_words_token_ids: Sequence[Sequence[int]] | None = None,
     ) -> SampleGroup:
@@ -182,11 +182,11 @@ class TextEngine:
                 cache_salt=cache_salt,
                 tenant=tenant,
                 weight=weight,
-                runs_alone=runs_alone,
+                isolated=isolated,
                 fork_of=leader,
             )
             try:
-                sample = Sample(index, request, self._detokenizer(params, prompt_token_ids))
+                sample = TextSample(index, request, self._detokenizer(params, prompt_token_ids))
                 self.engine.add(request)
             except BaseException:
                 self._withdraw(group)
@@ -261,7 +261,7 @@ class TextEngine:
             del self._samples[update.request.request_id]
         return delta
 
-    def _advance(self, group: SampleGroup, sample: Sample, update: RequestUpdate) -> TextDelta:
+    def _advance(self, group: SampleGroup, sample: TextSample, update: RequestUpdate) -> TextDelta:
         text, count = self._detokenize(sample, update.new_token_ids)
         logprobs = update.logprobs[:count]
         for entry in logprobs:
@@ -276,7 +276,7 @@ class TextEngine:
             update.request.finish_reason,
         )
 
-    def _detokenize(self, sample: Sample, token_ids: list[int]) -> tuple[str, int]:
+    def _detokenize(self, sample: TextSample, token_ids: list[int]) -> tuple[str, int]:
         """The text that new tokens add, and how many of them there are: up to the one that
         completes a stop string, which ends the request."""
         detokenizer, request = sample.detokenizer, sample.request

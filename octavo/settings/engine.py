@@ -20,7 +20,7 @@ from octavo.base.options import option
 from octavo.core.kv_tables import ONE_TABLE, Windows, longest_sequence, most_blocks
 from octavo.core.sampling_params import SamplingParams
 from octavo.core.scheduler import SchedulerConfig
-from octavo.core.sink_window import DEFAULT_SINKS, SightRules
+from octavo.core.sink_window import DEFAULT_SINKS, SinkWindowRules
 from octavo.core.state_slots import least_slots, slots_per_request
 from octavo.models.kv_groups import KVGroups
 from octavo.runtime.capacity import Capacity
@@ -251,7 +251,7 @@ class EngineArgs:
         if self.kv_offload is not None:
             parse_folder(self.kv_offload)
         self.speculation()  # raises if it is wrong
-        self._check_sights()
+        self._check_sink_windows()
         self._refuse_what_is_not_there()
 
     @property
@@ -275,14 +275,14 @@ class EngineArgs:
             return None
         return SpeculativeConfig.of({**(said or {}), **shorter})
 
-    def sights(self, why_not: str = "") -> SightRules:
+    def sink_windows(self, why_not: str = "") -> SinkWindowRules:
         """What requests see of their own tokens; ``why_not`` is what keeps them from it."""
         sinks = DEFAULT_SINKS if self.attention_sinks is None else self.attention_sinks
-        return SightRules(
+        return SinkWindowRules(
             sinks, self.window or 0, self.context_shift, self.n_keep or 0, why_not=why_not
         )
 
-    def _check_sights(self) -> None:
+    def _check_sink_windows(self) -> None:
         for name, without in (
             ("attention_sinks", self.window is None),
             ("n_keep", not self.context_shift),
@@ -403,10 +403,10 @@ def resolve(args: EngineArgs, capacity: Capacity) -> EngineConfig:
             "that runs, the others for snapshots of prefixes"
         )
     blocks_per_seq = most_blocks(windows, wanted_len, args.block_size, step_tokens)
-    sights = args.sights(capacity.no_sinks)
-    sights.check(wanted_len)
-    if (sight := sights.of(SamplingParams(), wanted_len)) is not None:
-        blocks_per_seq = max(blocks_per_seq, sight.most_blocks(args.block_size, step_tokens))
+    sink_windows = args.sink_windows(capacity.no_sinks)
+    sink_windows.check(wanted_len)
+    if (sink_window := sink_windows.of(SamplingParams(), wanted_len)) is not None:
+        blocks_per_seq = max(blocks_per_seq, sink_window.most_blocks(args.block_size, step_tokens))
     if args.num_blocks is not None:
         num_blocks = args.num_blocks
     elif args.kv_cache_memory is not None:
@@ -474,7 +474,7 @@ def resolve(args: EngineArgs, capacity: Capacity) -> EngineConfig:
             max_queued_tokens=args.max_queued_tokens,
             target_step_seconds=(args.itl_target_ms or 0.0) / 1e3,
             max_rounds=capacity.max_rounds,
-            sights=sights,
+            sink_windows=sink_windows,
         ),
         choices=tuple(choices),
         speculation=args.speculation(),

@@ -20,12 +20,12 @@ from typing import Any
 from octavo.base.lazy_exports import named
 
 _HOMES = {
-    "Ask": ".demand",
     "ClientSettings": ".settings",
     "FleetSettings": ".settings",
     "FleetSpec": ".fleet",
     "LoadPlan": "octavo.workload.plan",
     "LoadSettings": "octavo.workload.settings",
+    "PromptSpec": ".demand",
     "ReplicaSpec": ".replica",
     "Simulation": ".setup",
     "SimulationReport": ".report",

@@ -12,8 +12,8 @@ from collections.abc import Callable, Sequence
 from octavo.base.errors import ConfigError
 from octavo.measure.request_record import RequestRecord
 from octavo.sim.agenda import Agenda
-from octavo.sim.demand import Ask
-from octavo.sim.request import Flight
+from octavo.sim.demand import PromptSpec
+from octavo.sim.request import SimRequest
 from octavo.workload.plan import LoadPlan
 
 
@@ -30,14 +30,14 @@ class Clients:
 
     def __init__(
         self,
-        asks: Sequence[Ask],
+        asks: Sequence[PromptSpec],
         plan: LoadPlan,
         agenda: Agenda,
-        send: Callable[[Flight], None],
-        abort: Callable[[Flight], None],
-        on_end: Callable[[Flight], None],
+        send: Callable[[SimRequest], None],
+        abort: Callable[[SimRequest], None],
+        on_end: Callable[[SimRequest], None],
     ):
-        self.flights: list[Flight] = []  # in the order of sending
+        self.flights: list[SimRequest] = []  # in the order of sending
         self._plan = plan
         self._agenda = agenda
         self._send_to_fleet = send
@@ -45,7 +45,7 @@ class Clients:
         self._on_end = on_end
         self._firsts = deque(ask for ask in asks if ask.follows is None)
         self._followers = _by_predecessor(asks)
-        self._waiting: deque[tuple[Ask, list[int], float]] = deque()  # for a place; see _due
+        self._waiting: deque[tuple[PromptSpec, list[int], float]] = deque()  # for a place; see _due
         self._num_places = plan.max_concurrency
 
     def start(self) -> None:
@@ -59,7 +59,7 @@ class Clients:
         for ask, time in zip(self._firsts, times, strict=True):
             self._plan_for(time, ask, [])
 
-    def ended(self, flight: Flight) -> None:
+    def ended(self, flight: SimRequest) -> None:
         """A request is over: its place is free, and its client thinks about what to ask next."""
         if self._num_places is not None:
             self._num_places += 1
@@ -69,7 +69,7 @@ class Clients:
         flight.token_ids, flight.output = [], []
         self._fill_places()
 
-    def _plan_for(self, moment: float, ask: Ask, before: list[int]) -> None:
+    def _plan_for(self, moment: float, ask: PromptSpec, before: list[int]) -> None:
         """A request is to be sent, unless that is too late; ``before`` is what was said before."""
         if not self._is_over(moment):
             self._agenda.at(moment, lambda: self._due(ask, before, moment))
@@ -78,7 +78,7 @@ class Clients:
         """Whether nothing more is sent at a moment."""
         return self._plan.duration_s is not None and moment >= self._plan.duration_s
 
-    def _due(self, ask: Ask, before: list[int], scheduled: float) -> None:
+    def _due(self, ask: PromptSpec, before: list[int], scheduled: float) -> None:
         if self._num_places == 0:
             self._waiting.append((ask, before, scheduled))
         else:
@@ -94,7 +94,7 @@ class Clients:
         while self._firsts and self._num_places != 0:
             self._send(self._firsts.popleft(), [], now)
 
-    def _send(self, ask: Ask, before: list[int], scheduled: float) -> None:
+    def _send(self, ask: PromptSpec, before: list[int], scheduled: float) -> None:
         if self._num_places is not None:
             self._num_places -= 1
         now = self._agenda.now
@@ -111,13 +111,13 @@ class Clients:
             prompt_tokens=len(token_ids),
             output_tokens_from="usage",
         )
-        flight = Flight(ask, len(self.flights), token_ids, record)
+        flight = SimRequest(ask, len(self.flights), token_ids, record)
         self.flights.append(flight)
         self._send_to_fleet(flight)
         if ask.patience_s is not None:
             self._agenda.at(now + ask.patience_s, lambda: self._hang_up(flight))
 
-    def _hang_up(self, flight: Flight) -> None:
+    def _hang_up(self, flight: SimRequest) -> None:
         if flight.is_over:
             return
         self._abort(flight)
@@ -126,9 +126,9 @@ class Clients:
         self._on_end(flight)
 
 
-def _by_predecessor(asks: Sequence[Ask]) -> dict[str, list[Ask]]:
+def _by_predecessor(asks: Sequence[PromptSpec]) -> dict[str, list[PromptSpec]]:
     """Who follows each request. Raises ConfigError if one follows a request that is not there."""
-    followers: dict[str, list[Ask]] = {ask.request_id: [] for ask in asks}
+    followers: dict[str, list[PromptSpec]] = {ask.request_id: [] for ask in asks}
     for ask in asks:
         if ask.follows is not None:
             if ask.follows not in followers:

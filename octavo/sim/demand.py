@@ -35,7 +35,7 @@ class Run:
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
+class PromptSpec:
     """One request of a simulation.
 
     Args:
@@ -66,7 +66,7 @@ class Ask:
         return sum(map(len, self.pieces))
 
 
-def asks_of_requests(requests: Iterable[WorkloadRequest]) -> list[Ask]:
+def asks_of_requests(requests: Iterable[WorkloadRequest]) -> list[PromptSpec]:
     """Requests as a benchmark would send them. Prompts that are text share nothing.
 
     Raises:
@@ -88,13 +88,13 @@ def asks_of_requests(requests: Iterable[WorkloadRequest]) -> list[Ask]:
                     "simulate a trace, or prompts of token ids"
                 )
             piece = tokens.fresh(request.input_len)
-        asks.append(Ask(request.request_id, (piece,), request.output_len, request.arrival_s))
+        asks.append(PromptSpec(request.request_id, (piece,), request.output_len, request.arrival_s))
     return asks
 
 
 def asks_of_trace(
     entries: Sequence[TraceEntry], *, speedup: float = 1.0, max_input_len: int | None = None
-) -> list[Ask]:
+) -> list[PromptSpec]:
     """Requests whose prompts share exactly the blocks that the trace says they share.
 
     Arrivals count from the first entry, divided by ``speedup``, and so do pauses: an entry with a
@@ -114,7 +114,7 @@ def asks_of_trace(
     asks = []
     for index, entry in enumerate(entries):
         length = min(max(1, entry.input_len), max_input_len or entry.input_len + 1)
-        ask = Ask(
+        ask = PromptSpec(
             str(index),
             tokens.prompt(entry, length),
             max(1, entry.output_len),
@@ -131,7 +131,9 @@ def asks_of_trace(
     return asks
 
 
-def as_conversations(asks: Sequence[Ask], turns: int, think_s: float = 0.0) -> list[Ask]:
+def as_conversations(
+    asks: Sequence[PromptSpec], turns: int, think_s: float = 0.0
+) -> list[PromptSpec]:
     """The same requests as turns of conversations of ``turns`` each, in their order: a turn says
     its own prompt after all that was said before, ``think_s`` after the last answer."""
     if turns < 1:

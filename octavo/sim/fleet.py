@@ -14,8 +14,8 @@ from octavo.core.sampling_params import SamplingParams
 from octavo.sim.agenda import Agenda
 from octavo.sim.costs import Cost
 from octavo.sim.outage import Outage
-from octavo.sim.replica import Replica, ReplicaSpec, ReplicaTotals, StepTimes
-from octavo.sim.request import Flight
+from octavo.sim.replica import Replica, ReplicaSpec, ReplicaStepTimes, ReplicaTotals
+from octavo.sim.request import SimRequest
 from octavo.sim.router import Router, router_named
 from octavo.sim.synthetic_drafts import check_drafts
 
@@ -84,13 +84,13 @@ class Fleet:
         self,
         spec: FleetSpec,
         agenda: Agenda,
-        on_end: Callable[[Flight], None],
-        watch: Callable[[StepTimes], None] | None = None,
+        on_end: Callable[[SimRequest], None],
+        watch: Callable[[ReplicaStepTimes], None] | None = None,
     ):
         self._agenda = agenda
         self._on_end = on_end
         self._apart = spec.disaggregation
-        self._flights: dict[str, Flight] = {}
+        self._flights: dict[str, SimRequest] = {}
         num_first = spec.num_replicas if self._apart is None else self._apart.num_prefill
         specs = [spec.replica] * num_first
         specs += [_for_answers(spec.replica)] * (spec.num_replicas - num_first)
@@ -103,14 +103,14 @@ class Fleet:
         for outage in spec.outages:
             self._plan(outage)
 
-    def send(self, flight: Flight) -> None:
+    def send(self, flight: SimRequest) -> None:
         """Queue a request at a replica. What comes of it, if only a refusal, comes later."""
         flight.times_sent += 1
         self._flights[flight.ask.request_id] = flight
         max_tokens = flight.num_missing if self._apart is None else 1
         self._add(self._first, flight, flight.token_ids, max_tokens)
 
-    def abort(self, flight: Flight) -> None:
+    def abort(self, flight: SimRequest) -> None:
         """Nobody waits for a request any more."""
         self._first.abort(flight)
         self._second.abort(flight)
@@ -155,7 +155,7 @@ class Fleet:
 
     # -- inside ------------------------------------------------------------------------------
 
-    def _add(self, pool: _Pool, flight: Flight, token_ids: list[int], max_tokens: int) -> None:
+    def _add(self, pool: _Pool, flight: SimRequest, token_ids: list[int], max_tokens: int) -> None:
         request = Request(
             flight.ask.request_id,
             token_ids,
@@ -167,12 +167,12 @@ class Fleet:
         )
         pool.add(flight, request)
 
-    def _is_first_token_of_more(self, flight: Flight, request: Request) -> bool:
+    def _is_first_token_of_more(self, flight: SimRequest, request: Request) -> bool:
         """Whether a request that has ended was for the prompt and the first token alone."""
         is_first = len(flight.output) == 1 and request.params.max_tokens == 1
         return is_first and flight.num_missing > 0
 
-    def _go_on(self, flight: Flight, attempt: int) -> None:
+    def _go_on(self, flight: SimRequest, attempt: int) -> None:
         """The KV of a prompt has arrived where its answer is computed."""
         if not flight.is_over and flight.times_sent == attempt:
             known = flight.token_ids + flight.output
@@ -201,9 +201,9 @@ class _Pool:
     def __init__(self, replicas: Sequence[Replica], router: Router):
         self._replicas = replicas
         self._router = router
-        self._waiting: dict[str, tuple[Flight, Request]] = {}
+        self._waiting: dict[str, tuple[SimRequest, Request]] = {}
 
-    def add(self, flight: Flight, request: Request) -> None:
+    def add(self, flight: SimRequest, request: Request) -> None:
         up = [replica for replica in self._replicas if replica.is_up]
         if not up:
             self._waiting[request.request_id] = (flight, request)
@@ -212,7 +212,7 @@ class _Pool:
         flight.replica = chosen.name
         chosen.add(request)
 
-    def abort(self, flight: Flight) -> None:
+    def abort(self, flight: SimRequest) -> None:
         self._waiting.pop(flight.ask.request_id, None)
         for replica in self._replicas:
             replica.abort(flight.ask.request_id)

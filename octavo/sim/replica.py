@@ -55,7 +55,7 @@ class ReplicaTotals:
     num_failures: int = 0
 
 
-class StepTimes(NamedTuple):
+class ReplicaStepTimes(NamedTuple):
     """A step of a replica, and when it was."""
 
     replica: str
@@ -81,7 +81,7 @@ class Front(Protocol):
 
 
 class Replica:
-    """Drives an engine as ``EngineDriver`` does: it obeys and steps in turns, so that what comes
+    """Drives an engine as ``EngineLoop`` does: it obeys and steps in turns, so that what comes
     while a step runs waits for its end.
 
     Args:
@@ -94,7 +94,7 @@ class Replica:
         spec: ReplicaSpec,
         agenda: Agenda,
         front: Front,
-        watch: Callable[[StepTimes], None] | None = None,
+        watch: Callable[[ReplicaStepTimes], None] | None = None,
     ):
         self.name = name
         self.spec = spec
@@ -207,7 +207,7 @@ class Replica:
         totals.busy_s += now - max(begun, totals.last_step_s)
         totals.last_step_s = now
         if self._watch is not None:
-            self._watch(StepTimes(self.name, begun, now, step))
+            self._watch(ReplicaStepTimes(self.name, begun, now, step))
         self._deliver(step, now)
         commands, self._inbox = self._inbox, []
         for command in commands:

@@ -5,18 +5,18 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from octavo.measure.request_record import RequestRecord
-from octavo.sim.demand import Ask
+from octavo.sim.demand import PromptSpec
 
 
 @dataclass(eq=False, slots=True)
-class Flight:
+class SimRequest:
     """One request that was sent, and what has come of it so far.
 
     ``number``: how many were sent before it. ``token_ids``: of its prompt. ``replica``: the name of
     who had it last. ``times_sent``: more than once where a replica failed under it.
     """
 
-    ask: Ask
+    ask: PromptSpec
     number: int
     token_ids: list[int]
     record: RequestRecord

@@ -13,7 +13,7 @@ from octavo.cost.hardware import Device
 from octavo.cost.hardware_table import find_device
 from octavo.cost.kv import kv_bytes_per_token
 from octavo.cost.measured_steps import MeasuredSteps, calibrated
-from octavo.cost.memory import Memory, memory
+from octavo.cost.memory import MemoryPlan, memory
 from octavo.cost.model_spec import ModelSpec
 from octavo.cost.open_spec import open_spec
 from octavo.cost.parallel import Parallel
@@ -24,9 +24,9 @@ from octavo.measure.slo import Slo
 from octavo.runtime.capacity import Capacity
 from octavo.settings.engine import EngineArgs, EngineConfig, parse_bytes, resolve
 from octavo.sim.costs import Cost, costs
-from octavo.sim.demand import Ask, as_conversations, asks_of_requests, asks_of_trace
+from octavo.sim.demand import PromptSpec, as_conversations, asks_of_requests, asks_of_trace
 from octavo.sim.fleet import Disaggregation, FleetSpec
-from octavo.sim.replica import ReplicaSpec, StepTimes
+from octavo.sim.replica import ReplicaSpec, ReplicaStepTimes
 from octavo.sim.report import SimulationReport, report_on
 from octavo.sim.settings import TRANSFER_GB_S, ClientSettings, FleetSettings
 from octavo.sim.simulation import Progress, simulate
@@ -62,7 +62,7 @@ class Simulation:
     """All that a run needs. ``setting``: what is simulated, as a report tells it."""
 
     model: str
-    asks: Sequence[Ask]
+    asks: Sequence[PromptSpec]
     plan: LoadPlan
     fleet: FleetSpec
     load: LoadSettings
@@ -72,7 +72,7 @@ class Simulation:
 
     def run(
         self,
-        watch: Callable[[StepTimes], None] | None = None,
+        watch: Callable[[ReplicaStepTimes], None] | None = None,
         progress: Progress | None = None,
     ) -> SimulationReport:
         """Simulate, and report on it; see ``simulate``."""
@@ -127,7 +127,7 @@ def prepare(
     return Simulation(spec.name, asks, plan, fleet_spec, load, setting, slo, workload.seed)
 
 
-def typical(asks: Sequence[Ask], plan: LoadPlan) -> Typical:
+def typical(asks: Sequence[PromptSpec], plan: LoadPlan) -> Typical:
     """Of requests that are sent so."""
     input_len = max(1, round(sum(ask.input_len for ask in asks) / len(asks)))
     output_len = max(1, round(sum(ask.output_len for ask in asks) / len(asks)))
@@ -236,7 +236,7 @@ def limits_of(engine: Mapping[str, Any]) -> Limits:
 def _engine_config(
     spec: ModelSpec,
     precision: Precision,
-    held: Memory,
+    held: MemoryPlan,
     device: Device,
     known: EngineProfile,
     engine: Mapping[str, Any],
@@ -261,7 +261,7 @@ def _engine_config(
 
 
 def _engine_settings(
-    spec: ModelSpec, held: Memory, device: Device, engine: Mapping[str, Any]
+    spec: ModelSpec, held: MemoryPlan, device: Device, engine: Mapping[str, Any]
 ) -> dict[str, Any]:
     """What was asked for, and what follows from the memory that there is."""
     num_blocks = engine.get("num_blocks") or held.num_blocks
@@ -289,7 +289,7 @@ def _disaggregation(settings: FleetSettings, kv_bytes: float) -> Disaggregation 
 # -- who asks -------------------------------------------------------------------------------------
 
 
-def _asks(workload: Workload, clients: ClientSettings, tokenizer: PromptMaker) -> list[Ask]:
+def _asks(workload: Workload, clients: ClientSettings, tokenizer: PromptMaker) -> list[PromptSpec]:
     kind = _TRACES.get(workload.dataset_name)
     if clients.trace is not None:
         asks = _asks_of_file(clients.trace, "auto", workload)
@@ -306,7 +306,7 @@ def _asks(workload: Workload, clients: ClientSettings, tokenizer: PromptMaker) -
     return asks
 
 
-def _asks_of_file(path: str, kind: str, workload: Workload) -> list[Ask]:
+def _asks_of_file(path: str, kind: str, workload: Workload) -> list[PromptSpec]:
     entries = read_trace(path, kind, limit=workload.num_prompts)
     if workload.output_len is not None:
         entries = [replace(entry, output_len=workload.output_len) for entry in entries]

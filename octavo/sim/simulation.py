@@ -14,10 +14,10 @@ from octavo.base.gc_pause import no_collections
 from octavo.measure.request_record import RequestRecord
 from octavo.sim.agenda import Agenda
 from octavo.sim.clients import Clients
-from octavo.sim.demand import Ask
+from octavo.sim.demand import PromptSpec
 from octavo.sim.fleet import Fleet, FleetSpec
-from octavo.sim.replica import ReplicaTotals, StepTimes
-from octavo.sim.request import Flight
+from octavo.sim.replica import ReplicaStepTimes, ReplicaTotals
+from octavo.sim.request import SimRequest
 from octavo.workload.plan import LoadPlan
 
 Progress = Callable[[int, int], None]  # requests that have ended, and all
@@ -28,7 +28,7 @@ class SimulationResult:
     """What happened. ``flights`` are in the order of sending; ``makespan_s`` ends with the last
     request and the last step."""
 
-    flights: Sequence[Flight]
+    flights: Sequence[SimRequest]
     replicas: Sequence[ReplicaTotals]
 
     @property
@@ -46,11 +46,11 @@ class SimulationResult:
 
 
 def simulate(
-    asks: Sequence[Ask],
+    asks: Sequence[PromptSpec],
     plan: LoadPlan,
     spec: FleetSpec,
     *,
-    watch: Callable[[StepTimes], None] | None = None,
+    watch: Callable[[ReplicaStepTimes], None] | None = None,
     progress: Progress | None = None,
 ) -> SimulationResult:
     """Have requests served by a simulated fleet, until all of them have ended.
@@ -67,7 +67,7 @@ def simulate(
     agenda = Agenda()
     num_ended = 0
 
-    def end(flight: Flight) -> None:
+    def end(flight: SimRequest) -> None:
         nonlocal num_ended
         num_ended += 1
         clients.ended(flight)

@@ -11,8 +11,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from octavo.sim.replica import StepTimes
-from octavo.sim.request import Flight
+from octavo.sim.replica import ReplicaStepTimes
+from octavo.sim.request import SimRequest
 
 _MICROSECONDS = 1e6
 # Chrome's trace format knows processes and their threads; tracks are grouped so.
@@ -55,7 +55,7 @@ class Timeline:
     def __init__(self) -> None:
         self.steps: list[StepNote] = []
 
-    def note(self, times: StepTimes) -> None:
+    def note(self, times: ReplicaStepTimes) -> None:
         step, stats = times.step, times.step.stats
         self.steps.append(
             StepNote(
@@ -92,7 +92,7 @@ class Timeline:
         replicas = max(1, len(by_replica))
         return [area.point(index * width, width, replicas) for index, area in enumerate(areas)]
 
-    def trace(self, flights: Sequence[Flight]) -> dict[str, Any]:
+    def trace(self, flights: Sequence[SimRequest]) -> dict[str, Any]:
         """Chrome's trace format, which https://ui.perfetto.dev opens: a track for each replica with
         its steps, and one for each request with queue, prefill and decode."""
         events = [*_names(self.steps, flights), *self._step_events()]
@@ -193,7 +193,7 @@ def _tracks(steps: Iterable[StepNote]) -> dict[str, int]:
     return {name: index for index, name in enumerate(sorted({note.replica for note in steps}))}
 
 
-def _names(steps: Iterable[StepNote], flights: Iterable[Flight]) -> Iterator[dict[str, Any]]:
+def _names(steps: Iterable[StepNote], flights: Iterable[SimRequest]) -> Iterator[dict[str, Any]]:
     def named(kind: str, pid: int, tid: int, name: str) -> dict[str, Any]:
         return {"ph": "M", "name": kind, "pid": pid, "tid": tid, "args": {"name": name}}
 
@@ -205,7 +205,7 @@ def _names(steps: Iterable[StepNote], flights: Iterable[Flight]) -> Iterator[dic
         yield named("thread_name", _REQUESTS, flight.number, f"request {flight.ask.request_id}")
 
 
-def _request_events(flight: Flight) -> Iterator[dict[str, Any]]:
+def _request_events(flight: SimRequest) -> Iterator[dict[str, Any]]:
     record = flight.record
     place = {"pid": _REQUESTS, "tid": flight.number}
     figures: dict[str, Any] = {"prompt": record.prompt_tokens, "answer": record.output_tokens}

@@ -21,12 +21,12 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from octavo.core.batch import Batch, Draft
-from octavo.core.drafting import DraftProposer, Opening
+from octavo.core.drafting import DraftingRequest, DraftProposer
 from octavo.core.lookahead import rounds_in_time
 from octavo.core.request import Request
 from octavo.speculation.analysis import best_drafts
-from octavo.speculation.draft_candidates import Guess
-from octavo.speculation.model_drafting import ModelArm
+from octavo.speculation.draft_candidates import DraftCandidate
+from octavo.speculation.model_drafting import ModelDrafting
 from octavo.speculation.step_times import StepTimes
 
 # What asking in vain may take of a step's time, and what a step must gain to be worth the trouble.
@@ -44,10 +44,10 @@ _GAIN_SPAN = 8
 _VARIED_EVERY = 16  # drafts
 
 
-class Guesser(Protocol):
+class CandidateDrafter(Protocol):
     """Guesses from what is known already: one request after the other, in no time to speak of."""
 
-    def guess(self, request: Request, room: int) -> Guess | None: ...
+    def guess(self, request: Request, room: int) -> DraftCandidate | None: ...
 
     def observe(self, request: Request, draft: Draft, num_accepted: int) -> None: ...
 
@@ -61,7 +61,7 @@ class _Standing:
     gain: float = _FIRST_GAIN  # tokens that were saved each time somebody was asked, lately
     num_rests: int = 0  # since a guess was right
     rests_until: int = 0  # that many tokens
-    guesser: Guesser | None = None  # whose guess is being verified
+    guesser: CandidateDrafter | None = None  # whose guess is being verified
 
 
 class AutoProposer:
@@ -75,14 +75,14 @@ class AutoProposer:
 
     def __init__(
         self,
-        guessers: Sequence[Guesser],
+        guessers: Sequence[CandidateDrafter],
         model: DraftProposer | None = None,
         max_tokens: int = 16,
     ):
         self.max_tokens = max_tokens
         self.seconds = 0.0
         self._guessers = guessers
-        self._model = None if model is None else ModelArm(model)
+        self._model = None if model is None else ModelDrafting(model)
         self._times = StepTimes()
         self._standings: dict[str, _Standing] = {}
         self._num_proposals = 0
@@ -92,13 +92,15 @@ class AutoProposer:
         standing = self._standings.get(request.request_id)
         return standing is None or len(request.token_ids) >= standing.rests_until
 
-    def propose(self, openings: Sequence[Opening], batch_tokens: int) -> Mapping[str, Draft]:
+    def propose(
+        self, openings: Sequence[DraftingRequest], batch_tokens: int
+    ) -> Mapping[str, Draft]:
         begin = time.perf_counter()
         guesses = [self._best_guess(opening) for opening in openings]
         asked = time.perf_counter() - begin
         lengths = self._varied(self._lengths(guesses, batch_tokens), guesses)
         drafts: dict[str, Draft] = {}
-        left: list[Opening] = []  # for a model
+        left: list[DraftingRequest] = []  # for a model
         for opening, guess, length in zip(openings, guesses, lengths, strict=True):
             request_id = opening.request.request_id
             if guess is not None and length:
@@ -138,7 +140,7 @@ class AutoProposer:
         if self._model is not None:
             self._model.forget(request)
 
-    def _best_guess(self, opening: Opening) -> Guess | None:
+    def _best_guess(self, opening: DraftingRequest) -> DraftCandidate | None:
         """Of those that are made, the one of which most tokens will be right."""
         request = opening.request
         standing = self._standings.setdefault(request.request_id, _Standing())
@@ -150,7 +152,7 @@ class AutoProposer:
                 best, most, standing.guesser = guess, guess.expected_tokens, guesser
         return best
 
-    def _lengths(self, guesses: Sequence[Guess | None], rows: int) -> list[int]:
+    def _lengths(self, guesses: Sequence[DraftCandidate | None], rows: int) -> list[int]:
         """How many tokens of each guess are worth their rows, in a step of ``rows`` others, which
         bring a token each. (Those of a prompt do not: beside them less is guessed.)"""
 
@@ -160,7 +162,7 @@ class AutoProposer:
         chains = [() if guess is None else guess.probabilities for guess in guesses]
         return best_drafts(chains, seconds, num_rows=rows, num_tokens=rows)
 
-    def _varied(self, lengths: list[int], guesses: Sequence[Guess | None]) -> list[int]:
+    def _varied(self, lengths: list[int], guesses: Sequence[DraftCandidate | None]) -> list[int]:
         """Now and then other lengths than the best: what longer steps take is not known of those
         that are never run."""
         self._num_proposals += any(lengths)
@@ -173,7 +175,7 @@ class AutoProposer:
             for length, guess in zip(lengths, guesses, strict=True)
         ]
 
-    def _note_asking(self, openings: Sequence[Opening], seconds: float) -> None:
+    def _note_asking(self, openings: Sequence[DraftingRequest], seconds: float) -> None:
         """Leave those alone for whom asking costs more than it saves, and no longer than it takes
         for asking to be cheap."""
         each = seconds / len(openings)

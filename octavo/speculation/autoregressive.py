@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from octavo.core.batch import Batch, Draft, ScheduledRequest, StepOutput, TokenLogprobs
-from octavo.core.drafting import Opening
+from octavo.core.drafting import DraftingRequest
 from octavo.core.request import Request
 from octavo.core.sampling_params import SamplingParams
 from octavo.runtime.sampling_row import is_greedy
@@ -35,7 +35,7 @@ _MAX_FAILURES = 3
 
 
 @dataclass(frozen=True, slots=True)
-class ChainLimits:
+class AutoregressiveLimits:
     """What a model can be asked for.
 
     Args:
@@ -89,7 +89,7 @@ class _Work(NamedTuple):
     num_sampled: int
 
 
-class ChainProposer:
+class AutoregressiveProposer:
     """A ``DraftProposer`` over anything that runs batches.
 
     Args:
@@ -98,7 +98,9 @@ class ChainProposer:
         kv: what is computed already.
     """
 
-    def __init__(self, run: Callable[[Batch], StepOutput], kv: KnownKV, limits: ChainLimits):
+    def __init__(
+        self, run: Callable[[Batch], StepOutput], kv: KnownKV, limits: AutoregressiveLimits
+    ):
         self.max_tokens = limits.max_tokens
         self.seconds = 0.0
         self.confidence = Confidence()
@@ -118,7 +120,9 @@ class ChainProposer:
             and self._failures[request.request_id] < _MAX_FAILURES
         )
 
-    def propose(self, openings: Sequence[Opening], batch_tokens: int) -> Mapping[str, Draft]:
+    def propose(
+        self, openings: Sequence[DraftingRequest], batch_tokens: int
+    ) -> Mapping[str, Draft]:
         begin = time.perf_counter()
         chains: list[_Chain] = []
         try:
@@ -159,7 +163,7 @@ class ChainProposer:
 
     # -- drawing chains ----------------------------------------------------------------------
 
-    def _open(self, opening: Opening) -> _Chain | None:
+    def _open(self, opening: DraftingRequest) -> _Chain | None:
         """A chain without tokens; None if the model can say nothing here."""
         request, limits = opening.request, self._limits
         num_known = len(request.token_ids)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from octavo.core.batch import Batch, Draft
-from octavo.core.drafting import DraftProposer, Opening
+from octavo.core.drafting import DraftingRequest, DraftProposer
 from octavo.core.request import Request
 
 
@@ -27,7 +27,9 @@ class BatchLimit:
     def wants(self, request: Request) -> bool:
         return self._proposer.wants(request)
 
-    def propose(self, openings: Sequence[Opening], batch_tokens: int) -> Mapping[str, Draft]:
+    def propose(
+        self, openings: Sequence[DraftingRequest], batch_tokens: int
+    ) -> Mapping[str, Draft]:
         if batch_tokens >= self._num_requests:
             return {}
         return self._proposer.propose(openings, batch_tokens)

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from octavo.core.batch import Draft
 
 
-class Guess(NamedTuple):
+class DraftCandidate(NamedTuple):
     """Tokens that may follow the known ones of a request, one after the other, never none.
 
     ``probabilities`` are estimates: that each token is right, given that those before it are.
@@ -17,11 +17,11 @@ class Guess(NamedTuple):
     token_ids: tuple[int, ...]
     probabilities: tuple[float, ...]
 
-    def first(self, count: int) -> Guess:
+    def first(self, count: int) -> DraftCandidate:
         """The first ``count`` tokens, at least one."""
         if count >= len(self.token_ids):
             return self
-        return Guess(self.token_ids[:count], self.probabilities[:count])
+        return DraftCandidate(self.token_ids[:count], self.probabilities[:count])
 
     def products(self) -> Iterator[float]:
         """For each token, the probability that it is right and all before it."""
@@ -39,7 +39,7 @@ class Guess(NamedTuple):
             expected += product
         return expected
 
-    def while_likely(self, least: float) -> Guess | None:
+    def while_likely(self, least: float) -> DraftCandidate | None:
         """The tokens whose product of probabilities is at least ``least``; None if none is."""
         count = sum(product >= least for product in self.products())
         return self.first(count) if count else None

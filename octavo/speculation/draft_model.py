@@ -12,7 +12,7 @@ from octavo import hub
 from octavo.runtime.capacity import RankLimits
 from octavo.settings.speculation import SpeculativeConfig
 from octavo.sources.open import open_source
-from octavo.speculation.autoregressive import ChainLimits, ChainProposer
+from octavo.speculation.autoregressive import AutoregressiveLimits, AutoregressiveProposer
 from octavo.speculation.draft_kv import DraftKV
 from octavo.speculation.drafters import Target
 from octavo.speculation.vocabulary import Translation, check_same_vocabulary
@@ -50,15 +50,15 @@ class DraftModel:
     def kv_bytes_per_token(self) -> int:
         return self._rank.capacity.kv_bytes_per_token
 
-    def start(self, limits: RankLimits) -> ChainProposer:
+    def start(self, limits: RankLimits) -> AutoregressiveProposer:
         self._rank.start(limits)
         config = self._config
         sizes = self._model_config.vocab_size, self._target.model_config.vocab_size
         translation = self._translation
-        return ChainProposer(
+        return AutoregressiveProposer(
             self._rank.run,
             DraftKV(limits.num_blocks, self._target.spec.block_size),
-            ChainLimits(
+            AutoregressiveLimits(
                 max_tokens=config.num_speculative_tokens or _NUM_TOKENS,
                 min_probability=(
                     _MIN_PROBABILITY if config.min_probability is None else config.min_probability

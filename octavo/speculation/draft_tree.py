@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from octavo.base.fields import Fields
 from octavo.core.batch import Draft
-from octavo.core.drafting import Opening
+from octavo.core.drafting import DraftingRequest
 from octavo.core.sampling_params import MAX_DRAFT_TOKENS
 from octavo.settings.speculation import SpeculativeConfig
 
@@ -23,7 +23,7 @@ MIN_PROBABILITY = 0.25
 _TREE_WIDTH = 4
 
 
-class Shape(NamedTuple):
+class TreeShape(NamedTuple):
     """How drafts grow.
 
     Args:
@@ -41,7 +41,7 @@ class Shape(NamedTuple):
     min_probability: float
 
 
-def shape_of(config: SpeculativeConfig, fields: Fields, default: int, beams: int) -> Shape:
+def shape_of(config: SpeculativeConfig, fields: Fields, default: int, beams: int) -> TreeShape:
     """Chains; or trees, where more tokens are asked for than the folder of heads, with the
     ``fields`` of its config, has an acceptance for."""
     known = fields.section("octavo", {})
@@ -49,8 +49,8 @@ def shape_of(config: SpeculativeConfig, fields: Fields, default: int, beams: int
     asked = config.num_speculative_tokens or min(default, depth or default)
     least = min_probability_of(config)
     if asked <= depth or not depth:
-        return Shape(asked, asked, 1, 1, least)
-    return Shape(asked, depth, _TREE_WIDTH, min(beams, _TREE_WIDTH), least)
+        return TreeShape(asked, asked, 1, 1, least)
+    return TreeShape(asked, depth, _TREE_WIDTH, min(beams, _TREE_WIDTH), least)
 
 
 def min_probability_of(config: SpeculativeConfig) -> float:
@@ -58,10 +58,10 @@ def min_probability_of(config: SpeculativeConfig) -> float:
     return MIN_PROBABILITY if said is None else said
 
 
-class GuessTree:
+class DraftTree:
     """What may follow the last known token of an opening's request. Node -1 is that token."""
 
-    def __init__(self, opening: Opening, shape: Shape):
+    def __init__(self, opening: DraftingRequest, shape: TreeShape):
         self.opening = opening
         self._shape = shape
         self._least = math.log(shape.min_probability) if shape.min_probability > 0 else -math.inf
@@ -113,7 +113,7 @@ class GuessTree:
         return -self._logprobs[node], node  # parents have lower numbers than their children
 
 
-def drafts_of(trees: Sequence[GuessTree]) -> dict[str, Draft]:
+def drafts_of(trees: Sequence[DraftTree]) -> dict[str, Draft]:
     """Those that have a token, by request."""
     drafts = ((tree.opening.request.request_id, tree.draft()) for tree in trees)
     return {request_id: draft for request_id, draft in drafts if draft is not None}

@@ -33,7 +33,7 @@ from octavo.settings.speculation import SpeculativeConfig
 from octavo.speculation.draft_tree import shape_of
 from octavo.speculation.drafters import Target
 from octavo.speculation.head_folder import HeadFolder
-from octavo.speculation.head_program import Head, Projection
+from octavo.speculation.head_program import HeadModule, Projection
 from octavo.speculation.layer_head import FEATURE, LayerProposer, kv_bytes_per_token
 from octavo.speculation.native_target import NativeTarget
 from octavo.speculation.pair_linear import PairLinear
@@ -67,7 +67,7 @@ class EagleLayer(Module):
         return ctx.ops.add(x, self.mlp(self.post_attention_layernorm(x, ctx), ctx))
 
 
-class EagleHead(Head):
+class EagleHead(HeadModule):
     """A step of drafting, from the feature and the token after it."""
 
     def __init__(self, layer: ModelConfig, rows: int, *, norm_before_residual: bool):

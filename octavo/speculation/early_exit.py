@@ -21,7 +21,7 @@ from octavo.runtime.capacity import RankLimits
 from octavo.runtime.forward import Forward
 from octavo.runtime.model_runner import Runner
 from octavo.settings.speculation import SpeculativeConfig
-from octavo.speculation.autoregressive import ChainLimits, ChainProposer
+from octavo.speculation.autoregressive import AutoregressiveLimits, AutoregressiveProposer
 from octavo.speculation.draft_kv import TargetKV
 from octavo.speculation.drafters import Target
 
@@ -60,17 +60,17 @@ class EarlyExit:
                 f"{num_layers} layers of the model"
             )
 
-    def start(self, limits: RankLimits) -> ChainProposer:
+    def start(self, limits: RankLimits) -> AutoregressiveProposer:
         config, model = self._config, self._target.model_config
         forward = self._target.rank.forward
         layer, num_tokens, least = config.exit_layer, _NUM_TOKENS, _MIN_PROBABILITY
         if layer is None:
             best = self._best_exit(forward, limits)
             layer, num_tokens, least = best.layer, best.num_tokens, best.least_probability
-        return ChainProposer(
+        return AutoregressiveProposer(
             Runner(forward.exit_after(layer)).run,
             TargetKV(),
-            ChainLimits(
+            AutoregressiveLimits(
                 max_tokens=config.num_speculative_tokens or num_tokens,
                 min_probability=(
                     least if config.min_probability is None else config.min_probability

@@ -27,7 +27,7 @@ from octavo.kernels.cpu.library import Library, Pool
 from octavo.kernels.cpu.packing import PackedWeight, pack, pack_integers, plain_format
 from octavo.kernels.cpu.program import KVLayout, Program
 from octavo.kernels.dispatch import CANDIDATES, create_ops
-from octavo.kernels.fused_ops import Matrix
+from octavo.kernels.fused_ops import WeightRef
 from octavo.kernels.fuser import fuse
 from octavo.kernels.recorder import Tape, Value
 from octavo.layers.linear import Linear
@@ -43,7 +43,7 @@ NO_KV = KVLayout(abi.OCT_KV_F32, 1, 16, 0, 0, [], [])
 _GROUP = 32  # inputs that share a scale
 
 
-class Head(Module):
+class HeadModule(Module):
     """A module that makes logits, as ``lm_head`` gives them, of token ids and of hidden states.
 
     Its ``forward`` takes these by name, the token ids, and a ``ForwardContext``.
@@ -79,7 +79,7 @@ class HeadProgram:
 
     def __init__(
         self,
-        head: Head,
+        head: HeadModule,
         target: NativeTarget,
         max_rows: int,
         kv: KVLayout = NO_KV,
@@ -93,7 +93,7 @@ class HeadProgram:
         self._inputs = inputs
         self._block_size = block_size
         last = phases[-1]
-        assert isinstance(last, fused_ops.Head), last
+        assert isinstance(last, fused_ops.FusedHead), last
         self._hidden = last.source
         self._samples = _greedy(max_rows)
         self._logprobs = LogprobArray(max_rows, self._program.vocab_size)
@@ -221,7 +221,7 @@ class Projection:
         return out
 
 
-def _record(head: Head) -> tuple[list[fused_ops.Phase], dict[str, Value]]:
+def _record(head: HeadModule) -> tuple[list[fused_ops.FusedOp], dict[str, Value]]:
     tape = Tape()
     token_ids = Value(tape, None, ())
     inputs = {name: tape.input(width) for name, width in head.inputs.items()}
@@ -236,13 +236,13 @@ class _Packed:
 
     def __init__(self, library: Library, pool: Pool):
         self._library, self._pool = library, pool
-        self._made: dict[int, tuple[Matrix, PackedWeight]] = {}
+        self._made: dict[int, tuple[WeightRef, PackedWeight]] = {}
 
     @property
     def num_bytes(self) -> int:
         return sum(packed.nbytes for _, packed in self._made.values())
 
-    def struct(self, matrix: Matrix) -> abi.Weight:
+    def struct(self, matrix: WeightRef) -> abi.Weight:
         if isinstance(matrix, SharedMatrix):
             return matrix.struct
         if id(matrix) not in self._made:

@@ -39,9 +39,9 @@ def open_heads(config: SpeculativeConfig, target: Target) -> Drafter:
 
             return MedusaDrafter(config, target, folder)
         case "recurrent":
-            from octavo.speculation.redrafter import RecurrentDrafter
+            from octavo.speculation.redrafter import ReDrafter
 
-            return RecurrentDrafter(config, target, folder)
+            return ReDrafter(config, target, folder)
         case "eagle":
             from octavo.speculation.eagle import EagleDrafter
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from octavo.core.batch import Batch, Draft
-from octavo.core.drafting import Opening
+from octavo.core.drafting import DraftingRequest
 from octavo.core.request import Request
 from octavo.kernels.cpu.layout import KV_FORMATS
 from octavo.models.config import ModelConfig
@@ -26,8 +26,8 @@ from octavo.models.footprint import native_kv_bytes_per_token
 from octavo.runtime.capacity import RankLimits
 from octavo.runtime.hidden_states import Computed, States
 from octavo.runtime.native_kv_cache import create_native_cache
-from octavo.speculation.draft_tree import GuessTree, Shape, drafts_of
-from octavo.speculation.head_program import Candidate, Head, HeadProgram, Runs
+from octavo.speculation.draft_tree import DraftTree, TreeShape, drafts_of
+from octavo.speculation.head_program import Candidate, HeadModule, HeadProgram, Runs
 from octavo.speculation.native_target import NativeTarget
 
 FEATURE = "feature"  # the name of the one input of such a head
@@ -81,14 +81,14 @@ class LayerProposer:
 
     def __init__(
         self,
-        head: Head,
+        head: HeadModule,
         layer: ModelConfig,
         native: NativeTarget,
         limits: RankLimits,
         depths: Sequence[int],
         make_features: MakeFeatures,
         token_ids: np.ndarray,
-        shape: Shape,
+        shape: TreeShape,
         go_on: MakeFeatures | None = None,
     ):
         self.max_tokens = shape.max_tokens
@@ -143,16 +143,18 @@ class LayerProposer:
     def wants(self, request: Request) -> bool:
         return True
 
-    def propose(self, openings: Sequence[Opening], batch_tokens: int) -> Mapping[str, Draft]:
+    def propose(
+        self, openings: Sequence[DraftingRequest], batch_tokens: int
+    ) -> Mapping[str, Draft]:
         begin = time.perf_counter()
-        trees: list[GuessTree] = []
+        trees: list[DraftTree] = []
         states: list[np.ndarray] = []
-        front: list[tuple[GuessTree, int]] = []
+        front: list[tuple[DraftTree, int]] = []
         for opening in openings:
             guessed = self._guessed.get(opening.request.request_id)
             if guessed is None or guessed.position != len(opening.request.token_ids) - 1:
                 continue
-            trees.append(GuessTree(opening, self._shape))
+            trees.append(DraftTree(opening, self._shape))
             for node in self._add(trees[-1], -1, guessed.candidates):
                 front.append((trees[-1], node))
                 states.append(guessed.hidden)
@@ -161,7 +163,7 @@ class LayerProposer:
         self.seconds += time.perf_counter() - begin
         return drafts_of(trees)
 
-    def _go_on(self, front: list[tuple[GuessTree, int]], states: np.ndarray) -> None:
+    def _go_on(self, front: list[tuple[DraftTree, int]], states: np.ndarray) -> None:
         """Grow trees by what the head makes of its own hidden states: each along its likeliest
         path, since keys and values have one place for each position."""
         while front:
@@ -186,7 +188,7 @@ class LayerProposer:
             states = self._program.hidden[[row for row, _ in going]]
             front = [each for _, each in going]
 
-    def _add(self, tree: GuessTree, node: int, candidates: Sequence[Candidate]) -> list[int]:
+    def _add(self, tree: DraftTree, node: int, candidates: Sequence[Candidate]) -> list[int]:
         """Where a tree is gone on from, at most one node: with what may follow another."""
         guesses = [(int(self._token_ids[row]), logprob) for row, logprob in candidates]
         return tree.best(tree.add(node, guesses))

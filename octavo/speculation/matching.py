@@ -9,9 +9,9 @@ from typing import NamedTuple
 from weakref import WeakValueDictionary
 
 from octavo.core.batch import Batch, Draft
-from octavo.core.drafting import Opening
+from octavo.core.drafting import DraftingRequest
 from octavo.core.request import Request
-from octavo.speculation.draft_candidates import Guess
+from octavo.speculation.draft_candidates import DraftCandidate
 from octavo.speculation.match_rates import MatchRates
 from octavo.speculation.token_index import TokenIndex
 
@@ -25,7 +25,7 @@ PATIENCE = 8
 class Found(NamedTuple):
     """A guess, the tokens of the match that it stands on, and the rates of such matches."""
 
-    guess: Guess
+    guess: DraftCandidate
     matched: int
     rates: MatchRates
 
@@ -72,7 +72,7 @@ class MatchProposer:
         """What may come next, ``max_tokens`` of it at most."""
         raise NotImplementedError
 
-    def guess(self, request: Request, room: int) -> Guess | None:
+    def guess(self, request: Request, room: int) -> DraftCandidate | None:
         """What may follow the known tokens of a request, ``room`` tokens at most (at least 1)."""
         found = self._find(request).found
         return None if found is None else found.guess.first(room)
@@ -81,7 +81,7 @@ class MatchProposer:
         followed = self._find(request)
         return len(request.token_ids) - followed.num_tokens_found < PATIENCE
 
-    def propose(self, openings: Sequence[Opening], batch_tokens: int) -> dict[str, Draft]:
+    def propose(self, openings: Sequence[DraftingRequest], batch_tokens: int) -> dict[str, Draft]:
         drafts: dict[str, Draft] = {}
         for request, room in openings:
             guess = self.guess(request, room)

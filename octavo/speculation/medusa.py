@@ -21,17 +21,17 @@ import numpy as np
 
 from octavo.base.fields import Fields
 from octavo.core.batch import Draft
-from octavo.core.drafting import Opening
+from octavo.core.drafting import DraftingRequest
 from octavo.layers.context import Activations, ForwardContext
 from octavo.layers.linear import Linear, LMHead
 from octavo.layers.module import Module
 from octavo.layers.norm import RMSNorm
 from octavo.runtime.capacity import RankLimits
 from octavo.settings.speculation import SpeculativeConfig
-from octavo.speculation.draft_tree import GuessTree, Shape, drafts_of, min_probability_of
+from octavo.speculation.draft_tree import DraftTree, TreeShape, drafts_of, min_probability_of
 from octavo.speculation.drafters import Target
 from octavo.speculation.head_folder import HeadFolder
-from octavo.speculation.head_program import Candidate, Head, HeadProgram
+from octavo.speculation.head_program import Candidate, HeadModule, HeadProgram
 from octavo.speculation.native_target import NativeTarget
 from octavo.speculation.state_proposer import LastStates, StateProposer
 
@@ -40,7 +40,7 @@ _MAX_HEADS, _MAX_LAYERS, _MAX_RANK = 32, 16, 64
 Path = tuple[int, ...]  # of a tree: the rank of a guess, 0 the first, for every head down to it
 
 
-class MedusaHead(Head):
+class MedusaHead(HeadModule):
     """One head, and the model's last norm before it."""
 
     def __init__(self, hidden_size: int, num_layers: int, vocab_size: int, norm_eps: float):
@@ -100,7 +100,7 @@ class MedusaDrafter:
             self._loaded.token_ids,
             states,
             tree,
-            Shape(
+            TreeShape(
                 min(asked, len(tree) or len(programs)),
                 min(asked, len(programs)),
                 width=1,
@@ -125,17 +125,17 @@ class MedusaProposer(StateProposer):
         token_ids: np.ndarray,
         states: LastStates,
         tree: Sequence[Path],
-        shape: Shape,
+        shape: TreeShape,
     ):
         super().__init__(states, shape)
         self._programs = programs
         self._token_ids = token_ids
         self._tree = tree
 
-    def draft(self, openings: Sequence[Opening], states: np.ndarray) -> dict[str, Draft]:
+    def draft(self, openings: Sequence[DraftingRequest], states: np.ndarray) -> dict[str, Draft]:
         if self._tree:
             return self._trees(openings, states)
-        trees = [GuessTree(opening, self.shape) for opening in openings]
+        trees = [DraftTree(opening, self.shape) for opening in openings]
         alive = [(row, -1) for row in range(len(trees))]
         for program in self._programs[: self.shape.depth]:
             found = self._guess(program, states[[row for row, _ in alive]], 1)
@@ -151,7 +151,7 @@ class MedusaProposer(StateProposer):
     def _tokens(self, candidates: Sequence[Candidate]) -> list[tuple[int, float]]:
         return [(int(self._token_ids[row]), logprob) for row, logprob in candidates]
 
-    def _trees(self, openings: Sequence[Opening], states: np.ndarray) -> dict[str, Draft]:
+    def _trees(self, openings: Sequence[DraftingRequest], states: np.ndarray) -> dict[str, Draft]:
         """The static tree, with the guesses of the heads at its nodes."""
         depth = max(map(len, self._tree))
         of_heads = []

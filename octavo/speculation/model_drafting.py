@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from octavo.core.batch import Batch, Draft
-from octavo.core.drafting import DraftProposer, Opening
+from octavo.core.drafting import DraftingRequest, DraftProposer
 from octavo.core.request import Request
 
 _KEPT = 0.98  # of what is known, after each draft
@@ -51,7 +51,7 @@ class _Drafting:
 
 
 @dataclass(slots=True)
-class ModelArm:
+class ModelDrafting:
     """Asks ``model`` for drafts, as long as they pay."""
 
     model: DraftProposer
@@ -61,7 +61,10 @@ class ModelArm:
     _random: random.Random = field(default_factory=lambda: random.Random(0))
 
     def propose(
-        self, openings: Sequence[Opening], batch_tokens: int, seconds: Callable[[int], float]
+        self,
+        openings: Sequence[DraftingRequest],
+        batch_tokens: int,
+        seconds: Callable[[int], float],
     ) -> Mapping[str, Draft]:
         """Drafts of the model, for those who want them; none where they do not pay.
 
@@ -75,7 +78,7 @@ class ModelArm:
         )
         if length == 0:
             return {}
-        openings = [Opening(request, min(room, length)) for request, room in openings]
+        openings = [DraftingRequest(request, min(room, length)) for request, room in openings]
         begin = time.perf_counter()
         drafts = self.model.propose(openings, batch_tokens)
         self._drafting.take(time.perf_counter() - begin, length)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from octavo.runtime.op_program import NativeModel
     from octavo.speculation.drafters import Target
 
-P = TypeVar("P", bound=fused_ops.Phase)
+P = TypeVar("P", bound=fused_ops.FusedOp)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -81,14 +81,14 @@ class NativeTarget:
 
     def share_embedding(self, parameter: Parameter) -> tuple[Parameter, float]:
         """The same for the embedding, with what its rows are multiplied by."""
-        embed = self._phase(fused_ops.Embed)
+        embed = self._phase(fused_ops.FusedEmbedding)
         return parameter.holding(self._shared(embed.weight)), embed.scale
 
     def share_head(self, parameter: Parameter) -> Parameter:
         """A parameter in place of this one: the matrix of the logits."""
-        return parameter.holding(self._shared(self._phase(fused_ops.Head).weight))
+        return parameter.holding(self._shared(self._phase(fused_ops.FusedHead).weight))
 
-    def _shared(self, matrix: fused_ops.Matrix) -> SharedMatrix:
+    def _shared(self, matrix: fused_ops.WeightRef) -> SharedMatrix:
         struct = self._model.packed.struct(self._model.plan.name_of(matrix))
         return SharedMatrix(tuple(matrix.shape), struct)
 

@@ -4,7 +4,7 @@ method of vLLM). Right where an answer repeats its prompt or itself: edits, summ
 from __future__ import annotations
 
 from octavo.core.request import Request
-from octavo.speculation.draft_candidates import Guess
+from octavo.speculation.draft_candidates import DraftCandidate
 from octavo.speculation.matching import DEFAULT_TOKENS, Followed, Found, MatchProposer
 from octavo.speculation.token_index import Place
 
@@ -53,7 +53,7 @@ class NgramProposer(MatchProposer):
             return None
         rates = followed.own
         lengths = range(place.length, place.length + self.max_tokens)
-        guess = Guess(
+        guess = DraftCandidate(
             continuation(request.token_ids, place, self.max_tokens),
             tuple(rates.rate(length) for length in lengths),
         )

@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from octavo.core.batch import Draft
-from octavo.core.drafting import Opening
+from octavo.core.drafting import DraftingRequest
 from octavo.layers.context import Activations, ForwardContext
 from octavo.layers.embedding import Embedding
 from octavo.layers.linear import Linear, LMHead
@@ -27,10 +27,10 @@ from octavo.layers.module import Module
 from octavo.layers.norm import RMSNorm
 from octavo.runtime.capacity import RankLimits
 from octavo.settings.speculation import SpeculativeConfig
-from octavo.speculation.draft_tree import GuessTree, Shape, drafts_of, shape_of
+from octavo.speculation.draft_tree import DraftTree, TreeShape, drafts_of, shape_of
 from octavo.speculation.drafters import Target
 from octavo.speculation.head_folder import HeadFolder
-from octavo.speculation.head_program import Head, HeadProgram
+from octavo.speculation.head_program import HeadModule, HeadProgram
 from octavo.speculation.native_target import NativeTarget
 from octavo.speculation.pair_linear import PairLinear
 from octavo.speculation.state_proposer import LastStates, StateProposer
@@ -65,7 +65,7 @@ class _Layer(Module):
         return ctx.ops.add(s, self.mlp(self.input_norm(s, ctx), ctx))
 
 
-class RecurrentHead(Head):
+class ReDrafterHead(HeadModule):
     """One step of the recurrence. Its embedding is the target's."""
 
     def __init__(
@@ -88,7 +88,7 @@ class RecurrentHead(Head):
         return self.lm_head(s, ctx)
 
 
-class RecurrentDrafter:
+class ReDrafter:
     """The head of a folder, for one target. Errors as of ``open_drafter``."""
 
     kv_bytes_per_token = 0
@@ -101,15 +101,15 @@ class RecurrentDrafter:
         self._shape = shape_of(config, folder.config, _NUM_TOKENS, beams=_MAX_BEAMS)
         self._rank.keep_hidden_states([self._native.depth])
 
-    def start(self, limits: RankLimits) -> RecurrentProposer:
+    def start(self, limits: RankLimits) -> ReDrafterProposer:
         states = LastStates(self._native.depth, self._native.last_norm())
         self._rank.follow(states)
         max_rows = limits.max_num_seqs * self._shape.beams
         program = HeadProgram(self._head, self._native, max_rows)
-        return RecurrentProposer(program, self._token_ids, states, self._shape)
+        return ReDrafterProposer(program, self._token_ids, states, self._shape)
 
 
-class RecurrentProposer(StateProposer):
+class ReDrafterProposer(StateProposer):
     """Drafts for all requests at once, a depth at a time.
 
     Args:
@@ -117,21 +117,21 @@ class RecurrentProposer(StateProposer):
     """
 
     def __init__(
-        self, program: HeadProgram, token_ids: np.ndarray, states: LastStates, shape: Shape
+        self, program: HeadProgram, token_ids: np.ndarray, states: LastStates, shape: TreeShape
     ):
         super().__init__(states, shape)
         self._program = program
         self._token_ids = token_ids
 
-    def draft(self, openings: Sequence[Opening], states: np.ndarray) -> dict[str, Draft]:
-        trees = [GuessTree(opening, self.shape) for opening in openings]
+    def draft(self, openings: Sequence[DraftingRequest], states: np.ndarray) -> dict[str, Draft]:
+        trees = [DraftTree(opening, self.shape) for opening in openings]
         front = [(tree, -1) for tree in trees]
         while front:
             count = len(front)
             self._program.input("state")[:count] = states
             tokens = [tree.token_id(node) for tree, node in front]
             found = self._program.run(count, range(count), self.shape.width, tokens)
-            made: dict[GuessTree, dict[int, int]] = {tree: {} for tree, _ in front}
+            made: dict[DraftTree, dict[int, int]] = {tree: {} for tree, _ in front}
             for row, ((tree, node), candidates) in enumerate(zip(front, found, strict=True)):
                 guesses = [(int(self._token_ids[c.row]), c.logprob) for c in candidates]
                 made[tree] |= dict.fromkeys(tree.add(node, guesses), row)
@@ -140,7 +140,7 @@ class RecurrentProposer(StateProposer):
         return drafts_of(trees)
 
 
-def _load(folder: HeadFolder, native: NativeTarget) -> tuple[RecurrentHead, np.ndarray]:
+def _load(folder: HeadFolder, native: NativeTarget) -> tuple[ReDrafterHead, np.ndarray]:
     fields = folder.config
     hidden_size, vocab_size = fields.integer("hidden_size"), fields.integer("vocab_size")
     folder.check_fits("hidden_size", hidden_size, native.config)
@@ -148,7 +148,7 @@ def _load(folder: HeadFolder, native: NativeTarget) -> tuple[RecurrentHead, np.n
     if fields.text("hidden_act", "silu") != "silu":
         raise fields.error("hidden_act", "is not silu, which alone such heads have")
     rows = fields.integer("draft_vocab_size")
-    head = RecurrentHead(
+    head = ReDrafterHead(
         hidden_size,
         fields.integer("intermediate_size"),
         fields.integer("num_hidden_layers", maximum=_MAX_LAYERS),

@@ -8,10 +8,10 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from octavo.core.batch import Batch, Draft
-from octavo.core.drafting import Opening
+from octavo.core.drafting import DraftingRequest
 from octavo.core.request import Request
 from octavo.runtime.hidden_states import Computed, States
-from octavo.speculation.draft_tree import Shape
+from octavo.speculation.draft_tree import TreeShape
 
 
 class LastStates:
@@ -50,7 +50,7 @@ class StateProposer:
     """A ``DraftProposer`` of the states that ``LastStates`` keeps. What remains to be said is
     :meth:`draft`."""
 
-    def __init__(self, states: LastStates, shape: Shape):
+    def __init__(self, states: LastStates, shape: TreeShape):
         self.max_tokens = shape.max_tokens
         self.shape = shape
         self.seconds = 0.0
@@ -59,7 +59,7 @@ class StateProposer:
     def wants(self, request: Request) -> bool:
         return True
 
-    def propose(self, openings: Sequence[Opening], batch_tokens: int) -> dict[str, Draft]:
+    def propose(self, openings: Sequence[DraftingRequest], batch_tokens: int) -> dict[str, Draft]:
         begin = time.perf_counter()
         found = [(opening, self._states.of(opening.request)) for opening in openings]
         seen = [(opening, state) for opening, state in found if state is not None]
@@ -69,7 +69,7 @@ class StateProposer:
         self.seconds += time.perf_counter() - begin
         return drafts
 
-    def draft(self, openings: Sequence[Opening], states: np.ndarray) -> dict[str, Draft]:
+    def draft(self, openings: Sequence[DraftingRequest], states: np.ndarray) -> dict[str, Draft]:
         """Drafts by request id; ``states`` are float32 [openings, hidden_size]."""
         raise NotImplementedError
 

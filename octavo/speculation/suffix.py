@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from octavo.core.request import FinishReason, Request
-from octavo.speculation.draft_candidates import Guess
+from octavo.speculation.draft_candidates import DraftCandidate
 from octavo.speculation.match_rates import MatchRates
 from octavo.speculation.matching import DEFAULT_TOKENS, Followed, Found, MatchProposer
 from octavo.speculation.past_answers import END, PastAnswers
@@ -98,7 +98,7 @@ class SuffixProposer(MatchProposer):
 
     def _continue(
         self, index: TokenIndex, positions: list[int], matched: int, most: int, rates: MatchRates
-    ) -> Guess | None:
+    ) -> DraftCandidate | None:
         """The most frequent token after ``positions``, then after those of them that had it, and so
         on. None if an answer ends at all of them."""
         token_ids: list[int] = []
@@ -118,7 +118,7 @@ class SuffixProposer(MatchProposer):
             positions = followers[token_id]
             token_ids.append(token_id)
             probabilities.append(probability)
-        return Guess(tuple(token_ids), tuple(probabilities)) if token_ids else None
+        return DraftCandidate(tuple(token_ids), tuple(probabilities)) if token_ids else None
 
 
 def _token(index: TokenIndex, position: int, token_ids: list[int]) -> int:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from octavo.core.batch import Batch, Draft
-from octavo.core.drafting import Opening
+from octavo.core.drafting import DraftingRequest
 from octavo.core.request import Request
 
 
@@ -33,7 +33,7 @@ class SyntheticProposer:
     def wants(self, request: Request) -> bool:
         return True
 
-    def propose(self, openings: Sequence[Opening], batch_tokens: int) -> dict[str, Draft]:
+    def propose(self, openings: Sequence[DraftingRequest], batch_tokens: int) -> dict[str, Draft]:
         drafts: dict[str, Draft] = {}
         for request, room in openings:
             ends = {*request.eos_token_ids, *request.params.stop_token_ids}

@@ -35,7 +35,7 @@ class Alternative:
 
 
 @dataclass(frozen=True, slots=True)
-class Trial:
+class GpuTrial:
     """Something, and where it was tested."""
 
     what: str
@@ -51,7 +51,7 @@ class GpuSoftware:
     triton: str | None
     nvml: str | None  # the package nvidia-ml-py
     alternatives: tuple[Alternative, ...]
-    tested: tuple[Trial, ...]
+    tested: tuple[GpuTrial, ...]
 
 
 # By their packages. A candidate enters with the test that its kernels agree with ours; none has, so
@@ -66,14 +66,14 @@ _ALTERNATIVES = (
 _NO_ADAPTER = "octavo has no adapter for it yet: its own kernels run"
 
 TRIALS = (
-    Trial(
+    GpuTrial(
         "kernels in Triton",
         "in Triton's interpreter (3.6 and 3.9) against PyTorch, and compiled for compute 8.0, 8.9, "
         "9.0 and 10.0",
     ),
-    Trial("steps, graphs, steps in flight", "on CPUs, with twins of the kernels in PyTorch"),
-    Trial("all of it on a GPU", "never run on hardware: use scripts/bench-gpu, and tell us"),
-    Trial("AMD and Intel", "not at all: kernels are compiled for NVIDIA only"),
+    GpuTrial("steps, graphs, steps in flight", "on CPUs, with twins of the kernels in PyTorch"),
+    GpuTrial("all of it on a GPU", "never run on hardware: use scripts/bench-gpu, and tell us"),
+    GpuTrial("AMD and Intel", "not at all: kernels are compiled for NVIDIA only"),
 )
 
 

@@ -8,14 +8,14 @@ from dataclasses import dataclass, field
 
 from octavo.planner.slo import Slo
 from octavo.tuning.outcome import Outcome
-from octavo.tuning.search import Ablation, Tried
+from octavo.tuning.search import SettingAblation, Tried
 from octavo.tuning.space import DEFAULTS, Candidate, said
 
 _CHANGES_ANSWERS = {"kv_cache_dtype", "model"}
 
 
 @dataclass(frozen=True, slots=True)
-class Decision:
+class TuningDecision:
     """What was chosen, and all that speaks for it.
 
     Args:
@@ -33,7 +33,7 @@ class Decision:
     defaults: Outcome
     favourite: Tried
     num_tried: int
-    ablations: tuple[Ablation, ...] = ()
+    ablations: tuple[SettingAblation, ...] = ()
     measured: Mapping[Candidate, Outcome] = field(default_factory=dict)
 
     @property
@@ -42,12 +42,12 @@ class Decision:
         return self.measured.get(self.best, self.predicted)
 
 
-def why(decision: Decision) -> str:
+def why(decision: TuningDecision) -> str:
     """A short paragraph."""
     return " ".join(_sentences(decision))
 
 
-def _sentences(decision: Decision) -> Iterator[str]:
+def _sentences(decision: TuningDecision) -> Iterator[str]:
     yield _choice(decision)
     yield _binding(decision.slo, decision.predicted)
     for each in decision.ablations:
@@ -57,7 +57,7 @@ def _sentences(decision: Decision) -> Iterator[str]:
     yield from _live(decision)
 
 
-def _choice(decision: Decision) -> str:
+def _choice(decision: TuningDecision) -> str:
     best, predicted = decision.simulated, decision.predicted
     is_favourite = best == decision.favourite.candidate
     rank = f"best of {decision.num_tried} settings, " if is_favourite else ""
@@ -69,7 +69,7 @@ def _choice(decision: Decision) -> str:
     )
 
 
-def _live(decision: Decision) -> Iterator[str]:
+def _live(decision: TuningDecision) -> Iterator[str]:
     own, usual = decision.measured.get(decision.best), decision.measured.get(DEFAULTS)
     if own is None or usual is None:
         yield "Nothing of this was measured live."

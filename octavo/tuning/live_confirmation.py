@@ -24,13 +24,13 @@ _WARMING = 4  # requests before those that count
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class LiveMeasurement:
     """What live runs of a candidate made of a load: all of them together, and each."""
 
     total: Outcome
     turns: tuple[Outcome, ...]
 
-    def beats(self, other: Measured) -> bool:
+    def beats(self, other: LiveMeasurement) -> bool:
         """Whether it is noticeably better, and was no worse in any turn: what a disturbance has
         done was seldom done twice."""
         pairs = zip(self.turns, other.turns, strict=True)
@@ -48,7 +48,7 @@ def measure(
     *,
     turns: int,
     progress: Progress = lambda what, done, total: None,
-) -> dict[Candidate, Measured]:
+) -> dict[Candidate, LiveMeasurement]:
     """What each makes of the same requests: forth, back, and forth through the candidates.
 
     Each run has an engine of its own, made for it and closed after it.
@@ -63,7 +63,7 @@ def measure(
                 runs[candidate].append(run_live(session, requests, times, cache_salt="counts"))
     rate = len(times) / times[-1] if times[-1] else None
     return {
-        candidate: Measured(
+        candidate: LiveMeasurement(
             outcome_of(own, slo, rate), tuple(outcome_of([run], slo, rate) for run in own)
         )
         for candidate, own in runs.items()
@@ -85,7 +85,7 @@ class LiveRuns:
         times: when requests were sent.
     """
 
-    runs: Mapping[Candidate, Measured]
+    runs: Mapping[Candidate, LiveMeasurement]
     predicted: Mapping[Candidate, Outcome]
     times: Sequence[float]
 
@@ -95,7 +95,7 @@ class LiveRuns:
 
     @property
     def best(self) -> Candidate:
-        return first_best(self.runs, Measured.beats)
+        return first_best(self.runs, LiveMeasurement.beats)
 
     @property
     def any_holds(self) -> bool:

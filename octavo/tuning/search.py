@@ -39,7 +39,7 @@ class Tried:
 
 
 @dataclass(frozen=True, slots=True)
-class Ablation:
+class SettingAblation:
     """One change of the best candidate taken back: what comes of it."""
 
     name: str
@@ -130,10 +130,10 @@ def simplest(candidate: Candidate, judge: Judge, num_requests: int) -> Candidate
     return candidate
 
 
-def ablations(candidate: Candidate, judge: Judge, num_requests: int) -> Iterator[Ablation]:
+def ablations(candidate: Candidate, judge: Judge, num_requests: int) -> Iterator[SettingAblation]:
     """What becomes of a candidate without each of its changes."""
     for name, value in candidate.changes:
-        yield Ablation(name, value, judge(candidate.without(name), num_requests))
+        yield SettingAblation(name, value, judge(candidate.without(name), num_requests))
 
 
 def pareto(tried: Iterable[Tried]) -> Iterator[Tried]:

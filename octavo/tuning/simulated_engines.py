@@ -8,7 +8,7 @@ from typing import Any
 from octavo.cost.measured_steps import MeasuredSteps
 from octavo.cost.model_spec import ModelSpec
 from octavo.measure.request_record import RequestRecord
-from octavo.sim.demand import Ask
+from octavo.sim.demand import PromptSpec
 from octavo.sim.fleet import FleetSpec
 from octavo.sim.settings import ENGINE_SETTINGS, FleetSettings
 from octavo.sim.setup import Simulation, prepare
@@ -88,7 +88,7 @@ class SimulatedEngines:
             self._fleets[candidate] = least.fleet
         return self._fleets[candidate]
 
-    def run_of(self, candidate: Candidate, asks: Sequence[Ask]) -> Run:
+    def run_of(self, candidate: Candidate, asks: Sequence[PromptSpec]) -> Run:
         """How a candidate serves the first of some requests."""
         fleet = self.fleet(candidate)
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 
 from octavo.base.errors import ConfigError
 from octavo.planner.slo import Slo
-from octavo.sim.demand import Ask
-from octavo.tuning.explain import Decision
+from octavo.sim.demand import PromptSpec
+from octavo.tuning.explain import TuningDecision
 from octavo.tuning.live_confirmation import LiveRuns, OpenSession, measure, within
 from octavo.tuning.objective import Objective
 from octavo.tuning.outcome import Outcome, outcome_of
@@ -26,7 +26,7 @@ class Study:
     """``asks``: of the load, in the order of sending."""
 
     engines: SimulatedEngines
-    asks: Sequence[Ask]
+    asks: Sequence[PromptSpec]
     objective: Objective
     slo: Slo
     _known: dict[tuple[Candidate, int], Outcome] = field(default_factory=dict, init=False)
@@ -75,13 +75,13 @@ class Study:
                 break
         return found
 
-    def decide(self, found: Search, live: LiveRuns | None = None) -> Decision:
+    def decide(self, found: Search, live: LiveRuns | None = None) -> TuningDecision:
         """All that there is to say about the settings that are chosen: the best live, if they were
         run."""
         best = found.best.candidate if live is None else live.best
         count = len(self.asks)
         simulated = best if self.engines.can_guess else best.without(SPECULATION)
-        return Decision(
+        return TuningDecision(
             self.slo,
             best,
             simulated,

@@ -13,8 +13,8 @@ from octavo.bench.gpu.__main__ import main
 from octavo.bench.gpu.cases import CASES, Case, decode, prefill
 from octavo.bench.gpu.random_model import FORMATS, SHAPES, write_random_model
 from octavo.bench.gpu.report import print_report
-from octavo.bench.gpu.run import Document, GpuRun, Outcome, shares
-from octavo.bench.peers.workers.workloads import Workload
+from octavo.bench.gpu.run import CaseOutcome, Document, GpuRun, shares
+from octavo.bench.peers.workers.workloads import PeerWorkload
 from octavo.models.footprint import as_stored, matrices, weight_types
 from octavo.models.loader import load_model, open_checkpoint
 
@@ -56,7 +56,7 @@ def test_shares_are_of_what_was_measured():
 
 
 def test_prompts_of_a_mix_have_lengths_as_of_people():
-    mix = Workload("mix", "", "mix", 4000, 200, 1, 1, length_cv=1.0)
+    mix = PeerWorkload("mix", "", "mix", 4000, 200, 1, 1, length_cv=1.0)
     lengths = [len(prompt) for prompt in mix.prompts(0, 1000, 0)]
     assert sum(lengths) / len(lengths) == pytest.approx(200, rel=0.05)
     assert min(lengths) >= 1 and max(lengths) <= 1600 and len(set(lengths)) > 300
@@ -143,7 +143,7 @@ def test_what_there_is_is_kept_after_each_case(tmp_path, monkeypatch):
 
 def test_figures_of_other_kernels_are_not_taken_for_those_of_a_gpu(capsys):
     device = {"name": "GPU", "bytes_per_s": 1e12, "ops_per_s": {"bfloat16": 1e15}}
-    outcome = Outcome(Case("slow", "tiny", "bf16"), about={"engine": {"kernels": "reference"}})
+    outcome = CaseOutcome(Case("slow", "tiny", "bf16"), about={"engine": {"kernels": "reference"}})
     print_report(Document(device, [outcome]), Console(width=200))
     assert "slow: run by reference kernels" in capsys.readouterr().out
 

@@ -15,7 +15,7 @@ import pytest
 from octavo.base.errors import BenchmarkError
 from octavo.bench import noise, record
 from octavo.bench.peers import child, compare, contenders, llama_bench, report, workers
-from octavo.bench.peers.workers.workloads import WORKLOADS, Workload
+from octavo.bench.peers.workers.workloads import WORKLOADS, PeerWorkload
 
 ROOT = Path(__file__).parents[2]
 WORKERS = Path(workers.__file__).parent
@@ -119,11 +119,11 @@ class CountingEngine:
 
 
 def test_a_worker_takes_the_prompts_off_the_time_of_decoding():
-    workload = Workload("w", "", "decode", 1, 8, 11, 2)
+    workload = PeerWorkload("w", "", "decode", 1, 8, 11, 2)
     assert worker.measure(CountingEngine(), workload, 0) == [{"decode_tps": pytest.approx(10)}] * 2
     exact = worker.measure(CountingEngine(says_decode_time=True), workload, 0)
     assert exact == [{"decode_tps": pytest.approx(200)}] * 2
-    batch = worker.measure(CountingEngine(), Workload("w", "", "batch", 4, 8, 11, 1), 0)
+    batch = worker.measure(CountingEngine(), PeerWorkload("w", "", "batch", 4, 8, 11, 1), 0)
     assert batch[0]["output_tps"] == pytest.approx(4 * 11 / 5)
     assert batch[0]["decode_tps"] == pytest.approx(4 * 10 / 1)
     assert batch[0]["prefill_tps"] == pytest.approx(4 * 8 / 4)
@@ -131,7 +131,7 @@ def test_a_worker_takes_the_prompts_off_the_time_of_decoding():
 
 def test_no_prompt_is_seen_twice_and_all_engines_see_the_same():
     engine, other = CountingEngine(), CountingEngine()
-    workload = Workload("w", "", "batch", 3, 16, 4, 2)
+    workload = PeerWorkload("w", "", "batch", 3, 16, 4, 2)
     for seed in range(3):
         worker.measure(engine, workload, seed)
         worker.measure(other, workload, seed)
@@ -198,7 +198,7 @@ def start_worker(tmp_path):
 def test_a_worker_answers_and_does_not_run_while_it_waits(start_worker):
     running = start_worker()
     assert running.about == {"version": "1"} and running.start_s > 0
-    prefill = Workload("w", "", "prefill", 1, 8, 1, 2)
+    prefill = PeerWorkload("w", "", "prefill", 1, 8, 1, 2)
     assert running.measure(prefill, 0) == [{"prefill_tps": 16.0}] * 2
     begun = time.monotonic()
     time.sleep(0.3)  # the engine spins, and would use all of this
@@ -206,14 +206,14 @@ def test_a_worker_answers_and_does_not_run_while_it_waits(start_worker):
     assert running.measure(prefill, 1) == [{"prefill_tps": 16.0}] * 2
     assert running.idle_cpu_s < waited / 3
     with pytest.raises(child.ChildError, match="ValueError: thirteen"):
-        running.measure(Workload("w", "", "prefill", 13, 8, 1, 1), 0)
+        running.measure(PeerWorkload("w", "", "prefill", 13, 8, 1, 1), 0)
     assert running.measure(prefill, 2) == [{"prefill_tps": 16.0}] * 2
 
 
 def test_a_worker_that_dies_or_cannot_load_is_an_error_that_names_its_log(start_worker):
     running = start_worker()
     with pytest.raises(child.ChildError, match="the worker ended; see .*log"):
-        running.measure(Workload("w", "", "prefill", 14, 8, 1, 1), 0)
+        running.measure(PeerWorkload("w", "", "prefill", 14, 8, 1, 1), 0)
     with pytest.raises(child.ChildError, match="OSError: no such model; see .*log"):
         start_worker(fail=True)
 
@@ -481,7 +481,7 @@ def compare_fakes(monkeypatch, tmp_path):
 
     def run(*names, rounds=1):
         settings = contenders.Settings(tmp_path, tmp_path / "m.gguf", 1)
-        plan = compare.Plan(names, [WORKLOADS["decode"]], rounds)
+        plan = compare.ComparisonPlan(names, [WORKLOADS["decode"]], rounds)
         return compare.compare(plan, settings, lambda line: None)
 
     return run, journals

@@ -12,7 +12,7 @@ from octavo.calibration.calibration_run import _drift, _Pace, about, calibrate, 
 from octavo.calibration.fit import TimedStep
 from octavo.calibration.live_run import run_live
 from octavo.calibration.slowness import between, slowness_now
-from octavo.calibration.trials import Trial
+from octavo.calibration.trials import CalibrationLoad
 from octavo.calibration.validate import METRICS, TRACES, Row, cases, summary, validate
 from octavo.cost.hardware import Device
 from octavo.cost.step_cost import StepFeatures
@@ -71,7 +71,7 @@ def test_what_would_take_too_long_is_left_out(monkeypatch):
     now = 0.0
     monkeypatch.setattr("octavo.calibration.calibration_run.time.perf_counter", lambda: now)
     pace = _Pace(60.0)
-    short, long = Trial("short", ((16, 4),)), Trial("long", ((4000, 96),))
+    short, long = CalibrationLoad("short", ((16, 4),)), CalibrationLoad("long", ((4000, 96),))
     assert pace.has_room_for(long)  # nothing is known yet
     now = 1.0
     pace.note(short)  # 20 tokens a second
@@ -81,7 +81,7 @@ def test_what_would_take_too_long_is_left_out(monkeypatch):
 
 
 def test_what_prompts_share_is_read_once(session):
-    trial = Trial("alike", ((40, 6),) * 3, shared=32)
+    trial = CalibrationLoad("alike", ((40, 6),) * 3, shared=32)
     size = session.loaded.config.cache.block_size
     shared = 32 // size * size
     decoding = [s for s in steps_of(session, trial, 0) if s.passes[0].num_prompt_tokens == 0]

@@ -9,19 +9,19 @@ from octavo import __version__, cli, doctor
 from octavo.doctor import (
     Cuda,
     CudaDevice,
+    DoctorReport,
     Finding,
     KernelChoice,
     Lack,
     NativeKernels,
-    Report,
     Storage,
 )
 from octavo.system import machine
-from octavo.system.gpu_software import Alternative, GpuSoftware, Trial
+from octavo.system.gpu_software import Alternative, GpuSoftware, GpuTrial
 
 GIB = 1 << 30
 
-REPORT = Report(
+REPORT = DoctorReport(
     octavo=__version__,
     python="3.12.0",
     python_path="/usr/bin/python",
@@ -37,7 +37,7 @@ REPORT = Report(
         None,
         None,
         (Alternative("FlashX", "flash-x", "attention", "1.2", "no adapter"),),
-        (Trial("kernels", "nowhere"),),
+        (GpuTrial("kernels", "nowhere"),),
     ),
     compiler=None,
     native=NativeKernels(("avx2", "scalar"), "avx2", None),

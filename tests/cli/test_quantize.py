@@ -19,7 +19,7 @@ REPORT_KEYS = {
     *("decode_tps", "prefill_tps", "base_decode_tps", "base_prefill_tps"),
     *("served_perplexity", "served_kl_mean"),
 }
-MEASURED = report.Report(
+MEASURED = report.QuantizationReport(
     "built-in", 3072, 9.5, 9.25, 0.01, 0.2, 0.9, 80.0, 800.0, 50.0, 700.0, 9.6, 0.02
 )
 

@@ -19,7 +19,7 @@ def short_answers(monkeypatch):
     """No longer than the context of a tiny model."""
     from octavo.draft_training import training_job
 
-    wanted = training_job.Wanted
+    wanted = training_job.TrainRequest
     monkeypatch.setattr(training_job, "Wanted", lambda **given: wanted(answer_tokens=24, **given))
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from octavo.core.block_manager import BlockManager
 from octavo.core.engine import Engine
-from octavo.core.host_kv_cache import Shelf
+from octavo.core.host_kv_cache import HostKVCache
 from octavo.core.kv_tables import ONE_TABLE, Windows
 from octavo.core.prefix_cache import NoPrefixCache, RadixPrefixCache
 from octavo.core.request import Request
@@ -59,8 +59,8 @@ def make_engine(
     )
     shelf = None
     if num_places:
-        depot = make_depot(executor.shelf) if make_depot is not None else None
-        shelf = Shelf(num_blocks, num_places, block_size, 100, depot, rule, windows)
+        storage = make_depot(executor.shelf) if make_depot is not None else None
+        shelf = HostKVCache(num_blocks, num_places, block_size, 100, storage, rule, windows)
     blocks = BlockManager(num_blocks, block_size, cache, windows, store=shelf, states=states)
     proposer = GuessingProposer(propose, passes) if propose is not None else None
     scheduler = Scheduler(SchedulerConfig(**config), blocks, admission, proposer)

@@ -199,9 +199,9 @@ def test_what_runs_alone_has_no_company_but_its_samples(make_engine, make_reques
 
     executor.submit = watched
     prompt = [5, 6, 7, 8, 9, 10]  # ends inside a block, which its samples copy
-    leader = make_request("alone", prompt, runs_alone=True)
+    leader = make_request("alone", prompt, isolated=True)
     samples = [leader] + [
-        make_request(f"alone#{i}", prompt, fork_of=leader, runs_alone=True) for i in (1, 2)
+        make_request(f"alone#{i}", prompt, fork_of=leader, isolated=True) for i in (1, 2)
     ]
     others = [make_request(f"r{i}", [i, i + 1, i + 2]) for i in range(3)]
     for request in (others[0], *samples, *others[1:]):
@@ -225,12 +225,12 @@ def test_beside_the_step_of_what_runs_alone_there_is_no_other(make_engine, make_
     beside, submit = [], engine.executor.submit
 
     def watched(batch):
-        if any(item.request.runs_alone for item in batch.items):
+        if any(item.request.isolated for item in batch.items):
             beside.append(len(engine._submitted))
         return submit(batch)
 
     engine.executor.submit = watched
-    requests = [make_request(f"r{i}", [i, 1], runs_alone=i == 2) for i in range(4)]
+    requests = [make_request(f"r{i}", [i, 1], isolated=i == 2) for i in range(4)]
     for request in requests[:2]:
         engine.add(request)
     engine.step()
@@ -244,7 +244,7 @@ def test_beside_the_step_of_what_runs_alone_there_is_no_other(make_engine, make_
 
 def test_an_abort_of_what_runs_alone(make_engine, make_request, run):
     engine = make_engine()
-    requests = [make_request(f"r{i}", [i, 1], runs_alone=i == 1) for i in range(3)]
+    requests = [make_request(f"r{i}", [i, 1], isolated=i == 1) for i in range(3)]
     for request in requests:
         engine.add(request)
     engine.step()

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from octavo.core import engine_snapshot
-from octavo.core.engine_snapshot import CACHED, FREE, CloseLook
+from octavo.core.engine_snapshot import CACHED, FREE, EngineSnapshot
 from octavo.core.prefix_cache import RadixPrefixCache
 from octavo.core.sampling_params import SamplingParams
 
@@ -38,7 +38,7 @@ def test_rows_and_map_of_two_requests_with_one_beginning(engine):
     finish(engine)
     add(engine, "b", [*prompt, 9])
     add(engine, "c", [*prompt, 10, 11], num_tokens=9)
-    look = CloseLook(engine.engine)
+    look = EngineSnapshot(engine.engine)
     shown = look.at_step(engine.step()[1])
     assert [row[:4] for row in shown["rows"]] == [("b#0", 8, 1, 1), ("c#0", 8, 2, 1)] or [
         tuple(row[1:4]) for row in shown["rows"]
@@ -58,7 +58,7 @@ def test_rows_and_map_of_two_requests_with_one_beginning(engine):
 
 def test_of_a_large_pool_every_few_blocks_are_shown(engine, monkeypatch):
     monkeypatch.setattr(engine_snapshot, "_MOST_CELLS", 100)
-    pool = CloseLook(engine.engine).picture()["pool"]
+    pool = EngineSnapshot(engine.engine).picture()["pool"]
     assert (pool["num_blocks"], pool["every"], pool["runs"]) == (512, 6, [FREE, 86])
 
 
@@ -66,7 +66,7 @@ def test_what_takes_long_is_done_seldom(engine, monkeypatch):
     monkeypatch.setattr(engine_snapshot, "_SHARE", 1e-9)
     monkeypatch.setattr(engine_snapshot, "_ROWS_INTERVAL", 0.0)
     add(engine, "a", [1, 2, 3], num_tokens=6)
-    look = CloseLook(engine.engine)
+    look = EngineSnapshot(engine.engine)
     assert look.seconds_to_picture == 0
     assert look.at_step(engine.step()[1]).keys() == {"rows", "preempted", "pool", "prefixes"}
     assert look.seconds_to_picture > 1

@@ -3,10 +3,10 @@ from __future__ import annotations
 import random
 
 import pytest
-from depots import SlowDepot
+from kv_storages import SlowDepot
 
-from octavo.core.block_store import NOTHING_STORED, Part, Stored, keys_of, next_key, root_key
-from octavo.core.host_kv_cache import Shelf
+from octavo.core.block_store import NOTHING_STORED, BlockPart, Stored, keys_of, next_key, root_key
+from octavo.core.host_kv_cache import HostKVCache
 from octavo.core.prefix_cache import RadixPrefixCache
 
 SIZE = 2
@@ -20,11 +20,11 @@ def request_of(make_request):
     return create
 
 
-def make_shelf(num_places: int = 3, depot=None, rule=None) -> Shelf:
-    return Shelf(100, num_places, SIZE, 8, depot, rule)
+def make_shelf(num_places: int = 3, storage=None, rule=None) -> HostKVCache:
+    return HostKVCache(100, num_places, SIZE, 8, storage, rule)
 
 
-def save(shelf: Shelf, *keys: bytes, are_done: bool = True) -> list[int | None]:
+def save(shelf: HostKVCache, *keys: bytes, are_done: bool = True) -> list[int | None]:
     """Offer blocks, and settle the step that copies them."""
     targets = [shelf.offer(0, lambda _, key=key: key) for key in keys]
     shelf.settle([(0, target) for target in targets if target is not None], are_done=are_done)
@@ -36,7 +36,7 @@ def keys(request, count: int = 2) -> tuple[bytes, ...]:
     return tuple(keys_of(request, count, SIZE))
 
 
-def ask(shelf: Shelf, request):
+def ask(shelf: HostKVCache, request):
     """What it has for a pool that has nothing."""
     found = shelf.ask(request, [], 0, len(request.token_ids) - 1)
     assert shelf.violations() == []
@@ -47,8 +47,10 @@ def keys_in(found: Stored) -> tuple[bytes, ...]:
     return tuple(part.key for part in found.parts)
 
 
-def take(shelf: Shelf, *keys: bytes) -> list[int]:
-    return shelf.take(Stored(SIZE * len(keys), [Part(0, i, key) for i, key in enumerate(keys)]))
+def take(shelf: HostKVCache, *keys: bytes) -> list[int]:
+    return shelf.take(
+        Stored(SIZE * len(keys), [BlockPart(0, i, key) for i, key in enumerate(keys)])
+    )
 
 
 def test_keys_are_of_all_tokens_and_of_the_salt(request_of):
@@ -112,14 +114,14 @@ class Rows(list):
 
 
 def with_depot(num_places: int = 3, *, delay: int = 0, fails: float = 0.0, rule=None):
-    depot = SlowDepot(Rows(num_places), random.Random(0), delay=delay, fails=fails)
-    return make_shelf(num_places, depot, rule), depot
+    storage = SlowDepot(Rows(num_places), random.Random(0), delay=delay, fails=fails)
+    return make_shelf(num_places, storage, rule), storage
 
 
 def test_a_request_waits_for_what_is_read(request_of):
-    shelf, depot = with_depot(delay=50)
+    shelf, storage = with_depot(delay=50)
     request = request_of(1, 2, 3, 4)
-    depot.contents.update({key: bytes(8) for key in keys(request)})
+    storage.contents.update({key: bytes(8) for key in keys(request)})
     assert ask(shelf, request).is_awaited and shelf.wait(0)
     while (found := ask(shelf, request)).is_awaited:
         pass
@@ -131,19 +133,19 @@ def test_a_request_waits_for_what_is_read(request_of):
 
 
 def test_what_cannot_be_read_is_not_waited_for_again(request_of):
-    shelf, depot = with_depot(fails=1.0)
+    shelf, storage = with_depot(fails=1.0)
     request = request_of(1, 2, 3, 4)
-    depot.contents.update({key: bytes(8) for key in keys(request)})
+    storage.contents.update({key: bytes(8) for key in keys(request)})
     assert ask(shelf, request).is_awaited
     assert ask(shelf, request) == NOTHING_STORED and shelf.stats.num_errors == 2
 
 
 def test_nobody_waits_for_a_depot_that_is_stuck(request_of):
-    shelf, depot = with_depot(delay=10**6)
+    shelf, storage = with_depot(delay=10**6)
     request = request_of(1, 2)
-    depot.contents[keys(request, 1)[0]] = bytes(8)
+    storage.contents[keys(request, 1)[0]] = bytes(8)
     assert ask(shelf, request).is_awaited
-    depot.is_stuck = True
+    storage.is_stuck = True
     assert ask(shelf, request) == NOTHING_STORED and not shelf.saves_ahead
     late = request_of(1, 2, name="late")
     assert ask(shelf, late) == NOTHING_STORED and not late.awaited_keys
@@ -163,39 +165,39 @@ class Rule:
 def test_what_is_sooner_computed_is_not_read(request_of, limit, is_awaited):
     """The first block is on the shelf, two more would have to be read, a second each."""
     rule = Rule(limit)
-    shelf, depot = with_depot(rule=rule)
-    depot.read_seconds = 1.0
+    shelf, storage = with_depot(rule=rule)
+    storage.read_seconds = 1.0
     request = request_of(1, 2, 3, 4, 5, 6)
     first, *further = keys(request, 3)
     save(shelf, first)
-    depot.contents.update({key: bytes(8) for key in further})
+    storage.contents.update({key: bytes(8) for key in further})
     found = ask(shelf, request)
     assert (found.is_awaited, rule.asked) == (is_awaited, [(2, 4, 2.0)])
     assert is_awaited or keys_in(found) == (first,)
 
 
 def test_more_is_stored_than_the_shelf_has_room_for(request_of):
-    shelf, depot = with_depot(2)
+    shelf, storage = with_depot(2)
     request = request_of(1, 2, 3, 4, 5, 6)
-    depot.contents.update({key: bytes(8) for key in keys(request, 3)})
+    storage.contents.update({key: bytes(8) for key in keys(request, 3)})
     assert ask(shelf, request).is_awaited
     assert keys_in(ask(shelf, request)) == keys(request)  # the first ones, and on it goes without
 
 
 def test_what_makes_room_on_the_shelf_is_read_again(request_of):
-    shelf, depot = with_depot(1)
+    shelf, storage = with_depot(1)
     first, second = request_of(1, 2), request_of(3, 4)
     save(shelf, *keys(first, 1))
     save(shelf, *keys(second, 1))
-    assert len(depot.contents) == 2
+    assert len(storage.contents) == 2
     assert ask(shelf, first).is_awaited and keys_in(ask(shelf, first)) == keys(first, 1)
 
 
 def test_idle_places_of_a_prefix_are_not_given_to_the_rest_of_it(request_of):
-    shelf, depot = with_depot(2)
+    shelf, storage = with_depot(2)
     request = request_of(1, 2, 3, 4, 5, 6)
     first, second, third = keys(request, 3)
     save(shelf, first)
-    depot.contents.update({second: bytes(8), third: bytes(8)})
+    storage.contents.update({second: bytes(8), third: bytes(8)})
     assert ask(shelf, request).is_awaited
     assert keys_in(ask(shelf, request)) == (first, second)

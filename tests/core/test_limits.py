@@ -7,7 +7,7 @@ import pytest
 from octavo.base.errors import InvalidRequestError, PromptTooLongError, QueueFullError
 from octavo.core.limits import (
     QueueLimits,
-    Work,
+    RequestWork,
     WorkBudget,
     check_vocabulary,
     checked_token_ids,
@@ -64,47 +64,47 @@ def test_the_length_of_a_request_is_that_of_context_and_pool():
 
 def test_work_is_samples_times_the_tokens_that_each_may_have():
     params = SamplingParams(n=2, best_of=3, max_tokens=10)
-    assert Work.of(5, params) == Work(samples=3, tokens=45)
-    assert Work.of(5, SamplingParams(max_tokens=1)) == Work(1, 6)
+    assert RequestWork.of(5, params) == RequestWork(samples=3, tokens=45)
+    assert RequestWork.of(5, SamplingParams(max_tokens=1)) == RequestWork(1, 6)
 
 
 def test_a_queue_is_full_or_too_small():
     limits = QueueLimits(max_requests=3, max_tokens=10)
-    limits.check(Work(3, 10))
+    limits.check(RequestWork(3, 10))
     with pytest.raises(InvalidRequestError, match="4 completions"):
-        limits.check(Work(4, 1))
+        limits.check(RequestWork(4, 1))
     with pytest.raises(InvalidRequestError, match="11 tokens"):
-        limits.check(Work(1, 11))
-    QueueLimits().check(Work(10**9, 10**9))
+        limits.check(RequestWork(1, 11))
+    QueueLimits().check(RequestWork(10**9, 10**9))
 
 
 def test_a_budget_counts_what_is_there():
     budget = WorkBudget(QueueLimits(max_requests=3, max_tokens=10))
-    budget.take("a", Work(2, 4))
-    budget.check("a", Work(1, 6))
+    budget.take("a", RequestWork(2, 4))
+    budget.check("a", RequestWork(1, 6))
     with pytest.raises(QueueFullError, match="2 requests"):
-        budget.check("a", Work(2, 2))
+        budget.check("a", RequestWork(2, 2))
     with pytest.raises(QueueFullError, match="4 tokens"):
-        budget.check("a", Work(1, 7))
-    budget.give_back("a", Work(1, 2))
-    budget.check("a", Work(2, 8))
-    budget.give_back("a", Work(1, 2))
-    assert budget.total == budget.of("a") == Work(0, 0)
-    WorkBudget(QueueLimits()).check("a", Work(10**9, 10**9))
+        budget.check("a", RequestWork(1, 7))
+    budget.give_back("a", RequestWork(1, 2))
+    budget.check("a", RequestWork(2, 8))
+    budget.give_back("a", RequestWork(1, 2))
+    assert budget.total == budget.of("a") == RequestWork(0, 0)
+    WorkBudget(QueueLimits()).check("a", RequestWork(10**9, 10**9))
 
 
 def test_who_fills_a_budget_leaves_their_share_to_others():
     budget = WorkBudget(QueueLimits(max_requests=8, max_tokens=80))
-    budget.take("flood", Work(8, 80))
+    budget.take("flood", RequestWork(8, 80))
     for _ in range(4):  # half of it, as there are two
-        budget.check("other", Work(1, 10))
-        budget.take("other", Work(1, 10))
+        budget.check("other", RequestWork(1, 10))
+        budget.take("other", RequestWork(1, 10))
     with pytest.raises(QueueFullError):
-        budget.check("other", Work(1, 0))
+        budget.check("other", RequestWork(1, 0))
     with pytest.raises(QueueFullError):
         budget.check_tokens("other", 1)
     with pytest.raises(QueueFullError):
-        budget.check("flood", Work(1, 0))
-    budget.check("third", Work(2, 26))
+        budget.check("flood", RequestWork(1, 0))
+    budget.check("third", RequestWork(2, 26))
     with pytest.raises(QueueFullError):
-        budget.check("third", Work(3, 0))
+        budget.check("third", RequestWork(3, 0))

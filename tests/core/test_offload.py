@@ -6,7 +6,7 @@ import random
 from functools import partial
 
 import pytest
-from depots import SlowDepot
+from kv_storages import SlowDepot
 
 from octavo.core.sampling_params import SamplingParams
 from octavo.executor.hash_model import expected_tokens
@@ -37,7 +37,7 @@ def engine_that_stored(prompt, make_engine, make_request, **how):
     while first.save():
         pass
     engine = make_engine(8, 4, num_places=20, make_depot=depot_of(**how))
-    depots = [each.scheduler.block_manager.store._depot for each in (first, engine)]
+    depots = [each.scheduler.block_manager.store._storage for each in (first, engine)]
     depots[1].contents.update(depots[0].contents)
     return engine, depots[1]
 
@@ -102,7 +102,7 @@ def test_who_has_a_sight_gets_what_it_sees_all_of(make_engine, make_request):
     engine.add(again)
     _, (answer,) = computed(engine)
     assert again.stats.num_cached_tokens == 12  # of 13
-    assert answer == expected_tokens(PROMPT, 4, 97, sight=again.sight)
+    assert answer == expected_tokens(PROMPT, 4, 97, sink_window=again.sink_window)
 
 
 def test_without_a_store_it_is_computed_again(make_engine, make_request):
@@ -130,7 +130,7 @@ def test_who_was_preempted_goes_on_from_the_store(make_engine, make_request):
 
 
 def test_a_request_that_waits_holds_up_nobody(make_engine, make_request):
-    engine, depot = engine_that_stored(PROMPT, make_engine, make_request, delay=10**6)
+    engine, storage = engine_that_stored(PROMPT, make_engine, make_request, delay=10**6)
     waits = make_request("waits", PROMPT)
     engine.add(waits)
     engine.add(make_request("goes", [3, 4, 5], max_tokens=2))
@@ -138,7 +138,7 @@ def test_a_request_that_waits_holds_up_nobody(make_engine, make_request):
         updates = engine.step().updates
     assert [update.request.request_id for update in updates] == ["goes"]
     assert updates[0].request.is_finished and not waits.block_ids
-    depot.is_stuck = True  # when it has waited for too long, it goes too
+    storage.is_stuck = True  # when it has waited for too long, it goes too
     count, (answer,) = computed(engine)
     assert count == 20 and answer == expected_tokens(PROMPT, 4, 97)
 
@@ -159,7 +159,7 @@ def test_what_was_never_evicted_is_saved_while_nothing_runs(make_engine, make_re
     computed(engine)
     while engine.save():
         pass
-    assert len(engine.scheduler.block_manager.store._depot.contents) == 5
+    assert len(engine.scheduler.block_manager.store._storage.contents) == 5
     assert not engine.save() and engine.scheduler.block_manager.num_cached_blocks == 5
 
 
@@ -167,9 +167,9 @@ def test_the_end_of_an_engine_saves_what_it_has(make_engine, make_request):
     engine = make_engine(32, 4, num_places=3, make_depot=depot_of())
     engine.add(make_request("a", PROMPT))
     computed(engine)
-    depot = engine.scheduler.block_manager.store._depot
+    storage = engine.scheduler.block_manager.store._storage
     engine.close()
-    assert len(depot.contents) == 5 and depot.is_closed
+    assert len(storage.contents) == 5 and storage.is_closed
 
 
 def test_memory_alone_is_not_filled_ahead(make_engine, make_request):

@@ -162,14 +162,19 @@ def test_a_request_says_why_no_more_of_it_was_found(make_engine, make_request, r
     requests = [
         make_request("first", [*range(17)]),
         make_request("again", [*range(17)]),
-        make_request("sight", [*range(17)], params=sighted),
+        make_request("sink_window", [*range(17)], params=sighted),
         make_request("logprobs", [*range(17)], params=asked),
     ]
     for request in requests:
         engine.add(request)
         run(engine)
     told = [(request.stats.num_cached_tokens, request.stats.miss_reason) for request in requests]
-    assert told == [(0, "never_seen"), (16, "block_border"), (8, "sight"), (0, "prompt_logprobs")]
+    assert told == [
+        (0, "never_seen"),
+        (16, "block_border"),
+        (8, "sink_window"),
+        (0, "prompt_logprobs"),
+    ]
 
 
 def test_a_block_manager_without_a_cache_says_so(make_request):

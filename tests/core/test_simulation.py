@@ -15,7 +15,7 @@ from collections import Counter
 from functools import partial
 
 import pytest
-from depots import SlowDepot
+from kv_storages import SlowDepot
 
 from octavo.base.errors import RequestError
 from octavo.core.admission import StaticAdmission
@@ -48,9 +48,9 @@ def needs_host(share: int):
 def store_of(rng: random.Random, num_groups: int) -> dict[str, object]:
     """A shelf, small or large, mostly with a depot behind it, that is good or bad."""
     how = {name: rng.choice([0.0, 0.1]) for name in ("fails", "forgets", "refuses")}
-    depot = partial(SlowDepot, rng=rng, delay=rng.choice([0, 3, 30]), **how)
+    storage = partial(SlowDepot, rng=rng, delay=rng.choice([0, 3, 30]), **how)
     num_places = rng.choice([2, 12, 60]) * num_groups
-    return {"num_places": num_places, "make_depot": depot if rng.random() < 0.8 else None}
+    return {"num_places": num_places, "make_depot": storage if rng.random() < 0.8 else None}
 
 
 class Press:
@@ -147,11 +147,11 @@ class Press:
         ]
         params = SamplingParams(max_tokens=rng.randint(1, 24), ignore_eos=True)
         if self.has_sights and rng.random() < 0.7:
-            params = params.with_changes(**self.sight())
+            params = params.with_changes(**self.sink_window())
         priority = rng.choice([0, 0, 0, -2, 3])
         salt = rng.choice(["", "", "tenant"])
         leader = None
-        runs_alone = rng.random() < 0.05
+        isolated = rng.random() < 0.05
         for _ in range(rng.choice([1, 1, 1, 2, 4])):
             request = self.make_request(
                 f"r{self.num_added}",
@@ -160,7 +160,7 @@ class Press:
                 priority=priority,
                 cache_salt=salt,
                 fork_of=leader,
-                runs_alone=runs_alone,
+                isolated=isolated,
             )
             try:
                 self.engine.add(request)
@@ -170,7 +170,7 @@ class Press:
             self.live[request.request_id] = request
             leader = leader or request
 
-    def sight(self) -> dict[str, int]:
+    def sink_window(self) -> dict[str, int]:
         """What a request asks to see."""
         rng = self.rng
         sinks = rng.choice([0, 1, 4, 9])
@@ -216,7 +216,7 @@ class Press:
                     request.params.max_tokens,
                     VOCAB,
                     self.windows,
-                    request.sight,
+                    request.sink_window,
                     has_states=self.has_states,
                 )
 
@@ -228,9 +228,9 @@ class Press:
         for request in scheduler.running:
             held = sum(block != GONE for table in request.block_tables for block in table)
             num_tokens = max(len(request.token_ids), request.max_total_tokens)
-            if (sight := request.sight) is not None:
+            if (sink_window := request.sink_window) is not None:
                 most = step_tokens + config.max_rounds
-                assert held <= blocks.num_tables * sight.most_blocks(blocks.block_size, most)
+                assert held <= blocks.num_tables * sink_window.most_blocks(blocks.block_size, most)
             assert held <= most_blocks(
                 blocks.windows, num_tokens, blocks.block_size, step_tokens + config.max_rounds
             )

@@ -11,7 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from octavo.base.errors import RequestError
 from octavo.core.block_manager import BlockManager
 from octavo.core.engine import Engine
-from octavo.core.host_kv_cache import Shelf
+from octavo.core.host_kv_cache import HostKVCache
 from octavo.core.prefix_cache import NoPrefixCache, RadixPrefixCache
 from octavo.core.request import Request
 from octavo.core.sampling_params import SamplingParams
@@ -60,7 +60,9 @@ class EngineMachine(RuleBasedStateMachine):
             states = StateSlots(num_slots, block_size, cache, depth, snapshot_tokens=4)
         if self.has_states:
             num_places = 0  # they are not stored
-        store = Shelf(num_blocks, num_places, block_size, windows=windows) if num_places else None
+        store = (
+            HostKVCache(num_blocks, num_places, block_size, windows=windows) if num_places else None
+        )
         blocks = BlockManager(num_blocks, block_size, cache, windows, store=store, states=states)
         config = SchedulerConfig(
             max_num_batched_tokens=budget,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from octavo.core.block_store import Part, part_key
+from octavo.core.block_store import BlockPart, part_key
 from octavo.core.kv_tables import GONE
 from octavo.core.stored_prefix import StoredPrefix
 
@@ -66,4 +66,8 @@ def test_the_example_of_the_module():
     keys = [b"k0", b"k1", b"k2", b"k3"]
     prefix = StoredPrefix(keys, [[3, GONE], [8, 9]], 2, (None, 3), 4)
     assert prefix.counts({b"k2", b"k3", b"k3\1"}.__contains__) == [4]
-    assert prefix.parts(4) == [Part(0, 2, b"k2"), Part(0, 3, b"k3"), Part(1, 3, b"k3\1")]
+    assert prefix.parts(4) == [
+        BlockPart(0, 2, b"k2"),
+        BlockPart(0, 3, b"k3"),
+        BlockPart(1, 3, b"k3\1"),
+    ]

@@ -6,7 +6,7 @@ import random
 from functools import partial
 
 import pytest
-from depots import SlowDepot
+from kv_storages import SlowDepot
 
 from octavo.base.errors import InvalidRequestError
 from octavo.core.sampling_params import SamplingParams

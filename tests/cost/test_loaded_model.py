@@ -7,8 +7,8 @@ from kv_layers import kv_layers
 
 from octavo.cost.loaded_model import computed_in, live_rank_model
 from octavo.cost.rank_model import AttentionOp, Experts
-from octavo.cost.work import Rows, matrix_work
-from octavo.models.footprint import Matrix
+from octavo.cost.work import RowCounts, matrix_work
+from octavo.models.footprint import WeightMatrix
 
 
 class Config:
@@ -19,10 +19,10 @@ class Config:
 
 def test_a_model_of_its_config_and_of_what_it_weighs():
     matrices = [
-        Matrix(False, 100, 50, "int4 x int8"),
-        Matrix(True, 30, 60, "bfloat16"),
-        Matrix(False, 20, 11, "float32"),
-        Matrix(False, 100, 50, "int4 x int8"),
+        WeightMatrix(False, 100, 50, "int4 x int8"),
+        WeightMatrix(True, 30, 60, "bfloat16"),
+        WeightMatrix(False, 20, 11, "float32"),
+        WeightMatrix(False, 100, 50, "int4 x int8"),
     ]
     model = live_rank_model(Config, matrices, kv_bytes_per_token=40.0)
     ops = {op.num_params: op for op in model.matrices}
@@ -42,15 +42,15 @@ def test_a_model_of_its_config_and_of_what_it_weighs():
 
 def test_experts_of_a_layer_are_read_if_a_token_uses_them():
     """Two layers of three matrices each in four experts, and one more that is packed otherwise."""
-    alike = [Matrix(False, 100, 50, "int4 x int8", (2, 4))] * 24
-    other = [Matrix(False, 100, 200, "float32", (2, 4))]
+    alike = [WeightMatrix(False, 100, 50, "int4 x int8", (2, 4))] * 24
+    other = [WeightMatrix(False, 100, 200, "float32", (2, 4))]
     model = live_rank_model(Config, [*alike, *other], 8)
     assert [(op.count, op.num_params, op.num_bytes, op.experts) for op in model.matrices] == [
         (6, 400, 200, Experts(4, 2, on_rank=4)),
         (1, 100, 200, Experts(4, 2, on_rank=1)),
     ]
     assert model.weights_bytes == 24 * 50 + 200
-    work = matrix_work(model.matrices[0], Rows(1, 1, [0]), model)
+    work = matrix_work(model.matrices[0], RowCounts(1, 1, [0]), model)
     assert (work.bytes, work.flops) == pytest.approx((6 * 100, 6 * 2 * 100 * 2))
 
 

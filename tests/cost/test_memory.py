@@ -14,7 +14,7 @@ from octavo.base.errors import ConfigError
 from octavo.cost.catalogue import spec_of
 from octavo.cost.engine_profile import Limits, profile, profiles
 from octavo.cost.hardware import Device
-from octavo.cost.memory import Memory, feasible_batch, memory
+from octavo.cost.memory import MemoryPlan, feasible_batch, memory
 from octavo.cost.open_spec import open_spec
 from octavo.cost.parallel import Parallel
 from octavo.cost.precision import precision_of
@@ -41,7 +41,7 @@ def on(
     kv: str | None = None,
     pp: int = 1,
     **limits: float,
-) -> Memory:
+) -> MemoryPlan:
     spec, rules = open_spec(name), profile(engine)
     precision = precision_of(spec, quantization, rules.kv_dtype(kv))
     return memory(spec, precision, Parallel(tp=tp, pp=pp), place, rules, Limits(**limits))

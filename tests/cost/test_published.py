@@ -15,7 +15,7 @@ import pytest
 
 from octavo.cost.engine_profile import Limits, profile
 from octavo.cost.hardware_table import find_device
-from octavo.cost.memory import Memory, memory
+from octavo.cost.memory import MemoryPlan, memory
 from octavo.cost.open_spec import open_spec
 from octavo.cost.parallel import Parallel
 from octavo.cost.precision import Precision, precision_of
@@ -44,7 +44,7 @@ def parallel(case: dict[str, Any]) -> Parallel:
     return Parallel(tp=case.get("tp", 1), pp=case.get("pp", 1))
 
 
-def foreseen(case: dict[str, Any]) -> Memory:
+def foreseen(case: dict[str, Any]) -> MemoryPlan:
     return memory(
         open_spec(case["model"]),
         precision(case),
@@ -70,7 +70,7 @@ def test_memory_is_as_it_was_logged(case):
         assert found.left.low <= kv_gib * GIB <= found.left.high
 
 
-def logged_kv_gib(case: dict[str, Any], found: Memory) -> float | None:
+def logged_kv_gib(case: dict[str, Any], found: MemoryPlan) -> float | None:
     """What a log has, or what its parts leave; weights are those foreseen where it has none."""
     if "kv_gib" in case or "non_torch_gib" not in case:
         return case.get("kv_gib")

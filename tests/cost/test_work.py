@@ -13,10 +13,10 @@ from octavo.cost.parallel import Parallel
 from octavo.cost.rank_model import AttentionOp, Experts, MatrixOp, RankModel
 from octavo.cost.work import (
     NOTHING,
-    Rows,
+    ResourceUse,
+    RowCounts,
     Span,
     StepWork,
-    Work,
     decode_attention_work,
     experts_hit,
     load_factor,
@@ -64,29 +64,29 @@ def work(*spans: tuple[int, int, int], num_rounds: int = 1, model: RankModel = M
 
 def test_a_decoded_token_reads_all_weights_and_its_keys():
     done = work((19, 1, 20))
-    assert done.linear == Work(1500, 2 * 1000)
-    assert done.head == Work(500, 2 * 500)
+    assert done.linear == ResourceUse(1500, 2 * 1000)
+    assert done.head == ResourceUse(500, 2 * 500)
     # 20 keys are read and one is written; a query and a value product of width 8 for each of 20
-    assert done.attention == Work(21 * 10, 4 * 8 * 20)
-    assert done.total == Work(1500 + 500 + 210, 2000 + 1000 + 640)
+    assert done.attention == ResourceUse(21 * 10, 4 * 8 * 20)
+    assert done.total == ResourceUse(1500 + 500 + 210, 2000 + 1000 + 640)
 
 
 def test_a_batch_reads_the_weights_once():
     one, two = work((19, 1, 20)), work((19, 1, 20), (29, 1, 30))
-    assert two.linear == Work(1500, 2 * one.linear.flops)
-    assert two.head == Work(500, 2 * one.head.flops)
-    assert two.attention == Work((21 + 31) * 10, 4 * 8 * (20 + 30))
+    assert two.linear == ResourceUse(1500, 2 * one.linear.flops)
+    assert two.head == ResourceUse(500, 2 * one.head.flops)
+    assert two.attention == ResourceUse((21 + 31) * 10, 4 * 8 * (20 + 30))
 
 
 def test_the_head_is_read_only_where_a_token_is_sampled():
-    assert work((0, 4, 9)).head == Work()
-    assert work((0, 4, 4)).head == Work(500, 2 * 500)
-    assert work((0, 4, 9), (3, 1, 4)).head == Work(500, 2 * 500)
+    assert work((0, 4, 9)).head == ResourceUse()
+    assert work((0, 4, 4)).head == ResourceUse(500, 2 * 500)
+    assert work((0, 4, 9), (3, 1, 4)).head == ResourceUse(500, 2 * 500)
 
 
 def test_attention_is_causal():
-    assert work((0, 4, 4)).attention == Work((4 + 4) * 10, 4 * 8 * (1 + 2 + 3 + 4))
-    assert work((2, 2, 4)).attention == Work((4 + 2) * 10, 4 * 8 * (3 + 4))
+    assert work((0, 4, 4)).attention == ResourceUse((4 + 4) * 10, 4 * 8 * (1 + 2 + 3 + 4))
+    assert work((2, 2, 4)).attention == ResourceUse((4 + 2) * 10, 4 * 8 * (3 + 4))
 
 
 @pytest.mark.parametrize("window", [1, 3, 4, 7, 100])
@@ -100,7 +100,7 @@ def test_a_window_hides_what_is_far_behind(window):
         pairs = sum(map(len, seen))
         keys = len(set().union(*seen))
         done = work((start, count, start + count), model=model).attention
-        assert done == Work(keys + count, 4 * pairs)
+        assert done == ResourceUse(keys + count, 4 * pairs)
 
 
 def test_rounds_are_the_steps_that_they_stand_for():
@@ -130,7 +130,7 @@ def test_a_window_hides_the_same_of_single_tokens():
     op = AttentionOp("attention", 1, 4.0, 1.0, window=5)
     for start in range(12):
         (one,) = passes([Span(start, 1)])
-        as_prompt = Rows(1, 1, [], prompts=[(start, 1)])
+        as_prompt = RowCounts(1, 1, [], prompts=[(start, 1)])
         assert decode_attention_work(op, one) == prompt_attention_work(op, as_prompt)
 
 
@@ -148,17 +148,17 @@ def test_a_token_alone_is_cheaper_by_its_own_figure():
 def test_a_state_is_read_and_written_for_each_sequence_however_long():
     op = AttentionOp("state", 4, 0.0, 0.0, state_bytes=100.0)
     (rows,) = passes([Span(9_999, 1), Span(0, 50), Span(7, 3, 3, range(2))])
-    assert decode_attention_work(op, rows) == Work(2 * 4 * 2 * 100)
-    assert prompt_attention_work(op, rows) == Work(1 * 4 * 2 * 100)
+    assert decode_attention_work(op, rows) == ResourceUse(2 * 4 * 2 * 100)
+    assert prompt_attention_work(op, rows) == ResourceUse(1 * 4 * 2 * 100)
 
 
 def test_every_row_of_a_draft_is_sampled():
     """Three rows for each of two sequences of 20 tokens: the head is read once, and used six
     times."""
     done = step_work(MODEL, [Span.verifying(20, 2)] * 2)
-    assert done.linear == Work(1500, 2 * 1000 * 6)
-    assert done.head == Work(500, 2 * 500 * 6)
-    assert done.attention == Work(2 * (3 + 23) * 10, 4 * 8 * 2 * (21 + 22 + 23))
+    assert done.linear == ResourceUse(1500, 2 * 1000 * 6)
+    assert done.head == ResourceUse(500, 2 * 500 * 6)
+    assert done.attention == ResourceUse(2 * (3 + 23) * 10, 4 * 8 * 2 * (21 + 22 + 23))
     request = Request("r", [0] * 21, SamplingParams(), 0.0)
     item = ScheduledRequest(request, 20, 3, 3, Draft.chain([1, 2]))
     assert step_work(MODEL, [item, item]) == done

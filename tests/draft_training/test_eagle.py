@@ -24,9 +24,9 @@ from tiny_heads import (
 from tiny_training import WANTED, train
 
 from octavo.base.fields import Fields
-from octavo.draft_training.eagle import EagleHead, eagle_depths
+from octavo.draft_training.eagle import TrainableEagleHead, eagle_depths
 from octavo.draft_training.evaluation import acceptance, ranks
-from octavo.draft_training.examples import Sequences, Target
+from octavo.draft_training.examples import TargetWeights, TrainingSequences
 from octavo.draft_training.loop import Schedule, Training
 from octavo.draft_training.pieces import Context, Pieces
 from octavo.draft_training.state import restore, snapshot
@@ -46,11 +46,13 @@ LAYER = {
 }
 
 
-def head_of(config: dict, num_depths: int, norm: torch.Tensor) -> EagleHead:
-    return EagleHead(layer_config(Fields(Path("config.json"), config)), num_depths, norm, seed=1)
+def head_of(config: dict, num_depths: int, norm: torch.Tensor) -> TrainableEagleHead:
+    return TrainableEagleHead(
+        layer_config(Fields(Path("config.json"), config)), num_depths, norm, seed=1
+    )
 
 
-def eagle() -> EagleHead:
+def eagle() -> TrainableEagleHead:
     return head_of(LAYER, 2, torch.linspace(0.5, 2, SIZE))
 
 
@@ -65,8 +67,8 @@ def pieces() -> Pieces:
     following = embedding[(token_ids + stride) % VOCAB]
     shortlist = torch.arange(36)
     return Pieces(
-        Target(embedding.bfloat16(), shortlist, embedding[shortlist], torch.ones(SIZE)),
-        Sequences(
+        TargetWeights(embedding.bfloat16(), shortlist, embedding[shortlist], torch.ones(SIZE)),
+        TrainingSequences(
             token_ids,
             following.bfloat16(),
             torch.cat([embedding[token_ids], following], dim=1).bfloat16(),

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from octavo.base.errors import ConfigError
-from octavo.draft_training.model_answers import Ask, answered, asks, parts
+from octavo.draft_training.model_answers import TrainingPrompt, answered, asks, parts
 from octavo.draft_training.prompts import openings, questions
 
 
@@ -53,10 +53,10 @@ def test_a_file_with_nothing_in_it_is_refused(byte_tokenizer, tmp_path, text):
 
 
 def test_answers_of_hardly_a_word_are_left_out():
-    some = [Ask([1], 0.0, 0), Ask([2], 0.0, 1)]
+    some = [TrainingPrompt([1], 0.0, 0), TrainingPrompt([2], 0.0, 1)]
     assert [s.prompt_ids for s in answered(lambda asks: [[5, 5], [5, 6, 7]], some)] == [[2]]
 
 
 def test_parts_keep_the_order():
-    some = [Ask([n], 0.0, n) for n in range(5)]
+    some = [TrainingPrompt([n], 0.0, n) for n in range(5)]
     assert [[ask.seed for ask in part] for part in parts(some, 2)] == [[0, 1], [2, 3], [4]]

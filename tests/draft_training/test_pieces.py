@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from octavo.draft_training import pieces
-from octavo.draft_training.examples import Positions, Sequences, Target
+from octavo.draft_training.examples import Positions, TargetWeights, TrainingSequences
 from octavo.draft_training.pieces import Pieces
 
 SIZE, VOCAB, STEPS = 8, 30, 3
@@ -18,14 +18,14 @@ def target():
     generator = torch.Generator().manual_seed(0)
     embedding = torch.randn(VOCAB, SIZE, generator=generator)
     listed = torch.arange(0, VOCAB, 2)
-    return Target(embedding.bfloat16(), listed, embedding[listed], torch.ones(SIZE))
+    return TargetWeights(embedding.bfloat16(), listed, embedding[listed], torch.ones(SIZE))
 
 
 @pytest.fixture
 def sequences():
     generator = torch.Generator().manual_seed(1)
     counts, total = torch.tensor(LENGTHS), sum(LENGTHS)
-    return Sequences(
+    return TrainingSequences(
         torch.randint(VOCAB, (total,), generator=generator),
         torch.randn(total, SIZE, generator=generator).bfloat16(),
         torch.randn(total, 2 * SIZE, generator=generator).bfloat16(),

@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from octavo.draft_training.evaluation import acceptance, accuracies, expected_tokens, ranks
-from octavo.draft_training.examples import Ahead, Positions, Sequences, Target
+from octavo.draft_training.examples import Ahead, Positions, TargetWeights, TrainingSequences
 from octavo.draft_training.loop import Schedule, Training
 from octavo.draft_training.state import restore, snapshot
-from octavo.draft_training.stateless_heads import MedusaHeads, RecurrentHead
+from octavo.draft_training.stateless_heads import TrainableMedusaHeads, TrainableReDrafterHead
 
 SIZE, VOCAB = 16, 40
 
@@ -28,8 +28,8 @@ def examples(steps: int = 3, seed: int = 0) -> Positions:
     hidden = embedding[following] + 0.5 * stride[:, None]
     shortlist = torch.arange(32)
     return Positions(
-        Target(embedding.bfloat16(), shortlist, embedding[shortlist], torch.ones(SIZE)),
-        Sequences(
+        TargetWeights(embedding.bfloat16(), shortlist, embedding[shortlist], torch.ones(SIZE)),
+        TrainingSequences(
             token_ids,
             hidden.bfloat16(),
             torch.empty(600, 0, dtype=torch.bfloat16),
@@ -40,14 +40,14 @@ def examples(steps: int = 3, seed: int = 0) -> Positions:
     )
 
 
-def recurrent(num_layers: int = 1) -> RecurrentHead:
-    return RecurrentHead(SIZE, 48, num_layers, 1e-5, seed=1)
+def recurrent(num_layers: int = 1) -> TrainableReDrafterHead:
+    return TrainableReDrafterHead(SIZE, 48, num_layers, 1e-5, seed=1)
 
 
 HEADS = {
     "recurrent": recurrent,
     "two layers": lambda: recurrent(2),
-    "medusa": lambda: MedusaHeads(SIZE, 3),
+    "medusa": lambda: TrainableMedusaHeads(SIZE, 3),
 }
 
 

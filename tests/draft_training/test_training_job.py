@@ -14,7 +14,7 @@ from tiny_training import WANTED, Talk, train
 from octavo.base.errors import ConfigError
 from octavo.draft_training import training_job
 from octavo.draft_training.sequence_states import HiddenStates
-from octavo.draft_training.training_job import Wanted
+from octavo.draft_training.training_job import TrainRequest
 from octavo.layers.taps import with_taps
 from octavo.layers.tensors import with_tensors
 from octavo.models.loader import load_model
@@ -181,4 +181,4 @@ def test_too_few_answers_are_refused(tiny_model, tmp_path):
 )  # fmt: skip
 def test_what_is_wrong_is_named(wrong):
     with pytest.raises(ConfigError, match=next(iter(wrong))):
-        Wanted(**wrong)
+        TrainRequest(**wrong)

@@ -57,7 +57,7 @@ def finish(x: Value) -> None:
 
 def kinds(phases: list[Any]) -> list[str]:
     return [
-        f"Rows {phase.kind}" if isinstance(phase, fused_ops.Rows) else type(phase).__name__
+        f"Rows {phase.kind}" if isinstance(phase, fused_ops.FusedRows) else type(phase).__name__
         for phase in phases
     ]
 
@@ -169,7 +169,7 @@ def test_layernorms_and_plain_activations_stand_alone():
 def test_attention_without_rope():
     tape, x = start()
     finish(recorder.add(x, recorder.linear(attention(norm(x), rope=False), matrix(HIDDEN, HIDDEN))))
-    (phase,) = (p for p in fuse(tape) if isinstance(p, fused_ops.Attention))
+    (phase,) = (p for p in fuse(tape) if isinstance(p, fused_ops.FusedAttention))
     assert phase.rope is None and phase.q_norm is None
 
 

@@ -8,7 +8,7 @@ import torch
 from native_latents import Layer, Sequence, expected, expected_rows, make_sequence
 
 from octavo.kernels import recorder, reference
-from octavo.kernels.fused_ops import CannotFuse, LatentAttention
+from octavo.kernels.fused_ops import CannotFuse, FusedLatentAttention
 from octavo.kernels.fuser import fuse
 from octavo.kernels.kv_stores import KVStore, codecs_of
 from octavo.kernels.op_arguments import Rotation, RowNorm
@@ -113,7 +113,7 @@ def test_both_ops_are_one_phase():
     assert attended.shape == (layer.heads, layer.value)
     recorder.lm_head(attended.view(-1, layer.heads * layer.value), np.zeros((3, 100)))
     phase = fuse(tape)[0]
-    assert isinstance(phase, LatentAttention)
+    assert isinstance(phase, FusedLatentAttention)
     assert (phase.layer, phase.scale, phase.interleaved) == (3, layer.scale, True)
     assert [value.source for value in (phase.q, phase.ckv)] == tape.inputs
 

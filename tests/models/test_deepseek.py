@@ -23,7 +23,7 @@ from octavo.models.loader import load_model
 from octavo.quantization.ggml_types import GGMLType
 from octavo.quantize.observers import windows_context
 from octavo.quantize.quantization_job import make
-from octavo.quantize.recipes import Wanted
+from octavo.quantize.recipes import QuantizeRequest
 from octavo.sources.open import load_tokenizer
 
 TOLERANCE, NATIVE_TOLERANCE = 1e-4, 1e-3
@@ -240,7 +240,7 @@ def test_methods_that_do_not_know_its_matrices_say_so(tiny_hf, tmp_path):
     folder = tiny_hf("deepseek-v2")
     checkpoint, tokenizer = open_checkpoint(folder), load_tokenizer(folder)
     with pytest.raises(ConfigError, match="has latent attention.*--method gguf"):
-        make(checkpoint, tokenizer, tmp_path / "out", Wanted("rtn"))
+        make(checkpoint, tokenizer, tmp_path / "out", QuantizeRequest("rtn"))
     out = tmp_path / "model.gguf"
-    make(checkpoint, tokenizer, out, Wanted("gguf", type="Q8_0", calibrate=False))
+    make(checkpoint, tokenizer, out, QuantizeRequest("gguf", type="Q8_0", calibrate=False))
     assert {weight.type for weight in open_checkpoint(out).tensors.values()} >= {GGMLType.Q8_0}

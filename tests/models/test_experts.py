@@ -29,7 +29,7 @@ from octavo.models.loader import load_model
 from octavo.quantization.ggml_types import GGMLType
 from octavo.quantization.levels import E2M1
 from octavo.quantize.quantization_job import make
-from octavo.quantize.recipes import Wanted
+from octavo.quantize.recipes import QuantizeRequest
 from octavo.runtime.capacity import RankSpec
 from octavo.runtime.rank import Rank
 from octavo.sources.open import load_tokenizer
@@ -276,11 +276,19 @@ def test_experts_of_another_number_are_told(tiny_experts, tmp_path):
 def test_octavo_makes_experts_smaller_in_gguf_files(name, tiny_experts, tmp_path):
     folder, out = tiny_experts(name), tmp_path / "model.gguf"
     tokenizer = load_tokenizer(folder)
-    make(open_checkpoint(folder), tokenizer, out, Wanted("gguf", type="Q8_0", calibrate=False))
+    make(
+        open_checkpoint(folder),
+        tokenizer,
+        out,
+        QuantizeRequest("gguf", type="Q8_0", calibrate=False),
+    )
     types = {tensor.name: tensor.tensor_type.name for tensor in gguf.GGUFReader(out).tensors}
     assert {type for name, type in types.items() if "_exps.weight" in name} == {"Q8_0"}
     assert types["blk.0.ffn_gate_inp.weight"] == "F32"
-    for wanted in (Wanted("rtn", bits=4), Wanted("gguf", type="Q8_0", rotate=True)):
+    for wanted in (
+        QuantizeRequest("rtn", bits=4),
+        QuantizeRequest("gguf", type="Q8_0", rotate=True),
+    ):
         with pytest.raises(ConfigError, match="has experts"):
             make(open_checkpoint(folder), tokenizer, tmp_path / "other", wanted)
 
@@ -288,8 +296,16 @@ def test_octavo_makes_experts_smaller_in_gguf_files(name, tiny_experts, tmp_path
 def test_experts_in_blocks_of_fp8_become_those_of_gguf(tiny_experts, driver, tmp_path):
     """A model that is published in FP8, with a scale for each block of 128 by 128."""
     folder, source, out = tiny_experts("qwen3-moe"), tmp_path / "fp8", tmp_path / "model.gguf"
-    tokenizer, wanted = load_tokenizer(folder), Wanted("gguf", type="Q8_0", calibrate=False)
-    make(open_checkpoint(folder), tokenizer, source, Wanted("fp8", format="fp8", calibrate=False))
+    tokenizer, wanted = (
+        load_tokenizer(folder),
+        QuantizeRequest("gguf", type="Q8_0", calibrate=False),
+    )
+    make(
+        open_checkpoint(folder),
+        tokenizer,
+        source,
+        QuantizeRequest("fp8", format="fp8", calibrate=False),
+    )
     method = json.loads((source / "config.json").read_text())["quantization_config"]
     stored = load_file(source / "model.safetensors")["model.layers.0.mlp.experts.5.up_proj.weight"]
     assert method["weight_block_size"] == [128, 128] and stored.dtype == torch.float8_e4m3fn

@@ -12,7 +12,7 @@ from octavo.layers.latent_config import LatentConfig
 from octavo.layers.linear import Linear, LMHead
 from octavo.models.checkpoint import open_checkpoint
 from octavo.models.footprint import (
-    Matrix,
+    WeightMatrix,
     as_stored,
     checkpoint_bytes,
     kv_bytes_per_token,
@@ -79,7 +79,9 @@ def test_matrices_of_any_type(config):
         plain = matrices_of_bits(config, bits)
         assert [m.num_bytes for m in plain] == [m.num_bytes for m in stored]
     (head,) = [matrix for matrix in matrices(config, GGMLType.BF16) if matrix.is_head]
-    assert head == Matrix(True, 260 * 48, 272 * 48 * 2, "bfloat16")  # whole tiles of 16 outputs
+    assert head == WeightMatrix(
+        True, 260 * 48, 272 * 48 * 2, "bfloat16"
+    )  # whole tiles of 16 outputs
     with pytest.raises(UnsupportedModelError, match=r"q_proj.*cannot run IQ1_S"):
         matrices(config, GGMLType.IQ1_S)
 

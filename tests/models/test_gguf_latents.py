@@ -24,7 +24,7 @@ from octavo.models.hf_writer import write_hf_folder
 from octavo.quantization.ggml_types import GGMLType
 from octavo.quantization.gguf_mixes import MIXES
 from octavo.quantize.quantization_job import make
-from octavo.quantize.recipes import Wanted
+from octavo.quantize.recipes import QuantizeRequest
 from octavo.sources.open import load_tokenizer
 
 F32_TOLERANCE, NATIVE_TOLERANCE = 1e-4, 1e-3
@@ -227,7 +227,7 @@ def test_a_folder_of_it_is_the_model_it_was_made_of(folder, driver, tmp_path):
 @pytest.mark.parametrize("target", ["Q8_0", "Q4_0", "Q4_K_M", "F16", "BF16", "F32"])
 def test_they_are_floats_in_every_mix(target, tiny_hf, driver, native_driver, tmp_path):
     folder, out = tiny_hf("deepseek-v2"), tmp_path / "model.gguf"
-    wanted = Wanted("gguf", type=target, calibrate=False)
+    wanted = QuantizeRequest("gguf", type=target, calibrate=False)
     made = make(open_checkpoint(folder), load_tokenizer(folder), out, wanted)
     type = GGMLType[target] if target in ("BF16", "F32") else GGMLType.F16
     with GGUFFile(out) as file:
@@ -247,20 +247,20 @@ def test_they_are_floats_in_every_mix(target, tiny_hf, driver, native_driver, tm
 
 def test_a_mix_for_a_size_counts_them(tiny_hf, tmp_path):
     folder, out = tiny_hf("deepseek-v2", first_k_dense_replace=9), tmp_path / "model.gguf"
-    wanted = Wanted("gguf", target_bpw=9.0)
+    wanted = QuantizeRequest("gguf", target_bpw=9.0)
     made = make(open_checkpoint(folder), load_tokenizer(folder), out, wanted)
     assert 8.0 < made.bits_per_weight <= 9.0
     assert made.choice is not None and "kv_b_proj" not in made.choice.by_kind()
     assert open_checkpoint(out).read("blk.0.attn_kv_b.weight").format == "F16"
     with pytest.raises(ConfigError, match=r"no mix has 4 bits per weight"):
-        wanted = Wanted("gguf", target_bpw=4)
+        wanted = QuantizeRequest("gguf", target_bpw=4)
         make(open_checkpoint(folder), load_tokenizer(folder), tmp_path / "small.gguf", wanted)
 
 
 def test_they_are_read_without_torch(tiny_hf, tmp_path, monkeypatch):
     """What is F16 in a file needs nobody who dequantizes."""
     source, out = tiny_hf("deepseek-v2"), tmp_path / "model.gguf"
-    wanted = Wanted("gguf", type="Q8_0", calibrate=False)
+    wanted = QuantizeRequest("gguf", type="Q8_0", calibrate=False)
     make(open_checkpoint(source), load_tokenizer(source), out, wanted)
     monkeypatch.setattr("octavo.quantization.base.need_torch", lambda what: pytest.fail(what))
     assert open_checkpoint(out).read("blk.0.attn_kv_b.weight").format == "F16"

@@ -14,7 +14,7 @@ from octavo.core.host_kv_cache import Ended
 from octavo.offload import block_folder as folder_module
 from octavo.offload import disk_storage
 from octavo.offload.block_folder import BlockFolder
-from octavo.offload.disk_storage import DiskDepot
+from octavo.offload.disk_storage import DiskStorage
 from octavo.offload.kv_identity import identity_of
 
 SIZE = 100
@@ -27,11 +27,11 @@ def rows():
 
 @pytest.fixture
 def open_depot(tmp_path, rows):
-    opened: list[DiskDepot] = []
+    opened: list[DiskStorage] = []
 
-    def create(identity: bytes = b"model", folder=None) -> DiskDepot:
+    def create(identity: bytes = b"model", folder=None) -> DiskStorage:
         folder = folder or BlockFolder(tmp_path / "kv", 1 << 20)
-        opened.append(DiskDepot(folder, rows, identity))
+        opened.append(DiskStorage(folder, rows, identity))
         return opened[-1]
 
     yield create
@@ -39,30 +39,30 @@ def open_depot(tmp_path, rows):
         each.close()
 
 
-def ended(depot: DiskDepot) -> list[Ended]:
+def ended(storage: DiskStorage) -> list[Ended]:
     """What ends until nothing is under way."""
     found: list[Ended] = []
-    while depot.wait(1.0):
-        found += depot.ended()
+    while storage.wait(1.0):
+        found += storage.ended()
     return found
 
 
 def test_places_are_written_and_filled(open_depot, rows):
-    depot = open_depot()
+    storage = open_depot()
     rows[1][:] = b"x" * SIZE
-    assert b"key" not in depot and depot.write(b"key", 1)
-    assert ended(depot) == [Ended(1, is_read=False, is_good=True)]
-    assert b"key" in depot
-    depot.read(b"key", 3)
-    assert ended(depot) == [Ended(3, is_read=True, is_good=True)]
-    assert rows[3] == rows[1] and depot.num_errors == 0
+    assert b"key" not in storage and storage.write(b"key", 1)
+    assert ended(storage) == [Ended(1, is_read=False, is_good=True)]
+    assert b"key" in storage
+    storage.read(b"key", 3)
+    assert ended(storage) == [Ended(3, is_read=True, is_good=True)]
+    assert rows[3] == rows[1] and storage.num_errors == 0
 
 
 def test_the_next_engine_of_the_model_has_it_and_one_of_another_has_not(open_depot, rows):
-    depot = open_depot()
+    storage = open_depot()
     rows[0][:] = b"x" * SIZE
-    depot.write(b"key", 0)
-    depot.close()
+    storage.write(b"key", 0)
+    storage.close()
     assert b"key" in (same := open_depot())
     same.read(b"key", 2)
     assert ended(same)[0].is_good and rows[2] == rows[0]
@@ -71,20 +71,20 @@ def test_the_next_engine_of_the_model_has_it_and_one_of_another_has_not(open_dep
 
 
 def test_damage_is_counted_and_said(open_depot, tmp_path, caplog):
-    depot = open_depot()
-    depot.write(b"key", 0)
-    ended(depot)
+    storage = open_depot()
+    storage.write(b"key", 0)
+    ended(storage)
     (file,) = (each for each in (tmp_path / "kv").glob("*/*"))
     file.write_bytes(file.read_bytes()[:-1] + b"?")
-    depot.read(b"key", 1)
-    assert ended(depot) == [Ended(1, is_read=True, is_good=False)]
-    assert depot.num_errors == 1 and b"key" not in depot and "computed again" in caplog.text
+    storage.read(b"key", 1)
+    assert ended(storage) == [Ended(1, is_read=True, is_good=False)]
+    assert storage.num_errors == 1 and b"key" not in storage and "computed again" in caplog.text
 
 
 def test_what_had_to_make_room_meanwhile_is_no_error(open_depot):
-    depot = open_depot()
-    depot.read(b"key", 1)
-    assert ended(depot) == [Ended(1, is_read=True, is_good=False)] and depot.num_errors == 0
+    storage = open_depot()
+    storage.read(b"key", 1)
+    assert ended(storage) == [Ended(1, is_read=True, is_good=False)] and storage.num_errors == 0
 
 
 class SlowFolder:
@@ -124,97 +124,97 @@ def wait_until_closed(folder: SlowFolder) -> None:
         time.sleep(0.001)
 
 
-def wait_until_busy(depot: DiskDepot) -> None:
-    while depot._work._busy_since is None:
+def wait_until_busy(storage: DiskStorage) -> None:
+    while storage._work._busy_since is None:
         time.sleep(0.001)
 
 
 def test_reads_come_before_writes_and_too_many_writes_are_refused(open_depot):
     folder = SlowFolder()
-    depot = open_depot(folder=folder)
-    assert depot.write(b"a", 0)
-    wait_until_busy(depot)
-    assert depot.write(b"b", 1) and depot.write(b"c", 2)
-    assert depot.room == 0 and not depot.write(b"d", 3)
-    depot.read(b"e", 3)
+    storage = open_depot(folder=folder)
+    assert storage.write(b"a", 0)
+    wait_until_busy(storage)
+    assert storage.write(b"b", 1) and storage.write(b"c", 2)
+    assert storage.room == 0 and not storage.write(b"d", 3)
+    storage.read(b"e", 3)
     folder.may_go_on.set()
-    assert len(ended(depot)) == 4 and folder.done == ["write", "read", "write", "write"]
-    assert depot.room == 2
+    assert len(ended(storage)) == 4 and folder.done == ["write", "read", "write", "write"]
+    assert storage.room == 2
 
 
 def test_nobody_writes_to_a_full_disk_for_a_while(open_depot, caplog):
     folder = SlowFolder(OSError(errno.ENOSPC, "No space left on device"))
     folder.may_go_on.set()
-    depot = open_depot(folder=folder)
-    depot.write(b"a", 0)
-    assert ended(depot) == [Ended(0, is_read=False, is_good=False)]
-    assert depot.num_errors == 1 and "No space left" in caplog.text
-    assert depot.room == 0 and not depot.write(b"a", 0)
-    depot._work._paused_until = 0.0
-    assert depot.write(b"a", 0)
+    storage = open_depot(folder=folder)
+    storage.write(b"a", 0)
+    assert ended(storage) == [Ended(0, is_read=False, is_good=False)]
+    assert storage.num_errors == 1 and "No space left" in caplog.text
+    assert storage.room == 0 and not storage.write(b"a", 0)
+    storage._work._paused_until = 0.0
+    assert storage.write(b"a", 0)
 
 
 def test_what_follows_a_block_that_cannot_be_kept_goes(open_depot, tmp_path, monkeypatch):
     """Blocks come from the last to the first; the disk is full after some of them."""
-    depot = open_depot()
-    folder = depot._folder
+    storage = open_depot()
+    folder = storage._folder
     keys = [bytes([index]) for index in range(6)]
     others = [b"x0", b"x1"]
-    depot.write(others[1], 0, others[0])
-    depot.write(others[0], 1)
-    ended(depot)
+    storage.write(others[1], 0, others[0])
+    storage.write(others[0], 1)
+    ended(storage)
 
     def write_from_last_to_first(first: int, last: int) -> None:
         for index in range(last, first - 1, -1):
-            depot.write(keys[index], index % 4, keys[index - 1] if index else None)
-            ended(depot)
+            storage.write(keys[index], index % 4, keys[index - 1] if index else None)
+            ended(storage)
 
     write_from_last_to_first(4, 5)
-    assert keys[4] in depot and keys[5] in depot
+    assert keys[4] in storage and keys[5] in storage
     full = OSError(errno.ENOSPC, "No space left on device")
     with monkeypatch.context() as patch:
         patch.setattr(folder_module, "_write_all", Mock(side_effect=full))
         write_from_last_to_first(3, 3)
-    assert depot.room == 0 and not any(key in depot for key in keys)
-    assert all(key in depot for key in others) and folder.num_bytes == 2 * 4096
+    assert storage.room == 0 and not any(key in storage for key in keys)
+    assert all(key in storage for key in others) and folder.num_bytes == 2 * 4096
 
-    depot._work._paused_until = 0.0
+    storage._work._paused_until = 0.0
     write_from_last_to_first(2, 5)
-    depot._work._paused_until = math.inf  # full again, as another block found out
+    storage._work._paused_until = math.inf  # full again, as another block found out
     write_from_last_to_first(0, 1)
-    assert not any(key in depot for key in keys) and folder.num_bytes == 2 * 4096
+    assert not any(key in storage for key in keys) and folder.num_bytes == 2 * 4096
     assert len([*(tmp_path / "kv").glob("??/*")]) == 2
 
 
 def test_a_disk_that_does_not_answer_is_known(open_depot, monkeypatch):
     monkeypatch.setattr(disk_storage, "_STUCK_SECONDS", 0.02)
     folder = SlowFolder()
-    depot = open_depot(folder=folder)
-    depot.read(b"a", 0)
-    wait_until_busy(depot)
+    storage = open_depot(folder=folder)
+    storage.read(b"a", 0)
+    wait_until_busy(storage)
     time.sleep(0.03)
-    assert depot.is_stuck and depot.wait(0.001) and not depot.ended()
+    assert storage.is_stuck and storage.wait(0.001) and not storage.ended()
     folder.may_go_on.set()
-    ended(depot)
-    assert not depot.is_stuck
+    ended(storage)
+    assert not storage.is_stuck
 
 
 def test_its_end_writes_what_is_waiting(open_depot):
     folder = SlowFolder()
     folder.may_go_on.set()
-    depot = open_depot(folder=folder)
-    depot.write(b"a", 0)
-    depot.write(b"b", 1)
-    depot.close()
+    storage = open_depot(folder=folder)
+    storage.write(b"a", 0)
+    storage.write(b"b", 1)
+    storage.close()
     assert folder.done == ["write", "write", "close"]
 
 
 def test_its_end_waits_for_no_disk(open_depot, monkeypatch):
     monkeypatch.setattr(disk_storage, "_CLOSE_SECONDS", 0.02)
     folder = SlowFolder()
-    depot = open_depot(folder=folder)
-    depot.write(b"a", 0)
-    depot.close()
+    storage = open_depot(folder=folder)
+    storage.write(b"a", 0)
+    storage.close()
     assert folder.done == []  # the disk is still at it
     folder.may_go_on.set()
     wait_until_closed(folder)
@@ -223,22 +223,22 @@ def test_its_end_waits_for_no_disk(open_depot, monkeypatch):
 def test_one_that_is_forgotten_lets_go_of_its_folder(rows):
     folder = SlowFolder()
     folder.may_go_on.set()
-    depot = DiskDepot(folder, rows, b"")
-    depot.write(b"a", 0)
-    del depot
+    storage = DiskStorage(folder, rows, b"")
+    storage.write(b"a", 0)
+    del storage
     gc.collect()
     wait_until_closed(folder)
 
 
 def test_what_reading_takes_is_learned(open_depot, tmp_path):
-    depot = open_depot()
-    first = depot.read_seconds
-    depot.write(b"key", 0)
-    ended(depot)
+    storage = open_depot()
+    first = storage.read_seconds
+    storage.write(b"key", 0)
+    ended(storage)
     for _ in range(3):
-        depot.read(b"key", 1)
-        ended(depot)
-    assert depot.read_seconds != first and 0 < depot.read_seconds < 1
+        storage.read(b"key", 1)
+        ended(storage)
+    assert storage.read_seconds != first and 0 < storage.read_seconds < 1
 
 
 def test_identity_is_of_files_and_settings(tmp_path: Path):

@@ -12,7 +12,7 @@ import pytest
 
 from octavo.core.block_manager import BlockManager
 from octavo.core.engine import Engine
-from octavo.core.host_kv_cache import Shelf
+from octavo.core.host_kv_cache import HostKVCache
 from octavo.core.kv_tables import ONE_TABLE
 from octavo.core.prefix_cache import RadixPrefixCache
 from octavo.core.request import Request
@@ -20,7 +20,7 @@ from octavo.core.sampling_params import SamplingParams
 from octavo.core.scheduler import Scheduler, SchedulerConfig
 from octavo.executor.hash_model import HashExecutor, expected_tokens
 from octavo.offload.block_folder import BlockFolder
-from octavo.offload.disk_storage import DiskDepot
+from octavo.offload.disk_storage import DiskStorage
 from octavo.offload.open_store import open_store
 from octavo.settings.kv_offload import OffloadConfig
 
@@ -52,8 +52,10 @@ class FullFolder(BlockFolder):
 def create_engine(path: Path, rng: random.Random, *, depth: int = 1) -> Engine:
     executor = HashExecutor(POOL, BLOCK, depth=depth, num_shelf_blocks=PLACES, audit_every=4)
     rows = [memoryview(row) for row in executor.shelf]
-    depot = DiskDepot(FullFolder(path, 60 * 4096, random.Random(rng.random())), rows, b"hash model")
-    shelf = Shelf(POOL, PLACES, BLOCK, len(rows[0]), depot)
+    storage = DiskStorage(
+        FullFolder(path, 60 * 4096, random.Random(rng.random())), rows, b"hash model"
+    )
+    shelf = HostKVCache(POOL, PLACES, BLOCK, len(rows[0]), storage)
     blocks = BlockManager(POOL, BLOCK, RadixPrefixCache(BLOCK), store=shelf)
     config = SchedulerConfig(max_num_batched_tokens=24, max_model_len=48, runs_ahead=depth > 1)
     return Engine(Scheduler(config, blocks), executor)
@@ -77,12 +79,12 @@ def damage(path: Path, rng: random.Random) -> None:
 
 def serve(engine: Engine, prompts: list[list[int]], rng: random.Random, count: int) -> None:
     """Answer some prompts, and check each answer."""
-    depot = engine.scheduler.block_manager.store._depot
+    storage = engine.scheduler.block_manager.store._storage
     for index in range(count):
         prompt = rng.choice(prompts) + [rng.randrange(VOCAB) for _ in range(rng.randint(0, 3))]
         params = SamplingParams(max_tokens=rng.randint(1, 8), ignore_eos=True)
         engine.add(Request(f"r{index}", prompt, params, 0.0))
-        depot._work._paused_until = 0.0  # a full disk is tried again at once
+        storage._work._paused_until = 0.0  # a full disk is tried again at once
         while engine.has_unfinished_requests and (rng.random() < 0.8 or index == count - 1):
             step = engine.step()
             ended = [u.request for u in step.updates if u.request.is_finished] if step else []

@@ -10,7 +10,7 @@ import pytest
 
 from octavo.core.stats import StepStats
 from octavo.page import site
-from octavo.server.watch.snapshot_stream import CloseViewer
+from octavo.server.watch.snapshot_stream import SnapshotViewer
 
 pytestmark = pytest.mark.slow
 
@@ -35,7 +35,7 @@ def steps_event(*records: StepStats) -> dict[str, Any]:
     """What the server tells of steps."""
 
     async def tell() -> dict[str, Any]:
-        viewer = CloseViewer(lambda one: None, dict)
+        viewer = SnapshotViewer(lambda one: None, dict)
         for record in records:
             viewer.put(record)
         return await anext(viewer.events())

@@ -14,7 +14,7 @@ from octavo.core.sampling_params import SamplingParams
 from octavo.core.stats import StepStats
 from octavo.server.engine.generation import EngineState, Generation, GenerationRequest
 from octavo.server.watch import step_stream
-from octavo.server.watch.snapshot_stream import CloseViewer
+from octavo.server.watch.snapshot_stream import SnapshotViewer
 
 pytestmark = pytest.mark.long
 
@@ -37,7 +37,7 @@ ABOUT = {
 async def steady_work() -> AsyncIterator[dict[str, Any]]:
     """Events of an engine that makes 80 steps a second of 16 streams, of which each is over after
     some seconds, as the server makes them."""
-    viewer = CloseViewer(lambda one: None, lambda: ABOUT)
+    viewer = SnapshotViewer(lambda one: None, lambda: ABOUT)
     viewer.put_state(EngineState.READY, "")
     steps = itertools.count()
     async for event in viewer.events():
@@ -46,7 +46,7 @@ async def steady_work() -> AsyncIterator[dict[str, Any]]:
             take_step(viewer, next(steps))
 
 
-def take_step(viewer: CloseViewer, number: int) -> None:
+def take_step(viewer: SnapshotViewer, number: int) -> None:
     running = [f"cmpl-{max(0, number - 40 * age) // 40:024x}" for age in range(16)]
     record = StepStats.idle(4096)
     viewer.put(

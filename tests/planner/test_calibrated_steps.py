@@ -14,7 +14,7 @@ from octavo.cost.parallel import Parallel
 from octavo.cost.rank import rank_model
 from octavo.cost.work import Span
 from octavo.planner import Question, Traffic, plan
-from octavo.planner.calibrated_steps import Measured
+from octavo.planner.calibrated_steps import CalibratedSteps
 from octavo.planner.cheapest import cheapest
 
 MODEL, HARDWARE, SHORT = "qwen3-0.6b", "epyc-genoa", Traffic(100, 50, concurrency=2)
@@ -23,7 +23,7 @@ MODEL, HARDWARE, SHORT = "qwen3-0.6b", "epyc-genoa", Traffic(100, 50, concurrenc
 @pytest.fixture
 def measured():
     device, _ = find_device(HARDWARE)
-    return Measured.of(STEPS, open_spec(MODEL), device.name)
+    return CalibratedSteps.of(STEPS, open_spec(MODEL), device.name)
 
 
 @pytest.fixture
@@ -74,7 +74,7 @@ def test_what_steps_do_not_depend_on_changes_nothing(deployment):
 
 def test_a_cache_of_another_type_can_have_been_timed():
     spec, (device, _) = open_spec(MODEL), find_device(HARDWARE)
-    measured = Measured.of(STEPS, spec, device.name, "int8")
+    measured = CalibratedSteps.of(STEPS, spec, device.name, "int8")
     sources = {
         kv: plan(MODEL, HARDWARE, SHORT, measured=measured, kv_cache_dtype=kv).decode_step.source
         for kv in (None, "int8", "fp8")

@@ -12,7 +12,7 @@ from calibrations import STEPS
 from octavo.cost.hardware_table import find_device
 from octavo.cost.open_spec import open_spec
 from octavo.cost.work import Span
-from octavo.planner import Measured, Traffic, formulas_json, plan
+from octavo.planner import CalibratedSteps, Traffic, formulas_json, plan
 from octavo.planner.formulas import SCHEMA
 
 # -- the evaluator: nothing of octavo in it ------------------------------------------------------
@@ -225,7 +225,7 @@ def check(document, chunks, rounds, golden):
 
 
 def calibrated(name):
-    return Measured.of(STEPS, open_spec(name), find_device("epyc-genoa")[0].name)
+    return CalibratedSteps.of(STEPS, open_spec(name), find_device("epyc-genoa")[0].name)
 
 
 CASES = {

@@ -28,7 +28,7 @@ from octavo.cost.weights import weights
 from octavo.cost.work import Span, seen_by_singles, seen_by_spans
 from octavo.planner import Traffic, plan
 from octavo.planner.closed_batch import Together
-from octavo.planner.latency import Seats
+from octavo.planner.latency import BatchSlots
 from octavo.planner.money import owned, per_million, rented
 from octavo.planner.queueing import number_under_way
 from octavo.speculation.analysis import best_length, expected_tokens, speedup
@@ -415,7 +415,7 @@ def test_the_design_challenge():
     service = Together(
         line_cost(fixed=0.020, per_token=0.0, per_key=0.0),
         Traffic(1, 200, concurrency=64),
-        Seats(64, 64),
+        BatchSlots(64, 64),
     )
     assert service.requests_per_second.value == pytest.approx(16)
     assert service.latency().e2e.value == pytest.approx(4)

@@ -8,11 +8,11 @@ from simulated_service import figures, line_cost, serve
 from octavo.measure.statistics import percentile
 from octavo.planner import plan
 from octavo.planner.figures import ms_json
-from octavo.planner.latency import Seats
+from octavo.planner.latency import BatchSlots
 from octavo.planner.steady_state import SteadyState, StepTable
 from octavo.planner.traffic import Traffic
 
-SEATS = Seats(max_num_seqs=128, max_num_batched_tokens=2048)
+SEATS = BatchSlots(max_num_seqs=128, max_num_batched_tokens=2048)
 
 
 def settled(traffic: Traffic, **cost: float) -> SteadyState:

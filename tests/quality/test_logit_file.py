@@ -14,18 +14,18 @@ from octavo.quality import logit_file
 from octavo.quality.divergence import kl_divergence
 from octavo.quality.logit_file import MAX_DISTANCE, LogitFile, LogitFileWriter, encode_row
 from octavo.quality.scoring import log_sum_of
-from octavo.quality.windows import Windows, cut
+from octavo.quality.windows import ScoringWindows, cut
 
 VOCAB = 301
 
 
 @pytest.fixture
-def windows() -> Windows:
+def windows() -> ScoringWindows:
     return cut(np.random.default_rng(1).integers(0, VOCAB, 30), 8)
 
 
 @pytest.fixture
-def logits(windows: Windows) -> np.ndarray:
+def logits(windows: ScoringWindows) -> np.ndarray:
     rng = np.random.default_rng(2)
     return rng.normal(scale=5, size=(windows.num_scored, VOCAB)).astype(np.float32)
 

@@ -17,7 +17,7 @@ from weights import dequantized_once
 
 from octavo.kernels.cpu import library
 from octavo.quality.perplexity import score_windows
-from octavo.quality.windows import Windows, cut, tokenize
+from octavo.quality.windows import ScoringWindows, cut, tokenize
 from octavo.system.machine import cpu
 
 ROOT = Path(__file__).parents[2]
@@ -29,7 +29,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.network]
 needs_wikitext = pytest.mark.skipif(not WIKITEXT.exists(), reason="WikiText-2 is not here")
 
 
-def windows_of(text_engine, text: str, num_tokens: int, ctx: int = CTX) -> Windows:
+def windows_of(text_engine, text: str, num_tokens: int, ctx: int = CTX) -> ScoringWindows:
     token_ids, bos_token_id = tokenize(text, text_engine.tokenizer)
     return cut(token_ids, ctx, bos_token_id=bos_token_id, max_tokens=num_tokens)
 
@@ -43,7 +43,7 @@ def all_cores():
 
 
 @torch.inference_mode()
-def perplexity_by_transformers(gguf: Path, windows: Windows) -> float:
+def perplexity_by_transformers(gguf: Path, windows: ScoringWindows) -> float:
     """In float32, window by window."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -73,7 +73,7 @@ def compare_with_transformers(gguf: Path, load, text: str, num_tokens: int, ctx:
 # -- two windows, and what transformers said of them ----------------------------------------------
 
 
-def two_windows(gguf: Path, load) -> tuple[Any, Windows, dict[str, str]]:
+def two_windows(gguf: Path, load) -> tuple[Any, ScoringWindows, dict[str, str]]:
     """An engine, windows of a text that does not change, and what a record of them is about."""
     text_engine = load(128, gguf, kernels="reference", dtype="float32")
     windows = windows_of(text_engine, (ROOT / "LICENSE").read_text("utf-8"), 256, ctx=128)

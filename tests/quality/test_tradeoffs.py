@@ -7,10 +7,12 @@ import json
 import pytest
 
 from octavo.base.errors import BenchmarkError
-from octavo.quality.report import Report
+from octavo.quality.report import QuantizationReport
 from octavo.quality.tradeoffs import read_tradeoffs, tradeoffs
 
-REPORT = Report("built-in", 3072, 9.5, 9.25, 0.01, 0.2, 0.9, 80.0, 800.0, 50.0, 700.0, 9.6, 0.02)
+REPORT = QuantizationReport(
+    "built-in", 3072, 9.5, 9.25, 0.01, 0.2, 0.9, 80.0, 800.0, 50.0, 700.0, 9.6, 0.02
+)
 
 
 def row(name="out-gptq", **changes):

@@ -14,7 +14,7 @@ from octavo.models.loader import load_model
 from octavo.models.registry import model_class
 from octavo.quantize.observers import (
     LayerwiseModel,
-    Observer,
+    LinearObserver,
     input_statistics,
     linear_names,
     observe,
@@ -80,7 +80,7 @@ def run(folder, visitor, token_ids):
 
 def test_a_model_run_layer_by_layer_is_the_model(folder):
     token_ids = windows()
-    model = run(folder, Observer(), token_ids)
+    model = run(folder, LinearObserver(), token_ids)
     for window, expected in enumerate(Driver(folder).logits(token_ids.tolist())):
         torch.testing.assert_close(model.logits(window), expected, rtol=1e-3, atol=1e-3)
 
@@ -139,12 +139,12 @@ def test_every_linear_is_seen_in_the_order_in_which_it_computes(folder):
 def test_linears_after_one_see_what_comes_of_its_new_weight(tiny_model):
     changed = "model.layers.0.self_attn.o_proj.weight"
 
-    class Changing(Observer):
+    class Changing(LinearObserver):
         def __call__(self, name, x, weight):
             super().__call__(name, x, weight)
             return torch.zeros_like(weight) if name == changed else weight
 
-    before, after = Observer(), Changing()
+    before, after = LinearObserver(), Changing()
     for observer in (before, after):
         run(tiny_model, observer, windows())
     first = list(before.statistics).index(changed) + 1
@@ -156,7 +156,7 @@ def test_linears_after_one_see_what_comes_of_its_new_weight(tiny_model):
 def test_statistics_are_those_of_the_inputs(tiny_model):
     inputs = {}
 
-    class Noting(Observer):
+    class Noting(LinearObserver):
         def __call__(self, name, x, weight):
             inputs[name] = x
             return super().__call__(name, x, weight)

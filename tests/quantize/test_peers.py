@@ -23,10 +23,10 @@ from octavo.kernels.cpu import library
 from octavo.models.checkpoint import open_checkpoint
 from octavo.quality.perplexity import engine_args, score_windows
 from octavo.quality.report import built_in_text
-from octavo.quality.windows import Windows, cut, tokenize
+from octavo.quality.windows import ScoringWindows, cut, tokenize
 from octavo.quantization.ggml_types import GGMLType
 from octavo.quantize.quantization_job import make
-from octavo.quantize.recipes import Wanted
+from octavo.quantize.recipes import QuantizeRequest
 from octavo.serving.load import load_engine
 from octavo.sources.open import load_tokenizer
 from octavo.system.machine import cpu
@@ -55,20 +55,20 @@ needs_wikitext = pytest.mark.skipif(not WIKITEXT.exists(), reason="WikiText-2 is
 
 # What is made quickly.
 MADE = {
-    "gptq": Wanted("gptq", group_size=64, calibration_tokens=2048),
-    "awq": Wanted("awq", group_size=64, calibration_tokens=1024),
-    "w4a16": Wanted("rtn", group_size=64, calibrate=False),
-    "w4a16-zeros": Wanted("rtn", group_size=32, symmetric=False, calibrate=False),
-    "mixed": Wanted(
+    "gptq": QuantizeRequest("gptq", group_size=64, calibration_tokens=2048),
+    "awq": QuantizeRequest("awq", group_size=64, calibration_tokens=1024),
+    "w4a16": QuantizeRequest("rtn", group_size=64, calibrate=False),
+    "w4a16-zeros": QuantizeRequest("rtn", group_size=32, symmetric=False, calibrate=False),
+    "mixed": QuantizeRequest(
         "rtn", group_size=64, target_bpw=8.0, mix_bits=(4, 8, 16), calibration_tokens=1024
     ),
-    "mixed-4": Wanted(  # vLLM has no kernel for integers of 8 bits on a CPU
+    "mixed-4": QuantizeRequest(  # vLLM has no kernel for integers of 8 bits on a CPU
         "rtn", group_size=64, target_bpw=9.0, mix_bits=(4, 16), calibration_tokens=1024
     ),
-    "w8a8": Wanted("smoothquant", calibration_tokens=2048),
-    "fp8": Wanted("fp8", calibrate=False),
-    "fp8-blocks": Wanted("fp8", format="fp8"),
-    "nf4": Wanted("nf4", calibrate=False),
+    "w8a8": QuantizeRequest("smoothquant", calibration_tokens=2048),
+    "fp8": QuantizeRequest("fp8", calibrate=False),
+    "fp8-blocks": QuantizeRequest("fp8", format="fp8"),
+    "nf4": QuantizeRequest("nf4", calibrate=False),
 }
 # How far perplexities may be from each other. Others round a token's activations of W8A8 and FP8
 # with one scale, and are the worse for it; octavo is asked without any rounding.
@@ -93,7 +93,7 @@ def twin(smollm2_gguf, tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def windows(twin) -> Windows:
+def windows(twin) -> ScoringWindows:
     token_ids, bos = tokenize(built_in_text()[1], load_tokenizer(twin))
     taken = CTX * NUM_WINDOWS
     return cut(token_ids, CTX, bos_token_id=bos, score="all", max_tokens=taken)
@@ -118,7 +118,7 @@ def made(twin, tmp_path_factory):
     return ask
 
 
-def ours(model: Path, windows: Windows, prompt: list[int], **settings: Any) -> Answer:
+def ours(model: Path, windows: ScoringWindows, prompt: list[int], **settings: Any) -> Answer:
     settings = {"kv_cache_dtype": "f32", "activations": "int16", **settings}
     loaded = load_engine(engine_args(str(model), CTX, **settings))
     try:
@@ -141,7 +141,7 @@ def of_another(command: list[str], env: dict[str, str], question: dict[str, Any]
     return Answer(float(np.exp(answer["nll"])), answer["tokens"])
 
 
-def question(model: Path, windows: Windows, prompt: list[int], dtype: str) -> dict[str, Any]:
+def question(model: Path, windows: ScoringWindows, prompt: list[int], dtype: str) -> dict[str, Any]:
     return {
         "model": str(model),
         "dtype": dtype,
@@ -206,7 +206,7 @@ def test_llama_cpp(type, twin, tmp_path):
         open_checkpoint(twin),
         load_tokenizer(twin),
         path,
-        Wanted("gguf", type=type, calibrate=False),
+        QuantizeRequest("gguf", type=type, calibrate=False),
     )
     token_ids, bos = tokenize(WIKITEXT.read_text("utf-8"), load_tokenizer(path))
     windows = cut(token_ids, 512, bos_token_id=bos, max_tokens=4 * 512)

@@ -71,7 +71,7 @@ def test_codes_fit_what_scales_cannot(model_path, monkeypatch):
     """Of two windows, gone through again and again, and looked at too."""
     monkeypatch.setitem(qat._RATES, "places", 0.015)
     model, start = load_model(model_path).model, start_of(model_path)
-    windows = qat.Windows(WINDOWS[:2], WINDOWS[:2])
+    windows = qat.TrainingWindows(WINDOWS[:2], WINDOWS[:2])
     lost = [divergence(model_path, start, WINDOWS[:2])]
     for given in (None, model):
         matrices = qat._in_training(start, given)
@@ -92,7 +92,7 @@ def test_a_seed_is_a_result(codes, model_path):
 
 def test_training_that_does_harm_is_not_kept(model_path, exactly, monkeypatch):
     monkeypatch.setitem(qat._RATES, "factors", 3.0)
-    reports: list[qat.StepReport] = []
+    reports: list[qat.QatStepReport] = []
     trained = train_model(model_path, SCHEME, WINDOWS, tokens=256, on_step=reports.append)
     start = start_of(model_path)
     assert same(trained, start)
@@ -119,8 +119,8 @@ def scripted(*looks):
     start = QuantizedMatrix(
         torch.full((1, 16), 3, dtype=torch.uint8), torch.ones(1, 1), torch.zeros(1, 1), SCHEME
     )
-    reports: list[qat.StepReport] = []
-    windows = qat.Windows(WINDOWS, WINDOWS[:1])
+    reports: list[qat.QatStepReport] = []
+    windows = qat.TrainingWindows(WINDOWS, WINDOWS[:1])
     made = train(
         Scripted(*looks),
         {"matrix": ScaledMatrix(start)},
@@ -199,7 +199,7 @@ def test_all_windows_are_gone_through_before_any_comes_again():
 
 
 def test_a_short_text_is_gone_through_eight_times(model_path):
-    reports: list[qat.StepReport] = []
+    reports: list[qat.QatStepReport] = []
     train_model(model_path, SCHEME, WINDOWS[:6], on_step=reports.append)
     assert len(reports) == 5 * 8 / 2
 

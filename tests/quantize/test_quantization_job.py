@@ -22,7 +22,7 @@ from octavo.quantization.ggml_types import GGMLType
 from octavo.quantize import quantization_job as job_module
 from octavo.quantize.observers import LayerwiseModel
 from octavo.quantize.quantization_job import make
-from octavo.quantize.recipes import METHODS, Wanted
+from octavo.quantize.recipes import METHODS, QuantizeRequest
 from octavo.sources.open import load_tokenizer
 from tests.conftest import write_calm_model, write_tiny_model
 
@@ -52,13 +52,13 @@ def source(folder, tmp_path_factory):
     return {"folder": folder, "gguf": path}
 
 
-def wanted_of(method, format=None, **changes) -> Wanted:
+def wanted_of(method, format=None, **changes) -> QuantizeRequest:
     looks = METHODS[method].calibrated and format != "fp8"  # whose blocks need no text
     if looks and changes.get("calibrate", True):
         changes = {"calibration_tokens": 512, **changes}
     if METHODS[method].trains:  # in two steps, with a window held out
         changes = {**changes, "calibration_tokens": 1024, "train_tokens": 2048}
-    return Wanted(method, format=format, **changes)
+    return QuantizeRequest(method, format=format, **changes)
 
 
 def quantized(source, out, wanted, **options):
@@ -232,12 +232,12 @@ def test_targets_out_of_range(folder, tmp_path):
 )
 def test_what_contradicts_a_target(method, changes, what):
     with pytest.raises(ConfigError, match=what):
-        Wanted(method, target_bpw=6.0, **changes)
+        QuantizeRequest(method, target_bpw=6.0, **changes)
 
 
 def test_bits_of_a_mix_need_a_target():
     with pytest.raises(ConfigError, match="--mix-bits needs --target-bpw"):
-        Wanted("rtn", mix_bits=(4, 8))
+        QuantizeRequest("rtn", mix_bits=(4, 8))
 
 
 # -- what is reported ----------------------------------------------------------------------------
@@ -336,7 +336,7 @@ def test_groups_that_do_not_fit(folder, tiny_model, tmp_path):
 
 def test_blocks_of_fp8_are_made_without_a_text():
     with pytest.raises(ConfigError, match="without a text"):
-        Wanted("fp8", format="fp8", calibration_tokens=512)
+        QuantizeRequest("fp8", format="fp8", calibration_tokens=512)
 
 
 def test_a_folder_is_no_place_for_a_file(folder, tmp_path):
@@ -370,7 +370,7 @@ def test_training_tells_how_it_goes(folder, tmp_path):
 def test_only_one_method_trains():
     for changes in ({"train_tokens": 512}, {"train_codes": True}):
         with pytest.raises(ConfigError, match="method gptq does not train"):
-            Wanted("gptq", **changes)
+            QuantizeRequest("gptq", **changes)
 
 
 def test_a_text_of_one_window_is_too_short_to_train_on(folder, tmp_path):

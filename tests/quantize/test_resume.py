@@ -12,7 +12,7 @@ from octavo.models.checkpoint import open_checkpoint
 from octavo.quantize import pipeline, quantization_job
 from octavo.quantize.grid import quantize_to_nearest
 from octavo.quantize.quantization_job import make
-from octavo.quantize.recipes import Wanted
+from octavo.quantize.recipes import QuantizeRequest
 from octavo.quantize.resume import KeptMatrices
 from octavo.quantize.scheme import Scheme
 from octavo.sources.open import load_tokenizer
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.usefixtures("few_steps")
 
 NAMES = [f"model.layers.{i}.{m}.weight" for i in (0, 1) for m in ("mlp.up_proj", "mlp.gate_proj")]
 SCHEMES = dict.fromkeys(NAMES, Scheme(4, 16))
-WANTED = Wanted("gptq", group_size=32, calibration_tokens=512)
+WANTED = QuantizeRequest("gptq", group_size=32, calibration_tokens=512)
 
 
 @pytest.fixture(scope="module")

@@ -21,7 +21,7 @@ from octavo.models.parameters import Parameters
 from octavo.quantization.ggml_types import GGMLType
 from octavo.quantize.observers import LayerwiseModel
 from octavo.quantize.quantization_job import make
-from octavo.quantize.recipes import Wanted
+from octavo.quantize.recipes import QuantizeRequest
 from octavo.quantize.rotation import RotatedCheckpoint
 from octavo.sources.open import load_tokenizer
 from tests.conftest import write_byte_tokenizer, write_tiny_model
@@ -164,7 +164,7 @@ def test_rotations_are_drawn_by_the_seed(folder):
 
 def quantized(source, out, method, **changes):
     changes = {"calibration_tokens": 512, **changes}
-    wanted = Wanted(method, **changes)
+    wanted = QuantizeRequest(method, **changes)
     return make(open_checkpoint(source), load_tokenizer(source), out, wanted)
 
 

@@ -21,7 +21,7 @@ from octavo.quantize.grid import quantize_to_nearest
 from octavo.quantize.observers import LayerwiseModel, linear_names
 from octavo.quantize.pipeline import quantize_model
 from octavo.quantize.quantization_job import make
-from octavo.quantize.recipes import Wanted
+from octavo.quantize.recipes import QuantizeRequest
 from octavo.quantize.scaling import Linears, Scaling, centred, find_scales
 from octavo.quantize.scheme import Scheme
 from octavo.quantize.smoothquant import SMOOTHQUANT, round_tokens
@@ -245,7 +245,9 @@ def made(folders, tmp_path_factory):
     def make_once(name, method, format):
         choices = {} if method == "smoothquant" else {"group_size": 32, "symmetric": False}
         out = root / f"{name}-{method}-{format}"
-        wanted = Wanted(method, format=format, calibration=text, calibration_tokens=512, **choices)
+        wanted = QuantizeRequest(
+            method, format=format, calibration=text, calibration_tokens=512, **choices
+        )
         make(open_checkpoint(folders[name]), load_tokenizer(folders[name]), out, wanted)
         return out
 
@@ -295,14 +297,14 @@ def test_norms_and_columns_of_a_file_make_up_for_each_other(name, method, format
 
 
 def test_settings_that_a_method_has_or_lacks():
-    awq = Wanted("awq")
+    awq = QuantizeRequest("awq")
     assert awq.scheme([64]) == Scheme(4, 64, symmetric=False) and awq.format_name == "awq"
-    assert Wanted("awq", format="gptq", symmetric=True).scheme([64]).symmetric
-    assert Wanted("smoothquant").scheme([64]) == Scheme(8, "channel")
+    assert QuantizeRequest("awq", format="gptq", symmetric=True).scheme([64]).symmetric
+    assert QuantizeRequest("smoothquant").scheme([64]) == Scheme(8, "channel")
     with pytest.raises(ConfigError, match="--method smoothquant has no --bits"):
-        Wanted("smoothquant", bits=4)
+        QuantizeRequest("smoothquant", bits=4)
     with pytest.raises(ConfigError, match="--method awq needs a text: .* take --method rtn"):
-        Wanted("awq", calibrate=False)
+        QuantizeRequest("awq", calibrate=False)
 
 
 def test_scales_need_a_text(folders):

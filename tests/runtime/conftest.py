@@ -12,7 +12,7 @@ from octavo.core.admission import StaticAdmission
 from octavo.core.block_manager import BlockManager
 from octavo.core.drafting import DraftProposer
 from octavo.core.engine import Engine, EngineStep
-from octavo.core.host_kv_cache import Shelf
+from octavo.core.host_kv_cache import HostKVCache
 from octavo.core.kv_tables import ONE_TABLE
 from octavo.core.prefix_cache import NoPrefixCache, RadixPrefixCache
 from octavo.core.request import Request
@@ -76,7 +76,9 @@ class Bench:
             )
         )
         windows = ONE_TABLE if groups is None else groups.windows
-        shelf = Shelf(num_blocks, num_places, block_size, windows=windows) if num_places else None
+        shelf = (
+            HostKVCache(num_blocks, num_places, block_size, windows=windows) if num_places else None
+        )
         executor = LocalExecutor(rank)
         cache, states = NoPrefixCache(), None
         if prefix_caching:

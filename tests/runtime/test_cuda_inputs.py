@@ -12,7 +12,7 @@ from octavo.core.kv_tables import GONE
 from octavo.core.request import Request
 from octavo.core.sampling_params import SamplingParams
 from octavo.kernels.cuda.sampling import RECORD_WORDS
-from octavo.runtime.cuda_inputs import DeviceInputs, Seats, StepShape
+from octavo.runtime.cuda_inputs import DeviceInputs, DeviceSlots, StepShape
 
 CPU = torch.device("cpu")
 
@@ -172,7 +172,7 @@ def _change(live: dict[str, Request], name: str, kind: str, blocks: list[int]) -
 
 
 def test_only_what_is_new_in_a_table_is_sent():
-    seats = Seats(2, 8)
+    seats = DeviceSlots(2, 8)
     made = request("a", 2, [5, 6])
     seat = seats.of(made)
     assert seats.take_changes() == {seat * 8: 5, seat * 8 + 1: 6}
@@ -187,7 +187,7 @@ def test_only_what_is_new_in_a_table_is_sent():
 
 def test_nobody_is_told_what_is_gone():
     """Where no query looks any more; and a table that others have left gets what is new alone."""
-    seats = Seats(2, 8, num_groups=2)
+    seats = DeviceSlots(2, 8, num_groups=2)
     made = request("a", 2, [5, 6], [7, 8])
     base = seats.of(made) * 16
     assert seats.take_changes() == {base: 5, base + 1: 6, base + 8: 7, base + 9: 8}

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 import pytest
 
 from octavo.core.batch import Draft
-from octavo.core.drafting import Opening
+from octavo.core.drafting import DraftingRequest
 from octavo.core.engine import Engine
 from octavo.core.request import Request
 from octavo.core.sampling_params import SamplingParams
@@ -38,7 +38,7 @@ class Trees(GuessingProposer):
         self.num_moved = 0  # accepted drafts whose right tokens were not in the right slots
         self.most_accepted = 0
 
-    def propose(self, openings: Sequence[Opening], batch_tokens: int) -> dict[str, Draft]:
+    def propose(self, openings: Sequence[DraftingRequest], batch_tokens: int) -> dict[str, Draft]:
         return {
             opening.request.request_id: self._draft(opening.request)
             for opening in openings

@@ -162,4 +162,4 @@ def test_no_state_costs_memory_unless_it_is_asked_for(model):
 
 def test_a_depth_that_there_is_not_is_refused():
     with pytest.raises(fused_ops.CannotFuse, match="no norm reads what 7 layers make"):
-        fused_ops.residual_stream([fused_ops.Head(None, None)], 7)  # type: ignore[arg-type]
+        fused_ops.residual_stream([fused_ops.FusedHead(None, None)], 7)  # type: ignore[arg-type]

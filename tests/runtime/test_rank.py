@@ -21,7 +21,7 @@ from octavo.runtime import backends, device_memory, torch_backend
 from octavo.runtime.backends import why_not_fused
 from octavo.runtime.capacity import RankLimits, RankSpec, capacity_of
 from octavo.runtime.cuda_backend import FusedBackend
-from octavo.runtime.cuda_components import PlainKit
+from octavo.runtime.cuda_components import PlainComponents
 from octavo.runtime.op_program import StepPlan
 from octavo.runtime.rank import Rank
 from tests.conftest import write_tiny_model
@@ -105,7 +105,7 @@ def test_what_cannot_be_had_is_said(tiny_model, monkeypatch):
 def test_activations_that_no_weight_takes_in_8_bits_are_told(
     tiny_model, multiplied_as, is_told, monkeypatch, caplog
 ):
-    kit = PlainKit(torch.float32)
+    kit = PlainComponents(torch.float32)
     monkeypatch.setattr(kit, "multiplied_as", lambda weight: getattr(torch, multiplied_as))
     config = load_config(tiny_model)
     spec = RankSpec(tiny_model, activations="int8")
@@ -113,7 +113,7 @@ def test_activations_that_no_weight_takes_in_8_bits_are_told(
     assert ("activations int8 change nothing" in caplog.text) == is_told
 
 
-class KitOfABrokenGpu(PlainKit):
+class KitOfABrokenGpu(PlainComponents):
     """Says what Triton would, where a kernel is launched."""
 
     compiles = True

@@ -12,7 +12,7 @@ import torch
 from octavo.core import sink_window
 from octavo.core.request import Request
 from octavo.core.sampling_params import SamplingParams
-from octavo.core.sink_window import Sight, SightRules
+from octavo.core.sink_window import SinkWindow, SinkWindowRules
 from octavo.executor.faulty import FaultyScheduler, every
 from octavo.kernels.cpu import library
 from octavo.kernels.dispatch import create_ops
@@ -28,8 +28,8 @@ KERNELS = [
 ]
 CONTEXT = 96
 LENGTH = 560  # of a prompt: longer than two turns
-FREE = SightRules()  # requests see all, or what they ask for
-SHIFT = SightRules(context_shift=True, n_keep=5)
+FREE = SinkWindowRules()  # requests see all, or what they ask for
+SHIFT = SinkWindowRules(context_shift=True, n_keep=5)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -45,16 +45,18 @@ class ShiftedByHand:
     those behind the sinks go where it is full. Positions are places in the cache, and all keys are
     rotated anew for each query."""
 
-    def __init__(self, of: Sight, table: torch.Tensor):
-        self._sight, self._table = of, table
+    def __init__(self, of: SinkWindow, table: torch.Tensor):
+        self._sink_window, self._table = of, table
 
     def attend(self, layer, q, k, v, *, scale, **_):
         kept: list[int] = []
         rows = []
         groups = q.shape[1] // k.shape[1]
         for row in range(len(q)):
-            if len(kept) == self._sight.num_tokens:
-                del kept[self._sight.sinks : self._sight.sinks + self._sight.stride]
+            if len(kept) == self._sink_window.num_tokens:
+                del kept[
+                    self._sink_window.sinks : self._sink_window.sinks + self._sink_window.stride
+                ]
             kept.append(row)
             places = torch.arange(len(kept))
             query, _ = rope(q[row : row + 1], k[row : row + 1], places[-1:], self._table)
@@ -68,7 +70,7 @@ class ShiftedByHand:
 class Context:
     """A ``ForwardContext`` whose ops rotate nothing: the attention does it."""
 
-    def __init__(self, of: Sight, model, num_positions: int):
+    def __init__(self, of: SinkWindow, model, num_positions: int):
         ops = create_ops("cpu")
         self.ops = replace(ops, rope=lambda q, k, *_: (q, k))
         self.positions = torch.arange(num_positions)
@@ -79,7 +81,7 @@ class Context:
         return None
 
 
-def expected_logprobs(bench, of: Sight, token_ids: list[int]) -> torch.Tensor:
+def expected_logprobs(bench, of: SinkWindow, token_ids: list[int]) -> torch.Tensor:
     """Of each token but the first."""
     model = with_tensors(bench.model)
     context = Context(of, model, len(token_ids))
@@ -94,10 +96,10 @@ def prompt_of(bench, length: int = LENGTH) -> list[int]:
     return [rng.randrange(2, bench.config.vocab_size) for _ in range(length)]
 
 
-def engine_of(bench, kernels: str, rules: SightRules = FREE, **settings):
+def engine_of(bench, kernels: str, rules: SinkWindowRules = FREE, **settings):
     settings = {"kv_cache_dtype": "f32", "num_blocks": 32, **settings}
     settings = {"max_model_len": CONTEXT, "max_num_batched_tokens": 100, **settings}
-    return bench.engine(kernels=kernels, sights=rules, **settings)
+    return bench.engine(kernels=kernels, sink_windows=rules, **settings)
 
 
 def asked(sinks: int, window: int, **params) -> SamplingParams:
@@ -117,7 +119,7 @@ def logprobs_of(bench, run_all, kernels, params, prompt, rules=FREE, **settings)
 @pytest.mark.parametrize(("sinks", "window"), [(4, 60), (0, 33), (1, 16), (17, 79)])
 def test_a_prompt_is_what_a_shifted_cache_says(bench, run_all, kernels, sinks, window):
     prompt = prompt_of(bench)
-    wanted = expected_logprobs(bench, Sight(sinks, window), prompt)
+    wanted = expected_logprobs(bench, SinkWindow(sinks, window), prompt)
     got = logprobs_of(bench, run_all, kernels, asked(sinks, window), prompt)
     assert torch.allclose(torch.tensor(got[: len(wanted)]), wanted, atol=2e-4)
 
@@ -125,7 +127,7 @@ def test_a_prompt_is_what_a_shifted_cache_says(bench, run_all, kernels, sinks, w
 @pytest.mark.parametrize("kernels", KERNELS)
 def test_a_context_shift_is_what_a_shifted_cache_says(bench, run_all, kernels):
     prompt = prompt_of(bench)
-    wanted = expected_logprobs(bench, Sight(5, CONTEXT - 5, (CONTEXT - 5) // 2), prompt)
+    wanted = expected_logprobs(bench, SinkWindow(5, CONTEXT - 5, (CONTEXT - 5) // 2), prompt)
     params = SamplingParams(max_tokens=1, ignore_eos=True)
     got = logprobs_of(bench, run_all, kernels, params, prompt, SHIFT)
     assert torch.allclose(torch.tensor(got[: len(wanted)]), wanted, atol=2e-4)
@@ -187,7 +189,9 @@ def test_what_was_generated_is_what_a_prompt_of_it_says(bench, run_all, kernels)
     answers, steps = run_all(engine, [Request("r", prompt_of(bench, 20), params, 0.0)])
     tokens, entries = answers["r"]
     assert len(tokens) == length
-    assert max(step.stats.num_used_blocks for step in steps) <= Sight(4, 40).most_blocks(16, 20)
+    assert max(step.stats.num_used_blocks for step in steps) <= SinkWindow(4, 40).most_blocks(
+        16, 20
+    )
     whole = [*prompt_of(bench, 20), *tokens]
     again = logprobs_of(bench, run_all, kernels, asked(4, 40), whole)
     assert again[19 : len(whole) - 1] == [entry.logprob for entry in entries]

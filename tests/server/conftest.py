@@ -13,7 +13,7 @@ from starlette.types import ASGIApp
 
 from octavo.base.errors import OctavoError
 from octavo.core.batch import TokenLogprobs
-from octavo.core.limits import QueueLimits, Work
+from octavo.core.limits import QueueLimits, RequestWork
 from octavo.core.stats import StepStats
 from octavo.server.api.prompts import PromptRenderer
 from octavo.server.api.service import Service
@@ -137,7 +137,7 @@ class FakeEngine:
             raise self.room_error
 
     def check_size(self, num_requests: int, num_tokens: int) -> None:
-        self.limits.check(Work(num_requests, num_tokens))
+        self.limits.check(RequestWork(num_requests, num_tokens))
 
     def submit(self, request: GenerationRequest) -> Generation:
         if self.submit_error is not None:

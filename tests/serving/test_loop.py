@@ -10,7 +10,7 @@ import pytest
 
 from octavo.core.sampling_params import SamplingParams
 from octavo.executor.hash_model import expected_tokens
-from octavo.serving.loop import EngineDriver
+from octavo.serving.loop import EngineLoop
 
 
 class Panic(BaseException):
@@ -21,7 +21,7 @@ class Client:
     """Takes what a driver delivers; ends its ``run`` when ``wanted`` requests have ended."""
 
     def __init__(self, engine, wanted=1):
-        self.driver = EngineDriver(engine, self.deliver)
+        self.driver = EngineLoop(engine, self.deliver)
         self.tokens, self.num_steps, self.wanted = {}, 0, wanted
 
     def add(self, request_id, prompt, max_tokens=5):

@@ -218,14 +218,14 @@ def test_sights_that_cannot_be(settings, message):
 
 def test_sights_are_checked_against_the_context_and_the_model():
     config = resolve(EngineArgs(window=1000), CPU)
-    assert config.scheduler.sights.window == 1000
-    assert config.scheduler.sights.attention_sinks == 4
+    assert config.scheduler.sink_windows.window == 1000
+    assert config.scheduler.sink_windows.attention_sinks == 4
     with pytest.raises(ConfigError, match="more than the 1024 tokens of the context"):
         resolve(EngineArgs(window=1021), CPU)
     without = dataclasses.replace(CPU, no_sinks="no rotations")
     with pytest.raises(ConfigError, match="no rotations"):
         resolve(EngineArgs(window=8), without)
-    assert resolve(EngineArgs(), without).scheduler.sights.window == 0
+    assert resolve(EngineArgs(), without).scheduler.sink_windows.window == 0
 
 
 def test_a_pool_has_room_for_what_a_step_adds_to_a_window():

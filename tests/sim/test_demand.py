@@ -5,12 +5,12 @@ from itertools import chain
 import pytest
 
 from octavo.base.errors import ConfigError
-from octavo.sim.demand import Ask, as_conversations, asks_of_requests, asks_of_trace
+from octavo.sim.demand import PromptSpec, as_conversations, asks_of_requests, asks_of_trace
 from octavo.workload.requests import WorkloadRequest
 from octavo.workload.traces import TraceEntry
 
 
-def tokens(ask: Ask) -> list[int]:
+def tokens(ask: PromptSpec) -> list[int]:
     return list(chain(*ask.pieces))
 
 
@@ -76,7 +76,7 @@ def test_what_no_model_is_there_to_say_has_to_be_said(request_fields, message):
 
 
 def test_conversations_go_on():
-    asks = [Ask(str(index), (range(index, index + 1),), 1) for index in range(5)]
+    asks = [PromptSpec(str(index), (range(index, index + 1),), 1) for index in range(5)]
     turns = as_conversations(asks, 2, think_s=3.0)
     assert [ask.follows for ask in turns] == [None, "0", None, "2", None]
     assert [ask.goes_on for ask in turns] == [False, True, False, True, False]

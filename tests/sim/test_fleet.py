@@ -10,7 +10,7 @@ from statistics import fmean
 import pytest
 from simulating import at_times, different_asks, fleet_spec
 
-from octavo.sim.demand import Ask
+from octavo.sim.demand import PromptSpec
 from octavo.sim.fleet import Disaggregation
 from octavo.sim.outage import Outage
 from octavo.workload.arrivals import arrival_times
@@ -39,7 +39,7 @@ def test_least_loaded_avoids_who_is_busy():
 def test_prefix_aware_goes_where_the_prefix_is():
     shared = [range(10**6 * kind, 10**6 * kind + 800) for kind in (1, 2)]
     asks = [
-        Ask(str(index), (shared[index % 2], range(index * 100, index * 100 + 20)), 5)
+        PromptSpec(str(index), (shared[index % 2], range(index * 100, index * 100 + 20)), 5)
         for index in range(40)
     ]
     times = [0.4 * index for index in range(40)]
@@ -87,7 +87,7 @@ def test_who_was_at_a_replica_that_fails_is_served_by_another():
 
 
 def test_a_replica_comes_back_without_its_cache():
-    ask = Ask("0", (range(160),), 5)
+    ask = PromptSpec("0", (range(160),), 5)
     asks = [replace(ask, request_id=str(index)) for index in range(3)]
     spec = fleet_spec(outages=[Outage(0, 5.0, 3.0)])
     first, waits, after = at_times(asks, [0.0, 6.0, 9.0], spec).flights

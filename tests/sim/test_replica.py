@@ -12,7 +12,7 @@ from octavo.core.clock import VirtualClock
 from octavo.core.request import Request
 from octavo.core.sampling_params import SamplingParams
 from octavo.executor.simulated import SimulatedExecutor
-from octavo.sim.demand import Ask
+from octavo.sim.demand import PromptSpec
 from octavo.sim.fleet import FleetSpec
 
 
@@ -21,7 +21,7 @@ def by_shape(batch) -> float:
 
 
 def as_a_driver(spec, asks, times):
-    """``EngineDriver.step`` in virtual time: obey what has come, then step, or wait for a command.
+    """``EngineLoop.step`` in virtual time: obey what has come, then step, or wait for a command.
     (tokens of each step, and when it ended)"""
     clock = VirtualClock()
     executor = SimulatedExecutor(
@@ -60,7 +60,7 @@ def test_a_replica_is_driven_as_a_server_drives_its_engine(seed, depth):
     shared = range(10**6, 10**6 + 40)
     lengths = [rng.randint(1, 60) for _ in range(40)]
     asks = [
-        Ask(
+        PromptSpec(
             str(index),
             (shared[: rng.choice([0, 20, 40])], range(index * 100, index * 100 + length)),
             rng.randint(1, 30),

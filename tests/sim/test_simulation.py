@@ -21,7 +21,7 @@ from simulating import at_times, different_asks, fleet_spec, replica_spec
 from octavo.base.errors import ConfigError, EngineError
 from octavo.measure.concurrency import concurrency_curve
 from octavo.settings.speculation import SpeculativeConfig
-from octavo.sim.demand import Ask, asks_of_trace
+from octavo.sim.demand import PromptSpec, asks_of_trace
 from octavo.sim.fleet import Disaggregation, FleetSpec
 from octavo.sim.outage import Outage
 from octavo.sim.simulation import simulate
@@ -62,7 +62,7 @@ def runs(draw):
     asks = []
     for index in range(num):
         own = range(index * 100, index * 100 + rng.randint(1, 40))
-        ask = Ask(
+        ask = PromptSpec(
             str(index),
             (shared[: rng.choice([0, 16, 40])], own),
             rng.randint(1, 24),
@@ -237,7 +237,7 @@ def test_no_clock_is_read(monkeypatch):
 
 
 def test_static_batching_is_never_faster():
-    asks = [Ask(str(i), (range(i * 50, i * 50 + 50),), 5 + 7 * (i % 5)) for i in range(80)]
+    asks = [PromptSpec(str(i), (range(i * 50, i * 50 + 50),), 5 + 7 * (i % 5)) for i in range(80)]
     times = arrival_times(80, 20.0, seed=2)
     static, continuous = (
         at_times(asks, times, fleet_spec(batching=batching, max_num_seqs=8))
@@ -375,7 +375,7 @@ def test_a_run_ends_with_its_last_request_however_long_clients_would_have_waited
 
 def test_what_cannot_be_served_is_refused_as_the_engine_says():
     spec = fleet_spec(max_model_len=128, max_queued_requests=2, max_num_seqs=1)
-    asks = [*different_asks(5, 50, 10), Ask("long", (range(200),), 10)]
+    asks = [*different_asks(5, 50, 10), PromptSpec("long", (range(200),), 10)]
     records = {r.request_id: r for r in at_times(asks, [0.0] * 6, spec).records}
     assert records["long"].status == 400 and "128" in records["long"].error
     assert [record.status for record in records.values()].count(429) == 3
@@ -388,7 +388,7 @@ def test_what_cannot_be_served_is_refused_as_the_engine_says():
 def test_a_plan_has_a_time_for_each_request():
     with pytest.raises(ConfigError, match="2 times for 3 requests"):
         at_times(different_asks(3), [0.0, 1.0], fleet_spec())
-    strange = [Ask("0", (range(3),), 1, follows="nobody")]
+    strange = [PromptSpec("0", (range(3),), 1, follows="nobody")]
     with pytest.raises(ConfigError, match="follows nobody"):
         at_times(strange, [], fleet_spec())
 

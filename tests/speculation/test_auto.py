@@ -8,12 +8,12 @@ import random
 import pytest
 
 from octavo.core.batch import Batch, Draft, ScheduledRequest
-from octavo.core.drafting import Opening
+from octavo.core.drafting import DraftingRequest
 from octavo.core.request import Request
 from octavo.core.sampling_params import SamplingParams
 from octavo.speculation.auto import AutoProposer
-from octavo.speculation.draft_candidates import Guess
-from octavo.speculation.model_drafting import ModelArm
+from octavo.speculation.draft_candidates import DraftCandidate
+from octavo.speculation.model_drafting import ModelDrafting
 
 
 def request_of(name: str = "a", num_tokens: int = 20) -> Request:
@@ -32,12 +32,12 @@ class Oracle:
         self.num_asked = self.num_observed = 0
         self.forgotten: list[str] = []
 
-    def guess(self, request: Request, room: int) -> Guess | None:
+    def guess(self, request: Request, room: int) -> DraftCandidate | None:
         self.num_asked += 1
         count = min(self.length, room)
         if not count:
             return None
-        return Guess(tuple(range(100, 100 + count)), (self.probability,) * count)
+        return DraftCandidate(tuple(range(100, 100 + count)), (self.probability,) * count)
 
     def observe(self, request: Request, draft: Draft, num_accepted: int) -> None:
         self.num_observed += 1
@@ -76,7 +76,7 @@ def run(proposer: AutoProposer, request: Request, accepts, seconds, num_steps: i
     for _ in range(num_steps):
         draft = None
         if proposer.wants(request):
-            draft = proposer.propose([Opening(request, 16)], 1).get(request.request_id)
+            draft = proposer.propose([DraftingRequest(request, 16)], 1).get(request.request_id)
         count = 0 if draft is None else len(draft)
         item = ScheduledRequest(request, len(request.token_ids) - 1, 1 + count, 1 + count, draft)
         proposer.observe_step(Batch(0, (item,)), seconds(1 + count))
@@ -95,7 +95,7 @@ def test_the_guess_with_more_to_win_is_taken():
     short, long = Oracle(0.95, 1), Oracle(0.9, 8)
     proposer = AutoProposer([short, long])
     request = request_of()
-    drafts = proposer.propose([Opening(request, 16)], 1)
+    drafts = proposer.propose([DraftingRequest(request, 16)], 1)
     assert len(drafts["a"]) > 1
     proposer.observe(request, drafts["a"], 2)
     assert (short.num_observed, long.num_observed) == (0, 1)
@@ -145,7 +145,7 @@ def test_where_steps_are_long_asking_costs_nothing_and_goes_on():
     proposer = AutoProposer([nothing])
     requests = [request_of(name) for name in "ab"]
     for _ in range(100):
-        asked = [Opening(each, 8) for each in requests if proposer.wants(each)]
+        asked = [DraftingRequest(each, 8) for each in requests if proposer.wants(each)]
         if asked:
             proposer.propose(asked, 2)
         items = tuple(ScheduledRequest(each, len(each.token_ids) - 1, 1, 1) for each in requests)
@@ -162,15 +162,15 @@ def test_among_many_only_what_is_nearly_certain_is_guessed(probability, expected
     plain = ScheduledRequest(request_of(), 19, 1, 1)
     for rows in (20, 32, 60, 100, 160, 200):
         proposer.observe_step(Batch(0, (plain,) * rows), 0.005 * (1 + 0.16 * (rows - 1)))
-    openings = [Opening(request_of(str(index)), 8) for index in range(32)]
+    openings = [DraftingRequest(request_of(str(index)), 8) for index in range(32)]
     drafts = proposer.propose(openings, 32)
     assert sum(map(len, drafts.values())) == expected
 
 
 def test_a_guess_for_one_is_weighed_against_all_who_share_its_step():
     proposer = AutoProposer([Oracle(0.5, 4)])
-    assert proposer.propose([Opening(request_of(), 8)], 1)
-    assert not AutoProposer([Oracle(0.5, 4)]).propose([Opening(request_of(), 8)], 32)
+    assert proposer.propose([DraftingRequest(request_of(), 8)], 1)
+    assert not AutoProposer([Oracle(0.5, 4)]).propose([DraftingRequest(request_of(), 8)], 32)
 
 
 # -- a model that drafts ---------------------------------------------------------------------------
@@ -197,16 +197,16 @@ def test_a_model_guesses_where_the_text_says_nothing():
     proposer = AutoProposer([text], model)
     silent = request_of("b")
     text.guess = lambda request, room: (  # type: ignore[method-assign]
-        Guess((7, 8), (0.9, 0.9)) if request.request_id == "a" else None
+        DraftCandidate((7, 8), (0.9, 0.9)) if request.request_id == "a" else None
     )
-    drafts = proposer.propose([Opening(request_of(), 8), Opening(silent, 8)], 2)
+    drafts = proposer.propose([DraftingRequest(request_of(), 8), DraftingRequest(silent, 8)], 2)
     assert drafts["a"].token_ids == (7, 8)
     assert "b" not in drafts or drafts["b"].token_ids[0] == 0
     assert len(model.rooms) <= 1
 
 
 def test_what_drafting_takes_counts():
-    arm = ModelArm(Drafting())
+    arm = ModelDrafting(Drafting())
     arm._drafting.take(seconds=6.0, tokens=6)  # a second a token, as long as a step
     for _ in range(20):
-        assert arm.propose([Opening(request_of(), 6)], 1, linear(0.1)) == {}
+        assert arm.propose([DraftingRequest(request_of(), 6)], 1, linear(0.1)) == {}

@@ -9,11 +9,11 @@ import pytest
 from drafting_double import DraftingDouble
 
 from octavo.core.batch import Draft
-from octavo.core.drafting import Opening
+from octavo.core.drafting import DraftingRequest
 from octavo.core.request import Request
 from octavo.core.sampling_params import SamplingParams
 from octavo.core.token_mask import create_mask
-from octavo.speculation.autoregressive import ChainLimits, ChainProposer
+from octavo.speculation.autoregressive import AutoregressiveLimits, AutoregressiveProposer
 from octavo.speculation.confidence import Confidence
 from octavo.speculation.draft_kv import DraftKV
 
@@ -35,8 +35,8 @@ class Bench:
             "max_position": 1000,
             "max_step_tokens": 512,
         }
-        self.proposer = ChainProposer(
-            self.double.run, DraftKV(64, 4), ChainLimits(**{**values, **limits})
+        self.proposer = AutoregressiveProposer(
+            self.double.run, DraftKV(64, 4), AutoregressiveLimits(**{**values, **limits})
         )
         self._blocks = iter(range(64))
 
@@ -48,7 +48,7 @@ class Bench:
         return request
 
     def drafts(self, *requests, room=8, batch_tokens=None) -> dict[str, list[int]]:
-        openings = [Opening(request, room) for request in requests]
+        openings = [DraftingRequest(request, room) for request in requests]
         found = self.proposer.propose(openings, batch_tokens or len(requests))
         assert self.double.faults == []
         return {request_id: list(draft.token_ids) for request_id, draft in found.items()}

@@ -16,7 +16,7 @@ from octavo.core.sampling_params import SamplingParams
 from octavo.core.scheduler import Scheduler, SchedulerConfig
 from octavo.executor.faulty import FaultyScheduler, every
 from octavo.executor.hash_model import HashExecutor, expected_tokens
-from octavo.speculation.autoregressive import ChainLimits, ChainProposer
+from octavo.speculation.autoregressive import AutoregressiveLimits, AutoregressiveProposer
 from octavo.speculation.draft_kv import DraftKV
 
 BLOCK = 4
@@ -135,8 +135,8 @@ def test_no_slot_is_read_that_holds_something_else(
     prompts = dict.fromkeys(tuple(request.prompt_token_ids) for request in requests)
     double = DraftingDouble(knows_the_hash_model(prompts, seed), num_blocks, block_size)
     double.breaks = lambda item: "NaN" if rng.random() < 0.05 else None
-    limits = ChainLimits(4, 0.2, 97, True, 1000, budget)
-    proposer = ChainProposer(double.run, DraftKV(num_blocks, block_size), limits)
+    limits = AutoregressiveLimits(4, 0.2, 97, True, 1000, budget)
+    proposer = AutoregressiveProposer(double.run, DraftKV(num_blocks, block_size), limits)
     cache = RadixPrefixCache(block_size) if caching else NoPrefixCache()
     config = SchedulerConfig(max_num_batched_tokens=budget, max_num_seqs=6, max_model_len=24)
     blocks = BlockManager(num_blocks, block_size, cache)
@@ -168,8 +168,8 @@ def test_no_slot_is_read_that_holds_something_else(
 def test_each_token_is_computed_about_once():
     prompt = [*range(20)]
     double = DraftingDouble(knows_the_hash_model({tuple(prompt): 0}, 1), 32, 4)
-    limits = ChainLimits(4, 0.2, 97, True, 1000, 64)
-    proposer = ChainProposer(double.run, DraftKV(32, 4), limits)
+    limits = AutoregressiveLimits(4, 0.2, 97, True, 1000, 64)
+    proposer = AutoregressiveProposer(double.run, DraftKV(32, 4), limits)
     scheduler = Scheduler(SchedulerConfig(max_model_len=100), BlockManager(32, 4), None, proposer)
     engine = Engine(scheduler, HashExecutor(32, 4))
     params = SamplingParams(max_tokens=60, ignore_eos=True)

@@ -11,17 +11,17 @@ from hypothesis import strategies as st
 from tiny_heads import requests
 
 from octavo.base.fields import Fields
-from octavo.core.drafting import Opening
+from octavo.core.drafting import DraftingRequest
 from octavo.settings.speculation import SpeculativeConfig
-from octavo.speculation.draft_tree import GuessTree, Shape, drafts_of, shape_of
+from octavo.speculation.draft_tree import DraftTree, TreeShape, drafts_of, shape_of
 
 REQUEST = requests(1)[0]
 
 
-def grown(shape: Shape, room: int, seed: int) -> tuple[GuessTree, dict[tuple[int, ...], float]]:
+def grown(shape: TreeShape, room: int, seed: int) -> tuple[DraftTree, dict[tuple[int, ...], float]]:
     """A tree over random guesses, and the probability of every path that was looked at."""
     rng = random.Random(seed)
-    tree = GuessTree(Opening(REQUEST, room), shape)
+    tree = DraftTree(DraftingRequest(REQUEST, room), shape)
     paths: dict[int, tuple[int, ...]] = {-1: ()}
     chances: dict[tuple[int, ...], float] = {(): 1.0}
     front, depth = [-1], 0
@@ -43,7 +43,7 @@ def grown(shape: Shape, room: int, seed: int) -> tuple[GuessTree, dict[tuple[int
 
 @given(
     st.builds(
-        Shape,
+        TreeShape,
         max_tokens=st.integers(1, 12),
         depth=st.integers(1, 5),
         width=st.integers(1, 4),
@@ -76,7 +76,7 @@ def test_the_likeliest_of_all_that_was_looked_at_is_drafted(shape, room, seed):
 
 
 def test_no_number_is_no_guess():
-    tree = GuessTree(Opening(REQUEST, 4), Shape(4, 4, 2, 1, 0.0))
+    tree = DraftTree(DraftingRequest(REQUEST, 4), TreeShape(4, 4, 2, 1, 0.0))
     assert tree.add(-1, [(5, math.nan)]) == []
     assert drafts_of([tree]) == {}
 

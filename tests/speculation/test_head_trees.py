@@ -11,11 +11,11 @@ from octavo.core.batch import Draft
 from octavo.kernels.cpu import library
 from tests.conftest import write_tiny_model
 from tests.runtime import test_hidden_states as following
-from tests.speculation import test_eagle, test_medusa, test_recurrent
+from tests.speculation import test_eagle, test_medusa, test_redrafter
 
 pytestmark = pytest.mark.skipif(not library.runnable(), reason="no native library was built")
 
-METHODS = {"medusa": test_medusa, "recurrent": test_recurrent, "eagle": test_eagle}
+METHODS = {"medusa": test_medusa, "recurrent": test_redrafter, "eagle": test_eagle}
 NODES = 6
 
 

@@ -13,11 +13,11 @@ from octavo.settings.engine import EngineArgs
 from octavo.sources.engine_folder.writer import build_engine_folder
 from octavo.speculation.head_program import HeadProgram, Runs
 from tests.conftest import write_tiny_model
-from tests.speculation import test_eagle, test_medusa, test_recurrent
+from tests.speculation import test_eagle, test_medusa, test_redrafter
 
 pytestmark = pytest.mark.skipif(not library.runnable(), reason="no native library was built")
 
-METHODS = {"medusa": test_medusa, "recurrent": test_recurrent, "eagle": test_eagle}
+METHODS = {"medusa": test_medusa, "recurrent": test_redrafter, "eagle": test_eagle}
 
 
 @pytest.fixture(scope="module")

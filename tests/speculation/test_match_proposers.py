@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from octavo.core.drafting import Opening
+from octavo.core.drafting import DraftingRequest
 from octavo.core.request import FinishReason, Request, RequestStatus
 from octavo.core.sampling_params import SamplingParams
-from octavo.speculation.draft_candidates import Guess
+from octavo.speculation.draft_candidates import DraftCandidate
 from octavo.speculation.match_rates import MatchRates
 from octavo.speculation.ngram import NgramProposer, spread
 from octavo.speculation.suffix import SuffixProposer
@@ -43,9 +43,9 @@ def answered(proposer, tokens, salt="", request_id="past", **params):
 
 
 def test_a_guess_ends_where_it_is_not_likely():
-    guess = Guess((1, 2, 3), (0.5, 0.5, 1.0))
+    guess = DraftCandidate((1, 2, 3), (0.5, 0.5, 1.0))
     assert guess.expected_tokens == 1.0
-    assert guess.while_likely(0.3) == guess.first(1) == Guess((1,), (0.5,))
+    assert guess.while_likely(0.3) == guess.first(1) == DraftCandidate((1,), (0.5,))
     assert guess.while_likely(0.25) == guess.first(9) == guess
     assert guess.while_likely(0.6) is None
     assert guess.draft().parents == (-1, 0, 1)
@@ -138,8 +138,8 @@ def test_what_is_right_is_learned_whether_it_is_drafted_or_not(make):
         wrong.token_ids += [9 + step, 1, 2]
         unsure = proposer.guess(wrong, 1)
     assert unsure is None or unsure.probabilities[0] < 0.2
-    assert not proposer.propose([Opening(wrong, 4)], 1)
-    assert len(proposer.propose([Opening(right, 3)], 1)["r"]) == 3
+    assert not proposer.propose([DraftingRequest(wrong, 4)], 1)
+    assert len(proposer.propose([DraftingRequest(right, 3)], 1)["r"]) == 3
 
 
 @pytest.mark.parametrize("make", [NgramProposer, SuffixProposer])
@@ -163,7 +163,7 @@ def test_a_request_begins_again_after_it_was_forgotten(make):
     assert proposer.guess(request, 2) == first
     request.token_ids += [3, 1]
     assert proposer.guess(request, 2).token_ids == (2, 3)
-    draft = proposer.propose([Opening(request, 2)], 1)["r"]
+    draft = proposer.propose([DraftingRequest(request, 2)], 1)["r"]
     finish(request)
     proposer.forget(request)
     proposer.observe(request, draft, 0)  # of one that has ended

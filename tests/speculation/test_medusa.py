@@ -20,10 +20,10 @@ from tiny_heads import (
 
 from octavo.base.errors import ConfigError, ModelFileError
 from octavo.core.batch import Draft
-from octavo.core.drafting import Opening
+from octavo.core.drafting import DraftingRequest
 from octavo.kernels.cpu import library
 from octavo.models.loader import load_model
-from octavo.speculation.draft_tree import Shape
+from octavo.speculation.draft_tree import TreeShape
 from octavo.speculation.head_program import Candidate
 from octavo.speculation.medusa import MedusaProposer
 from octavo.speculation.state_proposer import LastStates
@@ -181,8 +181,8 @@ def test_a_tree_has_the_guesses_of_the_heads_at_its_nodes():
     tree = [(0,), (1,), (0, 0), (0, 1), (1, 0), (0, 1, 0)]
     programs = [SaidBefore(10), SaidBefore(20), SaidBefore(30)]
     token_ids = np.arange(100) + 1000
-    proposer = MedusaProposer(programs, token_ids, LastStates(4), tree, Shape(6, 3, 1, 1, 0.0))
-    openings = [Opening(request, 6) for request in requests(2)]
+    proposer = MedusaProposer(programs, token_ids, LastStates(4), tree, TreeShape(6, 3, 1, 1, 0.0))
+    openings = [DraftingRequest(request, 6) for request in requests(2)]
     drafts = proposer.draft(openings, np.zeros((2, HIDDEN), np.float32))
     assert drafts == {
         "r1": Draft((1010, 1011, 1020, 1021, 1020, 1030), (-1, -1, 0, 0, 1, 3)),

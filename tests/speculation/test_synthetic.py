@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from octavo import LLM, SamplingParams
-from octavo.core.drafting import Opening
+from octavo.core.drafting import DraftingRequest
 from octavo.core.request import Request
 from octavo.runtime.acceptance import Synthetic, Typical
 from octavo.settings.speculation import SpeculativeConfig
@@ -17,17 +17,19 @@ def request(prompt: list[int], **params) -> Request:
 
 def test_the_last_token_is_drafted_as_far_as_there_is_room():
     proposer = SyntheticProposer(4)
-    drafts = proposer.propose([Opening(request([5, 6, 7]), 9), Opening(request([8]), 2)], 2)
+    drafts = proposer.propose(
+        [DraftingRequest(request([5, 6, 7]), 9), DraftingRequest(request([8]), 2)], 2
+    )
     assert drafts["r"].token_ids == (8, 8)
-    drafts = proposer.propose([Opening(request([5, 6, 7]), 9)], 1)
+    drafts = proposer.propose([DraftingRequest(request([5, 6, 7]), 9)], 1)
     assert drafts["r"].token_ids == (7,) * 4
 
 
 def test_nothing_is_drafted_that_ends_a_request():
     proposer = SyntheticProposer(1)
     last = request([5, 7, 2, 3], stop_token_ids=[3])
-    assert proposer.propose([Opening(last, 3)], 1)["r"].token_ids == (7,)
-    assert proposer.propose([Opening(request([2, 2]), 3)], 1) == {}
+    assert proposer.propose([DraftingRequest(last, 3)], 1)["r"].token_ids == (7,)
+    assert proposer.propose([DraftingRequest(request([2, 2]), 3)], 1) == {}
 
 
 @pytest.mark.parametrize(

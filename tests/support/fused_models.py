@@ -24,7 +24,7 @@ from octavo.kernels.cuda.plain_ops import PlainOps
 from octavo.kernels.cuda.program import FusedProgram
 from octavo.kernels.cuda.weights import DeviceWeight
 from octavo.kernels.dispatch import create_ops
-from octavo.kernels.fused_ops import Phase
+from octavo.kernels.fused_ops import FusedOp
 from octavo.kernels.kv_stores import codecs_of
 from octavo.kernels.routing import CLAMPED_SWIGLU, Routing
 from octavo.layers.latent_config import LatentConfig
@@ -258,7 +258,7 @@ def fused_program(
     device: str = "cpu",
     max_tokens: int = 64,
     depths: Sequence[int] = (),
-    change: Callable[[Sequence[Phase]], Sequence[Phase]] = lambda phases: phases,
+    change: Callable[[Sequence[FusedOp]], Sequence[FusedOp]] = lambda phases: phases,
 ) -> FusedProgram:
     """``ops_of`` makes the ops of most of the arguments of a program."""
     plan, _ = plan_step(model)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from octavo.core.sink_window import Sight
+from octavo.core.sink_window import SinkWindow
 from octavo.kernels.cpu import abi, layout
 from octavo.kernels.cpu.library import Library, Pool
 
@@ -153,7 +153,7 @@ class Step:
     """Arguments of a call in which sequence i goes from ``position`` on by ``count`` tokens.
 
     ``q``, ``k`` and ``v`` lie side by side, as the output of one linear. ``parents`` are of all
-    rows, as ``oct_sequences`` has them. ``sights`` are what its sequences see.
+    rows, as ``oct_sequences`` has them. ``sink_windows`` are what its sequences see.
     """
 
     def __init__(
@@ -162,7 +162,7 @@ class Step:
         chunks: list[tuple[int, int, int]],
         parents: list[int] | None = None,
         share_prefixes: bool = False,
-        sights: list[Sight | None] | None = None,
+        sink_windows: list[SinkWindow | None] | None = None,
     ):
         layer, sequences = cache.layer, cache.sequences
         heads, kv_heads, dim = layer.heads, layer.kv_heads, layer.dim
@@ -227,10 +227,12 @@ class Step:
         if parents is not None:
             self.parents = np.array(parents, np.int32)
             self.seqs.parents = self.parents.ctypes.data
-        if sights is not None:
-            fields = [(s.sinks, s.window, s.stride, s.turn, 0) if s else (0,) * 5 for s in sights]
-            self.sights = (abi.Sight * len(fields))(*fields)
-            self.seqs.sights = ctypes.addressof(self.sights)
+        if sink_windows is not None:
+            fields = [
+                (s.sinks, s.window, s.stride, s.turn, 0) if s else (0,) * 5 for s in sink_windows
+            ]
+            self.sink_windows = (abi.SinkWindow * len(fields))(*fields)
+            self.seqs.sink_windows = ctypes.addressof(self.sink_windows)
 
 
 def attend(
@@ -239,10 +241,10 @@ def attend(
     pool=None,
     parents: list[int] | None = None,
     share_prefixes: bool = False,
-    sights: list[Sight | None] | None = None,
+    sink_windows: list[SinkWindow | None] | None = None,
 ) -> list[np.ndarray]:
     """Run a step; the output of each chunk."""
-    step = Step(cache, chunks, parents, share_prefixes, sights)
+    step = Step(cache, chunks, parents, share_prefixes, sink_windows)
     native = cache.native
     pool = native.pool if pool is None else pool
     native.check(native.lib.oct_attention(pool, ctypes.byref(step.args), ctypes.byref(step.seqs)))

@@ -13,7 +13,7 @@ from octavo.core.sampling_params import SamplingParams
 from octavo.core.scheduler import Scheduler, SchedulerConfig
 from octavo.cost.prediction import Prediction
 from octavo.executor.simulated import SimulatedExecutor
-from octavo.planner.latency import Seats
+from octavo.planner.latency import BatchSlots
 from octavo.planner.traffic import Traffic
 
 
@@ -33,7 +33,7 @@ def line_cost(
     return step_time
 
 
-def serve(step_time, traffic: Traffic, seats: Seats, num_requests: int, seed: int = 0):
+def serve(step_time, traffic: Traffic, seats: BatchSlots, num_requests: int, seed: int = 0):
     """The requests of a run: all at once, or at random at the rate of the traffic."""
     num_blocks = num_requests * (traffic.total_len // 16 + 2)
     clock = VirtualClock()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from octavo.core.scheduler import SchedulerConfig
 from octavo.settings.engine import CacheConfig, EngineConfig
-from octavo.sim.demand import Ask
+from octavo.sim.demand import PromptSpec
 from octavo.sim.fleet import FleetSpec
 from octavo.sim.replica import ReplicaSpec
 from octavo.sim.simulation import SimulationResult, simulate
@@ -45,13 +45,15 @@ def fleet_spec(cost=by_tokens, *, num_replicas=1, router="least_loaded", outages
     return FleetSpec(replica_spec(cost, **replica), num_replicas, router, tuple(outages), apart)
 
 
-def different_asks(num: int, input_len: int = 100, output_len: int = 20, **fields) -> list[Ask]:
+def different_asks(
+    num: int, input_len: int = 100, output_len: int = 20, **fields
+) -> list[PromptSpec]:
     """Requests that share nothing."""
     return [
-        Ask(str(i), (range(i * input_len, (i + 1) * input_len),), output_len, **fields)
+        PromptSpec(str(i), (range(i * input_len, (i + 1) * input_len),), output_len, **fields)
         for i in range(num)
     ]
 
 
-def at_times(asks: list[Ask], times, spec: FleetSpec, **arguments) -> SimulationResult:
+def at_times(asks: list[PromptSpec], times, spec: FleetSpec, **arguments) -> SimulationResult:
     return simulate(asks, LoadPlan(list(times)), spec, **arguments)

@@ -3,9 +3,9 @@ from __future__ import annotations
 import math
 
 from octavo.planner.slo import parse_slo
-from octavo.tuning.explain import Decision, why
+from octavo.tuning.explain import TuningDecision, why
 from octavo.tuning.outcome import Outcome
-from octavo.tuning.search import Ablation, Tried
+from octavo.tuning.search import SettingAblation, Tried
 from octavo.tuning.space import DEFAULTS, SPECULATION
 
 SLO = parse_slo("ttft_p99=500,tpot_p99=50")
@@ -17,11 +17,11 @@ def outcome(strain: float, rate: float | None = None, attainment: float = 1.0) -
     return Outcome(seconds_of, strain, "tpot_p99", attainment, 2.0, 100.0, 100.0, rate)
 
 
-def decision(best, predicted, defaults, *rest, simulated=None, favourite=None) -> Decision:
+def decision(best, predicted, defaults, *rest, simulated=None, favourite=None) -> TuningDecision:
     """``rest``: ablations, and what was measured."""
     simulated = simulated or best
     favourite = favourite or Tried(simulated, 200, predicted)
-    return Decision(SLO, best, simulated, predicted, defaults, favourite, 40, *rest)
+    return TuningDecision(SLO, best, simulated, predicted, defaults, favourite, 40, *rest)
 
 
 def test_what_is_chosen_what_binds_and_what_each_change_brings():
@@ -30,7 +30,7 @@ def test_what_is_chosen_what_binds_and_what_each_change_brings():
             BEST,
             outcome(0.9, 4.0),
             outcome(0.95, 3.0),
-            (Ablation("itl_target_ms", 40.0, outcome(0.97, 3.25)),),
+            (SettingAblation("itl_target_ms", 40.0, outcome(0.97, 3.25)),),
         )
     )
     for part in (

@@ -7,7 +7,7 @@ import pytest
 from octavo.bench.offline.session import OfflineSession
 from octavo.planner.slo import parse_slo
 from octavo.settings.engine import EngineArgs
-from octavo.tuning.live_confirmation import LiveRuns, Measured, measure, within
+from octavo.tuning.live_confirmation import LiveMeasurement, LiveRuns, measure, within
 from octavo.tuning.outcome import Outcome
 from octavo.tuning.space import DEFAULTS
 from octavo.workload.datasets import random_requests
@@ -19,8 +19,8 @@ def outcome(strain: float, score: float = 100.0) -> Outcome:
     return Outcome({}, strain, "ttft_p99", 1.0, 1.0, 1.0, score)
 
 
-def measured(*strains: float) -> Measured:
-    return Measured(outcome(max(strains)), tuple(map(outcome, strains)))
+def measured(*strains: float) -> LiveMeasurement:
+    return LiveMeasurement(outcome(max(strains)), tuple(map(outcome, strains)))
 
 
 def test_each_run_has_an_engine_of_its_own_and_the_same_requests(tiny_model):
@@ -62,7 +62,7 @@ def test_whoever_is_chosen_did_better_in_every_turn():
 
 
 def test_the_defaults_stay_unless_others_beat_them():
-    def best(*others: Measured):
+    def best(*others: LiveMeasurement):
         runs = {DEFAULTS: measured(0.8, 0.8)}
         runs |= {DEFAULTS.having("max_num_seqs", n): each for n, each in enumerate(others, 1)}
         return LiveRuns(runs, {each: outcome(0.5) for each in runs}, [1.0]).best

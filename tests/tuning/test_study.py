@@ -8,8 +8,8 @@ from octavo.base.errors import ConfigError
 from octavo.cost.measured_steps import MeasuredSteps, Spread
 from octavo.cost.open_spec import open_spec
 from octavo.planner.slo import parse_slo
-from octavo.sim.demand import Ask
-from octavo.tuning.live_confirmation import Measured
+from octavo.sim.demand import PromptSpec
+from octavo.tuning.live_confirmation import LiveMeasurement
 from octavo.tuning.objective import GivenLoad, HighestRate
 from octavo.tuning.outcome import Outcome
 from octavo.tuning.simulated_engines import SimulatedEngines
@@ -18,7 +18,7 @@ from octavo.tuning.study import Study
 
 MODEL, SLO = "llama-3.1-8b", parse_slo("ttft_p99=800,tpot_p99=30")
 FP8 = DEFAULTS.having("kv_cache_dtype", "fp8")
-ASKS = [Ask(str(n), (range(800 * n, 800 * (n + 1)),), 32) for n in range(60)]
+ASKS = [PromptSpec(str(n), (range(800 * n, 800 * (n + 1)),), 32) for n in range(60)]
 TIMES = [n / 10 for n in range(60)]
 
 
@@ -100,7 +100,7 @@ def engines_that(monkeypatch):
             assert len(requests) == len(times)
             sent.append(len(times))
             made = left.pop(0)
-            return {each: Measured(made, (made,) * turns) for each in candidates}
+            return {each: LiveMeasurement(made, (made,) * turns) for each in candidates}
 
         monkeypatch.setattr("octavo.tuning.study.measure", measure)
         return sent

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from octavo.bench.peers.workers.workloads import Workload
+from octavo.bench.peers.workers.workloads import PeerWorkload
 
 Engine = Literal["octavo", "transformers", "vllm"]
 
@@ -27,7 +27,7 @@ class Case:
     format: str
     engine: Engine = "octavo"
     settings: Mapping[str, Any] = field(default_factory=dict)
-    workloads: tuple[Workload, ...] = ()
+    workloads: tuple[PeerWorkload, ...] = ()
     checked: bool = False
     seconds: float = 30.0
 
@@ -36,19 +36,19 @@ class Case:
         return f"{self.shape}-{self.format}"
 
 
-def decode(num_seqs: int) -> Workload:
+def decode(num_seqs: int) -> PeerWorkload:
     name = f"decode-{num_seqs}"
     kind, repeat = ("decode", 3) if num_seqs == 1 else ("batch", 1)
-    return Workload(name, f"decode of {num_seqs}", kind, num_seqs, 128, 129, repeat)
+    return PeerWorkload(name, f"decode of {num_seqs}", kind, num_seqs, 128, 129, repeat)
 
 
-def prefill(num_tokens: int) -> Workload:
+def prefill(num_tokens: int) -> PeerWorkload:
     name = f"prefill-{num_tokens}"
-    return Workload(name, f"prompt of {num_tokens:,}", "prefill", 1, num_tokens, 1, 3)
+    return PeerWorkload(name, f"prompt of {num_tokens:,}", "prefill", 1, num_tokens, 1, 3)
 
 
 # Of ShareGPT, prompts and answers have 220 and 190 tokens in the mean.
-MIX = Workload("mix", "256 prompts as of ShareGPT", "mix", 256, 220, 190, 1, length_cv=1.0)
+MIX = PeerWorkload("mix", "256 prompts as of ShareGPT", "mix", 256, 220, 190, 1, length_cv=1.0)
 
 _ALL = (*map(decode, (1, 4, 16, 64, 256)), *map(prefill, (512, 4096, 16_384)), MIX)
 _SOME = (*map(decode, (1, 16, 64)), prefill(4096))
@@ -81,10 +81,10 @@ CASES = (
 def rehearsal(kernels: str) -> tuple[Case, ...]:
     """Cases of the same kinds that a CPU runs in seconds, of which no figure means anything."""
     tiny = (
-        Workload("decode-1", "decode of 1", "decode", 1, 16, 9, 1),
-        Workload("decode-4", "decode of 4", "batch", 4, 16, 9, 1),
-        Workload("prefill-64", "prompt of 64", "prefill", 1, 64, 1, 1),
-        Workload("mix", "8 prompts", "mix", 8, 16, 8, 1, length_cv=1.0),
+        PeerWorkload("decode-1", "decode of 1", "decode", 1, 16, 9, 1),
+        PeerWorkload("decode-4", "decode of 4", "batch", 4, 16, 9, 1),
+        PeerWorkload("prefill-64", "prompt of 64", "prefill", 1, 64, 1, 1),
+        PeerWorkload("mix", "8 prompts", "mix", 8, 16, 8, 1, length_cv=1.0),
     )
     settings = {"device": "cpu", "kernels": kernels, "max_model_len": 256, "max_num_seqs": 8}
     return (

@@ -33,7 +33,7 @@ _FP8_CODES = 0x60  # values below 32, and none that is no number
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class ModelShape:
     """Of a Llama. Sizes are named as in ``config.json``."""
 
     hidden_size: int
@@ -70,14 +70,14 @@ class Shape:
 
 
 SHAPES = {
-    "tiny": Shape(128, 256, 2, 4, 2, 32, 512, True),
-    "0.6b": Shape(1024, 3072, 28, 16, 8, 128, 151_936, True),  # Qwen3-0.6B
-    "1b": Shape(2048, 8192, 16, 32, 8, 64, 128_256, True),  # Llama-3.2-1B
-    "8b": Shape(4096, 14_336, 32, 32, 8, 128, 128_256, False),  # Llama-3.1-8B
+    "tiny": ModelShape(128, 256, 2, 4, 2, 32, 512, True),
+    "0.6b": ModelShape(1024, 3072, 28, 16, 8, 128, 151_936, True),  # Qwen3-0.6B
+    "1b": ModelShape(2048, 8192, 16, 32, 8, 64, 128_256, True),  # Llama-3.2-1B
+    "8b": ModelShape(4096, 14_336, 32, 32, 8, 128, 128_256, False),  # Llama-3.1-8B
 }
 
 
-def write_random_model(folder: Path, shape: Shape, format: str, seed: int = 0) -> None:
+def write_random_model(folder: Path, shape: ModelShape, format: str, seed: int = 0) -> None:
     """Make the folder, for as long as a benchmark runs: nothing waits until it is on the disk. It
     is gone again if it cannot be finished."""
     folder.mkdir()
@@ -118,7 +118,7 @@ _QUANTIZATION: dict[str, dict[str, Any]] = {
 }
 
 
-def _tensors(shape: Shape, numbers: _Numbers) -> Iterator[NewTensor]:
+def _tensors(shape: ModelShape, numbers: _Numbers) -> Iterator[NewTensor]:
     hidden = shape.hidden_size
     yield numbers.floats("model.embed_tokens.weight", shape.vocab_size, hidden)
     if not shape.tie_word_embeddings:

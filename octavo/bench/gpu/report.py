@@ -6,8 +6,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from octavo.bench.gpu.run import Document, Outcome
-from octavo.bench.peers.workers.workloads import FIGURES, Workload
+from octavo.bench.gpu.run import CaseOutcome, Document
+from octavo.bench.peers.workers.workloads import FIGURES, PeerWorkload
 
 
 def print_report(document: Document, console: Console) -> None:
@@ -57,7 +57,7 @@ def _rates(document: Document) -> Table:
     return table
 
 
-def _workloads(document: Document) -> list[Workload]:
+def _workloads(document: Document) -> list[PeerWorkload]:
     found = {
         workload.name: workload
         for outcome in document.outcomes
@@ -67,7 +67,7 @@ def _workloads(document: Document) -> list[Workload]:
     return list(found.values())
 
 
-def _rate(outcome: Outcome, workload: Workload) -> str:
+def _rate(outcome: CaseOutcome, workload: PeerWorkload) -> str:
     """Of batches those of decoding: prompts have columns of their own."""
     names = [figure.name for figure in FIGURES[workload.kind]]
     name = "decode_tps" if "decode_tps" in names else names[0]
@@ -75,7 +75,7 @@ def _rate(outcome: Outcome, workload: Workload) -> str:
     return "" if value is None else f"{value:,.0f}"
 
 
-def _greatest(outcome: Outcome, name: str) -> str:
+def _greatest(outcome: CaseOutcome, name: str) -> str:
     found = [value for each in outcome.figures.values() if (value := each.get(name)) is not None]
     return f"{max(found):.0%}" if found else ""
 

@@ -18,10 +18,10 @@ from typing import Any
 
 from octavo.base.errors import BenchmarkError
 from octavo.bench.gpu.cases import Case
-from octavo.bench.gpu.random_model import SHAPES, Shape, write_random_model
+from octavo.bench.gpu.random_model import SHAPES, ModelShape, write_random_model
 from octavo.bench.peers.child import ChildError, Worker, environment
 from octavo.bench.peers.contenders import WORKERS, octavo_environment
-from octavo.bench.peers.workers.workloads import Workload
+from octavo.bench.peers.workers.workloads import PeerWorkload
 from octavo.system.gpu_power import Draw, EnergyMeter, NotMetered, open_energy
 
 _CHECKS = (sys.executable, "-m", "octavo.bench.gpu.checks")
@@ -34,7 +34,7 @@ Figures = dict[str, float | None]
 
 
 @dataclass(slots=True)
-class Outcome:
+class CaseOutcome:
     """What became of a case. ``figures`` by workload; ``left_out`` says why some were not begun,
     ``failed`` what ended the case before its end."""
 
@@ -66,7 +66,7 @@ class Document:
     """A whole run. ``device`` is what ``checks.py`` says of it."""
 
     device: dict[str, Any]
-    outcomes: list[Outcome] = field(default_factory=list)
+    outcomes: list[CaseOutcome] = field(default_factory=list)
     is_rehearsal: bool = False
     started: datetime = field(default_factory=lambda: datetime.now(UTC))
     elapsed_s: float = 0.0
@@ -119,14 +119,14 @@ class GpuRun:
         except NotMetered as why_not:
             self._say(f"no energy: {why_not}")
         for case in cases:
-            outcome = Outcome(case)
+            outcome = CaseOutcome(case)
             document.outcomes.append(outcome)
             self._fill(outcome, facts)
             document.elapsed_s = time.monotonic() - self._begin
             self._tell(outcome, document)
         return document
 
-    def _tell(self, outcome: Outcome, document: Document) -> None:
+    def _tell(self, outcome: CaseOutcome, document: Document) -> None:
         """What a case came to, and what there is by now."""
         for what, reason in outcome.left_out.items():
             self._say(f"{outcome.case.name}: {what} is left out: {reason}")
@@ -142,7 +142,7 @@ class GpuRun:
         """Seconds that may still be taken."""
         return self._begin + self._seconds - time.monotonic()
 
-    def _fill(self, outcome: Outcome, facts: dict[str, Any]) -> None:
+    def _fill(self, outcome: CaseOutcome, facts: dict[str, Any]) -> None:
         case = outcome.case
         reason = self._why_not(case)
         if reason is not None:
@@ -177,7 +177,7 @@ class GpuRun:
             write_random_model(folder, SHAPES[case.shape], case.format)
         return folder
 
-    def _measure(self, outcome: Outcome, model: Path, facts: dict[str, Any]) -> None:
+    def _measure(self, outcome: CaseOutcome, model: Path, facts: dict[str, Any]) -> None:
         case = outcome.case
         settings = {"model": str(model), "threads": 1, "engine": dict(case.settings)}
         script = WORKERS / f"{case.engine}_worker.py"
@@ -196,7 +196,7 @@ class GpuRun:
         finally:
             worker.close()
 
-    def _figures(self, worker: Worker, workload: Workload) -> Figures:
+    def _figures(self, worker: Worker, workload: PeerWorkload) -> Figures:
         """Medians over the repetitions; ``watts`` is the mean with the warm-up."""
         begin, joules = time.monotonic(), self._joules()
         samples = worker.measure(workload, 0, max(1.0, self._left))
@@ -210,10 +210,10 @@ class GpuRun:
         return None if self._meter is None else self._meter.joules
 
 
-def shares(case: Case, workload: Workload, figures: Figures, facts: dict[str, Any]) -> Figures:
+def shares(case: Case, workload: PeerWorkload, figures: Figures, facts: dict[str, Any]) -> Figures:
     """How near a single stream comes to the bandwidth that was measured, by the bytes of weights
     alone, and a prompt to the peak of products in 16 bits, by those with the layers alone."""
-    shape: Shape = SHAPES[case.shape]
+    shape: ModelShape = SHAPES[case.shape]
     if workload.kind == "decode":
         rate = figures["decode_tps"] or 0.0
         return {"bandwidth_share": rate * shape.step_bytes(case.format) / facts["bytes_per_s"]}

@@ -25,8 +25,8 @@ from octavo.bench.offline.ablation_workloads import (
     SHARED_DOCUMENT,
     SHARED_PREFIX,
     UNEVEN_ANSWERS,
-    Work,
-    Workload,
+    AblationWork,
+    AblationWorkload,
     run_engine,
     run_without_kv_cache,
 )
@@ -35,7 +35,7 @@ from octavo.measure.statistics import Spread
 from octavo.workload.requests import WorkloadRequest
 
 Info = Mapping[str, Any]
-Run = Callable[[OfflineSession, Workload, list[WorkloadRequest]], Work]
+Run = Callable[[OfflineSession, AblationWorkload, list[WorkloadRequest]], AblationWork]
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class Figure:
     name: str
     label: str
     higher_is_better: bool
-    of: Callable[[Work], float | None]
+    of: Callable[[AblationWork], float | None]
 
     def worth(self, on: float, off: float) -> float:
         """How many times better it is with the optimisation."""
@@ -105,7 +105,7 @@ class Ablation:
 
     name: str
     what: str
-    workload: Workload
+    workload: AblationWorkload
     figure: Figure
     off: Mapping[str, Any] = field(default_factory=dict)
     on: Mapping[str, Any] = field(default_factory=dict)
@@ -235,8 +235,8 @@ class AblationResult:
 
     ablation: Ablation
     workload: str
-    on: list[Work]
-    off: list[Work]
+    on: list[AblationWork]
+    off: list[AblationWork]
     are_answers_promised: bool
 
     def spreads(self, figure: Figure) -> tuple[Spread, Spread, Spread] | None:

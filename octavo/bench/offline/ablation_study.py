@@ -10,8 +10,8 @@ from typing import Any
 from octavo.bench.offline.ablation import Ablation, AblationResult
 from octavo.bench.offline.ablation_workloads import (
     CONTEXT,
+    AblationWork,
     Room,
-    Work,
     describe,
     run_engine,
 )
@@ -110,7 +110,7 @@ class AblationStudy:
     def _take_turns(
         self, ablation: Ablation, on: OfflineSession, off: OfflineSession
     ) -> AblationResult:
-        found: dict[bool, list[Work]] = {True: [], False: []}
+        found: dict[bool, list[AblationWork]] = {True: [], False: []}
         requests: Sequence[WorkloadRequest] = ()
         for repetition in range(self._repeat):
             requests = ablation.workload.create(self._room, 10 * repetition)

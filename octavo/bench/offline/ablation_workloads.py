@@ -50,7 +50,7 @@ class Room:
 
 
 @dataclass(frozen=True, slots=True)
-class Workload:
+class AblationWorkload:
     """``concurrency``: requests in flight; None gives all at once."""
 
     name: str
@@ -59,7 +59,7 @@ class Workload:
 
 
 @dataclass(slots=True)
-class Work:
+class AblationWork:
     """What became of a workload. Seconds; TPOT and gaps of all requests together."""
 
     elapsed_s: float = 0.0
@@ -87,13 +87,13 @@ class Work:
 
 
 def run_engine(
-    session: OfflineSession, workload: Workload, requests: list[WorkloadRequest]
-) -> Work:
+    session: OfflineSession, workload: AblationWorkload, requests: list[WorkloadRequest]
+) -> AblationWork:
     """As the engine does it."""
     requests = [replace(each, request_id=str(index)) for index, each in enumerate(requests)]
     timing = run_closed_loop(session, requests, workload.concurrency or len(requests))
     stats = [each.stats for each in timing.requests]
-    return Work(
+    return AblationWork(
         timing.elapsed_s,
         timing.num_output_tokens,
         [each.ttft for each in stats if each.ttft is not None],
@@ -104,8 +104,8 @@ def run_engine(
 
 
 def run_without_kv_cache(
-    session: OfflineSession, workload: Workload, requests: list[WorkloadRequest]
-) -> Work:
+    session: OfflineSession, workload: AblationWorkload, requests: list[WorkloadRequest]
+) -> AblationWork:
     """Every token by a forward pass over the whole text so far, all requests side by side.
 
     No engine has a setting for that. Here each token is the only one of a new prompt; the
@@ -114,7 +114,7 @@ def run_without_kv_cache(
     assert not session.loaded.config.cache.enable_prefix_caching
     texts = {str(index): list(each.prompt_token_ids or ()) for index, each in enumerate(requests)}
     wanted = {str(index): each.output_len or 1 for index, each in enumerate(requests)}
-    work = Work(answers={name: [] for name in texts})
+    work = AblationWork(answers={name: [] for name in texts})
     times: dict[str, list[float]] = {name: [] for name in texts}
     begin = time.perf_counter()
     while unfinished := [name for name in texts if len(times[name]) < wanted[name]]:
@@ -201,12 +201,12 @@ def _shared_document(room: Room, seed: int) -> list[WorkloadRequest]:
     return room.requests(room.count(16), 32, 32, seed, prefix_len=1536)
 
 
-LONE = Workload("one request", _lone)
-LONE_ANSWER = Workload("one long answer", _lone_answer)
-FEW = Workload("few short requests", _few)
-BATCH = Workload("a batch", _batch)
-LONG_CONTEXT = Workload("a batch with long prompts", _long_context)
-UNEVEN_ANSWERS = Workload("answers of uneven lengths", _uneven_answers)
-LONG_PROMPT_MEANWHILE = Workload("a long prompt among answers", _long_prompt_meanwhile, 5)
-SHARED_PREFIX = Workload("questions on one document", _shared_prefix, 1)
-SHARED_DOCUMENT = Workload("many questions on one document at once", _shared_document)
+LONE = AblationWorkload("one request", _lone)
+LONE_ANSWER = AblationWorkload("one long answer", _lone_answer)
+FEW = AblationWorkload("few short requests", _few)
+BATCH = AblationWorkload("a batch", _batch)
+LONG_CONTEXT = AblationWorkload("a batch with long prompts", _long_context)
+UNEVEN_ANSWERS = AblationWorkload("answers of uneven lengths", _uneven_answers)
+LONG_PROMPT_MEANWHILE = AblationWorkload("a long prompt among answers", _long_prompt_meanwhile, 5)
+SHARED_PREFIX = AblationWorkload("questions on one document", _shared_prefix, 1)
+SHARED_DOCUMENT = AblationWorkload("many questions on one document at once", _shared_document)

@@ -19,7 +19,7 @@ from octavo.base.errors import BenchmarkError, OctavoError
 from octavo.bench.offline.session import OfflineSession, RunTiming
 from octavo.bench.offline.spec import requests_of
 from octavo.cost.prediction import Prediction
-from octavo.planner.advice import Advice, Trial
+from octavo.planner.advice import Advice, AdviceTrial
 from octavo.settings.engine import EngineArgs
 from octavo.system import machine
 from octavo.workload.datasets import random_requests
@@ -78,7 +78,7 @@ class Run:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class AdviceOutcome:
     """``turns``: each without the change, and with it."""
 
     turns: tuple[tuple[Run, Run], ...]
@@ -116,7 +116,7 @@ class Tried:
     """An advice, and what came of it: ``outcome``, or ``why_not``."""
 
     advice: Advice
-    outcome: Outcome | None = None
+    outcome: AdviceOutcome | None = None
     why_not: str | None = None
 
     def as_json(self) -> dict[str, Any]:
@@ -155,7 +155,7 @@ def unforeseen(args: EngineArgs, load: Load) -> list[Advice]:
 
 
 def _only_tried(what: str, why: str, settings: dict[str, Any]) -> Advice:
-    return Advice(what, why, "by the trial alone", Trial(settings))
+    return Advice(what, why, "by the trial alone", AdviceTrial(settings))
 
 
 def settings_for(args: EngineArgs, load: Load, longest: int) -> EngineArgs:
@@ -208,7 +208,7 @@ class AdviceStudy:
         except OctavoError as error:
             return Tried(advice, why_not=f"it could not be tried: {error}")
 
-    def measure(self, trial: Trial) -> Outcome:
+    def measure(self, trial: AdviceTrial) -> AdviceOutcome:
         """In turns. OctavoError: the changed engine cannot be had, or cannot serve this."""
         with ExitStack() as stack:
             changed = self._session
@@ -218,7 +218,7 @@ class AdviceStudy:
             before = self._texts() if trial.on_text else [self._random()]
             after = [self._random(trial.shared_prefix)] if trial.shared_prefix else before
             sides = _Side(self._session, before), _Side(changed, after, trial.shared_prefix)
-            return Outcome(tuple(self._turns(*sides)))
+            return AdviceOutcome(tuple(self._turns(*sides)))
 
     def _turns(self, before: _Side, after: _Side) -> list[tuple[Run, Run]]:
         """Who begins changes from turn to turn."""

@@ -75,7 +75,7 @@ class Decoded:
 
 
 @dataclass(frozen=True, slots=True)
-class StepTimes:
+class StudyStepTimes:
     """Median seconds of plain steps by their rows: those of a draft are rows like any other."""
 
     seconds_of: Mapping[int, float]
@@ -107,7 +107,7 @@ class SpecRow:
     turns: tuple[tuple[Decoded, Decoded], ...]
     drafts: DraftStats
     draft_seconds: float
-    step_times: StepTimes
+    step_times: StudyStepTimes
 
     @property
     def base_decode_tps(self) -> Spread:
@@ -335,7 +335,7 @@ class SpecStudy:
         )
 
 
-def measure_steps(session: OfflineSession) -> StepTimes:
+def measure_steps(session: OfflineSession) -> StudyStepTimes:
     """Plain steps of 1, 2, 4, … requests with short contexts, up to 32."""
     found: dict[int, float] = {}
     for rows in (1, 2, 4, 8, 16, 32):
@@ -350,7 +350,7 @@ def measure_steps(session: OfflineSession) -> StepTimes:
         ]
         if seconds:
             found[rows] = statistics.median(seconds)
-    return StepTimes(found)
+    return StudyStepTimes(found)
 
 
 def _plainly(request: WorkloadRequest) -> SamplingParams:

@@ -16,7 +16,7 @@ from typing import Any
 from octavo.base.errors import BenchmarkError
 from octavo.bench.child_processes import need_process_groups
 from octavo.bench.noise import group_cpu_s
-from octavo.bench.peers.workers.workloads import Workload
+from octavo.bench.peers.workers.workloads import PeerWorkload
 
 # Of the process that starts an engine, nothing may decide how the engine's threads run.
 _FOREIGN_VARIABLES = ("OMP_", "GOMP_", "KMP_", "MKL_", "TORCHINDUCTOR_", "VLLM_")
@@ -97,7 +97,7 @@ class Worker:
         self._pause()
 
     def measure(
-        self, workload: Workload, seed: int, timeout: float | None = None
+        self, workload: PeerWorkload, seed: int, timeout: float | None = None
     ) -> list[dict[str, float]]:
         """The figures of each repetition. ChildError if there is no answer within ``timeout``
         seconds: by default, as many as the start may take."""

@@ -19,18 +19,18 @@ from octavo.bench.noise import BandwidthProbe, watch_cpu
 from octavo.bench.peers import contenders, report
 from octavo.bench.peers.child import ChildError
 from octavo.bench.peers.contenders import Contender, Settings
-from octavo.bench.peers.workers.workloads import FIGURES, Workload
+from octavo.bench.peers.workers.workloads import FIGURES, PeerWorkload
 from octavo.bench.record import Recorder
 
 Log = Callable[[str], None]
 
 
 @dataclass(frozen=True)
-class Plan:
+class ComparisonPlan:
     """``names``: the engines with their weights, in the order of their turns."""
 
     names: Sequence[str]
-    workloads: Sequence[Workload]
+    workloads: Sequence[PeerWorkload]
     rounds: int
 
     def as_json(self) -> dict[str, Any]:
@@ -77,7 +77,9 @@ class Comparison:
         self._failed: set[tuple[str, str]] = set()
         self._bandwidth: float | None = None
 
-    def run(self, rounds: int, workloads: Sequence[Workload], engines: Sequence[Contender]) -> None:
+    def run(
+        self, rounds: int, workloads: Sequence[PeerWorkload], engines: Sequence[Contender]
+    ) -> None:
         """A B C A B C …: all engines take turns at one workload, then at the next."""
         for number in range(rounds):
             for workload in workloads:
@@ -85,7 +87,7 @@ class Comparison:
                     if (workload.name, engine.name) not in self._failed:
                         self._measure(number, rounds, workload, engine)
 
-    def _measure(self, number: int, rounds: int, workload: Workload, engine: Contender) -> None:
+    def _measure(self, number: int, rounds: int, workload: PeerWorkload, engine: Contender) -> None:
         where = f"round {number + 1}/{rounds}, {workload.name}, {engine.name}"
         before = self._bandwidth = self._bandwidth or self._probe_bandwidth()
         with watch_cpu(engine.group) as cpu:
@@ -116,7 +118,7 @@ class Comparison:
         return None if self._probe is None else self._probe.measure()
 
 
-def compare(plan: Plan, settings: Settings, log: Log) -> Result:
+def compare(plan: ComparisonPlan, settings: Settings, log: Log) -> Result:
     """Start the engines that can be had, let them take turns, and end them, whatever happens.
 
     After Ctrl-C the turns that were taken are the result.

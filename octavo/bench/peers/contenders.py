@@ -16,7 +16,7 @@ from typing import Any, Protocol
 import octavo
 from octavo.bench.peers import llama_bench
 from octavo.bench.peers.child import ChildError, Worker, environment, start_to_first_byte
-from octavo.bench.peers.workers.workloads import Workload
+from octavo.bench.peers.workers.workloads import PeerWorkload
 
 WORKERS = Path(__file__).resolve().parent / "workers"
 ROOT = Path(octavo.__file__).resolve().parents[1]
@@ -67,7 +67,7 @@ class Contender(Protocol):
         """Make ready what is needed; says what runs. ChildError if it cannot be had."""
         ...
 
-    def measure(self, workload: Workload, seed: int) -> list[dict[str, float]]:
+    def measure(self, workload: PeerWorkload, seed: int) -> list[dict[str, float]]:
         """One dictionary of figures for each repetition; none where there is nothing to add."""
         ...
 
@@ -115,7 +115,7 @@ class PythonEngine:
         log = self.settings.logs / f"{self.name.replace(':', '-')}.log"
         return Worker(self._command, self.env, log, _TIMEOUT_S)
 
-    def measure(self, workload: Workload, seed: int) -> list[dict[str, float]]:
+    def measure(self, workload: PeerWorkload, seed: int) -> list[dict[str, float]]:
         assert self._worker is not None
         if workload.kind == "start":
             # Starting costs such an engine a minute: the start of its worker is the one sample.
@@ -131,7 +131,7 @@ class PythonEngine:
 
 
 class Octavo(PythonEngine):
-    def measure(self, workload: Workload, seed: int) -> list[dict[str, float]]:
+    def measure(self, workload: PeerWorkload, seed: int) -> list[dict[str, float]]:
         if workload.kind != "start":
             return super().measure(workload, seed)
         command = [sys.executable, "-m", "octavo", "generate", str(self.model), "--raw"]
@@ -171,10 +171,10 @@ class LlamaCpp:
             source = self.settings.gguf
             _run(llama_bench.quantize_command(programs, source, half_made, kind, threads))
             half_made.rename(self.model)
-        tiny = Workload("about", "", "prefill", 1, 16, 1, 1)
+        tiny = PeerWorkload("about", "", "prefill", 1, 16, 1, 1)
         return llama_bench.about(_run(self._bench_command(tiny)))
 
-    def measure(self, workload: Workload, seed: int) -> list[dict[str, float]]:
+    def measure(self, workload: PeerWorkload, seed: int) -> list[dict[str, float]]:
         if workload.kind == "start":
             programs, threads = self.settings.llama_programs, self.settings.threads
             command = llama_bench.first_token_command(programs, self.model, threads)
@@ -184,7 +184,7 @@ class LlamaCpp:
     def close(self) -> None:
         pass
 
-    def _bench_command(self, workload: Workload) -> list[str]:
+    def _bench_command(self, workload: PeerWorkload) -> list[str]:
         programs, threads = self.settings.llama_programs, self.settings.threads
         return llama_bench.bench_command(programs, self.model, workload, threads)
 

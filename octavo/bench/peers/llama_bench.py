@@ -6,14 +6,14 @@ import json
 from pathlib import Path
 from typing import Any
 
-from octavo.bench.peers.workers.workloads import Workload, batch_figures
+from octavo.bench.peers.workers.workloads import PeerWorkload, batch_figures
 
 # Flash attention; the other settings are the programs' defaults, which were the best of those
 # tried (a unified KV cache was several times slower with many sequences).
 _BATCH, _MICRO_BATCH = 2048, 512
 
 
-def bench_command(programs: Path, model: Path, workload: Workload, threads: int) -> list[str]:
+def bench_command(programs: Path, model: Path, workload: PeerWorkload, threads: int) -> list[str]:
     """The command that measures ``workload``; what it prints is for `parse`."""
     if workload.kind == "batch":
         # Each sequence decodes one token less than it answers: see workloads.py.
@@ -53,7 +53,7 @@ def quantize_command(
     return [program, "--allow-requantize", str(source), str(target), kind, str(threads)]
 
 
-def parse(workload: Workload, output: str) -> list[dict[str, float]]:
+def parse(workload: PeerWorkload, output: str) -> list[dict[str, float]]:
     """The figures of every repetition, from what `bench_command` printed.
 
     Raises:
@@ -85,7 +85,7 @@ def _parse_llama_bench(output: str) -> dict[str, Any]:
     return result
 
 
-def _parse_batched_bench(workload: Workload, output: str) -> dict[str, float]:
+def _parse_batched_bench(workload: PeerWorkload, output: str) -> dict[str, float]:
     lines = (line.strip() for line in output.splitlines())
     results = [json.loads(line) for line in lines if line.startswith("{")]
     shape = {"pl": workload.num_seqs, "pp": workload.input_len, "tg": workload.output_len - 1}

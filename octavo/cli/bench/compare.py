@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-    from octavo.bench.peers.compare import Plan, Result
+    from octavo.bench.peers.compare import ComparisonPlan, Result
 
 EXAMPLES = """\
 Peers are set up by benchmarks/peers/setup_llama_cpp and setup_vllm of octavo's source tree. One
@@ -84,7 +84,7 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _check_peers(plan: Plan, folder: Path) -> None:
+def _check_peers(plan: ComparisonPlan, folder: Path) -> None:
     """BenchmarkError where no other engine is here: said before a model is fetched."""
     from octavo.base.errors import BenchmarkError
     from octavo.bench.peers.contenders import how_to_install, nothing_to_compare
@@ -99,8 +99,8 @@ def _words(text: str) -> list[str]:
     return [word for word in text.replace(",", " ").split() if word]
 
 
-def _plan(args: argparse.Namespace) -> Plan:
-    from octavo.bench.peers.compare import Plan
+def _plan(args: argparse.Namespace) -> ComparisonPlan:
+    from octavo.bench.peers.compare import ComparisonPlan
     from octavo.bench.peers.contenders import choose
     from octavo.bench.peers.workers.workloads import WORKLOADS
 
@@ -114,7 +114,7 @@ def _plan(args: argparse.Namespace) -> Plan:
         names = choose([*(f"octavo:{weights}" for weights in args.octavo_weights), *args.peers])
     except ValueError as error:
         raise UsageError(str(error)) from error
-    return Plan(names, [WORKLOADS[name] for name in dict.fromkeys(chosen)], args.rounds)
+    return ComparisonPlan(names, [WORKLOADS[name] for name in dict.fromkeys(chosen)], args.rounds)
 
 
 def print_result(console: Console, result: Result) -> None:

@@ -167,7 +167,7 @@ class LinearArgs(Structure):
     )
 
 
-class Sight(Structure):
+class SinkWindow(Structure):
     _fields_ = (
         ("sinks", c_int32),
         ("window", c_int32),
@@ -189,7 +189,7 @@ class Sequences(Structure):
         ("parents", c_void_p),
         ("group_stride", c_int64),
         ("share_prefixes", c_int32),
-        ("sights", c_void_p),
+        ("sink_windows", c_void_p),
         ("state_source", c_void_p),
         ("state_target", c_void_p),
     )
@@ -494,7 +494,7 @@ STRUCTS: dict[str, type[Structure]] = {
     "oct_segment": Segment,
     "oct_head": Head,
     "oct_linear_args": LinearArgs,
-    "oct_sight": Sight,
+    "oct_sight": SinkWindow,
     "oct_sequences": Sequences,
     "oct_attention_args": AttentionArgs,
     "oct_kv_memory": KVMemory,

@@ -14,7 +14,7 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from octavo.kernels.fused_ops import Experts, Head, Linear, Phase
+from octavo.kernels.fused_ops import FusedExperts, FusedHead, FusedLinear, FusedOp
 
 
 class Above(NamedTuple):
@@ -32,11 +32,11 @@ ACTIVATIONS = {
 DEFAULT = "mixed"
 
 
-def round_activations(phases: Sequence[Phase], activations: str) -> None:
+def round_activations(phases: Sequence[FusedOp], activations: str) -> None:
     """Set ``remainder_above`` of all products. ``activations``: "auto", or one of `ACTIVATIONS`."""
     above = ACTIVATIONS[DEFAULT if activations == "auto" else activations]
     for phase in phases:
-        if isinstance(phase, Linear | Head | Experts):
+        if isinstance(phase, FusedLinear | FusedHead | FusedExperts):
             phase.remainder_above = above.other if phase.norm is None else above.normed
-        if isinstance(phase, Experts):
+        if isinstance(phase, FusedExperts):
             phase.inner_remainder_above = above.other

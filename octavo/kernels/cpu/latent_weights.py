@@ -20,7 +20,7 @@ import numpy as np
 from octavo.kernels.cpu import abi
 from octavo.kernels.cpu.layout import TILE, latent_weight_format
 from octavo.kernels.cpu.library import Library, Pool
-from octavo.kernels.fused_ops import LatentAttention, Matrix
+from octavo.kernels.fused_ops import FusedLatentAttention, WeightRef
 
 
 class HeadMatrices(NamedTuple):
@@ -39,17 +39,17 @@ class LatentWeights:
     """Those of the layers of a model, each made when it is first asked for: programs that share
     the packed weights share these."""
 
-    def __init__(self, packed: Callable[[Matrix], abi.Weight], library: Library, pool: Pool):
+    def __init__(self, packed: Callable[[WeightRef], abi.Weight], library: Library, pool: Pool):
         self._packed, self._library, self._pool = packed, library, pool
         self._made: dict[int, HeadMatrices] = {}  # by the layer
 
-    def of(self, phase: LatentAttention) -> HeadMatrices:
+    def of(self, phase: FusedLatentAttention) -> HeadMatrices:
         """Of a ``kv_b`` in any packed format."""
         if phase.layer not in self._made:
             self._made[phase.layer] = self._make(phase)
         return self._made[phase.layer]
 
-    def _make(self, phase: LatentAttention) -> HeadMatrices:
+    def _make(self, phase: FusedLatentAttention) -> HeadMatrices:
         packed, library = self._packed(phase.kv_b), self._library
         floats = np.empty((packed.n, packed.k), dtype=np.float32)
         library.check(library.lib.oct_unpack(self._pool, ctypes.byref(packed), floats.ctypes.data))
@@ -63,7 +63,7 @@ class LatentWeights:
         )
 
 
-def planned_bytes(phase: LatentAttention, packed_format: int) -> int:
+def planned_bytes(phase: FusedLatentAttention, packed_format: int) -> int:
     """Of the ``HeadMatrices`` of a layer, before there are any."""
     format, rank = latent_weight_format(packed_format), phase.norm.weight.shape[0]
     num_heads, query_dim = phase.q.shape

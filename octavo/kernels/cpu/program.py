@@ -19,7 +19,7 @@ from octavo.kernels.cpu import abi
 from octavo.kernels.cpu.latent_weights import LatentWeights
 from octavo.kernels.cpu.library import Library, Pool
 from octavo.kernels.cpu.recurrence import StateLayout, recurrence_struct
-from octavo.kernels.fused_ops import Matrix, Norm, Phase
+from octavo.kernels.fused_ops import FusedNorm, FusedOp, WeightRef
 from octavo.kernels.recorder import RopeTable, Value
 from octavo.kernels.routing import CLAMPED_SWIGLU, Expert, Routing
 
@@ -75,11 +75,11 @@ class Program:
 
     def __init__(
         self,
-        phases: Sequence[Phase],
+        phases: Sequence[FusedOp],
         library: Library,
         pool: Pool,
         kv: KVLayout,
-        packed: Callable[[Matrix], abi.Weight],
+        packed: Callable[[WeightRef], abi.Weight],
         max_tokens: int,
         kept: Collection[Value] = (),
         latent_weights: LatentWeights | None = None,
@@ -89,7 +89,7 @@ class Program:
         self.num_phases = len(phases)
         self.max_tokens = max_tokens
         head = phases[-1]
-        assert isinstance(head, fused_ops.Head)
+        assert isinstance(head, fused_ops.FusedHead)
         self.vocab_size = head.weight.shape[0]
         self._packed = packed
         self._latent_weights = latent_weights or LatentWeights(packed, library, pool)
@@ -183,30 +183,30 @@ class Program:
         self._cos_sin = tables
         self._num_positions = min((table.shape[0] for table in tables), default=num_positions)
 
-    def _arguments(self, phase: Phase) -> tuple[int, ctypes.Structure]:
+    def _arguments(self, phase: FusedOp) -> tuple[int, ctypes.Structure]:
         match phase:
-            case fused_ops.Embed():
+            case fused_ops.FusedEmbedding():
                 return abi.OCT_OP_EMBED, self._embed(phase)
-            case fused_ops.Linear():
+            case fused_ops.FusedLinear():
                 return abi.OCT_OP_LINEAR, self._linear(phase)
-            case fused_ops.Attention():
+            case fused_ops.FusedAttention():
                 return abi.OCT_OP_ATTENTION, self._attention(phase)
-            case fused_ops.Rows():
+            case fused_ops.FusedRows():
                 return abi.OCT_OP_ROWS, self._rows(phase)
-            case fused_ops.Check():
+            case fused_ops.FusedCheck():
                 return abi.OCT_OP_CHECK, abi.CheckArgs(
                     x=self._at(phase.source), width=phase.source.width
                 )
-            case fused_ops.Head():
+            case fused_ops.FusedHead():
                 return abi.OCT_OP_HEAD, self._head(phase)
-            case fused_ops.LatentAttention():
+            case fused_ops.FusedLatentAttention():
                 return abi.OCT_OP_LATENT, self._latent(phase)
-            case fused_ops.Experts():
+            case fused_ops.FusedExperts():
                 return abi.OCT_OP_EXPERTS, self._experts(phase)
-            case fused_ops.Recurrence():
+            case fused_ops.FusedRecurrence():
                 return recurrence_struct(phase, self._at, self._constant, self.kv.states)
 
-    def _embed(self, phase: fused_ops.Embed) -> abi.EmbedArgs:
+    def _embed(self, phase: fused_ops.FusedEmbedding) -> abi.EmbedArgs:
         arguments = abi.EmbedArgs(
             table=self._packed(phase.weight), scale=phase.scale, out=self._at(phase.out)
         )
@@ -215,7 +215,7 @@ class Program:
             arguments.position_offset = phase.position_offset
         return arguments
 
-    def _linear(self, phase: fused_ops.Linear) -> abi.LinearArgs:
+    def _linear(self, phase: fused_ops.FusedLinear) -> abi.LinearArgs:
         arguments = self._input(phase.source, phase.norm, phase.remainder_above)
         if phase.added is not None:
             assert phase.sum_out is not None
@@ -239,7 +239,7 @@ class Program:
             arguments.residual = self._at(phase.residual)
         return arguments
 
-    def _head(self, phase: fused_ops.Head) -> abi.LinearArgs:
+    def _head(self, phase: fused_ops.FusedHead) -> abi.LinearArgs:
         arguments = self._input(phase.source, phase.norm, phase.remainder_above)
         arguments.segments[0].weight = self._packed(phase.weight)
         arguments.num_segments = 1
@@ -250,7 +250,9 @@ class Program:
         arguments.head = ctypes.pointer(head)
         return arguments
 
-    def _input(self, source: Value, norm: Norm | None, remainder_above: float) -> abi.LinearArgs:
+    def _input(
+        self, source: Value, norm: FusedNorm | None, remainder_above: float
+    ) -> abi.LinearArgs:
         arguments = abi.LinearArgs(
             k=source.width, ldin=source.width, remainder_above=remainder_above
         )
@@ -259,7 +261,7 @@ class Program:
             arguments.norm, arguments.eps = self._constant(norm.weight), norm.eps
         return arguments
 
-    def _attention(self, phase: fused_ops.Attention) -> abi.AttentionArgs:
+    def _attention(self, phase: fused_ops.FusedAttention) -> abi.AttentionArgs:
         kv, q, k, v = self.kv, phase.q, phase.k, phase.v
         assert q.shape[-1] == k.shape[-1] == v.shape[-1] <= kv.head_dim
         arguments = abi.AttentionArgs(
@@ -294,7 +296,7 @@ class Program:
             self._tables.append((arguments, phase.rope))
         return arguments
 
-    def _latent(self, phase: fused_ops.LatentAttention) -> abi.LatentArgs:
+    def _latent(self, phase: fused_ops.FusedLatentAttention) -> abi.LatentArgs:
         kv, (num_heads, query_dim) = self.kv, phase.q.shape
         rope_dim, rank = phase.rope.rotary_dim, phase.norm.weight.shape[0]
         nope_dim = query_dim - rope_dim
@@ -326,7 +328,7 @@ class Program:
         self._tables.append((arguments, phase.rope))
         return arguments
 
-    def _experts(self, phase: fused_ops.Experts) -> abi.ExpertsArgs:
+    def _experts(self, phase: fused_ops.FusedExperts) -> abi.ExpertsArgs:
         experts = (abi.Expert * len(phase.experts))(*map(self._expert, phase.experts))
         loads = np.zeros(len(experts), dtype=np.int64)
         self._kept += [experts, loads]
@@ -367,7 +369,7 @@ class Program:
             correction=self._constant(correction),
         )
 
-    def _rows(self, phase: fused_ops.Rows) -> abi.RowsArgs:
+    def _rows(self, phase: fused_ops.FusedRows) -> abi.RowsArgs:
         width = phase.a.shape[-1]
         if phase.kind == "sigmoid":
             assert phase.b is not None
@@ -405,7 +407,7 @@ class _Arena:
     It counts as memory only as far as steps have used it.
     """
 
-    def __init__(self, phases: Sequence[Phase], max_tokens: int, kept: Collection[Value]):
+    def __init__(self, phases: Sequence[FusedOp], max_tokens: int, kept: Collection[Value]):
         self._max_tokens = max_tokens
         offsets: list[int] = []
         free: dict[int, list[int]] = defaultdict(list)  # places by the width they were made for

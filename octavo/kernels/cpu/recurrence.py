@@ -11,7 +11,7 @@ from typing import cast
 import numpy as np
 
 from octavo.kernels.cpu import abi
-from octavo.kernels.fused_ops import Recurrence
+from octavo.kernels.fused_ops import FusedRecurrence
 from octavo.kernels.recorder import Value
 from octavo.kernels.recurrence_specs import ConvSpec, DeltaSpec, GatedNormSpec, ScanSpec
 
@@ -31,7 +31,7 @@ class StateLayout:
 
 
 def recurrence_struct(
-    phase: Recurrence,
+    phase: FusedRecurrence,
     at: Callable[[Value], int],
     constant: Callable[[np.ndarray | None], int | None],
     states: StateLayout | None,
@@ -62,7 +62,7 @@ _Constant = Callable[[np.ndarray | None], int | None]
 
 
 def _conv(
-    phase: Recurrence, spec: ConvSpec, at: _At, constant: _Constant, kept: abi.States
+    phase: FusedRecurrence, spec: ConvSpec, at: _At, constant: _Constant, kept: abi.States
 ) -> abi.ConvArgs:
     weight, bias = phase.constants
     (x,) = phase.inputs
@@ -81,7 +81,7 @@ def _conv(
 
 
 def _scan(
-    phase: Recurrence, spec: ScanSpec, at: _At, constant: _Constant, kept: abi.States
+    phase: FusedRecurrence, spec: ScanSpec, at: _At, constant: _Constant, kept: abi.States
 ) -> abi.ScanArgs:
     a_log, skip, step_bias = phase.constants
     x, steps = phase.inputs
@@ -106,7 +106,7 @@ def _scan(
 
 
 def _delta(
-    phase: Recurrence, spec: DeltaSpec, at: _At, constant: _Constant, kept: abi.States
+    phase: FusedRecurrence, spec: DeltaSpec, at: _At, constant: _Constant, kept: abi.States
 ) -> abi.DeltaArgs:
     a_log, step_bias = phase.constants
     x, gates = phase.inputs
@@ -127,7 +127,7 @@ def _delta(
 
 
 def _gated_norm(
-    phase: Recurrence, spec: GatedNormSpec, at: _At, constant: _Constant
+    phase: FusedRecurrence, spec: GatedNormSpec, at: _At, constant: _Constant
 ) -> abi.GatedNormArgs:
     weight = phase.constants[0] if spec.normed else None
     x, gate = phase.inputs

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from octavo.kernels import fused_ops
-from octavo.kernels.fused_ops import Phase
+from octavo.kernels.fused_ops import FusedOp
 from octavo.kernels.recorder import Value
 
 
@@ -59,7 +59,7 @@ class Buffers:
 
     def __init__(
         self,
-        phases: Sequence[Phase],
+        phases: Sequence[FusedOp],
         max_tokens: int,
         dtype: torch.dtype,
         device: torch.device,
@@ -72,7 +72,9 @@ class Buffers:
         # By what there is of them, those that are of no use to anyone just now.
         self._free: dict[_Kind, list[_Buffer]] = defaultdict(list)
         # Routers are computed in float32, and so are their logits.
-        self._wide = {each.logits.source for each in phases if isinstance(each, fused_ops.Experts)}
+        self._wide = {
+            each.logits.source for each in phases if isinstance(each, fused_ops.FusedExperts)
+        }
         self._used: list[_Buffer] = []
         self.num_bytes = 0
         if lent is not None:
@@ -142,22 +144,22 @@ class Buffers:
         if not place.buffer.num_users:
             self._free[place.buffer.kind].append(place.buffer)
 
-    def _width_between(self, phase: Phase) -> int:
+    def _width_between(self, phase: FusedOp) -> int:
         """Of a row that is written and read by the same phase: queries for attention, and what is
         brought together for it; the norm of a sum for products, and a product that is scaled; the
         norm of what experts read; learned positions."""
         match phase:
-            case fused_ops.Attention():
+            case fused_ops.FusedAttention():
                 parts = phase.q, phase.k, phase.v
                 together = 0 if self.are_joint(parts) else sum(part.width for part in parts)
                 return phase.q.width + together
-            case fused_ops.Linear() if phase.added is not None:
+            case fused_ops.FusedLinear() if phase.added is not None:
                 return phase.source.width
-            case fused_ops.Linear() if phase.scale is not None:
+            case fused_ops.FusedLinear() if phase.scale is not None:
                 return phase.segments[0].out.width
-            case fused_ops.Experts() if phase.norm is not None:
+            case fused_ops.FusedExperts() if phase.norm is not None:
                 return phase.source.width
-            case fused_ops.Embed() if phase.positions is not None:
+            case fused_ops.FusedEmbedding() if phase.positions is not None:
                 return phase.out.width
         return 0
 
@@ -172,10 +174,10 @@ class Buffers:
         return tensor
 
 
-def _joined_values(phases: Sequence[Phase]) -> Iterator[tuple[Value, tuple[Value, ...]]]:
+def _joined_values(phases: Sequence[FusedOp]) -> Iterator[tuple[Value, tuple[Value, ...]]]:
     """Each value that is one of several outputs of a product, with all of these in their order."""
     for phase in phases:
-        if isinstance(phase, fused_ops.Linear) and phase.activation is None:
+        if isinstance(phase, fused_ops.FusedLinear) and phase.activation is None:
             group = tuple(segment.out.source for segment in phase.segments)
             if len(group) > 1:
                 yield from ((value, group) for value in group)

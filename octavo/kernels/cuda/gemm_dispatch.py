@@ -22,7 +22,7 @@ FEW_CODED_ROWS = 64  # more are worth a copy of the weight
 CODED_ACTIVATION_ROWS = 32  # from which products in 8 bits are worth the rounding of activations
 
 
-class Way(Enum):
+class GemmKind(Enum):
     """What computes a product; norms, activations and sums of the residual stream go with it, or
     are launches of their own."""
 
@@ -53,19 +53,19 @@ class Conditions:
     activations: str = "auto"
 
 
-def way_of(weight: DeviceWeight, num_rows: int, conditions: Conditions) -> Way:
+def gemm_kind(weight: DeviceWeight, num_rows: int, conditions: Conditions) -> GemmKind:
     """How so many rows are multiplied with a weight."""
     if isinstance(weight, JoinedWeight):
-        return Way.PARTS
+        return GemmKind.PARTS
     if conditions.invariant:
-        return Way.TILES
+        return GemmKind.TILES
     if isinstance(weight, DenseWeight):
-        return Way.FUSED if num_rows <= FEW_DENSE_ROWS else Way.GEMM
+        return GemmKind.FUSED if num_rows <= FEW_DENSE_ROWS else GemmKind.GEMM
     assert isinstance(weight, W4Weight | W8Weight)
     in_8_bits = _in_8_bits(weight, conditions)
     if in_8_bits is not None and num_rows >= CODED_ACTIVATION_ROWS:
         return in_8_bits
-    return Way.FUSED if num_rows <= _few_rows(weight) else Way.EXPANDED
+    return GemmKind.FUSED if num_rows <= _few_rows(weight) else GemmKind.EXPANDED
 
 
 def _few_rows(weight: W4Weight | W8Weight) -> int:
@@ -77,19 +77,19 @@ def _few_rows(weight: W4Weight | W8Weight) -> int:
 
 def multiplied_as(weight: DeviceWeight, conditions: Conditions) -> torch.dtype:
     """The type in which the rows of a long prompt are multiplied with a weight."""
-    way = way_of(weight, 512, conditions)
-    return {Way.FP8: torch.float8_e4m3fn, Way.INT8: torch.int8}.get(way, conditions.dtype)
+    way = gemm_kind(weight, 512, conditions)
+    return {GemmKind.FP8: torch.float8_e4m3fn, GemmKind.INT8: torch.int8}.get(way, conditions.dtype)
 
 
 def table(
     conditions: Conditions, rows: tuple[int, ...] = (1, 16, 64, 512)
-) -> Iterator[tuple[str, list[Way]]]:
+) -> Iterator[tuple[str, list[GemmKind]]]:
     """For each kind of weight its format, and how it is multiplied with so many rows."""
     for weight in _of_each_kind(conditions.dtype):
-        yield weight.format, [way_of(weight, num, conditions) for num in rows]
+        yield weight.format, [gemm_kind(weight, num, conditions) for num in rows]
 
 
-def _in_8_bits(weight: W4Weight | W8Weight, conditions: Conditions) -> Way | None:
+def _in_8_bits(weight: W4Weight | W8Weight, conditions: Conditions) -> GemmKind | None:
     """FP8 where the GPU multiplies it, and int8, of rows with one scale each: the products of
     torch have results in bfloat16 alone, and take dimensions that are multiples of 16."""
     if isinstance(weight, W4Weight) or weight.group is not None:
@@ -97,9 +97,9 @@ def _in_8_bits(weight: W4Weight | W8Weight, conditions: Conditions) -> Way | Non
     if not _may_round(weight, conditions.activations) or any(size % 16 for size in weight.shape):
         return None
     if not weight.is_fp8:
-        return Way.INT8
+        return GemmKind.INT8
     has_fp8 = conditions.gpu.arch >= 89 and conditions.dtype == torch.bfloat16
-    return Way.FP8 if has_fp8 else None
+    return GemmKind.FP8 if has_fp8 else None
 
 
 def _may_round(weight: W8Weight, activations: str) -> bool:

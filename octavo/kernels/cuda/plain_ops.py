@@ -158,7 +158,9 @@ class _Plan:
 
     def __init__(self, step: StepTensors):
         self._tables = step.tables
-        self._made: dict[tuple[int, int], attention.AttentionPlan] = {}  # by group and block size
+        self._made: dict[
+            tuple[int, int], attention.ReferenceAttentionPlan
+        ] = {}  # by group and block size
 
     def attend(
         self,
@@ -176,7 +178,7 @@ class _Plan:
         options = scoring.scale, scoring.window, scoring.softcap, scoring.sinks
         out.copy_(reference.paged_attention(q, k_cache, v_cache, plan, *options))
 
-    def of_group(self, group: int, block_size: int) -> attention.AttentionPlan | None:
+    def of_group(self, group: int, block_size: int) -> attention.ReferenceAttentionPlan | None:
         """None where there is only padding, for which plans have no place."""
         if not self._tables[group].seq_lens.any():
             return None

@@ -35,7 +35,7 @@ from octavo.kernels.cuda.ops import (
 )
 from octavo.kernels.cuda.products import Around, Norm
 from octavo.kernels.cuda.weights import DeviceWeight
-from octavo.kernels.fused_ops import CannotFuse, Matrix, Phase
+from octavo.kernels.fused_ops import CannotFuse, FusedOp, WeightRef
 from octavo.kernels.recorder import RopeTable, Value
 
 
@@ -71,9 +71,9 @@ class FusedProgram:
 
     def __init__(
         self,
-        phases: Sequence[Phase],
+        phases: Sequence[FusedOp],
         ops: FusedOps,
-        weight_of: Callable[[Sequence[Matrix]], DeviceWeight],
+        weight_of: Callable[[Sequence[WeightRef]], DeviceWeight],
         kv_cache: LayerStores,
         dtype: torch.dtype,
         device: torch.device,
@@ -87,7 +87,7 @@ class FusedProgram:
         self._max_tokens = max_tokens
         self._constants = _Constants(device, max_positions)
         head = phases[-1]
-        assert isinstance(head, fused_ops.Head)
+        assert isinstance(head, fused_ops.FusedHead)
         # Of the rows that are asked for.
         self._hidden = torch.zeros(max_rows, head.source.width, dtype=dtype, device=device)
         # 1 where the activations of a token are no longer numbers.
@@ -139,10 +139,10 @@ class FusedProgram:
         return self._buffers.num_bytes + self._hidden.nbytes + self.damaged.nbytes
 
     def _build(
-        self, phases: Sequence[Phase], kept: Collection[Value], lent: Buffers | None = None
+        self, phases: Sequence[FusedOp], kept: Collection[Value], lent: Buffers | None = None
     ) -> None:
         head = phases[-1]
-        assert isinstance(head, fused_ops.Head)
+        assert isinstance(head, fused_ops.FusedHead)
         self.phases, self._head = phases, head
         self.vocab_size = head.weight.shape[0]
         self._buffers = Buffers(phases, self._max_tokens, self._dtype, self._device, kept, lent)
@@ -150,27 +150,27 @@ class FusedProgram:
         self._parts = [part for phase in phases for part in self._parts_of(phase)]
         self._head_norm, self._head_weight = self._norm(head.norm), self._weight_of([head.weight])
 
-    def _parts_of(self, phase: Phase) -> Iterator[_Part]:
+    def _parts_of(self, phase: FusedOp) -> Iterator[_Part]:
         match phase:
-            case fused_ops.Embed():
+            case fused_ops.FusedEmbedding():
                 yield from self._embed(phase)
-            case fused_ops.Linear():
+            case fused_ops.FusedLinear():
                 yield from self._linear(phase)
-            case fused_ops.Attention():
+            case fused_ops.FusedAttention():
                 yield from self._attention(phase)
-            case fused_ops.LatentAttention():
+            case fused_ops.FusedLatentAttention():
                 yield self._latent_attention(phase)
-            case fused_ops.Rows():
+            case fused_ops.FusedRows():
                 yield self._rows(phase)
-            case fused_ops.Check():
+            case fused_ops.FusedCheck():
                 source = self._buffers.tensor(phase.source)
                 yield self._each_row(self._ops.find_damage, source, self.damaged)
-            case fused_ops.Experts():
+            case fused_ops.FusedExperts():
                 yield from self._experts(phase)
-            case fused_ops.Head():
+            case fused_ops.FusedHead():
                 pass  # its rows are asked for
 
-    def _embed(self, phase: fused_ops.Embed) -> Iterator[_Part]:
+    def _embed(self, phase: fused_ops.FusedEmbedding) -> Iterator[_Part]:
         rows, table = self._ops.products.rows, self._weight_of([phase.weight])
         out = self._buffers.tensor(phase.out)
         (at,) = self._tensors.places(out)
@@ -182,7 +182,7 @@ class FusedProgram:
         if phase.positions is not None:
             yield self._embed_positions(phase.positions, phase.position_offset, out)
 
-    def _embed_positions(self, matrix: Matrix, offset: int, out: Tensor) -> _Part:
+    def _embed_positions(self, matrix: WeightRef, offset: int, out: Tensor) -> _Part:
         rows, table = self._ops.products.rows, self._weight_of([matrix])
         ids = torch.zeros(self._max_tokens, dtype=torch.int32, device=self._device)
         places = self._tensors.places(ids, self._buffers.between(out.shape[1]), out)
@@ -195,7 +195,7 @@ class FusedProgram:
 
         return embed_positions
 
-    def _linear(self, phase: fused_ops.Linear) -> Iterator[_Part]:
+    def _linear(self, phase: fused_ops.FusedLinear) -> Iterator[_Part]:
         source, norm = self._buffers.tensor(phase.source), self._norm(phase.norm)
         if phase.added is not None and norm is None:
             assert phase.sum_out is not None
@@ -216,7 +216,7 @@ class FusedProgram:
         around = Around(norm, bias, phase.activation, accumulate=phase.residual is not None)
         yield self._each_row(lambda x, y: linear(x, weight, y, around), source, out)
 
-    def _residual(self, phase: fused_ops.Linear, out: Tensor) -> Iterator[_Part]:
+    def _residual(self, phase: fused_ops.FusedLinear, out: Tensor) -> Iterator[_Part]:
         """What the product is added to, where it does not lie there already."""
         assert phase.residual is not None
         if not self._buffers.is_same(phase.residual, phase.segments[0].out):
@@ -224,7 +224,7 @@ class FusedProgram:
 
     def _scaled_linear(
         self,
-        phase: fused_ops.Linear,
+        phase: fused_ops.FusedLinear,
         source: Tensor,
         weight: DeviceWeight,
         around: Around,
@@ -236,7 +236,7 @@ class FusedProgram:
         yield from self._residual(phase, out)
         yield self._each_row(lambda x, y: x.add_(y, alpha=scale), out, product)
 
-    def _sum(self, phase: fused_ops.Linear) -> Iterator[_Part]:
+    def _sum(self, phase: fused_ops.FusedLinear) -> Iterator[_Part]:
         """The sum that a linear reads as it is."""
         ops, y_norm = self._ops, self._norm(phase.added_norm)
         assert phase.added is not None and phase.sum_out is not None
@@ -247,7 +247,7 @@ class FusedProgram:
             y = normed
         yield self._each_row(lambda x, y, out: torch.add(x, y, out=out), x, y, total)
 
-    def _add_norm(self, phase: fused_ops.Linear, normed: Tensor) -> _Part:
+    def _add_norm(self, phase: fused_ops.FusedLinear, normed: Tensor) -> _Part:
         assert phase.added is not None and phase.sum_out is not None
         sum_of = map(self._buffers.tensor, (phase.source, phase.added, phase.sum_out))
         norm, y_norm = self._norm(phase.norm), self._norm(phase.added_norm)
@@ -257,13 +257,13 @@ class FusedProgram:
             lambda x, y, total, out: add_norm(x, y, y_norm, total, norm, out), *sum_of, normed
         )
 
-    def _outputs(self, phase: fused_ops.Linear) -> Tensor:
+    def _outputs(self, phase: fused_ops.FusedLinear) -> Tensor:
         """Where the product of all segments goes, or what an activation makes of it."""
         if phase.activation is not None:
             return self._buffers.tensor(phase.segments[0].out)
         return self._buffers.joint([segment.out for segment in phase.segments])
 
-    def _attention(self, phase: fused_ops.Attention) -> Iterator[_Part]:
+    def _attention(self, phase: fused_ops.FusedAttention) -> Iterator[_Part]:
         ops, scoring = self._ops, self._scoring(phase)
         norms, rope = self._head_norms(phase), self._rope(phase)
         k_cache, v_cache = self._kv_cache.layer(phase.layer)
@@ -292,7 +292,7 @@ class FusedProgram:
 
         yield attention
 
-    def _latent_attention(self, phase: fused_ops.LatentAttention) -> _Part:
+    def _latent_attention(self, phase: fused_ops.FusedLatentAttention) -> _Part:
         if not isinstance(self._ops, LatentOps):
             raise CannotFuse("these ops have no latent attention")
         attend, group = self._ops.attend_latents, self._kv_cache.group_of(phase.layer)
@@ -313,7 +313,7 @@ class FusedProgram:
 
         return latent_attention
 
-    def _experts(self, phase: fused_ops.Experts) -> Iterator[_Part]:
+    def _experts(self, phase: fused_ops.FusedExperts) -> Iterator[_Part]:
         source, norm = self._buffers.tensor(phase.source), self._norm(phase.norm)
         ops, layer = self._ops, self._expert_layer(phase)
         if norm is not None:
@@ -331,7 +331,7 @@ class FusedProgram:
 
         yield experts
 
-    def _expert_layer(self, phase: fused_ops.Experts) -> ExpertLayer:
+    def _expert_layer(self, phase: fused_ops.FusedExperts) -> ExpertLayer:
         experts = phase.experts
         return ExpertLayer(
             self._weight_of([matrix for each in experts for matrix in (each.gate, each.up)]),
@@ -348,7 +348,7 @@ class FusedProgram:
         there = [part for part in parts if part is not None]
         return self._constants.vector(np.concatenate(there)) if there else None
 
-    def _rows(self, phase: fused_ops.Rows) -> _Part:
+    def _rows(self, phase: fused_ops.FusedRows) -> _Part:
         ops, kind = self._ops, phase.kind
         a, out = self._buffers.tensor(phase.a), self._buffers.tensor(phase.out)
         if phase.norm is not None:
@@ -366,7 +366,7 @@ class FusedProgram:
         return self._each_row(lambda a, b, out: ops.activate(a, b, kind, out), a, b, out)
 
     def _norm_rows(
-        self, phase: fused_ops.Rows, of: fused_ops.Norm, a: Tensor, out: Tensor
+        self, phase: fused_ops.FusedRows, of: fused_ops.FusedNorm, a: Tensor, out: Tensor
     ) -> _Part:
         if len(phase.a.shape) > 1:
             raise CannotFuse("norms of heads are made with attention, and not alone")
@@ -376,11 +376,11 @@ class FusedProgram:
         bias = None if phase.bias is None else self._constants.vector(phase.bias)
         return self._each_row(lambda a, out: ops.layernorm(a, norm, bias, out), a, out)
 
-    def _scoring(self, phase: fused_ops.Attention) -> Scoring:
+    def _scoring(self, phase: fused_ops.FusedAttention) -> Scoring:
         sinks = None if phase.sinks is None else self._constants.vector(phase.sinks)
         return Scoring(phase.scale, phase.window, phase.softcap, sinks)
 
-    def _head_norms(self, phase: fused_ops.Attention) -> HeadNorms | None:
+    def _head_norms(self, phase: fused_ops.FusedAttention) -> HeadNorms | None:
         q, k = self._norm(phase.q_norm), self._norm(phase.k_norm)
         if q is None and k is None:
             return None
@@ -388,15 +388,15 @@ class FusedProgram:
             raise CannotFuse(f"queries and keys of layer {phase.layer} are not normed alike")
         return HeadNorms(q.weight, k.weight, q.eps)
 
-    def _rope(self, phase: fused_ops.Attention) -> Rope | None:
+    def _rope(self, phase: fused_ops.FusedAttention) -> Rope | None:
         if phase.rope is None:
             return None
         return Rope(self._constants.rotations(phase.rope), phase.interleaved)
 
-    def _norm(self, norm: fused_ops.Norm | None) -> Norm | None:
+    def _norm(self, norm: fused_ops.FusedNorm | None) -> Norm | None:
         return None if norm is None else Norm(self._constants.vector(norm.weight), norm.eps)
 
-    def _bias(self, segments: Sequence[fused_ops.Segment]) -> Tensor | None:
+    def _bias(self, segments: Sequence[fused_ops.FusedSegment]) -> Tensor | None:
         if all(segment.bias is None for segment in segments):
             return None
         parts = [

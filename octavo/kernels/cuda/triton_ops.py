@@ -34,7 +34,7 @@ from octavo.kernels.cuda.ops import (
 from octavo.kernels.cuda.products import Norm, Products
 from octavo.kernels.cuda.triton_products import TritonProducts, Use
 from octavo.kernels.cuda.weights import DeviceWeight
-from octavo.kernels.fused_ops import Matrix, Phase
+from octavo.kernels.fused_ops import FusedOp, WeightRef
 from octavo.kernels.kv_stores import KVStore
 
 
@@ -154,8 +154,8 @@ class TritonOps:
 
 
 def create_triton_ops(
-    phases: Sequence[Phase],
-    weight_of: Callable[[Sequence[Matrix]], DeviceWeight],
+    phases: Sequence[FusedOp],
+    weight_of: Callable[[Sequence[WeightRef]], DeviceWeight],
     kv_cache: LayerStores,
     dtype: torch.dtype,
     device: torch.device,
@@ -186,34 +186,34 @@ def create_triton_ops(
 
 
 def _uses(
-    phases: Sequence[Phase],
-    weight_of: Callable[[Sequence[Matrix]], DeviceWeight],
+    phases: Sequence[FusedOp],
+    weight_of: Callable[[Sequence[WeightRef]], DeviceWeight],
     max_tokens: int,
     max_rows: int,
 ) -> Iterator[Use]:
     for phase in phases:
-        if isinstance(phase, fused_ops.Linear):
+        if isinstance(phase, fused_ops.FusedLinear):
             weight = weight_of([segment.weight for segment in phase.segments])
             yield Use(weight, max_tokens, gated=phase.activation is not None)
-        elif isinstance(phase, fused_ops.Head):
+        elif isinstance(phase, fused_ops.FusedHead):
             yield Use(weight_of([phase.weight]), max_rows)
 
 
-def _expert_sizes(phases: Sequence[Phase]) -> Iterator[ExpertSizes]:
+def _expert_sizes(phases: Sequence[FusedOp]) -> Iterator[ExpertSizes]:
     for phase in phases:
-        if isinstance(phase, fused_ops.Experts):
+        if isinstance(phase, fused_ops.FusedExperts):
             inner, width = phase.experts[0].gate.shape
             yield ExpertSizes(phase.routing, inner, width)
 
 
-def _latent_sizes(phases: Sequence[Phase]) -> Iterator[LatentSizes]:
+def _latent_sizes(phases: Sequence[FusedOp]) -> Iterator[LatentSizes]:
     for phase in phases:
-        if isinstance(phase, fused_ops.LatentAttention):
+        if isinstance(phase, fused_ops.FusedLatentAttention):
             yield LatentSizes(phase.q.shape[0], phase.kv_b.shape[1], phase.rope.rotary_dim)
 
 
 def _head_shapes(
-    phases: Sequence[Phase], kv_cache: LayerStores, dtype: torch.dtype
+    phases: Sequence[FusedOp], kv_cache: LayerStores, dtype: torch.dtype
 ) -> set[HeadShape]:
     """Of all layers. ConfigError if no kernel reads what their keys and values are kept as."""
     shapes = set()
@@ -223,7 +223,7 @@ def _head_shapes(
         stores = kv_cache.layer(phase.layer)
         for store in stores:
             kind_of(store)
-        if isinstance(phase, fused_ops.Attention):
+        if isinstance(phase, fused_ops.FusedAttention):
             shapes.add(HeadShape.of(torch.empty(0, *phase.q.shape, dtype=dtype), *stores))
         else:
             heads = phase.q.shape[0], phase.kv_b.shape[1]

@@ -16,8 +16,8 @@ from octavo.kernels.cuda.gemm_dispatch import (
     FEW_CODED_ROWS,
     FEW_DENSE_ROWS,
     Conditions,
-    Way,
-    way_of,
+    GemmKind,
+    gemm_kind,
 )
 from octavo.kernels.cuda.linear import linear, tiling_of
 from octavo.kernels.cuda.norms import rmsnorm
@@ -52,7 +52,7 @@ class TritonProducts:
 
     Args:
         uses: of each weight that is multiplied with; those that are only looked up are none.
-        conditions: those that ``way_of`` is asked with.
+        conditions: those that ``gemm_kind`` is asked with.
     """
 
     def __init__(
@@ -106,8 +106,8 @@ class TritonProducts:
         weight, (n, k), most = use.weight, use.weight.shape, min(use.max_rows, PIECE_ROWS)
         num_processors = self._conditions.gpu.num_processors
         for rows in _rows_to_look_at(most):
-            way = way_of(weight, rows, self._conditions)
-            if way in (Way.FUSED, Way.TILES):
+            way = gemm_kind(weight, rows, self._conditions)
+            if way in (GemmKind.FUSED, GemmKind.TILES):
                 assert isinstance(weight, DenseWeight | W4Weight | W8Weight)
                 key, tiles = self._key(way, weight, rows, use.gated), _num_row_tiles(way, most)
                 self._tilings[key] = tiling_of(
@@ -120,17 +120,19 @@ class TritonProducts:
             for part in weight.parts:
                 self._prepare(Use(part, use.max_rows), needs)
 
-    def _key(self, way: Way, weight: DeviceWeight, rows: int, gated: bool) -> tuple[int, int, bool]:
+    def _key(
+        self, way: GemmKind, weight: DeviceWeight, rows: int, gated: bool
+    ) -> tuple[int, int, bool]:
         """What tilings are looked up by: the weight, rows of a program, and an activation."""
-        if way is Way.TILES:
+        if way is GemmKind.TILES:
             of_program = _INVARIANT_ROWS
         else:
             of_program = max(FEW_DENSE_ROWS, triton.next_power_of_2(rows))
         return id(weight), of_program, gated
 
     def _piece(self, x: Tensor, weight: DeviceWeight, out: Tensor, around: Around) -> None:
-        way = way_of(weight, len(x), self._conditions)
-        if way in (Way.FUSED, Way.TILES):
+        way = gemm_kind(weight, len(x), self._conditions)
+        if way in (GemmKind.FUSED, GemmKind.TILES):
             self._in_one_launch(way, x, weight, out, around)
         elif around.activation is None:
             self._product(way, x, weight, out, around)
@@ -140,7 +142,7 @@ class TritonProducts:
             activation_mul(wide, out, around.activation)
 
     def _in_one_launch(
-        self, way: Way, x: Tensor, weight: DeviceWeight, out: Tensor, around: Around
+        self, way: GemmKind, x: Tensor, weight: DeviceWeight, out: Tensor, around: Around
     ) -> None:
         if x.dtype == torch.float16:
             x, around = self._norm(x, around.norm), replace(around, norm=None)
@@ -150,12 +152,12 @@ class TritonProducts:
             linear(x[rows], weight, out[rows], tiling, self._workspace, around)
 
     def _product(
-        self, way: Way, x: Tensor, weight: DeviceWeight, out: Tensor, around: Around
+        self, way: GemmKind, x: Tensor, weight: DeviceWeight, out: Tensor, around: Around
     ) -> None:
         """In several launches, without an activation."""
-        if isinstance(weight, W8Weight) and way is Way.FP8:
+        if isinstance(weight, W8Weight) and way is GemmKind.FP8:
             return self._in_fp8(x, weight, out, around)
-        if isinstance(weight, W8Weight) and way is Way.INT8:
+        if isinstance(weight, W8Weight) and way is GemmKind.INT8:
             return self._in_int8(x, weight, out, around)
         x = self._norm(x, around.norm)
         if isinstance(weight, DenseWeight):
@@ -261,18 +263,18 @@ class _Needs:
         if dtype == torch.float16:
             self.normed = max(self.normed, rows * k)
 
-    def of_several(self, way: Way, rows: int, n: int, k: int, gated: bool) -> None:
+    def of_several(self, way: GemmKind, rows: int, n: int, k: int, gated: bool) -> None:
         if gated:
             self.wide = max(self.wide, rows * n)
-        if way in (Way.FP8, Way.INT8):
+        if way in (GemmKind.FP8, GemmKind.INT8):
             self.codes, self.scales = max(self.codes, rows * k), max(self.scales, rows)
         else:
             self.normed = max(self.normed, rows * k)
-        if way is Way.INT8:
+        if way is GemmKind.INT8:
             self.integers = max(self.integers, min(rows, _INTEGER_ROWS) * n)
-        if way is Way.FP8:
+        if way is GemmKind.FP8:
             self.scratch = max(self.scratch, rows * n)
-        if way is Way.EXPANDED:
+        if way is GemmKind.EXPANDED:
             self.scratch = max(self.scratch, min(n, _outputs_at_a_time(k)) * k)
 
 
@@ -282,8 +284,8 @@ def _rows_to_look_at(most: int) -> list[int]:
     return [*steps, *(step - 1 for step in steps if step > 1), most]
 
 
-def _num_row_tiles(way: Way, most: int) -> int:
-    return min(_INVARIANT_TILES, -(-most // _INVARIANT_ROWS)) if way is Way.TILES else 1
+def _num_row_tiles(way: GemmKind, most: int) -> int:
+    return min(_INVARIANT_TILES, -(-most // _INVARIANT_ROWS)) if way is GemmKind.TILES else 1
 
 
 def _outputs_at_a_time(k: int) -> int:

@@ -17,7 +17,7 @@ import numpy as np
 from octavo.quantization.coded import CodedWeight
 from octavo.quantize.scheme import Scheme
 from octavo.quantize.writers.base import (
-    Part,
+    WrittenPart,
     all_codes,
     group_size,
     need,
@@ -35,11 +35,11 @@ class AWQWriter:
         need("AWQ", scheme.bits == 4, f"{scheme.bits} bits, it has 4")
         need("AWQ", shape[0] % 8 == 0, f"its {shape[0]} outputs are no multiple of 8")
 
-    def parts(self, weight: CodedWeight, scheme: Scheme) -> Mapping[str, Part]:
+    def parts(self, weight: CodedWeight, scheme: Scheme) -> Mapping[str, WrittenPart]:
         return {
-            "qweight": Part("I32", _pack(all_codes(weight).T)),
-            "qzeros": Part("I32", _pack(table(weight.zeros, weight).T.astype(np.uint8))),
-            "scales": Part("F16", table(weight.scales, weight).T.astype(np.float16)),
+            "qweight": WrittenPart("I32", _pack(all_codes(weight).T)),
+            "qzeros": WrittenPart("I32", _pack(table(weight.zeros, weight).T.astype(np.uint8))),
+            "scales": WrittenPart("F16", table(weight.scales, weight).T.astype(np.float16)),
         }
 
     def config(self, scheme: Scheme, left_out: Sequence[str]) -> dict[str, Any]:

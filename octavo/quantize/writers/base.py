@@ -15,7 +15,7 @@ from octavo.quantization.coded import CodedWeight
 from octavo.quantize.scheme import Scheme
 
 
-class Part(NamedTuple):
+class WrittenPart(NamedTuple):
     """A tensor: ``dtype`` as safetensors spells it; ``data`` of that type, or of one as wide."""
 
     dtype: str
@@ -30,7 +30,7 @@ class Writer(Protocol):
         """ConfigError if the format has no room for such a matrix."""
         ...
 
-    def parts(self, weight: CodedWeight, scheme: Scheme) -> Mapping[str, Part]:
+    def parts(self, weight: CodedWeight, scheme: Scheme) -> Mapping[str, WrittenPart]:
         """By what comes behind the module's name: "qweight", "scales"."""
         ...
 

@@ -22,7 +22,7 @@ import numpy as np
 from octavo.quantization.coded import CodedWeight
 from octavo.quantization.levels import NF4_BLOCK, NF4_LEVELS
 from octavo.quantize.scheme import Scheme
-from octavo.quantize.writers.base import Part, all_codes, need, table
+from octavo.quantize.writers.base import WrittenPart, all_codes, need, table
 
 _NESTED_BLOCK = 256
 _STATE = "weight.quant_state.bitsandbytes__nf4"
@@ -35,7 +35,7 @@ class NF4Writer:
         need("NF4", scheme.bits == 4, f"{scheme.bits} bits, and it has 4")
         need("NF4", shape[1] % NF4_BLOCK == 0, f"rows of {shape[1]} are no blocks of {NF4_BLOCK}")
 
-    def parts(self, weight: CodedWeight, scheme: Scheme) -> Mapping[str, Part]:
+    def parts(self, weight: CodedWeight, scheme: Scheme) -> Mapping[str, WrittenPart]:
         pairs = all_codes(weight).reshape(-1, 2)
         absmax, nested, offset = quantize_scales(table(weight.scales, weight).reshape(-1))
         state = {
@@ -50,12 +50,12 @@ class NF4Writer:
         text = json.dumps(state).encode()
         text += b" " * (-(len(absmax) + len(text)) % 4)  # so that floats after it are aligned
         return {
-            "weight": Part("U8", (pairs[:, :1] << 4 | pairs[:, 1:])),
-            "weight.nested_absmax": Part("F32", nested),
-            "weight.nested_quant_map": Part("F32", dynamic_map()),
-            "weight.quant_map": Part("F32", NF4_LEVELS),
-            "weight.absmax": Part("U8", absmax),
-            _STATE: Part("U8", np.frombuffer(text, np.uint8)),
+            "weight": WrittenPart("U8", (pairs[:, :1] << 4 | pairs[:, 1:])),
+            "weight.nested_absmax": WrittenPart("F32", nested),
+            "weight.nested_quant_map": WrittenPart("F32", dynamic_map()),
+            "weight.quant_map": WrittenPart("F32", NF4_LEVELS),
+            "weight.absmax": WrittenPart("U8", absmax),
+            _STATE: WrittenPart("U8", np.frombuffer(text, np.uint8)),
         }
 
     def config(self, scheme: Scheme, left_out: Sequence[str]) -> dict[str, Any]:

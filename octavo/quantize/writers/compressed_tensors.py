@@ -22,7 +22,7 @@ import numpy as np
 from octavo.quantization.coded import CodedWeight
 from octavo.quantize.scheme import Scheme
 from octavo.quantize.writers.base import (
-    Part,
+    WrittenPart,
     all_codes,
     group_size,
     need,
@@ -41,15 +41,15 @@ class CompressedTensorsWriter:
             f"zeros of its {shape[0]} outputs fill no whole words",
         )  # fmt: skip
 
-    def parts(self, weight: CodedWeight, scheme: Scheme) -> Mapping[str, Part]:
+    def parts(self, weight: CodedWeight, scheme: Scheme) -> Mapping[str, WrittenPart]:
         made = {
-            "weight_packed": Part("I32", pack_words(all_codes(weight), scheme.bits)),
-            "weight_scale": Part("F16", table(weight.scales, weight).astype(np.float16)),
-            "weight_shape": Part("I64", np.array(weight.shape, "<i8")),
+            "weight_packed": WrittenPart("I32", pack_words(all_codes(weight), scheme.bits)),
+            "weight_scale": WrittenPart("F16", table(weight.scales, weight).astype(np.float16)),
+            "weight_shape": WrittenPart("I64", np.array(weight.shape, "<i8")),
         }
         if not scheme.symmetric:
             zeros = table(weight.zeros, weight).astype(np.uint8)
-            made["weight_zero_point"] = Part("I32", pack_words(zeros.T, scheme.bits).T)
+            made["weight_zero_point"] = WrittenPart("I32", pack_words(zeros.T, scheme.bits).T)
         return made
 
     def num_bits(self, shape: tuple[int, int], scheme: Scheme) -> int:
@@ -84,9 +84,9 @@ class Int8Writer:
         is_so = scheme.bits == 8 and scheme.symmetric and group_size(scheme) is None
         need("W8A8", is_so, "it has 8 bits, symmetric, with a scale for each output")
 
-    def parts(self, weight: CodedWeight, scheme: Scheme) -> Mapping[str, Part]:
+    def parts(self, weight: CodedWeight, scheme: Scheme) -> Mapping[str, WrittenPart]:
         signed = (all_codes(weight) ^ 0x80).view(np.int8)  # less 128
-        return {"weight": Part("I8", signed), "weight_scale": _row_scales(weight)}
+        return {"weight": WrittenPart("I8", signed), "weight_scale": _row_scales(weight)}
 
     def config(self, scheme: Scheme, left_out: Sequence[str]) -> dict[str, Any]:
         return _config("int-quantized", _of_rows("int"), _of_tokens("int"), left_out)
@@ -101,9 +101,9 @@ class FP8Writer:
         is_so = scheme.bits == 8 and group_size(scheme) is None
         need("FP8", is_so, "it has 8 bits, with a scale for each output")
 
-    def parts(self, weight: CodedWeight, scheme: Scheme) -> Mapping[str, Part]:
+    def parts(self, weight: CodedWeight, scheme: Scheme) -> Mapping[str, WrittenPart]:
         return {
-            "weight": Part("F8_E4M3", all_codes(weight)),
+            "weight": WrittenPart("F8_E4M3", all_codes(weight)),
             "weight_scale": _row_scales(weight),
         }
 
@@ -126,8 +126,8 @@ def _in_words(num_bits: int) -> int:
     return num_bits + -num_bits % 32
 
 
-def _row_scales(weight: CodedWeight) -> Part:
-    return Part("F32", table(weight.scales, weight).astype("<f4"))
+def _row_scales(weight: CodedWeight) -> WrittenPart:
+    return WrittenPart("F32", table(weight.scales, weight).astype("<f4"))
 
 
 def _of_rows(type: str) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from typing import Any
 from octavo.quantization.coded import CodedWeight
 from octavo.quantization.levels import FP8_BLOCK
 from octavo.quantize.scheme import Scheme
-from octavo.quantize.writers.base import Part, all_codes, need, table
+from octavo.quantize.writers.base import WrittenPart, all_codes, need, table
 
 
 class FP8BlockWriter:
@@ -21,11 +21,11 @@ class FP8BlockWriter:
     def check(self, shape: tuple[int, int], scheme: Scheme) -> None:
         need("FP8", scheme.bits == 8, f"{scheme.bits} bits, and it has 8")
 
-    def parts(self, weight: CodedWeight, scheme: Scheme) -> Mapping[str, Part]:
+    def parts(self, weight: CodedWeight, scheme: Scheme) -> Mapping[str, WrittenPart]:
         scales = table(weight.scales, weight)[::FP8_BLOCK]
         return {
-            "weight_scale_inv": Part("F32", scales.astype("<f4")),
-            "weight": Part("F8_E4M3", all_codes(weight)),
+            "weight_scale_inv": WrittenPart("F32", scales.astype("<f4")),
+            "weight": WrittenPart("F8_E4M3", all_codes(weight)),
         }
 
     def config(self, scheme: Scheme, left_out: Sequence[str]) -> dict[str, Any]:

@@ -22,7 +22,7 @@ import numpy as np
 from octavo.quantization.coded import CodedWeight
 from octavo.quantize.scheme import Scheme
 from octavo.quantize.writers.base import (
-    Part,
+    WrittenPart,
     all_codes,
     group_size,
     need,
@@ -41,16 +41,16 @@ class GPTQWriter:
         for size, what in zip(shape, ("outputs", "inputs"), strict=True):
             need("GPTQ", size % 32 == 0, f"its {size} {what} are no multiple of 32")
 
-    def parts(self, weight: CodedWeight, scheme: Scheme) -> Mapping[str, Part]:
+    def parts(self, weight: CodedWeight, scheme: Scheme) -> Mapping[str, WrittenPart]:
         num_inputs = weight.shape[1]
         zeros = table(weight.zeros, weight).astype(np.uint8)
         stored = zeros - np.uint8(_version(scheme) == 1)
         groups = np.arange(num_inputs) // weight.group_size
         return {
-            "qweight": Part("I32", pack_words(all_codes(weight), scheme.bits).T),
-            "qzeros": Part("I32", pack_words(stored.T, scheme.bits)),
-            "scales": Part("F16", table(weight.scales, weight).T.astype(np.float16)),
-            "g_idx": Part("I32", groups.astype("<i4")),
+            "qweight": WrittenPart("I32", pack_words(all_codes(weight), scheme.bits).T),
+            "qzeros": WrittenPart("I32", pack_words(stored.T, scheme.bits)),
+            "scales": WrittenPart("F16", table(weight.scales, weight).T.astype(np.float16)),
+            "g_idx": WrittenPart("I32", groups.astype("<i4")),
         }
 
     def config(self, scheme: Scheme, left_out: Sequence[str]) -> dict[str, Any]:

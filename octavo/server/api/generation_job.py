@@ -10,15 +10,15 @@ from typing import Any
 
 from octavo.base.errors import EngineError, InvalidRequestError, OctavoError
 from octavo.core.batch import NO_TOKEN_LEFT, OVERFLOW
-from octavo.core.limits import Work
+from octavo.core.limits import RequestWork
 from octavo.core.prefix_cache import MissReason
 from octavo.core.sampling_params import SamplingParams, check_prompt_logprobs
 from octavo.server.api.requests import GenerationFields
 from octavo.server.api.sampling import is_deterministic
 from octavo.server.api.service import Service
 from octavo.server.engine.generation import (
-    Completion,
     Delta,
+    FinishedCompletion,
     Generation,
     GenerationRequest,
     GenerationStats,
@@ -137,7 +137,7 @@ class Job:
         self._tenant.end_work(self._work)
         self._tenant.refund_tokens(max(self._work.tokens - used, 0))
 
-    async def collect(self) -> list[list[Completion]]:
+    async def collect(self) -> list[list[FinishedCompletion]]:
         """The ``n`` completions of each prompt, the most likely of them where there are more."""
         return [_best(await each.collect(), self.params.n) for each in self.generations]
 
@@ -207,7 +207,7 @@ class Job:
         return _timings(self.generations[0].stats, self.params.num_samples)
 
 
-def _work_of(prompts: Sequence[list[int]], params: SamplingParams) -> Work:
+def _work_of(prompts: Sequence[list[int]], params: SamplingParams) -> RequestWork:
     """What a request may take; InvalidRequestError if those are too many completions."""
     num_samples = len(prompts) * params.num_samples
     if num_samples > MAX_SAMPLES:
@@ -216,8 +216,8 @@ def _work_of(prompts: Sequence[list[int]], params: SamplingParams) -> Work:
             f"{num_samples}; a request may ask for {MAX_SAMPLES}",
             "n",
         )
-    each = [Work.of(len(prompt), params) for prompt in prompts]
-    return Work(num_samples, sum(work.tokens for work in each))
+    each = [RequestWork.of(len(prompt), params) for prompt in prompts]
+    return RequestWork(num_samples, sum(work.tokens for work in each))
 
 
 def _check_allowed_tokens(params: SamplingParams, num_prompts: int) -> None:
@@ -230,7 +230,7 @@ def _check_allowed_tokens(params: SamplingParams, num_prompts: int) -> None:
         )
 
 
-def num_entries(job: Job, completions: Sequence[Sequence[Completion]]) -> int:
+def num_entries(job: Job, completions: Sequence[Sequence[FinishedCompletion]]) -> int:
     """How much there is to write of an answer: log-probabilities and choices."""
     num_positions = sum(len(completion.logprobs) for group in completions for completion in group)
     num_positions += sum(len(generation.prompt_logprobs) for generation in job.generations)
@@ -249,7 +249,7 @@ async def _next(generation: Generation) -> list[Delta] | None:
     return await anext(generation, None)
 
 
-def _best(completions: list[Completion], n: int) -> list[Completion]:
+def _best(completions: list[FinishedCompletion], n: int) -> list[FinishedCompletion]:
     if len(completions) > n:
         completions = sorted(completions, key=_badness)[:n]
         for index, completion in enumerate(completions):
@@ -257,7 +257,7 @@ def _best(completions: list[Completion], n: int) -> list[Completion]:
     return completions
 
 
-def _badness(completion: Completion) -> float:
+def _badness(completion: FinishedCompletion) -> float:
     likelihood = completion.cumulative_logprob
     return float("inf") if likelihood is None else -likelihood
 

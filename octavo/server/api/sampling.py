@@ -8,7 +8,7 @@ from typing import Any
 from octavo.base.errors import InvalidRequestError, PromptTooLongError
 from octavo.core.limits import check_output_tokens, check_vocabulary, context_tokens
 from octavo.core.sampling_params import SamplingParams
-from octavo.core.sink_window import AsksForSight
+from octavo.core.sink_window import HasSinkWindow
 from octavo.server.api.requests import GenerationFields
 from octavo.server.engine.generation import EngineFacts
 from octavo.server.settings import MAX_STOP_CHARS
@@ -38,7 +38,7 @@ _SAME = (
     "window",
     "n_keep",
 )
-NO_WISHES: AsksForSight = SamplingParams()  # of what a request would see
+NO_WISHES: HasSinkWindow = SamplingParams()  # of what a request would see
 _RECOMMENDED = ("temperature", "top_p", "top_k", "min_p", "typical_p", "repetition_penalty")
 
 
@@ -99,16 +99,16 @@ def context_of(facts: EngineFacts) -> int:
     return context_tokens(facts.max_model_len, facts.num_slots)
 
 
-def is_endless(fields: AsksForSight, max_tokens: int | None, facts: EngineFacts) -> bool:
+def is_endless(fields: HasSinkWindow, max_tokens: int | None, facts: EngineFacts) -> bool:
     """Whether a request may be longer than the context: it does not see all, and says how many."""
-    return max_tokens is not None and facts.sights.of(fields, facts.max_model_len) is not None
+    return max_tokens is not None and facts.sink_windows.of(fields, facts.max_model_len) is not None
 
 
 def check_length(
     num_prompt_tokens: int,
     max_tokens: int | None,
     facts: EngineFacts,
-    fields: AsksForSight = NO_WISHES,
+    fields: HasSinkWindow = NO_WISHES,
     field: str = "max_tokens",
 ) -> int:
     """``max_tokens``, or as many as there is room for and an answer may have; ``field`` is what
@@ -120,9 +120,9 @@ def check_length(
     """
     if num_prompt_tokens == 0:
         raise InvalidRequestError("is empty: there is nothing to continue", "prompt")
-    sight = facts.sights.of(fields, facts.max_model_len)
-    check_output_tokens(max_tokens, facts.max_output_tokens, sight, field)
-    if max_tokens is not None and sight is not None:
+    sink_window = facts.sink_windows.of(fields, facts.max_model_len)
+    check_output_tokens(max_tokens, facts.max_output_tokens, sink_window, field)
+    if max_tokens is not None and sink_window is not None:
         return max_tokens
     context = context_of(facts)
     wanted = 1 if max_tokens is None else max_tokens

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from octavo.server.api.prompts import PromptRenderer
-from octavo.server.engine.generation import EngineClient, Observer
+from octavo.server.engine.generation import EngineClient, EngineObserver
 from octavo.server.http.errors import model_not_found
 from octavo.server.http.gate import Lifecycle
 from octavo.server.settings import ServerSettings
@@ -27,7 +27,7 @@ class Service:
     lifecycle: Lifecycle
     model_names: tuple[str, ...]  # what clients may call it; answers say the first
     created: int  # Unix time of the server's start
-    observer: Observer = field(default_factory=Observer)
+    observer: EngineObserver = field(default_factory=EngineObserver)
     steps: StepStream = field(default_factory=StepStream)
     model_argument: str | None = None  # of the command line: may be asked for, and is never shown
     model_path: Path | None = None  # where its files are, which is never shown either

@@ -3,7 +3,7 @@
 What happens to the requests of an engine that dies:
 
 - Whoever waited in its queue, or was between two steps: nothing but the time.
-- Those it was at work on are suspected of it; `Probation` finds out who it was.
+- Those it was at work on are suspected of it; `CrashIsolation` finds out who it was.
 - A client that has seen part of its answer gets one error: that cannot be begun anew.
 
 A seed is part of every request, so that a second run gives the answer that the first would have.
@@ -27,29 +27,29 @@ from octavo.base.errors import (
 )
 from octavo.core.limits import (
     QueueLimits,
-    Work,
+    RequestWork,
     check_output_tokens,
-    check_sight,
+    check_sink_window,
     check_vocabulary,
     checked_token_ids,
     total_tokens_of,
 )
 from octavo.core.stats import StepStats
-from octavo.server.engine.crash_isolation import Probation, fingerprint
+from octavo.server.engine.crash_isolation import CrashIsolation, fingerprint
 from octavo.server.engine.generation import (
     Delta,
     EngineFacts,
+    EngineObserver,
     EngineState,
     Generation,
     GenerationRequest,
-    Observer,
     RequestRules,
 )
 from octavo.server.engine.process import Launcher
 from octavo.server.engine.supervisor import Supervisor
-from octavo.server.engine.ttft_admission import Door
-from octavo.server.engine.unread_output import UnreadMemory
-from octavo.server.engine.waiting_queue import DEFAULT_LIMITS, Entry, WaitingRoom
+from octavo.server.engine.ttft_admission import TTFTAdmission
+from octavo.server.engine.unread_output import UnreadOutputMemory
+from octavo.server.engine.waiting_queue import DEFAULT_LIMITS, Entry, WaitingQueue
 from octavo.server.engine.wire import (
     Message,
     delta_from_list,
@@ -75,23 +75,23 @@ class ProcessEngine:
         self,
         launcher: Launcher,
         limits: QueueLimits = DEFAULT_LIMITS,
-        observer: Observer | None = None,
+        observer: EngineObserver | None = None,
         *,
         engine_timeout: float = 300.0,
-        door: Door | None = None,
+        door: TTFTAdmission | None = None,
         max_work: int | None = None,
         rules: RequestRules | None = None,
-        unread: UnreadMemory | None = None,
+        unread: UnreadOutputMemory | None = None,
     ):
-        self._observer = observer or Observer()
+        self._observer = observer or EngineObserver()
         self._door = door
         self._rules = rules or RequestRules()
-        self._unread = unread or UnreadMemory()
+        self._unread = unread or UnreadOutputMemory()
         self._facts: EngineFacts | None = None  # of the first engine: all others are the same
         self._step_facts: StepFacts | None = None
         self._supervisor = Supervisor(launcher, self, engine_timeout=engine_timeout)
-        self._room = WaitingRoom(limits, self._observer, max_work)
-        self._probation = Probation()
+        self._room = WaitingQueue(limits, self._observer, max_work)
+        self._crash_isolation = CrashIsolation()
         self._stats = StepStats.idle()
         self._is_watched = False
         self._entries: dict[str, Entry] = {}  # in order of arrival
@@ -135,13 +135,13 @@ class ProcessEngine:
         self._room.check_room(tenant)
 
     def check_size(self, num_requests: int, num_tokens: int) -> None:
-        self._room.check_size(Work(num_requests, num_tokens))
+        self._room.check_size(RequestWork(num_requests, num_tokens))
 
     def submit(self, request: GenerationRequest) -> Generation:
         self._check_open()
         self._check_request(request)
         entry = Entry(Generation(request, self._withdraw, self._unread), fingerprint(request))
-        if self._probation.is_convicted(entry.fingerprint):
+        if self._crash_isolation.is_convicted(entry.fingerprint):
             raise _quarantined()
         if self._door is not None:
             entry.generation.stats.predicted_ttft = self._predict(self._door, request)
@@ -165,7 +165,7 @@ class ProcessEngine:
         if self.state is EngineState.FAILED:
             raise EngineUnavailableError("the engine does not start any more")
 
-    def _predict(self, door: Door, request: GenerationRequest) -> float | None:
+    def _predict(self, door: TTFTAdmission, request: GenerationRequest) -> float | None:
         """When its first token will come; raises QueueFullError if that is too late."""
         num_tokens = len(request.prompt_token_ids)
         try:
@@ -178,18 +178,20 @@ class ProcessEngine:
     def _check_request(self, request: GenerationRequest) -> None:
         """Raise a RequestError if the model could never serve it."""
         facts = self.facts
-        sight = facts.sights.of(request.params, facts.max_model_len)
+        sink_window = facts.sink_windows.of(request.params, facts.max_model_len)
         num_tokens = total_tokens_of(
             len(request.prompt_token_ids),
             request.params.max_tokens,
             facts.max_model_len,
             facts.num_slots,
-            sight,
+            sink_window,
         )
-        check_output_tokens(request.params.max_tokens, facts.max_output_tokens, sight)
-        if sight is not None:
+        check_output_tokens(request.params.max_tokens, facts.max_output_tokens, sink_window)
+        if sink_window is not None:
             step_tokens = facts.max_num_batched_tokens
-            check_sight(sight, num_tokens, facts.num_blocks, facts.block_size, step_tokens)
+            check_sink_window(
+                sink_window, num_tokens, facts.num_blocks, facts.block_size, step_tokens
+            )
         checked_token_ids(request.prompt_token_ids, facts.vocab_size, "prompt")
         check_vocabulary(request.params, facts.vocab_size)
 
@@ -248,12 +250,12 @@ class ProcessEngine:
         """Decide about every request that the dead engine had."""
         names = {name.partition("#")[0] for name in at_work}  # without the number of the sample
         known = {name: found for name in names if (found := self._fingerprint_of(name))}
-        self._probation.accuse(set(known.values()), had_company=len(known) < len(names))
+        self._crash_isolation.accuse(set(known.values()), had_company=len(known) < len(names))
         for entry in list(self._entries.values()):
             if entry.is_sent and entry.generation.has_begun:
                 error = EngineError("the engine was restarted while this request ran")
                 self._fail(entry, error, "error")
-            elif self._probation.is_convicted(entry.fingerprint):
+            elif self._crash_isolation.is_convicted(entry.fingerprint):
                 self._fail(entry, _quarantined(), "error")
             elif entry.is_sent:
                 self._take_back(entry)
@@ -290,17 +292,17 @@ class ProcessEngine:
 
     def _dispatch(self, entry: Entry) -> None:
         """Have the engine run it, or, if it is suspected, have it wait for its turn."""
-        if self._probation.is_suspected(entry.fingerprint):
-            self._probation.enqueue(entry)
+        if self._crash_isolation.is_suspected(entry.fingerprint):
+            self._crash_isolation.enqueue(entry)
             self._send_next_suspect()
         else:
             self._send(entry)
 
     def _send_next_suspect(self) -> None:
         if self.state is EngineState.READY:
-            entry = self._probation.next()
+            entry = self._crash_isolation.next()
             if entry is not None:
-                self._send(entry, runs_alone=True)
+                self._send(entry, isolated=True)
 
     def _send_watch(self) -> None:
         self._supervisor.send({"op": "watch", "is_watched": self._is_watched})
@@ -309,7 +311,7 @@ class ProcessEngine:
         if self._step_facts is not None:
             self._supervisor.send({"op": "meter", "facts": self._step_facts.as_json()})
 
-    def _send(self, entry: Entry, *, runs_alone: bool = False) -> None:
+    def _send(self, entry: Entry, *, isolated: bool = False) -> None:
         request = entry.generation.request
         entry.is_sent = True
         self._supervisor.send(
@@ -324,7 +326,7 @@ class ProcessEngine:
                 "tenant": request.tenant,
                 "weight": request.weight,
                 "arrival": request.arrival_time,
-                "alone": runs_alone,
+                "alone": isolated,
             }
         )
 
@@ -415,7 +417,7 @@ class ProcessEngine:
         generation.push(deltas)
         if generation.is_over:
             self._supervisor.on_success()
-            self._probation.acquit(entry.fingerprint)
+            self._crash_isolation.acquit(entry.fingerprint)
             if self._door is not None:
                 self._door.note_answer(generation.stats.num_longest_tokens)
             self._end(entry, generation.finish_reason or "error")

@@ -1,8 +1,8 @@
 """Who may have ended an engine, and what follows from it.
 
 What is known of a death is who was there: the requests of the step that did not end, or the one
-that was just being taken in (`FlightRecord`). Whoever waited, or was between two steps of its own,
-had nothing to do with it.
+that was just being taken in (`InFlightRecord`). A request that waited, or was between two steps of
+its own, had nothing to do with it.
 
 - Each of those who were there is *suspected*. It runs again in steps of its own, so that the next
   death tells whether it was the one; and one suspect at a time, so that the steps between them
@@ -49,7 +49,7 @@ class _Suspicion:
     is_convicted: bool
 
 
-class Probation:
+class CrashIsolation:
     """Remembers suspects, and says whose turn it is.
 
     Args:

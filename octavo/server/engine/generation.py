@@ -15,11 +15,11 @@ from typing import Any, Protocol
 
 from octavo.base.errors import QueueFullError
 from octavo.core.batch import TokenLogprobs
-from octavo.core.limits import Work
+from octavo.core.limits import RequestWork
 from octavo.core.sampling_params import SamplingParams
-from octavo.core.sink_window import SightRules
+from octavo.core.sink_window import SinkWindowRules
 from octavo.core.stats import StepStats
-from octavo.server.engine.unread_output import UnreadMemory, bytes_of
+from octavo.server.engine.unread_output import UnreadOutputMemory, bytes_of
 
 _CHARS_OF_LOGPROB = 64
 _FEW_DELTAS = 512  # that nobody has read, before they are merged
@@ -63,9 +63,9 @@ class GenerationRequest:
     weight: float = 1.0
 
     @property
-    def work(self) -> Work:
+    def work(self) -> RequestWork:
         """What this request may take: all limits count it so, before anything is computed."""
-        return Work.of(len(self.prompt_token_ids), self.params)
+        return RequestWork.of(len(self.prompt_token_ids), self.params)
 
 
 @dataclass(slots=True)
@@ -88,7 +88,7 @@ class Delta:
 
 
 @dataclass(slots=True)
-class Completion:
+class FinishedCompletion:
     """One whole completion."""
 
     index: int
@@ -140,7 +140,7 @@ class Generation:
         self,
         request: GenerationRequest,
         abort: Callable[[Generation], None],
-        memory: UnreadMemory | None = None,
+        memory: UnreadOutputMemory | None = None,
     ):
         self.request = request
         self.stats = GenerationStats(len(request.prompt_token_ids))
@@ -156,7 +156,7 @@ class Generation:
         self._abort = abort
         self._unfinished = set(range(request.params.num_samples))
         self._num_tokens = [0] * request.params.num_samples
-        self._memory = memory or UnreadMemory()
+        self._memory = memory or UnreadOutputMemory()
         self._deltas: list[Delta] = []
         self._merge_at = _FEW_DELTAS  # so many of them
         self._error: BaseException | None = None
@@ -187,16 +187,18 @@ class Generation:
         self.has_begun = True
         return deltas
 
-    async def collect(self) -> list[Completion]:
+    async def collect(self) -> list[FinishedCompletion]:
         """All completions, in the order of their index, when the last one has ended."""
         while not self.is_over:
             await self._next_push()
         if self._error is not None:
             raise self._error
-        completions = [Completion(index) for index in range(self.request.params.num_samples)]
+        completions = [
+            FinishedCompletion(index) for index in range(self.request.params.num_samples)
+        ]
         self._merge()
         for delta in self._deltas:
-            completions[delta.index] = Completion(
+            completions[delta.index] = FinishedCompletion(
                 delta.index,
                 delta.text,
                 delta.token_ids,
@@ -356,7 +358,7 @@ class _Record:
 
     def __init__(
         self,
-        memory: UnreadMemory,
+        memory: UnreadOutputMemory,
         on_whole: Callable[[Generation, list[Delta]], None],
         max_bytes: int | None,
     ):
@@ -434,7 +436,7 @@ class EngineFacts:
     # Of each block table that a request has, the positions that its layers see; None: all.
     windows: tuple[int | None, ...] = (None,)
     # What requests see of their own tokens.
-    sights: SightRules = field(default_factory=SightRules)
+    sink_windows: SinkWindowRules = field(default_factory=SinkWindowRules)
     # Tokens of one answer (`core.limits.most_output_tokens`), as the server says, not the engine.
     max_output_tokens: int | None = None
 
@@ -461,9 +463,9 @@ class RequestRules:
 
     def applied_to(self, facts: EngineFacts) -> EngineFacts:
         """What is true of an engine behind these rules."""
-        may_be_asked = self.allow_window or facts.sights.window > 0
-        sights = replace(facts.sights, may_be_asked=may_be_asked)
-        return replace(facts, sights=sights, max_output_tokens=self.max_output_tokens)
+        may_be_asked = self.allow_window or facts.sink_windows.window > 0
+        sink_windows = replace(facts.sink_windows, may_be_asked=may_be_asked)
+        return replace(facts, sink_windows=sink_windows, max_output_tokens=self.max_output_tokens)
 
 
 class EngineClient(Protocol):
@@ -521,7 +523,7 @@ class EngineClient(Protocol):
         ...
 
 
-class Observer:
+class EngineObserver:
     """Told what happens, on the event loop. Metrics and logs override what they need."""
 
     def on_submitted(self, generation: Generation) -> None:

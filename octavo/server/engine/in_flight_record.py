@@ -22,7 +22,7 @@ _LENGTH = struct.Struct("=I")
 _NUM_BYTES = 1 << 20  # for 30,000 names, and of no cost where nothing is written
 
 
-class FlightRecord:
+class InFlightRecord:
     """Names, written by one process and read by another::
 
     | bytes of names, uint32 | name, line break, name, ... |
@@ -33,7 +33,7 @@ class FlightRecord:
         self._written: list[str] = []
 
     @classmethod
-    def create(cls) -> tuple[FlightRecord, int]:
+    def create(cls) -> tuple[InFlightRecord, int]:
         """An empty one, and a file descriptor by which another process can `open` it."""
         if sys.platform == "linux":
             fd = os.memfd_create("octavo-flight-record", os.MFD_CLOEXEC)
@@ -48,7 +48,7 @@ class FlightRecord:
             raise
 
     @classmethod
-    def open(cls, fd: int) -> FlightRecord:
+    def open(cls, fd: int) -> InFlightRecord:
         return cls(mmap.mmap(fd, _NUM_BYTES))
 
     def write(self, names: list[str]) -> None:
@@ -71,7 +71,7 @@ class FlightRecord:
 class RecordedExecutor(ExecutorAround):
     """Another executor, of which it is on record what it runs."""
 
-    def __init__(self, executor: Executor, record: FlightRecord):
+    def __init__(self, executor: Executor, record: InFlightRecord):
         super().__init__(executor)
         self._record = record
         self._in_flight: deque[list[str]] = deque(maxlen=executor.depth)

@@ -10,7 +10,7 @@ import subprocess
 import sys
 from typing import Any, Protocol
 
-from octavo.server.engine.in_flight_record import FlightRecord
+from octavo.server.engine.in_flight_record import InFlightRecord
 from octavo.server.engine.wire import encode
 from octavo.server.settings import environment_without_keys
 from octavo.settings.engine import EngineArgs
@@ -96,7 +96,7 @@ class EngineProcess:
                 end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _BUFFER_BYTES)
             self.connection.sendall(encode({"op": "start", "args": args}))
             self.connection.setblocking(False)
-            self._record, record_fd = FlightRecord.create()
+            self._record, record_fd = InFlightRecord.create()
             theirs.callback(os.close, record_fd)
             self.process = _start_worker(their_end.fileno(), record_fd, log_format)
             ours.pop_all()  # it runs: our end stays open

@@ -27,10 +27,10 @@ from octavo.server.engine.generation import (
     Delta,
     EngineClient,
     EngineFacts,
+    EngineObserver,
     EngineState,
     Generation,
     GenerationRequest,
-    Observer,
 )
 
 # What an entry costs beside its columns: the key, its place in the dictionary, the objects.
@@ -43,18 +43,20 @@ class ResponseCache:
     Args:
         engine: what answers the rest.
         max_bytes: memory that all entries together may take. Answers still being written are not
-            in it, but in the `UnreadMemory` of the engine.
+            in it, but in the `UnreadOutputMemory` of the engine.
         observer: told of every hit, as of other generations, but without ``on_tokens``; such a
             generation ``is_from_cache``.
     """
 
-    def __init__(self, engine: EngineClient, max_bytes: int, observer: Observer | None = None):
+    def __init__(
+        self, engine: EngineClient, max_bytes: int, observer: EngineObserver | None = None
+    ):
         self.max_bytes = max_bytes
         self.num_bytes = 0
         self.num_queries = 0  # requests that could have been answered from here
         self.num_hits = 0
         self._engine = engine
-        self._observer = observer or Observer()
+        self._observer = observer or EngineObserver()
         self._recordings: OrderedDict[bytes, Recording] = OrderedDict()  # least recent first
 
     def __len__(self) -> int:

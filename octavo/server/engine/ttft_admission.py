@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 _KEPT_OF_ANSWERS, _KEPT_OF_STEPS = 0.9, 0.9
 
 
-class Door:
+class TTFTAdmission:
     """Predicts the first token of every newcomer, by `octavo.cost.first_token`.
 
     With a step model by that, times how much longer than foreseen steps took lately: others may use

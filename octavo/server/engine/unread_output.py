@@ -33,7 +33,7 @@ class Holder(Protocol):
         ...
 
 
-class UnreadMemory:
+class UnreadOutputMemory:
     """Counts the bytes that each holder has.
 
     Args:

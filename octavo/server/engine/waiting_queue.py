@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from octavo.base.errors import QueueFullError
-from octavo.core.limits import QueueLimits, Work, WorkBudget
+from octavo.core.limits import QueueLimits, RequestWork, WorkBudget
 from octavo.cost.first_token import num_pairs
-from octavo.server.engine.generation import Generation, Observer
+from octavo.server.engine.generation import EngineObserver, Generation
 
 # Where nothing else is said: as many tokens as such a number of requests in a context of 8,192.
 DEFAULT_LIMITS = QueueLimits(1024, 1024 * 8192)
@@ -31,7 +31,7 @@ class Entry:
     timer: asyncio.TimerHandle | None = None
 
     @property
-    def work(self) -> Work:
+    def work(self) -> RequestWork:
         return self.generation.request.work
 
     @property
@@ -55,7 +55,7 @@ class Waiting(NamedTuple):
 _NOBODY = Waiting(0, 0, 0)
 
 
-class WaitingRoom:
+class WaitingQueue:
     """Counts those who wait, and all that is not over, and refuses further ones when it is full.
 
     Args:
@@ -63,7 +63,7 @@ class WaitingRoom:
         max_work: tokens of all that wait or run; None is no bound.
     """
 
-    def __init__(self, limits: QueueLimits, observer: Observer, max_work: int | None = None):
+    def __init__(self, limits: QueueLimits, observer: EngineObserver, max_work: int | None = None):
         self.limits = limits
         self._observer = observer
         self._queued = WorkBudget(limits)
@@ -86,7 +86,7 @@ class WaitingRoom:
         with self._refusal():
             self._queued.check_samples(tenant)
 
-    def check_size(self, work: Work) -> None:
+    def check_size(self, work: RequestWork) -> None:
         """Raise InvalidRequestError if so much could never come in."""
         self.limits.check(work)
         self._unfinished.limits.check(work)

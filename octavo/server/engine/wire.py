@@ -43,7 +43,7 @@ from octavo.base import errors
 from octavo.base.errors import EngineError, OctavoError, PromptTooLongError
 from octavo.core.batch import TokenLogprobs
 from octavo.core.sampling_params import SamplingParams, SpeculativeParams
-from octavo.core.sink_window import SightRules
+from octavo.core.sink_window import SinkWindowRules
 from octavo.core.stats import StepStats
 from octavo.server.engine.generation import Delta, EngineFacts, GenerationStats
 
@@ -157,7 +157,7 @@ def facts_from_dict(values: dict[str, Any]) -> EngineFacts:
         eos_token_ids=tuple(facts.eos_token_ids),
         choices=tuple(facts.choices),
         windows=tuple(facts.windows),
-        sights=SightRules(**values.get("sights", {})),
+        sink_windows=SinkWindowRules(**values.get("sink_windows", {})),
     )
 
 

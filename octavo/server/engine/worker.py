@@ -3,7 +3,7 @@
     python -m octavo.server.engine.worker CONNECTION RECORD LOG_FORMAT
 
 ``CONNECTION`` and ``RECORD`` are file descriptors, inherited from the server: one end of a socket
-pair, and the memory of a `FlightRecord`. When the other end closes, the process ends at once,
+pair, and the memory of a `InFlightRecord`. When the other end closes, the process ends at once,
 whatever it is doing: there is nobody left to compute for.
 """
 
@@ -28,13 +28,13 @@ from typing import Any
 
 from octavo.base.errors import ENDINGS, EngineError, OctavoError, QueueFullError
 from octavo.core.engine import EngineStep
-from octavo.core.engine_snapshot import CloseLook
+from octavo.core.engine_snapshot import EngineSnapshot
 from octavo.core.request import FinishReason
 from octavo.core.sampling_params import SamplingParams
 from octavo.core.step_meter import CountedExperts, StepMeter
 from octavo.cost.loaded_model import live_rank_model
 from octavo.server.engine.generation import Delta, EngineFacts, GenerationStats
-from octavo.server.engine.in_flight_record import FlightRecord, RecordedExecutor
+from octavo.server.engine.in_flight_record import InFlightRecord, RecordedExecutor
 from octavo.server.engine.wire import (
     Decoder,
     Message,
@@ -46,7 +46,7 @@ from octavo.server.engine.wire import (
 )
 from octavo.server.log_lines import create_formatter
 from octavo.serving.load import LoadedEngine, load_engine
-from octavo.serving.loop import EngineDriver
+from octavo.serving.loop import EngineLoop
 from octavo.serving.text_engine import SampleGroup, TextDelta, TextEngine, metrics_of
 from octavo.settings.engine import EngineArgs
 from octavo.system.machine import KILL, has_parent_death_signal, without_blas_threads
@@ -64,7 +64,7 @@ _BEFORE_ALL = -(2**31)  # a priority
 _PR_SET_PDEATHSIG = 1
 
 
-class EngineLoop:
+class EngineWorker:
     """An engine that obeys the messages it is given, and reports by ``send``.
 
     Raises EngineError from ``run`` when the engine can serve nothing any more.
@@ -73,16 +73,16 @@ class EngineLoop:
         record: told what it is at work on.
     """
 
-    def __init__(self, engine: TextEngine, record: FlightRecord, send: Callable[[Message], None]):
+    def __init__(self, engine: TextEngine, record: InFlightRecord, send: Callable[[Message], None]):
         engine.engine.executor = RecordedExecutor(engine.engine.executor, record)
         self._engine = engine
         self._flight_record = record
-        self._driver = EngineDriver(engine, self._deliver)
+        self._driver = EngineLoop(engine, self._deliver)
         self._send = send
         # First samples that no step has computed anything of, and whose they are.
         self._waiting: dict[str, str] = {}
         self._num_errors_in_a_row = 0
-        self._close_look: CloseLook | None = None  # while somebody watches
+        self._close_look: EngineSnapshot | None = None  # while somebody watches
         self._will_show = False  # how things stand, when that is due
 
     def receive(self, message: Message) -> None:
@@ -111,7 +111,7 @@ class EngineLoop:
                 self._driver.stop()
 
     def _watch(self, is_watched: bool) -> None:
-        self._close_look = CloseLook(self._engine.engine) if is_watched else None
+        self._close_look = EngineSnapshot(self._engine.engine) if is_watched else None
         self._show()
 
     def _show(self) -> None:
@@ -158,7 +158,7 @@ class EngineLoop:
                 cache_salt=message["salt"],
                 tenant=message["tenant"],
                 weight=message["weight"],
-                runs_alone=message["alone"],
+                isolated=message["alone"],
                 arrival_time=message["arrival"],
                 bad_words_token_ids=tuple(map(tuple, message["bad_words"])),
             )
@@ -306,7 +306,7 @@ def main(connection_fd: int, record_fd: int, log_format: str) -> int:
     handler.setFormatter(create_formatter(log_format))
     logging.basicConfig(handlers=[handler], level=logging.WARNING)
     connection = socket.socket(fileno=connection_fd)
-    record = FlightRecord.open(record_fd)
+    record = InFlightRecord.open(record_fd)
     connection.setblocking(True)
     messages = _receive(connection)
 
@@ -318,14 +318,14 @@ def main(connection_fd: int, record_fd: int, log_format: str) -> int:
         return 0
     with without_blas_threads():
         import numpy  # noqa: F401
-    made: Future[EngineLoop] = Future()
+    made: Future[EngineWorker] = Future()
     threading.Thread(target=_pass_on, args=(messages, made), daemon=True).start()
     try:
         text_engine, facts = _load(start["args"])
     except OctavoError as error:
         send({"ev": "failed", **error_to_message(error)})
         return 1
-    loop = EngineLoop(text_engine, record, send)
+    loop = EngineWorker(text_engine, record, send)
     made.set_result(loop)
     gc.collect()
     gc.freeze()  # the model is for ever: no collection has to look at it again
@@ -352,7 +352,7 @@ def _receive(connection: socket.socket) -> Iterator[Message]:
             yield from decoder.feed(data)
 
 
-def _pass_on(messages: Iterator[Message], loop: Future[EngineLoop]) -> None:
+def _pass_on(messages: Iterator[Message], loop: Future[EngineWorker]) -> None:
     for message in messages:
         loop.result().receive(message)
     os._exit(0)  # the server has gone, maybe while the model was still being loaded
@@ -395,7 +395,7 @@ def _facts_of(loaded: LoadedEngine, activations: str) -> EngineFacts:
         num_blocks=config.cache.num_blocks,
         block_size=config.cache.block_size,
         windows=tuple(config.cache.windows),
-        sights=config.scheduler.sights,
+        sink_windows=config.scheduler.sink_windows,
         max_num_batched_tokens=config.scheduler.max_num_batched_tokens,
         target_step_seconds=config.scheduler.target_step_seconds,
         eos_token_ids=loaded.text_engine.eos_token_ids,

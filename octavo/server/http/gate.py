@@ -19,7 +19,7 @@ from starlette.requests import ClientDisconnect
 
 from octavo.base.errors import ConfigError, EngineUnavailableError, QueueFullError
 from octavo.page.site import is_page
-from octavo.server.engine.generation import EngineClient, Observer
+from octavo.server.engine.generation import EngineClient, EngineObserver
 from octavo.server.http.context import IgnoredFields, RequestContext, create_request_id
 from octavo.server.http.errors import HttpError, error_response, to_http_error
 from octavo.server.http.hosts import AllowedHosts
@@ -80,7 +80,7 @@ class Gate:
         tenants: Tenants,
         engine: EngineClient,
         lifecycle: Lifecycle,
-        observer: Observer,
+        observer: EngineObserver,
         costly_paths: frozenset[str],
     ):
         self._app = app

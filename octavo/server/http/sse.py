@@ -64,7 +64,7 @@ async def run_until_disconnect(request: Request, work: Coroutine[Any, Any, T]) -
         await _cancel(working, gone)
 
 
-class Source(Protocol):
+class EventSource(Protocol):
     """Where a stream's events come from: a `Generation`, or several."""
 
     @property
@@ -89,7 +89,7 @@ class EventStream(Response):
     def __init__(
         self,
         events: AsyncGenerator[bytes, None],
-        sources: Sequence[Source],
+        sources: Sequence[EventSource],
         settings: ServerSettings,
         *,
         done: bytes = DONE,

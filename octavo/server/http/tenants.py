@@ -1,8 +1,8 @@
 """Who may use the server, and how much of it.
 
-A tenant is one API key, or, on a server without keys, one client address. Limits count `Work`:
-completions, and the tokens that they may come to. What is limited by the minute is a token bucket:
-it holds one minute's worth, fills evenly, and what a request takes must be in it.
+A tenant is one API key, or, on a server without keys, one client address. Limits count
+`RequestWork`: completions, and the tokens that they may come to. What is limited by the minute is a
+token bucket: it holds one minute's worth, fills evenly, and what a request takes must be in it.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from pathlib import Path
 from typing import Any
 
 from octavo.base.errors import ConfigError, InvalidRequestError, RequestError
-from octavo.core.limits import QueueLimits, Work
+from octavo.core.limits import QueueLimits, RequestWork
 from octavo.server.settings import ADMIN_KEY_VARIABLE, KEY_VARIABLE, ServerSettings
 
 MAX_OPEN_TENANTS = 4096  # addresses whose buckets an open server remembers
 
 Clock = Callable[[], float]
 
-_ONE = Work(1, 0)
+_ONE = RequestWork(1, 0)
 _NO_LIMITS = QueueLimits()
 
 
@@ -107,7 +107,9 @@ class Tenant:
         self.salt = salt
         self.weight = weight
         self.num_running = 0
-        self._work = Work(0, 0)  # of those that run; a request of which no more is known is one
+        self._work = RequestWork(
+            0, 0
+        )  # of those that run; a request of which no more is known is one
         self._limits = limits
         self._requests = requests
         self._tokens = tokens
@@ -133,7 +135,7 @@ class Tenant:
         self.num_running -= 1
         self._work = self._work.minus(_ONE)
 
-    def begin_work(self, work: Work) -> None:
+    def begin_work(self, work: RequestWork) -> None:
         """Charge all that a request will do, the one completion that it was charged with included;
         `end_work` must follow.
 
@@ -146,10 +148,10 @@ class Tenant:
         self._check_work(more)
         self._work = self._work.plus(more)
 
-    def end_work(self, work: Work) -> None:
+    def end_work(self, work: RequestWork) -> None:
         self._work = self._work.minus(work.minus(_ONE))
 
-    def _check_work(self, more: Work) -> None:
+    def _check_work(self, more: RequestWork) -> None:
         after, limits = self._work.plus(more), self._limits
         if limits.max_requests is not None and after.samples > limits.max_requests:
             raise RateLimitError("concurrency", 1.0)

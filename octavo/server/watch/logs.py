@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from octavo.core.prefix_cache import MissReason
-from octavo.server.engine.generation import Delta, Generation, Observer
+from octavo.server.engine.generation import Delta, EngineObserver, Generation
 from octavo.server.log_lines import create_formatter, log_event
 from octavo.server.settings import ServerSettings
 
@@ -50,7 +50,7 @@ def _route(name: str, handler: logging.Handler, level: str) -> None:
     logger.propagate = False
 
 
-class RequestLog(Observer):
+class RequestLog(EngineObserver):
     """One line for each request that is over.
 
     Args:

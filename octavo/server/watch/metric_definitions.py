@@ -67,7 +67,7 @@ _TOKENS = tuple(float(digit * 10**power) for power in range(6) for digit in (1, 
 
 
 @dataclass(frozen=True)
-class Family:
+class MetricDefinition:
     """One metric.
 
     Args:
@@ -103,14 +103,14 @@ _Figure = str | Mapping[str, str] | None
 
 def _counter(
     name: str, help: str, *labels: str, vllm: str | None = None, figure: _Figure = None
-) -> Family:
-    return Family(name, "counter", help, labels, (), vllm, figure)
+) -> MetricDefinition:
+    return MetricDefinition(name, "counter", help, labels, (), vllm, figure)
 
 
 def _gauge(
     name: str, help: str, *labels: str, vllm: str | None = None, figure: _Figure = None
-) -> Family:
-    return Family(name, "gauge", help, labels, (), vllm, figure)
+) -> MetricDefinition:
+    return MetricDefinition(name, "gauge", help, labels, (), vllm, figure)
 
 
 def _histogram(
@@ -120,8 +120,8 @@ def _histogram(
     *labels: str,
     vllm: str | None = None,
     figure: _Figure = None,
-) -> Family:
-    return Family(name, "histogram", help, labels, buckets, vllm, figure)
+) -> MetricDefinition:
+    return MetricDefinition(name, "histogram", help, labels, buckets, vllm, figure)
 
 
 FAMILIES = (

@@ -1,4 +1,4 @@
-"""Prometheus metrics: counted as an `Observer`, served at ``/metrics``.
+"""Prometheus metrics: counted as an `EngineObserver`, served at ``/metrics``.
 
 Every quantity is measured once, in a registry of this object's own, and named when it is rendered:
 
@@ -38,17 +38,17 @@ from octavo.core.stats import StepStats
 from octavo.server.engine.generation import (
     EngineClient,
     EngineFacts,
+    EngineObserver,
     EngineState,
     Generation,
     GenerationStats,
-    Observer,
 )
 from octavo.server.watch.metric_definitions import (
     BASE_LABELS,
     FAMILIES,
     FINISH_REASONS,
     REJECTIONS,
-    Family,
+    MetricDefinition,
 )
 
 # What octavo.runtime.sampler says of a row of logits; importing it would load torch.
@@ -72,12 +72,12 @@ NAMINGS: Mapping[str, Callable[[str], list[str]]] = {
 }
 
 
-def _is_by_position(family: Family) -> bool:
+def _is_by_position(family: MetricDefinition) -> bool:
     """Whether its figure is a row of numbers, for as many labels as there are."""
     return isinstance(family.figure, str) and bool(family.labels)
 
 
-class Metrics(Observer):
+class Metrics(EngineObserver):
     """Counts what it is told, as an observer and by `MeasuredApp`.
 
     Belongs to the event loop, as all observers do. Answers that came from the response cache
@@ -277,7 +277,7 @@ class Metrics(Observer):
 
     # -- the families ------------------------------------------------------------------------
 
-    def _register(self, family: Family) -> Counter | Gauge | Histogram:
+    def _register(self, family: MetricDefinition) -> Counter | Gauge | Histogram:
         name, labels = f"octavo:{family.name}", (*BASE_LABELS, *family.labels)
         if family.kind == "counter":
             return Counter(name, family.help, labels, registry=self._registry)

@@ -7,27 +7,27 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from octavo.core.stats import StepStats
-from octavo.server.engine.generation import EngineState, Generation, Observer
+from octavo.server.engine.generation import EngineObserver, EngineState, Generation
 
 _log = logging.getLogger("octavo.server")
 
-_EVENTS = tuple(name for name in vars(Observer) if name.startswith("on_"))
+_EVENTS = tuple(name for name in vars(EngineObserver) if name.startswith("on_"))
 
 
-class Observers(Observer):
+class Observers(EngineObserver):
     """Passes everything on to several observers, in their order.
 
     Whoever observes must not hurt what it looks at: an observer that raises is logged, the first
     time that it fails at an event, and the others and the caller go on.
     """
 
-    def __init__(self, *observers: Observer):
+    def __init__(self, *observers: EngineObserver):
         # Only what an observer overrides is called: on_tokens comes thousands of times a second.
         self._listeners: dict[str, list[Callable[..., None]]] = {
             event: [
                 getattr(observer, event)
                 for observer in observers
-                if getattr(type(observer), event) is not getattr(Observer, event)
+                if getattr(type(observer), event) is not getattr(EngineObserver, event)
             ]
             for event in _EVENTS
         }

@@ -46,7 +46,7 @@ _FIGURES = (
 )
 
 
-class CloseViewer(Viewer):
+class SnapshotViewer(Viewer):
     """A viewer of whom the engine knows. ``about`` tells of the engine, once it is ready."""
 
     def __init__(self, on_close: Callable[[Viewer], None], about: Callable[[], dict[str, Any]]):

@@ -8,7 +8,7 @@ import time
 from typing import Any
 
 from octavo.core.stats import StepStats
-from octavo.server.engine.generation import EngineState, Generation, Observer
+from octavo.server.engine.generation import EngineObserver, EngineState, Generation
 from octavo.server.log_lines import log_event
 
 # What steps are bound by, and the figure that counts them.
@@ -20,7 +20,7 @@ _BOUND_BY = {
 _LEVELS = {EngineState.RESTARTING: logging.WARNING, EngineState.FAILED: logging.ERROR}
 
 
-class StatusLine(Observer):
+class StatusLine(EngineObserver):
     """Counts what happens between two lines. While nothing happens, nothing is written.
 
     Args:

@@ -8,21 +8,21 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from octavo.core.stats import StepStats
-from octavo.server.engine.generation import EngineClient, EngineState, Generation, Observer
+from octavo.server.engine.generation import EngineClient, EngineObserver, EngineState, Generation
 
 if TYPE_CHECKING:
-    from octavo.server.watch.snapshot_stream import CloseViewer
+    from octavo.server.watch.snapshot_stream import SnapshotViewer
 
 _INTERVAL = 0.1  # seconds between two events: an engine makes hundreds of steps a second
 _MOST_STEPS = 1000  # that wait for a viewer who does not read
 
 
-class StepStream(Observer):
+class StepStream(EngineObserver):
     """Passes steps on to viewers. Without one, it does nothing."""
 
     def __init__(self) -> None:
         self._viewers: set[Viewer] = set()
-        self._close: set[CloseViewer] = set()  # those of them who look closely
+        self._close: set[SnapshotViewer] = set()  # those of them who look closely
 
     def watch(self) -> Viewer:
         """A viewer, until it is closed."""
@@ -30,9 +30,9 @@ class StepStream(Observer):
         self._viewers.add(viewer)
         return viewer
 
-    def watch_closely(self, engine: EngineClient, model: str) -> CloseViewer:
+    def watch_closely(self, engine: EngineClient, model: str) -> SnapshotViewer:
         """A viewer of whom the engine knows, until it is closed: see ``close_view.py``."""
-        from octavo.server.watch.snapshot_stream import CloseViewer, about_engine
+        from octavo.server.watch.snapshot_stream import SnapshotViewer, about_engine
 
         def on_close(viewer: Viewer) -> None:
             self._viewers.discard(viewer)
@@ -40,7 +40,7 @@ class StepStream(Observer):
             if not self._close:
                 engine.watch(False)
 
-        viewer = CloseViewer(on_close, lambda: about_engine(engine, model))
+        viewer = SnapshotViewer(on_close, lambda: about_engine(engine, model))
         self._viewers.add(viewer)
         self._close.add(viewer)
         engine.watch(True)  # also of those who come later: each is shown how things stand

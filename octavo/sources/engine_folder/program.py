@@ -24,19 +24,19 @@ from octavo.base.fields import Fields
 from octavo.kernels.fused_ops import (
     ALONE,
     MAX_SEGMENTS,
-    Attention,
-    Check,
-    Embed,
-    Experts,
-    Head,
-    LatentAttention,
-    Linear,
-    Matrix,
-    Norm,
-    Phase,
-    Recurrence,
-    Rows,
-    Segment,
+    FusedAttention,
+    FusedCheck,
+    FusedEmbedding,
+    FusedExperts,
+    FusedHead,
+    FusedLatentAttention,
+    FusedLinear,
+    FusedNorm,
+    FusedOp,
+    FusedRecurrence,
+    FusedRows,
+    FusedSegment,
+    WeightRef,
     writes,
 )
 from octavo.kernels.recorder import RopeTable, Tape, Value
@@ -111,10 +111,10 @@ class _Writer:
             "phases": [{k: v for k, v in phase.items() if v is not None} for phase in phases],
         }
 
-    def _phase(self, phase: Phase) -> dict[str, Any]:
+    def _phase(self, phase: FusedOp) -> dict[str, Any]:
         name, value, norm = self._plan.name_of, self._value, self._norm
         match phase:
-            case Embed(_, weight, scale, out, positions, offset):
+            case FusedEmbedding(_, weight, scale, out, positions, offset):
                 return {
                     "kind": "embed",
                     "weight": name(weight),
@@ -123,7 +123,7 @@ class _Writer:
                     "positions": None if positions is None else name(positions),
                     "position_offset": offset or None,
                 }
-            case Linear():
+            case FusedLinear():
                 return {
                     "kind": "linear",
                     "source": value(phase.source),
@@ -144,7 +144,7 @@ class _Writer:
                         for segment in phase.segments
                     ],
                 }
-            case Attention():
+            case FusedAttention():
                 return {
                     "kind": "attention",
                     "layer": phase.layer,
@@ -158,7 +158,7 @@ class _Writer:
                     "rope": None if phase.rope is None else self._rope(phase.rope),
                     "interleaved": phase.interleaved,
                 }
-            case LatentAttention():
+            case FusedLatentAttention():
                 return {
                     "kind": "latent_attention",
                     "layer": phase.layer,
@@ -169,7 +169,7 @@ class _Writer:
                     "rope": self._rope(phase.rope),
                     "interleaved": phase.interleaved,
                 }
-            case Rows(kind, a, out, b, its_norm, bias, factor):
+            case FusedRows(kind, a, out, b, its_norm, bias, factor):
                 return {
                     "kind": "rows",
                     "op": kind,
@@ -180,9 +180,9 @@ class _Writer:
                     "factor": factor if kind == "scale" else None,
                     "out": value(out),
                 }
-            case Check(source):
+            case FusedCheck(source):
                 return {"kind": "check", "source": value(source)}
-            case Head():
+            case FusedHead():
                 return {
                     "kind": "head",
                     "source": value(phase.source),
@@ -192,9 +192,9 @@ class _Writer:
                     "scale": phase.scale,
                     "remainder_above": _finite(phase.remainder_above),
                 }
-            case Recurrence():
+            case FusedRecurrence():
                 return recurrence_json(phase, value, self._constant)
-            case Experts():
+            case FusedExperts():
                 return {
                     "kind": "experts",
                     **{each: value(getattr(phase, each)) for each in ("source", "logits", "out")},
@@ -223,7 +223,7 @@ class _Writer:
             return None
         return [self._numbers[value.source], *value.shape]
 
-    def _norm(self, norm: Norm | None) -> dict[str, Any] | None:
+    def _norm(self, norm: FusedNorm | None) -> dict[str, Any] | None:
         return None if norm is None else {"weight": self._constant(norm.weight), "eps": norm.eps}
 
     def _constant(self, array: np.ndarray | None) -> int | None:
@@ -298,12 +298,12 @@ class _Reader:
             config.recurrence, self._read, self._constant, self._out
         )
 
-    def phases(self) -> list[Phase]:
-        phases: list[Phase] = self._fields.each("phases", lambda f, name: self._phase(f, name))
+    def phases(self) -> list[FusedOp]:
+        phases: list[FusedOp] = self._fields.each("phases", lambda f, name: self._phase(f, name))
         kinds = [type(phase) for phase in phases]
-        if kinds[:1] != [Embed] or kinds[-2:] != [Check, Head]:
+        if kinds[:1] != [FusedEmbedding] or kinds[-2:] != [FusedCheck, FusedHead]:
             raise self._fields.error("phases", "do not begin with embed, or end with check, head")
-        for kind in (Embed, Check, Head):
+        for kind in (FusedEmbedding, FusedCheck, FusedHead):
             if kinds.count(kind) != 1:
                 raise self._fields.error("phases", f"have more than one {kind.__name__.lower()}")
         num_layers = len(self._config.kv_layers)
@@ -313,16 +313,16 @@ class _Reader:
             )
         return phases
 
-    def _phase(self, parent: Fields, name: str) -> Phase:
+    def _phase(self, parent: Fields, name: str) -> FusedOp:
         fields = parent.section(name)
         kind = fields.text("kind")
-        readers: dict[str, Callable[[Fields], Phase]] = {
+        readers: dict[str, Callable[[Fields], FusedOp]] = {
             "embed": self._embed,
             "linear": self._linear,
             "attention": self._attention,
             "latent_attention": self._latent_attention,
             "rows": self._rows,
-            "check": lambda f: Check(self._flat(f, "source")),
+            "check": lambda f: FusedCheck(self._flat(f, "source")),
             "head": self._head,
             "experts": self._experts,
             "recurrence": self._recurrences.phase,
@@ -331,7 +331,7 @@ class _Reader:
             raise fields.error("kind", f"{kind!r:.60} is none of {', '.join(readers)}")
         return readers[kind](fields)
 
-    def _embed(self, fields: Fields) -> Embed:
+    def _embed(self, fields: Fields) -> FusedEmbedding:
         weight = self._vocabulary(fields)
         width = weight.shape[1]
         positions = self._matrix(fields, "positions") if "positions" in fields else None
@@ -341,12 +341,12 @@ class _Reader:
             if positions.shape != wanted:
                 raise fields.error("positions", f"has the shape {positions.shape}, not {wanted}")
         ids, out = Value(self._tape, None, ()), self._out(fields, "out", width)
-        return Embed(ids, weight, fields.number("scale"), out, positions, offset)
+        return FusedEmbedding(ids, weight, fields.number("scale"), out, positions, offset)
 
-    def _linear(self, fields: Fields) -> Linear:
+    def _linear(self, fields: Fields) -> FusedLinear:
         source = self._flat(fields, "source")
         k = source.width
-        phase = Linear(
+        phase = FusedLinear(
             source, [], self._norm(fields, "norm", k), remainder_above=self._bound(fields)
         )
         phase.added = self._flat(fields, "added", k) if "added" in fields else None
@@ -371,17 +371,17 @@ class _Reader:
         self._check_segments(fields, phase)
         return phase
 
-    def _segment(self, fields: Fields, k: int, phase: Linear) -> Segment:
+    def _segment(self, fields: Fields, k: int, phase: FusedLinear) -> FusedSegment:
         weight = self._matrix(fields, "weight")
         n = weight.shape[0]
         if weight.shape[1] != k:
             raise fields.error("weight", f"has {weight.shape[1]} columns for {k} inputs")
         bias = self._constant(fields, "bias", n) if "bias" in fields else None
         if phase.activation is not None and "out" not in fields:
-            return Segment(weight, bias, Value(self._tape, None, (n,)))
-        return Segment(weight, bias, self._out(fields, "out", n))
+            return FusedSegment(weight, bias, Value(self._tape, None, (n,)))
+        return FusedSegment(weight, bias, self._out(fields, "out", n))
 
-    def _check_segments(self, fields: Fields, phase: Linear) -> None:
+    def _check_segments(self, fields: Fields, phase: FusedLinear) -> None:
         count = len(phase.segments)
         sizes = {segment.weight.shape[0] for segment in phase.segments}
         places = [segment.out in self._values for segment in phase.segments]
@@ -396,7 +396,7 @@ class _Reader:
         if phase.residual is not None and (count != 1 or sizes != {phase.residual.width}):
             raise fields.error("residual", "is not of the size of the one segment added to it")
 
-    def _attention(self, fields: Fields) -> Attention:
+    def _attention(self, fields: Fields) -> FusedAttention:
         config = self._config
         dim, kv_heads = config.head_dim, config.num_kv_heads
         if config.latent is not None:
@@ -406,7 +406,7 @@ class _Reader:
         k, v = (self._shaped(fields, name, (kv_heads, dim)) for name in "kv")
         rope = self._rope_table(fields) if "rope" in fields else None
         q_norm, k_norm = (self._norm(fields, name, dim) for name in ("q_norm", "k_norm"))
-        return Attention(
+        return FusedAttention(
             layer,
             q,
             k,
@@ -422,7 +422,7 @@ class _Reader:
             interleaved=fields.boolean("interleaved"),
         )
 
-    def _latent_attention(self, fields: Fields) -> LatentAttention:
+    def _latent_attention(self, fields: Fields) -> FusedLatentAttention:
         config, latent = self._config, self._config.latent
         if latent is None:
             raise fields.error("kind", "this model keeps no latent vectors")
@@ -435,7 +435,7 @@ class _Reader:
             raise fields.error("rope", f"turns {rope.rotary_dim} of {latent.rope_dim} values")
         if norm is None:
             raise fields.error("norm", "is missing")
-        return LatentAttention(
+        return FusedLatentAttention(
             layer,
             self._shaped(fields, "q", (config.num_heads, latent.query_dim)),
             self._flat(fields, "ckv", latent.kv_rank + latent.rope_dim),
@@ -447,7 +447,7 @@ class _Reader:
             interleaved=fields.boolean("interleaved"),
         )
 
-    def _rows(self, fields: Fields) -> Rows:
+    def _rows(self, fields: Fields) -> FusedRows:
         kind = fields.text("op")
         if kind not in (*_NORMS, *_OF_ONE, *_OF_TWO):
             raise fields.error("op", f"is none of {', '.join((*_NORMS, *_OF_ONE, *_OF_TWO))}")
@@ -463,16 +463,16 @@ class _Reader:
         if b is not None and b.width not in ((1, a.width) if kind == "sigmoid" else (a.width,)):
             raise fields.error("b", f"has {b.width} numbers, and a {a.width}")
         out = self._out(fields, "out", a.width)
-        return Rows(kind, a, out, b, norm, bias, fields.number("factor", 1.0))
+        return FusedRows(kind, a, out, b, norm, bias, fields.number("factor", 1.0))
 
-    def _head(self, fields: Fields) -> Head:
+    def _head(self, fields: Fields) -> FusedHead:
         weight = self._vocabulary(fields)
         source = self._flat(fields, "source", weight.shape[1])
         norm = self._norm(fields, "norm", source.width)
         softcap, scale = fields.number("softcap", None), fields.number("scale", None)
-        return Head(source, weight, norm, softcap, self._bound(fields), scale)
+        return FusedHead(source, weight, norm, softcap, self._bound(fields), scale)
 
-    def _experts(self, fields: Fields) -> Experts:
+    def _experts(self, fields: Fields) -> FusedExperts:
         routing = read_dataclass(fields.section("routing"), Routing)
         if (reason := routing.why_not()) is not None:
             raise fields.error("routing", reason)
@@ -485,7 +485,7 @@ class _Reader:
         activation = fields.text("activation")
         if activation not in (*GATES, CLAMPED_SWIGLU):
             raise fields.error("activation", f"is none of {', '.join((*GATES, CLAMPED_SWIGLU))}")
-        return Experts(
+        return FusedExperts(
             source,
             self._flat(fields, "logits", count),
             experts,
@@ -512,7 +512,7 @@ class _Reader:
 
     # -- what phases are made of ------------------------------------------------------------------
 
-    def _vocabulary(self, fields: Fields) -> Matrix:
+    def _vocabulary(self, fields: Fields) -> WeightRef:
         weight = self._matrix(fields, "weight")
         if weight.shape[0] != self._config.vocab_size:
             raise fields.error(
@@ -535,7 +535,7 @@ class _Reader:
             raise fields.error("rope", f"there are {len(self._ropes)} ropes")
         return self._ropes[number]
 
-    def _matrix(self, fields: Fields, name: str) -> Matrix:
+    def _matrix(self, fields: Fields, name: str) -> WeightRef:
         weight = fields.text(name)
         if weight not in self._shapes:
             raise fields.error(name, f"there is no weight {weight!r:.100}")
@@ -552,11 +552,11 @@ class _Reader:
             )
         return array
 
-    def _norm(self, fields: Fields, name: str, size: int) -> Norm | None:
+    def _norm(self, fields: Fields, name: str, size: int) -> FusedNorm | None:
         if name not in fields:
             return None
         norm = fields.section(name)
-        return Norm(self._constant(norm, "weight", size), norm.number("eps"))
+        return FusedNorm(self._constant(norm, "weight", size), norm.number("eps"))
 
     def _rope(self, fields: Fields) -> RopeTable:
         name = fields.text("config")

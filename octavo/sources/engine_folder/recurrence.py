@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from octavo.base.fields import Fields
-from octavo.kernels.fused_ops import Recurrence
+from octavo.kernels.fused_ops import FusedRecurrence
 from octavo.kernels.recorder import Value
 from octavo.kernels.recurrence_specs import ConvSpec, GatedNormSpec, RecurrentSpec
 from octavo.layers.recurrence_config import RecurrenceConfig
@@ -20,7 +20,7 @@ _OPS = ("conv", "scan", "norm")  # of a RecurrenceConfig
 
 
 def recurrence_json(
-    phase: Recurrence,
+    phase: FusedRecurrence,
     value: Callable[[Value], Any],
     constant: Callable[[np.ndarray | None], int | None],
 ) -> dict[str, Any]:
@@ -55,7 +55,7 @@ class RecurrenceReader:
         self._read, self._constant, self._out = read, constant, out
         self._taken: set[tuple[int, str]] = set()
 
-    def phase(self, fields: Fields) -> Recurrence:
+    def phase(self, fields: Fields) -> FusedRecurrence:
         op = fields.text("op")
         spec: RecurrentSpec | None = getattr(self._config, op) if op in _OPS else None
         if spec is None:
@@ -70,7 +70,7 @@ class RecurrenceReader:
             for name in [f"constant_{i}"]
         ]
         out = self._out(fields, "out", spec.width)
-        return Recurrence(spec, layer, tuple(inputs), tuple(constants), out)
+        return FusedRecurrence(spec, layer, tuple(inputs), tuple(constants), out)
 
     def _layer(self, fields: Fields, op: str) -> int:
         assert self._config is not None

@@ -19,8 +19,8 @@ from octavo.bench.offline.ablation_workloads import (
     LONG_PROMPT_MEANWHILE,
     SHARED_PREFIX,
     UNEVEN_ANSWERS,
+    AblationWork,
     Room,
-    Work,
     describe,
     run_engine,
     run_without_kv_cache,
@@ -156,7 +156,7 @@ def test_a_long_prompt_shows_in_the_tail_of_gaps():
     short = LONG_PROMPT_MEANWHILE.create(room, 0)[:-1]
     num_gaps = sum(each.output_len - 1 for each in short)
     gaps = [1.0] * (num_gaps - (len(short) - 1)) + [100.0] * (len(short) - 1)
-    assert Work(1.0, 1, gaps=gaps).itl_p99_ms == 100_000
+    assert AblationWork(1.0, 1, gaps=gaps).itl_p99_ms == 100_000
 
 
 def test_workloads_differ_by_seed_and_fit_small_contexts():
@@ -176,7 +176,7 @@ def test_work_is_described():
 
 
 def work(seconds, answer=(1,), gaps=()):
-    return Work(seconds, 10, [0.1], [], list(gaps), {"0": list(answer)})
+    return AblationWork(seconds, 10, [0.1], [], list(gaps), {"0": list(answer)})
 
 
 def test_worth_is_the_ratio_of_one_turn():

@@ -8,9 +8,9 @@ import pytest
 
 from octavo.base.errors import ConfigError
 from octavo.bench.offline.advice_trial import (
+    AdviceOutcome,
     AdviceStudy,
     Load,
-    Outcome,
     Run,
     Tried,
     settings_for,
@@ -18,7 +18,7 @@ from octavo.bench.offline.advice_trial import (
 )
 from octavo.bench.offline.session import RunTiming
 from octavo.core.stats import RequestStats
-from octavo.planner.advice import Advice, Trial
+from octavo.planner.advice import Advice, AdviceTrial
 from octavo.settings.engine import EngineArgs
 
 LOAD = Load(count=2, input_len=40, output_len=8)
@@ -67,13 +67,13 @@ def advice(trial) -> Advice:
     return Advice("do it", "so", "much", trial)
 
 
-def outcome(*quotients: float) -> Outcome:
-    return Outcome(tuple((Run(10.0, 1.0, 1.0), Run(10.0 * q, 1.0, 1.0)) for q in quotients))
+def outcome(*quotients: float) -> AdviceOutcome:
+    return AdviceOutcome(tuple((Run(10.0, 1.0, 1.0), Run(10.0 * q, 1.0, 1.0)) for q in quotients))
 
 
 def test_the_gain_is_that_of_turns():
     bench = Bench(lambda args: 0.5 if args.kv_cache_dtype == "int8" else 1.0)
-    found = bench.study.measure(Trial({"kv_cache_dtype": "int8"}))
+    found = bench.study.measure(AdviceTrial({"kv_cache_dtype": "int8"}))
     assert found.gain.value == found.gain.low == found.gain.high == 2.0
     assert found.gain.source == "measured" and found.helps
     assert found.before == Run(16.0, 500.0, 1000.0) and found.after == Run(32.0, 250.0, 500.0)
@@ -88,11 +88,11 @@ def test_a_middle_and_its_ends():
 
 def test_who_begins_changes_and_nothing_is_known_from_before():
     bench = Bench()
-    bench.study.measure(Trial({"threads": 1}))
+    bench.study.measure(AdviceTrial({"threads": 1}))
     order = ["base" if session is bench.base else "changed" for session, _, _ in bench.log]
     turns = ["base", "changed", "changed", "base", "base", "changed"]
     assert order == ["base", "changed", *turns]  # the first two warm up
-    bench.study.measure(Trial({"threads": 1}))
+    bench.study.measure(AdviceTrial({"threads": 1}))
     order = ["base" if session is bench.base else "changed" for session, _, _ in bench.log]
     assert order[8:] == ["changed", *turns]  # the other is warm
     assert len({salt for _, _, salt in bench.log}) == len(bench.log)
@@ -101,7 +101,7 @@ def test_who_begins_changes_and_nothing_is_known_from_before():
 
 def test_the_changed_engine_is_closed_and_the_other_is_not():
     bench = Bench()
-    bench.study.measure(Trial({"threads": 1}))
+    bench.study.measure(AdviceTrial({"threads": 1}))
     (changed,) = bench.opened
     assert changed.args.threads == 1 and changed.args.model == "m"
     assert bench.base.is_open and not changed.is_open
@@ -109,7 +109,7 @@ def test_the_changed_engine_is_closed_and_the_other_is_not():
 
 def test_what_prompts_share_is_known_before_the_clock_starts():
     bench = Bench()
-    bench.study.measure(Trial(shared_prefix=30))
+    bench.study.measure(AdviceTrial(shared_prefix=30))
     assert bench.opened == []
     plain, beginning, batch = bench.log[:3]
     assert beginning[2] == batch[2] != plain[2]
@@ -123,7 +123,7 @@ def test_what_prompts_share_is_known_before_the_clock_starts():
 
 def test_guesses_are_made_of_texts():
     bench = Bench()
-    bench.study.measure(Trial({"spec_method": "auto"}, on_text=True))
+    bench.study.measure(AdviceTrial({"spec_method": "auto"}, on_text=True))
     requests = [request for _, some, _ in bench.log for request in some]
     assert all(request.prompt and request.output_len == 8 for request in requests)
     assert len({request.prompt for request in requests}) == 3 * LOAD.count
@@ -137,7 +137,7 @@ def test_what_cannot_be_tried_says_why():
             raise ConfigError("one is too few")
         return 1.0
 
-    found = Bench(refuses).study.tried(advice(Trial({"threads": 1})))
+    found = Bench(refuses).study.tried(advice(AdviceTrial({"threads": 1})))
     assert found.outcome is None and "one is too few" in found.why_not
     assert found.as_json()["measured_gain"] is None
 

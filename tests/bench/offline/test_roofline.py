@@ -15,11 +15,11 @@ from octavo.bench.offline.session import OfflineSession, StepTiming
 from octavo.core.executor import NoModel
 from octavo.cost.loaded_model import live_rank_model
 from octavo.cost.rank_model import AttentionOp, MatrixOp, RankModel
-from octavo.cost.work import Span, Work
+from octavo.cost.work import ResourceUse, Span
 from octavo.kernels.cpu.library import runnable
 from octavo.models import footprint
 from octavo.models.checkpoint import open_checkpoint
-from octavo.models.footprint import Matrix
+from octavo.models.footprint import WeightMatrix
 from octavo.settings.engine import EngineArgs
 from octavo.workload.requests import WorkloadRequest
 
@@ -84,8 +84,8 @@ def test_rounds_read_the_weights_each_time():
     one = place(MODEL, CEILINGS, [step((4, 1, True))]).decode
     three = place(MODEL, CEILINGS, [step((4, 1, True), rounds=3)]).decode
     assert one is not None and three is not None
-    assert three.work.linear == Work(3 * 50, 3 * 200) and three.work.head.bytes == 3 * 60
-    assert three.work.attention == Work((6 + 7 + 8) * 4, 8 * (5 + 6 + 7))
+    assert three.work.linear == ResourceUse(3 * 50, 3 * 200) and three.work.head.bytes == 3 * 60
+    assert three.work.attention == ResourceUse((6 + 7 + 8) * 4, 8 * (5 + 6 + 7))
 
 
 def test_steps_of_both_kinds_are_kept_apart():
@@ -184,8 +184,8 @@ def test_the_work_of_a_run_is_its_closed_form(session):
     positions = prompt + output - 1  # the last token is not put in
     head_bytes = model.matrices[-1].num_bytes
     linear_bytes = model.weights_bytes - head_bytes
-    assert total.linear == Work(output * linear_bytes, 2 * LINEAR * positions)
-    assert total.head == Work(output * head_bytes, 2 * HIDDEN * VOCAB * output)
+    assert total.linear == ResourceUse(output * linear_bytes, 2 * LINEAR * positions)
+    assert total.head == ResourceUse(output * head_bytes, 2 * HIDDEN * VOCAB * output)
     assert total.attention.flops == 4 * LAYERS * HEADS * HEAD_DIM * positions * (positions + 1) / 2
     keys = prompt + sum(range(prompt + 1, positions + 1)) + positions
     assert total.attention.bytes == keys * model.kv_bytes_per_token
@@ -224,8 +224,10 @@ class Mixed(NoModel):
 
     def matrices(self):
         return [
-            Matrix(False, 100, 1, "slow"), Matrix(False, 100, 1, "fast"), Matrix(True, 7, 1, "fast")
-        ]  # fmt: skip
+            WeightMatrix(False, 100, 1, "slow"),
+            WeightMatrix(False, 100, 1, "fast"),
+            WeightMatrix(True, 7, 1, "fast"),
+        ]
 
     def products(self, arithmetic):
         return lambda rounds: self._work(

@@ -15,7 +15,7 @@ from octavo.bench.offline.spec import (
     SpecPlan,
     SpecRow,
     SpecStudy,
-    StepTimes,
+    StudyStepTimes,
     batches_of,
     check_workload,
     requests_of,
@@ -27,7 +27,7 @@ from octavo.measure.statistics import Spread
 from octavo.settings.engine import EngineArgs
 from octavo.speculation.drafters import DraftFree
 
-TIMES = StepTimes({1: 0.010, 2: 0.011, 4: 0.012, 8: 0.020})
+TIMES = StudyStepTimes({1: 0.010, 2: 0.011, 4: 0.012, 8: 0.020})
 
 
 class Lookup:
@@ -132,8 +132,8 @@ def test_step_times_between_and_beyond():
     assert TIMES(1, 1) == 0.010 and TIMES(4, 2) == pytest.approx(0.020)
     assert TIMES(3, 1) == pytest.approx(0.0115)
     assert TIMES(4, 4) == pytest.approx(0.036)  # on from 4 and 8
-    assert StepTimes({1: 0.01})(8, 8) == 0.01
-    assert StepTimes({1: 0.01, 2: 0.009})(8, 8) == 0.01  # noise, not a gain
+    assert StudyStepTimes({1: 0.01})(8, 8) == 0.01
+    assert StudyStepTimes({1: 0.01, 2: 0.009})(8, 8) == 0.01  # noise, not a gain
 
 
 def test_break_even_of_measured_steps():

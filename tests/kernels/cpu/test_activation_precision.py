@@ -8,7 +8,14 @@ import numpy as np
 import pytest
 
 from octavo.kernels.cpu.activation_precision import ACTIVATIONS, DEFAULT, round_activations
-from octavo.kernels.fused_ops import Check, Head, Linear, Norm, Phase, Segment
+from octavo.kernels.fused_ops import (
+    FusedCheck,
+    FusedHead,
+    FusedLinear,
+    FusedNorm,
+    FusedOp,
+    FusedSegment,
+)
 from octavo.kernels.recorder import Tape, Value
 from octavo.quantization.base import StoredWeight
 from octavo.quantization.ggml_types import GGMLType
@@ -16,15 +23,15 @@ from octavo.runtime.capacity import RankSpec, kv_dtype_of
 from octavo.settings.engine import EngineArgs
 
 
-def step() -> list[Phase]:
+def step() -> list[FusedOp]:
     weight = StoredWeight(GGMLType.F32, np.zeros((8, 32), dtype=np.uint8), (8, 8))
     x, y, z = (Value(Tape(), None, (8,)) for _ in range(3))
-    norm = Norm(np.ones(8, dtype=np.float32), 1e-5)
+    norm = FusedNorm(np.ones(8, dtype=np.float32), 1e-5)
     return [
-        Linear(x, [Segment(weight, None, y)], norm=norm),
-        Linear(y, [Segment(weight, None, z)], residual=x),
-        Check(z),
-        Head(z, weight, norm=norm),
+        FusedLinear(x, [FusedSegment(weight, None, y)], norm=norm),
+        FusedLinear(y, [FusedSegment(weight, None, z)], residual=x),
+        FusedCheck(z),
+        FusedHead(z, weight, norm=norm),
     ]
 
 
@@ -36,7 +43,7 @@ def test_choices(activations, above):
     phases = step()
     round_activations(phases, "int8" if activations == "int16" else "int16")  # does not last
     round_activations(phases, activations)
-    assert [phase.remainder_above for phase in phases if not isinstance(phase, Check)] == above
+    assert [phase.remainder_above for phase in phases if not isinstance(phase, FusedCheck)] == above
 
 
 def test_auto_is_the_default():

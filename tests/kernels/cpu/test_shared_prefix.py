@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from native_attention import FORMATS, Cache, Layer, Sequence, Step, attend, make_sequence
 
-from octavo.core.sink_window import Sight
+from octavo.core.sink_window import SinkWindow
 from octavo.kernels.cpu.library import Pool
 
 
@@ -50,17 +50,17 @@ def chunks_of(members: list[Member]) -> list[tuple[int, int, int]]:
     return [(i, member.old, member.new) for i, member in enumerate(members)]
 
 
-def shared_keys(cache: Cache, members: list[Member], sights=None) -> int:
-    step = Step(cache, chunks_of(members), share_prefixes=True, sights=sights)
+def shared_keys(cache: Cache, members: list[Member], sink_windows=None) -> int:
+    step = Step(cache, chunks_of(members), share_prefixes=True, sink_windows=sink_windows)
     return cache.native.check(cache.native.lib.oct_shared_keys(ctypes.byref(step.seqs), 0))
 
 
 def check_same_bits(
-    cache: Cache, members: list[Member], pool: Pool | None = None, parents=None, sights=None
+    cache: Cache, members: list[Member], pool: Pool | None = None, parents=None, sink_windows=None
 ) -> None:
     chunks = chunks_of(members)
-    apart = attend(cache, chunks, pool, parents, sights=sights)
-    together = attend(cache, chunks, pool, parents, share_prefixes=True, sights=sights)
+    apart = attend(cache, chunks, pool, parents, sink_windows=sink_windows)
+    together = attend(cache, chunks, pool, parents, share_prefixes=True, sink_windows=sink_windows)
     for i, (one, other) in enumerate(zip(apart, together, strict=True)):
         assert np.isfinite(one).all()
         assert np.array_equal(one, other), f"sequence {i}"
@@ -131,13 +131,13 @@ def test_drafts_that_are_trees(native):
 def test_who_has_a_sight_of_its_own_goes_alone(native, make_pool, kv):
     """And the others share what they did."""
     cache = make_cache(native, Layer(kv=kv), TREE)
-    sights = [Sight(4, 200) if i in (2, 5) else None for i in range(len(TREE))]
-    assert shared_keys(cache, TREE) > shared_keys(cache, TREE, sights) > 0
+    sink_windows = [SinkWindow(4, 200) if i in (2, 5) else None for i in range(len(TREE))]
+    assert shared_keys(cache, TREE) > shared_keys(cache, TREE, sink_windows) > 0
     for pool in (native.pool, make_pool(1), make_pool(5)):
-        check_same_bits(cache, TREE, pool, sights=sights)
-    everybody = [Sight(4, 200)] * len(TREE)
+        check_same_bits(cache, TREE, pool, sink_windows=sink_windows)
+    everybody = [SinkWindow(4, 200)] * len(TREE)
     assert shared_keys(cache, TREE, everybody) == 0
-    check_same_bits(cache, TREE, sights=everybody)
+    check_same_bits(cache, TREE, sink_windows=everybody)
 
 
 @pytest.mark.parametrize(

@@ -33,7 +33,7 @@ from octavo.models.kv_groups import group_layers
 from octavo.runtime import cuda_components
 from octavo.runtime.capacity import RankLimits, RankSpec
 from octavo.runtime.cuda_backend import FusedBackend
-from octavo.runtime.cuda_components import Kit, PlainKit, TritonKit
+from octavo.runtime.cuda_components import DeviceComponents, PlainComponents, TritonComponents
 from octavo.runtime.kv_cache import copy_units
 from octavo.runtime.rank import Rank
 from octavo.runtime.streams import HostStream
@@ -62,7 +62,7 @@ KINDS = [
 ]
 
 
-class InterpretedKit(TritonKit):
+class InterpretedKit(TritonComponents):
     """The kernels of a GPU, on tensors of the CPU."""
 
     compiles = False
@@ -75,12 +75,12 @@ class InterpretedKit(TritonKit):
         return None
 
 
-def kernels_on(device: str) -> TritonKit:
-    kit_type = InterpretedKit if device == "cpu" else TritonKit
+def kernels_on(device: str) -> TritonComponents:
+    kit_type = InterpretedKit if device == "cpu" else TritonComponents
     return kit_type(torch.device(device), Conditions(Gpu(90, 8), torch.float32))
 
 
-def answers(kit: Kit, model_config: ModelConfig) -> dict[str, list[int]]:
+def answers(kit: DeviceComponents, model_config: ModelConfig) -> dict[str, list[int]]:
     spec = RankSpec(Path(), kit.device.type, block_size=BLOCK_SIZE)
     backend = FusedBackend(spec, random_model(model_config), model_config, kit=kit)
     rank = Rank(spec, model_config, backend)
@@ -114,6 +114,6 @@ def test_the_answers_are_those_of_plain_torch(name, device, monkeypatch):
         return made[-1]
 
     monkeypatch.setattr(cuda_components, "HostStream", queued)
-    expected = answers(PlainKit(torch.float32), CONFIGS[name])
+    expected = answers(PlainComponents(torch.float32), CONFIGS[name])
     assert answers(kernels_on(device), CONFIGS[name]) == expected
     assert all(stream.num_replays > 2 for stream in made)

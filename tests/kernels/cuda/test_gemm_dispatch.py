@@ -7,7 +7,7 @@ import torch
 from device_weights import KINDS, device_weight
 
 from octavo.kernels.cuda.attention_plan import Gpu
-from octavo.kernels.cuda.gemm_dispatch import Conditions, Way, multiplied_as, table, way_of
+from octavo.kernels.cuda.gemm_dispatch import Conditions, GemmKind, gemm_kind, multiplied_as, table
 
 ADA, AMPERE = Gpu(89, 128), Gpu(80, 108)
 
@@ -15,39 +15,39 @@ ADA, AMPERE = Gpu(89, 128), Gpu(80, 108)
 def ways(kind, gpu=ADA, dtype=torch.bfloat16, n=64, activations="auto", k=512):
     weight = device_weight(kind, n, k, dtype)
     conditions = Conditions(gpu, dtype, activations=activations)
-    return [way_of(weight, rows, conditions) for rows in (1, 16, 32, 64, 65)]
+    return [gemm_kind(weight, rows, conditions) for rows in (1, 16, 32, 64, 65)]
 
 
 def test_floats():
-    assert ways("float") == [Way.FUSED] * 2 + [Way.GEMM] * 3
+    assert ways("float") == [GemmKind.FUSED] * 2 + [GemmKind.GEMM] * 3
 
 
 @pytest.mark.parametrize("kind", ["nibbles in 128", "int8 in 16", "FP8 in 128"])
 def test_codes_in_groups(kind):
-    assert ways(kind) == [Way.FUSED] * 4 + [Way.EXPANDED]
+    assert ways(kind) == [GemmKind.FUSED] * 4 + [GemmKind.EXPANDED]
 
 
 @pytest.mark.parametrize("kind", ["int8 by rows", "FP8 by rows", "FP8 for FP8"])
 def test_bytes_of_odd_rows_are_expanded_sooner(kind):
-    assert ways(kind, k=770) == [Way.FUSED] * 2 + [Way.EXPANDED] * 3
-    assert ways("nibbles in 128", k=896) == [Way.FUSED] * 4 + [Way.EXPANDED]
+    assert ways(kind, k=770) == [GemmKind.FUSED] * 2 + [GemmKind.EXPANDED] * 3
+    assert ways("nibbles in 128", k=896) == [GemmKind.FUSED] * 4 + [GemmKind.EXPANDED]
 
 
 def test_int8_by_rows():
-    assert ways("int8 for int8", AMPERE) == [Way.FUSED] * 2 + [Way.INT8] * 3
-    assert ways("int8 for int8", n=72) == [Way.FUSED] * 4 + [Way.EXPANDED]
+    assert ways("int8 for int8", AMPERE) == [GemmKind.FUSED] * 2 + [GemmKind.INT8] * 3
+    assert ways("int8 for int8", n=72) == [GemmKind.FUSED] * 4 + [GemmKind.EXPANDED]
 
 
 def test_fp8_only_where_the_gpu_has_it():
-    assert ways("FP8 for FP8") == [Way.FUSED] * 2 + [Way.FP8] * 3
-    assert ways("FP8 for FP8", AMPERE) == [Way.FUSED] * 4 + [Way.EXPANDED]
-    assert ways("FP8 for FP8", dtype=torch.float16) == [Way.FUSED] * 4 + [Way.EXPANDED]
+    assert ways("FP8 for FP8") == [GemmKind.FUSED] * 2 + [GemmKind.FP8] * 3
+    assert ways("FP8 for FP8", AMPERE) == [GemmKind.FUSED] * 4 + [GemmKind.EXPANDED]
+    assert ways("FP8 for FP8", dtype=torch.float16) == [GemmKind.FUSED] * 4 + [GemmKind.EXPANDED]
 
 
 @pytest.mark.parametrize("kind", ["int8", "FP8"])
 def test_the_checkpoint_decides_unless_somebody_does(kind):
-    as_numbers = [Way.FUSED] * 4 + [Way.EXPANDED]
-    in_codes = [Way.FUSED] * 2 + [Way[kind.upper()]] * 3
+    as_numbers = [GemmKind.FUSED] * 4 + [GemmKind.EXPANDED]
+    in_codes = [GemmKind.FUSED] * 2 + [GemmKind[kind.upper()]] * 3
     other, made_for_it = f"{kind} by rows", f"{kind} for {kind}"
     assert ways(other) == as_numbers and ways(made_for_it) == in_codes
     assert ways(other, activations="int8") == ways(made_for_it, activations="int8") == in_codes
@@ -76,12 +76,14 @@ def test_the_type_of_products_is_that_of_their_way(conditions, type):
 def test_invariant_is_one_way_for_any_rows(kind):
     weight = device_weight(kind, 64, 512)
     conditions = Conditions(ADA, invariant=True)
-    assert {way_of(weight, rows, conditions) for rows in range(1, 600)} == {Way.TILES}
+    assert {gemm_kind(weight, rows, conditions) for rows in range(1, 600)} == {GemmKind.TILES}
 
 
 def test_the_table_has_every_kind():
     rows = dict(table(Conditions(ADA)))
-    assert len(rows) == 13 and rows["bfloat16"] == [Way.FUSED] * 2 + [Way.GEMM] * 2
-    assert rows["FP8 by rows"] == [Way.FUSED] * 3 + [Way.EXPANDED]
-    assert rows["FP8 by rows, for activations of 8 bits"] == [Way.FUSED] * 2 + [Way.FP8] * 2
-    assert all(ways == [Way.TILES] * 4 for _, ways in table(Conditions(ADA, invariant=True)))
+    assert len(rows) == 13 and rows["bfloat16"] == [GemmKind.FUSED] * 2 + [GemmKind.GEMM] * 2
+    assert rows["FP8 by rows"] == [GemmKind.FUSED] * 3 + [GemmKind.EXPANDED]
+    assert (
+        rows["FP8 by rows, for activations of 8 bits"] == [GemmKind.FUSED] * 2 + [GemmKind.FP8] * 2
+    )
+    assert all(ways == [GemmKind.TILES] * 4 for _, ways in table(Conditions(ADA, invariant=True)))

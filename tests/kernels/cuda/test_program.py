@@ -27,7 +27,7 @@ from hypothesis import strategies as st
 from weights import stored
 
 from octavo.kernels import recorder, reference
-from octavo.kernels.fused_ops import Attention, CannotFuse, Experts, Rows
+from octavo.kernels.fused_ops import CannotFuse, FusedAttention, FusedExperts, FusedRows
 from octavo.kernels.fuser import fuse
 from octavo.kernels.recorder import LayerKV, Value
 from octavo.quantization.ggml_types import GGMLType
@@ -99,7 +99,7 @@ def test_activations_in_16_bits(config, dtype, type_):
 def test_logits_of_routers_are_not_rounded():
     model = random_model(MIXTRAL)
     program = fused_program(MIXTRAL, model, dtype=torch.bfloat16, kv="bfloat16")
-    experts = [phase for phase in program.phases if isinstance(phase, Experts)]
+    experts = [phase for phase in program.phases if isinstance(phase, FusedExperts)]
     assert experts
     for phase in experts:
         assert program.buffer(phase.logits).dtype == torch.float32
@@ -142,7 +142,7 @@ def test_sinks():
     model = random_model(LLAMA)
 
     def with_sinks(phases):
-        return [replace(p, sinks=sinks) if isinstance(p, Attention) else p for p in phases]
+        return [replace(p, sinks=sinks) if isinstance(p, FusedAttention) else p for p in phases]
 
     def attend(*arguments):
         return reference.paged_attention(*arguments[:-1], torch.from_numpy(sinks))
@@ -257,7 +257,7 @@ def test_rows_of_their_own():
         gated = recorder.add(gated, recorder.add(part, part))
     recorder.lm_head(gated, stored(table))
     phases = fuse(tape)
-    assert [p.kind for p in phases if isinstance(p, Rows)] == ["silu", *["add"] * 6]
+    assert [p.kind for p in phases if isinstance(p, FusedRows)] == ["silu", *["add"] * 6]
     program = fused_program(LLAMA, random_model(LLAMA), change=lambda _: phases)
     step = step_of((0, 0, 9))
     program.run(replace(step.padded(9, 1), token_ids=torch.arange(9, dtype=torch.int32)))

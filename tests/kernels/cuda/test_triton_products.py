@@ -11,7 +11,7 @@ from device_weights import KINDS, device_weight, random
 
 from octavo.kernels.cuda import triton_products
 from octavo.kernels.cuda.attention_plan import Gpu
-from octavo.kernels.cuda.gemm_dispatch import Conditions, Way, way_of
+from octavo.kernels.cuda.gemm_dispatch import Conditions, GemmKind, gemm_kind
 from octavo.kernels.cuda.products import Around, Norm, PlainProducts
 from octavo.kernels.cuda.triton_products import TritonProducts, Use
 
@@ -53,9 +53,9 @@ def test_products(device, kind, what, rows):
         expected = out.float()
         PlainProducts().linear(x.float(), weight, expected, around)
         products_of(weight, x, gated=gated).linear(x, weight, out, around)
-        way = way_of(weight, rows, Conditions(HOPPER, dtype))
+        way = gemm_kind(weight, rows, Conditions(HOPPER, dtype))
         tolerance = FLOAT32 if dtype == torch.float32 else BFLOAT16
-        if way in (Way.FP8, Way.INT8):
+        if way in (GemmKind.FP8, GemmKind.INT8):
             tolerance = CODED
         assert (out.float() - expected).abs().max() <= tolerance * expected.abs().max()
 

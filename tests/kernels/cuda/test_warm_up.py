@@ -42,7 +42,7 @@ from octavo.quantization.ggml_types import GGMLType
 from octavo.runtime import cuda_warmup
 from octavo.runtime.capacity import RankLimits, RankSpec
 from octavo.runtime.cuda_backend import FusedBackend
-from octavo.runtime.cuda_components import TritonKit
+from octavo.runtime.cuda_components import TritonComponents
 from octavo.runtime.cuda_graphs import DecodeGraphs
 from octavo.runtime.rank import Rank
 
@@ -82,7 +82,7 @@ FEW_BYTES = 32
 KERNELS = {"_linear", "attend_rows", "attend_splits", "_pick_cut", "_change", "_judge_row"}
 
 
-class NotedKit(TritonKit):
+class NotedKit(TritonComponents):
     """The kernels of a GPU, to be launched on tensors of the CPU."""
 
     def create_stream(self) -> QueuedStream:

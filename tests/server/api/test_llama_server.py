@@ -11,7 +11,7 @@ import pytest
 
 from octavo import __version__
 from octavo.core.batch import TokenLogprobs
-from octavo.core.sink_window import SightRules
+from octavo.core.sink_window import SinkWindowRules
 from octavo.server.api.llama_server.routes import create_router
 from octavo.server.engine.generation import Delta, Generation
 
@@ -294,8 +294,8 @@ def test_a_template_is_applied(ask, service):
 
 def test_a_context_that_is_shifted_may_be_outgrown(complete, fake_engine):
     assert complete(prompt="abc", n_predict=300, n_keep=2)["tokens_predicted"] == 253  # not shifted
-    rules = SightRules(context_shift=True)
-    fake_engine.facts = replace(fake_engine.facts, sights=rules)
+    rules = SinkWindowRules(context_shift=True)
+    fake_engine.facts = replace(fake_engine.facts, sink_windows=rules)
     for n_keep, kept in ((2, 2), (-1, 3), (None, None)):
         assert complete(prompt="abc", n_predict=300, n_keep=n_keep)["tokens_predicted"] == 300
         assert fake_engine.requests[-1].params.n_keep == kept

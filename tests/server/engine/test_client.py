@@ -34,16 +34,16 @@ from octavo.executor.hash_model import HashExecutor, expected_tokens
 from octavo.server.engine.client import ProcessEngine
 from octavo.server.engine.generation import (
     EngineFacts,
+    EngineObserver,
     EngineState,
     GenerationRequest,
-    Observer,
     RequestRules,
 )
-from octavo.server.engine.in_flight_record import FlightRecord
-from octavo.server.engine.ttft_admission import Door
-from octavo.server.engine.unread_output import UnreadMemory
+from octavo.server.engine.in_flight_record import InFlightRecord
+from octavo.server.engine.ttft_admission import TTFTAdmission
+from octavo.server.engine.unread_output import UnreadOutputMemory
 from octavo.server.engine.wire import Decoder, encode
-from octavo.server.engine.worker import EngineLoop
+from octavo.server.engine.worker import EngineWorker
 from octavo.serving.text_engine import TextEngine
 from octavo.settings.engine import CacheConfig, EngineConfig
 
@@ -93,8 +93,8 @@ class ThreadEngine:
         self.executor = Moody(self)
         engine = build_engine(config, self.executor)
         self.text_engine = TextEngine(engine, tokenizer, VOCAB, ())
-        self.record = FlightRecord()
-        self.loop = EngineLoop(self.text_engine, self.record, self._send)
+        self.record = InFlightRecord()
+        self.loop = EngineWorker(self.text_engine, self.record, self._send)
         self.thread = threading.Thread(target=self._run, daemon=True)
         self.thread.start()
         threading.Thread(target=self._fill, daemon=True).start()
@@ -148,7 +148,7 @@ class ThreadLauncher:
         return self.engines[-1]
 
 
-class Account(Observer):
+class Account(EngineObserver):
     """Everything that was told."""
 
     def __init__(self):
@@ -415,7 +415,7 @@ def test_a_server_has_rules_for_what_its_engine_could_do(launcher):
 
 def test_what_is_not_read_is_bounded_over_all_answers(launcher):
     """The one that holds the most is given up; the others come whole."""
-    unread = UnreadMemory(3000)
+    unread = UnreadOutputMemory(3000)
 
     async def main(engine, account):
         large = engine.submit(make([1], params=SamplingParams(n=2, max_tokens=50, logprobs=5)))
@@ -473,7 +473,7 @@ def test_who_would_wait_too_long_is_refused(launcher):
         for generation in accepted:
             assert await generation.collect()
 
-    run(launcher, main, door=Door(2.0))
+    run(launcher, main, door=TTFTAdmission(2.0))
 
 
 @pytest.mark.parametrize(("num_requests", "num_tokens"), [(5, 5), (1, 41), (5, 41)])

@@ -23,7 +23,7 @@ from octavo.core.limits import QueueLimits
 from octavo.core.sampling_params import SamplingParams
 from octavo.core.stats import StepStats
 from octavo.server.engine.client import ProcessEngine
-from octavo.server.engine.crash_isolation import Probation, fingerprint
+from octavo.server.engine.crash_isolation import CrashIsolation, fingerprint
 from octavo.server.engine.generation import EngineFacts, EngineState, GenerationRequest
 from octavo.server.engine.waiting_queue import Entry
 from octavo.server.engine.wire import Decoder, encode, record_to_list
@@ -360,53 +360,53 @@ def clock():
 
 
 def test_suspicions_are_forgotten(clock):
-    probation = Probation(clock)
-    probation.accuse({b"a", b"b"}, had_company=False)
-    assert probation.is_suspected(b"a") and not probation.is_convicted(b"a")
+    crash_isolation = CrashIsolation(clock)
+    crash_isolation.accuse({b"a", b"b"}, had_company=False)
+    assert crash_isolation.is_suspected(b"a") and not crash_isolation.is_convicted(b"a")
     clock.now = 599.0
-    probation.accuse({b"a"}, had_company=False)
-    assert probation.is_convicted(b"a")
+    crash_isolation.accuse({b"a"}, had_company=False)
+    assert crash_isolation.is_convicted(b"a")
     clock.now = 601.0
-    assert not probation.is_suspected(b"b") and probation.is_convicted(b"a")
+    assert not crash_isolation.is_suspected(b"b") and crash_isolation.is_convicted(b"a")
     clock.now = 1200.0
-    assert not probation.is_suspected(b"a")
+    assert not crash_isolation.is_suspected(b"a")
 
 
 @pytest.mark.parametrize(
     "second", [({b"a", b"b"}, False), ({b"a"}, True), (set(), True)], ids=["other", "unknown", "no"]
 )
 def test_company_is_a_doubt(clock, second):
-    probation = Probation(clock)
+    crash_isolation = CrashIsolation(clock)
     fingerprints, had_company = second
     for _ in range(5):
-        probation.accuse({b"a"} | fingerprints, had_company=True)
-        probation.accuse(fingerprints, had_company=had_company)
-    assert probation.is_suspected(b"a") and not probation.is_convicted(b"a")
-    probation.accuse({b"a"}, had_company=False)
-    probation.accuse({b"a", b"b"}, had_company=False)  # what is known stays known
-    assert probation.is_convicted(b"a") and not probation.is_convicted(b"b")
+        crash_isolation.accuse({b"a"} | fingerprints, had_company=True)
+        crash_isolation.accuse(fingerprints, had_company=had_company)
+    assert crash_isolation.is_suspected(b"a") and not crash_isolation.is_convicted(b"a")
+    crash_isolation.accuse({b"a"}, had_company=False)
+    crash_isolation.accuse({b"a", b"b"}, had_company=False)  # what is known stays known
+    assert crash_isolation.is_convicted(b"a") and not crash_isolation.is_convicted(b"b")
 
 
 def test_memory_is_bounded(clock):
-    probation = Probation(clock)
+    crash_isolation = CrashIsolation(clock)
     for number in range(10_000):
-        probation.accuse({str(number).encode()}, had_company=True)
-    assert not probation.is_suspected(b"5000") and probation.is_suspected(b"9999")
+        crash_isolation.accuse({str(number).encode()}, had_company=True)
+    assert not crash_isolation.is_suspected(b"5000") and crash_isolation.is_suspected(b"9999")
 
 
 def test_one_at_a_time(clock):
     class Generation:
         is_over = False
 
-    probation = Probation(clock)
+    crash_isolation = CrashIsolation(clock)
     entries = [Entry(Generation(), b"") for _ in range(3)]
     for entry in entries:
-        probation.enqueue(entry)
-    assert probation.next() is entries[0] and probation.next() is None
+        crash_isolation.enqueue(entry)
+    assert crash_isolation.next() is entries[0] and crash_isolation.next() is None
     entries[0].generation.is_over = entries[1].generation.is_over = True
-    assert probation.next() is entries[2]
-    probation.accuse(set(), had_company=False)  # all begin anew
-    assert probation.next() is None
+    assert crash_isolation.next() is entries[2]
+    crash_isolation.accuse(set(), had_company=False)  # all begin anew
+    assert crash_isolation.next() is None
 
 
 # -- fingerprints ----------------------------------------------------------------------------------

@@ -7,11 +7,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from octavo.server.engine.in_flight_record import FlightRecord, RecordedExecutor
+from octavo.server.engine.in_flight_record import InFlightRecord, RecordedExecutor
 
 
 def test_what_is_written_outlives_its_writer():
-    record, fd = FlightRecord.create()
+    record, fd = InFlightRecord.create()
     assert record.read() == []
     code = (
         "import os, sys; from octavo.server.engine.in_flight_record import FlightRecord\n"
@@ -28,14 +28,14 @@ def test_what_is_written_outlives_its_writer():
     "names", [[], ["a"], [f"{i:032x}#{i % 4}" for i in range(5000)]], ids=["none", "one", "many"]
 )
 def test_the_last_word_counts(names):
-    record = FlightRecord()
+    record = InFlightRecord()
     record.write([f"{i:064x}" for i in range(200)])
     record.write(names)
     assert record.read() == names
 
 
 def test_more_than_fits_is_cut():
-    record = FlightRecord()
+    record = InFlightRecord()
     record.write([f"{i:064x}" for i in range(40_000)])
     names = record.read()
     assert 10_000 < len(names) < 40_000 and names[7] == f"{7:064x}"
@@ -67,7 +67,7 @@ def batch_of(*names):
     ],
 )
 def test_steps_in_flight_are_on_record_before_they_run(depth, seen):
-    record = FlightRecord()
+    record = InFlightRecord()
     executor = RecordedExecutor(Executor(depth, record), record)
     for batch in (batch_of("a"), batch_of("a", "b"), batch_of("b"), batch_of("b")):
         assert executor.submit(batch) is batch

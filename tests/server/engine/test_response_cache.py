@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from octavo.base.errors import DeadlineError, EngineUnavailableError
 from octavo.core.batch import TokenLogprobs
 from octavo.core.sampling_params import SamplingParams
-from octavo.server.engine.generation import Delta, Generation, GenerationRequest, Observer
+from octavo.server.engine.generation import Delta, EngineObserver, Generation, GenerationRequest
 from octavo.server.engine.response_cache import Recording, ResponseCache, answer_key
 
 MIB = 1 << 20
@@ -220,7 +220,7 @@ def test_a_consumer_cannot_spoil_what_is_kept(fake_engine):
 
 
 def test_the_observer_is_told_of_hits(fake_engine):
-    class Told(Observer):
+    class Told(EngineObserver):
         def __init__(self):
             self.events = []
 

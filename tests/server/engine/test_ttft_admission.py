@@ -12,7 +12,7 @@ from octavo.core.stats import StepStats
 from octavo.cost.hardware import Device
 from octavo.cost.step_cost import StepModel
 from octavo.server.engine.generation import EngineFacts
-from octavo.server.engine.ttft_admission import Door
+from octavo.server.engine.ttft_admission import TTFTAdmission
 from octavo.server.engine.waiting_queue import Waiting
 
 FACTS = EngineFacts(4096, 8, 99, 1024, 16, max_num_batched_tokens=512, target_step_seconds=0.08)
@@ -30,8 +30,8 @@ IDLE = replace(StepStats.idle(1024), predicted_seconds=0.0)
 BUSY = replace(IDLE, num_running=1, num_used_blocks=4)
 
 
-def door(most_seconds: float) -> Door:
-    door = Door(most_seconds)
+def door(most_seconds: float) -> TTFTAdmission:
+    door = TTFTAdmission(most_seconds)
     door.foresee(STEPS, FACTS)
     return door
 
@@ -47,7 +47,7 @@ def after(stats: StepStats, real: float, foreseen: float, num_prompt_tokens: int
 
 
 def test_as_long_as_nothing_is_known_everybody_may_come_in():
-    assert Door(1e-9).check(FACTS, BUSY, Waiting(99, 9999, 99999), 4000) is None
+    assert TTFTAdmission(1e-9).check(FACTS, BUSY, Waiting(99, 9999, 99999), 4000) is None
 
 
 def test_a_longer_queue_takes_longer_until_it_takes_too_long():
@@ -98,7 +98,7 @@ def test_an_idle_engine_takes_whom_it_could_serve_however_slow_it_was():
 
 
 def test_without_a_step_model_by_what_the_pacer_has_learned():
-    watched = Door(1.0)
+    watched = TTFTAdmission(1.0)
     learned = replace(BUSY, decode_seconds=0.02, prompt_token_seconds=0.001, predicted_seconds=None)
     watched.note_step(learned, learned)
     # A step has 60 ms for prompts beside whoever decodes.

@@ -10,10 +10,10 @@ from octavo.base.errors import QueueFullError
 from octavo.core.batch import TokenLogprobs
 from octavo.core.sampling_params import SamplingParams
 from octavo.server.engine.generation import Delta, Generation, GenerationRequest
-from octavo.server.engine.unread_output import UnreadMemory, bytes_of
+from octavo.server.engine.unread_output import UnreadOutputMemory, bytes_of
 
 
-def generation(memory: UnreadMemory, *, n: int = 1, streams: bool = False):
+def generation(memory: UnreadOutputMemory, *, n: int = 1, streams: bool = False):
     request = GenerationRequest(
         "r", [1], SamplingParams(n=n, max_tokens=10_000), 0.0, streams=streams
     )
@@ -28,7 +28,7 @@ def push(one: Generation, count: int, n: int = 1, reason: str | None = None) -> 
 
 
 def test_a_long_answer_is_kept_as_one_piece_of_each_sample():
-    memory = UnreadMemory()
+    memory = UnreadOutputMemory()
     one, _ = generation(memory, n=2)
     push(one, 3000, 2, "length")
     assert len(one._deltas) < 600
@@ -43,7 +43,7 @@ def test_a_long_answer_is_kept_as_one_piece_of_each_sample():
 
 def test_a_stream_that_is_behind_gets_all_in_larger_pieces():
     async def read() -> None:
-        memory = UnreadMemory()
+        memory = UnreadOutputMemory()
         one, _ = generation(memory, streams=True)
         push(one, 2000)
         ids = [token for delta in await anext(one) for token in delta.token_ids]
@@ -57,7 +57,7 @@ def test_a_stream_that_is_behind_gets_all_in_larger_pieces():
 
 
 def test_log_probabilities_and_prompts_count():
-    memory = UnreadMemory()
+    memory = UnreadOutputMemory()
     one, _ = generation(memory)
     entry = TokenLogprobs(1, -0.5, 1, tuple((token, -1.0) for token in range(20)))
     one.push([Delta(0, "x", [1], [entry])])
@@ -71,7 +71,7 @@ def test_log_probabilities_and_prompts_count():
 
 @pytest.mark.parametrize("is_over", [False, True])
 def test_who_holds_the_most_gives_it_up(is_over):
-    memory = UnreadMemory(10_000)
+    memory = UnreadOutputMemory(10_000)
     (small, small_aborted), (large, large_aborted) = generation(memory), generation(memory)
     push(small, 10)
     push(large, 300, reason="stop" if is_over else None)
@@ -87,7 +87,7 @@ def test_who_holds_the_most_gives_it_up(is_over):
 
 
 def test_records_are_given_up_before_answers():
-    memory = UnreadMemory(10_000)
+    memory = UnreadOutputMemory(10_000)
     one, aborted = generation(memory, streams=True)
     whole: list[list[Delta]] = []
     one.record(lambda _, deltas: whole.append(deltas))
@@ -101,7 +101,7 @@ def test_records_are_given_up_before_answers():
 
 
 def test_a_record_has_a_bound_of_its_own():
-    memory = UnreadMemory()
+    memory = UnreadOutputMemory()
     for max_bytes, count in ((100, 0), (10_000, 1)):
         one, _ = generation(memory)
         whole: list[list[Delta]] = []

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 from octavo.core.limits import QueueLimits
 from octavo.core.sampling_params import SamplingParams
-from octavo.server.engine.generation import Generation, GenerationRequest, Observer
-from octavo.server.engine.waiting_queue import Entry, Waiting, WaitingRoom
+from octavo.server.engine.generation import EngineObserver, Generation, GenerationRequest
+from octavo.server.engine.waiting_queue import Entry, Waiting, WaitingQueue
 
 
 def entry(tenant: str, num_prompt: int, **params) -> Entry:
@@ -12,7 +12,7 @@ def entry(tenant: str, num_prompt: int, **params) -> Entry:
 
 
 def test_nobody_waits_for_more_of_others_than_for_what_it_gets_itself():
-    room = WaitingRoom(QueueLimits(), Observer())
+    room = WaitingQueue(QueueLimits(), EngineObserver())
     for _ in range(10):
         room.enter(entry("flood", 100))
     assert room.waiting_before("flood", 100)[:2] == (10, 1000)
@@ -25,7 +25,7 @@ def test_nobody_waits_for_more_of_others_than_for_what_it_gets_itself():
 
 
 def test_all_that_enters_leaves():
-    room = WaitingRoom(QueueLimits(2, 100), Observer(), max_work=100)
+    room = WaitingQueue(QueueLimits(2, 100), EngineObserver(), max_work=100)
     for _ in range(3):
         one, two = entry("a", 10, n=2, max_tokens=5), entry("b", 1, max_tokens=1)
         room.enter(one)

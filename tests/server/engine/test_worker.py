@@ -18,9 +18,9 @@ from octavo.core.sampling_params import SamplingParams
 from octavo.core.scheduler import SchedulerConfig
 from octavo.executor.hash_model import expected_tokens
 from octavo.server.engine import worker
-from octavo.server.engine.in_flight_record import FlightRecord
+from octavo.server.engine.in_flight_record import InFlightRecord
 from octavo.server.engine.wire import encode
-from octavo.server.engine.worker import EngineLoop
+from octavo.server.engine.worker import EngineWorker
 from octavo.settings.engine import EngineArgs
 
 RAISE = 96  # prompts with this token end with an error
@@ -35,7 +35,7 @@ class Server:
 
     def __init__(self, engine):
         self.engine = engine
-        self.loop = EngineLoop(engine, FlightRecord(), lambda message: self.take(message))
+        self.loop = EngineWorker(engine, InFlightRecord(), lambda message: self.take(message))
         self.tokens, self.reasons, self.refused, self.pongs = {}, {}, {}, []
         self.awaited = set()
         submit = engine.engine.executor.submit
@@ -325,7 +325,7 @@ def test_what_may_wait_is_for_the_server_to_say(hash_engine, monkeypatch):
 
 def test_an_engine_ends_with_its_server_even_while_it_loads():
     ours, theirs = socket.socketpair()
-    _, record = FlightRecord.create()
+    _, record = InFlightRecord.create()
     program = (
         "import sys, time\n"
         "from octavo.server.engine import worker\n"

@@ -19,7 +19,7 @@ from pace import python_seconds
 from starlette.requests import ClientDisconnect
 
 from octavo.base.errors import ConfigError, EngineUnavailableError, QueueFullError
-from octavo.server.engine.generation import Observer
+from octavo.server.engine.generation import EngineObserver
 from octavo.server.http import shared_limits
 from octavo.server.http.connection import uvicorn_config
 from octavo.server.http.context import request_context
@@ -50,7 +50,7 @@ class RoomyEngine:
             raise self.error
 
 
-class RecordingObserver(Observer):
+class RecordingObserver(EngineObserver):
     def __init__(self):
         self.rejected: list[str] = []
         self.ignored: list[tuple[str, ...]] = []
@@ -116,7 +116,7 @@ class Reply:
 OPERATORS = ["/steps", "/metrics", "/load", "/octavo/tensors", "/octavo/tensors/a.b"]
 
 
-class Door:
+class TTFTAdmission:
     """A gate with something behind it."""
 
     def __init__(self, app=None, costly=frozenset((COSTLY,)), **settings):
@@ -231,7 +231,7 @@ KEYS = {
 
 def test_deny_by_default():
     """Every route and method without the right key: only /health is open."""
-    door = Door(real_app(), api_key=(KEY,))
+    door = TTFTAdmission(real_app(), api_key=(KEY,))
 
     async def walk():
         for route in ROUTES:
@@ -249,7 +249,7 @@ def test_deny_by_default():
 
 
 def test_the_right_key_opens_what_there_is():
-    door = Door(real_app(), api_key=("other", KEY))
+    door = TTFTAdmission(real_app(), api_key=("other", KEY))
 
     async def walk():
         for route in ROUTES:
@@ -303,7 +303,7 @@ SPELLINGS = [
 @pytest.mark.parametrize("path", SPELLINGS)
 @pytest.mark.parametrize("method", ["GET", "POST", "OPTIONS", "HEAD"])
 def test_other_spellings_open_nothing(path, method):
-    door = Door(api_key=(KEY,))
+    door = TTFTAdmission(api_key=(KEY,))
     for key in (None, "Bearer wrong"):
         assert door.ask(method, path, {"authorization": key}).status in (400, 401)
     assert not door.app.scopes
@@ -314,18 +314,18 @@ def test_other_spellings_open_nothing(path, method):
     ["//v1/models", "/v1/./models", "/v1/../x", "/v1/%2e%2e/x", "/..", "/a\\b", "/a\nb", "/\ufffd"],
 )
 def test_paths_that_others_may_read_differently_reach_no_route(path):
-    door = Door()
+    door = TTFTAdmission()
     assert door.ask("GET", path).status == 400
     assert not door.app.scopes
 
 
 @pytest.mark.parametrize("path", ["/v1/models/org/na.me", "/.well-known/x", "/v1/models/..x"])
 def test_usual_paths_pass(path):
-    assert Door().ask("GET", path).status == 200
+    assert TTFTAdmission().ask("GET", path).status == 200
 
 
 def test_a_browser_is_asked_for_the_key_of_the_page_only():
-    door = Door(api_key=(KEY,))
+    door = TTFTAdmission(api_key=(KEY,))
     for path in ("/", "/engine", "/docs"):
         assert 'Basic realm="octavo"' in door.ask("GET", path)["www-authenticate"]
     assert "Basic" not in door.ask("GET", "/v1/models")["www-authenticate"]
@@ -342,14 +342,14 @@ def test_websockets_are_closed():
     async def send(message):
         sent.append(message)
 
-    door = Door()
+    door = TTFTAdmission()
     asyncio.run(door.gate({"type": "websocket", "path": "/health", "headers": []}, receive, send))
     assert [message["type"] for message in sent] == ["websocket.close"]
     assert not door.app.scopes
 
 
 def test_an_open_server_knows_clients_by_address():
-    door = Door(real_app())
+    door = TTFTAdmission(real_app())
     assert door.ask("GET", "/v1/models", client="10.1.2.3").body == b'{"tenant":"10.1.2.3"}'
 
 
@@ -378,22 +378,24 @@ def test_an_open_server_knows_clients_by_address():
 )
 @pytest.mark.parametrize("path", ["/health", "/v1/models"])
 def test_on_loopback_only_local_names_lead_here(host, is_ours, path):
-    reply = Door(allowed_host=("My.lan",)).ask("GET", path, {"host": host})
+    reply = TTFTAdmission(allowed_host=("My.lan",)).ask("GET", path, {"host": host})
     assert reply.status == (200 if is_ours else 403)
 
 
 def test_on_a_network_a_name_of_a_page_leads_nowhere():
     """DNS rebinding: origin and host are the same, and both are the page's."""
     lured = {"host": "evil.example:8000", "origin": "http://evil.example:8000"}
-    reply = Door(host="0.0.0.0").ask("POST", COSTLY, lured)
+    reply = TTFTAdmission(host="0.0.0.0").ask("POST", COSTLY, lured)
     assert reply.status == 403 and "--allowed-host" in reply.error["message"]
-    assert Door(host="0.0.0.0").ask("GET", "/x", {"host": "192.168.1.7:8000"}).status == 200
-    named = Door(host="0.0.0.0", allowed_host=("gpu.lab",))
+    assert (
+        TTFTAdmission(host="0.0.0.0").ask("GET", "/x", {"host": "192.168.1.7:8000"}).status == 200
+    )
+    named = TTFTAdmission(host="0.0.0.0", allowed_host=("gpu.lab",))
     assert named.ask("GET", "/x", {"host": "gpu.lab:8000"}).status == 200
 
 
 def test_behind_keys_a_network_may_use_any_name():
-    door = Door(host="0.0.0.0", api_key=(KEY,))
+    door = TTFTAdmission(host="0.0.0.0", api_key=(KEY,))
     assert door.ask("GET", "/x", {"host": "gpu.lab:8000", **BEARER}).status == 200
 
 
@@ -418,7 +420,7 @@ def test_behind_keys_a_network_may_use_any_name():
 )
 @pytest.mark.parametrize("method", ["GET", "POST", "PUT", "DELETE", "OPTIONS"])
 def test_pages_of_foreign_origins_are_turned_away(origin, is_welcome, method):
-    door = Door(allowed_origin=("https://app.example",), api_key=(KEY,))
+    door = TTFTAdmission(allowed_origin=("https://app.example",), api_key=(KEY,))
     reply = door.ask(method, COSTLY, {"origin": origin, **BEARER})
     assert reply.status == (200 if is_welcome else 403)
     is_named = origin is not None and origin.lower() == "https://app.example"
@@ -427,7 +429,7 @@ def test_pages_of_foreign_origins_are_turned_away(origin, is_welcome, method):
 
 
 def test_cors_is_off_by_default():
-    door = Door()
+    door = TTFTAdmission()
     preflight = {"origin": "https://app.example", "access-control-request-method": "POST"}
     for origin in ("https://app.example", "http://127.0.0.1:8000"):
         reply = door.ask("OPTIONS", COSTLY, {**preflight, "origin": origin})
@@ -436,7 +438,7 @@ def test_cors_is_off_by_default():
 
 
 def test_preflights_of_allowed_pages_need_no_key():
-    door = Door(allowed_origin=("https://app.example",), api_key=(KEY,))
+    door = TTFTAdmission(allowed_origin=("https://app.example",), api_key=(KEY,))
     asked = {
         "origin": "https://app.example",
         "access-control-request-method": "POST",
@@ -454,7 +456,7 @@ def test_preflights_of_allowed_pages_need_no_key():
 
 
 def test_an_allowed_page_can_read_why_it_was_refused():
-    door = Door(allowed_origin=("https://app.example",), api_key=(KEY,))
+    door = TTFTAdmission(allowed_origin=("https://app.example",), api_key=(KEY,))
     reply = door.ask("POST", COSTLY, {"origin": "https://app.example"})
     assert reply.status == 401
     assert reply["access-control-allow-origin"] == "https://app.example"
@@ -463,7 +465,7 @@ def test_an_allowed_page_can_read_why_it_was_refused():
 @pytest.mark.parametrize("origin", ["*", "null", "example.org", "https://a/b", "https://a b"])
 def test_what_is_no_origin_cannot_be_allowed(origin):
     with pytest.raises(ConfigError, match="allowed_origin"):
-        Door(allowed_origin=(origin,))
+        TTFTAdmission(allowed_origin=(origin,))
 
 
 # -- ids, headers and bodies ---------------------------------------------------------------------
@@ -471,14 +473,14 @@ def test_what_is_no_origin_cannot_be_allowed(origin):
 
 @pytest.mark.parametrize("given", ["abc", "a" * 128, "x-1:2/3=~!"])
 def test_a_sane_request_id_comes_back(given):
-    door = Door()
+    door = TTFTAdmission()
     assert door.ask("GET", headers={"x-request-id": given})["x-request-id"] == given
     assert door.app.scopes[0]["octavo"].external_id == given
 
 
 @pytest.mark.parametrize("given", [None, "", "a" * 129, "a b", "a\r\nX: y", "\x1b[31m", "\u00e9"])
 def test_another_is_replaced(given):
-    door = Door(api_key=(KEY,))
+    door = TTFTAdmission(api_key=(KEY,))
     ids = {door.ask("GET", headers={"x-request-id": given})["x-request-id"] for _ in range(3)}
     assert len(ids) == 3
     assert all(re.fullmatch(r"req-[0-9a-f]{24}", one) for one in ids)
@@ -486,7 +488,7 @@ def test_another_is_replaced(given):
 
 @pytest.mark.parametrize("name", ["authorization", "origin", "host", "x-request-id"])
 def test_a_header_that_decides_cannot_come_twice(name):
-    door = Door()
+    door = TTFTAdmission()
 
     async def ask():
         sent = []
@@ -504,7 +506,7 @@ def test_a_header_that_decides_cannot_come_twice(name):
 
 
 def test_every_answer_is_marked():
-    door = Door(api_key=(KEY,))
+    door = TTFTAdmission(api_key=(KEY,))
     for reply in (door.ask("GET"), door.ask("GET", headers=BEARER)):
         assert reply["x-content-type-options"] == "nosniff"
         assert reply["cache-control"] == "no-store"
@@ -523,10 +525,10 @@ def test_fields_without_effect_are_told_to_client_and_operator(strict):
         await send({"type": "http.response.start", "status": 200, "headers": []})
         await send({"type": "http.response.body", "body": b""})
 
-    door = Door(app, strict_fields=strict)
+    door = TTFTAdmission(app, strict_fields=strict)
     assert door.ask("POST", COSTLY)["x-octavo-ignored"] == "store, user"
     assert door.observer.ignored == [("store", "user")]
-    assert Door().ask("POST", COSTLY)["x-octavo-ignored"] is None
+    assert TTFTAdmission().ask("POST", COSTLY)["x-octavo-ignored"] is None
 
 
 @pytest.mark.parametrize("path", OPERATORS)
@@ -535,33 +537,33 @@ def test_what_concerns_all_clients_is_the_operators(path):
         headers = {} if key is None else {"authorization": f"Bearer {key}"}
         return door.ask("GET", path, headers).status
 
-    assert status(Door()) == 200, "nobody is asked for a key"
-    keys = Door(api_key=("k1", "k2"))
+    assert status(TTFTAdmission()) == 200, "nobody is asked for a key"
+    keys = TTFTAdmission(api_key=("k1", "k2"))
     assert [status(keys), status(keys, "k1"), status(keys, "x")] == [401, 403, 401]
-    both = Door(api_key=("k1",), admin_key=("a1", "a2"))
+    both = TTFTAdmission(api_key=("k1",), admin_key=("a1", "a2"))
     assert [status(both, key) for key in (None, "k1", "a1", "a2")] == [401, 403, 200, 200]
-    admin = Door(admin_key=("a1",))
+    admin = TTFTAdmission(admin_key=("a1",))
     assert [status(admin, key) for key in (None, "x", "a1")] == [403, 403, 200]
     for door in (both, admin):
         assert door.ask("GET", "/x", {"authorization": "Bearer a1"}).status == 200
 
 
 def test_the_operators_requests_are_counted_too():
-    door = Door(api_key=("k1",), admin_key=("a1",), max_concurrent_per_key=1)
+    door = TTFTAdmission(api_key=("k1",), admin_key=("a1",), max_concurrent_per_key=1)
     headers = {"authorization": "Bearer a1"}
     assert [door.ask("POST", COSTLY, headers).status for _ in range(3)] == [200] * 3
     assert door.tenants.num_running == 0
 
 
 def test_no_other_path_is_the_operators():
-    door = Door(api_key=("k1",))
+    door = TTFTAdmission(api_key=("k1",))
     headers = {"authorization": "Bearer k1"}
     for path in ("/", "/v1/models", "/health", "/octavo/simulate", "/octavo/deployment", "/stepsx"):
         assert door.ask("GET", path, headers).status == 200, path
 
 
 def test_a_long_body_is_refused_unread():
-    door = Door(max_body_bytes=1000)
+    door = TTFTAdmission(max_body_bytes=1000)
     reply = door.ask("POST", COSTLY, {"content-length": "1001"}, [b"x"])
     assert (reply.status, reply.num_read, reply["connection"]) == (413, 0, "close")
     assert not door.app.scopes
@@ -571,7 +573,7 @@ def test_a_long_body_is_refused_unread():
 
 
 def test_a_body_that_grows_too_long_is_refused_where_it_does():
-    door = Door(max_body_bytes=1000)
+    door = TTFTAdmission(max_body_bytes=1000)
     reply = door.ask("POST", "/x", {"transfer-encoding": "chunked"}, [b"x" * 400] * 9)
     assert (reply.status, reply.num_read, reply["connection"]) == (413, 3, "close")
     assert reply.error["type"] == "invalid_request_error"
@@ -580,7 +582,7 @@ def test_a_body_that_grows_too_long_is_refused_where_it_does():
 
 
 def test_bodies_share_the_memory_that_is_set_aside_for_them():
-    door = Door(max_body_bytes=100_000, max_body_memory=200_000)
+    door = TTFTAdmission(max_body_bytes=100_000, max_body_memory=200_000)
     held = door.gate._body_memory.open("203.0.113.9")
     held.add(shared_limits.FREE_BYTES + 100_000)
     reply = door.ask("POST", COSTLY, {}, [b"x" * 60_000] * 2)
@@ -603,7 +605,7 @@ def test_so_it_is_in_front_of_a_real_app():
     async def read(request: Request) -> int:
         return len(await request.body())
 
-    door = Door(app, max_body_bytes=1000)
+    door = TTFTAdmission(app, max_body_bytes=1000)
     assert door.ask("POST", "/x", {}, [b"x" * 400] * 9).status == 413
     assert door.ask("POST", "/x", {}, [b"x" * 400] * 2).body == b"800"
 
@@ -619,7 +621,7 @@ def test_so_it_is_in_front_of_a_real_app():
     ],
 )
 def test_without_room_the_door_stays_shut(error, reason):
-    door = Door()
+    door = TTFTAdmission()
     door.engine.error = error
     reply = door.ask("POST", COSTLY, {"content-length": "1"}, [b"x"])
     assert (reply.status, reply.num_read, reply["connection"]) == (503, 0, None)
@@ -631,7 +633,7 @@ def test_without_room_the_door_stays_shut(error, reason):
 
 
 def test_while_it_drains_new_work_is_refused():
-    door = Door()
+    door = TTFTAdmission()
     door.lifecycle.is_draining = True
     reply = door.ask("POST", COSTLY)
     assert (reply.status, reply.error["type"]) == (503, "overloaded_error")
@@ -640,7 +642,7 @@ def test_while_it_drains_new_work_is_refused():
 
 
 def test_a_tenant_over_its_rate_is_told_when_to_return():
-    door = Door(api_key=(KEY, "other"), rate_limit_requests=2)
+    door = TTFTAdmission(api_key=(KEY, "other"), rate_limit_requests=2)
     assert [door.ask("POST", COSTLY, BEARER).status for _ in range(3)] == [200, 200, 429]
     reply = door.ask("POST", COSTLY, BEARER)
     assert reply.error["code"] == "rate_limit_exceeded" and 28 < int(reply["retry-after"]) <= 30
@@ -650,7 +652,7 @@ def test_a_tenant_over_its_rate_is_told_when_to_return():
 
 
 def test_requests_at_once_count_until_their_answer_is_over():
-    door = Door(max_concurrent_per_key=2)
+    door = TTFTAdmission(max_concurrent_per_key=2)
 
     async def run():
         door.app.wait = asyncio.Event()
@@ -668,7 +670,7 @@ def test_requests_at_once_count_until_their_answer_is_over():
 
 
 def test_nothing_is_held_after_errors_and_cancellation():
-    door = Door(max_concurrent_per_key=1)
+    door = TTFTAdmission(max_concurrent_per_key=1)
     tenant = door.tenants.from_address("127.0.0.1")
 
     async def run():
@@ -692,7 +694,7 @@ def test_nothing_is_held_after_errors_and_cancellation():
 
 
 def test_a_rejection_is_cheap():
-    door = Door(api_key=(KEY,))
+    door = TTFTAdmission(api_key=(KEY,))
     door.engine.error = QueueFullError("full", 1.0)
 
     async def run() -> float:
@@ -711,7 +713,7 @@ def test_a_rejection_is_cheap():
 
 
 def test_an_exception_is_an_answer_without_details(caplog):
-    door = Door()
+    door = TTFTAdmission()
     door.app.error_before = KeyError("/secret/path")
     with caplog.at_level(logging.ERROR):
         reply = door.ask("GET")
@@ -728,19 +730,19 @@ def test_so_is_one_behind_a_real_app(caplog):
         raise KeyError("/secret/path")
 
     with caplog.at_level(logging.ERROR):
-        reply = Door(app).ask("GET")
+        reply = TTFTAdmission(app).ask("GET")
     assert (reply.status, reply.error["message"]) == (500, "internal error")
     assert len(caplog.records) == 1 and "/secret/path" in caplog.text
 
 
 def test_an_http_error_of_the_app_is_its_answer():
-    door = Door()
+    door = TTFTAdmission()
     door.app.error_before = HttpError(418, "no coffee")
     assert (door.ask("GET").status, door.ask("GET").error["message"]) == (418, "no coffee")
 
 
 def test_an_answer_that_breaks_off_stays_incomplete(caplog):
-    door = Door()
+    door = TTFTAdmission()
     door.app.error_within = RuntimeError("asked for")
     with caplog.at_level(logging.ERROR):
         assert not door.ask("GET").is_complete
@@ -748,7 +750,7 @@ def test_an_answer_that_breaks_off_stays_incomplete(caplog):
 
 
 def test_a_client_that_is_gone_is_no_error(caplog):
-    door = Door()
+    door = TTFTAdmission()
     door.app.error_within = ClientDisconnect()
     door.ask("GET")
     assert not caplog.records
@@ -758,7 +760,7 @@ def test_a_client_that_is_gone_is_no_error(caplog):
 
 
 @contextlib.contextmanager
-def on_a_port(door: Door):
+def on_a_port(door: TTFTAdmission):
     listener = listen(ServerSettings(port=0))
     port = listener.getsockname()[1]
     server = uvicorn.Server(uvicorn_config(door.gate, door.settings))
@@ -788,7 +790,7 @@ def read_statuses(connection: socket.socket, count: int) -> list[int]:
 
 
 def test_a_rejected_body_leaves_the_connection_usable():
-    door = Door(api_key=(KEY,))
+    door = TTFTAdmission(api_key=(KEY,))
     body = b"x" * 300_000
     with on_a_port(door) as connect, connect() as connection:
         wrong = request_bytes(b"POST", b"Content-Length: 300000\r\n", body)
@@ -803,7 +805,7 @@ def test_a_rejected_body_leaves_the_connection_usable():
     [b"Content-Length: 2\r\nExpect: 100-continue\r\n", b"Transfer-Encoding: chunked\r\n"],
 )
 def test_a_rejected_body_that_may_never_come_ends_it(headers):
-    door = Door(api_key=(KEY,))
+    door = TTFTAdmission(api_key=(KEY,))
     with on_a_port(door) as connect, connect() as connection:
         connection.sendall(request_bytes(b"POST", headers))
         received = b""
@@ -815,7 +817,7 @@ def test_a_rejected_body_that_may_never_come_ends_it(headers):
 @pytest.mark.timing
 @pytest.mark.parametrize("is_sized", [True, False])
 def test_64_mib_are_refused_at_once(is_sized):
-    door = Door()
+    door = TTFTAdmission()
     sized, chunked = b"Content-Length: 67108864\r\n", b"Transfer-Encoding: chunked\r\n"
     part = b"x" * (1 << 20)
     with on_a_port(door) as connect, connect() as connection:
@@ -832,7 +834,7 @@ def test_64_mib_are_refused_at_once(is_sized):
 
 
 def test_the_inner_exception_closes_a_begun_answer():
-    door = Door()
+    door = TTFTAdmission()
     door.app.error_within = RuntimeError("asked for")
     with on_a_port(door) as connect, connect() as connection:
         connection.sendall(request_bytes(b"GET"))

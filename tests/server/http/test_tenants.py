@@ -10,7 +10,7 @@ import time
 import pytest
 
 from octavo.base.errors import ConfigError, InvalidRequestError
-from octavo.core.limits import Work
+from octavo.core.limits import RequestWork
 from octavo.server.http.tenants import (
     MAX_OPEN_TENANTS,
     RateLimitError,
@@ -304,33 +304,33 @@ def test_completions_at_once_are_limited_and_not_requests():
     settings = ServerSettings(max_concurrent_per_key=4)
     tenant = Tenants(settings, VirtualClock()).from_address("10.0.0.1")
     tenant.begin_request()
-    tenant.begin_work(Work(3, 100))
+    tenant.begin_work(RequestWork(3, 100))
     tenant.begin_request()
     with pytest.raises(RateLimitError, match="by completion") as raised:
-        tenant.begin_work(Work(2, 10))
+        tenant.begin_work(RequestWork(2, 10))
     assert raised.value.reason == "concurrency"
-    tenant.begin_work(Work(1, 10))
+    tenant.begin_work(RequestWork(1, 10))
     with pytest.raises(RateLimitError):
         tenant.begin_request()
-    tenant.end_work(Work(3, 100))
+    tenant.end_work(RequestWork(3, 100))
     tenant.end_request()
     tenant.begin_request()
     with pytest.raises(InvalidRequestError, match="5 completions"):  # at no time
-        tenant.begin_work(Work(5, 10))
+        tenant.begin_work(RequestWork(5, 10))
 
 
 def test_tokens_at_once_are_limited_by_key():
     tenant = Tenants(ServerSettings(max_work_per_key=100)).from_address("10.0.0.1")
     for _ in range(2):
         tenant.begin_request()
-    tenant.begin_work(Work(2, 60))
+    tenant.begin_work(RequestWork(2, 60))
     with pytest.raises(RateLimitError, match="tokens at once") as raised:
-        tenant.begin_work(Work(1, 41))
+        tenant.begin_work(RequestWork(1, 41))
     assert raised.value.reason == "work_of_key"
-    tenant.begin_work(Work(1, 40))
-    tenant.end_work(Work(2, 60))
+    tenant.begin_work(RequestWork(1, 40))
+    tenant.end_work(RequestWork(2, 60))
     with pytest.raises(InvalidRequestError, match="101 tokens"):
-        tenant.begin_work(Work(1, 101))
+        tenant.begin_work(RequestWork(1, 101))
 
 
 def test_tokens_are_charged_and_refunded():

@@ -14,10 +14,10 @@ from octavo.core.sampling_params import SamplingParams
 from octavo.core.stats import StepStats
 from octavo.server.engine.generation import (
     Delta,
+    EngineObserver,
     EngineState,
     Generation,
     GenerationRequest,
-    Observer,
 )
 from octavo.server.settings import ServerSettings
 from octavo.server.watch import logs
@@ -361,7 +361,7 @@ def test_engine_states_are_logged(status, caplog, state, level):
 # -- several observers -----------------------------------------------------------------------
 
 
-class Noting(Observer):
+class Noting(EngineObserver):
     def __init__(self, notes: list, name: str):
         self.notes, self.name = notes, name
 
@@ -389,8 +389,8 @@ def test_all_observers_are_told_everything_in_order():
         on_step = on_look = on_engine_state = None
 
     notes: list = []
-    observers = Observers(Everything(notes, "a"), Observer(), Everything(notes, "b"))
-    assert {name for name in vars(Observer) if name.startswith("on_")} == EVENTS.keys()
+    observers = Observers(Everything(notes, "a"), EngineObserver(), Everything(notes, "b"))
+    assert {name for name in vars(EngineObserver) if name.startswith("on_")} == EVENTS.keys()
     for event, arguments in EVENTS.items():
         getattr(observers, event)(*arguments)
     assert notes == [
@@ -409,7 +409,7 @@ def test_an_ignored_field_has_one_line(caplog, monkeypatch):
 
 
 def test_an_observer_that_fails_hurts_nobody(caplog):
-    class Broken(Observer):
+    class Broken(EngineObserver):
         def on_tokens(self, generation, num_tokens, gap):
             raise RuntimeError("asked for")
 

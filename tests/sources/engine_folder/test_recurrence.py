@@ -13,7 +13,7 @@ from hybrid_models import RECURRENCES, make_hybrid
 
 from octavo.base.errors import ModelFileError
 from octavo.base.fields import Fields
-from octavo.kernels.fused_ops import Recurrence
+from octavo.kernels.fused_ops import FusedRecurrence
 from octavo.runtime.op_program import plan_step
 from octavo.sources.engine_folder.model_config import config_json, read_config
 from octavo.sources.engine_folder.program import Constants, program_json, read_program
@@ -38,7 +38,7 @@ def test_phases_come_back(name):
     plan, document, constants, shapes, config = written(name)
     again = read(document, constants, shapes, config)
     pairs = zip(plan.phases, again.phases, strict=True)
-    recurrent = [pair for pair in pairs if isinstance(pair[0], Recurrence)]
+    recurrent = [pair for pair in pairs if isinstance(pair[0], FusedRecurrence)]
     assert len(recurrent) >= 2
     for ours, theirs in recurrent:
         assert (ours.spec, ours.layer) == (theirs.spec, theirs.layer)

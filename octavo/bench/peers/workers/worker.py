@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from workloads import Workload, batch_figures
+from workloads import PeerWorkload, batch_figures
 
 TokenIds = list[int]
 
@@ -52,7 +52,7 @@ def check_lengths(answers: Sequence[Sequence[int]], expected: int) -> None:
         raise RuntimeError(f"answers of {sorted(lengths)} tokens instead of {expected}")
 
 
-def measure(engine: Engine, workload: Workload, seed: int) -> list[dict[str, float]]:
+def measure(engine: Engine, workload: PeerWorkload, seed: int) -> list[dict[str, float]]:
     """The figures of every repetition."""
     # Not counted: buffers, code and caches that exist from the first batch of this shape on.
     warm_up = workload.prompts(seed, engine.vocab_size, repetition=-1)
@@ -63,7 +63,7 @@ def measure(engine: Engine, workload: Workload, seed: int) -> list[dict[str, flo
 
 
 def _measure_once(
-    engine: Engine, workload: Workload, seed: int, repetition: int
+    engine: Engine, workload: PeerWorkload, seed: int, repetition: int
 ) -> dict[str, float]:
     # "Alone" is the same work up to the first tokens. Its prompts are others, so that nothing of
     # them is in a prefix cache.
@@ -109,7 +109,7 @@ def serve(load: Callable[[dict[str, Any]], Engine]) -> None:
     for line in sys.stdin:
         request = json.loads(line)
         try:
-            samples = measure(engine, Workload(**request["workload"]), request["seed"])
+            samples = measure(engine, PeerWorkload(**request["workload"]), request["seed"])
             answer({"samples": samples})
         except Exception as error:
             traceback.print_exc()

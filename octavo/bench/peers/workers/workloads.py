@@ -19,7 +19,7 @@ _LONGEST = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Workload:
+class PeerWorkload:
     """``num_seqs`` prompts of ``input_len`` random tokens at once, ``output_len`` answered to each.
 
     ``kind``: "prefill" and "decode" are of one request; "batch" is of many at once; "start" is a
@@ -60,12 +60,12 @@ class Workload:
 WORKLOADS = {
     workload.name: workload
     for workload in (
-        Workload("decode", "decode, 128 tokens after 128", "decode", 1, 128, 129, 3),
-        Workload("decode-1k", "decode, 128 tokens after 1,024", "decode", 1, 1024, 129, 2),
-        Workload("prefill", "prefill of 512", "prefill", 1, 512, 1, 3),
-        Workload("batch-32", "32 × (128 in, 128 out)", "batch", 32, 128, 128, 1),
-        Workload("batch-64", "64 × (128 in, 128 out)", "batch", 64, 128, 128, 1),
-        Workload("start", "process start to first token", "start", 1, 1, 1, 1),
+        PeerWorkload("decode", "decode, 128 tokens after 128", "decode", 1, 128, 129, 3),
+        PeerWorkload("decode-1k", "decode, 128 tokens after 1,024", "decode", 1, 1024, 129, 2),
+        PeerWorkload("prefill", "prefill of 512", "prefill", 1, 512, 1, 3),
+        PeerWorkload("batch-32", "32 × (128 in, 128 out)", "batch", 32, 128, 128, 1),
+        PeerWorkload("batch-64", "64 × (128 in, 128 out)", "batch", 64, 128, 128, 1),
+        PeerWorkload("start", "process start to first token", "start", 1, 1, 1, 1),
     )
 }
 
@@ -93,7 +93,7 @@ FIGURES = {
 }
 
 
-def batch_figures(workload: Workload, whole_s: float, prefill_s: float) -> dict[str, float]:
+def batch_figures(workload: PeerWorkload, whole_s: float, prefill_s: float) -> dict[str, float]:
     """The figures of a batch from the time of the whole run and that of the prompts alone."""
     decoded = workload.num_seqs * (workload.output_len - 1)
     return {

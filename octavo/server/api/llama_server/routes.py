@@ -33,7 +33,7 @@ from octavo.server.api.sampling import (
     to_sampling_params,
 )
 from octavo.server.api.service import Service
-from octavo.server.engine.generation import Completion, Delta
+from octavo.server.engine.generation import Delta, FinishedCompletion
 from octavo.server.engine.response_cache import cache_headers
 from octavo.server.http.background import in_background
 from octavo.server.http.body import JsonRoute, work_on_body
@@ -101,7 +101,7 @@ async def _begin(service: Service, body: LlamaCompletionRequest, request: Reques
     ]
     n_keep = min(map(len, prompts)) if body.n_keep == -1 else body.n_keep
     bias = await run_until_disconnect(request, _bias(service, body))
-    fields = _generation_fields(body, bias, n_keep if facts.sights.context_shift else None)
+    fields = _generation_fields(body, bias, n_keep if facts.sink_windows.context_shift else None)
     # Where there is less room than was asked for, the answer is cut ("truncated"), as there.
     if is_endless(fields, body.max_tokens, facts):
         room = facts.max_output_tokens or DEFAULT_OUTPUT_TOKENS
@@ -179,7 +179,7 @@ class _Writer:
         self._names = TokenNames(service.prompts.tokenizer)
         self._progress = [_Progress() for _ in job.generations]
 
-    async def whole(self, index: int, completion: Completion) -> dict[str, Any]:
+    async def whole(self, index: int, completion: FinishedCompletion) -> dict[str, Any]:
         if completion.finish_reason == "error":
             raise sample_error(completion.error)
         is_empty = self._body.n_predict == 0  # the engine always generates

@@ -23,7 +23,7 @@ from octavo import __version__
 from octavo.server.api.generation_job import MANY_ENTRIES, Job, num_entries, sample_error
 from octavo.server.api.requests import GenerationFields
 from octavo.server.api.service import Service
-from octavo.server.engine.generation import Completion, Delta
+from octavo.server.engine.generation import Delta, FinishedCompletion
 from octavo.server.engine.response_cache import cache_headers
 from octavo.server.http.background import briefly_in_background, in_background
 from octavo.server.http.context import request_context
@@ -47,7 +47,7 @@ class ChoiceWriter(Protocol):
         """The choice object for what is new, or None if that is nothing for the client."""
         ...
 
-    def whole(self, job: Job, index: int, completion: Completion) -> dict[str, Any]:
+    def whole(self, job: Job, index: int, completion: FinishedCompletion) -> dict[str, Any]:
         """The choice object of an answer that is not streamed."""
         ...
 
@@ -57,7 +57,7 @@ class ChoiceWriter(Protocol):
 
 
 @dataclass(frozen=True)
-class Head:
+class ChunkHead:
     """What the answer, and every chunk of it, begins with."""
 
     id: str
@@ -75,10 +75,12 @@ class Head:
         }
 
 
-def create_head(service: Service, request: Request, fields: GenerationFields, prefix: str) -> Head:
+def create_head(
+    service: Service, request: Request, fields: GenerationFields, prefix: str
+) -> ChunkHead:
     """The head of a new answer; its id contains the client's, if it brought one."""
     own_id = fields.request_id or request_context(request).external_id
-    return Head(
+    return ChunkHead(
         id=f"{prefix}-{own_id}",
         model=fields.model or service.model_names[0],
         system_fingerprint=_fingerprint(repr(sorted(service.engine.facts.info.items()))),
@@ -96,7 +98,7 @@ async def answer(
     service: Service,
     request: Request,
     fields: GenerationFields,
-    head: Head,
+    head: ChunkHead,
     job: Job,
     writer: ChoiceWriter,
 ) -> Response:
@@ -119,7 +121,7 @@ async def answer(
     return Response(body, media_type="application/json", headers=headers)
 
 
-def _check_success(ends: list[Completion]) -> None:
+def _check_success(ends: list[FinishedCompletion]) -> None:
     if all(end.finish_reason == "error" for end in ends):
         raise sample_error(ends[0].error)
 
@@ -128,10 +130,10 @@ def _check_success(ends: list[Completion]) -> None:
 
 
 def _whole(
-    head: Head,
+    head: ChunkHead,
     job: Job,
     writer: ChoiceWriter,
-    completions: list[list[Completion]],
+    completions: list[list[FinishedCompletion]],
     to_json: Callable[[Any], str],
 ) -> bytes:
     choices = [
@@ -154,7 +156,7 @@ def _whole(
 
 
 async def _chunks(
-    fields: GenerationFields, head: Head, job: Job, writer: ChoiceWriter
+    fields: GenerationFields, head: ChunkHead, job: Job, writer: ChoiceWriter
 ) -> AsyncGenerator[bytes, None]:
     """The events of a stream but for its end. Begins when the engine has something to say."""
     options = fields.stream_options
@@ -162,7 +164,7 @@ async def _chunks(
     has_usage = options is not None and bool(options.continuous_usage_stats)
     prefix = f"data: {encode(head.fields(writer.chunk_object))[:-1]}"
     unfinished = len(job.generations) * job.params.n
-    ends: list[Completion] = []
+    ends: list[FinishedCompletion] = []
     begun: set[int] = set()
 
     def event(
@@ -219,8 +221,8 @@ def _check_only_sample(job: Job, deltas: list[Delta]) -> None:
         raise sample_error(deltas[-1].error)
 
 
-def _end(delta: Delta) -> Completion:
-    return Completion(delta.index, finish_reason=delta.finish_reason, error=delta.error)
+def _end(delta: Delta) -> FinishedCompletion:
+    return FinishedCompletion(delta.index, finish_reason=delta.finish_reason, error=delta.error)
 
 
 def _timings(job: Job) -> dict[str, Any]:

@@ -24,7 +24,7 @@ from octavo.server.api.sampling import (
     truncate,
 )
 from octavo.server.api.service import Service
-from octavo.server.engine.generation import Completion, Delta, EngineFacts
+from octavo.server.engine.generation import Delta, EngineFacts, FinishedCompletion
 from octavo.server.http.body import JsonRoute
 from octavo.server.http.context import request_context
 
@@ -179,9 +179,9 @@ class _CompletionChoices:
             choice["token_ids"] = delta.token_ids
         return choice
 
-    def whole(self, job: Job, index: int, completion: Completion) -> dict[str, Any]:
+    def whole(self, job: Job, index: int, completion: FinishedCompletion) -> dict[str, Any]:
         if not self.counts_output:
-            completion = Completion(completion.index, finish_reason="length")
+            completion = FinishedCompletion(completion.index, finish_reason="length")
         logprobs = self._next_logprobs(job, index, completion.token_ids, completion.logprobs)
         choice = {
             "index": index,

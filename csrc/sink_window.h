@@ -1,5 +1,5 @@
 // What the queries of a sequence see of it: all, a layer's window, or sinks and a window of its own
-// (oct_sight). Keys are known by their slots, which are positions but for the tokens left out:
+// (oct_sink_window). Keys are known by their slots, which are positions but for the tokens left out:
 //
 //     position   0 1 2 3  (4 ...)  521 ... 1024      sinks 4, window 504: what the query at 1024 sees
 //     slot       0 1 2 3           265 ...  768      256 tokens are left out
@@ -24,13 +24,13 @@ struct Seen {
   bool is_empty() const { return first > last; }
 };
 
-class Sight {
+class SinkWindow {
  public:
-  Sight(const oct_attention_args& args, const oct_sequences& seqs, int seq)
+  SinkWindow(const oct_attention_args& args, const oct_sequences& seqs, int seq)
       : layer_window_(args.window),
-        of_(seqs.sights && seqs.sights[seq].window > 0 ? &seqs.sights[seq] : nullptr) {}
+        of_(own_window(seqs, seq)) {}
 
-  // Whether the sinks are apart from the other keys: the sequence has a sight of its own.
+  // Whether the sinks are apart from the other keys: the sequence has a sink window of its own.
   bool has_sinks() const { return of_ != nullptr; }
   int num_sinks() const { return of_ ? of_->sinks : 0; }
 
@@ -62,6 +62,11 @@ class Sight {
   }
 
  private:
+  static const oct_sink_window* own_window(const oct_sequences& seqs, int seq) {
+    const oct_sink_window* all = seqs.sink_windows;
+    return all && all[seq].window > 0 ? &all[seq] : nullptr;
+  }
+
   int64_t position(int slot) const { return slot + of_->left_out; }
   int64_t first_position(int64_t at) const {
     const int64_t beyond = at + 1 - of_->sinks - of_->window;
@@ -70,7 +75,7 @@ class Sight {
   }
 
   const int layer_window_;
-  const oct_sight* of_;
+  const oct_sink_window* of_;
 };
 
 }  // namespace octavo
