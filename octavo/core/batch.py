@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from octavo.core.request import Request
+from octavo.core.state_types import StateStep
 
 # What is said in ``StepOutput.errors`` when the model's numbers, and not a request, are wrong.
 DAMAGED = "the model produced NaN or infinite values for this request"
@@ -14,17 +15,6 @@ BAD_LOGITS = "the model's logits are NaN, +inf, or all -inf"
 # And when it is what the request asks for.
 OVERFLOW = "logit_bias or penalties made a logit NaN or infinite"
 NO_TOKEN_LEFT = "allowed_token_ids, bad_words, min_tokens and logit_bias leave no token to sample"
-
-
-NO_STATE = -1
-
-
-class StateStep(NamedTuple):
-    """The slots of states of one step of a request (``state_slots.py``): what it goes on from
-    (NO_STATE where a sequence begins), and what it writes; that of no other item of a batch."""
-
-    source: int
-    target: int
 
 
 @dataclass(frozen=True, slots=True)

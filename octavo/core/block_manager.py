@@ -18,13 +18,13 @@ from itertools import chain
 from typing import NamedTuple
 
 from octavo.base.errors import EngineError
-from octavo.core.batch import NO_STATE
 from octavo.core.block_store import NOTHING_STORED, BlockStore, NoBlockStore, Stored
 from octavo.core.kv_tables import GONE, ONE_TABLE, Windows, first_kept, longest_sequence
 from octavo.core.prefix_cache import MissReason, NoPrefixCache, PrefixCache
 from octavo.core.request import Request
 from octavo.core.sink_window import SinkWindow
 from octavo.core.state_slots import NoStates, States
+from octavo.core.state_types import NO_STATE
 
 
 class SharedPrefix(NamedTuple):

@@ -24,10 +24,10 @@ from collections.abc import Sequence
 from enum import Enum
 from typing import Protocol
 
-from octavo.core.batch import NO_STATE
 from octavo.core.block_store import next_key, part_key, root_key
 from octavo.core.kv_tables import GONE, ONE_TABLE, Windows, served_counts
 from octavo.core.prefix_outline import Part, outline
+from octavo.core.state_types import NO_STATE
 
 # Blocks that were evicted and are remembered as such, by a number each.
 _REMEMBERED = 1 << 16

@@ -5,16 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import TYPE_CHECKING
 
 from octavo.core.sampling_params import SamplingParams
 from octavo.core.sink_window import SinkWindow
+from octavo.core.state_types import StateChain
 from octavo.core.stats import RequestStats
 from octavo.core.token_counts import SeenTokens, TokenCounts
 from octavo.core.token_mask import Bits, TokenMask
-
-if TYPE_CHECKING:
-    from octavo.core.state_slots import StateChain
 
 
 class RequestStatus(Enum):

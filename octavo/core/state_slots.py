@@ -33,29 +33,18 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
 from typing import Protocol
 
 from octavo.base.errors import ConfigError
-from octavo.core.batch import NO_STATE, StateStep
 from octavo.core.prefix_cache import NoPrefixCache, PrefixCache
 from octavo.core.request import Request
+from octavo.core.state_types import NO_STATE, StateChain, StateStep
 
 # Between two snapshots of a long sequence. More of them would take the memory of other sequences;
 # fewer would have more tokens computed again.
 SNAPSHOT_TOKENS = 512
 # Of an answer, beside those.
 _LAST_SNAPSHOTS = 2
-
-
-@dataclass(slots=True)
-class StateChain:
-    """The slots of a running request."""
-
-    slots: list[int]  # of its computed tokens, then one for each step in flight
-    spare: list[int] = field(default_factory=list)
-    # The blocks and the slots of its last snapshots whose places further ones are to take.
-    passing: list[tuple[int, int]] = field(default_factory=list)
 
 
 class States(Protocol):

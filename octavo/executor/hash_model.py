@@ -27,12 +27,13 @@ from functools import partial, reduce
 from itertools import chain
 from typing import NamedTuple, TypeAlias
 
-from octavo.core.batch import NO_STATE, Batch, Draft, ScheduledRequest, StateStep, StepOutput
+from octavo.core.batch import Batch, Draft, ScheduledRequest, StepOutput
 from octavo.core.drafting import DraftingRequest
 from octavo.core.executor import NoModel, StepHandle
 from octavo.core.kv_tables import ONE_TABLE, Windows
 from octavo.core.request import Request
 from octavo.core.sink_window import SinkWindow
+from octavo.core.state_types import NO_STATE, StateStep
 
 # Guesses at what follows a prompt from a position on.
 Propose = Callable[[Sequence[int], int], Draft | None]

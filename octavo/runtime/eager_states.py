@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from octavo.core.batch import NO_STATE, Batch
+from octavo.core.batch import Batch
+from octavo.core.state_types import NO_STATE
 from octavo.kernels.recurrence import LayerStates, SequenceStates
 from octavo.runtime.input_batch import StepInputs, state_steps
 from octavo.runtime.state_memory import StateMemory

@@ -33,9 +33,10 @@ from typing import NamedTuple, cast
 
 import numpy as np
 
-from octavo.core.batch import Batch, StateStep
+from octavo.core.batch import Batch
 from octavo.core.request import Request
 from octavo.core.sink_window import SinkWindow, unit_left_out
+from octavo.core.state_types import StateStep
 
 _ENDLESS = 1 << 62  # a turn that never ends
 

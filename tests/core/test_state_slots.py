@@ -3,9 +3,9 @@ from __future__ import annotations
 import pytest
 
 from octavo.base.errors import ConfigError
-from octavo.core.batch import NO_STATE
 from octavo.core.prefix_cache import NoPrefixCache, RadixPrefixCache
 from octavo.core.state_slots import StateSlots
+from octavo.core.state_types import NO_STATE
 from octavo.executor.hash_model import expected_tokens
 
 

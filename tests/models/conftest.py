@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from octavo.core.batch import NO_STATE
+from octavo.core.state_types import NO_STATE
 from octavo.kernels.cpu import abi, library
 from octavo.kernels.dispatch import create_ops
 from octavo.kernels.kv_stores import Floats, KVStore
