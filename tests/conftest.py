@@ -178,20 +178,21 @@ def byte_tokenizer(tiny_model) -> Any:
 
 @pytest.fixture
 def hash_engine(byte_tokenizer) -> Callable[..., Any]:
-    """Makes a text engine over the hash model, which knows 97 tokens and no end of text; keyword
-    arguments are the scheduler's."""
+    """Makes a text engine over the hash model, which knows 97 tokens and no end of text;
+    ``around`` its executor there may be another; keyword arguments are the scheduler's."""
     from octavo.assembly.engine import build_engine
     from octavo.core.scheduler import SchedulerConfig
     from octavo.executor.hash_model import HashExecutor
     from octavo.serving.text_engine import TextEngine
     from octavo.settings.engine import CacheConfig, EngineConfig
 
-    def create(**limits: Any) -> TextEngine:
+    def create(around: Any = None, meter: Any = None, **limits: Any) -> TextEngine:
         limits = {"max_model_len": 256, "max_num_seqs": 8, **limits}
         scheduler, cache = SchedulerConfig(**limits), CacheConfig(4, 512, "hash", True)
         config = EngineConfig("hash", "cpu", "hash", 0, "continuous", cache, scheduler)
-        executor = HashExecutor(cache.num_blocks, cache.block_size, 97)
-        return TextEngine(build_engine(config, executor), byte_tokenizer, 97, ())
+        executor: Any = HashExecutor(cache.num_blocks, cache.block_size, 97)
+        executor = executor if around is None else around(executor)
+        return TextEngine(build_engine(config, executor, meter=meter), byte_tokenizer, 97, ())
 
     return create
 

@@ -14,6 +14,7 @@ from octavo.core.executor import Executor
 from octavo.core.prefix_cache import NoPrefixCache, PrefixCache, RadixPrefixCache
 from octavo.core.scheduler import Scheduler
 from octavo.core.state_slots import StateSlots
+from octavo.core.step_meter import StepMeter
 from octavo.settings.engine import EngineConfig
 
 _ADMISSION: dict[str, type[AdmissionPolicy]] = {
@@ -28,6 +29,7 @@ def build_engine(
     clock: Clock | None = None,
     proposer: DraftProposer | None = None,
     store: BlockStore | None = None,
+    meter: StepMeter | None = None,
 ) -> Engine:
     """Scheduler, block manager and prefix cache over an executor."""
     size = config.cache.block_size
@@ -44,4 +46,4 @@ def build_engine(
     )
     admission = _ADMISSION[config.batching]()
     limits = replace(config.scheduler, runs_ahead=executor.feeds_tokens)
-    return Engine(Scheduler(limits, block_manager, admission, proposer), executor, clock)
+    return Engine(Scheduler(limits, block_manager, admission, proposer), executor, clock, meter)

@@ -19,7 +19,7 @@ from octavo.core.idle_offload import IdleSaving
 from octavo.core.request import FinishReason, Request
 from octavo.core.scheduler import RequestUpdate, Scheduler
 from octavo.core.stats import StepStats
-from octavo.core.step_meter import StepMeter
+from octavo.core.step_meter import NoMeter, StepMeter
 
 _log = logging.getLogger("octavo")
 
@@ -62,11 +62,17 @@ class Engine:
     In the same way a request that ``isolated`` gets steps of its own, between those of the rest.
     """
 
-    def __init__(self, scheduler: Scheduler, executor: Executor, clock: Clock | None = None):
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        executor: Executor,
+        clock: Clock | None = None,
+        meter: StepMeter | None = None,
+    ):
         self.scheduler = scheduler
         self.executor = executor
         self.clock: Clock = clock or WallClock()
-        self.meter: StepMeter | None = None  # for who wants to know what bounds the steps
+        self._meter: StepMeter = meter or NoMeter()
         self.step_seconds = 0.0  # of all steps so far
         self._submitted: deque[_Submitted] = deque()
         self._last_result_at = -math.inf
@@ -191,8 +197,8 @@ class Engine:
                 if stats.first_token_time is None:
                     stats.first_token_time = now
                 stats.last_token_time = now
-        if self.meter is not None and seconds:
-            self.meter.measure(batch, _num_rounds(batch, updates), seconds)
+        if seconds:
+            self._meter.measure(batch, _num_rounds(batch, updates), seconds)
         return EngineStep(batch, updates, self._stats(batch, updates, seconds))
 
     def _note_time(self, batch: Batch, begun_at: float) -> float:
@@ -375,7 +381,7 @@ class Engine:
             num_invariant_violations=self.num_invariant_violations,
             draft_accepted_by_position=tuple(drafts.accepted_by_position),
             **self._store.figures,
-            **({} if self.meter is None else self.meter.figures),
+            **self._meter.figures,
         )
 
 

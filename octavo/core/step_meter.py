@@ -1,7 +1,8 @@
-"""Who says how near each step came to what the device allows, as the engine sees it.
+"""How near each step came to what the device allows: the interface, and meters around a meter.
 
-octavo.cost.roofline_meter      by the ceilings of the device, and what is known of the engine
-CountedExperts                  and besides, how many tokens each expert of the model got
+octavo.cost.roofline_meter      measures by the ceilings of the device and of the engine
+NoMeter, SwitchableMeter        measure nothing; nothing until another meter is switched on
+CountedExperts                  adds the number of tokens that each expert of the model got
 """
 
 from __future__ import annotations
@@ -14,21 +15,56 @@ from octavo.core.executor import Probe
 
 
 class StepMeter(Protocol):
-    """Is shown every step that ran, and asked for what came of it at the step's end."""
+    """Measures every step that an engine has run."""
 
     def measure(self, batch: Batch, num_rounds: int, seconds: float) -> None:
-        """A step took so long, in which a lone request decoded in so many rounds (else 1)."""
+        """Take in a step of so many seconds, in which a request that was alone decoded
+        ``num_rounds`` tokens (else 1)."""
         ...
 
     @property
     def figures(self) -> Mapping[str, Any]:
-        """The fields of `octavo.core.stats.StepStats` that are the meter's, by name."""
+        """The meter's fields of `octavo.core.stats.StepStats`, by name."""
         ...
 
 
+class NoMeter:
+    """A meter of engines whose steps are not measured."""
+
+    def measure(self, batch: Batch, num_rounds: int, seconds: float) -> None:
+        pass
+
+    @property
+    def figures(self) -> Mapping[str, Any]:
+        return {}
+
+
+class SwitchableMeter:
+    """A meter that measures nothing until ``switch_to`` gives it another one.
+
+    It stands in an engine whose device is described only after the engine was made.
+    """
+
+    def __init__(self) -> None:
+        self._meter: StepMeter = NoMeter()
+
+    def switch_to(self, meter: StepMeter) -> None:
+        """Measure the next steps with another meter."""
+        self._meter = meter
+
+    def measure(self, batch: Batch, num_rounds: int, seconds: float) -> None:
+        self._meter.measure(batch, num_rounds, seconds)
+
+    @property
+    def figures(self) -> Mapping[str, Any]:
+        return self._meter.figures
+
+
 class CountedExperts:
-    """Another meter, with the tokens of experts among its figures. The kernels count them in any
-    case; only to look costs some microseconds a step."""
+    """Another meter, with the tokens of each expert among its figures.
+
+    The kernels count them in any case; reading the counts costs some microseconds a step.
+    """
 
     def __init__(self, meter: StepMeter, probe: Probe):
         self._meter, self._probe = meter, probe

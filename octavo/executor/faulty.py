@@ -1,6 +1,6 @@
 """What misbehaves on demand, to show that nobody is hurt.
 
-engine.executor = FaultyExecutor(engine.executor, raises=sometimes(0.1, seed=1))
+build_engine(config, FaultyExecutor(executor, raises=sometimes(0.1, seed=1)))
 engine.scheduler = FaultyScheduler.in_place_of(engine.scheduler, preempts=every(3))
 runner.forward = FaultyForward(runner.forward, damages=every(9))
 """

@@ -30,7 +30,9 @@ from octavo.system.machine import has_gpu_driver, keep_openmp_patient
 
 if TYPE_CHECKING:
     from octavo.core.block_store import BlockStore
+    from octavo.core.executor import Executor
     from octavo.core.host_kv_cache import RestoreRule
+    from octavo.core.step_meter import StepMeter
     from octavo.models.config import ModelConfig
     from octavo.runtime.rank import Rank
 
@@ -65,23 +67,31 @@ def load_engine(
     progress: Callable[[int, int], None] | None = None,
     *,
     is_served: bool = False,
+    around_executor: Callable[[Executor], Executor] | None = None,
+    meter: StepMeter | None = None,
 ) -> LoadedEngine:
     """Find, load and wire up a model.
 
     Args:
         progress: called with (bytes loaded, bytes in all) while weights are read.
         is_served: whether its answers are read while they are made; see ``EngineArgs.serving``.
+        around_executor: returns what the engine runs in place of the executor that it is given.
+        meter: measures the engine's steps.
 
     Raises:
         ModelError: the model cannot be found or read. ConfigError: it does not fit the settings.
     """
     keep_openmp_patient()
     with no_collections():
-        return _load_engine(args, progress, is_served)
+        return _load_engine(args, progress, is_served, around_executor, meter)
 
 
 def _load_engine(
-    args: EngineArgs, progress: Callable[[int, int], None] | None, is_served: bool
+    args: EngineArgs,
+    progress: Callable[[int, int], None] | None,
+    is_served: bool,
+    around_executor: Callable[[Executor], Executor] | None,
+    meter: StepMeter | None,
 ) -> LoadedEngine:
     import octavo.runtime.rank  # noqa: F401  (with numpy: of any model, and so of no phase)
     from octavo.executor.local import LocalExecutor
@@ -111,7 +121,10 @@ def _load_engine(
     rank.start(limits, acceptance_of(args.speculation()))
     proposer = drafter.start(limits) if drafter is not None else None
     store = _open_store(config, spec, rank, model_config, source.path)
-    engine = build_engine(config, LocalExecutor(rank), proposer=proposer, store=store)
+    executor: Executor = LocalExecutor(rank)
+    if around_executor is not None:
+        executor = around_executor(executor)
+    engine = build_engine(config, executor, proposer=proposer, store=store, meter=meter)
     phases.end("program")
     eos_token_ids = {*tokenizer.stop_token_ids, *model_config.eos_token_ids}
     info = {

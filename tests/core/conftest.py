@@ -37,10 +37,13 @@ def make_engine(
     rule=None,
     state_slots: int = 0,
     snapshot_tokens: int = 8,
+    around=None,
+    clock=None,
+    meter=None,
     **config,
 ) -> Engine:
     """An engine over the hash model; with a shelf of so many places, and a depot behind it; with
-    recurrent layers, if there are slots for states."""
+    recurrent layers, if there are slots for states; ``around`` makes another executor of it."""
     config = {"max_model_len": 64, "runs_ahead": depth > 1, **config}
     cache = NoPrefixCache()
     if prefix_caching:
@@ -64,7 +67,7 @@ def make_engine(
     blocks = BlockManager(num_blocks, block_size, cache, windows, store=shelf, states=states)
     proposer = GuessingProposer(propose, passes) if propose is not None else None
     scheduler = Scheduler(SchedulerConfig(**config), blocks, admission, proposer)
-    return Engine(scheduler, executor)
+    return Engine(scheduler, executor if around is None else around(executor), clock, meter)
 
 
 def run(engine: Engine, limit: int = 10_000) -> list[Request]:

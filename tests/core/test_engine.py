@@ -1,14 +1,18 @@
 from __future__ import annotations
 
+import ast
 import math
 import subprocess
 import sys
+from functools import partial
+from pathlib import Path
 
 import pytest
 
+import octavo
 from octavo.core.batch import StepOutput
 from octavo.core.clock import VirtualClock, WallClock
-from octavo.core.executor import FinishedStep
+from octavo.core.executor import ExecutorAround, FinishedStep
 from octavo.core.request import FinishReason
 from octavo.core.sampling_params import SamplingParams
 from octavo.executor.hash_model import HashExecutor, expected_tokens
@@ -44,10 +48,7 @@ class FaultyExecutor(HashExecutor):
 
 @pytest.fixture
 def engine(make_engine):
-    engine = make_engine()
-    blocks = engine.scheduler.block_manager
-    engine.executor = FaultyExecutor(blocks.num_blocks, blocks.block_size)
-    return engine
+    return make_engine(around=lambda _: FaultyExecutor(32, 4))
 
 
 def test_an_error_ends_its_own_request_and_no_other(engine, make_request, run):
@@ -109,8 +110,7 @@ def test_a_step_that_raises_is_cut_down_to_the_guilty_request(
     make_engine, make_request, run, count
 ):
     def run_with(poison):
-        engine = make_engine(256, 4, max_num_seqs=32)
-        engine.executor = FaultyExecutor(256, 4)
+        engine = make_engine(256, 4, max_num_seqs=32, around=lambda _: FaultyExecutor(256, 4))
         requests = [make_request(f"r{i}", [i, i + 1, i + 2], max_tokens=3) for i in range(count)]
         for request in requests:
             engine.add(request)
@@ -134,8 +134,7 @@ def test_a_step_that_raises_is_cut_down_to_the_guilty_request(
 
 
 def test_several_guilty_requests_all_end_alone(make_engine, make_request, run):
-    engine = make_engine(256, 4, max_num_seqs=32)
-    engine.executor = FaultyExecutor(256, 4)
+    engine = make_engine(256, 4, max_num_seqs=32, around=lambda _: FaultyExecutor(256, 4))
     engine.executor.poison = {"r1", "r2", "r7"}
     requests = [make_request(f"r{i}", [i, 1]) for i in range(10)]
     for request in requests:
@@ -148,8 +147,7 @@ def test_several_guilty_requests_all_end_alone(make_engine, make_request, run):
 @pytest.mark.parametrize("guilty", ["leader", "fork-1", "fork-2"])
 def test_a_step_with_block_copies_that_raises(make_engine, make_request, guilty):
     """Forks copy a block when they first write to it; then is when they break here."""
-    engine = make_engine(64, 4, max_num_seqs=8)
-    engine.executor = FaultyExecutor(64, 4)
+    engine = make_engine(64, 4, max_num_seqs=8, around=lambda _: FaultyExecutor(64, 4))
     prompt = [5, 6, 7, 8, 9, 10]  # ends inside a block
     leader = make_request("leader", prompt)
     forks = [make_request(f"fork-{i}", prompt, fork_of=leader) for i in (1, 2)]
@@ -168,8 +166,7 @@ def test_a_step_with_block_copies_that_raises(make_engine, make_request, guilty)
 
 
 def test_an_abort_while_a_step_is_being_cut(make_engine, make_request):
-    engine = make_engine(64, 4)
-    engine.executor = FaultyExecutor(64, 4)
+    engine = make_engine(64, 4, around=lambda _: FaultyExecutor(64, 4))
     requests = [make_request(f"r{i}", [i, 1]) for i in range(4)]
     for request in requests:
         engine.add(request)
@@ -188,8 +185,8 @@ def test_an_abort_while_a_step_is_being_cut(make_engine, make_request):
 @pytest.mark.parametrize("poison", [set(), {"alone#1"}, {"r1"}])
 def test_what_runs_alone_has_no_company_but_its_samples(make_engine, make_request, run, poison):
     """And the rest go on beside it as ever: the same tokens, in one step for each of its own."""
-    engine = make_engine(64, 4, max_num_seqs=8)
-    executor = engine.executor = FaultyExecutor(64, 4)
+    executor = FaultyExecutor(64, 4)
+    engine = make_engine(64, 4, max_num_seqs=8, around=lambda _: executor)
     executor.poison = poison
     companies, submit = [], executor.submit
 
@@ -306,8 +303,9 @@ def test_who_preempted_itself_is_named_in_the_next_batch(make_engine, make_reque
 
 def test_tokens_of_a_step_that_raised_count_once(make_engine, make_request):
     def count(poison) -> tuple[int, int, int]:
-        engine = make_engine(7, 2, max_num_seqs=8, prefix_caching=False)
-        engine.executor = FaultyExecutor(7, 2)
+        engine = make_engine(
+            7, 2, max_num_seqs=8, prefix_caching=False, around=lambda _: FaultyExecutor(7, 2)
+        )
         for index in range(3):
             engine.add(make_request(f"r{index}", [index] * 3, max_tokens=6))
         steps = []
@@ -502,26 +500,32 @@ class Meter:
         return {"floor_seconds": 0.5 * len(self.steps)}
 
 
-def timed(engine, seconds: float):
-    """Its steps take so long, on its own clock."""
-    engine.clock = VirtualClock()
-    submit = engine.executor.submit
+class TimedExecutor(ExecutorAround):
+    """Steps take a quarter of a second, on a clock of its own."""
 
-    def submit_slowly(batch):
-        engine.clock.advance_to(engine.clock.now() + seconds)
-        return submit(batch)
+    def __init__(self, executor, clock):
+        super().__init__(executor)
+        self._clock = clock
 
-    engine.executor.submit = submit_slowly
-    return engine
+    def submit(self, batch):
+        self._clock.advance_to(self._clock.now() + 0.25)
+        return super().submit(batch)
+
+
+def metered(make_engine, **config):
+    """An engine over a `TimedExecutor`, and its meter."""
+    clock, meter = VirtualClock(), Meter()
+    around = partial(TimedExecutor, clock=clock)
+    return make_engine(around=around, clock=clock, meter=meter, **config), meter
 
 
 def test_steps_are_timed_and_shown_to_a_meter(make_engine, make_request):
-    engine = timed(make_engine(max_num_batched_tokens=8), 0.25)
-    assert engine.stats().floor_seconds is None
-    engine.meter = Meter()
+    assert make_engine().stats().floor_seconds is None
+    engine, meter = metered(make_engine, max_num_batched_tokens=8)
+    assert engine.stats().floor_seconds == 0.0
     engine.add(make_request("a", list(range(12)), max_tokens=2))
     stats = [engine.step().stats for _ in range(3)]
-    assert engine.meter.steps == [(8, 1, 0.25), (4, 1, 0.25), (1, 1, 0.25)]
+    assert meter.steps == [(8, 1, 0.25), (4, 1, 0.25), (1, 1, 0.25)]
     assert [each.seconds for each in stats] == [0.25] * 3
     assert [each.step_seconds for each in stats] == [0.25, 0.5, 0.75]
     assert [each.floor_seconds for each in stats] == [0.5, 1.0, 1.5]
@@ -531,19 +535,28 @@ def test_steps_are_timed_and_shown_to_a_meter(make_engine, make_request):
 
 
 def test_a_meter_hears_how_many_rounds_there_were(make_engine, make_request):
-    engine = timed(make_engine(max_rounds=4), 0.25)
-    engine.meter = Meter()
+    engine, meter = metered(make_engine, max_rounds=4)
     engine.add(make_request("a", [1, 2, 3], max_tokens=6))
     brought = []
     while engine.has_unfinished_requests:
         (update,) = engine.step().updates
         brought.append(len(update.new_token_ids))
-    assert [rounds for _, rounds, _ in engine.meter.steps] == brought
+    assert [rounds for _, rounds, _ in meter.steps] == brought
     assert sum(brought) == 6 and max(brought) > 1
 
 
-def test_a_step_that_raised_took_no_time(engine, make_request):
-    engine.meter = Meter()
+def test_an_engine_gets_its_parts_when_it_is_made():
+    """So that who reads where it is made knows what it runs."""
+    for file in Path(octavo.__file__).parent.rglob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+                is_own = isinstance(node.value, ast.Name) and node.value.id == "self"
+                assert is_own or node.attr not in ("executor", "meter"), (file, node.lineno)
+
+
+def test_a_step_that_raised_took_no_time(make_engine, make_request):
+    meter = Meter()
+    engine = make_engine(around=lambda _: FaultyExecutor(32, 4), meter=meter)
     engine.add(make_request("a", [1, 2]))
     engine.executor.poison = {"a"}
-    assert engine.step().stats.seconds == 0.0 and not engine.meter.steps
+    assert engine.step().stats.seconds == 0.0 and not meter.steps

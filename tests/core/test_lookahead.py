@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
@@ -341,9 +342,8 @@ def test_a_step_that_raises_takes_what_ran_ahead_of_it_along(
     make_engine, make_request, run, depth, guilty
 ):
     """And nobody else is blamed, though later steps raise too for want of a token."""
-    engine = make_engine(256, 4, depth=depth, max_num_seqs=32)
-    poison = 90 + guilty
-    engine.executor = FaultyExecutor(engine.executor, {"raise": poison})
+    around = partial(FaultyExecutor, poison={"raise": 90 + guilty})
+    engine = make_engine(256, 4, depth=depth, max_num_seqs=32, around=around)
     requests = [make_request(f"r{i}", [90 + i, i], max_tokens=8) for i in range(5)]
     for request in requests:
         engine.add(request)
@@ -360,13 +360,11 @@ def test_a_step_that_raises_takes_what_ran_ahead_of_it_along(
 def test_steps_that_raise_now_and_then_change_no_answer(
     make_engine, make_request, run, depth, period
 ):
-    engine = make_engine(64, 4, depth=depth)
     requests = [make_request(f"r{i}", [i, 1, 2], max_tokens=12) for i in range(4)]
     raises = every(period)
-    # Only while there is company: who raises alone ends.
-    engine.executor = FaultyExecutor(
-        engine.executor, raises=lambda: len(engine.scheduler.running) > 3 and raises()
-    )
+    # Only while there is company: a request that raises alone ends.
+    around = partial(FaultyExecutor, raises=lambda: len(engine.scheduler.running) > 3 and raises())
+    engine = make_engine(64, 4, depth=depth, around=around)
     for request in requests:
         engine.add(request)
     run(engine)

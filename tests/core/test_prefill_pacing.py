@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 
 import pytest
 
@@ -93,9 +94,11 @@ class SlowExecutor:
 
 
 def slow_run(make_engine, make_request, run, **config):
-    engine = make_engine(num_blocks=512, max_num_batched_tokens=256, max_model_len=512, **config)
-    engine.clock = VirtualClock()
-    engine.executor = executor = SlowExecutor(engine.executor, engine.clock)
+    clock = VirtualClock()
+    config |= {"max_num_batched_tokens": 256, "max_model_len": 512}
+    around = partial(SlowExecutor, clock=clock)
+    engine = make_engine(num_blocks=512, around=around, clock=clock, **config)
+    executor = engine.executor
     for name in "abcd":
         engine.add(make_request(name, list(range(ord(name), ord(name) + 20)), max_tokens=64))
     for _ in range(8):

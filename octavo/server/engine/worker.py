@@ -29,9 +29,10 @@ from typing import Any
 from octavo.base.errors import ENDINGS, EngineError, OctavoError, QueueFullError
 from octavo.core.engine import EngineStep
 from octavo.core.engine_snapshot import EngineSnapshot
+from octavo.core.executor import Executor
 from octavo.core.request import FinishReason
 from octavo.core.sampling_params import SamplingParams
-from octavo.core.step_meter import CountedExperts, StepMeter
+from octavo.core.step_meter import CountedExperts, StepMeter, SwitchableMeter
 from octavo.cost.loaded_model import live_rank_model
 from octavo.server.engine.generation import Delta, EngineFacts, GenerationStats
 from octavo.server.engine.in_flight_record import InFlightRecord, RecordedExecutor
@@ -70,12 +71,20 @@ class EngineWorker:
     Raises EngineError from ``run`` when the engine can serve nothing any more.
 
     Args:
-        record: told what it is at work on.
+        engine: over a `RecordedExecutor` with the same record.
+        record: names the requests that the engine is at work on.
+        meter: the engine's, which a ``meter`` message switches on.
     """
 
-    def __init__(self, engine: TextEngine, record: InFlightRecord, send: Callable[[Message], None]):
-        engine.engine.executor = RecordedExecutor(engine.engine.executor, record)
+    def __init__(
+        self,
+        engine: TextEngine,
+        record: InFlightRecord,
+        meter: SwitchableMeter,
+        send: Callable[[Message], None],
+    ):
         self._engine = engine
+        self._meter = meter
         self._flight_record = record
         self._driver = EngineLoop(engine, self._deliver)
         self._send = send
@@ -140,10 +149,9 @@ class EngineWorker:
         from octavo.cost.roofline_meter import RooflineMeter
         from octavo.cost.step_facts import StepFacts
 
-        engine = self._engine.engine
         meter: StepMeter = RooflineMeter(StepFacts.of_json(facts).step_model())
-        probe = engine.executor.probe()
-        engine.meter = CountedExperts(meter, probe) if probe.expert_tokens() else meter
+        probe = self._engine.engine.executor.probe()
+        self._meter.switch_to(CountedExperts(meter, probe) if probe.expert_tokens() else meter)
 
     def _add(self, message: Message) -> None:
         request_id: str = message["id"]
@@ -318,14 +326,15 @@ def main(connection_fd: int, record_fd: int, log_format: str) -> int:
         return 0
     with without_blas_threads():
         import numpy  # noqa: F401
+    meter = SwitchableMeter()
     made: Future[EngineWorker] = Future()
     threading.Thread(target=_pass_on, args=(messages, made), daemon=True).start()
     try:
-        text_engine, facts = _load(start["args"])
+        text_engine, facts = _load(start["args"], record, meter)
     except OctavoError as error:
         send({"ev": "failed", **error_to_message(error)})
         return 1
-    loop = EngineWorker(text_engine, record, send)
+    loop = EngineWorker(text_engine, record, meter, send)
     made.set_result(loop)
     gc.collect()
     gc.freeze()  # the model is for ever: no collection has to look at it again
@@ -358,20 +367,31 @@ def _pass_on(messages: Iterator[Message], loop: Future[EngineWorker]) -> None:
     os._exit(0)  # the server has gone, maybe while the model was still being loaded
 
 
-def _load(args: dict[str, Any]) -> tuple[TextEngine, EngineFacts]:
+def _load(
+    args: dict[str, Any], record: InFlightRecord, meter: SwitchableMeter
+) -> tuple[TextEngine, EngineFacts]:
     # What may wait is for the server to say: it has the queue, and refuses before we hear of it.
     unbounded = {"max_queued_requests": None, "max_queued_tokens": None}
     engine_args = EngineArgs(**(args | unbounded))
-    loaded = load_engine(engine_args, is_served=True)
+
+    def around(executor: Executor) -> Executor:
+        return RecordedExecutor(_with_faults(executor), record)
+
+    loaded = load_engine(engine_args, is_served=True, around_executor=around, meter=meter)
     text_engine = loaded.text_engine
     _warm_up(text_engine)
-    if faults := os.environ.get(FAULTS_VARIABLE):
-        from octavo.executor.faulty import FaultyExecutor
-
-        _log.warning("faults are armed: %s", faults)
-        engine = text_engine.engine
-        engine.executor = FaultyExecutor(engine.executor, json.loads(faults))
     return text_engine, _facts_of(loaded, engine_args.activations)
+
+
+def _with_faults(executor: Executor) -> Executor:
+    """The executor, or one that misbehaves as a test asks for."""
+    faults = os.environ.get(FAULTS_VARIABLE)
+    if not faults:
+        return executor
+    from octavo.executor.faulty import FaultyExecutor
+
+    _log.warning("faults are armed: %s", faults)
+    return FaultyExecutor(executor, json.loads(faults))
 
 
 def _warm_up(engine: TextEngine) -> None:

@@ -28,6 +28,7 @@ from octavo.base.errors import (
 from octavo.core.limits import QueueLimits
 from octavo.core.sampling_params import SamplingParams
 from octavo.core.scheduler import SchedulerConfig
+from octavo.core.step_meter import SwitchableMeter
 from octavo.cost.hardware_table import find_device
 from octavo.cost.step_facts import StepFacts
 from octavo.executor.hash_model import HashExecutor, expected_tokens
@@ -39,7 +40,7 @@ from octavo.server.engine.generation import (
     GenerationRequest,
     RequestRules,
 )
-from octavo.server.engine.in_flight_record import InFlightRecord
+from octavo.server.engine.in_flight_record import InFlightRecord, RecordedExecutor
 from octavo.server.engine.ttft_admission import TTFTAdmission
 from octavo.server.engine.unread_output import UnreadOutputMemory
 from octavo.server.engine.wire import Decoder, encode
@@ -91,10 +92,10 @@ class ThreadEngine:
         cache = CacheConfig(4, NUM_BLOCKS, "hash", True)
         config = EngineConfig("hash", "cpu", "hash", 0, "continuous", cache, scheduler)
         self.executor = Moody(self)
-        engine = build_engine(config, self.executor)
+        self.record, meter = InFlightRecord(), SwitchableMeter()
+        engine = build_engine(config, RecordedExecutor(self.executor, self.record), meter=meter)
         self.text_engine = TextEngine(engine, tokenizer, VOCAB, ())
-        self.record = InFlightRecord()
-        self.loop = EngineWorker(self.text_engine, self.record, self._send)
+        self.loop = EngineWorker(self.text_engine, self.record, meter, self._send)
         self.thread = threading.Thread(target=self._run, daemon=True)
         self.thread.start()
         threading.Thread(target=self._fill, daemon=True).start()

@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 import time
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -16,9 +17,11 @@ from octavo.core import engine_snapshot
 from octavo.core.executor import FailedStep
 from octavo.core.sampling_params import SamplingParams
 from octavo.core.scheduler import SchedulerConfig
+from octavo.core.step_meter import SwitchableMeter
+from octavo.executor.faulty import FaultyExecutor
 from octavo.executor.hash_model import expected_tokens
 from octavo.server.engine import worker
-from octavo.server.engine.in_flight_record import InFlightRecord
+from octavo.server.engine.in_flight_record import InFlightRecord, RecordedExecutor
 from octavo.server.engine.wire import encode
 from octavo.server.engine.worker import EngineWorker
 from octavo.settings.engine import EngineArgs
@@ -33,9 +36,11 @@ class Panic(BaseException):
 class Server:
     """Gives messages to a loop that runs in this thread, and keeps what it says."""
 
-    def __init__(self, engine):
-        self.engine = engine
-        self.loop = EngineWorker(engine, InFlightRecord(), lambda message: self.take(message))
+    def __init__(self, hash_engine, **limits):
+        record, meter = InFlightRecord(), SwitchableMeter()
+        around = partial(RecordedExecutor, record=record)
+        engine = self.engine = hash_engine(around, meter, **limits)
+        self.loop = EngineWorker(engine, record, meter, lambda message: self.take(message))
         self.tokens, self.reasons, self.refused, self.pongs = {}, {}, {}, []
         self.awaited = set()
         submit = engine.engine.executor.submit
@@ -92,7 +97,7 @@ class Server:
 
 @pytest.fixture
 def server(hash_engine):
-    return Server(hash_engine())
+    return Server(hash_engine)
 
 
 def test_it_answers_and_pongs(server):
@@ -238,7 +243,7 @@ def test_a_request_that_cannot_be_made_is_refused(server, monkeypatch, error):
 
 def test_a_full_queue_is_no_reason_to_end(hash_engine):
     """The engine tries itself after eight errors in a row, and the queue may be full then."""
-    server = Server(hash_engine(max_num_seqs=1, max_queued_requests=10))
+    server = Server(hash_engine, max_num_seqs=1, max_queued_requests=10)
     add, take, probes = server.engine.add, server.take, []
 
     def watched_add(request_id, *args, **fields):
@@ -286,7 +291,7 @@ def test_nor_is_a_probe_that_cannot_be_made(server, error, caplog):
 
 def test_the_probe_is_before_all_who_wait(hash_engine):
     """Behind a thousand requests, each of which fails, it would be of little use."""
-    server = Server(hash_engine(max_num_seqs=1))
+    server = Server(hash_engine, max_num_seqs=1)
     server.engine.engine.executor.submit = lambda batch: FailedStep(RuntimeError("broken"))
     for i in range(40):
         server.add(str(i), [1, i])
@@ -301,7 +306,7 @@ def test_the_probe_is_before_all_who_wait(hash_engine):
 def test_what_may_wait_is_for_the_server_to_say(hash_engine, monkeypatch):
     given = []
 
-    def load_engine(args, is_served):
+    def load_engine(args, is_served, around_executor, meter):
         assert is_served
         given.append(args)
         cache = SimpleNamespace(num_blocks=8, block_size=4, windows=(None,), dtype="hash")
@@ -310,11 +315,19 @@ def test_what_may_wait_is_for_the_server_to_say(hash_engine, monkeypatch):
         model_config = SimpleNamespace(**shape, sampling_defaults={}, kv_layers=(), vocab_size=97)
         info = dict.fromkeys(("device", "kernels", "isa", "dtype"), "hash")
         return SimpleNamespace(
-            text_engine=hash_engine(), config=config, model_config=model_config, info=info
+            text_engine=hash_engine(around_executor, meter),
+            config=config,
+            model_config=model_config,
+            info=info,
         )
 
     monkeypatch.setattr(worker, "load_engine", load_engine)
-    _, facts = worker._load({"model": "m", "max_queued_requests": 4, "max_queued_tokens": 40})
+    asked = {"model": "m", "max_queued_requests": 4, "max_queued_tokens": 40}
+    monkeypatch.setenv(worker.FAULTS_VARIABLE, '{"raise": 96}')
+    engine, facts = worker._load(asked, InFlightRecord(), SwitchableMeter())
+    recorded = engine.engine.executor
+    assert isinstance(recorded, RecordedExecutor), "what it is at work on is on record"
+    assert isinstance(recorded._executor, FaultyExecutor), "and faults are armed as asked"
     assert given == [EngineArgs("m", max_queued_requests=None, max_queued_tokens=None)]
     assert facts.max_num_batched_tokens == 2048 and facts.target_step_seconds == 0.0
     assert facts.rank_model["num_layers"] == 8 and facts.rank_model["matrices"] == ()
@@ -329,7 +342,7 @@ def test_an_engine_ends_with_its_server_even_while_it_loads():
     program = (
         "import sys, time\n"
         "from octavo.server.engine import worker\n"
-        "worker._load = lambda args: (print('loading', flush=True), time.sleep(60))\n"
+        "worker._load = lambda *args: (print('loading', flush=True), time.sleep(60))\n"
         "sys.exit(worker.main(int(sys.argv[1]), int(sys.argv[2]), 'text'))\n"
     )
     with ours, theirs:
