@@ -23,8 +23,8 @@ from octavo.serving.call_arguments import (
 from octavo.serving.load import load_engine
 from octavo.serving.loop import EngineLoop
 from octavo.serving.output_builder import OutputBuilder
-from octavo.serving.outputs import RequestOutput
-from octavo.serving.text_engine import Prompt, TextDelta, cache_salt_of
+from octavo.serving.outputs import Delta, RequestOutput
+from octavo.serving.text_engine import Prompt, SampleGroup, cache_salt_of
 from octavo.settings.engine import EngineArgs
 
 _log = logging.getLogger("octavo")
@@ -44,15 +44,16 @@ class _AsyncOutputQueue:
     def __init__(self, request_id: str) -> None:
         self.request_id = request_id
         self.is_aborted = False  # whether somebody asked for it, so far
+        self.group: SampleGroup | None = None  # set by the engine's thread when it is added
         self.loop = asyncio.get_running_loop()
-        self._news: deque[TextDelta] = deque()
+        self._news: deque[Delta] = deque()
         self._error: BaseException | None = None
         self._has_news = asyncio.Event()
         self._is_wake_due = False
 
     # -- the engine's thread -----------------------------------------------------------------
 
-    def put(self, delta: TextDelta) -> bool:
+    def put(self, delta: Delta) -> bool:
         """Whether the coroutine is to be woken, by ``wake``."""
         self._news.append(delta)
         return self._must_wake()
@@ -77,7 +78,7 @@ class _AsyncOutputQueue:
         self._is_wake_due = False
         self._has_news.set()
 
-    async def read(self) -> list[TextDelta]:
+    async def read(self) -> list[Delta]:
         """All that is new; waits until there is something. Raises what the engine said last."""
         while not self._news:
             if self._error is not None:
@@ -234,7 +235,8 @@ class AsyncLLM:
                 lambda: self._add(mailbox, text, ids, bad_words, params, priority, cache_salt)
             )
             deltas = await mailbox.read()
-            builder = OutputBuilder(deltas[0].group, self._text_engine.tokenizer)
+            assert mailbox.group is not None  # it was added before its first delta came
+            builder = OutputBuilder(mailbox.group, self._text_engine.tokenizer)
             while True:
                 for delta in deltas:
                     builder.take(delta)
@@ -296,7 +298,7 @@ class AsyncLLM:
         cache_salt: str,
     ) -> None:
         try:
-            self._text_engine.add(
+            mailbox.group = self._text_engine.add(
                 mailbox.request_id,
                 text,
                 ids,
@@ -316,10 +318,10 @@ class AsyncLLM:
             if mailbox.put(delta):
                 wake(mailbox.loop, [mailbox])
 
-    def _deliver(self, deltas: list[TextDelta], step: EngineStep) -> None:
+    def _deliver(self, deltas: list[Delta], step: EngineStep) -> None:
         to_wake: dict[asyncio.AbstractEventLoop, list[_AsyncOutputQueue]] = {}
         for delta in deltas:
-            mailbox = self._mailboxes.get(delta.group.request_id)
+            mailbox = self._mailboxes.get(delta.request_id)
             if mailbox is None:
                 continue
             if mailbox.loop.is_closed():  # nobody is left who could wait

@@ -22,10 +22,10 @@ from octavo.serving.load import load_engine
 from octavo.serving.loop import EngineLoop
 from octavo.serving.output_builder import OutputBuilder
 from octavo.serving.output_queue import AnswerStream, OutputQueue
-from octavo.serving.outputs import CompletionOutput, RequestOutput, StreamChunk
+from octavo.serving.outputs import CompletionOutput, Delta, RequestOutput, StreamChunk
 from octavo.serving.progress import Bar, UseTqdm, open_bar
 from octavo.serving.shared_loop import SharedEngineLoop
-from octavo.serving.text_engine import Prompt, SampleGroup, TextDelta, cache_salt_of
+from octavo.serving.text_engine import Prompt, SampleGroup, cache_salt_of
 from octavo.settings.engine import EngineArgs, EngineConfig
 
 if TYPE_CHECKING:
@@ -341,9 +341,9 @@ class LLM:
         self._inboxes[ask.request_id] = inbox
         return group
 
-    def _deliver(self, deltas: list[TextDelta], step: EngineStep) -> None:
+    def _deliver(self, deltas: list[Delta], step: EngineStep) -> None:
         for delta in deltas:
-            inbox = self._inboxes.get(delta.group.request_id)
+            inbox = self._inboxes.get(delta.request_id)
             if inbox is not None:
                 inbox.put(delta)
 
@@ -423,7 +423,7 @@ class _Call:
         is_over = not inbox.num_running  # asked first: nothing comes after the last delta
         while inbox.news:
             delta = inbox.news.popleft()
-            builder = self._by_id[delta.group.request_id]
+            builder = self._by_id[delta.request_id]
             builder.take(delta)
             if self._bar is not None and delta.finish_reason is not None and builder.is_finished:
                 self._bar.update(1)

@@ -14,7 +14,8 @@ from octavo.measure.request_record import RequestRecord
 
 if TYPE_CHECKING:
     from octavo.bench.offline.session import OfflineSession
-    from octavo.serving.text_engine import TextDelta
+    from octavo.serving.outputs import Delta
+    from octavo.serving.text_engine import SampleGroup
     from octavo.workload.requests import WorkloadRequest
 
 _NAP = 0.01  # seconds, at most, that an idle engine sleeps at once
@@ -36,6 +37,7 @@ def run_live(
     engine = session.loaded.text_engine
     prompts = [session.token_ids(request) for request in requests]
     records: dict[str, RequestRecord] = {}
+    groups: dict[str, SampleGroup] = {}
     begin = time.perf_counter()
     num_sent = 0
     while num_sent < len(requests) or engine.has_unfinished_requests:
@@ -43,7 +45,9 @@ def run_live(
         while num_sent < len(requests) and times[num_sent] <= now:
             request, request_id = requests[num_sent], f"{cache_salt}-{num_sent}"
             params = sampling_params(request)
-            engine.add(request_id, None, prompts[num_sent], params, cache_salt=cache_salt)
+            groups[request_id] = engine.add(
+                request_id, None, prompts[num_sent], params, cache_salt=cache_salt
+            )
             # A client has sent it when it was due, whatever the engine was doing.
             due = times[num_sent]
             records[request_id] = RequestRecord(
@@ -52,15 +56,20 @@ def run_live(
             num_sent += 1
         if engine.has_unfinished_requests:
             deltas, _ = engine.step()
-            _note(deltas, records, time.perf_counter() - begin)
+            _note(deltas, records, groups, time.perf_counter() - begin)
         else:
             time.sleep(min(_NAP, max(0.0, times[num_sent] - now)))
     return list(records.values())
 
 
-def _note(deltas: Sequence[TextDelta], records: dict[str, RequestRecord], now: float) -> None:
+def _note(
+    deltas: Sequence[Delta],
+    records: dict[str, RequestRecord],
+    groups: dict[str, SampleGroup],
+    now: float,
+) -> None:
     for delta in deltas:
-        record, count = records[delta.group.request_id], len(delta.token_ids)
+        record, count = records[delta.request_id], len(delta.token_ids)
         if count:
             record.first_token = now if record.first_token is None else record.first_token
             record.last_token = record.ended = now
@@ -68,5 +77,6 @@ def _note(deltas: Sequence[TextDelta], records: dict[str, RequestRecord], now: f
             record.event_tokens.append(count)
             record.output_tokens += count
         if delta.finish_reason is not None:
-            record.finish_reason = delta.finish_reason.value
-            record.cached_tokens = delta.sample.request.stats.num_cached_tokens
+            record.finish_reason = delta.finish_reason
+            (sample,) = groups[delta.request_id].samples
+            record.cached_tokens = sample.request.stats.num_cached_tokens

@@ -16,7 +16,8 @@ from collections.abc import Callable
 
 from octavo.base.errors import ENDINGS
 from octavo.core.engine import EngineStep
-from octavo.serving.text_engine import TextDelta, TextEngine
+from octavo.serving.outputs import Delta
+from octavo.serving.text_engine import TextEngine
 
 _log = logging.getLogger("octavo")
 
@@ -33,7 +34,7 @@ class EngineLoop:
         deliver: called after each step, in the thread that drives. What it raises ends the loop.
     """
 
-    def __init__(self, engine: TextEngine, deliver: Callable[[list[TextDelta], EngineStep], None]):
+    def __init__(self, engine: TextEngine, deliver: Callable[[list[Delta], EngineStep], None]):
         self.engine = engine
         self._deliver = deliver
         # `put` of this kind of queue may be called from anywhere, also where a garbage collection

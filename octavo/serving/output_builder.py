@@ -8,9 +8,14 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from octavo.core.batch import TokenLogprobs
-from octavo.core.request import FinishReason
-from octavo.serving.outputs import CompletionOutput, Logprob, PositionLogprobs, RequestOutput
-from octavo.serving.text_engine import SampleGroup, TextDelta, TextSample, metrics_of
+from octavo.serving.outputs import (
+    CompletionOutput,
+    Delta,
+    Logprob,
+    PositionLogprobs,
+    RequestOutput,
+)
+from octavo.serving.text_engine import SampleGroup, TextSample, metrics_of
 from octavo.text.tokenizer import Tokenizer
 
 
@@ -21,7 +26,7 @@ class Extent(NamedTuple):
     num_tokens: int
     num_logprobs: int
     cumulative_logprob: float
-    finish_reason: FinishReason | None
+    finish_reason: str | None
 
 
 @dataclass(slots=True)
@@ -36,7 +41,7 @@ class _Completion:
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[PositionLogprobs] = field(default_factory=list)
     cumulative_logprob: float = 0.0
-    finish_reason: FinishReason | None = None
+    finish_reason: str | None = None
 
     @property
     def extent(self) -> Extent:
@@ -77,9 +82,9 @@ class OutputBuilder:
         # Nothing comes before the first token.
         self._prompt_logprobs: list[PositionLogprobs | None] = [None]
 
-    def take(self, delta: TextDelta) -> None:
+    def take(self, delta: Delta) -> None:
         """Add what is new. Deltas are taken in their order, and none twice."""
-        completion = self._completions[delta.sample.index]
+        completion = self._completions[delta.index]
         if delta.text:
             completion.texts.append(delta.text)
             completion.num_characters += len(delta.text)
@@ -158,7 +163,7 @@ class OutputBuilder:
             index=index,
             text=completion.text[: extent.num_characters],
             token_ids=completion.token_ids[: extent.num_tokens],
-            finish_reason=extent.finish_reason.value if extent.finish_reason else None,
+            finish_reason=extent.finish_reason,
             # What the request says of its end is settled once its last delta is there.
             stop_reason=completion.sample.request.stop_reason if is_finished else None,
             cumulative_logprob=extent.cumulative_logprob if wants_logprobs else None,

@@ -10,9 +10,9 @@ from functools import partial
 
 from octavo.core.sampling_params import RequestOutputKind
 from octavo.serving.output_builder import OutputBuilder
-from octavo.serving.outputs import RequestOutput, StreamChunk
+from octavo.serving.outputs import Delta, RequestOutput, StreamChunk
 from octavo.serving.shared_loop import SharedEngineLoop, Wait
-from octavo.serving.text_engine import SampleGroup, TextDelta
+from octavo.serving.text_engine import SampleGroup
 
 
 class OutputQueue:
@@ -28,7 +28,7 @@ class OutputQueue:
 
     def __init__(self, is_done: Callable[[], bool], *, rings_always: bool = False):
         self.wait = Wait(is_done)
-        self.news: deque[TextDelta] = deque()
+        self.news: deque[Delta] = deque()
         self.num_running = 0  # samples whose last delta is not here yet
         self._rings_always = rings_always
         self._is_closed = False
@@ -38,7 +38,7 @@ class OutputQueue:
     def expect(self, group: SampleGroup) -> None:
         self.num_running += len(group.samples)
 
-    def put(self, delta: TextDelta) -> None:
+    def put(self, delta: Delta) -> None:
         if self._is_closed:
             return
         self.news.append(delta)
@@ -112,15 +112,15 @@ class AnswerStream(Iterator[StreamChunk]):
             self._inbox.close()
             self._forget()
 
-    def _next_delta(self) -> TextDelta:
+    def _next_delta(self) -> Delta:
         try:
             return self._inbox.news.popleft()
         except IndexError:  # it has ended, or another thread has closed it
             raise StopIteration from None
 
-    def _chunk(self, delta: TextDelta) -> StreamChunk | None:
+    def _chunk(self, delta: Delta) -> StreamChunk | None:
         """What is shown of a delta; None: nothing by itself."""
-        builder, index = self._builder, delta.sample.index
+        builder, index = self._builder, delta.index
         builder.take(delta)
         kind = self._builder.group.params.output_kind
         if kind is RequestOutputKind.FINAL_ONLY and delta.finish_reason is None:
@@ -131,8 +131,7 @@ class AnswerStream(Iterator[StreamChunk]):
         build: Callable[[], RequestOutput] = partial(builder.output, builder.extents)
         if kind is RequestOutputKind.DELTA:
             build = partial(_itself, builder.take_output())
-        reason = delta.finish_reason.value if delta.finish_reason else None
-        return StreamChunk(index, text, token_ids, reason, build)
+        return StreamChunk(index, text, token_ids, delta.finish_reason, build)
 
 
 def _itself(output: RequestOutput) -> RequestOutput:

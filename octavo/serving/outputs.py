@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from octavo.core.batch import TokenLogprobs
 from octavo.core.stats import DraftStats
 
 
@@ -19,6 +20,30 @@ class Logprob:
 
 # One dict per position: the token that is there, and the most likely ones, by token id.
 PositionLogprobs = dict[int, Logprob]
+
+
+@dataclass(slots=True)
+class Delta:
+    """The text and tokens that were added to one sample of a request, as plain values.
+
+    A delta may be read in any thread, and it is what a server's engine sends to its HTTP side. All
+    deltas of a sample, joined, are its whole answer, of the same type.
+
+    ``text`` may be empty while tokens are held back (half a character, the start of a stop string).
+    ``logprobs`` has an entry for each token if they were asked for, else none. The fields from
+    ``finish_reason`` to ``error`` come with the last delta of a sample.
+    """
+
+    index: int  # of the sample
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    finish_reason: str | None = None  # "stop", "length", "abort" or "error"
+    stop_reason: int | str | None = None
+    cumulative_logprob: float | None = None  # over all tokens; None where it is not known
+    error: str | None = None
+    request_id: str = ""
+    prompt_logprobs: Sequence[TokenLogprobs] = ()
 
 
 @dataclass(slots=True)

@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from octavo.base.errors import ENDINGS, InvalidRequestError
-from octavo.core.batch import TokenLogprobs
 from octavo.core.engine import Engine, EngineStep
 from octavo.core.limits import check_vocabulary, checked_token_ids
 from octavo.core.request import FinishReason, Request
@@ -21,7 +20,7 @@ from octavo.core.sampling_params import SamplingParams, check_prompt_logprobs
 from octavo.core.scheduler import RequestUpdate
 from octavo.core.stats import DraftStats
 from octavo.core.token_mask import create_mask
-from octavo.serving.outputs import RequestMetrics
+from octavo.serving.outputs import Delta, RequestMetrics
 from octavo.text.detokenizer import IncrementalDetokenizer
 from octavo.text.tokenizer import Tokenizer
 
@@ -63,20 +62,6 @@ class SampleGroup:
     @property
     def is_finished(self) -> bool:
         return all(sample.request.is_finished for sample in self.samples)
-
-
-@dataclass(slots=True)
-class TextDelta:
-    """What a step added to one sample. Its own fields may be read in any thread and at any time;
-    what group and sample have come to by then, only with the last delta of all."""
-
-    group: SampleGroup
-    sample: TextSample
-    text: str = ""
-    token_ids: list[int] = field(default_factory=list)
-    logprobs: list[TokenLogprobs] = field(default_factory=list)  # if they were asked for
-    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
-    finish_reason: FinishReason | None = None  # with the last one
 
 
 class TextEngine:
@@ -197,7 +182,7 @@ class TextEngine:
         self.groups[request_id] = group
         return group
 
-    def abort(self, request_id: str) -> list[TextDelta]:
+    def abort(self, request_id: str) -> list[Delta]:
         """End a prompt and all its samples at any moment; the last delta of each that still ran.
 
         Unknown and ended ids are no error.
@@ -207,10 +192,7 @@ class TextEngine:
             return []
         running = [sample for sample in group.samples if not sample.request.is_finished]
         self._withdraw(group)
-        return [
-            TextDelta(group, sample, finish_reason=sample.request.finish_reason)
-            for sample in running
-        ]
+        return [_ending(group, sample) for sample in running]
 
     def _withdraw(self, group: SampleGroup) -> None:
         for sample in group.samples:
@@ -233,7 +215,7 @@ class TextEngine:
 
     # -- out ---------------------------------------------------------------------------------
 
-    def step(self) -> tuple[list[TextDelta], EngineStep | None]:
+    def step(self) -> tuple[list[Delta], EngineStep | None]:
         """Run one engine step; what it added, sample by sample.
 
         A prompt whose samples have all ended is forgotten; its deltas still refer to it.
@@ -241,11 +223,11 @@ class TextEngine:
         step = self.engine.step()
         deltas = [self._advance_or_fail(update) for update in step.updates] if step else []
         for delta in deltas:
-            if delta.group.is_finished:
-                self.groups.pop(delta.group.request_id, None)
+            if delta.finish_reason is not None and self.groups[delta.request_id].is_finished:
+                del self.groups[delta.request_id]
         return deltas, step
 
-    def _advance_or_fail(self, update: RequestUpdate) -> TextDelta:
+    def _advance_or_fail(self, update: RequestUpdate) -> Delta:
         """A request whose text cannot be made ends, and no other."""
         group, sample = self._samples[update.request.request_id]
         try:
@@ -256,24 +238,28 @@ class TextEngine:
             request = update.request
             _log.exception("the text of request %s failed", request.request_id)
             self.engine.fail(request, f"{type(error).__name__}: {error}")
-            delta = TextDelta(group, sample, finish_reason=request.finish_reason)
+            delta = _ending(group, sample)
         if update.request.is_finished:
             del self._samples[update.request.request_id]
         return delta
 
-    def _advance(self, group: SampleGroup, sample: TextSample, update: RequestUpdate) -> TextDelta:
+    def _advance(self, group: SampleGroup, sample: TextSample, update: RequestUpdate) -> Delta:
         text, count = self._detokenize(sample, update.new_token_ids)
         logprobs = update.logprobs[:count]
         for entry in logprobs:
             sample.cumulative_logprob += entry.logprob
-        return TextDelta(
-            group,
-            sample,
+        request = update.request
+        return Delta(
+            sample.index,
             text,
             update.new_token_ids[:count],
             list(logprobs) if group.params.logprobs is not None else [],
-            list(update.prompt_logprobs),
-            update.request.finish_reason,
+            request.finish_reason.value if request.finish_reason is not None else None,
+            request.stop_reason,
+            sample.cumulative_logprob,
+            request.error,
+            group.request_id,
+            update.prompt_logprobs,
         )
 
     def _detokenize(self, sample: TextSample, token_ids: list[int]) -> tuple[str, int]:
@@ -297,6 +283,19 @@ class TextEngine:
         if request.is_finished:
             text += detokenizer.finish()
         return text, len(token_ids)
+
+
+def _ending(group: SampleGroup, sample: TextSample) -> Delta:
+    """The last delta of a sample that ended without further text."""
+    request = sample.request
+    return Delta(
+        sample.index,
+        finish_reason=request.finish_reason.value if request.finish_reason is not None else None,
+        stop_reason=request.stop_reason,
+        cumulative_logprob=sample.cumulative_logprob,
+        error=request.error,
+        request_id=group.request_id,
+    )
 
 
 def _params_of_sample(params: SamplingParams, index: int) -> SamplingParams:

@@ -18,7 +18,6 @@ from octavo.core.stats import StepStats
 from octavo.server.api.prompts import PromptRenderer
 from octavo.server.api.service import Service
 from octavo.server.engine.generation import (
-    Delta,
     EngineFacts,
     EngineState,
     Generation,
@@ -29,6 +28,7 @@ from octavo.server.http.errors import HttpError, error_response, to_http_error
 from octavo.server.http.gate import Lifecycle
 from octavo.server.http.tenants import Tenant
 from octavo.server.settings import ServerSettings
+from octavo.serving.outputs import Delta
 
 
 @pytest.fixture(scope="session")

@@ -31,7 +31,7 @@ class Client:
     def deliver(self, deltas, step):
         self.num_steps += 1
         for delta in deltas:
-            self.tokens.setdefault(delta.group.request_id, []).extend(delta.token_ids)
+            self.tokens.setdefault(delta.request_id, []).extend(delta.token_ids)
             self.wanted -= delta.finish_reason is not None
         if not self.wanted:
             self.driver.stop()

@@ -8,7 +8,6 @@ from octavo.core.block_manager import BlockManager
 from octavo.core.engine import Engine
 from octavo.core.executor import FinishedStep
 from octavo.core.prefix_cache import RadixPrefixCache
-from octavo.core.request import FinishReason
 from octavo.core.sampling_params import SamplingParams
 from octavo.core.scheduler import Scheduler, SchedulerConfig
 from octavo.executor.hash_model import GuessingProposer
@@ -121,7 +120,7 @@ def answer_to(engine: TextEngine, prompt="say", params=None, **fields):
         deltas, _ = engine.step()
         for delta in deltas:
             builder.take(delta)
-        pieces += [delta.text for delta in deltas if delta.sample.index == 0]
+        pieces += [delta.text for delta in deltas if delta.index == 0]
     assert not engine.groups and not engine._samples
     return builder.output(), pieces
 
@@ -370,10 +369,10 @@ def test_a_text_that_cannot_be_made_ends_its_request(error):
     last = {}
     while engine.has_unfinished_requests:
         for delta in engine.step()[0]:
-            last[delta.group.request_id] = delta
-    assert last["bad"].finish_reason is FinishReason.ERROR
+            last[delta.request_id] = delta
+    assert last["bad"].finish_reason == "error"
     assert "as asked" in group.samples[0].request.error
-    assert last["good"].finish_reason is FinishReason.LENGTH
+    assert last["good"].finish_reason == "length"
 
 
 def test_what_ends_the_program_gets_through():
@@ -405,7 +404,7 @@ def test_abort_ends_all_samples():
     engine.add("r", None, [1], SamplingParams(n=2))
     engine.step()
     last = engine.abort("r")
-    assert [delta.sample.index for delta in last] == [0, 1]
-    assert {delta.finish_reason for delta in last} == {FinishReason.ABORT}
+    assert [delta.index for delta in last] == [0, 1]
+    assert {delta.finish_reason for delta in last} == {"abort"}
     assert engine.abort("r") == []
     assert not engine.has_unfinished_requests

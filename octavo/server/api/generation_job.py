@@ -17,8 +17,6 @@ from octavo.server.api.requests import GenerationFields
 from octavo.server.api.sampling import is_deterministic
 from octavo.server.api.service import Service
 from octavo.server.engine.generation import (
-    Delta,
-    FinishedCompletion,
     Generation,
     GenerationRequest,
     GenerationStats,
@@ -26,6 +24,7 @@ from octavo.server.engine.generation import (
 from octavo.server.http.context import RequestContext
 from octavo.server.http.tenants import RateLimitError
 from octavo.server.settings import MAX_SAMPLES
+from octavo.serving.outputs import Delta
 
 # Entries of an answer, beyond which it is written in the background.
 MANY_ENTRIES = 1000
@@ -137,7 +136,7 @@ class Job:
         self._tenant.end_work(self._work)
         self._tenant.refund_tokens(max(self._work.tokens - used, 0))
 
-    async def collect(self) -> list[list[FinishedCompletion]]:
+    async def collect(self) -> list[list[Delta]]:
         """The ``n`` completions of each prompt, the most likely of them where there are more."""
         return [_best(await each.collect(), self.params.n) for each in self.generations]
 
@@ -230,7 +229,7 @@ def _check_allowed_tokens(params: SamplingParams, num_prompts: int) -> None:
         )
 
 
-def num_entries(job: Job, completions: Sequence[Sequence[FinishedCompletion]]) -> int:
+def num_entries(job: Job, completions: Sequence[Sequence[Delta]]) -> int:
     """How much there is to write of an answer: log-probabilities and choices."""
     num_positions = sum(len(completion.logprobs) for group in completions for completion in group)
     num_positions += sum(len(generation.prompt_logprobs) for generation in job.generations)
@@ -249,7 +248,7 @@ async def _next(generation: Generation) -> list[Delta] | None:
     return await anext(generation, None)
 
 
-def _best(completions: list[FinishedCompletion], n: int) -> list[FinishedCompletion]:
+def _best(completions: list[Delta], n: int) -> list[Delta]:
     if len(completions) > n:
         completions = sorted(completions, key=_badness)[:n]
         for index, completion in enumerate(completions):
@@ -257,7 +256,7 @@ def _best(completions: list[FinishedCompletion], n: int) -> list[FinishedComplet
     return completions
 
 
-def _badness(completion: FinishedCompletion) -> float:
+def _badness(completion: Delta) -> float:
     likelihood = completion.cumulative_logprob
     return float("inf") if likelihood is None else -likelihood
 

@@ -37,7 +37,6 @@ from octavo.core.limits import (
 from octavo.core.stats import StepStats
 from octavo.server.engine.crash_isolation import CrashIsolation, fingerprint
 from octavo.server.engine.generation import (
-    Delta,
     EngineFacts,
     EngineObserver,
     EngineState,
@@ -59,6 +58,7 @@ from octavo.server.engine.wire import (
     record_from_list,
     set_stats,
 )
+from octavo.serving.outputs import Delta
 
 if TYPE_CHECKING:
     from octavo.cost.step_facts import StepFacts

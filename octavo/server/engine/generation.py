@@ -20,10 +20,11 @@ from octavo.core.sampling_params import SamplingParams
 from octavo.core.sink_window import SinkWindowRules
 from octavo.core.stats import StepStats
 from octavo.server.engine.unread_output import UnreadOutputMemory, bytes_of
+from octavo.serving.outputs import Delta
 
 _CHARS_OF_LOGPROB = 64
 _FEW_DELTAS = 512  # that nobody has read, before they are merged
-_BYTES_OF_DELTA = 320  # beside what is in it
+_BYTES_OF_DELTA = 336  # beside what is in it
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,39 +67,6 @@ class GenerationRequest:
     def work(self) -> RequestWork:
         """What this request may take: all limits count it so, before anything is computed."""
         return RequestWork.of(len(self.prompt_token_ids), self.params)
-
-
-@dataclass(slots=True)
-class Delta:
-    """What is new of one completion. ``finish_reason`` comes with the last one.
-
-    ``text`` may be empty while tokens are held back (half a character, the start of a stop
-    string). ``logprobs`` has an entry for each token if they were asked for, else none.
-    """
-
-    index: int
-    text: str
-    token_ids: list[int]
-    logprobs: list[TokenLogprobs] = field(default_factory=list)
-    finish_reason: str | None = None  # "stop", "length", "abort" or "error"
-    stop_reason: int | str | None = None
-    # With the last delta: the sum over all tokens (None if nothing made it known), and the error.
-    cumulative_logprob: float | None = None
-    error: str | None = None
-
-
-@dataclass(slots=True)
-class FinishedCompletion:
-    """One whole completion."""
-
-    index: int
-    text: str = ""
-    token_ids: list[int] = field(default_factory=list)
-    logprobs: list[TokenLogprobs] = field(default_factory=list)
-    finish_reason: str | None = None
-    stop_reason: int | str | None = None
-    cumulative_logprob: float | None = None
-    error: str | None = None
 
 
 @dataclass(slots=True)
@@ -187,27 +155,16 @@ class Generation:
         self.has_begun = True
         return deltas
 
-    async def collect(self) -> list[FinishedCompletion]:
+    async def collect(self) -> list[Delta]:
         """All completions, in the order of their index, when the last one has ended."""
         while not self.is_over:
             await self._next_push()
         if self._error is not None:
             raise self._error
-        completions = [
-            FinishedCompletion(index) for index in range(self.request.params.num_samples)
-        ]
+        completions = [Delta(index) for index in range(self.request.params.num_samples)]
         self._merge()
         for delta in self._deltas:
-            completions[delta.index] = FinishedCompletion(
-                delta.index,
-                delta.text,
-                delta.token_ids,
-                delta.logprobs,
-                delta.finish_reason,
-                delta.stop_reason,
-                delta.cumulative_logprob,
-                delta.error,
-            )
+            completions[delta.index] = delta
         return completions
 
     def close(self) -> None:

@@ -24,7 +24,6 @@ from octavo.core.batch import TokenLogprobs
 from octavo.core.sampling_params import SamplingParams
 from octavo.core.stats import StepStats
 from octavo.server.engine.generation import (
-    Delta,
     EngineClient,
     EngineFacts,
     EngineObserver,
@@ -32,6 +31,7 @@ from octavo.server.engine.generation import (
     Generation,
     GenerationRequest,
 )
+from octavo.serving.outputs import Delta
 
 # What an entry costs beside its columns: the key, its place in the dictionary, the objects.
 _ENTRY_BYTES = 512

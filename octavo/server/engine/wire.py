@@ -45,7 +45,8 @@ from octavo.core.batch import TokenLogprobs
 from octavo.core.sampling_params import SamplingParams, SpeculativeParams
 from octavo.core.sink_window import SinkWindowRules
 from octavo.core.stats import StepStats
-from octavo.server.engine.generation import Delta, EngineFacts, GenerationStats
+from octavo.server.engine.generation import EngineFacts, GenerationStats
+from octavo.serving.outputs import Delta
 
 Message = dict[str, Any]
 

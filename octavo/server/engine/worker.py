@@ -34,7 +34,7 @@ from octavo.core.request import FinishReason
 from octavo.core.sampling_params import SamplingParams
 from octavo.core.step_meter import CountedExperts, StepMeter, SwitchableMeter
 from octavo.cost.loaded_model import live_rank_model
-from octavo.server.engine.generation import Delta, EngineFacts, GenerationStats
+from octavo.server.engine.generation import EngineFacts, GenerationStats
 from octavo.server.engine.in_flight_record import InFlightRecord, RecordedExecutor
 from octavo.server.engine.wire import (
     Decoder,
@@ -48,7 +48,8 @@ from octavo.server.engine.wire import (
 from octavo.server.log_lines import create_formatter
 from octavo.serving.load import LoadedEngine, load_engine
 from octavo.serving.loop import EngineLoop
-from octavo.serving.text_engine import SampleGroup, TextDelta, TextEngine, metrics_of
+from octavo.serving.outputs import Delta
+from octavo.serving.text_engine import SampleGroup, TextEngine, metrics_of
 from octavo.settings.engine import EngineArgs
 from octavo.system.machine import KILL, has_parent_death_signal, without_blas_threads
 
@@ -88,6 +89,7 @@ class EngineWorker:
         self._flight_record = record
         self._driver = EngineLoop(engine, self._deliver)
         self._send = send
+        self._groups: dict[str, SampleGroup] = {}  # unfinished, without the probe
         # First samples that no step has computed anything of, and whose they are.
         self._waiting: dict[str, str] = {}
         self._num_errors_in_a_row = 0
@@ -177,12 +179,13 @@ class EngineWorker:
                 _log.exception("request %s could not be added", request_id)
             self._send({"ev": "refused", "id": request_id, **error_to_message(error)})
             return
+        self._groups[request_id] = group
         self._waiting[group.samples[0].request.request_id] = request_id
 
     def _abort(self, request_id: str) -> None:
-        deltas = self._engine.abort(request_id)
-        if deltas:
-            self._waiting.pop(deltas[0].group.samples[0].request.request_id, None)
+        group = self._groups.pop(request_id, None)
+        if group is not None and self._engine.abort(request_id):
+            self._waiting.pop(group.samples[0].request.request_id, None)
             if not self._engine.has_unfinished_requests:  # no step will tell that it has gone
                 self._send({"ev": "idle", "record": self._record()})
                 self._show_in_time()
@@ -193,11 +196,11 @@ class EngineWorker:
         """The engine as it stands between two steps."""
         return record_to_list(self._engine.engine.stats())
 
-    def _deliver(self, deltas: list[TextDelta], step: EngineStep) -> None:
+    def _deliver(self, deltas: list[Delta], step: EngineStep) -> None:
         self._report(deltas, step)
         self._look_for_decay(deltas)
 
-    def _report(self, deltas: list[TextDelta], step: EngineStep) -> None:
+    def _report(self, deltas: list[Delta], step: EngineStep) -> None:
         begun: list[str] = []
         if self._waiting:
             for item in step.batch.items:
@@ -208,16 +211,18 @@ class EngineWorker:
         stats: dict[str, tuple[Any, ...]] = {}
         prompt_logprobs: dict[str, Any] = {}
         for delta in deltas:
-            group = delta.group
-            name = group.request_id
-            if name == _PROBE:
+            name = delta.request_id
+            group = self._groups.get(name)
+            if group is None:  # the probe
                 continue
-            entries.append(delta_to_list(name, _to_wire(delta)))
+            entries.append(delta_to_list(name, delta))
             if delta.prompt_logprobs:
                 prompt_logprobs.setdefault(name, []).extend(delta.prompt_logprobs)
-            is_first = delta.sample.request.num_output_tokens <= len(delta.token_ids)
-            if is_first or group.is_finished:
+            request, is_over = group.samples[delta.index].request, group.is_finished
+            if request.num_output_tokens <= len(delta.token_ids) or is_over:
                 stats[name] = _stats(group)
+            if is_over and delta.finish_reason is not None:
+                del self._groups[name]
         message = {
             "ev": "step",
             "time": self._engine.engine.clock.now(),
@@ -235,19 +240,19 @@ class EngineWorker:
 
     # -- is it still sane? -------------------------------------------------------------------
 
-    def _look_for_decay(self, deltas: list[TextDelta]) -> None:
+    def _look_for_decay(self, deltas: list[Delta]) -> None:
         """Tell bad requests from a broken engine: when only errors come, try a good request.
 
         A device that has fallen over makes every request fail, each alone and politely, for ever;
         then it is better to begin anew.
         """
         for delta in deltas:
-            reason = delta.sample.request.finish_reason
-            if delta.group.request_id == _PROBE and reason is not None:
-                if reason is FinishReason.ERROR:
+            has_failed = delta.finish_reason == FinishReason.ERROR.value
+            if delta.request_id == _PROBE and delta.finish_reason is not None:
+                if has_failed:
                     raise EngineError("the engine fails every request, its own too")
                 self._num_errors_in_a_row = 0
-            elif reason is FinishReason.ERROR:
+            elif has_failed:
                 self._num_errors_in_a_row += 1
             elif delta.token_ids:
                 self._num_errors_in_a_row = 0
@@ -259,20 +264,6 @@ class EngineWorker:
         params = SamplingParams(temperature=0.0, max_tokens=1, detokenize=False)
         with contextlib.suppress(QueueFullError):  # then after the next step
             self._engine.add(_PROBE, None, [token_id], params, priority=_BEFORE_ALL)
-
-
-def _to_wire(delta: TextDelta) -> Delta:
-    request = delta.sample.request
-    return Delta(
-        delta.sample.index,
-        delta.text,
-        delta.token_ids,
-        list(delta.logprobs),
-        request.finish_reason.value if request.finish_reason is not None else None,
-        request.stop_reason,
-        delta.sample.cumulative_logprob,
-        request.error,
-    )
 
 
 def _stats(group: SampleGroup) -> tuple[Any, ...]:

@@ -11,9 +11,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from octavo.core.prefix_cache import MissReason
-from octavo.server.engine.generation import Delta, EngineObserver, Generation
+from octavo.server.engine.generation import EngineObserver, Generation
 from octavo.server.log_lines import create_formatter, log_event
 from octavo.server.settings import ServerSettings
+from octavo.serving.outputs import Delta
 
 MAX_LOGGED_CHARS = 16_384  # of one prompt or answer
 MAX_IGNORED_NAMES = 256  # of fields, each of which has a line

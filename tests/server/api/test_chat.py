@@ -16,8 +16,9 @@ from octavo.core.batch import TokenLogprobs
 from octavo.core.stats import StepStats
 from octavo.server.api.openai import chat_completions as chat
 from octavo.server.api.openai.chat_body import ChatCompletion, ChatCompletionChunk
-from octavo.server.engine.generation import Delta, EngineFacts, EngineState, Generation
+from octavo.server.engine.generation import EngineFacts, EngineState, Generation
 from octavo.server.http.tenants import Tenant, TokenBucket
+from octavo.serving.outputs import Delta
 
 USER = [{"role": "user", "content": "héllo"}]
 URL = "/v1/chat/completions"

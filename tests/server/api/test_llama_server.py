@@ -13,7 +13,8 @@ from octavo import __version__
 from octavo.core.batch import TokenLogprobs
 from octavo.core.sink_window import SinkWindowRules
 from octavo.server.api.llama_server.routes import create_router
-from octavo.server.engine.generation import Delta, Generation
+from octavo.server.engine.generation import Generation
+from octavo.serving.outputs import Delta
 
 A, B = 64, 65  # the byte tokenizer's ids
 KEYS = {

@@ -17,8 +17,9 @@ from octavo.core.sampling_params import SamplingParams
 from octavo.server.api.tgi import routes as tgi
 from octavo.server.api.tgi.protocol import TgiParameters
 from octavo.server.api.tgi.routes import to_sampling_params
-from octavo.server.engine.generation import Delta, Generation
+from octavo.server.engine.generation import Generation
 from octavo.server.engine.response_cache import ResponseCache
+from octavo.serving.outputs import Delta
 from octavo.text.detokenizer import IncrementalDetokenizer
 
 EOS = 256

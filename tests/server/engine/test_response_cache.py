@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from octavo.base.errors import DeadlineError, EngineUnavailableError
 from octavo.core.batch import TokenLogprobs
 from octavo.core.sampling_params import SamplingParams
-from octavo.server.engine.generation import Delta, EngineObserver, Generation, GenerationRequest
+from octavo.server.engine.generation import EngineObserver, Generation, GenerationRequest
 from octavo.server.engine.response_cache import Recording, ResponseCache, answer_key
+from octavo.serving.outputs import Delta
 
 MIB = 1 << 20
 

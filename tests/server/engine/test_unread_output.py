@@ -9,8 +9,9 @@ import pytest
 from octavo.base.errors import QueueFullError
 from octavo.core.batch import TokenLogprobs
 from octavo.core.sampling_params import SamplingParams
-from octavo.server.engine.generation import Delta, Generation, GenerationRequest
+from octavo.server.engine.generation import Generation, GenerationRequest
 from octavo.server.engine.unread_output import UnreadOutputMemory, bytes_of
+from octavo.serving.outputs import Delta
 
 
 def generation(memory: UnreadOutputMemory, *, n: int = 1, streams: bool = False):

@@ -20,7 +20,7 @@ from octavo.core.batch import TokenLogprobs
 from octavo.core.sampling_params import SamplingParams
 from octavo.core.stats import StepStats
 from octavo.server.engine import client, process, supervisor, wire, worker
-from octavo.server.engine.generation import Delta, EngineFacts, GenerationStats
+from octavo.server.engine.generation import EngineFacts, GenerationStats
 from octavo.server.engine.wire import (
     Decoder,
     delta_from_list,
@@ -35,6 +35,7 @@ from octavo.server.engine.wire import (
     set_stats,
     stats_to_list,
 )
+from octavo.serving.outputs import Delta
 
 MESSAGES = st.lists(
     st.dictionaries(st.text(), st.one_of(st.text(), st.integers(), st.lists(st.integers())))

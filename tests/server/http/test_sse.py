@@ -14,7 +14,7 @@ from pace import python_seconds
 
 from octavo.base.errors import DeadlineError, QueueFullError
 from octavo.core.sampling_params import SamplingParams
-from octavo.server.engine.generation import Delta, Generation, GenerationRequest
+from octavo.server.engine.generation import Generation, GenerationRequest
 from octavo.server.http import sse
 from octavo.server.http.connection import uvicorn_config
 from octavo.server.http.context import ABORT, SLOW_READER, TAKEN
@@ -22,6 +22,7 @@ from octavo.server.http.errors import HttpError
 from octavo.server.http.listener import listen
 from octavo.server.http.sse import DONE, EventStream, event, run_until_disconnect
 from octavo.server.settings import ServerSettings
+from octavo.serving.outputs import Delta
 
 
 class Client:

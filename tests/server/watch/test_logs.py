@@ -13,7 +13,6 @@ import pytest
 from octavo.core.sampling_params import SamplingParams
 from octavo.core.stats import StepStats
 from octavo.server.engine.generation import (
-    Delta,
     EngineObserver,
     EngineState,
     Generation,
@@ -24,6 +23,7 @@ from octavo.server.watch import logs
 from octavo.server.watch.logs import RequestLog, configure_logging, request_fields
 from octavo.server.watch.observer_group import Observers
 from octavo.server.watch.status import StatusLine
+from octavo.serving.outputs import Delta
 
 LOGGERS = ("octavo", "uvicorn", "uvicorn.error", "uvicorn.access", "uvicorn.asgi", "asyncio")
 

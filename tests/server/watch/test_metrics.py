@@ -26,7 +26,6 @@ from octavo.core.batch import BAD_LOGITS, DAMAGED
 from octavo.core.sampling_params import SamplingParams
 from octavo.core.stats import StepStats
 from octavo.server.engine.generation import (
-    Delta,
     EngineFacts,
     EngineState,
     Generation,
@@ -35,6 +34,7 @@ from octavo.server.engine.generation import (
 from octavo.server.watch import metric_definitions
 from octavo.server.watch.metric_definitions import FAMILIES, FINISH_REASONS, REJECTIONS
 from octavo.server.watch.metrics import NAMINGS, Metrics
+from octavo.serving.outputs import Delta
 
 ROOT = Path(__file__).resolve().parents[3]
 LIMITS = ("memory", "compute", "overhead")

@@ -33,13 +33,13 @@ from octavo.server.api.sampling import (
     to_sampling_params,
 )
 from octavo.server.api.service import Service
-from octavo.server.engine.generation import Delta, FinishedCompletion
 from octavo.server.engine.response_cache import cache_headers
 from octavo.server.http.background import in_background
 from octavo.server.http.body import JsonRoute, work_on_body
 from octavo.server.http.context import request_context
 from octavo.server.http.json_text import encode
 from octavo.server.http.sse import EventStream, event, run_until_disconnect
+from octavo.serving.outputs import Delta
 
 ROUTE = "/completion"
 
@@ -179,7 +179,7 @@ class _Writer:
         self._names = TokenNames(service.prompts.tokenizer)
         self._progress = [_Progress() for _ in job.generations]
 
-    async def whole(self, index: int, completion: FinishedCompletion) -> dict[str, Any]:
+    async def whole(self, index: int, completion: Delta) -> dict[str, Any]:
         if completion.finish_reason == "error":
             raise sample_error(completion.error)
         is_empty = self._body.n_predict == 0  # the engine always generates

@@ -25,9 +25,9 @@ from octavo.server.api.sampling import (
     truncate,
 )
 from octavo.server.api.service import Service
-from octavo.server.engine.generation import Delta, FinishedCompletion
 from octavo.server.http.body import JsonRoute, work_on_body
 from octavo.server.http.context import request_context
+from octavo.serving.outputs import Delta
 
 ROUTE = "/v1/chat/completions"
 
@@ -122,7 +122,7 @@ class _ChatChoices:
             choice["token_ids"] = delta.token_ids
         return choice
 
-    def whole(self, job: Job, index: int, completion: FinishedCompletion) -> dict[str, Any]:
+    def whole(self, job: Job, index: int, completion: Delta) -> dict[str, Any]:
         choice = {
             "index": index,
             "message": {"role": "assistant", "content": completion.text, "refusal": None},

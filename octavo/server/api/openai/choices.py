@@ -23,12 +23,12 @@ from octavo import __version__
 from octavo.server.api.generation_job import MANY_ENTRIES, Job, num_entries, sample_error
 from octavo.server.api.requests import GenerationFields
 from octavo.server.api.service import Service
-from octavo.server.engine.generation import Delta, FinishedCompletion
 from octavo.server.engine.response_cache import cache_headers
 from octavo.server.http.background import briefly_in_background, in_background
 from octavo.server.http.context import request_context
 from octavo.server.http.json_text import encode, encode_in_pieces
 from octavo.server.http.sse import EventStream, run_until_disconnect
+from octavo.serving.outputs import Delta
 
 
 class ChoiceWriter(Protocol):
@@ -47,7 +47,7 @@ class ChoiceWriter(Protocol):
         """The choice object for what is new, or None if that is nothing for the client."""
         ...
 
-    def whole(self, job: Job, index: int, completion: FinishedCompletion) -> dict[str, Any]:
+    def whole(self, job: Job, index: int, completion: Delta) -> dict[str, Any]:
         """The choice object of an answer that is not streamed."""
         ...
 
@@ -121,7 +121,7 @@ async def answer(
     return Response(body, media_type="application/json", headers=headers)
 
 
-def _check_success(ends: list[FinishedCompletion]) -> None:
+def _check_success(ends: list[Delta]) -> None:
     if all(end.finish_reason == "error" for end in ends):
         raise sample_error(ends[0].error)
 
@@ -133,7 +133,7 @@ def _whole(
     head: ChunkHead,
     job: Job,
     writer: ChoiceWriter,
-    completions: list[list[FinishedCompletion]],
+    completions: list[list[Delta]],
     to_json: Callable[[Any], str],
 ) -> bytes:
     choices = [
@@ -164,7 +164,7 @@ async def _chunks(
     has_usage = options is not None and bool(options.continuous_usage_stats)
     prefix = f"data: {encode(head.fields(writer.chunk_object))[:-1]}"
     unfinished = len(job.generations) * job.params.n
-    ends: list[FinishedCompletion] = []
+    ends: list[Delta] = []
     begun: set[int] = set()
 
     def event(
@@ -221,8 +221,8 @@ def _check_only_sample(job: Job, deltas: list[Delta]) -> None:
         raise sample_error(deltas[-1].error)
 
 
-def _end(delta: Delta) -> FinishedCompletion:
-    return FinishedCompletion(delta.index, finish_reason=delta.finish_reason, error=delta.error)
+def _end(delta: Delta) -> Delta:
+    return Delta(delta.index, finish_reason=delta.finish_reason, error=delta.error)
 
 
 def _timings(job: Job) -> dict[str, Any]:

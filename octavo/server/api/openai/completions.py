@@ -24,9 +24,10 @@ from octavo.server.api.sampling import (
     truncate,
 )
 from octavo.server.api.service import Service
-from octavo.server.engine.generation import Delta, EngineFacts, FinishedCompletion
+from octavo.server.engine.generation import EngineFacts
 from octavo.server.http.body import JsonRoute
 from octavo.server.http.context import request_context
+from octavo.serving.outputs import Delta
 
 ROUTE = "/v1/completions"
 DEFAULT_MAX_TOKENS = 16
@@ -179,9 +180,9 @@ class _CompletionChoices:
             choice["token_ids"] = delta.token_ids
         return choice
 
-    def whole(self, job: Job, index: int, completion: FinishedCompletion) -> dict[str, Any]:
+    def whole(self, job: Job, index: int, completion: Delta) -> dict[str, Any]:
         if not self.counts_output:
-            completion = FinishedCompletion(completion.index, finish_reason="length")
+            completion = Delta(completion.index, finish_reason="length")
         logprobs = self._next_logprobs(job, index, completion.token_ids, completion.logprobs)
         choice = {
             "index": index,

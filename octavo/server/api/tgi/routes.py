@@ -40,7 +40,6 @@ from octavo.server.api.tgi.protocol import (
     TgiStreamEvent,
     TgiStreamRequest,
 )
-from octavo.server.engine.generation import Delta, FinishedCompletion
 from octavo.server.engine.response_cache import cache_headers
 from octavo.server.http.background import briefly_in_background, in_background
 from octavo.server.http.body import JsonRoute
@@ -49,6 +48,7 @@ from octavo.server.http.errors import HttpError, error_body, to_http_error
 from octavo.server.http.json_text import encode, encode_in_pieces
 from octavo.server.http.sse import EventStream, event, run_until_disconnect
 from octavo.server.settings import MAX_STOP_CHARS
+from octavo.serving.outputs import Delta
 from octavo.text.detokenizer import IncrementalDetokenizer
 from octavo.text.tokenizer import Tokenizer
 
@@ -159,7 +159,7 @@ async def generate_tgi(
 
 
 def _full_answer(
-    body: TgiRequest, job: Job, completions: list[FinishedCompletion], tokenizer: Tokenizer
+    body: TgiRequest, job: Job, completions: list[Delta], tokenizer: Tokenizer
 ) -> dict[str, Any]:
     parameters = body.parameters or TgiParameters()
     (generation,) = job.generations
@@ -295,7 +295,7 @@ async def _stream_events(
 
 
 def _details(
-    completion: FinishedCompletion,
+    completion: Delta,
     prefill: list[dict[str, Any]],
     seed: int | None,
     num_top: int | None,
@@ -359,7 +359,7 @@ def _top_tokens(entry: TokenLogprobs, tokenizer: Tokenizer) -> list[dict[str, An
     ]
 
 
-def _finish_reason(end: FinishedCompletion | Delta) -> str:
+def _finish_reason(end: Delta) -> str:
     if end.finish_reason == "length":
         return "length"
     return "stop_sequence" if isinstance(end.stop_reason, str) else "eos_token"
@@ -369,13 +369,13 @@ def _seed(job: Job) -> int | None:
     return job.params.seed if job.params.temperature else None
 
 
-def _mean_logprob(completion: FinishedCompletion) -> float:
+def _mean_logprob(completion: Delta) -> float:
     """By which TGI chooses the best of several, so that short answers have no advantage."""
     logprobs = [entry.logprob for entry in completion.logprobs]
     return sum(logprobs) / len(logprobs) if logprobs else 0.0
 
 
-def check_sample(sample: FinishedCompletion | Delta) -> None:
+def check_sample(sample: Delta) -> None:
     """Raises an error if a sample ended by neither a stop nor its length."""
     if sample.finish_reason in ("error", "abort"):
         raise sample_error(sample.error)
