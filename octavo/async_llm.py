@@ -18,7 +18,7 @@ from octavo.serving.call_arguments import (
     ChatSettings,
     Conversation,
     check_streamable,
-    refuse_what_is_not_there,
+    refuse_unsupported,
 )
 from octavo.serving.load import load_engine
 from octavo.serving.loop import EngineLoop
@@ -166,7 +166,7 @@ class AsyncLLM:
 
         A request that fails inside the engine ends with the finish_reason "error".
         """
-        refuse_what_is_not_there(
+        refuse_unsupported(
             prompt_text=prompt_text,
             lora_request=lora_request,
             tokenization_kwargs=tokenization_kwargs,

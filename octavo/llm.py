@@ -16,7 +16,7 @@ from octavo.serving.call_arguments import (
     ChatSettings,
     Conversation,
     check_streamable,
-    refuse_what_is_not_there,
+    refuse_unsupported,
 )
 from octavo.serving.load import load_engine
 from octavo.serving.loop import EngineLoop
@@ -137,7 +137,7 @@ class LLM:
         Raises:
             RequestError: no prompt could be served at all; the first one's reason.
         """
-        refuse_what_is_not_there(
+        refuse_unsupported(
             lora_request=lora_request,
             tokenization_kwargs=tokenization_kwargs,
             mm_processor_kwargs=mm_processor_kwargs,
@@ -180,7 +180,7 @@ class LLM:
             chat_template_kwargs: further variables of the template, such as ``enable_thinking``.
             lora_request, tokenization_kwargs, mm_processor_kwargs: as in ``generate``.
         """
-        refuse_what_is_not_there(
+        refuse_unsupported(
             lora_request=lora_request,
             tokenization_kwargs=tokenization_kwargs,
             mm_processor_kwargs=mm_processor_kwargs,
@@ -268,7 +268,7 @@ class LLM:
         ids = [str(next(self._ids)) for _ in params]
         try:
             for begin in range(0, len(params), _PROMPTS_AT_ONCE):
-                waiting: deque[_Ask] = deque()
+                waiting: deque[_PendingPrompt] = deque()
                 for index in range(begin, min(begin + _PROMPTS_AT_ONCE, len(params))):
                     try:
                         ask = self._ask(ids[index], tokenize(index), params[index])
@@ -295,15 +295,17 @@ class LLM:
         salt = cache_salt_of(prompt)
         return _Prompt(*self._text_engine.tokenize(prompt, parse_special=parse_special), salt)
 
-    def _ask(self, request_id: str, prompt: _Prompt, params: SamplingParams) -> _Ask:
-        return _Ask(request_id, prompt, params, self.get_tokenizer().encode_words(params.bad_words))
+    def _ask(self, request_id: str, prompt: _Prompt, params: SamplingParams) -> _PendingPrompt:
+        return _PendingPrompt(
+            request_id, prompt, params, self.get_tokenizer().encode_words(params.bad_words)
+        )
 
     def _add_all(
         self,
-        waiting: deque[_Ask],
+        waiting: deque[_PendingPrompt],
         inbox: OutputQueue,
-        opened: Callable[[_Ask, SampleGroup], object],
-        refused: Callable[[_Ask, RequestError], object],
+        opened: Callable[[_PendingPrompt, SampleGroup], object],
+        refused: Callable[[_PendingPrompt, RequestError], object],
     ) -> None:
         """Queue prompts; while the queue is full, the engine runs."""
 
@@ -327,7 +329,7 @@ class LLM:
             self._driver.wait_for_step()
             self._driver.do(add_some)
 
-    def _add(self, ask: _Ask, inbox: OutputQueue) -> SampleGroup:
+    def _add(self, ask: _PendingPrompt, inbox: OutputQueue) -> SampleGroup:
         group = self._text_engine.add(
             ask.request_id,
             ask.prompt.text,
@@ -362,7 +364,7 @@ class LLM:
         inbox = AnswerStream.inbox()
         groups: list[SampleGroup] = []
 
-        def refuse(ask: _Ask, error: RequestError) -> None:
+        def refuse(ask: _PendingPrompt, error: RequestError) -> None:
             raise error
 
         try:
@@ -388,7 +390,7 @@ class _Prompt(NamedTuple):
     cache_salt: str = ""
 
 
-class _Ask(NamedTuple):
+class _PendingPrompt(NamedTuple):
     """A prompt that is to be added."""
 
     request_id: str
@@ -410,11 +412,11 @@ class _Call:
         self._tokenizer = tokenizer
         self._bar = bar
 
-    def open(self, ask: _Ask, group: SampleGroup) -> None:
+    def open(self, ask: _PendingPrompt, group: SampleGroup) -> None:
         builder = OutputBuilder(group, self._tokenizer)
         self.builders[ask.place] = self._by_id[group.request_id] = builder
 
-    def refuse(self, ask: _Ask, error: RequestError) -> None:
+    def refuse(self, ask: _PendingPrompt, error: RequestError) -> None:
         self.refused[ask.place] = error
 
     def _is_done(self) -> bool:

@@ -1,4 +1,4 @@
-"""When a waiting request may join the running ones."""
+"""Policies of when a waiting request may join the running ones."""
 
 from __future__ import annotations
 
@@ -9,22 +9,23 @@ from octavo.core.request import Request
 
 
 class AdmissionPolicy(Protocol):
-    """Asked before each admission. Memory, token budget and order are the scheduler's part."""
+    """A policy that is asked before each admission. Memory, token budget and order are the
+    scheduler's part."""
 
     def may_admit(self, running: Sequence[Request]) -> bool: ...
 
 
 class ContinuousAdmission:
-    """Whenever there is room (iteration-level scheduling; Orca, OSDI 2022)."""
+    """Admits whenever there is room (iteration-level scheduling; Orca, OSDI 2022)."""
 
     def may_admit(self, running: Sequence[Request]) -> bool:
         return True
 
 
 class StaticAdmission:
-    """A new batch starts only when the last one has ended. For comparison; never faster.
+    """Begins a new batch only when the last one has ended. For comparison; never faster.
 
-    The batch stays open while it is being formed: until the first of it has produced a token.
+    The batch stays open while it is being formed: until its first request has produced a token.
     """
 
     def may_admit(self, running: Sequence[Request]) -> bool:

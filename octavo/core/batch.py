@@ -1,4 +1,4 @@
-"""What crosses between the engine and an executor: these types, and nothing else."""
+"""The types that cross between the engine and an executor: `Batch` in, `StepOutput` out."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from typing import NamedTuple
 from octavo.core.request import Request
 from octavo.core.state_types import StateStep
 
-# What is said in ``StepOutput.errors`` when the model's numbers, and not a request, are wrong.
+# Messages of ``StepOutput.errors`` where the model's numbers, and not a request, are wrong.
 DAMAGED = "the model produced NaN or infinite values for this request"
 BAD_LOGITS = "the model's logits are NaN, +inf, or all -inf"
-# And when it is what the request asks for.
+# And where the request asks for something impossible.
 OVERFLOW = "logit_bias or penalties made a logit NaN or infinite"
 NO_TOKEN_LEFT = "allowed_token_ids, bad_words, min_tokens and logit_bias leave no token to sample"
 
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """Guesses at the tokens that follow a request's known ones: a chain, or a tree of them.
+    """Draft tokens that may follow a request's known ones: a chain, or a tree of them.
 
     ``parents`` has for each token the index of the one that it follows, or -1 for the last known
     token. Parents come before their children, and siblings differ, so that the tokens which turn
-    out to be right lead down one path::
+    out to be right lie on one path::
 
         token_ids   7   8   3   9          (known) ── 7 ── 8 ── 9
         parents    -1   0   0   1                     └── 3
@@ -42,7 +42,7 @@ class Draft:
 
     @classmethod
     def chain(cls, token_ids: Sequence[int]) -> Draft:
-        """Each token follows the one before."""
+        """Return a draft in which each token follows the one before."""
         return cls(tuple(token_ids), tuple(range(-1, len(token_ids) - 1)))
 
     def __len__(self) -> int:
@@ -53,25 +53,26 @@ class Draft:
         return self.parents == tuple(range(-1, len(self) - 1))
 
     def first(self, count: int) -> Draft:
-        """The first ``count`` tokens, which are a tree too."""
+        """Return the first ``count`` tokens, which are a tree too."""
         if count >= len(self):
             return self
         return Draft(self.token_ids[:count], self.parents[:count])
 
     def children(self) -> dict[tuple[int, int], int]:
-        """The index of each token, by the index of the one that it follows and what it is."""
+        """Return the index of each token, by its parent's index and its token id."""
         edges = zip(self.parents, self.token_ids, strict=True)
         return {edge: index for index, edge in enumerate(edges)}
 
     def depths(self) -> list[int]:
-        """How far each token is from the last known one: 0 for those that follow it."""
+        """Return the depth of each token in the tree: 0 for those that follow the last known token."""
         depths: list[int] = []
         for parent in self.parents:
             depths.append(depths[parent] + 1 if parent >= 0 else 0)
         return depths
 
     def path(self, token_ids: Iterable[int]) -> list[int]:
-        """The indices along which the draft says what ``token_ids`` say, as far as it does."""
+        """Return the indices of the draft tokens that agree with ``token_ids``, up to the first
+        that does not."""
         children = self.children()
         path: list[int] = []
         for token_id in token_ids:
@@ -82,24 +83,24 @@ class Draft:
         return path
 
 
-@dataclass(slots=True)  # not frozen, only because one is made for every token: it takes a third
+@dataclass(slots=True)  # not frozen: one is made for every token, in a third of the time
 class ScheduledRequest:
-    """Tokens of a request, from position ``start`` on, to be computed in one step::
+    """Tokens of a request, from position ``start`` on, that one step computes::
 
         | known tokens ................ | draft ....... |
         start                           end             start + num_tokens
 
-    ``num_sampled`` is how many tokens the executor may sample: none where the step stops short of
-    the last known token, else one, or up to that many:
+    ``num_sampled`` is the number of tokens that the executor may sample: 0 where the step stops
+    short of the last known token, else 1, or more:
 
-    - with a ``draft``, as many of it as are right, along one path, and the one that follows;
-    - without, in rounds: it may go on by itself, each round from the token of the one before.
+    - with a ``draft``: its accepted tokens, along one path, and the token that follows them;
+    - without one, by multi-step decoding: each further token goes on from the one before.
 
-    ``states`` are None for models whose layers keep something of each token, and nothing else.
+    ``states`` is None for models without recurrent layers.
 
-    There are slots for all of them. A draft takes one for each of its tokens, in their order,
-    whatever the positions they stand for; those of the path that was right have to be where their
-    positions say before the next step reads them, which is the executor's business.
+    The block tables have room for all of these tokens. Draft tokens take one place each, in their
+    order, whatever positions they stand for. Before the next step reads them, the executor has to
+    move the accepted ones to the places of their positions.
     """
 
     request: Request
@@ -111,18 +112,18 @@ class ScheduledRequest:
 
     @property
     def num_seen(self) -> int:
-        """Tokens before ``start`` that the first of these sees."""
+        """Number of tokens before ``start`` that the first of these attends to."""
         sink_window = self.request.sink_window
         return self.start if sink_window is None else min(self.start, sink_window.num_tokens - 1)
 
     @property
     def samples(self) -> bool:
-        """Whether the step reaches the last known token, so that a next one is sampled."""
+        """True if the step reaches the last known token, so that a next one is sampled."""
         return self.num_sampled > 0
 
     @property
     def end(self) -> int:
-        """The position after the last known token that is computed: the draft's, if it has one."""
+        """Position after the last known token that is computed; draft tokens come after it."""
         end = self.start + self.num_tokens
         return end if self.draft is None else end - len(self.draft)
 
@@ -131,10 +132,10 @@ class ScheduledRequest:
 class Batch:
     """The work of one step: any mix of prompt chunks and single tokens.
 
-    ``block_copies`` are (source, destination) block ids, to be copied before anything else of the
-    step runs, in their order; ids beyond the pool are those of a shelf (``core/block_store.py``).
-    There are batches of copies alone, without items. Block tables are read from
-    ``item.request.block_tables`` during ``Executor.submit``, and not after it.
+    ``block_copies`` are (source, destination) block ids, to be copied in this order before anything
+    else of the step runs; ids beyond the pool are blocks of a store (``core/block_store.py``). A
+    batch may consist of copies alone, without items. ``Executor.submit`` reads block tables from
+    ``item.request.block_tables`` before it returns, and not later.
     """
 
     step_id: int
@@ -149,12 +150,12 @@ class Batch:
 
     @property
     def num_known_tokens(self) -> int:
-        """Without those that are guesses."""
+        """Number of tokens without draft tokens."""
         return self.num_tokens - sum([len(i.draft) for i in self.items if i.draft is not None])
 
     @property
     def num_prompt_tokens(self) -> int:
-        """In pieces of prompts; the single token with which one may end is no such piece."""
+        """Number of tokens in chunks of prompts; a prompt's single last token does not count."""
         items = self.items
         return sum([item.num_tokens for item in items if item.num_tokens > 1 and not item.draft])
 
@@ -164,13 +165,13 @@ class Batch:
 
     @property
     def num_rounds(self) -> int:
-        """The tokens that a lone request may decode; 1 where there is more, or only a chunk."""
+        """Number of tokens that a request alone in its batch may decode; 1 in all other cases."""
         alone = len(self.items) == 1 and self.items[0].draft is None
         return max(1, self.items[0].num_sampled) if alone else 1
 
     @property
     def is_pure_decode(self) -> bool:
-        """Whether nothing of a prompt is computed, but for a last token of one."""
+        """True if nothing of a prompt is computed, except the last token of one."""
         return all(item.num_tokens == 1 or item.draft is not None for item in self.items)
 
 
@@ -185,10 +186,10 @@ class TokenLogprobs(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StepOutput:
-    """What a step produced, by request id.
+    """The results of a step, by request id.
 
-    ``token_ids`` holds a list for each item that samples, of one token up to ``num_sampled``. A
-    request in ``errors`` has none: its row could not be sampled, and it alone ends.
+    ``token_ids`` holds a list for each item that samples, of 1 to ``num_sampled`` tokens. A request
+    in ``errors`` has none: its row could not be sampled, and only this request ends.
     """
 
     token_ids: dict[str, list[int]]

@@ -1,4 +1,4 @@
-"""Looking for damage to an idle block pool, a part at a time."""
+"""Search for damage in an idle block pool, a part at a time."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ _PART = 4096
 
 
 class IdleAudit:
-    """Looks over every block of a pool that nobody holds any of, once after each ``restart``."""
+    """Checks every block of a pool without running requests, once after each ``restart``."""
 
     def __init__(self, blocks: BlockManager):
         self._blocks = blocks
         self.restart()
 
     def restart(self) -> None:
-        """The pool has been used: begin with its first block again."""
+        """Begin again with the first block, since the pool has been used."""
         self._next = 0
         self._num_cached = 0
 
@@ -25,7 +25,7 @@ class IdleAudit:
         return self._next >= self._blocks.num_blocks
 
     def advance(self) -> list[str]:
-        """Look at the next blocks; what is wrong with them."""
+        """Check the next blocks; returns what is wrong with them."""
         blocks = self._blocks
         part = range(self._next, min(self._next + _PART, blocks.num_blocks))
         self._next = part.stop
@@ -34,7 +34,9 @@ class IdleAudit:
         lost = [block_id for block_id in part if block_id not in blocks.free_blocks]
         found = []
         if held:
-            found.append(f"{len(held)} blocks have references from nobody, block {held[0]} first")
+            found.append(
+                f"{len(held)} blocks have references without a request, block {held[0]} first"
+            )
         if lost:
             found.append(f"{len(lost)} blocks are lost, block {lost[0]} first")
         if self.is_done and self._num_cached != blocks.num_cached_blocks:

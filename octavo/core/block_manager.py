@@ -1,4 +1,4 @@
-"""Who holds which KV block: reference counts, block tables, the LRU list, copy-on-write.
+"""The KV blocks of requests: reference counts, block tables, the LRU list, copy-on-write.
 
 A block is a number here; the tensors behind it belong to the executor. Each block is in one of
 three states, and their counts always add up to the size of the pool::
@@ -28,11 +28,11 @@ from octavo.core.state_types import NO_STATE
 
 
 class SharedPrefix(NamedTuple):
-    """The KV of a request's first tokens, where others have computed it already."""
+    """The KV of a request's first tokens that other requests have computed already."""
 
     num_tokens: int
     tables: Sequence[list[int]]  # of each group of layers; all as long
-    stored: Stored = NOTHING_STORED  # in the store alone: the tables have ``GONE`` in its place
+    stored: Stored = NOTHING_STORED  # only the store has these: the tables say ``GONE``
     state: int = NO_STATE  # the slot of the state after them
 
 
@@ -42,9 +42,9 @@ class BlockManager:
     A method that returns a bool has changed nothing if it returns False.
 
     Args:
-        windows: of each group of layers with tables of its own, the positions that it sees.
-        store: where blocks go that are forgotten here; of models without states.
-        states: of the model's recurrent layers, if it has any.
+        windows: the positions that each group of layers with tables of its own attends to.
+        store: receives evicted blocks; only for models without recurrent layers.
+        states: the state slots of the model's recurrent layers, if it has any.
     """
 
     def __init__(
@@ -90,12 +90,12 @@ class BlockManager:
         return self.num_blocks - len(self.free_blocks)
 
     def blocks_for(self, num_tokens: int) -> int:
-        """Blocks that hold ``num_tokens`` tokens."""
+        """Return the number of blocks that hold ``num_tokens`` tokens."""
         return -(-num_tokens // self.block_size)
 
     def longest_sequence(self, step_tokens: int, limit: int) -> int:
-        """Tokens that one request can have slots for, up to ``limit``, if no step computes more
-        than ``step_tokens`` of them."""
+        """Return the number of tokens that one request can have slots for, up to ``limit``, if no
+        step computes more than ``step_tokens`` of them."""
         return longest_sequence(self.windows, self.num_blocks, self.block_size, step_tokens, limit)
 
     def waste(self, requests: Iterable[Request]) -> float:
@@ -119,8 +119,8 @@ class BlockManager:
     # -- sharing -----------------------------------------------------------------------------
 
     def match(self, request: Request, limit: int) -> SharedPrefix:
-        """Cached blocks for the first tokens of a request, ``limit`` tokens at most; and what the
-        store has besides. None for one that takes no part in caches."""
+        """Return cached and stored blocks for the first tokens of a request, ``limit`` tokens at
+        most; none for a request that takes no part in caches."""
         if not request.params.cache_prompt:
             return self.nothing_shared
         if request.sink_window is not None:
@@ -136,8 +136,8 @@ class BlockManager:
         return self._with_stored(request, shared, limit)
 
     def _with_stored(self, request: Request, cached: SharedPrefix, limit: int) -> SharedPrefix:
-        """What the pool has of a request, and the store besides."""
-        if request.sink_window is not None:  # of what is restored, nothing is to be left behind
+        """Add the blocks that the store has of a request to those of the pool."""
+        if request.sink_window is not None:  # restored blocks must not be given back at once
             limit = min(limit, request.sink_window.num_tokens - 1)
         path = self.prefix_cache.path(request.token_ids, limit, request.cache_salt)
         num_known = cached.num_tokens // self.block_size
@@ -151,7 +151,7 @@ class BlockManager:
         return self._shared(num_tokens, tables, request.sink_window)._replace(stored=stored)
 
     def why_no_more(self, request: Request, num_found: int, limit: int) -> MissReason:
-        """Why ``match`` found no more of a request's first tokens."""
+        """Return the reason why ``match`` found no more of a request's first tokens."""
         if not request.params.cache_prompt:
             return MissReason.OFF
         sink_window, num_tokens = request.sink_window, len(request.token_ids)
@@ -162,15 +162,16 @@ class BlockManager:
         return cache.why_no_more(request.token_ids, num_found, limit, salt)
 
     def count_hit(self, request: Request) -> None:
-        """That a request found what it has just been admitted with."""
+        """Count that a request found the prefix that it has just been admitted with."""
         if request.num_published_blocks:
             last = request.block_ids[request.num_published_blocks - 1]
             if last in self.prefix_cache:
                 self.prefix_cache.count_hit(last)
 
     def fork(self, source: Request, num_tokens: int) -> SharedPrefix:
-        """The blocks of another request, for the same first ``num_tokens`` tokens; nothing, if it
-        has left some of them behind, or has a state: that is of all its tokens."""
+        """Return the blocks of another request, for the same first ``num_tokens`` tokens. There are
+        none if it gave some of them back, or if layers are recurrent: a state is that of all its
+        tokens."""
         if self.states.exist:
             return self.nothing_shared
         end = self.blocks_for(num_tokens)
@@ -190,13 +191,13 @@ class BlockManager:
         sink_window: SinkWindow | None,
         state: int = NO_STATE,
     ) -> SharedPrefix:
-        """Without the blocks that no query after these tokens sees."""
+        """Leave out the blocks that no query after these tokens attends to."""
         for gone, table in zip(self._left_behind(num_tokens, sink_window), tables, strict=True):
             table[gone.start : gone.stop] = [GONE] * len(gone)
         return SharedPrefix(num_tokens, tables, state=state)
 
     def _left_behind(self, num_tokens: int, sink_window: SinkWindow | None) -> Iterator[range]:
-        """The blocks of each table that no query after so many tokens sees."""
+        """Yield the blocks of each table that no query after so many tokens attends to."""
         for window in self.windows:
             if sink_window is not None:
                 yield sink_window.left_behind(num_tokens, self.block_size)
@@ -213,18 +214,18 @@ class BlockManager:
     ) -> bool:
         """Give a request without blocks tables for its first ``num_tokens`` tokens.
 
-        They begin with the blocks that are shared. ``headroom`` blocks must stay available::
+        They begin with the shared blocks. ``headroom`` blocks must stay available::
 
             | shared.tables (reference count + 1)    | new blocks      |
             | shared.num_tokens              |  ...... num_tokens      |
                                              ^ writing starts here; where that is inside a
                                                shared block, the block is copied first
 
-        Where ``shared.stored`` has parts, they get new blocks: copies bring what these hold, and
-        they are published when the step with these copies has ended well.
+        The parts of ``shared.stored`` get new blocks: copies fill them, and they are published when
+        the step with these copies has ended well.
 
         Layers with a window get blocks for the next ``step_tokens`` only, if that is given: they
-        leave some behind before they need more. So do all of a request that has a sight.
+        give some back before they need more. So do all layers of a request that has a sink window.
         """
         assert not request.block_ids and request.num_computed_tokens == 0
         of_windows = num_tokens
@@ -252,23 +253,23 @@ class BlockManager:
         return True
 
     def _restore(self, request: Request, stored: Stored) -> None:
-        """Have what a store has copied to new blocks of a request."""
-        sources = self.store.take(stored)  # before others take their place
+        """Plan copies of stored blocks to new blocks of a request."""
+        sources = self.store.take(stored)  # before other blocks take their place
         targets = self._take(len(sources))
         for part, target in zip(stored.parts, targets, strict=True):
             request.block_tables[part.group][part.number] = target
         self._copies += zip(sources, targets, strict=True)
         first = min(part.number for part in stored.parts)
-        # Where no group sees all, there may be no block before the first.
+        # Where no group attends to all positions, there may be no block before the first.
         request.num_published_blocks = first if self.windows[0] is None else 0
 
     def allocate(self, request: Request, num_tokens: int) -> bool:
         """Make the slots from the first uncomputed token up to ``num_tokens`` writable.
 
-        Extends the tables, and copies the blocks that are written first if others share them
+        Extends the tables, and copies blocks that are about to be written and are shared
         (copy-on-write). The copies are due before the next step: see ``take_copies``.
         """
-        # None is shorter than the last, and what is shared of it is shared of all.
+        # No table is shorter than the last, and a block shared there is shared in all.
         table = request.further_tables[-1] if request.further_tables else request.block_ids
         first_unscheduled = request.num_computed_tokens + request.num_tokens_in_flight
         first_written = first_unscheduled // self.block_size
@@ -279,7 +280,7 @@ class BlockManager:
         return self._extend(request, num_tokens, num_tokens)
 
     def _extend(self, request: Request, num_tokens: int, of_windows: int) -> bool:
-        """``allocate``, with another end for the tables of windows."""
+        """Do what ``allocate`` does, with another end for the tables of windows."""
         first_unscheduled = request.num_computed_tokens + request.num_tokens_in_flight
         first_written = first_unscheduled // self.block_size
         ends = self.blocks_for(num_tokens), self.blocks_for(of_windows)
@@ -299,56 +300,56 @@ class BlockManager:
         return True
 
     def _copy(self, table: list[int], index: int) -> None:
-        """Have a block of one's own in place of a shared one."""
+        """Replace a shared block by a private copy."""
         (private,) = self._take(1)
         self._copies.append((table[index], private))
         self._release([table[index]])
         table[index] = private
 
     def trim(self, request: Request, num_tokens: int) -> None:
-        """Give back the blocks of tables that are not needed for their first ``num_tokens``."""
+        """Give back the blocks of tables behind their first ``num_tokens`` tokens."""
         needed = self.blocks_for(num_tokens)
         for table in request.block_tables:
             self._release(reversed(table[needed:]))
             del table[needed:]
 
     def is_published(self, request: Request) -> bool:
-        """Whether all full blocks of a request are: not while a step copies some from the store."""
+        """Return whether all full blocks of a request are published; not while a step restores some
+        from the store."""
         return request.num_published_blocks == request.num_computed_tokens // self.block_size
 
     def save_if_cached(self, block_id: int) -> tuple[tuple[int, int], ...]:
-        """The copy of a block to the store, if there is anything in it that the store has not got.
-        To be done before the next step, like those of ``take_copies``."""
+        """Return the copy of a block to the store, if the block is cached and the store lacks it.
+        To be made before the next step, like those of ``take_copies``."""
         if block_id in self.prefix_cache:
             self._save(block_id)
         return self.take_copies()
 
     @property
     def has_due_copies(self) -> bool:
-        """Whether blocks are still to be copied before the next step."""
+        """True if blocks are still to be copied before the next step."""
         return bool(self._copies)
 
     def take_copies(self) -> tuple[tuple[int, int], ...]:
-        """The (source, destination) copies since the last call, to be done in this order."""
+        """Return the (source, destination) copies since the last call, to be made in this order."""
         copies = tuple(self._copies)
         self._copies.clear()
         return copies
 
     def commit(self, request: Request) -> None:
-        """Publish the blocks that became full and computed, and leave behind what no window sees.
+        """Publish blocks that became full and computed, and give back those that no window sees any
+        more.
 
-        Those of a request that takes no part in caches are known to nobody else. If the cache
-        already holds a block's content, the request adopts that block and its own is released: one
-        content, one block, and no request is left reading a block that is free.
+        Blocks of a request that takes no part in caches stay private. If the cache already holds a
+        block's content, the request adopts that block and its own is released: one content, one
+        block, and no request is left reading a block that is free.
         """
         size, first = self.block_size, request.num_published_blocks
         num_full = request.num_computed_tokens // size
         if num_full == first:  # as after nearly every token of an answer
             return
         end = num_full
-        if (
-            request.sink_window is not None
-        ):  # what it does not see all of, nobody else would compute
+        if request.sink_window is not None:  # later KV depends on the window: no other could use it
             end = min(end, request.sink_window.num_tokens // size)
         if request.params.cache_prompt:
             if first < end:
@@ -378,8 +379,8 @@ class BlockManager:
                 table[index] = block_id
 
     def _leave_behind(self, request: Request) -> None:
-        """Give back what no query from the first uncomputed token on sees: those of steps in flight
-        are none of earlier tokens."""
+        """Give back the blocks that no query from the first uncomputed token on attends to; queries
+        of steps in flight come after it too."""
         behind = self._left_behind(request.num_computed_tokens, request.sink_window)
         for gone, table in zip(behind, request.block_tables, strict=True):
             for index in reversed(gone):
@@ -389,7 +390,8 @@ class BlockManager:
                 table[index] = GONE
 
     def free(self, request: Request) -> None:
-        """Give back all blocks of a request, tail first, so that leaves are evicted first."""
+        """Give back all blocks of a request, tail first, so that leaves of the trie are evicted
+        first."""
         for table in request.block_tables:
             self._release(block_id for block_id in reversed(table) if block_id != GONE)
         request.block_ids = []
@@ -414,7 +416,7 @@ class BlockManager:
         return taken
 
     def _save(self, block_id: int) -> None:
-        """Have a published block copied to the store before it is written over, if there is one."""
+        """Plan the copy of a published block to the store, before it is overwritten."""
         target = self.store.offer(block_id, self.prefix_cache.key_of, self.prefix_cache.key_before)
         if target is not None:
             self._copies.append((block_id, target))
@@ -441,9 +443,11 @@ class BlockManager:
     # -- audit -------------------------------------------------------------------------------
 
     def check_integrity(self, requests: Iterable[Request]) -> None:
-        """Walk everything; raises an EngineError that names all that is inconsistent.
+        """Check every block. ``requests`` are all that may hold blocks. Takes time in proportion to
+        the pool.
 
-        ``requests`` are all that may hold blocks. Costs time in proportion to the pool.
+        Raises:
+            EngineError: something is inconsistent; the message names all of it.
         """
         requests = list(requests)
         violations = [*self._violations(requests), *self.states.violations(requests)]
@@ -475,9 +479,9 @@ class BlockManager:
             if request.num_published_blocks > len(table):
                 yield f"{name} has published more blocks than it has"
             if GONE in table[: gone.start] or GONE in table[gone.stop :]:
-                yield f"{name} has let go of what {request.sink_window or window} still sees"
+                yield f"{name} has given back what {request.sink_window or window} still sees"
 
 
 def _keeps_all(window: int | None, request: Request) -> bool:
-    """Whether a table never leaves anything behind."""
+    """Return whether a table never gives a block back before its request ends."""
     return window is None and request.sink_window is None

@@ -1,16 +1,16 @@
-"""Where the KV of blocks goes for which the pool has no room, and whence it comes back.
+"""The interface of a store of KV blocks that were evicted from the pool, and the keys of blocks.
 
-A store lends blocks of its own, the *shelf*, whose ids follow those of the pool. No step computes
+A store has blocks of its own in host memory, whose ids follow those of the pool. No step computes
 in them: they are only copied to and from, and such a copy stands in ``Batch.block_copies`` like any
-other, in its order. What is not on the shelf, but further away (on a disk), is first read to the
-shelf, while the request that needs it waits and others go on::
+other, in its order. A block that lies further away (on a disk) is first read to host memory, while
+the request that needs it waits and others go on::
 
     pool ids      0 ... num_blocks - 1      what steps read and write
-    shelf ids     num_blocks ...            what copies reach
-    depot         by key                    what is read to the shelf, and written from it
+    host ids      num_blocks ...            what copies reach
+    KV storage    by key                    read to host memory, and written from it
 
-What a block holds is known by a key: of the salt, of all tokens up to the block's end, and of the
-group of layers that it serves.
+The key of a block is a hash of the salt, of all tokens up to the block's end, and of the group of
+layers that it serves.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ from octavo.core.request import Request
 
 
 class BlockPart(NamedTuple):
-    """What one group of layers has of a block of a sequence, by its number in turn."""
+    """The blocks' share of one group of layers: the group, the number of the block in the sequence,
+    and its key."""
 
     group: int
     number: int
@@ -34,9 +35,11 @@ class BlockPart(NamedTuple):
 
 
 class Stored(NamedTuple):
-    """What a store adds to the blocks that the pool has of a request: so many tokens more, if these
-    parts are brought to the pool. ``is_awaited``: it is better off when it waits, because some are
-    on their way."""
+    """Blocks that a store can add to those that the pool has of a request.
+
+    ``num_tokens`` more tokens are known if ``parts`` are copied to the pool. ``is_awaited``: some
+    blocks are being read, so that the request should wait.
+    """
 
     num_tokens: int = 0
     parts: Sequence[BlockPart] = ()
@@ -48,20 +51,20 @@ NOTHING_STORED = Stored()
 
 @dataclass(slots=True)
 class StoreStats:
-    """Totals of a store. Blocks are of the pool's size, ``block_bytes`` each."""
+    """Totals of a store. Blocks have the pool's size, ``block_bytes`` each."""
 
     block_bytes: int = 0
-    num_stored: int = 0  # copied to the shelf
-    num_written: int = 0  # and from there to the depot
+    num_stored: int = 0  # copied to host memory
+    num_written: int = 0  # and from there to the KV storage
     num_restored: int = 0
-    num_dropped: int = 0  # there was no room, or no time
-    num_errors: int = 0  # what could not be written, or not be read as it was written
+    num_dropped: int = 0  # for want of room or time
+    num_errors: int = 0  # blocks that could not be written, or read back unchanged
     tokens_from_memory: int = 0
     tokens_from_disk: int = 0
 
     @property
     def figures(self) -> Mapping[str, Any]:
-        """The fields of ``StepStats`` that are a store's, by name."""
+        """The store's fields of ``StepStats``, by name."""
         return {
             "kv_blocks_stored": self.num_stored,
             "kv_blocks_written": self.num_written,
@@ -76,21 +79,22 @@ class StoreStats:
 
 
 class BlockStore(Protocol):
-    """What the block manager asks. Single-threaded, as it is."""
+    """A store of evicted blocks, as the block manager calls it. Single-threaded, like the manager."""
 
     @property
     def figures(self) -> Mapping[str, Any]:
-        """The fields of ``StepStats`` that are a store's, by name."""
+        """The store's fields of ``StepStats``, by name."""
         ...
 
     @property
     def saves_ahead(self) -> bool:
-        """Whether it outlives the pool, so that it is worth to have what the pool still has."""
+        """True if the store outlives the pool, so that blocks which the pool still has are worth
+        saving."""
         ...
 
     @property
     def has_room(self) -> bool:
-        """Whether a block that is offered now will be kept, as far as that can be known."""
+        """True if a block that is offered now will be kept, as far as that can be known."""
         ...
 
     def offer(
@@ -99,42 +103,49 @@ class BlockStore(Protocol):
         key_of: Callable[[int], bytes],
         key_before: Callable[[int], bytes | None] = lambda _: None,
     ) -> int | None:
-        """The block to copy one of the pool's to, which is about to be written over. None: nowhere,
-        or it is there. ``key_of`` and ``key_before`` are as of ``PrefixCache``."""
+        """Return the store's block to which one of the pool's should be copied before it is
+        overwritten.
+
+        None if the store has no room, or has the content already. ``key_of`` and ``key_before`` are
+        those of ``PrefixCache``.
+        """
         ...
 
     def ask(
         self, request: Request, path: Sequence[Sequence[int]], num_known: int, limit: int
     ) -> Stored:
-        """What it has of a request's blocks within the first ``limit`` tokens, where the pool has
-        those of ``path`` (as of ``PrefixCache.path``), and alone serves ``num_known`` blocks.
+        """Return the blocks that the store has of a request within its first ``limit`` tokens.
 
-        What is further away it begins to read, if that is worth while. The answer is good until
-        the next call.
+        ``path`` are the pool's blocks (see ``PrefixCache.path``), of which the first ``num_known``
+        can be used without a store. Blocks on a disk begin to be read, if that is worth while. The
+        answer holds until the next call.
         """
         ...
 
     def take(self, stored: Stored) -> Sequence[int]:
-        """The blocks to copy the parts from, which keep their content until that is settled."""
+        """Return the blocks to copy the parts from; they keep their content until the copies are
+        settled."""
         ...
 
     def settle(self, copies: Iterable[tuple[int, int]], *, are_done: bool) -> None:
-        """A step with these copies is over. Not done: whether they were made is not known."""
+        """Note the end of a step with these copies. ``are_done=False``: they may or may not have
+        been made."""
         ...
 
     def wait(self, seconds: float) -> bool:
-        """Wait until something that it reads or writes is over. False: there is no such thing."""
+        """Wait until a read or a write has ended; False if none is under way."""
         ...
 
     def violations(self) -> Sequence[str]:
-        """What is inconsistent, which is to be nothing. Costs time in proportion to the shelf."""
+        """Return every inconsistency, normally none. Takes time in proportion to the store's
+        blocks."""
         ...
 
     def close(self) -> None: ...
 
 
 class NoBlockStore:
-    """What is forgotten is gone."""
+    """A store that keeps nothing: evicted blocks are lost."""
 
     figures: Mapping[str, int] = MappingProxyType({})
     saves_ahead = False
@@ -170,22 +181,25 @@ class NoBlockStore:
 
 
 def root_key(salt: str) -> bytes:
-    """What stands before the first block. Without its salt, no key of a tenant's can be made."""
+    """Return the key that stands before a first block. Without the salt no key of a tenant can be
+    made."""
     return hashlib.sha256(b"octavo kv\0" + salt.encode()).digest()
 
 
 def next_key(key: bytes, token_ids: Iterable[int]) -> bytes:
-    """Of the block that follows the one of ``key``. SHA-256, which nobody can make collide."""
+    """Return the key of the block that follows the one of ``key``: SHA-256, so that keys do not
+    collide."""
     return hashlib.sha256(key + array("q", token_ids).tobytes()).digest()
 
 
 def part_key(key: bytes, group: int) -> bytes:
-    """Of what one group of layers has of a block."""
+    """Return the key of one group's part of a block."""
     return key if group == 0 else key + group.to_bytes()
 
 
 def keys_of(request: Request, num_blocks: int, block_size: int) -> list[bytes]:
-    """The keys of a request's first full blocks. It keeps them, as its tokens do not change."""
+    """Return the keys of a request's first full blocks. The request keeps them, as its tokens do
+    not change."""
     keys = request.block_keys
     key = keys[-1] if keys else root_key(request.cache_salt)
     for index in range(len(keys), num_blocks):

@@ -1,4 +1,4 @@
-"""Time as an argument: the engine asks a clock, so that a simulation can be one."""
+"""Clocks: the engine is given one, so that a simulation can run on virtual time."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ class Clock(Protocol):
 
 
 class WallClock:
-    """Real time. The only place in :mod:`octavo.core` that reads it."""
+    """Real time. No other code of :mod:`octavo.core` reads it."""
 
     def now(self) -> float:
         return time.monotonic()
 
 
 class VirtualClock:
-    """Simulated time: it moves when, and only when, it is told to."""
+    """Simulated time: it moves only when it is told to."""
 
     def __init__(self, start: float = 0.0):
         self._now = start

@@ -1,8 +1,8 @@
-"""Who guesses at the next tokens of requests, as the engine sees it (:mod:`octavo.speculation`).
+"""The proposer of draft tokens, as the engine calls it (implemented in :mod:`octavo.speculation`).
 
-A guess is a ``Draft``, computed together with the last known token of its request; those of its
-tokens that are right need no step of their own (speculative decoding; Leviathan et al., ICML 2023;
-trees as in SpecInfer, ASPLOS 2024). Whatever is guessed, the answer is what it would be without.
+A ``Draft`` is computed together with the last known token of its request, and accepted draft tokens
+need no step of their own (speculative decoding; Leviathan et al., ICML 2023; trees as in SpecInfer,
+ASPLOS 2024). Whatever is drafted, the answer is the same as without drafts.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from octavo.core.request import Request
 
 
 class DraftingRequest(NamedTuple):
-    """A request that decodes in the next step, and how many tokens may be guessed for it.
+    """A request that decodes in the next step, and the number of tokens that may be drafted for it.
 
     ``request.token_ids`` are all known, all but the last are computed, and ``request.block_ids``
     have slots for the last one and ``room`` more.
@@ -26,12 +26,12 @@ class DraftingRequest(NamedTuple):
 
 
 class DraftProposer(Protocol):
-    """Makes drafts. It is called between two steps, on the thread of the engine, and must not raise
-    for what it has been given: no guess is always an answer."""
+    """Makes drafts. It is called between two steps, on the engine's thread, and must not raise
+    because of the requests that it is given: it may always propose none."""
 
     @property
     def max_tokens(self) -> int:
-        """The most that it ever guesses for a request at once."""
+        """The largest number of tokens that it drafts for a request at once."""
         ...
 
     @property
@@ -40,35 +40,35 @@ class DraftProposer(Protocol):
         ...
 
     def wants(self, request: Request) -> bool:
-        """Whether it may guess at the next tokens of a request, as things are.
+        """Return whether it may draft the next tokens of a request, as things are.
 
-        If so, the request waits for the end of each of its steps, where others would run ahead, and
-        ``propose`` is asked; if not, it costs nothing.
+        If so, ``propose`` is called for the request, which waits for the end of each of its steps
+        where others would run ahead; if not, the request pays nothing.
         """
         ...
 
     def propose(
-        self, openings: Sequence[DraftingRequest], batch_tokens: int
+        self, requests: Sequence[DraftingRequest], batch_tokens: int
     ) -> Mapping[str, Draft]:
-        """Drafts by request id, for as many of the openings as it likes; none is empty.
+        """Return drafts by request id, for any of the requests; no draft is empty.
 
-        ``batch_tokens`` are the tokens that the step computes anyhow. Drafts longer than their
-        opening's room are cut, and those that the step's budget has no room for.
+        ``batch_tokens`` is the number of tokens that the step computes in any case. Drafts are cut
+        to their request's ``room`` and to the step's budget.
         """
         ...
 
     def observe(self, request: Request, draft: Draft, num_accepted: int) -> None:
-        """A draft was verified: so many of its tokens, down one path, were right.
+        """Learn from a verified draft, ``num_accepted`` of whose tokens were accepted.
 
-        ``request.token_ids`` have them, and the one that followed. The request may have ended with
-        them, and been forgotten.
+        ``request.token_ids`` have these, and the token that followed. The request may have ended
+        with them, and been forgotten.
         """
         ...
 
     def observe_step(self, batch: Batch, seconds: float) -> None:
-        """A step took so long, from when it could run to when its results were there."""
+        """Learn how long a step took, from when it could run to its results."""
         ...
 
     def forget(self, request: Request) -> None:
-        """A request has ended, or lost its blocks: nothing kept for it is of use."""
+        """Drop what is kept for a request that has ended or lost its blocks."""
         ...

@@ -15,7 +15,7 @@ from octavo.core.batch import Batch, ScheduledRequest, StepOutput
 from octavo.core.block_audit import IdleAudit
 from octavo.core.clock import Clock, WallClock
 from octavo.core.executor import Executor, FailedStep, StepHandle
-from octavo.core.idle_offload import IdleSaving
+from octavo.core.idle_offload import IdleOffload
 from octavo.core.request import FinishReason, Request
 from octavo.core.scheduler import RequestUpdate, Scheduler
 from octavo.core.stats import StepStats
@@ -77,12 +77,12 @@ class Engine:
         self._submitted: deque[_Submitted] = deque()
         self._last_result_at = -math.inf
         self._halves: deque[Batch] = deque()  # of batches that raised, to be run before others
-        self._loners: set[str] = set()  # unfinished requests that run alone
+        self._isolated: set[str] = set()  # unfinished requests that run alone
         # Damage to the block pool that was seen: a bug of ours, and never expected.
         self.num_invariant_violations = 0
         self._idle_audit = IdleAudit(scheduler.block_manager)
         self._store = scheduler.block_manager.store
-        self._idle_saving = IdleSaving(scheduler.block_manager)
+        self._idle_offload = IdleOffload(scheduler.block_manager)
 
     @property
     def has_unfinished_requests(self) -> bool:
@@ -99,7 +99,7 @@ class Engine:
         self.scheduler.add(request)
         request.is_fed = self.scheduler.config.runs_ahead and self.executor.feeds(request)
         if request.isolated:
-            self._loners.add(request.request_id)
+            self._isolated.add(request.request_id)
 
     def abort(self, request_id: str) -> Request | None:
         """End a request at any moment, in any state. Unknown or ended ids are no error."""
@@ -127,7 +127,7 @@ class Engine:
 
     def begin_step(self) -> bool:
         """Schedule a batch and submit it. False if no request has anything to compute now."""
-        if self._submitted and self._loners:
+        if self._submitted and self._isolated:
             return False  # a step beside it would be company
         batch = self._next_batch()
         if not batch.items:
@@ -137,7 +137,7 @@ class Engine:
                 raise EngineError("the scheduler is stuck: nothing can run, and nothing is running")
             return False
         self._idle_audit.restart()
-        self._idle_saving.restart()
+        self._idle_offload.restart()
         now = self.clock.now()
         for item in batch.items:
             stats = item.request.stats
@@ -161,9 +161,9 @@ class Engine:
                 return batch
             self._pass_over(batch)
         batch = self.scheduler.schedule()
-        if not self._loners:
+        if not self._isolated:
             return batch
-        self._loners &= self.scheduler.requests.keys()
+        self._isolated &= self.scheduler.requests.keys()
         first, *further = _apart(batch)
         self._halves.extend(further)
         return first
@@ -292,11 +292,11 @@ class Engine:
 
         For a driver that has nothing else to do, and at the end: it takes some milliseconds.
         """
-        if self.has_unfinished_requests or self._idle_saving.is_done:
+        if self.has_unfinished_requests or self._idle_offload.is_done:
             return False
-        copies = self._idle_saving.next_copies()
+        copies = self._idle_offload.next_copies()
         if not copies:
-            if self._idle_saving.is_done:
+            if self._idle_offload.is_done:
                 return False
             return self._store.has_room or self._store.wait(_STORE_SECONDS)
         try:

@@ -57,7 +57,7 @@ class EngineSnapshot:
         blocks = scheduler.block_manager
         picture = {
             "pool": pool_map(blocks, scheduler.running),
-            "prefixes": blocks.prefix_cache.outline(_MOST_PARTS),
+            "prefixes": blocks.prefix_cache.largest_parts(_MOST_PARTS),
         }
         end = clock.now()
         self._picture_due_at = end + max(_INTERVAL, (end - begin) / _SHARE)

@@ -1,32 +1,33 @@
-"""Which of the waiting requests may join next: fair among tenants, by the tokens that each gets.
+"""The order of waiting requests: fair among tenants, by the tokens that each gets.
 
 Every tenant has a counter of the tokens that it was given, divided by its weight, and the next
-place goes to the tenant whose counter is the lowest (the virtual token counter of Sheng et al.,
+place goes to the tenant with the lowest counter (the virtual token counter of Sheng et al.,
 "Fairness in Serving Large Language Models", OSDI 2024). Within a tenant, requests come by priority
-and arrival, ``Request.queue_key``; one that was preempted keeps its place there.
+and arrival, ``Request.queue_key``; a preempted request keeps its place there.
 
-Tokens are counted when they are given: those of a prompt that have to be computed, when the request
-joins (what the prefix cache has is free); those of an answer, as they come. Deficit round robin
-would have to subtract the length of an answer before anybody knows it: a request that may have
-8,192 tokens and ends after twenty would pay for all of them, or a quantum would stand for a guess.
-What a request computes again after a preemption is not counted: it is not its doing.
+Tokens are counted when they are given: prompt tokens that have to be computed, when the request is
+admitted (what the prefix cache has is free); output tokens, as they come. Deficit round robin would
+have to subtract the length of an answer before it is known: a request that may have 8,192 tokens
+and ends after twenty would pay for all of them, or a quantum would stand for an estimate. Tokens
+that are computed again after a preemption are not counted.
 
 Three rules make it fair over time:
 
-- Tokens count only while somebody waits. Who uses what nobody else wants owes nothing for it; and
-  when the queue is empty, all are even again.
-- Who begins to wait is lifted to the lowest counter of those who wait: whoever asked for nothing
-  has saved nothing up. What it owes it keeps.
-- Among equals, who was served longest ago comes first.
+- Tokens count only while requests wait. A tenant that uses what no other wants owes nothing for it;
+  and when the queue is empty, all counters are even again.
+- A tenant that begins to wait is lifted to the lowest counter of those that wait: a tenant that
+  asked for nothing has saved nothing up. What it owes it keeps.
+- Among equals, the tenant that was served longest ago comes first.
 
-So between any two tenants that both wait all the time, what they were given since differs by no
-more than what is bounded beforehand: a prompt, and what the running requests of one of them bring
-until they end, since no request is stopped for the sake of another tenant's. A tenant's counter
-only stands still while it gets nothing, and those of others grow, so its turn comes.
+So between any two tenants that wait all the time, what they were given differs by no more than what
+is bounded beforehand: a prompt, and what the running requests of one of them bring until they end,
+since no request is stopped in favour of another tenant's. A tenant's counter only stands still
+while it gets nothing, and those of others grow, so it is served in time.
 
 Where blocks are short, running requests take them from those ``behind`` them by the same rules: of
-one tenant by ``queue_key``, of different ones by the turns in which they joined. By ``queue_key``
-alone, who came late would lose its blocks again and again to all that a flood had put before it.
+one tenant by ``queue_key``, of different ones by the order in which they were admitted. By
+``queue_key`` alone, a late request would lose its blocks again and again to all that a flood had
+put before it.
 
 A decision takes O(log tenants). With one tenant the order is that of ``queue_key`` alone.
 """
@@ -43,17 +44,17 @@ from octavo.core.request import Request
 
 _queue_key = attrgetter("queue_key")
 
-# Accounts of tenants, before those that owe nothing are looked for.
+# Number of accounts from which on those without debts are dropped.
 _FEW_ACCOUNTS = 64
 
 
 @dataclass(eq=False, slots=True)
 class _Account:
-    """One tenant: its requests that wait, and what it was given while anybody waited.
+    """One tenant: its waiting requests, and the tokens that it was given while any request waited.
 
     Args:
         turn: when it was last served, or began to wait, in numbers that only grow.
-        num_passed: of ``waiting``, the first ones that cannot join in the round under way.
+        num_passed: number of first requests of ``waiting`` that cannot be admitted in the current round.
         is_listed: it has an entry in the heap.
     """
 
@@ -68,7 +69,7 @@ class FairQueue:
     """The waiting requests of a scheduler."""
 
     def __init__(self) -> None:
-        self.num_tokens = 0  # that are known of those who wait
+        self.num_tokens = 0  # known tokens of waiting requests
         self._num_requests = 0
         self._num_turns = 0
         self._accounts: dict[str, _Account] = {}
@@ -82,7 +83,7 @@ class FairQueue:
         return self._num_requests
 
     def add(self, request: Request) -> None:
-        """Have a request wait."""
+        """Queue a request."""
         account = self._account_of(request)
         if not account.waiting:
             self._end_round()
@@ -95,7 +96,7 @@ class FairQueue:
         self.num_tokens += len(request.token_ids)
 
     def remove(self, request: Request) -> None:
-        """A request waits no longer."""
+        """Take a request out of the queue."""
         waiting = self._accounts[request.tenant].waiting
         index = bisect_left(waiting, request.queue_key, key=_queue_key)
         assert waiting[index] is request
@@ -108,22 +109,24 @@ class FairQueue:
             self._passed.clear()
 
     def admit(self, request: Request, num_tokens: int) -> None:
-        """A request joins those that run, and so many tokens of its prompt will be computed."""
+        """Take out a request that now runs, and charge the prompt tokens that will be computed."""
         turn = self._accounts[request.tenant].turn = self._next_turn()
         request.turn = request.turn or turn
         self.remove(request)
         self.charge(request, num_tokens)
 
     def charge(self, request: Request, num_tokens: int) -> None:
-        """A request was given tokens, wherever it is. Without effect while nobody waits."""
+        """Charge tokens that a request was given, in whatever state. Without effect while none
+        waits."""
         if self._num_requests:
             self._account_of(request).served += num_tokens / request.weight
 
     def in_order(self) -> Iterator[Request]:
-        """A round: requests in the order in which they may join, as it is after those before have.
+        """Yield requests in the order of admission, which takes admissions during the iteration
+        into account.
 
-        Between two of them, the last one may be admitted. If it is not, it is passed over. A round
-        may be left at any point.
+        Between two of them, the last one may be admitted. If it is not, it is passed over. The
+        iteration may be left at any point.
         """
         self._end_round()
         while (account := self._first()) is not None:
@@ -135,7 +138,7 @@ class FairQueue:
                     self._passed.append(account)
                 account.num_passed += 1
             if waiting and account.num_passed == len(waiting):
-                heappop(self._heap)  # it is still at the top: nobody else was charged less
+                heappop(self._heap)  # it is still at the top: no other counter has fallen
                 account.is_listed = False
 
     def _end_round(self) -> None:
@@ -146,7 +149,7 @@ class FairQueue:
         self._passed.clear()
 
     def _first(self) -> _Account | None:
-        """Whose turn it is, of those that have not been passed over with all they have."""
+        """Return the first account that has requests which were not passed over."""
         heap = self._heap
         while heap:
             served, turn, account = heap[0]
@@ -173,12 +176,13 @@ class FairQueue:
         account = self._accounts.get(request.tenant)
         if account is None:
             if len(self._accounts) >= self._many_accounts:
-                self._forget_those_who_owe_nothing()
+                self._drop_accounts_without_debts()
             account = self._accounts[request.tenant] = _Account()
         return account
 
-    def _forget_those_who_owe_nothing(self) -> None:
-        """Where addresses are tenants, there is no end to them."""
+    def _drop_accounts_without_debts(self) -> None:
+        """Drop accounts without waiting requests and debts: where addresses are tenants, there is
+        no end to them."""
         first = self._first()
         least = 0.0 if first is None else first.served
         self._accounts = {
@@ -194,11 +198,11 @@ class FairQueue:
 
 
 def behind(request: Request, running: Sequence[Request]) -> list[Request]:
-    """Those of the running requests whose blocks a request may take.
+    """Return the running requests whose blocks a request may take.
 
-    A tenant has the turns in which its requests joined, and the first of these by ``queue_key`` has
-    the first turn. So whoever is first of all stays it until it ends, as nobody who joins later
-    comes before it but a request of its own tenant with a higher priority.
+    A tenant has the turns at which its requests were admitted, and the first of these by
+    ``queue_key`` has the first turn. So the first request of all stays first until it ends: a later
+    one comes before it only if its own tenant gives it a higher priority.
     """
     if all(other.tenant == request.tenant for other in running):
         return [other for other in running if other.queue_key > request.queue_key]

@@ -1,13 +1,13 @@
-"""The shelf: blocks of host memory by content, before a depot that may be far larger.
+"""KV blocks in host memory, by content, before a KV storage (a disk) that may be far larger.
 
-Every place of the shelf is in one of these states::
+Every place of the host cache is in one of these states::
 
-    idle     nobody uses it; what it holds, if anything, can be taken. Given away oldest first
-    coming   a copy of an unfinished step, or the depot, is filling it: not to be taken yet
-    in use   a copy reads it, or the depot writes what it holds
+    idle     in no use; the block that it holds, if any, can be taken. Reused oldest first
+    coming   a copy of an unfinished step, or a read from the storage, fills it: not to be taken yet
+    in use   a copy reads it, or the storage writes its block
 
-A place holds what a copy was to bring only when the copy's step has ended well, and what the depot
-was to bring only when the depot says that it is whole: nothing is ever taken on trust.
+A place counts as filled only when the step of its copy has ended well, or the storage reports a
+whole block: no block is taken before.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from octavo.core.request import Request
 from octavo.core.stored_prefix import StoredPrefix
 
 
-class Ended(NamedTuple):
-    """Something that a depot has done with a place, or failed to do."""
+class FinishedTransfer(NamedTuple):
+    """A read into a place, or a write from it, that a KV storage has finished or failed."""
 
     place: int
     is_read: bool
@@ -32,74 +32,77 @@ class Ended(NamedTuple):
 
 
 class KVStorage(Protocol):
-    """What lies behind a shelf. It reads and writes the shelf's places on its own time."""
+    """A storage behind the host cache, which reads and writes the cache's places asynchronously."""
 
     @property
     def num_errors(self) -> int: ...
 
     @property
     def room(self) -> int:
-        """Blocks that it would take to be written now."""
+        """Number of blocks that it would accept for writing now."""
         ...
 
     @property
     def is_stuck(self) -> bool:
-        """Whether something takes so long that nobody should wait for it."""
+        """True if a transfer takes so long that no request should wait for it."""
         ...
 
     @property
     def read_seconds(self) -> float:
-        """What reading a block takes, lately."""
+        """Recent time of reading one block, in seconds."""
         ...
 
     def __contains__(self, key: bytes) -> bool: ...
 
     def write(self, key: bytes, place: int, before: bytes | None = None) -> bool:
-        """Keep what a place holds. False: too much is waiting to be written already.
+        """Begin to write the block of a place. False: too many are waiting to be written already.
 
         ``before`` is the key of the block without which this one is of no use, if there is one: a
-        depot that fails to keep a block need not keep what follows it.
+        storage that fails to keep a block need not keep those that follow it.
         """
         ...
 
     def read(self, key: bytes, place: int) -> None:
-        """Fill a place."""
+        """Begin to read a block into a place."""
         ...
 
-    def ended(self) -> Sequence[Ended]:
-        """What has ended since the last call."""
+    def finished_transfers(self) -> Sequence[FinishedTransfer]:
+        """Return the transfers that have ended since the last call."""
         ...
 
     def wait(self, seconds: float) -> bool:
-        """Wait until something has ended. False: nothing is under way."""
+        """Wait until a transfer has ended; False if none is under way."""
         ...
 
     def close(self) -> None:
-        """Finish what is under way, if that is soon done."""
+        """Finish the transfers under way, if that takes little time."""
         ...
 
 
 class RestoreRule(Protocol):
-    """Whether to read, or to compute again."""
+    """The choice between reading KV and computing it again."""
 
     def is_worth(self, start: int, num_tokens: int, seconds: float) -> bool:
-        """Whether computing so many tokens from position ``start`` on takes longer than that."""
+        """Return whether computing so many tokens from position ``start`` on takes longer than
+        ``seconds``."""
         ...
 
 
-class Always:
-    """The rule of those who do not know what computing takes."""
+class AlwaysRestore:
+    """The rule where the time of computing is not known: always read."""
 
     def is_worth(self, start: int, num_tokens: int, seconds: float) -> bool:
         return True
 
 
 class HostKVCache:
-    """A ``BlockStore`` of so many places; the block of place p has the id ``first_id + p``.
+    """A ``BlockStore`` of ``num_places`` blocks of host memory; place p has the block id ``first_id
+    + p``.
 
     Args:
-        depot: None: what has to make room is gone.
-        windows: of the groups of layers, as the block manager has them.
+        block_bytes: size of a block, for statistics.
+        storage: receives every block, and keeps it when it is evicted here; None for none.
+        windows: the block manager's groups of layers.
     """
 
     def __init__(
@@ -113,29 +116,29 @@ class HostKVCache:
         windows: Windows = ONE_TABLE,
     ):
         self.stats = StoreStats(block_bytes)
-        self._has_depot = storage is not None
+        self._has_storage = storage is not None
         self._first_id = first_id
         self._block_size = block_size
         self._windows = windows
         self._storage: KVStorage = storage or _NoStorage()
-        self._rule: RestoreRule = rule or Always()
-        self._keys: list[bytes | None] = [None] * num_places  # of what is there, or coming
-        self._before: list[bytes | None] = [None] * num_places  # of what it is of no use without
+        self._rule: RestoreRule = rule or AlwaysRestore()
+        self._keys: list[bytes | None] = [None] * num_places  # of blocks that are there, or coming
+        self._before: list[bytes | None] = [None] * num_places  # of the block before, if needed
         self._num_users = [0] * num_places
         self._idle: OrderedDict[int, None] = OrderedDict.fromkeys(range(num_places))
         self._held: dict[bytes, int] = {}
         self._coming: dict[bytes, int] = {}
-        self._were_read: set[bytes] = set()  # from the depot, and not taken since
+        self._were_read: set[bytes] = set()  # from the storage, and not taken since
 
     @property
     def figures(self) -> Mapping[str, Any]:
         return self.stats.figures
 
-    # -- what leaves the pool ----------------------------------------------------------------
+    # -- from the pool -----------------------------------------------------------------------
 
     @property
     def saves_ahead(self) -> bool:
-        return self._has_depot and not self._storage.is_stuck
+        return self._has_storage and not self._storage.is_stuck
 
     @property
     def has_room(self) -> bool:
@@ -174,19 +177,19 @@ class HostKVCache:
         key = self._arrive(place, is_good=is_done)
         if is_done:
             self.stats.num_stored += 1
-            if self._has_depot:
+            if self._has_storage:
                 if self._storage.write(key, place, self._before[place]):
-                    return  # until the depot is done with it
+                    return  # in use until it is written
                 self.stats.num_dropped += 1
         self._let_go(place)
 
-    # -- what comes back ---------------------------------------------------------------------
+    # -- back to the pool --------------------------------------------------------------------
 
     def ask(
         self, request: Request, path: Sequence[Sequence[int]], num_known: int, limit: int
     ) -> Stored:
         self._take_in()
-        if not self._held and not self._coming and not self._has_depot:
+        if not self._held and not self._coming and not self._has_storage:
             return NOTHING_STORED
         keys = keys_of(request, limit // self._block_size, self._block_size)
         prefix = StoredPrefix(keys, path, num_known, self._windows, self._block_size)
@@ -200,8 +203,8 @@ class HostKVCache:
         return Stored((ready - num_known) * self._block_size, prefix.parts(ready))
 
     def _fetch(self, prefix: StoredPrefix, ready: int) -> tuple[bytes, ...]:
-        """Have read what makes more blocks of a request known than are ``ready``, as far as there
-        is room, and if that is worth while; the keys of all that are coming."""
+        """Begin to read what makes more than ``ready`` blocks of a request known, as far as there
+        is room, and if it is worth while. Returns the keys of all blocks that are coming."""
         counts = [count for count in prefix.counts(self._is_known) if count > ready]
         num_fit = bisect_right(
             counts, len(self._idle), key=lambda count: self._num_needed(prefix.parts(count))
@@ -217,13 +220,13 @@ class HostKVCache:
             return ()
         for key in reversed(keys):
             if key in self._held:
-                self._touch(key)  # lest they make room
-        for key in reversed(missing):  # the first of them is then the one used last
+                self._touch(key)  # so that no other block takes its place
+        for key in reversed(missing):  # so the first of them is evicted last
             self._storage.read(key, self._reserve(key))
         return tuple(key for key in keys if key in self._coming)
 
     def _num_needed(self, parts: Iterable[BlockPart]) -> int:
-        """Idle places that these have, or would have."""
+        """Return the number of idle places that these parts have, or would take."""
         places = (self._held.get(part.key, self._coming.get(part.key)) for part in parts)
         return sum(place is None or place in self._idle for place in places)
 
@@ -246,7 +249,7 @@ class HostKVCache:
         self._idle.pop(place, None)
         return place
 
-    # -- what the depot has done -------------------------------------------------------------
+    # -- the storage -------------------------------------------------------------------------
 
     def wait(self, seconds: float) -> bool:
         return self._storage.wait(seconds)
@@ -256,7 +259,7 @@ class HostKVCache:
         self._take_in()
 
     def _take_in(self) -> None:
-        for place, is_read, is_good in self._storage.ended():
+        for place, is_read, is_good in self._storage.finished_transfers():
             if is_read:
                 key = self._arrive(place, is_good=is_good)
                 if is_good:
@@ -269,7 +272,7 @@ class HostKVCache:
     # -- places ------------------------------------------------------------------------------
 
     def _reserve(self, key: bytes) -> int:
-        """The oldest idle place, for what is to come."""
+        """Take the oldest idle place, for a block that is to come."""
         place, _ = self._idle.popitem(last=False)
         if (old := self._keys[place]) is not None:
             del self._held[old]
@@ -280,7 +283,7 @@ class HostKVCache:
         return place
 
     def _arrive(self, place: int, *, is_good: bool) -> bytes:
-        """What was coming is there, or will not come."""
+        """Note that a block that was coming is there, or will not come."""
         key = self._keys[place]
         assert key is not None
         del self._coming[key]
@@ -307,15 +310,15 @@ class HostKVCache:
         found = []
         idle = {place for place, count in enumerate(self._num_users) if count == 0}
         if idle != set(self._idle) or min(self._num_users, default=0) < 0:
-            found.append("a place of the shelf is used and idle, or lost")
+            found.append("a place of the host KV cache is used and idle, or lost")
         named = {key: place for place, key in enumerate(self._keys) if key is not None}
         if named != {**self._held, **self._coming}:
-            found.append("keys and places of the shelf disagree")
+            found.append("keys and places of the host KV cache disagree")
         return found
 
 
 class _NoStorage:
-    """There is nothing behind the shelf."""
+    """A storage that keeps nothing."""
 
     num_errors = 0
     room = 0
@@ -331,7 +334,7 @@ class _NoStorage:
     def read(self, key: bytes, place: int) -> None:
         raise AssertionError("nothing was written")
 
-    def ended(self) -> Sequence[Ended]:
+    def finished_transfers(self) -> Sequence[FinishedTransfer]:
         return ()
 
     def wait(self, seconds: float) -> bool:

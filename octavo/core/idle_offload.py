@@ -1,18 +1,19 @@
-"""Bringing what only the pool holds to the store, a few blocks at a time, while nothing runs.
+"""Copying blocks that only the pool has to a store, a few at a time, while no request runs.
 
-What is evicted is stored at once. Without this, all that was never evicted would end with the pool.
+Evicted blocks are stored at once. Without this, blocks that were never evicted would be lost with
+the pool.
 """
 
 from __future__ import annotations
 
 from octavo.core.block_manager import BlockManager
 
-# Blocks of a part: copying them takes some milliseconds, the longest that a request waits for it.
+# Blocks of a part: copying them takes some milliseconds, the longest that a new request waits.
 _PART = 16
 
 
-class IdleSaving:
-    """Goes over the cached blocks of a pool that nobody holds any of, once after each ``restart``.
+class IdleOffload:
+    """Goes over the cached, unreferenced blocks of a pool, once after each ``restart``.
 
     Those that were used longest ago come first, as if they had been evicted.
     """
@@ -23,7 +24,7 @@ class IdleSaving:
         self.restart()
 
     def restart(self) -> None:
-        """The pool has been used: begin anew."""
+        """Begin again, since the pool has been used."""
         self._has_begun = False
 
     @property
@@ -31,8 +32,8 @@ class IdleSaving:
         return not self._blocks.store.saves_ahead or (self._has_begun and not self._left)
 
     def next_copies(self) -> tuple[tuple[int, int], ...]:
-        """Copies to be made now. They may be none: what comes next may be stored already, or the
-        store have no room."""
+        """Return copies to be made now. There may be none: blocks may be stored already, or the
+        store be full."""
         if not self._has_begun:
             self._left = list(self._blocks.free_blocks)[::-1]
             self._has_begun = True

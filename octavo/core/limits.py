@@ -1,7 +1,7 @@
-"""What a request may ask for, and how many may wait: each fact is checked here, whoever asks.
+"""Limits of single requests and of the waiting queue.
 
-The engine checks what it is given. A server that wants to refuse before that, in another process,
-asks the same functions, with the same limits.
+The engine checks what it is given. A server that refuses requests before that, in another process,
+calls the same functions with the same limits.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from octavo.base.plain_numbers import plain, plain_list
 from octavo.core.sampling_params import SamplingParams
 from octavo.core.sink_window import SinkWindow
 
-# Tokens of an answer that the context does not bound, where nothing else is said.
+# Default bound of an answer that the context does not bound.
 DEFAULT_OUTPUT_TOKENS = 1 << 16
 
 
 def checked_token_ids(
     token_ids: Iterable[Any], vocab_size: int, field: str = "prompt_token_ids"
 ) -> list[int]:
-    """The ids of a prompt as a list; InvalidRequestError names the first that is none."""
+    """Return the ids of a prompt as a list; InvalidRequestError names the first that is none."""
     ids = list(plain_list(token_ids))
     if ids and set(map(type, ids)) == {int} and min(ids) >= 0 and max(ids) < vocab_size:
         return ids  # as nearly always, and without a loop in Python
@@ -56,7 +56,7 @@ def check_vocabulary(params: SamplingParams, vocab_size: int) -> None:
 
 
 def context_tokens(max_model_len: int, num_slots: int) -> int:
-    """How many tokens a request may have: as many as the model takes, and the KV pool holds."""
+    """Return the tokens that a request may have: as many as the model takes, and the KV pool holds."""
     # The last token is sampled and never computed, so it needs no slot.
     return min(max_model_len, num_slots + 1)
 
@@ -64,8 +64,8 @@ def context_tokens(max_model_len: int, num_slots: int) -> int:
 def check_sink_window(
     sink_window: SinkWindow, num_tokens: int, num_blocks: int, block_size: int, step_tokens: int
 ) -> None:
-    """Raise InvalidRequestError if a pool has no room for what a request of so many tokens sees,
-    and a step."""
+    """Raise InvalidRequestError if a pool has no room for the sinks, the window and a step of a
+    request."""
     needed = min(sink_window.most_blocks(block_size, step_tokens), -(-num_tokens // block_size))
     if needed > num_blocks:
         raise InvalidRequestError(
@@ -83,13 +83,13 @@ def total_tokens_of(
     num_slots: int,
     sink_window: SinkWindow | None = None,
 ) -> int:
-    """Tokens at which a request ends by length.
+    """Return the number of tokens at which a request ends by length.
 
-    One that does not see all of its tokens may have any number, if it says how many.
+    A request with a sink window may have any number, if it says how many.
 
     Raises:
         InvalidRequestError: the prompt is empty.
-        PromptTooLongError: that can never be reached.
+        PromptTooLongError: that number can never be reached.
     """
     if num_prompt == 0:
         raise InvalidRequestError("is empty: there is nothing to continue", "prompt")
@@ -118,8 +118,8 @@ def total_tokens_of(
 
 
 def most_output_tokens(limit: int | None, sink_window: SinkWindow | None) -> int | None:
-    """Tokens that an answer may have beside what the context allows, None for no further bound:
-    ``limit`` if there is one, and a default for what may outgrow the context."""
+    """Return the bound of an answer's tokens beside the context, None for no further bound:
+    ``limit`` if there is one, and a default for requests that may outgrow the context."""
     if limit is None and sink_window is not None:
         return DEFAULT_OUTPUT_TOKENS
     return limit
@@ -142,7 +142,7 @@ def check_output_tokens(
 
 
 class RequestWork(NamedTuple):
-    """What requests may take at the most: the unit of every limit.
+    """The most that requests may take: the unit of every limit.
 
     Args:
         samples: completions that are generated, ``n`` or ``best_of`` of each prompt.
@@ -154,7 +154,7 @@ class RequestWork(NamedTuple):
 
     @classmethod
     def of(cls, num_prompt_tokens: int, params: SamplingParams) -> RequestWork:
-        """That of one prompt; ``max_tokens`` has to be known."""
+        """Return the work of one prompt; ``max_tokens`` has to be known."""
         samples = params.num_samples
         return cls(samples, samples * (num_prompt_tokens + (params.max_tokens or 0)))
 
@@ -167,9 +167,9 @@ class RequestWork(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class QueueLimits:
-    """Bounds of the work that may be somewhere at once; None is no bound.
+    """Bounds of the work that may be in one place at once; None is no bound.
 
-    Requests count by sample. ``are`` says what they do there, for messages.
+    Requests count by sample. ``are`` completes messages: what requests are in that place.
     """
 
     max_requests: int | None = None
@@ -177,7 +177,7 @@ class QueueLimits:
     are: str = "waiting"
 
     def check(self, work: RequestWork) -> None:
-        """Raise InvalidRequestError if so much could not be there even alone."""
+        """Raise InvalidRequestError if so much could not be accepted even alone."""
         if self.max_requests is not None and work.samples > self.max_requests:
             raise InvalidRequestError(
                 f"{work.samples} completions are more than the {self.max_requests} that may be "
@@ -195,11 +195,12 @@ class QueueLimits:
 
 
 class WorkBudget:
-    """The work that is there, of each tenant and of all, held against limits.
+    """The work of each tenant and of all in one place, held against limits.
 
-    Where a limit is reached, a tenant may still have its share: the limit divided by the tenants
-    that have anything there, itself included. So nobody keeps others out by filling the queue; with
-    t tenants there can be 1 + 1/2 + ... + 1/t times the limit, and with one no more than the limit.
+    Where a limit is reached, a tenant may still have its share: the limit divided by the number of
+    tenants with work there, itself included. So no tenant keeps others out by filling the queue;
+    with t tenants there can be 1 + 1/2 + ... + 1/t times the limit, and with one no more than the
+    limit.
     """
 
     def __init__(self, limits: QueueLimits):
@@ -208,7 +209,7 @@ class WorkBudget:
         self._by_tenant: dict[str, RequestWork] = {}
 
     def of(self, tenant: str) -> RequestWork:
-        """What a tenant has there."""
+        """Return the work of a tenant."""
         return self._by_tenant.get(tenant, _NOTHING)
 
     def check(self, tenant: str, work: RequestWork) -> None:
@@ -217,13 +218,13 @@ class WorkBudget:
         self.check_tokens(tenant, work.tokens)
 
     def check_samples(self, tenant: str, num_more: int = 1) -> None:
-        """As ``check``, of samples alone."""
+        """Check like ``check``, of samples alone."""
         total, own = self.total.samples, self.of(tenant).samples
         if self._is_full(tenant, self.limits.max_requests, total + num_more, own + num_more):
             raise QueueFullError(f"{total} requests are {self.limits.are} already")
 
     def check_tokens(self, tenant: str, num_more: int) -> None:
-        """As ``check``, of tokens alone."""
+        """Check like ``check``, of tokens alone."""
         total, own = self.total.tokens, self.of(tenant).tokens
         if self._is_full(tenant, self.limits.max_tokens, total + num_more, own + num_more):
             raise QueueFullError(
@@ -232,19 +233,19 @@ class WorkBudget:
             )
 
     def _is_full(self, tenant: str, limit: int | None, total: int, own: int) -> bool:
-        """Whether so many of all, and so many of a tenant, are too many."""
+        """Return whether so many of all, and so many of a tenant, are too many."""
         if limit is None or total <= limit:
             return False
         num_tenants = len(self._by_tenant) + (tenant not in self._by_tenant)
         return own * num_tenants > limit
 
     def take(self, tenant: str, work: RequestWork) -> None:
-        """A tenant has so much more there, checked or not."""
+        """Add to the work of a tenant, checked or not."""
         self._by_tenant[tenant] = self.of(tenant).plus(work)
         self.total = self.total.plus(work)
 
     def give_back(self, tenant: str, work: RequestWork) -> None:
-        """A tenant has so much less there."""
+        """Subtract from the work of a tenant."""
         left = self._by_tenant[tenant].minus(work)
         if left.samples:
             self._by_tenant[tenant] = left

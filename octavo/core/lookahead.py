@@ -1,18 +1,15 @@
-"""How far a step may go beyond the next token of a request.
+"""Steps that go beyond the next token of a request, in one of three ways.
 
-Three ways lead there:
+- *Running ahead*: where steps overlap, the next one may be planned before the last one has ended.
+  The token between them is awaited; the executor feeds it to the next step itself.
+- *Multi-step decoding*: a request that is alone may decode several tokens in one call of the
+  executor, which saves the time between two calls.
+- *Drafts*: tokens of a ``DraftProposer`` are computed together with the last known one, which costs
+  little while memory is the bound; accepted ones need no step of their own (``core/drafting.py``).
 
-- *running ahead*: where steps overlap, the next one may be planned before the last one has ended.
-  The token between them is awaited; the executor feeds it to the next step itself;
-- *rounds*: a request that is alone may decode several tokens in one call of the executor, which
-  saves what lies between two calls;
-- *drafts*: guesses at the next tokens, of a ``DraftProposer``, are computed together with the last
-  known one, which costs little while memory is the bound; those that turn out to be right need no
-  step of their own (``core/drafting.py``).
-
-The last two show as a ``ScheduledRequest.num_sampled`` above one, and how many tokens come of it is
-open until the step has ended; so none of the three is combined with another for one request.
-Whatever the way, what is sampled is what single steps would have sampled.
+The last two show as a ``ScheduledRequest.num_sampled`` above one, and the number of tokens that
+come of it is open until the step has ended; so no two of the three are combined for one request. In
+every way, the sampled tokens are those that single steps would have sampled.
 """
 
 from __future__ import annotations
@@ -25,28 +22,29 @@ from octavo.core.block_manager import BlockManager
 from octavo.core.drafting import DraftingRequest, DraftProposer
 from octavo.core.request import Request
 
-# A lone stream gets several tokens of one call, as long as all take no longer than this: readers
-# see no difference, and what arrives meanwhile does not wait long.
+# A stream that is alone gets several tokens of one call, if all take no longer than this: a reader
+# sees no difference, and a new request does not wait long.
 MAX_ROUNDS = 8
 ROUNDS_SECONDS = 0.02
 
 
 def rounds_in_time(num_sampled: int, round_seconds: float) -> int:
-    """Of the rounds that an executor may take, those that it should, if one takes so long."""
+    """Return how many of the possible further tokens a call should decode, if each takes
+    ``round_seconds``."""
     if round_seconds * num_sampled <= ROUNDS_SECONDS:
         return num_sampled
     return max(1, int(ROUNDS_SECONDS / round_seconds))
 
 
 class Lookahead:
-    """Plans rounds and drafts, once it is decided what a step computes anyhow.
+    """Plans drafts and multi-step decoding, once the tokens that a step must compute are chosen.
 
-    What is planned here takes the budget and the blocks that are left over, and never anybody's
-    place: nobody is preempted for a guess.
+    These plans take the budget and the blocks that are left over: no request is preempted for a
+    draft.
 
     Args:
         max_rounds: tokens that a request which is alone may decode in one step.
-        proposer: who makes drafts, None for nobody.
+        proposer: makes drafts; None for no drafts.
         runs_ahead: a request may be in several steps at once.
     """
 
@@ -66,10 +64,10 @@ class Lookahead:
     def plan(
         self, items: Collection[ScheduledRequest], budget: int, *, is_alone: bool
     ) -> tuple[ScheduledRequest, ...]:
-        """The items of a step, with the drafts and rounds that they may take.
+        """Return the items of a step, with their drafts and further tokens.
 
         ``budget`` is what is left of the step's tokens. Block tables grow by the slots of what is
-        planned. ``is_alone``: nobody else is there, who would have to wait for further rounds.
+        planned. ``is_alone``: there is no other request that would have to wait.
         """
         planned = tuple(items)
         if self.proposer is not None and budget > 0:
@@ -79,11 +77,11 @@ class Lookahead:
         return planned
 
     def may_run_ahead(self, request: Request) -> bool:
-        """Whether a request in flight may be in one more step.
+        """Return whether a request in flight may be in one more step.
 
-        If there is anything to compute: not while it is open how many tokens a step brings, and not
-        after the last one by length. And not past a token that has to be known first: for the
-        executor to go on from it, for guesses at what follows, or for a mask, which has to see it.
+        It needs something to compute: so not while the number of tokens that a step brings is open,
+        and not after the last one by length. Nor may it run past a token that has to be known
+        first: for the executor to go on from it, for drafts of what follows, or for a mask.
         """
         return (
             request.num_uncomputed_tokens > 0
@@ -92,11 +90,11 @@ class Lookahead:
         )
 
     def _needs_token(self, request: Request) -> bool:
-        """Whether its next step cannot be planned, or run, without the awaited token."""
+        """Return whether its next step cannot be planned, or run, without the awaited token."""
         return not request.is_fed or request.is_masked or self._drafts(request)
 
     def _drafts(self, request: Request) -> bool:
-        """Whether somebody may guess at the next tokens of a request."""
+        """Return whether the next tokens of a request may be drafted."""
         return (
             self.proposer is not None
             and request.sink_window is None  # drafters read tables from their beginning
@@ -107,21 +105,21 @@ class Lookahead:
     def _with_drafts(
         self, proposer: DraftProposer, items: tuple[ScheduledRequest, ...], budget: int
     ) -> tuple[ScheduledRequest, ...]:
-        openings: list[DraftingRequest] = []
+        drafting: list[DraftingRequest] = []
         for item in items:
             request = item.request
             if item.num_tokens == item.num_sampled == 1 and self._drafts(request):
                 room = min(self._room(request, proposer.max_tokens), budget)
                 if room > 0 and self._can_hold(item, room):
-                    openings.append(DraftingRequest(request, room))
-        if not openings:
+                    drafting.append(DraftingRequest(request, room))
+        if not drafting:
             return items
-        # Who drafts with the model's own layers writes to slots before the step does. Those may be
-        # of a block that has to be copied first.
+        # Drafting with the model's own layers writes to slots before the step does. They may belong to
+        # a block that has to be copied first.
         drafts: Mapping[str, Draft] = {}
         if not self.block_manager.has_due_copies:
-            drafts = proposer.propose(openings, sum(item.num_tokens for item in items))
-        rooms = {opening.request.request_id: opening.room for opening in openings}
+            drafts = proposer.propose(drafting, sum(item.num_tokens for item in items))
+        rooms = {each.request.request_id: each.room for each in drafting}
         planned = list(items)
         for index, item in enumerate(items):
             request_id = item.request.request_id
@@ -137,16 +135,16 @@ class Lookahead:
         return tuple(planned)
 
     def _room(self, request: Request, max_tokens: int) -> int:
-        """How many tokens may be guessed. The last one that a request can have is never computed,
-        so it is not worth a guess."""
+        """Return how many tokens may be drafted. The last token that a request can have is never
+        computed, so it is not worth a draft."""
         asked = request.params.max_draft_tokens
         most = max_tokens if asked is None else min(asked, max_tokens)
         return min(most, request.max_total_tokens - len(request.token_ids) - 1)
 
     def _with_rounds(self, item: ScheduledRequest) -> ScheduledRequest:
-        """An item that decodes, with as many rounds as its length and the blocks allow.
+        """Return an item that decodes as many further tokens as its length and the blocks allow.
 
-        Not under a mask, which has to see each token before the next.
+        None under a mask, which has to see each token before the next.
         """
         request = item.request
         rounds = min(self.max_rounds, request.max_total_tokens - item.end)
@@ -158,10 +156,8 @@ class Lookahead:
         return replace(item, num_sampled=rounds)
 
     def _can_hold(self, item: ScheduledRequest, num_further: int) -> bool:
-        """Whether so many tokens may be computed beyond those of an item; then there are slots.
-
-        Not on top of a token that is still awaited.
-        """
+        """Allocate slots for so many tokens beyond those of an item; False where there is no room,
+        or where a token is still awaited."""
         request = item.request
         if request.num_tokens_in_flight:
             return False

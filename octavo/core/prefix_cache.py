@@ -6,15 +6,17 @@
 
 One node is one full block of KV, and a path from the root spells the tokens before it: KV depends
 on all of them, so only whole prefixes can be shared. Blocks are freed tail first, so the least
-recently used block of the free list is a leaf: plain LRU needs no timestamps and no splits. What a
-request with a ``SinkWindow`` left behind is none: the blocks that follow wait until it is back.
+recently used block of the free list is a leaf: plain LRU needs no timestamps and no splits. Blocks
+that a request with a ``SinkWindow`` gave back leave gaps: those that follow cannot be matched until
+they are back.
 
 Where layers with windows have tables of their own (``kv_tables.py``), a node is one block of each
-group, and some may be missing: a window leaves the first blocks of a sequence behind, and sees the
-last ones. A prefix is then known as far as each group has what its window sees at the end.
+group, and some may be missing: a window gives back the first blocks of a sequence, and sees the
+last ones. A prefix is then known as far as each group has the blocks that its window sees at the
+end.
 
-Of a model with recurrent layers (``state_slots.py``) a node may have the state at its end, too, and
-a prefix is known up to a node that has one.
+For a model with recurrent layers (``state_slots.py``) a node may also have the state at its end,
+and a prefix is known up to a node that has one.
 """
 
 from __future__ import annotations
@@ -26,46 +28,50 @@ from typing import Protocol
 
 from octavo.core.block_store import next_key, part_key, root_key
 from octavo.core.kv_tables import GONE, ONE_TABLE, Windows, served_counts
-from octavo.core.prefix_outline import Part, outline
+from octavo.core.prefix_parts import PrefixPart, largest_parts
 from octavo.core.state_types import NO_STATE
 
-# Blocks that were evicted and are remembered as such, by a number each.
+# Number of evicted blocks that are remembered as such.
 _REMEMBERED = 1 << 16
 
 
 class MissReason(Enum):
-    """Why no more of a prompt was found. A salt of others is for the operator alone to know."""
+    """The reason why no more of a prompt was found. ``OTHER_SALT`` is for the operator alone to
+    know."""
 
     BLOCK_BORDER = "block_border"  # the rest is no whole block, or the last token
     NEVER_SEEN = "never_seen"
     EVICTED = "evicted"
     OTHER_SALT = "other_salt"  # others have begun a prompt like that
-    LEFT_BEHIND = "left_behind"  # it is known, but not what a window would see of it
-    NO_STATE = "no_state"  # it is known, but not what layers that recur would go on from
+    LEFT_BEHIND = "left_behind"  # it is known, but blocks that a window would see are gone
+    NO_STATE = "no_state"  # it is known, but no state that recurrent layers would go on from
     SINK_WINDOW = "sink_window"  # the request does not attend to all of its tokens from there on
     PROMPT_LOGPROBS = "prompt_logprobs"  # all of it is to be computed
     OFF = "off"
 
 
 class PrefixCache(Protocol):
-    """What the block manager asks. Reference counts are the block manager's own business."""
+    """A prefix cache, as the block manager calls it. Reference counts are the manager's own
+    business."""
 
     def match(self, token_ids: Sequence[int], limit: int, salt: str) -> Sequence[Sequence[int]]:
-        """The longest known prefix, at most ``limit`` tokens of it: its blocks, one after the
-        other, and of each that of every group, or ``GONE`` where its window does not see it.
+        """Return the longest known prefix, at most ``limit`` tokens of it, as blocks that follow
+        each other: of each the block of every group, or ``GONE`` where the group's window does not
+        see it.
 
-        Changes nothing. The answer is good until the next ``publish`` or ``forget``.
+        Changes nothing. The answer holds until the next ``publish`` or ``forget``.
         """
         ...
 
     def path(self, token_ids: Sequence[int], limit: int, salt: str) -> Sequence[Sequence[int]]:
-        """``match`` further on, with whatever is still there: any block may be ``GONE``."""
+        """Return what ``match`` returns and what is still there behind it: any block may be
+        ``GONE``."""
         ...
 
     def why_no_more(
         self, token_ids: Sequence[int], num_found: int, limit: int, salt: str
     ) -> MissReason:
-        """Why ``match`` found no more than so many tokens."""
+        """Return the reason why ``match`` found no more than ``num_found`` tokens."""
         ...
 
     def publish(
@@ -76,53 +82,54 @@ class PrefixCache(Protocol):
         salt: str,
     ) -> Sequence[Sequence[int]]:
         """Offer full, computed blocks that follow each other: of each its tokens, and the block of
-        every group, or ``GONE``. ``parent_block`` is that of the first group before them (None:
+        every group, or ``GONE``. ``parent_block`` is the first group's block before them (None:
         they start a prompt).
 
-        Returns those that now stand for this content: ``block_ids``, or the ones that were there
-        before. In the second case the caller takes these and lets its own go.
+        Returns the blocks that now stand for this content: ``block_ids``, or those that were there
+        before. In the second case the caller takes these and releases its own.
         """
         ...
 
     def forget(self, block_id: int) -> int:
-        """Drop a block, which no longer holds what it held. Returns the slot of the state that is
-        forgotten with it, or NO_STATE."""
+        """Drop a block whose content is about to be overwritten. Returns the slot of the state that
+        goes with it, or NO_STATE."""
         ...
 
     def __contains__(self, block_id: int) -> bool: ...
 
     def count_hit(self, block_id: int) -> None:
-        """A request has found what ends with this block, which is known."""
+        """Count a request that found the prefix which ends with this known block."""
         ...
 
-    def outline(self, most: int) -> Sequence[Part]:
-        """Its largest parts, for who looks at it."""
+    def largest_parts(self, most: int) -> Sequence[PrefixPart]:
+        """Return the largest parts of the cache, for a picture of it."""
         ...
 
     def key_of(self, block_id: int) -> bytes:
-        """The key of a known block, as of ``block_store.part_key``."""
+        """Return the key of a known block (``block_store.part_key``)."""
         ...
 
     def key_before(self, block_id: int) -> bytes | None:
-        """The key of the block without which a known one is of no use: the one before it, in a
-        group that sees all. None for the first of a prompt, and in groups with a window."""
+        """Return the key of the block without which a known one is of no use: the one before it, in
+        a group that sees all positions. None for the first of a prompt, and in groups with a
+        window."""
         ...
 
     def keep_state(self, block_id: int, slot: int) -> bool:
-        """Offer the state at the end of a block of the first group. Whether it is kept: not, if
-        there is one."""
+        """Offer the state at the end of a block of the first group. Returns False if the block has
+        one already."""
         ...
 
     def state_of(self, block_id: int) -> int:
-        """The slot of the state at the end of a block of the first group, or NO_STATE."""
+        """Return the slot of the state at the end of a block of the first group, or NO_STATE."""
         ...
 
     def has_state(self, slot: int) -> bool:
-        """Whether a slot is that of a state that is kept."""
+        """Return whether a slot holds a state that is kept."""
         ...
 
     def forget_state(self, slot: int) -> None:
-        """Drop a state that is kept, and leave its blocks."""
+        """Drop a state that is kept, but not its blocks."""
         ...
 
 
@@ -141,11 +148,11 @@ class _Node:
     def __init__(
         self, block_ids: list[int], tokens: tuple[int, ...], parent: _Node | None, number: int
     ):
-        self.number = number  # of its path from the root; others may have the same
+        self.number = number  # hash of its path from the root; others may have the same
         self.block_ids = block_ids  # of each group
         self.tokens = tokens
         self.parent = parent
-        self.key = b""  # when it has been asked for; of a root, always
+        self.key = b""  # made when it is first asked for; a root always has one
         self.state = NO_STATE
         self.num_hits = 0  # requests that found what ends here, and nothing longer
         # Keyed by the token ids themselves: a dict compares keys for equality after hashing, so
@@ -154,11 +161,11 @@ class _Node:
 
 
 class RadixPrefixCache:
-    """The block trie.
+    """A prefix cache that is a trie of blocks.
 
     Args:
         block_size: the number of tokens of an edge.
-        windows: of the groups of layers, as the block manager has them.
+        windows: the block manager's groups of layers.
         needs_states: a prefix is of no use without the state at its end.
     """
 
@@ -217,8 +224,8 @@ class RadixPrefixCache:
         return MissReason.NO_STATE if lacks_state else MissReason.LEFT_BEHIND
 
     def _num_served(self, path: Sequence[Sequence[int]], needs_states: bool) -> int:
-        """Of blocks that follow each other, as many as every group has, as far as it sees them; and
-        with a state at their end, where one is needed."""
+        """Return how many of these blocks every group has, as far as it sees them; with a state at
+        their end, where one is needed."""
         if self._windows == ONE_TABLE and not needs_states:
             return next((i for i, row in enumerate(path) if row[0] == GONE), len(path))
         rows = ([block_id != GONE for block_id in row] for row in path)
@@ -249,7 +256,7 @@ class RadixPrefixCache:
         return known
 
     def _fill(self, node: _Node, row: Sequence[int]) -> None:
-        """Take the blocks that a node has not got."""
+        """Take the blocks that a node lacks."""
         known = node.block_ids
         for group, block_id in enumerate(row):
             if known[group] == GONE != block_id:
@@ -306,8 +313,8 @@ class RadixPrefixCache:
     def count_hit(self, block_id: int) -> None:
         self._nodes[block_id].num_hits += 1
 
-    def outline(self, most: int) -> list[Part]:
-        return outline(self._roots.values(), most)
+    def largest_parts(self, most: int) -> list[PrefixPart]:
+        return largest_parts(self._roots.values(), most)
 
     def keep_state(self, block_id: int, slot: int) -> bool:
         node = self._nodes[block_id]
@@ -328,20 +335,20 @@ class RadixPrefixCache:
         self._states.pop(slot).state = NO_STATE
 
     def _drop_empty(self, node: _Node) -> None:
-        """Forget a node, and those before it, if nobody has a block there or further on."""
+        """Forget a node, and those before it, where no block is left there or further on."""
         while node.parent is not None:
             if node.children or any(block_id != GONE for block_id in node.block_ids):
                 return
             del node.parent.children[node.tokens]
-            node.parent.num_hits += node.num_hits  # who found this found that, too
+            node.parent.num_hits += node.num_hits  # a request that found this found that, too
             self._remember(node)
             node = node.parent
         if not node.children:
-            # A salt that is not used any more leaves nothing behind.
+            # The root of a salt without blocks is not kept.
             self._roots = {salt: root for salt, root in self._roots.items() if root is not node}
 
     def _remember(self, node: _Node) -> None:
-        """That there was such a node."""
+        """Remember that there was such a node."""
         self._evicted[node.number] = None
         if len(self._evicted) > _REMEMBERED:
             self._evicted.popitem(last=False)
@@ -352,7 +359,7 @@ class RadixPrefixCache:
                 del self._num_begun[node.tokens]
 
     def content(self, block_id: int) -> list[int]:
-        """All tokens from the start of the prompt to the end of the block. For audits."""
+        """Return all tokens from the start of the prompt to the end of the block. For audits."""
         tokens: list[int] = []
         node: _Node | None = self._nodes[block_id]
         while node is not None:
@@ -362,7 +369,7 @@ class RadixPrefixCache:
 
 
 class NoPrefixCache:
-    """Remembers nothing: every request computes its whole prompt."""
+    """A cache that remembers nothing: every request computes its whole prompt."""
 
     def match(self, token_ids: Sequence[int], limit: int, salt: str) -> Sequence[Sequence[int]]:
         return ()
@@ -399,7 +406,7 @@ class NoPrefixCache:
     def count_hit(self, block_id: int) -> None:
         raise AssertionError("nothing was published")
 
-    def outline(self, most: int) -> Sequence[Part]:
+    def largest_parts(self, most: int) -> Sequence[PrefixPart]:
         return ()
 
     def keep_state(self, block_id: int, slot: int) -> bool:

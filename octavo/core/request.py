@@ -1,4 +1,4 @@
-"""The state of one generation, owned by the scheduler."""
+"""One generation: its tokens, its KV blocks and its status, which the scheduler changes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from octavo.core.token_mask import Bits, TokenMask
 
 
 class RequestStatus(Enum):
-    """Where a request stands. A preempted request is WAITING with ``num_preemptions > 0``."""
+    """The status of a request. A preempted request is WAITING with ``num_preemptions > 0``."""
 
     WAITING = "waiting"
     RUNNING = "running"
@@ -26,7 +26,7 @@ _FINISHED = RequestStatus.FINISHED  # asked for every token, and an Enum is slow
 
 
 class FinishReason(Enum):
-    """Why a generation ended; the values are those of the OpenAI API, plus ``error``."""
+    """The reason why a generation ended; values are those of the OpenAI API, plus ``error``."""
 
     STOP = "stop"
     LENGTH = "length"
@@ -38,19 +38,19 @@ class FinishReason(Enum):
 class Request:
     """One generation. ``n > 1`` is n requests that fork from the first one's prompt.
 
-    There is no prefill or decode mode. A request knows ``token_ids`` (prompt, then output), and
-    of these the first ``num_computed_tokens`` have their KV in the blocks of ``block_ids``::
+    There is no prefill or decode mode. A request knows ``token_ids`` (prompt, then output), and of
+    these the first ``num_computed_tokens`` have their KV in the blocks of ``block_ids``::
 
         token_ids   [ prompt ............... | output ... ]
         computed    [ KV exists ... )[ in flight )
         block_ids   [ b0 ][ b1 ][ b2 ][ b3 ]   the last one may be partly empty
 
-    Where groups of layers have tables of their own, the others are ``further_tables``, and entries
-    may be ``kv_tables.GONE``.
+    Where groups of layers have block tables of their own, the others are ``further_tables``, and
+    entries may be ``kv_tables.GONE``.
 
-    A step computes some of the tokens that are still missing; when it reaches the last known
-    token, the model's answer to it is sampled and becomes the next one. Where steps overlap, the
-    next one may be planned before that answer has come: it is awaited, and counts as known.
+    A step computes some of the tokens that are still missing; when it reaches the last known token,
+    the next one is sampled from the model's logits there. Where steps overlap, the next step may be
+    planned before that token is known: it is awaited, and counts as known.
     """
 
     request_id: str
@@ -61,21 +61,21 @@ class Request:
     seed: int = 0
     sample_index: int = 0
     eos_token_ids: tuple[int, ...] = ()
-    # What it may not generate. Nobody else has it: it follows this request's tokens.
+    # Tokens that it may generate. A mask follows the tokens of one request: none is shared.
     mask: TokenMask | None = field(default=None, repr=False)
     # Tenants with different salts never share a cached block.
     cache_salt: str = ""
-    # Who asks, for fair shares among those who wait (core/fair_queue.py). A tenant of twice the
-    # weight gets twice the tokens.
+    # For fair shares among waiting requests (core/fair_queue.py): a tenant of twice the weight gets
+    # twice the tokens.
     tenant: str = ""
     weight: float = 1.0
     # The request whose prompt this one shares, for n > 1.
     fork_of: Request | None = field(default=None, repr=False)
-    # It has no company in its steps but the other samples of its prompt: whatever happens in them
-    # is its doing.
+    # Its steps have no other requests than the samples of its prompt: if one of them fails, this
+    # prompt is the cause.
     isolated: bool = False
 
-    # Of its tokens, for penalties: made when it is first asked for.
+    # Counts of its tokens, for penalties: made when they are first asked for.
     counts: TokenCounts | None = field(init=False, default=None, repr=False)
     token_ids: list[int] = field(init=False)
     status: RequestStatus = field(init=False, default=RequestStatus.WAITING)
@@ -83,16 +83,16 @@ class Request:
     block_ids: list[int] = field(init=False, default_factory=list)
     further_tables: list[list[int]] = field(init=False, default_factory=list)
     num_published_blocks: int = field(init=False, default=0)
-    # While it runs, of a model with recurrent layers.
+    # State slots that it holds while it runs, of a model with recurrent layers.
     states: StateChain | None = field(init=False, default=None)
-    # Of the steps that are under way: tokens that they compute, drafts too, and tokens that they
-    # will certainly sample (where their number is open, none is certain).
+    # In steps under way: tokens that are computed, drafts included, and tokens that will certainly be
+    # sampled (where their number is open, none is certain).
     num_tokens_in_flight: int = field(init=False, default=0)
     num_awaited_tokens: int = field(init=False, default=0)
     num_preemptions: int = field(init=False, default=0)
     # Set by the engine: whether the executor goes on from its tokens before they are known here.
     is_fed: bool = field(init=False, default=False)
-    # Set by the scheduler: what its queries see, None for all of its tokens.
+    # Set by the scheduler: the tokens that its queries attend to, None for all.
     sink_window: SinkWindow | None = field(init=False, default=None)
     # Set by the scheduler: the number of tokens at which the generation ends by length.
     max_total_tokens: int = field(init=False, default=0)
@@ -102,7 +102,7 @@ class Request:
     turn: int = field(init=False, default=0)
     # Set by the scheduler: known tokens when it was last admitted. More by now is progress.
     num_tokens_at_admission: int = field(init=False, default=0)
-    # Of its first full blocks, as far as anybody has asked (core/block_store.py); and those of them
+    # Keys of its first full blocks, as far as they were asked for (core/block_store.py); and those
     # that it waits for, or has waited for since it was queued.
     block_keys: list[bytes] = field(init=False, default_factory=list, repr=False)
     awaited_keys: tuple[bytes, ...] = field(init=False, default=(), repr=False)
@@ -120,7 +120,7 @@ class Request:
 
     @property
     def block_tables(self) -> tuple[list[int], ...]:
-        """That of each group of layers; ``block_ids`` is the first."""
+        """The block table of each group of layers; ``block_ids`` is the first."""
         return (self.block_ids, *self.further_tables)
 
     @property
@@ -136,11 +136,11 @@ class Request:
         return self.token_ids[len(self.prompt_token_ids) :]
 
     def output_since(self, count: int) -> list[int]:
-        """The output but for its first tokens, which costs no more than what it has."""
+        """Return the output without its first ``count`` tokens, at the cost of those returned."""
         return self.token_ids[len(self.prompt_token_ids) + count :]
 
     def seen_tokens(self) -> SeenTokens:
-        """How often its output has each token. Of one that has penalties."""
+        """Return how often each token occurs in the output, for penalties."""
         counts = self.counts
         if counts is None or counts.num_tokens > self.num_output_tokens:
             has_repetition = self.params.repetition_penalty != 1.0
@@ -152,15 +152,15 @@ class Request:
 
     @property
     def is_masked(self) -> bool:
-        """Whether a token may depend on those before it by the mask: they come one by one then."""
+        """True if the mask may make a token depend on those before it: then tokens come one by one."""
         return self.mask is not None and not self._up_to_date(self.mask).is_over
 
     def bitmask(self) -> Bits | None:
-        """Which tokens may come after the known ones; None if all may. See ``TokenMask``."""
+        """Return the tokens that may follow the known ones (see ``TokenMask``); None if all may."""
         return None if self.mask is None else self._up_to_date(self.mask).bitmask()
 
     def _up_to_date(self, mask: TokenMask) -> TokenMask:
-        """The mask, when it has followed the known tokens."""
+        """Return the mask after it has followed the known tokens."""
         behind = self.num_output_tokens - mask.num_tokens
         if behind > 0:
             mask.advance(self.token_ids[-behind:])
@@ -170,8 +170,8 @@ class Request:
 
     @property
     def num_uncomputed_tokens(self) -> int:
-        """Known and awaited tokens that no step has computed or is computing: 1 for a request that
-        decodes, more for one that prefills."""
+        """Number of known and awaited tokens that no step has computed or is computing: 1 for a
+        request that decodes, more for one that prefills."""
         return (
             len(self.token_ids)
             + self.num_awaited_tokens

@@ -1,4 +1,4 @@
-"""What a caller may ask of the sampler, validated once at construction."""
+"""Sampling parameters of a request, validated when they are made or changed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 from octavo.base.errors import InvalidRequestError
 from octavo.base.plain_numbers import plain, plain_list
 
-# Bounds at the door: none of these limits quality, each of them bounds the work of one request.
+# None of these bounds limits quality; each limits the work of one request.
 MAX_N = 128
 MAX_LOGPROBS = 20
 MAX_STOP_STRINGS = 16
@@ -20,7 +20,7 @@ MAX_BAD_WORDS = 128
 MAX_BAD_WORDS_CHARS = 4096  # of all together
 MAX_LOGIT_BIAS = 1024
 MAX_SEED = 2**64
-MAX_DRAFT_TOKENS = 64  # guessed at once
+MAX_DRAFT_TOKENS = 64  # drafted at once
 # Of all positions of a prompt together: each takes kilobytes where it goes, and a hundred bytes an
 # entry in an answer.
 MAX_PROMPT_LOGPROBS = 2**18
@@ -28,7 +28,7 @@ MAX_PROMPT_LOGPROBS = 2**18
 
 @dataclass(frozen=True, slots=True)
 class SpeculativeParams:
-    """What a request says of speculative decoding: the object ``speculative`` of the APIs.
+    """A request's settings of speculative decoding: the object ``speculative`` of the APIs.
 
     Raises:
         InvalidRequestError: a value is out of its range; names the field.
@@ -66,7 +66,7 @@ class SpeculativeParams:
 
 
 class RequestOutputKind(Enum):
-    """What the outputs of an answer hold that is read while it is made."""
+    """The content of the outputs that arrive while an answer is made."""
 
     CUMULATIVE = 0  # all that there is so far
     DELTA = 1  # what is new since the last output: it costs the same, however long the answer is
@@ -75,10 +75,10 @@ class RequestOutputKind(Enum):
 
 @dataclass(slots=True)
 class SamplingParams:
-    """How to turn logits into tokens, and when to stop. Names and defaults are vLLM's.
+    """Parameters that turn logits into tokens and end a generation. Names and defaults are vLLM's.
 
-    Fields may be assigned, and are validated again; ``clone`` makes another one. A request has a
-    copy of its own: what is changed later does not concern it.
+    Fields may be assigned, and are validated again; ``clone`` copies an object. A request has a copy
+    of its own: later changes do not affect it.
 
     Args:
         n: completions to return for a prompt; they share the prompt's KV blocks.
@@ -101,17 +101,17 @@ class SamplingParams:
         allowed_token_ids: only these can be generated. bad_words: these can not.
         detokenize: False leaves ``text`` empty.
         skip_special_tokens: special tokens do not become text.
-        speculative: whether tokens may be guessed ahead, and how many.
+        speculative: whether tokens may be drafted, and how many at once.
         attention_sinks, window: how many of its first and of its last tokens a query attends to;
             the generation may then go on past the context (``core/sink_window.py``). A window of 0
-            attends to all; None is as the engine has it.
-        n_keep: the first tokens that a context shift keeps, where the engine makes any.
+            attends to all; None takes the engine's setting.
+        n_keep: the first tokens that a context shift keeps, in an engine that shifts contexts.
         cache_prompt: False neither takes from caches nor leaves anything there: all of the prompt
             is computed, its blocks are free when it ends, and nothing goes to the disk.
         output_kind: what the outputs of ``AsyncLLM.generate`` and ``LLM.stream`` hold.
 
-    What vLLM has beside these and octavo has not (``structured_outputs`` and so on) may be given
-    with the value that asks for nothing.
+    Fields that vLLM has and octavo lacks (``structured_outputs`` and so on) may be given with the
+    value that asks for nothing.
 
     Raises:
         InvalidRequestError: a value is out of its range; names the field.
@@ -147,7 +147,7 @@ class SamplingParams:
     n_keep: int | None = None
     cache_prompt: bool = True
     output_kind: RequestOutputKind = RequestOutputKind.CUMULATIVE
-    # vLLM's fields that octavo has not, each with the value that asks for nothing: see _NOT_THERE.
+    # vLLM's fields that octavo lacks, each with the value that asks for nothing: see _UNSUPPORTED.
     watermarking: InitVar[Any] = None
     prompt_logprob_token_ids: InitVar[Any] = None
     prompt_logprob_start: InitVar[Any] = None
@@ -164,9 +164,9 @@ class SamplingParams:
     routed_experts_prompt_start: InitVar[Any] = 0
     trace_decode_token_ids: InitVar[Any] = None
 
-    def __post_init__(self, *not_there: Any) -> None:
-        for name, value in zip(_NOT_THERE, not_there, strict=True):
-            _refuse_what_is_not_there(name, value)
+    def __post_init__(self, *unsupported: Any) -> None:
+        for name, value in zip(_UNSUPPORTED, unsupported, strict=True):
+            _refuse_unsupported(name, value)
 
         # Lists are welcome where the ecosystem passes lists; stored as tuples, so that a params
         # object can be shared between requests.
@@ -231,12 +231,12 @@ class SamplingParams:
             raise InvalidRequestError("stop strings need detokenize=True", "stop")
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """Assign a field. One that makes no sense is refused, and changes nothing."""
-        if not hasattr(self, _LAST_FIELD):  # it is being made, and is validated when it is whole
+        """Assign a field. An invalid value is refused, and changes nothing."""
+        if not hasattr(self, _LAST_FIELD):  # under construction: __post_init__ validates it
             object.__setattr__(self, name, value)
             return
-        if name in _NOT_THERE:
-            _refuse_what_is_not_there(name, value)
+        if name in _UNSUPPORTED:
+            _refuse_unsupported(name, value)
             return
         if name not in self.__slots__:
             raise AttributeError(f"SamplingParams have no {name!r}")
@@ -251,23 +251,24 @@ class SamplingParams:
         return self.clone()
 
     def clone(self) -> SamplingParams:
-        """Another one with the same fields, which has nothing in common with this one."""
+        """Return an independent object with the same fields."""
         return replace(self)
 
     @property
     def num_samples(self) -> int:
-        """Completions to generate for a prompt: ``best_of`` where it is given, else ``n``."""
+        """Number of completions to generate for a prompt: ``best_of`` where it is given, else
+        ``n``."""
         return self.n if self.best_of is None else self.best_of
 
     @property
     def max_draft_tokens(self) -> int | None:
-        """How many tokens may be guessed at once; None is as many as the engine likes."""
+        """Largest number of tokens to draft at once; None leaves it to the engine."""
         asked = self.speculative
         return asked.max_tokens if isinstance(asked, SpeculativeParams) else None
 
     @property
     def has_penalties(self) -> bool:
-        """Whether the history of the request changes its logits."""
+        """True if earlier tokens of the request change its logits."""
         return (
             self.repetition_penalty != 1.0
             or self.presence_penalty != 0.0
@@ -275,12 +276,12 @@ class SamplingParams:
         )
 
     def with_changes(self, **changes: Any) -> SamplingParams:
-        """A copy with the given fields replaced, validated again."""
+        """Return a copy with the given fields replaced, validated again."""
         return replace(self, **changes)
 
 
 # By name, in the order of the fields: values that ask for nothing, and what to do about others.
-_NOT_THERE: dict[str, tuple[tuple[Any, ...], str]] = {
+_UNSUPPORTED: dict[str, tuple[tuple[Any, ...], str]] = {
     "watermarking": ((None, False), "octavo marks no text; leave it None"),
     "prompt_logprob_token_ids": ((None,), "use prompt_logprobs, which has the likeliest"),
     "prompt_logprob_start": ((None, 0), "log-probabilities begin with the prompt"),
@@ -299,8 +300,8 @@ _NOT_THERE: dict[str, tuple[tuple[Any, ...], str]] = {
 }
 
 
-def _refuse_what_is_not_there(name: str, value: Any) -> None:
-    nothing, why = _NOT_THERE[name]
+def _refuse_unsupported(name: str, value: Any) -> None:
+    nothing, why = _UNSUPPORTED[name]
     if plain_list(plain(value)) not in nothing:
         raise InvalidRequestError(f"{value!r} is not supported: {why}", name)
 

@@ -1,19 +1,19 @@
-"""Who holds which state: of layers that keep one of fixed size, and nothing of a token.
+"""Slots of recurrent states: which request, step or snapshot holds which.
 
-State spaces, linear attention and short convolutions have a state which each token changes. A
-*slot* holds those of all such layers of a model, for one sequence. A slot is a number here; the
-memory behind it belongs to the executor.
+State spaces, linear attention and short convolutions have a state of fixed size, which each token
+changes. A *slot* holds those of all such layers of a model, for one sequence. A slot is a number
+here; the memory behind it belongs to the executor.
 
 A step changes no state in place. It reads the slot that the step before has written, and writes
 another one::
 
     chain   4 ── step ── 9 ── step ── 2     4: of all computed tokens; 9, 2: of steps in flight
-    spare   7                               what later steps write to; 4 comes here in the end
+    spare   7                               later steps write to it; 4 comes here in the end
 
 So a step that raised can be run again, and a *snapshot* is a slot that is left as it is: at the end
-of a block the prefix cache may keep it, the sequence takes another, and nothing is copied. Whoever
-has the same prefix begins its chain with it. A prefix is known as far as there are blocks of it
-*and* a snapshot at their end; a step therefore stops where one is wanted::
+of a block the prefix cache may keep it, the sequence takes another, and nothing is copied. A
+request with the same prefix begins its chain with it. A prefix is known as far as there are blocks
+of it *and* a snapshot at their end; a step therefore stops where one is wanted::
 
     prompt                           answer
     |------ ... ------|------|---    |------|------|------|---
@@ -21,11 +21,11 @@ has the same prefix begins its chain with it. A prefix is known as far as there 
                       its last whole block         the last whole block so far: the next turn of a
                                                    chat begins with prompt and answer
 
-and at every 512 tokens. Of an answer only the last two snapshots are kept beside those, each in the
+and at every 512 tokens. Of an answer only the last two snapshots are kept beside those, each in
 place of an older one. Two, since the next turn may have the end of an answer in other tokens: a
 stop string is cut off, a chat template trims.
 
-Each running request has the slots that it needs from its admission to its end, so nobody waits for
+Each running request has the slots that it needs from its admission to its end, so none waits for
 one in between; snapshots take what is left, and the oldest one goes first.
 """
 
@@ -40,15 +40,15 @@ from octavo.core.prefix_cache import NoPrefixCache, PrefixCache
 from octavo.core.request import Request
 from octavo.core.state_types import NO_STATE, StateChain, StateStep
 
-# Between two snapshots of a long sequence. More of them would take the memory of other sequences;
-# fewer would have more tokens computed again.
+# Tokens between two snapshots of a long sequence. More snapshots would take memory from other
+# sequences; fewer would have more tokens computed again.
 SNAPSHOT_TOKENS = 512
-# Of an answer, beside those.
+# Snapshots of an answer, beside those.
 _LAST_SNAPSHOTS = 2
 
 
 class States(Protocol):
-    """What the scheduler and the block manager ask.
+    """The state slots, as the scheduler and the block manager call them.
 
     ``exist``: whether the model has recurrent layers.
     """
@@ -57,32 +57,32 @@ class States(Protocol):
     def exist(self) -> bool: ...
 
     def admit(self, request: Request, snapshot: int) -> bool:
-        """Give a request its slots, the first of which it reads: a snapshot, or NO_STATE. Changes
-        nothing if there are too few."""
+        """Give a request its slots, the first of which it reads: a snapshot, or NO_STATE. Returns
+        False, and changes nothing, if there are too few."""
         ...
 
     def cut(self, request: Request, start: int, num_tokens: int) -> int:
-        """Of so many tokens from position ``start`` on, those that one step may compute."""
+        """Return how many of ``num_tokens`` tokens from position ``start`` on one step may compute."""
         ...
 
     def begin(self, request: Request) -> StateStep | None:
-        """The slots of one more step; None for a model without states."""
+        """Return the slots of one more step; None for a model without states."""
         ...
 
     def end(self, request: Request) -> None:
-        """The oldest step in flight is over."""
+        """Note that the oldest step in flight has ended."""
         ...
 
     def withdraw(self, request: Request) -> None:
-        """The last step in flight does not count."""
+        """Forget the last step in flight."""
         ...
 
     def keep(self, request: Request, block_id: int) -> None:
-        """Offer the state at the end of what is computed, which is that of this block."""
+        """Offer the state at the end of the computed tokens, which end with this block."""
         ...
 
     def drop(self, slot: int) -> None:
-        """The prefix cache has forgotten a snapshot; NO_STATE is none."""
+        """Note that the prefix cache has forgotten a snapshot; NO_STATE is none."""
         ...
 
     def free(self, request: Request) -> None:
@@ -91,16 +91,16 @@ class States(Protocol):
 
     @property
     def num_used(self) -> int:
-        """Slots that requests hold."""
+        """Number of slots that requests hold."""
         ...
 
     def violations(self, requests: Iterable[Request]) -> Iterator[str]:
-        """What is inconsistent. ``requests`` are all that may hold slots."""
+        """Yield every inconsistency. ``requests`` are all that may hold slots."""
         ...
 
 
 class NoStates:
-    """Of models whose layers all keep something of each token."""
+    """The state slots of models without recurrent layers."""
 
     exist = False
     num_used = 0
@@ -134,10 +134,11 @@ class NoStates:
 
 
 class StateSlots:
-    """Owns every slot. As of blocks, each is used, cached (a snapshot that nobody reads), or free.
+    """Owns every slot. Like blocks, each is used, cached (a snapshot that no request reads), or
+    free.
 
     Args:
-        block_size: of the prefix cache, at whose borders snapshots are.
+        block_size: of the prefix cache; snapshots are at the ends of blocks.
         depth: steps that one request may be in at once.
         snapshot_tokens: between two snapshots of a sequence, beside those at the end of its prompt
             and of its answer.
@@ -168,14 +169,14 @@ class StateSlots:
         self._per_request = slots_per_request(depth)
         self._interval = max(1, snapshot_tokens // block_size) * block_size
         self._ref_counts = [0] * num_slots
-        # Slots of nobody, next to be reused first: the free ones, then the cached, by age.
+        # Slots that no request holds, next to be reused first: the free ones, then the cached, by age.
         self._idle: OrderedDict[int, None] = OrderedDict.fromkeys(range(num_slots))
 
     @property
     def num_used(self) -> int:
         return self.num_slots - len(self._idle)
 
-    # -- of a request ------------------------------------------------------------------------
+    # -- slots of a request ------------------------------------------------------------------
 
     def admit(self, request: Request, snapshot: int) -> bool:
         is_idle = snapshot != NO_STATE and self._ref_counts[snapshot] == 0
@@ -201,7 +202,7 @@ class StateSlots:
         chain = _chain_of(request)
         self._release(chain.slots.pop(0))
         if len(chain.slots) + len(chain.spare) < self._per_request:
-            chain.spare += self._take(1)  # what was just released, since nobody else had it
+            chain.spare += self._take(1)  # the one just released: no other request held it
 
     def withdraw(self, request: Request) -> None:
         chain = _chain_of(request)
@@ -221,7 +222,7 @@ class StateSlots:
         chain.spare += self._take(1)  # for the one that is not written to any more
 
     def _forget(self, block_id: int, slot: int) -> None:
-        """Let go of a snapshot, if it is still there."""
+        """Give up a snapshot, if it is still there."""
         if block_id in self._cache and self._cache.state_of(block_id) == slot:
             self._cache.forget_state(slot)
             self.drop(slot)
@@ -238,7 +239,7 @@ class StateSlots:
             request.states = None
 
     def _next_border(self, request: Request, start: int) -> int:
-        """Where a snapshot is wanted first, after position ``start``."""
+        """Return the first position after ``start`` at which a snapshot is wanted."""
         size, num_known = self._block_size, len(request.token_ids)
         if start >= num_known - 1:  # an answer goes on: at each block, as any may be its last
             return (start // size + 1) * size
@@ -250,7 +251,7 @@ class StateSlots:
         return min(border for border in borders if border > start)
 
     def _last_of_prompt(self, request: Request) -> int:
-        """The end of the last whole block that the same prompt could be found up to."""
+        """Return the end of the last whole block up to which the same prompt could be found."""
         return (request.num_prompt_tokens - 1) // self._block_size * self._block_size
 
     # -- slots by number ---------------------------------------------------------------------
@@ -299,7 +300,7 @@ class StateSlots:
             if len(own) < self._per_request:
                 yield f"{request.request_id} has too few slots for states"
         if held != self._ref_counts:
-            yield "reference counts of slots and those who hold them disagree"
+            yield "reference counts of slots and the chains of requests disagree"
         if {slot for slot, count in enumerate(held) if count == 0} != set(self._idle):
             yield "a held slot is free, or a slot is lost"
         num_cached = sum(self._cache.has_state(slot) for slot in self._idle)
@@ -313,10 +314,10 @@ def _chain_of(request: Request) -> StateChain:
 
 
 def slots_per_request(depth: int) -> int:
-    """What a running request holds: the state that it has, and one for each step in flight."""
+    """Return the slots that a running request holds: its state, and one for each step in flight."""
     return depth + 1
 
 
 def least_slots(depth: int) -> int:
-    """What one request needs that begins with a snapshot."""
+    """Return the slots that one request needs which begins with a snapshot."""
     return slots_per_request(depth) + 1

@@ -1,4 +1,4 @@
-"""What the engine knows about its own work; returned, never printed.
+"""The figures of requests and steps, which the engine returns and never prints.
 
 ``docs/metrics.md`` defines every metric from the timestamps kept here.
 """
@@ -12,20 +12,21 @@ from typing import Any
 
 @dataclass(slots=True)
 class DraftStats:
-    """Guesses that were verified, and what came of them.
+    """Counts of verified drafts and of their accepted tokens.
 
-    Three figures that are easily mixed up: ``acceptance_rate`` is of guessed tokens, whatever came
-    before them; ``accepted_by_position`` is of drafts; ``mean_accepted_length`` counts the
-    token that a step brings anyhow.
+    Three figures are easily mixed up: ``acceptance_rate`` is the share of drafted tokens, whatever
+    came before them; ``accepted_by_position`` counts drafts; ``mean_accepted_length`` includes the
+    token that a step brings in any case.
     """
 
     num_drafts: int = 0
     num_tokens: int = 0
     num_accepted: int = 0
-    accepted_by_position: list[int] = field(default_factory=list)  # drafts right as far as that
+    accepted_by_position: list[int] = field(default_factory=list)  # drafts accepted up to there
 
     def count(self, num_tokens: int, num_accepted: int) -> None:
-        """A draft of so many tokens was verified; so many, along one path, were right."""
+        """Count a verified draft of ``num_tokens`` tokens, ``num_accepted`` of them accepted along
+        one path."""
         self.num_drafts += 1
         self.num_tokens += num_tokens
         self.num_accepted += num_accepted
@@ -35,7 +36,7 @@ class DraftStats:
             by_position[position] += 1
 
     def add(self, other: DraftStats) -> None:
-        """Take in what came of other guesses."""
+        """Add the counts of other drafts."""
         self.num_drafts += other.num_drafts
         self.num_tokens += other.num_tokens
         self.num_accepted += other.num_accepted
@@ -46,12 +47,13 @@ class DraftStats:
 
     @property
     def acceptance_rate(self) -> float | None:
-        """Accepted of drafted tokens; None without any."""
+        """Share of drafted tokens that were accepted; None without any."""
         return self.num_accepted / self.num_tokens if self.num_tokens else None
 
     @property
     def mean_accepted_length(self) -> float | None:
-        """Tokens of a step that verifies a draft, the one that follows it included."""
+        """Mean number of tokens from a step that verifies a draft, the one that follows it
+        included."""
         return 1 + self.num_accepted / self.num_drafts if self.num_drafts else None
 
 
@@ -73,17 +75,17 @@ class RequestStats:
 
     @property
     def queue_time(self) -> float | None:
-        """Arrival to the first step that computes something of the request."""
+        """Time from arrival to the first step that computes something of the request."""
         return _gap(self.arrival_time, self.first_scheduled_time)
 
     @property
     def ttft(self) -> float | None:
-        """Arrival to the first token."""
+        """Time from arrival to the first token."""
         return _gap(self.arrival_time, self.first_token_time)
 
     @property
     def e2e(self) -> float | None:
-        """Arrival to the last token."""
+        """Time from arrival to the last token."""
         return _gap(self.arrival_time, self.last_token_time)
 
     @property
@@ -112,21 +114,21 @@ class RequestStats:
 class StepStats:
     """The engine at the end of one step. Blocks obey free + cached + used == total.
 
-    All that watch the engine read this record, whole as it is: a server sends it on without
-    knowing what is in it. A figure more is a field here, and a line where it is shown.
+    Every observer of the engine reads this record: a server sends it on without knowing its fields.
+    To add a figure, add a field here, and a line where it is shown.
     """
 
     step_id: int
     num_running: int
     num_waiting: int
-    num_waiting_tokens: int  # that are known of those who wait
-    num_due_tokens: int  # of prompts under way, that are yet to be computed
+    num_waiting_tokens: int  # known tokens of waiting requests
+    num_due_tokens: int  # of prompts under way, still to be computed
     num_seqs: int
-    num_tokens: int  # that were computed and count; none of a step that raised
-    num_prompt_tokens: int  # of prompts, and of what was computed again
+    num_tokens: int  # computed; 0 for a step that raised
+    num_prompt_tokens: int  # of prompts, and of tokens computed again
     num_preempted: int
     num_finished: int
-    seconds: float  # from when it could run to when its results were there; 0 of one that raised
+    seconds: float  # from when it could run to its results; 0 if it raised
     num_free_blocks: int
     num_cached_blocks: int
     num_used_blocks: int
@@ -141,16 +143,16 @@ class StepStats:
     num_preemptions: int
     prefix_tokens_queried: int
     prefix_tokens_hit: int
-    num_drafts: int  # that were verified
-    draft_tokens: int  # of them
+    num_drafts: int  # verified
+    draft_tokens: int  # in them
     draft_tokens_accepted: int
-    draft_seconds: float  # spent in making them
-    num_invariant_violations: int  # of the block pool, which is to have none
-    # Drafts that were right as far as the first token, the second, and so on.
+    draft_seconds: float  # spent in drafting
+    num_invariant_violations: int  # of the block pool; 0 unless there is a bug
+    # Drafts that were accepted up to the first token, the second, and so on.
     draft_accepted_by_position: tuple[int, ...] = ()
-    # Totals of a store (core/block_store.py), None without one: blocks that were copied to memory
-    # of its own, written to a disk from there, copied back, and given up; those that could not be
-    # written, or not be read as they were; tokens whose KV was copied back, by where it had been.
+    # Totals of a store (core/block_store.py), None without one: blocks copied to host memory, written
+    # to a disk from there, copied back, and given up; blocks that could not be written, or read back
+    # unchanged; tokens whose KV was copied back, by where it had been.
     kv_blocks_stored: int | None = None
     kv_blocks_written: int | None = None
     kv_blocks_restored: int | None = None
@@ -160,10 +162,10 @@ class StepStats:
     kv_bytes_restored: int | None = None
     prefix_tokens_from_memory: int | None = None
     prefix_tokens_from_disk: int | None = None
-    # What a meter says (core/step_meter.py), None without one. Of this step: the share of its time
+    # Figures of a meter (core/step_meter.py), None without one. Of this step: the share of its time
     # that the device needs for it at least, and how long its bytes, and its operations, take at
-    # the device's peaks. The others are totals: that least time, the time that was foreseen, and
-    # how many steps were bound by what.
+    # the device's peaks. The others are totals: that least time, the predicted time, and the
+    # number of steps by what bound them.
     roofline_share: float | None = None
     memory_seconds: float | None = None
     compute_seconds: float | None = None
@@ -172,18 +174,18 @@ class StepStats:
     num_memory_bound: int | None = None
     num_compute_bound: int | None = None
     num_overhead_bound: int | None = None
-    # Totals too, of a model with experts whose meter counts them: tokens that each expert has got,
-    # in all layers.
+    # Totals too, of a model with experts whose meter counts them: tokens that each expert got, in
+    # all layers.
     expert_tokens: tuple[int, ...] = ()
 
     @classmethod
     def idle(cls, num_blocks: int = 0) -> StepStats:
-        """Of an engine with that many blocks that has done nothing yet."""
+        """Return the record of an engine with ``num_blocks`` blocks that has done nothing yet."""
         nothing: dict[str, Any] = {each.name: 0 for each in fields(cls) if each.default is MISSING}
         return cls(**nothing | {"num_free_blocks": num_blocks})
 
     def as_json(self) -> dict[str, Any]:
-        """All fields by name. ``dataclasses.asdict`` would copy each, for every step."""
+        """Return all fields by name. ``dataclasses.asdict`` would copy each, for every step."""
         return dict(zip(_STEP_FIELDS, _step_values(self), strict=True))
 
     @property

@@ -1,4 +1,4 @@
-"""How far a request's prompt is known to the pool and a store together, and what of it is missing.
+"""The part of a prompt that the pool and a store know together, and the blocks that are missing.
 
 The first blocks of a request, in groups of layers (``kv_tables.py``); the pool has some of each::
 
@@ -6,8 +6,8 @@ The first blocks of a request, in groups of layers (``kv_tables.py``); the pool 
     None    [ 3 ][ 8 ][ - ][ - ]       k0   k1   k2   k3
     3       [ - ][ 9 ][ - ][ - ]       k0'  k1'  k2'  k3'
 
-With k2, k3 and k3' from a store, a request goes on after four blocks: no query that follows sees
-what the windowed group had of the others.
+With k2, k3 and k3' from a store, a request goes on after four blocks: no query that follows attends
+to the other blocks of the windowed group.
 """
 
 from __future__ import annotations
@@ -19,11 +19,12 @@ from octavo.core.kv_tables import GONE, Windows, first_kept, served_counts
 
 
 class StoredPrefix:
-    """What a store may add to a request's first blocks.
+    """The blocks that a store may add to a request's first blocks.
 
     Args:
-        keys: of these blocks. path: those of the pool, no more of them (``PrefixCache.path``).
-        num_known: of them, that a request can begin with as it is.
+        keys: the keys of these blocks.
+        path: the pool's blocks, no more than keys (``PrefixCache.path``).
+        num_known: the number of blocks that a request can begin with, without the store.
     """
 
     def __init__(
@@ -36,15 +37,15 @@ class StoredPrefix:
     ):
         self._windows, self._block_size = windows, block_size
         self._num_known = num_known
-        # What comes before this is there already, or seen by nobody who begins with more blocks.
+        # Blocks before this are in the pool, or are not attended to after more blocks.
         seen = zip(windows, self._first_seen(num_known), strict=True)
         self._first = min([num_known, *(first for window, first in seen if window is not None)])
         unknown = [[GONE] * len(windows)] * (len(keys) - len(path))
         self._blocks = [*zip(keys[self._first :], [*path[self._first :], *unknown], strict=True)]
 
     def counts(self, has: Callable[[bytes], bool]) -> list[int]:
-        """Numbers of blocks, more than are known, with which a request can begin if a store has the
-        keys that it says to have."""
+        """Return the numbers of blocks, larger than ``num_known``, with which a request can begin
+        if a store has the keys for which ``has`` is true."""
         rows = (
             [block_id != GONE or has(part_key(key, group)) for group, block_id in enumerate(row)]
             for key, row in self._blocks
@@ -53,7 +54,8 @@ class StoredPrefix:
         return [count for count in served if count > self._num_known]
 
     def parts(self, count: int) -> list[BlockPart]:
-        """What a store has to have for so many blocks: what the pool has not, and is seen."""
+        """Return the parts that a store has to have for ``count`` blocks: those that are needed,
+        and not in the pool."""
         first_seen = self._first_seen(count)
         blocks = self._blocks[: count - self._first]
         return [
@@ -64,6 +66,6 @@ class StoredPrefix:
         ]
 
     def _first_seen(self, count: int) -> list[int]:
-        """Of each group, the first block that is seen after so many."""
+        """Return the first block of each group that is attended to after ``count`` blocks."""
         num_tokens = count * self._block_size
         return [first_kept(window, num_tokens, self._block_size) for window in self._windows]

@@ -1,4 +1,5 @@
-"""How often an answer has each token, counted as the tokens come: what penalties go by."""
+"""Counts of each token in an answer, kept up to date as tokens come; penalties are computed from
+them."""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ class TokenCounts:
     def __init__(self, prompt_token_ids: Iterable[int] = ()):
         self.ids: array[int] = array("i", dict.fromkeys(prompt_token_ids))
         self.counts: array[int] = array("i", bytes(4 * len(self.ids)))
-        self.num_tokens = 0  # of the output, that are counted
+        self.num_tokens = 0  # counted tokens of the output
         self._places = {token_id: place for place, token_id in enumerate(self.ids)}
 
     def advance(self, token_ids: Iterable[int]) -> None:
@@ -34,11 +35,11 @@ class TokenCounts:
             self.num_tokens += 1
 
     def place(self, token_id: int) -> int | None:
-        """Where a token is in the arrays, if it has come."""
+        """Return the index of a token in the arrays; None if it has not occurred."""
         return self._places.get(token_id)
 
     def after(self, token_ids: Sequence[int]) -> dict[int, int]:
-        """What the counts of some tokens would be if they came next."""
+        """Return what the counts of some tokens would be if they came next."""
         later: dict[int, int] = {}
         for token_id in token_ids:
             place = self._places.get(token_id)
@@ -48,13 +49,13 @@ class TokenCounts:
 
 
 class SeenTokens(NamedTuple):
-    """What penalties need to know: counts, and others in the place of a few of them."""
+    """The counts that penalties need: those of a request, a few of them replaced by ``later``."""
 
     counts: TokenCounts
     later: Mapping[int, int]
 
     def columns(self) -> tuple[array[int], array[int]]:
-        """Distinct tokens and their counts, as arrays of their own."""
+        """Return the distinct tokens and their counts, as new arrays."""
         ids, counts = self.counts.ids[:], self.counts.counts[:]
         for token_id, count in self.later.items():
             place = self.counts.place(token_id)

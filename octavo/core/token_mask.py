@@ -1,11 +1,11 @@
-"""Which tokens a request may get next: objects that follow its tokens and say so.
+"""Masks of the tokens that a request may generate next.
 
-Everything that forbids tokens is a ``TokenMask``: ids that are allowed, words that are not, stop
+Everything that forbids tokens is a ``TokenMask``: a list of allowed ids, forbidden words, stop
 tokens that would come too early, a grammar. A sampler asks for the bits of one position and knows
 of no other difference.
 
 Bits are packed into 32-bit words, the lowest first, as native samplers and grammar libraries want
-them: token t may come if bit t % 32 of word t // 32 is set.
+them: token t is allowed if bit t % 32 of word t // 32 is set.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ assert array("I").itemsize == 4
 
 
 class TokenMask(Protocol):
-    """What one request may generate. It has a state: how many of its tokens it has followed."""
+    """A mask of one request. It follows the request's tokens, and knows how many it has followed."""
 
     @property
     def num_tokens(self) -> int:
-        """Generated tokens that it has followed."""
+        """Number of generated tokens that it has followed."""
         ...
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing is forbidden from here on, whatever tokens come."""
+        """True if nothing is forbidden from here on, whatever tokens come."""
         ...
 
     def bitmask(self) -> Bits | None:
-        """What may come next; None if all may. Nobody changes it, the mask neither: what may come
-        after another token is another object."""
+        """Return the allowed next tokens; None if all are. The array is never changed: after
+        another token there is another object."""
         ...
 
     def advance(self, token_ids: Iterable[int]) -> None:
@@ -51,7 +51,7 @@ class TokenMask(Protocol):
         ...
 
     def fork(self) -> TokenMask:
-        """Another one that stands where this one stands."""
+        """Return a copy in the same state."""
         ...
 
 
@@ -61,10 +61,10 @@ def create_mask(
     stop_token_ids: Collection[int] = (),
     bad_words: Sequence[Sequence[int]] = (),
 ) -> TokenMask | None:
-    """What ``params`` forbid; None if that is nothing.
+    """Return the mask of ``params``; None if they forbid nothing.
 
     Args:
-        stop_token_ids: what must not come before ``params.min_tokens``.
+        stop_token_ids: tokens that must not come before ``params.min_tokens``.
         bad_words: ``params.bad_words`` as tokens, maybe several variants of a word.
     """
     masks: list[TokenMask] = []
@@ -78,7 +78,7 @@ def create_mask(
 
 
 class _Counting:
-    """A mask that does not look at the tokens, only at how many they are."""
+    """A mask that depends on the number of tokens only."""
 
     def __init__(self) -> None:
         self.num_tokens = 0
@@ -94,7 +94,7 @@ class _Counting:
 
 
 class AllowedTokens(_Counting):
-    """These tokens and no others, always."""
+    """Allows these tokens and no others, always."""
 
     is_over = False
 
@@ -110,7 +110,7 @@ class AllowedTokens(_Counting):
 
 
 class MinTokens(_Counting):
-    """No stop token among the first ``min_tokens``."""
+    """Forbids stop tokens among the first ``min_tokens``."""
 
     def __init__(self, min_tokens: int, stop_token_ids: Iterable[int], vocab_size: int):
         super().__init__()
@@ -136,10 +136,10 @@ class _Beginning:
 
 
 class BadWords:
-    """None of some sequences of tokens: whatever would complete one is forbidden.
+    """Forbids sequences of tokens: no token may complete one.
 
     All words are followed at once, in a trie. A token costs a look-up for each word that is under
-    way, of which there are no more than the longest word has tokens.
+    way, and there are no more of these than the longest word has tokens.
     """
 
     is_over = False
@@ -194,7 +194,7 @@ class BadWords:
 
 
 class AllOf:
-    """What all of several masks allow."""
+    """Allows what all of several masks allow."""
 
     def __init__(self, masks: Sequence[TokenMask]):
         self._masks = tuple(masks)
@@ -239,7 +239,7 @@ class AllOf:
 
 @lru_cache(maxsize=8)
 def _everything(vocab_size: int) -> Bits:
-    """All bits, those beyond the vocabulary too. Not to be changed."""
+    """Return all bits, those beyond the vocabulary too. Not to be changed."""
     return array("I", b"\xff" * (4 * -(-vocab_size // 32)))
 
 

@@ -19,7 +19,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from octavo.core.prefill_pacing import MIN_CHUNK, time_of_prompts
+from octavo.core.prefill_pacing import MIN_CHUNK, prompt_seconds_in_step
 from octavo.cost.work import Span, passes
 
 if TYPE_CHECKING:
@@ -98,7 +98,7 @@ class FirstToken:
         room = float(max(1, self.max_num_batched_tokens - decoding))
         if not (self.target_step_seconds and decoding and prompt_token > 0):
             return room
-        paced = time_of_prompts(self.target_step_seconds, step) / prompt_token
+        paced = prompt_seconds_in_step(self.target_step_seconds, step) / prompt_token
         return min(room, max(MIN_CHUNK, paced))
 
 

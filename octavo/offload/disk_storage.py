@@ -19,7 +19,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Literal, NamedTuple, Protocol
 
-from octavo.core.host_kv_cache import Ended
+from octavo.core.host_kv_cache import FinishedTransfer
 from octavo.offload.block_folder import DamagedBlockError
 
 _log = logging.getLogger("octavo")
@@ -96,8 +96,8 @@ class DiskStorage:
     def read(self, key: bytes, place: int) -> None:
         self._work.add(_Task("read", self._name(key), place))
 
-    def ended(self) -> Sequence[Ended]:
-        return self._work.ended()
+    def finished_transfers(self) -> Sequence[FinishedTransfer]:
+        return self._work.finished_transfers()
 
     def wait(self, seconds: float) -> bool:
         return self._work.wait(seconds)
@@ -130,7 +130,7 @@ class _Work:
         self._news = threading.Condition()  # guards all that follows
         self._reads: deque[_Task] = deque()
         self._writes: deque[_Task] = deque()
-        self._ended: deque[Ended] = deque()
+        self._finished: deque[FinishedTransfer] = deque()
         self._busy_since: float | None = None
         self._is_stopping = False
 
@@ -154,19 +154,19 @@ class _Work:
             (self._reads if task.kind == "read" else self._writes).append(task)
             self._news.notify_all()
 
-    def ended(self) -> Sequence[Ended]:
-        if not self._ended:  # as nearly always, without the lock
+    def finished_transfers(self) -> Sequence[FinishedTransfer]:
+        if not self._finished:  # as nearly always, without the lock
             return ()
         with self._news:
-            ended = list(self._ended)
-            self._ended.clear()
+            ended = list(self._finished)
+            self._finished.clear()
         return ended
 
     def wait(self, seconds: float) -> bool:
         with self._news:
             if not self._is_at_work():
-                return bool(self._ended)
-            self._news.wait_for(lambda: self._ended or not self._is_at_work(), seconds)
+                return bool(self._finished)
+            self._news.wait_for(lambda: self._finished or not self._is_at_work(), seconds)
             return True
 
     def stop(self, seconds: float) -> None:
@@ -189,7 +189,9 @@ class _Work:
             with self._news:
                 self._busy_since = None
                 if task.place >= 0:
-                    self._ended.append(Ended(task.place, task.kind == "read", is_good))
+                    self._finished.append(
+                        FinishedTransfer(task.place, task.kind == "read", is_good)
+                    )
                 self._news.notify_all()
         self._folder.close()
 

@@ -6,7 +6,7 @@ import logging
 
 from octavo.base.errors import ConfigError
 from octavo.core.executor import Probe
-from octavo.core.host_kv_cache import Always, RestoreRule
+from octavo.core.host_kv_cache import AlwaysRestore, RestoreRule
 from octavo.core.scheduler import SchedulerConfig
 from octavo.cost.first_token import ForeseenRates, StepRates, num_pairs
 from octavo.cost.loaded_model import ModelShape, live_rank_model
@@ -37,5 +37,5 @@ def foreseen_rule(model: ModelShape, probe: Probe, limits: SchedulerConfig) -> R
         steps = StepModel.of(shape, this_machine())
     except ConfigError as error:
         _log.info("stored KV is always read, never computed again: %s", error)
-        return Always()
+        return AlwaysRestore()
     return SoonerRead(ForeseenRates(steps, limits.max_num_batched_tokens, limits.max_model_len))

@@ -19,7 +19,7 @@ from collections.abc import Callable
 from functools import cached_property
 from statistics import NormalDist
 
-from octavo.core.prefill_pacing import room_of_prompts
+from octavo.core.prefill_pacing import prompt_tokens_in_step
 from octavo.cost.prediction import Prediction, worst
 from octavo.cost.work import Span
 from octavo.planner.latency import (
@@ -143,7 +143,7 @@ class _Steps:
             return room
         decode, tokens = self.decode(streams), min(room, self.input_len)
         each = (self._line(streams, Span(0, tokens)) - decode) / tokens
-        return min(room, room_of_prompts(self._target, decode, each))
+        return min(room, prompt_tokens_in_step(self._target, decode, each))
 
     def _line(self, streams: float, chunk: Span | None = None, count: int = 1) -> float:
         """Between the costs at the whole numbers of streams around it."""

@@ -27,7 +27,7 @@ _NOT_THERE = {
 }
 
 
-def refuse_what_is_not_there(**given: Any) -> None:
+def refuse_unsupported(**given: Any) -> None:
     """InvalidRequestError for the first argument that asks for anything."""
     for name, value in given.items():
         if value is not None and value != {}:

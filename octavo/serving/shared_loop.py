@@ -88,17 +88,17 @@ class SharedEngineLoop:
 
     def do(self, command: Callable[[], T]) -> T:
         """The result of something that touches the engine: done between two steps."""
-        errand = _Errand(command)
-        wait = errand.wait
+        awaited = _AwaitedCommand(command)
+        wait = awaited.wait
         try:
             while not self._is_over(wait):
-                if self._leads(wait, errand):
-                    errand.run()
+                if self._leads(wait, awaited):
+                    awaited.run()
                 else:
                     wait.sleep()
         finally:
             self._leave(wait)
-        result: T = errand.result()
+        result: T = awaited.result()
         return result
 
     def ask(self, command: Callable[[], object]) -> None:
@@ -135,7 +135,7 @@ class SharedEngineLoop:
             raise EngineClosedError("the LLM was closed")
         return False
 
-    def _leads(self, wait: Wait, errand: _Errand | None = None) -> bool:
+    def _leads(self, wait: Wait, awaited: _AwaitedCommand | None = None) -> bool:
         """Whether this thread drives, from here on or already; else who does gets the errand."""
         if self._leader is wait:
             return True
@@ -148,9 +148,9 @@ class SharedEngineLoop:
                     "this thread is in the middle of a step, and cannot wait for another: do not "
                     "use an LLM in a signal handler or a finalizer"
                 )
-            if errand is not None and not errand.is_told:
-                errand.is_told = True
-                self._driver.tell(errand.run)
+            if awaited is not None and not awaited.is_told:
+                awaited.is_told = True
+                self._driver.tell(awaited.run)
             self._waiting[wait] = None
             return False
 
@@ -204,7 +204,7 @@ class SharedEngineLoop:
             return True
 
 
-class _Errand:
+class _AwaitedCommand:
     """A command whose result a thread waits for, whoever carries it out."""
 
     def __init__(self, command: Callable[[], object]):

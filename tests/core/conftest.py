@@ -33,7 +33,7 @@ def make_engine(
     feeds=lambda request: True,
     windows: Windows = ONE_TABLE,
     num_places: int = 0,
-    make_depot=None,
+    make_storage=None,
     rule=None,
     state_slots: int = 0,
     snapshot_tokens: int = 8,
@@ -62,7 +62,7 @@ def make_engine(
     )
     shelf = None
     if num_places:
-        storage = make_depot(executor.shelf) if make_depot is not None else None
+        storage = make_storage(executor.shelf) if make_storage is not None else None
         shelf = HostKVCache(num_blocks, num_places, block_size, 100, storage, rule, windows)
     blocks = BlockManager(num_blocks, block_size, cache, windows, store=shelf, states=states)
     proposer = GuessingProposer(propose, passes) if propose is not None else None

@@ -87,7 +87,7 @@ def test_an_outline_is_that_of_the_prefixes(prompts, data):
             number += parent == number
         cache.count_hit(parent)
         hits[parent] += 1
-    parts = cache.outline(99)
+    parts = cache.largest_parts(99)
     assert sum(length for _, length, _, _ in parts) == len(paths) == len(cache)
     assert sum(h for parent, _, _, h in parts if parent < 0) == len(prompts)
     assert all(parent < index for index, (parent, *_) in enumerate(parts))
@@ -97,7 +97,7 @@ def test_an_outline_is_that_of_the_prefixes(prompts, data):
     assert sorted(part[1:] for part in parts) == sorted(stretches(hits_at))
     assert [size for _, _, size, _ in parts] == sorted((part[2] for part in parts), reverse=True)
     most = data.draw(st.integers(0, 5))
-    assert cache.outline(most) == parts[:most]
+    assert cache.largest_parts(most) == parts[:most]
 
 
 def stretches(hits: dict[tuple[int, ...], int]) -> list[tuple[int, int, int]]:
@@ -123,4 +123,4 @@ def test_hits_outlive_the_blocks_that_had_them():
     cache.publish(5, [(2,)], [[6]], "")
     cache.count_hit(6)
     cache.forget(6)
-    assert cache.outline(9) == [(-1, 1, 1, 1)]
+    assert cache.largest_parts(9) == [(-1, 1, 1, 1)]

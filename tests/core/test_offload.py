@@ -31,12 +31,12 @@ def computed(engine) -> tuple[int, list[list[int]]]:
 
 def engine_that_stored(prompt, make_engine, make_request, **how):
     """One that finds the blocks of a prompt in a depot, where another has left them."""
-    first = make_engine(8, 4, num_places=20, make_depot=depot_of())
+    first = make_engine(8, 4, num_places=20, make_storage=depot_of())
     first.add(make_request("first", prompt))
     computed(first)
     while first.save():
         pass
-    engine = make_engine(8, 4, num_places=20, make_depot=depot_of(**how))
+    engine = make_engine(8, 4, num_places=20, make_storage=depot_of(**how))
     depots = [each.scheduler.block_manager.store._storage for each in (first, engine)]
     depots[1].contents.update(depots[0].contents)
     return engine, depots[1]
@@ -53,8 +53,8 @@ PROMPT = list(range(17))
 
 @pytest.mark.parametrize("make_depot", [None, depot_of(), depot_of(delay=5)])
 @pytest.mark.parametrize("depth", [1, 2])
-def test_an_evicted_prefix_comes_back(make_engine, make_request, make_depot, depth):
-    engine = make_engine(8, 4, num_places=20, make_depot=make_depot, depth=depth)
+def test_an_evicted_prefix_comes_back(make_engine, make_request, make_storage, depth):
+    engine = make_engine(8, 4, num_places=20, make_storage=make_storage, depth=depth)
     engine.add(make_request("a", PROMPT))
     num_cold, (answer,) = computed(engine)
     fill_pool(engine, make_request)
@@ -72,11 +72,11 @@ def test_an_evicted_prefix_comes_back(make_engine, make_request, make_depot, dep
 @pytest.mark.parametrize("make_depot", [None, depot_of(delay=5)])
 @pytest.mark.parametrize(("windows", "num_restored"), [((6,), 2), ((None, 6), 4 + 2)])
 def test_of_windows_comes_back_what_they_see(
-    make_engine, make_request, make_depot, windows, num_restored
+    make_engine, make_request, make_storage, windows, num_restored
 ):
     """After 16 tokens a window of 6 sees 5 of them, in two blocks."""
     how = {"windows": windows, "max_num_batched_tokens": 8, "max_model_len": 32}
-    engine = make_engine(8 * len(windows), 4, num_places=40, make_depot=make_depot, **how)
+    engine = make_engine(8 * len(windows), 4, num_places=40, make_storage=make_storage, **how)
     engine.add(make_request("a", PROMPT))
     _, (answer,) = computed(engine)
     for first in (40, 60):
@@ -153,7 +153,7 @@ def test_when_all_wait_the_engine_does_not_spin_or_end(make_engine, make_request
 
 
 def test_what_was_never_evicted_is_saved_while_nothing_runs(make_engine, make_request):
-    engine = make_engine(32, 4, num_places=3, make_depot=depot_of())
+    engine = make_engine(32, 4, num_places=3, make_storage=depot_of())
     engine.add(make_request("a", PROMPT))
     assert not engine.save()  # somebody is waiting
     computed(engine)
@@ -164,7 +164,7 @@ def test_what_was_never_evicted_is_saved_while_nothing_runs(make_engine, make_re
 
 
 def test_the_end_of_an_engine_saves_what_it_has(make_engine, make_request):
-    engine = make_engine(32, 4, num_places=3, make_depot=depot_of())
+    engine = make_engine(32, 4, num_places=3, make_storage=depot_of())
     engine.add(make_request("a", PROMPT))
     computed(engine)
     storage = engine.scheduler.block_manager.store._storage

@@ -10,7 +10,7 @@ from unittest.mock import Mock
 
 import pytest
 
-from octavo.core.host_kv_cache import Ended
+from octavo.core.host_kv_cache import FinishedTransfer
 from octavo.offload import block_folder as folder_module
 from octavo.offload import disk_storage
 from octavo.offload.block_folder import BlockFolder
@@ -39,11 +39,11 @@ def open_depot(tmp_path, rows):
         each.close()
 
 
-def ended(storage: DiskStorage) -> list[Ended]:
+def ended(storage: DiskStorage) -> list[FinishedTransfer]:
     """What ends until nothing is under way."""
-    found: list[Ended] = []
+    found: list[FinishedTransfer] = []
     while storage.wait(1.0):
-        found += storage.ended()
+        found += storage.finished_transfers()
     return found
 
 
@@ -51,10 +51,10 @@ def test_places_are_written_and_filled(open_depot, rows):
     storage = open_depot()
     rows[1][:] = b"x" * SIZE
     assert b"key" not in storage and storage.write(b"key", 1)
-    assert ended(storage) == [Ended(1, is_read=False, is_good=True)]
+    assert ended(storage) == [FinishedTransfer(1, is_read=False, is_good=True)]
     assert b"key" in storage
     storage.read(b"key", 3)
-    assert ended(storage) == [Ended(3, is_read=True, is_good=True)]
+    assert ended(storage) == [FinishedTransfer(3, is_read=True, is_good=True)]
     assert rows[3] == rows[1] and storage.num_errors == 0
 
 
@@ -77,14 +77,17 @@ def test_damage_is_counted_and_said(open_depot, tmp_path, caplog):
     (file,) = (each for each in (tmp_path / "kv").glob("*/*"))
     file.write_bytes(file.read_bytes()[:-1] + b"?")
     storage.read(b"key", 1)
-    assert ended(storage) == [Ended(1, is_read=True, is_good=False)]
+    assert ended(storage) == [FinishedTransfer(1, is_read=True, is_good=False)]
     assert storage.num_errors == 1 and b"key" not in storage and "computed again" in caplog.text
 
 
 def test_what_had_to_make_room_meanwhile_is_no_error(open_depot):
     storage = open_depot()
     storage.read(b"key", 1)
-    assert ended(storage) == [Ended(1, is_read=True, is_good=False)] and storage.num_errors == 0
+    assert (
+        ended(storage) == [FinishedTransfer(1, is_read=True, is_good=False)]
+        and storage.num_errors == 0
+    )
 
 
 class SlowFolder:
@@ -147,7 +150,7 @@ def test_nobody_writes_to_a_full_disk_for_a_while(open_depot, caplog):
     folder.may_go_on.set()
     storage = open_depot(folder=folder)
     storage.write(b"a", 0)
-    assert ended(storage) == [Ended(0, is_read=False, is_good=False)]
+    assert ended(storage) == [FinishedTransfer(0, is_read=False, is_good=False)]
     assert storage.num_errors == 1 and "No space left" in caplog.text
     assert storage.room == 0 and not storage.write(b"a", 0)
     storage._work._paused_until = 0.0
@@ -193,7 +196,7 @@ def test_a_disk_that_does_not_answer_is_known(open_depot, monkeypatch):
     storage.read(b"a", 0)
     wait_until_busy(storage)
     time.sleep(0.03)
-    assert storage.is_stuck and storage.wait(0.001) and not storage.ended()
+    assert storage.is_stuck and storage.wait(0.001) and not storage.finished_transfers()
     folder.may_go_on.set()
     ended(storage)
     assert not storage.is_stuck

@@ -10,7 +10,7 @@ import pytest
 
 from octavo import LLM, SamplingParams
 from octavo.base.errors import ConfigError
-from octavo.core.host_kv_cache import Always
+from octavo.core.host_kv_cache import AlwaysRestore
 from octavo.kernels.cpu import library
 from octavo.offload import restore_rule
 from tests.conftest import write_tiny_model
@@ -23,7 +23,7 @@ BACKENDS = ["native", "reference", "fused"]
 @pytest.fixture(autouse=True)
 def _always_reads(monkeypatch):
     """A model this small is sooner computed; and nothing is to be measured for it."""
-    monkeypatch.setattr(restore_rule, "foreseen_rule", lambda *_: Always())
+    monkeypatch.setattr(restore_rule, "foreseen_rule", lambda *_: AlwaysRestore())
 
 
 @pytest.fixture(scope="module")

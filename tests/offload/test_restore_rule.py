@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from octavo.base.errors import ConfigError
 from octavo.core.executor import NoModel
-from octavo.core.host_kv_cache import Always
+from octavo.core.host_kv_cache import AlwaysRestore
 from octavo.core.scheduler import SchedulerConfig
 from octavo.cost.first_token import LearnedRates
 from octavo.models.config import KVSpec
@@ -29,5 +29,5 @@ def test_where_nothing_is_foreseen_it_is_always_read(monkeypatch, caplog):
     monkeypatch.setattr(restore_rule, "this_machine", nothing)
     with caplog.at_level("INFO", "octavo"):
         rule = foreseen_rule(Shape(), NoModel(), SchedulerConfig())
-    assert isinstance(rule, Always) and "cannot be measured" in caplog.text
+    assert isinstance(rule, AlwaysRestore) and "cannot be measured" in caplog.text
     assert rule.is_worth(0, 1, 1e9)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import MutableSequence, Sequence
 
-from octavo.core.host_kv_cache import Ended
+from octavo.core.host_kv_cache import FinishedTransfer
 
 
 class SlowDepot:
@@ -37,7 +37,7 @@ class SlowDepot:
         self._rows, self._rng = rows, rng
         self._delay, self._fails, self._forgets, self._refuses = delay, fails, forgets, refuses
         # Calls that are left, what is read, and how it will have ended.
-        self._left: list[tuple[int, bytes | None, Ended]] = []
+        self._left: list[tuple[int, bytes | None, FinishedTransfer]] = []
 
     def __contains__(self, key: bytes) -> bool:
         return key in self.contents
@@ -48,7 +48,7 @@ class SlowDepot:
         if self.contents and self._rng.random() < self._forgets:
             self.contents.pop(self._rng.choice(list(self.contents)))
         self.contents[key] = bytes(self._rows[place])
-        self._begin(None, Ended(place, is_read=False, is_good=True))
+        self._begin(None, FinishedTransfer(place, is_read=False, is_good=True))
         return True
 
     def read(self, key: bytes, place: int) -> None:
@@ -60,12 +60,12 @@ class SlowDepot:
             content = bytes(len(content))
         # What is there meanwhile is neither the old content nor the new.
         self._rows[place][:] = b"\xaa" * len(content)
-        self._begin(content, Ended(place, is_read=True, is_good=is_good))
+        self._begin(content, FinishedTransfer(place, is_read=True, is_good=is_good))
 
-    def _begin(self, content: bytes | None, ended: Ended) -> None:
+    def _begin(self, content: bytes | None, ended: FinishedTransfer) -> None:
         self._left.append((self._rng.randint(0, self._delay), content, ended))
 
-    def ended(self) -> list[Ended]:
+    def finished_transfers(self) -> list[FinishedTransfer]:
         done = [each for each in self._left if each[0] <= 0]
         self._left = [(calls - 1, *rest) for calls, *rest in self._left if calls > 0]
         for _, content, (place, _, _) in done:

@@ -8,23 +8,23 @@ from heapq import nsmallest
 from typing import Any, Protocol
 
 
-class Node(Protocol):
+class TrieNode(Protocol):
     """One block of a trie."""
 
     children: dict[Any, Any]
     num_hits: int
 
 
-# The index of the part before it (-1: it starts prompts), its blocks, those of it and of all that
-# follows, and the requests that found it or something that follows.
-Part = tuple[int, int, int, int]
+# The index of the part before it (-1: it starts prompts), the number of its blocks, their number with
+# all that follows, and the requests that found it or something that follows.
+PrefixPart = tuple[int, int, int, int]
 
 
-def outline(roots: Iterable[Node], most: int) -> list[Part]:
-    """Stretches of blocks without a branch, the largest with all that follows them first; each
-    after the one that it follows. Takes time in proportion to the blocks."""
+def largest_parts(roots: Iterable[TrieNode], most: int) -> list[PrefixPart]:
+    """Return stretches of blocks without a branch, those first that are largest with all that
+    follows; each after the one that it follows. Takes time in proportion to the blocks."""
     stretches = _stretches(roots)
-    # Whatever follows a stretch is smaller with all that follows than that with it.
+    # A stretch that follows another is smaller than it, each counted with all that follows.
     largest = nsmallest(most, range(len(stretches)), key=lambda index: -stretches[index].size)
     places = {-1: -1} | {index: place for place, index in enumerate(largest)}
     chosen = [stretches[index] for index in largest]
@@ -39,8 +39,8 @@ class _Stretch:
     hits: int
 
 
-def _stretches(roots: Iterable[Node]) -> list[_Stretch]:
-    """All of them, each after the one that it follows."""
+def _stretches(roots: Iterable[TrieNode]) -> list[_Stretch]:
+    """Return all stretches, each after the one that it follows."""
     stretches: list[_Stretch] = []
     begins = [(child, -1) for root in roots for child in root.children.values()]
     for node, before in begins:  # which grows meanwhile
