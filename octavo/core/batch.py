@@ -64,7 +64,8 @@ class Draft:
         return {edge: index for index, edge in enumerate(edges)}
 
     def depths(self) -> list[int]:
-        """Return the depth of each token in the tree: 0 for those that follow the last known token."""
+        """Return the depth of each token in the tree: 0 for those that follow the last known
+        token."""
         depths: list[int] = []
         for parent in self.parents:
             depths.append(depths[parent] + 1 if parent >= 0 else 0)

@@ -79,7 +79,8 @@ class StoreStats:
 
 
 class BlockStore(Protocol):
-    """A store of evicted blocks, as the block manager calls it. Single-threaded, like the manager."""
+    """A store of evicted blocks, as the block manager calls it. Single-threaded, like the
+    manager."""
 
     @property
     def figures(self) -> Mapping[str, Any]:

@@ -54,7 +54,8 @@ class _Account:
 
     Args:
         turn: when it was last served, or began to wait, in numbers that only grow.
-        num_passed: number of first requests of ``waiting`` that cannot be admitted in the current round.
+        num_passed: number of first requests of ``waiting`` that cannot be admitted in the current
+            round.
         is_listed: it has an entry in the heap.
     """
 

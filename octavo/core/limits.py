@@ -56,7 +56,8 @@ def check_vocabulary(params: SamplingParams, vocab_size: int) -> None:
 
 
 def context_tokens(max_model_len: int, num_slots: int) -> int:
-    """Return the tokens that a request may have: as many as the model takes, and the KV pool holds."""
+    """Return the tokens that a request may have: as many as the model takes, and the KV pool
+    holds."""
     # The last token is sampled and never computed, so it needs no slot.
     return min(max_model_len, num_slots + 1)
 

@@ -114,8 +114,8 @@ class Lookahead:
                     drafting.append(DraftingRequest(request, room))
         if not drafting:
             return items
-        # Drafting with the model's own layers writes to slots before the step does. They may belong to
-        # a block that has to be copied first.
+        # Drafting with the model's own layers writes to slots before the step does. They may belong
+        # to a block that has to be copied first.
         drafts: Mapping[str, Draft] = {}
         if not self.block_manager.has_due_copies:
             drafts = proposer.propose(drafting, sum(item.num_tokens for item in items))

@@ -95,7 +95,8 @@ def prompt_tokens_in_step(target: float, decode: float, each: float) -> int:
 
 
 def prompt_seconds_in_step(target: float, decode: float) -> float:
-    """Return the seconds that prompts have in a step which takes ``decode`` seconds without them."""
+    """Return the seconds that prompts have in a step which takes ``decode`` seconds without
+    them."""
     return max(target, _LEAST_SPAN * decode) - decode
 
 

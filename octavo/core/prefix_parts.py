@@ -15,8 +15,8 @@ class TrieNode(Protocol):
     num_hits: int
 
 
-# The index of the part before it (-1: it starts prompts), the number of its blocks, their number with
-# all that follows, and the requests that found it or something that follows.
+# The index of the part before it (-1: it starts prompts), the number of its blocks, their number
+# with all that follows, and the requests that found it or something that follows.
 PrefixPart = tuple[int, int, int, int]
 
 

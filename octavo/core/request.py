@@ -85,8 +85,8 @@ class Request:
     num_published_blocks: int = field(init=False, default=0)
     # State slots that it holds while it runs, of a model with recurrent layers.
     states: StateChain | None = field(init=False, default=None)
-    # In steps under way: tokens that are computed, drafts included, and tokens that will certainly be
-    # sampled (where their number is open, none is certain).
+    # In steps under way: tokens that are computed, drafts included, and tokens that will certainly
+    # be sampled (where their number is open, none is certain).
     num_tokens_in_flight: int = field(init=False, default=0)
     num_awaited_tokens: int = field(init=False, default=0)
     num_preemptions: int = field(init=False, default=0)
@@ -152,7 +152,8 @@ class Request:
 
     @property
     def is_masked(self) -> bool:
-        """True if the mask may make a token depend on those before it: then tokens come one by one."""
+        """True if the mask may make a token depend on those before it: then tokens come one by
+        one."""
         return self.mask is not None and not self._up_to_date(self.mask).is_over
 
     def bitmask(self) -> Bits | None:

@@ -77,8 +77,8 @@ class RequestOutputKind(Enum):
 class SamplingParams:
     """Parameters that turn logits into tokens and end a generation. Names and defaults are vLLM's.
 
-    Fields may be assigned, and are validated again; ``clone`` copies an object. A request has a copy
-    of its own: later changes do not affect it.
+    Fields may be assigned, and are validated again; ``clone`` copies an object. A request has a
+    copy of its own: later changes do not affect it.
 
     Args:
         n: completions to return for a prompt; they share the prompt's KV blocks.

@@ -62,7 +62,8 @@ class States(Protocol):
         ...
 
     def cut(self, request: Request, start: int, num_tokens: int) -> int:
-        """Return how many of ``num_tokens`` tokens from position ``start`` on one step may compute."""
+        """Return how many of ``num_tokens`` tokens from position ``start`` on one step may
+        compute."""
         ...
 
     def begin(self, request: Request) -> StateStep | None:
@@ -169,7 +170,8 @@ class StateSlots:
         self._per_request = slots_per_request(depth)
         self._interval = max(1, snapshot_tokens // block_size) * block_size
         self._ref_counts = [0] * num_slots
-        # Slots that no request holds, next to be reused first: the free ones, then the cached, by age.
+        # Slots that no request holds, next to be reused first: the free ones, then the cached, by
+        # age.
         self._idle: OrderedDict[int, None] = OrderedDict.fromkeys(range(num_slots))
 
     @property

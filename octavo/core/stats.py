@@ -150,9 +150,9 @@ class StepStats:
     num_invariant_violations: int  # of the block pool; 0 unless there is a bug
     # Drafts that were accepted up to the first token, the second, and so on.
     draft_accepted_by_position: tuple[int, ...] = ()
-    # Totals of a store (core/block_store.py), None without one: blocks copied to host memory, written
-    # to a disk from there, copied back, and given up; blocks that could not be written, or read back
-    # unchanged; tokens whose KV was copied back, by where it had been.
+    # Totals of a store (core/block_store.py), None without one: blocks copied to host memory,
+    # written to a disk from there, copied back, and given up; blocks that could not be written, or
+    # read back unchanged; tokens whose KV was copied back, by where it had been.
     kv_blocks_stored: int | None = None
     kv_blocks_written: int | None = None
     kv_blocks_restored: int | None = None

@@ -25,7 +25,8 @@ assert array("I").itemsize == 4
 
 
 class TokenMask(Protocol):
-    """A mask of one request. It follows the request's tokens, and knows how many it has followed."""
+    """A mask of one request. It follows the request's tokens, and knows how many it has
+    followed."""
 
     @property
     def num_tokens(self) -> int:

@@ -223,7 +223,8 @@ class TextEngine:
         step = self.engine.step()
         deltas = [self._advance_or_fail(update) for update in step.updates] if step else []
         for delta in deltas:
-            if delta.finish_reason is not None and self.groups[delta.request_id].is_finished:
+            group = self.groups.get(delta.request_id)
+            if group is not None and group.is_finished:
                 del self.groups[delta.request_id]
         return deltas, step
 

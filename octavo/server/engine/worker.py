@@ -218,10 +218,11 @@ class EngineWorker:
             entries.append(delta_to_list(name, delta))
             if delta.prompt_logprobs:
                 prompt_logprobs.setdefault(name, []).extend(delta.prompt_logprobs)
-            request, is_over = group.samples[delta.index].request, group.is_finished
-            if request.num_output_tokens <= len(delta.token_ids) or is_over:
+            request = group.samples[delta.index].request
+            if request.num_output_tokens <= len(delta.token_ids) or group.is_finished:
                 stats[name] = _stats(group)
-            if is_over and delta.finish_reason is not None:
+        for name in stats:
+            if self._groups[name].is_finished:
                 del self._groups[name]
         message = {
             "ev": "step",
