@@ -1,4 +1,7 @@
-"""The loop: schedule, execute, update. It knows no model, no text and no device."""
+"""The engine's loop: schedule a batch, execute it, update requests with its results.
+
+It knows no model, no text and no device.
+"""
 
 from __future__ import annotations
 
@@ -23,15 +26,15 @@ from octavo.core.step_meter import NoMeter, StepMeter
 
 _log = logging.getLogger("octavo")
 
-# While all requests wait for the store, this long at a time: who has something else to do is heard.
+# Seconds of one wait while all requests wait for the store: between two, the caller gets control.
 _STORE_SECONDS = 0.005
-# At the end, for what is not in the store yet.
+# Seconds at the end for blocks that are not in the store yet.
 _LAST_SECONDS = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class EngineStep:
-    """One finished step: what it ran, what it brought, and how the engine stands after it."""
+    """One finished step: its batch, the updates of requests, and the engine's figures after it."""
 
     batch: Batch
     updates: list[RequestUpdate]
@@ -39,7 +42,8 @@ class EngineStep:
 
 
 class _Submitted(NamedTuple):
-    """A step whose result is awaited. Not whole: it may fail because of what was taken out."""
+    """A step in flight. It is not whole once items were taken out of its batch: it may fail
+    because of them."""
 
     batch: Batch
     handle: StepHandle
@@ -53,13 +57,17 @@ class Engine:
     ``step`` is all that most callers need. A caller that has other work to do while the device is
     busy, or that owns the clock, calls ``begin_step`` and ``finish_step``.
 
-    A request can only fail itself. When a step raises, nothing of it has been taken in, so it can
-    be run again: its batch is cut in halves, which become the next two steps, and so on until the
-    request that makes it raise stands alone and ends with an error. Among n requests that takes
-    2 log2(n) further steps, and since no result depends on what else is in a batch, the others
-    do not notice.
+    A request can only fail itself. When a step raises, none of its results have been taken in, so
+    it can be run again: its batch is cut in halves, which become the next two steps, and so on
+    until the request that makes it raise stands alone and ends with an error. Among n requests that
+    takes 2 log2(n) further steps, and since no result depends on what else is in a batch, the other
+    requests do not notice.
 
-    In the same way a request that ``isolated`` gets steps of its own, between those of the rest.
+    In the same way an ``isolated`` request gets steps of its own, between those of the rest.
+
+    Args:
+        clock: the wall clock, if none is given.
+        meter: measures each step; its figures are part of ``StepStats``.
     """
 
     def __init__(
@@ -77,8 +85,8 @@ class Engine:
         self._submitted: deque[_Submitted] = deque()
         self._last_result_at = -math.inf
         self._halves: deque[Batch] = deque()  # of batches that raised, to be run before others
-        self._isolated: set[str] = set()  # unfinished requests that run alone
-        # Damage to the block pool that was seen: a bug of ours, and never expected.
+        self._isolated: set[str] = set()  # ids of unfinished isolated requests
+        # Damage of the block pool that was found: a bug, never expected.
         self.num_invariant_violations = 0
         self._idle_audit = IdleAudit(scheduler.block_manager)
         self._store = scheduler.block_manager.store
@@ -90,12 +98,16 @@ class Engine:
 
     @property
     def next_result_at(self) -> float | None:
-        """When the oldest step in flight ends, in simulated time. None in real time, or where no
+        """End of the oldest step in flight, in simulated time. None in real time, or where no
         step is in flight."""
         return self._submitted[0].handle.ready_at if self._submitted else None
 
     def add(self, request: Request) -> None:
-        """Queue a request; raises a ``RequestError`` if it can never be served."""
+        """Queue a request.
+
+        Raises:
+            RequestError: it can never be served.
+        """
         self.scheduler.add(request)
         request.is_fed = self.scheduler.config.runs_ahead and self.executor.feeds(request)
         if request.isolated:
@@ -106,8 +118,8 @@ class Engine:
         return self.scheduler.finish(request_id, FinishReason.ABORT)
 
     def stop(self, request: Request, stop_reason: str, num_output_tokens: int) -> None:
-        """End a request because of what its text says: so many of its tokens complete a stop
-        string. Those after them, of the same step, are taken back."""
+        """End a request whose text reached a stop string with its first ``num_output_tokens``
+        tokens. Those after them, of the same step, are taken back."""
         self.scheduler.stop(request, stop_reason, num_output_tokens)
 
     def fail(self, request: Request, error: str) -> None:
@@ -117,7 +129,8 @@ class Engine:
             request.finish_reason = FinishReason.ERROR
 
     def step(self) -> EngineStep | None:
-        """Run one step; None if there is nothing to do, or if all wait for the store.
+        """Run one step; returns None if there is nothing to do, or if all requests wait for the
+        store.
 
         With an executor of depth d, d batches are in flight while results are awaited.
         """
@@ -126,9 +139,10 @@ class Engine:
         return self.finish_step() if self._submitted else None
 
     def begin_step(self) -> bool:
-        """Schedule a batch and submit it. False if no request has anything to compute now."""
+        """Schedule a batch and submit it. Returns False if no request has anything to compute
+        now."""
         if self._submitted and self._isolated:
-            return False  # a step beside it would be company
+            return False  # one step at a time, so that an isolated request is in flight alone
         batch = self._next_batch()
         if not batch.items:
             self._pass_over(batch)
@@ -148,7 +162,7 @@ class Engine:
             handle = self.executor.submit(batch)
         except Exception as error:
             handle = FailedStep(error)
-        except BaseException:  # an interruption: its requests are in flight, and wait for its end
+        except BaseException:  # an interruption: its requests stay in flight until it is run
             self._halves.appendleft(self._without_saves(batch))
             raise
         self._submitted.append(_Submitted(batch, handle, now))
@@ -169,7 +183,8 @@ class Engine:
         return first
 
     def _pass_over(self, batch: Batch) -> None:
-        """Of a step that is not run nobody hears, and its copies are not made."""
+        """Note that a step is not run: its copies are not made, and its departures are reported
+        again."""
         self._store.settle(batch.block_copies, are_done=False)
         self._report_again(batch)
 
@@ -182,7 +197,7 @@ class Engine:
             self._store.settle(batch.block_copies, are_done=False)
             if batch.num_seqs != 1 or batch.block_copies or not is_whole:
                 self._cut(batch)
-                nothing = replace(batch, items=())  # what it computed counts when it is run again
+                nothing = replace(batch, items=())  # its tokens count when they are computed again
                 return EngineStep(nothing, [], self._stats(nothing, []))
             output, seconds = self._blame(batch, error), 0.0
         else:
@@ -202,7 +217,7 @@ class Engine:
         return EngineStep(batch, updates, self._stats(batch, updates, seconds))
 
     def _note_time(self, batch: Batch, begun_at: float) -> float:
-        """What a step took, from when it could run to when its results were there."""
+        """Record the time of a step, from when it could run to its results; returns seconds."""
         now = self.clock.now()
         seconds = now - max(begun_at, self._last_result_at)
         self.scheduler.pacer.observe(batch, seconds)
@@ -225,10 +240,10 @@ class Engine:
         self.executor.close()
 
     def _cut(self, batch: Batch) -> None:
-        """Have a batch that raised run again, in two halves."""
+        """Plan to run a batch that raised again, in two halves."""
         self._withdraw_what_ran_ahead(batch)
-        # Whether its block copies were made cannot be known, and by now their sources may have
-        # been written to: those who wait for copies begin anew.
+        # Whether its block copies were made is unknown, and their sources may have been overwritten
+        # by now: requests that wait for copies begin again.
         copied = {target for _, target in batch.block_copies}
         items = []
         for item in batch.items:
@@ -243,9 +258,9 @@ class Engine:
                 self._halves.appendleft(Batch(batch.step_id, tuple(part), gone))
 
     def _withdraw_what_ran_ahead(self, batch: Batch) -> None:
-        """Take the requests of a step that raised out of later ones: they went on from its tokens.
+        """Take the requests of a step that raised out of later ones, which went on from its tokens.
 
-        What those steps write of them is written over when their turn comes again.
+        What those steps write for them is overwritten when they are scheduled again.
         """
         cut = {item.request for item in batch.items}
         for index, submitted in enumerate(self._submitted):
@@ -255,7 +270,8 @@ class Engine:
         self._halves = deque(self._without(later, cut) for later in self._halves)
 
     def _without(self, batch: Batch, requests: Collection[Request]) -> Batch:
-        """A batch less the items of some requests, which are no longer in flight in it."""
+        """Return a batch without the items of some requests, which are then no longer in flight
+        in it."""
         kept = tuple(item for item in batch.items if item.request not in requests)
         if len(kept) == batch.num_seqs:
             return batch
@@ -265,7 +281,7 @@ class Engine:
         return replace(batch, items=kept)
 
     def _blame(self, batch: Batch, error: Exception) -> StepOutput:
-        """The output of a step that raised because of its only request."""
+        """Return the output of a step that raised because of its only request."""
         (item,) = batch.items
         request_id = item.request.request_id
         if not item.request.is_finished:
@@ -274,11 +290,13 @@ class Engine:
         return StepOutput({}, errors={request_id: f"{type(error).__name__}: {error}"})
 
     def _report_again(self, batch: Batch) -> tuple[str, ...]:
-        """The executor may not have come to hear of those that left before this step."""
+        """Report again which requests left before this step: the executor may not have heard of
+        it."""
         return self.scheduler.report_again(batch.finished_ids + batch.preempted_ids)
 
     def _without_saves(self, batch: Batch) -> Batch:
-        """A batch that may have been run in part: what it was to save may be written over."""
+        """Return a batch without copies to the store: it may have been run in part, and their
+        sources may be overwritten."""
         num_blocks = self.scheduler.block_manager.num_blocks
         saves = [copy for copy in batch.block_copies if copy[1] >= num_blocks]
         self._store.settle(saves, are_done=False)
@@ -288,9 +306,9 @@ class Engine:
     # -- while nothing runs ------------------------------------------------------------------
 
     def save(self) -> bool:
-        """Bring a few blocks to a store that outlives the pool. Whether there are more.
+        """Copy a few blocks to a store that outlives the pool. Returns whether there are more.
 
-        For a driver that has nothing else to do, and at the end: it takes some milliseconds.
+        For a loop that has nothing else to do, and for the end: it takes some milliseconds.
         """
         if self.has_unfinished_requests or self._idle_offload.is_done:
             return False
@@ -309,9 +327,10 @@ class Engine:
         return True
 
     def audit(self) -> bool:
-        """Look over a part of the block pool while nothing runs. Whether there is more of it.
+        """Check a part of the block pool while no request runs. Returns whether there is more of
+        it.
 
-        For a driver that has delivered everything and has nothing else to do: a part takes about a
+        For a loop that has delivered everything and has nothing else to do: a part takes about a
         millisecond. Damage is counted and logged, not raised.
         """
         if self.has_unfinished_requests or self._idle_audit.is_done:
@@ -320,33 +339,37 @@ class Engine:
         return not self._idle_audit.is_done
 
     def check_integrity(self) -> None:
-        """Walk the whole block pool, whatever runs; raises an EngineError if it is damaged."""
+        """Check the whole block pool, whatever runs.
+
+        Raises:
+            EngineError: it is damaged.
+        """
         batches = [submitted.batch for submitted in self._submitted]
         in_flight = {item.request for batch in (*batches, *self._halves) for item in batch.items}
-        # Those that have ended too hold their blocks, until the step that they are in is over.
+        # Ended requests, too, hold their blocks until the step that they are in is over.
         self.scheduler.block_manager.check_integrity(in_flight.union(self.scheduler.running))
 
     def _check_counts(self) -> None:
-        """After every step: what can be seen at once. A leak shows when nothing is left to do."""
+        """Check the counts of blocks after a step. A leak shows when nothing is left to do."""
         blocks = self.scheduler.block_manager
         if not 0 <= blocks.num_cached_blocks <= blocks.num_available_blocks:
             self._note(
                 [f"{blocks.num_cached_blocks} of {blocks.num_available_blocks} blocks are cached"]
             )
         if blocks.num_used_blocks and not self.has_unfinished_requests:
-            self._note([f"{blocks.num_used_blocks} blocks are used by nobody"])
+            self._note([f"{blocks.num_used_blocks} blocks are used by no request"])
         if blocks.states.num_used and not self.has_unfinished_requests:
-            self._note([f"{blocks.states.num_used} slots of states are used by nobody"])
+            self._note([f"{blocks.states.num_used} slots of states are used by no request"])
 
     def _note(self, violations: list[str]) -> None:
         self.num_invariant_violations += len(violations)
         for violation in violations:
             _log.error("the block pool is damaged, please report this: %s", violation)
 
-    # -- figures -----------------------------------------------------------------------------
+    # -- statistics --------------------------------------------------------------------------
 
     def stats(self) -> StepStats:
-        """As it stands between two steps."""
+        """Return the engine's figures between two steps."""
         return self._stats(Batch(self.scheduler.num_steps, ()), [])
 
     def _stats(self, batch: Batch, updates: list[RequestUpdate], seconds: float = 0.0) -> StepStats:
@@ -386,10 +409,11 @@ class Engine:
 
 
 def _apart(batch: Batch) -> list[Batch]:
-    """A batch as one for each prompt that runs alone, and one for the rest.
+    """Split a batch into one for each isolated prompt, and one for the rest.
 
-    Copies of blocks are between samples of one prompt, or from the store, so each goes with who
-    waits for it. Copies to the store come first, and who has left is said with the first.
+    Block copies are between samples of one prompt, or from the store, so each goes with the
+    requests that wait for it. Copies to the store, and the ids of departed requests, go with the
+    first batch.
     """
     parts: dict[str, list[ScheduledRequest]] = {}
     for item in batch.items:
@@ -415,13 +439,14 @@ def _apart(batch: Batch) -> list[Batch]:
 
 
 def _num_due_tokens(running: Iterable[Request]) -> int:
-    """Of prompts under way, and of what is computed again; the last known token is no such thing,
-    since whoever decodes has one to compute."""
+    """Return the tokens still to be computed of prompts under way, and of requests computed
+    again. The last known token does not count, since every decoding request has one to compute."""
     return sum([due - 1 for each in running if (due := each.num_uncomputed_tokens) > 1])
 
 
 def _num_rounds(batch: Batch, updates: Sequence[RequestUpdate]) -> int:
-    """That a lone request decoded in a step: it may have ended before those that were planned."""
+    """Return how many tokens a request alone decoded in a step: it may have ended before those
+    planned."""
     return max(1, len(updates[0].new_token_ids)) if batch.num_rounds > 1 and updates else 1
 
 

@@ -1,7 +1,7 @@
-"""What an engine shows to who watches it closely: the requests of a step, and its block pool.
+"""Snapshots of a running engine: the requests of a step, and a map of the block pool.
 
-Nothing of this is made while nobody watches. What takes long is made seldom: rows of steps and
-pictures of the pool take a fifth of a percent of the engine's time at most, whatever their sizes.
+They are made only while a client watches, and slow ones seldom: rows of steps and pictures of the
+pool take a fifth of a percent of the engine's time at most, whatever their sizes.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from octavo.core.engine import Engine, EngineStep
 from octavo.core.kv_tables import GONE
 from octavo.core.request import Request
 
-_SHARE = 0.001  # of the time, for rows, and for pictures
+_SHARE = 0.001  # of the time, for rows, and again for pictures
 _ROWS_INTERVAL = 0.02  # seconds between two steps whose rows are shown, at least
 _INTERVAL = 0.5  # and between two pictures
-_MOST_CELLS = 2048  # of a map: of a larger pool it has every second block, or third, ...
+_MOST_CELLS = 2048  # of a map: of a larger pool it shows every second block, or third, ...
 _MOST_PARTS = 40  # of the prefix cache
 
-# Who holds a block, where it is no request by its index.
+# Holders of a block other than a request, which has its index.
 FREE, CACHED, SHARED, LEAVING = -1, -2, -3, -4
 
 
 class EngineSnapshot:
-    """Looks at an engine, between its steps."""
+    """Makes snapshots of an engine between its steps."""
 
     def __init__(self, engine: Engine):
         self._engine = engine
@@ -34,12 +34,12 @@ class EngineSnapshot:
 
     @property
     def seconds_to_picture(self) -> float:
-        """Until another one is due; 0 where one is."""
+        """Seconds until the next picture is due; 0 if it is."""
         return max(0.0, self._picture_due_at - self._engine.clock.now())
 
     def at_step(self, step: EngineStep) -> dict[str, Any]:
-        """After a step: its ``rows`` and whom it ``preempted``, and a picture. Each if it is due:
-        empty where all that was done a moment ago."""
+        """Return the ``rows`` of a step and the requests it ``preempted``, and a picture, each
+        if it is due: an empty mapping if both were made a moment ago."""
         clock = self._engine.clock
         look: dict[str, Any] = {}
         begin = clock.now()
@@ -51,7 +51,7 @@ class EngineSnapshot:
         return look
 
     def picture(self) -> dict[str, Any]:
-        """The block ``pool`` and the ``prefixes`` that are cached in it, as they are now."""
+        """Return the block ``pool`` and the ``prefixes`` that are cached in it, as they are now."""
         clock, scheduler = self._engine.clock, self._engine.scheduler
         begin = clock.now()
         blocks = scheduler.block_manager
@@ -65,8 +65,8 @@ class EngineSnapshot:
 
 
 def step_rows(step: EngineStep) -> list[tuple[Any, ...]]:
-    """Of each request in a step: its id, the position of its first token, the tokens that were
-    computed (guesses apart), the new ones that came, and those guessed and accepted."""
+    """Return for each request in a step: its id, the position of its first token, and the
+    numbers of tokens computed (drafts apart), of new tokens, and of drafted and accepted ones."""
     new = {update.request: update.new_token_ids for update in step.updates}
     return [_row(item, new.get(item.request, [])) for item in step.batch.items]
 
@@ -80,10 +80,12 @@ def _row(item: ScheduledRequest, new: list[int]) -> tuple[Any, ...]:
 
 
 def pool_map(blocks: BlockManager, running: list[Request]) -> dict[str, Any]:
-    """Who holds which block, as runs: ``[who, how many, who, ...]``, in the order of the blocks.
+    """Return the holders of blocks as runs: ``[who, how many, who, ...]``, in the order of the
+    blocks.
 
     ``who`` is an index into ``requests``, or FREE, CACHED, SHARED by several requests, or held by
-    one that has ended and is LEAVING with the step that it is in. ``every``: of so many blocks one.
+    one that has ended and is LEAVING with the step that it is in. ``every``: the map has one of so
+    many blocks.
     """
     every = -(-blocks.num_blocks // _MOST_CELLS)
     holders = [_holder(blocks, block_id) for block_id in range(0, blocks.num_blocks, every)]
@@ -102,7 +104,7 @@ def pool_map(blocks: BlockManager, running: list[Request]) -> dict[str, Any]:
 
 
 def _holder(blocks: BlockManager, block_id: int) -> int:
-    """Of a block, as long as no running request is known to hold it."""
+    """Return the holder of a block that no running request is known to hold."""
     if count := blocks.ref_counts[block_id]:
         return LEAVING if count == 1 else SHARED
     return CACHED if block_id in blocks.prefix_cache else FREE

@@ -1,4 +1,4 @@
-"""Where a batch is run, as the engine sees it; implemented in :mod:`octavo.executor`."""
+"""The interface of executors, which run batches; implemented in :mod:`octavo.executor`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class StepHandle(Protocol):
     def ready_at(self) -> float | None: ...
 
     def result(self) -> StepOutput:
-        """Wait for the step and return what it produced. Called once, in order of submission."""
+        """Wait for the step and return its output. Called once, in order of submission."""
         ...
 
 
@@ -47,45 +47,46 @@ class FailedStep:
 class Executor(Protocol):
     """Runs batches in the order of their submission.
 
-    A step that raises may be run again, in parts and without its block copies: whatever it had
-    written until then is written over.
+    A step that raises may be run again, in parts and without its block copies: everything that it
+    had written until then is overwritten.
 
     ``submit`` reads all it needs from the batch (block tables too) before it returns, because the
     scheduler may change them afterwards.
 
-    With tokens of its own (``feeds_tokens``) an executor is given steps that go on from a token
-    which the step before has yet to sample, of those requests that it ``feeds``, so that others can
-    wait for their tokens without slowing these: then ``request.token_ids`` ends one token short of
-    ``item.end``, and the executor takes the one it sampled. The place of what it samples is
-    ``item.end``, whatever the request knows by then, and penalties have to count that token too.
-    If a step raises, later ones that would go on from it are given up: what comes of them does not
-    matter, for these requests, and they may raise as well.
+    An executor that keeps sampled tokens (``feeds_tokens``) is given steps that go on from a token
+    which the step before has yet to sample, for those requests that it ``feeds``, so that other
+    requests can wait for their tokens without slowing these: then ``request.token_ids`` ends one
+    token short of ``item.end``, and the executor takes the one it sampled. The position of the
+    token that it samples next is ``item.end``, whatever the request knows by then, and penalties
+    have to count the awaited token too. If a step raises, later ones that would go on from it are
+    given up: their results for these requests do not matter, and they may raise as well.
     """
 
     @property
     def depth(self) -> int:
-        """How many batches may be in flight, the one that is being run included."""
+        """Number of batches that may be in flight, the one being run included."""
         ...
 
     @property
     def feeds_tokens(self) -> bool:
-        """Whether a request may be in several of them. Of no use to a pipeline of ranks, whose
+        """True if a request may be in several of them. Of no use to a pipeline of ranks, whose
         first stage would stand still until the last one has sampled."""
         ...
 
     def feeds(self, request: Request) -> bool:
-        """Whether this one may: whether its tokens are chosen without a word from the host. Asked
+        """Return whether this request may: whether its tokens are chosen without the host. Asked
         once, when it is added, where ``feeds_tokens``."""
         ...
 
     def kv_capacity(self) -> int:
-        """Blocks that fit into the memory set aside for KV."""
+        """Return the number of blocks that fit into the memory set aside for KV."""
         ...
 
     def submit(self, batch: Batch) -> StepHandle: ...
 
     def probe(self) -> Probe:
-        """The door for those who look into an executor and do not run it: benchmarks, quality."""
+        """Return a view of the executor for code that measures or inspects it: benchmarks,
+        quality."""
         ...
 
     def close(self) -> None: ...
@@ -122,10 +123,10 @@ class ExecutorAround:
 
 
 class LogitsObserver(Protocol):
-    """Sees whole rows of logits at positions of prompts."""
+    """Receives whole rows of logits at positions of prompts."""
 
     def wants(self, request: Request) -> range:
-        """The positions still to be shown; asked for each request of a step.
+        """Return the positions still to be shown; asked for each request of a step.
 
         A preempted request computes its positions again: those that it does not name again are
         shown once.
@@ -133,7 +134,7 @@ class LogitsObserver(Protocol):
         ...
 
     def observe(self, request: Request, first: int, logits: Any) -> None:
-        """Logits [R, V] of R positions from ``first`` on; the row of p judges the token at p + 1.
+        """Take logits [R, V] of R positions from ``first`` on; row p scores the token at p + 1.
 
         They are a float32 array of numpy, which the core does not know; not to be changed, nor kept
         after the call.
@@ -144,9 +145,9 @@ class LogitsObserver(Protocol):
 class WeightMatrix(Protocol):
     """A weight that a step reads whole, as it lies in memory.
 
-    ``is_head``: it makes logits, and is read only where something is sampled. ``arithmetic``: what
-    its products are computed in, by a name that :meth:`Probe.products` knows. ``share``: of an
-    expert's matrix, how many of how many a token uses; it is read if any token uses it.
+    ``is_head``: it makes logits, and is read only where something is sampled. ``arithmetic``: the
+    type of its products, by a name that :meth:`Probe.products` knows. ``share``: for an expert's
+    matrix, (experts that a token uses, experts); it is read if any token uses it.
     """
 
     @property
@@ -162,12 +163,12 @@ class WeightMatrix(Protocol):
 
 
 class Probe(Protocol):
-    """What an executor says of itself. It stays valid as long as the executor, and its figures move
-    on with it."""
+    """A view of an executor's facts and figures. It stays valid as long as the executor, and its
+    figures move on with it."""
 
     @property
     def isa(self) -> str | None:
-        """The instruction set of native CPU kernels, None without them."""
+        """Instruction set of the native CPU kernels, None without them."""
         ...
 
     @property
@@ -175,34 +176,34 @@ class Probe(Protocol):
 
     @property
     def kernel_seconds(self) -> float:
-        """Time spent in the model so far: what is left of a step's time is the engine's."""
+        """Time spent in the model so far: the rest of a step's time is the engine's."""
         ...
 
     @property
     def kv_bytes_per_token(self) -> float:
-        """Keys and values of one token, in all layers."""
+        """KV bytes of one token, in all layers."""
         ...
 
     @property
     def attention_arithmetic(self) -> str: ...
 
     def matrices(self) -> Sequence[WeightMatrix]:
-        """The weights that a step reads. An embedding is not one: a step takes rows of it."""
+        """Return the weights that a step reads. An embedding is none: a step takes rows of it."""
         ...
 
     def products(self, arithmetic: str) -> Callable[[int], float]:
-        """A probe of the device: ``run(rounds)`` multiplies as the model's kernels do, and returns
-        the operations that it did."""
+        """Return a probe of the device: called with a number of repetitions, it multiplies as
+        the model's kernels do, and returns the number of operations."""
         ...
 
     def reads(self) -> Callable[[], float]:
-        """A probe of the device: ``run()`` reads more memory than any cache holds, and returns the
-        bytes."""
+        """Return a probe of the device: called, it reads more memory than any cache holds, and
+        returns the bytes."""
         ...
 
     def expert_tokens(self) -> tuple[int, ...]:
-        """Tokens that each expert has got so far, in all layers; () where there are no experts, or
-        nobody counts."""
+        """Return the tokens that each expert got so far, in all layers; () without experts, or
+        without counting."""
         ...
 
     def observe_logits(self, observer: LogitsObserver | None) -> None:

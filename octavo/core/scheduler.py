@@ -1,9 +1,9 @@
-"""Which tokens of which requests the next step computes, and what its results mean.
+"""Chooses the tokens that the next step computes, and updates requests with its results.
 
-There is no prefill phase and no decode phase. Each step has one budget of tokens and hands them
-out so that every request's computed tokens catch up with its known tokens: one token for a
-request that decodes, a chunk for one whose prompt is under way, nothing for what the prefix cache
-already holds, everything again for one that was preempted. The idea is vLLM's (V1 scheduler).
+There is no prefill phase and no decode phase. Each step has one budget of tokens and hands them out
+so that every request's computed tokens catch up with its known tokens: one token for a request that
+decodes, a chunk for one whose prompt is under way, nothing for what the prefix cache already holds,
+everything again for one that was preempted. The idea is vLLM's (V1 scheduler).
 """
 
 from __future__ import annotations
@@ -44,16 +44,16 @@ class SchedulerConfig:
             fit the budget.
         max_queued_requests, max_queued_tokens: bounds of the waiting queue, whose requests count
             with all tokens that they may come to have (``RequestWork``); None is no bound.
-        target_step_seconds: what a step may last while somebody is being answered: prompts are cut
-            into chunks that take no longer (``core/prefill_pacing.py``). 0 is no bound.
+        target_step_seconds: the longest that a step should take while a request decodes: prompts
+            are cut into chunks that keep to it (``core/prefill_pacing.py``). 0 is no bound.
         max_rounds: tokens that a request which is alone may decode in one step.
         runs_ahead: a request may be in several steps at once; see ``Executor.feeds_tokens``.
         ageing_steps: waiting this many steps counts as much as one level of priority, so that no
             priority can starve another.
         max_priority: levels above and below 0. Beyond them a priority counts as the last level, so
-            that nobody is overtaken by those who come more than 2 x max_priority x ageing_steps
-            steps later.
-        sights: what requests see of their own tokens.
+            that no request is overtaken by one that comes more than
+            2 x max_priority x ageing_steps steps later.
+        sink_windows: which of their own tokens requests attend to.
     """
 
     max_num_batched_tokens: int = 2048
@@ -95,7 +95,7 @@ class SchedulerConfig:
 
 @dataclass(slots=True)  # not frozen, for the reason that ScheduledRequest is not
 class RequestUpdate:
-    """What one step brought for one request. Its state is read from ``request``."""
+    """The tokens that one step brought for one request. Its state is read from ``request``."""
 
     request: Request
     new_token_ids: list[int]
@@ -104,7 +104,7 @@ class RequestUpdate:
 
 
 class Scheduler:
-    """Owns the state of all requests. ``schedule`` decides, ``update`` draws the consequences."""
+    """Owns the state of all requests. ``schedule`` plans a step, ``update`` applies its results."""
 
     def __init__(
         self,
@@ -123,7 +123,7 @@ class Scheduler:
         )
         # Without chunks there is nothing to pace.
         self.pacer = Pacer(config.target_step_seconds if config.enable_chunked_prefill else 0.0)
-        # What waits, as limits count it; and in which order it may join.
+        # Waiting requests, as limits count them, and in their order.
         limits = QueueLimits(config.max_queued_requests, config.max_queued_tokens)
         self.queued_work = WorkBudget(limits)
         self.waiting = FairQueue()
@@ -138,15 +138,14 @@ class Scheduler:
         self._finished_ids: list[str] = []
         self._is_short_of_blocks = False  # in the last step
 
-    # -- the door ----------------------------------------------------------------------------
+    # -- add and end -------------------------------------------------------------------------
 
     def add(self, request: Request) -> None:
         """Queue a request, or refuse it at once if it could never be served.
 
         Raises:
-            InvalidRequestError: the prompt is empty or could not wait in any queue, or the id is
-                in use.
-            PromptTooLongError: it needs more tokens than the context or the pool can hold.
+            InvalidRequestError: the prompt is empty or could not wait in any queue, or the id is in
+            use. PromptTooLongError: it needs more tokens than the context or the pool can hold.
             QueueFullError: the waiting queue is at its bound.
         """
         if request.request_id in self.requests:
@@ -166,7 +165,8 @@ class Scheduler:
         self._enqueue(request)
 
     def _total_tokens_of(self, request: Request) -> int:
-        """Tokens at which the request ends by length; raises if that can never be reached."""
+        """Return the number of tokens at which the request ends by length; raises if that can
+        never be reached."""
         config, blocks = self.config, self.block_manager
         num_tokens = total_tokens_of(
             request.num_prompt_tokens,
@@ -195,8 +195,8 @@ class Scheduler:
     ) -> Request | None:
         """End a request from outside, in any state. Unknown and ended ids are no error.
 
-        Blocks of a request that is in flight are still being written; they return to the pool
-        when that step ends.
+        Blocks of a request that is in flight are still being written; they return to the pool when
+        that step ends.
         """
         request = self.requests.get(request_id)
         if request is not None:
@@ -204,7 +204,7 @@ class Scheduler:
         return request
 
     def stop(self, request: Request, stop_reason: str, num_output_tokens: int) -> None:
-        """End a request at a stop string, which ``num_output_tokens`` of its tokens complete.
+        """End a request at a stop string, which its first ``num_output_tokens`` tokens complete.
 
         It may have ended in the same step already: at its length, or at a token further on.
         """
@@ -231,12 +231,12 @@ class Scheduler:
             self.block_manager.free(request)
 
     def retract(self, request: Request) -> None:
-        """Take a request out of a step that raised, to be computed anew from its first token."""
+        """Take a request out of a step that raised, to be computed again from its first token."""
         request.num_tokens_in_flight = request.num_awaited_tokens = 0
         if request.is_finished:
             self.block_manager.free(request)
             return
-        request.fork_of = None  # from a fork it would come back as it is now
+        request.fork_of = None  # a fork would bring back the blocks that it has now
         self._preempt(request)
         self.report_again([request.request_id])
 
@@ -247,9 +247,10 @@ class Scheduler:
         self.block_manager.states.withdraw(item.request)
 
     def report_again(self, request_ids: Iterable[str]) -> tuple[str, ...]:
-        """Name these as finished in the next batch too: the last one may not have got through.
+        """Name these requests as finished in the next batch too: the last one may not have got
+        through.
 
-        But not those that have been admitted in the meantime. Returns whom that leaves.
+        Requests that were admitted in the meantime are left out. Returns the others.
         """
         gone = tuple(request_id for request_id in request_ids if not self._is_running(request_id))
         self._finished_ids.extend(gone)
@@ -262,14 +263,15 @@ class Scheduler:
     # -- schedule ----------------------------------------------------------------------------
 
     def schedule(self) -> Batch:
-        """Decide the next step.
+        """Plan the next step.
 
         1. Running requests, those that decode first, so that none waits behind a prompt. One that
            needs a block when none is left preempts the cheapest request that comes after it.
-           One whose last step has not ended yet runs ahead of it, if what it lacks is certain.
+           One whose last step has not ended yet runs ahead of it, if its next token is certain.
         2. Then waiting requests, in the order of their queue, while budget, slots and blocks last,
-           and only if nobody had to be preempted. The first that does not fit ends the admission:
-           nobody is overtaken for being big. An admitted request gets the blocks of all its known
+           and only if no request had to be preempted. The first that does not fit ends the
+           admission: no request is overtaken for being large. An admitted request gets the blocks
+               of all its known
            tokens at once, so it will produce a token before it can be preempted. (Those of
            windows come chunk by chunk: see ``_cheapest_victim``.)
         """
@@ -324,16 +326,17 @@ class Scheduler:
         return batch
 
     def _budget(self, num_decoding: int) -> int:
-        """Tokens of the next step: fewer, where a large chunk would keep streams waiting."""
+        """Return the tokens of the next step: fewer, where a large chunk would delay decoding
+        requests."""
         paced = num_decoding + self.pacer.prompt_tokens(num_decoding)
         return int(min(self.config.max_num_batched_tokens, paced))
 
     def _ready(self) -> tuple[list[Request], list[Request]]:
-        """Running requests that a step may take: those that need a single token, and those that
-        need more. Both in order of admission.
+        """Return the running requests that a step may take: those that need a single token, and
+        those that need more. Both in order of admission.
 
-        Who runs ahead comes after those of its kind who are in no step. Nobody does while somebody
-        is short of blocks, because only those that are not in flight can be preempted.
+        Requests that run ahead come after those of their kind that are in no step. None runs ahead
+        while blocks are short, because only requests that are not in flight can be preempted.
         """
         ready = [request for request in self.running if not request.num_tokens_in_flight]
         if self.lookahead.runs_ahead and not self._is_short_of_blocks:
@@ -345,9 +348,9 @@ class Scheduler:
         return decoding, [request for request in ready if request.num_uncomputed_tokens > 1]
 
     def _next_item(self, request: Request, budget: int) -> ScheduledRequest | None:
-        """The next tokens of a request that a budget pays for, None if there are none.
+        """Return the next tokens of a request that a budget pays for, None if there are none.
 
-        And the one that they lead to, if they are all that is known.
+        A token is sampled if they include its last known one.
         """
         start = request.num_computed_tokens + request.num_tokens_in_flight
         missing = len(request.token_ids) + request.num_awaited_tokens - start
@@ -361,7 +364,8 @@ class Scheduler:
         return ScheduledRequest(request, start, num_tokens, int(num_tokens == missing))
 
     def _make_room(self, request: Request, num_tokens: int) -> tuple[bool, list[Request]]:
-        """Allocate slots up to ``num_tokens``, preempting where it must. Also returns whom."""
+        """Allocate slots up to ``num_tokens``, preempting where it must. Also returns the
+        preempted requests."""
         victims: list[Request] = []
         while not self.block_manager.allocate(request, num_tokens):
             victim = self._cheapest_victim(request)
@@ -374,15 +378,16 @@ class Scheduler:
         return True, victims
 
     def _cheapest_victim(self, request: Request) -> Request | None:
-        """Whose blocks to take: of those ``behind`` a request, who has least to compute again.
+        """Return the request whose blocks to take: of those ``behind`` a request, the one with the
+        fewest tokens to compute again.
 
-        Whoever comes first in that order can take from all others and lose to none, so it ends
-        in bounded time, and then the next one does: nothing starves. A request that has not
-        produced a token since its admission is spared, so every preemption is paid for with
-        progress; None then means to wait for it. The last in order can only preempt itself.
+        The first request in that order can take from all others and lose to none, so it ends in
+        bounded time, and then the next one does: nothing starves. A request that has not produced a
+        token since its admission is spared, so every preemption is paid for with progress; None
+        then means to wait for it. The last in order can only preempt itself.
 
-        Where windows are, or requests that have a sight, a prompt may need blocks before it has
-        produced anything: if all that come after would be spared, none is, but those in flight.
+        With windows, or sink windows, a prompt may need blocks before it has produced anything: if
+        all that come after would be spared, none is, except those in flight.
         """
         others = behind(request, self.running)
         if not others:
@@ -392,8 +397,8 @@ class Scheduler:
             self.block_manager.has_windows
             or any(other.sink_window is not None for other in (request, *others))
         ):
-            # What windows need comes chunk by chunk, so whoever is in the middle of a prompt may
-            # have to wait for those who are, too.
+            # Blocks of windows come chunk by chunk, so a request in the middle of a prompt may have
+            # to wait for others in the middle of theirs.
             victims = [other for other in others if not other.num_tokens_in_flight]
         return min(
             victims,
@@ -402,7 +407,8 @@ class Scheduler:
         )
 
     def may_preempt(self, request: Request) -> bool:
-        """Whether its blocks may be taken: not in flight, and not before it has made progress."""
+        """Return whether its blocks may be taken: not in flight, and not before it has made
+        progress."""
         return not request.num_tokens_in_flight and (
             len(request.token_ids) > request.num_tokens_at_admission
         )
@@ -438,11 +444,11 @@ class Scheduler:
             num_shared, num_tokens = shared.num_tokens, len(request.token_ids)
             if not self.config.enable_chunked_prefill and num_tokens - num_shared > budget:
                 return
-            # One block for each running request, lest the newcomer is thrown out at once.
+            # One block for each running request, so that the new one is not preempted at once.
             headroom = len(self.running) * self.block_manager.num_tables
             if not self.block_manager.admit(request, shared, num_tokens, headroom, budget):
                 return
-            # What was preempted is computed again, and was paid for.
+            # Preempted requests have paid for the tokens that are computed again.
             self.waiting.admit(request, 0 if request.num_preemptions else num_tokens - num_shared)
             self.queued_work.give_back(request.tenant, RequestWork(1, request.max_total_tokens))
             self.running.append(request)
@@ -460,10 +466,10 @@ class Scheduler:
             yield item
 
     def _shared_prefix(self, request: Request) -> SharedPrefix:
-        """Blocks that hold the KV of the request's first tokens.
+        """Return blocks that hold the KV of the request's first tokens.
 
-        From the prefix cache, or from the request it forks from, whichever has more. The last
-        known token is always computed, because its logits are needed.
+        They come from the prefix cache, or from the request it forks from, whichever has more. The
+        last known token is always computed, because its logits are needed.
         """
         if _reports_prompt(request):
             return self.block_manager.nothing_shared
@@ -471,21 +477,21 @@ class Scheduler:
         source = request.fork_of
         if source is not None and source.status is RequestStatus.RUNNING:
             num_forked = min(source.num_computed_tokens, request.num_prompt_tokens - 1)
-            if num_forked >= cached.num_tokens:  # of as many, those that need no copies
+            if num_forked >= cached.num_tokens:  # if equal, forked blocks: they need no copies
                 forked = self.block_manager.fork(source, num_forked)
                 return max(forked, cached, key=lambda shared: shared.num_tokens)
         return cached
 
     def _miss_reason(self, request: Request, num_shared: int) -> MissReason:
-        """Why no more of its tokens were shared."""
+        """Return the reason why no more of its tokens were shared."""
         if _reports_prompt(request):
             return MissReason.PROMPT_LOGPROBS
         limit = len(request.token_ids) - 1
         return self.block_manager.why_no_more(request, num_shared, limit)
 
     def _awaits_fork(self, request: Request) -> bool:
-        """Whether the prompt that a request shares is still being computed by another request, or
-        copied from the store."""
+        """Return whether the prompt that a request shares is still being computed, or restored
+        from the store."""
         source = request.fork_of
         if source is None or source.is_finished:
             return False
@@ -503,11 +509,11 @@ class Scheduler:
     # -- update ------------------------------------------------------------------------------
 
     def update(self, batch: Batch, output: StepOutput) -> list[RequestUpdate]:
-        """Take in the results of a step: tokens, published blocks, requests that end."""
+        """Apply the results of a step: tokens, published blocks, requests that end."""
         updates: list[RequestUpdate] = []
         commit, token_ids_of = self.block_manager.commit, output.token_ids
         end_of_states = self.block_manager.states.end
-        charge, somebody_waits = self.waiting.charge, len(self.waiting) > 0
+        charge, has_waiting = self.waiting.charge, len(self.waiting) > 0
         for item in batch.items:
             request = item.request
             request.num_tokens_in_flight -= item.num_tokens
@@ -534,7 +540,7 @@ class Scheduler:
             if output.prompt_logprobs:
                 update.prompt_logprobs = output.prompt_logprobs.get(request_id, ())
                 request.num_prompt_logprobs += len(update.prompt_logprobs)
-            if somebody_waits:
+            if has_waiting:
                 charge(request, len(new_token_ids))
             if new_token_ids or update.prompt_logprobs:
                 updates.append(update)
@@ -543,7 +549,7 @@ class Scheduler:
         return updates
 
     def _take_back(self, item: ScheduledRequest, new_token_ids: list[int]) -> None:
-        """Slots of tokens that a step might have brought, and did not."""
+        """Give back slots of tokens that a step might have brought, and did not."""
         request, draft = item.request, item.draft
         self.block_manager.trim(request, len(request.token_ids))
         if draft is None:
@@ -559,7 +565,7 @@ class Scheduler:
             self.proposer.forget(request)
 
     def _append(self, request: Request, token_ids: list[int]) -> list[int]:
-        """Append sampled tokens up to the first that ends the request; returns those taken."""
+        """Append sampled tokens up to the first that ends the request; returns those appended."""
         num_taken = 0
         params, known = request.params, request.token_ids
         num_output = len(known) - request.num_prompt_tokens
@@ -585,7 +591,7 @@ class Scheduler:
 
 
 def _reports_prompt(request: Request) -> bool:
-    """Whether every position of a prompt has to be computed, as something is said of it."""
+    """Return whether every position of a prompt has to be computed, for its log-probabilities."""
     return request.params.prompt_logprobs is not None and (
         request.num_prompt_logprobs < request.num_prompt_tokens - 1
     )

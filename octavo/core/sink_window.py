@@ -1,14 +1,15 @@
-"""What a request's queries see of its own tokens, where that is not all: sinks and a window.
+"""Attention sinks with a sliding window: the part of its own tokens that a request attends to.
 
-A model that only ever sees the last positions breaks down when the first ones go, as much of its
-attention rests there whatever they say. With a few of the first tokens kept it goes on for ever:
-*attention sinks* (StreamingLLM, Xiao et al. 2023, arXiv 2309.17453)::
+A model that only ever attends to the last positions breaks down when the first ones go, as much of
+its attention rests there whatever they say. With a few of the first tokens kept it goes on for
+ever: *attention sinks* (StreamingLLM, Xiao et al. 2023, arXiv 2309.17453)::
 
     position     0 1 2 3 | 4 ........ 995 | 996 .......... 1999       sinks 4, window 1004
     as it sees   0 1 2 3                    4 ............ 1007       and places in the cache
 
-Rotations know distances alone. To the sinks a query stands at its place in the cache, which is the
-last one; to the window, at its position. So keys stay as they were written, and nothing drifts.
+Rotary embeddings depend on distances alone. For the sinks a query stands at its place in the cache,
+which is the last one; for the window, at its position. So keys stay as they were written, and
+errors do not add up.
 
 A window that moves by leaps of more than one token is what llama.cpp calls a *context shift*: when
 the context is full, half of what is behind the first ``n_keep`` tokens is dropped at once.
@@ -24,10 +25,10 @@ from octavo.base.errors import ConfigError, InvalidRequestError
 
 DEFAULT_SINKS = 4  # of the paper
 
-# Kernels add up keys in splits of so many positions (csrc/attention.h). What is left out of a cache
-# is a multiple of them, so that sums are the same wherever a prompt was cut.
+# Kernels add up keys in splits of this many positions (csrc/attention.h). The tokens that are left
+# out are a multiple of it, so that sums are the same wherever a prompt was cut.
 SPLIT = 256
-# Angles of rotations begin anew after a multiple of these, lest tables grow without end.
+# Angles of rotations begin again after a multiple of this, so that tables do not grow without end.
 _TURN = 4096
 
 
@@ -35,7 +36,7 @@ _TURN = 4096
 class SinkWindow:
     """The first ``sinks`` tokens, and the last ``window`` of the others, the query's own included.
 
-    ``stride``: where the window is full, so many tokens leave it at once.
+    ``stride``: number of tokens that leave a full window at once.
     """
 
     sinks: int
@@ -50,25 +51,26 @@ class SinkWindow:
 
     @property
     def num_tokens(self) -> int:
-        """That a query sees at most. Those before are computed as if it saw all."""
+        """Largest number of tokens that a query attends to. Earlier queries attend to all."""
         return self.sinks + self.window
 
     @property
     def turn(self) -> int:
-        """Positions after which angles begin anew."""
+        """Number of positions after which angles of rotary embeddings begin again."""
         return -(-self.num_tokens // _TURN) * _TURN
 
     def first_seen(self, position: int) -> int:
-        """The first position behind the sinks that the query at ``position`` sees."""
+        """Return the first position behind the sinks that the query at ``position`` attends to."""
         beyond = position + 1 - self.num_tokens
         return self.sinks + (-(-beyond // self.stride) * self.stride if beyond > 0 else 0)
 
     def place(self, position: int) -> int:
-        """Where the query at ``position`` stands as the sinks see it."""
+        """Return the place in the cache of the query at ``position``, where it stands for the
+        sinks."""
         return position - (self.first_seen(position) - self.sinks)
 
     def left_behind(self, num_tokens: int, block_size: int) -> range:
-        """The blocks of ``num_tokens`` tokens that no query after them sees.
+        """Return the blocks of ``num_tokens`` tokens that no query after them attends to.
 
         The last full block is kept, as those of windows are (``kv_tables.first_kept``).
         """
@@ -77,29 +79,30 @@ class SinkWindow:
         return range(first_behind, max(first_behind, first_kept))
 
     def left_out(self, num_tokens: int, block_size: int) -> int:
-        """Tokens behind the blocks of the sinks that need no place in a table, if all queries come
-        after ``num_tokens``: a multiple of ``SPLIT`` and of ``block_size``."""
+        """Return the number of tokens behind the sinks' blocks that need no place in a table, if
+        all queries come after ``num_tokens``: a multiple of ``SPLIT`` and of ``block_size``."""
         unit = unit_left_out(block_size)
         return len(self.left_behind(num_tokens, block_size)) * block_size // unit * unit
 
     def most_blocks(self, block_size: int, step_tokens: int) -> int:
-        """That a request holds at once, if no step adds more than ``step_tokens`` to it."""
-        # What was left behind goes when a block is full, so almost one of it may still be there.
+        """Return the blocks that a request holds at most, if no step adds more than
+        ``step_tokens`` to it."""
+        # Blocks are given back when one is full, so almost a block beyond the window may be held.
         behind = max(self.window, block_size) + block_size - 1 + step_tokens
         return -(-self.sinks // block_size) + -(-behind // block_size) + 1
 
     def num_angles(self, num_tokens: int) -> int:
-        """Positions of which tables of rotations need rows, for so many tokens of a sequence."""
+        """Return the rows that tables of rotations need for ``num_tokens`` tokens of a sequence."""
         return num_tokens if num_tokens <= self.turn else self.turn + self.window
 
 
 def unit_left_out(block_size: int) -> int:
-    """Tokens that are left out of a table at once."""
+    """Return the number of tokens that are left out of a table at once."""
     return math.lcm(SPLIT, block_size)
 
 
 class HasSinkWindow(Protocol):
-    """The parameters of a request, or the fields of a body; None is as the engine has it."""
+    """The parameters of a request, or the fields of a body; None takes the engine's setting."""
 
     @property
     def attention_sinks(self) -> int | None: ...
@@ -111,12 +114,12 @@ class HasSinkWindow(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class SinkWindowRules:
-    """What requests see that say nothing of it, and what they may ask for.
+    """The sink window of requests that ask for none, and what requests may ask for.
 
     Args:
-        attention_sinks, window: of those that ask for none; with a window of 0 they see all.
+        attention_sinks, window: for requests that ask for none; with a window of 0 they see all.
         context_shift: a context that is full is shifted, behind ``n_keep`` tokens.
-        why_not: what keeps this model, or what runs it, from any of it; empty for nothing.
+        why_not: the reason why this model, or what runs it, cannot have any; empty if it can.
         may_be_asked: a request may have a window of its own. With one it can go on for ever, so a
             server leaves that to its operator.
     """
@@ -129,14 +132,18 @@ class SinkWindowRules:
     may_be_asked: bool = True
 
     def check(self, max_model_len: int) -> None:
-        """ConfigError if requests that ask for nothing could not have what is theirs then."""
+        """Check the settings against the context.
+
+        Raises:
+            ConfigError: requests that ask for nothing could not have these settings.
+        """
         try:
             self._sink_window(self.attention_sinks, self.window, self.n_keep, max_model_len)
         except InvalidRequestError as error:
             raise ConfigError(str(error)) from error
 
     def of(self, asked: HasSinkWindow, max_model_len: int) -> SinkWindow | None:
-        """What a request sees; None is all of its tokens.
+        """Return the sink window of a request; None attends to all of its tokens.
 
         Raises:
             InvalidRequestError: it asks for what it cannot have.

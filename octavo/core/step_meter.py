@@ -1,4 +1,4 @@
-"""How near each step came to what the device allows: the interface, and meters around a meter.
+"""Meters of how near each step came to the limits of its device.
 
 octavo.cost.roofline_meter      measures by the ceilings of the device and of the engine
 NoMeter, SwitchableMeter        measure nothing; nothing until another meter is switched on
