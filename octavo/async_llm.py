@@ -31,19 +31,19 @@ _log = logging.getLogger("octavo")
 
 
 def AsyncEngineArgs(model: str | None = None, **settings: Any) -> EngineArgs:  # noqa: N802
-    """`EngineArgs` of octavo's settings and vLLM's, under vLLM's name."""
+    """Return `EngineArgs` of octavo's settings and vLLM's, under vLLM's name."""
     return EngineArgs.from_kwargs(model, **settings)
 
 
 class _AsyncOutputQueue:
-    """What is new of one request, handed from the engine's thread to a coroutine.
+    """The new deltas of one request, handed from the engine's thread to a coroutine.
 
     However slow the coroutine is, each delta waits here once, and it is woken once for all of them.
     """
 
     def __init__(self, request_id: str) -> None:
         self.request_id = request_id
-        self.is_aborted = False  # whether somebody asked for it, so far
+        self.is_aborted = False  # set when `AsyncLLM.abort` was called
         self.group: SampleGroup | None = None  # set by the engine's thread when it is added
         self.loop = asyncio.get_running_loop()
         self._news: deque[Delta] = deque()
@@ -54,19 +54,19 @@ class _AsyncOutputQueue:
     # -- the engine's thread -----------------------------------------------------------------
 
     def put(self, delta: Delta) -> bool:
-        """Whether the coroutine is to be woken, by ``wake``."""
+        """Append a delta; returns whether the coroutine has to be woken, by ``wake``."""
         self._news.append(delta)
         return self._must_wake()
 
     def fail(self, error: BaseException) -> None:
-        """Raise an error in the coroutine, after it has read what is there."""
+        """Raise an error in the coroutine, after it has read the deltas that are there."""
         self._error = error
         if self._must_wake():
             wake(self.loop, [self])
 
     def _must_wake(self) -> bool:
-        # Only we set it, when the news are there; only the other thread resets it, before it reads
-        # them: none is overlooked.
+        # Only this thread sets it, after it appended; only the other thread resets it, before it
+        # reads: no delta is overlooked.
         if self._is_wake_due:
             return False
         self._is_wake_due = True
@@ -79,7 +79,7 @@ class _AsyncOutputQueue:
         self._has_news.set()
 
     async def read(self) -> list[Delta]:
-        """All that is new; waits until there is something. Raises what the engine said last."""
+        """Return all new deltas; waits until there is one. Raises the error given to ``fail``."""
         while not self._news:
             if self._error is not None:
                 raise self._error
@@ -125,13 +125,13 @@ class AsyncLLM:
         self.config = self._loaded.config
         self._mailboxes: dict[str, _AsyncOutputQueue] = {}
         self._text_engine = self._loaded.text_engine
-        self._driver = EngineLoop(self._text_engine, self._deliver)
+        self._engine_loop = EngineLoop(self._text_engine, self._deliver)
         self._closed = False
         self._thread = threading.Thread(target=self._run, name="octavo-engine", daemon=True)
         self._thread.start()
 
     def engine_info(self) -> dict[str, Any]:
-        """Device, dtype, kernels and memory."""
+        """Return device, dtype, kernels and memory."""
         return self._loaded.info
 
     def get_tokenizer(self) -> Any:
@@ -154,11 +154,11 @@ class AsyncLLM:
     ) -> AsyncGenerator[RequestOutput, None]:
         """Complete a prompt; yields an output whenever there is something new.
 
-        What it holds is said by ``sampling_params.output_kind``: the whole output so far, what is
-        new since the last one (which costs the same at each, however long the answer is), or, with
-        FINAL_ONLY, all of it at the end. Who is slow to ask for the next output finds in it all
-        that is new by then. Of vLLM's arguments, those that octavo has nothing for
-        (``lora_request``, ``tokenization_kwargs``, ``trace_headers``, …) take None alone.
+        ``sampling_params.output_kind`` chooses its content: the whole output so far, the part that
+        is new since the last one (which costs the same at each, however long the answer is), or,
+        with FINAL_ONLY, all of it at the end. A caller that asks for the next output late gets all
+        that is new by then in one. Arguments of vLLM's whose features octavo lacks
+        (``lora_request``, ``tokenization_kwargs``, ``trace_headers``, …) accept only None.
 
         Raises:
             RequestError: the prompt or the parameters cannot be served.
@@ -227,11 +227,11 @@ class AsyncLLM:
         if self._mailboxes.setdefault(request_id, mailbox) is not mailbox:
             raise InvalidRequestError(f"{request_id!r} is in use", "request_id")
         try:
-            if self._closed:  # asked only now: whoever closes it tells the mailboxes that are there
+            if self._closed:  # checked only now: closing it fails the mailboxes that are registered
                 raise EngineError("the engine was shut down")
             # Tokenizing a long prompt takes its time: not on the event loop, nor between steps.
             text, ids, bad_words = await asyncio.to_thread(self._encode, tokenize, params)
-            self._driver.tell(
+            self._engine_loop.tell(
                 lambda: self._add(mailbox, text, ids, bad_words, params, priority, cache_salt)
             )
             deltas = await mailbox.read()
@@ -246,7 +246,7 @@ class AsyncLLM:
                     return
                 deltas = await mailbox.read()
         finally:
-            self._driver.tell(lambda: self._text_engine.abort(request_id))
+            self._engine_loop.tell(lambda: self._text_engine.abort(request_id))
             del self._mailboxes[request_id]
 
     async def abort(self, request_id: str) -> None:
@@ -254,18 +254,18 @@ class AsyncLLM:
         mailbox = self._mailboxes.get(request_id)
         if mailbox is not None:
             mailbox.is_aborted = True
-            self._driver.tell(lambda: self._abort(mailbox))
+            self._engine_loop.tell(lambda: self._abort(mailbox))
 
     def shutdown(self) -> None:
         """Abort everything and end the engine's thread. May be repeated."""
         self._closed = True
-        self._driver.stop()
+        self._engine_loop.stop()
         self._thread.join()
 
     def _encode(
         self, tokenize: Callable[[], tuple[str | None, list[int]]], params: SamplingParams
     ) -> tuple[str | None, list[int], Sequence[Sequence[int]]]:
-        """What takes a tokenizer; in a thread of its own."""
+        """Tokenize the prompt and the bad words; in a thread of its own."""
         try:
             bad_words = self._text_engine.tokenizer.encode_words(params.bad_words)
             return *tokenize(), bad_words
@@ -279,8 +279,8 @@ class AsyncLLM:
     def _run(self) -> None:
         reason = "the engine was shut down"
         try:
-            self._driver.run()
-        except BaseException as error:  # a bug of ours; nobody may wait for ever because of it
+            self._engine_loop.run()
+        except BaseException as error:  # a bug: no caller may wait for ever because of it
             _log.exception("the engine's thread failed")
             reason = f"the engine failed: {type(error).__name__}: {error}"
         self._closed = True
@@ -310,7 +310,7 @@ class AsyncLLM:
         except BaseException as error:
             mailbox.fail(error)
             return
-        if mailbox.is_aborted:  # before it was there
+        if mailbox.is_aborted:  # before it was added
             self._abort(mailbox)
 
     def _abort(self, mailbox: _AsyncOutputQueue) -> None:
@@ -324,7 +324,7 @@ class AsyncLLM:
             mailbox = self._mailboxes.get(delta.request_id)
             if mailbox is None:
                 continue
-            if mailbox.loop.is_closed():  # nobody is left who could wait
+            if mailbox.loop.is_closed():  # no coroutine is left that could wait
                 self._text_engine.abort(mailbox.request_id)
             elif mailbox.put(delta):
                 to_wake.setdefault(mailbox.loop, []).append(mailbox)
@@ -333,7 +333,7 @@ class AsyncLLM:
 
 
 def _output(builder: OutputBuilder, kind: RequestOutputKind) -> RequestOutput | None:
-    """What is shown of an answer now; None: nothing yet."""
+    """Return the output to show now; None for none yet."""
     if kind is RequestOutputKind.DELTA:
         return builder.take_output()
     if kind is RequestOutputKind.FINAL_ONLY and not builder.is_finished:

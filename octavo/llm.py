@@ -1,4 +1,4 @@
-"""The offline API: `LLM`."""
+"""The offline API: `LLM` runs a model in this process."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 Prompts = Prompt | Sequence[Prompt]
 
-# That are tokenized, and then added at once: between two steps, where other threads run some.
+# Number of prompts that are tokenized, and then added at once between two steps of other threads.
 _PROMPTS_AT_ONCE = 64
 
 
@@ -45,13 +45,14 @@ class LLM:
         llm.chat([{"role": "user", "content": "Hello!"}])
         for chunk in llm.stream("Once upon"): print(chunk.text, end="")
 
-    Any number of threads may use one, and share its batches: each gets its own outputs, which are
-    those that it would get alone. One of those that wait steps the engine, for all; nothing runs
-    while no thread waits for anything. A thread that leaves a stream, or that is interrupted, ends
+    Any number of threads may use one object, and share its batches: each gets its own outputs,
+    which are those that it would get alone. One of the waiting threads steps the engine, for all;
+    nothing runs while no thread waits. A thread that leaves a stream, or that is interrupted, ends
     its own requests and no others.
 
     Args:
         model: alias, folder, ``.gguf`` file or hub id.
+        progress: called with (bytes loaded, bytes in all) while weights are read.
         engine_args: see `EngineArgs`; names are vLLM's.
 
     Raises:
@@ -69,18 +70,18 @@ class LLM:
         self.args = EngineArgs.from_kwargs(model, **engine_args)
         self._loaded = load_engine(self.args, progress)
         self._text_engine = self._loaded.text_engine
-        self._engine_driver = EngineLoop(self._text_engine, self._deliver)
-        self._driver = SharedEngineLoop(self._engine_driver)
+        self._engine_loop = EngineLoop(self._text_engine, self._deliver)
+        self._shared_loop = SharedEngineLoop(self._engine_loop)
         self._ids = itertools.count()
-        # Where the deltas of a request go. Whoever drives the engine brings those of all; only that
-        # thread adds an entry.
+        # Queues of deltas by request id. The thread that steps the engine fills all of them; only
+        # that thread adds an entry.
         self._inboxes: dict[str, OutputQueue] = {}
 
-    # -- what it is --------------------------------------------------------------------------
+    # -- properties --------------------------------------------------------------------------
 
     @property
     def config(self) -> EngineConfig:
-        """The resolved settings, with the choices that were made."""
+        """The resolved settings, with the choices that octavo made."""
         return self._loaded.config
 
     @property
@@ -88,23 +89,23 @@ class LLM:
         return self.get_tokenizer().chat_template is not None
 
     def engine_info(self) -> dict[str, Any]:
-        """Device, dtype, kernels and memory, as ``octavo generate --json`` prints them."""
+        """Return device, dtype, kernels and memory, as ``octavo generate --json`` prints them."""
         return self._loaded.info
 
     @property
     def load_seconds(self) -> dict[str, float]:
-        """Where the time of loading went: header, tokenizer, weights, program."""
+        """Seconds of each phase of loading: header, tokenizer, weights, program."""
         return dict(self._loaded.load_seconds)
 
     def get_tokenizer(self) -> Tokenizer:
         return self._text_engine.tokenizer
 
     def default_sampling_params(self) -> SamplingParams:
-        """What the model's authors recommend, where its files say; else the defaults."""
+        """Return the sampling parameters that the model's files recommend; else the defaults."""
         recommended: dict[str, Any] = dict(self._loaded.model_config.sampling_defaults)
         return SamplingParams(**recommended)
 
-    # -- what it does ------------------------------------------------------------------------
+    # -- generation --------------------------------------------------------------------------
 
     def generate(
         self,
@@ -123,16 +124,17 @@ class LLM:
         Args:
             prompts: a string, token ids, ``{"prompt": …}`` / ``{"prompt_token_ids": …}``, or a
                 list of these. Ids may be integers of numpy, or an array.
-            sampling_params: one for all, or one for each. Outputs are whole here, whatever their
-                ``output_kind``.
-            use_tqdm: show progress on standard error; or what makes a bar, such as ``tqdm``.
+            sampling_params: one for all prompts, or one for each. Outputs are whole here, whatever
+                their ``output_kind``.
+            use_tqdm: show progress on standard error; or a function that makes a bar, such as
+                ``tqdm``.
             priority: of each prompt; those with a lower one are served first.
             parse_special: the text of special tokens in prompts means these tokens.
-            lora_request, tokenization_kwargs, mm_processor_kwargs: vLLM's; octavo has nothing
-                of that, so that only None is taken.
+            lora_request, tokenization_kwargs, mm_processor_kwargs: for vLLM's callers; octavo has
+                no such features, so only None is accepted.
 
-        A prompt that cannot be served gets an output with finish_reason "error" and the reason
-        in ``error``, and the others are served.
+        A prompt that cannot be served gets an output with finish_reason "error" and the reason in
+        ``error``, and the others are served.
 
         Raises:
             RequestError: no prompt could be served at all; the first one's reason.
@@ -210,11 +212,12 @@ class LLM:
         *,
         parse_special: bool = False,
     ) -> Iterator[StreamChunk]:
-        """Complete one prompt, piece by piece.
+        """Complete one prompt, and yield its answer piece by piece.
 
-        A chunk has what is new, and as its ``output`` all that there is so far. With an
-        ``output_kind`` of DELTA its output has what is new as well; with FINAL_ONLY there is one
-        chunk, the whole answer. It ends before its time when the iterator is closed, or forgotten.
+        A chunk has the new text, and as its ``output`` the whole answer so far. With an
+        ``output_kind`` of DELTA its output has only the new part as well; with FINAL_ONLY there is
+        one chunk, the whole answer. The request ends early when the iterator is closed or
+        garbage-collected.
         """
         return self._stream(self._prompt(prompt, parse_special), sampling_params)
 
@@ -230,7 +233,8 @@ class LLM:
         tools: Sequence[Mapping[str, Any]] | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> Iterator[StreamChunk]:
-        """Answer one conversation, piece by piece; see ``chat`` and ``stream``."""
+        """Answer one conversation, and yield the answer piece by piece; see ``chat`` and
+        ``stream``."""
         template = ChatSettings(
             chat_template,
             chat_template_content_format,
@@ -243,11 +247,11 @@ class LLM:
         return self._stream(prompt, sampling_params)
 
     def close(self) -> None:
-        """Abort what runs, of other threads too, and release the model. May be repeated.
+        """Abort all requests, of other threads too, and release the model. May be repeated.
 
         The object cannot be used afterwards; threads that wait for something get an EngineError.
         """
-        self._driver.close()
+        self._shared_loop.close()
 
     def __enter__(self) -> LLM:
         return self
@@ -255,7 +259,7 @@ class LLM:
     def __exit__(self, *exception: object) -> None:
         self.close()
 
-    # -- how ---------------------------------------------------------------------------------
+    # -- internals ---------------------------------------------------------------------------
 
     def _run(
         self,
@@ -271,31 +275,33 @@ class LLM:
                 waiting: deque[_PendingPrompt] = deque()
                 for index in range(begin, min(begin + _PROMPTS_AT_ONCE, len(params))):
                     try:
-                        ask = self._ask(ids[index], tokenize(index), params[index])
+                        pending = self._pending_prompt(ids[index], tokenize(index), params[index])
                     except RequestError as error:
                         call.refused[index] = error
                     else:
-                        waiting.append(ask._replace(place=index, priority=priorities[index]))
+                        waiting.append(pending._replace(place=index, priority=priorities[index]))
                 self._add_all(waiting, call.inbox, call.open, call.refuse)
             if call.refused and not call.builders:
                 raise call.refused[min(call.refused)]
-            self._driver.wait_for(call.inbox.wait)
+            self._shared_loop.wait_for(call.inbox.wait)
         finally:
             call.close()
             if call.inbox.num_running or len(call.builders) + len(call.refused) < len(ids):
-                self._driver.ask(partial(self._forget, *ids))
+                self._shared_loop.ask(partial(self._forget, *ids))
             else:
                 for request_id in ids:
                     self._inboxes.pop(request_id, None)
         return call.outputs(len(params))
 
-    # What takes a tokenizer is done here: not in the thread that drives.
+    # Work with the tokenizer is done here, not in the thread that steps the engine.
 
     def _prompt(self, prompt: Prompt, parse_special: bool) -> _Prompt:
         salt = cache_salt_of(prompt)
         return _Prompt(*self._text_engine.tokenize(prompt, parse_special=parse_special), salt)
 
-    def _ask(self, request_id: str, prompt: _Prompt, params: SamplingParams) -> _PendingPrompt:
+    def _pending_prompt(
+        self, request_id: str, prompt: _Prompt, params: SamplingParams
+    ) -> _PendingPrompt:
         return _PendingPrompt(
             request_id, prompt, params, self.get_tokenizer().encode_words(params.bad_words)
         )
@@ -307,40 +313,40 @@ class LLM:
         opened: Callable[[_PendingPrompt, SampleGroup], object],
         refused: Callable[[_PendingPrompt, RequestError], object],
     ) -> None:
-        """Queue prompts; while the queue is full, the engine runs."""
+        """Queue prompts; while the queue is full, run the engine."""
 
         def add_some() -> None:
             while waiting:
-                ask = waiting[0]
+                pending = waiting[0]
                 try:
-                    group = self._add(ask, inbox)
+                    group = self._add(pending, inbox)
                 except QueueFullError as error:
                     if self._text_engine.has_unfinished_requests:
                         return
-                    refused(ask, error)
+                    refused(pending, error)
                 except RequestError as error:
-                    refused(ask, error)
+                    refused(pending, error)
                 else:
-                    opened(ask, group)
+                    opened(pending, group)
                 waiting.popleft()
 
-        self._driver.do(add_some)
+        self._shared_loop.do(add_some)
         while waiting:
-            self._driver.wait_for_step()
-            self._driver.do(add_some)
+            self._shared_loop.wait_for_step()
+            self._shared_loop.do(add_some)
 
-    def _add(self, ask: _PendingPrompt, inbox: OutputQueue) -> SampleGroup:
+    def _add(self, pending: _PendingPrompt, inbox: OutputQueue) -> SampleGroup:
         group = self._text_engine.add(
-            ask.request_id,
-            ask.prompt.text,
-            ask.prompt.token_ids,
-            ask.params,
-            cache_salt=ask.prompt.cache_salt,
-            priority=ask.priority,
-            bad_words_token_ids=ask.bad_words,
+            pending.request_id,
+            pending.prompt.text,
+            pending.prompt.token_ids,
+            pending.params,
+            cache_salt=pending.prompt.cache_salt,
+            priority=pending.priority,
+            bad_words_token_ids=pending.bad_words,
         )
         inbox.expect(group)
-        self._inboxes[ask.request_id] = inbox
+        self._inboxes[pending.request_id] = inbox
         return group
 
     def _deliver(self, deltas: list[Delta], step: EngineStep) -> None:
@@ -350,7 +356,8 @@ class LLM:
                 inbox.put(delta)
 
     def _forget(self, *request_ids: str) -> None:
-        """Nobody takes their deltas any more: those that still run end. For whoever drives."""
+        """End requests whose deltas no caller takes any more. Called by the thread that steps
+        the engine."""
         for request_id in request_ids:
             self._inboxes.pop(request_id, None)
             self._text_engine.abort(request_id)
@@ -364,23 +371,22 @@ class LLM:
         inbox = AnswerStream.inbox()
         groups: list[SampleGroup] = []
 
-        def refuse(ask: _PendingPrompt, error: RequestError) -> None:
+        def refuse(pending: _PendingPrompt, error: RequestError) -> None:
             raise error
 
         try:
-            # Queued now and not at the first next(), so that a refusal is raised where it is
-            # caused.
-            ask = self._ask(request_id, prompt, params)
-            self._add_all(deque([ask]), inbox, lambda ask, group: groups.append(group), refuse)
+            # Queued now and not at the first next(), so that a refusal is raised by this call.
+            pending = self._pending_prompt(request_id, prompt, params)
+            self._add_all(deque([pending]), inbox, lambda _, group: groups.append(group), refuse)
             return AnswerStream(
-                self._driver,
+                self._shared_loop,
                 inbox,
                 OutputBuilder(groups[0], self.get_tokenizer()),
-                partial(self._driver.ask, partial(self._forget, request_id)),
-                partial(self._engine_driver.tell, partial(self._forget, request_id)),
+                partial(self._shared_loop.ask, partial(self._forget, request_id)),
+                partial(self._engine_loop.tell, partial(self._forget, request_id)),
             )
         except BaseException:
-            self._driver.ask(partial(self._forget, request_id))
+            self._shared_loop.ask(partial(self._forget, request_id))
             raise
 
 
@@ -391,7 +397,7 @@ class _Prompt(NamedTuple):
 
 
 class _PendingPrompt(NamedTuple):
-    """A prompt that is to be added."""
+    """A prompt that is about to be added to the engine."""
 
     request_id: str
     prompt: _Prompt
@@ -402,7 +408,7 @@ class _PendingPrompt(NamedTuple):
 
 
 class _Call:
-    """One call of ``generate`` or ``chat``: what becomes of its prompts."""
+    """One call of ``generate`` or ``chat``, with the outputs and refusals of its prompts."""
 
     def __init__(self, tokenizer: Tokenizer, bar: Bar | None):
         self.inbox = OutputQueue(self._is_done)
@@ -412,15 +418,16 @@ class _Call:
         self._tokenizer = tokenizer
         self._bar = bar
 
-    def open(self, ask: _PendingPrompt, group: SampleGroup) -> None:
+    def open(self, pending: _PendingPrompt, group: SampleGroup) -> None:
         builder = OutputBuilder(group, self._tokenizer)
-        self.builders[ask.place] = self._by_id[group.request_id] = builder
+        self.builders[pending.place] = self._by_id[group.request_id] = builder
 
-    def refuse(self, ask: _PendingPrompt, error: RequestError) -> None:
-        self.refused[ask.place] = error
+    def refuse(self, pending: _PendingPrompt, error: RequestError) -> None:
+        self.refused[pending.place] = error
 
     def _is_done(self) -> bool:
-        """Takes in what is new, step by step; in the thread that waits."""
+        """Take in new deltas; returns whether all samples have ended. Called by the thread that
+        waits."""
         inbox = self.inbox
         is_over = not inbox.num_running  # asked first: nothing comes after the last delta
         while inbox.news:
@@ -445,7 +452,7 @@ class _Call:
 
 
 def _as_prompts(prompts: Prompts) -> list[Prompt]:
-    """A list of prompts from whatever was given. A list of integers is one prompt."""
+    """Return prompts of any accepted form as a list. A list of integers is one prompt."""
     if isinstance(prompts, str) or hasattr(prompts, "keys"):
         return [prompts]  # type: ignore[list-item]
     if not isinstance(prompts, Iterable):

@@ -423,7 +423,7 @@ def test_a_full_queue_is_told_to_its_caller(start):
     held = threading.Event()
 
     async def main():
-        engine._driver.tell(held.wait)
+        engine._engine_loop.tell(held.wait)
         tasks = [asyncio.create_task(collect(engine, [i], tokens(3), f"r{i}")) for i in range(1, 4)]
         await asyncio.sleep(0.05)
         held.set()

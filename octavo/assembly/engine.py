@@ -1,4 +1,4 @@
-"""An engine put together from resolved settings, over any executor: in earnest, or simulated."""
+"""Puts an engine together from resolved settings, over any executor, real or simulated."""
 
 from __future__ import annotations
 
@@ -31,7 +31,14 @@ def build_engine(
     store: BlockStore | None = None,
     meter: StepMeter | None = None,
 ) -> Engine:
-    """Scheduler, block manager and prefix cache over an executor."""
+    """Make the scheduler, the block manager and the prefix cache, and an engine of them.
+
+    Args:
+        clock: simulated time; None for the wall clock.
+        proposer: makes drafts; None for no speculative decoding.
+        store: receives evicted blocks.
+        meter: measures the engine's steps.
+    """
     size = config.cache.block_size
     windows = config.cache.windows
     cache: PrefixCache = NoPrefixCache()

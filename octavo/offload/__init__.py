@@ -1,1 +1,1 @@
-"""KV blocks that outlive the pool: a folder of them, what they depend on, when to read them."""
+"""KV blocks that outlive the pool: a folder of them, their identity, and when to read them."""

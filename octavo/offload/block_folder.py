@@ -1,7 +1,7 @@
-"""A folder of KV blocks: a file each, checked when it is read, the oldest gone when it is full.
+"""A folder of KV blocks: a file each, checked when it is read, the oldest removed when it is full.
 
     DIR (0700)
-        octavo-kv           locked by the engine that has the folder
+        octavo-kv           locked by the engine that uses the folder
         3f/
             a09c...         a block; its name is a hash of its key, and of what the key leaves open
                 8 bytes     "octavokv"
@@ -9,18 +9,17 @@
                 the rest    the content
 
 A file is written under another name and then renamed, so an engine that is killed leaves whole
-files, and parts that the next one takes away. After a loss of power, a file may be there without
-what it had: then its checksum is wrong. It is not synced, since nothing is lost that cannot be
-computed again. Any single change of up to 32 bits in a row is found, and of others all but one in
-2^32.
+files, and parts that the next one removes. After a loss of power, a file may be there without its
+content: then its checksum is wrong. It is not synced, since nothing is lost that cannot be computed
+again. Any single change of up to 32 bits in a row is found, and of others all but one in 2^32.
 
-Neither salts nor tokens are in names or files in clear. Keys and values do tell of the text that
-they were computed from, so all is readable for its owner alone.
+Neither salts nor tokens are in names or files in clear. KV does tell of the text that it was
+computed from, so all is readable for its owner alone.
 
-Somebody else may have prepared the folder. So it, and each folder in it, is opened once, without
+Another user may have prepared the folder. So it, and each folder in it, is opened once, without
 following links, and has to belong to the user who runs the engine; files are reached through these
-folders, by ``dir_fd``, and only regular files of that user with no other name are read. Nothing is
-ever written to a file that was there before.
+folders, by ``dir_fd``, and only regular files of that user with no other name are read. Existing
+files are never written to.
 """
 
 from __future__ import annotations
@@ -42,15 +41,15 @@ _LOCK = "octavo-kv"
 _PART = "part"
 _MAGIC, _FORMAT = b"octavokv", 1
 _HEADER = struct.Struct("<8sII")
-_DISK_UNIT = 4096  # that a file takes more of, or less, on most disks
+_DISK_UNIT = 4096  # bytes; most disks give files multiples of it
 # Windows opens no folders, and has no locks either.
 _FOLDERS_OPEN = hasattr(os, "O_DIRECTORY")
-# A FIFO is opened without waiting for who writes to it.
+# A FIFO is opened without waiting for a writer.
 _SAFELY = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC if _FOLDERS_OPEN else 0
 
 
 class FolderBusyError(ConfigError):
-    """Another engine has the folder, or nobody can say whether one has."""
+    """Another engine uses the folder, or it cannot be known whether one does."""
 
 
 class DamagedBlockError(Exception):
@@ -58,14 +57,14 @@ class DamagedBlockError(Exception):
 
 
 class BlockFolder:
-    """Holds a folder until it is closed. Not thread-safe, but for ``in``.
+    """Holds a folder until it is closed. Not thread-safe, except for ``in``.
 
     Args:
-        max_bytes: that its files may take, one that is being written included.
+        max_bytes: the most that its files may take, one that is being written included.
 
     Raises:
         FolderBusyError: another engine has it.
-        ConfigError: it cannot be used, has something else in it, or is another user's.
+        ConfigError: it cannot be used, has other files in it, or is another user's.
     """
 
     def __init__(self, path: Path, max_bytes: int):
@@ -94,9 +93,12 @@ class BlockFolder:
         return len(self._sizes)
 
     def write(self, name: str, content: memoryview, before: str | None = None) -> None:
-        """Keep a block, and forget as many others as have to make room. OSError if it cannot be.
+        """Keep a block, and forget as many others as have to make room.
 
         ``before`` is the block without which this one is of no use, if there is one.
+
+        Raises:
+            OSError: it cannot be written.
         """
         size = _on_disk(_HEADER.size + len(content))
         if name in self._sizes or size > self.max_bytes:
@@ -127,12 +129,11 @@ class BlockFolder:
             self._after.setdefault(before, set()).add(name)
 
     def read(self, name: str, content: memoryview) -> None:
-        """Fill ``content`` with a block, which is then the one used last.
+        """Fill ``content`` with a block, which then counts as the one used last.
 
         Raises:
-            DamagedBlockError: it is not as it was written; it is forgotten. What is in ``content``
-                means nothing.
-            OSError: it is not there any more, or cannot be read; it is forgotten too.
+            DamagedBlockError: it is not as it was written; it is forgotten, and ``content`` is
+            invalid. OSError: it is not there any more, or cannot be read; it is forgotten too.
         """
         try:
             self._read(name, content)
@@ -155,7 +156,7 @@ class BlockFolder:
             magic, format, checksum = _HEADER.unpack(header)
             if (magic, format) != (_MAGIC, _FORMAT) or checksum != _checksum(name, content):
                 raise DamagedBlockError(f"{path} is not as it was written")
-            os.utime(descriptor)  # by which the next engine knows when it was used
+            os.utime(descriptor)  # tells the next engine when it was used
 
     def forget(self, name: str) -> None:
         """Remove a block, if it is there."""
@@ -169,7 +170,8 @@ class BlockFolder:
             os.unlink(name[2:], dir_fd=shard)
 
     def forget_after(self, name: str) -> None:
-        """Remove what follows a block that is not kept: nobody would ever get as far as that."""
+        """Remove the blocks that follow one that is not kept: none of them can be reached
+        without it."""
         lost = [*self._after.get(name, ())]
         while lost:
             following = lost.pop()
@@ -177,12 +179,12 @@ class BlockFolder:
             self.forget(following)
 
     def close(self) -> None:
-        """Let others have the folder."""
+        """Release the folder for other engines."""
         os.close(self._lock)
         os.close(self._folder)
 
     def _look_around(self) -> None:
-        """What is there already, and room for it: the limit may have been larger before."""
+        """List the blocks that are there, and make room: the limit may have been larger before."""
         with suppress(FileNotFoundError):
             os.unlink(_PART, dir_fd=self._folder)  # of an engine that was killed
         found: list[tuple[int, str, int]] = []
@@ -198,7 +200,8 @@ class BlockFolder:
             self.forget(next(iter(self._sizes)))
 
     def _files(self, shard: str) -> Iterator[tuple[str, os.stat_result]]:
-        """The blocks of a shard. What is no file of ours is no block, and gives way to one."""
+        """Yield the blocks of a shard. Other files do not count as blocks, and are replaced by
+        one."""
         try:
             descriptor = _open_folder(shard, self._folder)
         except ConfigError as error:
@@ -214,7 +217,7 @@ class BlockFolder:
 
     @contextmanager
     def _shard_of(self, name: str) -> Iterator[int]:
-        """The folder that a block is in, or is to be in."""
+        """Open the folder of a block."""
         try:
             descriptor = _open_folder(name[:2], self._folder)
         except ConfigError as error:
@@ -226,7 +229,8 @@ class BlockFolder:
 
 
 def _own(path: Path) -> tuple[int, int]:
-    """Make a folder that is ours alone, and lock it. Returns it, and what holds the lock."""
+    """Make a folder of our own, and lock it. Returns the descriptors of the folder and of the
+    lock."""
     if not _FOLDERS_OPEN:
         raise FolderBusyError(f"kv_offload: {path}: this system has no file locks of POSIX")
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -246,15 +250,15 @@ def _own(path: Path) -> tuple[int, int]:
 
 
 def _open_folder(path: str | Path, within: int | None) -> int:
-    """Open a folder that is one, and ours. ConfigError says what else it is, without its path."""
+    """Open a folder of our own. ConfigError says what else it is, without its path."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | _SAFELY, dir_fd=within)
     except OSError as error:
         status = os.stat(path, dir_fd=within, follow_symlinks=False)
         if stat.S_ISLNK(status.st_mode):
             raise ConfigError(
-                "is a symbolic link, which leads to where somebody else may want files to be: name "
-                "the folder itself"
+                "is a symbolic link, which another user may have pointed elsewhere: name the "
+                "folder itself"
             ) from error
         raise
     status = os.fstat(descriptor)
@@ -268,7 +272,7 @@ def _open_folder(path: str | Path, within: int | None) -> int:
 
 
 def _lock_in(folder: int, path: Path) -> int:
-    """Lock the file of a folder that is there for that."""
+    """Lock the lock file of a folder."""
     descriptor = os.open(_LOCK, os.O_RDWR | os.O_CREAT | _SAFELY, 0o600, dir_fd=folder)
     try:
         if not _is_own_file(os.fstat(descriptor)):
@@ -289,7 +293,7 @@ def _lock_in(folder: int, path: Path) -> int:
 
 
 def _is_own_file(status: os.stat_result) -> bool:
-    """Whether it is a regular file of the user who runs the engine, with one name."""
+    """Return whether it is a regular file of the user who runs the engine, with one name."""
     return stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid() and status.st_nlink == 1
 
 

@@ -1,11 +1,11 @@
-"""A folder of blocks behind a shelf: read and written by a thread, beside the steps.
+"""A `BlockFolder` behind the host KV cache, read and written by a thread beside the steps.
 
-What is read comes first, since somebody waits for it. What is to be written waits in memory, on the
-shelf, and is given up rather than waited for when there is too much of it.
+Reads come first, since a request waits for them. Blocks to be written wait in host memory, and are
+given up rather than waited for when there are too many.
 
-What makes room in a pool comes from the last block of a sequence to the first. So where a block
-cannot be written, since the disk is full, those that follow it may be there already: they go, as
-nobody can get as far as that without it.
+Blocks are evicted from the last of a sequence to the first. So where a block cannot be written,
+since the disk is full, those that follow it may be there already: they are removed, as they cannot
+be reached without it.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ from octavo.offload.block_folder import DamagedBlockError
 
 _log = logging.getLogger("octavo")
 
-# Of the shelf, that may be waiting to be written: there is always room for what is read.
+# Share of the host cache that may be waiting to be written: there is always room for reads.
 _MOST_WRITES = 0.5
 _STUCK_SECONDS = 5.0
-# After a block could not be written, none is for so long: a full disk stays full for a while.
+# Pause after a block could not be written: a full disk stays full for a while.
 _PAUSE_SECONDS = 30.0
 _CLOSE_SECONDS = 0.5
-# Before anything has been read: bytes per second, and what a file takes besides.
+# First estimate of reads: bytes per second, and seconds for a file.
 _FIRST_RATE, _FIRST_SECONDS = 500e6, 1e-4
-_KEPT = 0.8  # of what is known, after each read
+_KEPT = 0.8  # weight of earlier reads
 
 
 class Folder(Protocol):
-    """What is asked of a ``BlockFolder``."""
+    """The methods of a `BlockFolder` that are called here."""
 
     def __contains__(self, name: str) -> bool: ...
     def write(self, name: str, content: memoryview, before: str | None) -> None: ...
@@ -46,13 +46,13 @@ class Folder(Protocol):
 
 
 class DiskStorage:
-    """A ``KVStorage``. What it is asked for ends, well or not, in an order of its own.
+    """A ``KVStorage`` whose transfers end, well or not, in an order of their own.
 
-    Its thread ends with it, if nobody closes it before.
+    Its thread ends with the object, if it is not closed before.
 
     Args:
-        rows: the places of the shelf.
-        identity: what KV depends on beside salt and tokens; blocks of others are not seen.
+        rows: the places of the host KV cache.
+        identity: what KV depends on beside salt and tokens; blocks of other identities are ignored.
     """
 
     def __init__(self, folder: Folder, rows: Sequence[memoryview], identity: bytes):
@@ -85,7 +85,9 @@ class DiskStorage:
         return self._name(key) in self._folder
 
     def write(self, key: bytes, place: int, before: bytes | None = None) -> bool:
-        if self._work.is_paused:  # and it will not come again before what follows it is useless
+        if (
+            self._work.is_paused
+        ):  # it will not be offered again before those that follow are useless
             self._work.add(_Task("forget after", self._name(key)))
         if self.room <= 0:
             return False
@@ -103,10 +105,10 @@ class DiskStorage:
         return self._work.wait(seconds)
 
     def close(self) -> None:
-        """Write what is waiting, as long as that does not take long."""
+        """Write the blocks that are waiting, as long as that takes little time."""
         if self._finalizer.detach() is not None:
             self._work.stop(_CLOSE_SECONDS)
-            self._thread.join(_CLOSE_SECONDS)  # then others may have the folder
+            self._thread.join(_CLOSE_SECONDS)  # then the folder is released
 
     def _name(self, key: bytes) -> str:
         return hashlib.sha256(self._identity + key).hexdigest()
@@ -120,7 +122,7 @@ class _Task(NamedTuple):
 
 
 class _Work:
-    """What a thread has to do, and has done. The thread knows nobody else."""
+    """The tasks of a thread, and their results. The thread holds no reference but to this."""
 
     def __init__(self, folder: Folder, rows: Sequence[memoryview]):
         self.num_errors = 0
@@ -158,9 +160,9 @@ class _Work:
         if not self._finished:  # as nearly always, without the lock
             return ()
         with self._news:
-            ended = list(self._finished)
+            finished = list(self._finished)
             self._finished.clear()
-        return ended
+        return finished
 
     def wait(self, seconds: float) -> bool:
         with self._news:
@@ -170,7 +172,8 @@ class _Work:
             return True
 
     def stop(self, seconds: float) -> None:
-        """Let the thread end when it has written what is waiting, if that takes no longer."""
+        """Let the thread end when it has written the blocks that are waiting, or after
+        ``seconds``."""
         with self._news:
             self._reads.clear()
             self._news.wait_for(lambda: not self._is_at_work(), seconds)
@@ -196,7 +199,7 @@ class _Work:
         self._folder.close()
 
     def _next_task(self) -> _Task | None:
-        """None: there will be no more."""
+        """Return the next task; None: there will be no more."""
         with self._news:
             self._news.wait_for(lambda: self._reads or self._writes or self._is_stopping)
             if not self._reads and not self._writes:
@@ -219,7 +222,7 @@ class _Work:
         try:
             self._folder.read(task.name, self._rows[task.place])
         except FileNotFoundError:
-            return False  # it had to make room meanwhile
+            return False  # it was evicted meanwhile
         except (OSError, DamagedBlockError) as error:
             self.num_errors += 1
             _log.warning("a KV block is computed again: %s", error)

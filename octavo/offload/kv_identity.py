@@ -1,4 +1,4 @@
-"""What keys and values depend on beside salt and tokens: the model, and what computes it."""
+"""The identity of KV beside salt and tokens: the model, and what computes it."""
 
 from __future__ import annotations
 
@@ -8,15 +8,18 @@ from pathlib import Path
 
 from octavo.base.model_files import split_parts
 
-# Of a file, that is read of it: as many pieces, from its begin to its end.
+# Pieces of a file that are read, spread from its begin to its end.
 _PIECES, _PIECE_BYTES = 16, 1 << 16
 
 
 def identity_of(path: Path, about: str) -> bytes:
-    """A hash of a model's files, and of all else that is known of it, as a text.
+    """Return a hash of a model's files, and of ``about``, a text with all else that KV depends on.
 
-    Of a file count its size, its time of change, and a part of what is in it, since reading all
-    would take as long as loading it. OSError if one cannot be read.
+    A file counts by its name, its size, its time of change, and parts of its content, since reading
+    all would take as long as loading it.
+
+    Raises:
+        OSError: a file cannot be read.
     """
     digest = hashlib.sha256(about.encode())
     for file in _files_of(path):

@@ -1,4 +1,4 @@
-"""From settings to a store behind an engine's block pool."""
+"""Opens the store behind an engine's block pool that its settings ask for."""
 
 from __future__ import annotations
 
@@ -23,14 +23,18 @@ def open_store(
     identity: Callable[[], bytes],
     rule: Callable[[], RestoreRule],
 ) -> HostKVCache | None:
-    """A shelf over ``rows`` of host memory, with a folder behind it if there is to be one.
+    """Return a host KV cache over ``rows`` of host memory, with a folder behind it if one is set.
 
-    None if another engine has the folder, and nothing else was asked for: this one goes on without,
-    and says so. ConfigError if the folder cannot be used.
+    None if another engine has the folder, and nothing else was asked for: this engine goes on
+    without a store, and logs that.
 
     Args:
-        num_blocks: of the pool, after which the shelf's come. windows: of its groups of layers.
-        identity, rule: asked for where there is a folder.
+        num_blocks: of the pool, whose ids come before those of host blocks.
+        windows: the pool's groups of layers.
+        identity, rule: called only if there is a folder.
+
+    Raises:
+        ConfigError: the folder cannot be used.
     """
     sizes = num_blocks, len(rows), block_size, len(rows[0])
     if config.folder is None:

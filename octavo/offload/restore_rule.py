@@ -1,4 +1,4 @@
-"""Whether reading blocks is sooner done than computing them again."""
+"""Decides whether reading KV blocks takes less time than computing them again."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from octavo.cost.this_machine import this_machine
 _log = logging.getLogger("octavo")
 
 
-class SoonerRead:
-    """A ``RestoreRule`` by what steps are foreseen to take: each token of a prompt, and each that
-    it sees."""
+class RestoreIfFaster:
+    """A ``RestoreRule`` by the predicted time of steps: of each prompt token, and of each
+    earlier token that it attends to."""
 
     def __init__(self, rates: StepRates):
         self._rates = rates
@@ -29,13 +29,15 @@ class SoonerRead:
         return seconds < computing
 
 
-def foreseen_rule(model: ModelShape, probe: Probe, limits: SchedulerConfig) -> RestoreRule:
-    """The rule for a model on this machine, whose ceilings are measured if they are not known yet;
-    to read always, where they cannot be."""
+def predicted_rule(model: ModelShape, probe: Probe, limits: SchedulerConfig) -> RestoreRule:
+    """Return the rule for a model on this machine, whose limits are measured if they are not
+    known yet. Where they cannot be, blocks are always read."""
     try:
         shape = live_rank_model(model, probe.matrices(), probe.kv_bytes_per_token)
         steps = StepModel.of(shape, this_machine())
     except ConfigError as error:
         _log.info("stored KV is always read, never computed again: %s", error)
         return AlwaysRestore()
-    return SoonerRead(ForeseenRates(steps, limits.max_num_batched_tokens, limits.max_model_len))
+    return RestoreIfFaster(
+        ForeseenRates(steps, limits.max_num_batched_tokens, limits.max_model_len)
+    )

@@ -1,4 +1,4 @@
-"""What `LLM` and `AsyncLLM` are asked beside prompts: an argument has an effect, or is refused."""
+"""Arguments of `LLM` and `AsyncLLM` beside prompts: each has an effect, or is refused."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 
 Conversation = Sequence[Mapping[str, Any]]
 
-# Arguments that vLLM has, and what there is instead.
-_NOT_THERE = {
+# Arguments of vLLM without effect here, and what to do instead.
+_UNSUPPORTED = {
     "lora_request": "octavo has no adapters: merge them into the model before, and leave it None",
     "tokenization_kwargs": "leave it None, and give token ids where text is to be tokenized "
     "otherwise than by default",
@@ -28,14 +28,14 @@ _NOT_THERE = {
 
 
 def refuse_unsupported(**given: Any) -> None:
-    """InvalidRequestError for the first argument that asks for anything."""
+    """Raise InvalidRequestError for the first argument that asks for an unsupported feature."""
     for name, value in given.items():
         if value is not None and value != {}:
-            raise InvalidRequestError(f"is not supported: {_NOT_THERE[name]}", name)
+            raise InvalidRequestError(f"is not supported: {_UNSUPPORTED[name]}", name)
 
 
 def check_streamable(params: SamplingParams) -> None:
-    """InvalidRequestError if an answer cannot be read as it is made."""
+    """Raise InvalidRequestError if an answer cannot be read as it is made."""
     is_final = params.output_kind is RequestOutputKind.FINAL_ONLY
     if params.num_samples > params.n and not is_final:
         raise InvalidRequestError("cannot be streamed: the best is known at the end", "best_of")
@@ -43,7 +43,8 @@ def check_streamable(params: SamplingParams) -> None:
 
 @dataclass(frozen=True, slots=True)
 class ChatSettings:
-    """How a conversation becomes a prompt: the arguments of ``LLM.chat``, under their names."""
+    """Settings that turn a conversation into a prompt: the arguments of ``LLM.chat``, under
+    their names."""
 
     chat_template: str | None = None
     chat_template_content_format: str = "auto"
@@ -53,7 +54,7 @@ class ChatSettings:
     chat_template_kwargs: Mapping[str, Any] | None = None
 
     def prompt(self, tokenizer: Tokenizer, messages: Conversation) -> tuple[str, list[int]]:
-        """The text and the token ids of a conversation."""
+        """Return the text and the token ids of a conversation."""
         variables = self._variables()
         if self.tools:
             source = tokenizer.chat_template_source(self.chat_template, tools=self.tools)

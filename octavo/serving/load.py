@@ -1,4 +1,4 @@
-"""From settings to an engine: find the model, have a rank load it, size the pool, wire it up."""
+"""Loads a model and makes its engine: finds the files, loads the weights, sizes the KV pool."""
 
 from __future__ import annotations
 
@@ -70,16 +70,17 @@ def load_engine(
     around_executor: Callable[[Executor], Executor] | None = None,
     meter: StepMeter | None = None,
 ) -> LoadedEngine:
-    """Find, load and wire up a model.
+    """Find and load a model, and make its engine.
 
     Args:
         progress: called with (bytes loaded, bytes in all) while weights are read.
-        is_served: whether its answers are read while they are made; see ``EngineArgs.serving``.
+        is_served: its answers are read while they are made; see ``EngineArgs.serving``.
         around_executor: returns what the engine runs in place of the executor that it is given.
         meter: measures the engine's steps.
 
     Raises:
-        ModelError: the model cannot be found or read. ConfigError: it does not fit the settings.
+        ModelError: the model cannot be found or read.
+        ConfigError: it does not fit the settings.
     """
     keep_openmp_patient()
     with no_collections():
@@ -98,7 +99,7 @@ def _load_engine(
 
     phases = _Phases()
     source = open_source(hub.resolve(args.model), args.model_impl)
-    args = source.settings(args)  # which may have some of its own, so that defaults come later
+    args = source.settings(args)  # an engine folder has settings: before defaults are filled in
     args = args.serving() if is_served else args
     model_config = source.config()
     phases.end("header")
@@ -142,17 +143,17 @@ def _load_engine(
 
 
 def _check_speculation(model: ModelConfig) -> None:
-    """ConfigError if nobody can guess at a model's tokens: what a guess that was wrong has written
-    of keys and values is written over, but of a state it would stay."""
+    """Raise ConfigError if no tokens can be drafted for a model: KV of rejected draft tokens is
+    overwritten, but a recurrent state cannot be taken back."""
     if model.state_layers:
         raise ConfigError(
             f"speculation: {model.name} has recurrent layers, whose states cannot go back to "
-            "before a guess that was wrong: leave it off"
+            "before a rejected draft: leave it off"
         )
 
 
 class _Phases:
-    """Where the time goes, phase after phase, with what each of them is the first to import."""
+    """Seconds of loading by phase, each with the imports that it is the first to need."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
@@ -164,7 +165,7 @@ class _Phases:
 
 
 def _rank_spec(args: EngineArgs, model: ModelConfig, path: Path, packed_folder: Path) -> RankSpec:
-    """What one rank is asked for. There is one."""
+    """Return the specification of the one rank that loads the model."""
     device, dtype = _choose_device(args.device), args.dtype
     if dtype == "auto":
         dtype = "bfloat16" if is_gpu(device) else "float32"
@@ -194,7 +195,7 @@ def _rank_spec(args: EngineArgs, model: ModelConfig, path: Path, packed_folder: 
 
 
 def _memory_info(capacity: Capacity, config: EngineConfig) -> dict[str, Any]:
-    """Where a GPU's memory goes, of an engine that has one."""
+    """Return the memory ledger of an engine on a GPU; empty on a CPU."""
     if capacity.ledger is None:
         return {}
     num_tokens = config.cache.num_blocks * config.cache.block_size
@@ -217,13 +218,13 @@ def _rank_limits(config: EngineConfig) -> RankLimits:
 def _open_store(
     config: EngineConfig, spec: RankSpec, rank: Rank, model: ModelConfig, path: Path
 ) -> BlockStore | None:
-    """Where blocks go that are evicted from a rank's pool, None for nowhere."""
+    """Return the store of blocks that are evicted from a rank's pool; None for none."""
     cache = config.cache
     if cache.offload is None:
         return None
     from octavo.offload.kv_identity import identity_of
     from octavo.offload.open_store import open_store
-    from octavo.offload.restore_rule import foreseen_rule
+    from octavo.offload.restore_rule import predicted_rule
 
     def identity() -> bytes:
         kernels = rank.kernels, rank.isa, spec.device, spec.dtype, spec.activations
@@ -231,7 +232,7 @@ def _open_store(
         return identity_of(path, f"{__version__} {kernels} {kept} {model}")
 
     def rule() -> RestoreRule:
-        return foreseen_rule(model, rank.probe(), config.scheduler)
+        return predicted_rule(model, rank.probe(), config.scheduler)
 
     rows = [memoryview(row) for row in rank.shelf]
     sizes = cache.num_blocks, cache.block_size, cache.windows
@@ -239,7 +240,7 @@ def _open_store(
 
 
 def _with_draft_kv(capacity: Capacity, drafter: Drafter | None) -> Capacity:
-    """What fits, where each token of the pool has keys and values of a drafter too."""
+    """Return the capacity where each token of the pool also has KV of a drafter."""
     if drafter is None:
         return capacity
     total = capacity.kv_bytes_per_token + drafter.kv_bytes_per_token
@@ -247,7 +248,7 @@ def _with_draft_kv(capacity: Capacity, drafter: Drafter | None) -> Capacity:
 
 
 def _choose_device(asked: str) -> str:
-    """The device that a setting means. ConfigError if it is a GPU, and cannot be had."""
+    """Return the device that a setting means. ConfigError if it is a GPU that cannot be used."""
     if asked == "cpu" or (asked == "auto" and not has_gpu_driver()):
         return "cpu"
     try:

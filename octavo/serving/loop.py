@@ -1,11 +1,9 @@
-"""The loop around a `TextEngine`: obey, step, deliver.
+"""The loop around a `TextEngine`: carry out commands, step, deliver.
 
-    LLM                     calls `step` whenever it waits for something, in the thread of one of
-                            its callers at a time (`SharedEngineLoop`)
-    AsyncLLM                has a thread in `run`; coroutines `tell` it what to do
-    server/engine/worker    has its main thread in `run`; another one receives messages for it
-
-All who drive an engine drive it with this one.
+LLM                     calls `step` whenever it waits for something, in the thread of one of
+                        its callers at a time (`SharedEngineLoop`)
+AsyncLLM                has a thread in `run`; coroutines `tell` it what to do
+server/engine/worker    has its main thread in `run`; another one receives messages for it
 """
 
 from __future__ import annotations
@@ -25,13 +23,14 @@ Command = Callable[[], object]
 
 
 class EngineLoop:
-    """Steps an engine, obeys commands between two steps, and hands over what each step brought.
+    """Steps an engine, carries out commands between two steps, and delivers the deltas of each
+    step.
 
-    Nobody else may touch the engine while ``run`` runs: who has something to ask of it tells the
-    driver. A command that raises is logged, and nothing else happens: no request can end the loop.
+    No other code may touch the engine while ``run`` runs: it gives commands to the loop instead. A
+    command that raises is logged, and nothing else happens: no request can end the loop.
 
     Args:
-        deliver: called after each step, in the thread that drives. What it raises ends the loop.
+        deliver: called after each step, in the loop's thread. An exception from it ends the loop.
     """
 
     def __init__(self, engine: TextEngine, deliver: Callable[[list[Delta], EngineStep], None]):
@@ -45,7 +44,7 @@ class EngineLoop:
     # -- from any thread, and from finalizers -------------------------------------------------
 
     def tell(self, command: Command) -> None:
-        """Have something done between two steps."""
+        """Have a command carried out between two steps."""
         self._commands.put(command)
 
     def stop(self) -> None:
@@ -53,10 +52,11 @@ class EngineLoop:
         self._is_stopping = True
         self.tell(_wake_up)
 
-    # -- in the thread that drives -------------------------------------------------------------
+    # -- in the loop's thread -------------------------------------------------------------------
 
     def run(self) -> None:
-        """Obey and step until ``stop``; then abort everything and release the engine."""
+        """Carry out commands and step until ``stop``; then abort everything and release the
+        engine."""
         while not self._is_stopping:
             if self.engine.has_unfinished_requests:
                 self.step()
@@ -68,7 +68,7 @@ class EngineLoop:
         self.close()
 
     def step(self) -> None:
-        """Obey, run one step, and deliver what it brought."""
+        """Carry out commands, run one step, and deliver its deltas."""
         self.obey()
         if self._is_stopping:
             return
@@ -82,13 +82,14 @@ class EngineLoop:
         return not self._commands.empty()
 
     def obey(self) -> None:
-        """Do what it has been told by now."""
-        # What comes meanwhile waits for the next step: a flood of commands does not hold up all.
+        """Carry out the commands that were given by now."""
+        # Commands that come meanwhile wait for the next step, so that a flood of them delays no
+        # step.
         for _ in range(self._commands.qsize()):
             self.carry_out(self._commands.get())
 
     def carry_out(self, command: Command) -> None:
-        """Do something whose failure is nobody else's: it is logged, and that is all."""
+        """Carry out a command; its failure is logged, and affects nothing else."""
         try:
             command()
         except ENDINGS:
@@ -101,10 +102,10 @@ class EngineLoop:
         self.engine.engine.close()
 
     def _look_over(self) -> None:
-        """Have the engine look for damage, as long as there is nothing else to do."""
+        """Have the engine audit its blocks, as long as there is nothing else to do."""
         while self._commands.empty() and self.engine.engine.audit():
             pass
 
 
 def _wake_up() -> None:
-    """The command that does nothing but end a wait for commands."""
+    """Do nothing: a command that ends a wait for commands."""

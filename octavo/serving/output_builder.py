@@ -1,4 +1,4 @@
-"""Outputs, put together from what the steps added."""
+"""Puts outputs together from the deltas of steps."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from octavo.text.tokenizer import Tokenizer
 
 
 class Extent(NamedTuple):
-    """How far one completion had come at some moment."""
+    """The length of one completion at some moment."""
 
     num_characters: int
     num_tokens: int
@@ -31,11 +31,12 @@ class Extent(NamedTuple):
 
 @dataclass(slots=True)
 class _Completion:
-    """One sample so far. Its lists only grow, so that an extent is enough to come back to it."""
+    """One sample so far. Its lists only grow, so that an extent is enough to return to an
+    earlier state."""
 
     sample: TextSample
     num_characters: int = 0
-    # In pieces. Who asks for the text makes one of those that are there, while others may be added.
+    # In pieces. Reading the text joins those that are there, while further ones may be added.
     texts: list[str] = field(default_factory=list)
     joining: threading.Lock = field(default_factory=threading.Lock, repr=False)
     token_ids: list[int] = field(default_factory=list)
@@ -62,16 +63,16 @@ class _Completion:
             return self.texts[0] if count else ""
 
     def forget(self) -> None:
-        """Begin anew, behind what has been shown."""
+        """Drop all that has been shown."""
         self.num_characters = 0
         self.texts, self.token_ids, self.logprobs = [], [], []
 
 
 class OutputBuilder:
-    """The output of one prompt, for one who takes its deltas: in any thread, and in his own time.
+    """Builds the output of one prompt from its deltas, in any thread and at any pace.
 
-    To take a delta costs what is new in it; only ``output`` costs what the whole output is long
-    (its lists are copied), and ``take_output`` instead shows each part once.
+    Taking a delta costs what is new in it; ``output`` costs the length of the whole output (its
+    lists are copied), while ``take_output`` shows each part once.
     """
 
     def __init__(self, group: SampleGroup, tokenizer: Tokenizer):
@@ -83,7 +84,7 @@ class OutputBuilder:
         self._prompt_logprobs: list[PositionLogprobs | None] = [None]
 
     def take(self, delta: Delta) -> None:
-        """Add what is new. Deltas are taken in their order, and none twice."""
+        """Add a delta. Deltas are taken in their order, each once."""
         completion = self._completions[delta.index]
         if delta.text:
             completion.texts.append(delta.text)
@@ -98,26 +99,26 @@ class OutputBuilder:
 
     @property
     def is_finished(self) -> bool:
-        """Whether the last delta of each sample has been taken."""
+        """True if the last delta of each sample has been taken."""
         return all(completion.finish_reason is not None for completion in self._completions)
 
     def text(self, index: int) -> str:
-        """That of one sample, so far."""
+        """Return the text of one sample, so far."""
         return self._completions[index].text
 
     def token_ids(self, index: int) -> list[int]:
-        """Those of one sample, so far."""
+        """Return the token ids of one sample, so far."""
         return self._completions[index].token_ids.copy()
 
     @property
     def extents(self) -> tuple[Extent, ...]:
-        """How far the samples have come."""
+        """Lengths of the samples so far."""
         return tuple(completion.extent for completion in self._completions)
 
     def output(self, extents: Sequence[Extent] | None = None) -> RequestOutput:
-        """The output as it is, or as it was when the samples had come so far.
+        """Return the output as it is, or as it was when the samples had these extents.
 
-        Its metrics are those that are known by now.
+        Its metrics are those known by now.
         """
         group, params = self.group, self.group.params
         extents = self.extents if extents is None else extents
@@ -140,7 +141,7 @@ class OutputBuilder:
         )
 
     def take_output(self) -> RequestOutput:
-        """What is new since this was asked last: of the samples of which anything is.
+        """Return the part that is new since the last call, of the samples that have any.
 
         It costs what is new, however long the answer is, and nothing else is kept.
         """
@@ -164,7 +165,7 @@ class OutputBuilder:
             text=completion.text[: extent.num_characters],
             token_ids=completion.token_ids[: extent.num_tokens],
             finish_reason=extent.finish_reason,
-            # What the request says of its end is settled once its last delta is there.
+            # The request's reason is final once its last delta is there.
             stop_reason=completion.sample.request.stop_reason if is_finished else None,
             cumulative_logprob=extent.cumulative_logprob if wants_logprobs else None,
             logprobs=completion.logprobs[: extent.num_logprobs] if wants_logprobs else None,

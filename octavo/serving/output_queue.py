@@ -1,4 +1,4 @@
-"""What an engine says to one of its callers, from the thread that drives to the one that reads."""
+"""Hands deltas from the thread that steps the engine to the caller that reads them."""
 
 from __future__ import annotations
 
@@ -18,12 +18,13 @@ from octavo.serving.text_engine import SampleGroup
 class OutputQueue:
     """The deltas of one caller's prompts, in their order.
 
-    Who drives the engine puts them here, which costs next to nothing; what is made of them, with
-    its tokenizer and its faults, is the business of the thread that reads.
+    The thread that steps the engine puts them here, which costs next to nothing; building outputs
+    from them, with the tokenizer and its errors, is done by the thread that reads.
 
     Args:
-        is_done: what the reader waits for.
-        rings_always: it may be done after any delta, and else only after the last one of a sample.
+        is_done: the condition that the reader waits for.
+        rings_always: it may become true with any delta, and else only with the last one of a
+            sample.
     """
 
     def __init__(self, is_done: Callable[[], bool], *, rings_always: bool = False):
@@ -33,7 +34,7 @@ class OutputQueue:
         self._rings_always = rings_always
         self._is_closed = False
 
-    # -- the thread that drives ----------------------------------------------------------------
+    # -- the thread that steps the engine --------------------------------------------------------
 
     def expect(self, group: SampleGroup) -> None:
         self.num_running += len(group.samples)
@@ -50,7 +51,7 @@ class OutputQueue:
     # -- any thread ----------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Nothing more is expected: who waits need not."""
+        """Expect nothing more: a thread that waits is woken."""
         self._is_closed = True
         self.num_running = 0
         self.news.clear()
@@ -60,34 +61,34 @@ class OutputQueue:
 class AnswerStream(Iterator[StreamChunk]):
     """The chunks of one answer.
 
-    Calls ``forget`` at its end, whichever that is: the last chunk, ``close``, an exception, or
-    that nobody holds it any more. Several threads may read it; each chunk goes to one of them.
+    Calls ``forget`` at its end, whatever ends it: the last chunk, ``close``, an exception, or
+    garbage collection. Several threads may read it; each chunk goes to one of them.
 
     Args:
-        forget: has whoever drives the engine end the request.
+        forget: ends the request in the engine.
         forget_later: does the same before the next step. For finalizers: it takes no lock.
     """
 
     def __init__(
         self,
-        driver: SharedEngineLoop,
+        loop: SharedEngineLoop,
         inbox: OutputQueue,
         builder: OutputBuilder,
         forget: Callable[[], object],
         forget_later: Callable[[], object],
     ):
-        self._driver = driver
+        self._loop = loop
         self._inbox = inbox
         self._builder = builder
         self._forget = forget
         self._reading = threading.Lock()
-        # A garbage collection may come in the middle of a step: the driver does it after that.
+        # A garbage collection may come in the middle of a step: the loop does it after that.
         self._finalizer = weakref.finalize(self, forget_later)
         self._finalizer.atexit = False
 
     @staticmethod
     def inbox() -> OutputQueue:
-        """One for a stream: it waits for any news, or for the end."""
+        """Return a queue for a stream: it waits for any delta, or for the end."""
         inbox: OutputQueue = OutputQueue(
             lambda: bool(inbox.news) or not inbox.num_running, rings_always=True
         )
@@ -97,7 +98,7 @@ class AnswerStream(Iterator[StreamChunk]):
         with self._reading:
             try:
                 while True:
-                    self._driver.wait_for(self._inbox.wait)
+                    self._loop.wait_for(self._inbox.wait)
                     delta = self._next_delta()
                     chunk = self._chunk(delta)
                     if chunk is not None:
@@ -119,7 +120,7 @@ class AnswerStream(Iterator[StreamChunk]):
             raise StopIteration from None
 
     def _chunk(self, delta: Delta) -> StreamChunk | None:
-        """What is shown of a delta; None: nothing by itself."""
+        """Return the chunk of a delta; None if nothing is shown for it."""
         builder, index = self._builder, delta.index
         builder.take(delta)
         kind = self._builder.group.params.output_kind

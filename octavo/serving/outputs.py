@@ -1,4 +1,5 @@
-"""What a caller gets back. Field names are vLLM's."""
+"""Types of the results that a caller gets, and of the deltas that they are built from. Field
+names are vLLM's."""
 
 from __future__ import annotations
 
@@ -73,14 +74,14 @@ class RequestMetrics:
     prefill_tps: float | None = None
     decode_tps: float | None = None
     num_cached_tokens: int = 0
-    miss_reason: str = ""  # why they are no more (``core.prefix_cache.MissReason``)
+    miss_reason: str = ""  # why not more were cached (``core.prefix_cache.MissReason``)
     num_preemptions: int = 0
     drafts: DraftStats = field(default_factory=DraftStats)
 
 
 @dataclass(slots=True)
 class RequestOutput:
-    """A prompt and its completions. ``error`` says why, if a completion ended with "error"."""
+    """A prompt and its completions. ``error`` is the reason, if a completion ended with "error"."""
 
     request_id: str
     prompt: str | None
@@ -98,7 +99,7 @@ class RequestOutput:
 
 @dataclass(frozen=True, slots=True)
 class StreamChunk:
-    """What is new since the last chunk of one completion."""
+    """The new text and tokens of one completion since its last chunk."""
 
     index: int
     text: str
@@ -108,5 +109,5 @@ class StreamChunk:
 
     @property
     def output(self) -> RequestOutput:
-        """All completions up to this chunk, put together when it is asked for."""
+        """All completions up to this chunk, put together when this is read."""
         return self._build_output()

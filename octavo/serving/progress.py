@@ -1,4 +1,4 @@
-"""Bars of finished prompts, on standard error."""
+"""Progress bars of finished prompts, on standard error."""
 
 from __future__ import annotations
 
@@ -6,12 +6,13 @@ import time
 from collections.abc import Callable
 from typing import Any, Protocol
 
-# Whether a bar is shown, or what makes one: called as ``tqdm`` is, with ``total`` and ``desc``.
+# True to show a bar, or a function that makes one: called like ``tqdm``, with ``total`` and
+# ``desc``.
 UseTqdm = bool | Callable[..., Any]
 
 
 class Bar(Protocol):
-    """What is told of progress."""
+    """A progress bar, as ``tqdm`` is called."""
 
     def update(self, n: int) -> Any: ...
 
@@ -19,7 +20,7 @@ class Bar(Protocol):
 
 
 def open_bar(use_tqdm: UseTqdm, total: int) -> Bar | None:
-    """The bar of a call with so many prompts, if one is to be shown."""
+    """Return a bar for ``total`` prompts, if one is to be shown."""
     if not use_tqdm:
         return None
     if use_tqdm is True:

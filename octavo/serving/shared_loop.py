@@ -1,11 +1,11 @@
-"""One engine for many threads: whoever waits drives it, for all who wait.
+"""One engine for many threads: a thread that waits steps the engine, for all that wait.
 
-    thread A   wait_for(its answers)   ── drives: obey, step, deliver, obey, step, deliver ...
+    thread A   wait_for(its answers)   ── leads: commands, step, deliver, commands, step ...
     thread B   do(add a prompt)        ── carried out by A between two steps; then B waits, too
     thread C   wait_for(its stream)    ── woken by A when a step has brought something for it
 
-So requests of all threads are in one batch. When A has what it waited for, one of those who still
-wait drives on. Nobody drives while nobody waits; a thread that is alone steps the engine itself.
+So requests of all threads are in one batch. When A has what it waited for, another waiting thread
+leads. While no thread waits, nothing runs; a thread that is alone steps the engine itself.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ T = TypeVar("T")
 
 
 class EngineClosedError(EngineError):
-    """The engine was closed, by whichever thread."""
+    """The engine was closed, by some thread."""
 
 
 class Wait:
-    """What one thread waits for, until ``is_done``, which only this thread asks.
+    """A wait of one thread, until ``is_done``, which only this thread calls.
 
-    Whoever makes it true calls ``ring``. ``each_step``: a step may make it true by itself.
+    The thread that makes it true calls ``ring``. ``each_step``: any step may make it true.
     """
 
     def __init__(self, is_done: Callable[[], bool], *, each_step: bool = False):
         self.is_done = is_done
         self.each_step = each_step
-        # Of one bit, held while nobody has rung. A lock, since it may be released from anywhere,
-        # also where a garbage collection has interrupted somebody who was about to do the same.
+        # One bit: held until `ring` is called. A lock, since it may be released from anywhere, also
+        # where a garbage collection has interrupted another `ring`.
         self._bell = threading.Lock()
         self._bell.acquire()
 
@@ -47,21 +47,21 @@ class Wait:
         self._bell.acquire(blocking=False)
 
     def sleep(self) -> None:
-        """Until it is rung."""
+        """Sleep until ``ring`` is called."""
         self._bell.acquire()
 
 
 class SharedEngineLoop:
-    """An `EngineLoop` that any number of threads drive, one at a time.
+    """An `EngineLoop` that any number of threads run, one at a time.
 
-    Nothing touches the engine but the thread that drives at that moment, the leader. What is raised
-    there (an interruption, a bug of the engine) is raised in that thread, and another one goes on.
+    Only the thread that runs it at that moment, the leader, touches the engine. An exception there
+    (an interruption, a bug of the engine) is raised in that thread, and another one goes on.
     """
 
-    def __init__(self, driver: EngineLoop):
-        self._driver = driver
-        # Guards what follows, and is never held while something is computed. It may be taken again
-        # by the thread that has it: a garbage collection can close a stream at any moment.
+    def __init__(self, loop: EngineLoop):
+        self._loop = loop
+        # Guards the fields below, and is never held while something is computed. It may be taken
+        # again by the thread that has it: a garbage collection can close a stream at any moment.
         self._mutex = threading.RLock()
         self._leader: Wait | None = None
         self._leading_thread = 0
@@ -72,10 +72,10 @@ class SharedEngineLoop:
     # -- from any thread ----------------------------------------------------------------------
 
     def wait_for(self, wait: Wait) -> None:
-        """Return when ``wait.is_done()``. Until then this thread drives, or another one does.
+        """Return when ``wait.is_done()``. Until then this thread leads, or another one does.
 
         Raises:
-            EngineClosedError: somebody has closed the engine.
+            EngineClosedError: the engine was closed.
         """
         try:
             while not self._is_over(wait):
@@ -87,7 +87,7 @@ class SharedEngineLoop:
             self._leave(wait)
 
     def do(self, command: Callable[[], T]) -> T:
-        """The result of something that touches the engine: done between two steps."""
+        """Carry out a command that touches the engine, between two steps; returns its result."""
         awaited = _AwaitedCommand(command)
         wait = awaited.wait
         try:
@@ -102,32 +102,34 @@ class SharedEngineLoop:
         return result
 
     def ask(self, command: Callable[[], object]) -> None:
-        """Have something done that nobody waits for: now, or after the step that is under way."""
+        """Have a command carried out without waiting for it: now, or after the step that is
+        under way."""
         wait = Wait(lambda: True)
         try:
             with self._mutex:
                 if self._leader is not None:
-                    self._driver.tell(command)
+                    self._loop.tell(command)
                     return
                 self._lead(wait)
-            self._driver.carry_out(command)
+            self._loop.carry_out(command)
         finally:
             self._leave(wait)
 
     def wait_for_step(self) -> None:
-        """Return after a step, be it one that this thread runs."""
+        """Return after a step, of this thread or another."""
         before = self._num_steps
         self.wait_for(Wait(lambda: self._num_steps != before, each_step=True))
 
     def close(self) -> None:
-        """Abort everything and release the engine; who waits gets an error. May be repeated."""
+        """Abort everything and release the engine; waiting threads get an error. May be
+        repeated."""
         with contextlib.suppress(EngineClosedError):
             self.do(self._close)
 
-    # -- who drives ---------------------------------------------------------------------------
+    # -- the leader ---------------------------------------------------------------------------
 
     def _is_over(self, wait: Wait) -> bool:
-        """Whether it need not wait any more. What rings from here on is not overlooked."""
+        """Return whether the wait has ended. Any ``ring`` from here on is noticed."""
         wait.clear()
         if wait.is_done():
             return True
@@ -136,7 +138,8 @@ class SharedEngineLoop:
         return False
 
     def _leads(self, wait: Wait, awaited: _AwaitedCommand | None = None) -> bool:
-        """Whether this thread drives, from here on or already; else who does gets the errand."""
+        """Return whether this thread leads, from here on or already; else the leader gets the
+        command."""
         if self._leader is wait:
             return True
         with self._mutex:
@@ -150,7 +153,7 @@ class SharedEngineLoop:
                 )
             if awaited is not None and not awaited.is_told:
                 awaited.is_told = True
-                self._driver.tell(awaited.run)
+                self._loop.tell(awaited.run)
             self._waiting[wait] = None
             return False
 
@@ -160,7 +163,7 @@ class SharedEngineLoop:
         self._waiting.pop(wait, None)
 
     def _step(self) -> None:
-        self._driver.step()
+        self._loop.step()
         self._num_steps += 1
         if self._waiting:
             with self._mutex:
@@ -172,23 +175,23 @@ class SharedEngineLoop:
         if self._is_closed:
             return
         self._is_closed = True
-        self._driver.stop()  # a leader who does this for another thread takes no step after it
-        self._driver.close()
+        self._loop.stop()  # a leader that does this for another thread takes no step after it
+        self._loop.close()
         with self._mutex:
             for wait in [*self._waiting]:
                 wait.ring()
 
     def _leave(self, wait: Wait) -> None:
-        """This thread waits no more. If it drove, one of those who wait is woken, to drive on."""
+        """End the wait. If this thread led, another waiting thread is woken, to lead."""
         try:
             while self._must_obey(wait):
-                self._driver.obey()
+                self._loop.obey()
         except BaseException:  # an interruption, here of all places
             self._must_obey(wait, can=False)
             raise
 
     def _must_obey(self, wait: Wait, can: bool = True) -> bool:
-        """Whether something has been asked for and nobody is left who would see to it."""
+        """Return whether there are commands and no thread is left that would carry them out."""
         with self._mutex:
             self._waiting.pop(wait, None)
             if self._leader is wait:
@@ -198,18 +201,18 @@ class SharedEngineLoop:
             for other in self._waiting:
                 other.ring()
                 return False
-            if not (can and self._driver.has_commands):
+            if not (can and self._loop.has_commands):
                 return False
             self._lead(wait)
             return True
 
 
 class _AwaitedCommand:
-    """A command whose result a thread waits for, whoever carries it out."""
+    """A command whose result a thread waits for, in whichever thread it is carried out."""
 
     def __init__(self, command: Callable[[], object]):
         self.wait = Wait(lambda: self._is_done)
-        self.is_told = False  # to a driver
+        self.is_told = False  # given to a leader
         self._command = command
         self._is_done = False
         self._result: object = None
@@ -221,7 +224,7 @@ class _AwaitedCommand:
         try:
             self._result = self._command()
         except ENDINGS:  # of the thread that carries it out
-            self._error = EngineError("the thread that drove the engine was interrupted")
+            self._error = EngineError("the thread that stepped the engine was interrupted")
             raise
         except BaseException as error:
             self._error = error

@@ -1,7 +1,7 @@
 """Prompts in, text out: the engine with a tokenizer around it.
 
-Here a prompt becomes one request for each of its samples, tokens become text, and stop strings end
-them. `EngineLoop` (driver.py) is the loop around it.
+A prompt becomes one request for each of its samples, tokens become text, and stop strings end
+requests. `EngineLoop` (loop.py) is the loop around it.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _PROMPT_FIELDS = ("prompt", "prompt_token_ids", "cache_salt")
 
 
 def cache_salt_of(prompt: Prompt) -> str:
-    """What a prompt says of whom it may share cached blocks with."""
+    """Return the salt of a prompt: it shares cached blocks only with prompts of the same salt."""
     salt = prompt.get("cache_salt") if isinstance(prompt, Mapping) else None
     if salt is not None and not isinstance(salt, str):
         raise InvalidRequestError(f"must be a text, not {salt!r}", "cache_salt")
@@ -92,7 +92,7 @@ class TextEngine:
     def tokenize(
         self, prompt: Prompt, *, parse_special: bool = False
     ) -> tuple[str | None, list[int]]:
-        """The text (None if ids were given) and token ids of a prompt in any accepted form.
+        """Return the text (None if ids were given) and token ids of a prompt in any accepted form.
 
         Its ``cache_salt`` is for ``add``: see ``cache_salt_of``.
         """
@@ -183,7 +183,8 @@ class TextEngine:
         return group
 
     def abort(self, request_id: str) -> list[Delta]:
-        """End a prompt and all its samples at any moment; the last delta of each that still ran.
+        """End a prompt and all its samples at any moment; returns the last delta of each that still
+        ran.
 
         Unknown and ended ids are no error.
         """
@@ -216,9 +217,10 @@ class TextEngine:
     # -- out ---------------------------------------------------------------------------------
 
     def step(self) -> tuple[list[Delta], EngineStep | None]:
-        """Run one engine step; what it added, sample by sample.
+        """Run one engine step; returns its deltas, sample by sample, and the step (None if none was
+        run).
 
-        A prompt whose samples have all ended is forgotten; its deltas still refer to it.
+        A prompt whose samples have all ended is forgotten.
         """
         step = self.engine.step()
         deltas = [self._advance_or_fail(update) for update in step.updates] if step else []
@@ -229,7 +231,8 @@ class TextEngine:
         return deltas, step
 
     def _advance_or_fail(self, update: RequestUpdate) -> Delta:
-        """A request whose text cannot be made ends, and no other."""
+        """Return the delta of an update; if its text cannot be made, this request ends with an
+        error."""
         group, sample = self._samples[update.request.request_id]
         try:
             delta = self._advance(group, sample, update)
@@ -264,8 +267,8 @@ class TextEngine:
         )
 
     def _detokenize(self, sample: TextSample, token_ids: list[int]) -> tuple[str, int]:
-        """The text that new tokens add, and how many of them there are: up to the one that
-        completes a stop string, which ends the request."""
+        """Return the text that new tokens add, and how many of them count: those up to the one
+        that completes a stop string, which ends the request."""
         detokenizer, request = sample.detokenizer, sample.request
         if detokenizer is None:
             return "", len(token_ids)
@@ -275,7 +278,7 @@ class TextEngine:
             and request.finish_reason is FinishReason.STOP
             and not request.params.include_stop_str_in_output
         ):
-            shown = token_ids[:-1]  # the token that stopped it says nothing to the reader
+            shown = token_ids[:-1]  # the token that stopped it is not part of the text
         before = detokenizer.num_tokens
         text = detokenizer.push(shown)
         if detokenizer.stop_reason is not None:
@@ -287,7 +290,7 @@ class TextEngine:
 
 
 def _ending(group: SampleGroup, sample: TextSample) -> Delta:
-    """The last delta of a sample that ended without further text."""
+    """Return the last delta of a sample that ended without further text."""
     request = sample.request
     return Delta(
         sample.index,
@@ -300,7 +303,7 @@ def _ending(group: SampleGroup, sample: TextSample) -> Delta:
 
 
 def _params_of_sample(params: SamplingParams, index: int) -> SamplingParams:
-    """What differs between the samples of a prompt."""
+    """Return the parameters of one sample of a prompt."""
     changes: dict[str, Any] = {}
     if index > 0 and params.prompt_logprobs is not None:
         changes["prompt_logprobs"] = None  # they are the same for all
@@ -310,7 +313,8 @@ def _params_of_sample(params: SamplingParams, index: int) -> SamplingParams:
 
 
 def metrics_of(group: SampleGroup) -> RequestMetrics:
-    """Of a single sample, its own; of several, from the first token of any to the last of all."""
+    """Return the metrics of a single sample; of several, from the first token of any to the last
+    of all."""
     stats = [sample.request.stats for sample in group.samples]
     first = stats[0]
     if len(stats) == 1:

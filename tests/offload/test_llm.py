@@ -23,7 +23,7 @@ BACKENDS = ["native", "reference", "fused"]
 @pytest.fixture(autouse=True)
 def _always_reads(monkeypatch):
     """A model this small is sooner computed; and nothing is to be measured for it."""
-    monkeypatch.setattr(restore_rule, "foreseen_rule", lambda *_: AlwaysRestore())
+    monkeypatch.setattr(restore_rule, "predicted_rule", lambda *_: AlwaysRestore())
 
 
 @pytest.fixture(scope="module")

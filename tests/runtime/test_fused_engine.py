@@ -74,7 +74,7 @@ def test_preemption_every_third_step_changes_nothing(bench, run_all, reference, 
 
 def test_what_is_stored_on_a_disk_is_what_was_computed(tiny_model, streams, tmp_path, monkeypatch):
     """Copies to the host are over before anybody writes down what they brought."""
-    monkeypatch.setattr(restore_rule, "foreseen_rule", lambda *_: AlwaysRestore())
+    monkeypatch.setattr(restore_rule, "predicted_rule", lambda *_: AlwaysRestore())
     params = SamplingParams(max_tokens=8, temperature=0.0, ignore_eos=True)
     prompts = [prompt * 9 for prompt in PROMPTS]
     settings = {"max_model_len": 192, "num_blocks": 16, "kv_offload": f"{tmp_path / 'kv'}:1MiB"}

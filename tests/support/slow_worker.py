@@ -9,7 +9,7 @@ from pathlib import Path
 from octavo.server.engine import worker
 
 
-def load(args):
+def load(args, *_):
     Path(args["file"]).touch()
     if args["holds_the_interpreter"]:
         re.match("(a+)+$", "a" * 64 + "b")  # no thread can run meanwhile
