@@ -1,7 +1,7 @@
-"""What this machine has, which kernels octavo will use here and why, and what is missing.
+"""Examines this machine: the kernels that octavo will use here and why, and what is missing.
 
-``examine()`` collects; ``octavo doctor`` prints. Nothing here fails because something is absent:
-an absent thing is a finding.
+``examine()`` collects; ``octavo doctor`` prints. Nothing here fails because something is absent: an
+absent thing is a finding.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class CudaDevice:
 
 @dataclass(frozen=True, slots=True)
 class Cuda:
-    """The CUDA devices that PyTorch can use, or why there are none."""
+    """The CUDA devices that PyTorch can use, or the reason why there are none."""
 
     devices: tuple[CudaDevice, ...]
     reason: str | None
@@ -48,8 +48,8 @@ class Cuda:
 
 @dataclass(frozen=True, slots=True)
 class KernelChoice:
-    """Which implementation an op gets on a device, or whole steps on a GPU, and why the better ones
-    were refused."""
+    """The implementation that an op gets on a device, or whole steps on a GPU, and the reasons
+    why better ones were refused."""
 
     device: str
     op: str
@@ -59,7 +59,8 @@ class KernelChoice:
 
 @dataclass(frozen=True, slots=True)
 class NativeKernels:
-    """Instruction set levels that were compiled, and the one in use; or why there is none."""
+    """Instruction set levels that were compiled, and the one in use; or the reason why there is
+    none."""
 
     built: tuple[str, ...]
     chosen: str | None
@@ -86,7 +87,8 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Lack:
-    """Something that other platforms offer to programs and this one does not, and what follows."""
+    """Something that other platforms offer to programs and this one does not, and the
+    consequence."""
 
     missing: str
     consequence: str
@@ -113,7 +115,7 @@ class DoctorReport:
 
 
 def examine() -> DoctorReport:
-    """Look at everything. Imports torch if it is there, so it takes a second or two."""
+    """Examine everything. Imports torch if it is there, so it takes a second or two."""
     cpu, memory, compiler = machine.cpu(), machine.memory(), machine.compiler()
     packages = {name: package_version(name) for name in PACKAGES}
     cuda = find_cuda()
@@ -143,7 +145,7 @@ def examine() -> DoctorReport:
 
 
 def in_one_line(report: DoctorReport) -> str:
-    """Whether models run here, on what, and what to do first."""
+    """Return one line: whether models run here, on what, and the first thing to mend."""
     if report.native.chosen is None and report.packages.get("torch") is None:
         first = next(each for each in report.findings if "no model runs" in each.problem)
         return f"not ready: {first.problem}; first: {first.remedy}"
@@ -181,7 +183,7 @@ def find_cuda() -> Cuda:
 
 
 def _cuda_device(found: Any) -> CudaDevice:
-    """By what PyTorch calls the properties of a device."""
+    """Return a device from the properties that PyTorch gives."""
     uuid = getattr(found, "uuid", None)
     return CudaDevice(
         found.name,
@@ -213,7 +215,7 @@ def look_at_storage() -> Storage:
 
 
 def choose_kernels(cuda: Cuda) -> tuple[KernelChoice, ...]:
-    """The dispatcher's own account, for every kind of device that there is."""
+    """Return the dispatcher's own account, for every kind of device that there is."""
     from octavo.kernels import dispatch
 
     choices = [
@@ -236,7 +238,7 @@ def _has_module(name: str) -> bool:
 
 
 # What octavo uses where it is there: a sign of it, and what its absence means for a user. The signs
-# are capabilities, not names of platforms; nobody has to know which system has what.
+# are capabilities, not names of platforms: no table of systems is needed.
 _FACILITIES: tuple[tuple[str, Callable[[], bool], str], ...] = (
     (
         "native CPU kernels (they are built on POSIX systems only)",
@@ -319,7 +321,7 @@ _FACILITIES: tuple[tuple[str, Callable[[], bool], str], ...] = (
 
 
 def platform_lacks() -> list[Lack]:
-    """What this platform lacks of all that octavo can use; on Linux nothing."""
+    """Return what this platform lacks of all that octavo can use; on Linux nothing."""
     return [
         Lack(name, consequence) for name, is_there, consequence in _FACILITIES if not is_there()
     ]
@@ -360,7 +362,7 @@ def weak_hardware(
     cpu: machine.Cpu, memory: machine.Memory, cuda: Cuda, storage: Storage
 ) -> list[Finding]:
     found = []
-    # Of a processor that no file describes, nothing is known.
+    # A processor without a description in /proc may have AVX2 or not.
     if cpu.architecture in {"x86_64", "AMD64"} and cpu.isa and "avx2" not in cpu.isa:
         found.append(
             Finding(

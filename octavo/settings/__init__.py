@@ -1,1 +1,1 @@
-"""What a user says of an engine: settings with their and what each is resolved to."""
+"""An engine's settings, as users give them and as they are resolved."""

@@ -1,8 +1,8 @@
-"""Engine settings: what a user may say (`EngineArgs`), and what was made of it (`EngineConfig`).
+"""Engine settings: `EngineArgs` as a user gives them, and `EngineConfig` as they are resolved.
 
 `EngineArgs` is the one owner of names, defaults and help texts: the CLI's flags, the keyword
 arguments of `LLM` and of `AsyncLLM` are all made from its fields. `EngineConfig` has every "auto"
-replaced and says which choices were made; nothing writes to it afterwards.
+replaced and lists the choices that were made; it is never changed afterwards.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from octavo.core.sink_window import DEFAULT_SINKS, SinkWindowRules
 from octavo.core.state_slots import least_slots, slots_per_request
 from octavo.models.kv_groups import KVGroups
 from octavo.runtime.capacity import Capacity
-from octavo.settings.kv_offload import SHELF_TOKENS, OffloadConfig, shelf_blocks
+from octavo.settings.kv_offload import HOST_CACHE_TOKENS, OffloadConfig, default_host_blocks
 from octavo.settings.speculation import METHODS, SpeculativeConfig
 from octavo.settings.vllm_compat import translated
 
 GIB = 2**30
-# Where the user says nothing. On a CPU, more rows at once are no faster, take more memory, and make
-# others wait longer.
+# Defaults. On a CPU, more rows at once are no faster, take more memory, and make others wait
+# longer.
 CPU_MAX_NUM_SEQS, CUDA_MAX_NUM_SEQS = 64, 256
 CPU_MAX_NUM_BATCHED_TOKENS, CUDA_MAX_NUM_BATCHED_TOKENS = 512, 2048
 SERVING_ITL_TARGET_MS = 80.0
@@ -39,7 +39,7 @@ _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 2**10, "mi": 2**20, "
 
 
 def parse_bytes(text: str | int) -> int:
-    """A number of bytes from ``"4GiB"``, ``"500MB"``, ``"2g"`` or a plain integer."""
+    """Return the number of bytes of ``"4GiB"``, ``"500MB"``, ``"2g"`` or a plain integer."""
     if isinstance(text, int):
         return text
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmg]i?|)b?\s*", text.lower())
@@ -49,7 +49,7 @@ def parse_bytes(text: str | int) -> int:
 
 
 def parse_folder(text: str) -> tuple[Path, int]:
-    """A folder and a number of bytes from ``"DIR:SIZE"``."""
+    """Return the folder and the number of bytes of ``"DIR:SIZE"``."""
     folder, colon, size = text.rpartition(":")
     if not colon or not folder.strip():
         raise ConfigError(f"kv_offload {text!r} is not DIR:SIZE, a folder and a size: kv:4GiB")
@@ -61,8 +61,8 @@ class EngineArgs:
     """The settings of an engine, named as vLLM names them. None and "auto" are chosen at load.
 
     Args:
-        given: the names of those that somebody asked for, beside those that differ from their
-            defaults. It matters where a model comes with settings of its own.
+        given: names of settings that the user gave, beside those that differ from their defaults.
+            It matters where a model comes with settings of its own.
 
     Raises:
         ConfigError: a value is out of range, or asks for what this version cannot do.
@@ -95,7 +95,7 @@ class EngineArgs:
     quantization: str | None = option(None, "format of the weights; detected where not given")
     kv_cache_dtype: str = option(
         "auto",
-        "type of cached keys and values; auto is bf16 with native kernels (f32 with activations "
+        "type of the KV cache; auto is bf16 with native kernels (f32 with activations "
         "int16), else that of dtype; int8, fp8 and int4 have scales for each token and head, k8v4 "
         "is keys of int8 with values of int4",
         ("auto", "f32", "bf16", "int8", "fp8", "int4", "k8v4"),
@@ -180,14 +180,14 @@ class EngineArgs:
     enable_expert_parallel: bool = option(False, "devices that share the experts")
     speculative_config: str | Mapping[str, Any] | None = option(
         None,
-        'how tokens are guessed ahead, as JSON: {"method": "auto"}; answers stay the same, on a '
+        'how tokens are drafted, as JSON: {"method": "auto"}; answers stay the same, on a '
         "GPU to the bit with batch_invariant alone",
     )
     spec_method: str | None = option(
-        None, "the method of speculative_config, said shorter", ("off", *METHODS)
+        None, "the method of speculative_config, for short", ("off", *METHODS)
     )
     spec_model: str | None = option(None, "its model: a draft, or a folder of trained heads")
-    spec_tokens: int | None = option(None, "its num_speculative_tokens: guessed at once")
+    spec_tokens: int | None = option(None, "its num_speculative_tokens: drafted at once")
     spec_acceptance: str | None = option(
         None,
         "its acceptance: exact gives the very tokens of plain decoding (on a GPU, with "
@@ -205,7 +205,7 @@ class EngineArgs:
         "on a CPU, in float32, they always have",
     )
     threads: int | None = option(None, "CPU threads; default: all that this process may use")
-    seed: int = option(0, "from which requests without a seed draw theirs")
+    seed: int = option(0, "for requests that have no seed of their own")
     trust: str = option("none", "there is no remote code", ("none",))
     given: InitVar[Collection[str]] = ()
 
@@ -252,7 +252,7 @@ class EngineArgs:
             parse_folder(self.kv_offload)
         self.speculation()  # raises if it is wrong
         self._check_sink_windows()
-        self._refuse_what_is_not_there()
+        self._refuse_unsupported()
 
     @property
     def asked_model_len(self) -> int | None:
@@ -260,7 +260,7 @@ class EngineArgs:
         return self.max_model_len if isinstance(self.max_model_len, int) else None
 
     def speculation(self) -> SpeculativeConfig | None:
-        """How tokens are guessed ahead, None where they are not."""
+        """Return the settings of speculative decoding; None where it is off."""
         said: Any = self.speculative_config
         if isinstance(said, str):
             said = SpeculativeConfig.read(said)
@@ -276,7 +276,8 @@ class EngineArgs:
         return SpeculativeConfig.of({**(said or {}), **shorter})
 
     def sink_windows(self, why_not: str = "") -> SinkWindowRules:
-        """What requests see of their own tokens; ``why_not`` is what keeps them from it."""
+        """Return the rules of sink windows; ``why_not`` is the reason why the model cannot have
+        any."""
         sinks = DEFAULT_SINKS if self.attention_sinks is None else self.attention_sinks
         return SinkWindowRules(
             sinks, self.window or 0, self.context_shift, self.n_keep or 0, why_not=why_not
@@ -301,8 +302,8 @@ class EngineArgs:
             if is_there:
                 raise ConfigError(f"{asked} and {other} do not go together: leave out one of them")
 
-    def _refuse_what_is_not_there(self) -> None:
-        """A setting that would have no effect is an error, never ignored."""
+    def _refuse_unsupported(self) -> None:
+        """Raise ConfigError for a setting that would have no effect; none is ignored."""
         for name, only in (
             ("tensor_parallel_size", 1),
             ("pipeline_parallel_size", 1),
@@ -316,14 +317,15 @@ class EngineArgs:
                 )
 
     def serving(self) -> EngineArgs:
-        """With the defaults of an engine whose answers are read while they are made."""
+        """Return the settings with the defaults of an engine whose answers are read while they
+        are made."""
         if self.itl_target_ms is not None:
             return self
         return dataclasses.replace(self, itl_target_ms=SERVING_ITL_TARGET_MS)
 
     @classmethod
     def from_kwargs(cls, model: str | None = None, **kwargs: Any) -> EngineArgs:
-        """Build from keyword arguments, octavo's and vLLM's (``vllm_settings.py``)."""
+        """Return the settings of keyword arguments, octavo's and vLLM's (``vllm_compat.py``)."""
         settings: dict[str, Any] = {} if model is None else {"model": model}
         settings |= translated(
             kwargs, {each.name: each.default for each in dataclasses.fields(cls)}
@@ -331,16 +333,19 @@ class EngineArgs:
         return cls(**settings, given=settings.keys())
 
     def given_settings(self) -> dict[str, Any]:
-        """The settings that somebody asked for, but for the model."""
+        """Return the settings that the user gave, except the model."""
         names: frozenset[str] = vars(self)["given"]
         return {name: getattr(self, name) for name in sorted(names - {"model"})}
 
 
 @dataclass(frozen=True, slots=True)
 class CacheConfig:
-    """The KV pool. ``groups``: of layers that have block tables of their own; None: one for all.
-    ``offload``: where evicted blocks go. ``num_state_slots``: of a model with recurrent layers
-    (``core/state_slots.py``)."""
+    """The KV pool.
+
+    ``groups``: groups of layers that have block tables of their own; None: one table for all.
+    ``offload``: the store of evicted blocks. ``num_state_slots``: of a model with recurrent layers
+    (``core/state_slots.py``).
+    """
 
     block_size: int
     num_blocks: int
@@ -352,13 +357,13 @@ class CacheConfig:
 
     @property
     def windows(self) -> Windows:
-        """Of each group, the positions that its layers see."""
+        """The positions that the layers of each group attend to."""
         return ONE_TABLE if self.groups is None else self.groups.windows
 
 
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
-    """Resolved settings. ``choices`` says, a line each, what "auto" became and why."""
+    """Resolved settings. ``choices`` has a line for each "auto": what it became, and why."""
 
     model: str
     device: str
@@ -418,7 +423,7 @@ def resolve(args: EngineArgs, capacity: Capacity) -> EngineConfig:
     else:
         if capacity.ledger is not None:
             capacity.ledger.check_first_block(block_bytes)
-        # More than this could never be used at once.
+        # More blocks could never be used at once.
         useful = blocks_per_seq * max_num_seqs
         memory = capacity.kv_memory_bytes
         if args.max_model_len == "auto":  # as much as one request needs, if it is there
@@ -449,7 +454,7 @@ def resolve(args: EngineArgs, capacity: Capacity) -> EngineConfig:
         choices += capacity.ledger.described(num_blocks * block_bytes)
     offload = _offload(args, capacity, windows, block_bytes)
     if offload is not None:
-        choices.append(_told(offload, capacity.device))
+        choices.append(_described(offload, capacity.device))
     return EngineConfig(
         model=args.model,
         device=capacity.device,
@@ -482,12 +487,13 @@ def resolve(args: EngineArgs, capacity: Capacity) -> EngineConfig:
 
 
 def default_num_seqs(args: EngineArgs, device: str) -> int:
-    """Requests that run at once, where nobody says how many."""
+    """Return the number of requests that run at once, by the settings or by default."""
     return args.max_num_seqs or (CUDA_MAX_NUM_SEQS if is_gpu(device) else CPU_MAX_NUM_SEQS)
 
 
 def default_step_tokens(args: EngineArgs, device: str, max_model_len: int) -> int:
-    """Tokens of a step, where nobody says how many: a whole prompt's, if it is not to be cut."""
+    """Return the tokens of a step, by the settings or by default: at least a whole prompt's, if
+    prompts are not cut into chunks."""
     if args.max_num_batched_tokens is not None:
         return args.max_num_batched_tokens
     usual = CUDA_MAX_NUM_BATCHED_TOKENS if is_gpu(device) else CPU_MAX_NUM_BATCHED_TOKENS
@@ -495,13 +501,13 @@ def default_step_tokens(args: EngineArgs, device: str, max_model_len: int) -> in
 
 
 def is_gpu(device: str) -> bool:
-    """Whether a device's name, such as ``cuda:1``, is that of a GPU."""
+    """Return whether a device's name, such as ``cuda:1``, is that of a GPU."""
     return device.startswith("cuda")
 
 
 def _state_slots(capacity: Capacity, max_num_seqs: int) -> int:
-    """Slots for the states of recurrent layers: two for each request that runs, and as many again
-    for snapshots, if that takes no more than half of the memory for keys and values."""
+    """Return the slots for states of recurrent layers: two for each running request, and as many
+    again for snapshots, if that takes no more than half of the memory for KV."""
     if not capacity.state_bytes:
         return 0
     fit = capacity.kv_memory_bytes // 2 // capacity.state_bytes
@@ -509,8 +515,8 @@ def _state_slots(capacity: Capacity, max_num_seqs: int) -> int:
 
 
 def _groups(args: EngineArgs, capacity: Capacity, max_model_len: int) -> KVGroups | None:
-    """The groups of layers that get block tables of their own; None where one does for all: nothing
-    would be freed, or who guesses tokens knows of one only."""
+    """Return the groups of layers that get block tables of their own. None where one table
+    serves all: tables of their own would free nothing, or the drafter knows of one only."""
     speculation = args.speculation()
     groups = capacity.kv_groups
     if groups is None or not args.enable_window_tables:
@@ -524,7 +530,7 @@ def _groups(args: EngineArgs, capacity: Capacity, max_model_len: int) -> KVGroup
 def _offload(
     args: EngineArgs, capacity: Capacity, windows: Windows, block_bytes: int
 ) -> OffloadConfig | None:
-    """Where evicted blocks go; None: nowhere. ConfigError if they cannot be kept."""
+    """Return the store of evicted blocks; None for none. ConfigError if they cannot be kept."""
     if args.kv_offload is None and not args.swap_space:
         return None
     name = "swap_space" if args.kv_offload is None else "kv_offload"
@@ -541,9 +547,9 @@ def _offload(
     num_places = int(args.swap_space * GIB) // block_bytes
     if args.swap_space and num_places < 1:
         raise ConfigError(f"swap_space must hold at least one block of {block_bytes:,} bytes")
-    num_useful = most_blocks(windows, SHELF_TOKENS, args.block_size, step_tokens=0)
+    num_useful = most_blocks(windows, HOST_CACHE_TOKENS, args.block_size, step_tokens=0)
     return OffloadConfig(
-        num_places or shelf_blocks(num_useful, block_bytes),
+        num_places or default_host_blocks(num_useful, block_bytes),
         block_bytes,
         folder,
         max_bytes,
@@ -551,7 +557,7 @@ def _offload(
     )
 
 
-def _told(offload: OffloadConfig, device: str) -> str:
+def _described(offload: OffloadConfig, device: str) -> str:
     memory = f"{offload.num_places * offload.block_bytes / GIB:.2f} GiB of host memory"
     if offload.folder is not None:
         return (
@@ -567,7 +573,7 @@ def _told(offload: OffloadConfig, device: str) -> str:
 
 
 def _of_layers(groups: KVGroups | None) -> str:
-    """Said of a block, where it is not of all layers."""
+    """Return the words for a block that has only some of the layers."""
     if groups is None or groups.num_groups == 1:
         return ""
     return f" in {groups.layers_per_block} of {len(groups.places)} layers"

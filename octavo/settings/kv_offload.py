@@ -1,14 +1,14 @@
-"""What a user says of KV offload: a folder with the most it may take, and host memory."""
+"""Settings of KV offload: a folder with the most it may take, and host memory."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
 
-# Where nobody says how much host memory: for a prompt of so many tokens, but no more bytes than
-# that. What comes from a disk goes through it.
-SHELF_TOKENS = 8192
-_SHELF_BYTES = 1 << 30
+# Default of host memory behind which a folder is used: for a prompt of so many tokens, but no more
+# bytes than that. All blocks from the disk go through it.
+HOST_CACHE_TOKENS = 8192
+_HOST_CACHE_BYTES = 1 << 30
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,7 +17,7 @@ class OffloadConfig:
 
     Args:
         num_places: blocks of host memory. block_bytes: of each.
-        folder: on a disk, None for none. max_bytes: that its files may take.
+        folder: on a disk, None for none. max_bytes: the most that its files may take.
         keeps_memory: host memory was asked for, and is of use without the folder too.
     """
 
@@ -28,6 +28,6 @@ class OffloadConfig:
     keeps_memory: bool = False
 
 
-def shelf_blocks(num_useful: int, block_bytes: int) -> int:
-    """Blocks of host memory for a folder, where nobody says how many: those of ``SHELF_TOKENS``."""
-    return max(1, min(num_useful, _SHELF_BYTES // block_bytes))
+def default_host_blocks(num_useful: int, block_bytes: int) -> int:
+    """Return the default number of host blocks for a folder: those of ``HOST_CACHE_TOKENS``."""
+    return max(1, min(num_useful, _HOST_CACHE_BYTES // block_bytes))

@@ -1,4 +1,4 @@
-"""What a user says of speculative decoding: ``--speculative-config``, in vLLM's names."""
+"""Settings of speculative decoding: ``--speculative-config``, in vLLM's names."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ METHODS = (
     *("medusa", "eagle", "recurrent", "mtp"),
 )
 _ACCEPTANCES = ("exact", "typical")
-# Other names of the same things.
+# Other names of methods and fields.
 _METHOD_ALIASES = {"eagle3": "eagle", "draft": "draft_model", "[ngram]": "ngram", "off": None}
 _FIELD_ALIASES = {
     "rejection_sample_method": "acceptance",
@@ -27,15 +27,15 @@ _NEEDS_MODEL = ("draft_model", "medusa", "eagle", "recurrent")
 
 @dataclass(frozen=True, slots=True)
 class SpeculativeConfig:
-    """How tokens are guessed ahead. The answers do not depend on it, but for ``typical``.
+    """Settings of speculative decoding. Answers do not depend on them, except with ``typical``.
 
     Args:
-        method: who guesses. ``auto`` chooses by what has been accepted and what steps cost.
-        model: of the draft: a model, or a folder of trained heads.
-        num_speculative_tokens: guessed at once for a request; None is the method's own choice.
-        acceptance: ``exact`` accepts what the request would have sampled itself, with its own
-            random numbers: the tokens are those of plain decoding. ``typical`` accepts what is
-            likely enough, and changes the distribution.
+        method: the drafter. ``auto`` chooses by what has been accepted and what steps cost.
+        model: a draft model, or a folder of trained heads.
+        num_speculative_tokens: drafted at once for a request; None is the method's own choice.
+        acceptance: ``exact`` accepts the tokens that the request would have sampled itself, with
+            its own random numbers: the answer is that of plain decoding. ``typical`` accepts
+            tokens that are likely enough, and changes the distribution.
         prompt_lookup_min, prompt_lookup_max: tokens of a match, of ``ngram``.
         suffix_decoding_max_tree_depth, suffix_decoding_max_cached_requests,
         suffix_decoding_max_spec_factor, suffix_decoding_min_token_prob: of ``suffix``: the longest
@@ -43,12 +43,12 @@ class SpeculativeConfig:
             least probability of a draft.
         min_probability: a chain of model drafts ends where the product of its probabilities falls
             below this; None is the method's own choice.
-        exit_layer: of ``early_exit``: how many layers guess; None is chosen by measuring.
-        disable_by_batch_size: with so many requests in a step, or more, nothing is guessed.
+        exit_layer: of ``early_exit``: number of layers that draft; None is chosen by measuring.
+        disable_by_batch_size: with so many requests in a step, or more, nothing is drafted.
         use_heterogeneous_vocab: the draft model may have another vocabulary.
-        synthetic_acceptance_rates: for load tests: guesses are accepted at random, at these rates,
-            by position, each given that those before it are; whatever ``acceptance`` says. ``auto``
-            then makes guesses that cost nothing. Answers are meaningless.
+        synthetic_acceptance_rates: for load tests: draft tokens are accepted at random, at these
+            rates, by position, each given that those before it are; whatever ``acceptance`` says.
+            ``auto`` then makes drafts that cost nothing. Answers are meaningless.
 
     Raises:
         ConfigError: names the field that is wrong.
@@ -114,13 +114,13 @@ class SpeculativeConfig:
 
     @property
     def shares_blocks(self) -> bool:
-        """Whether guesses come of a model: what it keeps of tokens lies where the target's table,
-        which has to be one, says."""
+        """True if drafts come from a model: its KV lies where the target's block table says, and
+        there has to be one table."""
         return self.method not in ("auto", "ngram", "suffix") or self.model is not None
 
     @staticmethod
     def read(said: str) -> Mapping[str, Any]:
-        """The object that JSON stands for; ConfigError if it is none."""
+        """Return the object of a JSON text; ConfigError if it is none."""
         try:
             values = json.loads(said)
         except ValueError as error:
@@ -131,7 +131,7 @@ class SpeculativeConfig:
 
     @classmethod
     def of(cls, said: Mapping[str, Any]) -> SpeculativeConfig | None:
-        """From the fields that a user gives. None where the method is ``off``.
+        """Return the settings of a user's fields; None where the method is ``off``.
 
         Raises:
             ConfigError: there is an unknown field, or a value is wrong.

@@ -1,6 +1,7 @@
-"""Settings of vLLM's engine: those that octavo has under another name, and those that it has not.
+"""Settings of vLLM's engine: those that octavo has under another name, and those that it lacks.
 
-Of the latter, a value that asks for nothing is taken; any other is an error that says what to do.
+Of the latter, a value that asks for nothing is accepted; any other is an error that says what to
+do.
 """
 
 from __future__ import annotations
@@ -263,11 +264,11 @@ GROUPS = (
         _unset("served_model_name chat_template"),
     ),
 )
-NOT_THERE = {name: group for group in GROUPS for name in group.nothing}
+UNSUPPORTED = {name: group for group in GROUPS for name in group.nothing}
 
 
 def translated(given: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings as octavo names them, of those that somebody gives under octavo's or vLLM's names.
+    """Return settings under octavo's names, of those given under octavo's or vLLM's names.
 
     None is the default of a setting, whatever that is; numbers of numpy become Python's.
 
@@ -275,7 +276,7 @@ def translated(given: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[st
         defaults: octavo's settings, by name.
 
     Raises:
-        ConfigError: a setting is unknown, or asks for what octavo has not; names it.
+        ConfigError: a setting is unknown, or asks for what octavo lacks; names it.
     """
     settings: dict[str, Any] = {}
     for name, value in given.items():
@@ -283,7 +284,7 @@ def translated(given: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[st
         if own in defaults:
             if value is not None or defaults[own] is None:
                 settings[own] = value
-        elif name in NOT_THERE:
+        elif name in UNSUPPORTED:
             _refuse(name, value)
         else:
             raise ConfigError(f"unknown engine setting {name!r}{_hint(name, defaults)}")
@@ -291,14 +292,14 @@ def translated(given: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[st
 
 
 def _refuse(name: str, value: Any) -> None:
-    nothing = (None, *NOT_THERE[name].nothing[name])
+    nothing = (None, *UNSUPPORTED[name].nothing[name])
     told = plain_list(value)
     if isinstance(told, set | frozenset | tuple):
         told = list(told)
     if not any(told == each and type(told) in (type(each), int, float) for each in nothing):
         shown = ", ".join(repr(each) for each in nothing)
         raise ConfigError(
-            f"{name}={value!r:.60} is not supported: {NOT_THERE[name].instead} "
+            f"{name}={value!r:.60} is not supported: {UNSUPPORTED[name].instead} "
             f"(leave it out, or at {shown})"
         )
 

@@ -1,1 +1,1 @@
-"""Where a model is read from: a checkpoint, an engine folder, or the transformers library."""
+"""Models by the kind of their files: a checkpoint, an engine folder, or transformers' own code."""

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class CheckpointSource:
-    """A checkpoint: a Hugging Face folder, or a GGUF file. Opened when it is first looked into."""
+    """A checkpoint: a Hugging Face folder, or a GGUF file. Opened when it is first read."""
 
     def __init__(self, path: Path):
         self.path = path
@@ -33,11 +33,12 @@ class CheckpointSource:
 
     @property
     def quantization(self) -> str | None:
-        """How weights are quantized in the files, if they are."""
+        """Format of quantized weights in the files; None if they are not quantized."""
         return self.checkpoint.quantization
 
     def settings(self, args: EngineArgs) -> EngineArgs:
-        """As they are. The format is read from the files; a word of the user's can only agree."""
+        """Return ``args`` unchanged; raises ConfigError if they name another format than the
+        files have."""
         asked = args.quantization
         if asked is not None and asked != self.quantization:
             raise ConfigError(
@@ -52,7 +53,7 @@ class CheckpointSource:
     def tokenizer(self) -> Tokenizer:
         from octavo.text.tokenizer import Tokenizer
 
-        if self.path.is_dir():  # which may have no more than that
+        if self.path.is_dir():  # the folder may have a tokenizer alone
             return Tokenizer.from_folder(self.path)
         metadata = self.gguf_metadata()
         assert metadata is not None, "a checkpoint is a folder, or of GGUF"
@@ -64,7 +65,7 @@ class CheckpointSource:
         return Rank.load(spec, self.checkpoint, progress)
 
     def gguf_metadata(self) -> Mapping[str, Any] | None:
-        """Of a GGUF file, None of anything else."""
+        """Return the metadata of a GGUF file; None for a folder."""
         from octavo.models.checkpoint import GGUFFiles
 
         return self.checkpoint.metadata if isinstance(self.checkpoint, GGUFFiles) else None

@@ -1,4 +1,4 @@
-"""What lies at the path of a model, and its tokenizer: all that a server looks at itself."""
+"""Opens the model at a path, or its tokenizer alone."""
 
 from __future__ import annotations
 
@@ -17,10 +17,14 @@ if TYPE_CHECKING:
 
 
 def open_source(path: Path, model_impl: str = "octavo") -> ModelSource:
-    """The model at a path that ``hub.resolve`` gave. ModelError if it cannot be read.
+    """Return the model at a path that ``hub.resolve`` gave.
 
-    ``model_impl``: whose implementation runs it, as in ``EngineArgs``; "auto" is that of
-    transformers for a family that octavo has not, if it is installed.
+    Args:
+        model_impl: whose implementation runs it, as in ``EngineArgs``; "auto" is that of
+            transformers for a family that octavo lacks, if transformers is installed.
+
+    Raises:
+        ModelError: it cannot be read.
     """
     if is_engine_folder(path):
         from octavo.sources.engine_folder.folder import EngineFolder
@@ -32,13 +36,13 @@ def open_source(path: Path, model_impl: str = "octavo") -> ModelSource:
 
 
 def notes_folder() -> Path:
-    """Where octavo notes what it has made of models; see ``kernels/cpu/file_digests.py``."""
+    """Return the folder for packed weights and digests; see ``kernels/cpu/file_digests.py``."""
     from octavo.kernels.cpu.file_digests import named_home
 
     return named_home() or hub.home() / "packed"
 
 
 def load_tokenizer(path: Path) -> Tokenizer:
-    """The tokenizer of whatever ``hub.resolve`` finds, without its weights and without torch."""
+    """Return the tokenizer of a model, without its weights and without torch."""
     with no_collections():
         return open_source(path).tokenizer()

@@ -1,4 +1,4 @@
-"""``ModelSource``: what can be asked of a model, whatever kind of files it is read from.
+"""``ModelSource``: a model as the engine loads it, whatever kind of files it is read from.
 
 `octavo.sources.open.open_source` makes the one that a path asks for.
 """
@@ -20,13 +20,14 @@ Progress = Callable[[int, int], None]
 
 
 class ModelSource(Protocol):
-    """A model that can be started. What is wrong with its files is a ModelError."""
+    """A model that can be loaded. Errors in its files are a ModelError."""
 
     @property
     def path(self) -> Path: ...
 
     def settings(self, args: EngineArgs) -> EngineArgs:
-        """The settings to start it with; ConfigError if ``args`` ask for what it cannot be."""
+        """Return the settings to load it with; ConfigError if ``args`` ask for what it cannot
+        be."""
         ...
 
     def config(self) -> ModelConfig: ...
@@ -34,5 +35,5 @@ class ModelSource(Protocol):
     def tokenizer(self) -> Tokenizer: ...
 
     def load_rank(self, spec: RankSpec, progress: Progress | None = None) -> Rank:
-        """A rank that runs it. ConfigError if it does not fit ``spec``, or this machine."""
+        """Return a rank that runs it. ConfigError if it does not fit ``spec``, or this machine."""
         ...

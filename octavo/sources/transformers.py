@@ -1,4 +1,4 @@
-"""A model that transformers runs, for families that octavo has not: a ``ModelSource``."""
+"""A model that the transformers library runs, for families that octavo lacks: a ``ModelSource``."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ _log = logging.getLogger("octavo")
 
 
 def is_for_transformers(path: Path) -> bool:
-    """Whether it is installed, and ``path`` a folder with a model of no family of octavo's."""
+    """Return whether transformers is installed and ``path`` a folder of a family that octavo
+    lacks."""
     if not path.is_dir() or not has_transformers():
         return False
     from octavo.models.registry import is_known
@@ -34,8 +35,8 @@ def is_for_transformers(path: Path) -> bool:
 
 
 class TransformersSource:
-    """A Hugging Face folder whose model is transformers' own. Imports neither it nor torch before
-    it is asked for a config.
+    """A Hugging Face folder whose model is transformers' own. Neither it nor torch is imported
+    before a config is asked for.
 
     Raises:
         ConfigError: ``path`` is no such folder.
@@ -50,7 +51,7 @@ class TransformersSource:
         self.path = path
 
     def settings(self, args: EngineArgs) -> EngineArgs:
-        """As they are."""
+        """Return ``args`` unchanged."""
         return args
 
     @cached_property
@@ -94,7 +95,7 @@ class TransformersSource:
         return Tokenizer.from_folder(self.path)
 
     def load_rank(self, spec: RankSpec, progress: Progress | None = None) -> Rank:
-        """Progress is not told: transformers reads weights in one call."""
+        """Load the model; no progress is reported, since transformers reads weights in one call."""
         config = self.config()
         import torch
 
