@@ -1,1 +1,1 @@
-"""What every part may use: errors, typed fields of foreign files, atomic files, options."""
+"""Helpers for all parts: errors, typed fields of foreign files, atomic files, options."""

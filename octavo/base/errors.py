@@ -15,20 +15,20 @@
     │   └── DownloadError          fetching failed, or a checksum did not match
     ├── DeadlineError          a request did not end within its timeout
     ├── BenchmarkError         a measurement could not be made, or a file for one not be used
-    └── EngineError            the engine itself failed: a bug of ours, not of the input
+    └── EngineError            the engine itself failed: a bug of octavo, not of the input
         ├── EngineUnavailableError  it does not take requests now: stopping, or not coming back
         └── QuarantinedError        the same request has brought the engine down before
 
-User errors say what was wrong, where, and what to do. Asserts in the code are for our own bugs.
+User errors say what was wrong, where, and what to do. Asserts in the code are for bugs.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
 
-# What ends a program on purpose, and gets through where every other fault is kept to the request
-# that caused it. That is more than ``except Exception`` keeps: a library in Rust that panics raises
-# a bare BaseException.
+# Exceptions that end a program on purpose. All others are confined to the request that caused them,
+# also where ``except Exception`` would not do: a panic of a library in Rust is a bare
+# BaseException.
 ENDINGS = (KeyboardInterrupt, SystemExit, GeneratorExit)
 
 
@@ -41,7 +41,7 @@ class ConfigError(OctavoError, ValueError):
 
 
 class MissingPackageError(ConfigError):
-    """What was asked for needs a package that is not installed; says which command adds it."""
+    """A package that is needed is not installed; the message says which command adds it."""
 
 
 class RequestError(OctavoError, ValueError):
@@ -127,8 +127,8 @@ class DeadlineError(OctavoError):
 
 
 class BenchmarkError(OctavoError):
-    """A measurement could not be made, or a file that it needs or makes cannot be read or written;
-    says which and why."""
+    """A measurement could not be made, or a file that it needs or makes cannot be read or
+    written."""
 
 
 class EngineUnavailableError(EngineError):

@@ -1,4 +1,4 @@
-"""Typed access to what a model's file says: fields of a config, metadata of a GGUF file."""
+"""Typed access to the fields of model files: a config's, or the metadata of a GGUF file."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from typing import Any
 
 from octavo.base.errors import ModelFileError
 
-# No number of a model is further from one than these: beyond, arithmetic overflows.
+# No number of a model is larger or smaller than these: beyond, arithmetic overflows.
 _SMALLEST, _LARGEST = 1e-18, 1e18
 
 
 class Fields:
-    """Named values from ``path``; what is missing or of another kind is a ModelFileError.
+    """Named values from ``path``; a missing one, or one of another type, is a ModelFileError.
 
     A missing field takes its default, and without one is an error. A null counts as missing.
-    ``prefix`` is put before every name, in the file and in errors. ``names`` are those that a file
-    has for some fields in place of their usual ones, which it may have all the same.
+    ``prefix`` is put before every name, in the file and in errors. ``names`` maps fields to the
+    names that this file may have for them; the usual names work as well.
 
-    ``asked`` has the names that anybody asked for, as the file has them: what is in a file and not
-    there was read by nobody. Fields of its tables add to the same set.
+    ``asked`` collects the names that were read, as the file has them: fields of the file that are
+    not in it were read by no code. Fields of its tables add to the same set.
     """
 
     _REQUIRED: Any = object()
@@ -38,17 +38,17 @@ class Fields:
         self._values = values
         self._prefix = prefix
         self._names = names or {}
-        self._within = ""  # what names in ``asked`` have before those of ``values``
+        self._within = ""  # put before the names of ``values`` in ``asked``
 
     def __contains__(self, name: str) -> bool:
         return self._ask(name) is not None
 
     def __iter__(self) -> Iterator[str]:
-        """The names there are, as long as they begin with the prefix."""
+        """Iterate over the names of the fields that begin with the prefix."""
         return (key[len(self._prefix) :] for key in self._values if key.startswith(self._prefix))
 
     def raw(self, name: str, default: Any = None) -> Any:
-        """The value as it is."""
+        """Return the value without a check of its type."""
         value = self._ask(name)
         return default if value is None else value
 
@@ -97,21 +97,21 @@ class Fields:
         return value
 
     def table(self, name: str, default: Any = _REQUIRED) -> Any:
-        """Values by name."""
+        """Return values by name."""
         value = self._get(name, default)
         if value is not default and not isinstance(value, Mapping):
             raise self.error(name, f"{shown(value)} is not a table of values by name")
         return value
 
     def section(self, name: str, default: Any = _REQUIRED) -> Fields:
-        """A table as fields, which errors call ``name.field``."""
+        """Return a table as fields, which errors call ``name.field``."""
         prefix = f"{self._key(name)}."
         values = self.table(name, default)
         return self._of_the_same({prefix + key: values[key] for key in values}, prefix)
 
     def of_table(self, values: Mapping[str, Any], name: str) -> Fields:
-        """``values`` as fields that are asked for as entries of the table ``name``, and that errors
-        call by their own names."""
+        """Return ``values`` as fields that count as read entries of the table ``name``, and that
+        errors call by their own names."""
         return self._of_the_same(values, within=f"{self._key(name)}.")
 
     def _of_the_same(self, values: Mapping[str, Any], prefix: str = "", within: str = "") -> Fields:
@@ -120,7 +120,7 @@ class Fields:
         return fields
 
     def entries(self, name: str, count: int | None = None) -> list[Any]:
-        """The values of a list as they are; ``count`` is how many there must be."""
+        """Return the values of a list unchecked; ``count`` is how many there must be."""
         value = self._get(name, self._REQUIRED)
         if hasattr(value, "tolist"):  # an array of numpy's
             value = value.tolist()
@@ -131,14 +131,14 @@ class Fields:
         return list(value)
 
     def texts(self, name: str) -> list[str]:
-        """A list of texts; quick where it is a vocabulary."""
+        """Return a list of texts; fast for a vocabulary."""
         entries = self.entries(name)
         if not set(map(type, entries)) <= {str}:
             raise self.error(name, "is not a list of texts")
         return entries
 
     def each(self, name: str, read: Callable[..., Any], count: int | None = None) -> list[Any]:
-        """The entries of a list, each read by a method of this class (``Fields.number``)."""
+        """Return the entries of a list, each read by a method of this class (``Fields.number``)."""
         entries = self.entries(name, count)
         named = {f"{self._key(name)}[{i}]": entry for i, entry in enumerate(entries)}
         fields = self._of_the_same(named)
@@ -160,7 +160,7 @@ class Fields:
         if key != self._prefix + name and self._values.get(self._prefix + name) == (
             self._values.get(key)
         ):
-            self.asked.add(self._within + self._prefix + name)  # the same said twice
+            self.asked.add(self._within + self._prefix + name)  # the same value under two names
         return self._values.get(key)
 
     def _get(self, name: str, default: Any) -> Any:
@@ -171,7 +171,7 @@ class Fields:
 
 
 class GGUFFields(Fields):
-    """Those of a GGUF file, some of which its ``tensors`` alone can say."""
+    """Fields of a GGUF file, some of which only its ``tensors`` can answer."""
 
     def __init__(
         self,
@@ -185,5 +185,5 @@ class GGUFFields(Fields):
         self._tensors = tensors
 
     def has_in_a_layer(self, tensor: str) -> bool:
-        """Whether a layer has a tensor: ``attn_q.bias``."""
+        """Return whether any layer has a tensor such as ``attn_q.bias``."""
         return any(name.endswith(f".{tensor}") for name in self._tensors)

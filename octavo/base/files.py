@@ -25,14 +25,14 @@ _FOLDERS_OPEN = hasattr(os, "O_DIRECTORY")
 
 
 class NewFile:
-    """A file that takes the place of ``path`` when it is published, and is gone if it is not.
+    """A file that takes the place of ``path`` when it is published, and is removed if it is not.
 
         with NewFile(path) as new:
             new.file.write(content)
             new.publish()
 
-    ``file`` can be written anywhere, read and mapped. Folders are made if need be, and what killed
-    processes left of the same path is taken away.
+    ``file`` can be written anywhere, read and mapped. Folders are made if need be, and leftovers of
+    killed processes for the same path are removed.
 
     Raises:
         OSError: the file cannot be written.
@@ -49,7 +49,7 @@ class NewFile:
     def publish(self, *, mode: int = 0o644, sync: bool = False) -> None:
         """Close the file and put it in its place.
 
-        ``sync``: only once it is on the disk, for what took long to make.
+        ``sync``: only once it is on the disk, for files that took long to make.
         """
         self.file.flush()
         if sync:
@@ -62,21 +62,21 @@ class NewFile:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        with suppress(OSError):  # of what could not be written either
+        with suppress(OSError):  # of data that could not be written either
             self.file.close()
         with suppress(FileNotFoundError):
             os.unlink(self._name)
 
 
 class NewFolder:
-    """A folder that is at ``path`` once it is published, and is gone if it is not.
+    """A folder that is at ``path`` once it is published, and is removed if it is not.
 
         with NewFolder(path) as new:
             (new.folder / "notes.txt").write_text(...)
             new.publish()
 
-    It replaces no more than an empty folder. What killed processes left of the same path is taken
-    away.
+    It replaces no more than an empty folder. Leftovers of killed processes for the same path are
+    removed.
 
     Raises:
         OSError: the folder cannot be written, or something else is there.
@@ -129,16 +129,16 @@ def replace_file(path: str | Path, content: bytes) -> None:
 
 
 def sha256_of(path: Path) -> str:
-    """Of a file's contents, in hexadecimal digits."""
+    """Return the SHA-256 of a file's contents, in hexadecimal digits."""
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def lock(descriptor: int, *, wait: bool = False) -> None:
-    """Hold a file, or a folder, until it is closed.
+    """Lock an open file, or a folder, until it is closed.
 
     Raises:
-        BlockingIOError: another process holds it, and we do not ``wait``.
+        BlockingIOError: another process holds it, and ``wait`` is False.
         OSError: it cannot be locked; ENOLCK where there are no locks: on some network file systems,
             and on Windows.
     """
@@ -150,7 +150,7 @@ def lock(descriptor: int, *, wait: bool = False) -> None:
 
 
 def _lock(descriptor: int) -> bool:
-    """Whether it is certain that nobody else holds the file."""
+    """Lock a file if possible; returns whether it is certain that no other process holds it."""
     try:
         lock(descriptor)
     except OSError:
@@ -163,7 +163,7 @@ def _remove_leftovers(path: Path) -> None:
         names = [entry.name for entry in entries]
     for name in names:
         if name.startswith(f"{path.name}.") and name.endswith(_SUFFIX):
-            with suppress(OSError):  # gone meanwhile, or not ours
+            with suppress(OSError):  # removed meanwhile, or another user's
                 _remove_if_left(path.parent / name)
 
 

@@ -1,5 +1,5 @@
-"""Packages that are cheap to import: each of their names brings in what it needs when it is first
-asked for (PEP 562)."""
+"""Packages that are cheap to import: each of their names imports its module when it is first
+used (PEP 562)."""
 
 from __future__ import annotations
 
@@ -11,14 +11,15 @@ from octavo.base.renamed import renamed
 
 
 def named(package: str, homes: Mapping[str, str], name: str) -> Any:
-    """What a package calls ``name``.
+    """Return the object that a package exports as ``name``.
 
     Args:
-        homes: for each name the module that has it, ``.module`` of the package's own; after a
-            colon, what it is called there if that is something else.
+        homes: the module of each name, ``.module`` in the package itself; after a colon, the
+            object's name there if it differs.
 
     Raises:
-        AttributeError: there is no such name. ImportError: what it needs is not there.
+        AttributeError: there is no such name.
+        ImportError: a package that it needs is missing.
     """
     if name not in homes:
         return renamed(package, name)

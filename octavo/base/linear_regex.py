@@ -1,17 +1,17 @@
-"""Regular expressions that foreign files say, matched without backtracking.
+"""Regular expressions from foreign files, matched without backtracking.
 
-A checkpoint's config names modules by patterns, and whoever wrote the file may have chosen one for
-which Python's ``re`` takes forever, such as ``(a+)+$``. Here a pattern becomes a nondeterministic
+A checkpoint's config names modules by patterns, and its author may have chosen one for which
+Python's ``re`` takes forever, such as ``(a+)+$``. Here a pattern becomes a nondeterministic
 automaton, which is run over all of its states at once: a text of n characters takes at most n steps
-over them, whatever the pattern, or, with lookahead, n for each of its places (K. Thompson, "Regular
-Expression Search Algorithm", 1968). Sets of states that were met are kept, as the states of a
-deterministic one.
+over them, whatever the pattern, or, with lookahead, n for each of its positions (K. Thompson,
+"Regular Expression Search Algorithm", 1968). Sets of states that occurred are kept, as the states
+of a deterministic automaton.
 
 The syntax is that of ``re``: literals, ``.``, classes, groups, ``|``, ``* + ? {m,n}``, ``^ $``,
 ``\\A \\Z \\b \\B``, lookahead and ``(?i)``. Lazy quantifiers find the same, as only whether a text
-matches is asked. What no automaton can do, or nobody needs, is refused: references to groups,
-lookbehind, atomic groups, other flags. ``$`` is the end of the text alone, and not the place before
-a last newline.
+matches is asked. Constructs that no automaton can match, or that no config needs, are refused:
+references to groups, lookbehind, atomic groups, other flags. ``$`` is the end of the text alone,
+and not the place before a last newline.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
 MAX_LENGTH = 1000  # characters of a pattern
-MAX_STATES = 2000  # of its automaton, where {m,n} repeats what it stands behind
-MAX_DEPTH = 40  # of groups inside each other
+MAX_STATES = 2000  # states of its automaton; {m,n} repeats the states before it
+MAX_DEPTH = 40  # nested groups
 MAX_TEXT = 512  # characters of a text: names of modules have far fewer
-MAX_PATTERNS = 2000  # of one file
-MAX_STATES_OF_ALL = 50_000  # of the automata of all of them
+MAX_PATTERNS = 2000  # patterns of one file
+MAX_STATES_OF_ALL = 50_000  # states of all of them
 _MAX_KEPT = 1000  # sets of states
 
-_Test = Callable[[str], bool]  # of a character
+_Test = Callable[[str], bool]  # test of a character
 _CATEGORIES: dict[str, _Test] = {
     "d": str.isdecimal,
     "s": str.isspace,
@@ -39,11 +39,11 @@ _HEX_DIGITS = {"x": 2, "u": 4}
 
 
 class PatternError(ValueError):
-    """A pattern is wrong, too large, or asks for what is not supported. The text says which."""
+    """A pattern is wrong, too large, or uses unsupported syntax. The text says which."""
 
 
 class Pattern:
-    """A regular expression. PatternError if it is none, or one of those that are refused."""
+    """A regular expression. PatternError if it is invalid or refused."""
 
     def __init__(self, source: str):
         if len(source) > MAX_LENGTH:
@@ -52,15 +52,15 @@ class Pattern:
         self._automaton = _Parser(source).automaton()
 
     def match(self, text: str) -> bool:
-        """Whether some beginning of ``text`` matches, as with ``re.match``."""
+        """Return whether some beginning of ``text`` matches, as with ``re.match``."""
         return self._automaton.matches(_checked(text), 0)
 
     def search(self, text: str) -> bool:
-        """Whether some part of ``text`` matches, as with ``re.search``."""
+        """Return whether some part of ``text`` matches, as with ``re.search``."""
         return self._automaton.matches(_checked(text), 0, anywhere=True)
 
     def fullmatch(self, text: str) -> bool:
-        """Whether the whole of ``text`` matches."""
+        """Return whether the whole of ``text`` matches."""
         return self._automaton.matches(_checked(text), 0, whole=True)
 
     @property
@@ -69,14 +69,15 @@ class Pattern:
 
 
 class PatternCompiler:
-    """Makes the patterns of one file, and bounds what they are together."""
+    """Compiles the patterns of one file, and bounds their total size."""
 
     def __init__(self) -> None:
         self._num_patterns = 0
         self._num_states = 0
 
     def compile(self, source: str) -> Pattern:
-        """PatternError as of ``Pattern``, and if the file has too many, or too large ones."""
+        """Return a pattern; PatternError as for ``Pattern``, and if the file has too many or too
+        large ones."""
         if self._num_patterns >= MAX_PATTERNS:
             raise PatternError(f"the file has more than {MAX_PATTERNS} patterns")
         pattern = Pattern(source)
@@ -97,7 +98,7 @@ def _checked(text: str) -> str:
 
 # -- the automaton -----------------------------------------------------------------------------
 
-# Whether one may pass at a place of a text. It must depend on these two alone.
+# Whether a place of a text may be passed. It must depend on these two alone.
 _Assertion = Callable[[str, int], bool]
 _States = frozenset[int]
 
@@ -123,8 +124,8 @@ class _Automaton:
         return len(self.nexts) - 1
 
     def matches(self, text: str, at: int, *, anywhere: bool = False, whole: bool = False) -> bool:
-        """Whether a match begins at ``at``, or ``anywhere`` behind it; and ends where ``whole``
-        says that it must, at the end."""
+        """Return whether a match begins at ``at``, or, with ``anywhere``, behind it; ``whole``:
+        it has to end at the text's end."""
         asserts = any(self.assertions)
         current = self._closure([self.start], text, at)
         while True:
@@ -140,7 +141,8 @@ class _Automaton:
                 current = self._after(current, char)
 
     def _after(self, current: _States, char: str) -> _States:
-        """The states behind a character, where nothing else of the text matters."""
+        """Return the states behind a character, where no assertion depends on the rest of the
+        text."""
         key = current, char
         found = self._kept.get(key)
         if found is None:
@@ -156,7 +158,7 @@ class _Automaton:
                 yield from self.nexts[state]
 
     def _closure(self, states: Iterable[int], text: str, at: int) -> _States:
-        """These states, and those that are reached from them without a character."""
+        """Return these states, and those that are reached from them without a character."""
         found: set[int] = set()
         waiting = list(states)
         while waiting:
@@ -189,8 +191,8 @@ _PLACES: dict[str, _Assertion] = {
 
 
 def _looking_ahead(ahead: _Automaton, negative: bool) -> _Assertion:
-    """Whether what follows matches, or, ``negative``, does not. Each place of a text is looked at
-    once, as several states ask."""
+    """Return a test of whether the text ahead matches, or, ``negative``, does not. Each place of
+    a text is tested once, as several states ask."""
     known: dict[tuple[str, int], bool] = {}
 
     def looks(text: str, at: int) -> bool:
@@ -208,8 +210,8 @@ def _looking_ahead(ahead: _Automaton, negative: bool) -> _Assertion:
 
 @dataclass(frozen=True, slots=True)
 class _Piece:
-    """A part of an automaton: whoever enters it at ``first`` leaves it at ``last``, which leads on
-    to nothing yet."""
+    """A part of an automaton, from its state ``first`` to ``last``, which leads on to nothing
+    yet."""
 
     first: int
     last: int
@@ -308,7 +310,8 @@ class _Parser:
         return _Piece(first, left)
 
     def _quantifier(self) -> tuple[int, int | None] | None:
-        """How often at least and at most, None for without end; None if there is none here."""
+        """Return the least and the largest number of repetitions (None: unbounded); None without
+        a quantifier."""
         bounds = _QUANTIFIERS.get(self._peek())
         if bounds is not None:
             self._at += 1
@@ -318,11 +321,11 @@ class _Parser:
             return None
         if self._take("+"):
             raise self._wrong("possessive quantifiers are not supported")
-        self._take("?")  # lazy: it finds the same
+        self._take("?")  # a lazy quantifier finds the same
         return bounds
 
     def _counts(self) -> tuple[int, int | None] | None:
-        """Of {m}, {m,}, {,n} and {m,n}; any other brace is a literal."""
+        """Return the counts of {m}, {m,}, {,n} and {m,n}; any other brace is a literal."""
         close = self._source.find("}", self._at)
         if self._peek() != "{" or close < 0:
             return None
@@ -420,7 +423,7 @@ class _Parser:
         return of if char.islower() else lambda each: not of(each)
 
     def _escaped(self, char: str) -> str:
-        """The character that an escape stands for."""
+        """Return the character that an escape stands for."""
         if char in _CONTROLS:
             return _CONTROLS[char]
         if (length := _HEX_DIGITS.get(char)) is not None:
@@ -440,7 +443,7 @@ class _Parser:
         return forms.__contains__
 
     def _class(self) -> _Test:
-        """Of [...], behind its first bracket."""
+        """Return the test of [...], read behind its first bracket."""
         is_negated = self._take("^")
         tests: list[_Test] = []
         is_first = True
@@ -456,7 +459,7 @@ class _Parser:
         return test
 
     def _class_item(self) -> _Test:
-        """A category, a character or a range of them."""
+        """Return a category, a character or a range of them."""
         low = self._next("the ] of a class")
         if low == "\\":
             char = self._next("what follows a \\")

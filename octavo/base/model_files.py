@@ -1,9 +1,9 @@
-"""What is read of a model's files, by everyone who reads them; nobody vouches for such files.
+"""Reads the files of models, which may come from anyone.
 
     ModelFolder     the files of a folder by name, none of which is anywhere else
     split_parts     the names of all parts of a GGUF file that was split
 
-What is wrong with a file is a ModelFileError that names it.
+Errors in a file are a ModelFileError that names it.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from typing import Any
 
 from octavo.base.errors import ModelFileError
 
-# What makes a folder an engine folder; see `octavo.sources.engine_folder`.
+# A folder with this file is an engine folder; see `octavo.sources.engine_folder`.
 ENGINE_MANIFEST = "octavo.json"
 
-# The index of the largest checkpoints is of a few MB.
+# The index of the largest checkpoints takes a few MB.
 MAX_JSON_BYTES = 64 << 20
 
 _NAME = re.compile(r"[^/\\\0]+")
@@ -28,10 +28,10 @@ _HALF_CHARACTER = re.compile(r"\\u[dD][89a-fA-F]")
 
 
 class ModelFolder:
-    """A folder with a model. Where a file leads out of it, nothing is read.
+    """A folder with a model. Files outside of it are not read.
 
-    Links are followed within the folder, and into the blobs of a Hugging Face cache, whose
-    snapshot folders hold nothing but links; and into the folders that ``also`` names.
+    Links are followed within the folder, and into the blobs of a Hugging Face cache, whose snapshot
+    folders hold nothing but links; and into the folders that ``also`` names.
     """
 
     def __init__(self, path: Path, *also: Path):
@@ -42,7 +42,8 @@ class ModelFolder:
             self._allowed.append(folder.parent.parent / "blobs")
 
     def find(self, name: str, *, named_in: Path | None = None) -> Path | None:
-        """The file ``name``, None if there is none; ``named_in`` is the file that speaks of it."""
+        """Return the file ``name``, None if there is none; ``named_in`` is the file that refers
+        to it."""
         path = self.path / name
         if not all(map(_NAME.fullmatch, name.split("/"))) or ".." in path.parts:
             raise ModelFileError(named_in or self.path, f"{name!r:.100} is no name of a file in it")
@@ -62,18 +63,18 @@ class ModelFolder:
         return path
 
     def find_all(self, folder: str, pattern: str) -> Iterator[Path]:
-        """The files of a folder inside this one whose names match ``pattern``, sorted."""
+        """Return the files of a folder inside this one whose names match ``pattern``, sorted."""
         for path in sorted((self.path / folder).glob(pattern)):
             if (found := self.find(f"{folder}/{path.name}")) is not None:
                 yield found
 
     def read_text(self, name: str, max_bytes: int = MAX_JSON_BYTES) -> str | None:
-        """The contents of ``name``, None if there is no such file."""
+        """Return the contents of ``name``, None if there is no such file."""
         path = self.find(name)
         return None if path is None else read_text(path, max_bytes)
 
     def read_json(self, name: str) -> dict[str, Any] | None:
-        """The object that ``name`` has, None if there is no such file."""
+        """Return the JSON object in ``name``, None if there is no such file."""
         path = self.find(name)
         return None if path is None else _read_object(path)
 
@@ -83,7 +84,7 @@ def is_engine_folder(path: Path) -> bool:
 
 
 def begins_as_gguf(path: Path) -> bool:
-    """Whether a file, whatever its name is, begins as a GGUF file does."""
+    """Return whether a file, whatever its name is, begins as a GGUF file does."""
     try:
         with open(path, "rb") as file:
             return file.read(4) == b"GGUF"
@@ -92,7 +93,7 @@ def begins_as_gguf(path: Path) -> bool:
 
 
 def read_text(path: Path, max_bytes: int) -> str:
-    """The contents of a file of UTF-8."""
+    """Return the contents of a file of UTF-8."""
     try:
         size = path.stat().st_size
         if size > max_bytes:
@@ -120,7 +121,8 @@ def _read_object(path: Path) -> dict[str, Any]:
 
 
 def split_parts(name: str) -> list[str]:
-    """The names of all parts of the GGUF file of which ``name`` is one; itself, if not split."""
+    """Return the names of all parts of the GGUF file to which ``name`` belongs; itself, if not
+    split."""
     match = _SPLIT_NAME.fullmatch(name)
     if match is None or not 1 <= int(match[2]) <= int(match[3]):
         return [name]

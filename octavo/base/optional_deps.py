@@ -1,5 +1,5 @@
-"""PyTorch, which only GPUs need, and models that the native kernels do not run; and transformers,
-for families that octavo has not."""
+"""Optional packages: PyTorch, which only GPUs and models without native kernels need; and
+transformers, for families that octavo lacks."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ ADD_TRANSFORMERS = "pip install 'octavo[transformers]'"
 
 
 def has_torch() -> bool:
-    """Whether it is installed: without importing it, which takes a second."""
+    """Return whether PyTorch is installed, without importing it, which takes a second."""
     return importlib.util.find_spec("torch") is not None
 
 
 def has_transformers() -> bool:
-    """The same of transformers, which imports PyTorch."""
+    """Return whether transformers, which imports PyTorch, is installed."""
     return has_torch() and importlib.util.find_spec("transformers") is not None
 
 
 def need_transformers(what: str) -> None:
-    """As ``need_torch``, before what stands on transformers."""
+    """Check like ``need_torch``, before a module is imported that needs transformers."""
     if not has_transformers():
         raise MissingPackageError(
             f"{what}: transformers is needed, and not installed: {ADD_TRANSFORMERS}"
@@ -34,13 +34,14 @@ def need_transformers(what: str) -> None:
 
 
 def need_torch(what: str) -> None:
-    """Called before a module is imported that stands on PyTorch; ``what`` is what needs it.
+    """Check before a module is imported that needs PyTorch; ``what`` is the feature that needs it.
 
-    MissingPackageError, with the command that adds it, if it is not installed.
+    Raises:
+        MissingPackageError: it is not installed; names the command that adds it.
     """
     try:
         import torch  # noqa: F401
     except ModuleNotFoundError as error:
         if error.name != "torch":
-            raise  # it is there, and in pieces
+            raise  # it is installed, but broken
         raise MissingPackageError(f"{what}: {NO_TORCH}") from None

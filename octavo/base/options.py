@@ -1,4 +1,4 @@
-"""Settings that know how to be told: the fields of a settings class are the one owner of names,
+"""Settings that describe themselves: the fields of a settings class are the one owner of names,
 defaults and help texts, and flags are made from them (`octavo.cli.engine_flags`)."""
 
 from __future__ import annotations
@@ -10,17 +10,18 @@ from typing import Any
 from octavo.base.errors import ConfigError
 
 _DURATION = re.compile(r"(\d+(?:\.\d*)?|\.\d+)\s*(ms|s|)")
-# Of durations; a number alone is one of milliseconds.
+# Units of durations, in seconds; a number alone counts milliseconds.
 SECONDS_OF = {"": 1e-3, "ms": 1e-3, "s": 1.0}
 
 
 def option(default: Any, help: str, choices: tuple[Any, ...] | None = None) -> Any:
-    """A field of a settings dataclass."""
+    """Return a field of a settings dataclass, with its default, help text and choices."""
     return field(default=default, metadata={"help": help, "choices": choices})
 
 
 def parse_duration(value: float | str) -> float:
-    """Seconds of a number of milliseconds, or of a text such as ``500``, ``500ms``, ``0.5s``.
+    """Return the seconds of a number of milliseconds, or of a text such as ``500``, ``500ms``,
+    ``0.5s``.
 
     ConfigError if it is no time above 0.
     """

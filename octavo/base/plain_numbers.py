@@ -1,4 +1,4 @@
-"""Numbers of other libraries as Python's own: what numpy and torch hand out is as good as these."""
+"""Numbers of other libraries as Python's own: callers may pass those of numpy and torch."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ _OWN = frozenset({int, float, bool, str, type(None)})
 
 
 def plain(value: Any) -> Any:
-    """A number or boolean of numpy or torch (an array of no dimensions too) as Python has it;
-    anything else as it is."""
+    """Return a number or boolean of numpy or torch (an array of no dimensions too) as Python's;
+    anything else unchanged."""
     if type(value) in _OWN:
         return value
     if getattr(value, "shape", None) == () and callable(getattr(value, "item", None)):
@@ -24,7 +24,7 @@ def plain(value: Any) -> Any:
 
 
 def plain_list(values: Iterable[Any]) -> Iterable[Any]:
-    """Arrays of numpy or torch as (nested) lists; anything else as it is."""
+    """Return arrays of numpy or torch as (nested) lists; anything else unchanged."""
     to_list = getattr(values, "tolist", None)
     if hasattr(values, "shape") and callable(to_list):
         listed: Iterable[Any] = to_list()

@@ -36,7 +36,7 @@ class RenamedModules:
         return ModuleSpec(name, self) if name in MODULES else None  # type: ignore[arg-type]
 
     def create_module(self, spec: ModuleSpec) -> None:
-        """Python's default: an empty module, which ``exec_module`` fills."""
+        """Return None, Python's default: an empty module, which ``exec_module`` fills."""
 
     def exec_module(self, module: ModuleType) -> None:
         new = MODULES[module.__name__]
@@ -53,7 +53,8 @@ def install() -> None:
 
 
 def renamed(package: str, name: str) -> Any:
-    """What a package called ``name`` in the release before. AttributeError: it never had that."""
+    """Return the object that a package called ``name`` in the release before; AttributeError if
+    there was none."""
     new = NAMES.get(f"{package}.{name}")
     if new is None:
         raise AttributeError(f"module {package!r} has no attribute {name!r}")

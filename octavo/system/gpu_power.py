@@ -1,9 +1,9 @@
-"""The energy that a GPU has taken, as NVIDIA's management library (NVML) tells.
+"""The energy that a GPU has used, from NVIDIA's management library (NVML).
 
-NVML is asked through the package nvidia-ml-py (``pip install 'octavo[gpu]'``), which is optional:
+NVML is called through the package nvidia-ml-py (``pip install 'octavo[gpu]'``), which is optional:
 without it, or without a driver, :func:`open_energy` says why nothing is known. Energies are the
-counter of the board (Volta and later, millijoules since the driver was loaded), and so count what
-others do on the same GPU.
+counter of the board (Volta and later, millijoules since the driver was loaded), and so include
+other programs on the same GPU.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ _WITHOUT = f"nvidia-ml-py is not installed: {ADD_GPU}"
 
 
 class NotMetered(Exception):
-    """Nothing is known of a GPU's energy; says why."""
+    """A GPU's energy is not known; the message says why."""
 
 
 class Draw(NamedTuple):
-    """What a GPU has taken over some time."""
+    """The energy that a GPU has used over some time."""
 
     joules: float
     seconds: float
@@ -41,23 +41,23 @@ class EnergyMeter:
 
     @property
     def joules(self) -> float:
-        """Since the driver was loaded."""
+        """Energy since the driver was loaded."""
         return float(self._nvml.nvmlDeviceGetTotalEnergyConsumption(self._handle)) / 1e3
 
     @property
     def watts(self) -> float:
-        """Now: the mean over a time that the board chooses, up to a second."""
+        """Power now: the mean over a time that the board chooses, up to a second."""
         return float(self._nvml.nvmlDeviceGetPowerUsage(self._handle)) / 1e3
 
     @property
     def limit_watts(self) -> float:
-        """That the board may take."""
+        """Largest power that the board may take."""
         return float(self._nvml.nvmlDeviceGetEnforcedPowerLimit(self._handle)) / 1e3
 
 
 def open_energy(uuid: str) -> EnergyMeter:
-    """The meter of the GPU with this UUID (``GPU-...``), by which PyTorch and NVML mean the same
-    one whatever CUDA_VISIBLE_DEVICES hides. NotMetered where there is none."""
+    """Return the meter of the GPU with this UUID (``GPU-...``), by which PyTorch and NVML name
+    the same one whatever CUDA_VISIBLE_DEVICES hides. NotMetered where there is none."""
     try:
         nvml = importlib.import_module(_PACKAGE)
     except ImportError:

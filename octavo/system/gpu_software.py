@@ -1,5 +1,5 @@
-"""What stands around the kernels for GPUs: versions, packages that could take their place, and what
-was tested where. ``octavo doctor`` shows it, on machines without a GPU too."""
+"""The software around the GPU kernels: versions, other packages with such kernels, and what was
+tested where. ``octavo doctor`` shows it, on machines without a GPU too."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ PackageVersion = Callable[[str], str | None]
 
 @dataclass(frozen=True, slots=True)
 class Alternative:
-    """Kernels of others for an op of ours. ``version`` is None where they are not installed;
-    ``why_not`` is why ours run all the same."""
+    """Another package's kernels for an op. ``version`` is None where it is not installed;
+    ``why_not`` is the reason why octavo's own run all the same."""
 
     name: str
     package: str
@@ -36,7 +36,7 @@ class Alternative:
 
 @dataclass(frozen=True, slots=True)
 class GpuTrial:
-    """Something, and where it was tested."""
+    """A feature, and where it was tested."""
 
     what: str
     where: str
@@ -44,18 +44,18 @@ class GpuTrial:
 
 @dataclass(frozen=True, slots=True)
 class GpuSoftware:
-    """None is what is not installed, or does not tell."""
+    """Versions of GPU software; None where it is not installed, or does not tell."""
 
     driver: str | None
-    cuda: str | None  # that PyTorch is built with
+    cuda: str | None  # version that PyTorch is built with
     triton: str | None
     nvml: str | None  # the package nvidia-ml-py
     alternatives: tuple[Alternative, ...]
     tested: tuple[GpuTrial, ...]
 
 
-# By their packages. A candidate enters with the test that its kernels agree with ours; none has, so
-# none of them is called, installed or not.
+# By their packages. A candidate is used once a test shows that its kernels agree with octavo's;
+# none has one, so none of them is called, installed or not.
 _ALTERNATIVES = (
     ("FlashInfer", "flashinfer-python", "attention, sampling"),
     ("FlashAttention 3", "flash-attn-3", "attention"),
@@ -78,7 +78,8 @@ TRIALS = (
 
 
 def gpu_software(package_version: PackageVersion) -> GpuSoftware:
-    """What is installed here. ``package_version`` gives that of a package, None without it."""
+    """Return the software installed here. ``package_version`` returns a package's version, or
+    None."""
     return GpuSoftware(
         driver=driver_version(),
         cuda=_cuda_of_torch(),
@@ -93,7 +94,7 @@ def gpu_software(package_version: PackageVersion) -> GpuSoftware:
 
 
 def driver_version(root: Path = Path("/")) -> str | None:
-    """Of NVIDIA's driver on Linux."""
+    """Return the version of NVIDIA's driver on Linux."""
     try:
         text = (root / "proc/driver/nvidia/version").read_text()
     except OSError:
@@ -103,8 +104,8 @@ def driver_version(root: Path = Path("/")) -> str | None:
 
 
 def why_no_gpu(device: str = "cuda") -> str | None:
-    """What keeps PyTorch, which is installed, from using a GPU, and what mends it; None if nothing
-    does. ``device`` is ``cuda``, the first one, or ``cuda:N``."""
+    """Return the reason why the installed PyTorch cannot use a GPU, and the remedy; None if it
+    can. ``device`` is ``cuda``, the first one, or ``cuda:N``."""
     torch = importlib.import_module("torch")
     with warnings.catch_warnings(record=True) as said:  # the driver's own words, if it is too old
         warnings.simplefilter("always")
@@ -129,7 +130,12 @@ def why_no_gpu(device: str = "cuda") -> str | None:
 
 
 def _why_it_does_not_start(cuda: str, said: list[str]) -> str:
-    """``cuda``: the version that PyTorch is built with; ``said``: its warnings."""
+    """Return why CUDA does not start.
+
+    Args:
+        cuda: the version that PyTorch is built with.
+        said: PyTorch's warnings.
+    """
     major = int(cuda.partition(".")[0])
     least = _LEAST_DRIVER.get(major)
     found = driver_version()
@@ -144,7 +150,7 @@ def _why_it_does_not_start(cuda: str, said: list[str]) -> str:
 
 
 def lacks_of(capability: str) -> list[str]:
-    """What a GPU of this compute capability ("9.0") cannot do of what octavo has."""
+    """Return the features of octavo that a GPU of this compute capability ("9.0") lacks."""
     major, _, minor = capability.partition(".")
     version = int(major), int(minor)
     found = []

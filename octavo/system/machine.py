@@ -1,7 +1,7 @@
-"""What this machine has: processor, cores and memory that may be used, compiler, system calls.
+"""This machine: processor, cores and memory that may be used, compiler, system calls.
 
-Standard library only. Containers are taken into account: a process may see 64 cores and 512 GB,
-and be allowed two and four. ``root`` arguments exist so that tests can show another machine.
+Standard library only. Containers are taken into account: a process may see 64 cores and 512 GB, and
+be allowed two and four. ``root`` arguments exist so that tests can show another machine.
 """
 
 from __future__ import annotations
@@ -85,16 +85,16 @@ def cpu(root: Path = Path("/")) -> Cpu:
 
 
 def _isa_of_macos() -> set[str]:
-    """The flags of an Apple processor, in Linux's spelling; none of any other."""
+    """Return the flags of an Apple processor, in Linux's spelling; none for any other."""
     if sys.platform != "darwin" or platform.machine() != "arm64":
         return set()
     more = {"i8mm": "FEAT_I8MM", "bf16": "FEAT_BF16"}
     known = {flag for flag, name in more.items() if _sysctl(f"hw.optional.arm.{name}")}
-    return {"asimd", "asimddp"} | known  # these two all of them have
+    return {"asimd", "asimddp"} | known  # all of them have these two
 
 
 def _sysctl(name: str) -> int:
-    """A number that macOS tells; 0 if it does not know the name."""
+    """Return a number that macOS tells; 0 if it does not know the name."""
     import ctypes
 
     value, size = ctypes.c_int64(0), ctypes.c_size_t(8)
@@ -121,7 +121,7 @@ def memory(root: Path = Path("/")) -> Memory:
 
 
 def _memory_of_windows() -> tuple[int, int]:
-    """(total, available) in bytes, as GlobalMemoryStatusEx says; zeros if it does not."""
+    """Return (total, available) in bytes, from GlobalMemoryStatusEx; zeros if it fails."""
     import ctypes
 
     status = (ctypes.c_uint64 * 8)()  # MEMORYSTATUSEX, whose first eight bytes are two DWORDs
@@ -133,22 +133,24 @@ def _memory_of_windows() -> tuple[int, int]:
 
 
 def tells_free_memory(root: Path = Path("/")) -> bool:
-    """Whether :func:`memory` knows what is free, not only what there is."""
+    """Return whether :func:`memory` knows what is free, not only the total."""
     return tells_in_proc("meminfo", root) or _memory_of_windows() != (0, 0)
 
 
 def tells_in_proc(name: str, root: Path = Path("/")) -> bool:
-    """Whether the system says something in this file of /proc."""
+    """Return whether the system has this file in /proc."""
     return bool(_read(root / "proc" / name))
 
 
 def usable_memory_bytes() -> int:
-    """Memory that this process can take without swapping, within its control group's limit."""
+    """Return the memory that this process can take without swapping, within its control group's
+    limit."""
     return memory().available
 
 
 def compiler() -> Compiler | None:
-    """The C++ compiler that native kernels would be built with: ``$CXX``, or the first found."""
+    """Return the C++ compiler that native kernels would be built with: ``$CXX``, or the first
+    found."""
     import subprocess
 
     for name in (os.environ.get("CXX"), "g++", "clang++", "c++"):
@@ -172,7 +174,7 @@ def _read(path: Path) -> str:
 
 
 def _first_fields(cpuinfo: str) -> dict[str, str]:
-    """``name: value`` of every line; of repeated names (one for each core) the first."""
+    """Return ``name: value`` of every line; of repeated names (one for each core) the first."""
     fields: dict[str, str] = {}
     for line in cpuinfo.splitlines():
         name, colon, value = line.partition(":")
@@ -182,7 +184,7 @@ def _first_fields(cpuinfo: str) -> dict[str, str]:
 
 
 def _physical_cores(cpuinfo: str) -> int | None:
-    """Distinct (socket, core) pairs; None where the kernel does not tell."""
+    """Return the number of distinct (socket, core) pairs; None where the kernel does not tell."""
     cores = set()
     for processor in cpuinfo.split("\n\n"):
         fields = _first_fields(processor)
@@ -198,7 +200,8 @@ def _affinity() -> int:
 
 
 def _group_folders(root: Path, controller: str) -> Iterator[Path]:
-    """Folders of this process's control group and all of its parents, version 2 and version 1.
+    """Return the folders of this process's control group and all of its parents, version 2 and
+    version 1.
 
     Inside a container the path in /proc/self/cgroup may be the host's and not exist here; the
     parents then lead up to the mount point, which is the container's own group.
@@ -222,7 +225,7 @@ def _group_folders(root: Path, controller: str) -> Iterator[Path]:
 
 
 def _cpu_quota(root: Path) -> float | None:
-    """Cores' worth of time that the tightest control group allows."""
+    """Return the number of cores whose time the tightest control group allows."""
     quotas = []
     for folder in _group_folders(root, "cpu"):
         quota, _, period = _read(folder / "cpu.max").strip().partition(" ")
@@ -235,7 +238,7 @@ def _cpu_quota(root: Path) -> float | None:
 
 
 def _memory_group(root: Path) -> tuple[int | None, int]:
-    """(limit, use) in bytes of the control group that leaves the least room."""
+    """Return (limit, use) in bytes of the control group that leaves the least room."""
     tightest: tuple[int | None, int] = (None, 0)
     room = _NO_LIMIT
     for folder in _group_folders(root, "memory"):
@@ -254,39 +257,40 @@ def _memory_group(root: Path) -> tuple[int | None, int]:
     return tightest
 
 
-# What ends a process at once. Windows knows no signals: there any of them does.
+# The signal that ends a process at once. Windows has no signals: there any of them does.
 KILL = getattr(signal, "SIGKILL", signal.SIGTERM)
 
 
 def has_parent_death_signal() -> bool:
-    """Whether prctl(PR_SET_PDEATHSIG) ends a process with the one that started it. Its number is
-    part of Linux's interface, so that no other sign of it would be safe to go by."""
+    """Return whether prctl(PR_SET_PDEATHSIG) ends a process with the one that started it. Its
+    number is part of Linux's interface, so the system's name is the only safe sign of it."""
     return sys.platform == "linux"
 
 
 def can_have_native_kernels() -> bool:
-    """Whether csrc/build.py builds any here: it says no to all that is not POSIX."""
+    """Return whether csrc/build.py builds native kernels here: only on POSIX systems."""
     return os.name == "posix"
 
 
 def can_hand_over_files() -> bool:
-    """Whether a process that we start can be given our open files (``pass_fds``)."""
+    """Return whether a new process can be given open files of this one (``pass_fds``)."""
     return importlib.util.find_spec("_posixsubprocess") is not None
 
 
 def has_process_groups() -> bool:
-    """Whether processes can be stopped as a group, and tell at their end what they have used."""
+    """Return whether processes can be stopped as a group, and tell at their end what they have
+    used."""
     return hasattr(os, "killpg") and hasattr(os, "wait4")
 
 
 def is_own(status: os.stat_result) -> bool:
-    """Whether a file belongs to this user; of no file where users have no numbers."""
+    """Return whether a file belongs to this user; False where users have no numbers."""
     return hasattr(os, "geteuid") and status.st_uid == os.geteuid()
 
 
 def allow_open_files(wanted: int) -> int:
-    """How many of the ``wanted`` open files this process may have; its soft limit is raised if it
-    must and can."""
+    """Return how many of the ``wanted`` open files this process may have, after raising its soft
+    limit if it must and can."""
     try:
         import resource
     except ImportError:  # Windows has no such limit
@@ -303,18 +307,18 @@ def allow_open_files(wanted: int) -> int:
 
 
 def has_gpu_driver(root: Path = Path("/")) -> bool:
-    """Whether it is worth asking PyTorch, which takes a second to load, for a GPU: whether there is
-    a driver that it can use, of NVIDIA (in WSL too) or AMD."""
+    """Return whether there is a driver, of NVIDIA (in WSL too) or AMD, with which PyTorch can
+    use a GPU: only then is it worth importing PyTorch, which takes a second."""
     devices = ("dev/nvidiactl", "dev/nvidia0", "dev/dxg", "dev/kfd")
     return any((root / path).exists() for path in devices) or bool(shutil.which("nvidia-smi"))
 
 
 @contextmanager
 def without_blas_threads() -> Iterator[None]:
-    """For importing numpy: OpenBLAS then starts a thread for each core, which takes a third of that
-    import on two cores, and nobody multiplies matrices with it.
+    """Keep OpenBLAS from starting a thread for each core while numpy is imported, which takes a
+    third of that import on two cores; octavo multiplies no matrices with it.
 
-    Only for processes of octavo's own; a program that uses octavo may want to.
+    Only for octavo's own processes; a program that uses octavo may want the threads.
     """
     name = "OPENBLAS_NUM_THREADS"
     before = os.environ.get(name)
@@ -331,9 +335,9 @@ def keep_openmp_patient() -> None:
 
     A forward pass of reference ops has thousands of short parallel sections. With libgomp's own
     default, a thread spins at the end of each for milliseconds, which is fine on an idle machine;
-    as soon as anything else wants the cores, steps take twenty times as long. Spinning for some
-    microseconds keeps nearly all of the speed, and costs a factor of two to four there.
-    libgomp reads this when torch is first imported; settings of the user's own stay.
+    as soon as any other program wants the cores, steps take twenty times as long. Spinning for some
+    microseconds keeps nearly all of the speed, and costs a factor of two to four there. libgomp
+    reads this when torch is first imported; the user's own settings stay.
     """
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", "1000")

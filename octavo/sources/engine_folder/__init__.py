@@ -3,15 +3,15 @@
     octavo.json         the manifest: what this is, and the step's program
     weights.packed      the weights as the native kernels read them, mapped; of no instruction set
     constants.bin       what else the program needs of the model: norms, biases
-    ...                 what the tokenizer is made of
+    ...                 the tokenizer's files
 
-    manifest.py         what is said of the whole: format, versions, files with digests, settings
+    manifest.py         the whole: format, versions, files with digests, settings
     model_config.py     the model's config
-    program.py          the phases of a step
+    program.py          the fused ops of a step
     tokenizer_files.py  the tokenizer
     writer.py           makes a folder of a model
-    folder.py           `EngineFolder`, which is one more kind of model
+    folder.py           `EngineFolder`, a `ModelSource`
 
-A folder may come from anybody. It is data: nothing of it is executed, and no size that it tells
-reaches the kernels before it has been held against the bytes that are there.
+A folder may come from anybody. It is data: nothing of it is executed, and no size in it reaches the
+kernels before it has been checked against the bytes that are there.
 """

@@ -1,4 +1,4 @@
-"""``EngineFolder``: an engine folder as a model to be started. Formats: see the package."""
+"""``EngineFolder``: loads a model from an engine folder. Formats: see the package."""
 
 from __future__ import annotations
 
@@ -37,18 +37,19 @@ from octavo.sources.engine_folder.settings import settings_of
 from octavo.text.tokenizer import Tokenizer
 
 _MAX_INT32 = (1 << 31) - 1
-_MAX_SIZE = 1 << 24  # of a matrix, either way
+_MAX_SIZE = 1 << 24  # rows or columns of a matrix
 
 
 class EngineFolder:
     """A folder that ``octavo build`` has made: a ``ModelSource``.
 
     Args:
-        notes: a folder of octavo's own, where it notes which files it has read through; without
-            one they are read through at every start.
+        notes: a folder of octavo's own, which lists the files that were checked; without one they
+            are checked at every start.
 
     Raises:
-        ModelFileError: the manifest is damaged. UnsupportedModelError: another octavo made it.
+        ModelFileError: the manifest is damaged.
+        UnsupportedModelError: another version of octavo made it.
     """
 
     def __init__(self, path: Path, notes: Path | None = None):
@@ -59,7 +60,7 @@ class EngineFolder:
         self._config: ModelConfig | None = None
 
     def settings(self, args: EngineArgs) -> EngineArgs:
-        """The engine's settings: what the user said, else what the folder was built with."""
+        """Return the engine's settings: the user's, else those that the folder was built with."""
         return settings_of(self._manifest, args)
 
     def config(self) -> ModelConfig:
@@ -78,12 +79,13 @@ class EngineFolder:
         return tokenizer_files.load(self._folder, kind)
 
     def load_rank(self, spec: RankSpec, progress: Callable[[int, int], None] | None = None) -> Rank:
-        """A rank that runs this model. There is nothing to load, so no progress either.
+        """Return a rank that runs this model. Nothing has to be loaded, so no progress is reported.
 
         Raises:
-            ModelFileError: the folder is damaged. ConfigError: it cannot be run here.
+            ModelFileError: the folder is damaged.
+            ConfigError: it cannot be run here.
         """
-        report_bus_errors()  # the weights are mapped, and may be cut off under us
+        report_bus_errors()  # the weights are mapped: the file may be truncated meanwhile
         config = self.config()
         reason = why_not_native(spec, config)
         if reason is not None:
@@ -109,7 +111,7 @@ class EngineFolder:
     def _weights(
         self, table: Fields, file: np.ndarray, library: Library
     ) -> Iterator[tuple[str, tuple[PackedFormat, int]]]:
-        """Formats and places of the packed weights, which are all inside of the file."""
+        """Return formats and places of the packed weights, which are all inside the file."""
         for name in table:
             format, n, k, group, offset, is_reordered = table.each(
                 name, lambda f, entry: f.integer(entry, minimum=0, maximum=1 << 62), 6
@@ -148,9 +150,10 @@ class EngineFolder:
         return fields.each("constants", read)
 
     def _read(self, file: FolderFile, num_threads: int = 1) -> np.ndarray:
-        """The bytes of a file, mapped; ModelFileError if they are not those that were written.
+        """Return the bytes of a file, mapped; ModelFileError if they are not those that were
+        written.
 
-        They are read through once, and again only after something has touched the file.
+        They are checked once, and again only after the file was changed.
         """
         path = self._folder.find(file.name, named_in=self._manifest.path)
         if path is None:
@@ -178,5 +181,5 @@ class EngineFolder:
                 f"folder again, or build it again: {self._manifest.build_command()}",
             )
         if self._seals is not None:
-            with suppress(OSError):  # it is read through again at the next start
+            with suppress(OSError):  # it is checked again at the next start
                 self._seals.add(file.digest, handle)

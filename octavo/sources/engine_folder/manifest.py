@@ -1,4 +1,4 @@
-"""``octavo.json``: what an engine folder says of itself.
+"""``octavo.json``: the manifest of an engine folder.
 
 format, version     what kind of folder this is
 octavo              the version that has made it
@@ -48,7 +48,7 @@ class FolderFile:
 
 
 def contents(file: BinaryIO) -> np.ndarray:
-    """The bytes of a file, mapped: uint8."""
+    """Return the bytes of a file, mapped: uint8."""
     size = file.seek(0, 2)
     if size == 0:  # nothing at all cannot be mapped
         return np.empty(0, dtype=np.uint8)
@@ -56,10 +56,11 @@ def contents(file: BinaryIO) -> np.ndarray:
 
 
 class Manifest:
-    """The manifest of a folder, of which the head has been read and found to be ours.
+    """The manifest of a folder, with its head checked.
 
     Raises:
-        ModelFileError: it is damaged. UnsupportedModelError: another octavo has made it.
+        ModelFileError: it is damaged.
+        UnsupportedModelError: another version of octavo has made it.
     """
 
     def __init__(self, folder: ModelFolder):
@@ -90,7 +91,7 @@ class Manifest:
                 )
 
     def build_command(self, **settings: Any) -> str:
-        """The command that makes such a folder, with other settings: to be typed without fear."""
+        """Return the command that makes such a folder, with other settings; it is safe to type."""
         is_plain = self.source.isprintable() and len(self.source) < _MAX_SHOWN
         source = shlex.quote(self.source) if is_plain else "MODEL"
         flags = [f"--{name.replace('_', '-')} {value}" for name, value in settings.items()]

@@ -1,4 +1,4 @@
-"""A resolved ``ModelConfig`` as JSON, and back: under the names that it has here."""
+"""A resolved ``ModelConfig`` as JSON, and back, under its field names."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from octavo.models.config import MAX_LAYERS, MAX_POSITION, ModelConfig, sampling
 from octavo.models.registry import check_architecture
 from octavo.sources.engine_folder.plain_data import read_dataclass
 
-# What a model may recommend; see config_hf.py and config_gguf.py.
+# Sampling defaults of a model; see config_hf.py and config_gguf.py.
 _RECOMMENDED = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
 
@@ -24,7 +24,8 @@ def config_json(config: ModelConfig) -> dict[str, Any]:
 
 
 def read_config(fields: Fields) -> ModelConfig:
-    """The config in the fields of a manifest's ``model``. ModelFileError if it cannot be one."""
+    """Return the config in the fields of a manifest's ``model``. ModelFileError if it cannot be
+    one."""
     check_architecture(fields.text("architecture"), str(fields.path))
     recommended = fields.section("sampling_defaults", {})
     config = read_dataclass(
@@ -40,11 +41,11 @@ def read_config(fields: Fields) -> ModelConfig:
 
 
 def _check_angles(fields: Fields, name: str, rope: RopeConfig | None) -> None:
-    """That the fields of a rope fit each other is seen by using them."""
+    """Check that the fields of a rope fit each other, by using them."""
     if rope is None:
         return
     if rope.has_freq_factors and rope.scaling == "longrope":
-        rope = rope.unscaled()  # its divisors are constants of the program, which sees to them
+        rope = rope.unscaled()  # its divisors are constants of the program, which checks them
     try:
         with np.errstate(all="ignore"):
             angles = inverse_frequencies(rope, np.arange(2))

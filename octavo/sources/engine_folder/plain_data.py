@@ -17,13 +17,17 @@ from octavo.base.fields import Fields
 
 T = TypeVar("T")
 
-# What no field of a model has.
+# A value that no field of a model has.
 _LARGEST_INTEGER, _LARGEST_NUMBER = 1 << 31, 1e18
 
 
 def read_dataclass(fields: Fields, of: type[T], **known: Any) -> T:
-    """A value of the dataclass ``of``. ModelFileError, naming the field, where one is missing, even
-    if it has a default, or is of another type. ``known`` are fields that are not read."""
+    """Return a value of the dataclass ``of``. ``known`` are fields that are not read.
+
+    Raises:
+        ModelFileError: a field is missing, even if it has a default, or is of another type; names
+        it.
+    """
     hints = typing.get_type_hints(of)
     for field in dataclasses.fields(of):  # type: ignore[arg-type]
         if field.name not in known:

@@ -1,12 +1,13 @@
-"""The phases of a step (``kernels/fused_ops.py``) as JSON, and back.
+"""The fused ops of a step (``kernels/fused_ops.py``) as JSON, and back.
 
-    values      how many numbers a token has of each value that phases hand to each other
+    values      how many numbers a token has of each value that ops hand to each other
     ropes       tables of cosines and sines: a rope of the model's config, and maybe divisors
-    phases      in their order; a value is [number, *shape], a weight a name, a constant a number
+    phases      the ops in their order; a value is [number, *shape], a weight a name, a constant a
+                number
 
-What is read back may have been written by anybody, and the kernels check no sizes: they have only
-addresses. So every phase is held against the shapes of its weights, of its constants and of the
-values that phases before it have written, and the whole against the model's config.
+The file may have been written by anybody, and the kernels check no sizes: they have only addresses.
+So every op is checked against the shapes of its weights, of its constants and of the values that
+ops before it have written, and the whole against the model's config.
 """
 
 from __future__ import annotations
@@ -85,7 +86,7 @@ class Constants:
 def program_json(
     plan: StepPlan, model: Module, config: ModelConfig, constants: Constants
 ) -> dict[str, Any]:
-    """The plan of a model's step; ``constants`` gets the arrays that it refers to."""
+    """Return the plan of a model's step; ``constants`` gets the arrays that it refers to."""
     return _Writer(plan, model, config, constants).document()
 
 
@@ -218,7 +219,7 @@ class _Writer:
         }
 
     def _value(self, value: Value | None) -> list[int] | None:
-        # What a gate takes in is never written anywhere, and has no number.
+        # The input of a gate is never written anywhere, and has no number.
         if value is None or value.source not in self._numbers:
             return None
         return [self._numbers[value.source], *value.shape]
@@ -242,7 +243,7 @@ class _Writer:
 
 
 def _finite(bound: float) -> float | None:
-    """JSON knows no infinity: what is never exceeded is left out."""
+    """Leave out infinity, which JSON lacks: no such limit is ever exceeded."""
     return bound if math.isfinite(bound) else None
 
 
@@ -263,7 +264,7 @@ def read_program(
     shapes: Mapping[str, tuple[int, int]],
     constants: Sequence[np.ndarray],
 ) -> StepPlan:
-    """The plan in the fields of a manifest's ``program``.
+    """Return the plan in the fields of a manifest's ``program``.
 
     Args:
         shapes: rows and columns of every weight of the folder.
@@ -277,7 +278,7 @@ def read_program(
 
 
 class _Reader:
-    """Reads phases in their order; each may read what others before it have written."""
+    """Reads ops in their order; each may read values that ops before it have written."""
 
     def __init__(
         self,
@@ -362,7 +363,7 @@ class _Reader:
         phase.scale = fields.number("scale", None)
         if phase.scale is not None and phase.residual is None:
             raise fields.error("scale", "is of products that are added to a residual")
-        # Written once all that is read has been: a phase does not read what it writes.
+        # Noted as written only after all reads: an op does not read what it writes.
         if phase.added is not None:
             phase.sum_out = self._out(fields, "sum_out", k)
         phase.segments = fields.each(
@@ -510,7 +511,7 @@ class _Reader:
         )
         return Expert(gate, up, down, *biases)
 
-    # -- what phases are made of ------------------------------------------------------------------
+    # -- parts of ops -----------------------------------------------------------------------------
 
     def _vocabulary(self, fields: Fields) -> WeightRef:
         weight = self._matrix(fields, "weight")
@@ -522,7 +523,7 @@ class _Reader:
         return weight
 
     def _layer(self, fields: Fields) -> int:
-        """That of a phase which looks at other positions, of which each layer has one."""
+        """Return the layer of an op that looks at other positions; each layer has one such op."""
         layer: int = fields.integer("layer", minimum=0, maximum=self._config.num_layers - 1)
         if layer in self._layers:
             raise fields.error("layer", f"layer {layer} has its attention already")
@@ -576,7 +577,7 @@ class _Reader:
         return bound
 
     def _value(self, fields: Fields, name: str) -> tuple[int, Value]:
-        """A value and its number, in the shape in which it is named here."""
+        """Return a value and its number, in the shape in which it is named here."""
         number, *shape = fields.each(
             name, lambda f, entry: f.integer(entry, minimum=0, maximum=_MAX_WIDTH)
         ) or [len(self._values)]

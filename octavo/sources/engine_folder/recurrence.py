@@ -1,6 +1,6 @@
-"""The phases of recurrent layers as JSON, and back; ``program.py`` has the others.
+"""The ops of recurrent layers as JSON, and back; ``program.py`` has the others.
 
-What they are told is not said again: it is in the model's config, which has been checked.
+Their parameters are not repeated: they are in the model's config, which has been checked.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def recurrence_json(
     value: Callable[[Value], Any],
     constant: Callable[[np.ndarray | None], int | None],
 ) -> dict[str, Any]:
-    """``value`` and ``constant``: what stands for these."""
+    """Return an op as JSON; ``value`` and ``constant`` return the numbers of these."""
     arrays = [None if each is None else each.reshape(-1) for each in phase.constants]
     return {
         "kind": "recurrence",
@@ -37,11 +37,12 @@ def recurrence_json(
 
 
 class RecurrenceReader:
-    """Reads such phases; ``taken`` has the layer and the op of each that was read.
+    """Reads such ops; ``taken`` has the layer and the op of each that was read.
 
     Args:
-        read: gives the value of a field. constant: the array of one, if it has this size. out: the
-            value that is written, if it has this width.
+        read: returns the value of a field.
+        constant: returns the array of a number, if it has this size.
+        out: returns the value that is written, if it has this width.
     """
 
     def __init__(
@@ -96,5 +97,5 @@ def _op_of(spec: RecurrentSpec) -> str:
 
 
 def _may_miss(spec: RecurrentSpec, index: int) -> bool:
-    """Whether a constant is a bias, which not every model has."""
+    """Return whether a constant is a bias, which not every model has."""
     return isinstance(spec, ConvSpec) and index == 1

@@ -1,7 +1,7 @@
-"""The settings of a folder and those of whoever starts it.
+"""The settings of a folder, combined with those of the user who starts it.
 
-The flags of ``octavo build`` are the folder's defaults. Who starts it may set others; limits may
-only be lowered; what the folder was made for stays.
+The flags of ``octavo build`` are the folder's defaults. A start may set others; limits may only be
+lowered; what the folder was built for stays.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ LIMITS = ("max_model_len", "max_num_seqs", "max_num_batched_tokens")
 # The same for all engine folders of a model.
 _OF_ALL = ("device", "dtype", "kernels", "quantization")
 _FIXED = (*_OF_ALL, "activations")
-# What a folder may say: sizes and limits of an engine, and how it schedules and caches. It may come
-# from anybody, so nothing else: no path, no name of another model, which would be fetched, and
-# nothing that leads to code, to files or to the network. Threads are a matter of the machine.
+# Settings that a folder may have: sizes and limits of an engine, and how it schedules and caches.
+# It may come from anybody, so no others: no path, no name of another model, which would be fetched,
+# and nothing that leads to code, to files or to the network. Threads are a matter of the machine.
 STORED = {
     *LIMITS,
     "attention_sinks",
@@ -39,12 +39,12 @@ STORED = {
     "shared_prefix_decode",
     "window",
 }
-# Two ways to say one thing: who says one does not want the folder's other.
+# Two settings of one thing: a user's choice of one replaces the folder's choice of the other.
 _SAME = {"num_blocks": "kv_cache_memory", "kv_cache_memory": "num_blocks"}
 
 
 def built_for(activations: str, quantization: str | None) -> dict[str, Any]:
-    """What cannot be changed once a folder is built."""
+    """Return the settings that cannot be changed once a folder is built."""
     return {
         "device": "cpu",
         "dtype": "float32",
@@ -55,9 +55,10 @@ def built_for(activations: str, quantization: str | None) -> dict[str, Any]:
 
 
 def settings_of(manifest: Manifest, args: EngineArgs) -> EngineArgs:
-    """The settings to start a folder with, of which ``args`` has what the user said.
+    """Return the settings to start a folder with; ``args`` has those that the user gave.
 
-    ConfigError if that contradicts what the folder was built for.
+    Raises:
+        ConfigError: they contradict what the folder was built for.
     """
     fixed = built_for(manifest.activations, manifest.quantization)
     given = args.given_settings()
@@ -79,7 +80,7 @@ def settings_of(manifest: Manifest, args: EngineArgs) -> EngineArgs:
 
 
 def _folder_settings(manifest: Manifest, model: str) -> dict[str, Any]:
-    """The manifest's settings, if they are what a folder may say of an engine."""
+    """Return the manifest's settings, if they are what a folder may set."""
     settings = dict(manifest.settings)
     if not settings.keys() <= STORED:
         others = ", ".join(sorted(settings.keys() - STORED))

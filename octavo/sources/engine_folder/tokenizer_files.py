@@ -1,4 +1,4 @@
-"""What a tokenizer is made of, in an engine folder.
+"""The files of the tokenizer in an engine folder.
 
 Of a Hugging Face folder, the files as they were. Of a GGUF file, its metadata of the tokenizer as
 JSON, which is read in a quarter of the time of a GGUF header; then the same code makes the same
@@ -22,7 +22,7 @@ KINDS = ("folder", "gguf")
 
 
 def copy_files(source: Path, target: Path) -> list[str]:
-    """Copy the files of a folder's tokenizer; their names, relative to both folders."""
+    """Copy the files of a folder's tokenizer; returns their names, relative to both folders."""
     copied = names(ModelFolder(source), "folder")
     for name in copied:
         (target / name).parent.mkdir(exist_ok=True)
@@ -31,7 +31,7 @@ def copy_files(source: Path, target: Path) -> list[str]:
 
 
 def write_metadata(metadata: Mapping[str, Any], target: Path) -> list[str]:
-    """Write what the metadata of a GGUF file has of the tokenizer; the names of the files."""
+    """Write the tokenizer's part of a GGUF file's metadata; returns the names of the files."""
     kept = {
         key: value.tolist() if hasattr(value, "tolist") else value
         for key, value in metadata.items()
@@ -43,7 +43,7 @@ def write_metadata(metadata: Mapping[str, Any], target: Path) -> list[str]:
 
 
 def names(folder: ModelFolder, kind: str) -> list[str]:
-    """The files of a folder that ``load`` reads."""
+    """Return the files of a folder that ``load`` reads."""
     if kind == "gguf":
         return [GGUF_FILE]
     from octavo.text.folder_tokenizer import tokenizer_files
@@ -52,7 +52,7 @@ def names(folder: ModelFolder, kind: str) -> list[str]:
 
 
 def load(folder: ModelFolder, kind: str) -> Tokenizer:
-    """The tokenizer of a folder. ModelFileError if it is damaged."""
+    """Return the tokenizer of a folder. ModelFileError if it is damaged."""
     if kind == "folder":
         return Tokenizer.from_folder(folder.path)
     metadata = folder.read_json(GGUF_FILE)

@@ -1,4 +1,4 @@
-"""``octavo build``: from a model to an engine folder."""
+"""``octavo build``: makes an engine folder of a model."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ if TYPE_CHECKING:
     from octavo.models.config import ModelConfig
     from octavo.quantization.base import Weight
 
-# Whoever starts the folder has another machine, with memory of its own.
+# The folder may be started on another machine, with another amount of memory.
 _ANY_MEMORY = 1 << 62
 
 _log = logging.getLogger("octavo")
@@ -64,7 +64,8 @@ _log = logging.getLogger("octavo")
 
 @dataclass(frozen=True, slots=True)
 class BuiltFolder:
-    """What ``octavo build`` has made. ``sources``: the SHA-256 of each file it was made from."""
+    """The folder that ``octavo build`` has made. ``sources``: the SHA-256 of each file it was
+    made from."""
 
     out: Path
     num_bytes: int
@@ -81,13 +82,13 @@ def build_engine_folder(
     """Make an engine folder of ``args.model`` at ``out``, where nothing is, or an empty folder.
 
     Args:
-        args: what is given of it becomes the folder's settings.
+        args: settings given here become the folder's settings.
         notes: see ``EngineFolder``.
         progress: called with (bytes packed, bytes in all).
 
     Raises:
-        ModelError: the model cannot be read. ConfigError: there can be no such folder of it, or
-            not there; says why.
+        ModelError: the model cannot be read.
+        ConfigError: no such folder can be made of it, or not there; says why.
     """
     begin = time.perf_counter()
     _check_free(out)
@@ -119,7 +120,8 @@ def _check_free(out: Path) -> None:
 
 
 def _check_settings(args: EngineArgs, source: CheckpointSource) -> dict[str, Any]:
-    """What the folder is built for; ConfigError if ``args`` ask for what no folder is."""
+    """Return what the folder is built for; ConfigError if ``args`` ask for what no folder can
+    be."""
     asked = activation_precision.DEFAULT if args.activations == "auto" else args.activations
     fixed = built_for(asked, source.quantization)
     for name in ("device", "dtype", "kernels"):
@@ -146,7 +148,8 @@ class _Writer:
         self._config: ModelConfig = source.config()
 
     def write(self) -> tuple[dict[str, str], dict[str, FolderFile]]:
-        """All files: the hashes of those that they are made from, and themselves."""
+        """Write all files; returns the hashes of those that they are made from, and of
+        themselves."""
         source, config, fixed = self._source, self._config, self._fixed
         self._check_fits()
         config.check_tokenizer(source.tokenizer().vocab_size, source.path)
@@ -188,7 +191,7 @@ class _Writer:
         return {name: sha for name, (_, sha) in sources.items()}, files
 
     def _check_fits(self) -> None:
-        """ConfigError if no machine could start this model with these settings."""
+        """Raise ConfigError if no machine could start this model with these settings."""
         args = self._args
         spec = RankSpec(
             self._source.path,
@@ -203,7 +206,7 @@ class _Writer:
         resolve(args, capacity)
 
     def _settings(self) -> dict[str, Any]:
-        """What of the given settings a folder may say; a warning names the others."""
+        """Return the given settings that a folder may have; a warning names the others."""
         given = self._args.given_settings()
         if others := sorted(given.keys() - STORED - self._fixed.keys()):
             flags = ", ".join("--" + name.replace("_", "-") for name in others)
@@ -224,7 +227,7 @@ class _Writer:
         return entries
 
     def _write_constants(self, arrays: list[np.ndarray]) -> list[list[int]]:
-        """Offset and length of each array."""
+        """Write the arrays; returns offset and length of each."""
         places = []
         with open(self._folder / CONSTANTS_FILE, "wb") as file:
             for array in arrays:
@@ -235,14 +238,15 @@ class _Writer:
         return places
 
     def _write_tokenizer(self) -> tuple[str, list[str]]:
-        """Which kind it is, and the names of its files."""
+        """Write the tokenizer; returns its kind, and the names of its files."""
         metadata = self._source.gguf_metadata()
         if metadata is not None:
             return "gguf", write_metadata(metadata, self._folder)
         return "folder", copy_files(self._source.path, self._folder)
 
     def _sources(self) -> list[tuple[str, Path]]:
-        """The files of the model that the folder is made from, with their names in its folder."""
+        """Return the files of the model that the folder is made from, with their names in its
+        folder."""
         path = self._source.path
         paths = set(self._source.checkpoint.files)
         if path.is_dir():
@@ -260,9 +264,9 @@ class _Writer:
 
 
 def _note(out: Path, files: Iterable[FolderFile], notes: Path) -> None:
-    """Note that the files are as they were written, so that the first start reads none through."""
+    """Note that the files are as they were written, so that the first start checks none."""
     seals = Seals(notes)
-    with suppress(OSError):  # then it does
+    with suppress(OSError):  # then the first start does
         for file in files:
             with open(out / file.name, "rb") as handle:
                 seals.add(file.digest, handle)
