@@ -15,7 +15,7 @@ export const kvGrowth = {
     "What a device has left beside weights and workspace is all that requests can share, so twice the context is half as many requests at once.",
     "Layers with a sliding window stop growing when the window is full; fewer key heads, a latent vector or fewer bits make each token smaller.",
   ],
-  readMore: "inference#keys-and-values",
+  readMore: "inference#the-kv-cache",
   needs: { model: true, hardware: true },
   controls: [
     { id: "context", label: "Context of each", kind: "log-range", min: 64, max: LONGEST, value: 8192, unit: "tokens" },

@@ -32,7 +32,7 @@ export const speculation = {
     "A guess is kept with probability min(1, p/q), and refused ones are replaced from max(0, p − q): what comes out has the model’s own distribution, whatever the drafter is worth.",
     "Guesses depend on those before them, so k of them bring (1 − αᵏ⁺¹)/(1 − α) tokens and not kα + 1; and the more requests share a step, the less a further row is free.",
   ],
-  readMore: "inference#guessing-ahead",
+  readMore: "inference#speculative-decoding",
   needs: { model: true, hardware: true },
   controls: [
     { id: "phase", label: "One guess, step by step", kind: "step", min: 1, max: PHASES.length, value: 3 },
