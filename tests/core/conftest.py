@@ -42,7 +42,8 @@ def make_engine(
     meter=None,
     **config,
 ) -> Engine:
-    """An engine over the hash model; with a shelf of so many places, and a depot behind it; with
+    """An engine over the hash model; with a host KV cache of so many places, and a storage
+    behind it; with
     recurrent layers, if there are slots for states; ``around`` makes another executor of it."""
     config = {"max_model_len": 64, "runs_ahead": depth > 1, **config}
     cache = NoPrefixCache()
@@ -60,11 +61,11 @@ def make_engine(
         num_shelf_blocks=num_places,
         num_state_slots=state_slots,
     )
-    shelf = None
+    host_cache = None
     if num_places:
         storage = make_storage(executor.shelf) if make_storage is not None else None
-        shelf = HostKVCache(num_blocks, num_places, block_size, 100, storage, rule, windows)
-    blocks = BlockManager(num_blocks, block_size, cache, windows, store=shelf, states=states)
+        host_cache = HostKVCache(num_blocks, num_places, block_size, 100, storage, rule, windows)
+    blocks = BlockManager(num_blocks, block_size, cache, windows, store=host_cache, states=states)
     proposer = GuessingProposer(propose, passes) if propose is not None else None
     scheduler = Scheduler(SchedulerConfig(**config), blocks, admission, proposer)
     return Engine(scheduler, executor if around is None else around(executor), clock, meter)

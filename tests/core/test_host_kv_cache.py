@@ -3,7 +3,7 @@ from __future__ import annotations
 import random
 
 import pytest
-from kv_storages import SlowDepot
+from kv_storages import SlowStorage
 
 from octavo.core.block_store import NOTHING_STORED, BlockPart, Stored, keys_of, next_key, root_key
 from octavo.core.host_kv_cache import HostKVCache
@@ -20,15 +20,15 @@ def request_of(make_request):
     return create
 
 
-def make_shelf(num_places: int = 3, storage=None, rule=None) -> HostKVCache:
+def make_host_cache(num_places: int = 3, storage=None, rule=None) -> HostKVCache:
     return HostKVCache(100, num_places, SIZE, 8, storage, rule)
 
 
-def save(shelf: HostKVCache, *keys: bytes, are_done: bool = True) -> list[int | None]:
+def save(host: HostKVCache, *keys: bytes, are_done: bool = True) -> list[int | None]:
     """Offer blocks, and settle the step that copies them."""
-    targets = [shelf.offer(0, lambda _, key=key: key) for key in keys]
-    shelf.settle([(0, target) for target in targets if target is not None], are_done=are_done)
-    assert shelf.violations() == []
+    targets = [host.offer(0, lambda _, key=key: key) for key in keys]
+    host.settle([(0, target) for target in targets if target is not None], are_done=are_done)
+    assert host.violations() == []
     return targets
 
 
@@ -36,10 +36,10 @@ def keys(request, count: int = 2) -> tuple[bytes, ...]:
     return tuple(keys_of(request, count, SIZE))
 
 
-def ask(shelf: HostKVCache, request):
+def ask(host: HostKVCache, request):
     """What it has for a pool that has nothing."""
-    found = shelf.ask(request, [], 0, len(request.token_ids) - 1)
-    assert shelf.violations() == []
+    found = host.ask(request, [], 0, len(request.token_ids) - 1)
+    assert host.violations() == []
     return found
 
 
@@ -47,10 +47,8 @@ def keys_in(found: Stored) -> tuple[bytes, ...]:
     return tuple(part.key for part in found.parts)
 
 
-def take(shelf: HostKVCache, *keys: bytes) -> list[int]:
-    return shelf.take(
-        Stored(SIZE * len(keys), [BlockPart(0, i, key) for i, key in enumerate(keys)])
-    )
+def take(host: HostKVCache, *keys: bytes) -> list[int]:
+    return host.take(Stored(SIZE * len(keys), [BlockPart(0, i, key) for i, key in enumerate(keys)]))
 
 
 def test_keys_are_of_all_tokens_and_of_the_salt(request_of):
@@ -67,45 +65,45 @@ def test_the_trie_has_the_same_keys(request_of):
 
 
 def test_what_was_copied_is_there_when_its_step_has_ended(request_of):
-    shelf, request = make_shelf(), request_of(1, 2, 3, 4)
-    target = shelf.offer(7, lambda block_id: keys(request)[0])
-    assert target in range(100, 103) and not ask(shelf, request).parts
-    shelf.settle([(7, target)], are_done=True)
-    assert keys_in(ask(shelf, request)) == keys(request)[:1]
-    assert take(shelf, keys(request)[0]) == [target]
+    host, request = make_host_cache(), request_of(1, 2, 3, 4)
+    target = host.offer(7, lambda block_id: keys(request)[0])
+    assert target in range(100, 103) and not ask(host, request).parts
+    host.settle([(7, target)], are_done=True)
+    assert keys_in(ask(host, request)) == keys(request)[:1]
+    assert take(host, keys(request)[0]) == [target]
 
 
 def test_a_step_that_failed_has_stored_nothing(request_of):
-    shelf, request = make_shelf(), request_of(1, 2)
-    save(shelf, keys(request, 1)[0], are_done=False)
-    assert ask(shelf, request) == NOTHING_STORED and shelf.stats.num_stored == 0
+    host, request = make_host_cache(), request_of(1, 2)
+    save(host, keys(request, 1)[0], are_done=False)
+    assert ask(host, request) == NOTHING_STORED and host.stats.num_stored == 0
 
 
 def test_nothing_is_stored_twice():
-    shelf = make_shelf()
-    assert save(shelf, b"a") != [None] and save(shelf, b"a") == [None]
-    first = shelf.offer(0, lambda _: b"b")
-    assert first is not None and shelf.offer(1, lambda _: b"b") is None  # while it is coming
+    host = make_host_cache()
+    assert save(host, b"a") != [None] and save(host, b"a") == [None]
+    first = host.offer(0, lambda _: b"b")
+    assert first is not None and host.offer(1, lambda _: b"b") is None  # while it is coming
 
 
 def test_the_oldest_makes_room_and_what_is_used_does_not(request_of):
-    shelf = make_shelf(2)
-    save(shelf, b"a", b"b")
-    (place,) = take(shelf, b"a")  # a copy that is not settled reads it
-    save(shelf, b"c")
-    assert set(shelf._held) == {b"a", b"c"}
-    take(shelf, b"c")
-    assert save(shelf, b"d") == [None] and shelf.stats.num_dropped == 1
-    shelf.settle([(place, 3)], are_done=True)
-    assert save(shelf, b"d") == [place]
+    host = make_host_cache(2)
+    save(host, b"a", b"b")
+    (place,) = take(host, b"a")  # a copy that is not settled reads it
+    save(host, b"c")
+    assert set(host._held) == {b"a", b"c"}
+    take(host, b"c")
+    assert save(host, b"d") == [None] and host.stats.num_dropped == 1
+    host.settle([(place, 3)], are_done=True)
+    assert save(host, b"d") == [place]
 
 
 def test_tenants_share_nothing(request_of):
-    shelf, mine = make_shelf(), request_of(1, 2, salt="mine")
-    save(shelf, *keys(mine, 1))
-    assert ask(shelf, request_of(1, 2, salt="mine")).parts
-    assert not ask(shelf, request_of(1, 2)).parts
-    assert not ask(shelf, request_of(1, 2, salt="yours")).parts
+    host, mine = make_host_cache(), request_of(1, 2, salt="mine")
+    save(host, *keys(mine, 1))
+    assert ask(host, request_of(1, 2, salt="mine")).parts
+    assert not ask(host, request_of(1, 2)).parts
+    assert not ask(host, request_of(1, 2, salt="yours")).parts
 
 
 class Rows(list):
@@ -113,42 +111,42 @@ class Rows(list):
         super().__init__(bytearray(8) for _ in range(count))
 
 
-def with_depot(num_places: int = 3, *, delay: int = 0, fails: float = 0.0, rule=None):
-    storage = SlowDepot(Rows(num_places), random.Random(0), delay=delay, fails=fails)
-    return make_shelf(num_places, storage, rule), storage
+def with_storage(num_places: int = 3, *, delay: int = 0, fails: float = 0.0, rule=None):
+    storage = SlowStorage(Rows(num_places), random.Random(0), delay=delay, fails=fails)
+    return make_host_cache(num_places, storage, rule), storage
 
 
 def test_a_request_waits_for_what_is_read(request_of):
-    shelf, storage = with_depot(delay=50)
+    host, storage = with_storage(delay=50)
     request = request_of(1, 2, 3, 4)
     storage.contents.update({key: bytes(8) for key in keys(request)})
-    assert ask(shelf, request).is_awaited and shelf.wait(0)
-    while (found := ask(shelf, request)).is_awaited:
+    assert ask(host, request).is_awaited and host.wait(0)
+    while (found := ask(host, request)).is_awaited:
         pass
     assert keys_in(found) == keys(request)
-    take(shelf, *keys_in(found)[:1])
-    assert (shelf.stats.tokens_from_disk, shelf.stats.tokens_from_memory) == (SIZE, 0)
-    take(shelf, *keys_in(found)[:1])
-    assert (shelf.stats.tokens_from_disk, shelf.stats.tokens_from_memory) == (SIZE, SIZE)
+    take(host, *keys_in(found)[:1])
+    assert (host.stats.tokens_from_disk, host.stats.tokens_from_memory) == (SIZE, 0)
+    take(host, *keys_in(found)[:1])
+    assert (host.stats.tokens_from_disk, host.stats.tokens_from_memory) == (SIZE, SIZE)
 
 
 def test_what_cannot_be_read_is_not_waited_for_again(request_of):
-    shelf, storage = with_depot(fails=1.0)
+    host, storage = with_storage(fails=1.0)
     request = request_of(1, 2, 3, 4)
     storage.contents.update({key: bytes(8) for key in keys(request)})
-    assert ask(shelf, request).is_awaited
-    assert ask(shelf, request) == NOTHING_STORED and shelf.stats.num_errors == 2
+    assert ask(host, request).is_awaited
+    assert ask(host, request) == NOTHING_STORED and host.stats.num_errors == 2
 
 
-def test_nobody_waits_for_a_depot_that_is_stuck(request_of):
-    shelf, storage = with_depot(delay=10**6)
+def test_no_request_waits_for_a_storage_that_is_stuck(request_of):
+    host, storage = with_storage(delay=10**6)
     request = request_of(1, 2)
     storage.contents[keys(request, 1)[0]] = bytes(8)
-    assert ask(shelf, request).is_awaited
+    assert ask(host, request).is_awaited
     storage.is_stuck = True
-    assert ask(shelf, request) == NOTHING_STORED and not shelf.saves_ahead
+    assert ask(host, request) == NOTHING_STORED and not host.saves_ahead
     late = request_of(1, 2, name="late")
-    assert ask(shelf, late) == NOTHING_STORED and not late.awaited_keys
+    assert ask(host, late) == NOTHING_STORED and not late.awaited_keys
 
 
 class Rule:
@@ -163,41 +161,41 @@ class Rule:
 
 @pytest.mark.parametrize(("limit", "is_awaited"), [(3.0, True), (2.0, False)])
 def test_what_is_sooner_computed_is_not_read(request_of, limit, is_awaited):
-    """The first block is on the shelf, two more would have to be read, a second each."""
+    """The first block is on the host, two more would have to be read, a second each."""
     rule = Rule(limit)
-    shelf, storage = with_depot(rule=rule)
+    host, storage = with_storage(rule=rule)
     storage.read_seconds = 1.0
     request = request_of(1, 2, 3, 4, 5, 6)
     first, *further = keys(request, 3)
-    save(shelf, first)
+    save(host, first)
     storage.contents.update({key: bytes(8) for key in further})
-    found = ask(shelf, request)
+    found = ask(host, request)
     assert (found.is_awaited, rule.asked) == (is_awaited, [(2, 4, 2.0)])
     assert is_awaited or keys_in(found) == (first,)
 
 
-def test_more_is_stored_than_the_shelf_has_room_for(request_of):
-    shelf, storage = with_depot(2)
+def test_more_is_stored_than_the_host_cache_has_room_for(request_of):
+    host, storage = with_storage(2)
     request = request_of(1, 2, 3, 4, 5, 6)
     storage.contents.update({key: bytes(8) for key in keys(request, 3)})
-    assert ask(shelf, request).is_awaited
-    assert keys_in(ask(shelf, request)) == keys(request)  # the first ones, and on it goes without
+    assert ask(host, request).is_awaited
+    assert keys_in(ask(host, request)) == keys(request)  # the first ones, and on it goes without
 
 
-def test_what_makes_room_on_the_shelf_is_read_again(request_of):
-    shelf, storage = with_depot(1)
+def test_what_makes_room_in_the_host_cache_is_read_again(request_of):
+    host, storage = with_storage(1)
     first, second = request_of(1, 2), request_of(3, 4)
-    save(shelf, *keys(first, 1))
-    save(shelf, *keys(second, 1))
+    save(host, *keys(first, 1))
+    save(host, *keys(second, 1))
     assert len(storage.contents) == 2
-    assert ask(shelf, first).is_awaited and keys_in(ask(shelf, first)) == keys(first, 1)
+    assert ask(host, first).is_awaited and keys_in(ask(host, first)) == keys(first, 1)
 
 
 def test_idle_places_of_a_prefix_are_not_given_to_the_rest_of_it(request_of):
-    shelf, storage = with_depot(2)
+    host, storage = with_storage(2)
     request = request_of(1, 2, 3, 4, 5, 6)
     first, second, third = keys(request, 3)
-    save(shelf, first)
+    save(host, first)
     storage.contents.update({second: bytes(8), third: bytes(8)})
-    assert ask(shelf, request).is_awaited
-    assert keys_in(ask(shelf, request)) == (first, second)
+    assert ask(host, request).is_awaited
+    assert keys_in(ask(host, request)) == (first, second)

@@ -6,14 +6,14 @@ import random
 from functools import partial
 
 import pytest
-from kv_storages import SlowDepot
+from kv_storages import SlowStorage
 
 from octavo.core.sampling_params import SamplingParams
 from octavo.executor.hash_model import expected_tokens
 
 
-def depot_of(**how):
-    return partial(SlowDepot, rng=random.Random(0), **how)
+def storage_of(**how):
+    return partial(SlowStorage, rng=random.Random(0), **how)
 
 
 def computed(engine) -> tuple[int, list[list[int]]]:
@@ -30,16 +30,16 @@ def computed(engine) -> tuple[int, list[list[int]]]:
 
 
 def engine_that_stored(prompt, make_engine, make_request, **how):
-    """One that finds the blocks of a prompt in a depot, where another has left them."""
-    first = make_engine(8, 4, num_places=20, make_storage=depot_of())
+    """One that finds the blocks of a prompt in a storage, where another has left them."""
+    first = make_engine(8, 4, num_places=20, make_storage=storage_of())
     first.add(make_request("first", prompt))
     computed(first)
     while first.save():
         pass
-    engine = make_engine(8, 4, num_places=20, make_storage=depot_of(**how))
-    depots = [each.scheduler.block_manager.store._storage for each in (first, engine)]
-    depots[1].contents.update(depots[0].contents)
-    return engine, depots[1]
+    engine = make_engine(8, 4, num_places=20, make_storage=storage_of(**how))
+    storages = [each.scheduler.block_manager.store._storage for each in (first, engine)]
+    storages[1].contents.update(storages[0].contents)
+    return engine, storages[1]
 
 
 def fill_pool(engine, make_request) -> None:
@@ -51,7 +51,7 @@ def fill_pool(engine, make_request) -> None:
 PROMPT = list(range(17))
 
 
-@pytest.mark.parametrize("make_depot", [None, depot_of(), depot_of(delay=5)])
+@pytest.mark.parametrize("make_storage", [None, storage_of(), storage_of(delay=5)])
 @pytest.mark.parametrize("depth", [1, 2])
 def test_an_evicted_prefix_comes_back(make_engine, make_request, make_storage, depth):
     engine = make_engine(8, 4, num_places=20, make_storage=make_storage, depth=depth)
@@ -69,7 +69,7 @@ def test_an_evicted_prefix_comes_back(make_engine, make_request, make_storage, d
     assert stats.prefix_tokens_hit == 16
 
 
-@pytest.mark.parametrize("make_depot", [None, depot_of(delay=5)])
+@pytest.mark.parametrize("make_storage", [None, storage_of(delay=5)])
 @pytest.mark.parametrize(("windows", "num_restored"), [((6,), 2), ((None, 6), 4 + 2)])
 def test_of_windows_comes_back_what_they_see(
     make_engine, make_request, make_storage, windows, num_restored
@@ -153,7 +153,7 @@ def test_when_all_wait_the_engine_does_not_spin_or_end(make_engine, make_request
 
 
 def test_what_was_never_evicted_is_saved_while_nothing_runs(make_engine, make_request):
-    engine = make_engine(32, 4, num_places=3, make_storage=depot_of())
+    engine = make_engine(32, 4, num_places=3, make_storage=storage_of())
     engine.add(make_request("a", PROMPT))
     assert not engine.save()  # somebody is waiting
     computed(engine)
@@ -164,7 +164,7 @@ def test_what_was_never_evicted_is_saved_while_nothing_runs(make_engine, make_re
 
 
 def test_the_end_of_an_engine_saves_what_it_has(make_engine, make_request):
-    engine = make_engine(32, 4, num_places=3, make_storage=depot_of())
+    engine = make_engine(32, 4, num_places=3, make_storage=storage_of())
     engine.add(make_request("a", PROMPT))
     computed(engine)
     storage = engine.scheduler.block_manager.store._storage

@@ -15,7 +15,7 @@ from collections import Counter
 from functools import partial
 
 import pytest
-from kv_storages import SlowDepot
+from kv_storages import SlowStorage
 
 from octavo.base.errors import RequestError
 from octavo.core.admission import StaticAdmission
@@ -46,11 +46,11 @@ def needs_host(share: int):
 
 
 def store_of(rng: random.Random, num_groups: int) -> dict[str, object]:
-    """A shelf, small or large, mostly with a depot behind it, that is good or bad."""
+    """A host KV cache, small or large, mostly with a storage behind it, that is good or bad."""
     how = {name: rng.choice([0.0, 0.1]) for name in ("fails", "forgets", "refuses")}
-    storage = partial(SlowDepot, rng=rng, delay=rng.choice([0, 3, 30]), **how)
+    storage = partial(SlowStorage, rng=rng, delay=rng.choice([0, 3, 30]), **how)
     num_places = rng.choice([2, 12, 60]) * num_groups
-    return {"num_places": num_places, "make_depot": storage if rng.random() < 0.8 else None}
+    return {"num_places": num_places, "make_storage": storage if rng.random() < 0.8 else None}
 
 
 class Press:

@@ -6,7 +6,7 @@ import random
 from functools import partial
 
 import pytest
-from kv_storages import SlowDepot
+from kv_storages import SlowStorage
 
 from octavo.base.errors import InvalidRequestError
 from octavo.core.sampling_params import SamplingParams
@@ -58,7 +58,7 @@ def test_it_takes_nothing_and_others_find_what_was_there(make_engine, make_reque
 
 def test_nothing_is_stored(make_engine, make_request, run):
     """Neither what makes room, nor what is saved while nothing runs."""
-    engine = make_engine(8, num_places=20, make_storage=partial(SlowDepot, rng=random.Random(0)))
+    engine = make_engine(8, num_places=20, make_storage=partial(SlowStorage, rng=random.Random(0)))
     for index in range(4):  # the pool has room for one
         prompt = [index * 20 + token for token in PROMPT]
         engine.add(make_request(f"r{index}", prompt, params=UNCACHED))

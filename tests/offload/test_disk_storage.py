@@ -26,7 +26,7 @@ def rows():
 
 
 @pytest.fixture
-def open_depot(tmp_path, rows):
+def open_storage(tmp_path, rows):
     opened: list[DiskStorage] = []
 
     def create(identity: bytes = b"model", folder=None) -> DiskStorage:
@@ -47,8 +47,8 @@ def ended(storage: DiskStorage) -> list[FinishedTransfer]:
     return found
 
 
-def test_places_are_written_and_filled(open_depot, rows):
-    storage = open_depot()
+def test_places_are_written_and_filled(open_storage, rows):
+    storage = open_storage()
     rows[1][:] = b"x" * SIZE
     assert b"key" not in storage and storage.write(b"key", 1)
     assert ended(storage) == [FinishedTransfer(1, is_read=False, is_good=True)]
@@ -58,20 +58,20 @@ def test_places_are_written_and_filled(open_depot, rows):
     assert rows[3] == rows[1] and storage.num_errors == 0
 
 
-def test_the_next_engine_of_the_model_has_it_and_one_of_another_has_not(open_depot, rows):
-    storage = open_depot()
+def test_the_next_engine_of_the_model_has_it_and_one_of_another_has_not(open_storage, rows):
+    storage = open_storage()
     rows[0][:] = b"x" * SIZE
     storage.write(b"key", 0)
     storage.close()
-    assert b"key" in (same := open_depot())
+    assert b"key" in (same := open_storage())
     same.read(b"key", 2)
     assert ended(same)[0].is_good and rows[2] == rows[0]
     same.close()
-    assert b"key" not in open_depot(b"another")
+    assert b"key" not in open_storage(b"another")
 
 
-def test_damage_is_counted_and_said(open_depot, tmp_path, caplog):
-    storage = open_depot()
+def test_damage_is_counted_and_said(open_storage, tmp_path, caplog):
+    storage = open_storage()
     storage.write(b"key", 0)
     ended(storage)
     (file,) = (each for each in (tmp_path / "kv").glob("*/*"))
@@ -81,8 +81,8 @@ def test_damage_is_counted_and_said(open_depot, tmp_path, caplog):
     assert storage.num_errors == 1 and b"key" not in storage and "computed again" in caplog.text
 
 
-def test_what_had_to_make_room_meanwhile_is_no_error(open_depot):
-    storage = open_depot()
+def test_what_had_to_make_room_meanwhile_is_no_error(open_storage):
+    storage = open_storage()
     storage.read(b"key", 1)
     assert (
         ended(storage) == [FinishedTransfer(1, is_read=True, is_good=False)]
@@ -132,9 +132,9 @@ def wait_until_busy(storage: DiskStorage) -> None:
         time.sleep(0.001)
 
 
-def test_reads_come_before_writes_and_too_many_writes_are_refused(open_depot):
+def test_reads_come_before_writes_and_too_many_writes_are_refused(open_storage):
     folder = SlowFolder()
-    storage = open_depot(folder=folder)
+    storage = open_storage(folder=folder)
     assert storage.write(b"a", 0)
     wait_until_busy(storage)
     assert storage.write(b"b", 1) and storage.write(b"c", 2)
@@ -145,10 +145,10 @@ def test_reads_come_before_writes_and_too_many_writes_are_refused(open_depot):
     assert storage.room == 2
 
 
-def test_nobody_writes_to_a_full_disk_for_a_while(open_depot, caplog):
+def test_nobody_writes_to_a_full_disk_for_a_while(open_storage, caplog):
     folder = SlowFolder(OSError(errno.ENOSPC, "No space left on device"))
     folder.may_go_on.set()
-    storage = open_depot(folder=folder)
+    storage = open_storage(folder=folder)
     storage.write(b"a", 0)
     assert ended(storage) == [FinishedTransfer(0, is_read=False, is_good=False)]
     assert storage.num_errors == 1 and "No space left" in caplog.text
@@ -157,9 +157,9 @@ def test_nobody_writes_to_a_full_disk_for_a_while(open_depot, caplog):
     assert storage.write(b"a", 0)
 
 
-def test_what_follows_a_block_that_cannot_be_kept_goes(open_depot, tmp_path, monkeypatch):
+def test_what_follows_a_block_that_cannot_be_kept_goes(open_storage, tmp_path, monkeypatch):
     """Blocks come from the last to the first; the disk is full after some of them."""
-    storage = open_depot()
+    storage = open_storage()
     folder = storage._folder
     keys = [bytes([index]) for index in range(6)]
     others = [b"x0", b"x1"]
@@ -189,10 +189,10 @@ def test_what_follows_a_block_that_cannot_be_kept_goes(open_depot, tmp_path, mon
     assert len([*(tmp_path / "kv").glob("??/*")]) == 2
 
 
-def test_a_disk_that_does_not_answer_is_known(open_depot, monkeypatch):
+def test_a_disk_that_does_not_answer_is_known(open_storage, monkeypatch):
     monkeypatch.setattr(disk_storage, "_STUCK_SECONDS", 0.02)
     folder = SlowFolder()
-    storage = open_depot(folder=folder)
+    storage = open_storage(folder=folder)
     storage.read(b"a", 0)
     wait_until_busy(storage)
     time.sleep(0.03)
@@ -202,20 +202,20 @@ def test_a_disk_that_does_not_answer_is_known(open_depot, monkeypatch):
     assert not storage.is_stuck
 
 
-def test_its_end_writes_what_is_waiting(open_depot):
+def test_its_end_writes_what_is_waiting(open_storage):
     folder = SlowFolder()
     folder.may_go_on.set()
-    storage = open_depot(folder=folder)
+    storage = open_storage(folder=folder)
     storage.write(b"a", 0)
     storage.write(b"b", 1)
     storage.close()
     assert folder.done == ["write", "write", "close"]
 
 
-def test_its_end_waits_for_no_disk(open_depot, monkeypatch):
+def test_its_end_waits_for_no_disk(open_storage, monkeypatch):
     monkeypatch.setattr(disk_storage, "_CLOSE_SECONDS", 0.02)
     folder = SlowFolder()
-    storage = open_depot(folder=folder)
+    storage = open_storage(folder=folder)
     storage.write(b"a", 0)
     storage.close()
     assert folder.done == []  # the disk is still at it
@@ -233,8 +233,8 @@ def test_one_that_is_forgotten_lets_go_of_its_folder(rows):
     wait_until_closed(folder)
 
 
-def test_what_reading_takes_is_learned(open_depot, tmp_path):
-    storage = open_depot()
+def test_what_reading_takes_is_learned(open_storage, tmp_path):
+    storage = open_storage()
     first = storage.read_seconds
     storage.write(b"key", 0)
     ended(storage)

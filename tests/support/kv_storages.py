@@ -1,4 +1,5 @@
-"""Depots behind a shelf, for tests: without files and threads, late, forgetful and unreliable."""
+"""KV storages behind a host KV cache, for tests: without files and threads, late, forgetful and
+unreliable."""
 
 from __future__ import annotations
 
@@ -8,11 +9,11 @@ from collections.abc import MutableSequence, Sequence
 from octavo.core.host_kv_cache import FinishedTransfer
 
 
-class SlowDepot:
-    """Keeps the rows of a shelf as bytes. What it was asked for ends some calls later.
+class SlowStorage:
+    """Keeps the rows of a host KV cache as bytes. What it was asked for ends some calls later.
 
     Args:
-        rows: of the shelf, each a buffer.
+        rows: of the host KV cache, each a buffer.
         fails: how often a read finds that what is there is not what was written.
         forgets: how often a block is given up to make room for another.
         refuses: how often it has too much to write to take more.
