@@ -1,0 +1,17 @@
+# Names of the package for type checkers; at run time `__getattr__` imports each when it is used.
+
+from octavo.async_llm import AsyncEngineArgs as AsyncEngineArgs
+from octavo.async_llm import AsyncLLM as AsyncLLM
+from octavo.async_llm import AsyncLLMEngine as AsyncLLMEngine
+from octavo.base.errors import OctavoError as OctavoError
+from octavo.core.sampling_params import RequestOutputKind as RequestOutputKind
+from octavo.core.sampling_params import SamplingParams as SamplingParams
+from octavo.llm import LLM as LLM
+from octavo.serving.outputs import CompletionOutput as CompletionOutput
+from octavo.serving.outputs import RequestOutput as RequestOutput
+from octavo.settings.engine import EngineArgs as EngineArgs
+from octavo.settings.engine import EngineConfig as EngineConfig
+
+__version__: str
+
+__all__: list[str]
