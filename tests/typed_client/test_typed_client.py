@@ -17,7 +17,7 @@ CLIENT = Path(__file__).with_name("client.py")
 @pytest.mark.parametrize("package", [octavo, planner, quantization, quantize, sim])
 def test_the_stub_of_a_package_has_its_names(package):
     stub = Path(package.__file__).with_suffix(".pyi").read_text()
-    names = {line.rpartition(" as ")[2] for line in stub.splitlines() if " as " in line}
+    names = {line.rpartition(" as ")[2].rstrip(",") for line in stub.splitlines() if " as " in line}
     assert names == set(package.__all__) - {"__version__"}
 
 
