@@ -1,4 +1,4 @@
-"""The engine behind asyncio: one thread steps it, coroutines wait for their own outputs."""
+"""The asyncio API, `AsyncLLM`. One thread steps the engine, coroutines wait for their outputs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Examines this machine: the kernels that octavo will use here and why, and what is missing.
+"""Examines this machine for the kernels that octavo will use, the reasons, and what is missing.
 
 ``examine()`` collects; ``octavo doctor`` prints. Nothing here fails because something is absent: an
 absent thing is a finding.

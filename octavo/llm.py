@@ -1,10 +1,10 @@
-"""The offline API: `LLM` runs a model in this process."""
+"""The offline API `LLM`, which runs a model in this process."""
 
 from __future__ import annotations
 
 import itertools
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -22,7 +22,7 @@ from octavo.serving.load import load_engine
 from octavo.serving.loop import EngineLoop
 from octavo.serving.output_builder import OutputBuilder
 from octavo.serving.output_queue import AnswerStream, OutputQueue
-from octavo.serving.outputs import CompletionOutput, Delta, RequestOutput, StreamChunk
+from octavo.serving.outputs import CompletionOutput, Delta, RequestOutput
 from octavo.serving.progress import Bar, UseTqdm, open_bar
 from octavo.serving.shared_loop import SharedEngineLoop
 from octavo.serving.text_engine import Prompt, SampleGroup, cache_salt_of
@@ -211,7 +211,7 @@ class LLM:
         sampling_params: SamplingParams | None = None,
         *,
         parse_special: bool = False,
-    ) -> Iterator[StreamChunk]:
+    ) -> AnswerStream:
         """Complete one prompt, and yield its answer piece by piece.
 
         A chunk has the new text, and as its ``output`` the whole answer so far. With an
@@ -232,7 +232,7 @@ class LLM:
         continue_final_message: bool = False,
         tools: Sequence[Mapping[str, Any]] | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
-    ) -> Iterator[StreamChunk]:
+    ) -> AnswerStream:
         """Answer one conversation, and yield the answer piece by piece; see ``chat`` and
         ``stream``."""
         template = ChatSettings(
@@ -362,9 +362,7 @@ class LLM:
             self._inboxes.pop(request_id, None)
             self._text_engine.abort(request_id)
 
-    def _stream(
-        self, prompt: _Prompt, sampling_params: SamplingParams | None
-    ) -> Iterator[StreamChunk]:
+    def _stream(self, prompt: _Prompt, sampling_params: SamplingParams | None) -> AnswerStream:
         params = sampling_params or self.default_sampling_params()
         check_streamable(params)
         request_id = str(next(self._ids))

@@ -1,1 +1,1 @@
-"""Puts an engine together: scheduler, block manager and cache over any executor."""
+"""Puts an engine together from scheduler, block manager and cache, over any executor."""

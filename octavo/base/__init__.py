@@ -1,1 +1,1 @@
-"""Helpers for all parts: errors, typed fields of foreign files, atomic files, options."""
+"""Helpers for all parts, such as errors, typed fields of foreign files, atomic files, options."""

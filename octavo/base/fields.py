@@ -1,4 +1,4 @@
-"""Typed access to the fields of model files: a config's, or the metadata of a GGUF file."""
+"""Typed access to the fields of a model's config, or to the metadata of a GGUF file."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Packages that are cheap to import: each of their names imports its module when it is first
-used (PEP 562)."""
+"""Packages whose exported names import their modules only when they are first used (PEP 562)."""
 
 from __future__ import annotations
 

@@ -1,5 +1,8 @@
-"""Optional packages: PyTorch, which only GPUs and models without native kernels need; and
-transformers, for families that octavo lacks."""
+"""Checks for the optional packages PyTorch and transformers.
+
+PyTorch is only needed by GPUs and by models without native kernels, transformers by families that
+octavo lacks.
+"""
 
 from __future__ import annotations
 

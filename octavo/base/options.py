@@ -1,5 +1,7 @@
-"""Settings that describe themselves: the fields of a settings class are the one owner of names,
-defaults and help texts, and flags are made from them (`octavo.cli.engine_flags`)."""
+"""Settings dataclasses that are the one owner of names, defaults and help texts.
+
+The flags of commands are made from their fields (`octavo.cli.engine_flags`).
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Numbers of other libraries as Python's own: callers may pass those of numpy and torch."""
+"""Conversion of numpy's and torch's numbers, which callers may pass, to Python's own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Old names of public modules and classes, kept for one release: to import one warns."""
+"""Old names of public modules and classes, which work for one more release and warn."""
 
 from __future__ import annotations
 

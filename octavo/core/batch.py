@@ -1,4 +1,4 @@
-"""The types that cross between the engine and an executor: `Batch` in, `StepOutput` out."""
+"""The types that cross between the engine and an executor, `Batch` and `StepOutput` above all."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The KV blocks of requests: reference counts, block tables, the LRU list, copy-on-write.
+"""Owner of the KV pool's blocks, with block tables, sharing, copy-on-write and LRU eviction.
 
 A block is a number here; the tensors behind it belong to the executor. Each block is in one of
 three states, and their counts always add up to the size of the pool::

@@ -1,4 +1,4 @@
-"""Clocks: the engine is given one, so that a simulation can run on virtual time."""
+"""Clocks of real and of virtual time; the engine is given one, so that it can be simulated."""
 
 from __future__ import annotations
 

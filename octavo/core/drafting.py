@@ -1,4 +1,4 @@
-"""The proposer of draft tokens, as the engine calls it (implemented in :mod:`octavo.speculation`).
+"""The interface of drafters, which propose draft tokens; implemented in `octavo.speculation`.
 
 A ``Draft`` is computed together with the last known token of its request, and accepted draft tokens
 need no step of their own (speculative decoding; Leviathan et al., ICML 2023; trees as in SpecInfer,

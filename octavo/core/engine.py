@@ -1,4 +1,4 @@
-"""The engine's loop: schedule a batch, execute it, update requests with its results.
+"""The engine's loop, which schedules a batch, executes it and updates requests with its results.
 
 It knows no model, no text and no device.
 """

@@ -1,4 +1,4 @@
-"""Snapshots of a running engine: the requests of a step, and a map of the block pool.
+"""Snapshots of a running engine, with the requests of a step and a map of the block pool.
 
 They are made only while a client watches, and slow ones seldom: rows of steps and pictures of the
 pool take a fifth of a percent of the engine's time at most, whatever their sizes.

@@ -1,4 +1,4 @@
-"""The order of waiting requests: fair among tenants, by the tokens that each gets.
+"""The queue of waiting requests, fair among tenants by the tokens that each gets.
 
 Every tenant has a counter of the tokens that it was given, divided by its weight, and the next
 place goes to the tenant with the lowest counter (the virtual token counter of Sheng et al.,

@@ -1,4 +1,4 @@
-"""The blocks that a sequence keeps: those of all its tokens, or of those that a window attends to.
+"""The blocks that a sequence keeps, of all its tokens or of those in a sliding window.
 
 Layers with the same window share a block table; a *group* of them is known here by its window, None
 for layers that attend to all positions. A token takes as much memory in every group, so that a

@@ -1,4 +1,4 @@
-"""One generation: its tokens, its KV blocks and its status, which the scheduler changes."""
+"""One generation, with its tokens, its KV blocks and its status, which the scheduler changes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Attention sinks with a sliding window: the part of its own tokens that a request attends to.
+"""Attention sinks and sliding windows of requests, which attend to a part of their own tokens.
 
 A model that only ever attends to the last positions breaks down when the first ones go, as much of
 its attention rests there whatever they say. With a few of the first tokens kept it goes on for

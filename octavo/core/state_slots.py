@@ -1,4 +1,4 @@
-"""Slots of recurrent states: which request, step or snapshot holds which.
+"""Owner of the slots of recurrent states, which requests, steps and snapshots hold.
 
 State spaces, linear attention and short convolutions have a state of fixed size, which each token
 changes. A *slot* holds those of all such layers of a model, for one sequence. A slot is a number

@@ -1,1 +1,1 @@
-"""KV blocks that outlive the pool: a folder of them, their identity, and when to read them."""
+"""KV blocks on a disk, which outlive the pool and the process."""

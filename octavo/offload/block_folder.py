@@ -1,4 +1,4 @@
-"""A folder of KV blocks: a file each, checked when it is read, the oldest removed when it is full.
+"""A folder of KV blocks, each in a checksummed file; the oldest go when it is full.
 
     DIR (0700)
         octavo-kv           locked by the engine that uses the folder

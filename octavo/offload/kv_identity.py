@@ -1,4 +1,4 @@
-"""The identity of KV beside salt and tokens: the model, and what computes it."""
+"""A hash of the model and of the software that KV depends on, beside salt and tokens."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Runs a loaded model for callers in this process: the loop, text in and out, outputs."""
+"""Runs a model for callers in this process, with the loop, text in and out, and outputs."""

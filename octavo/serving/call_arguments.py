@@ -1,4 +1,4 @@
-"""Arguments of `LLM` and `AsyncLLM` beside prompts: each has an effect, or is refused."""
+"""Arguments of `LLM` and `AsyncLLM` beside prompts, each of which has an effect or is refused."""
 
 from __future__ import annotations
 

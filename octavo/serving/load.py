@@ -1,4 +1,4 @@
-"""Loads a model and makes its engine: finds the files, loads the weights, sizes the KV pool."""
+"""Loads a model and makes its engine, from finding the files to sizing the KV pool."""
 
 from __future__ import annotations
 

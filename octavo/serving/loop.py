@@ -1,4 +1,4 @@
-"""The loop around a `TextEngine`: carry out commands, step, deliver.
+"""The loop around a `TextEngine`, which carries out commands, steps it and delivers deltas.
 
 LLM                     calls `step` whenever it waits for something, in the thread of one of
                         its callers at a time (`SharedEngineLoop`)

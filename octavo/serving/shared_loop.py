@@ -1,4 +1,4 @@
-"""One engine for many threads: a thread that waits steps the engine, for all that wait.
+"""One engine for many threads, stepped by one of those that wait, for all of them.
 
     thread A   wait_for(its answers)   ── leads: commands, step, deliver, commands, step ...
     thread B   do(add a prompt)        ── carried out by A between two steps; then B waits, too

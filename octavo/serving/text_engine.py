@@ -1,4 +1,4 @@
-"""Prompts in, text out: the engine with a tokenizer around it.
+"""The engine with a tokenizer around it, which takes prompts and gives text.
 
 A prompt becomes one request for each of its samples, tokens become text, and stop strings end
 requests. `EngineLoop` (loop.py) is the loop around it.

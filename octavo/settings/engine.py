@@ -1,4 +1,4 @@
-"""Engine settings: `EngineArgs` as a user gives them, and `EngineConfig` as they are resolved.
+"""Engine settings, as a user gives them (`EngineArgs`) and as they are resolved (`EngineConfig`).
 
 `EngineArgs` is the one owner of names, defaults and help texts: the CLI's flags, the keyword
 arguments of `LLM` and of `AsyncLLM` are all made from its fields. `EngineConfig` has every "auto"

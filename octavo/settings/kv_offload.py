@@ -1,4 +1,4 @@
-"""Settings of KV offload: a folder with the most it may take, and host memory."""
+"""Settings of KV offload to a folder of limited size and to host memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Settings of speculative decoding: ``--speculative-config``, in vLLM's names."""
+"""Settings of speculative decoding (``--speculative-config``), in vLLM's names."""
 
 from __future__ import annotations
 

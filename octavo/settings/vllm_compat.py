@@ -1,4 +1,4 @@
-"""Settings of vLLM's engine: those that octavo has under another name, and those that it lacks.
+"""Settings of vLLM's engine that octavo has under another name, or lacks.
 
 Of the latter, a value that asks for nothing is accepted; any other is an error that says what to
 do.

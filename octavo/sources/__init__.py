@@ -1,1 +1,1 @@
-"""Models by the kind of their files: a checkpoint, an engine folder, or transformers' own code."""
+"""Models by the kind of their files (a checkpoint, an engine folder), or run by transformers."""

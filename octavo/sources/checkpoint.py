@@ -1,4 +1,4 @@
-"""A checkpoint as a ``ModelSource``: a Hugging Face folder, or a GGUF file."""
+"""A ``ModelSource`` for checkpoints, which are Hugging Face folders or GGUF files."""
 
 from __future__ import annotations
 

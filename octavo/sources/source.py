@@ -1,4 +1,4 @@
-"""``ModelSource``: a model as the engine loads it, whatever kind of files it is read from.
+"""The interface ``ModelSource`` of a model that can be loaded, from any kind of files.
 
 `octavo.sources.open.open_source` makes the one that a path asks for.
 """

@@ -1,4 +1,5 @@
-"""A model that the transformers library runs, for families that octavo lacks: a ``ModelSource``."""
+"""A ``ModelSource`` for models that the transformers library runs, of families that octavo
+lacks."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""The machine that octavo runs on: processor, memory, GPU software and energy."""
+"""The machine that octavo runs on, with its processor, memory, GPU software and energy."""

@@ -1,5 +1,7 @@
-"""The software around the GPU kernels: versions, other packages with such kernels, and what was
-tested where. ``octavo doctor`` shows it, on machines without a GPU too."""
+"""Versions of the software around the GPU kernels, other packages with such kernels, and tests.
+
+``octavo doctor`` shows it, on machines without a GPU too.
+"""
 
 from __future__ import annotations
 

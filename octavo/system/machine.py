@@ -1,4 +1,4 @@
-"""This machine: processor, cores and memory that may be used, compiler, system calls.
+"""This machine's processor, the cores and memory that may be used, compiler and system calls.
 
 Standard library only. Containers are taken into account: a process may see 64 cores and 512 GB, and
 be allowed two and four. ``root`` arguments exist so that tests can show another machine.

@@ -1,4 +1,4 @@
-"""Engine folders: a model made ready by ``octavo build``, so that a start has little to do.
+"""Engine folders, models made ready by ``octavo build`` so that a start has little to do.
 
     octavo.json         the manifest: what this is, and the step's program
     weights.packed      the weights as the native kernels read them, mapped; of no instruction set

@@ -1,4 +1,4 @@
-"""``EngineFolder``: loads a model from an engine folder. Formats: see the package."""
+"""Loads a model from an engine folder (``EngineFolder``). The package describes the formats."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``octavo.json``: the manifest of an engine folder.
+"""The manifest of an engine folder, ``octavo.json``.
 
 format, version     what kind of folder this is
 octavo              the version that has made it

@@ -1,4 +1,4 @@
-"""``octavo build``: makes an engine folder of a model."""
+"""Makes an engine folder of a model (``octavo build``)."""
 
 from __future__ import annotations
 
