@@ -145,7 +145,7 @@ class Engine:
             return False  # one step at a time, so that an isolated request is in flight alone
         batch = self._next_batch()
         if not batch.items:
-            self._pass_over(batch)
+            self._drop_step(batch)
             may_wait = not self.scheduler.requests or self._submitted
             if not may_wait and not self._store.wait(_STORE_SECONDS):
                 raise EngineError("the scheduler is stuck: nothing can run, and nothing is running")
@@ -173,16 +173,16 @@ class Engine:
             batch = self._halves.popleft()
             if batch.items:
                 return batch
-            self._pass_over(batch)
+            self._drop_step(batch)
         batch = self.scheduler.schedule()
         if not self._isolated:
             return batch
         self._isolated &= self.scheduler.requests.keys()
-        first, *further = _apart(batch)
+        first, *further = _split_isolated(batch)
         self._halves.extend(further)
         return first
 
-    def _pass_over(self, batch: Batch) -> None:
+    def _drop_step(self, batch: Batch) -> None:
         """Note that a step is not run: its copies are not made, and its departures are reported
         again."""
         self._store.settle(batch.block_copies, are_done=False)
@@ -196,12 +196,12 @@ class Engine:
         except Exception as error:
             self._store.settle(batch.block_copies, are_done=False)
             if batch.num_seqs != 1 or batch.block_copies or not is_whole:
-                self._cut(batch)
+                self._bisect(batch)
                 nothing = replace(batch, items=())  # its tokens count when they are computed again
                 return EngineStep(nothing, [], self._stats(nothing, []))
             output, seconds = self._blame(batch, error), 0.0
         else:
-            seconds = self._note_time(batch, begun_at)
+            seconds = self._record_time(batch, begun_at)
             self._store.settle(batch.block_copies, are_done=True)
         updates = self.scheduler.update(batch, output)
         self._check_counts()
@@ -216,7 +216,7 @@ class Engine:
             self._meter.measure(batch, _num_rounds(batch, updates), seconds)
         return EngineStep(batch, updates, self._stats(batch, updates, seconds))
 
-    def _note_time(self, batch: Batch, begun_at: float) -> float:
+    def _record_time(self, batch: Batch, begun_at: float) -> float:
         """Record the time of a step, from when it could run to its results; returns seconds."""
         now = self.clock.now()
         seconds = now - max(begun_at, self._last_result_at)
@@ -239,9 +239,9 @@ class Engine:
         self._store.close()
         self.executor.close()
 
-    def _cut(self, batch: Batch) -> None:
+    def _bisect(self, batch: Batch) -> None:
         """Plan to run a batch that raised again, in two halves."""
-        self._withdraw_what_ran_ahead(batch)
+        self._withdraw_dependents(batch)
         # Whether its block copies were made is unknown, and their sources may have been overwritten
         # by now: requests that wait for copies begin again.
         copied = {target for _, target in batch.block_copies}
@@ -257,7 +257,7 @@ class Engine:
             if part:
                 self._halves.appendleft(Batch(batch.step_id, tuple(part), gone))
 
-    def _withdraw_what_ran_ahead(self, batch: Batch) -> None:
+    def _withdraw_dependents(self, batch: Batch) -> None:
         """Take the requests of a step that raised out of later ones, which went on from its tokens.
 
         What those steps write for them is overwritten when they are scheduled again.
@@ -335,7 +335,7 @@ class Engine:
         """
         if self.has_unfinished_requests or self._idle_audit.is_done:
             return False
-        self._note(self._idle_audit.advance())
+        self._log_violations(self._idle_audit.advance())
         return not self._idle_audit.is_done
 
     def check_integrity(self) -> None:
@@ -353,15 +353,16 @@ class Engine:
         """Check the counts of blocks after a step. A leak shows when nothing is left to do."""
         blocks = self.scheduler.block_manager
         if not 0 <= blocks.num_cached_blocks <= blocks.num_available_blocks:
-            self._note(
-                [f"{blocks.num_cached_blocks} of {blocks.num_available_blocks} blocks are cached"]
-            )
-        if blocks.num_used_blocks and not self.has_unfinished_requests:
-            self._note([f"{blocks.num_used_blocks} blocks are used by no request"])
-        if blocks.states.num_used and not self.has_unfinished_requests:
-            self._note([f"{blocks.states.num_used} slots of states are used by no request"])
+            counts = f"{blocks.num_cached_blocks} of {blocks.num_available_blocks}"
+            self._log_violations([f"{counts} blocks are cached"])
+        if self.has_unfinished_requests:
+            return
+        if blocks.num_used_blocks:
+            self._log_violations([f"{blocks.num_used_blocks} blocks are used by no request"])
+        if num_used := blocks.states.num_used:
+            self._log_violations([f"{num_used} slots of states are used by no request"])
 
-    def _note(self, violations: list[str]) -> None:
+    def _log_violations(self, violations: list[str]) -> None:
         self.num_invariant_violations += len(violations)
         for violation in violations:
             _log.error("the block pool is damaged, please report this: %s", violation)
@@ -408,7 +409,7 @@ class Engine:
         )
 
 
-def _apart(batch: Batch) -> list[Batch]:
+def _split_isolated(batch: Batch) -> list[Batch]:
     """Split a batch into one for each isolated prompt, and one for the rest.
 
     Block copies are between samples of one prompt, or from the store, so each goes with the

@@ -142,7 +142,7 @@ class HostKVCache:
 
     @property
     def has_room(self) -> bool:
-        self._take_in()
+        self._collect_transfers()
         return bool(self._idle) and len(self._coming) < self._storage.room
 
     def offer(
@@ -151,7 +151,7 @@ class HostKVCache:
         key_of: Callable[[int], bytes],
         key_before: Callable[[int], bytes | None] = lambda _: None,
     ) -> int | None:
-        self._take_in()
+        self._collect_transfers()
         key = key_of(block_id)
         if key in self._held:
             self._touch(key)
@@ -171,7 +171,7 @@ class HostKVCache:
                 self._end_save(target - self._first_id, is_done=are_done)
             elif source >= self._first_id:
                 self.stats.num_restored += are_done
-                self._let_go(source - self._first_id)
+                self._release(source - self._first_id)
 
     def _end_save(self, place: int, *, is_done: bool) -> None:
         key = self._arrive(place, is_good=is_done)
@@ -181,14 +181,14 @@ class HostKVCache:
                 if self._storage.write(key, place, self._before[place]):
                     return  # in use until it is written
                 self.stats.num_dropped += 1
-        self._let_go(place)
+        self._release(place)
 
     # -- back to the pool --------------------------------------------------------------------
 
     def ask(
         self, request: Request, path: Sequence[Sequence[int]], num_known: int, limit: int
     ) -> Stored:
-        self._take_in()
+        self._collect_transfers()
         if not self._held and not self._coming and not self._has_storage:
             return NOTHING_STORED
         keys = keys_of(request, limit // self._block_size, self._block_size)
@@ -213,7 +213,7 @@ class HostKVCache:
             return ()
         count = counts[num_fit - 1]
         keys = [part.key for part in prefix.parts(count)]
-        missing = [key for key in keys if not self._is_near(key)]
+        missing = [key for key in keys if not self._is_in_memory(key)]
         seconds = len(missing) * self._storage.read_seconds
         size = self._block_size
         if not self._rule.is_worth(ready * size, (count - ready) * size, seconds):
@@ -231,9 +231,9 @@ class HostKVCache:
         return sum(place is None or place in self._idle for place in places)
 
     def _is_known(self, key: bytes) -> bool:
-        return self._is_near(key) or key in self._storage
+        return self._is_in_memory(key) or key in self._storage
 
-    def _is_near(self, key: bytes) -> bool:
+    def _is_in_memory(self, key: bytes) -> bool:
         return key in self._held or key in self._coming
 
     def take(self, stored: Stored) -> list[int]:
@@ -256,9 +256,9 @@ class HostKVCache:
 
     def close(self) -> None:
         self._storage.close()
-        self._take_in()
+        self._collect_transfers()
 
-    def _take_in(self) -> None:
+    def _collect_transfers(self) -> None:
         for place, is_read, is_good in self._storage.finished_transfers():
             if is_read:
                 key = self._arrive(place, is_good=is_good)
@@ -266,7 +266,7 @@ class HostKVCache:
                     self._were_read.add(key)
             else:
                 self.stats.num_written += is_good
-            self._let_go(place)
+            self._release(place)
         self.stats.num_errors = self._storage.num_errors
 
     # -- places ------------------------------------------------------------------------------
@@ -293,7 +293,7 @@ class HostKVCache:
             self._keys[place] = None
         return key
 
-    def _let_go(self, place: int) -> None:
+    def _release(self, place: int) -> None:
         self._num_users[place] -= 1
         if self._num_users[place] == 0:
             self._idle[place] = None

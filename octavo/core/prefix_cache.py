@@ -42,7 +42,7 @@ class MissReason(Enum):
     BLOCK_BORDER = "block_border"  # the rest is no whole block, or the last token
     NEVER_SEEN = "never_seen"
     EVICTED = "evicted"
-    OTHER_SALT = "other_salt"  # others have begun a prompt like that
+    OTHER_SALT = "other_salt"  # under other salts, prompts begin like that
     LEFT_BEHIND = "left_behind"  # it is known, but blocks that a window would see are gone
     NO_STATE = "no_state"  # it is known, but no state that recurrent layers would go on from
     SINK_WINDOW = "sink_window"  # the request does not attend to all of its tokens from there on

@@ -94,7 +94,7 @@ def _load_engine(
     around_executor: Callable[[Executor], Executor] | None,
     meter: StepMeter | None,
 ) -> LoadedEngine:
-    import octavo.runtime.rank  # noqa: F401  (with numpy: of any model, and so of no phase)
+    import octavo.runtime.rank  # noqa: F401  (and numpy: all models need them)
     from octavo.executor.local import LocalExecutor
 
     phases = _Phases()

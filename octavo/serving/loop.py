@@ -61,7 +61,7 @@ class EngineLoop:
             if self.engine.has_unfinished_requests:
                 self.step()
             else:
-                self._look_over()
+                self._audit()
                 while self._commands.empty() and self.engine.engine.save():
                     pass
                 self.carry_out(self._commands.get())
@@ -75,7 +75,7 @@ class EngineLoop:
         deltas, step = self.engine.step()
         if step is not None:
             self._deliver(deltas, step)
-        self._look_over()
+        self._audit()
 
     @property
     def has_commands(self) -> bool:
@@ -101,7 +101,7 @@ class EngineLoop:
         """Abort everything and release the engine. May be repeated."""
         self.engine.engine.close()
 
-    def _look_over(self) -> None:
+    def _audit(self) -> None:
         """Have the engine audit its blocks, as long as there is nothing else to do."""
         while self._commands.empty() and self.engine.engine.audit():
             pass

@@ -142,7 +142,7 @@ class TextEngine:
         """
         if request_id in self.groups:
             raise InvalidRequestError(f"{request_id!r} is in use", "request_id")
-        params = params.clone()  # the caller's may be changed, or shared with others who change it
+        params = params.clone()  # the caller may change its own object
         check_vocabulary(params, self.vocab_size)
         check_prompt_logprobs(params, len(prompt_token_ids))
         seed = params.seed if params.seed is not None else self._seeds.getrandbits(64)
