@@ -10,7 +10,7 @@ import pytest
 from octavo.core.block_manager import BlockManager
 from octavo.core.clock import VirtualClock
 from octavo.core.engine import Engine
-from octavo.core.lookahead import MAX_ROUNDS
+from octavo.core.lookahead import MAX_MULTI_STEPS
 from octavo.core.prefix_cache import RadixPrefixCache
 from octavo.core.request import Request
 from octavo.core.sampling_params import SamplingParams
@@ -52,9 +52,9 @@ def workload(seed: int) -> list[tuple[int, dict]]:
 
 
 class AllRounds(HashExecutor):
-    """Takes every round that it may, as a fast model does."""
+    """Takes every decode step that it may, as a fast model does."""
 
-    def _num_rounds(self, work) -> int:
+    def _num_multi_steps(self, work) -> int:
         return work.num_sampled
 
 
@@ -156,7 +156,7 @@ def test_so_do_the_hash_model_and_its_simulation(seed):
 
 @pytest.mark.parametrize("seed", range(10))
 def test_also_in_rounds_which_are_production_s_default(seed):
-    config = replace(CONFIG, max_rounds=MAX_ROUNDS)
+    config = replace(CONFIG, max_multi_steps=MAX_MULTI_STEPS)
     arrivals = workload(200 + seed)
     params = SamplingParams(max_tokens=20, ignore_eos=True)
     last = {"request_id": "last", "prompt_token_ids": [1, 2], "params": params, "arrival_time": 0.0}

@@ -371,7 +371,7 @@ class HashExecutor:
         sampled = [state % self._vocab_size] if work.num_sampled else []
         if work.draft is not None:
             return self._verify(tables, work.draft, state, work.end)
-        for position in range(work.end, work.end + self._num_rounds(work) - 1):
+        for position in range(work.end, work.end + self._num_multi_steps(work) - 1):
             state, carried = self._forward(
                 tables, sampled[-1:], position, carried, work.sink_window
             )
@@ -389,8 +389,8 @@ class HashExecutor:
             raise RuntimeError(f"{work.request_id} has a state that is not of its tokens")
         return self._carried[work.states.source] if work.start else 0
 
-    def _num_rounds(self, work: _Work) -> int:
-        """Of those that are allowed now more, now fewer."""
+    def _num_multi_steps(self, work: _Work) -> int:
+        """Return how many of the allowed decode steps to take: varies from item to item."""
         return 1 + self._num_items % work.num_sampled if work.num_sampled else 0
 
     def _verify(self, tables: _Tables, draft: Draft, state: int, base: int) -> list[int]:

@@ -12,7 +12,7 @@ from zlib import crc32
 from octavo.core.batch import Batch, Draft, ScheduledRequest, StepOutput
 from octavo.core.clock import VirtualClock
 from octavo.core.executor import NoModel
-from octavo.core.lookahead import rounds_in_time
+from octavo.core.lookahead import multi_steps_in_time
 from octavo.core.request import Request
 
 
@@ -83,7 +83,7 @@ class SimulatedExecutor:
 
     def submit(self, batch: Batch) -> SimulatedStep:
         self._clock.advance_to(self._clock.now() + self._host_seconds)
-        batch = self._in_rounds(batch)
+        batch = self._with_multi_steps_in_time(batch)
         cost = self._cost(batch)
         start = max(self._clock.now(), self._first_stage_free_at)
         self._first_stage_free_at = start + cost / self._num_stages
@@ -98,13 +98,13 @@ class SimulatedExecutor:
     def close(self) -> None:
         pass
 
-    def _in_rounds(self, batch: Batch) -> Batch:
-        """A batch that takes as many of its rounds as the native kernels would."""
-        if batch.num_rounds == 1:
+    def _with_multi_steps_in_time(self, batch: Batch) -> Batch:
+        """Return the batch with as many decode steps as the native kernels would take."""
+        if batch.num_multi_steps == 1:
             return batch
         single = replace(batch, items=tuple(replace(item, num_sampled=1) for item in batch.items))
-        rounds = rounds_in_time(batch.num_rounds, self._cost(single))
-        return replace(batch, items=tuple(replace(i, num_sampled=rounds) for i in batch.items))
+        steps = multi_steps_in_time(batch.num_multi_steps, self._cost(single))
+        return replace(batch, items=tuple(replace(i, num_sampled=steps) for i in batch.items))
 
     def _tokens(self, item: ScheduledRequest) -> list[int]:
         if item.num_sampled == 1:

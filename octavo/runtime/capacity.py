@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from octavo.core.lookahead import MAX_ROUNDS
+from octavo.core.lookahead import MAX_MULTI_STEPS
 from octavo.models.kv_groups import KVGroups, group_layers
 
 if TYPE_CHECKING:
@@ -97,7 +97,7 @@ class Capacity:
     kv_bytes_per_token: int
     kv_memory_bytes: int  # that the pool may use if nothing else is said
     kv_dtype: str
-    max_rounds: int = 1  # tokens that a lone request may decode in one step
+    max_multi_steps: int = 1  # tokens that a lone request may decode in one step
     ledger: MemoryLedger | None = None
     kv_groups: KVGroups | None = None
     no_sinks: str = ""
@@ -132,7 +132,7 @@ def capacity_of(
         kv_memory_bytes=max(0, kv_memory_bytes),
         kv_memory_most=max(0, kv_memory_most),
         kv_dtype=kv_dtype,
-        max_rounds=MAX_ROUNDS if is_native else 1,
+        max_multi_steps=MAX_MULTI_STEPS if is_native else 1,
         ledger=ledger,
         kv_groups=group_layers(config.kv_layers) if has_window_tables else None,
         no_sinks=_why_no_sinks(config) if has_sinks else _NO_KERNELS_FOR_SINKS,

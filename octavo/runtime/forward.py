@@ -55,9 +55,9 @@ class Blocks(Protocol):
 class ForwardOutput:
     """What a pass over a batch of T tokens and S items leaves, until the next one.
 
-    What was sampled is said of the items that sample, by their place among these: tokens in
-    rounds, or with a draft the one that follows the last known token, and then those that follow
-    each token of the draft.
+    ``sampled`` and the like are per item that samples, by their place among these: the tokens of
+    its decode steps, or with a draft the one that follows the last known token, and then those that
+    follow each token of the draft.
     """
 
     starts: Sequence[int] | np.ndarray  # [S + 1]; the rows of item i are [starts[i], starts[i + 1])

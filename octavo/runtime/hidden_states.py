@@ -68,7 +68,7 @@ def computed_of(
             continue
         sampled = output.token_ids.get(request_id, [])
         if item.draft is None and len(sampled) > 1:
-            computed.append(_last_round(item, int(rows.starts[index]), sampled))
+            computed.append(_last_of_multi_step(item, int(rows.starts[index]), sampled))
         elif sampled or not item.samples:
             first, path = int(rows.starts[index]), paths.get(index, ())
             computed.append(_of_item(item, first, path, sampled))
@@ -84,7 +84,7 @@ def _of_item(
     return Computed(item.request, item.start, at, follows, bool(sampled))
 
 
-def _last_round(item: ScheduledRequest, row: int, sampled: Sequence[int]) -> Computed:
-    """Rounds overwrite each other's states: those of the last are there."""
+def _last_of_multi_step(item: ScheduledRequest, row: int, sampled: Sequence[int]) -> Computed:
+    """Return the states of the last of several steps, each of which overwrites those before."""
     start = item.start + len(sampled) - 1
     return Computed(item.request, start, [row], [sampled[-1]], samples=True)

@@ -18,7 +18,7 @@ import numpy as np
 
 from octavo.base.errors import ConfigError
 from octavo.core.batch import Batch, TokenLogprobs
-from octavo.core.lookahead import MAX_ROUNDS, rounds_in_time
+from octavo.core.lookahead import MAX_MULTI_STEPS, multi_steps_in_time
 from octavo.kernels.cpu import abi
 from octavo.kernels.cpu.program import Program
 from octavo.kernels.fused_ops import CannotFuse
@@ -63,7 +63,7 @@ class NativeForward(InTurn):
         self._table_address = self._tables.array.ctypes.data
         self._table_stride = max_blocks
         self._group_stride = max_num_seqs * max_blocks
-        rows = max(max_tokens, LOGITS_ROWS, MAX_ROUNDS)
+        rows = max(max_tokens, LOGITS_ROWS, MAX_MULTI_STEPS)
         # A step takes and brings a few numbers: without numpy, which costs more than they do when
         # the weights have driven it out of the caches. None of these ever changes its length.
         self._token_ids = _int32s(max_tokens)
@@ -83,7 +83,7 @@ class NativeForward(InTurn):
         self._logits = np.empty((0, program.vocab_size), dtype=np.float32)
         self._probabilities = np.empty((0, program.vocab_size), dtype=np.float32)
         self._probabilities_at = array("Q", bytes(8 * rows))
-        self._round_seconds = math.inf  # of the last decode of a lone stream; so the first is one
+        self._decode_seconds = math.inf  # of the last decode of a lone stream; so the first is one
         self._arguments = self._make_arguments()
 
     def _make_arguments(self) -> abi.Batch:
@@ -133,10 +133,10 @@ class NativeForward(InTurn):
         if num_tokens == batch.num_seqs:  # one token each, so there are no drafts
             most = min(item.num_sampled for item in batch.items)
             if most > 1:
-                return self._run_rounds(batch, most, longest)
+                return self._run_multi_step(batch, most, longest)
         sampling = SampledRows(batch, self._query_start, weighed)
         self._write_sampling(sampling)
-        self._arguments.num_rounds = 1
+        self._arguments.num_multi_steps = 1
         asked = [request.params.logprobs for request in sampling.requests]
         self._arguments.logprobs = self._logprobs.ask(asked)
         self.program.step(self._arguments, longest)
@@ -153,24 +153,24 @@ class NativeForward(InTurn):
             sampling.give_probabilities(rows, self._probabilities)
         return rows
 
-    def _run_rounds(self, batch: Batch, most: int, longest: int) -> ForwardOutput:
-        """Several rounds of requests that decode, in one call: each goes on from its own token."""
+    def _run_multi_step(self, batch: Batch, most: int, longest: int) -> ForwardOutput:
+        """Run several decode steps in one call: each sequence goes on from its own token."""
         requests = [item.request for item in batch.items]
         count = len(requests)
-        rounds = rounds_in_time(min(most, len(self._tokens) // count), self._round_seconds)
+        steps = multi_steps_in_time(min(most, len(self._tokens) // count), self._decode_seconds)
         if any(request.params.has_penalties or request.is_masked for request in requests):
-            rounds = 1  # every token counts, here
+            steps = 1  # every token counts, here
         self._write_sampling(SampledRows(batch, self._query_start))
-        self._arguments.num_rounds = rounds
+        self._arguments.num_multi_steps = steps
         asked = [request.params.logprobs for request in requests]
-        self._arguments.logprobs = self._logprobs.ask(asked * rounds)
+        self._arguments.logprobs = self._logprobs.ask(asked * steps)
         before = self.kernel_seconds
-        self.program.step(self._arguments, longest + rounds - 1)
+        self.program.step(self._arguments, longest + steps - 1)
         # A coarse clock may have stood still.
-        self._round_seconds = max((self.kernel_seconds - before) / rounds, 1e-6)
+        self._decode_seconds = max((self.kernel_seconds - before) / steps, 1e-6)
         rows = ForwardOutput(self._query_start, self._damaged(count))
         for place, num_top in enumerate(asked):
-            taken = self._tokens_of_rounds(place, count, rounds, rows)
+            taken = self._tokens_of_steps(place, count, steps, rows)
             if num_top is not None:
                 rows.logprobs[place] = [
                     self._logprobs.entry(index * count + place, token_id)
@@ -178,12 +178,12 @@ class NativeForward(InTurn):
                 ]
         return rows
 
-    def _tokens_of_rounds(
-        self, place: int, count: int, rounds: int, rows: ForwardOutput
+    def _tokens_of_steps(
+        self, place: int, count: int, steps: int, rows: ForwardOutput
     ) -> list[int]:
-        """Hand out those of one of ``count`` requests. A failure in a later round is for the next
+        """Hand out those of one of ``count`` requests. A failure in a later step is for the next
         step, which meets it in its first."""
-        of_all = slice(place, count * rounds, count)
+        of_all = slice(place, count * steps, count)
         status, token_ids = self._status[of_all].tolist(), self._tokens[of_all].tolist()
         if status[0]:
             rows.reasons[place] = _reasons(status[:1])
@@ -284,7 +284,7 @@ class NativeForward(InTurn):
         self._out_rows[:count] = array("i", rows)
         self._logits_at[:count] = array("Q", range(first, first + count * stride, stride))
         self._arguments.num_out, self._arguments.head_only = count, 1
-        self._arguments.num_rounds = 1
+        self._arguments.num_multi_steps = 1
         self.program.step(self._arguments, 0)
         return self._logits[:count]
 

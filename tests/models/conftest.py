@@ -172,7 +172,7 @@ class NativeDriver:
                 block_size=BLOCK_SIZE,
                 **{name: at.pop(name) for name in of_sequences},
             ),
-            num_rounds=1,
+            num_multi_steps=1,
             num_out=len(rows),
             samples=(abi.Sample * len(rows))(),
             **at,

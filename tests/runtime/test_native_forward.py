@@ -161,15 +161,15 @@ def test_what_the_logits_say_of_tokens_changes_none_of_them(bench, run_all):
     assert answers[0] == answers[1]
 
 
-def test_a_lone_stream_decodes_in_rounds(bench, run_all, alone, monkeypatch):
+def test_a_lone_stream_decodes_several_steps_in_one_call(bench, run_all, alone, monkeypatch):
     """Several tokens of one call, and the same ones."""
-    monkeypatch.setattr(lookahead, "ROUNDS_SECONDS", 3600.0)
-    engine = bench.engine(kernels="native", max_rounds=lookahead.MAX_ROUNDS)
+    monkeypatch.setattr(lookahead, "MULTI_STEP_SECONDS", 3600.0)
+    engine = bench.engine(kernels="native", max_multi_steps=lookahead.MAX_MULTI_STEPS)
     requests = make_requests(bench.config.vocab_size)
     answers, steps = run_all(engine, requests, together=False)
     assert answers == alone
     taken = {len(update.new_token_ids) for step in steps for update in step.updates}
-    assert lookahead.MAX_ROUNDS in taken
+    assert lookahead.MAX_MULTI_STEPS in taken
     most_with_logprobs = 0
     for request in requests:
         mine = [len(u.new_token_ids) for s in steps for u in s.updates if u.request is request]
@@ -177,12 +177,12 @@ def test_a_lone_stream_decodes_in_rounds(bench, run_all, alone, monkeypatch):
             assert max(mine) == 1
         elif request.params.logprobs is not None:
             most_with_logprobs = max(most_with_logprobs, *mine)
-    assert most_with_logprobs == lookahead.MAX_ROUNDS
+    assert most_with_logprobs == lookahead.MAX_MULTI_STEPS
 
 
-def test_several_requests_go_in_rounds_of_one_call(bench, run_all, monkeypatch):
+def test_several_requests_take_several_steps_of_one_call(bench, run_all, monkeypatch):
     """Each goes on from its own token, as it would in steps: the same tokens and logprobs."""
-    monkeypatch.setattr(lookahead, "ROUNDS_SECONDS", 3600.0)
+    monkeypatch.setattr(lookahead, "MULTI_STEP_SECONDS", 3600.0)
     params = [
         SamplingParams(max_tokens=9, temperature=0.0, ignore_eos=True, logprobs=2),
         SamplingParams(max_tokens=9, temperature=0.9, ignore_eos=True),
@@ -212,18 +212,18 @@ def test_several_requests_go_in_rounds_of_one_call(bench, run_all, monkeypatch):
         assert sum((step.logprobs.get(request_id, []) for step in found), []) == logprobs
 
 
-def test_a_round_takes_as_long_as_it_should(bench, run_all, monkeypatch):
+def test_a_multi_step_call_takes_as_long_as_it_should(bench, run_all, monkeypatch):
     """Slow models decode token by token: nobody waits longer than for that."""
-    engine = bench.engine(kernels="native", max_rounds=lookahead.MAX_ROUNDS)
+    engine = bench.engine(kernels="native", max_multi_steps=lookahead.MAX_MULTI_STEPS)
     forward = engine.executor.rank.runner.forward
-    forward._round_seconds = lookahead.ROUNDS_SECONDS
+    forward._decode_seconds = lookahead.MULTI_STEP_SECONDS
     program = forward.program
 
     run_step = program.step
 
     def step_slowly(batch, max_seq_len):
         run_step(batch, max_seq_len)
-        program.seconds += 0.6 * lookahead.ROUNDS_SECONDS * batch.num_rounds
+        program.seconds += 0.6 * lookahead.MULTI_STEP_SECONDS * batch.num_multi_steps
 
     monkeypatch.setattr(program, "step", step_slowly)
     params = SamplingParams(max_tokens=12, ignore_eos=True)
@@ -231,15 +231,15 @@ def test_a_round_takes_as_long_as_it_should(bench, run_all, monkeypatch):
     assert all(len(u.new_token_ids) == 1 for step in steps for u in step.updates)
 
 
-def test_damage_in_a_round_ends_the_request_after_its_good_tokens(bench, run_all, monkeypatch):
-    monkeypatch.setattr(lookahead, "ROUNDS_SECONDS", 3600.0)
-    engine = bench.engine(kernels="native", max_rounds=lookahead.MAX_ROUNDS)
+def test_damage_in_a_later_step_ends_the_request_after_its_good_tokens(bench, run_all, monkeypatch):
+    monkeypatch.setattr(lookahead, "MULTI_STEP_SECONDS", 3600.0)
+    engine = bench.engine(kernels="native", max_multi_steps=lookahead.MAX_MULTI_STEPS)
     params = SamplingParams(max_tokens=30, ignore_eos=True)
     (good,) = run_all(engine, [Request("r", [5, 6, 7], params, 0.0, seed=1)])[0].values()
 
-    engine = bench.engine(kernels="native", max_rounds=lookahead.MAX_ROUNDS)
+    engine = bench.engine(kernels="native", max_multi_steps=lookahead.MAX_MULTI_STEPS)
     program = engine.executor.rank.runner.forward.program
-    position = 3 + 1 + 4  # in the middle of the first call of several rounds
+    position = 3 + 1 + 4  # in the middle of the first call of several steps
     program._extend_tables(100)
     arguments, rope = program._tables[0]
     table = rope.make(100)
