@@ -26,7 +26,14 @@ from octavo.core.scheduler import Scheduler, SchedulerConfig
 if TYPE_CHECKING:
     import numpy as np
 
-    from octavo.runtime.forward import Blocks, Forward, ForwardOutput, Logits, Observed, PendingRows
+    from octavo.runtime.forward import (
+        Forward,
+        ForwardOutput,
+        KVBlocks,
+        Logits,
+        ObservedRunner,
+        PendingForward,
+    )
 
 # Says whether a fault happens this time.
 Trigger = Callable[[], bool]
@@ -155,7 +162,7 @@ class FaultyForward:
         self._damages = damages
 
     @property
-    def kv_cache(self) -> Blocks:
+    def kv_cache(self) -> KVBlocks:
         return self._forward.kv_cache
 
     @property
@@ -169,7 +176,7 @@ class FaultyForward:
     def feeds(self, request: Request) -> bool:
         return self._forward.feeds(request)
 
-    def submit(self, batch: Batch, weighed: Collection[str] = ()) -> PendingRows:
+    def submit(self, batch: Batch, weighed: Collection[str] = ()) -> PendingForward:
         return _FaultyRows(self._forward.submit(batch, weighed), self._damages)
 
     def run(self, batch: Batch, weighed: Collection[str] = ()) -> ForwardOutput:
@@ -184,13 +191,13 @@ class FaultyForward:
     def hidden_states(self, depth: int) -> np.ndarray:
         return self._forward.hidden_states(depth)
 
-    def probe(self, runner: Observed) -> Probe:
+    def probe(self, runner: ObservedRunner) -> Probe:
         return self._forward.probe(runner)
 
 
 @dataclass(frozen=True, slots=True)
 class _FaultyRows:
-    pending: PendingRows
+    pending: PendingForward
     damages: Trigger
 
     def result(self) -> ForwardOutput:

@@ -1,6 +1,6 @@
 """Other rules than the exact one, by which drafted tokens are accepted.
 
-:class:`Typical` accepts what is likely enough, which changes what a model says; :class:`Synthetic`
+:class:`TypicalAcceptance` accepts what is likely enough, which changes what a model says; :class:`SyntheticAcceptance`
 asks no model. Neither looks at anything but a request's own rows and its own random numbers: so the
 same drafts give the same answer, whatever else runs.
 """
@@ -17,7 +17,7 @@ from octavo.core.batch import Batch, Draft
 from octavo.core.request import Request
 from octavo.runtime.random import uniform
 from octavo.runtime.sampling_row import is_greedy
-from octavo.runtime.verification import Exact, SampledDraft, Verified
+from octavo.runtime.verification import ExactAcceptance, SampledDraft, Verified
 
 # A stream of random numbers, apart from the one that a request samples with.
 _SYNTHETIC = 2 << 16
@@ -41,7 +41,7 @@ def _coin(request: Request, depth: int) -> float:
     return uniform(request.seed, request.sample_index, place, _SYNTHETIC)
 
 
-class Typical:
+class TypicalAcceptance:
     """Accepts a token whose probability is above a threshold, that is lower where the entropy H of
     the distribution is higher: min(0.09, 0.3 exp(-H)). Of all paths so accepted the longest counts.
 
@@ -51,7 +51,7 @@ class Typical:
     """
 
     def __init__(self) -> None:
-        self._exact = Exact()
+        self._exact = ExactAcceptance()
 
     def weighs(self, batch: Batch) -> Collection[str]:
         return frozenset(
@@ -84,7 +84,7 @@ def typical_threshold(probabilities: np.ndarray) -> float:
     return min(TYPICAL_THRESHOLD, TYPICAL_SCALE * float(np.exp(-entropy)))
 
 
-class Synthetic:
+class SyntheticAcceptance:
     """Accepts at random, whatever the model says: for load tests, and to simulate them.
 
     Args:

@@ -35,7 +35,7 @@ from octavo.kernels.fused_ops import CannotFuse
 from octavo.models.config import ModelConfig
 from octavo.runtime.capacity import RankLimits, RankSpec, kv_dtype_of
 from octavo.runtime.forward import Forward
-from octavo.runtime.memory_ledger import Line, scratch_line
+from octavo.runtime.memory_ledger import MemoryLine, scratch_line
 from octavo.runtime.native_forward import NativeForward
 from octavo.runtime.native_kv_cache import create_native_cache
 from octavo.runtime.op_program import NativeModel, plan_step
@@ -63,7 +63,7 @@ class Backend(Protocol):
         """Its threads, if they are our own."""
         ...
 
-    def planned_memory(self) -> Sequence[Line]:
+    def planned_memory(self) -> Sequence[MemoryLine]:
         """What it will allocate beside weights, keys and values, for steps of the size that its
         ``RankSpec`` names: on a GPU all of it; on a CPU, where half of what is free stays free,
         what such steps need beside their activations."""
@@ -252,8 +252,8 @@ class NativeBackend:
         """The model, and what runs it, for heads that go on from its hidden states."""
         return self._model, self._library, self.pool
 
-    def planned_memory(self) -> Sequence[Line]:
-        lines = [Line("weights of latent attention", self._model.latent_bytes, "counted")]
+    def planned_memory(self) -> Sequence[MemoryLine]:
+        lines = [MemoryLine("weights of latent attention", self._model.latent_bytes, "counted")]
         experts, tokens = self._model_config.experts, self._spec.max_num_batched_tokens
         if experts is not None:
             sizes = self._model_config.hidden_size, experts.inner, experts.routing.top_k

@@ -30,23 +30,23 @@ from octavo.models.loader import weights_bytes
 from octavo.models.registry import CausalLM
 from octavo.quantization.base import Weight
 from octavo.runtime.capacity import RankLimits, RankSpec, kv_dtype_of
-from octavo.runtime.cuda_components import DeviceComponents, kit_of
+from octavo.runtime.cuda_components import DeviceComponents, components_of
 from octavo.runtime.cuda_forward import CudaForward, num_logits_rows
 from octavo.runtime.cuda_graphs import graph_sizes
 from octavo.runtime.device_memory import (
-    NOWHERE,
+    META_DEVICE,
     CountedMemory,
-    StreamNowhere,
+    MetaStream,
     device_memory,
-    out_of_memory_told,
+    explain_out_of_memory,
 )
-from octavo.runtime.forward import Observed
+from octavo.runtime.forward import ObservedRunner
 from octavo.runtime.kv_cache import KVCache, create_kv_cache
 from octavo.runtime.memory_ledger import (
     STEP,
     WEIGHTS,
-    Line,
     MemoryLedger,
+    MemoryLine,
     activations_line,
     check_weights,
     gib,
@@ -88,14 +88,14 @@ class FusedBackend:
         kit: DeviceComponents | None = None,
     ):
         self._spec, self._model_config = spec, model_config
-        self._kit = kit or kit_of(spec)
+        self._kit = kit or components_of(spec)
         self._plan, weights = plan_step(model)
         if reason := self._kit.why_not(self._plan.phases):
             raise CannotFuse(reason)
-        self._weights = PackedOnce(self._plan, weights, self._kit)
+        self._weights = PackedDeviceWeights(self._plan, weights, self._kit)
         if spec.device != "cpu":
             check_weights(device_memory(spec.device), weights_bytes(model))
-        with out_of_memory_told(WEIGHTS, self._ledger):
+        with explain_out_of_memory(WEIGHTS, self._ledger):
             self._weights.pack_all(progress)
         self._tell_activations()
         self.weights_bytes = self._weights.num_bytes
@@ -137,7 +137,7 @@ class FusedBackend:
         CannotFuse if one does not run.
         """
         try:
-            with out_of_memory_told(STEP, self._ledger):
+            with explain_out_of_memory(STEP, self._ledger):
                 forward = self._made_forward(self._planned_limits())
                 self._kit.compile_ahead(forward.warm_up)
                 forward.warm_up()
@@ -146,17 +146,17 @@ class FusedBackend:
         except Exception as error:  # of Triton, of a compiler, of the driver: of many types
             raise CannotFuse(f"a kernel does not run on this GPU: {_in_a_line(error)}") from error
 
-    def planned_memory(self) -> Sequence[Line]:
+    def planned_memory(self) -> Sequence[MemoryLine]:
         """What is allocated at the start: counted by making all of it where there is no memory."""
         spec, limits = self._spec, self._planned_limits()
-        kv_cache = self._create_kv_cache(limits, NOWHERE)
+        kv_cache = self._create_kv_cache(limits, META_DEVICE)
         with CountedMemory() as counted:
-            ops = self._create_ops(kv_cache, limits, NOWHERE)
+            ops = self._create_ops(kv_cache, limits, META_DEVICE)
             scratch = counted.take()
-            program = self._create_program(ops, kv_cache, limits, NOWHERE)
+            program = self._create_program(ops, kv_cache, limits, META_DEVICE)
             activations = counted.take()
-            sampler = self._create_sampler(limits, NOWHERE)
-            self._create_forward(program, kv_cache, sampler, StreamNowhere(), limits)
+            sampler = self._create_sampler(limits, META_DEVICE)
+            self._create_forward(program, kv_cache, sampler, MetaStream(), limits)
             tokens = counted.take()
         lines = activations_line(activations), tokens_line(tokens), scratch_line(scratch)
         if spec.enforce_eager:
@@ -211,7 +211,7 @@ class FusedBackend:
             kept=kept,
         )
 
-    def _create_probe(self, runner: Observed, kv_cache: KVCache) -> FusedProbe:
+    def _create_probe(self, runner: ObservedRunner, kv_cache: KVCache) -> FusedProbe:
         weights = [
             (isinstance(phase, FusedHead), self._weights(together), share_of(phase))
             for phase in self._plan.phases
@@ -266,7 +266,7 @@ def _in_a_line(error: Exception) -> str:
     return f"{name}: {said[:300]}" if said else name
 
 
-class PackedOnce:
+class PackedDeviceWeights:
     """The weights of a plan on a device. Those that are multiplied with together are one matrix;
     one that is asked for again is there already."""
 

@@ -75,7 +75,7 @@ class DeviceComponents(Protocol):
         ...
 
 
-def kit_of(spec: RankSpec) -> DeviceComponents:
+def components_of(spec: RankSpec) -> DeviceComponents:
     """That of a device. On the CPU a token's bits are the same in any company, and activations are
     not rounded to 8 bits, whatever a checkpoint was made for."""
     device, dtype = torch.device(spec.device), getattr(torch, spec.dtype)

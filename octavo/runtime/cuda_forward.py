@@ -40,8 +40,8 @@ from octavo.runtime import cuda_warmup
 from octavo.runtime.capacity import RankLimits
 from octavo.runtime.cuda_graphs import DecodeGraphs
 from octavo.runtime.cuda_inputs import DeviceInputs, StepShape, StepViews
-from octavo.runtime.cuda_sampling import REASONS, JudgedRows, SamplingArrays, needs_host
-from octavo.runtime.forward import ForwardOutput, Observed, SampledRows
+from octavo.runtime.cuda_sampling import REASONS, LogprobRows, SamplingArrays, needs_host
+from octavo.runtime.forward import ForwardOutput, ObservedRunner, SampledRows
 from octavo.runtime.kv_cache import KVCache
 from octavo.runtime.prompt_logits import LOGITS_ROWS
 from octavo.runtime.sampler import compute_logprobs, probabilities
@@ -107,7 +107,7 @@ class CudaForward:
         sampler: DeviceSampler,
         stream: Stream,
         limits: RankLimits,
-        make_probe: Callable[[Observed], Probe],
+        make_probe: Callable[[ObservedRunner], Probe],
         *,
         captures: bool = True,
         runs_ahead: bool = True,
@@ -116,7 +116,7 @@ class CudaForward:
     ):
         self.program = program
         self.depth = _NUM_LANES if runs_ahead else 1
-        self.kv_cache = QueuedBlocks(kv_cache, stream)
+        self.kv_cache = StreamOrderedBlocks(kv_cache, stream)
         self.kernel_seconds = 0.0
         self._stream, self._sampler, self._limits = stream, sampler, limits
         self._make_probe, self._kept = make_probe, kept
@@ -153,11 +153,13 @@ class CudaForward:
 
     def warm_up(self) -> None:
         """Have all kernels compiled, by steps of nobody (``cuda_warmup.py``), and wait for it."""
-        for shape in cuda_warmup.shapes(self._limits, len(self._records)):
+        for shape in cuda_warmup.warm_up_shapes(self._limits, len(self._records)):
             views, rows = self._inputs.views(shape), slice(0, shape.num_rows)
-            asked = cuda_warmup.everything(shape.num_rows, self.program.vocab_size)
+            asked = cuda_warmup.warm_up_sampling(shape.num_rows, self.program.vocab_size)
             self._stage_nothing(shape)
-            self._stream.launch(self._as_launched(views, [_Part(rows, *each) for each in asked]))
+            self._stream.launch(
+                self._as_launched(views, [_SampledPart(rows, *each) for each in asked])
+            )
         self.kv_cache.copy_blocks([(0, 0)])
         self._stream.mark().wait()
 
@@ -197,7 +199,7 @@ class CudaForward:
             beside=self,
         )
 
-    def probe(self, runner: Observed) -> Probe:
+    def probe(self, runner: ObservedRunner) -> Probe:
         return self._make_probe(runner)
 
     def run(self, batch: Batch, weighed: Collection[str] = ()) -> ForwardOutput:
@@ -246,18 +248,18 @@ class CudaForward:
 
     def _describe(
         self, batch: Batch, requests: Sequence[Request | DraftedRow]
-    ) -> tuple[list[_Part], np.ndarray]:
+    ) -> tuple[list[_SampledPart], np.ndarray]:
         """How rows become tokens: what they ask for, and their records, int32 [R, words]."""
         positions = _positions(batch)
         records = np.empty((len(requests), RECORD_WORDS), np.int32)
-        parts: list[_Part] = []
+        parts: list[_SampledPart] = []
         for first in range(0, len(requests), len(self._records)):
             rows = slice(first, first + len(self._records))
             own, arrays = requests[rows], self._arrays
             asked = arrays.write(own, positions[rows])
             records[rows] = self._records[: len(own)].numpy()
             parts.append(
-                _Part(
+                _SampledPart(
                     slice(first, first + len(own)),
                     asked,
                     arrays.masks,
@@ -269,7 +271,7 @@ class CudaForward:
 
     # -- what the device does ----------------------------------------------------------------
 
-    def _as_launched(self, views: StepViews, parts: Iterable[_Part]) -> Work:
+    def _as_launched(self, views: StepViews, parts: Iterable[_SampledPart]) -> Work:
         """A step, kernel by kernel."""
 
         def work() -> None:
@@ -280,7 +282,7 @@ class CudaForward:
 
         return work
 
-    def _as_replayed(self, replay: Work, views: StepViews, parts: Iterable[_Part]) -> Work:
+    def _as_replayed(self, replay: Work, views: StepViews, parts: Iterable[_SampledPart]) -> Work:
         """A step by its graph, and by what its rows ask beyond that."""
 
         def work() -> None:
@@ -294,7 +296,7 @@ class CudaForward:
     def _decode(self, size: int) -> Work:
         """A decode step of a size, whatever is in its inputs by then."""
         views = self._inputs.views(StepShape.decode(size))
-        return self._as_launched(views, [_Part(slice(0, size), _CAPTURED)])
+        return self._as_launched(views, [_SampledPart(slice(0, size), _CAPTURED)])
 
     def _stage_nothing(self, shape: StepShape) -> None:
         """Queue the inputs of a step of nobody."""
@@ -311,7 +313,7 @@ class CudaForward:
     def _find_logits(self, views: StepViews, rows: slice) -> None:
         self.program.logits(views.rows[rows], self._logits[: rows.stop - rows.start])
 
-    def _choose(self, views: StepViews, part: _Part) -> None:
+    def _choose(self, views: StepViews, part: _SampledPart) -> None:
         rows = part.rows
         masks, starts, edits = (
             each if each is None else each.to(self._stream.device, non_blocking=True)
@@ -376,7 +378,7 @@ class CudaForward:
         damaged = lane.damaged[: step.starts[-1]].numpy().nonzero()[0].tolist()
         rows = ForwardOutput(step.starts, damaged)
         token_ids, status = lane.sampled.answers[:, :count].tolist()
-        judged = JudgedRows(lane.sampled.judged.numpy(), self.program.vocab_size)
+        judged = LogprobRows(lane.sampled.judged.numpy(), self.program.vocab_size)
         sampling.give(
             rows,
             token_ids,
@@ -406,7 +408,7 @@ class LaunchedStep:
         return self.forward.rows_of(self)
 
 
-class QueuedBlocks:
+class StreamOrderedBlocks:
     """Memory behind block ids, which is written to when its turn comes."""
 
     def __init__(self, cache: KVCache, stream: Stream):
@@ -451,7 +453,7 @@ class StepBuffer:
 
 
 @dataclass(frozen=True, slots=True)
-class _Part:
+class _SampledPart:
     """Rows that become tokens together, and what they need for it, on the host."""
 
     rows: slice

@@ -24,7 +24,7 @@ from octavo.core.batch import Batch
 from octavo.runtime.memory_ledger import gib
 
 if TYPE_CHECKING:
-    from octavo.runtime.streams import Graph, Stream, Work
+    from octavo.runtime.streams import CapturedGraph, Stream, Work
 
 MAX_SIZE = 256
 _STEP = 16
@@ -65,7 +65,7 @@ class DecodeGraphs:
         self._step_of, self._reset, self._idle = step_of, reset, idle
         self._missing = graph_sizes(max_num_seqs)
         self._sizes: list[int] = []  # that are captured, ascending
-        self._graphs: dict[int, Graph] = {}
+        self._graphs: dict[int, CapturedGraph] = {}
 
     @property
     def bytes_by_size(self) -> dict[int, int]:

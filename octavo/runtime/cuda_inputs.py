@@ -142,7 +142,7 @@ class DeviceInputs:
             EngineError: a draft is a tree.
         """
         self.seats.forget((*batch.finished_ids, *batch.preempted_ids))
-        lists = _Lists.of(batch, self.seats, self._block_size)
+        lists = _StepLists.of(batch, self.seats, self._block_size)
         shape = padded or StepShape(
             len(lists.token_ids), len(lists.seats), len(rows), lists.max_query
         )
@@ -272,7 +272,7 @@ class _DeviceSlot:
         self.num_settled = 0  # entries that stay as they are
 
 
-class _Lists(NamedTuple):
+class _StepLists(NamedTuple):
     """A batch as lists, laid end to end: entries of tensors are slow to set one by one."""
 
     token_ids: list[int]
@@ -285,7 +285,7 @@ class _Lists(NamedTuple):
     max_query: int
 
     @classmethod
-    def of(cls, batch: Batch, seats: DeviceSlots, block_size: int) -> _Lists:
+    def of(cls, batch: Batch, seats: DeviceSlots, block_size: int) -> _StepLists:
         lists = cls([], [], [], [0], [], [], [], _power_of_two(batch))
         token_ids, positions, slots, starts, lengths, own_seats, row_seats, _ = lists
         slots += (_slots(batch, group, block_size) for group in range(seats.num_groups))

@@ -70,14 +70,16 @@ class SamplingArrays:
         self._words = records.numpy()
         self._bytes = self._words.data.cast("B")
         self._vocab_size, self._host_buffer = vocab_size, host_buffer
-        self._known: dict[int, _Known] = {}  # by the identity of requests, those of the last step
+        self._known: dict[
+            int, _RequestSampling
+        ] = {}  # by the identity of requests, those of the last step
 
     def write(self, rows: Sequence[Row], positions: Sequence[int]) -> Asked:
         """Describe rows in the first records, and in as many masks and edits as they need.
 
         ``positions`` are those of the tokens to be sampled, among the generated ones.
         """
-        known, kept = self._known, dict[int, _Known]()
+        known, kept = self._known, dict[int, _RequestSampling]()
         records, size = self._bytes, RECORD.size
         end, num_top = 0, -1
         cuts = edits = typical = False
@@ -86,7 +88,7 @@ class SamplingArrays:
             key = id(owner)
             entry = kept.get(key)
             if entry is None:
-                entry = kept[key] = known.get(key) or _Known(owner)
+                entry = kept[key] = known.get(key) or _RequestSampling(owner)
             records[end : end + size] = entry.record
             end += size
             cuts |= entry.has_cuts
@@ -135,12 +137,12 @@ class SamplingArrays:
         if not entry.has_edits:
             return _NO_EDITS
         if entry.edits is None or entry.edits.num_followed > owner.num_output_tokens:
-            entry.edits = Edits(owner.params, owner.prompt_token_ids, self._vocab_size)
+            entry.edits = LogitEdits(owner.params, owner.prompt_token_ids, self._vocab_size)
         entry.edits.follow(owner)
         return entry.edits.after(row.drafted if isinstance(row, DraftedRow) else ())
 
 
-class _Known:
+class _RequestSampling:
     """What is the same in all steps of a request, and how far its tokens have been counted."""
 
     __slots__ = ("edits", "has_cuts", "has_edits", "has_typical", "num_top", "owner", "record")
@@ -154,7 +156,7 @@ class _Known:
         self.has_cuts = self.has_typical or (draws and (params.top_k > 0 or params.top_p < 1))
         self.has_edits = bool(params.logit_bias) or params.has_penalties
         self.num_top = -1 if params.logprobs is None else params.logprobs
-        self.edits: Edits | None = None
+        self.edits: LogitEdits | None = None
 
 
 def _record(params: SamplingParams, seed: int, sample_index: int) -> bytes:
@@ -180,7 +182,7 @@ def _record(params: SamplingParams, seed: int, sample_index: int) -> bytes:
 _NO_EDITS = np.zeros((3, 0), np.int32)
 
 
-class Edits:
+class LogitEdits:
     """The tokens of one request whose logits change, as columns of ``SamplingTensors.edits``.
 
     Tokens are counted as they come, so that a step costs what is new, and the copy of the columns:
@@ -230,7 +232,7 @@ class Edits:
 
 
 @dataclass(frozen=True, slots=True)
-class JudgedRows:
+class LogprobRows:
     """What was found of the rows of a step, on the host."""
 
     words: np.ndarray  # int32 [R, JUDGED_WORDS]

@@ -24,7 +24,7 @@ from octavo.runtime.cuda_inputs import StepShape, aligned
 _MANY_TOKENS = 2 * FEW_CODED_ROWS
 
 
-def shapes(limits: RankLimits, max_rows: int) -> Iterator[StepShape]:
+def warm_up_shapes(limits: RankLimits, max_rows: int) -> Iterator[StepShape]:
     """Steps of single tokens, and of prompts, of each number of tokens at which kernels change:
     powers of two, and one less if it is few; and the largest, by which libraries take what memory
     they need.
@@ -45,7 +45,7 @@ def shapes(limits: RankLimits, max_rows: int) -> Iterator[StepShape]:
             )
 
 
-def everything(
+def warm_up_sampling(
     num_rows: int, vocab_size: int
 ) -> Iterator[tuple[Asked, Tensor | None, Tensor, Tensor]]:
     """All that rows may ask of a sampler, without masks and with them: with the masks, and with

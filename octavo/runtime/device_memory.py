@@ -18,7 +18,7 @@ from octavo.core.executor import StepHandle
 from octavo.runtime.memory_ledger import STEP, MemoryLedger, MemoryUse
 from octavo.runtime.streams import HostStream
 
-NOWHERE = torch.device("meta")
+META_DEVICE = torch.device("meta")
 """Tensors here have a shape, and no memory."""
 
 
@@ -57,20 +57,20 @@ class CountedMemory(TorchDispatchMode):
     ) -> Any:
         made = function(*args, **(kwargs or {}))
         for tensor in tree_leaves(made):
-            if isinstance(tensor, Tensor) and tensor.device == NOWHERE:
+            if isinstance(tensor, Tensor) and tensor.device == META_DEVICE:
                 storage = tensor.untyped_storage()
                 self._seen.setdefault(storage._cdata, storage)
         return made
 
 
-class StreamNowhere(HostStream):
+class MetaStream(HostStream):
     """For what is made to be counted, and never run."""
 
-    device = NOWHERE
+    device = META_DEVICE
 
 
 @contextmanager
-def out_of_memory_told(name: str, ledger: Callable[[], MemoryLedger]) -> Iterator[None]:
+def explain_out_of_memory(name: str, ledger: Callable[[], MemoryLedger]) -> Iterator[None]:
     """Has a GPU without memory for ``name``, a line, answer with a ConfigError by its ledger."""
     try:
         yield
@@ -92,17 +92,17 @@ def _is_out_of_memory(error: RuntimeError) -> bool:
     )
 
 
-def submit_told(
+def submit_explaining_memory(
     submit: Callable[[Batch], StepHandle], batch: Batch, ledger: MemoryLedger
 ) -> StepHandle:
     """A step under way, whose lack of memory is told likewise, then or when its result is asked
     for: the requests of a step that raised are run again, fewer at a time."""
-    with out_of_memory_told(STEP, lambda: ledger):
-        return _ToldStep(submit(batch), ledger)
+    with explain_out_of_memory(STEP, lambda: ledger):
+        return _ExplainingStep(submit(batch), ledger)
 
 
 @dataclass(frozen=True, slots=True)
-class _ToldStep:
+class _ExplainingStep:
     step: StepHandle
     ledger: MemoryLedger
 
@@ -111,5 +111,5 @@ class _ToldStep:
         return self.step.ready_at
 
     def result(self) -> StepOutput:
-        with out_of_memory_told(STEP, lambda: self.ledger):
+        with explain_out_of_memory(STEP, lambda: self.ledger):
             return self.step.result()

@@ -26,7 +26,7 @@ class LayerCaches(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class GroupOfStep:
+class GroupInputs:
     """What layers with the same block tables need to know of a step."""
 
     slots: Tensor  # int64 [T], where each token's keys and values go
@@ -42,7 +42,7 @@ class PagedAttention:
 
     ops: Ops
     kv_cache: LayerCaches
-    groups: Sequence[GroupOfStep]
+    groups: Sequence[GroupInputs]
     group_of: Sequence[int]
 
     @property
@@ -117,7 +117,7 @@ class EagerAttention:
         max_seq_len = int(inputs.seq_lens.max())
         parents = None if inputs.parents is None else self._to_device(inputs.parents)
         groups = [
-            GroupOfStep(
+            GroupInputs(
                 self._to_device(slots),
                 self._ops.plan_attention(
                     self._to_device(tables),

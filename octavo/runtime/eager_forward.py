@@ -19,7 +19,7 @@ from octavo.models.kv_groups import KVGroups, one_table
 from octavo.models.registry import CausalLM
 from octavo.runtime.eager_attention import EagerAttention, PagedAttention
 from octavo.runtime.eager_states import EagerStates
-from octavo.runtime.forward import ForwardOutput, InTurn, Observed, SampledRows
+from octavo.runtime.forward import ForwardOutput, InTurn, ObservedRunner, SampledRows
 from octavo.runtime.input_batch import InputBatch, StepInputs, blocks_of_row
 from octavo.runtime.kv_cache import KVCache
 from octavo.runtime.sampler import compute_logprobs, probabilities, sample
@@ -137,7 +137,7 @@ class EagerForward(InTurn):
     def logprobs(self, rows: range, token_ids: Sequence[int], num_top: int) -> list[TokenLogprobs]:
         return compute_logprobs(self.logits(rows), token_ids, num_top)
 
-    def probe(self, runner: Observed) -> Probe:
+    def probe(self, runner: ObservedRunner) -> Probe:
         return TorchProbe(
             runner, self.model, self.kv_cache, self._device, getattr(torch, self._ops.dtype)
         )

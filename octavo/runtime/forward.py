@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 Logits: TypeAlias = "np.ndarray | Tensor"
 
 
-class Blocks(Protocol):
+class KVBlocks(Protocol):
     """The memory behind the block ids."""
 
     @property
@@ -133,7 +133,7 @@ class SampledRows:
             begin = end
 
 
-class PendingRows(Protocol):
+class PendingForward(Protocol):
     """A pass that was begun."""
 
     def result(self) -> ForwardOutput:
@@ -151,7 +151,7 @@ class FinishedRows:
         return self.rows
 
 
-class Observed(Protocol):
+class ObservedRunner(Protocol):
     """Who keeps the observer of logits that a probe attaches: the runner."""
 
     logits_observer: LogitsObserver | None
@@ -179,7 +179,7 @@ class Forward(Protocol):
     """A model's pass over a batch, on one device, with the KV cache that it reads and writes."""
 
     @property
-    def kv_cache(self) -> Blocks: ...
+    def kv_cache(self) -> KVBlocks: ...
 
     @property
     def depth(self) -> int:
@@ -201,7 +201,7 @@ class Forward(Protocol):
         same KV cache. ConfigError if the model cannot be ended there."""
         ...
 
-    def submit(self, batch: Batch, weighed: Collection[str] = ()) -> PendingRows:
+    def submit(self, batch: Batch, weighed: Collection[str] = ()) -> PendingForward:
         """Begin to compute a batch. All that is read of it is read before this returns.
 
         ``weighed``: the ids of requests whose rows are asked for probabilities too. None of them is
@@ -226,4 +226,4 @@ class Forward(Protocol):
         made to keep them (``hidden_states.py``). Valid until the next run."""
         ...
 
-    def probe(self, runner: Observed) -> Probe: ...
+    def probe(self, runner: ObservedRunner) -> Probe: ...

@@ -23,7 +23,7 @@ States = Callable[[int], np.ndarray]
 
 
 @dataclass(frozen=True, slots=True)
-class Computed:
+class ComputedTokens:
     """What a step has computed of a request.
 
     Args:
@@ -48,20 +48,20 @@ class Computed:
 class StepFollower(Protocol):
     """Sees every step after it has been run, and before anything else is."""
 
-    def follow(self, batch: Batch, computed: Sequence[Computed], states: States) -> None:
+    def follow(self, batch: Batch, computed: Sequence[ComputedTokens], states: States) -> None:
         """``computed`` has every request of the batch that goes on. It must not raise."""
         ...
 
 
-def computed_of(
+def computed_tokens(
     batch: Batch, rows: ForwardOutput, output: StepOutput, paths: Mapping[int, Sequence[int]]
-) -> list[Computed]:
+) -> list[ComputedTokens]:
     """What a step has left of its batch.
 
     Args:
         paths: by the index of an item, the drafted tokens that were right.
     """
-    computed: list[Computed] = []
+    computed: list[ComputedTokens] = []
     for index, item in enumerate(batch.items):
         request_id = item.request.request_id
         if request_id in output.errors:
@@ -77,14 +77,14 @@ def computed_of(
 
 def _of_item(
     item: ScheduledRequest, first: int, path: Sequence[int], sampled: Sequence[int]
-) -> Computed:
+) -> ComputedTokens:
     known, count = item.request.token_ids, item.end - item.start
     at = [*range(first, first + count), *(first + count + index for index in path)]
     follows = [*known[item.start + 1 : item.end], *(sampled or known[item.end : item.end + 1])]
-    return Computed(item.request, item.start, at, follows, bool(sampled))
+    return ComputedTokens(item.request, item.start, at, follows, bool(sampled))
 
 
-def _last_of_multi_step(item: ScheduledRequest, row: int, sampled: Sequence[int]) -> Computed:
+def _last_of_multi_step(item: ScheduledRequest, row: int, sampled: Sequence[int]) -> ComputedTokens:
     """Return the states of the last of several steps, each of which overwrites those before."""
     start = item.start + len(sampled) - 1
-    return Computed(item.request, start, [row], [sampled[-1]], samples=True)
+    return ComputedTokens(item.request, start, [row], [sampled[-1]], samples=True)

@@ -15,7 +15,7 @@ from octavo.kernels.cpu.layout import NIBBLE_TYPES
 from octavo.kernels.kv_stores import Codec, KVStore, codecs_of, padded_codec
 from octavo.models.kv_groups import KVGroups, one_table
 from octavo.runtime.capacity import RankLimits
-from octavo.runtime.lazy_zeros import untouched_zeros
+from octavo.runtime.lazy_zeros import lazy_zeros
 
 if TYPE_CHECKING:
     from octavo.models.config import KVSpec
@@ -193,5 +193,5 @@ def create_kv_cache(
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     if device.type != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device)
-    data = untouched_zeros(math.prod(shape) * dtype.itemsize)
+    data = lazy_zeros(math.prod(shape) * dtype.itemsize)
     return torch.from_numpy(data).view(dtype).view(shape)

@@ -7,7 +7,7 @@ import numpy as np
 _LINE_BYTES = 64
 
 
-def untouched_zeros(num_bytes: int) -> np.ndarray:
+def lazy_zeros(num_bytes: int) -> np.ndarray:
     """Zeros (uint8, from the beginning of a cache line) that cost memory where they are written.
 
     numpy asks the system for pages that are zero already and that exist from their first use, where

@@ -18,7 +18,7 @@ from octavo.base.errors import ConfigError
 
 GIB = 1 << 30
 
-Known = Literal["counted", "measured", "estimated"]
+LineSource = Literal["counted", "measured", "estimated"]
 
 # Names of the lines that more than one module speaks of.
 WEIGHTS = "weights"
@@ -43,12 +43,12 @@ _REMEDIES = {
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class MemoryLine:
     """One use of memory. ``remedy`` is what makes it smaller, where a setting does."""
 
     name: str
     num_bytes: int
-    known: Known
+    known: LineSource
     remedy: str = ""
 
 
@@ -69,7 +69,7 @@ class MemoryLedger:
 
     total_bytes: int
     utilization: float
-    lines: tuple[Line, ...]
+    lines: tuple[MemoryLine, ...]
 
     @property
     def usable_bytes(self) -> int:
@@ -87,7 +87,7 @@ class MemoryLedger:
 
     def with_pool(self, num_bytes: int) -> MemoryLedger:
         """With a KV pool of so many bytes."""
-        pool = Line(KV, num_bytes, "counted", _REMEDIES[KV])
+        pool = MemoryLine(KV, num_bytes, "counted", _REMEDIES[KV])
         return replace(self, lines=(*self.lines, pool))
 
     def check_first_block(self, num_bytes: int) -> None:
@@ -150,7 +150,7 @@ class MemoryLedger:
 
 
 def open_ledger(
-    use: MemoryUse, utilization: float, weights_bytes: int, planned: Iterable[Line]
+    use: MemoryUse, utilization: float, weights_bytes: int, planned: Iterable[MemoryLine]
 ) -> MemoryLedger:
     """The ledger of a GPU that has a model's weights and nothing else of it.
 
@@ -159,9 +159,9 @@ def open_ledger(
     """
     others = use.total - use.free - use.own
     lines = (
-        Line(WEIGHTS, weights_bytes, "counted", _REMEDIES[WEIGHTS]),
-        Line("other tensors, such as a draft's", max(0, use.own - weights_bytes), "measured"),
-        Line(
+        MemoryLine(WEIGHTS, weights_bytes, "counted", _REMEDIES[WEIGHTS]),
+        MemoryLine("other tensors, such as a draft's", max(0, use.own - weights_bytes), "measured"),
+        MemoryLine(
             "the CUDA context, and other programs",
             max(0, others),
             "measured",
@@ -180,16 +180,16 @@ def check_weights(use: MemoryUse, num_bytes: int) -> None:
         )
 
 
-def activations_line(num_bytes: int, known: Known = "counted") -> Line:
+def activations_line(num_bytes: int, known: LineSource = "counted") -> MemoryLine:
     """Of the values of the largest step."""
-    return Line(
+    return MemoryLine(
         "activations of the largest step", num_bytes, known, "a smaller --max-num-batched-tokens"
     )
 
 
-def tokens_line(num_bytes: int, known: Known = "counted") -> Line:
+def tokens_line(num_bytes: int, known: LineSource = "counted") -> MemoryLine:
     """Of what a step is told, of its logits, and of what becomes of them."""
-    return Line("inputs, logits and tokens", num_bytes, known, "a smaller --max-num-seqs")
+    return MemoryLine("inputs, logits and tokens", num_bytes, known, "a smaller --max-num-seqs")
 
 
 def logits_bytes(max_num_seqs: int, vocab_size: int) -> int:
@@ -197,14 +197,14 @@ def logits_bytes(max_num_seqs: int, vocab_size: int) -> int:
     return 4 * max_num_seqs * vocab_size
 
 
-def scratch_line(num_bytes: int) -> Line:
+def scratch_line(num_bytes: int) -> MemoryLine:
     """Of what programs of a kernel leave to each other."""
-    return Line("scratch of kernels", num_bytes, "counted")
+    return MemoryLine("scratch of kernels", num_bytes, "counted")
 
 
-def graphs_line(num_sizes: int) -> Line:
+def graphs_line(num_sizes: int) -> MemoryLine:
     """Of steps recorded at so many sizes, before they are."""
-    return Line(GRAPHS, num_sizes * GRAPH_BYTES, "estimated", _REMEDIES[GRAPHS])
+    return MemoryLine(GRAPHS, num_sizes * GRAPH_BYTES, "estimated", _REMEDIES[GRAPHS])
 
 
 def gib(num_bytes: int) -> str:

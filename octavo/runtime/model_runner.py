@@ -14,12 +14,12 @@ from octavo.core.batch import DAMAGED, Batch, Draft, ScheduledRequest, StepOutpu
 from octavo.core.executor import FinishedStep, LogitsObserver, Probe, StepHandle
 from octavo.core.request import Request
 from octavo.runtime.forward import Forward, ForwardOutput
-from octavo.runtime.hidden_states import StepFollower, computed_of
-from octavo.runtime.prompt_logits import judge_prompt
-from octavo.runtime.verification import Acceptance, Exact, SampledDraft, Verified
+from octavo.runtime.hidden_states import StepFollower, computed_tokens
+from octavo.runtime.prompt_logits import add_prompt_logprobs
+from octavo.runtime.verification import Acceptance, ExactAcceptance, SampledDraft, Verified
 
 
-class Runner:
+class ModelRunner:
     """Runs batches of one model on one device.
 
     Args:
@@ -28,7 +28,7 @@ class Runner:
 
     def __init__(self, forward: Forward, acceptance: Acceptance | None = None):
         self.forward = forward
-        self.acceptance: Acceptance = acceptance or Exact()
+        self.acceptance: Acceptance = acceptance or ExactAcceptance()
         self.logits_observer: LogitsObserver | None = None
         self.follower: StepFollower | None = None
 
@@ -81,7 +81,7 @@ class Runner:
         if not looks_into:
             return output
         if self.follower is not None:
-            computed = computed_of(batch, rows, output, paths)
+            computed = computed_tokens(batch, rows, output, paths)
             self.follower.follow(batch, computed, self.forward.hidden_states)
         for index, item in enumerate(batch.items):
             if self.logits_observer is not None or _judges_prompt(item):
@@ -154,7 +154,7 @@ class Runner:
     def _judge_prompt(self, item: ScheduledRequest, first_row: int, output: StepOutput) -> None:
         if item.request.request_id in output.errors:
             return
-        judge_prompt(item, first_row, self.forward, self.logits_observer, output)
+        add_prompt_logprobs(item, first_row, self.forward, self.logits_observer, output)
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ from octavo.kernels.cpu import abi
 from octavo.kernels.cpu.program import Program
 from octavo.kernels.fused_ops import CannotFuse
 from octavo.kernels.recorder import Value
-from octavo.runtime.forward import ForwardOutput, InTurn, Observed, SampledRows
+from octavo.runtime.forward import ForwardOutput, InTurn, ObservedRunner, SampledRows
 from octavo.runtime.input_batch import (
     BlockTables,
     StepSinkWindow,
@@ -125,7 +125,7 @@ class NativeForward(InTurn):
             share_prefixes=self._share_prefixes,
         )
 
-    def probe(self, runner: Observed) -> NativeProbe:
+    def probe(self, runner: ObservedRunner) -> NativeProbe:
         return NativeProbe(runner, self.program, self.kv_cache)
 
     def run(self, batch: Batch, weighed: Collection[str] = ()) -> ForwardOutput:

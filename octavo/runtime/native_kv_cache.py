@@ -14,7 +14,7 @@ from octavo.kernels.cpu.layout import KV_CHUNK, padded_head
 from octavo.kernels.cpu.library import Library
 from octavo.kernels.cpu.program import KVLayout
 from octavo.models.kv_groups import KVGroups, one_table
-from octavo.runtime.lazy_zeros import untouched_zeros
+from octavo.runtime.lazy_zeros import lazy_zeros
 from octavo.runtime.state_memory import StateMemory
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ class NativeBlocks:
         self.num_layers = num_layers
         self._groups = groups or one_table(num_layers)
         self.block_bytes = self._groups.layers_per_block * layer_bytes
-        data = untouched_zeros((num_blocks + num_shelf_blocks) * self.block_bytes)
+        data = lazy_zeros((num_blocks + num_shelf_blocks) * self.block_bytes)
         self._data = data.reshape(-1, self._groups.layers_per_block, layer_bytes)
 
     @property

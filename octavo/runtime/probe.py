@@ -14,12 +14,12 @@ from octavo.kernels.cpu.layout import ARITHMETIC, KV_FORMATS, columns_bytes
 from octavo.kernels.cpu.probes import products, reads
 from octavo.kernels.cpu.program import Program
 from octavo.models.footprint import WeightMatrix
-from octavo.runtime.forward import Observed
+from octavo.runtime.forward import ObservedRunner
 
 _KV_NAMES = {format: name for name, format in KV_FORMATS.items()}
 
 
-class Cache(Protocol):
+class CacheSize(Protocol):
     @property
     def bytes_per_token(self) -> float: ...
 
@@ -27,7 +27,7 @@ class Cache(Protocol):
 class RunnerProbe:
     """What is the same whatever a runner computes with."""
 
-    def __init__(self, runner: Observed, cache: Cache):
+    def __init__(self, runner: ObservedRunner, cache: CacheSize):
         self._runner, self._cache = runner, cache
 
     @property
@@ -48,7 +48,7 @@ class RunnerProbe:
 class NativeProbe(RunnerProbe):
     """Of a step program, with the threads that run it."""
 
-    def __init__(self, runner: Observed, program: Program, cache: Cache):
+    def __init__(self, runner: ObservedRunner, program: Program, cache: CacheSize):
         super().__init__(runner, cache)
         self._program, self._library = program, program.library
         self.isa = program.library.isa

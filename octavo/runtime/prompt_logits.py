@@ -18,7 +18,7 @@ from octavo.runtime.forward import Forward, Logits
 LOGITS_ROWS = 64
 
 
-def judge_prompt(
+def add_prompt_logprobs(
     item: ScheduledRequest,
     first_row: int,
     forward: Forward,

@@ -33,7 +33,7 @@ from octavo.runtime.capacity import (
 from octavo.runtime.forward import Forward
 from octavo.runtime.hidden_states import StepFollower
 from octavo.runtime.memory_ledger import KV, MemoryLedger, open_ledger
-from octavo.runtime.model_runner import Runner
+from octavo.runtime.model_runner import ModelRunner
 from octavo.runtime.verification import Acceptance
 from octavo.system import machine
 
@@ -58,7 +58,7 @@ class Rank:
         self._backend: Backend | None = backend
         self._has_window_tables = backend.has_window_tables
         self._has_sinks = backend.has_sinks
-        self.runner: Runner | None = None
+        self.runner: ModelRunner | None = None
         self._depths: set[int] = set()
         self._ledger: MemoryLedger | None = None  # of a GPU, once there is a KV pool
 
@@ -149,7 +149,7 @@ class Rank:
         assert self._backend is not None, "a rank is started once"
         with self._within_memory(limits):
             forward = self._backend.create_forward(limits, sorted(self._depths))
-        self.runner = Runner(forward, acceptance)
+        self.runner = ModelRunner(forward, acceptance)
         self._backend = None  # with what only the start needs: weights that have been packed
 
     @contextmanager
@@ -158,7 +158,7 @@ class Rank:
         if self.spec.device == "cpu":
             yield
             return
-        from octavo.runtime.device_memory import out_of_memory_told
+        from octavo.runtime.device_memory import explain_out_of_memory
 
         capacity = self.capacity
         ledger = capacity.ledger
@@ -168,7 +168,7 @@ class Rank:
             slot_bytes = limits.kv_groups.bytes_of_slot(slot_bytes)
         pool_bytes = limits.num_blocks * self.spec.block_size * slot_bytes
         ledger.check_pool(pool_bytes)
-        with out_of_memory_told(KV, lambda: ledger):
+        with explain_out_of_memory(KV, lambda: ledger):
             yield
         self._ledger = ledger.with_pool(pool_bytes)
 
@@ -220,9 +220,9 @@ class Rank:
         for what the step allocates."""
         if self._ledger is None:
             return self._started.submit(batch)
-        from octavo.runtime.device_memory import submit_told
+        from octavo.runtime.device_memory import submit_explaining_memory
 
-        return submit_told(self._started.submit, batch, self._ledger)
+        return submit_explaining_memory(self._started.submit, batch, self._ledger)
 
     def probe(self) -> Probe:
         return self._started.probe()
@@ -234,6 +234,6 @@ class Rank:
             gc.collect()  # a forward refers to itself, and its memory is to be had at once
 
     @property
-    def _started(self) -> Runner:
+    def _started(self) -> ModelRunner:
         assert self.runner is not None, "start() comes first"
         return self.runner

@@ -10,7 +10,7 @@ import numpy as np
 
 from octavo.kernels.cpu.recurrence import StateLayout
 from octavo.layers.recurrence_config import StateSpec
-from octavo.runtime.lazy_zeros import untouched_zeros
+from octavo.runtime.lazy_zeros import lazy_zeros
 
 
 class StateMemory:
@@ -26,7 +26,7 @@ class StateMemory:
         places = accumulate((size for spec in layers for size in spec.sizes), initial=0)
         self._offsets = [[next(places) for _ in shapes] for shapes in self._shapes]
         size = next(places)
-        data = untouched_zeros(4 * num_slots * size)
+        data = lazy_zeros(4 * num_slots * size)
         self._data = data.view(np.float32).reshape(num_slots, size)
 
     @property

@@ -25,7 +25,7 @@ class Event(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Graph:
+class CapturedGraph:
     """Work that was captured. ``replay``, launched, does it again: in the same memory, whatever is
     in there by then, and with nothing left to decide."""
 
@@ -61,7 +61,7 @@ class Stream(Protocol):
 
     def mark(self) -> Event: ...
 
-    def capture(self, work: Work) -> Graph:
+    def capture(self, work: Work) -> CapturedGraph:
         """Capture ``work``, which must have been launched before, in its present shape: it waits
         for nothing, and allocates nothing that others see. Nothing is computed by this."""
         ...
@@ -86,8 +86,8 @@ class HostStream:
     def mark(self) -> Event:
         return _PAST
 
-    def capture(self, work: Work) -> Graph:
-        return Graph(work, 0)
+    def capture(self, work: Work) -> CapturedGraph:
+        return CapturedGraph(work, 0)
 
 
 class _Past:
@@ -123,7 +123,7 @@ class CudaStream:
     def mark(self) -> Event:
         return _CudaEvent(self._stream.record_event())
 
-    def capture(self, work: Work) -> Graph:
+    def capture(self, work: Work) -> CapturedGraph:
         torch.cuda.synchronize(self.device)
         torch.cuda.empty_cache()  # as capturing does: what is free by then counts
         free, _ = torch.cuda.mem_get_info(self.device)
@@ -140,7 +140,7 @@ class CudaStream:
             self._pool = torch.cuda.graph_pool_handle()
             raise
         left, _ = torch.cuda.mem_get_info(self.device)
-        return Graph(graph.replay, max(0, free - left))
+        return CapturedGraph(graph.replay, max(0, free - left))
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,12 +16,12 @@ from octavo.models.loader import weights_bytes
 from octavo.models.registry import CausalLM
 from octavo.runtime.backends import state_memory
 from octavo.runtime.capacity import RankLimits, RankSpec, kv_dtype_of
-from octavo.runtime.device_memory import device_memory, out_of_memory_told
+from octavo.runtime.device_memory import device_memory, explain_out_of_memory
 from octavo.runtime.eager_forward import EagerForward
 from octavo.runtime.kv_cache import create_kv_cache
 from octavo.runtime.memory_ledger import (
     WEIGHTS,
-    Line,
+    MemoryLine,
     activations_line,
     check_weights,
     logits_bytes,
@@ -60,7 +60,7 @@ class TorchBackend:
         self._device = torch.device(spec.device)
         if self._device.type != "cpu":
             check_weights(device_memory(spec.device), weights_bytes(model))
-        with out_of_memory_told(
+        with explain_out_of_memory(
             WEIGHTS, lambda: open_ledger(device_memory(spec.device), 1.0, 0, ())
         ):
             self._model = with_tensors(model, self._device, getattr(torch, spec.dtype), progress)
@@ -71,7 +71,7 @@ class TorchBackend:
             spec.threads or min(torch.get_num_threads(), library.usable_threads())
         )
 
-    def planned_memory(self) -> Sequence[Line]:
+    def planned_memory(self) -> Sequence[MemoryLine]:
         """Of tensors that come and go, so that what they take at most is not known: values are held
         in ``dtype`` and, for a while, in float32; and so is one matrix, the head above all."""
         model, spec = self._model_config, self._spec
@@ -81,7 +81,9 @@ class TorchBackend:
         num_bytes = spec.max_num_batched_tokens * values * value_bytes
         return (
             activations_line(num_bytes, "estimated"),
-            Line("a matrix in float32", 4 * model.vocab_size * model.hidden_size, "estimated"),
+            MemoryLine(
+                "a matrix in float32", 4 * model.vocab_size * model.hidden_size, "estimated"
+            ),
             tokens_line(
                 _COPIES_OF_LOGITS * logits_bytes(spec.max_num_seqs, model.vocab_size), "estimated"
             ),

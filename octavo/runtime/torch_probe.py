@@ -13,8 +13,8 @@ from octavo.layers.linear import Linear, LMHead
 from octavo.layers.module import Module
 from octavo.models.footprint import WeightMatrix
 from octavo.models.registry import CausalLM
-from octavo.runtime.forward import Observed
-from octavo.runtime.probe import Cache, RunnerProbe
+from octavo.runtime.forward import ObservedRunner
+from octavo.runtime.probe import CacheSize, RunnerProbe
 
 
 class DeviceProbe(RunnerProbe):
@@ -23,7 +23,9 @@ class DeviceProbe(RunnerProbe):
 
     isa: str | None = None
 
-    def __init__(self, runner: Observed, cache: Cache, device: torch.device, dtype: torch.dtype):
+    def __init__(
+        self, runner: ObservedRunner, cache: CacheSize, device: torch.device, dtype: torch.dtype
+    ):
         super().__init__(runner, cache)
         self._device = device
         self.attention_arithmetic = arithmetic_of(dtype)
@@ -44,9 +46,9 @@ class TorchProbe(DeviceProbe):
 
     def __init__(
         self,
-        runner: Observed,
+        runner: ObservedRunner,
         model: CausalLM,
-        cache: Cache,
+        cache: CacheSize,
         device: torch.device,
         dtype: torch.dtype,
     ):
@@ -80,10 +82,10 @@ class FusedProbe(DeviceProbe):
 
     def __init__(
         self,
-        runner: Observed,
+        runner: ObservedRunner,
         weights: Iterable[tuple[bool, DeviceWeight, tuple[int, int] | None]],
         multiplied_as: Callable[[DeviceWeight], torch.dtype],
-        cache: Cache,
+        cache: CacheSize,
         device: torch.device,
         dtype: torch.dtype,
     ):

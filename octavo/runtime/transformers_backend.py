@@ -17,9 +17,9 @@ from octavo.models.footprint import WeightMatrix
 from octavo.models.transformers_model import TransformersModel
 from octavo.runtime.capacity import RankLimits, RankSpec, kv_dtype_of
 from octavo.runtime.eager_forward import EagerForward
-from octavo.runtime.forward import Observed
+from octavo.runtime.forward import ObservedRunner
 from octavo.runtime.kv_cache import KVCache, create_kv_cache
-from octavo.runtime.memory_ledger import Line, activations_line
+from octavo.runtime.memory_ledger import MemoryLine, activations_line
 from octavo.runtime.torch_probe import DeviceProbe, arithmetic_of
 
 
@@ -41,7 +41,7 @@ class TransformersBackend:
             spec.threads or min(torch.get_num_threads(), library.usable_threads())
         )
 
-    def planned_memory(self) -> Sequence[Line]:
+    def planned_memory(self) -> Sequence[MemoryLine]:
         """As if no more than two layers' activations were alive at once."""
         model, spec = self._model_config, self._spec
         values = 8 * model.hidden_size + 4 * model.intermediate_size
@@ -76,7 +76,7 @@ class TransformersBackend:
 class _TransformersForward(EagerForward):
     model: TransformersModel
 
-    def probe(self, runner: Observed) -> Probe:
+    def probe(self, runner: ObservedRunner) -> Probe:
         dtype = getattr(torch, self._ops.dtype)
         return _Probe(runner, self.model, self.kv_cache, self._device, dtype)
 
@@ -86,7 +86,7 @@ class _Probe(DeviceProbe):
 
     def __init__(
         self,
-        runner: Observed,
+        runner: ObservedRunner,
         model: TransformersModel,
         cache: KVCache,
         device: torch.device,

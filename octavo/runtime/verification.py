@@ -2,7 +2,7 @@
 
 A forward pass samples a token after the last known one of a request, and after each token of its
 draft, with the random numbers of those places. By the rule that is used unless another one is asked
-for, :class:`Exact`, a drafted token is right if it is the one that was sampled where it stands;
+for, :class:`ExactAcceptance`, a drafted token is right if it is the one that was sampled where it stands;
 then the token sampled after it counts too. So what comes out is, token for token, what single steps
 would have sampled, whoever made the draft. Other rules are in ``acceptance.py``.
 """
@@ -79,7 +79,7 @@ class Acceptance(Protocol):
         ...
 
 
-class Exact:
+class ExactAcceptance:
     """Accepts what was sampled."""
 
     def weighs(self, batch: Batch) -> Collection[str]:

@@ -270,7 +270,7 @@ def test_a_gpu_that_has_no_more_answers_by_its_ledger(error):
     said = re.escape(str(error).partition("\n")[0].partition(". ")[0])
     with (
         pytest.raises(ConfigError, match=rf"not suffice for weights: {said}; of 24"),
-        device_memory.out_of_memory_told(WEIGHTS, ledger_of),
+        device_memory.explain_out_of_memory(WEIGHTS, ledger_of),
     ):
         allocate()
 
@@ -281,6 +281,6 @@ def test_what_else_goes_wrong_stays_what_it_is():
 
     with (
         pytest.raises(RuntimeError, match="illegal memory access"),
-        device_memory.out_of_memory_told(WEIGHTS, ledger_of),
+        device_memory.explain_out_of_memory(WEIGHTS, ledger_of),
     ):
         launch()

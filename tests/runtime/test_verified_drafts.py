@@ -13,12 +13,12 @@ from octavo.core.request import Request
 from octavo.core.sampling_params import SamplingParams
 from octavo.core.scheduler import Scheduler
 from octavo.core.token_mask import create_mask
-from octavo.executor.hash_model import GuessingProposer
+from octavo.executor.hash_model import FunctionProposer
 from octavo.kernels.cpu import library
-from octavo.runtime.acceptance import Synthetic, Typical
+from octavo.runtime.acceptance import SyntheticAcceptance, TypicalAcceptance
 from octavo.runtime.sampler import probabilities
 from octavo.runtime.sampling_row import rows_of, sampling_row
-from octavo.runtime.verification import Exact, SampledDraft, Verified
+from octavo.runtime.verification import ExactAcceptance, SampledDraft, Verified
 
 V = 260
 KERNELS = ["reference", "fused", *(["native"] if library.runnable() else [])]
@@ -73,7 +73,7 @@ def engine_of(bench, kernels: str, acceptance=None, propose=None, **limits):
         runner.acceptance = acceptance
     if propose is not None:
         old = engine.scheduler
-        proposer = GuessingProposer(propose)
+        proposer = FunctionProposer(propose)
         engine.scheduler = Scheduler(old.config, old.block_manager, old.admission, proposer)
     return engine, runner
 
@@ -108,7 +108,7 @@ def oracle(answers) -> Oracle:
 @pytest.mark.parametrize("right", [True, False])
 def test_exact_acceptance_changes_nothing_and_asks_for_nothing(bench, run_all, plain, right):
     kernels, expected = plain
-    watched = Watched(Exact())
+    watched = Watched(ExactAcceptance())
     propose = oracle(expected) if right else guesses
     engine, runner = engine_of(bench, kernels, watched, propose)
     answers, steps = run_all(engine, requests())
@@ -124,7 +124,7 @@ def test_probabilities_of_a_step_are_those_of_its_logits(bench, run_all, kernels
     compared: list[tuple[np.ndarray, np.ndarray]] = []
     weighed: dict[str, bool] = {}
 
-    class Compared(Typical):
+    class Compared(TypicalAcceptance):
         def verify(self, guess: SampledDraft) -> Verified:
             verified = super().verify(guess)
             weighed[guess.request.request_id] = guess.probabilities is not None
@@ -147,7 +147,7 @@ def test_probabilities_of_a_step_are_those_of_its_logits(bench, run_all, kernels
 
 
 @pytest.mark.parametrize("kernels", KERNELS)
-@pytest.mark.parametrize("rule", [Typical(), Synthetic([0.8, 0.5, 0.5])])
+@pytest.mark.parametrize("rule", [TypicalAcceptance(), SyntheticAcceptance([0.8, 0.5, 0.5])])
 def test_answers_do_not_depend_on_the_company(bench, run_all, kernels, rule):
     alone, _ = run_all(engine_of(bench, kernels, rule, guesses)[0], requests(), together=False)
     together, _ = run_all(engine_of(bench, kernels, rule, guesses)[0], requests())
@@ -157,13 +157,13 @@ def test_answers_do_not_depend_on_the_company(bench, run_all, kernels, rule):
 def test_greedy_answers_are_those_without_drafts(bench, run_all, plain):
     kernels, expected = plain
     for propose in (oracle(expected), guesses):
-        answers, _ = run_all(engine_of(bench, kernels, Typical(), propose)[0], requests())
+        answers, _ = run_all(engine_of(bench, kernels, TypicalAcceptance(), propose)[0], requests())
         for index in (1, 7):
             assert answers[f"r{index}"] == expected[f"r{index}"]
 
 
 @pytest.mark.skipif("native" not in KERNELS, reason="no native library was built")
-@pytest.mark.parametrize("rule", [Typical(), Synthetic([0.7, 0.7])])
+@pytest.mark.parametrize("rule", [TypicalAcceptance(), SyntheticAcceptance([0.7, 0.7])])
 def test_logprobs_are_those_of_the_tokens_that_came(bench, run_all, rule):
     """As of a prompt that has them already: bit for bit."""
     made = requests()
@@ -186,7 +186,10 @@ def test_logprobs_are_those_of_the_tokens_that_came(bench, run_all, rule):
 @pytest.mark.parametrize("kernels", KERNELS)
 def test_synthetic_rates_show_in_the_statistics(bench, run_all, kernels):
     engine, _ = engine_of(
-        bench, kernels, Synthetic([1.0, 0.5]), lambda prompt, position: Draft.chain([9, 9, 9])
+        bench,
+        kernels,
+        SyntheticAcceptance([1.0, 0.5]),
+        lambda prompt, position: Draft.chain([9, 9, 9]),
     )
     made = requests()[:4]
     _, steps = run_all(engine, made)
