@@ -16,7 +16,6 @@ from octavo.core.request import Request
 from octavo.core.sampling_params import SamplingParams
 from octavo.core.scheduler import Scheduler, SchedulerConfig
 from octavo.executor.hash_model import FunctionProposer, HashDrafts, HashExecutor, expected_tokens
-from octavo.executor.local import LocalExecutor
 from octavo.executor.simulated import SimulatedExecutor
 from octavo.models.loader import load_model
 from octavo.runtime.acceptance import SyntheticAcceptance
@@ -136,7 +135,7 @@ def start_rank(tiny_model, acceptance=None) -> Rank:
 @pytest.mark.parametrize("seed", range(4))
 def test_a_model_and_its_simulation_take_the_same_steps(tiny_model, seed):
     arrivals = workload(seed)
-    real, answers = trace(LocalExecutor(start_rank(tiny_model)), None, arrivals)
+    real, answers = trace(start_rank(tiny_model), None, arrivals)
     simulated, replayed = simulate(arrivals, answers)
     assert len(real) > 40 and any(preempted for _, _, preempted, *_ in real)
     assert simulated == real and replayed == answers
@@ -188,7 +187,7 @@ def test_also_with_drafts_that_are_accepted_at_random(tiny_model, seed):
     rule = SyntheticAcceptance((0.8, 0.6, 0.9))
     rank = start_rank(tiny_model, rule)
     arrivals = workload(400 + seed)
-    real, answers = trace(LocalExecutor(rank), None, arrivals, CONFIG, SyntheticProposer(3))
+    real, answers = trace(rank, None, arrivals, CONFIG, SyntheticProposer(3))
     num_drafts, _, accepted = real[-1]
     assert num_drafts > 40 and num_drafts > accepted[0] > accepted[2] > 0
     simulated, replayed = simulate(

@@ -179,9 +179,6 @@ class FaultyForward:
     def submit(self, batch: Batch, weighed: Collection[str] = ()) -> PendingForward:
         return _FaultyRows(self._forward.submit(batch, weighed), self._damages)
 
-    def run(self, batch: Batch, weighed: Collection[str] = ()) -> ForwardOutput:
-        return self.submit(batch, weighed).result()
-
     def logits(self, rows: range) -> Logits:
         return self._forward.logits(rows)
 

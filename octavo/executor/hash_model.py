@@ -277,7 +277,7 @@ class HashExecutor:
     one that is when later steps have been planned, and a sampled token is fed to the next step
     here, before the scheduler has heard of it; not to requests that ``feeds`` says no to.
 
-    A ``shelf`` has what blocks hold as bytes, so that any store can keep them.
+    A ``host_blocks`` has what blocks hold as bytes, so that any store can keep them.
     With ``num_state_slots`` there are recurrent layers, and no drafts.
     """
 
@@ -290,7 +290,7 @@ class HashExecutor:
         depth: int = 1,
         feeds: Callable[[Request], bool] = lambda request: True,
         windows: Windows = ONE_TABLE,
-        num_shelf_blocks: int = 0,
+        num_host_blocks: int = 0,
         num_state_slots: int = 0,
     ):
         assert all(window is None or window > 1 for window in windows), windows
@@ -305,7 +305,7 @@ class HashExecutor:
         self._num_items = 0
         self._slots = [_Slot(_FREED, _FREED, _FREED)] * (num_blocks * block_size)
         self._packing = struct.Struct(f"<{len(_Slot._fields) * block_size}q")
-        self.shelf = [bytearray(self._packing.size) for _ in range(num_shelf_blocks)]
+        self.host_blocks = [bytearray(self._packing.size) for _ in range(num_host_blocks)]
         self._carried = [_FREED] * num_state_slots
         # The token that was sampled last of each request, and its position.
         self._sampled: dict[str, tuple[int, int]] = {}
@@ -351,12 +351,12 @@ class HashExecutor:
         if source < first:
             slots = self._slots[source * size : (source + 1) * size]
         else:
-            values = iter(self._packing.unpack(self.shelf[source - first]))
+            values = iter(self._packing.unpack(self.host_blocks[source - first]))
             slots = [_Slot(*each) for each in zip(values, values, values, strict=True)]
         if target < first:
             self._slots[target * size : (target + 1) * size] = slots
         else:
-            self.shelf[target - first][:] = self._packing.pack(*chain.from_iterable(slots))
+            self.host_blocks[target - first][:] = self._packing.pack(*chain.from_iterable(slots))
 
     def _compute(self, work: _Work) -> list[int]:
         """Run an item; the tokens that it samples."""

@@ -60,21 +60,23 @@ class TypicalAcceptance:
             if item.draft is not None and not is_greedy(item.request.params)
         )
 
-    def verify(self, guess: SampledDraft) -> Verified:
-        if guess.probabilities is None:
-            return self._exact.verify(guess)
+    def verify(self, sampled_draft: SampledDraft) -> Verified:
+        if sampled_draft.probabilities is None:
+            return self._exact.verify(sampled_draft)
         paths: dict[int, list[int]] = {-1: []}  # to each token that is accepted
-        for node, siblings in sorted(_children(guess.draft).items()):  # parents before children
-            if node not in paths or node + 1 in guess.unsound:
+        for node, siblings in sorted(
+            _children(sampled_draft.draft).items()
+        ):  # parents before children
+            if node not in paths or node + 1 in sampled_draft.unsound:
                 continue
-            row = guess.probabilities[node + 1]
+            row = sampled_draft.probabilities[node + 1]
             threshold = typical_threshold(row)
             for index in siblings:
-                token_id = guess.draft.token_ids[index]
-                if row[token_id] > threshold or token_id == guess.token_ids[node + 1]:
+                token_id = sampled_draft.draft.token_ids[index]
+                if row[token_id] > threshold or token_id == sampled_draft.token_ids[node + 1]:
                     paths[index] = [*paths[node], index]
         longest: list[int] = max(paths.values(), key=len)  # of equals the first
-        return guess.along(longest)
+        return sampled_draft.along(longest)
 
 
 def typical_threshold(probabilities: np.ndarray) -> float:
@@ -110,11 +112,13 @@ class SyntheticAcceptance:
             path.append(node := children[node][0])
         return path
 
-    def verify(self, guess: SampledDraft) -> Verified:
-        path = self.path(guess.request, guess.draft)
+    def verify(self, sampled_draft: SampledDraft) -> Verified:
+        path = self.path(sampled_draft.request, sampled_draft.draft)
         node = path[-1] if path else -1
-        refused = {guess.draft.token_ids[index] for index in _children(guess.draft)[node]}
-        sampled = guess.token_ids[node + 1]
+        refused = {
+            sampled_draft.draft.token_ids[index] for index in _children(sampled_draft.draft)[node]
+        }
+        sampled = sampled_draft.token_ids[node + 1]
         # What has been refused is not to come all the same: then the nearest token that may.
         others = chain(range(sampled, -1, -1), count(sampled + 1))
-        return guess.along(path, next(i for i in others if i not in refused))
+        return sampled_draft.along(path, next(i for i in others if i not in refused))

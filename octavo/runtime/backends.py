@@ -39,7 +39,7 @@ from octavo.runtime.memory_ledger import MemoryLine, scratch_line
 from octavo.runtime.native_forward import NativeForward
 from octavo.runtime.native_kv_cache import create_native_cache
 from octavo.runtime.op_program import NativeModel, plan_step
-from octavo.runtime.state_memory import StateMemory
+from octavo.runtime.state_memory import create_state_memory
 
 if TYPE_CHECKING:
     from octavo.models.registry import CausalLM
@@ -270,8 +270,8 @@ class NativeBackend:
             self._spec.block_size,
             kv_format,
             limits.kv_groups,
-            limits.num_shelf_blocks,
-            state_memory(model, limits),
+            limits.num_host_blocks,
+            create_state_memory(model.state_layers, limits.num_state_slots),
         )
         try:
             streams = self._model.plan.streams(depths)
@@ -291,11 +291,6 @@ class NativeBackend:
             1 if limits.kv_groups is None else limits.kv_groups.num_groups,
             self._spec.shared_prefix_decode,
         )
-
-
-def state_memory(model: ModelConfig, limits: RankLimits) -> StateMemory | None:
-    """For the states of a model's recurrent layers, if it has any."""
-    return StateMemory(model.state_layers, limits.num_state_slots) if model.state_layers else None
 
 
 def pack_model(

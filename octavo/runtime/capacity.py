@@ -68,7 +68,7 @@ class RankLimits:
     """How much a rank is to hold at once; what ``Rank.start`` makes room for.
 
     ``kv_groups`` are those whose tables requests bring; None: one table for all layers.
-    ``num_shelf_blocks``: that can be copied to host memory; their ids follow those of the pool.
+    ``num_host_blocks``: that can be copied to host memory; their ids follow those of the pool.
     ``num_state_slots`` are for sequences of a model with recurrent layers.
     """
 
@@ -77,7 +77,7 @@ class RankLimits:
     max_model_len: int
     max_num_batched_tokens: int
     kv_groups: KVGroups | None = None
-    num_shelf_blocks: int = 0
+    num_host_blocks: int = 0
     num_state_slots: int = 0
 
 

@@ -70,7 +70,7 @@ class FusedBackend:
     CannotFuse if its ops do not make phases, if they ask for what the kernels do not have, or if
     the kernels do not compile and run on this GPU.
 
-    ``kit``: what computes it; that of the device by default.
+    ``components``: what computes it; that of the device by default.
     """
 
     name = "fused"
@@ -85,21 +85,21 @@ class FusedBackend:
         model: CausalLM,
         model_config: ModelConfig,
         progress: Progress | None = None,
-        kit: DeviceComponents | None = None,
+        components: DeviceComponents | None = None,
     ):
         self._spec, self._model_config = spec, model_config
-        self._kit = kit or components_of(spec)
+        self._components = components or components_of(spec)
         self._plan, weights = plan_step(model)
-        if reason := self._kit.why_not(self._plan.phases):
+        if reason := self._components.why_not(self._plan.phases):
             raise CannotFuse(reason)
-        self._weights = PackedDeviceWeights(self._plan, weights, self._kit)
+        self._weights = PackedDeviceWeights(self._plan, weights, self._components)
         if spec.device != "cpu":
             check_weights(device_memory(spec.device), weights_bytes(model))
         with explain_out_of_memory(WEIGHTS, self._ledger):
             self._weights.pack_all(progress)
         self._tell_activations()
         self.weights_bytes = self._weights.num_bytes
-        if self._kit.compiles:
+        if self._components.compiles:
             self._try_kernels()
 
     def _ledger(self) -> MemoryLedger:
@@ -110,7 +110,7 @@ class FusedBackend:
         """Say so if activations are to be rounded, and meet no weight that takes them so."""
         in_8_bits = torch.int8, torch.float8_e4m3fn
         if self._spec.activations == "int8" and not any(
-            self._kit.multiplied_as(part) in in_8_bits for part in self._weights.all_parts()
+            self._components.multiplied_as(part) in in_8_bits for part in self._weights.all_parts()
         ):
             _log.warning(
                 "activations int8 change nothing for %s: it has no weights that this GPU "
@@ -139,7 +139,7 @@ class FusedBackend:
         try:
             with explain_out_of_memory(STEP, self._ledger):
                 forward = self._made_forward(self._planned_limits())
-                self._kit.compile_ahead(forward.warm_up)
+                self._components.compile_ahead(forward.warm_up)
                 forward.warm_up()
         except ConfigError:
             raise
@@ -170,7 +170,7 @@ class FusedBackend:
         except CannotFuse as error:
             raise ConfigError(f"hidden states of {self._model_config.name}: {error}") from error
         forward = self._made_forward(limits, kept)
-        if self._kit.compiles:
+        if self._components.compiles:
             begin = time.perf_counter()
             forward.warm_up()
             _log.info("kernels are there after %.1f s", time.perf_counter() - begin)
@@ -181,13 +181,13 @@ class FusedBackend:
         self, limits: RankLimits, kept: Mapping[int, Value] = MappingProxyType({})
     ) -> CudaForward:
         """With all of its memory, on a stream of its own."""
-        here = self._kit.device
+        here = self._components.device
         kv_cache = self._create_kv_cache(limits, here)
         ops = self._create_ops(kv_cache, limits, here)
         program = self._create_program(ops, kv_cache, limits, here, kept.values())
         sampler = self._create_sampler(limits, here)
         return self._create_forward(
-            program, kv_cache, sampler, self._kit.create_stream(), limits, kept
+            program, kv_cache, sampler, self._components.create_stream(), limits, kept
         )
 
     def _create_forward(
@@ -218,8 +218,10 @@ class FusedBackend:
             if not isinstance(phase, FusedEmbedding)
             for together in products_of(phase)
         ]
-        kit = self._kit
-        return FusedProbe(runner, weights, kit.multiplied_as, kv_cache, kit.device, kit.dtype)
+        components = self._components
+        return FusedProbe(
+            runner, weights, components.multiplied_as, kv_cache, components.device, components.dtype
+        )
 
     def _create_program(
         self,
@@ -234,7 +236,7 @@ class FusedBackend:
             ops,
             self._weights,
             kv_cache,
-            self._kit.dtype,
+            self._components.dtype,
             device,
             limits.max_num_batched_tokens,
             num_logits_rows(limits),
@@ -243,10 +245,12 @@ class FusedBackend:
         )
 
     def _create_ops(self, kv_cache: KVCache, limits: RankLimits, device: torch.device) -> FusedOps:
-        return self._kit.create_ops(self._plan.phases, self._weights, kv_cache, limits, device)
+        return self._components.create_ops(
+            self._plan.phases, self._weights, kv_cache, limits, device
+        )
 
     def _create_sampler(self, limits: RankLimits, device: torch.device) -> DeviceSampler:
-        return self._kit.create_sampler(self._model_config.vocab_size, limits, device)
+        return self._components.create_sampler(self._model_config.vocab_size, limits, device)
 
     def _create_kv_cache(self, limits: RankLimits, device: torch.device) -> KVCache:
         return create_kv_cache(
@@ -255,7 +259,7 @@ class FusedBackend:
             self._spec.block_size,
             limits,
             device,
-            self._kit.copy_units,
+            self._components.copy_units,
         )
 
 
@@ -274,9 +278,9 @@ class PackedDeviceWeights:
         self,
         plan: StepPlan,
         weights: dict[str, Weight],
-        kit: DeviceComponents,
+        components: DeviceComponents,
     ):
-        self._plan, self._weights, self._kit = plan, weights, kit
+        self._plan, self._weights, self._components = plan, weights, components
         self._made: dict[tuple[str, ...], DeviceWeight] = {}
 
     @property
@@ -293,7 +297,7 @@ class PackedDeviceWeights:
 
         ``progress`` is called with the bytes of files that were read, and those of all.
         """
-        upload = self._kit.create_upload()
+        upload = self._components.create_upload()
         total, done = sum(weight.nbytes for weight in self._weights.values()), 0
         products = ((p, together) for p in self._plan.phases for together in products_of(p))
         for phase, together in products:
@@ -320,7 +324,7 @@ class PackedDeviceWeights:
         self, names: Sequence[str], upload: Upload | None = None, **forms: bool
     ) -> DeviceWeight:
         joined = [self._weights[name] for name in names]
-        return pack(joined, self._kit.device, self._kit.dtype, upload, **forms)
+        return pack(joined, self._components.device, self._components.dtype, upload, **forms)
 
     def _tell_expanded(self) -> None:
         found = expanded({", ".join(names): weight for names, weight in self._made.items()})
@@ -330,5 +334,5 @@ class PackedDeviceWeights:
                 "no kernel reads %s: %s of weights are kept as %s",
                 formats,
                 gib(num_bytes),
-                str(self._kit.dtype).removeprefix("torch."),
+                str(self._components.dtype).removeprefix("torch."),
             )

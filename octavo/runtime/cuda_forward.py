@@ -50,7 +50,7 @@ from octavo.runtime.streams import Event, Stream, Work
 
 # What a graph samples for. Steps that ask for more are sampled again, from the same logits.
 _CAPTURED = Asked(cuts=True)
-_NUM_LANES = 2  # steps in flight
+_NUM_BUFFERS = 2  # steps in flight
 
 
 def num_logits_rows(limits: RankLimits) -> int:
@@ -115,15 +115,15 @@ class CudaForward:
         beside: CudaForward | None = None,
     ):
         self.program = program
-        self.depth = _NUM_LANES if runs_ahead else 1
+        self.depth = _NUM_BUFFERS if runs_ahead else 1
         self.kv_cache = StreamOrderedBlocks(kv_cache, stream)
         self.kernel_seconds = 0.0
         self._stream, self._sampler, self._limits = stream, sampler, limits
         self._make_probe, self._kept = make_probe, kept
-        seats, tokens = limits.max_num_seqs, limits.max_num_batched_tokens
+        max_seqs, tokens = limits.max_num_seqs, limits.max_num_batched_tokens
         self._inputs = DeviceInputs(
             stream.device,
-            seats,
+            max_seqs,
             limits.max_model_len,
             tokens,
             kv_cache.block_size,
@@ -131,23 +131,23 @@ class CudaForward:
         )
         rows = num_logits_rows(limits)
         if beside is None:
-            self._sampled = SampledTokens.allocate(max(seats, tokens), stream.device)
+            self._sampled = SampledTokens.allocate(max(max_seqs, tokens), stream.device)
             self._logits = torch.zeros(rows, program.vocab_size, device=stream.device)
         else:
             self._sampled, self._logits = beside._sampled, beside._logits
         self._records = torch.zeros(rows, RECORD_WORDS, dtype=torch.int32)
         self._arrays = SamplingArrays(self._records, program.vocab_size, stream.host_buffer)
-        self._lanes = [self._make_lane() for _ in range(_NUM_LANES)]
+        self._buffers = [self._create_buffer() for _ in range(_NUM_BUFFERS)]
         self._last_result_at: float | None = None
         self._num_tokens = 0  # of the last step
         self.graphs: DecodeGraphs | None = None
         if captures and stream.captures:
             self.graphs = DecodeGraphs(
                 stream,
-                min(seats, tokens),
+                min(max_seqs, tokens),
                 self._decode,
                 program.reset,
-                lambda size: self._stage_nothing(StepShape.decode(size)),
+                lambda size: self._stage_padding(StepShape.decode(size)),
             )
         stream.catch_up()  # with all that was made here, and before
 
@@ -156,7 +156,7 @@ class CudaForward:
         for shape in cuda_warmup.warm_up_shapes(self._limits, len(self._records)):
             views, rows = self._inputs.views(shape), slice(0, shape.num_rows)
             asked = cuda_warmup.warm_up_sampling(shape.num_rows, self.program.vocab_size)
-            self._stage_nothing(shape)
+            self._stage_padding(shape)
             self._stream.launch(
                 self._as_launched(views, [_SampledPart(rows, *each) for each in asked])
             )
@@ -168,7 +168,7 @@ class CudaForward:
         if self.graphs is not None:
             self.graphs.capture()
 
-    def _make_lane(self) -> StepBuffer:
+    def _create_buffer(self) -> StepBuffer:
         def like(tensor: Tensor) -> Tensor:
             return self._stream.host_buffer(tensor.numel(), tensor.dtype).view(tensor.shape)
 
@@ -202,49 +202,46 @@ class CudaForward:
     def probe(self, runner: ObservedRunner) -> Probe:
         return self._make_probe(runner)
 
-    def run(self, batch: Batch, weighed: Collection[str] = ()) -> ForwardOutput:
-        return self.submit(batch, weighed).result()
-
     def submit(self, batch: Batch, weighed: Collection[str] = ()) -> LaunchedStep:
         """Launch a batch. Of the steps before it, the results of all but the last have been taken,
         and tokens of requests that it goes on from are fed to it if they are not known yet."""
         size = self._size_of(batch)
-        lane = self._free_lane()
+        buffer = self._free_buffer()
         starts = [0, *accumulate([item.num_tokens for item in batch.items])]
         sampling = SampledRows(batch, starts, weighed)
         parts, records = self._describe(batch, sampling.requests)
         padded = None if size is None else StepShape.decode(size)
-        staged = self._inputs.stage(batch, sampling.at, records, lane.words, padded)
+        staged = self._inputs.stage(batch, sampling.at, records, buffer.words, padded)
         views = self._inputs.views(staged.shape)
         compute = self._as_launched(views, parts)
         if self.graphs is not None and size is not None:
             compute = self._as_replayed(self.graphs[size], views, parts)
-        num_judged = len(sampling.at) if any(p.asked.num_top is not None for p in parts) else 0
+        num_logprobs = len(sampling.at) if any(p.asked.num_top is not None for p in parts) else 0
 
         def work() -> None:
-            self._inputs.upload(staged, lane.words)
+            self._inputs.upload(staged, buffer.words)
             compute()
-            lane.fetch(self._sampled, num_judged, self.program.damaged, starts[-1])
+            buffer.fetch(self._sampled, num_logprobs, self.program.damaged, starts[-1])
 
         try:
             self._stream.launch(work)
         except Exception:  # its requests are run again, or fail; the next step must not see it
             self._stream.launch(self.program.reset)
             raise
-        lane.event = self._stream.mark()
-        self._lanes.append(self._lanes.pop(0))
+        buffer.event = self._stream.mark()
+        self._buffers.append(self._buffers.pop(0))
         self._num_tokens = starts[-1]
-        return LaunchedStep(self, lane, starts, sampling, time.perf_counter())
+        return LaunchedStep(self, buffer, starts, sampling, time.perf_counter())
 
     def _size_of(self, batch: Batch) -> int | None:
         """The size of the graph that a batch is launched as, None for kernel by kernel."""
         return None if self.graphs is None else self.graphs.size_of(batch)
 
-    def _free_lane(self) -> StepBuffer:
+    def _free_buffer(self) -> StepBuffer:
         """The one that was used longest ago, whose results have been taken."""
-        lane = self._lanes[0]
-        lane.event.wait()
-        return lane
+        buffer = self._buffers[0]
+        buffer.event.wait()
+        return buffer
 
     def _describe(
         self, batch: Batch, requests: Sequence[Request | DraftedRow]
@@ -298,12 +295,12 @@ class CudaForward:
         views = self._inputs.views(StepShape.decode(size))
         return self._as_launched(views, [_SampledPart(slice(0, size), _CAPTURED)])
 
-    def _stage_nothing(self, shape: StepShape) -> None:
+    def _stage_padding(self, shape: StepShape) -> None:
         """Queue the inputs of a step of nobody."""
-        lane = self._free_lane()
-        staged = self._inputs.stage_nothing(shape, lane.words)
-        self._stream.launch(lambda: self._inputs.upload(staged, lane.words))
-        lane.event = self._stream.mark()
+        buffer = self._free_buffer()
+        staged = self._inputs.stage_padding(shape, buffer.words)
+        self._stream.launch(lambda: self._inputs.upload(staged, buffer.words))
+        buffer.event = self._stream.mark()
 
     def _compute(self, views: StepViews) -> None:
         self._inputs.gather_tables(views)
@@ -323,7 +320,7 @@ class CudaForward:
             self._logits[: rows.stop - rows.start],
             SamplingTensors(
                 views.records[rows],
-                views.row_seats[rows],
+                views.row_slots[rows],
                 self._inputs.last_tokens,
                 masks,
                 starts,
@@ -369,16 +366,16 @@ class CudaForward:
 
     def rows_of(self, step: LaunchedStep) -> ForwardOutput:
         """What a step has left, when it has ended."""
-        lane, sampling = step.lane, step.sampling
-        lane.event.wait()
+        buffer, sampling = step.buffer, step.sampling
+        buffer.event.wait()
         now, begun = time.perf_counter(), step.begun_at
         self.kernel_seconds += now - max(begun, self._last_result_at or begun)
         self._last_result_at = now
         count = len(sampling.at)
-        damaged = lane.damaged[: step.starts[-1]].numpy().nonzero()[0].tolist()
+        damaged = buffer.damaged[: step.starts[-1]].numpy().nonzero()[0].tolist()
         rows = ForwardOutput(step.starts, damaged)
-        token_ids, status = lane.sampled.answers[:, :count].tolist()
-        judged = LogprobRows(lane.sampled.judged.numpy(), self.program.vocab_size)
+        token_ids, status = buffer.sampled.answers[:, :count].tolist()
+        judged = LogprobRows(buffer.sampled.judged.numpy(), self.program.vocab_size)
         sampling.give(
             rows,
             token_ids,
@@ -399,7 +396,7 @@ class LaunchedStep:
     """A step that was launched: ``PendingRows``."""
 
     forward: CudaForward
-    lane: StepBuffer
+    buffer: StepBuffer
     starts: list[int]
     sampling: SampledRows
     begun_at: float
@@ -422,8 +419,8 @@ class StreamOrderedBlocks:
         self._stream.launch(lambda: self.cache.copy_blocks(copies))
 
     @property
-    def shelf(self) -> np.ndarray:
-        return self.cache.shelf
+    def host_blocks(self) -> np.ndarray:
+        return self.cache.host_blocks
 
     def wait(self) -> None:
         self._stream.mark().wait()
@@ -443,13 +440,15 @@ class StepBuffer:
     event: Event
 
     def fetch(
-        self, sampled: SampledTokens, num_judged: int, damaged: Tensor, num_tokens: int
+        self, sampled: SampledTokens, num_logprobs: int, damaged: Tensor, num_tokens: int
     ) -> None:
         """Copy what a step leaves, to be launched."""
         self.sampled.answers.copy_(sampled.answers, non_blocking=True)
         self.damaged[:num_tokens].copy_(damaged[:num_tokens], non_blocking=True)
-        if num_judged:
-            self.sampled.judged[:num_judged].copy_(sampled.judged[:num_judged], non_blocking=True)
+        if num_logprobs:
+            self.sampled.judged[:num_logprobs].copy_(
+                sampled.judged[:num_logprobs], non_blocking=True
+            )
 
 
 @dataclass(frozen=True, slots=True)

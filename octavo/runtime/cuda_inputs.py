@@ -8,7 +8,7 @@ the token that it goes on from, which it then calls -1 - seat::
     host      [ tokens | positions | slots | ... | rows | records | cells | values ]
                                     | one copy, as long as it needs to be
     device    [ tokens | positions | slots | ... | rows | records ] cells, values -> mirror
-                    |  placeholders: from the last tokens       mirror, seats -> tables of the step
+                    |  placeholders: from the last tokens       mirror, seq_slots -> tables of the step
 
 Where groups of layers have block tables of their own, there are slots for each of them, and a row
 of the mirror has the tables of a request side by side: a step costs the device no launch more.
@@ -59,7 +59,7 @@ class StepShape:
         return cls(num_seqs, num_seqs, num_seqs, 1)
 
     def sections(self, num_groups: int) -> list[int]:
-        """Tokens, positions, the slots of each group, starts, lengths, seats; rows, their seats and
+        """Tokens, positions, the slots of each group, starts, lengths, seq_slots; rows, their seq_slots and
         records."""
         tokens, seqs, rows = self.num_tokens, self.num_seqs, self.num_rows
         of_tokens = [tokens] * (2 + num_groups)
@@ -75,10 +75,10 @@ class StepViews:
     """The sections of a step on the device: int32, over S sequences and R rows."""
 
     step: StepTensors
-    seats: Tensor  # [S]
+    seq_slots: Tensor  # [S]
     tables: Tensor  # [S, groups, width]: those of the step, which are views of it
     rows: Tensor  # [R] of the step that become tokens
-    row_seats: Tensor  # [R], in which these tokens are the last; for a draft's, that of nobody
+    row_slots: Tensor  # [R], in which these tokens are the last; for a draft's, that of nobody
     records: Tensor  # [R, RECORD_WORDS]
 
 
@@ -110,15 +110,15 @@ class DeviceInputs:
         num_groups: int = 1,
     ):
         width = aligned(-(-max_model_len // block_size))
-        self.seats = DeviceSlots(max_num_seqs, width, num_groups)
+        self.device_slots = DeviceSlots(max_num_seqs, width, num_groups)
         self._block_size, self._num_groups = block_size, num_groups
-        num_seats = max_num_seqs + 1  # one is nobody's
+        num_slots = max_num_seqs + 1  # one is nobody's
         largest = StepShape(max_tokens, max_num_seqs, max(max_tokens, max_num_seqs), 1)
-        self.num_words = largest.num_words(num_groups) + 2 * num_seats * num_groups * width
-        self.last_tokens = torch.zeros(num_seats, dtype=torch.int32, device=device)
-        of_seat = num_groups, width
-        self._mirror = torch.zeros(num_seats, *of_seat, dtype=torch.int32, device=device)
-        self._tables = torch.zeros(max_num_seqs, *of_seat, dtype=torch.int32, device=device)
+        self.num_words = largest.num_words(num_groups) + 2 * num_slots * num_groups * width
+        self.last_tokens = torch.zeros(num_slots, dtype=torch.int32, device=device)
+        per_slot = num_groups, width
+        self._mirror = torch.zeros(num_slots, *per_slot, dtype=torch.int32, device=device)
+        self._tables = torch.zeros(max_num_seqs, *per_slot, dtype=torch.int32, device=device)
         self._memory = torch.zeros(self.num_words, dtype=torch.int32, device=device)
         self._views: dict[StepShape, StepViews] = {}  # of decode: there is one for each size
 
@@ -141,21 +141,21 @@ class DeviceInputs:
         Raises:
             EngineError: a draft is a tree.
         """
-        self.seats.forget((*batch.finished_ids, *batch.preempted_ids))
-        lists = _StepLists.of(batch, self.seats, self._block_size)
+        self.device_slots.forget((*batch.finished_ids, *batch.preempted_ids))
+        lists = _StepLists.of(batch, self.device_slots, self._block_size)
         shape = padded or StepShape(
-            len(lists.token_ids), len(lists.seats), len(rows), lists.max_query
+            len(lists.token_ids), len(lists.seq_slots), len(rows), lists.max_query
         )
-        words, changes = buffer.numpy(), self.seats.take_changes()
+        words, changes = buffer.numpy(), self.device_slots.take_changes()
         num_words = shape.num_words(self._num_groups)
-        _write(words, lists.laid_out(shape, rows, self.seats.nobody))
+        _write(words, lists.laid_out(shape, rows, self.device_slots.padding))
         own = words[num_words - aligned(shape.num_rows * RECORD_WORDS) :]
         own[: records.size] = records.reshape(-1)
         own[records.size : shape.num_rows * RECORD_WORDS] = 0  # the likeliest token
         _write(words[num_words:], [*changes, *changes.values()])
         return StagedStep(shape, num_words, len(changes))
 
-    def stage_nothing(self, shape: StepShape, buffer: Tensor) -> StagedStep:
+    def stage_padding(self, shape: StepShape, buffer: Tensor) -> StagedStep:
         """Write a step of nobody, to be run for its own sake."""
         return self.stage(Batch(-1, ()), [], _NO_RECORDS, buffer, shape)
 
@@ -170,19 +170,29 @@ class DeviceInputs:
 
     def gather_tables(self, views: StepViews) -> None:
         """Put the block tables of a step together. May be captured."""
-        torch.index_select(self._mirror, 0, views.seats, out=views.tables)
+        torch.index_select(self._mirror, 0, views.seq_slots, out=views.tables)
 
     def views(self, shape: StepShape) -> StepViews:
         """Where the inputs of steps of a shape are."""
         views = self._views.get(shape)
         if views is None:
-            token_ids, positions, *slots, starts, lengths, seats, rows, row_seats, records = (
-                self._sections(shape)
-            )
+            (
+                token_ids,
+                positions,
+                *slots,
+                starts,
+                lengths,
+                seq_slots,
+                rows,
+                row_slots,
+                records,
+            ) = self._sections(shape)
             tables = self._tables[: shape.num_seqs]
             of_groups = [StepTables(table, starts, lengths) for table in tables.unbind(1)]
             step = StepTensors(token_ids, positions, slots, of_groups, shape.max_query)
-            views = StepViews(step, seats, tables, rows, row_seats, records.view(-1, RECORD_WORDS))
+            views = StepViews(
+                step, seq_slots, tables, rows, row_slots, records.view(-1, RECORD_WORDS)
+            )
             if shape == StepShape.decode(shape.num_seqs):
                 self._views[shape] = views
         return views
@@ -204,46 +214,46 @@ class DeviceSlots:
     """
 
     def __init__(self, count: int, width: int, num_groups: int = 1):
-        self.nobody = count
+        self.padding = count
         self.num_groups = num_groups
         self._width = width
         self._free = list(range(count - 1, -1, -1))
-        self._seats: dict[str, _DeviceSlot] = {}
+        self._slot_of: dict[str, _DeviceSlot] = {}
         self._changes: dict[int, int] = {}
 
     def of(self, request: Request) -> int:
         """The seat of a request; changes of its tables are noted."""
-        seat = self._seats.get(request.request_id)
-        if seat is None:
-            seat = self._sit_down(self._free.pop(), request)
-        elif seat.request is not request or seat.num_preemptions != request.num_preemptions:
+        slot = self._slot_of.get(request.request_id)
+        if slot is None:
+            slot = self._assign(self._free.pop(), request)
+        elif slot.request is not request or slot.num_preemptions != request.num_preemptions:
             # It left and came back, and nobody has told us.
-            seat = self._sit_down(seat.index, request)
+            slot = self._assign(slot.index, request)
         # What was published by then has not changed since, but for what is gone, where no query
         # looks any more: mostly nothing is left to compare.
-        written, table, first = seat.tables[0], request.block_ids, seat.num_settled
-        seat.num_settled = request.num_published_blocks
+        written, table, first = slot.tables[0], request.block_ids, slot.num_settled
+        slot.num_settled = request.num_published_blocks
         if len(written) != len(table) or written[first:] != table[first:]:
-            self._note(seat, 0, table, first)
+            self._note(slot, 0, table, first)
         if request.further_tables:
             for group, table in enumerate(request.further_tables, start=1):
-                written = seat.tables[group]
+                written = slot.tables[group]
                 if len(written) != len(table) or written[first:] != table[first:]:
-                    self._note(seat, group, table, first)
-        return seat.index
+                    self._note(slot, group, table, first)
+        return slot.index
 
-    def _sit_down(self, index: int, request: Request) -> _DeviceSlot:
-        seat = self._seats[request.request_id] = _DeviceSlot(index, request, self.num_groups)
-        return seat
+    def _assign(self, index: int, request: Request) -> _DeviceSlot:
+        slot = self._slot_of[request.request_id] = _DeviceSlot(index, request, self.num_groups)
+        return slot
 
-    def _note(self, seat: _DeviceSlot, group: int, table: list[int], first: int) -> None:
+    def _note(self, slot: _DeviceSlot, group: int, table: list[int], first: int) -> None:
         """Note what is new of a table from its entry ``first`` on."""
-        written = seat.tables[group]
+        written = slot.tables[group]
         both = min(len(written), len(table))
         while first < both and written[first] == table[first]:
             first += 1
         written[first:] = table[first:]
-        base = (seat.index * self.num_groups + group) * self._width
+        base = (slot.index * self.num_groups + group) * self._width
         blocks = [0 if block_id == GONE else block_id for block_id in table[first:]]
         self._changes.update(zip(range(base + first, base + len(table)), blocks, strict=True))
 
@@ -254,11 +264,11 @@ class DeviceSlots:
         return changes
 
     def forget(self, request_ids: Iterable[str]) -> None:
-        """Free the seats of requests that have left the batch."""
+        """Free the seq_slots of requests that have left the batch."""
         for request_id in request_ids:
-            seat = self._seats.pop(request_id, None)
-            if seat is not None:
-                self._free.append(seat.index)
+            slot = self._slot_of.pop(request_id, None)
+            if slot is not None:
+                self._free.append(slot.index)
 
 
 class _DeviceSlot:
@@ -280,35 +290,37 @@ class _StepLists(NamedTuple):
     slots: list[list[int]]  # of each group
     starts: list[int]
     lengths: list[int]
-    seats: list[int]
-    row_seats: list[int]
+    seq_slots: list[int]
+    row_slots: list[int]
     max_query: int
 
     @classmethod
-    def of(cls, batch: Batch, seats: DeviceSlots, block_size: int) -> _StepLists:
+    def of(cls, batch: Batch, device_slots: DeviceSlots, block_size: int) -> _StepLists:
         lists = cls([], [], [], [0], [], [], [], _power_of_two(batch))
-        token_ids, positions, slots, starts, lengths, own_seats, row_seats, _ = lists
-        slots += (_slots(batch, group, block_size) for group in range(seats.num_groups))
-        seat_of = seats.of
+        token_ids, positions, slots, starts, lengths, own_slots, row_slots, _ = lists
+        slots += (_kv_slots(batch, group, block_size) for group in range(device_slots.num_groups))
+        slot_of = device_slots.of
         for item in batch.items:
             request, start, count = item.request, item.start, item.num_tokens
-            seat = seat_of(request)
+            slot = slot_of(request)
             if count == 1:
                 known = request.token_ids
-                token_ids.append(known[start] if start < len(known) else -1 - seat)
+                token_ids.append(known[start] if start < len(known) else -1 - slot)
                 positions.append(start)
             else:
-                token_ids += _tokens(item, seat)
+                token_ids += _tokens(item, slot)
                 positions += range(start, start + count)
             starts.append(len(token_ids))
             lengths.append(start + count)
-            own_seats.append(seat)
+            own_slots.append(slot)
             if item.num_sampled:
                 draft = item.draft
-                row_seats += (seat,) if draft is None else (seats.nobody,) * (1 + len(draft))
+                row_slots += (
+                    (slot,) if draft is None else (device_slots.padding,) * (1 + len(draft))
+                )
         return lists
 
-    def laid_out(self, shape: StepShape, rows: Sequence[int], nobody: int) -> list[int]:
+    def laid_out(self, shape: StepShape, rows: Sequence[int], padding: int) -> list[int]:
         """All sections of a step but its records, filled up to where the next one begins."""
         laid: list[int] = []
         for values, length, filler in (
@@ -317,9 +329,9 @@ class _StepLists(NamedTuple):
             *((slots, shape.num_tokens, -1) for slots in self.slots),
             (self.starts, shape.num_seqs + 1, len(self.token_ids)),
             (self.lengths, shape.num_seqs, 0),
-            (self.seats, shape.num_seqs, nobody),
+            (self.seq_slots, shape.num_seqs, padding),
             (rows, shape.num_rows, 0),
-            (self.row_seats, shape.num_rows, nobody),
+            (self.row_slots, shape.num_rows, padding),
         ):
             laid += values
             laid += [filler] * (aligned(length) - len(values))
@@ -332,10 +344,10 @@ def _power_of_two(batch: Batch) -> int:
     return 1 << (most - 1).bit_length()
 
 
-def _tokens(item: ScheduledRequest, seat: int) -> list[int]:
+def _tokens(item: ScheduledRequest, slot: int) -> list[int]:
     token_ids = item.request.token_ids[item.start : item.end]
     if len(token_ids) < item.end - item.start:
-        token_ids.append(-1 - seat)
+        token_ids.append(-1 - slot)
     if item.draft is not None:
         if not item.draft.is_chain:
             raise EngineError("this forward pass knows no drafts that are trees")
@@ -343,7 +355,7 @@ def _tokens(item: ScheduledRequest, seat: int) -> list[int]:
     return token_ids
 
 
-def _slots(batch: Batch, group: int, size: int) -> list[int]:
+def _kv_slots(batch: Batch, group: int, size: int) -> list[int]:
     """Where the keys and values of a batch go, in the layers of a group."""
     slots: list[int] = []
     for item in batch.items:

@@ -12,6 +12,7 @@ import torch
 
 from octavo.core.batch import Batch, TokenLogprobs
 from octavo.core.executor import Probe
+from octavo.core.request import Request
 from octavo.kernels.dispatch import Ops
 from octavo.kernels.recurrence import LayerStates
 from octavo.layers.taps import with_taps
@@ -19,7 +20,7 @@ from octavo.models.kv_groups import KVGroups, one_table
 from octavo.models.registry import CausalLM
 from octavo.runtime.eager_attention import EagerAttention, PagedAttention
 from octavo.runtime.eager_states import EagerStates
-from octavo.runtime.forward import ForwardOutput, InTurn, ObservedRunner, SampledRows
+from octavo.runtime.forward import ForwardOutput, ObservedRunner, SampledRows
 from octavo.runtime.input_batch import InputBatch, StepInputs, blocks_of_row
 from octavo.runtime.kv_cache import KVCache
 from octavo.runtime.sampler import compute_logprobs, probabilities, sample
@@ -61,8 +62,10 @@ class EagerContext:
         return self.rope_tables.get(table, self.attention.num_positions, self.positions.device)
 
 
-class EagerForward(InTurn):
+class EagerForward:
     """Calls a model with the ops of a device, and samples from its logits there."""
+
+    depth = 1
 
     def __init__(
         self,
@@ -104,8 +107,11 @@ class EagerForward(InTurn):
             model, self.kv_cache, self._ops, self._device, *self._limits, groups=self._groups
         )
 
+    def feeds(self, request: Request) -> bool:
+        return False
+
     @torch.inference_mode()
-    def run(self, batch: Batch, weighed: Collection[str] = ()) -> ForwardOutput:
+    def submit(self, batch: Batch, weighed: Collection[str] = ()) -> ForwardOutput:
         inputs = self._input_batch.build(batch)
         self._context = self._make_context(inputs, batch)
         begin = time.perf_counter()

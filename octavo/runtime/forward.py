@@ -7,7 +7,6 @@ knows best where its logits are; all that comes after is the runner's, and the s
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol, TypeAlias
@@ -33,7 +32,7 @@ class KVBlocks(Protocol):
     def num_blocks(self) -> int: ...
 
     @property
-    def shelf(self) -> np.ndarray:
+    def host_blocks(self) -> np.ndarray:
         """Blocks in host memory, which can be copied to and from under the ids that follow those of
         the pool: uint8 [shelf blocks, bytes of a block], as it is and not as a copy."""
         ...
@@ -69,6 +68,10 @@ class ForwardOutput:
     logprobs: dict[int, list[TokenLogprobs | None]] = field(default_factory=dict)
     # Of those who are weighed: what their tokens were drawn from, float32 [tokens, V].
     probabilities: dict[int, np.ndarray] = field(default_factory=dict)
+
+    def result(self) -> ForwardOutput:
+        """Return itself: a forward that computes before ``submit`` returns has nothing to await."""
+        return self
 
 
 class SampledRows:
@@ -141,16 +144,6 @@ class PendingForward(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class FinishedRows:
-    """A pass that was over when ``submit`` returned."""
-
-    rows: ForwardOutput
-
-    def result(self) -> ForwardOutput:
-        return self.rows
-
-
 class ObservedRunner(Protocol):
     """Who keeps the observer of logits that a probe attaches: the runner."""
 
@@ -158,21 +151,6 @@ class ObservedRunner(Protocol):
 
     @property
     def kernel_seconds(self) -> float: ...
-
-
-class InTurn(ABC):
-    """What forwards have in common whose passes are over when they return."""
-
-    depth = 1
-
-    @abstractmethod
-    def run(self, batch: Batch, weighed: Collection[str] = ()) -> ForwardOutput: ...
-
-    def submit(self, batch: Batch, weighed: Collection[str] = ()) -> FinishedRows:
-        return FinishedRows(self.run(batch, weighed))
-
-    def feeds(self, request: Request) -> bool:
-        return False
 
 
 class Forward(Protocol):
@@ -207,10 +185,6 @@ class Forward(Protocol):
         ``weighed``: the ids of requests whose rows are asked for probabilities too. None of them is
         greedy. Such a pass, and one of which anything below is asked, ends before the next begins.
         """
-        ...
-
-    def run(self, batch: Batch, weighed: Collection[str] = ()) -> ForwardOutput:
-        """Compute a batch. What it leaves is valid until anything is computed again."""
         ...
 
     def logits(self, rows: range) -> Logits:

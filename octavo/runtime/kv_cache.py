@@ -36,7 +36,7 @@ class KVCache:
 
     A slot is one token position, ``block_id * block_size + offset``, in the layers of one group of
     ``groups``; None: all have one table. ``copy_units`` copies blocks and slots on the device.
-    ``num_shelf_blocks``: in host memory, with the ids after those of the pool.
+    ``num_host_blocks``: in host memory, with the ids after those of the pool.
     ``value_dim`` is the size of a token's second vector, if it is another than that of the first.
     """
 
@@ -51,7 +51,7 @@ class KVCache:
         device: torch.device,
         groups: KVGroups | None = None,
         copy_units: CopyUnits = copy_units,
-        num_shelf_blocks: int = 0,
+        num_host_blocks: int = 0,
         value_dim: int | None = None,
     ):
         self.num_layers = num_layers
@@ -65,7 +65,7 @@ class KVCache:
             for codec, dim in zip(codecs, (head_dim, value_dim or head_dim), strict=True)
             for parts in [codec.parts(dim)]
         ]
-        self._shelf = _HostRows(self._parts, num_shelf_blocks)
+        self._host_rows = _HostRows(self._parts, num_host_blocks)
 
     @property
     def num_bytes(self) -> int:
@@ -103,14 +103,14 @@ class KVCache:
                 continue
             for source, target in pairs:
                 if target >= end:
-                    self._shelf.put(target - end, source)
+                    self._host_rows.put(target - end, source)
                 else:
-                    self._shelf.get(source - end, target)
+                    self._host_rows.get(source - end, target)
 
     @property
-    def shelf(self) -> np.ndarray:
-        """As :meth:`octavo.runtime.forward.Blocks.shelf`."""
-        return self._shelf.rows.numpy()
+    def host_blocks(self) -> np.ndarray:
+        """As :meth:`octavo.runtime.forward.Blocks.host_blocks`."""
+        return self._host_rows.rows.numpy()
 
     def wait(self) -> None:
         """As :meth:`octavo.runtime.forward.Blocks.wait`."""
@@ -185,7 +185,7 @@ def create_kv_cache(
         device,
         limits.kv_groups,
         copy_units=copy_units,
-        num_shelf_blocks=limits.num_shelf_blocks,
+        num_host_blocks=limits.num_host_blocks,
         value_dim=kept.value_dim,
     )
 

@@ -11,8 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from octavo.core.batch import DAMAGED, Batch, Draft, ScheduledRequest, StepOutput, TokenLogprobs
-from octavo.core.executor import FinishedStep, LogitsObserver, Probe, StepHandle
-from octavo.core.request import Request
+from octavo.core.executor import FinishedStep, LogitsObserver, StepHandle
 from octavo.runtime.forward import Forward, ForwardOutput
 from octavo.runtime.hidden_states import StepFollower, computed_tokens
 from octavo.runtime.prompt_logits import add_prompt_logprobs
@@ -36,18 +35,6 @@ class ModelRunner:
     def kernel_seconds(self) -> float:
         return self.forward.kernel_seconds
 
-    @property
-    def depth(self) -> int:
-        """How many batches may be under way."""
-        return self.forward.depth
-
-    def feeds(self, request: Request) -> bool:
-        """As :meth:`octavo.core.executor.Executor.feeds`."""
-        return self.forward.feeds(request)
-
-    def probe(self) -> Probe:
-        return self.forward.probe(self)
-
     def run(self, batch: Batch) -> StepOutput:
         """Compute a batch. A request whose numbers went wrong is reported in ``errors`` alone."""
         return self.submit(batch).result()
@@ -70,7 +57,7 @@ class ModelRunner:
         written over. Keys and values of a draft have to be moved before the next step, too."""
         if self.follower is not None or self.logits_observer is not None:
             return True
-        return any(item.draft is not None or _judges_prompt(item) for item in batch.items)
+        return any(item.draft is not None or _wants_prompt_logprobs(item) for item in batch.items)
 
     def _end(self, batch: Batch, rows: ForwardOutput, *, looks_into: bool) -> StepOutput:
         """What becomes of the rows of a batch, of which the forward may know no more."""
@@ -84,8 +71,8 @@ class ModelRunner:
             computed = computed_tokens(batch, rows, output, paths)
             self.follower.follow(batch, computed, self.forward.hidden_states)
         for index, item in enumerate(batch.items):
-            if self.logits_observer is not None or _judges_prompt(item):
-                self._judge_prompt(item, int(rows.starts[index]), output)
+            if self.logits_observer is not None or _wants_prompt_logprobs(item):
+                self._add_prompt_logprobs(item, int(rows.starts[index]), output)
         return output
 
     def _take_tokens(
@@ -104,7 +91,7 @@ class ModelRunner:
                 continue
             token_ids, logprobs = rows.tokens[place], rows.logprobs.get(place)
             if item.draft is not None:
-                first = _first_guess(item, rows, index)
+                first = _first_drafted_row(item, rows, index)
                 verified = self._verify(item, item.draft, rows, place, first)
                 paths[index] = verified.path
                 token_ids = verified.token_ids
@@ -151,7 +138,9 @@ class ModelRunner:
             entries.append(entry)
         return entries
 
-    def _judge_prompt(self, item: ScheduledRequest, first_row: int, output: StepOutput) -> None:
+    def _add_prompt_logprobs(
+        self, item: ScheduledRequest, first_row: int, output: StepOutput
+    ) -> None:
         if item.request.request_id in output.errors:
             return
         add_prompt_logprobs(item, first_row, self.forward, self.logits_observer, output)
@@ -168,7 +157,7 @@ class _Step:
         return self.end()
 
 
-def _judges_prompt(item: ScheduledRequest) -> bool:
+def _wants_prompt_logprobs(item: ScheduledRequest) -> bool:
     """Whether log-probabilities are asked of positions of a prompt that an item computes."""
     request = item.request
     asked = request.params.prompt_logprobs is not None
@@ -183,10 +172,12 @@ def _report_damage(batch: Batch, rows: ForwardOutput, output: StepOutput) -> Non
     """
     for index, item in enumerate(batch.items):
         first = bisect_left(rows.damaged, rows.starts[index])
-        if first < len(rows.damaged) and rows.damaged[first] < _first_guess(item, rows, index):
+        if first < len(rows.damaged) and rows.damaged[first] < _first_drafted_row(
+            item, rows, index
+        ):
             output.errors[item.request.request_id] = DAMAGED
 
 
-def _first_guess(item: ScheduledRequest, rows: ForwardOutput, index: int) -> int:
+def _first_drafted_row(item: ScheduledRequest, rows: ForwardOutput, index: int) -> int:
     """The row after the last known token of item ``index`` of a batch."""
     return int(rows.starts[index]) + item.end - item.start

@@ -19,11 +19,12 @@ import numpy as np
 from octavo.base.errors import ConfigError
 from octavo.core.batch import Batch, TokenLogprobs
 from octavo.core.lookahead import MAX_MULTI_STEPS, multi_steps_in_time
+from octavo.core.request import Request
 from octavo.kernels.cpu import abi
 from octavo.kernels.cpu.program import Program
 from octavo.kernels.fused_ops import CannotFuse
 from octavo.kernels.recorder import Value
-from octavo.runtime.forward import ForwardOutput, InTurn, ObservedRunner, SampledRows
+from octavo.runtime.forward import ForwardOutput, ObservedRunner, SampledRows
 from octavo.runtime.input_batch import (
     BlockTables,
     StepSinkWindow,
@@ -37,8 +38,10 @@ from octavo.runtime.probe import NativeProbe
 from octavo.runtime.prompt_logits import LOGITS_ROWS
 
 
-class NativeForward(InTurn):
+class NativeForward:
     """Runs batches of one model through its step program, which chooses their tokens too."""
+
+    depth = 1
 
     def __init__(
         self,
@@ -128,7 +131,10 @@ class NativeForward(InTurn):
     def probe(self, runner: ObservedRunner) -> NativeProbe:
         return NativeProbe(runner, self.program, self.kv_cache)
 
-    def run(self, batch: Batch, weighed: Collection[str] = ()) -> ForwardOutput:
+    def feeds(self, request: Request) -> bool:
+        return False
+
+    def submit(self, batch: Batch, weighed: Collection[str] = ()) -> ForwardOutput:
         num_tokens, longest = self._write_sequences(batch)
         if num_tokens == batch.num_seqs:  # one token each, so there are no drafts
             most = min(item.num_sampled for item in batch.items)

@@ -43,7 +43,7 @@ class NativeBlocks:
         block_size: int,
         layer_bytes: int,
         groups: KVGroups | None = None,
-        num_shelf_blocks: int = 0,
+        num_host_blocks: int = 0,
     ):
         assert block_size % KV_CHUNK == 0, block_size
         self.num_blocks = num_blocks
@@ -51,7 +51,7 @@ class NativeBlocks:
         self.num_layers = num_layers
         self._groups = groups or one_table(num_layers)
         self.block_bytes = self._groups.layers_per_block * layer_bytes
-        data = lazy_zeros((num_blocks + num_shelf_blocks) * self.block_bytes)
+        data = lazy_zeros((num_blocks + num_host_blocks) * self.block_bytes)
         self._data = data.reshape(-1, self._groups.layers_per_block, layer_bytes)
 
     @property
@@ -60,8 +60,8 @@ class NativeBlocks:
         return self.num_blocks * self.block_bytes
 
     @property
-    def shelf(self) -> np.ndarray:
-        """As :meth:`octavo.runtime.forward.Blocks.shelf`."""
+    def host_blocks(self) -> np.ndarray:
+        """As :meth:`octavo.runtime.forward.Blocks.host_blocks`."""
         return self._data[self.num_blocks :].reshape(-1, self.block_bytes)
 
     @property
@@ -115,12 +115,12 @@ class NativeKVCache(NativeBlocks):
         head_dim: int,
         kv_format: int,
         groups: KVGroups | None = None,
-        num_shelf_blocks: int = 0,
+        num_host_blocks: int = 0,
         states: StateMemory | None = None,
     ):
         chunk_bytes = library.check(library.lib.oct_kv_chunk_bytes(kv_format, head_dim))
         layer_bytes = num_kv_heads * (block_size // KV_CHUNK) * chunk_bytes
-        super().__init__(num_layers, num_blocks, block_size, layer_bytes, groups, num_shelf_blocks)
+        super().__init__(num_layers, num_blocks, block_size, layer_bytes, groups, num_host_blocks)
         self._library, self.states = library, states
         self._memory = abi.KVMemory(
             kv_format=kv_format,
@@ -172,11 +172,11 @@ class NativeLatentCache(NativeBlocks):
         rope_dim: int,
         kv_format: int,
         groups: KVGroups | None = None,
-        num_shelf_blocks: int = 0,
+        num_host_blocks: int = 0,
     ):
         row_bytes = library.check(library.lib.oct_latent_row_bytes(kv_format, rank, rope_dim))
         layer_bytes = block_size * row_bytes
-        super().__init__(num_layers, num_blocks, block_size, layer_bytes, groups, num_shelf_blocks)
+        super().__init__(num_layers, num_blocks, block_size, layer_bytes, groups, num_host_blocks)
         self._kv_format, self._width = kv_format, rank + rope_dim
         blocks, layers, _ = self._data.shape
         self._rows = self._data.reshape(blocks, layers, block_size, row_bytes)
@@ -206,7 +206,7 @@ def create_native_cache(
     block_size: int,
     kv_format: int,
     groups: KVGroups | None = None,
-    num_shelf_blocks: int = 0,
+    num_host_blocks: int = 0,
     states: StateMemory | None = None,
 ) -> NativeCache:
     """The cache of layers that all keep as much of a token, and of the states of others."""
@@ -215,6 +215,6 @@ def create_native_cache(
     if kept.kind == "latent":
         rows = kept.key_dim, kept.value_dim
         assert states is None, "no model has latents and states"
-        return NativeLatentCache(library, *blocks, *rows, kv_format, groups, num_shelf_blocks)
+        return NativeLatentCache(library, *blocks, *rows, kv_format, groups, num_host_blocks)
     heads = kept.num_kv_heads, padded_head(kept.key_dim)
-    return NativeKVCache(library, *blocks, *heads, kv_format, groups, num_shelf_blocks, states)
+    return NativeKVCache(library, *blocks, *heads, kv_format, groups, num_host_blocks, states)

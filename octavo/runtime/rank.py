@@ -193,24 +193,26 @@ class Rank:
         """Show every step to ``follower`` after it has been run."""
         self._started.follower = follower
 
-    @property
-    def num_blocks(self) -> int:
-        """Blocks of the KV pool, once it is started."""
-        return self._started.forward.kv_cache.num_blocks
+    def kv_capacity(self) -> int:
+        return self.forward.kv_cache.num_blocks
 
     @property
-    def shelf(self) -> np.ndarray:
-        """Of what is copied to host memory, once it is started: as ``Blocks.shelf``."""
-        return self._started.forward.kv_cache.shelf
+    def host_blocks(self) -> np.ndarray:
+        """Of what is copied to host memory, once it is started: as ``Blocks.host_blocks``."""
+        return self.forward.kv_cache.host_blocks
+
+    # -- the executor, once it is started; see ``core/executor.py`` -----------------------------
 
     @property
     def depth(self) -> int:
-        """How many batches may be under way."""
-        return self._started.depth
+        return self.forward.depth
+
+    @property
+    def feeds_tokens(self) -> bool:
+        return self.forward.depth > 1
 
     def feeds(self, request: Request) -> bool:
-        """As :meth:`octavo.core.executor.Executor.feeds`."""
-        return self._started.feeds(request)
+        return self.forward.feeds(request)
 
     def run(self, batch: Batch) -> StepOutput:
         return self.submit(batch).result()
@@ -225,7 +227,7 @@ class Rank:
         return submit_explaining_memory(self._started.submit, batch, self._ledger)
 
     def probe(self) -> Probe:
-        return self._started.probe()
+        return self.forward.probe(self._started)
 
     def close(self) -> None:
         """Release the KV pool and, with the last reference to it, the model."""

@@ -51,3 +51,8 @@ class StateMemory:
             [self._data[0, offset:].ctypes.data for offset in offsets] for offsets in self._offsets
         ]
         return StateLayout(addresses, self._data.shape[1], self.num_slots)
+
+
+def create_state_memory(layers: Sequence[StateSpec], num_slots: int) -> StateMemory | None:
+    """Allocate the states of recurrent layers, None if a model has no such layers."""
+    return StateMemory(layers, num_slots) if layers else None

@@ -14,7 +14,6 @@ from octavo.layers.tensors import with_tensors
 from octavo.models.config import ModelConfig
 from octavo.models.loader import weights_bytes
 from octavo.models.registry import CausalLM
-from octavo.runtime.backends import state_memory
 from octavo.runtime.capacity import RankLimits, RankSpec, kv_dtype_of
 from octavo.runtime.device_memory import device_memory, explain_out_of_memory
 from octavo.runtime.eager_forward import EagerForward
@@ -28,6 +27,7 @@ from octavo.runtime.memory_ledger import (
     open_ledger,
     tokens_line,
 )
+from octavo.runtime.state_memory import create_state_memory
 
 Progress = Callable[[int, int], None]
 
@@ -108,5 +108,5 @@ class TorchBackend:
             limits.max_num_batched_tokens,
             depths,
             limits.kv_groups,
-            state_memory(model, limits),
+            create_state_memory(model.state_layers, limits.num_state_slots),
         )

@@ -71,7 +71,7 @@ class Acceptance(Protocol):
         """The requests, by their ids, whose drafts cannot be judged without probabilities."""
         ...
 
-    def verify(self, guess: SampledDraft) -> Verified:
+    def verify(self, sampled_draft: SampledDraft) -> Verified:
         """Walk down a draft as far as it is accepted.
 
         The token after the last accepted one is none of those that were drafted there.
@@ -85,11 +85,11 @@ class ExactAcceptance:
     def weighs(self, batch: Batch) -> Collection[str]:
         return ()
 
-    def verify(self, guess: SampledDraft) -> Verified:
-        children = guess.draft.children()
+    def verify(self, sampled_draft: SampledDraft) -> Verified:
+        children = sampled_draft.draft.children()
         rows: list[int] = []
         node: int | None = -1
-        while node is not None and node + 1 not in guess.unsound:
+        while node is not None and node + 1 not in sampled_draft.unsound:
             rows.append(node + 1)
-            node = children.get((node, guess.token_ids[node + 1]))
-        return Verified(rows, [guess.token_ids[row] for row in rows])
+            node = children.get((node, sampled_draft.token_ids[node + 1]))
+        return Verified(rows, [sampled_draft.token_ids[row] for row in rows])

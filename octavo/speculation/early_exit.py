@@ -192,7 +192,7 @@ class Rehearsal:
         self._request.token_ids = [*text[: start + 1]]
         draft = Draft.chain(text[start + 1 :]) if count > 1 else None
         item = ScheduledRequest(self._request, start, count, count, draft)
-        return self._forward.run(Batch(0, (item,))).tokens[0]
+        return self._forward.submit(Batch(0, (item,))).result().tokens[0]
 
     def seconds(self, text: Sequence[int], num_tokens: int) -> float:
         """That a step of the last so many tokens of a text takes."""

@@ -52,7 +52,7 @@ class LayerKV:
             limits.num_blocks,
             native.block_size,
             KV_FORMATS[_KV_DTYPE],
-            num_shelf_blocks=limits.num_shelf_blocks,
+            num_host_blocks=limits.num_host_blocks,
         )
         self.layout = self.cache.layout()
 

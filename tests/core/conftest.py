@@ -54,14 +54,14 @@ def make_engine(
         depth=depth,
         feeds=feeds,
         windows=windows,
-        num_shelf_blocks=num_places,
+        num_host_blocks=num_places,
         num_state_slots=state_slots,
     )
-    shelf = None
+    host_cache = None
     if num_places:
-        storage = make_depot(executor.shelf) if make_depot is not None else None
-        shelf = HostKVCache(num_blocks, num_places, block_size, 100, storage, rule, windows)
-    blocks = BlockManager(num_blocks, block_size, cache, windows, store=shelf, states=states)
+        storage = make_depot(executor.host_blocks) if make_depot is not None else None
+        host_cache = HostKVCache(num_blocks, num_places, block_size, 100, storage, rule, windows)
+    blocks = BlockManager(num_blocks, block_size, cache, windows, store=host_cache, states=states)
     proposer = FunctionProposer(propose, passes) if propose is not None else None
     scheduler = Scheduler(SchedulerConfig(**config), blocks, admission, proposer)
     return Engine(scheduler, executor)

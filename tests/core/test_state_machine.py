@@ -83,7 +83,7 @@ class EngineMachine(RuleBasedStateMachine):
             block_size,
             depth=depth,
             windows=windows,
-            num_shelf_blocks=num_places,
+            num_host_blocks=num_places,
             num_state_slots=num_slots,
         )
         self.engine = Engine(Scheduler(config, blocks, proposer=proposer), executor)

@@ -45,7 +45,7 @@ def new_request(seed: int = 0, **params) -> Request:
     return Request("r", [0], SamplingParams(**params), 0.0, seed=seed)
 
 
-def guess(request: Request, draft: Draft, unsound=()) -> SampledDraft:
+def sampled_draft(request: Request, draft: Draft, unsound=()) -> SampledDraft:
     """What a pass leaves of a draft: each row's distribution, and the token drawn from it."""
     known = tuple(request.output_token_ids)
     paths: list[Prefix] = []
@@ -140,7 +140,7 @@ def first_tokens(rule: Acceptance, propose: Drafter, seed: int, count: int = 2) 
     rng = np.random.default_rng(seed)  # the drafter's own
     while request.num_output_tokens < count:
         draft = propose(tuple(request.output_token_ids), rng, request)
-        request.token_ids += rule.verify(guess(request, draft)).token_ids
+        request.token_ids += rule.verify(sampled_draft(request, draft)).token_ids
     return tuple(request.output_token_ids[:count])
 
 
@@ -175,13 +175,15 @@ def test_a_model_that_drafts_for_itself_is_always_right():
     """As it draws with the request's own numbers; with others it would be as often as p has it."""
     for seed in range(200):
         draft = model_itself((), None, new_request(seed))
-        assert ExactAcceptance().verify(guess(new_request(seed), draft)).path == [0, 1, 2]
+        assert ExactAcceptance().verify(sampled_draft(new_request(seed), draft)).path == [0, 1, 2]
 
 
 @pytest.mark.parametrize("rule", [TypicalAcceptance(), SyntheticAcceptance([0.9, 0.5])])
 def test_a_seed_and_a_draft_give_the_same_answer(rule):
     draft = tree((), np.random.default_rng(0), new_request())
-    answers = [rule.verify(guess(new_request(seed), draft)) for seed in [*range(30), *range(30)]]
+    answers = [
+        rule.verify(sampled_draft(new_request(seed), draft)) for seed in [*range(30), *range(30)]
+    ]
     assert answers[:30] == answers[30:]
     assert len({tuple(answer.token_ids) for answer in answers}) > 1
 
@@ -195,7 +197,7 @@ def test_the_last_token_is_none_that_was_drafted_there(rule, name):
     for seed in range(100):
         request = new_request(seed)
         draft = DRAFTERS[name]((), np.random.default_rng(seed), request)
-        verified = rule.verify(guess(request, draft))
+        verified = rule.verify(sampled_draft(request, draft))
         assert draft.path(verified.token_ids) == verified.path
         assert len(verified.token_ids) == len(verified.rows) == len(verified.path) + 1
 
@@ -205,12 +207,18 @@ def test_the_last_token_is_none_that_was_drafted_there(rule, name):
 )
 def test_a_walk_ends_before_a_row_that_is_unsound(rule):
     request = new_request()
-    sampled = guess(request, Draft.chain([0]))
+    sampled = sampled_draft(request, Draft.chain([0]))
     first = sampled.token_ids[0]  # so that even the exact rule accepts it
-    seeds = [s for s in range(200) if guess(new_request(s), Draft.chain([0])).token_ids[0] == first]
+    seeds = [
+        s
+        for s in range(200)
+        if sampled_draft(new_request(s), Draft.chain([0])).token_ids[0] == first
+    ]
     ends = 0
     for seed in seeds:
-        verified = rule.verify(guess(new_request(seed), Draft.chain([first, 2]), unsound={1}))
+        verified = rule.verify(
+            sampled_draft(new_request(seed), Draft.chain([first, 2]), unsound={1})
+        )
         if verified.token_ids[0] == first:  # accepted; what follows it is not known
             assert verified == ([0], [first])
             ends += 1

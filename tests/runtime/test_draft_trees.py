@@ -123,7 +123,7 @@ VARIANTS = {
     "blocks of 32": {"block_size": 32},
     "no prefix cache": {"prefix_caching": False},
     "tiny pool": {"num_blocks": 20},
-    "three seats": {"max_num_seqs": 3},
+    "three slots": {"max_num_seqs": 3},
     "budget 24": {"max_num_batched_tokens": 24},
     "two threads": {"threads": 2},
 }

@@ -113,7 +113,7 @@ VARIANTS = {
     "small budget": {"right": 0.9, "max_num_batched_tokens": 9},
     "no prefix cache": {"right": 0.9, "prefix_caching": False},
     "tiny pool": {"right": 0.9, "num_blocks": 8},
-    "tiny pool, a shelf": {"right": 0.9, "num_blocks": 8, "num_places": 30},
+    "tiny pool, host cache": {"right": 0.9, "num_blocks": 8, "num_places": 30},
     "long blocks": {"right": 0.9, "block_size": 32, "num_blocks": 32},
 }
 
@@ -178,16 +178,16 @@ def test_a_guess_that_turns_to_nan_costs_nobody_anything(bench, run_all, alone, 
     requests = make_requests(vocab_size)
     drafts = Drafts(alone, requests, 1.0, vocab_size)
     engine = bench.engine(kernels=kernels, proposer=FunctionProposer(drafts), max_num_seqs=1)
-    runner = engine.executor.rank.runner
-    run, damages = runner.forward.run, every(3)
+    runner = engine.executor.runner
+    submit, damages = runner.forward.submit, every(3)
 
     def damaging(batch, *rest):
-        rows = run(batch, *rest)
+        rows = submit(batch, *rest)
         if batch.items[0].draft is not None and damages():
             rows.damaged = [len(batch.items[0].draft)]
         return rows
 
-    runner.forward.run = damaging
+    runner.forward.submit = damaging
     answers, _ = run_all(engine, requests)
     assert answers == alone
 
@@ -199,7 +199,7 @@ def test_a_known_token_that_turns_to_nan_ends_its_request(bench, alone, kernels)
     engine = bench.engine(kernels=kernels, proposer=FunctionProposer(drafts))
     engine.add(request)
     engine.step()
-    runner = engine.executor.rank.runner
+    runner = engine.executor.runner
     runner.forward = FaultyForward(runner.forward, damages=every(1))
     engine.step()
     assert (request.finish_reason, request.error) == (FinishReason.ERROR, DAMAGED)

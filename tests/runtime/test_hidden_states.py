@@ -14,7 +14,6 @@ from octavo.core.request import Request
 from octavo.core.sampling_params import SamplingParams
 from octavo.core.scheduler import SchedulerConfig
 from octavo.executor.hash_model import FunctionProposer
-from octavo.executor.local import LocalExecutor
 from octavo.kernels import fused_ops
 from octavo.kernels.cpu import library
 from octavo.models.loader import load_model
@@ -68,7 +67,7 @@ def engine_with(rank: Rank, follower, propose=None, budget: int = 64, max_multi_
         "tiny", "cpu", "float32", 0, "continuous", CacheConfig(16, 32, "float32", False), scheduler
     )
     proposer = FunctionProposer(propose) if propose else None
-    return build_engine(config, LocalExecutor(rank), proposer=proposer)
+    return build_engine(config, rank, proposer=proposer)
 
 
 def drain(engine, count: int = 3):

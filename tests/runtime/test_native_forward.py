@@ -28,8 +28,8 @@ VARIANTS = {
     "no prefix cache": {"prefix_caching": False},
     "tiny pool": {"num_blocks": 10},
     "tiny pool, no cache": {"num_blocks": 10, "prefix_caching": False},
-    "tiny pool, a shelf": {"num_blocks": 10, "num_places": 30},
-    "three seats": {"max_num_seqs": 3},
+    "tiny pool, host cache": {"num_blocks": 10, "num_places": 30},
+    "three slots": {"max_num_seqs": 3},
     "static": {"static": True, "max_num_seqs": 4},
     "unchunked": {"enable_chunked_prefill": False, "max_num_batched_tokens": 128},
     "two threads": {"threads": 2},
@@ -95,7 +95,7 @@ def test_answers_are_the_same_to_the_last_bit(bench, run_all, alone, name):
     assert max(step.batch.num_seqs for step in steps) > 1 or "budget 1" in name
     if "tiny pool" in name:
         assert engine.scheduler.num_preemptions > 0
-    if "shelf" in name:
+    if "host cache" in name:
         assert (engine.stats().kv_blocks_restored or 0) > 0
 
 
@@ -120,8 +120,10 @@ def test_what_prompts_share_is_read_once(bench, run_all, kv_cache_dtype):
     settings = {"kernels": "native", "max_model_len": 256, "kv_cache_dtype": kv_cache_dtype}
     engine = bench.engine(**settings, prefix_caching=False)
     alone, _ = run_all(engine, make_questions(document), together=False)
-    guess = FunctionProposer(lambda prompt, length: Draft.chain([7, 8]) if length % 3 else None)
-    for proposer in (None, guess):
+    sampled_draft = FunctionProposer(
+        lambda prompt, length: Draft.chain([7, 8]) if length % 3 else None
+    )
+    for proposer in (None, sampled_draft):
         engine = bench.engine(128, **settings, proposer=proposer)
         run_all(engine, [Request("first", document, SamplingParams(max_tokens=1), 0.0)])
         answers, steps = run_all(engine, make_questions(document))
@@ -194,7 +196,7 @@ def test_several_requests_take_several_steps_of_one_call(bench, run_all, monkeyp
         return [Request(f"r{i}", prompts[i], params[i], 0.0, seed=i) for i in range(3)]
 
     expected, _ = run_all(bench.engine(kernels="native"), make())
-    rank = bench.engine(kernels="native").executor.rank
+    rank = bench.engine(kernels="native").executor
     requests = make()
     for index, request in enumerate(requests):
         request.block_ids = [2 * index, 2 * index + 1]
@@ -215,7 +217,7 @@ def test_several_requests_take_several_steps_of_one_call(bench, run_all, monkeyp
 def test_a_multi_step_call_takes_as_long_as_it_should(bench, run_all, monkeypatch):
     """Slow models decode token by token: nobody waits longer than for that."""
     engine = bench.engine(kernels="native", max_multi_steps=lookahead.MAX_MULTI_STEPS)
-    forward = engine.executor.rank.runner.forward
+    forward = engine.executor.runner.forward
     forward._decode_seconds = lookahead.MULTI_STEP_SECONDS
     program = forward.program
 
@@ -238,7 +240,7 @@ def test_damage_in_a_later_step_ends_the_request_after_its_good_tokens(bench, ru
     (good,) = run_all(engine, [Request("r", [5, 6, 7], params, 0.0, seed=1)])[0].values()
 
     engine = bench.engine(kernels="native", max_multi_steps=lookahead.MAX_MULTI_STEPS)
-    program = engine.executor.rank.runner.forward.program
+    program = engine.executor.runner.forward.program
     position = 3 + 1 + 4  # in the middle of the first call of several steps
     program._extend_tables(100)
     arguments, rope = program._tables[0]
@@ -259,7 +261,7 @@ def test_damage_in_a_later_step_ends_the_request_after_its_good_tokens(bench, ru
 def test_tables_of_positions_that_were_too_short_are_let_go(bench, run_all):
     """They double with the context: all of them together were gigabytes at 128k positions."""
     engine = bench.engine(kernels="native")
-    program = engine.executor.rank.runner.forward.program
+    program = engine.executor.runner.forward.program
     params = SamplingParams(max_tokens=2, ignore_eos=True)
     first, _ = run_all(engine, [Request("a", [5, 6, 7], params, 0.0, seed=1)])
     seen = []
@@ -332,7 +334,7 @@ def test_keys_and_values_with_scales(bench, run_all, kv, most, memory):
 def test_damaged_rows_end_their_requests_alone(bench, run_all, alone):
     engine = bench.engine(kernels="native")
     requests = make_requests(bench.config.vocab_size)
-    runner = engine.executor.rank.runner
+    runner = engine.executor.runner
     runner.forward = FaultyForward(runner.forward, damages=every(9))
     answers, _ = run_all(engine, requests)
     ended = [r for r in requests if r.finish_reason is FinishReason.ERROR]
@@ -348,7 +350,7 @@ def test_a_step_that_is_aborted_fails_and_the_next_runs(bench, run_all, alone):
     import threading
 
     engine = bench.engine(kernels="native", threads=2)
-    pool = engine.executor.rank.runner.forward.program.pool
+    pool = engine.executor.runner.forward.program.pool
     stop = threading.Event()
 
     def abort_all_the_time() -> None:

@@ -68,7 +68,7 @@ class Oracle:
 
 def engine_of(bench, kernels: str, acceptance=None, propose=None, **limits):
     engine = bench.engine(kernels=kernels, **limits)
-    runner = engine.executor.rank.runner
+    runner = engine.executor.runner
     if acceptance is not None:
         runner.acceptance = acceptance
     if propose is not None:
@@ -88,9 +88,9 @@ class Watched:
     def weighs(self, batch):
         return self.rule.weighs(batch)
 
-    def verify(self, guess: SampledDraft) -> Verified:
-        verified = self.rule.verify(guess)
-        self.asked.append((guess, verified))
+    def verify(self, sampled_draft: SampledDraft) -> Verified:
+        verified = self.rule.verify(sampled_draft)
+        self.asked.append((sampled_draft, verified))
         return verified
 
 
@@ -113,7 +113,7 @@ def test_exact_acceptance_changes_nothing_and_asks_for_nothing(bench, run_all, p
     engine, runner = engine_of(bench, kernels, watched, propose)
     answers, steps = run_all(engine, requests())
     assert answers == expected
-    assert all(guess.probabilities is None for guess, _ in watched.asked)
+    assert all(sampled_draft.probabilities is None for sampled_draft, _ in watched.asked)
     accepted = sum(len(verified.path) for _, verified in watched.asked)
     assert accepted > 60 if right else accepted < 20
 
@@ -125,13 +125,15 @@ def test_probabilities_of_a_step_are_those_of_its_logits(bench, run_all, kernels
     weighed: dict[str, bool] = {}
 
     class Compared(TypicalAcceptance):
-        def verify(self, guess: SampledDraft) -> Verified:
-            verified = super().verify(guess)
-            weighed[guess.request.request_id] = guess.probabilities is not None
-            if guess.probabilities is not None:
-                found = guess.probabilities.copy()
+        def verify(self, sampled_draft: SampledDraft) -> Verified:
+            verified = super().verify(sampled_draft)
+            weighed[sampled_draft.request.request_id] = sampled_draft.probabilities is not None
+            if sampled_draft.probabilities is not None:
+                found = sampled_draft.probabilities.copy()
                 logits = runner.forward.logits(range(len(found)))  # it is alone
-                rows = [sampling_row(row) for row in rows_of(guess.request, guess.draft)]
+                rows = [
+                    sampling_row(row) for row in rows_of(sampled_draft.request, sampled_draft.draft)
+                ]
                 expected = probabilities(torch.as_tensor(logits).clone(), rows).numpy()
                 compared.append((found, expected))
             return verified
