@@ -1,4 +1,4 @@
-"""What misbehaves on demand, to show that nobody is hurt.
+"""Fault injection: a scheduler, an executor and a forward pass that fail on demand.
 
 engine.executor = FaultyExecutor(engine.executor, raises=sometimes(0.1, seed=1))
 engine.scheduler = FaultyScheduler.in_place_of(engine.scheduler, preempts=every(3))
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
         PendingForward,
     )
 
-# Says whether a fault happens this time.
+# Returns whether a fault happens this time.
 Trigger = Callable[[], bool]
 
 
@@ -44,7 +44,7 @@ def never() -> bool:
 
 
 def every(count: int) -> Trigger:
-    """Each ``count``-th time."""
+    """Return a trigger that fires at each ``count``-th call."""
     calls = 0
 
     def trigger() -> bool:
@@ -56,17 +56,17 @@ def every(count: int) -> Trigger:
 
 
 def sometimes(rate: float, seed: int) -> Trigger:
-    """With probability ``rate``, from ``seed``."""
+    """Return a trigger that fires with probability ``rate``, by a random ``seed``."""
     rng = random.Random(seed)
     return lambda: rng.random() < rate
 
 
 class FaultyScheduler(Scheduler):
-    """A scheduler that takes blocks from requests without need.
+    """A scheduler that preempts requests without need.
 
     Args:
-        preempts: whether a running request loses its blocks before a step. Like in earnest, only
-            one that has produced a token since it was admitted, and that is not in flight.
+        preempts: whether a running request is preempted before a step: as in real preemption, one
+            that has produced a token since its admission, and that is not in flight.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class FaultyScheduler(Scheduler):
 
     @classmethod
     def in_place_of(cls, scheduler: Scheduler, *, preempts: Trigger) -> FaultyScheduler:
-        """A scheduler of the same parts, for an engine without requests."""
+        """Return a faulty scheduler with the parts of another, for an engine without requests."""
         return cls(
             scheduler.config,
             scheduler.block_manager,
@@ -102,7 +102,7 @@ class FaultyScheduler(Scheduler):
 
 
 class FaultyExecutor(ExecutorAround):
-    """Another executor, with steps that fail and prompts that it cannot stand.
+    """Wraps an executor with steps that fail and prompts that make them fail.
 
     Args:
         poison: what happens in a step with a request whose prompt holds a token, by kind:
@@ -151,10 +151,10 @@ class FaultyExecutor(ExecutorAround):
 
 
 class FaultyForward:
-    """Another forward pass, whose numbers are sometimes none.
+    """Wraps a forward pass that sometimes reports NaN.
 
     Args:
-        damages: whether the first row of a batch has turned to NaN.
+        damages: whether the first row of a batch is reported as NaN.
     """
 
     def __init__(self, forward: Forward, damages: Trigger):

@@ -1,6 +1,7 @@
-"""An executor without a model: a cost function and a virtual clock.
+"""The executor of simulations: a cost function and a virtual clock in place of a model.
 
-It runs the production scheduler and block manager, so what is simulated is their own behaviour.
+The scheduler and the block manager above it are those of production, so that a simulation shows
+their behaviour.
 """
 
 from __future__ import annotations
@@ -17,13 +18,13 @@ from octavo.core.request import Request
 
 
 def filler_token(request: Request, position: int) -> int:
-    """A token that no prompt contains and that differs between requests and positions."""
+    """Return a token that no prompt contains and that differs by request and position."""
     return -1 - crc32(f"{request.request_id} {position}".encode())
 
 
 @dataclass(frozen=True, slots=True)
 class SimulatedStep:
-    """A step that is over when the clock says so."""
+    """A step that ends at a time of the virtual clock."""
 
     ready_at: float
     output: StepOutput
@@ -35,20 +36,20 @@ class SimulatedStep:
 
 
 class SimulatedExecutor:
-    """Computes no tokens and takes no time.
+    """Runs batches in simulated time, with made-up tokens.
 
     Args:
-        cost: seconds of a batch; see :meth:`octavo.cost.step_cost.StepModel.seconds`.
+        cost: returns the seconds of a batch; see :meth:`octavo.cost.step_cost.StepModel.seconds`.
         clock: the clock of the engine, which a step's result moves to the step's end.
         num_blocks: the size of the simulated KV pool.
-        next_token: the token of a request at a position. The default makes up tokens; a replay
-            can return those that a real run produced.
-        depth: batches in flight.
+        next_token: returns the token of a request at a position. The default makes up tokens; a
+            replay can return those of a real run.
+        depth: batches that may be in flight.
         feeds_tokens: a request may be in several of them; they are run one after the other.
             Otherwise each begins when the one before it is through the first of ``depth`` equal
             stages, as in a pipeline.
-        host_seconds: what it takes to plan and submit a batch, whatever is running meanwhile.
-        accept: the drafted tokens that are right, as indices down one path, such as
+        host_seconds: the time to plan and submit a batch, which overlaps with running steps.
+        accept: returns the accepted tokens of a draft, as indices down one path, such as
             ``runtime.acceptance.Synthetic.path``. The default goes by ``next_token``.
     """
 

@@ -1,4 +1,4 @@
-"""Runs a model by its fused program: on a GPU, or with plain ops on the CPU, as its slow twin."""
+"""The backend that runs a model's fused program, on a GPU or with PyTorch ops on the CPU."""
 
 from __future__ import annotations
 
@@ -65,12 +65,13 @@ _log = logging.getLogger("octavo")
 
 
 class FusedBackend:
-    """A model whose phases are launched one after the other, or replayed.
+    """A model as fused ops, launched one after the other or replayed from a CUDA graph.
 
-    CannotFuse if its ops do not make phases, if they ask for what the kernels do not have, or if
-    the kernels do not compile and run on this GPU.
+    ``components``: the kernels and queues of a device; by default those of ``spec.device``.
 
-    ``components``: what computes it; that of the device by default.
+    Raises:
+        CannotFuse: its ops cannot be fused, need what the kernels lack, or the kernels do not
+            compile and run on this GPU.
     """
 
     name = "fused"
@@ -103,11 +104,11 @@ class FusedBackend:
             self._try_kernels()
 
     def _ledger(self) -> MemoryLedger:
-        """While weights are packed."""
+        """The uses of the GPU's memory while weights are packed."""
         return open_ledger(device_memory(self._spec.device), 1.0, self._weights.num_bytes, ())
 
     def _tell_activations(self) -> None:
-        """Say so if activations are to be rounded, and meet no weight that takes them so."""
+        """Warn if activations are to be rounded to int8 and no weight takes them so."""
         in_8_bits = torch.int8, torch.float8_e4m3fn
         if self._spec.activations == "int8" and not any(
             self._components.multiplied_as(part) in in_8_bits for part in self._weights.all_parts()
@@ -120,7 +121,7 @@ class FusedBackend:
             )
 
     def _planned_limits(self) -> RankLimits:
-        """Steps as large as they may become, over a KV cache of one block."""
+        """Limits of the largest step, over a KV cache of one block."""
         spec = self._spec
         return RankLimits(
             num_blocks=1,
@@ -131,11 +132,8 @@ class FusedBackend:
         )
 
     def _try_kernels(self) -> None:
-        """Compile and launch every kernel that steps will, while another backend can still be
-        chosen: what a GPU, its driver or a compiler cannot do shows here.
-
-        CannotFuse if one does not run.
-        """
+        """Compile and launch every kernel that steps use, while another backend can still be
+        chosen. CannotFuse if the GPU, its driver or the compiler fails at one."""
         try:
             with explain_out_of_memory(STEP, self._ledger):
                 forward = self._made_forward(self._planned_limits())
@@ -143,11 +141,11 @@ class FusedBackend:
                 forward.warm_up()
         except ConfigError:
             raise
-        except Exception as error:  # of Triton, of a compiler, of the driver: of many types
+        except Exception as error:  # Triton, compilers and drivers raise many types
             raise CannotFuse(f"a kernel does not run on this GPU: {_in_a_line(error)}") from error
 
     def planned_memory(self) -> Sequence[MemoryLine]:
-        """What is allocated at the start: counted by making all of it where there is no memory."""
+        """Return the memory that the start takes, counted by allocating all of it on ``meta``."""
         spec, limits = self._spec, self._planned_limits()
         kv_cache = self._create_kv_cache(limits, META_DEVICE)
         with CountedMemory() as counted:
@@ -180,7 +178,7 @@ class FusedBackend:
     def _made_forward(
         self, limits: RankLimits, kept: Mapping[int, Value] = MappingProxyType({})
     ) -> CudaForward:
-        """With all of its memory, on a stream of its own."""
+        """Create a forward with all of its memory, on a stream of its own."""
         here = self._components.device
         kv_cache = self._create_kv_cache(limits, here)
         ops = self._create_ops(kv_cache, limits, here)
@@ -264,15 +262,15 @@ class FusedBackend:
 
 
 def _in_a_line(error: Exception) -> str:
-    """An error's type and the first line of what it says, which may be long."""
+    """Return an error's type and the first line of its message, cut to 300 characters."""
     said = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
     name = type(error).__name__
     return f"{name}: {said[:300]}" if said else name
 
 
 class PackedDeviceWeights:
-    """The weights of a plan on a device. Those that are multiplied with together are one matrix;
-    one that is asked for again is there already."""
+    """The packed weights of a plan on a device. Matrices that are multiplied with the same rows are
+    joined; each is packed once."""
 
     def __init__(
         self,
@@ -288,14 +286,14 @@ class PackedDeviceWeights:
         return sum(weight.nbytes for weight in self._made.values())
 
     def all_parts(self) -> Iterator[DeviceWeight]:
-        """Of what is there, each matrix that is of one kind."""
+        """Yield each packed matrix; a joined matrix of several formats as its parts."""
         for weight in self._made.values():
             yield from parts_of(weight)
 
     def pack_all(self, progress: Progress | None) -> None:
-        """Pack what any phase multiplies with. Files are read once, in the order of phases.
+        """Pack the weights of all fused ops, reading files once and in the order of ops.
 
-        ``progress`` is called with the bytes of files that were read, and those of all.
+        ``progress`` is called with (bytes read, bytes in all).
         """
         upload = self._components.create_upload()
         total, done = sum(weight.nbytes for weight in self._weights.values()), 0

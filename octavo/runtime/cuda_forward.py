@@ -1,12 +1,12 @@
-"""A forward pass on a GPU, which the host only launches: two steps may be in flight.
+"""A forward pass on a GPU that the host launches asynchronously: two steps may be in flight.
 
-Of a step the host writes the inputs into a buffer of its own and queues the rest: the copy, the
-fused program, the choice of tokens, and the copy of these back to the host, which looks at them
-when it has launched the next step. Nothing on the way asks the device anything. A step of plain
-decoding is one graph, replayed; any other is launched kernel by kernel.
+The host writes the inputs of a step into a pinned buffer and queues the rest: the copy to the
+device, the fused program, sampling, and the copy of tokens back to the host, which reads them after
+it has launched the next step. Nothing in between synchronizes with the device. A step of plain
+decoding replays a CUDA graph; any other is launched kernel by kernel.
 
-On the CPU, with the ops of ``kernels/cuda/plain_ops.py`` and a ``HostStream``, this is the slow
-twin of that: the same code but for the kernels, and answers like those of ``eager_forward.py``.
+On the CPU, with the ops of ``kernels/cuda/plain_ops.py`` and a ``HostStream``, the same code runs
+without kernels, for tests; its answers match those of ``eager_forward.py``.
 """
 
 from __future__ import annotations
@@ -48,13 +48,13 @@ from octavo.runtime.sampler import compute_logprobs, probabilities
 from octavo.runtime.sampling_row import DraftedRow, sampling_row
 from octavo.runtime.streams import Event, Stream, Work
 
-# What a graph samples for. Steps that ask for more are sampled again, from the same logits.
+# The sampling that graphs capture. Steps that ask for more sample again from the same logits.
 _CAPTURED = Asked(cuts=True)
 _NUM_BUFFERS = 2  # steps in flight
 
 
 def num_logits_rows(limits: RankLimits) -> int:
-    """Rows of which logits are made at once. Those of more, of drafts, come in several parts."""
+    """Return how many rows get logits at once; steps with more rows sample in several parts."""
     return max(limits.max_num_seqs, LOGITS_ROWS)
 
 
@@ -66,23 +66,23 @@ class StepProgram(Protocol):
 
     @property
     def damaged(self) -> Tensor:
-        """int32 [max_tokens]: not 0 for rows of the last step that are no numbers."""
+        """int32 [max_tokens]: nonzero for rows of the last step with a NaN or an infinity."""
         ...
 
     def run(self, step: StepTensors) -> None:
-        """All of a step but its head."""
+        """Compute a step up to its hidden states, without the head."""
         ...
 
     def reset(self) -> None:
-        """Undo what a step leaves behind of which not all was launched."""
+        """Reset the state that a partly launched step leaves behind."""
         ...
 
     def logits(self, rows: Tensor, out: Tensor) -> None:
-        """The head, over some rows (int32 [R]) of the last step: float32 [R, V]."""
+        """Write the logits of rows (int32 [R]) of the last step to ``out``, float32 [R, V]."""
         ...
 
     def buffer(self, value: Value) -> Tensor:
-        """What the last step has left of a value that is kept: [max_tokens, width]."""
+        """Return a kept value of the last step: [max_tokens, width]."""
         ...
 
     def exit_after(self, num_layers: int) -> StepProgram: ...
@@ -92,12 +92,12 @@ class CudaForward:
     """Runs batches of one model by its fused program.
 
     Args:
-        make_probe: what says of the model what a runner is asked.
-        captures: whether decode steps are captured, where the stream is any faster by it.
-        runs_ahead: a step may be launched before the results of the one before it are there.
-        kept: the values that the program keeps, by their depth.
-        beside: another forward of the same stream, in whose memory steps leave their logits and
-            tokens: what either has left is gone when the other has run.
+        make_probe: creates the probe of the model for a runner.
+        captures: capture decode steps as graphs, if the stream can.
+        runs_ahead: a step may be launched before the results of the last one have arrived.
+        kept: the hidden states that the program keeps, by their depth.
+        beside: another forward on the same stream, whose memory for logits and tokens this one
+            shares: a step of either overwrites the results of the other.
     """
 
     def __init__(
@@ -149,10 +149,10 @@ class CudaForward:
                 program.reset,
                 lambda size: self._stage_padding(StepShape.decode(size)),
             )
-        stream.catch_up()  # with all that was made here, and before
+        stream.catch_up()  # with all tensors that were made so far
 
     def warm_up(self) -> None:
-        """Have all kernels compiled, by steps of nobody (``cuda_warmup.py``), and wait for it."""
+        """Compile all kernels by running steps of padding (``cuda_warmup.py``), and wait."""
         for shape in cuda_warmup.warm_up_shapes(self._limits, len(self._records)):
             views, rows = self._inputs.views(shape), slice(0, shape.num_rows)
             asked = cuda_warmup.warm_up_sampling(shape.num_rows, self.program.vocab_size)
@@ -164,7 +164,7 @@ class CudaForward:
         self._stream.mark().wait()
 
     def capture(self) -> None:
-        """Capture decode steps of all sizes (``cuda_graphs.py``), where that is wanted."""
+        """Capture decode steps of all sizes (``cuda_graphs.py``), if graphs are enabled."""
         if self.graphs is not None:
             self.graphs.capture()
 
@@ -177,12 +177,11 @@ class CudaForward:
         return StepBuffer(words, sampled, like(self.program.damaged), self._stream.mark())
 
     def feeds(self, request: Request) -> bool:
-        """Whether steps may go on from tokens of a request that the host has not seen."""
+        """Return whether a step may go on from a token that the host has not received yet."""
         return needs_host(request.params) is None
 
     def exit_after(self, num_layers: int) -> CudaForward:
-        """As :meth:`octavo.runtime.forward.Forward.exit_after`. It takes memory for its inputs, and
-        shares all else."""
+        """See :meth:`octavo.runtime.forward.Forward.exit_after`. Only inputs take new memory."""
         try:
             program = self.program.exit_after(num_layers)
         except CannotFuse as error:
@@ -203,8 +202,8 @@ class CudaForward:
         return self._make_probe(runner)
 
     def submit(self, batch: Batch, weighed: Collection[str] = ()) -> LaunchedStep:
-        """Launch a batch. Of the steps before it, the results of all but the last have been taken,
-        and tokens of requests that it goes on from are fed to it if they are not known yet."""
+        """Launch a batch. The results of all steps but the last must have been taken; tokens that
+        the last one has yet to sample are fed to this one on the device."""
         size = self._size_of(batch)
         buffer = self._free_buffer()
         starts = [0, *accumulate([item.num_tokens for item in batch.items])]
@@ -225,7 +224,7 @@ class CudaForward:
 
         try:
             self._stream.launch(work)
-        except Exception:  # its requests are run again, or fail; the next step must not see it
+        except Exception:  # its requests run again or fail; the next step must not be affected
             self._stream.launch(self.program.reset)
             raise
         buffer.event = self._stream.mark()
@@ -234,11 +233,11 @@ class CudaForward:
         return LaunchedStep(self, buffer, starts, sampling, time.perf_counter())
 
     def _size_of(self, batch: Batch) -> int | None:
-        """The size of the graph that a batch is launched as, None for kernel by kernel."""
+        """Return the size of the graph that runs a batch, None for kernel by kernel."""
         return None if self.graphs is None else self.graphs.size_of(batch)
 
     def _free_buffer(self) -> StepBuffer:
-        """The one that was used longest ago, whose results have been taken."""
+        """Return the least recently used buffer, whose results have been taken."""
         buffer = self._buffers[0]
         buffer.event.wait()
         return buffer
@@ -246,7 +245,7 @@ class CudaForward:
     def _describe(
         self, batch: Batch, requests: Sequence[Request | DraftedRow]
     ) -> tuple[list[_SampledPart], np.ndarray]:
-        """How rows become tokens: what they ask for, and their records, int32 [R, words]."""
+        """Return the parts that sample together, and the sampling records, int32 [R, words]."""
         positions = _positions(batch)
         records = np.empty((len(requests), RECORD_WORDS), np.int32)
         parts: list[_SampledPart] = []
@@ -266,10 +265,10 @@ class CudaForward:
             )
         return parts, records
 
-    # -- what the device does ----------------------------------------------------------------
+    # -- work for the device -----------------------------------------------------------------
 
     def _as_launched(self, views: StepViews, parts: Iterable[_SampledPart]) -> Work:
-        """A step, kernel by kernel."""
+        """Return the work of a step, kernel by kernel."""
 
         def work() -> None:
             self._compute(views)
@@ -280,7 +279,7 @@ class CudaForward:
         return work
 
     def _as_replayed(self, replay: Work, views: StepViews, parts: Iterable[_SampledPart]) -> Work:
-        """A step by its graph, and by what its rows ask beyond that."""
+        """Return the work of a step by its graph, and the sampling that graphs do not capture."""
 
         def work() -> None:
             replay()
@@ -291,12 +290,12 @@ class CudaForward:
         return work
 
     def _decode(self, size: int) -> Work:
-        """A decode step of a size, whatever is in its inputs by then."""
+        """Return the work of a decode step of ``size`` sequences, on the inputs of that time."""
         views = self._inputs.views(StepShape.decode(size))
         return self._as_launched(views, [_SampledPart(slice(0, size), _CAPTURED)])
 
     def _stage_padding(self, shape: StepShape) -> None:
-        """Queue the inputs of a step of nobody."""
+        """Queue the inputs of a step of padding alone."""
         buffer = self._free_buffer()
         staged = self._inputs.stage_padding(shape, buffer.words)
         self._stream.launch(lambda: self._inputs.upload(staged, buffer.words))
@@ -330,7 +329,7 @@ class CudaForward:
             SampledTokens(self._sampled.answers[:, rows], self._sampled.judged[rows]),
         )
 
-    # -- what else is asked of the last step ------------------------------------------------------
+    # -- further results of the last step -------------------------------------------------------
 
     def logits(self, rows: range) -> Tensor:
         return self._logits_of(rows)
@@ -344,7 +343,7 @@ class CudaForward:
         return kept[: self._num_tokens].float().cpu().numpy()
 
     def _logits_of(self, rows: Sequence[int]) -> Tensor:
-        """A further call, of the head alone."""
+        """Run the head alone over some rows of the last step, and wait."""
         found = self._logits[: len(rows)]
         at = torch.tensor(rows, dtype=torch.int32)
         self._stream.launch(lambda: self.program.logits(at.to(self._stream.device), found))
@@ -354,7 +353,7 @@ class CudaForward:
     def _probabilities(
         self, rows: Sequence[int], requests: Sequence[Request | DraftedRow]
     ) -> np.ndarray:
-        """What rows of the last step are sampled from: float32 [R, V]."""
+        """Return the distributions that rows of the last step are sampled from: float32 [R, V]."""
         found = []
         most = len(self._records)
         with torch.inference_mode():
@@ -365,7 +364,7 @@ class CudaForward:
         return np.concatenate(found)
 
     def rows_of(self, step: LaunchedStep) -> ForwardOutput:
-        """What a step has left, when it has ended."""
+        """Wait for a step and return its results."""
         buffer, sampling = step.buffer, step.sampling
         buffer.event.wait()
         now, begun = time.perf_counter(), step.begun_at
@@ -393,7 +392,7 @@ class CudaForward:
 
 @dataclass(frozen=True, slots=True)
 class LaunchedStep:
-    """A step that was launched: ``PendingRows``."""
+    """A launched step; see ``PendingForward``."""
 
     forward: CudaForward
     buffer: StepBuffer
@@ -406,7 +405,7 @@ class LaunchedStep:
 
 
 class StreamOrderedBlocks:
-    """Memory behind block ids, which is written to when its turn comes."""
+    """A KV cache whose copies are queued on a stream, in order with the steps."""
 
     def __init__(self, cache: KVCache, stream: Stream):
         self.cache, self._stream = cache, stream
@@ -432,7 +431,7 @@ class StreamOrderedBlocks:
 
 @dataclass(slots=True)
 class StepBuffer:
-    """Buffers of the host for one step in flight; the device has done with them after ``event``."""
+    """Host buffers of one step in flight; the device is done with them after ``event``."""
 
     words: Tensor
     sampled: SampledTokens
@@ -442,7 +441,7 @@ class StepBuffer:
     def fetch(
         self, sampled: SampledTokens, num_logprobs: int, damaged: Tensor, num_tokens: int
     ) -> None:
-        """Copy what a step leaves, to be launched."""
+        """Copy the results of a step to the host. To be launched on the stream."""
         self.sampled.answers.copy_(sampled.answers, non_blocking=True)
         self.damaged[:num_tokens].copy_(damaged[:num_tokens], non_blocking=True)
         if num_logprobs:
@@ -453,7 +452,7 @@ class StepBuffer:
 
 @dataclass(frozen=True, slots=True)
 class _SampledPart:
-    """Rows that become tokens together, and what they need for it, on the host."""
+    """Rows that are sampled together, and the inputs of their sampling on the host."""
 
     rows: slice
     asked: Asked
@@ -463,8 +462,8 @@ class _SampledPart:
 
 
 def _positions(batch: Batch) -> list[int]:
-    """Of the tokens that a batch samples, among those that their requests have generated. That of a
-    token which is awaited counts, though its request does not know it yet."""
+    """Return the position of each sampled token of a batch in its request's output, counting a
+    token that is still awaited."""
     positions: list[int] = []
     for item in batch.items:
         if item.num_sampled:

@@ -1,4 +1,4 @@
-"""A forward pass op by op, on any device that PyTorch knows."""
+"""A forward pass of one PyTorch op at a time, on any device that PyTorch supports."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from octavo.runtime.torch_probe import TorchProbe
 
 
 class RopeTables:
-    """Tables of cosines and sines on a device, until they grow."""
+    """Rope tables (cosines and sines) on a device, kept until a longer one is needed."""
 
     def __init__(self) -> None:
         self._kept: dict[Callable[[int], np.ndarray], tuple[np.ndarray, torch.Tensor]] = {}
@@ -47,7 +47,7 @@ class RopeTables:
 
 @dataclass(slots=True)
 class EagerContext:
-    """A ``ForwardContext`` of tensors."""
+    """The ``ForwardContext`` of a step on ops of PyTorch."""
 
     positions: torch.Tensor
     attention: PagedAttention
@@ -63,7 +63,7 @@ class EagerContext:
 
 
 class EagerForward:
-    """Calls a model with the ops of a device, and samples from its logits there."""
+    """Runs a model on the ops of a device, and samples from its logits there."""
 
     depth = 1
 
@@ -101,7 +101,7 @@ class EagerForward:
         self._rope_tables = RopeTables()
 
     def exit_after(self, num_layers: int) -> EagerForward:
-        """As :meth:`octavo.runtime.forward.Forward.exit_after`."""
+        """See :meth:`octavo.runtime.forward.Forward.exit_after`."""
         model = self.model.exit_after(num_layers)
         return EagerForward(
             model, self.kv_cache, self._ops, self._device, *self._limits, groups=self._groups

@@ -1,9 +1,10 @@
-"""Hidden states of a step, for those who go on from them: heads that draft (``speculation/``).
+"""Hidden states of a step, for draft heads that predict tokens from them (``speculation/``).
 
 A hidden state is named by its depth: the residual stream after so many layers, before the norm that
-reads it next. 0 is the embedding, and the number of layers what the last norm reads. A forward that
-was asked for a depth keeps it until it runs again, and the runner shows it to its follower, with
-what of the step is there to stay: of a draft, the path that was right.
+reads it next. Depth 0 is the embedding; the number of layers is the input of the last norm. A
+forward that was created with a depth keeps its hidden states until it runs again, and the model
+runner shows them to a follower, with the tokens that the step has computed for good: of a draft,
+those of the accepted path.
 """
 
 from __future__ import annotations
@@ -18,19 +19,19 @@ from octavo.core.batch import Batch, ScheduledRequest, StepOutput
 from octavo.core.request import Request
 from octavo.runtime.forward import ForwardOutput
 
-# Float32 [T, hidden_size] of the last step at a depth, valid until the next.
+# Returns the float32 [T, hidden_size] of the last step at a depth, valid until the next step.
 States = Callable[[int], np.ndarray]
 
 
 @dataclass(frozen=True, slots=True)
 class ComputedTokens:
-    """What a step has computed of a request.
+    """The tokens of a request that a step has computed.
 
     Args:
         start: the position of the first token; the others follow.
-        rows: of the step, where each of them is.
-        next_token_ids: the tokens after each, known or just sampled.
-        samples: whether the last of these was sampled, so that nothing is known beyond it.
+        rows: the row of each token in the step.
+        next_token_ids: the token after each, known or just sampled.
+        samples: whether the last of these was sampled, so that no later token is known.
     """
 
     request: Request
@@ -46,20 +47,23 @@ class ComputedTokens:
 
 
 class StepFollower(Protocol):
-    """Sees every step after it has been run, and before anything else is."""
+    """Is shown every step after it has run, and before the next one."""
 
     def follow(self, batch: Batch, computed: Sequence[ComputedTokens], states: States) -> None:
-        """``computed`` has every request of the batch that goes on. It must not raise."""
+        """Read the hidden states of a step. Must not raise.
+
+        ``computed``: the requests of the batch without an error.
+        """
         ...
 
 
 def computed_tokens(
     batch: Batch, rows: ForwardOutput, output: StepOutput, paths: Mapping[int, Sequence[int]]
 ) -> list[ComputedTokens]:
-    """What a step has left of its batch.
+    """Return the computed tokens of each request of a batch that has no error.
 
     Args:
-        paths: by the index of an item, the drafted tokens that were right.
+        paths: the accepted path of drafts, by the index of their item.
     """
     computed: list[ComputedTokens] = []
     for index, item in enumerate(batch.items):

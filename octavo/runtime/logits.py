@@ -1,4 +1,4 @@
-"""Pure functions over logits [R, V] and per-row parameters: the steps of sampling.
+"""The steps of sampling: pure functions over logits [R, V] and per-row parameters.
 
 Each returns a new tensor. A row of the result depends on nothing but that row and its parameters:
 not on its neighbours, their number, or the threads. Elementwise operations and maxima have that
@@ -83,7 +83,7 @@ def apply_penalties(
 def penalize(
     logits: Tensor, counts: Tensor, repetition: Tensor, frequency: Tensor, presence: Tensor
 ) -> Tensor:
-    """What ``apply_penalties`` makes of the logits of tokens that were seen: all are [M]."""
+    """Return the penalized logits of tokens that were seen; all arguments are [M]."""
     logits = torch.where(logits > 0, logits / repetition, logits * repetition)
     logits = logits - frequency * counts
     return logits - presence * (counts > 0)

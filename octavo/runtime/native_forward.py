@@ -1,7 +1,7 @@
-"""A forward pass on the native kernels: one call a step.
+"""A forward pass on the native kernels: one call a step, sampling included.
 
-What ``eager_forward.py`` does op by op, the step program does at once, up to and with sampling.
-Here its arguments are written into arrays that persist from step to step, and its results are read.
+The arguments of the step program are written into arrays that persist from step to step, and its
+results are read from such arrays.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from octavo.runtime.prompt_logits import LOGITS_ROWS
 
 
 class NativeForward:
-    """Runs batches of one model through its step program, which chooses their tokens too."""
+    """Runs batches of one model by its step program, which samples their tokens too."""
 
     depth = 1
 
@@ -67,8 +67,8 @@ class NativeForward:
         self._table_stride = max_blocks
         self._group_stride = max_num_seqs * max_blocks
         rows = max(max_tokens, LOGITS_ROWS, MAX_MULTI_STEPS)
-        # A step takes and brings a few numbers: without numpy, which costs more than they do when
-        # the weights have driven it out of the caches. None of these ever changes its length.
+        # A step reads and writes a few numbers. Arrays of Python's, because numpy's code is slower
+        # for so few once the weights have evicted it from the caches. Their lengths never change.
         self._token_ids = _int32s(max_tokens)
         self._query_start = _int32s(max_num_seqs + 1)
         self._kv_len = _int32s(max_num_seqs)
@@ -86,11 +86,11 @@ class NativeForward:
         self._logits = np.empty((0, program.vocab_size), dtype=np.float32)
         self._probabilities = np.empty((0, program.vocab_size), dtype=np.float32)
         self._probabilities_at = array("Q", bytes(8 * rows))
-        self._decode_seconds = math.inf  # of the last decode of a lone stream; so the first is one
+        self._decode_seconds = math.inf  # of a decode step, lately; so the first call has one step
         self._arguments = self._make_arguments()
 
     def _make_arguments(self) -> abi.Batch:
-        """The struct of all steps: of its fields, those that are addresses stay."""
+        """Create the struct that all steps share: the addresses in it stay the same."""
         sequences = abi.Sequences(
             q_start=_address(self._query_start),
             kv_len=_address(self._kv_len),
@@ -115,7 +115,7 @@ class NativeForward:
         return self.program.seconds
 
     def exit_after(self, num_layers: int) -> NativeForward:
-        """As :meth:`octavo.runtime.forward.Forward.exit_after`."""
+        """See :meth:`octavo.runtime.forward.Forward.exit_after`."""
         try:
             program = self.program.exit_after(num_layers)
         except CannotFuse as error:
@@ -165,7 +165,7 @@ class NativeForward:
         count = len(requests)
         steps = multi_steps_in_time(min(most, len(self._tokens) // count), self._decode_seconds)
         if any(request.params.has_penalties or request.is_masked for request in requests):
-            steps = 1  # every token counts, here
+            steps = 1  # the next step depends on this one's token
         self._write_sampling(SampledRows(batch, self._query_start))
         self._arguments.num_multi_steps = steps
         asked = [request.params.logprobs for request in requests]
@@ -187,8 +187,8 @@ class NativeForward:
     def _tokens_of_steps(
         self, place: int, count: int, steps: int, rows: ForwardOutput
     ) -> list[int]:
-        """Hand out those of one of ``count`` requests. A failure in a later step is for the next
-        step, which meets it in its first."""
+        """Store and return the tokens of the request at ``place`` of ``count``. Tokens from a
+        failure on are dropped: the next call meets it in its first step."""
         of_all = slice(place, count * steps, count)
         status, token_ids = self._status[of_all].tolist(), self._tokens[of_all].tolist()
         if status[0]:
@@ -208,8 +208,8 @@ class NativeForward:
         return [row for row in range(num_rows) if not self._row_finite[row]]
 
     def _write_sequences(self, batch: Batch) -> tuple[int, int]:
-        """Tokens, lengths and block tables of a batch; returns T, and for how many positions
-        there have to be rotations."""
+        """Write tokens, lengths and block tables of a batch; return T, and the number of positions
+        that rope tables must have."""
         token_ids, starts, counts, rows, num_blocks, parents, sink_windows = flatten(
             batch, self._tables
         )
@@ -231,7 +231,7 @@ class NativeForward:
         sequences.sink_windows = None
         num_angles = max(kv_len)
         if sink_windows:
-            num_angles = max(map(self._write_sight, range(num_seqs), sink_windows, kv_len))
+            num_angles = max(map(self._write_sink_window, range(num_seqs), sink_windows, kv_len))
             sequences.sink_windows = ctypes.addressof(self._sink_windows)
         if num_seqs == 1:
             sequences.table_stride = self._table_stride
@@ -244,8 +244,8 @@ class NativeForward:
             sequences.block_table = self._step_tables.ctypes.data
         return num_tokens, num_angles
 
-    def _write_sight(self, index: int, of: StepSinkWindow | None, num_slots: int) -> int:
-        """What one sequence sees; returns how many positions rotations are needed for."""
+    def _write_sink_window(self, index: int, of: StepSinkWindow | None, num_slots: int) -> int:
+        """Write the sink window of a sequence; return the positions that rope tables must have."""
         target = self._sink_windows[index]
         if of is None:
             target.window = 0
@@ -260,7 +260,7 @@ class NativeForward:
         return sink_window.num_angles(num_slots + of.left_out)
 
     def _write_sampling(self, sampling: SampledRows) -> None:
-        """Which rows become tokens, and how."""
+        """Write which rows are sampled, and their parameters."""
         count = len(sampling.at)
         self._arguments.num_out = count
         self._arguments.head_only = 0
@@ -272,7 +272,7 @@ class NativeForward:
             self._ask_probabilities(sampling.weighed, count)
 
     def _ask_probabilities(self, weighed: Sequence[int], count: int) -> None:
-        """Have those of ``count`` rows written one below the other."""
+        """Have the probabilities of the weighed rows written to consecutive rows of an array."""
         if self._probabilities.shape[0] < len(weighed):
             self._probabilities = np.empty((len(weighed), self.program.vocab_size), np.float32)
         first, stride = self._probabilities.ctypes.data, self._probabilities.strides[0]
@@ -282,7 +282,7 @@ class NativeForward:
         self._arguments.probabilities = self._probabilities_at.buffer_info()[0]
 
     def logits(self, rows: range) -> np.ndarray:
-        """A further call, of the head alone."""
+        """Compute the logits of rows of the last step by a call of the head alone."""
         count = len(rows)
         if self._logits.shape[0] < count:
             self._logits = np.empty((count, self.program.vocab_size), dtype=np.float32)
@@ -317,5 +317,5 @@ def _address(values: array[int]) -> int:
 
 
 def _reasons(status: Sequence[int]) -> dict[int, str]:
-    """Why tokens could not be chosen, by place."""
+    """Return why tokens could not be sampled, by their index."""
     return {place: status_error(code) for place, code in enumerate(status) if code}

@@ -1,5 +1,7 @@
-"""What runners say of themselves; see ``octavo.core.executor.Probe``. On ops of PyTorch's it is
-``torch_probe.py``."""
+"""Probes of native model runners; see ``octavo.core.executor.Probe``.
+
+``torch_probe.py`` has those of PyTorch ops.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,7 @@ class CacheSize(Protocol):
 
 
 class RunnerProbe:
-    """What is the same whatever a runner computes with."""
+    """The part of a probe that is the same for all backends."""
 
     def __init__(self, runner: ObservedRunner, cache: CacheSize):
         self._runner, self._cache = runner, cache
@@ -46,7 +48,7 @@ class RunnerProbe:
 
 
 class NativeProbe(RunnerProbe):
-    """Of a step program, with the threads that run it."""
+    """The probe of a native step program."""
 
     def __init__(self, runner: ObservedRunner, program: Program, cache: CacheSize):
         super().__init__(runner, cache)

@@ -1,4 +1,4 @@
-"""Runs a model on ops of PyTorch's, one call each: on a GPU, or where native kernels cannot."""
+"""The backend that runs a model by PyTorch ops, where no kernels of octavo can run it."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _COPIES_OF_LOGITS = 5
 
 
 class TorchBackend:
-    """The reference ops, one call each."""
+    """A model on the reference ops, one PyTorch call each."""
 
     isa = None
     pool = None
@@ -55,7 +55,7 @@ class TorchBackend:
                 f"activations {spec.activations} needs the native CPU kernels, or a GPU's: the "
                 "reference ops round none"
             )
-        assert isinstance(model, Module)  # as all of our own
+        assert isinstance(model, Module)  # as all models of octavo
         self._spec, self._model_config = spec, model_config
         self._device = torch.device(spec.device)
         if self._device.type != "cpu":
@@ -72,8 +72,8 @@ class TorchBackend:
         )
 
     def planned_memory(self) -> Sequence[MemoryLine]:
-        """Of tensors that come and go, so that what they take at most is not known: values are held
-        in ``dtype`` and, for a while, in float32; and so is one matrix, the head above all."""
+        """Estimate the memory of temporary tensors, whose peak is not known: activations in
+        ``dtype`` and in float32, and one matrix in float32, the head at most."""
         model, spec = self._model_config, self._spec
         heads = (model.num_heads + 2 * model.num_kv_heads) * model.head_dim
         values = 4 * model.hidden_size + 3 * model.intermediate_size + 2 * heads

@@ -1,5 +1,7 @@
-"""Runs a model as transformers has it, with our scheduler and paged cache: slower than any kernels
-of ours, for families that octavo has none of."""
+"""The backend that runs a model of the transformers library, with octavo's scheduler and KV cache.
+
+It is slower than octavo's kernels, and serves the families that octavo does not implement.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,8 @@ from octavo.runtime.torch_probe import DeviceProbe, arithmetic_of
 
 
 class TransformersBackend:
-    """A :class:`octavo.runtime.backends.Backend`. ConfigError for what needs kernels of ours."""
+    """A :class:`octavo.runtime.backends.Backend`. ConfigError for settings that need octavo's
+    kernels."""
 
     name = "transformers"
     isa = None
@@ -42,7 +45,7 @@ class TransformersBackend:
         )
 
     def planned_memory(self) -> Sequence[MemoryLine]:
-        """As if no more than two layers' activations were alive at once."""
+        """Estimate the memory of temporary tensors: the activations of two layers."""
         model, spec = self._model_config, self._spec
         values = 8 * model.hidden_size + 4 * model.intermediate_size
         value_bytes = getattr(torch, spec.dtype).itemsize + 4
@@ -82,7 +85,7 @@ class _TransformersForward(EagerForward):
 
 
 class _Probe(DeviceProbe):
-    """Its matrices are the linears that transformers made."""
+    """The probe of a transformers model, whose matrices are its ``nn.Linear`` modules."""
 
     def __init__(
         self,

@@ -494,7 +494,7 @@ STRUCTS: dict[str, type[Structure]] = {
     "oct_segment": Segment,
     "oct_head": Head,
     "oct_linear_args": LinearArgs,
-    "oct_sight": SinkWindow,
+    "oct_sink_window": SinkWindow,
     "oct_sequences": Sequences,
     "oct_attention_args": AttentionArgs,
     "oct_kv_memory": KVMemory,
