@@ -1,4 +1,4 @@
-"""What a rank loads, what it can hold, and the limits it is started with.
+"""A rank's settings, its capacity, and the limits it is started with.
 
 Engine settings are resolved from these, without any weights.
 """
