@@ -18,7 +18,7 @@ from octavo.core.batch import Batch, Draft
 from octavo.core.request import Request
 from octavo.runtime.random import uniform
 from octavo.runtime.sampling_row import is_greedy
-from octavo.runtime.verification import ExactAcceptance, SampledDraft, Verified
+from octavo.runtime.verification import ExactAcceptance, SampledDraft, VerifiedDraft
 
 # A stream of random numbers other than the one that a request samples with.
 _SYNTHETIC = 2 << 16
@@ -61,7 +61,7 @@ class TypicalAcceptance:
             if item.draft is not None and not is_greedy(item.request.params)
         )
 
-    def verify(self, sampled_draft: SampledDraft) -> Verified:
+    def verify(self, sampled_draft: SampledDraft) -> VerifiedDraft:
         if sampled_draft.probabilities is None:
             return self._exact.verify(sampled_draft)
         paths: dict[int, list[int]] = {-1: []}  # to each token that is accepted
@@ -113,7 +113,7 @@ class SyntheticAcceptance:
             path.append(node := children[node][0])
         return path
 
-    def verify(self, sampled_draft: SampledDraft) -> Verified:
+    def verify(self, sampled_draft: SampledDraft) -> VerifiedDraft:
         path = self.path(sampled_draft.request, sampled_draft.draft)
         node = path[-1] if path else -1
         rejected = {

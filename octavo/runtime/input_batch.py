@@ -220,7 +220,7 @@ class InputBatch:
         slots = tables[:, seq_of_token, places // size].astype(np.int64) * size + places % size
         return StepInputs(
             token_ids=np.array(token_ids, dtype=np.int64),
-            positions=_positions(_in_turn(places, seq_of_token, sink_windows), parents),
+            positions=_positions(_wrapped_positions(places, seq_of_token, sink_windows), parents),
             slot_mapping=slots,
             query_start=query_start,
             seq_lens=(first + lengths).astype(np.int32),
@@ -230,7 +230,7 @@ class InputBatch:
         )
 
 
-def _in_turn(
+def _wrapped_positions(
     places: np.ndarray, seq_of_token: np.ndarray, sink_windows: Sequence[StepSinkWindow | None]
 ) -> np.ndarray:
     """Return the positions of tokens by their KV slots; those of endless requests wrap around."""

@@ -15,7 +15,7 @@ from octavo.core.executor import FinishedStep, LogitsObserver, StepHandle
 from octavo.runtime.forward import Forward, ForwardOutput
 from octavo.runtime.hidden_states import StepFollower, computed_tokens
 from octavo.runtime.prompt_logits import add_prompt_logprobs
-from octavo.runtime.verification import Acceptance, ExactAcceptance, SampledDraft, Verified
+from octavo.runtime.verification import Acceptance, ExactAcceptance, SampledDraft, VerifiedDraft
 
 
 class ModelRunner:
@@ -104,7 +104,7 @@ class ModelRunner:
 
     def _verify(
         self, item: ScheduledRequest, draft: Draft, rows: ForwardOutput, place: int, first: int
-    ) -> Verified:
+    ) -> VerifiedDraft:
         """Verify a draft, whose rows begin at ``first``, and move the KV of its accepted path to
         the slots of its positions."""
         unsound = {row - first + 1 for row in rows.damaged if first <= row < first + len(draft)}
@@ -125,7 +125,7 @@ class ModelRunner:
         return verified
 
     def _logprobs_of(
-        self, verified: Verified, sampled: Sequence[TokenLogprobs | None], first_row: int
+        self, verified: VerifiedDraft, sampled: Sequence[TokenLogprobs | None], first_row: int
     ) -> list[TokenLogprobs | None]:
         """Return the log-probabilities of the verified tokens. ``sampled`` has those of the tokens
         that were sampled; for a token that was accepted instead they are computed anew."""

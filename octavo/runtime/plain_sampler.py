@@ -42,7 +42,7 @@ class PlainSampler:
         if asked.masks and rows.masks is not None:
             changed = _masked(changed, field(records, sampling.MASK_ROW, torch.int32), rows.masks)
         peaks, likeliest = highest(changed)
-        drawn = _draw(changed, _Shape.of(records), asked.cuts)
+        drawn = _draw(changed, _RowParameters.of(records), asked.cuts)
         is_greedy = field(records, sampling.TEMPERATURE, torch.float32) == 0
         status = _status(logits.amax(-1), peaks)
         token_ids = torch.where(is_greedy, likeliest, drawn) * (status == sampling.HAS_TOKEN)
@@ -57,7 +57,7 @@ class PlainSampler:
         token_ids.copy_(torch.where(token_ids < 0, last_tokens[seats], token_ids))
 
 
-class _Shape(NamedTuple):
+class _RowParameters(NamedTuple):
     """The parameters that shape the distributions of R rows, and their random numbers: [R]."""
 
     temperature: Tensor
@@ -68,7 +68,7 @@ class _Shape(NamedTuple):
     uniform: Tensor
 
     @classmethod
-    def of(cls, records: Tensor) -> _Shape:
+    def of(cls, records: Tensor) -> _RowParameters:
         return cls(
             field(records, sampling.TEMPERATURE, torch.float32),
             field(records, sampling.LOG_MIN_P, torch.float32),
@@ -118,7 +118,7 @@ def _status(raw_peaks: Tensor, peaks: Tensor) -> Tensor:
     return torch.where(raw_peaks.isfinite(), status, sampling.BAD_LOGITS)
 
 
-def _draw(logits: Tensor, shape: _Shape, has_cuts: bool) -> Tensor:
+def _draw(logits: Tensor, shape: _RowParameters, has_cuts: bool) -> Tensor:
     """Draw a random token of each row, as if none were greedy."""
     vocab_size = logits.shape[1]
     is_greedy = shape.temperature == 0

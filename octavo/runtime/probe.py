@@ -21,7 +21,7 @@ from octavo.runtime.forward import ObservedRunner
 _KV_NAMES = {format: name for name, format in KV_FORMATS.items()}
 
 
-class CacheSize(Protocol):
+class SizedCache(Protocol):
     @property
     def bytes_per_token(self) -> float: ...
 
@@ -29,7 +29,7 @@ class CacheSize(Protocol):
 class RunnerProbe:
     """The part of a probe that is the same for all backends."""
 
-    def __init__(self, runner: ObservedRunner, cache: CacheSize):
+    def __init__(self, runner: ObservedRunner, cache: SizedCache):
         self._runner, self._cache = runner, cache
 
     @property
@@ -50,7 +50,7 @@ class RunnerProbe:
 class NativeProbe(RunnerProbe):
     """The probe of a native step program."""
 
-    def __init__(self, runner: ObservedRunner, program: Program, cache: CacheSize):
+    def __init__(self, runner: ObservedRunner, program: Program, cache: SizedCache):
         super().__init__(runner, cache)
         self._program, self._library = program, program.library
         self.isa = program.library.isa

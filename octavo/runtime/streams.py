@@ -81,18 +81,18 @@ class HostStream:
             work()
 
     def mark(self) -> Event:
-        return _PAST
+        return _FINISHED
 
     def capture(self, work: Work) -> CapturedGraph:
         return CapturedGraph(work, 0)
 
 
-class _Past:
+class _FinishedEvent:
     def wait(self) -> None:
         pass
 
 
-_PAST = _Past()
+_FINISHED = _FinishedEvent()
 
 
 class CudaStream:

@@ -14,7 +14,7 @@ from octavo.layers.module import Module
 from octavo.models.footprint import WeightMatrix
 from octavo.models.registry import CausalLM
 from octavo.runtime.forward import ObservedRunner
-from octavo.runtime.probe import CacheSize, RunnerProbe
+from octavo.runtime.probe import RunnerProbe, SizedCache
 
 
 class DeviceProbe(RunnerProbe):
@@ -24,7 +24,7 @@ class DeviceProbe(RunnerProbe):
     isa: str | None = None
 
     def __init__(
-        self, runner: ObservedRunner, cache: CacheSize, device: torch.device, dtype: torch.dtype
+        self, runner: ObservedRunner, cache: SizedCache, device: torch.device, dtype: torch.dtype
     ):
         super().__init__(runner, cache)
         self._device = device
@@ -48,7 +48,7 @@ class TorchProbe(DeviceProbe):
         self,
         runner: ObservedRunner,
         model: CausalLM,
-        cache: CacheSize,
+        cache: SizedCache,
         device: torch.device,
         dtype: torch.dtype,
     ):
@@ -85,7 +85,7 @@ class FusedProbe(DeviceProbe):
         runner: ObservedRunner,
         weights: Iterable[tuple[bool, DeviceWeight, tuple[int, int] | None]],
         multiplied_as: Callable[[DeviceWeight], torch.dtype],
-        cache: CacheSize,
+        cache: SizedCache,
         device: torch.device,
         dtype: torch.dtype,
     ):

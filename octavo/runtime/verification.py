@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import numpy as np
 
 
-class Verified(NamedTuple):
+class VerifiedDraft(NamedTuple):
     """The result of verifying a draft: the accepted path, and the tokens it yields.
 
     ``rows`` are those whose tokens count, 0 for the last known token and i + 1 for token i of the
@@ -54,17 +54,17 @@ class SampledDraft(NamedTuple):
     unsound: Collection[int] = ()
     probabilities: np.ndarray | None = None
 
-    def along(self, path: Iterable[int], last: int | None = None) -> Verified:
+    def along(self, path: Iterable[int], last: int | None = None) -> VerifiedDraft:
         """Return the tokens of a path from the root, given by its indices, and the token after it:
         ``last``, or the one that was sampled there."""
         rows, token_ids = [0], []
         for index in path:
             token_ids.append(self.draft.token_ids[index])
             if index + 1 in self.unsound:
-                return Verified(rows, token_ids)
+                return VerifiedDraft(rows, token_ids)
             rows.append(index + 1)
         token_ids.append(self.token_ids[rows[-1]] if last is None else last)
-        return Verified(rows, token_ids)
+        return VerifiedDraft(rows, token_ids)
 
 
 class Acceptance(Protocol):
@@ -74,7 +74,7 @@ class Acceptance(Protocol):
         """Return the ids of the requests whose drafts are verified by their probabilities."""
         ...
 
-    def verify(self, sampled_draft: SampledDraft) -> Verified:
+    def verify(self, sampled_draft: SampledDraft) -> VerifiedDraft:
         """Return the accepted path of a draft and the token after it, which is none of those
         that were drafted at its position."""
         ...
@@ -86,11 +86,11 @@ class ExactAcceptance:
     def weighs(self, batch: Batch) -> Collection[str]:
         return ()
 
-    def verify(self, sampled_draft: SampledDraft) -> Verified:
+    def verify(self, sampled_draft: SampledDraft) -> VerifiedDraft:
         children = sampled_draft.draft.children()
         rows: list[int] = []
         node: int | None = -1
         while node is not None and node + 1 not in sampled_draft.unsound:
             rows.append(node + 1)
             node = children.get((node, sampled_draft.token_ids[node + 1]))
-        return Verified(rows, [sampled_draft.token_ids[row] for row in rows])
+        return VerifiedDraft(rows, [sampled_draft.token_ids[row] for row in rows])

@@ -113,7 +113,7 @@ def test_activations_that_no_weight_takes_in_8_bits_are_told(
     assert ("activations int8 change nothing" in caplog.text) == is_told
 
 
-class KitOfABrokenGpu(PlainComponents):
+class BrokenGpuComponents(PlainComponents):
     """Says what Triton would, where a kernel is launched."""
 
     compiles = True
@@ -145,7 +145,7 @@ def test_kernels_that_do_not_run_are_found_before_anything_is_sized(tiny_model, 
     pytest.importorskip("triton")
     model, config = load_model(tiny_model)[0], load_config(tiny_model)
     with pytest.raises(CannotFuse, match=f"a kernel does not run on this GPU: .*{told}") as raised:
-        FusedBackend(RankSpec(tiny_model), model, config, components=KitOfABrokenGpu(error))
+        FusedBackend(RankSpec(tiny_model), model, config, components=BrokenGpuComponents(error))
     assert "\n" not in str(raised.value)
 
 

@@ -18,7 +18,7 @@ from octavo.kernels.cpu import library
 from octavo.runtime.acceptance import SyntheticAcceptance, TypicalAcceptance
 from octavo.runtime.sampler import probabilities
 from octavo.runtime.sampling_row import rows_of, sampling_row
-from octavo.runtime.verification import ExactAcceptance, SampledDraft, Verified
+from octavo.runtime.verification import ExactAcceptance, SampledDraft, VerifiedDraft
 
 V = 260
 KERNELS = ["reference", "fused", *(["native"] if library.runnable() else [])]
@@ -83,12 +83,12 @@ class Watched:
 
     def __init__(self, rule):
         self.rule = rule
-        self.asked: list[tuple[SampledDraft, Verified]] = []
+        self.asked: list[tuple[SampledDraft, VerifiedDraft]] = []
 
     def weighs(self, batch):
         return self.rule.weighs(batch)
 
-    def verify(self, sampled_draft: SampledDraft) -> Verified:
+    def verify(self, sampled_draft: SampledDraft) -> VerifiedDraft:
         verified = self.rule.verify(sampled_draft)
         self.asked.append((sampled_draft, verified))
         return verified
@@ -125,7 +125,7 @@ def test_probabilities_of_a_step_are_those_of_its_logits(bench, run_all, kernels
     weighed: dict[str, bool] = {}
 
     class Compared(TypicalAcceptance):
-        def verify(self, sampled_draft: SampledDraft) -> Verified:
+        def verify(self, sampled_draft: SampledDraft) -> VerifiedDraft:
             verified = super().verify(sampled_draft)
             weighed[sampled_draft.request.request_id] = sampled_draft.probabilities is not None
             if sampled_draft.probabilities is not None:

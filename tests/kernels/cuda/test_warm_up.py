@@ -81,7 +81,7 @@ FEW_BYTES = 32
 KERNELS = {"_linear", "attend_rows", "attend_splits", "_pick_cut", "_change", "_judge_row"}
 
 
-class NotedKit(TritonComponents):
+class NotedComponents(TritonComponents):
     """The kernels of a GPU, to be launched on tensors of the CPU."""
 
     def create_stream(self) -> QueuedStream:
@@ -92,7 +92,7 @@ class NotedKit(TritonComponents):
 
 
 def started(config: ModelConfig, type: GGMLType, gpu: Gpu = HOPPER, dtype: str = "float32") -> Rank:
-    components = NotedKit(torch.device("cpu"), Conditions(gpu, getattr(torch, dtype)))
+    components = NotedComponents(torch.device("cpu"), Conditions(gpu, getattr(torch, dtype)))
     spec = RankSpec(Path(), dtype=dtype, block_size=BLOCK_SIZE)
     rank = Rank(
         spec, config, FusedBackend(spec, random_model(config, type), config, components=components)
