@@ -65,9 +65,8 @@ class TypicalAcceptance:
         if sampled_draft.probabilities is None:
             return self._exact.verify(sampled_draft)
         paths: dict[int, list[int]] = {-1: []}  # to each token that is accepted
-        for node, siblings in sorted(
-            _children(sampled_draft.draft).items()
-        ):  # parents before children
+        nodes = sorted(_children(sampled_draft.draft).items())  # parents before children
+        for node, siblings in nodes:
             if node not in paths or node + 1 in sampled_draft.unsound:
                 continue
             row = sampled_draft.probabilities[node + 1]

@@ -70,9 +70,7 @@ class SamplingArrays:
         self._words = records.numpy()
         self._bytes = self._words.data.cast("B")
         self._vocab_size, self._host_buffer = vocab_size, host_buffer
-        self._known: dict[
-            int, _RequestSampling
-        ] = {}  # by the id() of the requests of the last step
+        self._known: dict[int, _RequestSampling] = {}  # by id() of requests, of the last step
 
     def write(self, rows: Sequence[Row], positions: Sequence[int]) -> Asked:
         """Write the records of rows, and the masks and edits that they need; return their options.

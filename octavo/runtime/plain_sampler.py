@@ -88,9 +88,7 @@ def _edited(logits: Tensor, records: Tensor, rows: SamplingTensors) -> Tensor:
     assert rows.edits is not None and rows.edit_starts is not None
     ends = rows.edit_starts[1 : len(logits) + 1]
     columns = torch.arange(rows.edits.shape[1], dtype=torch.int32, device=logits.device)
-    index = torch.searchsorted(
-        ends, columns, right=True
-    )  # padding columns: row R, which does not exist
+    index = torch.searchsorted(ends, columns, right=True)  # R for padding columns
     token_ids, counts = rows.edits[0].long(), rows.edits[2]
     repetition, frequency, presence = (
         field(records, word, torch.float32)[index.clamp(max=len(logits) - 1)]

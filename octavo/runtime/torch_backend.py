@@ -31,7 +31,7 @@ from octavo.runtime.state_memory import create_state_memory
 
 Progress = Callable[[int, int], None]
 
-# Sorted, with their places, as probabilities and as sums of these.
+# Copies of logits while sampling: sorted, their indices, as probabilities and as sums of these.
 _COPIES_OF_LOGITS = 5
 
 
