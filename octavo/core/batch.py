@@ -165,7 +165,7 @@ class Batch:
         return len(self.items)
 
     @property
-    def num_rounds(self) -> int:
+    def num_multi_steps(self) -> int:
         """Number of tokens that a request alone in its batch may decode; 1 in all other cases."""
         alone = len(self.items) == 1 and self.items[0].draft is None
         return max(1, self.items[0].num_sampled) if alone else 1

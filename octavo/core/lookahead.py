@@ -24,16 +24,16 @@ from octavo.core.request import Request
 
 # A stream that is alone gets several tokens of one call, if all take no longer than this: a reader
 # sees no difference, and a new request does not wait long.
-MAX_ROUNDS = 8
-ROUNDS_SECONDS = 0.02
+MAX_MULTI_STEPS = 8
+MULTI_STEP_SECONDS = 0.02
 
 
-def rounds_in_time(num_sampled: int, round_seconds: float) -> int:
+def multi_steps_in_time(num_sampled: int, decode_seconds: float) -> int:
     """Return how many of the possible further tokens a call should decode, if each takes
-    ``round_seconds``."""
-    if round_seconds * num_sampled <= ROUNDS_SECONDS:
+    ``decode_seconds``."""
+    if decode_seconds * num_sampled <= MULTI_STEP_SECONDS:
         return num_sampled
-    return max(1, int(ROUNDS_SECONDS / round_seconds))
+    return max(1, int(MULTI_STEP_SECONDS / decode_seconds))
 
 
 class Lookahead:
@@ -43,7 +43,7 @@ class Lookahead:
     draft.
 
     Args:
-        max_rounds: tokens that a request which is alone may decode in one step.
+        max_multi_steps: tokens that a request which is alone may decode in one step.
         proposer: makes drafts; None for no drafts.
         runs_ahead: a request may be in several steps at once.
     """
@@ -51,13 +51,13 @@ class Lookahead:
     def __init__(
         self,
         block_manager: BlockManager,
-        max_rounds: int = 1,
+        max_multi_steps: int = 1,
         proposer: DraftProposer | None = None,
         *,
         runs_ahead: bool = False,
     ):
         self.block_manager = block_manager
-        self.max_rounds = max_rounds
+        self.max_multi_steps = max_multi_steps
         self.proposer = proposer
         self.runs_ahead = runs_ahead
 
@@ -72,8 +72,8 @@ class Lookahead:
         planned = tuple(items)
         if self.proposer is not None and budget > 0:
             planned = self._with_drafts(self.proposer, planned, budget)
-        if is_alone and self.max_rounds > 1:
-            planned = tuple(map(self._with_rounds, planned))
+        if is_alone and self.max_multi_steps > 1:
+            planned = tuple(map(self._with_multi_step, planned))
         return planned
 
     def may_run_ahead(self, request: Request) -> bool:
@@ -141,19 +141,19 @@ class Lookahead:
         most = max_tokens if asked is None else min(asked, max_tokens)
         return min(most, request.max_total_tokens - len(request.token_ids) - 1)
 
-    def _with_rounds(self, item: ScheduledRequest) -> ScheduledRequest:
+    def _with_multi_step(self, item: ScheduledRequest) -> ScheduledRequest:
         """Return an item that decodes as many further tokens as its length and the blocks allow.
 
         None under a mask, which has to see each token before the next.
         """
         request = item.request
-        rounds = min(self.max_rounds, request.max_total_tokens - item.end)
-        rounds = self.block_manager.states.cut(request, item.start, rounds)
-        if item.num_tokens != 1 or item.num_sampled != 1 or rounds < 2 or request.is_masked:
+        steps = min(self.max_multi_steps, request.max_total_tokens - item.end)
+        steps = self.block_manager.states.cut(request, item.start, steps)
+        if item.num_tokens != 1 or item.num_sampled != 1 or steps < 2 or request.is_masked:
             return item
-        if self._drafts(request) or not self._can_hold(item, rounds - 1):
+        if self._drafts(request) or not self._can_hold(item, steps - 1):
             return item
-        return replace(item, num_sampled=rounds)
+        return replace(item, num_sampled=steps)
 
     def _can_hold(self, item: ScheduledRequest, num_further: int) -> bool:
         """Allocate slots for so many tokens beyond those of an item; False where there is no room,

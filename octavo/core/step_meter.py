@@ -17,9 +17,9 @@ from octavo.core.executor import Probe
 class StepMeter(Protocol):
     """Measures every step that an engine has run."""
 
-    def measure(self, batch: Batch, num_rounds: int, seconds: float) -> None:
+    def measure(self, batch: Batch, num_multi_steps: int, seconds: float) -> None:
         """Take in a step of so many seconds, in which a request that was alone decoded
-        ``num_rounds`` tokens (else 1)."""
+        ``num_multi_steps`` tokens (else 1)."""
         ...
 
     @property
@@ -31,7 +31,7 @@ class StepMeter(Protocol):
 class NoMeter:
     """A meter of engines whose steps are not measured."""
 
-    def measure(self, batch: Batch, num_rounds: int, seconds: float) -> None:
+    def measure(self, batch: Batch, num_multi_steps: int, seconds: float) -> None:
         pass
 
     @property
@@ -52,8 +52,8 @@ class SwitchableMeter:
         """Measure the next steps with another meter."""
         self._meter = meter
 
-    def measure(self, batch: Batch, num_rounds: int, seconds: float) -> None:
-        self._meter.measure(batch, num_rounds, seconds)
+    def measure(self, batch: Batch, num_multi_steps: int, seconds: float) -> None:
+        self._meter.measure(batch, num_multi_steps, seconds)
 
     @property
     def figures(self) -> Mapping[str, Any]:
@@ -69,8 +69,8 @@ class CountedExperts:
     def __init__(self, meter: StepMeter, probe: Probe):
         self._meter, self._probe = meter, probe
 
-    def measure(self, batch: Batch, num_rounds: int, seconds: float) -> None:
-        self._meter.measure(batch, num_rounds, seconds)
+    def measure(self, batch: Batch, num_multi_steps: int, seconds: float) -> None:
+        self._meter.measure(batch, num_multi_steps, seconds)
 
     @property
     def figures(self) -> Mapping[str, Any]:

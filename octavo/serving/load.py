@@ -95,7 +95,6 @@ def _load_engine(
     meter: StepMeter | None,
 ) -> LoadedEngine:
     import octavo.runtime.rank  # noqa: F401  (and numpy: all models need them)
-    from octavo.executor.local import LocalExecutor
 
     phases = _Phases()
     source = open_source(hub.resolve(args.model), args.model_impl)
@@ -122,7 +121,7 @@ def _load_engine(
     rank.start(limits, acceptance_of(args.speculation()))
     proposer = drafter.start(limits) if drafter is not None else None
     store = _open_store(config, spec, rank, model_config, source.path)
-    executor: Executor = LocalExecutor(rank)
+    executor: Executor = rank
     if around_executor is not None:
         executor = around_executor(executor)
     engine = build_engine(config, executor, proposer=proposer, store=store, meter=meter)
@@ -210,7 +209,7 @@ def _rank_limits(config: EngineConfig) -> RankLimits:
         max_model_len=scheduler.max_model_len,
         max_num_batched_tokens=scheduler.max_num_batched_tokens,
         kv_groups=config.cache.groups,
-        num_shelf_blocks=0 if config.cache.offload is None else config.cache.offload.num_places,
+        num_host_blocks=0 if config.cache.offload is None else config.cache.offload.num_places,
         num_state_slots=config.cache.num_state_slots,
     )
 
@@ -234,7 +233,7 @@ def _open_store(
     def rule() -> RestoreRule:
         return predicted_rule(model, rank.probe(), config.scheduler)
 
-    rows = [memoryview(row) for row in rank.shelf]
+    rows = [memoryview(row) for row in rank.host_blocks]
     sizes = cache.num_blocks, cache.block_size, cache.windows
     return open_store(cache.offload, rows, *sizes, identity, rule)
 

@@ -13,7 +13,7 @@ from octavo.core.request import Request
 from octavo.core.sampling_params import SamplingParams
 from octavo.core.scheduler import Scheduler, SchedulerConfig
 from octavo.core.state_slots import StateSlots
-from octavo.executor.hash_model import GuessingProposer, HashExecutor
+from octavo.executor.hash_model import FunctionProposer, HashExecutor
 
 
 def make_request(request_id: str, prompt: list[int], max_tokens: int = 4, **fields) -> Request:
@@ -58,15 +58,15 @@ def make_engine(
         depth=depth,
         feeds=feeds,
         windows=windows,
-        num_shelf_blocks=num_places,
+        num_host_blocks=num_places,
         num_state_slots=state_slots,
     )
     host_cache = None
     if num_places:
-        storage = make_storage(executor.shelf) if make_storage is not None else None
+        storage = make_storage(executor.host_blocks) if make_storage is not None else None
         host_cache = HostKVCache(num_blocks, num_places, block_size, 100, storage, rule, windows)
     blocks = BlockManager(num_blocks, block_size, cache, windows, store=host_cache, states=states)
-    proposer = GuessingProposer(propose, passes) if propose is not None else None
+    proposer = FunctionProposer(propose, passes) if propose is not None else None
     scheduler = Scheduler(SchedulerConfig(**config), blocks, admission, proposer)
     return Engine(scheduler, executor if around is None else around(executor), clock, meter)
 

@@ -50,8 +50,8 @@ class FullFolder(BlockFolder):
 
 
 def create_engine(path: Path, rng: random.Random, *, depth: int = 1) -> Engine:
-    executor = HashExecutor(POOL, BLOCK, depth=depth, num_shelf_blocks=PLACES, audit_every=4)
-    rows = [memoryview(row) for row in executor.shelf]
+    executor = HashExecutor(POOL, BLOCK, depth=depth, num_host_blocks=PLACES, audit_every=4)
+    rows = [memoryview(row) for row in executor.host_blocks]
     storage = DiskStorage(
         FullFolder(path, 60 * 4096, random.Random(rng.random())), rows, b"hash model"
     )
