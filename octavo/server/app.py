@@ -29,18 +29,18 @@ from octavo.server.api.octavo import (
     tokenization,
 )
 from octavo.server.api.openai import chat_completions, completions, models
-from octavo.server.api.service import Service
+from octavo.server.api.server_context import ServerContext
 from octavo.server.api.tgi import routes as tgi
+from octavo.server.http.access_control import AccessControl, App
 from octavo.server.http.aliases import Aliases
 from octavo.server.http.background import in_background
 from octavo.server.http.errors import HttpError, error_response, to_http_error
-from octavo.server.http.gate import App, Gate
 from octavo.server.http.json_text import encode
 from octavo.server.http.request_metrics import MeasuredApp
 from octavo.server.http.tenants import Tenants
 from octavo.server.page import routes as page
 
-_ROOMS = (
+_ROUTE_MODULES = (
     chat_completions,
     completions,
     models,
@@ -59,9 +59,9 @@ _ROOMS = (
 )
 
 
-def create_routers(service: Service) -> list[APIRouter]:
+def create_routers(server: ServerContext) -> list[APIRouter]:
     """All routes, by kind of API."""
-    return [module.create_router(service) for module in _ROOMS]
+    return [module.create_router(server) for module in _ROUTE_MODULES]
 
 
 def create_app(routers: Sequence[APIRouter]) -> FastAPI:
@@ -90,21 +90,21 @@ def create_app(routers: Sequence[APIRouter]) -> FastAPI:
     return app
 
 
-def create_server_app(service: Service, tenants: Tenants) -> App:
+def create_server_app(server: ServerContext, tenants: Tenants) -> App:
     """Everything that stands between the socket and the engine."""
-    routers = create_routers(service)
+    routers = create_routers(server)
     app = create_app(routers)
-    gate = Gate(
+    gate = AccessControl(
         app,
-        service.settings,
+        server.settings,
         tenants,
-        service.engine,
-        service.lifecycle,
-        service.observer,
+        server.engine,
+        server.drain_state,
+        server.observer,
         # Limits and overload are checked before a body is read: wherever a POST brings one.
         costly_paths=frozenset(post_routes(routers)),
     )
-    measured: Any = MeasuredApp(gate, service.metrics, described_paths(routers) | {"/", steps.PATH})
+    measured: Any = MeasuredApp(gate, server.metrics, described_paths(routers) | {"/", steps.PATH})
     return Aliases(measured)
 
 

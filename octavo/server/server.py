@@ -22,7 +22,7 @@ import uvicorn
 from octavo.base.errors import ConfigError, EngineUnavailableError, OctavoError
 from octavo.core.limits import QueueLimits
 from octavo.server.api.prompts import PromptRenderer
-from octavo.server.api.service import ANY_NAME, Service
+from octavo.server.api.server_context import ANY_NAME, ServerContext
 from octavo.server.app import create_server_app
 from octavo.server.engine.client import ProcessEngine
 from octavo.server.engine.generation import EngineClient, RequestRules
@@ -31,15 +31,15 @@ from octavo.server.engine.response_cache import ResponseCache
 from octavo.server.engine.ttft_admission import TTFTAdmission
 from octavo.server.engine.unread_output import UnreadOutputMemory
 from octavo.server.engine.waiting_queue import DEFAULT_LIMITS
+from octavo.server.http.access_control import App, DrainState
 from octavo.server.http.background import post_in_background
 from octavo.server.http.connection import uvicorn_config
-from octavo.server.http.gate import App, Lifecycle
 from octavo.server.http.tenants import Tenants
 from octavo.server.log_lines import log_event
 from octavo.server.settings import STOP_SIGNALS, ServerSettings
 from octavo.server.watch.logs import RequestLog
 from octavo.server.watch.metrics import Metrics
-from octavo.server.watch.observer_group import Observers
+from octavo.server.watch.observer_group import ObserverGroup
 from octavo.server.watch.status import StatusLine
 from octavo.server.watch.step_stream import StepStream
 from octavo.settings.engine import EngineArgs, parse_bytes
@@ -69,7 +69,7 @@ class OctavoServer:
         find_calibration: FindCalibration = lambda: None,
     ):
         self.settings = settings
-        self.lifecycle = Lifecycle()
+        self.drain_state = DrainState()
         self._path = path
         self._listener = listener
         given = tuple(name for name in settings.served_model_name if name != ANY_NAME)
@@ -83,17 +83,17 @@ class OctavoServer:
         request_log = RequestLog(
             self._decode if settings.log_prompts else None, later=post_in_background
         )
-        self._observers = Observers(self._metrics, self._status, self._steps, request_log)
+        self._observers = ObserverGroup(self._metrics, self._status, self._steps, request_log)
         limits = QueueLimits(
             args.max_queued_requests, args.max_queued_tokens or DEFAULT_LIMITS.max_tokens
         )
-        most_seconds = settings.most_first_token_seconds
+        most_seconds = settings.max_predicted_ttft_seconds
         self.engine = ProcessEngine(
             launcher,
             limits,
             self._observers,
             engine_timeout=settings.engine_timeout,
-            door=None if most_seconds is None else TTFTAdmission(most_seconds),
+            ttft_admission=None if most_seconds is None else TTFTAdmission(most_seconds),
             max_work=settings.max_work,
             rules=RequestRules(settings.allow_window, settings.max_output_tokens),
             unread=UnreadOutputMemory(parse_bytes(settings.max_unread_bytes)),
@@ -122,7 +122,7 @@ class OctavoServer:
                         gc.collect()
                         gc.freeze()  # to look at all modules and tokens takes longer than a token
                         self._announce(time.monotonic() - started)
-                        await self._foresee()
+                        await self._predict_steps()
                     await self._wait_for_the_end(serving)
                     return 1 if self.engine.has_given_up else 0
             finally:
@@ -182,18 +182,18 @@ class OctavoServer:
         cache_bytes = parse_bytes(self.settings.response_cache)
         if cache_bytes:
             engine = ResponseCache(engine, cache_bytes, self._observers)
-        self._metrics.watch(engine)
+        self._metrics.observe_engine(engine)
         self._prompts = PromptRenderer(
             tokenizer,
             chat_template=_read_template(self.settings.chat_template),
             trust_request_chat_template=self.settings.trust_request_chat_template,
         )
-        service = Service(
+        server = ServerContext(
             self.settings,
             engine,
             self._prompts,
             self._metrics,
-            self.lifecycle,
+            self.drain_state,
             self._names,
             int(time.time()),
             self._observers,
@@ -201,7 +201,7 @@ class OctavoServer:
             model_argument=self._model_argument,
             model_path=self._path,
         )
-        return create_server_app(service, self._tenants)
+        return create_server_app(server, self._tenants)
 
     def _announce(self, seconds: float) -> None:
         facts = self.engine.facts
@@ -221,11 +221,11 @@ class OctavoServer:
         if self._tenants.is_open and not self.settings.is_loopback:
             _log.warning("%s", without_a_key(url))
 
-    async def _foresee(self) -> None:
+    async def _predict_steps(self) -> None:
         """Have steps measured against what is known of this machine; without, say why not."""
         try:
             found = await asyncio.to_thread(self._step_facts)
-            self.engine.foresee(found)
+            self.engine.set_step_facts(found)
         except (ConfigError, EngineUnavailableError) as error:
             _log.info("what bounds the engine's steps is not measured: %s", error)
             return
@@ -258,7 +258,7 @@ class OctavoServer:
 
     def _begin_stop(self) -> None:
         if self._stopping is None:
-            self.lifecycle.is_draining = True
+            self.drain_state.is_draining = True
             self._stopping = asyncio.create_task(self._stop())
 
     async def _stop(self) -> None:

@@ -183,7 +183,7 @@ class ServerSettings:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ConfigError(f"{name} must be at least 1, not {value}")
-        self.most_first_token_seconds  # noqa: B018 - checks it
+        self.max_predicted_ttft_seconds  # noqa: B018 - checks it
         if not 0 <= self.priority_range <= MAX_PRIORITY_RANGE:
             raise ConfigError(
                 f"priority_range must be in [0, {MAX_PRIORITY_RANGE}], not {self.priority_range}"
@@ -201,7 +201,7 @@ class ServerSettings:
         return max(_BODY_MEMORY, 2 * self.max_body_bytes)
 
     @property
-    def most_first_token_seconds(self) -> float | None:
+    def max_predicted_ttft_seconds(self) -> float | None:
         """``max_predicted_ttft`` in seconds."""
         if self.max_predicted_ttft is None:
             return None

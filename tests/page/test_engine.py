@@ -10,7 +10,7 @@ import pytest
 
 from octavo.core.stats import StepStats
 from octavo.page import site
-from octavo.server.watch.snapshot_stream import SnapshotViewer
+from octavo.server.watch.snapshot_viewer import SnapshotViewer
 
 pytestmark = pytest.mark.slow
 

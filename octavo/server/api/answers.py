@@ -7,18 +7,18 @@ from typing import TypeAlias
 from pydantic import BaseModel, ConfigDict
 
 
-class Entry(BaseModel):
+class AnswerModel(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
 
-class PromptTokensDetails(Entry):
+class PromptTokensDetails(AnswerModel):
     """``miss_reason``, of a single prompt: why no more of it was found in the prefix cache."""
 
     cached_tokens: int
     miss_reason: str | None = None
 
 
-class CompletionTokensDetails(Entry):
+class CompletionTokensDetails(AnswerModel):
     """Where tokens were guessed ahead. What was rejected is in no answer, and not counted in
     ``completion_tokens``."""
 
@@ -26,7 +26,7 @@ class CompletionTokensDetails(Entry):
     rejected_prediction_tokens: int
 
 
-class Usage(Entry):
+class Usage(AnswerModel):
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
@@ -34,7 +34,7 @@ class Usage(Entry):
     completion_tokens_details: CompletionTokensDetails | None = None
 
 
-class Timings(Entry):
+class Timings(AnswerModel):
     """Of a request with one prompt, as llama.cpp's server names them. Milliseconds.
 
     ``prompt_*`` is of the ``prompt_n`` tokens that were computed, ``cache_n`` came from the prefix
@@ -55,7 +55,7 @@ class Timings(Entry):
     draft_n_accepted: int | None = None
 
 
-class Logprob(Entry):
+class Logprob(AnswerModel):
     logprob: float
     rank: int
     decoded_token: str
@@ -65,7 +65,7 @@ class Logprob(Entry):
 PromptLogprobs: TypeAlias = list[dict[str, Logprob] | None]
 
 
-class Answer(Entry):
+class Answer(AnswerModel):
     id: str
     created: int
     model: str
@@ -74,18 +74,18 @@ class Answer(Entry):
     timings: Timings | None = None
 
 
-class ErrorDetails(Entry):
+class ErrorDetails(AnswerModel):
     message: str
     type: str
     param: str | None
     code: str | None
 
 
-class Error(Entry):
+class Error(AnswerModel):
     error: ErrorDetails
 
 
-class Model(Entry):
+class Model(AnswerModel):
     id: str
     object: str
     created: int
@@ -97,6 +97,6 @@ class Model(Entry):
     permission: list[str]
 
 
-class ModelList(Entry):
+class ModelList(AnswerModel):
     object: str
     data: list[Model]

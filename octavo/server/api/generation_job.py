@@ -15,7 +15,7 @@ from octavo.core.prefix_cache import MissReason
 from octavo.core.sampling_params import SamplingParams, check_prompt_logprobs
 from octavo.server.api.requests import GenerationFields
 from octavo.server.api.sampling import is_deterministic
-from octavo.server.api.service import Service
+from octavo.server.api.server_context import ServerContext
 from octavo.server.engine.generation import (
     Delta,
     FinishedCompletion,
@@ -34,12 +34,12 @@ _IDS_PER_TURN = 1 << 13  # of the event loop
 _MAX_ALLOWED_TOKENS = 1 << 20  # of all prompts together, each of which brings them to the engine
 
 
-class Job:
+class GenerationJob:
     """The generations of one HTTP request, once it has begun. Close it, whatever happens."""
 
     def __init__(
         self,
-        service: Service,
+        server: ServerContext,
         context: RequestContext,
         route: str,
         fields: GenerationFields,
@@ -49,13 +49,13 @@ class Job:
         self._work = _work_of(prompts, params)
         self.params = params
         self._tenant = context.tenant
-        self._engine = service.engine
-        self._renderer = service.prompts
-        self._observer = service.observer
+        self._engine = server.engine
+        self._renderer = server.prompts
+        self._observer = server.observer
         self._engine.check_size(*self._work)
         check_prompt_logprobs(params, params.n * sum(map(len, prompts)))  # each choice has them
         _check_allowed_tokens(params, len(prompts))
-        deadline = _deadline(fields.timeout, service.settings.request_timeout, context.arrival_time)
+        deadline = _deadline(fields.timeout, server.settings.request_timeout, context.arrival_time)
         self._requests = [
             GenerationRequest(
                 request_id=uuid.uuid4().hex,
@@ -77,7 +77,7 @@ class Job:
         self._is_charged = False
         self.generations: list[Generation] = []
 
-    async def begin(self) -> Job:
+    async def begin(self) -> GenerationJob:
         """Charge the tenant and queue every prompt, or raise and leave nothing behind.
 
         Raises:
@@ -185,7 +185,7 @@ class Job:
         num_output = sum(each.num_output_tokens for each in stats) if counts_output else 0
         found: dict[str, Any] = {"cached_tokens": sum(each.num_cached_tokens for each in stats)}
         if len(stats) == 1 and stats[0].miss_reason:
-            found["miss_reason"] = told_miss_reason(stats[0].miss_reason)
+            found["miss_reason"] = shown_miss_reason(stats[0].miss_reason)
         usage = {
             "prompt_tokens": num_prompt,
             "completion_tokens": num_output,
@@ -230,7 +230,7 @@ def _check_allowed_tokens(params: SamplingParams, num_prompts: int) -> None:
         )
 
 
-def num_entries(job: Job, completions: Sequence[Sequence[FinishedCompletion]]) -> int:
+def num_entries(job: GenerationJob, completions: Sequence[Sequence[FinishedCompletion]]) -> int:
     """How much there is to write of an answer: log-probabilities and choices."""
     num_positions = sum(len(completion.logprobs) for group in completions for completion in group)
     num_positions += sum(len(generation.prompt_logprobs) for generation in job.generations)
@@ -262,7 +262,7 @@ def _badness(completion: FinishedCompletion) -> float:
     return float("inf") if likelihood is None else -likelihood
 
 
-def told_miss_reason(reason: str) -> str:
+def shown_miss_reason(reason: str) -> str:
     """What a client may know: not what others have asked."""
     unknown, others = MissReason.NEVER_SEEN.value, MissReason.OTHER_SALT.value
     return unknown if reason == others else reason

@@ -38,7 +38,7 @@ _SAME = (
     "window",
     "n_keep",
 )
-NO_WISHES: HasSinkWindow = SamplingParams()  # of what a request would see
+_NO_SINK_WINDOW: HasSinkWindow = SamplingParams()  # of what a request would see
 _RECOMMENDED = ("temperature", "top_p", "top_k", "min_p", "typical_p", "repetition_penalty")
 
 
@@ -99,16 +99,16 @@ def context_of(facts: EngineFacts) -> int:
     return context_tokens(facts.max_model_len, facts.num_slots)
 
 
-def is_endless(fields: HasSinkWindow, max_tokens: int | None, facts: EngineFacts) -> bool:
+def may_exceed_context(fields: HasSinkWindow, max_tokens: int | None, facts: EngineFacts) -> bool:
     """Whether a request may be longer than the context: it does not see all, and says how many."""
     return max_tokens is not None and facts.sink_windows.of(fields, facts.max_model_len) is not None
 
 
-def check_length(
+def resolve_max_tokens(
     num_prompt_tokens: int,
     max_tokens: int | None,
     facts: EngineFacts,
-    fields: HasSinkWindow = NO_WISHES,
+    fields: HasSinkWindow = _NO_SINK_WINDOW,
     field: str = "max_tokens",
 ) -> int:
     """``max_tokens``, or as many as there is room for and an answer may have; ``field`` is what

@@ -26,7 +26,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from octavo.server.engine.generation import GenerationRequest
-from octavo.server.engine.waiting_queue import Entry
+from octavo.server.engine.waiting_queue import PendingGeneration
 
 _MEMORY_SECONDS = 600.0  # for suspicions, and of being refused
 _MAX_FINGERPRINTS = 4096  # more than an engine runs at once
@@ -46,7 +46,7 @@ def fingerprint(request: GenerationRequest) -> bytes:
 @dataclass(slots=True)
 class _Suspicion:
     since: float
-    is_convicted: bool
+    is_quarantined: bool
 
 
 class CrashIsolation:
@@ -59,33 +59,33 @@ class CrashIsolation:
     def __init__(self, clock: Callable[[], float] = time.monotonic):
         self._clock = clock
         self._suspicions: OrderedDict[bytes, _Suspicion] = OrderedDict()  # oldest first
-        self._queue: deque[Entry] = deque()
-        self._on_trial: Entry | None = None
+        self._queue: deque[PendingGeneration] = deque()
+        self._running: PendingGeneration | None = None
 
     def is_suspected(self, fingerprint: bytes) -> bool:
         """Convicted or not."""
         return self._find(fingerprint) is not None
 
-    def is_convicted(self, fingerprint: bytes) -> bool:
+    def is_quarantined(self, fingerprint: bytes) -> bool:
         suspicion = self._find(fingerprint)
-        return suspicion is not None and suspicion.is_convicted
+        return suspicion is not None and suspicion.is_quarantined
 
-    def accuse(self, fingerprints: Collection[bytes], *, had_company: bool) -> None:
+    def note_crash(self, fingerprints: Collection[bytes], *, had_company: bool) -> None:
         """An engine has died at work on these requests; and on others, if they had company.
 
         Nobody waits for a turn any more: there is no engine.
         """
         self._queue.clear()
-        self._on_trial = None
+        self._running = None
         is_certain = len(fingerprints) == 1 and not had_company
         for each in fingerprints:
-            is_convicted = self.is_convicted(each) or (is_certain and self.is_suspected(each))
-            self._suspicions[each] = _Suspicion(self._clock(), is_convicted)
+            is_quarantined = self.is_quarantined(each) or (is_certain and self.is_suspected(each))
+            self._suspicions[each] = _Suspicion(self._clock(), is_quarantined)
             self._suspicions.move_to_end(each)
         while len(self._suspicions) > _MAX_FINGERPRINTS:
             self._suspicions.popitem(last=False)
 
-    def acquit(self, fingerprint: bytes) -> None:
+    def clear_suspicion(self, fingerprint: bytes) -> None:
         self._suspicions.pop(fingerprint, None)
 
     def _find(self, fingerprint: bytes) -> _Suspicion | None:
@@ -97,17 +97,17 @@ class CrashIsolation:
 
     # -- one at a time -----------------------------------------------------------------------
 
-    def enqueue(self, entry: Entry) -> None:
+    def enqueue(self, entry: PendingGeneration) -> None:
         """Have it wait for its turn."""
         self._queue.append(entry)
 
-    def next(self) -> Entry | None:
+    def next(self) -> PendingGeneration | None:
         """The one whose turn it is from now on; None if there is none, or another's is not over."""
-        if self._on_trial is not None and not self._on_trial.generation.is_over:
+        if self._running is not None and not self._running.generation.is_over:
             return None
-        self._on_trial = None
-        while self._queue and self._on_trial is None:
+        self._running = None
+        while self._queue and self._running is None:
             entry = self._queue.popleft()
             if not entry.generation.is_over:
-                self._on_trial = entry
-        return self._on_trial
+                self._running = entry
+        return self._running

@@ -490,11 +490,11 @@ class EngineClient(Protocol):
     @property
     def num_restarts(self) -> int: ...
 
-    def watch(self, is_watched: bool) -> None:
-        """Whether somebody looks closely: observers are told by ``on_look`` as long as it is."""
+    def enable_snapshots(self, is_enabled: bool) -> None:
+        """Whether somebody looks closely: observers are told by ``on_snapshot`` as long as it is."""
         ...
 
-    def check_room(self, tenant: str = "") -> None:
+    def check_capacity(self, tenant: str = "") -> None:
         """Raise QueueFullError if no further request of a tenant could be queued now, whatever its
         size.
 
@@ -551,7 +551,7 @@ class EngineObserver:
     def on_step(self, stats: StepStats) -> None:
         """The engine has finished a step."""
 
-    def on_look(self, step_id: int, look: dict[str, Any]) -> None:
+    def on_snapshot(self, step_id: int, snapshot: dict[str, Any]) -> None:
         """What the engine shows after a step while it is watched: `octavo.core.engine_snapshot`."""
 
     def on_engine_state(self, state: EngineState, detail: str) -> None:

@@ -11,7 +11,7 @@ import sys
 from typing import Any, Protocol
 
 from octavo.server.engine.in_flight_record import InFlightRecord
-from octavo.server.engine.wire import encode
+from octavo.server.engine.wire import encode_message
 from octavo.server.settings import environment_without_keys
 from octavo.settings.engine import EngineArgs
 from octavo.system.machine import KILL
@@ -94,7 +94,7 @@ class EngineProcess:
             theirs.enter_context(their_end)
             for end in (self.connection, their_end):
                 end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _BUFFER_BYTES)
-            self.connection.sendall(encode({"op": "start", "args": args}))
+            self.connection.sendall(encode_message({"op": "start", "args": args}))
             self.connection.setblocking(False)
             self._record, record_fd = InFlightRecord.create()
             theirs.callback(os.close, record_fd)

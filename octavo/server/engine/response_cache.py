@@ -78,11 +78,11 @@ class ResponseCache:
     def num_restarts(self) -> int:
         return self._engine.num_restarts
 
-    def watch(self, is_watched: bool) -> None:
-        self._engine.watch(is_watched)
+    def enable_snapshots(self, is_enabled: bool) -> None:
+        self._engine.enable_snapshots(is_enabled)
 
-    def check_room(self, tenant: str = "") -> None:
-        self._engine.check_room(tenant)
+    def check_capacity(self, tenant: str = "") -> None:
+        self._engine.check_capacity(tenant)
 
     def check_size(self, num_requests: int, num_tokens: int) -> None:
         self._engine.check_size(num_requests, num_tokens)

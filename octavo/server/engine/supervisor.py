@@ -14,9 +14,9 @@ from octavo.base.errors import EngineError, EngineUnavailableError, OctavoError
 from octavo.server.engine.generation import EngineFacts, EngineState
 from octavo.server.engine.process import Launcher, RunningEngine
 from octavo.server.engine.wire import (
-    Decoder,
     Message,
-    encode,
+    MessageDecoder,
+    encode_message,
     error_from_message,
     facts_from_dict,
 )
@@ -29,18 +29,18 @@ _RESTART_PAUSES = (0.0, 0.0, 1.0, 2.0, 4.0)  # seconds, by the number of such de
 _LAST_WORDS_SECONDS = 2.0  # for an engine that hangs to say where
 
 
-class EngineEvents(Protocol):
+class SupervisorListener(Protocol):
     """What a supervisor tells, on its event loop."""
 
-    def on_state(self, state: EngineState, detail: str) -> None:
+    def on_engine_state(self, state: EngineState, detail: str) -> None:
         """It has changed."""
         ...
 
-    def on_message(self, message: Message) -> None:
+    def on_engine_message(self, message: Message) -> None:
         """The engine that is READY said something."""
         ...
 
-    def on_death(self, at_work: Sequence[str]) -> bool:
+    def on_engine_death(self, at_work: Sequence[str]) -> bool:
         """The engine has ended, at work on these requests; whether one of them may be the cause.
 
         Not told of the first engine while it loads, nor of one that was asked to stop.
@@ -55,7 +55,9 @@ class Supervisor:
         engine_timeout: seconds without a sign of life after which an engine is ended; 0 is never.
     """
 
-    def __init__(self, launcher: Launcher, events: EngineEvents, *, engine_timeout: float = 300.0):
+    def __init__(
+        self, launcher: Launcher, events: SupervisorListener, *, engine_timeout: float = 300.0
+    ):
         self.state = EngineState.STARTING
         self.facts: EngineFacts | None = None  # until it has been READY
         self.num_restarts = 0
@@ -105,7 +107,7 @@ class Supervisor:
         if self._connection is not None:
             self._connection.send(message)
 
-    def on_success(self) -> None:
+    def note_success(self) -> None:
         """The engine has done something to the end: whatever it dies of next is something else."""
         self._num_deaths_in_a_row = 0
 
@@ -120,7 +122,7 @@ class Supervisor:
                 self.state = EngineState.FAILED
                 return
             _log.error("%s", end.reason)
-            if not self._events.on_death(end.at_work):
+            if not self._events.on_engine_death(end.at_work):
                 self._num_deaths_in_a_row += 1
             if self._num_deaths_in_a_row >= _MAX_DEATHS_IN_A_ROW:
                 self._set_state(EngineState.FAILED, "it died too often")
@@ -198,12 +200,12 @@ class Supervisor:
             self._set_state(EngineState.READY, "")
             self._settle_start(None)
         else:
-            self._events.on_message(message)
+            self._events.on_engine_message(message)
 
     def _set_state(self, state: EngineState, detail: str) -> None:
         if state is not self.state:
             self.state = state
-            self._events.on_state(state, detail)
+            self._events.on_engine_state(state, detail)
 
 
 class _End(NamedTuple):
@@ -218,14 +220,14 @@ class _Connection(asyncio.Protocol):
 
     def __init__(self, receive: Callable[[Message], None]):
         self._receive = receive
-        self._decoder = Decoder()
+        self._decoder = MessageDecoder()
         self._transport: asyncio.Transport | None = None
         self.closed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.failure: Message | None = None  # the message "failed", if one came
 
     def send(self, message: Message) -> None:
         if self._transport is not None and not self._transport.is_closing():
-            self._transport.write(encode(message))
+            self._transport.write(encode_message(message))
 
     def close(self) -> None:
         if self._transport is not None:

@@ -17,7 +17,7 @@ from octavo.cost.first_token import (
     StepRates,
 )
 from octavo.server.engine.generation import EngineFacts
-from octavo.server.engine.waiting_queue import Waiting
+from octavo.server.engine.waiting_queue import QueuedWork
 
 if TYPE_CHECKING:
     from octavo.cost.step_cost import StepModel
@@ -41,13 +41,15 @@ class TTFTAdmission:
 
     def __init__(self, most_seconds: float):
         self._most_seconds = most_seconds
-        self._foreseen: StepRates | None = None
+        self._predicted_rates: StepRates | None = None
         self._answer_tokens = 0.0
         self._decoding, self._prompts = _Slowness(), _Slowness()  # of steps without, and with them
 
-    def foresee(self, steps: StepModel, facts: EngineFacts) -> None:
+    def set_step_model(self, steps: StepModel, facts: EngineFacts) -> None:
         """Predict by these steps from now on."""
-        self._foreseen = ForeseenRates(steps, facts.max_num_batched_tokens, facts.max_model_len)
+        self._predicted_rates = ForeseenRates(
+            steps, facts.max_num_batched_tokens, facts.max_model_len
+        )
 
     def note_answer(self, num_tokens: int) -> None:
         """An answer has ended: it says when others will."""
@@ -63,7 +65,7 @@ class TTFTAdmission:
             )
 
     def check(
-        self, facts: EngineFacts, stats: StepStats, waiting: Waiting, num_tokens: int
+        self, facts: EngineFacts, stats: StepStats, waiting: QueuedWork, num_tokens: int
     ) -> float | None:
         """The seconds that the first token of a prompt of so many tokens is predicted to take, if
         it came now; None if nothing is known.
@@ -73,7 +75,11 @@ class TTFTAdmission:
                 nobody else comes.
             InvalidRequestError: they would be even if nobody else were there.
         """
-        rates = _learned(stats) if self._foreseen is None else self._slowed(self._foreseen)
+        rates = (
+            _learned(stats)
+            if self._predicted_rates is None
+            else self._slowed(self._predicted_rates)
+        )
         if rates is None:
             return None
         backlog = Backlog(
@@ -102,9 +108,9 @@ class TTFTAdmission:
     def _check_alone(self, engine: FirstToken, num_tokens: int) -> None:
         """Raise InvalidRequestError if coming again would be of no use: at the times that were
         foreseen, or quicker, if steps with prompts were."""
-        if self._foreseen is None or self._prompts.factor is None:
+        if self._predicted_rates is None or self._prompts.factor is None:
             return
-        rates = self._slowed(self._foreseen, most=1.0)
+        rates = self._slowed(self._predicted_rates, most=1.0)
         seconds = engine.seconds(Backlog(), num_tokens, rates)
         if seconds > self._most_seconds:
             raise InvalidRequestError(
@@ -128,16 +134,16 @@ class _Slowness:
     """How much longer than foreseen steps took, the later the more."""
 
     real_seconds: float = 0.0
-    foreseen_seconds: float = 0.0
+    predicted_seconds: float = 0.0
 
-    def take(self, real: float, foreseen: float) -> None:
+    def take(self, real: float, predicted: float) -> None:
         self.real_seconds = _KEPT_OF_STEPS * self.real_seconds + real
-        self.foreseen_seconds = _KEPT_OF_STEPS * self.foreseen_seconds + foreseen
+        self.predicted_seconds = _KEPT_OF_STEPS * self.predicted_seconds + predicted
 
     @property
     def factor(self) -> float | None:
         """None before the first step."""
-        return self.real_seconds / self.foreseen_seconds if self.foreseen_seconds else None
+        return self.real_seconds / self.predicted_seconds if self.predicted_seconds else None
 
 
 def _learned(stats: StepStats) -> StepRates | None:

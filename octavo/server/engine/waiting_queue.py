@@ -20,7 +20,7 @@ DEFAULT_LIMITS = QueueLimits(1024, 1024 * 8192)
 
 
 @dataclass(eq=False, slots=True)
-class Entry:
+class PendingGeneration:
     """A generation that is not over."""
 
     generation: Generation
@@ -39,7 +39,7 @@ class Entry:
         return self.generation.request.tenant
 
 
-class Waiting(NamedTuple):
+class QueuedWork(NamedTuple):
     """Those who wait. Samples of one request share its prompt, which counts once: ``num_tokens``
     of prompts, ``num_pairs`` of these with all that they see."""
 
@@ -47,12 +47,12 @@ class Waiting(NamedTuple):
     num_tokens: int
     num_pairs: int
 
-    def plus(self, other: Waiting, times: float = 1) -> Waiting:
+    def plus(self, other: QueuedWork, times: float = 1) -> QueuedWork:
         """These, and so many times others."""
-        return Waiting(*(round(a + times * b) for a, b in zip(self, other, strict=True)))
+        return QueuedWork(*(round(a + times * b) for a, b in zip(self, other, strict=True)))
 
 
-_NOBODY = Waiting(0, 0, 0)
+_NOTHING = QueuedWork(0, 0, 0)
 
 
 class WaitingQueue:
@@ -68,20 +68,20 @@ class WaitingQueue:
         self._observer = observer
         self._queued = WorkBudget(limits)
         self._unfinished = WorkBudget(QueueLimits(None, max_work, are="under way"))
-        self._waiting: dict[str, Waiting] = {}  # by tenant
+        self._waiting: dict[str, QueuedWork] = {}  # by tenant
         self._begun_times: deque[float] = deque(maxlen=256)
 
-    def waiting_before(self, tenant: str, num_tokens: int) -> Waiting:
+    def work_before(self, tenant: str, num_tokens: int) -> QueuedWork:
         """Those who will begin before a prompt of so many tokens would: all of its tenant, and of
         each other one as much as the tenant itself gets until then (``core/fair_queue.py``)."""
-        own = self._waiting.get(tenant, _NOBODY)
+        own = self._waiting.get(tenant, _NOTHING)
         before, given = own, own.num_tokens + num_tokens
         for name, other in self._waiting.items():
             if name != tenant:
                 before = before.plus(other, min(1.0, given / max(1, other.num_tokens)))
         return before
 
-    def check_room(self, tenant: str) -> None:
+    def check_capacity(self, tenant: str) -> None:
         """Raise QueueFullError if nobody of a tenant could come in now."""
         with self._refusal():
             self._queued.check_samples(tenant)
@@ -91,7 +91,7 @@ class WaitingQueue:
         self.limits.check(work)
         self._unfinished.limits.check(work)
 
-    def enter(self, entry: Entry) -> None:
+    def add(self, entry: PendingGeneration) -> None:
         """Let one in who has come; raises QueueFullError, and tells the observer of it."""
         tenant, work = entry.tenant, entry.work
         with self._refusal("queue_requests"):
@@ -103,28 +103,28 @@ class WaitingQueue:
         self._unfinished.take(tenant, work)
         self._count(entry, 1)
 
-    def begin(self, entry: Entry, now: float) -> None:
+    def note_started(self, entry: PendingGeneration, now: float) -> None:
         """The engine has begun to compute it."""
         entry.has_begun = True
         self._begun_times.append(now)
         self._count(entry, -1)
 
-    def come_back(self, entry: Entry) -> None:
+    def requeue(self, entry: PendingGeneration) -> None:
         """The engine that had it has died."""
         if entry.has_begun:
             entry.has_begun = False
             self._count(entry, 1)
 
-    def leave(self, entry: Entry) -> None:
+    def remove(self, entry: PendingGeneration) -> None:
         """It is over."""
         self._unfinished.give_back(entry.tenant, entry.work)
         if not entry.has_begun:
             self._count(entry, -1)
 
-    def _count(self, entry: Entry, sign: int) -> None:
+    def _count(self, entry: PendingGeneration, sign: int) -> None:
         tenant, num_prompt = entry.tenant, len(entry.generation.request.prompt_token_ids)
-        one = Waiting(entry.work.samples, num_prompt, num_pairs(num_prompt))
-        now = self._waiting.get(tenant, _NOBODY).plus(one, sign)
+        one = QueuedWork(entry.work.samples, num_prompt, num_pairs(num_prompt))
+        now = self._waiting.get(tenant, _NOTHING).plus(one, sign)
         if now.num_samples:
             self._waiting[tenant] = now
         else:

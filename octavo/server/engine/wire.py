@@ -54,13 +54,13 @@ MAX_BYTES = 256 << 20
 _LENGTH = struct.Struct(">I")
 
 
-def encode(message: Message) -> bytes:
+def encode_message(message: Message) -> bytes:
     """One message as bytes."""
     body = json.dumps(message, separators=(",", ":")).encode()
     return _LENGTH.pack(len(body)) + body
 
 
-class Decoder:
+class MessageDecoder:
     """Cuts a stream of bytes, which arrive in any pieces, into messages."""
 
     def __init__(self) -> None:

@@ -36,10 +36,10 @@ from octavo.cost.loaded_model import live_rank_model
 from octavo.server.engine.generation import Delta, EngineFacts, GenerationStats
 from octavo.server.engine.in_flight_record import InFlightRecord, RecordedExecutor
 from octavo.server.engine.wire import (
-    Decoder,
     Message,
+    MessageDecoder,
     delta_to_list,
-    encode,
+    encode_message,
     error_to_message,
     record_to_list,
     stats_to_list,
@@ -77,21 +77,21 @@ class EngineWorker:
         engine.engine.executor = RecordedExecutor(engine.engine.executor, record)
         self._engine = engine
         self._flight_record = record
-        self._driver = EngineLoop(engine, self._deliver)
+        self._loop = EngineLoop(engine, self._deliver)
         self._send = send
         # First samples that no step has computed anything of, and whose they are.
         self._waiting: dict[str, str] = {}
         self._num_errors_in_a_row = 0
-        self._close_look: EngineSnapshot | None = None  # while somebody watches
-        self._will_show = False  # how things stand, when that is due
+        self._snapshot: EngineSnapshot | None = None  # while somebody watches
+        self._snapshot_is_scheduled = False  # how things stand, when that is due
 
     def receive(self, message: Message) -> None:
         """Have a message obeyed between two steps. From any thread."""
-        self._driver.tell(partial(self._obey, message))
+        self._loop.tell(partial(self._obey, message))
 
     def run(self) -> None:
         """Until a ``stop`` message."""
-        self._driver.run()
+        self._loop.run()
 
     # -- in ----------------------------------------------------------------------------------
 
@@ -103,37 +103,41 @@ class EngineWorker:
                 self._abort(message["id"])
             case "meter":
                 self._measure_steps(message["facts"])
-            case "watch":
-                self._watch(message["is_watched"])
+            case "snapshots":
+                self._enable_snapshots(message["is_enabled"])
             case "ping":
                 self._send({"ev": "pong", "number": message["number"], "record": self._record()})
             case "stop":
-                self._driver.stop()
+                self._loop.stop()
 
-    def _watch(self, is_watched: bool) -> None:
-        self._close_look = EngineSnapshot(self._engine.engine) if is_watched else None
-        self._show()
+    def _enable_snapshots(self, is_enabled: bool) -> None:
+        self._snapshot = EngineSnapshot(self._engine.engine) if is_enabled else None
+        self._send_snapshot()
 
-    def _show(self) -> None:
+    def _send_snapshot(self) -> None:
         """To who watches: how things stand."""
-        if self._close_look is not None:
-            self._send({"ev": "look", "look": self._close_look.picture()})
+        if self._snapshot is not None:
+            self._send({"ev": "snapshot", "snapshot": self._snapshot.picture()})
 
-    def _show_in_time(self) -> None:
+    def _schedule_snapshot(self) -> None:
         """Where no step will show how things stand, since nothing runs: do that when it is due. A
         request that comes meanwhile does not wait for it."""
-        if self._close_look is None or self._will_show or self._engine.has_unfinished_requests:
+        if (
+            self._snapshot is None
+            or self._snapshot_is_scheduled
+            or self._engine.has_unfinished_requests
+        ):
             return
-        self._will_show = True
-        seconds = self._close_look.seconds_to_picture
-        timer = threading.Timer(seconds, self._driver.tell, [self._show_if_idle])
+        self._snapshot_is_scheduled = True
+        seconds = self._snapshot.seconds_to_picture
+        timer = threading.Timer(seconds, self._loop.tell, [self._send_snapshot_if_idle])
         timer.daemon = True
         timer.start()
 
-    def _show_if_idle(self) -> None:
-        self._will_show = False
+    def _send_snapshot_if_idle(self) -> None:
+        self._snapshot_is_scheduled = False
         if not self._engine.has_unfinished_requests:
-            self._show()
+            self._send_snapshot()
 
     def _measure_steps(self, facts: dict[str, Any]) -> None:
         # Not needed until the server is ready, and so not to be waited for before.
@@ -158,7 +162,7 @@ class EngineWorker:
                 cache_salt=message["salt"],
                 tenant=message["tenant"],
                 weight=message["weight"],
-                isolated=message["alone"],
+                isolated=message["isolated"],
                 arrival_time=message["arrival"],
                 bad_words_token_ids=tuple(map(tuple, message["bad_words"])),
             )
@@ -177,7 +181,7 @@ class EngineWorker:
             self._waiting.pop(deltas[0].group.samples[0].request.request_id, None)
             if not self._engine.has_unfinished_requests:  # no step will tell that it has gone
                 self._send({"ev": "idle", "record": self._record()})
-                self._show_in_time()
+                self._schedule_snapshot()
 
     # -- out ---------------------------------------------------------------------------------
 
@@ -187,7 +191,7 @@ class EngineWorker:
 
     def _deliver(self, deltas: list[TextDelta], step: EngineStep) -> None:
         self._report(deltas, step)
-        self._look_for_decay(deltas)
+        self._check_health(deltas)
 
     def _report(self, deltas: list[TextDelta], step: EngineStep) -> None:
         begun: list[str] = []
@@ -218,16 +222,16 @@ class EngineWorker:
             "deltas": entries,
             "stats": stats,
         }
-        if self._close_look is not None:
-            message["look"] = self._close_look.at_step(step)
+        if self._snapshot is not None:
+            message["snapshot"] = self._snapshot.at_step(step)
         if prompt_logprobs:
             message["prompt_logprobs"] = prompt_logprobs
         self._send(message)
-        self._show_in_time()
+        self._schedule_snapshot()
 
     # -- is it still sane? -------------------------------------------------------------------
 
-    def _look_for_decay(self, deltas: list[TextDelta]) -> None:
+    def _check_health(self, deltas: list[TextDelta]) -> None:
         """Tell bad requests from a broken engine: when only errors come, try a good request.
 
         A device that has fallen over makes every request fail, each alone and politely, for ever;
@@ -244,7 +248,7 @@ class EngineWorker:
             elif delta.token_ids:
                 self._num_errors_in_a_row = 0
         if self._num_errors_in_a_row >= _SUSPICIOUS_ERRORS and _PROBE not in self._engine.groups:
-            self._driver.carry_out(self._probe)
+            self._loop.carry_out(self._probe)
 
     def _probe(self) -> None:
         token_id = next(iter(self._engine.eos_token_ids), 0)
@@ -311,7 +315,7 @@ def main(connection_fd: int, record_fd: int, log_format: str) -> int:
     messages = _receive(connection)
 
     def send(message: Message) -> None:
-        connection.sendall(encode(message))
+        connection.sendall(encode_message(message))
 
     start = next(messages, None)
     if start is None:  # the server ended before it had said anything
@@ -346,7 +350,7 @@ def _end_with_the_server() -> None:
 
 def _receive(connection: socket.socket) -> Iterator[Message]:
     """Messages until the other end closes."""
-    decoder = Decoder()
+    decoder = MessageDecoder()
     with contextlib.suppress(ConnectionError):
         while data := connection.recv(1 << 16):
             yield from decoder.feed(data)

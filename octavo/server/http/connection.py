@@ -57,7 +57,7 @@ SPARE_PATHS = ("/health", "/metrics")
 SPARE_FILES = 32  # open files of everything but connections
 
 
-class Phase(Enum):
+class ConnectionPhase(Enum):
     """Of a connection: what its next bytes are."""
 
     HEADER = auto()
@@ -90,7 +90,7 @@ class HttpProtocol(HttpToolsProtocol):
         self._counts = counts
         self._address = ""
         self._is_spare = False  # over a limit
-        self._phase = Phase.HEADER
+        self._phase = ConnectionPhase.HEADER
         self._held = b""  # bytes that cannot be parsed yet
         self._num_checked = 0  # of the header in them
         self._body: SizedBody | ChunkedBody = SizedBody(0)
@@ -130,7 +130,7 @@ class HttpProtocol(HttpToolsProtocol):
 
     def connection_lost(self, error: Exception | None) -> None:
         self._counts.remove(self._address)
-        self._phase = Phase.CLOSING
+        self._phase = ConnectionPhase.CLOSING
         self._disarm()
         self._disarm_reader()
         self._unset_keepalive_if_required()
@@ -142,31 +142,31 @@ class HttpProtocol(HttpToolsProtocol):
         A socket that is closed with input unread is reset, and the client may lose an answer that
         it has not read. So the input is read and thrown away for a while.
         """
-        has_input = self._phase is Phase.BODY or self._held
-        if self._phase is Phase.CLOSING or not has_input:
+        has_input = self._phase is ConnectionPhase.BODY or self._held
+        if self._phase is ConnectionPhase.CLOSING or not has_input:
             transport.close()
         else:
             self._linger(transport)
 
     def _linger(self, transport: asyncio.Transport) -> None:
-        self._phase = Phase.CLOSING
+        self._phase = ConnectionPhase.CLOSING
         self._held = b""
         self._arm(LINGER_TIMEOUT, transport.abort)
         transport.write_eof()
         self.flow.resume_reading()
 
     def _abort(self) -> None:
-        self._phase = Phase.CLOSING
+        self._phase = ConnectionPhase.CLOSING
         self.transport.abort()
 
     @property
     def is_closing(self) -> bool:
-        return self._phase is Phase.CLOSING
+        return self._phase is ConnectionPhase.CLOSING
 
     # -- reading -----------------------------------------------------------------------------
 
     def data_received(self, data: bytes) -> None:
-        if self._phase is Phase.CLOSING:
+        if self._phase is ConnectionPhase.CLOSING:
             return
         self._unset_keepalive_if_required()
         self._read_time = self.loop.time()
@@ -177,9 +177,9 @@ class HttpProtocol(HttpToolsProtocol):
         try:
             while data:
                 match self._phase:
-                    case Phase.HEADER:
+                    case ConnectionPhase.HEADER:
                         num_read = self._read_header(data)
-                    case Phase.BODY:
+                    case ConnectionPhase.BODY:
                         num_read = self._read_body(data)
                     case _:
                         num_read = 0
@@ -191,10 +191,10 @@ class HttpProtocol(HttpToolsProtocol):
             self._refuse(error)
 
     def _hold(self, data: bytes) -> None:
-        if self._phase is Phase.ANSWER and len(data) > MAX_PIPELINED_BYTES:
+        if self._phase is ConnectionPhase.ANSWER and len(data) > MAX_PIPELINED_BYTES:
             # To stop reading instead would be not to notice when the client goes away.
             self._abort()
-        elif self._phase is not Phase.CLOSING:
+        elif self._phase is not ConnectionPhase.CLOSING:
             self._held = data
 
     def _read_header(self, data: bytes) -> int:
@@ -208,7 +208,7 @@ class HttpProtocol(HttpToolsProtocol):
         self._num_checked = 0
         self._disarm()
         self._parse(without_upgrade(data[:length]))
-        if self._phase is Phase.BODY:
+        if self._phase is ConnectionPhase.BODY:
             self._body_time, self._num_body_bytes = self.loop.time(), 0
             self._num_unwanted_bytes = 0
             self._arm(BODY_TIMEOUT, self._check_body_progress)
@@ -235,7 +235,7 @@ class HttpProtocol(HttpToolsProtocol):
             if isinstance(cause, HttpError):
                 raise cause from None
             raise HttpError(400, "The HTTP request is malformed.") from None
-        if self._body.is_complete != (self._phase is not Phase.BODY):
+        if self._body.is_complete != (self._phase is not ConnectionPhase.BODY):
             raise HttpError(400, "The length of the body is ambiguous.")
 
     def on_headers_complete(self) -> None:
@@ -247,7 +247,7 @@ class HttpProtocol(HttpToolsProtocol):
         super().on_headers_complete()
         if self._is_spare:
             self.cycle.keep_alive = False  # the next one may ask, too
-        self._phase = Phase.BODY
+        self._phase = ConnectionPhase.BODY
 
     def _is_about_health(self) -> bool:
         path = self.url.partition(b"?")[0].decode("latin-1")
@@ -256,17 +256,19 @@ class HttpProtocol(HttpToolsProtocol):
     def on_message_complete(self) -> None:
         super().on_message_complete()
         self._disarm()
-        self._phase = Phase.HEADER if self.cycle.response_complete else Phase.ANSWER
+        self._phase = (
+            ConnectionPhase.HEADER if self.cycle.response_complete else ConnectionPhase.ANSWER
+        )
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
-        if self._phase is Phase.ANSWER:
-            self._phase = Phase.HEADER
+        if self._phase is ConnectionPhase.ANSWER:
+            self._phase = ConnectionPhase.HEADER
             if self._held:
                 self.loop.call_soon(self._read_held)
 
     def _read_held(self) -> None:
-        if self._phase is Phase.HEADER:
+        if self._phase is ConnectionPhase.HEADER:
             self._unset_keepalive_if_required()
             self._read(self._held)
 
@@ -318,7 +320,7 @@ class HttpProtocol(HttpToolsProtocol):
     def _refuse(self, error: HttpError) -> None:
         """Answer with an error and end the connection: its further bytes mean nothing."""
         logger.debug("refused %s: %d %s", self.client, error.status, error.message)
-        if self._phase is Phase.BODY:
+        if self._phase is ConnectionPhase.BODY:
             has_begun = self.cycle.response_started
             self.cycle.disconnected = True  # to the app, the client is gone
             self.cycle.message_event.set()

@@ -42,9 +42,9 @@ class BodyMemory:
         self._total = num_bytes
         self._taken: Counter[str] = Counter()  # by address
 
-    def open(self, address: str) -> BodyShare:
+    def open(self, address: str) -> BodyAllocation:
         """The share of one body, empty so far."""
-        return BodyShare(self, address)
+        return BodyAllocation(self, address)
 
     def take(self, address: str, num_bytes: int) -> None:
         """QueueFullError if they are not there: nothing was taken."""
@@ -61,7 +61,7 @@ class BodyMemory:
             del self._taken[address]
 
 
-class BodyShare:
+class BodyAllocation:
     """What one body has of a ``BodyMemory``. Close it when the request is over."""
 
     def __init__(self, memory: BodyMemory, address: str):

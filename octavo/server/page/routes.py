@@ -12,7 +12,7 @@ from functools import cache
 from fastapi import APIRouter, Request, Response
 
 from octavo.page import site
-from octavo.server.api.service import Service
+from octavo.server.api.server_context import ServerContext
 
 SECURITY_HEADERS = {  # beside those of the gate
     "Content-Security-Policy": site.policy_text(site.POLICY),
@@ -52,15 +52,15 @@ class PageFile:
         return "*" in tags or self.headers["ETag"] in tags
 
 
-def create_router(service: Service) -> APIRouter:
+def create_router(server: ServerContext) -> APIRouter:
     """The page's routes. All files are read here, and none later; what is made of no file, is made
     when it is asked for.
 
-    ``service`` is not needed: what the page shows of it, it asks the API for.
+    ``server`` is not needed: what the page shows of it, it asks the API for.
     """
     router = APIRouter(include_in_schema=False)
     for address, file in site.site_files().items():
-        _add(router, address, _ready(Served.from_site(file)))
+        _add(router, address, _ready(PackedFile.from_site(file)))
     for address, make in site.made_files().items():
         _add(router, address, _made(make))
     for address, target in site.MOVED.items():
@@ -69,14 +69,14 @@ def create_router(service: Service) -> APIRouter:
 
 
 @dataclass(frozen=True, slots=True)
-class Served:
+class PackedFile:
     """A file as it is, and packed where that makes it smaller, which it does not with images."""
 
     plain: PageFile
     packed: PageFile
 
     @classmethod
-    def from_site(cls, file: site.SiteFile) -> Served:
+    def from_site(cls, file: site.SiteFile) -> PackedFile:
         plain, packed = PageFile.from_site(file), PageFile.from_site(file, packed=True)
         return cls(plain, packed if len(packed.body) < len(plain.body) else plain)
 
@@ -86,7 +86,7 @@ class Served:
         return self.packed if {"gzip", "gzip;q=1.0"} & set(takes) else self.plain
 
 
-def _add(router: APIRouter, address: str, find: Callable[[], Awaitable[Served]]) -> None:
+def _add(router: APIRouter, address: str, find: Callable[[], Awaitable[PackedFile]]) -> None:
     async def endpoint(request: Request) -> Response:
         file = (await find()).of(request)
         if file.is_known(request.headers.get("if-none-match")):
@@ -107,18 +107,18 @@ def _add_moved(router: APIRouter, address: str, target: str) -> None:
     router.add_api_route(address, endpoint, methods=["GET", "HEAD"], name=f"page:{address}")
 
 
-def _ready(file: Served) -> Callable[[], Awaitable[Served]]:
-    async def find() -> Served:
+def _ready(file: PackedFile) -> Callable[[], Awaitable[PackedFile]]:
+    async def find() -> PackedFile:
         return file
 
     return find
 
 
-def _made(make: Callable[[], site.SiteFile]) -> Callable[[], Awaitable[Served]]:
+def _made(make: Callable[[], site.SiteFile]) -> Callable[[], Awaitable[PackedFile]]:
     """Made when somebody first asks, beside what the server does meanwhile."""
-    file = cache(lambda: Served.from_site(make()))
+    file = cache(lambda: PackedFile.from_site(make()))
 
-    async def find() -> Served:
+    async def find() -> PackedFile:
         return await asyncio.to_thread(file)
 
     return find

@@ -126,7 +126,7 @@ class Metrics(EngineObserver):
             self._series(plain.name)
         self._show_state(EngineState.STARTING)
 
-    def watch(self, engine: EngineClient) -> None:
+    def observe_engine(self, engine: EngineClient) -> None:
         """Read the engine's state, record and facts at each scrape, however long ago a step was."""
         self._engine = engine
 

@@ -14,7 +14,7 @@ _log = logging.getLogger("octavo.server")
 _EVENTS = tuple(name for name in vars(EngineObserver) if name.startswith("on_"))
 
 
-class Observers(EngineObserver):
+class ObserverGroup(EngineObserver):
     """Passes everything on to several observers, in their order.
 
     Whoever observes must not hurt what it looks at: an observer that raises is logged, the first
@@ -51,8 +51,8 @@ class Observers(EngineObserver):
     def on_step(self, stats: StepStats) -> None:
         self._tell("on_step", stats)
 
-    def on_look(self, step_id: int, look: dict[str, Any]) -> None:
-        self._tell("on_look", step_id, look)
+    def on_snapshot(self, step_id: int, snapshot: dict[str, Any]) -> None:
+        self._tell("on_snapshot", step_id, snapshot)
 
     def on_engine_state(self, state: EngineState, detail: str) -> None:
         self._tell("on_engine_state", state, detail)

@@ -13,7 +13,7 @@ from octavo.cost.hardware import Device
 from octavo.cost.step_cost import StepModel
 from octavo.server.engine.generation import EngineFacts
 from octavo.server.engine.ttft_admission import TTFTAdmission
-from octavo.server.engine.waiting_queue import Waiting
+from octavo.server.engine.waiting_queue import QueuedWork
 
 FACTS = EngineFacts(4096, 8, 99, 1024, 16, max_num_batched_tokens=512, target_step_seconds=0.08)
 DEVICE = Device(
@@ -25,14 +25,14 @@ DEVICE = Device(
     is_measured=True,
 )
 STEPS = StepModel.of(llama_8b(), DEVICE)
-NOBODY = Waiting(0, 0, 0)
+NOBODY = QueuedWork(0, 0, 0)
 IDLE = replace(StepStats.idle(1024), predicted_seconds=0.0)
 BUSY = replace(IDLE, num_running=1, num_used_blocks=4)
 
 
 def door(most_seconds: float) -> TTFTAdmission:
     door = TTFTAdmission(most_seconds)
-    door.foresee(STEPS, FACTS)
+    door.set_step_model(STEPS, FACTS)
     return door
 
 
@@ -47,14 +47,14 @@ def after(stats: StepStats, real: float, foreseen: float, num_prompt_tokens: int
 
 
 def test_as_long_as_nothing_is_known_everybody_may_come_in():
-    assert TTFTAdmission(1e-9).check(FACTS, BUSY, Waiting(99, 9999, 99999), 4000) is None
+    assert TTFTAdmission(1e-9).check(FACTS, BUSY, QueuedWork(99, 9999, 99999), 4000) is None
 
 
 def test_a_longer_queue_takes_longer_until_it_takes_too_long():
     watched, predicted = door(10.0), []
     with pytest.raises(QueueFullError, match="predicted to take .* with .* 1 running") as refusal:
         for count in range(100):
-            waiting = Waiting(count, 300 * count, 45_150 * count)
+            waiting = QueuedWork(count, 300 * count, 45_150 * count)
             predicted.append(watched.check(FACTS, BUSY, waiting, 300))
     assert len(predicted) > 3 and predicted == sorted(predicted) and predicted[-1] <= 10.0
     assert 0 < refusal.value.retry_after < 10.0
@@ -105,14 +105,14 @@ def test_without_a_step_model_by_what_the_pacer_has_learned():
     seconds = watched.check(FACTS, learned, NOBODY, 300)
     assert seconds == pytest.approx(300 / 60 * 0.02 + 0.3)
     with pytest.raises(QueueFullError):
-        watched.check(FACTS, learned, Waiting(2, 600, 90_300), 300)
+        watched.check(FACTS, learned, QueuedWork(2, 600, 90_300), 300)
     alone = replace(learned, num_running=0)
     assert watched.check(FACTS, alone, NOBODY, 5000) > 1.0  # it knows no better
 
 
 def test_answers_that_ended_tell_when_seats_become_free():
     watched, full = door(1e6), replace(BUSY, num_running=8)
-    waiting = Waiting(4, 40, 400)
+    waiting = QueuedWork(4, 40, 400)
     unknown = watched.check(FACTS, full, waiting, 10)
     watched.note_answer(1000)
     assert watched.check(FACTS, full, waiting, 10) > 10 * unknown

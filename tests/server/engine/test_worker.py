@@ -19,7 +19,7 @@ from octavo.core.scheduler import SchedulerConfig
 from octavo.executor.hash_model import expected_tokens
 from octavo.server.engine import worker
 from octavo.server.engine.in_flight_record import InFlightRecord
-from octavo.server.engine.wire import encode
+from octavo.server.engine.wire import encode_message
 from octavo.server.engine.worker import EngineWorker
 from octavo.settings.engine import EngineArgs
 
@@ -60,7 +60,7 @@ class Server:
                 "salt": "",
                 "tenant": "",
                 "weight": 1.0,
-                "alone": False,
+                "isolated": False,
                 "arrival": time.monotonic(),
                 **fields,
             }
@@ -110,18 +110,18 @@ def test_who_watches_is_shown_steps_and_in_the_end_how_things_stand(server, monk
     take, looks, shown = server.take, [], []
 
     def keep(message):
-        if message["ev"] == "look":
-            shown.append(message["look"])
+        if message["ev"] == "snapshot":
+            shown.append(message["snapshot"])
             if len(shown) == 2:
                 server.loop.receive({"op": "stop"})
         elif message["ev"] == "step":
-            looks.append(message.get("look"))
+            looks.append(message.get("snapshot"))
             assert time.monotonic() - begun > 0.1 or "pool" not in looks[-1], "it is not due"
         take(message)
 
     server.take = keep
     begun = time.monotonic()
-    server.loop.receive({"op": "watch", "is_watched": True})
+    server.loop.receive({"op": "snapshots", "is_enabled": True})
     server.awaited.add("the end, which is shown")
     server.add("a", [1, 2])
     server.run()
@@ -135,12 +135,12 @@ def test_nothing_is_shown_to_nobody(server):
     take, looks = server.take, []
 
     def keep(message):
-        looks.append(message.get("look"))
+        looks.append(message.get("snapshot"))
         take(message)
 
     server.take = keep
-    server.loop.receive({"op": "watch", "is_watched": True})
-    server.loop.receive({"op": "watch", "is_watched": False})
+    server.loop.receive({"op": "snapshots", "is_enabled": True})
+    server.loop.receive({"op": "snapshots", "is_enabled": False})
     server.add("a", [1, 2])
     server.run()
     assert looks[0] and not any(looks[1:])
@@ -341,7 +341,7 @@ def test_an_engine_ends_with_its_server_even_while_it_loads():
         theirs.close()
         os.close(record)
         assert process.stdout is not None
-        ours.sendall(encode({"op": "start", "args": {}}))
+        ours.sendall(encode_message({"op": "start", "args": {}}))
         assert process.stdout.readline() == b"loading\n"
     with process:
         assert process.wait(30) == 0

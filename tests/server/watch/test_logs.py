@@ -22,7 +22,7 @@ from octavo.server.engine.generation import (
 from octavo.server.settings import ServerSettings
 from octavo.server.watch import logs
 from octavo.server.watch.logs import RequestLog, configure_logging, request_fields
-from octavo.server.watch.observer_group import Observers
+from octavo.server.watch.observer_group import ObserverGroup
 from octavo.server.watch.status import StatusLine
 
 LOGGERS = ("octavo", "uvicorn", "uvicorn.error", "uvicorn.access", "uvicorn.asgi", "asyncio")
@@ -386,10 +386,10 @@ EVENTS = {
 def test_all_observers_are_told_everything_in_order():
     class Everything(Noting):
         on_submitted = on_rejected = on_ignored_fields = on_tokens = on_finished = None
-        on_step = on_look = on_engine_state = None
+        on_step = on_snapshot = on_engine_state = None
 
     notes: list = []
-    observers = Observers(Everything(notes, "a"), EngineObserver(), Everything(notes, "b"))
+    observers = ObserverGroup(Everything(notes, "a"), EngineObserver(), Everything(notes, "b"))
     assert {name for name in vars(EngineObserver) if name.startswith("on_")} == EVENTS.keys()
     for event, arguments in EVENTS.items():
         getattr(observers, event)(*arguments)
@@ -414,7 +414,7 @@ def test_an_observer_that_fails_hurts_nobody(caplog):
             raise RuntimeError("asked for")
 
     status = StatusLine(10.0)
-    observers = Observers(Broken(), status)
+    observers = ObserverGroup(Broken(), status)
     status.write(0.0)
     for _ in range(3):
         observers.on_tokens(new_generation(), 1, 0.1)

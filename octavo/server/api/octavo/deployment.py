@@ -18,7 +18,7 @@ from octavo.cost.open_spec import open_spec
 from octavo.cost.this_machine import device_of_engine
 from octavo.planner.building_blocks import hardware_json, model_json
 from octavo.server.api.responses import describe
-from octavo.server.api.service import Service
+from octavo.server.api.server_context import ServerContext
 from octavo.server.engine.generation import EngineFacts
 from octavo.server.http.background import in_background
 from octavo.server.http.body import JsonRoute
@@ -37,21 +37,21 @@ class DeploymentResponse(BaseModel):
     unknown: list[str]
 
 
-def create_router(service: Service) -> APIRouter:
+def create_router(server: ServerContext) -> APIRouter:
     router = APIRouter(route_class=JsonRoute, tags=["planning"])
 
     @router.get("/octavo/deployment", response_model=None, responses=describe(DeploymentResponse))
     async def deployment() -> Response:
         """What is served here, for the planner's formulas."""
-        text = await in_background(_deployment_text, service)
+        text = await in_background(_deployment_text, server)
         return Response(text, media_type="application/json")
 
     return router
 
 
-def _deployment_text(service: Service) -> str:
+def _deployment_text(server: ServerContext) -> str:
     """EngineUnavailableError before the engine has been ready."""
-    facts = service.engine.facts
+    facts = server.engine.facts
     settings = {
         "max_model_len": facts.max_model_len,
         "max_num_seqs": facts.max_num_seqs,
@@ -60,10 +60,10 @@ def _deployment_text(service: Service) -> str:
     unknown: list[str] = []
     model = hardware = None
     try:
-        model = _model(service.model_path, service.model_names[0])
+        model = _model(server.model_path, server.model_names[0])
         settings["max_model_len"] = min(facts.max_model_len, model["max_position"])
     except (ConfigError, ModelError) as error:
-        unknown.append(f"model: {_without_folder(str(error), service.model_path)}")
+        unknown.append(f"model: {_without_folder(str(error), server.model_path)}")
     try:
         hardware = hardware_json([_device(facts)])
     except ConfigError as error:

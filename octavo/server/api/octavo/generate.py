@@ -14,11 +14,16 @@ from pydantic import BaseModel, Discriminator, Field, RootModel, Tag
 from octavo.core.sampling_params import MAX_SEED
 from octavo.server.api.answers import Error, Timings
 from octavo.server.api.fields import MAX_INT, MAX_TIMEOUT, Body, Stop, TokenIds
-from octavo.server.api.generation_job import Job
+from octavo.server.api.generation_job import GenerationJob
 from octavo.server.api.requests import GenerationFields
 from octavo.server.api.responses import describe
-from octavo.server.api.sampling import check_length, context_of, is_endless, to_sampling_params
-from octavo.server.api.service import Service
+from octavo.server.api.sampling import (
+    context_of,
+    may_exceed_context,
+    resolve_max_tokens,
+    to_sampling_params,
+)
+from octavo.server.api.server_context import ServerContext
 from octavo.server.api.tgi.protocol import TgiError, TgiRequest, TgiResponse
 from octavo.server.api.tgi.routes import (
     TgiRoute,
@@ -122,7 +127,7 @@ class GenerateRoute(TgiRoute):
         return tgi_error_response(error) if is_tgi else error_response(error)
 
 
-def create_router(service: Service) -> APIRouter:
+def create_router(server: ServerContext) -> APIRouter:
     router = APIRouter(route_class=GenerateRoute, tags=["octavo"])
     responses = describe(GenerateResponse, GenerateEvent)
     responses[200]["model"] = GenerateResponse | TgiResponse
@@ -135,37 +140,37 @@ def create_router(service: Service) -> APIRouter:
         asked = body.root
         if isinstance(asked, TgiRequest):
             answer_tgi = stream_tgi if asked.stream else generate_tgi
-            return await answer_tgi(service, asked, request)
-        job = await _begin(service, asked, request)
+            return await answer_tgi(server, asked, request)
+        job = await _begin(server, asked, request)
         if not asked.stream:
             return await _answer(job, request)
         return EventStream(
-            _events(job, request), [job], service.settings, headers=cache_headers(job)
+            _events(job, request), [job], server.settings, headers=cache_headers(job)
         )
 
     return router
 
 
-async def _begin(service: Service, body: GenerateRequest, request: Request) -> Job:
-    service.check_model(body.model)
-    facts = service.engine.facts
+async def _begin(server: ServerContext, body: GenerateRequest, request: Request) -> GenerationJob:
+    server.check_model(body.model)
+    facts = server.engine.facts
     prompt = body.prompt
     asked = None if body.max_tokens == -1 else body.max_tokens
     if isinstance(prompt, str):
-        limit = None if is_endless(body, asked, facts) else context_of(facts)
-        rendering = service.prompts.text(prompt, limit=limit)
+        limit = None if may_exceed_context(body, asked, facts) else context_of(facts)
+        rendering = server.prompts.text(prompt, limit=limit)
         prompt = await run_until_disconnect(request, rendering)
-    max_tokens = check_length(len(prompt), asked, facts, body)
+    max_tokens = resolve_max_tokens(len(prompt), asked, facts, body)
     if body.max_tokens is None:
         max_tokens = min(max_tokens, DEFAULT_MAX_TOKENS)
     fields = GenerationFields.model_validate(body.model_dump(exclude={"prompt", "max_tokens"}))
     params = to_sampling_params(fields, facts, max_tokens=max_tokens)
-    return await Job(
-        service, request_context(request), "/generate", fields, [prompt], params
+    return await GenerationJob(
+        server, request_context(request), "/generate", fields, [prompt], params
     ).begin()
 
 
-async def _answer(job: Job, request: Request) -> Response:
+async def _answer(job: GenerationJob, request: Request) -> Response:
     try:
         ((completion,),) = await run_until_disconnect(request, job.collect())
     finally:
@@ -181,7 +186,7 @@ async def _answer(job: Job, request: Request) -> Response:
     return Response(encode(answer), media_type="application/json", headers=cache_headers(job))
 
 
-async def _events(job: Job, request: Request) -> AsyncGenerator[bytes, None]:
+async def _events(job: GenerationJob, request: Request) -> AsyncGenerator[bytes, None]:
     """An event for everything that a step brought."""
     (generation,) = job.generations
     num_tokens = 0
@@ -200,7 +205,7 @@ async def _events(job: Job, request: Request) -> AsyncGenerator[bytes, None]:
             yield event(answer)
 
 
-def _closing(job: Job) -> dict[str, Any]:
+def _closing(job: GenerationJob) -> dict[str, Any]:
     """What is said of an answer when it is over."""
     (generation,) = job.generations
     closing = {"prompt_tokens": generation.stats.num_prompt_tokens, "timings": job.timings()}

@@ -11,7 +11,7 @@ from starlette.responses import JSONResponse
 
 from octavo import __version__
 from octavo.core.stats import StepStats
-from octavo.server.api.service import Service
+from octavo.server.api.server_context import ServerContext
 from octavo.server.engine.generation import EngineClient, EngineState
 
 _METHODS = ["GET", "HEAD"]
@@ -48,10 +48,10 @@ Load = create_model(
 )
 
 
-def create_router(service: Service) -> APIRouter:
+def create_router(server: ServerContext) -> APIRouter:
     router = APIRouter(tags=["operation"])
     unavailable: Any = {503: {"model": Status}}
-    engine = service.engine
+    engine = server.engine
 
     async def health() -> JSONResponse:
         """Whether the engine lives."""
@@ -61,7 +61,7 @@ def create_router(service: Service) -> APIRouter:
 
     async def ready() -> JSONResponse:
         """Whether new requests are welcome."""
-        if service.lifecycle.is_draining:
+        if server.drain_state.is_draining:
             return JSONResponse({"status": "draining"}, 503)
         return await health()
 

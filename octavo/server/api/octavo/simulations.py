@@ -14,11 +14,11 @@ from pydantic import BaseModel, Field
 from octavo.cost.hardware_table import AUTO
 from octavo.server.api.fields import Body, Object
 from octavo.server.api.responses import describe
-from octavo.server.api.service import Service
+from octavo.server.api.server_context import ServerContext
 from octavo.server.http.body import JsonRoute
+from octavo.server.http.bounded_subprocess import BoundedSubprocess
 from octavo.server.http.context import request_context
 from octavo.server.http.errors import HttpError
-from octavo.server.http.own_process import OwnProcess
 from octavo.server.http.sse import run_until_disconnect
 
 MAX_SECONDS = 60.0
@@ -56,22 +56,22 @@ class SimulationResponse(BaseModel):
     runs: list[dict[str, Any]]
 
 
-def create_router(service: Service) -> APIRouter:
+def create_router(server: ServerContext) -> APIRouter:
     router = APIRouter(route_class=JsonRoute, tags=["planning"])
-    simulator = OwnProcess("octavo.page.serving_runs", "a simulation", MAX_SECONDS)
+    simulator = BoundedSubprocess("octavo.page.serving_runs", "a simulation", MAX_SECONDS)
 
     @router.post("/octavo/simulate", response_model=None, responses=describe(SimulationResponse))
     async def simulate(body: SimulationRequest, request: Request) -> Response:
         """A load on a simulated server, at rates from little to too much."""
         tenant = request_context(request).tenant.name
-        answering = simulator.answer(_question(body, service), tenant)
+        answering = simulator.answer(_question(body, server), tenant)
         text = await run_until_disconnect(request, answering)
         return Response(text, media_type="application/json")
 
     return router
 
 
-def _question(body: SimulationRequest, service: Service) -> dict[str, Any]:
+def _question(body: SimulationRequest, server: ServerContext) -> dict[str, Any]:
     """For octavo.page.serving_runs.
 
     Raises:
@@ -80,9 +80,9 @@ def _question(body: SimulationRequest, service: Service) -> dict[str, Any]:
     """
     question = body.model_dump()
     if body.hardware == AUTO:
-        question["device"] = str(service.engine.facts.runs_as.get("device", "cpu"))
+        question["device"] = str(server.engine.facts.runs_as.get("device", "cpu"))
     if body.model is not None:
         return question
-    if body.config is not None or service.model_path is None:
+    if body.config is not None or server.model_path is None:
         raise HttpError(400, "model: give its name", param="model")
-    return {**question, "model": service.model_names[0], "path": str(service.model_path)}
+    return {**question, "model": server.model_names[0], "path": str(server.model_path)}

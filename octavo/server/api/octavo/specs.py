@@ -12,10 +12,10 @@ from pydantic import BaseModel, Field
 
 from octavo.server.api.fields import Body, Object
 from octavo.server.api.responses import describe
-from octavo.server.api.service import Service
+from octavo.server.api.server_context import ServerContext
 from octavo.server.http.body import JsonRoute
+from octavo.server.http.bounded_subprocess import BoundedSubprocess
 from octavo.server.http.context import request_context
-from octavo.server.http.own_process import OwnProcess
 from octavo.server.http.sse import run_until_disconnect
 
 MAX_SECONDS = 20.0
@@ -42,10 +42,10 @@ class SpecResponse(BaseModel):
     order: list[list[int]]
 
 
-def create_router(service: Service) -> APIRouter:
-    """``service`` is not needed: no model is looked at but the one that is sent."""
+def create_router(server: ServerContext) -> APIRouter:
+    """``server`` is not needed: no model is looked at but the one that is sent."""
     router = APIRouter(route_class=JsonRoute, tags=["planning"])
-    reader = OwnProcess("octavo.page.spec_reader", "reading a config", MAX_SECONDS)
+    reader = BoundedSubprocess("octavo.page.spec_reader", "reading a config", MAX_SECONDS)
 
     @router.post("/octavo/spec", response_model=None, responses=describe(SpecResponse))
     async def spec(body: SpecRequest, request: Request) -> Response:

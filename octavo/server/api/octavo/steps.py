@@ -7,32 +7,32 @@ from collections.abc import AsyncGenerator
 from fastapi import APIRouter
 from starlette.responses import Response
 
-from octavo.server.api.service import Service
+from octavo.server.api.server_context import ServerContext
 from octavo.server.http.sse import EventStream, event
-from octavo.server.watch.step_stream import Viewer
+from octavo.server.watch.step_viewer import StepViewer
 
 PATH = "/steps"
 
 
-def create_router(service: Service) -> APIRouter:
+def create_router(server: ServerContext) -> APIRouter:
     router = APIRouter()
 
     # Not in OpenAPI's document: those who try out what is there would wait for the end.
     @router.get(PATH, include_in_schema=False)
     async def steps(closely: bool = False) -> Response:
-        viewer = _viewer(service, closely=closely)
-        viewer.put_state(service.engine.state, "")
-        return EventStream(_events(viewer), [viewer], service.settings, done=b"")
+        viewer = _viewer(server, closely=closely)
+        viewer.put_state(server.engine.state, "")
+        return EventStream(_events(viewer), [viewer], server.settings, done=b"")
 
     return router
 
 
-def _viewer(service: Service, *, closely: bool) -> Viewer:
+def _viewer(server: ServerContext, *, closely: bool) -> StepViewer:
     if closely:
-        return service.steps.watch_closely(service.engine, service.model_names[0])
-    return service.steps.watch()
+        return server.steps.add_snapshot_viewer(server.engine, server.model_names[0])
+    return server.steps.add_viewer()
 
 
-async def _events(viewer: Viewer) -> AsyncGenerator[bytes, None]:
+async def _events(viewer: StepViewer) -> AsyncGenerator[bytes, None]:
     async for each in viewer.events():
         yield event(each)

@@ -13,10 +13,10 @@ from fastapi import APIRouter, Query, Request, Response
 from pydantic import BaseModel, Field
 
 from octavo.server.api.responses import describe
-from octavo.server.api.service import Service
+from octavo.server.api.server_context import ServerContext
+from octavo.server.http.bounded_subprocess import BoundedSubprocess
 from octavo.server.http.context import request_context
 from octavo.server.http.errors import HttpError
-from octavo.server.http.own_process import OwnProcess
 from octavo.server.http.sse import run_until_disconnect
 
 MAX_SECONDS = 30.0
@@ -55,16 +55,16 @@ class TensorResponse(BaseModel):
     float32: str
 
 
-def create_router(service: Service) -> APIRouter:
+def create_router(server: ServerContext) -> APIRouter:
     router = APIRouter(tags=["planning"])
-    reader = OwnProcess("octavo.page.tensors", "reading weights", MAX_SECONDS)
+    reader = BoundedSubprocess("octavo.page.tensors", "reading weights", MAX_SECONDS)
     table: list[bytes] = []  # once it is known: what is served stays as it was loaded
 
     async def ask(request: Request, **question: Any) -> bytes:
-        if service.model_path is None:
+        if server.model_path is None:
             raise HttpError(404, "the model's files are not known")
         tenant = request_context(request).tenant.name
-        asking = reader.answer({"path": str(service.model_path), **question}, tenant)
+        asking = reader.answer({"path": str(server.model_path), **question}, tenant)
         return await run_until_disconnect(request, asking)
 
     @router.get("/octavo/tensors", response_model=None, responses=describe(TensorsResponse))

@@ -16,7 +16,7 @@ from octavo.core.limits import checked_token_ids
 from octavo.server.api.fields import Body, Object, TokenIds
 from octavo.server.api.prompts import MAX_MESSAGES, MAX_TOOLS
 from octavo.server.api.responses import describe
-from octavo.server.api.service import Service
+from octavo.server.api.server_context import ServerContext
 from octavo.server.http.background import briefly_in_background, in_background
 from octavo.server.http.body import JsonRoute
 from octavo.server.http.errors import HttpError
@@ -117,18 +117,18 @@ class DetokenizeResponse(BaseModel):
     content: str = Field(description="the same, as llama.cpp's server calls it")
 
 
-def create_router(service: Service) -> APIRouter:
+def create_router(server: ServerContext) -> APIRouter:
     """The routes of the tokenizer."""
     router = APIRouter(route_class=JsonRoute, tags=["tokenizer"])
-    tokenizer = service.prompts.tokenizer
+    tokenizer = server.prompts.tokenizer
 
     @router.post("/tokenize", response_model=None, responses=describe(TokenizeResponse))
     async def tokenize(body: TokenizeRequest, request: Request) -> Response:
         """The tokens of a text or of a conversation."""
         asked = body.root
-        service.check_model(asked.model)
-        max_model_len = service.engine.facts.max_model_len
-        tokens = await run_until_disconnect(request, _token_ids(service, asked))
+        server.check_model(asked.model)
+        max_model_len = server.engine.facts.max_model_len
+        tokens = await run_until_disconnect(request, _token_ids(server, asked))
         answer = {"count": len(tokens), "max_model_len": max_model_len, "tokens": tokens}
         if isinstance(asked, TokenizeContentRequest):
             more = partial(_with_pieces, tokenizer) if asked.with_pieces else None
@@ -139,31 +139,32 @@ def create_router(service: Service) -> APIRouter:
     @router.post("/detokenize", response_model=None, responses=describe(DetokenizeResponse))
     async def detokenize(body: DetokenizeRequest, request: Request) -> Response:
         """The text of tokens, special ones included."""
-        service.check_model(body.model)
+        server.check_model(body.model)
         tokens = checked_token_ids(body.tokens, tokenizer.vocab_size, "tokens")
-        text = await run_until_disconnect(request, service.prompts.detokenize(tokens))
+        text = await run_until_disconnect(request, server.prompts.detokenize(tokens))
         return Response(encode({"prompt": text, "content": text}), media_type="application/json")
 
     return router
 
 
 async def _token_ids(
-    service: Service, asked: TokenizeTextRequest | TokenizeChatRequest | TokenizeContentRequest
+    server: ServerContext,
+    asked: TokenizeTextRequest | TokenizeChatRequest | TokenizeContentRequest,
 ) -> list[int]:
     if isinstance(asked, TokenizeContentRequest):
-        return await service.prompts.text(
+        return await server.prompts.text(
             asked.content,
             add_special_tokens=asked.add_special is True,
             parse_special=asked.parse_special is not False,
         )
     if isinstance(asked, TokenizeTextRequest):
-        return await service.prompts.text(
+        return await server.prompts.text(
             asked.prompt, add_special_tokens=asked.add_special_tokens is not False
         )
     for name in ("media_io_kwargs", "mm_processor_kwargs"):
         if getattr(asked, name):
             raise HttpError(400, f"{name}: this model reads text only", param=name)
-    prompt = await service.prompts.chat(
+    prompt = await server.prompts.chat(
         asked.messages,
         tools=asked.tools,
         chat_template=asked.chat_template or None,

@@ -9,7 +9,7 @@ from pydantic_core import PydanticCustomError
 from typing_extensions import TypeAliasType
 
 from octavo.core.sampling_params import MAX_LOGPROBS
-from octavo.server.api.answers import Answer, Entry, PromptLogprobs
+from octavo.server.api.answers import Answer, AnswerModel, PromptLogprobs
 from octavo.server.api.fields import (
     Body,
     Label,
@@ -157,7 +157,7 @@ class ChatCompletionRequest(GenerationFields):
 # -- answers -----------------------------------------------------------------------------------
 
 
-class TopLogprob(Entry):
+class TopLogprob(AnswerModel):
     token: str
     logprob: float
     bytes: list[int] | None
@@ -167,18 +167,18 @@ class TokenLogprob(TopLogprob):
     top_logprobs: list[TopLogprob]
 
 
-class ChatLogprobs(Entry):
+class ChatLogprobs(AnswerModel):
     content: list[TokenLogprob] | None
     refusal: None = None
 
 
-class AnswerMessage(Entry):
+class AnswerMessage(AnswerModel):
     role: Literal["assistant"]
     content: str | None
     refusal: None
 
 
-class ChatChoice(Entry):
+class ChatChoice(AnswerModel):
     index: int
     message: AnswerMessage
     logprobs: ChatLogprobs | None
@@ -194,12 +194,12 @@ class ChatCompletion(Answer):
     prompt_logprobs: PromptLogprobs | None = None
 
 
-class ChatDelta(Entry):
+class ChatDelta(AnswerModel):
     role: Literal["assistant"] | None = None
     content: str | None = None
 
 
-class ChatChunkChoice(Entry):
+class ChatChunkChoice(AnswerModel):
     index: int
     delta: ChatDelta
     logprobs: ChatLogprobs | None

@@ -20,9 +20,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from octavo import __version__
-from octavo.server.api.generation_job import MANY_ENTRIES, Job, num_entries, sample_error
+from octavo.server.api.generation_job import MANY_ENTRIES, GenerationJob, num_entries, sample_error
 from octavo.server.api.requests import GenerationFields
-from octavo.server.api.service import Service
+from octavo.server.api.server_context import ServerContext
 from octavo.server.engine.generation import Delta, FinishedCompletion
 from octavo.server.engine.response_cache import cache_headers
 from octavo.server.http.background import briefly_in_background, in_background
@@ -39,25 +39,27 @@ class ChoiceWriter(Protocol):
     counts_output: bool  # whether what was generated is part of the answer
     names_tokens: bool  # whether the tokenizer is asked what tokens are called
 
-    def first(self, job: Job, index: int) -> dict[str, Any] | None:
+    def first(self, job: GenerationJob, index: int) -> dict[str, Any] | None:
         """The first choice object of a stream, once something is known of its prompt."""
         ...
 
-    def next(self, job: Job, index: int, delta: Delta) -> dict[str, Any] | None:
+    def next(self, job: GenerationJob, index: int, delta: Delta) -> dict[str, Any] | None:
         """The choice object for what is new, or None if that is nothing for the client."""
         ...
 
-    def whole(self, job: Job, index: int, completion: FinishedCompletion) -> dict[str, Any]:
+    def whole(
+        self, job: GenerationJob, index: int, completion: FinishedCompletion
+    ) -> dict[str, Any]:
         """The choice object of an answer that is not streamed."""
         ...
 
-    def about_prompt(self, job: Job) -> dict[str, Any]:
+    def about_prompt(self, job: GenerationJob) -> dict[str, Any]:
         """Fields of the answer beside its choices."""
         ...
 
 
 @dataclass(frozen=True)
-class ChunkHead:
+class AnswerHead:
     """What the answer, and every chunk of it, begins with."""
 
     id: str
@@ -76,14 +78,14 @@ class ChunkHead:
 
 
 def create_head(
-    service: Service, request: Request, fields: GenerationFields, prefix: str
-) -> ChunkHead:
+    server: ServerContext, request: Request, fields: GenerationFields, prefix: str
+) -> AnswerHead:
     """The head of a new answer; its id contains the client's, if it brought one."""
     own_id = fields.request_id or request_context(request).external_id
-    return ChunkHead(
+    return AnswerHead(
         id=f"{prefix}-{own_id}",
-        model=fields.model or service.model_names[0],
-        system_fingerprint=_fingerprint(repr(sorted(service.engine.facts.info.items()))),
+        model=fields.model or server.model_names[0],
+        system_fingerprint=_fingerprint(repr(sorted(server.engine.facts.info.items()))),
         created=int(time.time()),
     )
 
@@ -95,18 +97,18 @@ def _fingerprint(info: str) -> str:
 
 
 async def answer(
-    service: Service,
+    server: ServerContext,
     request: Request,
     fields: GenerationFields,
-    head: ChunkHead,
-    job: Job,
+    head: AnswerHead,
+    job: GenerationJob,
     writer: ChoiceWriter,
 ) -> Response:
     """The response of a job, which is closed when that is over."""
     headers = cache_headers(job)
     if fields.stream:
         chunks = _chunks(fields, head, job, writer)
-        return EventStream(chunks, [job], service.settings, headers=headers)
+        return EventStream(chunks, [job], server.settings, headers=headers)
     try:
         completions = await run_until_disconnect(request, job.collect())
     finally:
@@ -130,8 +132,8 @@ def _check_success(ends: list[FinishedCompletion]) -> None:
 
 
 def _whole(
-    head: ChunkHead,
-    job: Job,
+    head: AnswerHead,
+    job: GenerationJob,
     writer: ChoiceWriter,
     completions: list[list[FinishedCompletion]],
     to_json: Callable[[Any], str],
@@ -156,7 +158,7 @@ def _whole(
 
 
 async def _chunks(
-    fields: GenerationFields, head: ChunkHead, job: Job, writer: ChoiceWriter
+    fields: GenerationFields, head: AnswerHead, job: GenerationJob, writer: ChoiceWriter
 ) -> AsyncGenerator[bytes, None]:
     """The events of a stream but for its end. Begins when the engine has something to say."""
     options = fields.stream_options
@@ -215,7 +217,7 @@ async def _chunks(
         yield event([], {**usage, **_timings(job)}).encode()
 
 
-def _check_only_sample(job: Job, deltas: list[Delta]) -> None:
+def _check_only_sample(job: GenerationJob, deltas: list[Delta]) -> None:
     """An only sample that fails at once gets a status, rather than a stream with an error."""
     if len(job.generations) == 1 and job.params.n == 1 and deltas[-1].finish_reason == "error":
         raise sample_error(deltas[-1].error)
@@ -225,6 +227,6 @@ def _end(delta: Delta) -> FinishedCompletion:
     return FinishedCompletion(delta.index, finish_reason=delta.finish_reason, error=delta.error)
 
 
-def _timings(job: Job) -> dict[str, Any]:
+def _timings(job: GenerationJob) -> dict[str, Any]:
     timings = job.timings()
     return {} if timings is None else {"timings": timings}

@@ -25,12 +25,12 @@ from octavo.base.errors import InvalidRequestError
 from octavo.core.batch import TokenLogprobs
 from octavo.core.sampling_params import MAX_N, MAX_STOP_STRINGS, SamplingParams
 from octavo.server.api.answers import Error
-from octavo.server.api.generation_job import MANY_ENTRIES, Job, num_entries, sample_error
+from octavo.server.api.generation_job import MANY_ENTRIES, GenerationJob, num_entries, sample_error
 from octavo.server.api.openai.logprobs import finite
 from octavo.server.api.requests import GenerationFields
 from octavo.server.api.responses import describe
-from octavo.server.api.sampling import check_length, context_of
-from octavo.server.api.service import Service
+from octavo.server.api.sampling import context_of, resolve_max_tokens
+from octavo.server.api.server_context import ServerContext
 from octavo.server.api.tgi.protocol import (
     TgiError,
     TgiInfo,
@@ -76,7 +76,7 @@ class TgiRoute(JsonRoute):
         return tgi_error_response(error)
 
 
-def create_router(service: Service) -> APIRouter:
+def create_router(server: ServerContext) -> APIRouter:
     """TGI's routes, but for ``/generate``, which `api/octavo/generate.py` shares with it."""
     router = APIRouter(route_class=TgiRoute, tags=["TGI"])
     stream_only = _describe(TgiResponse, TgiStreamEvent)
@@ -90,21 +90,21 @@ def create_router(service: Service) -> APIRouter:
     )
     async def generate_stream(body: TgiStreamRequest, request: Request) -> Response:
         """Stream an answer."""
-        return await stream_tgi(service, body, request)
+        return await stream_tgi(server, body, request)
 
     @router.post("/", response_model=None, responses=_describe(list[TgiResponse], TgiStreamEvent))
     async def generate_either(body: TgiRequest, request: Request) -> Response:
         """Stream an answer or not; this is where Hugging Face's client asks."""
         if body.stream:
-            return await stream_tgi(service, body, request)
-        return await generate_tgi(service, body, request, in_list=True)
+            return await stream_tgi(server, body, request)
+        return await generate_tgi(server, body, request, in_list=True)
 
     @router.get("/info")
     async def info() -> TgiInfo:
         """What is served, and its limits."""
-        facts = service.engine.facts
+        facts = server.engine.facts
         return TgiInfo(
-            model_id=service.model_names[0],
+            model_id=server.model_names[0],
             model_sha=None,
             model_pipeline_tag="text-generation",
             model_dtype=facts.info.get("dtype"),
@@ -136,11 +136,11 @@ def _describe(model: Any, chunk: type[BaseModel]) -> dict[int | str, Any]:
 
 
 async def generate_tgi(
-    service: Service, body: TgiRequest, request: Request, *, in_list: bool = False
+    server: ServerContext, body: TgiRequest, request: Request, *, in_list: bool = False
 ) -> Response:
     """The whole answer as one object."""
     parameters = body.parameters or TgiParameters()
-    job = await _begin(service, body, request, parameters, streams=False)
+    job = await _begin(server, body, request, parameters, streams=False)
     try:
         (completions,) = await run_until_disconnect(request, job.collect())
     finally:
@@ -148,7 +148,7 @@ async def generate_tgi(
     for completion in completions:
         check_sample(completion)
     completions.sort(key=_mean_logprob, reverse=True)
-    tokenizer = service.prompts.tokenizer
+    tokenizer = server.prompts.tokenizer
     if num_entries(job, [completions]) > MANY_ENTRIES:
         answer = await in_background(_full_answer, body, job, completions, tokenizer)
         text = await in_background(encode_in_pieces, [answer] if in_list else answer)
@@ -159,7 +159,10 @@ async def generate_tgi(
 
 
 def _full_answer(
-    body: TgiRequest, job: Job, completions: list[FinishedCompletion], tokenizer: Tokenizer
+    body: TgiRequest,
+    job: GenerationJob,
+    completions: list[FinishedCompletion],
+    tokenizer: Tokenizer,
 ) -> dict[str, Any]:
     parameters = body.parameters or TgiParameters()
     (generation,) = job.generations
@@ -182,7 +185,7 @@ def _full_answer(
     return answer
 
 
-async def stream_tgi(service: Service, body: TgiRequest, request: Request) -> EventStream:
+async def stream_tgi(server: ServerContext, body: TgiRequest, request: Request) -> EventStream:
     """The answer token by token. Unlike OpenAI's streams, TGI's end without a word."""
     parameters = body.parameters or TgiParameters()
     for name, value in (
@@ -191,11 +194,11 @@ async def stream_tgi(service: Service, body: TgiRequest, request: Request) -> Ev
     ):
         if value:
             raise _refuse(name, "cannot be had with streaming")
-    job = await _begin(service, body, request, parameters, streams=True)
+    job = await _begin(server, body, request, parameters, streams=True)
     return EventStream(
-        _stream_events(job, body, parameters, service.prompts.tokenizer),
+        _stream_events(job, body, parameters, server.prompts.tokenizer),
         [job],
-        service.settings,
+        server.settings,
         done=b"",
         headers=cache_headers(job),
         error_event=lambda error: event(tgi_error_body(to_http_error(error))),
@@ -204,20 +207,20 @@ async def stream_tgi(service: Service, body: TgiRequest, request: Request) -> Ev
 
 
 async def _begin(
-    service: Service,
+    server: ServerContext,
     body: TgiRequest,
     request: Request,
     parameters: TgiParameters,
     *,
     streams: bool,
-) -> Job:
-    facts = service.engine.facts
+) -> GenerationJob:
+    facts = server.engine.facts
     # What `truncate` cuts off may be longer than the context.
     limit = None if parameters.truncate else context_of(facts)
-    prompt = await run_until_disconnect(request, service.prompts.text(body.inputs, limit=limit))
+    prompt = await run_until_disconnect(request, server.prompts.text(body.inputs, limit=limit))
     if parameters.truncate:
         prompt = prompt[-parameters.truncate :]
-    max_tokens = check_length(
+    max_tokens = resolve_max_tokens(
         len(prompt), parameters.max_new_tokens, facts, field="parameters.max_new_tokens"
     )
     if parameters.max_new_tokens is None:
@@ -225,7 +228,9 @@ async def _begin(
     params = to_sampling_params(parameters, max_tokens=max_tokens, with_logprobs=streams)
     fields = GenerationFields.model_validate({"stream": streams, "seed": parameters.seed})
     route: str = request.scope["path"]
-    return await Job(service, request_context(request), route, fields, [prompt], params).begin()
+    return await GenerationJob(
+        server, request_context(request), route, fields, [prompt], params
+    ).begin()
 
 
 def to_sampling_params(
@@ -264,7 +269,7 @@ def to_sampling_params(
 
 
 async def _stream_events(
-    job: Job, body: TgiRequest, parameters: TgiParameters, tokenizer: Tokenizer
+    job: GenerationJob, body: TgiRequest, parameters: TgiParameters, tokenizer: Tokenizer
 ) -> AsyncGenerator[bytes, None]:
     """An event for each token; the text that a step brought comes with its last token."""
     (generation,) = job.generations
@@ -365,7 +370,7 @@ def _finish_reason(end: FinishedCompletion | Delta) -> str:
     return "stop_sequence" if isinstance(end.stop_reason, str) else "eos_token"
 
 
-def _seed(job: Job) -> int | None:
+def _seed(job: GenerationJob) -> int | None:
     return job.params.seed if job.params.temperature else None
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from octavo.server.api.prompts import PromptRenderer
 from octavo.server.engine.generation import EngineClient, EngineObserver
+from octavo.server.http.access_control import DrainState
 from octavo.server.http.errors import model_not_found
-from octavo.server.http.gate import Lifecycle
 from octavo.server.settings import ServerSettings
 from octavo.server.watch.metrics import Metrics
 from octavo.server.watch.step_stream import StepStream
@@ -17,14 +17,14 @@ ANY_NAME = "*"  # among the served model's names: clients may call it what they 
 
 
 @dataclass(frozen=True)
-class Service:
+class ServerContext:
     """One served model, and everything that its routes need."""
 
     settings: ServerSettings
     engine: EngineClient
     prompts: PromptRenderer
     metrics: Metrics
-    lifecycle: Lifecycle
+    drain_state: DrainState
     model_names: tuple[str, ...]  # what clients may call it; answers say the first
     created: int  # Unix time of the server's start
     observer: EngineObserver = field(default_factory=EngineObserver)

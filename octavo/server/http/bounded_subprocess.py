@@ -21,7 +21,7 @@ MAX_BYTES = 2 << 30
 _PATIENCE = 3  # by the clock, of the seconds of a processor: who asks stands back behind the engine
 
 
-class OwnProcess:
+class BoundedSubprocess:
     """Runs ``python -m MODULE``, with bounds (``bounded.py``), for one question after the other.
 
     The module reads JSON from its input and writes JSON: the answer, or ``{error, status}``.
@@ -85,7 +85,7 @@ class OwnProcess:
     async def _run(self, question: bytes) -> bytes:
         bounds = str(self._max_bytes), str(math.ceil(self._max_seconds) + 1)
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "octavo.server.http.bounded", self._module, *bounds),
+            *(sys.executable, "-m", "octavo.server.http.run_bounded", self._module, *bounds),
             env=environment_without_keys(),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,

@@ -23,7 +23,7 @@ from octavo.server.engine.generation import EngineClient, EngineObserver
 from octavo.server.http.context import IgnoredFields, RequestContext, create_request_id
 from octavo.server.http.errors import HttpError, error_response, to_http_error
 from octavo.server.http.hosts import AllowedHosts
-from octavo.server.http.shared_limits import BodyMemory, BodyShare
+from octavo.server.http.shared_limits import BodyAllocation, BodyMemory
 from octavo.server.http.tenants import RateLimitError, Tenant, Tenants, address_of
 from octavo.server.settings import MAX_ID_CHARS, ServerSettings
 
@@ -41,8 +41,8 @@ _HEADER_NAMES = re.compile(r"[A-Za-z0-9_, -]{1,2048}")
 _ODD_PATH = re.compile(r"[\x00-\x1f\x7f\\\ufffd]|//|/\.{1,2}(?:/|$)")
 
 # What is the operator's, where there are keys: the traffic of all, and the weights of the model.
-OPERATORS = frozenset(("/steps", "/metrics", "/load", "/octavo/tensors"))
-BELOW_OPERATORS = "/octavo/tensors/"
+OPERATOR_PATHS = frozenset(("/steps", "/metrics", "/load", "/octavo/tensors"))
+OPERATOR_PREFIX = "/octavo/tensors/"
 
 # Headers that decide something here: two of one would leave open which.
 _DECISIVE = (b"authorization", b"content-length", b"host", b"origin", b"x-request-id")
@@ -53,13 +53,13 @@ _PLAIN_TEXT = (b"content-type", b"text/plain; charset=utf-8")
 
 
 @dataclass(slots=True)
-class Lifecycle:
+class DrainState:
     """Whether the server is on its way out. Set once, on SIGTERM."""
 
     is_draining: bool = False
 
 
-class Gate:
+class AccessControl:
     """The ASGI app around the app.
 
     Args:
@@ -79,14 +79,14 @@ class Gate:
         settings: ServerSettings,
         tenants: Tenants,
         engine: EngineClient,
-        lifecycle: Lifecycle,
+        drain_state: DrainState,
         observer: EngineObserver,
         costly_paths: frozenset[str],
     ):
         self._app = app
         self._tenants = tenants
         self._engine = engine
-        self._lifecycle = lifecycle
+        self._drain_state = drain_state
         self._observer = observer
         self._costly_paths = costly_paths
         self._max_body_bytes = settings.max_body_bytes
@@ -115,7 +115,7 @@ class Gate:
         headers = {
             name.decode("latin-1"): text.decode("latin-1") for name, text in scope["headers"]
         }
-        answer = _Answer(send, _request_id(headers))
+        answer = _ResponseWriter(send, _request_id(headers))
         try:
             self._check_source(scope, headers, answer)
             if _is_preflight(scope, headers, answer):
@@ -126,7 +126,7 @@ class Gate:
             self._check_length(headers)
             is_costly = scope["method"] == "POST" and scope["path"] in self._costly_paths
             if is_costly:
-                self._check_room(tenant)
+                self._check_capacity(tenant)
         except Exception as error:
             await self._reject(to_http_error(error), scope, headers, answer)
             return
@@ -147,7 +147,7 @@ class Gate:
 
     # -- who asks ----------------------------------------------------------------------------
 
-    def _check_source(self, scope: Scope, headers: dict[str, str], answer: _Answer) -> None:
+    def _check_source(self, scope: Scope, headers: dict[str, str], answer: _ResponseWriter) -> None:
         """Whether a browser was lured here: by a name that leads to us, or by a foreign page.
 
         Makes the answer readable to the pages that are allowed to ask.
@@ -172,7 +172,9 @@ class Gate:
         elif "origin" not in headers and _is_from_elsewhere(scope, headers):
             raise HttpError(403, "A page of another site may not ask; see --allowed-origin.")
 
-    def _authenticate(self, scope: Scope, headers: dict[str, str], answer: _Answer) -> Tenant:
+    def _authenticate(
+        self, scope: Scope, headers: dict[str, str], answer: _ResponseWriter
+    ) -> Tenant:
         host = scope["client"][0] if scope.get("client") else None
         tenant = self._tenants.authenticate(headers.get("authorization"), host)
         if tenant is not None:
@@ -192,7 +194,7 @@ class Gate:
     def _check_operator(self, scope: Scope, tenant: Tenant) -> None:
         """Whether it may see what concerns the clients of all keys."""
         path: str = scope["path"]
-        is_operators = path in OPERATORS or path.startswith(BELOW_OPERATORS)
+        is_operators = path in OPERATOR_PATHS or path.startswith(OPERATOR_PREFIX)
         if is_operators and not self._tenants.is_operator(tenant):
             raise HttpError(
                 403,
@@ -207,12 +209,12 @@ class Gate:
         if _content_length(headers) > self._max_body_bytes:
             raise _too_large(self._max_body_bytes)
 
-    def _check_room(self, tenant: Tenant) -> None:
+    def _check_capacity(self, tenant: Tenant) -> None:
         """Charge the tenant for a request, which must be ended if this returns."""
         try:
-            if self._lifecycle.is_draining:
+            if self._drain_state.is_draining:
                 raise EngineUnavailableError("the server is stopping")
-            self._engine.check_room(tenant.name)
+            self._engine.check_capacity(tenant.name)
             tenant.begin_request()
         except RateLimitError as error:
             self._observer.on_rejected(error.reason)
@@ -221,13 +223,15 @@ class Gate:
             self._observer.on_rejected("queue_requests")
             raise
         except EngineUnavailableError:
-            self._observer.on_rejected("draining" if self._lifecycle.is_draining else "unavailable")
+            self._observer.on_rejected(
+                "draining" if self._drain_state.is_draining else "unavailable"
+            )
             raise
 
     # -- how it ends badly -------------------------------------------------------------------
 
     async def _reject(
-        self, error: HttpError, scope: Scope, headers: dict[str, str], answer: _Answer
+        self, error: HttpError, scope: Scope, headers: dict[str, str], answer: _ResponseWriter
     ) -> None:
         """Answer without having read the body.
 
@@ -239,7 +243,7 @@ class Gate:
             answer.add_headers([(b"connection", b"close")])
         await error_response(error)(scope, _receive_nothing, answer.send)
 
-    async def _fail(self, error: Exception, scope: Scope, answer: _Answer) -> None:
+    async def _fail(self, error: Exception, scope: Scope, answer: _ResponseWriter) -> None:
         """An exception came out of the app."""
         if answer.is_complete or isinstance(error, ClientDisconnect):
             return  # whoever gave the answer has logged why; without a client nobody cares
@@ -249,7 +253,7 @@ class Gate:
         # Else uvicorn closes the connection: that is how a client sees that its answer is cut.
 
 
-class _Answer:
+class _ResponseWriter:
     """The way back: puts headers on whatever is answered, and knows how far the answer is."""
 
     def __init__(self, send: Send, external_id: str):
@@ -315,7 +319,9 @@ class _Answer:
 class _BoundedBody:
     """The way in: ends a request whose body turns out to be too long, or finds no memory."""
 
-    def __init__(self, receive: Receive, answer: _Answer, max_bytes: int, share: BodyShare):
+    def __init__(
+        self, receive: Receive, answer: _ResponseWriter, max_bytes: int, share: BodyAllocation
+    ):
         self._receive = receive
         self._answer = answer
         self._max_bytes, self._share = max_bytes, share
@@ -361,7 +367,7 @@ def _is_from_elsewhere(scope: Scope, headers: dict[str, str]) -> bool:
     return not is_harmless and headers.get("sec-fetch-site") in ("cross-site", "same-site")
 
 
-def _is_preflight(scope: Scope, headers: dict[str, str], answer: _Answer) -> bool:
+def _is_preflight(scope: Scope, headers: dict[str, str], answer: _ResponseWriter) -> bool:
     is_asked = scope["method"] == "OPTIONS" and "access-control-request-method" in headers
     return is_asked and answer.allowed_origin is not None
 

@@ -14,7 +14,7 @@ from octavo.core.stats import StepStats
 from octavo.cost.step_facts import rank_model_of_json
 from octavo.cost.this_machine import device_of_engine
 from octavo.server.engine.generation import EngineClient, EngineFacts, EngineState, Generation
-from octavo.server.watch.step_stream import Viewer
+from octavo.server.watch.step_viewer import StepViewer
 
 _MOST = 1000  # requests that have ended, and rows of steps, that wait for a viewer
 _GAPS_PER_OCTAVE = 8  # buckets of inter-token latency, each 9 % wide, from a microsecond on
@@ -46,13 +46,13 @@ _FIGURES = (
 )
 
 
-class SnapshotViewer(Viewer):
+class SnapshotViewer(StepViewer):
     """A viewer of whom the engine knows. ``about`` tells of the engine, once it is ready."""
 
-    def __init__(self, on_close: Callable[[Viewer], None], about: Callable[[], dict[str, Any]]):
+    def __init__(self, on_close: Callable[[StepViewer], None], about: Callable[[], dict[str, Any]]):
         super().__init__(on_close)
         self._about = about
-        self._looks: deque[dict[str, Any]] = deque(maxlen=_MOST)
+        self._snapshots: deque[dict[str, Any]] = deque(maxlen=_MOST)
         self._picture: dict[str, Any] = {}
         self._ended: deque[dict[str, Any]] = deque(maxlen=_MOST)
         self._gaps: Counter[int] = Counter()
@@ -64,12 +64,12 @@ class SnapshotViewer(Viewer):
         if state is EngineState.READY:
             self._events[-1] |= {"about": self._about()}
 
-    def put_look(self, step_id: int, look: dict[str, Any]) -> None:
-        if "rows" in look:
-            rows, preempted = look["rows"], look["preempted"]
-            self._looks.append({"step_id": step_id, "rows": rows, "preempted": preempted})
-        if "pool" in look:  # of pictures the last one is enough
-            self._picture = {"pool": look["pool"], "prefixes": look["prefixes"]}
+    def put_snapshot(self, step_id: int, snapshot: dict[str, Any]) -> None:
+        if "rows" in snapshot:
+            rows, preempted = snapshot["rows"], snapshot["preempted"]
+            self._snapshots.append({"step_id": step_id, "rows": rows, "preempted": preempted})
+        if "pool" in snapshot:  # of pictures the last one is enough
+            self._picture = {"pool": snapshot["pool"], "prefixes": snapshot["prefixes"]}
         self._has_news.set()
 
     def put_gap(self, seconds: float) -> None:
@@ -95,14 +95,14 @@ class SnapshotViewer(Viewer):
 
     def _take_news(self) -> dict[str, Any]:
         news = {
-            "looks": list(self._looks),
+            "looks": list(self._snapshots),
             "ended": list(self._ended),
             "ttfts": list(self._ttfts.values()),
             "gaps": sorted(self._gaps.items()),
             "rejected": dict(self._rejected),
             **self._picture,
         }
-        for each in (self._looks, self._ended, self._ttfts, self._gaps, self._rejected):
+        for each in (self._snapshots, self._ended, self._ttfts, self._gaps, self._rejected):
             each.clear()
         self._picture.clear()
         return super()._take_news() | {name: each for name, each in news.items() if each}

@@ -21,10 +21,10 @@ from starlette.requests import ClientDisconnect
 from octavo.base.errors import ConfigError, EngineUnavailableError, QueueFullError
 from octavo.server.engine.generation import EngineObserver
 from octavo.server.http import shared_limits
+from octavo.server.http.access_control import AccessControl, DrainState
 from octavo.server.http.connection import uvicorn_config
 from octavo.server.http.context import request_context
 from octavo.server.http.errors import HttpError
-from octavo.server.http.gate import Gate, Lifecycle
 from octavo.server.http.listener import listen
 from octavo.server.http.tenants import Tenants
 from octavo.server.settings import KEY_VARIABLE, ServerSettings
@@ -45,7 +45,7 @@ class RoomyEngine:
     def __init__(self):
         self.error: Exception | None = None
 
-    def check_room(self, tenant: str = "") -> None:
+    def check_capacity(self, tenant: str = "") -> None:
         if self.error is not None:
             raise self.error
 
@@ -122,16 +122,16 @@ class TTFTAdmission:
     def __init__(self, app=None, costly=frozenset((COSTLY,)), **settings):
         self.app = EchoApp() if app is None else app
         self.engine = RoomyEngine()
-        self.lifecycle = Lifecycle()
+        self.drain_state = DrainState()
         self.observer = RecordingObserver()
         self.settings = ServerSettings(**settings)
         self.tenants = Tenants(self.settings)
-        self.gate = Gate(
+        self.gate = AccessControl(
             self.app,
             self.settings,
             self.tenants,
             self.engine,
-            self.lifecycle,
+            self.drain_state,
             self.observer,
             costly,
         )
@@ -634,7 +634,7 @@ def test_without_room_the_door_stays_shut(error, reason):
 
 def test_while_it_drains_new_work_is_refused():
     door = TTFTAdmission()
-    door.lifecycle.is_draining = True
+    door.drain_state.is_draining = True
     reply = door.ask("POST", COSTLY)
     assert (reply.status, reply.error["type"]) == (503, "overloaded_error")
     assert reply["retry-after"] and door.observer.rejected == ["draining"]

@@ -1,4 +1,4 @@
-"""``python -m octavo.server.http.bounded MODULE BYTES SECONDS``: a module as a program that cannot
+"""``python -m octavo.server.http.run_bounded MODULE BYTES SECONDS``: a module as a program that cannot
 take more memory or processor time than that, and stands back behind everything else.
 
 It is what ``own_process.py`` starts: bounds that a process sets for itself, before it reads what it
