@@ -1,10 +1,12 @@
-"""The engine's process as an `EngineClient`: requests become messages, and messages deltas.
+"""`ProcessEngine`, the `EngineClient` of an engine in a process of its own.
 
-What happens to the requests of an engine that dies:
+Requests become messages to that process, and its messages become deltas. When an engine dies, its
+requests fare as follows:
 
-- Whoever waited in its queue, or was between two steps: nothing but the time.
-- Those it was at work on are suspected of it; `CrashIsolation` finds out who it was.
-- A client that has seen part of its answer gets one error: that cannot be begun anew.
+- Requests that waited in its queue, or were between two steps, run on the next engine.
+- Requests of the step that it died in are suspects; `CrashIsolation` finds out which one is the
+  cause.
+- A client that has seen part of its answer gets an error: that answer cannot be begun anew.
 
 A seed is part of every request, so that a second run gives the answer that the first would have.
 """
@@ -69,7 +71,7 @@ _MAX_DEPARTED = 1024
 
 
 class ProcessEngine:
-    """An `EngineClient` whose engine runs in a process of its own. Lives on one event loop."""
+    """An `EngineClient` whose engine runs in a process of its own. Belongs to one event loop."""
 
     def __init__(
         self,
@@ -122,7 +124,7 @@ class ProcessEngine:
 
     @property
     def num_unfinished(self) -> int:
-        """Generations that are not over, waiting ones too."""
+        """Number of generations that are not over, waiting ones too."""
         return len(self._entries)
 
     def enable_snapshots(self, is_enabled: bool) -> None:
@@ -168,7 +170,8 @@ class ProcessEngine:
             raise EngineUnavailableError("the engine does not start any more")
 
     def _predict(self, ttft_admission: TTFTAdmission, request: GenerationRequest) -> float | None:
-        """When its first token will come; raises QueueFullError if that is too late."""
+        """Return the predicted seconds to its first token; raise QueueFullError if that is too
+        long."""
         num_tokens = len(request.prompt_token_ids)
         try:
             waiting = self._waiting_queue.work_before(request.tenant, num_tokens)
@@ -197,20 +200,26 @@ class ProcessEngine:
         checked_token_ids(request.prompt_token_ids, facts.vocab_size, "prompt")
         check_vocabulary(request.params, facts.vocab_size)
 
-    # -- life --------------------------------------------------------------------------------
+    # -- start and stop ----------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Launch the engine; returns when it is ready.
+        """Launch the engine, and return when it is ready.
+
+        Raises:
+            ModelError, ConfigError, EngineError: what kept it from starting.
 
         Raises what kept it from starting: ModelError, ConfigError, or EngineError.
         """
         await self._supervisor.start()
 
     def set_step_facts(self, facts: StepFacts) -> None:
-        """Have the engine, and every one after it, say how near its steps come to what the device
-        allows; and the door know when first tokens come.
+        """Have the engine, and every later one, measure its steps against a prediction of their
+        times.
 
-        ConfigError if the device has no peak for what the model computes in.
+        The admission by predicted TTFT uses the same prediction.
+
+        Raises:
+            ConfigError: the device has no known peak for what the model computes in.
         """
         steps = facts.step_model()
         self._step_facts = facts
@@ -220,7 +229,7 @@ class ProcessEngine:
             self._send_step_facts()
 
     async def wait_until_given_up(self) -> None:
-        """Return when no engine will come any more, though nobody asked it to stop."""
+        """Return when the engine is down for good without having been asked to stop."""
         await self._supervisor.wait_until_given_up()
 
     @property
@@ -232,7 +241,7 @@ class ProcessEngine:
         self._fail_all(EngineUnavailableError("the server is stopping"), "abort")
         await self._supervisor.stop()
 
-    # -- EngineEvents ------------------------------------------------------------------------
+    # -- SupervisorListener ------------------------------------------------------------------
 
     def on_engine_state(self, state: EngineState, detail: str) -> None:
         self._observer.on_engine_state(state, detail)
@@ -249,7 +258,8 @@ class ProcessEngine:
                 self._fail_all(error, "error")
 
     def on_engine_death(self, at_work: Sequence[str]) -> bool:
-        """Decide about every request that the dead engine had."""
+        """Decide about every request that the dead engine had; return whether one of them may be
+        the cause."""
         names = {name.partition("#")[0] for name in at_work}  # without the number of the sample
         known = {name: found for name in names if (found := self._fingerprint_of(name))}
         self._crash_isolation.note_crash(set(known.values()), had_company=len(known) < len(names))
@@ -279,12 +289,13 @@ class ProcessEngine:
                     self._end(entry, "error")
 
     def _fingerprint_of(self, request_id: str) -> bytes | None:
-        """None of those that are over, and of the engine's own."""
+        """Return the fingerprint of a request; None for those that are over, and for the engine's
+        own."""
         entry = self._entries.get(request_id)
         return self._departed.get(request_id) if entry is None else entry.fingerprint
 
     def _requeue(self, entry: PendingGeneration) -> None:
-        """It is to run again, from its beginning."""
+        """Have it run again, from its beginning."""
         entry.is_sent = False
         entry.last_times.clear()
         entry.generation.restart()
@@ -293,7 +304,7 @@ class ProcessEngine:
     # -- to the engine -----------------------------------------------------------------------
 
     def _dispatch(self, entry: PendingGeneration) -> None:
-        """Have the engine run it, or, if it is suspected, have it wait for its turn."""
+        """Send it to the engine, or, if it is a suspect, queue it for an isolated run."""
         if self._crash_isolation.is_suspected(entry.fingerprint):
             self._crash_isolation.enqueue(entry)
             self._send_next_suspect()
@@ -335,7 +346,7 @@ class ProcessEngine:
     # -- the end of a generation -------------------------------------------------------------
 
     def _withdraw(self, generation: Generation) -> None:
-        """The consumer has no more interest."""
+        """Abort a generation whose consumer has closed it."""
         entry = self._entries.get(generation.request.request_id)
         if entry is not None and entry.generation is generation:
             self._abandon(entry, "abort")
@@ -355,7 +366,7 @@ class ProcessEngine:
             self._fail(entry, error, reason)
 
     def _abandon(self, entry: PendingGeneration, reason: str) -> None:
-        """End one that the engine may be at work on."""
+        """End a generation that the engine may be computing."""
         if entry.is_sent:
             request_id = entry.generation.request.request_id
             self._supervisor.send({"op": "abort", "id": request_id})
@@ -365,7 +376,7 @@ class ProcessEngine:
         self._end(entry, reason)
 
     def _end(self, entry: PendingGeneration, reason: str) -> None:
-        """Forget a generation, which is over by now."""
+        """Remove a generation, which is over by now."""
         del self._entries[entry.generation.request.request_id]
         self._waiting_queue.remove(entry)
         if entry.timer is not None:

@@ -1,4 +1,4 @@
-"""Starts the engine's process, watches it, and puts a new one in its place when it has ended."""
+"""Starts the engine's process, watches it, and starts a new one when it has died."""
 
 from __future__ import annotations
 
@@ -23,25 +23,28 @@ from octavo.server.engine.wire import (
 
 _log = logging.getLogger("octavo")
 
-# An engine that ends this often by itself, with no request to blame, is given up.
+# An engine that dies this often, without a request that may be the cause, is given up.
 _MAX_DEATHS_IN_A_ROW = 5
 _RESTART_PAUSES = (0.0, 0.0, 1.0, 2.0, 4.0)  # seconds, by the number of such deaths
 _LAST_WORDS_SECONDS = 2.0  # for an engine that hangs to say where
 
 
 class SupervisorListener(Protocol):
-    """What a supervisor tells, on its event loop."""
+    """Callbacks of a supervisor, called on its event loop."""
 
     def on_engine_state(self, state: EngineState, detail: str) -> None:
-        """It has changed."""
+        """The engine's state has changed."""
         ...
 
     def on_engine_message(self, message: Message) -> None:
-        """The engine that is READY said something."""
+        """The engine, which is READY, has sent a message."""
         ...
 
     def on_engine_death(self, at_work: Sequence[str]) -> bool:
-        """The engine has ended, at work on these requests; whether one of them may be the cause.
+        """The engine has died while it computed these requests; return whether one may be the
+        cause.
+
+        Not called for the first engine while it loads, nor for one that was asked to stop.
 
         Not told of the first engine while it loads, nor of one that was asked to stop.
         """
@@ -49,10 +52,10 @@ class SupervisorListener(Protocol):
 
 
 class Supervisor:
-    """One engine after the other. Lives on one event loop.
+    """Runs engines one after the other. Belongs to one event loop.
 
     Args:
-        engine_timeout: seconds without a sign of life after which an engine is ended; 0 is never.
+        engine_timeout: seconds without a message after which an engine is killed; 0 is never.
     """
 
     def __init__(
@@ -73,7 +76,10 @@ class Supervisor:
         self._last_sign_of_life = 0.0
 
     async def start(self) -> None:
-        """Launch an engine; returns when it is ready.
+        """Launch an engine, and return when it is ready.
+
+        Raises:
+            ModelError, ConfigError, EngineError: what kept it from starting.
 
         Raises what kept it from starting: ModelError, ConfigError, or EngineError.
         """
@@ -82,7 +88,7 @@ class Supervisor:
         await self._started
 
     async def wait_until_given_up(self) -> None:
-        """Return when no engine will come any more, though nobody asked it to stop."""
+        """Return when the engine is down for good without having been asked to stop."""
         assert self._task is not None
         await asyncio.shield(self._task)
         if self.state is not EngineState.FAILED:  # stopped
@@ -103,12 +109,13 @@ class Supervisor:
                 await self._task
 
     def send(self, message: Message) -> None:
-        """Tell the engine, if there is one."""
+        """Send a message to the engine, if there is one."""
         if self._connection is not None:
             self._connection.send(message)
 
     def note_success(self) -> None:
-        """The engine has done something to the end: whatever it dies of next is something else."""
+        """Count deaths from 0 again: the engine has finished a request, so its next death is
+        another matter."""
         self._num_deaths_in_a_row = 0
 
     # -- one after the other -----------------------------------------------------------------
@@ -131,7 +138,7 @@ class Supervisor:
             await asyncio.sleep(_RESTART_PAUSES[self._num_deaths_in_a_row])
 
     def _settle_start(self, error: Exception | None) -> bool:
-        """Tell `start` how it went, if it still waits for that; whether it did."""
+        """Let `start` return, or raise ``error``, if it still waits; return whether it did."""
         if self._started is None or self._started.done():
             return False
         if error is None:
@@ -141,7 +148,7 @@ class Supervisor:
         return True
 
     async def _run_one(self) -> _End:
-        """Launch an engine, and stay with it to its end."""
+        """Launch an engine, and return when it has ended."""
         try:
             engine = self._engine = self._launcher.launch()
         except OSError as error:  # too many files or processes, no memory, no interpreter
@@ -173,7 +180,8 @@ class Supervisor:
         return _End(EngineError(reason), at_work)
 
     async def _watch(self, engine: RunningEngine, connection: _Connection) -> None:
-        """End an engine that gives no sign of life, with a trace of where it hangs."""
+        """Kill an engine that has sent nothing for too long, so that it leaves a trace of where it
+        hangs."""
         number = 0
         while self._engine_timeout:
             await asyncio.sleep(min(1.0, self._engine_timeout / 4))
@@ -194,7 +202,7 @@ class Supervisor:
     def _receive(self, message: Message) -> None:
         self._last_sign_of_life = time.monotonic()
         if message["ev"] == "ready":
-            if self.is_stopping:  # it had begun to load before, and nobody waits for it any more
+            if self.is_stopping:  # it had begun to load before, and is not needed any more
                 return
             self.facts = facts_from_dict(message["facts"])
             self._set_state(EngineState.READY, "")
@@ -209,7 +217,7 @@ class Supervisor:
 
 
 class _End(NamedTuple):
-    """Of one engine."""
+    """The end of one engine: why, and which requests it was computing."""
 
     reason: OctavoError
     at_work: Sequence[str] = ()

@@ -3,8 +3,8 @@
     python -m octavo.server.engine.worker CONNECTION RECORD LOG_FORMAT
 
 ``CONNECTION`` and ``RECORD`` are file descriptors, inherited from the server: one end of a socket
-pair, and the memory of a `InFlightRecord`. When the other end closes, the process ends at once,
-whatever it is doing: there is nobody left to compute for.
+pair, and the memory of an `InFlightRecord`. When the other end closes, the process ends at once,
+whatever it is doing: the server has gone.
 """
 
 from __future__ import annotations
@@ -65,12 +65,13 @@ _PR_SET_PDEATHSIG = 1
 
 
 class EngineWorker:
-    """An engine that obeys the messages it is given, and reports by ``send``.
-
-    Raises EngineError from ``run`` when the engine can serve nothing any more.
+    """An engine that follows the messages that it receives, and reports by ``send``.
 
     Args:
-        record: told what it is at work on.
+        record: memory in which it notes the requests that it computes.
+
+    Raises:
+        EngineError: from ``run``, when the engine can serve nothing any more.
     """
 
     def __init__(self, engine: TextEngine, record: InFlightRecord, send: Callable[[Message], None]):
@@ -79,18 +80,17 @@ class EngineWorker:
         self._flight_record = record
         self._loop = EngineLoop(engine, self._deliver)
         self._send = send
-        # First samples that no step has computed anything of, and whose they are.
-        self._waiting: dict[str, str] = {}
+        self._waiting: dict[str, str] = {}  # ids of first samples not computed yet, to requests
         self._num_errors_in_a_row = 0
-        self._snapshot: EngineSnapshot | None = None  # while somebody watches
-        self._snapshot_is_scheduled = False  # how things stand, when that is due
+        self._snapshot: EngineSnapshot | None = None  # None while snapshots are off
+        self._snapshot_is_scheduled = False
 
     def receive(self, message: Message) -> None:
-        """Have a message obeyed between two steps. From any thread."""
+        """Handle a message between two steps. May be called from any thread."""
         self._loop.tell(partial(self._obey, message))
 
     def run(self) -> None:
-        """Until a ``stop`` message."""
+        """Step the engine until a ``stop`` message comes."""
         self._loop.run()
 
     # -- in ----------------------------------------------------------------------------------
@@ -115,13 +115,15 @@ class EngineWorker:
         self._send_snapshot()
 
     def _send_snapshot(self) -> None:
-        """To who watches: how things stand."""
+        """Send a picture of the engine as it stands, if snapshots are enabled."""
         if self._snapshot is not None:
             self._send({"ev": "snapshot", "snapshot": self._snapshot.picture()})
 
     def _schedule_snapshot(self) -> None:
-        """Where no step will show how things stand, since nothing runs: do that when it is due. A
-        request that comes meanwhile does not wait for it."""
+        """Send a snapshot when the next one is due, if no step will do so because nothing runs.
+
+        A request that comes meanwhile does not wait for it.
+        """
         if (
             self._snapshot is None
             or self._snapshot_is_scheduled
@@ -179,14 +181,14 @@ class EngineWorker:
         deltas = self._engine.abort(request_id)
         if deltas:
             self._waiting.pop(deltas[0].group.samples[0].request.request_id, None)
-            if not self._engine.has_unfinished_requests:  # no step will tell that it has gone
+            if not self._engine.has_unfinished_requests:  # no step will report that it has gone
                 self._send({"ev": "idle", "record": self._record()})
                 self._schedule_snapshot()
 
     # -- out ---------------------------------------------------------------------------------
 
     def _record(self) -> tuple[Any, ...]:
-        """The engine as it stands between two steps."""
+        """Return the statistics of the engine between two steps, as a list."""
         return record_to_list(self._engine.engine.stats())
 
     def _deliver(self, deltas: list[TextDelta], step: EngineStep) -> None:
@@ -229,13 +231,13 @@ class EngineWorker:
         self._send(message)
         self._schedule_snapshot()
 
-    # -- is it still sane? -------------------------------------------------------------------
+    # -- health ------------------------------------------------------------------------------
 
     def _check_health(self, deltas: list[TextDelta]) -> None:
         """Tell bad requests from a broken engine: when only errors come, try a good request.
 
-        A device that has fallen over makes every request fail, each alone and politely, for ever;
-        then it is better to begin anew.
+        A device that is broken makes every request fail on its own, for ever; then it is better to
+        start a new engine.
         """
         for delta in deltas:
             reason = delta.sample.request.finish_reason
@@ -272,7 +274,7 @@ def _to_wire(delta: TextDelta) -> Delta:
 
 
 def _stats(group: SampleGroup) -> tuple[Any, ...]:
-    """What the engine knows of a request. The times of the end are None before it."""
+    """Return the statistics of a request as a list. The times of its end are None before it."""
     metrics, first = metrics_of(group), group.samples[0].request.stats
     prefill = decode = None
     if first.first_token_time is not None and first.first_scheduled_time is not None:
@@ -329,17 +331,17 @@ def main(connection_fd: int, record_fd: int, log_format: str) -> int:
     except OctavoError as error:
         send({"ev": "failed", **error_to_message(error)})
         return 1
-    loop = EngineWorker(text_engine, record, send)
-    made.set_result(loop)
+    worker = EngineWorker(text_engine, record, send)
+    made.set_result(worker)
     gc.collect()
     gc.freeze()  # the model is for ever: no collection has to look at it again
     send({"ev": "ready", "facts": dataclasses.asdict(facts)})
-    loop.run()
+    worker.run()
     return 0
 
 
 def _end_with_the_server() -> None:
-    """Have the system end this process with the one that started it, were it to hang.
+    """Have the system end this process together with its parent, even if this one hangs.
 
     Where the system cannot do that, the end of the connection does it, in `_pass_on`, as soon as
     a thread can run.
@@ -349,21 +351,21 @@ def _end_with_the_server() -> None:
 
 
 def _receive(connection: socket.socket) -> Iterator[Message]:
-    """Messages until the other end closes."""
+    """Yield messages until the other end closes."""
     decoder = MessageDecoder()
     with contextlib.suppress(ConnectionError):
         while data := connection.recv(1 << 16):
             yield from decoder.feed(data)
 
 
-def _pass_on(messages: Iterator[Message], loop: Future[EngineWorker]) -> None:
+def _pass_on(messages: Iterator[Message], worker: Future[EngineWorker]) -> None:
     for message in messages:
-        loop.result().receive(message)
+        worker.result().receive(message)
     os._exit(0)  # the server has gone, maybe while the model was still being loaded
 
 
 def _load(args: dict[str, Any]) -> tuple[TextEngine, EngineFacts]:
-    # What may wait is for the server to say: it has the queue, and refuses before we hear of it.
+    # The server has the queue with its limits, and refuses requests before they come here.
     unbounded = {"max_queued_requests": None, "max_queued_tokens": None}
     engine_args = EngineArgs(**(args | unbounded))
     loaded = load_engine(engine_args, is_served=True)
@@ -379,16 +381,17 @@ def _load(args: dict[str, Any]) -> tuple[TextEngine, EngineFacts]:
 
 
 def _warm_up(engine: TextEngine) -> None:
-    """Answer something, so that the first client does not wait for pages to be read."""
+    """Answer a short prompt, so that the first client does not wait for pages of the model to be
+    read."""
     token_id = next(iter(engine.eos_token_ids), 0)
     engine.add("warm-up", None, [token_id] * 2, SamplingParams(temperature=0.0, max_tokens=2))
     while engine.has_unfinished_requests:
         engine.step()
-    engine.engine.scheduler.prefix_tokens_queried = 0  # nobody asked for this
+    engine.engine.scheduler.prefix_tokens_queried = 0  # not a client's
 
 
 def _facts_of(loaded: LoadedEngine, activations: str) -> EngineFacts:
-    """What the server has to know of a loaded engine."""
+    """Return the facts about a loaded engine that the server needs."""
     config, info = loaded.config, loaded.info
     probe = loaded.text_engine.engine.executor.probe()
     model = live_rank_model(loaded.model_config, probe.matrices(), probe.kv_bytes_per_token)

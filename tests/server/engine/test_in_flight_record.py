@@ -14,8 +14,8 @@ def test_what_is_written_outlives_its_writer():
     record, fd = InFlightRecord.create()
     assert record.read() == []
     code = (
-        "import os, sys; from octavo.server.engine.in_flight_record import FlightRecord\n"
-        "record = FlightRecord.open(int(sys.argv[1]))\n"
+        "import os, sys; from octavo.server.engine.in_flight_record import InFlightRecord\n"
+        "record = InFlightRecord.open(int(sys.argv[1]))\n"
         "record.write(['somebody else']); record.write(['a', 'b#1', 'ä'])\n"
         "os.kill(os.getpid(), 9)"
     )

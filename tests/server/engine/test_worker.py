@@ -155,7 +155,7 @@ def test_what_it_is_at_work_on_is_on_record(server):
 
     server.engine.engine.executor._executor.submit = look
     server.add("a", [1, 2], params={"max_tokens": 2, "n": 2})
-    server.add("suspect", [3], max_tokens=1, alone=True)
+    server.add("suspect", [3], max_tokens=1, isolated=True)
     add = server.engine.add
 
     def look_while_adding(request_id, *args, **fields):

@@ -378,7 +378,7 @@ EVENTS = {
     "on_tokens": ("generation", 1, 0.5),
     "on_finished": ("generation", "stop"),
     "on_step": (StepStats.idle(),),
-    "on_look": (7, {}),
+    "on_snapshot": (7, {}),
     "on_engine_state": (EngineState.READY, "x"),
 }
 
