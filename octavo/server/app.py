@@ -1,6 +1,6 @@
-"""The routes, and the layers around them, put together.
+"""The ASGI app: all routes, and the layers around them.
 
-Aliases ─► MeasuredApp ─► Gate ─► FastAPI ─► a router for each kind of API
+Aliases ─► MeasuredApp ─► AccessControl ─► FastAPI ─► a router for each kind of API
 """
 
 from __future__ import annotations
@@ -60,12 +60,12 @@ _ROUTE_MODULES = (
 
 
 def create_routers(server: ServerContext) -> list[APIRouter]:
-    """All routes, by kind of API."""
+    """Return all routes, a router for each kind of API."""
     return [module.create_router(server) for module in _ROUTE_MODULES]
 
 
 def create_app(routers: Sequence[APIRouter]) -> FastAPI:
-    """The routes alone, without the gate before them."""
+    """Return the FastAPI app with the routes, without the layers around it."""
     app = FastAPI(
         title="octavo",
         version=__version__,
@@ -81,8 +81,8 @@ def create_app(routers: Sequence[APIRouter]) -> FastAPI:
         app.add_exception_handler(kind, _answer_error)
 
     async def describe(request: Request) -> Response:
-        # To make it takes a third of a second, for which nothing else should wait: no stream, and
-        # no start.
+        # Made on request and in the background: it takes a third of a second, for which neither
+        # streams nor the start should wait.
         document = await in_background(lambda: encode(app.openapi()))
         return Response(document, media_type="application/json")
 
@@ -91,10 +91,10 @@ def create_app(routers: Sequence[APIRouter]) -> FastAPI:
 
 
 def create_server_app(server: ServerContext, tenants: Tenants) -> App:
-    """Everything that stands between the socket and the engine."""
+    """Return the whole app, with all layers between the socket and the engine."""
     routers = create_routers(server)
     app = create_app(routers)
-    gate = AccessControl(
+    access = AccessControl(
         app,
         server.settings,
         tenants,
@@ -104,17 +104,18 @@ def create_server_app(server: ServerContext, tenants: Tenants) -> App:
         # Limits and overload are checked before a body is read: wherever a POST brings one.
         costly_paths=frozenset(post_routes(routers)),
     )
-    measured: Any = MeasuredApp(gate, server.metrics, described_paths(routers) | {"/", steps.PATH})
+    paths = described_paths(routers) | {"/", steps.PATH}
+    measured: Any = MeasuredApp(access, server.metrics, paths)
     return Aliases(measured)
 
 
 def described_paths(routers: Sequence[APIRouter]) -> set[str]:
-    """The paths that are described in /openapi.json."""
+    """Return the paths that are described in /openapi.json."""
     return {route.path_format for route in _routes(routers) if route.include_in_schema}
 
 
 def post_routes(routers: Sequence[APIRouter]) -> dict[str, APIRoute]:
-    """The routes that take a body, by their path."""
+    """Return the routes that take a body, by their path."""
     return {route.path: route for route in _routes(routers) if "POST" in (route.methods or ())}
 
 

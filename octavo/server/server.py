@@ -1,8 +1,8 @@
-"""One server, from its start to its end.
+"""`OctavoServer`, one server from its start to its end.
 
 start     engine and tokenizer, side by side ─► ready
-SIGTERM   drain: new work is refused, what runs may finish within --drain-timeout
-again     stop: streams get one error event, and that is all
+SIGTERM   drain: new requests are refused, running ones may finish within --drain-timeout
+again     stop: streams get one error event
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ _LAST_WORDS_SECONDS = 1.0
 
 
 class OctavoServer:
-    """One server. ``run`` is called once."""
+    """One server: the engine, the HTTP side, and their observers. ``run`` is called once."""
 
     def __init__(
         self,
@@ -104,7 +104,7 @@ class OctavoServer:
         self._stopped = asyncio.Event()
 
     async def run(self) -> int:
-        """Serve; returns the exit status.
+        """Serve until the end; return the exit status.
 
         Raises:
             ConfigError, ModelError, EngineError: the engine could not start.
@@ -131,8 +131,11 @@ class OctavoServer:
 
     @contextlib.asynccontextmanager
     async def _served(self, app: App) -> AsyncIterator[asyncio.Task[None]]:
-        """Answer HTTP; the task ends when that does. At the end of the block, so does the engine,
-        before the connections: those who are still there are told."""
+        """Answer HTTP within the block; the yielded task ends when that does.
+
+        At the end of the block the engine is stopped first, and then the connections, so that open
+        streams get their error event.
+        """
         server = _Uvicorn(uvicorn_config(app, self.settings))
         serving = asyncio.create_task(server.serve(sockets=[self._listener]))
         status_line = asyncio.create_task(self._status.run())
@@ -148,7 +151,7 @@ class OctavoServer:
         stopped = asyncio.create_task(self._stopped.wait())
         given_up = asyncio.create_task(self.engine.wait_until_given_up())
         await asyncio.wait({serving, stopped, given_up}, return_when=asyncio.FIRST_COMPLETED)
-        if given_up.done():  # what waits would wait for ever
+        if given_up.done():  # waiting requests would wait for ever
             self._hurry.set()
             self._begin_stop()
             await stopped
@@ -160,13 +163,13 @@ class OctavoServer:
         return self._tokenizer.decode(token_ids)
 
     async def _check_template(self) -> None:
-        """Render a conversation: what is wrong with the template is said now, not to every client.
+        """Render a conversation, so that an error in the chat template shows at the start.
 
-        Nor does the first one wait for imports.
+        It also imports what the first client would have to wait for.
 
         Raises:
-            ConfigError: the template that was asked for does not work. A model whose own does not
-                can still complete texts.
+            ConfigError: the template that was given does not work. A model whose own template does
+                not can still complete texts.
         """
         try:
             await self._prompts.chat([{"role": "user", "content": "Hello"}])
@@ -222,7 +225,7 @@ class OctavoServer:
             _log.warning("%s", without_a_key(url))
 
     async def _predict_steps(self) -> None:
-        """Have steps measured against what is known of this machine; without, say why not."""
+        """Have steps measured against the facts known of this machine; without any, log why not."""
         try:
             found = await asyncio.to_thread(self._step_facts)
             self.engine.set_step_facts(found)
@@ -230,10 +233,10 @@ class OctavoServer:
             _log.info("what bounds the engine's steps is not measured: %s", error)
             return
         known = "by the roofline" if found.measured is None else "as they were measured here"
-        _log.info("steps are foreseen %s (%s)", known, found.device.name)
+        _log.info("steps are predicted %s (%s)", known, found.device.name)
 
     def _step_facts(self) -> StepFacts:
-        # To import all that takes a while, for which no start has to wait.
+        # Imported here, because it takes a while that the start need not wait for.
         from octavo.server.engine.step_prediction import step_facts
 
         return step_facts(self.engine.facts, self._find_calibration())
@@ -262,7 +265,7 @@ class OctavoServer:
             self._stopping = asyncio.create_task(self._stop())
 
     async def _stop(self) -> None:
-        """Let what runs finish, as long as there is time, and then end."""
+        """Let running requests finish, as long as there is time, and then end."""
         _log.info("stopping: %d requests may finish", self.engine.num_unfinished)
         deadline = time.monotonic() + self.settings.drain_timeout
         while self._tenants.num_running and time.monotonic() < deadline:
@@ -282,7 +285,7 @@ class OctavoServer:
 
 
 class _Uvicorn(uvicorn.Server):
-    """Leaves the signals to us."""
+    """A uvicorn server that leaves signals to `OctavoServer`."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -290,17 +293,17 @@ class _Uvicorn(uvicorn.Server):
 
 
 def model_name(model: str) -> str:
-    """What clients call a model: the argument, or of a path the last part, not where it lies."""
+    """Return the name of a model for clients: the argument, or the last part of a path."""
     path = Path(model)
     return path.resolve().name if path.exists() else model
 
 
 def without_a_key(url: str) -> str:
-    """What to know of a server that a network can reach and that asks for no key."""
+    """Return the warning about a server that a network can reach and that asks for no key."""
     return (
-        f"NO API KEY: whoever can reach {url} may use it; --api-key-file asks for a key, and "
-        "--host 127.0.0.1 keeps it to this machine. Clients may ask by address, as "
-        f"{socket.gethostname()} or as localhost; --allowed-host lets them ask by another name"
+        f"NO API KEY: all who can reach {url} may use it. Give --api-key-file to ask for a key, or "
+        "--host 127.0.0.1 to keep it to this machine. Clients may name the server by its address, "
+        f"{socket.gethostname()} or localhost; --allowed-host allows another name"
     )
 
 

@@ -1,9 +1,9 @@
-"""What every request must pass before a route sees it, as plain ASGI.
+"""The checks that every request must pass before a route sees it, as plain ASGI.
 
-    id, path ─► Host, Origin ─► key ─► size ─► room, rate ─► the app
+    id, path ─► Host, Origin ─► key ─► size ─► queue, rate ─► the app
 
-All of it is decided from the header alone, so saying no costs little, whatever the client has yet
-to send. Everything that nobody has allowed is refused; the one open door is ``/health``.
+All of them look at the header alone, so refusing costs little, whatever the client has yet to send.
+Everything that is not allowed is refused; only ``/health`` needs no key.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ Header = tuple[bytes, bytes]
 _REQUEST_ID = re.compile(f"[!-~]{{1,{MAX_ID_CHARS}}}")
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^\s/?#]+")
 _HEADER_NAMES = re.compile(r"[A-Za-z0-9_, -]{1,2048}")
-# Spellings that other programs may read as another path; and bytes that are no UTF-8.
+# Spellings that other programs may read as another path, and bytes that are no UTF-8.
 _ODD_PATH = re.compile(r"[\x00-\x1f\x7f\\\ufffd]|//|/\.{1,2}(?:/|$)")
 
-# What is the operator's, where there are keys: the traffic of all, and the weights of the model.
+# Paths for operators only, where there are keys: traffic of all clients, and the model's weights.
 OPERATOR_PATHS = frozenset(("/steps", "/metrics", "/load", "/octavo/tensors"))
 OPERATOR_PREFIX = "/octavo/tensors/"
 
-# Headers that decide something here: two of one would leave open which.
+# Headers that decide something here, so that none of them may come twice.
 _DECISIVE = (b"authorization", b"content-length", b"host", b"origin", b"x-request-id")
 _IGNORED = b"x-octavo-ignored"
 _EXPOSED = b"x-request-id, retry-after, retry-after-ms, x-should-retry, " + _IGNORED
@@ -54,23 +54,23 @@ _PLAIN_TEXT = (b"content-type", b"text/plain; charset=utf-8")
 
 @dataclass(slots=True)
 class DrainState:
-    """Whether the server is on its way out. Set once, on SIGTERM."""
+    """State of the server's shutdown. ``is_draining`` is set once, on SIGTERM."""
 
     is_draining: bool = False
 
 
 class AccessControl:
-    """The ASGI app around the app.
+    """An ASGI layer that authenticates requests and enforces limits.
 
     Args:
-        app: whose routes find a `RequestContext` in their scope.
-        engine: asked whether there is room.
-        lifecycle: whether new work is still taken.
-        observer: told of what is refused for overload.
-        costly_paths: where a POST is work, for the engine or the tokenizer.
+        app: its routes find a `RequestContext` in their scope.
+        engine: asked whether another request can be queued.
+        drain_state: whether new requests are still taken.
+        observer: gets what is refused for overload.
+        costly_paths: paths where a POST is work for the engine or the tokenizer.
 
     Raises:
-        ConfigError: an ``allowed_origin`` is none.
+        ConfigError: an ``allowed_origin`` is not an origin.
     """
 
     def __init__(
@@ -97,7 +97,7 @@ class AccessControl:
         for origin in self._origins:
             if not _ORIGIN.fullmatch(origin):
                 raise ConfigError(
-                    f"allowed_origin {origin} is no origin: it looks like https://example.org"
+                    f"allowed_origin {origin} is no origin: write it like https://example.org"
                 )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -145,12 +145,15 @@ class AccessControl:
             if ignored.names:
                 self._observer.on_ignored_fields(ignored.names)
 
-    # -- who asks ----------------------------------------------------------------------------
+    # -- origin and key ----------------------------------------------------------------------
 
     def _check_source(self, scope: Scope, headers: dict[str, str], answer: _ResponseWriter) -> None:
-        """Whether a browser was lured here: by a name that leads to us, or by a foreign page.
+        """Refuse requests that a foreign page makes a browser send (DNS rebinding, CSRF).
 
-        Makes the answer readable to the pages that are allowed to ask.
+        Allows pages of the allowed origins to read the answer (CORS).
+
+        Raises:
+            HttpError: 400 or 403.
         """
         decisive = [name for name, _ in scope["headers"] if name in _DECISIVE]
         if len(decisive) > len(set(decisive)):
@@ -192,7 +195,8 @@ class AccessControl:
         )
 
     def _check_operator(self, scope: Scope, tenant: Tenant) -> None:
-        """Whether it may see what concerns the clients of all keys."""
+        """Raise HttpError, 403, if a tenant asks for what concerns all clients and is not an
+        operator."""
         path: str = scope["path"]
         is_operators = path in OPERATOR_PATHS or path.startswith(OPERATOR_PREFIX)
         if is_operators and not self._tenants.is_operator(tenant):
@@ -203,7 +207,7 @@ class AccessControl:
                 code="admin_key_needed",
             )
 
-    # -- how much ----------------------------------------------------------------------------
+    # -- limits ------------------------------------------------------------------------------
 
     def _check_length(self, headers: dict[str, str]) -> None:
         if _content_length(headers) > self._max_body_bytes:
@@ -228,15 +232,15 @@ class AccessControl:
             )
             raise
 
-    # -- how it ends badly -------------------------------------------------------------------
+    # -- errors ------------------------------------------------------------------------------
 
     async def _reject(
         self, error: HttpError, scope: Scope, headers: dict[str, str], answer: _ResponseWriter
     ) -> None:
-        """Answer without having read the body.
+        """Answer with an error without having read the body.
 
-        The protocol then reads the body and drops it, and the connection stays usable: unless the
-        body is long, or of unknown length, or may not come at all.
+        The protocol then reads the body and drops it, and the connection stays usable, unless the
+        body is long, of unknown length, or may not come at all.
         """
         is_long = _content_length(headers) > self._max_body_bytes
         if is_long or "transfer-encoding" in headers or "expect" in headers:
@@ -244,17 +248,17 @@ class AccessControl:
         await error_response(error)(scope, _receive_nothing, answer.send)
 
     async def _fail(self, error: Exception, scope: Scope, answer: _ResponseWriter) -> None:
-        """An exception came out of the app."""
+        """Answer with an error for an exception of the app, unless the answer has begun."""
         if answer.is_complete or isinstance(error, ClientDisconnect):
-            return  # whoever gave the answer has logged why; without a client nobody cares
+            return  # it is logged already, or there is no client any more
         http_error = to_http_error(error)
         if not answer.has_begun:
             await error_response(http_error)(scope, _receive_nothing, answer.send)
-        # Else uvicorn closes the connection: that is how a client sees that its answer is cut.
+        # Else uvicorn closes the connection, by which a client sees that its answer is cut.
 
 
 class _ResponseWriter:
-    """The way back: puts headers on whatever is answered, and knows how far the answer is."""
+    """Sends a response with the headers of all responses, and knows how far it has got."""
 
     def __init__(self, send: Send, external_id: str):
         self.external_id = external_id
@@ -279,11 +283,11 @@ class _ResponseWriter:
         ]
 
     async def send(self, message: Message) -> None:
-        """Pass on a message of the app; nothing after a complete answer."""
+        """Send a message of the app; none after a complete answer."""
         if self.is_complete:
             return
         if message["type"] == "http.response.start":
-            # With this Starlette answers an exception before it raises it: `_fail` knows better.
+            # Starlette's answer to an exception, before it raises it: `_fail` has a better one.
             if message["status"] == 500 and _PLAIN_TEXT in message.get("headers", ()):
                 return
             self.has_begun = True
@@ -300,7 +304,7 @@ class _ResponseWriter:
         await self._send(message)
 
     async def send_preflight(self, headers: dict[str, str]) -> None:
-        """Tell a browser that its page may send what it wants to send."""
+        """Answer a preflight: the page may send what it asks for."""
         wanted = headers.get("access-control-request-headers", "")
         if _HEADER_NAMES.fullmatch(wanted):
             self.add_headers([(b"access-control-allow-headers", wanted.encode())])
@@ -317,7 +321,8 @@ class _ResponseWriter:
 
 
 class _BoundedBody:
-    """The way in: ends a request whose body turns out to be too long, or finds no memory."""
+    """Receives a request's body, and ends the request if it is too long or there is no memory for
+    it."""
 
     def __init__(
         self, receive: Receive, answer: _ResponseWriter, max_bytes: int, share: BodyAllocation
@@ -349,20 +354,20 @@ class _BoundedBody:
 
 
 def _request_id(headers: dict[str, str]) -> str:
-    """The client's, if it is fit for logs and headers, else a new one."""
+    """Return the client's request id, if it is fit for logs and headers, else a new one."""
     given = headers.get("x-request-id", "")
     return given if _REQUEST_ID.fullmatch(given) else create_request_id()
 
 
 def _content_length(headers: dict[str, str]) -> float:
-    """0 without a body of known length. What is no number is more than any limit."""
+    """Return the content length: 0 if there is none, infinity if it is no number."""
     length = headers.get("content-length", "0")
     return int(length) if len(length) < 19 and length.isdecimal() else math.inf
 
 
 def _is_from_elsewhere(scope: Scope, headers: dict[str, str]) -> bool:
-    """Whether a browser says of a request that changes something, and has no Origin, that a page of
-    another site has made it."""
+    """True if a browser says that a page of another site has made a request that may change
+    something."""
     is_harmless = scope["method"] in ("GET", "HEAD", "OPTIONS")
     return not is_harmless and headers.get("sec-fetch-site") in ("cross-site", "same-site")
 

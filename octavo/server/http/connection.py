@@ -1,4 +1,5 @@
-"""HTTP/1.1 connections: uvicorn's protocol, with bounds on all that a client can send or leave out.
+"""HTTP/1.1 connections: uvicorn's protocol, with bounds on all that a client can send or leave
+out.
 
     bytes ── header_length ──► llhttp ──► uvicorn's cycle ──► the ASGI app
              body.consume      (strict)
@@ -46,11 +47,11 @@ KEEP_ALIVE_TIMEOUT = 75  # seconds
 MIN_BODY_RATE = 1024  # bytes a second that a body must bring, once it is older than BODY_TIMEOUT
 LINGER_TIMEOUT = 2.0  # seconds for a client to read an answer that it did not wait for
 
-# A client that does not read is noticed when this is full, and the kernel's.
+# A client that does not read is noticed when this buffer is full, and the kernel's.
 WRITE_BUFFER_BYTES = 32 << 10
 MAX_PIPELINED_BYTES = 64 << 10
 
-# Over the limit: to be told so, and to ask how the server is.
+# Connections over the limit: for an error answer, and for health checks.
 SPARE_CONNECTIONS = 16
 SPARE_TIMEOUT = 2.0  # seconds for one of them to ask
 SPARE_PATHS = ("/health", "/metrics")
@@ -58,21 +59,21 @@ SPARE_FILES = 32  # open files of everything but connections
 
 
 class ConnectionPhase(Enum):
-    """Of a connection: what its next bytes are."""
+    """State of a connection: what its next bytes are."""
 
     HEADER = auto()
     BODY = auto()
-    ANSWER = auto()  # the request has been read; what comes now is for later
-    CLOSING = auto()  # nothing that comes matters
+    ANSWER = auto()  # the request has been read; further bytes are the next request's
+    CLOSING = auto()  # further bytes are dropped
 
 
 class HttpProtocol(HttpToolsProtocol):
-    """One connection.
+    """One HTTP/1.1 connection, with limits on sizes and times.
 
     Args:
         settings: for the sizes and times that are settings.
-        max_connections: those beyond may ask for ``SPARE_PATHS`` alone.
-        counts: of the connections of all addresses.
+        max_connections: connections beyond so many may only request ``SPARE_PATHS``.
+        counts: the connections of each address.
         args, kwargs: uvicorn's.
     """
 
@@ -117,7 +118,7 @@ class HttpProtocol(HttpToolsProtocol):
         self._arm(self._header_timeout, self._on_header_timeout)
 
     def _excess(self) -> int:
-        """By how many connections this one, which is counted here, is over a limit."""
+        """Count this connection; return by how many connections it is over a limit."""
         self._address = network_of(self.client[0] if self.client else None)
         of_address = self._counts.add(self._address)
         most = self._settings.max_connections_per_address
@@ -192,13 +193,14 @@ class HttpProtocol(HttpToolsProtocol):
 
     def _hold(self, data: bytes) -> None:
         if self._phase is ConnectionPhase.ANSWER and len(data) > MAX_PIPELINED_BYTES:
-            # To stop reading instead would be not to notice when the client goes away.
+            # Without reading it would go unnoticed when the client goes away.
             self._abort()
         elif self._phase is not ConnectionPhase.CLOSING:
             self._held = data
 
     def _read_header(self, data: bytes) -> int:
-        """Parse the header that ``data`` begins with: its length, or 0 if it is not all there."""
+        """Parse the header at the beginning of ``data``: return its length, or 0 if it is
+        incomplete."""
         length = header_length(data, self._num_checked)
         if not length:
             if not self._num_checked:
@@ -231,7 +233,7 @@ class HttpProtocol(HttpToolsProtocol):
         except httptools.HttpParserUpgrade:
             raise HttpError(400, "Other protocols are not supported.") from None
         except httptools.HttpParserError as error:
-            cause = error.__context__  # what a method of ours raised, called by the parser
+            cause = error.__context__  # raised by a method here that the parser called
             if isinstance(cause, HttpError):
                 raise cause from None
             raise HttpError(400, "The HTTP request is malformed.") from None
@@ -278,13 +280,13 @@ class HttpProtocol(HttpToolsProtocol):
         if self._held:
             seconds = self._header_timeout
             self._refuse(HttpError(408, f"The header took more than {seconds:g} s."))
-        else:  # nobody asked for anything
+        else:  # no request has begun
             self.transport.close()
 
     def _check_body_progress(self) -> None:
         now = self.loop.time()
         if self.flow.read_paused or self.cycle.waiting_for_100_continue:
-            self._read_time = self._body_time = now  # it is us for whom it waits
+            self._read_time = self._body_time = now  # the client waits for the server
         idle_time = now - self._read_time
         overdue_time = now - self._body_time - BODY_TIMEOUT
         if idle_time >= BODY_TIMEOUT or self._num_body_bytes < overdue_time * MIN_BODY_RATE:
@@ -302,7 +304,8 @@ class HttpProtocol(HttpToolsProtocol):
         self._disarm_reader()
 
     def _check_reader(self) -> None:
-        """Whoever takes anything, however slowly, may take the rest."""
+        """Cut the client if it has taken nothing for too long. One that takes anything may go
+        on."""
         num_taken, now = self._out.num_taken(), self.loop.time()
         if num_taken > self._num_taken:
             self._num_taken, self._taken_time = num_taken, now
@@ -363,9 +366,10 @@ class HttpProtocol(HttpToolsProtocol):
 
 
 class _Transport:
-    """What uvicorn writes to: the transport, but its end is the protocol's to decide.
+    """The transport that uvicorn writes to; `HttpProtocol.close` decides when it really closes.
 
-    Counts what the client takes: what is written, less what still lies here or in the kernel.
+    It counts what the client has taken: what was written, less what is still in a buffer here or in
+    the kernel.
     """
 
     def __init__(self, inner: asyncio.Transport, protocol: HttpProtocol):
@@ -382,11 +386,12 @@ class _Transport:
         self.inner.write(data)
 
     def num_taken(self) -> int:
-        """Bytes that the client's machine has confirmed."""
+        """Return how many bytes the client's machine has confirmed."""
         return self._num_written - self.inner.get_write_buffer_size() - self._num_unconfirmed()
 
     def _num_unconfirmed(self) -> int:
-        """Bytes in the kernel. 0 where it does not say: progress is then seen in larger steps."""
+        """Return how many bytes are in the kernel; 0 where it does not say, so progress shows in
+        large steps."""
         sock = self.inner.get_extra_info("socket")
         if sys.platform != "linux" or sock is None or sock.fileno() < 0:
             return 0
@@ -407,7 +412,8 @@ class _Transport:
 
 
 def uvicorn_config(app: Any, settings: ServerSettings) -> uvicorn.Config:
-    """uvicorn for this app: `listen` gives the socket. Leaves logging alone."""
+    """Return uvicorn's configuration for an app on the socket of `listen`. Logging is left
+    alone."""
     limit, counts = connection_limit(settings), ConnectionCounts()
     protocol = functools.partial(HttpProtocol, settings, limit, counts)
     return uvicorn.Config(
@@ -419,17 +425,17 @@ def uvicorn_config(app: Any, settings: ServerSettings) -> uvicorn.Config:
         log_config=None,
         access_log=False,
         server_header=False,
-        proxy_headers=False,  # anybody can write them
+        proxy_headers=False,  # any client can write them
         timeout_keep_alive=KEEP_ALIVE_TIMEOUT,
         backlog=BACKLOG,
     )
 
 
 def connection_limit(settings: ServerSettings) -> int:
-    """How many connections can be served, of ``max_connections``.
+    """Return how many of ``max_connections`` connections can be served.
 
-    Raises the process's soft limit of open files if it must and can: a connection for which there
-    is no file cannot even be refused.
+    Raises the process's soft limit of open files if needed and possible: a connection for which
+    there is no file cannot even be refused.
     """
     reserve = SPARE_FILES + SPARE_CONNECTIONS
     allowed = machine.allow_open_files(settings.max_connections + reserve)

@@ -1,4 +1,4 @@
-"""The page's routes: files that are read once, and call the API beside them."""
+"""The page's routes: static files, read once. The page calls the API beside them."""
 
 from __future__ import annotations
 
@@ -24,14 +24,15 @@ SECURITY_HEADERS = {  # beside those of the gate
 
 @dataclass(frozen=True, slots=True)
 class PageFile:
-    """One file, with the headers that every answer about it has."""
+    """One file, with the headers of every answer about it."""
 
     body: bytes
     headers: dict[str, str]
 
     @classmethod
     def from_site(cls, file: site.SiteFile, *, packed: bool = False) -> PageFile:
-        """``packed``: for clients that take gzip, which makes a third or less of texts."""
+        """Return the file as it is, or ``packed`` for clients that take gzip: a third or less for
+        texts."""
         body = gzip.compress(file.body, mtime=0) if packed else file.body
         headers = {
             **SECURITY_HEADERS,
@@ -45,7 +46,7 @@ class PageFile:
         return cls(body, headers)
 
     def is_known(self, if_none_match: str | None) -> bool:
-        """Whether the browser's copy, by its ``If-None-Match``, is this very file."""
+        """True if the browser's copy, by its ``If-None-Match``, is this very file."""
         if if_none_match is None:
             return False
         tags = {tag.strip().removeprefix("W/") for tag in if_none_match.split(",")}
@@ -53,10 +54,10 @@ class PageFile:
 
 
 def create_router(server: ServerContext) -> APIRouter:
-    """The page's routes. All files are read here, and none later; what is made of no file, is made
-    when it is asked for.
+    """Return the page's routes. All files are read here; those that are generated are made when
+    first asked for.
 
-    ``server`` is not needed: what the page shows of it, it asks the API for.
+    ``server`` is not used: the page asks the API for everything that it shows.
     """
     router = APIRouter(include_in_schema=False)
     for address, file in site.site_files().items():
@@ -70,7 +71,7 @@ def create_router(server: ServerContext) -> APIRouter:
 
 @dataclass(frozen=True, slots=True)
 class PackedFile:
-    """A file as it is, and packed where that makes it smaller, which it does not with images."""
+    """A file as it is, and packed where that makes it smaller, which is not so for images."""
 
     plain: PageFile
     packed: PageFile
@@ -81,7 +82,7 @@ class PackedFile:
         return cls(plain, packed if len(packed.body) < len(plain.body) else plain)
 
     def of(self, request: Request) -> PageFile:
-        """The one that the client takes."""
+        """Return the form that the client accepts."""
         takes = request.headers.get("accept-encoding", "").replace(" ", "").split(",")
         return self.packed if {"gzip", "gzip;q=1.0"} & set(takes) else self.plain
 
@@ -115,7 +116,7 @@ def _ready(file: PackedFile) -> Callable[[], Awaitable[PackedFile]]:
 
 
 def _made(make: Callable[[], site.SiteFile]) -> Callable[[], Awaitable[PackedFile]]:
-    """Made when somebody first asks, beside what the server does meanwhile."""
+    """Return a function that makes the file when it is first asked for, in a thread."""
     file = cache(lambda: PackedFile.from_site(make()))
 
     async def find() -> PackedFile:

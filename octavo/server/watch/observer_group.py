@@ -1,4 +1,4 @@
-"""One observer that is many."""
+"""`ObserverGroup`, an observer that passes everything on to several others."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ _EVENTS = tuple(name for name in vars(EngineObserver) if name.startswith("on_"))
 class ObserverGroup(EngineObserver):
     """Passes everything on to several observers, in their order.
 
-    Whoever observes must not hurt what it looks at: an observer that raises is logged, the first
-    time that it fails at an event, and the others and the caller go on.
+    An observer that raises must not disturb the server: its exception is logged, the first time
+    that it fails at an event, and the others and the caller go on.
     """
 
     def __init__(self, *observers: EngineObserver):

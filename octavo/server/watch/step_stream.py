@@ -1,4 +1,4 @@
-"""The engine's steps as they happen, for those who watch it live."""
+"""`StepStream`, which passes the engine's steps on to the clients of ``GET /steps``."""
 
 from __future__ import annotations
 
@@ -13,34 +13,32 @@ if TYPE_CHECKING:
 
 
 class StepStream(EngineObserver):
-    """Passes steps on to viewers. Without one, it does nothing."""
+    """Passes steps on to viewers. Without viewers it does nothing."""
 
     def __init__(self) -> None:
         self._viewers: set[StepViewer] = set()
-        self._close: set[SnapshotViewer] = set()  # those of them who look closely
+        self._snapshot_viewers: set[SnapshotViewer] = set()  # these are in _viewers, too
 
     def add_viewer(self) -> StepViewer:
-        """A viewer, until it is closed."""
+        """Return a viewer of all steps, until it is closed."""
         viewer = StepViewer(self._viewers.discard)
         self._viewers.add(viewer)
         return viewer
 
     def add_snapshot_viewer(self, engine: EngineClient, model: str) -> SnapshotViewer:
-        """A viewer of whom the engine knows, until it is closed: see ``close_view.py``."""
+        """Return a viewer that also gets snapshots, which the engine sends until it is closed."""
         from octavo.server.watch.snapshot_viewer import SnapshotViewer, about_engine
 
         def on_close(viewer: StepViewer) -> None:
             self._viewers.discard(viewer)
-            self._close.discard(viewer)
-            if not self._close:
+            self._snapshot_viewers.discard(viewer)
+            if not self._snapshot_viewers:
                 engine.enable_snapshots(False)
 
         viewer = SnapshotViewer(on_close, lambda: about_engine(engine, model))
         self._viewers.add(viewer)
-        self._close.add(viewer)
-        engine.enable_snapshots(
-            True
-        )  # also of those who come later: each is shown how things stand
+        self._snapshot_viewers.add(viewer)
+        engine.enable_snapshots(True)  # again for each: it sends a snapshot at once
         return viewer
 
     @property
@@ -48,7 +46,7 @@ class StepStream(EngineObserver):
         return len(self._viewers)
 
     def end(self) -> None:
-        """There will be no more steps: viewers get what is there, and no more."""
+        """End all streams after what is pending: there will be no more steps."""
         for viewer in self._viewers:
             viewer.end()
 
@@ -57,22 +55,22 @@ class StepStream(EngineObserver):
             viewer.put(stats)
 
     def on_snapshot(self, step_id: int, snapshot: dict[str, Any]) -> None:
-        for viewer in self._close:
+        for viewer in self._snapshot_viewers:
             viewer.put_snapshot(step_id, snapshot)
 
     def on_tokens(self, generation: Generation, num_tokens: int, gap: float | None) -> None:
-        for viewer in self._close:
+        for viewer in self._snapshot_viewers:
             if gap is not None:
                 viewer.put_gap(gap)
             elif generation.stats.num_output_tokens == 0:
                 viewer.put_first_token(generation)
 
     def on_finished(self, generation: Generation, reason: str) -> None:
-        for viewer in self._close:
+        for viewer in self._snapshot_viewers:
             viewer.put_end(generation, reason)
 
     def on_rejected(self, reason: str) -> None:
-        for viewer in self._close:
+        for viewer in self._snapshot_viewers:
             viewer.put_rejection(reason)
 
     def on_engine_state(self, state: EngineState, detail: str) -> None:

@@ -15,7 +15,7 @@ _MOST_STEPS = 1000  # that wait for a viewer that does not read
 
 
 class StepViewer:
-    """What one client has yet to be sent. Who reads too slowly misses the oldest steps."""
+    """Buffers steps for one client. A client that reads too slowly misses the oldest."""
 
     num_pending_chars = 0  # bounded here, so no reason to cut a connection
 
@@ -33,13 +33,17 @@ class StepViewer:
         self._has_news.set()
 
     def put_state(self, state: EngineState, detail: str) -> None:
-        self._close_event()  # steps of an engine come before it is said that it died
+        self._close_event()  # steps of an engine come before the event of its death
         self._events.append({"engine": state.value, "detail": detail})
         self._has_news.set()
 
     async def events(self) -> AsyncGenerator[dict[str, Any], None]:
-        """``{"engine", "detail"}`` when the engine's state changes, and ``{"missed", "steps"}``:
-        the fields of ``StepStats`` of the steps since the last event."""
+        """Yield an event when the engine's state changes, and one for the steps since the last
+        event.
+
+        They are ``{"engine", "detail"}``, and ``{"missed", "steps"}`` with the fields of
+        ``StepStats``.
+        """
         while True:
             await self._has_news.wait()
             self._has_news.clear()
@@ -51,7 +55,7 @@ class StepViewer:
             await asyncio.sleep(self._interval())
 
     def _interval(self) -> float:
-        """Seconds between two events, at least."""
+        """Return the least seconds between two events."""
         return _INTERVAL
 
     def _close_event(self) -> None:
@@ -62,13 +66,13 @@ class StepViewer:
     def _take_news(self) -> dict[str, Any]:
         if not self._steps:
             return {}
-        news = {"missed": self._num_missed, **self._told(self._steps)}
+        news = {"missed": self._num_missed, **self._steps_event(self._steps)}
         self._steps.clear()
         self._num_missed = 0
         return news
 
-    def _told(self, steps: Sequence[StepStats]) -> dict[str, Any]:
-        """Of steps, at least one, what an event says."""
+    def _steps_event(self, steps: Sequence[StepStats]) -> dict[str, Any]:
+        """Return the members of an event about steps, of which there is at least one."""
         return {"steps": [each.as_json() for each in steps]}
 
     def end(self) -> None:
