@@ -1,4 +1,7 @@
-"""What all answers have. These models describe the API; answers are not made through them."""
+"""Fields that answers of all APIs have in common.
+
+These models describe answers in the OpenAPI document; answers themselves are made without them.
+"""
 
 from __future__ import annotations
 
@@ -12,15 +15,18 @@ class AnswerModel(BaseModel):
 
 
 class PromptTokensDetails(AnswerModel):
-    """``miss_reason``, of a single prompt: why no more of it was found in the prefix cache."""
+    """Cached tokens of prompts; ``miss_reason``, of a single prompt, is why no longer prefix was
+    found."""
 
     cached_tokens: int
     miss_reason: str | None = None
 
 
 class CompletionTokensDetails(AnswerModel):
-    """Where tokens were guessed ahead. What was rejected is in no answer, and not counted in
-    ``completion_tokens``."""
+    """Accepted and rejected draft tokens, with speculative decoding.
+
+    Rejected ones are in no answer, and do not count in ``completion_tokens``.
+    """
 
     accepted_prediction_tokens: int
     rejected_prediction_tokens: int
@@ -35,11 +41,11 @@ class Usage(AnswerModel):
 
 
 class Timings(AnswerModel):
-    """Of a request with one prompt, as llama.cpp's server names them. Milliseconds.
+    """Times of a request with one prompt, in milliseconds, by the names of llama.cpp's server.
 
     ``prompt_*`` is of the ``prompt_n`` tokens that were computed, ``cache_n`` came from the prefix
     cache. ``predicted_ms`` is the time after the first token, and the rates are of the tokens after
-    it. ``draft_n`` is there where tokens were guessed ahead. None is what cannot be said.
+    it. ``draft_n`` is there with speculative decoding. Unknown values are None.
     """
 
     cache_n: int

@@ -1,4 +1,4 @@
-"""What one HTTP request makes the engine do: a generation for each prompt, all or none."""
+"""The work of one HTTP request: a generation for each of its prompts, all or none."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ from octavo.server.http.context import RequestContext
 from octavo.server.http.tenants import RateLimitError
 from octavo.server.settings import MAX_SAMPLES
 
-# Entries of an answer, beyond which it is written in the background.
+# Entries of an answer, beyond which its JSON is written in the background.
 MANY_ENTRIES = 1000
 
-_IDS_PER_TURN = 1 << 13  # of the event loop
-_MAX_ALLOWED_TOKENS = 1 << 20  # of all prompts together, each of which brings them to the engine
+_IDS_PER_TURN = 1 << 13  # token ids that are checked before the event loop goes on
+_MAX_ALLOWED_TOKENS = 1 << 20  # of all prompts together: each is sent to the engine with them
 
 
 class GenerationJob:
-    """The generations of one HTTP request, once it has begun. Close it, whatever happens."""
+    """The generations of one HTTP request. It must be closed, whatever happens."""
 
     def __init__(
         self,
@@ -110,7 +110,7 @@ class GenerationJob:
             raise
 
     async def _submit_all(self) -> None:
-        """In turns, since every token id is looked at."""
+        """Submit all prompts, with pauses for the event loop, since every token id is checked."""
         bad_words = await self._renderer.words(self.params.bad_words)
         num_ids = 0
         for request in self._requests:
@@ -123,7 +123,7 @@ class GenerationJob:
             num_ids += len(request.prompt_token_ids) + len(self.params.allowed_token_ids or ())
 
     def close(self) -> None:
-        """End what still runs, and refund the tokens that did not come. May be repeated."""
+        """End what still runs, and refund the tokens that were not generated. May be repeated."""
         for generation in self.generations:
             generation.close()
         if not self._is_charged:
@@ -138,13 +138,14 @@ class GenerationJob:
         self._tenant.refund_tokens(max(self._work.tokens - used, 0))
 
     async def collect(self) -> list[list[FinishedCompletion]]:
-        """The ``n`` completions of each prompt, the most likely of them where there are more."""
+        """Return the ``n`` completions of each prompt, the most likely of them where there are
+        more."""
         return [_best(await each.collect(), self.params.n) for each in self.generations]
 
     async def updates(self) -> AsyncGenerator[tuple[int, list[Delta]], None]:
-        """What is new, with the number of its prompt, as it comes.
+        """Yield the number of a prompt and its new deltas, as they come.
 
-        What nobody reads stays in the generations.
+        Unread deltas stay in the generations.
         """
         if len(self.generations) == 1:
             async for deltas in self.generations[0]:
@@ -167,7 +168,7 @@ class GenerationJob:
                 future.cancel()
             await asyncio.gather(*waiting, return_exceptions=True)
 
-    # -- what it took ------------------------------------------------------------------------
+    # -- usage and timings -------------------------------------------------------------------
 
     @property
     def num_pending_chars(self) -> int:
@@ -175,11 +176,11 @@ class GenerationJob:
 
     @property
     def is_from_cache(self) -> bool:
-        """Whether nothing had to be computed for any prompt."""
+        """True if nothing had to be computed for any prompt."""
         return all(generation.is_from_cache for generation in self.generations)
 
     def usage(self, *, counts_output: bool = True) -> dict[str, Any]:
-        """The ``usage`` object, as it stands."""
+        """Return the ``usage`` object, as it stands."""
         stats = [generation.stats for generation in self.generations]
         num_prompt = sum(each.num_prompt_tokens for each in stats)
         num_output = sum(each.num_output_tokens for each in stats) if counts_output else 0
@@ -201,14 +202,14 @@ class GenerationJob:
         return usage
 
     def timings(self) -> dict[str, Any] | None:
-        """The ``timings`` object; None for several prompts, whose times overlap."""
+        """Return the ``timings`` object; None for several prompts, whose times overlap."""
         if len(self.generations) > 1:
             return None
         return _timings(self.generations[0].stats, self.params.num_samples)
 
 
 def _work_of(prompts: Sequence[list[int]], params: SamplingParams) -> RequestWork:
-    """What a request may take; InvalidRequestError if those are too many completions."""
+    """Return the work of a request; raise InvalidRequestError if it has too many completions."""
     num_samples = len(prompts) * params.num_samples
     if num_samples > MAX_SAMPLES:
         raise InvalidRequestError(
@@ -231,7 +232,7 @@ def _check_allowed_tokens(params: SamplingParams, num_prompts: int) -> None:
 
 
 def num_entries(job: GenerationJob, completions: Sequence[Sequence[FinishedCompletion]]) -> int:
-    """How much there is to write of an answer: log-probabilities and choices."""
+    """Return the number of log-probabilities and choices that an answer will have."""
     num_positions = sum(len(completion.logprobs) for group in completions for completion in group)
     num_positions += sum(len(generation.prompt_logprobs) for generation in job.generations)
     num_top = max(job.params.logprobs or 0, job.params.prompt_logprobs or 0)
@@ -239,7 +240,8 @@ def num_entries(job: GenerationJob, completions: Sequence[Sequence[FinishedCompl
 
 
 def sample_error(reason: str | None) -> OctavoError:
-    """The error of a request that got no sample, for a sample's own: its fault, or the engine's."""
+    """Return the error for a request whose only sample failed: the request's fault, or the
+    engine's."""
     if reason in (NO_TOKEN_LEFT, OVERFLOW):
         return InvalidRequestError(reason)
     return EngineError(reason or "no token could be sampled")
@@ -251,19 +253,19 @@ async def _next(generation: Generation) -> list[Delta] | None:
 
 def _best(completions: list[FinishedCompletion], n: int) -> list[FinishedCompletion]:
     if len(completions) > n:
-        completions = sorted(completions, key=_badness)[:n]
+        completions = sorted(completions, key=_negative_logprob)[:n]
         for index, completion in enumerate(completions):
             completion.index = index
     return completions
 
 
-def _badness(completion: FinishedCompletion) -> float:
+def _negative_logprob(completion: FinishedCompletion) -> float:
     likelihood = completion.cumulative_logprob
     return float("inf") if likelihood is None else -likelihood
 
 
 def shown_miss_reason(reason: str) -> str:
-    """What a client may know: not what others have asked."""
+    """Return the miss reason that a client may see: none that reveals what others have asked."""
     unknown, others = MissReason.NEVER_SEEN.value, MissReason.OTHER_SALT.value
     return unknown if reason == others else reason
 

@@ -207,8 +207,6 @@ class ProcessEngine:
 
         Raises:
             ModelError, ConfigError, EngineError: what kept it from starting.
-
-        Raises what kept it from starting: ModelError, ConfigError, or EngineError.
         """
         await self._supervisor.start()
 

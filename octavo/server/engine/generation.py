@@ -567,9 +567,6 @@ class EngineObserver:
 
         ``reason`` is "stop", "length", "abort", "error" or "timeout"; with several samples, that of
         the first. Called once for each generation that was submitted.
-
-        Called once for each generation that was submitted. With several samples, the reason of
-        the first.
         """
 
     def on_step(self, stats: StepStats) -> None:

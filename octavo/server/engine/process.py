@@ -69,8 +69,6 @@ class ProcessLauncher:
         imported.
 
         If the system refuses, ``launch`` will say so.
-
-        If the system will not have it, that is for ``launch`` to say.
         """
         with contextlib.suppress(OSError):
             self._ahead = self.launch()

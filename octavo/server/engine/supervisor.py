@@ -45,8 +45,6 @@ class SupervisorListener(Protocol):
         cause.
 
         Not called for the first engine while it loads, nor for one that was asked to stop.
-
-        Not told of the first engine while it loads, nor of one that was asked to stop.
         """
         ...
 
@@ -80,8 +78,6 @@ class Supervisor:
 
         Raises:
             ModelError, ConfigError, EngineError: what kept it from starting.
-
-        Raises what kept it from starting: ModelError, ConfigError, or EngineError.
         """
         self._started = asyncio.get_running_loop().create_future()
         self._task = asyncio.create_task(self._supervise(), name="octavo-supervisor")

@@ -40,13 +40,6 @@ async def in_background(function: Callable[P, T], *args: P.args, **kwargs: P.kwa
     Raises:
         DeadlineError: it takes longer than anything should.
         QueueFullError: too many calls have done so, and may still.
-
-    The call should not spend more than some milliseconds in one C function that keeps the
-    interpreter's lock.
-
-    Raises:
-        DeadlineError: it takes longer than anything should.
-        QueueFullError: too many calls have done so, and may still.
     """
     return await _long().run(functools.partial(function, *args, **kwargs))
 

@@ -280,8 +280,8 @@ def test_drafts_are_told_of_since_the_last_line(status, caplog):
     status.write(2.0)
     status.write(3.0)
     first, second, third = messages(caplog)
-    assert "drafts: mean accepted length 1.80, 20.0% of drafted tokens accepted" in first
-    assert "drafts: mean accepted length 3.00, 50.0% of drafted tokens accepted" in second
+    assert "drafts: mean accepted length 1.80, 20.0% of draft tokens accepted" in first
+    assert "drafts: mean accepted length 3.00, 50.0% of draft tokens accepted" in second
     assert "drafts" not in third
 
 

@@ -575,7 +575,7 @@ def test_the_documentation_has_every_family():
 
 def test_no_torch_is_loaded():
     modules = ", ".join(
-        f"octavo.server.watch.{name}" for name in ("metrics", "logs", "status", "observers")
+        f"octavo.server.watch.{name}" for name in ("metrics", "logs", "status", "observer_group")
     )
     code = f"import {modules}, sys; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0

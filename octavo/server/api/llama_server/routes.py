@@ -71,12 +71,12 @@ def create_router(server: ServerContext) -> APIRouter:
 
     @router.get("/props", response_model=None, responses=describe(Props))
     async def props() -> Response:
-        """What is served, and what a request is taken to ask for where it says nothing."""
+        """Return facts about the served model, and the defaults of requests."""
         return JSONResponse(await _props(server))
 
     @router.post("/apply-template", response_model=None, responses=describe(Template))
     async def apply_template(body: ChatCompletionRequest, request: Request) -> Response:
-        """The prompt that the chat template makes of a conversation."""
+        """Return the prompt that the chat template makes of a conversation."""
         messages, tools = await work_on_body(request, body.for_template)
         prompt = await server.prompts.chat(
             messages,
@@ -104,7 +104,7 @@ async def _begin(
     n_keep = min(map(len, prompts)) if body.n_keep == -1 else body.n_keep
     bias = await run_until_disconnect(request, _bias(server, body))
     fields = _generation_fields(body, bias, n_keep if facts.sink_windows.context_shift else None)
-    # Where there is less room than was asked for, the answer is cut ("truncated"), as there.
+    # Where the context has too little room, the answer is cut ("truncated"), as llama.cpp does.
     if may_exceed_context(fields, body.max_tokens, facts):
         room = facts.max_output_tokens or DEFAULT_OUTPUT_TOKENS
     else:
@@ -118,8 +118,11 @@ async def _begin(
 
 
 async def _token_ids(server: ServerContext, prompt: Prompt) -> list[int]:
-    """A prompt's tokens. Its texts may have special tokens in them: clients of this route write
-    the chat template themselves."""
+    """Return a prompt's tokens.
+
+    Its texts may have special tokens in them: clients of this route write the chat template
+    themselves.
+    """
     facts = server.engine.facts
     token_ids: list[int] = []
     for index, piece in enumerate(prompt):
@@ -133,7 +136,7 @@ async def _token_ids(server: ServerContext, prompt: Prompt) -> list[int]:
 
 
 async def _bias(server: ServerContext, body: LlamaCompletionRequest) -> dict[str, float]:
-    """The bias by token id, as text: that of a text is that of all of its tokens."""
+    """Return the bias by token id, as text. A text's bias is that of each of its tokens."""
     pairs = body.logit_bias or []
     texts = [token for token, _ in pairs if isinstance(token, str)]
     tokens_of = dict(zip(texts, await server.prompts.pieces(texts), strict=True))
@@ -147,7 +150,7 @@ async def _bias(server: ServerContext, body: LlamaCompletionRequest) -> dict[str
 def _generation_fields(
     body: LlamaCompletionRequest, bias: dict[str, float], n_keep: int | None
 ) -> GenerationFields:
-    """The same in the words of the other routes; what is wrong with a value was said before."""
+    """Return the fields of a body under the names of the other routes; they have been checked."""
     return GenerationFields.model_construct(
         temperature=None if body.temperature is None else max(body.temperature, 0.0),
         top_k=None if body.top_k is None else max(body.top_k, 0),
@@ -169,14 +172,14 @@ def _generation_fields(
 
 @dataclass(slots=True)
 class _Progress:
-    """What was written of one answer so far."""
+    """The part of one answer that was written so far."""
 
     tokens: list[int] = field(default_factory=list)
     has_new_line: bool = False
 
 
 class _CompletionWriter:
-    """Writes the objects of one job."""
+    """Writes the JSON objects of one job's answers."""
 
     def __init__(self, server: ServerContext, body: LlamaCompletionRequest, job: GenerationJob):
         self._server, self._body, self._job = server, body, job
@@ -200,7 +203,7 @@ class _CompletionWriter:
         return result
 
     def next(self, index: int, delta: Delta) -> dict[str, Any]:
-        """An event of a stream but for the last."""
+        """Return an event of a stream, not the last one."""
         progress = self._progress[index]
         progress.tokens += delta.token_ids
         progress.has_new_line |= "\n" in delta.text
@@ -219,7 +222,7 @@ class _CompletionWriter:
         return result
 
     async def last(self, index: int, delta: Delta) -> dict[str, Any]:
-        """What is said when an answer is over."""
+        """Return the last event of a stream, or the fields of a whole answer."""
         generation, progress = self._job.generations[index], self._progress[index]
         num_tokens = len(progress.tokens) or len(delta.token_ids)
         prompt = await self._server.prompts.detokenize(generation.request.prompt_token_ids)
@@ -290,7 +293,7 @@ def _stop_type(delta: Delta) -> str:
 
 
 def _select(result: dict[str, Any], paths: Iterable[str]) -> dict[str, Any]:
-    """The members at paths such as ``generation_settings/seed``, as far as they exist."""
+    """Return the members at paths such as ``generation_settings/seed``, as far as they exist."""
     selected: dict[str, Any] = {}
     for path in paths:
         value: Any = result
@@ -304,7 +307,7 @@ def _select(result: dict[str, Any], paths: Iterable[str]) -> dict[str, Any]:
 
 
 def generation_settings(params: SamplingParams) -> dict[str, Any]:
-    """Sampling parameters under llama.cpp's names."""
+    """Return sampling parameters under llama.cpp's names."""
     bias = params.logit_bias or {}
     return {
         "temperature": params.temperature,
@@ -337,7 +340,7 @@ async def _props(server: ServerContext) -> dict[str, Any]:
         "default_generation_settings": {"params": params, "n_ctx": context_of(facts)},
         "total_slots": facts.max_num_seqs,
         "model_alias": server.model_names[0],
-        "model_path": server.model_names[0],  # where it lies is nobody's business
+        "model_path": server.model_names[0],  # clients must not learn the real path
         "chat_template": template,
         "bos_token": _token_text(server, tokenizer.bos_token_id),
         "eos_token": _token_text(server, next(iter(facts.eos_token_ids), None)),

@@ -1,6 +1,5 @@
-"""``GET /octavo/deployment``: the model that is served, what it runs on, and how it is set, for the
-page's formulas: "this server" in its pictures.
-"""
+"""``GET /octavo/deployment``: the served model, its device and settings, for the page's
+formulas."""
 
 from __future__ import annotations
 
@@ -26,7 +25,8 @@ from octavo.server.http.json_text import encode
 
 
 class DeploymentResponse(BaseModel):
-    """What docs/planning.md has of ``models`` and ``devices``, and what this engine is set to.
+    """The served model and its device, as in ``models`` and ``devices`` of docs/planning.md, and
+    settings.
 
     ``unknown`` says why a part is null.
     """
@@ -42,7 +42,7 @@ def create_router(server: ServerContext) -> APIRouter:
 
     @router.get("/octavo/deployment", response_model=None, responses=describe(DeploymentResponse))
     async def deployment() -> Response:
-        """What is served here, for the planner's formulas."""
+        """Return the served model, its device and its settings, for the planner's formulas."""
         text = await in_background(_deployment_text, server)
         return Response(text, media_type="application/json")
 
@@ -50,7 +50,7 @@ def create_router(server: ServerContext) -> APIRouter:
 
 
 def _deployment_text(server: ServerContext) -> str:
-    """EngineUnavailableError before the engine has been ready."""
+    """Return the answer as JSON; EngineUnavailableError before the engine has been ready."""
     facts = server.engine.facts
     settings = {
         "max_model_len": facts.max_model_len,
@@ -74,18 +74,23 @@ def _deployment_text(server: ServerContext) -> str:
 
 @cache
 def _model(path: Path | None, name: str) -> dict[str, Any]:
-    """Read once: what is served stays as it was when it was loaded. ConfigError or ModelError."""
+    """Return the model's description, which is read once: it stays as it was loaded.
+
+    Raises:
+        ConfigError, ModelError: it cannot be described.
+    """
     if path is None:
         raise ConfigError("its files are not known")
     return {**model_json(open_spec(path)), "name": name}
 
 
 def _without_folder(text: str, path: Path | None) -> str:
-    """Clients need not know where files lie."""
+    """Return a message without the folder of the model, which clients must not learn."""
     return text if path is None else text.replace(str(path), path.name)
 
 
 def _device(facts: EngineFacts) -> Device:
-    """ConfigError if it is not known. Where its ceilings are kept is nobody's concern."""
+    """Return the engine's device, without the file of its measured peaks; ConfigError if
+    unknown."""
     device = device_of_engine(str(facts.runs_as.get("device", "cpu")))
     return replace(device, source="measured here") if device.is_measured else device

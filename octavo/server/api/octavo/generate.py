@@ -1,6 +1,6 @@
-"""``/generate``, for those who want no more than text.
+"""``POST /generate``, the simplest route: a text for a prompt.
 
-It takes octavo's words, or TGI's, and answers in the same.
+It takes octavo's fields or TGI's, and answers with the same API's.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ MAX_PROMPT_TOKENS = 1 << 20
 
 
 class GenerateRequest(Body):
-    """A prompt. What is null, or not given, is as the model's authors recommend."""
+    """A prompt to be completed. A missing or null field is as the model's authors recommend."""
 
     refused = GenerationFields.names_with_effect() | {"parameters", "messages", "logprobs"}
 
@@ -73,12 +73,12 @@ class GenerateRequest(Body):
     timeout: float | None = Field(default=None, gt=0, le=MAX_TIMEOUT, description="seconds")
 
 
-def _words_of(value: Any) -> str | None:
-    """Whose words a body uses; mixed ones, or neither's, are an error that names both fields."""
+def _api_of(value: Any) -> str | None:
+    """Return the API of a body's fields; None for a mix or neither, which is an error."""
     if isinstance(value, BaseModel):
         return "tgi" if isinstance(value, TgiRequest) else "octavo"
-    words = [words for key, words in (("prompt", "octavo"), ("inputs", "tgi")) if key in value]
-    return words[0] if len(words) == 1 else None
+    apis = [api for key, api in (("prompt", "octavo"), ("inputs", "tgi")) if key in value]
+    return apis[0] if len(apis) == 1 else None
 
 
 class GenerateBody(
@@ -86,14 +86,14 @@ class GenerateBody(
         Annotated[
             Annotated[GenerateRequest, Tag("octavo")] | Annotated[TgiRequest, Tag("tgi")],
             Discriminator(
-                _words_of,
+                _api_of,
                 custom_error_type="one_of",
                 custom_error_message="give either prompt, or TGI's inputs and parameters",
             ),
         ]
     ]
 ):
-    """A prompt, in octavo's words or TGI's."""
+    """A prompt, with octavo's fields or TGI's."""
 
 
 class GenerateResponse(BaseModel):
@@ -107,7 +107,10 @@ class GenerateResponse(BaseModel):
 
 
 class GenerateEvent(BaseModel):
-    """``text`` is what is new; ``tokens_generated`` counts from the start. The last one has all."""
+    """An event of a stream. Only the last one has the optional fields.
+
+    ``text`` is new text; ``tokens_generated`` counts from the start.
+    """
 
     text: str
     tokens_generated: int
@@ -136,7 +139,7 @@ def create_router(server: ServerContext) -> APIRouter:
 
     @router.post("/generate", response_model=None, responses=responses)
     async def generate(body: GenerateBody, request: Request) -> Response:
-        """Continue a text, in octavo's words or TGI's."""
+        """Continue a text, with octavo's fields or TGI's."""
         asked = body.root
         if isinstance(asked, TgiRequest):
             answer_tgi = stream_tgi if asked.stream else generate_tgi
@@ -187,7 +190,7 @@ async def _answer(job: GenerationJob, request: Request) -> Response:
 
 
 async def _events(job: GenerationJob, request: Request) -> AsyncGenerator[bytes, None]:
-    """An event for everything that a step brought."""
+    """Yield an event for everything that a step brought."""
     (generation,) = job.generations
     num_tokens = 0
     async for deltas in generation:
@@ -206,7 +209,7 @@ async def _events(job: GenerationJob, request: Request) -> AsyncGenerator[bytes,
 
 
 def _closing(job: GenerationJob) -> dict[str, Any]:
-    """What is said of an answer when it is over."""
+    """Return the fields of a finished answer."""
     (generation,) = job.generations
     closing = {"prompt_tokens": generation.stats.num_prompt_tokens, "timings": job.timings()}
     return {**closing, "cached": True} if job.is_from_cache else closing

@@ -1,4 +1,4 @@
-"""``GET /metrics``."""
+"""``GET /metrics``: Prometheus metrics."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def create_router(server: ServerContext) -> APIRouter:
         response_class=Response,
         responses={
             200: {"content": {kind: {"schema": {"type": "string"}} for kind in MEDIA_TYPES}},
-            400: {"description": "There is no such choice of names."},
+            400: {"description": "names has an unknown value."},
         },
     )
     async def metrics(

@@ -1,7 +1,7 @@
-"""``POST /octavo/simulate``: what a server would make of a load, for the page's simulator.
+"""``POST /octavo/simulate``: a simulated server under load, for the page's simulator.
 
-It takes seconds of one processor, so a process of its own does it, one at a time: nothing that is
-served waits for it.
+It takes seconds of one processor, so a process of its own does it, one at a time: no request waits
+for it.
 """
 
 from __future__ import annotations
@@ -26,16 +26,17 @@ _MAX_CHARS = 200
 
 
 class SimulationRequest(Body):
-    """What serves. All else is the same for all: see octavo.page.serving_runs."""
+    """The model, device and settings to simulate. The load is fixed: see
+    octavo.page.serving_runs."""
 
     model: str | None = Field(
-        None, max_length=_MAX_CHARS, description="a name of the catalogue; null: what is served"
+        None, max_length=_MAX_CHARS, description="a name of the catalogue; null: the served model"
     )
     config: Object | None = Field(
         None, description="the contents of the config.json of a model that is called so"
     )
     hardware: str = Field(
-        max_length=_MAX_CHARS, description="a device by its name; auto: what the engine runs on"
+        max_length=_MAX_CHARS, description="a device by its name; auto: the engine's device"
     )
     dtype: str | None = Field(None, max_length=_MAX_CHARS)
     quantization: str | None = Field(None, max_length=_MAX_CHARS)
@@ -48,7 +49,7 @@ class SimulationRequest(Body):
 
 
 class SimulationResponse(BaseModel):
-    """Runs at several rates, as octavo.page.serving_runs tells them."""
+    """Runs at several rates, as octavo.page.serving_runs returns them."""
 
     made: dict[str, str]
     settings: dict[str, Any]
@@ -62,7 +63,7 @@ def create_router(server: ServerContext) -> APIRouter:
 
     @router.post("/octavo/simulate", response_model=None, responses=describe(SimulationResponse))
     async def simulate(body: SimulationRequest, request: Request) -> Response:
-        """A load on a simulated server, at rates from little to too much."""
+        """Simulate a server at rates from little load to too much."""
         tenant = request_context(request).tenant.name
         answering = simulator.answer(_question(body, server), tenant)
         text = await run_until_disconnect(request, answering)
@@ -72,11 +73,11 @@ def create_router(server: ServerContext) -> APIRouter:
 
 
 def _question(body: SimulationRequest, server: ServerContext) -> dict[str, Any]:
-    """For octavo.page.serving_runs.
+    """Return the question for octavo.page.serving_runs.
 
     Raises:
         HttpError: 400, the model has no name.
-        EngineUnavailableError: what an engine runs on is asked for that has not been ready yet.
+        EngineUnavailableError: the engine's device is asked for, and it has not been ready yet.
     """
     question = body.model_dump()
     if body.hardware == AUTO:

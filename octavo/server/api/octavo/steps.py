@@ -1,4 +1,4 @@
-"""``GET /steps``: what the engine does, as it does it."""
+"""``GET /steps``: a live stream of the engine's steps, and of snapshots for the dashboard."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ PATH = "/steps"
 def create_router(server: ServerContext) -> APIRouter:
     router = APIRouter()
 
-    # Not in OpenAPI's document: those who try out what is there would wait for the end.
+    # Not in OpenAPI's document: tools that try its routes would wait for an end.
     @router.get(PATH, include_in_schema=False)
-    async def steps(closely: bool = False) -> Response:
-        viewer = _viewer(server, closely=closely)
+    async def steps(snapshots: bool = False, closely: bool = False) -> Response:
+        viewer = _viewer(server, snapshots=snapshots or closely)  # closely is the older name
         viewer.put_state(server.engine.state, "")
         return EventStream(_events(viewer), [viewer], server.settings, done=b"")
 
     return router
 
 
-def _viewer(server: ServerContext, *, closely: bool) -> StepViewer:
-    if closely:
+def _viewer(server: ServerContext, *, snapshots: bool) -> StepViewer:
+    if snapshots:
         return server.steps.add_snapshot_viewer(server.engine, server.model_names[0])
     return server.steps.add_viewer()
 

@@ -1,4 +1,4 @@
-"""``POST /v1/chat/completions``."""
+"""``POST /v1/chat/completions``, OpenAI's route for conversations."""
 
 from __future__ import annotations
 
@@ -86,14 +86,14 @@ async def _begin(
 
 
 def _adds_generation_prompt(body: ChatCompletionRequest) -> bool:
-    """Unless the last message goes on; to ask for both is an error, which the template reports."""
+    """True unless the last message is to be continued; the template refuses to do both."""
     if body.add_generation_prompt is None:
         return not body.continue_final_message
     return body.add_generation_prompt
 
 
 class _ChatChoiceWriter:
-    """A `ChoiceWriter`."""
+    """A `ChoiceWriter` for chat completions."""
 
     object = "chat.completion"
     chunk_object = "chat.completion.chunk"

@@ -1,6 +1,6 @@
-"""From generations to OpenAI's answers, whole or as a stream; chat and completions alike.
+"""Make OpenAI's answers from generations, whole or as a stream, for chats and completions.
 
-What differs between the two is how a choice is written: their `ChoiceWriter`s.
+The two differ in how a choice is written: each has a `ChoiceWriter`.
 
 A sample that failed alone (its row had no valid probabilities) is a choice with the finish_reason
 "error". If none succeeded, the request is answered with an error instead: a status, or in a stream
@@ -37,30 +37,30 @@ class ChoiceWriter(Protocol):
     object: str
     chunk_object: str
     counts_output: bool  # whether what was generated is part of the answer
-    names_tokens: bool  # whether the tokenizer is asked what tokens are called
+    names_tokens: bool  # whether it needs the tokenizer for the names of tokens
 
     def first(self, job: GenerationJob, index: int) -> dict[str, Any] | None:
-        """The first choice object of a stream, once something is known of its prompt."""
+        """Return the first choice object of a stream, once its prompt has been computed."""
         ...
 
     def next(self, job: GenerationJob, index: int, delta: Delta) -> dict[str, Any] | None:
-        """The choice object for what is new, or None if that is nothing for the client."""
+        """Return the choice object for new output, or None if it has nothing for the client."""
         ...
 
     def whole(
         self, job: GenerationJob, index: int, completion: FinishedCompletion
     ) -> dict[str, Any]:
-        """The choice object of an answer that is not streamed."""
+        """Return the choice object of an answer that is not streamed."""
         ...
 
     def about_prompt(self, job: GenerationJob) -> dict[str, Any]:
-        """Fields of the answer beside its choices."""
+        """Return fields of the answer beside its choices."""
         ...
 
 
 @dataclass(frozen=True)
 class AnswerHead:
-    """What the answer, and every chunk of it, begins with."""
+    """The fields that an answer, and every chunk of it, begins with."""
 
     id: str
     model: str
@@ -80,7 +80,7 @@ class AnswerHead:
 def create_head(
     server: ServerContext, request: Request, fields: GenerationFields, prefix: str
 ) -> AnswerHead:
-    """The head of a new answer; its id contains the client's, if it brought one."""
+    """Return the head of a new answer; its id contains the client's, if it brought one."""
     own_id = fields.request_id or request_context(request).external_id
     return AnswerHead(
         id=f"{prefix}-{own_id}",
@@ -92,7 +92,7 @@ def create_head(
 
 @lru_cache(maxsize=8)
 def _fingerprint(info: str) -> str:
-    """Another one as soon as the engine could compute something else."""
+    """Return an id that changes whenever the engine could compute something else."""
     return f"octavo-{__version__}-{hashlib.sha256(info.encode()).hexdigest()[:12]}"
 
 
@@ -104,7 +104,7 @@ async def answer(
     job: GenerationJob,
     writer: ChoiceWriter,
 ) -> Response:
-    """The response of a job, which is closed when that is over."""
+    """Return the response of a job, which is closed when the response is over."""
     headers = cache_headers(job)
     if fields.stream:
         chunks = _chunks(fields, head, job, writer)
@@ -160,7 +160,7 @@ def _whole(
 async def _chunks(
     fields: GenerationFields, head: AnswerHead, job: GenerationJob, writer: ChoiceWriter
 ) -> AsyncGenerator[bytes, None]:
-    """The events of a stream but for its end. Begins when the engine has something to say."""
+    """Yield the events of a stream but for its end. The first comes when the engine has output."""
     options = fields.stream_options
     has_usage_chunk = options is not None and bool(options.include_usage)
     has_usage = options is not None and bool(options.continuous_usage_stats)
@@ -218,7 +218,7 @@ async def _chunks(
 
 
 def _check_only_sample(job: GenerationJob, deltas: list[Delta]) -> None:
-    """An only sample that fails at once gets a status, rather than a stream with an error."""
+    """Raise the error of an only sample that fails at once: it gets a status, not a stream."""
     if len(job.generations) == 1 and job.params.n == 1 and deltas[-1].finish_reason == "error":
         raise sample_error(deltas[-1].error)
 

@@ -1,4 +1,4 @@
-"""Bodies of ``/v1/completions``."""
+"""Bodies of requests to ``/v1/completions``, and the form of its answers."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ Prompt: TypeAlias = str | list[int]
 
 
 def _to_prompts(value: Any) -> list[Prompt]:
-    """The prompts: a text, a list of token ids, or a list of such.
+    """Return the prompts of a text, a list of token ids, or a list of such.
 
-    By hand, because there may be a million token ids, and pydantic would tell of each how it fails
-    to be any of the alternatives.
+    It does not use pydantic, because there may be a million token ids, and pydantic would report
+    for each how it fails to be any of the alternatives.
     """
     if isinstance(value, str) or _is_token_ids(value):
         return [value]

@@ -1,4 +1,4 @@
-"""``POST /v1/completions``."""
+"""``POST /v1/completions``, OpenAI's route for texts."""
 
 from __future__ import annotations
 
@@ -60,7 +60,11 @@ async def _prompts(server: ServerContext, body: CompletionRequest) -> list[list[
 
 
 def _asked_tokens(body: CompletionRequest, facts: EngineFacts) -> int:
-    """The engine always generates: to score a prompt costs a token that nobody sees."""
+    """Return the number of tokens to generate.
+
+    The engine always generates: scoring a prompt (``max_tokens`` 0) costs a token that is not
+    shown.
+    """
     if body.max_tokens is None:
         return min(DEFAULT_MAX_TOKENS, facts.max_output_tokens or DEFAULT_MAX_TOKENS)
     return max(body.max_tokens, 1)
@@ -69,7 +73,7 @@ def _asked_tokens(body: CompletionRequest, facts: EngineFacts) -> int:
 async def _echoed_texts(
     server: ServerContext, body: CompletionRequest, prompts: list[list[int]]
 ) -> list[str]:
-    """What stands before each answer: its prompt, if ``echo`` asks for it."""
+    """Return the text before each answer: its prompt, if ``echo`` asks for it."""
     if not body.echo:
         return [""] * len(prompts)
     skip = body.skip_special_tokens is not False
@@ -112,7 +116,10 @@ def _check_combinations(body: CompletionRequest) -> None:
 
 
 def _num_prompt_logprobs(body: CompletionRequest) -> int | None:
-    """With ``echo``, the prompt is part of the text, and ``logprobs`` are of all the text."""
+    """Return how many log-probabilities the prompt's tokens need.
+
+    With ``echo``, the prompt is part of the text, and ``logprobs`` are of all the text.
+    """
     counts = [body.prompt_logprobs, body.logprobs if body.echo else None]
     return max((count for count in counts if count is not None), default=None)
 
@@ -140,7 +147,7 @@ async def _to_token_ids(
 
 
 class _CompletionChoiceWriter:
-    """A `ChoiceWriter`."""
+    """A `ChoiceWriter` for completions."""
 
     object = chunk_object = "text_completion"
 
@@ -218,7 +225,10 @@ class _CompletionChoiceWriter:
     def _next_logprobs(
         self, job: GenerationJob, index: int, token_ids: list[int], entries: list[TokenLogprobs]
     ) -> Any:
-        """Of these tokens; at the beginning, with ``echo``, of those of the prompt before them."""
+        """Return the ``logprobs`` of these tokens.
+
+        The first call of a choice with ``echo`` adds those of the prompt before them.
+        """
         if self._body.logprobs is None:
             return None
         writer = self._logprobs.get(index)

@@ -1,4 +1,4 @@
-"""``GET /v1/models``."""
+"""``GET /v1/models``: the served model under its names."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ def create_router(server: ServerContext) -> APIRouter:
 
     @router.get("/v1/models", response_model=None, responses=describe(ModelList))
     async def list_models() -> Response:
-        """The served model, under each of its names."""
+        """List the served model, under each of its names."""
         models = [_describe_model(server, name) for name in server.model_names]
         return _json({"object": "list", "data": models})
 
     @router.get("/v1/models/{model_id:path}", response_model=None, responses=describe(Model))
     async def retrieve_model(model_id: str) -> Response:
-        """The served model, under one of its names."""
+        """Describe the served model, under one of its names."""
         server.check_model(model_id)
         return _json(_describe_model(server, model_id))
 

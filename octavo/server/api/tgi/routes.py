@@ -2,7 +2,7 @@
 
 Where octavo differs from TGI, on purpose:
 
-- A field that the engine cannot do is an error that names it. TGI ignores some.
+- A field that the engine does not support is an error that names it. TGI ignores some.
 - Errors have octavo's statuses (400 where TGI says 422), and a body that both TGI's clients and
   programs that know OpenAI's errors can read: ``error`` and ``error_type`` are TGI's, ``type``,
   ``param`` and ``code`` are OpenAI's, without the object around them.
@@ -53,7 +53,7 @@ from octavo.text.detokenizer import IncrementalDetokenizer
 from octavo.text.tokenizer import Tokenizer
 
 DEFAULT_NEW_TOKENS = 100
-# What TGI calls errors of these statuses; others are one of the last two.
+# TGI's types of errors by status; others are one of the last two.
 _ERROR_TYPES = {429: "overloaded", 503: "overloaded", 504: "timeout"}
 _CLIENT_ERROR, _SERVER_ERROR = "validation", "generation"
 
@@ -77,7 +77,7 @@ class TgiRoute(JsonRoute):
 
 
 def create_router(server: ServerContext) -> APIRouter:
-    """TGI's routes, but for ``/generate``, which `api/octavo/generate.py` shares with it."""
+    """Return TGI's routes, but for ``/generate``, which `api/octavo/generate.py` shares with it."""
     router = APIRouter(route_class=TgiRoute, tags=["TGI"])
     stream_only = _describe(TgiResponse, TgiStreamEvent)
     del stream_only[200]["model"]
@@ -94,14 +94,14 @@ def create_router(server: ServerContext) -> APIRouter:
 
     @router.post("/", response_model=None, responses=_describe(list[TgiResponse], TgiStreamEvent))
     async def generate_either(body: TgiRequest, request: Request) -> Response:
-        """Stream an answer or not; this is where Hugging Face's client asks."""
+        """Stream an answer or not; Hugging Face's client uses this route."""
         if body.stream:
             return await stream_tgi(server, body, request)
         return await generate_tgi(server, body, request, in_list=True)
 
     @router.get("/info")
     async def info() -> TgiInfo:
-        """What is served, and its limits."""
+        """Return facts about the served model, and the limits of requests."""
         facts = server.engine.facts
         return TgiInfo(
             model_id=server.model_names[0],
@@ -128,7 +128,7 @@ def _describe(model: Any, chunk: type[BaseModel]) -> dict[int | str, Any]:
     responses = describe(model, chunk)
     for status, response in responses.items():
         if status != 200:
-            response["model"] = TgiError | Error  # errors of the gate are like everywhere
+            response["model"] = TgiError | Error  # `AccessControl` answers with the latter
     return responses
 
 
@@ -138,7 +138,7 @@ def _describe(model: Any, chunk: type[BaseModel]) -> dict[int | str, Any]:
 async def generate_tgi(
     server: ServerContext, body: TgiRequest, request: Request, *, in_list: bool = False
 ) -> Response:
-    """The whole answer as one object."""
+    """Return the whole answer as one object."""
     parameters = body.parameters or TgiParameters()
     job = await _begin(server, body, request, parameters, streams=False)
     try:
@@ -186,7 +186,8 @@ def _full_answer(
 
 
 async def stream_tgi(server: ServerContext, body: TgiRequest, request: Request) -> EventStream:
-    """The answer token by token. Unlike OpenAI's streams, TGI's end without a word."""
+    """Return the answer token by token. Unlike OpenAI's streams, TGI's have no event for the
+    end."""
     parameters = body.parameters or TgiParameters()
     for name, value in (
         ("best_of", (parameters.best_of or 1) > 1),
@@ -236,10 +237,10 @@ async def _begin(
 def to_sampling_params(
     parameters: TgiParameters, *, max_tokens: int, with_logprobs: bool
 ) -> SamplingParams:
-    """TGI's parameters in octavo's words, with a seed in any case: it could be run again.
+    """Convert TGI's parameters, always with a seed, so that the request can be run again.
 
     Raises:
-        InvalidRequestError: one of them asks for what the engine cannot do.
+        InvalidRequestError: the engine cannot do what one of them asks for.
     """
     if sum(map(len, parameters.stop or ())) > MAX_STOP_CHARS:
         raise _refuse("stop", f"at most {MAX_STOP_CHARS} characters in all")
@@ -265,13 +266,13 @@ def to_sampling_params(
     )
 
 
-# -- what is in an answer -----------------------------------------------------------------------
+# -- contents of answers ------------------------------------------------------------------------
 
 
 async def _stream_events(
     job: GenerationJob, body: TgiRequest, parameters: TgiParameters, tokenizer: Tokenizer
 ) -> AsyncGenerator[bytes, None]:
-    """An event for each token; the text that a step brought comes with its last token."""
+    """Yield an event for each token; the text that a step brought comes with its last token."""
     (generation,) = job.generations
     parts = [body.inputs] if parameters.return_full_text else []
     index = 0
@@ -325,7 +326,7 @@ def _details(
 
 
 def _token_texts(token_ids: Sequence[int], tokenizer: Tokenizer) -> list[str]:
-    """What each token adds to the text."""
+    """Return the text that each token adds."""
     detokenizer = IncrementalDetokenizer(tokenizer)
     texts = [detokenizer.push([token_id]) for token_id in token_ids]
     if texts:
@@ -375,13 +376,16 @@ def _seed(job: GenerationJob) -> int | None:
 
 
 def _mean_logprob(completion: FinishedCompletion) -> float:
-    """By which TGI chooses the best of several, so that short answers have no advantage."""
+    """Return the mean log-probability of a completion's tokens.
+
+    TGI chooses the best of several by it, so that short answers have no advantage.
+    """
     logprobs = [entry.logprob for entry in completion.logprobs]
     return sum(logprobs) / len(logprobs) if logprobs else 0.0
 
 
 def check_sample(sample: FinishedCompletion | Delta) -> None:
-    """Raises an error if a sample ended by neither a stop nor its length."""
+    """Raise an error if a sample ended by neither a stop nor its length."""
     if sample.finish_reason in ("error", "abort"):
         raise sample_error(sample.error)
 
@@ -394,7 +398,7 @@ def _refuse(name: str, reason: str) -> InvalidRequestError:
 
 
 def tgi_error_body(error: HttpError) -> dict[str, Any]:
-    """An error for TGI's clients, and for those who know OpenAI's."""
+    """Return an error body for TGI's clients, and for programs that know OpenAI's errors."""
     fallback = _SERVER_ERROR if error.status >= 500 else _CLIENT_ERROR
     fields = error_body(error)["error"]
     message = fields.pop("message")
