@@ -139,7 +139,7 @@ class Deployment {
   }
 }
 
-/** Null where nobody has anything to say to another. */
+/** Null where devices exchange nothing. */
 function linkOf(device, { tp, pp, ep }) {
   if (tp === 1 && pp === 1 && ep === 1) return null;
   if (!device.link) throw new CannotBe(`${device.name} has no link to another device`);

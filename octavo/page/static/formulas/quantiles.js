@@ -10,7 +10,7 @@ const LEAST = 1e-15; // chances that no sum comes nearer by
 export function md1WaitQuantile(rate, service, share) {
   const load = rate * service;
   if (load >= 1) return Infinity;
-  if (share <= 1 - load) return 0; // so many find nobody there
+  if (share <= 1 - load) return 0; // this share does not have to wait
   if (load > HEAVY) return (md1Wait(rate, service) * -Math.log1p(-share)) / load;
   const waits = new Waits(rate, service);
   let high = service;

@@ -9,7 +9,7 @@ export class Pool {
     this.clock = 0;
   }
 
-  /** "used", "cached" (known, and nobody's) or "free". */
+  /** "used", "cached" (its tokens are known, and no request holds it) or "free". */
   stateOf({ refs, isKnown }) {
     if (refs > 0) return "used";
     return isKnown ? "cached" : "free";
@@ -135,11 +135,11 @@ const EVENTS = [
   [(pool) => pool.append("A′", "song"), (how) => appended("A′", how)],
   [(pool) => pool.admit("B", words(`${TALE} but the crow flew`)), (shared) => `B asks, and its prompt begins as A’s does: ${count(shared)} shared, and not computed again.`],
   [(pool) => pool.append("B", "away"), (how) => appended("B", how)],
-  [(pool) => pool.free("A"), () => "A has its answer. What only A held is nobody’s now: full blocks are remembered, others are free."],
+  [(pool) => pool.free("A"), () => "A has its answer. Blocks that only A held are released: full ones stay cached, others are free."],
   [(pool) => pool.free("A′"), () => "A′ has ended too. B still holds what it shares."],
   [(pool) => pool.admit("C", words("tell me a story of a king and a queen who had no cheese at all")), (shared) =>
-    shared === null ? "C asks with 16 tokens, and the pool has no room: C waits." : "C asks for something else: free blocks are taken first, then those that were let go longest ago."],
-  [(pool) => pool.free("B"), () => "B has ended. If somebody begins with the same tokens, its blocks are there already."],
+    shared === null ? "C asks with 16 tokens, and the pool has no room: C waits." : "C asks for something else: free blocks are taken first, then cached ones, least recently used first."],
+  [(pool) => pool.free("B"), () => "B has ended. A request that begins with the same tokens finds its blocks in the cache."],
 ];
 
 export const NUM_EVENTS = EVENTS.length;
