@@ -1,4 +1,4 @@
-"""Who looks closely is told more; the engine knows as long as somebody does."""
+"""Viewers of snapshots get more; the engine makes snapshots as long as there is one."""
 
 from __future__ import annotations
 

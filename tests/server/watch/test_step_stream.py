@@ -76,7 +76,7 @@ def test_the_end_comes_after_what_is_there():
     assert (len(events), num_viewers) == (1, 1)
 
 
-@pytest.mark.parametrize("query", ["", "closely=true"])
+@pytest.mark.parametrize("query", ["", "snapshots=true", "closely=true"])
 def test_route(create_service, fake_engine, create_test_app, query):
     service = create_service(fake_engine)
 
