@@ -82,9 +82,9 @@ def _linear(op: OpFields) -> None:
     added_norm = op.norm("added_norm", k)
     sum_out = op.output("sum_out", k, optional=True)
     op.expect(
-        added is not None if added_norm or sum_out else added is None,
+        (added is None) == (sum_out is None) and (added is not None or added_norm is None),
         "added",
-        "is one of three: what is added, maybe its norm, and a place for the sum",
+        "is missing, or the place for the sum is, or there is a norm of nothing",
     )
     residual = op.flat("residual", optional=True)
     is_gate = op.choice("activation", GATES, optional=True) is not None
