@@ -1,7 +1,7 @@
 """The filters that a chat template may use.
 
-Same names and results as Jinja's, but within the budget, and with ``tojson`` as transformers has it
-(no HTML escapes). Left out, because no chat template needs them and they reach further than text:
+Names and results are Jinja's, but within the budget, and ``tojson`` is that of transformers (no
+HTML escapes). Left out, because no chat template needs them and they reach further than text:
 filesizeformat, forceescape, pprint, random, striptags, urlencode, urlize, wordwrap, xmlattr.
 ``safe`` changes nothing here: there is no autoescaping.
 """

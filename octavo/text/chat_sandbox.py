@@ -200,7 +200,7 @@ def _loop_method(name: str) -> Callable[..., Any]:
 
 @pass_context
 def _finalize(context: ChatContext, value: Any) -> Any:
-    """What ``{{ value }}`` puts out; anything but plain data is refused."""
+    """Returns what ``{{ value }}`` writes; anything but plain data is refused."""
     if isinstance(value, str):
         context.budget.allocate(len(value))
         return value
