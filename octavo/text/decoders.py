@@ -146,7 +146,7 @@ class WindowDecoder:
 
 
 class _WindowStream:
-    """What a token adds is what decoding a few tokens with it gives more than without it."""
+    """Text of each token: the part by which it lengthens the text of the few tokens before it."""
 
     def __init__(self, decoder: WindowDecoder, before: Sequence[int]):
         self._decoder = decoder

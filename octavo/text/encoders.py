@@ -30,7 +30,7 @@ class Encoder(Protocol):
 
 @contextmanager
 def library_errors(path: Path) -> Iterator[None]:
-    """What the ``tokenizers`` library cannot do with the contents of ``path``: a ModelFileError."""
+    """Make errors of the ``tokenizers`` library, of the contents of ``path``, ModelFileErrors."""
     try:
         yield
     except OctavoError:

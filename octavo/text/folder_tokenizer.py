@@ -66,11 +66,11 @@ def load_folder(folder: Path, extra_stop_ids: Iterable[int] = ()) -> Tokenizer:
 
 
 class FolderLibrary(NamedTuple):
-    """What the ``tokenizers`` library makes of a folder.
+    """A folder as the ``tokenizers`` library reads it.
 
-    ``config``: that of the tokenizer, from all files. ``named``: the texts of tokens with names, as
-    ``bos_token``; ``ids``: their ids, as ``bos``. ``prefix_ids``, ``suffix_ids``: what goes around
-    a text.
+    ``config``: the tokenizer's config, from all files. ``named``: the texts of named tokens, by
+    names such as ``bos_token``; ``ids``: their ids, by names such as ``bos``. ``prefix_ids``,
+    ``suffix_ids``: the ids before and after a text.
     """
 
     library: LibraryTokenizer
@@ -83,7 +83,7 @@ class FolderLibrary(NamedTuple):
 
 
 def open_library(folder: Path) -> FolderLibrary:
-    """Within ``library_errors``: the library may not like what it finds."""
+    """Read a folder. Call it within ``library_errors``: the library may refuse the files."""
     files = ModelFolder(folder)
     config = {
         **(files.read_json("special_tokens_map.json") or {}),
@@ -105,7 +105,7 @@ def open_library(folder: Path) -> FolderLibrary:
 
 
 def tokenizer_files(files: ModelFolder) -> list[Path]:
-    """All that is read here of a folder."""
+    """Every file that is read here of a folder."""
     found = [path for name in _FILES if (path := files.find(name)) is not None]
     return [*found, *files.find_all(*_MORE_TEMPLATES)]
 
@@ -156,7 +156,8 @@ def _content(value: Any) -> str | None:
 
 
 def chat_templates(files: ModelFolder, config: dict[str, Any]) -> dict[str, str]:
-    """By name. Files win over the config, as in transformers."""
+    """Return the chat templates of a folder by name. Files win over the config, as in
+    transformers."""
     fields = Fields(files.path / "tokenizer_config.json", config)
     templates: dict[str, str] = {}
     configured = fields.raw("chat_template")

@@ -190,7 +190,7 @@ def _byte_level_parts(vocabulary: Vocabulary) -> dict[str, Any]:
 
 
 def byte_level_family(vocabulary: Vocabulary) -> PreTokenizer:
-    """What ``tokenizer.ggml.pre`` names. UnsupportedModelError if nobody here knows it."""
+    """Return the rules that ``tokenizer.ggml.pre`` names. UnsupportedModelError if unknown."""
     name = vocabulary.fields.text("pre", "default")
     family = PRE_TOKENIZERS.get(name)
     if family is None:
@@ -283,7 +283,7 @@ def name_sentencepiece_ids(vocabulary: Vocabulary) -> None:
 
 
 def merge_order(scores: np.ndarray) -> Sequence[int]:
-    """By token id, the rank of its score, the highest first; equal scores have equal ranks."""
+    """Return the rank of each token's score, the highest first; equal scores have equal ranks."""
     order: list[int] = np.unique(-scores.astype(np.float64), return_inverse=True)[1].tolist()
     return order
 

@@ -1,11 +1,11 @@
-"""What ``tokenizer.ggml.pre`` means: how text is cut into words before byte-level BPE.
+"""Rules by which text is cut into words before byte-level BPE, by ``tokenizer.ggml.pre``.
 
 A GGUF file names its pre-tokenizer instead of carrying it. The patterns here are those of the
 models' own ``tokenizer.json`` files, under the names that llama.cpp gives them. Each pattern cuts
 every piece that the patterns before it left; what a pattern does not match stays a piece.
 
-Text comes from anybody, so a pattern must take a time that grows with the text's length and not
-with its square, whatever the text is.
+Text is not trusted, so the time of a pattern must grow with the text's length and not with its
+square, whatever the text is.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ _DEEPSEEK_CODER = (r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", _CJK_OR_HANGUL, _DIGIT
 
 @dataclass(frozen=True)
 class PreTokenizer:
-    """How one family of byte-level BPE models prepares text.
+    """The preparation of text by one family of byte-level BPE models.
 
     ``patterns``: Oniguruma regular expressions, applied one after the other.
     ``nfc``: text is brought into Unicode form NFC first.

@@ -119,7 +119,7 @@ class Disguise:
         self._specials = specials
         taken = {character for text in used for character in _PRIVATE.findall(text)}
         free = (chr(code) for code in _PRIVATE_USE if chr(code) not in taken)
-        self.tag = next(free)  # one more character that occurs nowhere, for whoever needs a mark
+        self.tag = next(free)  # one more character that occurs nowhere, to mark places with
         self._cover = dict(zip(specials.first_characters, free, strict=False))
         self._literals = [
             literal

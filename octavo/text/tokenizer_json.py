@@ -1,4 +1,4 @@
-"""From the metadata of a GGUF file to the tokenizer files of a Hugging Face folder.
+"""Writes the tokenizer files of a Hugging Face folder from the metadata of a GGUF file.
 
 ``tokenizer.json`` says in full what GGUF metadata only names: how text is cut into words, and in
 which order pieces are merged. The ids are those that octavo gives for the metadata, but for one

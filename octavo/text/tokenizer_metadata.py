@@ -1,8 +1,8 @@
-"""From the tokenizer of a Hugging Face folder to the metadata of a GGUF file.
+"""Writes the metadata of a GGUF file from the tokenizer of a Hugging Face folder.
 
 GGUF names a way of cutting text into words instead of carrying it, and has scores where
-``tokenizer.json`` has merges. So what comes out is tried on a text of all sorts, and is an error if
-it gives other ids than the folder's own tokenizer.
+``tokenizer.json`` has merges. So the metadata is tried on a text of all sorts; it is an error if it
+gives other ids than the folder's own tokenizer.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def tokenizer_metadata(folder: Path, num_tokens: int) -> dict[str, Any]:
 
 
 def _kind(library: LibraryTokenizer, described: dict[str, Any], path: Path) -> dict[str, Any]:
-    """Which kind it is, with what only this kind has."""
+    """Return the metadata that says which kind of tokenizer it is, and that only this kind has."""
     model = described["model"]
     if model["type"] == "BPE" and (described["decoder"] or {}).get("type") == "ByteLevel":
         return {
@@ -123,7 +123,7 @@ def _words(normalizer: Any, pre_tokenizer: Any) -> list[str]:
 
 
 def _lists(own: FolderLibrary, model: dict[str, Any], kind: str, num_tokens: int) -> dict[str, Any]:
-    """What there is one of for each token."""
+    """Return the metadata lists that have an entry for each token."""
     types = _types(own, model, num_tokens)
     tokens = [own.library.id_to_token(i) or f"[PAD{i}]" for i in range(num_tokens)]
     if kind != "llama":
@@ -162,7 +162,7 @@ def _types(own: FolderLibrary, model: dict[str, Any], num_tokens: int) -> np.nda
 def _scores(model: dict[str, Any], num_tokens: int) -> np.ndarray:
     """Scores by which pieces are merged in the order of ``merges``, float32 [num_tokens].
 
-    Pieces that no merge makes come last; nobody looks at their scores.
+    Pieces that no merge makes come last; their scores are not used.
     """
     scores = np.full(num_tokens, -float(len(model["vocab"])), np.float32)
     ids = model["vocab"]
