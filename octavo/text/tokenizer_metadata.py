@@ -37,7 +37,7 @@ _NAMES = {
     "mask": "mask",
 }
 
-# What the rules of tokenizers disagree on: digits, contractions, capitals, marks, white space.
+# Text on which tokenizers differ: digits, contractions, capitals, marks, white space.
 _PROBE = (
     "Hello,  World!!! it's IT'S they'll THEY'LL we\u2019re 1 12 123 1234567 3.14159 x86_64\n\n\n"
     " \tfoo_bar(baz[0]) -> {'a': 1}; // no\u00a0break \u3000 wide\r\n  indented\n\ttab   \n"
@@ -50,11 +50,11 @@ _PROBE = (
 
 
 def tokenizer_metadata(folder: Path, num_tokens: int) -> dict[str, Any]:
-    """The entries ``tokenizer.*`` of the metadata of a GGUF file.
+    """Return the entries ``tokenizer.*`` of the metadata of a GGUF file.
 
     Args:
         folder: with a ``tokenizer.json`` and the files beside it.
-        num_tokens: rows of the embedding; what the tokenizer has not becomes unused tokens.
+        num_tokens: rows of the embedding; ids that the tokenizer lacks become unused tokens.
 
     Raises:
         ModelFileError: the folder's files are damaged, or of another model.
@@ -103,7 +103,7 @@ def _kind(library: LibraryTokenizer, described: dict[str, Any], path: Path) -> d
 
 
 def _pre_tokenizer(library: LibraryTokenizer, ignore_merges: bool, path: Path) -> str:
-    """The name of the rules that cut the probe as the library does."""
+    """Return the name of the rules that cut the probe as the library does."""
     from tokenizers import normalizers
 
     wanted = _words(library.normalizer, library.pre_tokenizer)
@@ -134,7 +134,7 @@ def _lists(own: FolderLibrary, model: dict[str, Any], kind: str, num_tokens: int
 
 
 def _named_ids(own: FolderLibrary, path: Path) -> dict[str, int | bool]:
-    """The ids of tokens with names, and which of them go around a text."""
+    """Return the ids of tokens with names, and whether BOS and EOS go around a text."""
     values: dict[str, int | bool] = {
         f"{ours}_token_id": own.ids[theirs] for theirs, ours in _NAMES.items() if theirs in own.ids
     }
@@ -149,7 +149,7 @@ def _named_ids(own: FolderLibrary, path: Path) -> dict[str, int | bool]:
 
 
 def _types(own: FolderLibrary, model: dict[str, Any], num_tokens: int) -> np.ndarray:
-    """TokenType by id, int32 [num_tokens]."""
+    """Return the TokenType of each id, int32 [num_tokens]."""
     types = np.full(num_tokens, TokenType.UNUSED, np.int32)
     for token, i in model["vocab"].items():
         is_byte = model.get("byte_fallback") and token in _BYTES
@@ -160,7 +160,7 @@ def _types(own: FolderLibrary, model: dict[str, Any], num_tokens: int) -> np.nda
 
 
 def _scores(model: dict[str, Any], num_tokens: int) -> np.ndarray:
-    """Scores by which pieces are merged in the order of ``merges``, float32 [num_tokens].
+    """Return scores by which pieces are merged in the order of ``merges``, float32 [num_tokens].
 
     Pieces that no merge makes come last; their scores are not used.
     """

@@ -12,7 +12,7 @@ import math
 from typing import Any, NoReturn
 
 from octavo.server.http.errors import HttpError
-from octavo.text.tokenizer import clean_text
+from octavo.text.unicode import clean_text
 
 MAX_DEPTH = 64
 # Bounds above what requests need. Making a million small objects, collecting garbage among them, or
