@@ -117,7 +117,12 @@ def test_each_card_shows_what_came(board):
     assert board.js("document.querySelectorAll('#prefixes .tree .tree li').length") == 1
     assert "64 tokens · found by 5" in board.text("#prefixes")
     legend = board.text("#batches .chart-legend")
-    kinds = ("chunk of a prompt", "decode", "draft tokens, some accepted", "draft tokens, all rejected")
+    kinds = (
+        "chunk of a prompt",
+        "decode",
+        "draft tokens, some accepted",
+        "draft tokens, all rejected",
+    )
     for kind in (*kinds, "preempted"):
         assert kind in legend, "also of what nothing does at the moment"
     assert "weights" in board.text("#memory .chart-legend")

@@ -115,31 +115,31 @@ class AccessControl:
         headers = {
             name.decode("latin-1"): text.decode("latin-1") for name, text in scope["headers"]
         }
-        answer = _ResponseWriter(send, _request_id(headers))
+        response = _ResponseWriter(send, _request_id(headers))
         try:
-            self._check_source(scope, headers, answer)
-            if _is_preflight(scope, headers, answer):
-                await answer.send_preflight(headers)
+            self._check_source(scope, headers, response)
+            if _is_preflight(scope, headers, response):
+                await response.send_preflight(headers)
                 return
-            tenant = self._authenticate(scope, headers, answer)
+            tenant = self._authenticate(scope, headers, response)
             self._check_operator(scope, tenant)
             self._check_length(headers)
             is_costly = scope["method"] == "POST" and scope["path"] in self._costly_paths
             if is_costly:
                 self._check_capacity(tenant)
         except Exception as error:
-            await self._reject(to_http_error(error), scope, headers, answer)
+            await self._reject(to_http_error(error), scope, headers, response)
             return
-        ignored = answer.ignored = IgnoredFields(strict=self._strict_fields)
-        scope["octavo"] = RequestContext(answer.external_id, tenant, arrival_time, ignored)
-        share = self._body_memory.open(address_of(scope))
-        body = _BoundedBody(receive, answer, self._max_body_bytes, share)
+        ignored = response.ignored = IgnoredFields(strict=self._strict_fields)
+        scope["octavo"] = RequestContext(response.external_id, tenant, arrival_time, ignored)
+        allocation = self._body_memory.open(address_of(scope))
+        body = _BoundedBody(receive, response, self._max_body_bytes, allocation)
         try:
-            await self._app(scope, body.receive, answer.send)
+            await self._app(scope, body.receive, response.send)
         except Exception as error:
-            await self._fail(error, scope, answer)
+            await self._fail(error, scope, response)
         finally:
-            share.close()
+            allocation.close()
             if is_costly:
                 tenant.end_request()
             if ignored.names:
@@ -147,7 +147,9 @@ class AccessControl:
 
     # -- origin and key ----------------------------------------------------------------------
 
-    def _check_source(self, scope: Scope, headers: dict[str, str], answer: _ResponseWriter) -> None:
+    def _check_source(
+        self, scope: Scope, headers: dict[str, str], response: _ResponseWriter
+    ) -> None:
         """Refuse requests that a foreign page makes a browser send (DNS rebinding, CSRF).
 
         Allows pages of the allowed origins to read the answer (CORS).
@@ -166,17 +168,17 @@ class AccessControl:
                 403, f"The Host header names {host[:200]!r}; --allowed-host lets it through."
             )
         if self._origins:
-            answer.add_headers([(b"vary", b"origin")])
+            response.add_headers([(b"vary", b"origin")])
         origin = headers.get("origin", "").lower()
         if origin in self._origins:
-            answer.allow_origin(headers["origin"].encode("latin-1"))
+            response.allow_origin(headers["origin"].encode("latin-1"))
         elif "origin" in headers and origin not in (f"http://{host}", f"https://{host}"):
             raise HttpError(403, "The page's origin is not allowed; see --allowed-origin.")
         elif "origin" not in headers and _is_from_elsewhere(scope, headers):
             raise HttpError(403, "A page of another site may not ask; see --allowed-origin.")
 
     def _authenticate(
-        self, scope: Scope, headers: dict[str, str], answer: _ResponseWriter
+        self, scope: Scope, headers: dict[str, str], response: _ResponseWriter
     ) -> Tenant:
         host = scope["client"][0] if scope.get("client") else None
         tenant = self._tenants.authenticate(headers.get("authorization"), host)
@@ -186,7 +188,7 @@ class AccessControl:
         if path == b"/health" and scope["method"] in ("GET", "HEAD"):
             return self._tenants.from_address(host)
         if is_page(path.decode("latin-1")):  # have the browser ask for the key
-            answer.add_headers([(b"www-authenticate", b'Basic realm="octavo", charset="UTF-8"')])
+            response.add_headers([(b"www-authenticate", b'Basic realm="octavo", charset="UTF-8"')])
         raise HttpError(
             401,
             "The API key is wrong." if "authorization" in headers else "An API key is needed.",
@@ -235,7 +237,7 @@ class AccessControl:
     # -- errors ------------------------------------------------------------------------------
 
     async def _reject(
-        self, error: HttpError, scope: Scope, headers: dict[str, str], answer: _ResponseWriter
+        self, error: HttpError, scope: Scope, headers: dict[str, str], response: _ResponseWriter
     ) -> None:
         """Answer with an error without having read the body.
 
@@ -244,16 +246,16 @@ class AccessControl:
         """
         is_long = _content_length(headers) > self._max_body_bytes
         if is_long or "transfer-encoding" in headers or "expect" in headers:
-            answer.add_headers([(b"connection", b"close")])
-        await error_response(error)(scope, _receive_nothing, answer.send)
+            response.add_headers([(b"connection", b"close")])
+        await error_response(error)(scope, _receive_nothing, response.send)
 
-    async def _fail(self, error: Exception, scope: Scope, answer: _ResponseWriter) -> None:
+    async def _fail(self, error: Exception, scope: Scope, response: _ResponseWriter) -> None:
         """Answer with an error for an exception of the app, unless the answer has begun."""
-        if answer.is_complete or isinstance(error, ClientDisconnect):
+        if response.is_complete or isinstance(error, ClientDisconnect):
             return  # it is logged already, or there is no client any more
         http_error = to_http_error(error)
-        if not answer.has_begun:
-            await error_response(http_error)(scope, _receive_nothing, answer.send)
+        if not response.has_begun:
+            await error_response(http_error)(scope, _receive_nothing, response.send)
         # Else uvicorn closes the connection, by which a client sees that its answer is cut.
 
 
@@ -325,11 +327,15 @@ class _BoundedBody:
     it."""
 
     def __init__(
-        self, receive: Receive, answer: _ResponseWriter, max_bytes: int, share: BodyAllocation
+        self,
+        receive: Receive,
+        response: _ResponseWriter,
+        max_bytes: int,
+        allocation: BodyAllocation,
     ):
         self._receive = receive
-        self._answer = answer
-        self._max_bytes, self._share = max_bytes, share
+        self._response = response
+        self._max_bytes, self._allocation = max_bytes, allocation
         self._num_bytes = 0
 
     async def receive(self) -> Message:
@@ -340,16 +346,16 @@ class _BoundedBody:
         self._num_bytes += num_bytes
         error = None
         try:
-            self._share.add(num_bytes)
+            self._allocation.add(num_bytes)
         except QueueFullError as full:
             error = to_http_error(full)
         if self._num_bytes > self._max_bytes:
             error = _too_large(self._max_bytes)
         if error is None:
             return message
-        if not self._answer.has_begun:
-            self._answer.add_headers([(b"connection", b"close")])
-            await error_response(error)({"type": "http"}, _receive_nothing, self._answer.send)
+        if not self._response.has_begun:
+            self._response.add_headers([(b"connection", b"close")])
+            await error_response(error)({"type": "http"}, _receive_nothing, self._response.send)
         return {"type": "http.disconnect"}
 
 
@@ -372,9 +378,9 @@ def _is_from_elsewhere(scope: Scope, headers: dict[str, str]) -> bool:
     return not is_harmless and headers.get("sec-fetch-site") in ("cross-site", "same-site")
 
 
-def _is_preflight(scope: Scope, headers: dict[str, str], answer: _ResponseWriter) -> bool:
+def _is_preflight(scope: Scope, headers: dict[str, str], response: _ResponseWriter) -> bool:
     is_asked = scope["method"] == "OPTIONS" and "access-control-request-method" in headers
-    return is_asked and answer.allowed_origin is not None
+    return is_asked and response.allowed_origin is not None
 
 
 def _too_large(max_bytes: int) -> HttpError:

@@ -11,8 +11,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from octavo.server.engine.generation import EngineState
-
 # Every series has these labels. One engine serves, so "engine" is always "0".
 BASE_LABELS = ("model_name", "engine")
 
@@ -29,9 +27,6 @@ REJECTIONS = (
     "draining",
     "unavailable",
 )
-WAITING_REASONS = ("capacity", "deferred")
-PROMPT_SOURCES = ("local_compute", "local_cache_hit", "external_kv_transfer")
-BLOCK_STATES = ("free", "cached", "used")
 
 
 def _edges(vllm: tuple[float, ...], finer: tuple[float, ...]) -> tuple[float, ...]:
@@ -456,8 +451,6 @@ FAMILIES = (
         "route",
     ),
 )
-
-ENGINE_STATES = tuple(state.value for state in EngineState)
 
 
 def to_markdown() -> str:

@@ -71,7 +71,7 @@ export function mmkWaitQuantile(rate, service, servers, share) {
   return share <= 1 - waiting ? 0 : (service / (servers - offered)) * Math.log(waiting / (1 - share));
 }
 
-/** How many delays meet who stays a while: `mean` come anyhow, and each brings `further` more
+/** The number of delays during a stay: `mean` come anyhow, and each brings `further` more
  * (generalized Poisson: Consul and Jain, 1973). */
 export function delaysQuantile(mean, further, share) {
   let [number, total, logFactorial] = [0, Math.exp(-mean), 0];

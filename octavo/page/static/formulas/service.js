@@ -11,7 +11,7 @@ const ENDS = ["value", "low", "high"];
 
 /** What becomes of `{ inputLen, outputLen, rate }`: tokens, and requests a second. */
 export class Service {
-  #lots;
+  #groups;
   #loads = new Map(); // by end of the predictions, as they are asked for
 
   constructor(deployment, { inputLen, outputLen, rate }) {
@@ -22,7 +22,7 @@ export class Service {
     this.slots = Math.max(1, most);
     this.steps = [this.table, inputLen, outputLen, stepTokens, deployment.targetStepSeconds];
     this.rate = rate / deployment.numGroups;
-    this.#lots = deployment.numGroups;
+    this.#groups = deployment.numGroups;
   }
 
   /** Whether the queue stays finite, by the middle of the predictions. */
@@ -33,7 +33,7 @@ export class Service {
   /** Answers under way at once; seconds to the first token, between tokens, to the last: as
    * predictions, Infinity at an end where a queue grows without end. */
   get streams() {
-    return this.#between((load) => load.streams * this.#lots);
+    return this.#between((load) => load.streams * this.#groups);
   }
 
   get ttft() {
@@ -52,7 +52,7 @@ export class Service {
   get middle() {
     const load = this.#load("value");
     if (!load.isStable) return { streams: Infinity, tpot: Infinity };
-    return { streams: load.streams * this.#lots, tpot: load.tpot() };
+    return { streams: load.streams * this.#groups, tpot: load.tpot() };
   }
 
   /** What a share of the requests do not exceed; `metric` is "ttft", "tpot" or "e2e". */

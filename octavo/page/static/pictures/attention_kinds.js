@@ -122,7 +122,7 @@ function windowed({ layers, full, window }, kvHeads, tokenBytes) {
   };
 }
 
-/** The query heads of each kind, coloured by whose keys they look at. */
+/** The query heads of each kind, coloured by the key heads that they attend to. */
 function showHeads(place, kinds) {
   const heads = kinds[0].kvHeads;
   place.replaceChildren(...kinds.map(({ name, kvHeads }) => {

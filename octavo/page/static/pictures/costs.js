@@ -88,7 +88,7 @@ function curveOf(deployment, tp, values) {
     const laidOut = tp === values.tp ? deployment : deployment.with({ tp });
     const most = highestRate(laidOut, values);
     if (most === 0) return [];
-    return remembered(`curve ${keyOf(laidOut, values)}`, () =>
+    return memoized(`curve ${keyOf(laidOut, values)}`, () =>
       LOADS.map((load) => {
         const { rate, service, bill } = pointAt(laidOut, values, most, load);
         const perDevice = (rate * values.output) / laidOut.numDevices;
@@ -118,7 +118,7 @@ function pointAt(deployment, { input: inputLen, output: outputLen }, most, load)
 function highestRate(deployment, values) {
   const { input: inputLen, output: outputLen } = values;
   if (!deployment.holds(inputLen + outputLen)) return 0;
-  return remembered(`most ${keyOf(deployment, values)}`, () => {
+  return memoized(`most ${keyOf(deployment, values)}`, () => {
     const isStable = (rate) => deployment.service({ inputLen, outputLen, rate }).isStable;
     let [low, high] = [0, 1];
     while (isStable(high)) [low, high] = [high, 2 * high];
@@ -137,7 +137,7 @@ function nearest(points, load) {
 // What was computed lately: dragging one slider does not change what others came to.
 const known = new Map();
 
-function remembered(key, make) {
+function memoized(key, make) {
   if (!known.has(key)) {
     if (known.size >= REMEMBERED) known.delete(known.keys().next().value);
     known.set(key, make());

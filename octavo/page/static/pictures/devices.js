@@ -1,4 +1,4 @@
-// One model on several devices: what each does when, and what talking costs.
+// One model on several devices: what each does when, and the cost of communication.
 
 import { curves, stacked } from "../charts/curves.js";
 import { lanes } from "../charts/lanes.js";
@@ -67,7 +67,7 @@ function stepOf(deployment, { streams, length }) {
 
 // -- what each device does when ----------------------------------------------------------------
 
-/** Rows are stages. A lot is computed in one after the other, and the next follows on its heels. */
+/** Rows are stages. A microbatch passes one stage after the other, and the next follows at once. */
 function timeline(step, pp, lots) {
   const parts = partsOf(step, pp);
   const own = parts.reduce((sum, { size }) => sum + size, 0);
@@ -82,7 +82,7 @@ function timeline(step, pp, lots) {
 function blocksOf(parts, start, lot, pp) {
   let end = start;
   return parts.filter(({ size }) => size > 0).map(({ label, size, colour }) => {
-    const text = pp > 1 && colour === 1 ? `lot ${lot + 1}` : label;
+    const text = pp > 1 && colour === 1 ? `batch ${lot + 1}` : label;
     return { from: end, to: (end += size), label, colour, text };
   });
 }
@@ -117,7 +117,7 @@ function byTensors({ deployment, values }) {
     y: { label: "time", unit: "s", min: 0 },
     layers: stacked([
       part("reading and computing", 1, (step) => step.compute.seconds),
-      part("talking", 2, (step) => step.communication.seconds),
+      part("communication", 2, (step) => step.communication.seconds),
       part("once a step", 7, (step) => step.overhead.seconds),
     ]),
     marks: [{ x: values.tp, label: `tp = ${values.tp}` }],

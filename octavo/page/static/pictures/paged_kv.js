@@ -59,8 +59,8 @@ function showPool(place, { pool, written }) {
     const slots = Array.from({ length: pool.blockSize }, (_, index) =>
       element("span", { class: "slot" }, block.tokens[index] ?? " "));
     const holders = [...pool.tables].filter(([, table]) => table.includes(block.id)).map(([name]) => name);
-    const whose = state === "used" ? holders.join(", ") : state === "cached" ? "cached" : "free";
-    const head = element("span", { class: "block-head" }, element("b", {}, String(block.id)), element("span", {}, whose));
+    const holder = state === "used" ? holders.join(", ") : state === "cached" ? "cached" : "free";
+    const head = element("span", { class: "block-head" }, element("b", {}, String(block.id)), element("span", {}, holder));
     return element("li", { class: `kv-block is-${state}${written.includes(block.id) ? " is-new" : ""}${holders.length > 1 ? " is-shared" : ""}` }, head, ...slots);
   }));
 }

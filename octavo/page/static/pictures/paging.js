@@ -1,5 +1,5 @@
 // A pool of KV blocks by the rules of octavo's own (octavo/core/block_manager.py), small enough to be
-// watched: reference counts, tables, copy-on-write, blocks that are remembered, and what is reused.
+// watched: reference counts, tables, copy-on-write, cached blocks, and their reuse.
 
 export class Pool {
   constructor(numBlocks, blockSize) {
@@ -62,7 +62,7 @@ export class Pool {
     return how;
   }
 
-  /** The sequence ends: full blocks are remembered until their room is needed. */
+  /** The sequence ends: full blocks stay cached until their memory is needed. */
   free(name) {
     for (const id of [...this.tables.get(name)].reverse()) {
       const block = this.blocks[id];
@@ -111,7 +111,7 @@ export class Pool {
     }
   }
 
-  /** A free block, else the one of the remembered that was let go first. */
+  /** A free block, else the least recently used cached one. */
   #take(tokens) {
     const idle = this.blocks.filter(({ refs }) => refs === 0);
     const block = idle.find(({ isKnown }) => !isKnown) ?? idle.reduce((one, other) => (other.age < one.age ? other : one));
