@@ -1,4 +1,5 @@
-"""The catalogue: models that octavo knows by an alias, and the packages that carry their files."""
+"""The catalogue of models that octavo knows by an alias, with the packages that carry their
+files."""
 
 from __future__ import annotations
 

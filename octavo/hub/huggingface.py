@@ -1,4 +1,4 @@
-"""Fetch models from the Hugging Face hub: ``org/name``, ``org/name@revision``, ``…:file.gguf``.
+"""Fetch models from the Hugging Face hub by ids such as ``org/name@revision:file.gguf``.
 
 Only weights, configuration, tokenizer and templates are fetched; never code, never pickles. Of a
 GGUF file that was split, any part stands for all of them.

@@ -1,4 +1,4 @@
-"""Traces of static and continuous batching: every step of the scheduler, in virtual time.
+"""Traces of static and continuous batching, with every step of the scheduler in virtual time.
 
 The scheduler is the engine's own, and both kinds of batching get the same requests. One JSON::
 

@@ -1,4 +1,4 @@
-"""Data of the page's formulas: models by name, devices, engines, and types of numbers.
+"""Data of the page's formulas, such as models by name, devices, engines, and types of numbers.
 
 docs/planning.md describes the fields.
 """

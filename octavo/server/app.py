@@ -1,4 +1,4 @@
-"""The ASGI app: all routes, and the layers around them.
+"""The ASGI app with all routes, and the layers around them.
 
 Aliases ─► MeasuredApp ─► AccessControl ─► FastAPI ─► a router for each kind of API
 """

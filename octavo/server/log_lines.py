@@ -1,4 +1,4 @@
-"""Formatters of log records: lines of text for people, or JSON objects for programs.
+"""Formatters of log records, as lines of text for people or JSON objects for programs.
 
 A record may carry ``event`` and ``fields``: then its message is the readable form of them, and the
 JSON has the fields themselves. Nothing that a client sent can forge a line or drive a terminal:

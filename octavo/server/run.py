@@ -1,4 +1,4 @@
-"""Run ``octavo serve``: start the engine's process and the server.
+"""Run ``octavo serve``, which starts the engine's process and the server.
 
 The engine's process is started before the server's own modules are imported: both take half a
 second, side by side.

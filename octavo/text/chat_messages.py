@@ -1,5 +1,4 @@
-"""Check a conversation and convert it to what chat templates expect: plain dicts, lists and
-text."""
+"""Check a conversation, and convert it to the plain dicts, lists and text that templates expect."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Decoders: from token ids back to text.
+"""Decoders of token ids to text.
 
 In almost every tokenizer, each token stands for fixed bytes, whatever its neighbours are, and the
 text is the bytes read as UTF-8. ``ByteDecoder`` is for these. The others (WordPiece, Metaspace)

@@ -1,4 +1,4 @@
-"""Encoders: from pieces of text, with special tokens between them, to token ids."""
+"""Encoders of text, and of special tokens between pieces of it, to token ids."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The tokenizer of a Hugging Face folder: ``tokenizer.json`` and the files beside it."""
+"""The tokenizer of a Hugging Face folder, from ``tokenizer.json`` and the files beside it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Special tokens in text: finding them, and keeping users' text from becoming one.
+"""Special tokens in text, finding them and keeping users' text from becoming one.
 
 ``TokenMatcher`` finds the texts of tokens, ``SpecialTokens`` cuts a text at them, and ``Disguise``
 changes a user's text so that no special token can begin in it, and changes it back later.

@@ -1,4 +1,4 @@
-"""SentencePiece-style BPE: pieces are merged by score, and text without a piece becomes bytes.
+"""SentencePiece-style BPE, which merges pieces by score and falls back on bytes.
 
 Building merges for the ``tokenizers`` library out of 262,144 scored pieces takes seconds; this
 encoder needs only the vocabulary as a dictionary, and is exact.

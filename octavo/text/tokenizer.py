@@ -1,4 +1,4 @@
-"""`Tokenizer`: text to token ids and back, for every kind of model file.
+"""`Tokenizer`, which turns text to token ids and back for every kind of model file.
 
     Tokenizer ── encoder   plain text -> ids           encoders.py, spm_encoder.py
               ├─ specials  special tokens in text      special_tokens.py

@@ -1,4 +1,4 @@
-"""The work of one HTTP request: a generation for each of its prompts, all or none."""
+"""The work of one HTTP request, which is a generation for each of its prompts."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Admission control by predicted TTFT: requests whose first token would come too late are
-refused."""
+"""Admission control that refuses requests whose predicted time to first token (TTFT) is too
+long."""
 
 from __future__ import annotations
 

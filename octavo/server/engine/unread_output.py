@@ -1,4 +1,4 @@
-"""Memory of generated output that is not read yet: bounded over all answers together.
+"""Bounded memory of generated output that clients have not read yet.
 
 Answers that are sent whole wait here until their last token, and streams as long as their client is
 slower than the engine. The bound of one answer is its ``max_tokens``, with log-probabilities at

@@ -1,4 +1,4 @@
-"""Admission control by the length of the queue: how many requests may wait, and for how long."""
+"""Admission control that limits how many requests, and how much work, may wait in the queue."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Messages between the server and its engine process: JSON, each after its length in four bytes.
+"""JSON messages between the server and its engine process, each after its length in four bytes.
 
 They cross a socket pair that no other process can open. JSON because it cannot carry code, and
 because what crosses is small: a prompt's ids once, and some forty bytes for each token.

@@ -1,4 +1,4 @@
-"""The engine process: one thread steps the engine, a second one only receives messages.
+"""The engine process, in which one thread steps the engine and another one receives messages.
 
     python -m octavo.server.engine.worker CONNECTION RECORD LOG_FORMAT
 

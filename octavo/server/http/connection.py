@@ -1,5 +1,4 @@
-"""HTTP/1.1 connections: uvicorn's protocol, with bounds on all that a client can send or leave
-out.
+"""HTTP/1.1 connections by uvicorn's protocol, with bounds on all that clients send or leave out.
 
     bytes ── header_length ──► llhttp ──► uvicorn's cycle ──► the ASGI app
              body.consume      (strict)

@@ -1,4 +1,4 @@
-"""The context of a request: facts about it that `AccessControl` has found out."""
+"""The context of a request, with the facts about it that `AccessControl` has found out."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Limits of what clients share: connections, and memory for bodies.
+"""Limits of connections, and of memory for bodies, which clients share.
 
 An address is a whole network where IPv6 gives one to each client. One address alone cannot have all
 of either, so that something is left for others.

@@ -1,4 +1,4 @@
-"""Accounts and their limits: which keys may use the server, and how much of it.
+"""Accounts by API key or address, with their rate limits and permissions.
 
 A tenant is one API key, or, on a server without keys, one client address. Limits count
 `RequestWork`: completions, and the tokens that they may come to. A limit by the minute is a token

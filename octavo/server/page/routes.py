@@ -1,4 +1,4 @@
-"""The page's routes: static files, read once. The page calls the API beside them."""
+"""The page's routes, which serve static files that are read once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Prometheus metrics: counted as an `EngineObserver`, served at ``/metrics``.
+"""Prometheus metrics, counted as an `EngineObserver` and served at ``/metrics``.
 
 Every quantity is measured once, in a registry of this object's own, and named when it is rendered:
 

@@ -1,4 +1,4 @@
-"""One client of ``GET /steps``: the steps that it has yet to be sent, in bounded memory."""
+"""One client of ``GET /steps``, with the steps that it has yet to be sent in bounded memory."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""``GET /octavo/deployment``: the served model, its device and settings, for the page's
-formulas."""
+"""``GET /octavo/deployment``, the served model, its device and settings for the page's formulas."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``POST /generate``, the simplest route: a text for a prompt.
+"""``POST /generate``, the simplest route from a prompt to a text.
 
 It takes octavo's fields or TGI's, and answers with the same API's.
 """

@@ -1,4 +1,4 @@
-"""``GET /metrics``: Prometheus metrics."""
+"""``GET /metrics``, the server's metrics for Prometheus."""
 
 from __future__ import annotations
 

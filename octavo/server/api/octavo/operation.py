@@ -1,4 +1,4 @@
-"""Routes for operators: health, version and load. They answer whatever the engine is doing."""
+"""Routes for operators, such as health, version and load."""
 
 from __future__ import annotations
 

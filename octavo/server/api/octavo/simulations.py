@@ -1,4 +1,4 @@
-"""``POST /octavo/simulate``: a simulated server under load, for the page's simulator.
+"""``POST /octavo/simulate``, which simulates a server under load for the page's simulator.
 
 It takes seconds of one processor, so a process of its own does it, one at a time: no request waits
 for it.

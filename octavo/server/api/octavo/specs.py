@@ -1,4 +1,4 @@
-"""``POST /octavo/spec``: a model's shape from its ``config.json``, for the page's formulas.
+"""``POST /octavo/spec``, a model's shape from its ``config.json`` for the page's formulas.
 
 The page reads most configs by itself; this route knows every kind that can be planned.
 """

@@ -1,4 +1,4 @@
-"""``GET /steps``: a live stream of the engine's steps, and of snapshots for the dashboard."""
+"""``GET /steps``, a live stream of the engine's steps, and of snapshots for the dashboard."""
 
 from __future__ import annotations
 

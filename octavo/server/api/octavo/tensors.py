@@ -1,4 +1,4 @@
-"""``GET /octavo/tensors`` and ``/octavo/tensors/{name}``: the weights of the served model.
+"""``GET /octavo/tensors`` and ``/octavo/tensors/{name}``, the weights of the served model.
 
 The page's picture of quantization shows them. They are read from the model's files, not from the
 engine, which may have packed them; and by a process of their own (octavo.page.tensors), a few

@@ -1,4 +1,4 @@
-"""``GET /v1/models``: the served model under its names."""
+"""``GET /v1/models``, the served model under its names."""
 
 from __future__ import annotations
 
