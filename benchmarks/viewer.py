@@ -110,7 +110,7 @@ async def ask(client: HttpClient, method: str, path: str, body: bytes = b"") -> 
 async def viewers(url: str, count: int) -> AsyncIterator[None]:
     client = HttpClient(url, keep_alive=False)
     watching = [
-        asyncio.create_task(ask(client, "GET", "/steps?closely=true")) for _ in range(count)
+        asyncio.create_task(ask(client, "GET", "/steps?snapshots=true")) for _ in range(count)
     ]
     try:
         yield

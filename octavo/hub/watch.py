@@ -1,4 +1,4 @@
-"""Progress of a download that somebody else does: look at how much there is on disk."""
+"""Report the progress of a download by another program, by the bytes that are on disk."""
 
 from __future__ import annotations
 

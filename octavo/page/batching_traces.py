@@ -1,7 +1,6 @@
-"""What production's scheduler does with the same requests, in static batches and in continuous
-ones: every step of it, in virtual time.
+"""Traces of static and continuous batching, with every step of the scheduler in virtual time.
 
-One JSON::
+The scheduler is the engine's own, and both kinds of batching get the same requests. One JSON::
 
     {made: {version, date}, model, hardware, cases: [{lengths, slots, arrivals, requests, runs}]}
 
@@ -38,7 +37,7 @@ _NUM_REQUESTS = 12
 
 
 def batching_traces() -> dict[str, Any]:
-    """All of it; takes some seconds at most."""
+    """Return all traces; takes some seconds at most."""
     return {
         "made": {"version": octavo.__version__, "date": date.today().isoformat()},
         "model": MODEL,

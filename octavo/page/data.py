@@ -1,5 +1,7 @@
-"""What the page computes from: the models that can be planned by name, devices, engines, and types
-of numbers; see docs/planning.md for what the fields are."""
+"""Data of the page's formulas, such as models by name, devices, engines, and types of numbers.
+
+docs/planning.md describes the fields.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,7 @@ from octavo.planner.building_blocks import (
 
 @cache
 def page_data() -> dict[str, Any]:
-    """One JSON of all that comes with octavo, and of devices that the user has described."""
+    """Return one JSON of all that comes with octavo, and of devices that the user has described."""
     return {
         "models": [model_json(spec_of(name)) for name in names()],
         **hardware_json(devices()),

@@ -1,5 +1,5 @@
-"""The documents that the page shows, and their images: some of ``docs/``, in the order in which
-they are listed.
+"""The documents that the page shows, and their images: some of ``docs/``, in the order of the
+list.
 
 An installed octavo has them in ``documents`` beside this file, where ``setup.py`` puts them; a
 checkout has them in ``docs``.
@@ -38,18 +38,18 @@ _CHECKOUT = Path(__file__).parent.parent.parent / "docs"
 
 
 def paths() -> dict[str, Path]:
-    """The documents by name; none of those that are not here."""
+    """Return the documents by name, without those that are missing here."""
     found = {name: _folder() / f"{name}.md" for name in NAMES}
     return {name: path for name, path in found.items() if path.is_file()}
 
 
 def image_paths() -> dict[str, Path]:
-    """The images by what documents call them: ``pictures/NAME.webp``."""
+    """Return the images by their names in documents: ``pictures/NAME.webp``."""
     return {f"pictures/{path.name}": path for path in sorted(_folder().glob("pictures/*.webp"))}
 
 
 def contents() -> dict[str, Any]:
-    """What each document calls itself, and how many pixels each image has, by name."""
+    """Return the title of each document, and the size in pixels of each image, by name."""
     titles = {name: path.read_text("utf-8").partition("\n")[0] for name, path in paths().items()}
     return {
         "titles": {name: title.lstrip("# ") for name, title in titles.items()},
@@ -62,7 +62,7 @@ def _folder() -> Path:
 
 
 def _size_of(image: Path) -> tuple[int, int]:
-    """Width and height of a lossy WebP, with or without a transparency (RFC 9649)."""
+    """Return width and height of a lossy WebP, with or without transparency (RFC 9649)."""
     header = image.read_bytes()[:30]
     if header[12:16] == b"VP8X":
         width, height = header[24:27], header[27:30]  # each less one

@@ -1,13 +1,13 @@
-"""The page's modules as one classic script: from disk a browser runs that, and no modules.
+"""Join the page's modules into one classic script, as browsers do not run modules from disk.
 
-Each module becomes a function of ``ask``, which gives the exports of another one; a module is run
-when it is first asked for, so that a page runs its own entry and what that needs. The modules are
-written in few forms, and only these are known here; anything else is an error:
+Each module becomes a function of ``ask``, which returns the exports of another one; a module is run
+when it is first asked for, so that a page runs its own entry and what that needs. Only the few
+forms that the modules are written in are known here; anything else is an error:
 
     import { a, b as c } from "./x.js";      import * as all from "./x.js";
     export { a, b } from "./x.js";           export const|let|function|async function|class a …
 
-Names are handed over once a module has run: what is exported as ``let`` must not change later.
+Names are bound once a module has run: a variable exported as ``let`` must not change later.
 """
 
 from __future__ import annotations
@@ -45,11 +45,12 @@ _SCRIPT = """\
 
 
 def join_modules(sources: Mapping[str, str]) -> str:
-    """One script of modules by path; it runs the one that its element's ``data-entry`` names.
+    """Return one script of modules by path; it runs the one that its element's ``data-entry``
+    names.
 
     Raises:
-        ConfigError: a module is written in a form that is not known here, asks for one that is not
-            there, or for one that asks for it.
+        ConfigError: a module has a form that is not known here, asks for a missing module, or
+            modules ask for each other.
     """
     joined = {path: _Module(path, source, set(sources)) for path, source in sources.items()}
     try:
@@ -101,6 +102,6 @@ class _Module:
 
 
 def _renamed(names: str) -> list[str]:
-    """``a, b as c`` as an object has it: ``a``, ``b: c``."""
+    """Return the names of ``a, b as c`` as an object pattern has them: ``a``, ``b: c``."""
     parts = [name.strip() for name in names.split(",") if name.strip()]
     return [re.sub(r"\s+as\s+", ": ", part) for part in parts]

@@ -1,21 +1,20 @@
-"""What a server makes of the same requests at rates from little to too much, in virtual time: what
-the page's simulator shows.
+"""Simulated runs of a server at rates from little to too much load, for the page's simulator.
 
-Rates are told as shares of what one replica of this model on this hardware answers with the usual
+Rates are shares of what one replica of this model on this hardware answers with the default
 settings, if it is never without work, so that they mean the same for all models. One JSON::
 
     {made: {version, date}, settings, usual_rate, runs: [{share, rate, num_requests, series,
      requests, prefix_hit_rate, num_preemptions}]}
 
 ``series`` is ``[[seconds, running, waiting, share of the KV pool], ...]``, ``requests`` are ``[time
-to first token, time per token after it or null]`` in seconds, of the second half of those that were
-sent: when the first of them came, the server was still filling.
+to first token, time per token after it or null]`` in seconds, of the second half of the requests
+that were sent: when the first half came, the server was still filling.
 
-``python -m octavo.page.serving_runs`` reads a question from its input and writes that; a server has
-it run so, where it takes the interpreter of nobody. A question is settings, and beside them what
-the names of the catalogue do not tell: ``config``, the contents of a model's ``config.json``, or
-``path``, where its files are; and ``device``, the kind of what is here, for the hardware "auto".
-``--record`` writes the file of some runs that come with octavo, for pages that have no server.
+``python -m octavo.page.serving_runs`` reads a question from its input and writes that; a server
+runs it as a process of its own. A question is settings, and beside them, for models that are not in
+the catalogue, ``config``, the contents of a model's ``config.json``, or ``path``, where its files
+are; and ``device``, the kind of this machine's device, for the hardware "auto". ``--record`` writes
+the file of the runs that come with octavo, for pages without a server.
 """
 
 from __future__ import annotations
@@ -70,7 +69,7 @@ _DIGITS = 3  # of all figures
 
 @dataclass(frozen=True, slots=True)
 class ServingSettings:
-    """What serves; the first of ``CHOICES`` are the usual settings, and those that are recorded.
+    """Settings of a simulated server. The first of ``CHOICES`` are the defaults.
 
     ``hardware`` is a device by its name, or "auto", the machine that this runs on.
 
@@ -100,20 +99,20 @@ class ServingSettings:
 
     @property
     def usual(self) -> ServingSettings:
-        """The same model on the same hardware, with one replica and the usual settings."""
+        """The same model on the same hardware, with one replica and the default settings."""
         return replace(self, **{name: choices[0] for name, choices in CHOICES.items()})
 
 
 def serving_runs(
     settings: ServingSettings, shares: Sequence[float] = SHARES, spec: ModelSpec | None = None
 ) -> dict[str, Any]:
-    """Runs at all rates; some seconds of one processor.
+    """Return runs at all rates; takes some seconds of one processor.
 
     Args:
         spec: the model's shape, if ``settings.model`` is not its name in the catalogue.
 
     Raises:
-        ConfigError: the model does not fit the hardware, or nobody knows it.
+        ConfigError: the model does not fit the hardware, or is not known.
     """
     spec = spec or _known_spec(settings.model)
     usual_rate = _rounded(_rate_without_pause(spec, settings.usual))
@@ -126,7 +125,7 @@ def serving_runs(
 
 
 def recorded_settings() -> list[ServingSettings]:
-    """The usual ones, and those that differ from them in one thing."""
+    """Return the default settings, and all that differ from them in one setting."""
     usual = ServingSettings()
     others = [
         replace(usual, **{name: choice})
@@ -143,14 +142,16 @@ def record() -> None:
 
 
 def _known_spec(name: str) -> ModelSpec:
-    if name not in names():  # no file is read because somebody names it
+    if name not in names():  # a name must not make this read a file
         raise ConfigError(f"{name!r} is no model of the catalogue")
     return spec_of(name)
 
 
 def _rate_without_pause(spec: ModelSpec, settings: ServingSettings) -> float:
-    """Answers a second while none of many requests has yet to come: of the middle half, as batches
-    are not full at the end."""
+    """Return answers per second when all requests are there from the start.
+
+    It is that of the middle half of the answers, as batches are not full at the end.
+    """
     result = _simulation(spec, settings, math.inf, _WORKLOAD).run().result
     _check_answered(result.records, spec)
     ends = sorted(record.ended for record in result.records)
@@ -159,13 +160,13 @@ def _rate_without_pause(spec: ModelSpec, settings: ServingSettings) -> float:
 
 
 def _check_answered(records: Sequence[RequestRecord], spec: ModelSpec) -> None:
-    """ConfigError if the context of a model is too short for the load that is shown."""
+    """Raise ConfigError if the context of a model is too short for the load of the runs."""
     refused = sum(not record.completed for record in records)
     if refused:
         raise ConfigError(
             f"a context of {spec.max_position} tokens is too short for {refused} of the "
-            f"{len(records)} requests, of 512 tokens that all share, about 512 of their own, and "
-            "about 128 of an answer"
+            f"{len(records)} requests, which have 512 tokens that all share, about 512 of their "
+            "own, and answers of about 128"
         )
 
 
@@ -235,11 +236,11 @@ def _answer(
     device: str = "cpu",
     **settings: Any,
 ) -> dict[str, Any]:
-    """The runs, or ``{error, status}`` where the question makes no sense."""
+    """Return the runs, or ``{error, status}`` for a wrong question."""
     try:
         asked = ServingSettings(**settings)
         if asked.hardware == AUTO:
-            device_of_engine(device)  # or nothing is known of it: it is not measured for this
+            device_of_engine(device)  # raises if nothing is known of it; it is not measured here
         spec = None
         if config is not None:
             spec = ModelSpec.of_hf(config, path=asked.model)

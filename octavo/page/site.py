@@ -1,4 +1,4 @@
-"""Which file of the page is served as what. Nothing else can be reached.
+"""The files of the page by address. Nothing else can be reached.
 
 The page is written for the browser as it is: ES modules and style sheets in ``static``, a folder
 for each part, and no build step. An address is looked up among those that are known from the start;
@@ -24,7 +24,7 @@ PAGES = {  # address: the file in STATIC
     "/pictures": "pictures/pictures.html",
     **{f"/docs/{name}": "docs/docs.html" for name in documents.paths()},
 }
-# Where another address leads, as seen from it.
+# Redirects, relative to the address.
 MOVED = {"/docs": f"docs/{documents.NAMES[0]}", "/docs/": documents.NAMES[0]}
 
 _TYPES = {
@@ -37,7 +37,7 @@ _TYPES = {
     ".json": "application/json",
 }
 
-# What a browser is told to refuse, as directives of a Content-Security-Policy.
+# Directives of the page's Content-Security-Policy.
 POLICY = {
     "default-src": "'none'",
     "script-src": "'self'",
@@ -55,7 +55,7 @@ POLICY = {
 
 @dataclass(frozen=True, slots=True)
 class SiteFile:
-    """What is answered at one address."""
+    """The answer at one address: its bytes and content type."""
 
     body: bytes
     content_type: str
@@ -66,7 +66,7 @@ class SiteFile:
 
 
 def site_files() -> dict[str, SiteFile]:
-    """Everything that is served as it lies there, by address; all of it is read here."""
+    """Return all static files by address; they are read here."""
     files = {address: SiteFile.from_path(STATIC / name) for address, name in PAGES.items()}
     for path in static_paths():
         files[f"/static/{path.relative_to(STATIC).as_posix()}"] = SiteFile.from_path(path)
@@ -79,13 +79,15 @@ def site_files() -> dict[str, SiteFile]:
 
 
 def is_page(address: str) -> bool:
-    """Whether this is where somebody with a browser begins, rather than a part of a page."""
+    """True if this is the address of a page, rather than of a file that a page loads."""
     return address in PAGES or address in MOVED
 
 
 def made_files() -> dict[str, Callable[[], SiteFile]]:
-    """How the others are made, by address, which takes about a second each: what pictures compute
-    from, and what some of them replay."""
+    """Return functions that make the generated files, by address; each takes about a second.
+
+    They are the data of the pictures' formulas, and the traces that some pictures replay.
+    """
     return {
         "/static/data.json": lambda: _json_file(page_data()),
         "/static/batching.json": lambda: _json_file(batching_traces()),
@@ -93,7 +95,7 @@ def made_files() -> dict[str, Callable[[], SiteFile]]:
 
 
 def static_paths() -> list[Path]:
-    """The scripts, styles, images and recorded runs in ``STATIC``."""
+    """Return the scripts, styles, images and recorded runs in ``STATIC``."""
     suffixes = set(_TYPES) - {".html", ".md"}
     return sorted(path for path in STATIC.rglob("*") if path.suffix in suffixes)
 
@@ -104,5 +106,5 @@ def _json_file(content: Any) -> SiteFile:
 
 
 def policy_text(policy: dict[str, str]) -> str:
-    """Directives as a header, or a ``<meta>``, has them."""
+    """Return directives in the form of a header or a ``<meta>``."""
     return "; ".join(f"{name} {sources}" for name, sources in policy.items())

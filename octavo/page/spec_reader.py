@@ -1,7 +1,8 @@
-"""A model's shape from a ``config.json`` that somebody has sent, as JSON.
+"""Read a model's shape from an uploaded ``config.json``.
 
 ``python -m octavo.page.spec_reader`` reads ``{config, name}`` from its input and writes the shape,
-or ``{error, status}``; a server has it run so, since nobody knows what such a config asks for.
+or ``{error, status}``, as JSON; a server runs it as a process of its own, since such a config may
+cost any amount of memory or time.
 """
 
 from __future__ import annotations
@@ -17,8 +18,7 @@ from octavo.planner.building_blocks import model_json
 
 
 def read_spec(config: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """The shape, or ``{error, status}`` for a config that makes no sense, or of a kind that is not
-    known."""
+    """Return the shape, or ``{error, status}`` for a config that is wrong or of an unknown kind."""
     try:
         found = model_json(ModelSpec.of_hf(config, path=name))
     except (ConfigError, ModelError) as error:

@@ -1,8 +1,8 @@
-"""The pictures and documents as a folder that a browser opens from disk, without a server.
+"""Write the pictures and documents as a folder that a browser opens from disk, without a server.
 
 From disk a browser runs no modules and fetches no files. So the modules are joined into one script
-(joiner.py), and what they would read is put beside them as another, which runs first. There is no
-engine to talk to: the chat and the dashboard are left out.
+(joiner.py), and the files that they would fetch into another, which runs first. There is no engine
+to talk to: the chat and the dashboard are left out.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from octavo.base.files import NewFolder
 from octavo.page import documents, site
 from octavo.page.joiner import join_modules
 
-# The pages of a folder: what each is made of. A browser opens the first by itself.
+# The pages of a folder, by the files that they are made of. A browser opens the first by itself.
 _PAGES = {"index.html": "pictures/pictures.html", "docs.html": "docs/docs.html"}
 _ENTRIES = re.compile(r'<script type="module" src="[^"]*static/([^"]+)"></script>')
 _STYLES = re.compile(r'(<link rel="(?:icon|stylesheet)"[^>]*href=")[^"]*static/([^"]+)(")')
@@ -26,12 +26,12 @@ _SCRIPTS = (
     "\n  "
     r'<script src="page.js" data-entry="\1" defer></script>'
 )
-# What a header alone can say; a browser complains of it in a page.
+# Directives that only a header may have; a browser complains of them in a page.
 _OF_HEADERS = {"frame-ancestors"}
 
 
 def write_static_folder(out: str | Path) -> list[Path]:
-    """Write the folder; it is whole, or not there at all. Returns its files.
+    """Write the folder, as a whole or not at all. Return its files.
 
     Raises:
         ConfigError: ``out`` is a file, or a folder that is not empty.
@@ -39,7 +39,7 @@ def write_static_folder(out: str | Path) -> list[Path]:
     """
     path = Path(out)
     if path.exists() and not (path.is_dir() and not any(path.iterdir())):
-        raise ConfigError(f"{path} is there already: give a folder that is new, or empty")
+        raise ConfigError(f"{path} exists already: give a folder that is new, or empty")
     with NewFolder(out) as new:
         for name, content in _contents().items():
             file = new.folder / name
@@ -50,7 +50,7 @@ def write_static_folder(out: str | Path) -> list[Path]:
 
 
 def _contents() -> dict[str, bytes]:
-    """The files by name."""
+    """Return the files by name."""
     entries = set()
     contents: dict[str, bytes] = {}
     for name, page in _PAGES.items():
@@ -67,7 +67,7 @@ def _contents() -> dict[str, bytes]:
 
 
 def _page(source: str) -> str:
-    """The page with its policy, scripts and styles as they are in the folder."""
+    """Return a page with its policy, scripts and styles as they are in the folder."""
     policy = {name: value for name, value in site.POLICY.items() if name not in _OF_HEADERS}
     text = html.escape(site.policy_text(policy), quote=True)
     meta = f'<meta charset="utf-8">\n  <meta http-equiv="Content-Security-Policy" content="{text}">'
@@ -78,7 +78,7 @@ def _page(source: str) -> str:
 
 
 def _modules_of(entries: set[str]) -> dict[str, str]:
-    """The entries and all that they ask for, by path below ``static``."""
+    """Return the entries and all that they import, by path below ``static``."""
     found: dict[str, str] = {}
     waiting = sorted(entries)
     while waiting:
@@ -93,7 +93,8 @@ def _modules_of(entries: set[str]) -> dict[str, str]:
 
 
 def _data_script() -> str:
-    """What pages read of a server, as texts by their paths below ``static/``."""
+    """Return a script with the files that pages fetch, as texts by their paths below
+    ``static/``."""
     files = site.site_files()
     files |= {address: make() for address, make in site.made_files().items()}
     texts = {

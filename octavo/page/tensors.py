@@ -1,11 +1,11 @@
-"""The weights of a checkpoint as the page's picture of quantization shows them: which there are,
-and a few of one as floats.
+"""The weights of a checkpoint for the page's picture of quantization: a table, and slices as
+floats.
 
-Only the header is read for the table, and of a weight only what is shown, with what its format
-needs to tell it (scales). ``python -m octavo.page.tensors`` reads a question from its input,
-``{path}`` or ``{path, name, down, across}``, and writes the answer: a server has it run so, as a
-file that is truncated while it is mapped ends the process that reads it, and some formats take
-PyTorch.
+Only the header is read for the table, and of a weight only the slice, with the scales that its
+format needs. ``python -m octavo.page.tensors`` reads a question from its input, ``{path}`` or
+``{path, name, down, across}``, and writes the answer. A server runs it as a process of its own,
+because a file that is truncated while it is mapped ends the process that reads it, and because some
+formats need PyTorch.
 """
 
 from __future__ import annotations
@@ -28,8 +28,10 @@ ROWS, COLUMNS = 8, 256  # of a slice: a super-block of GGUF's types in each row
 
 
 def tensor_table(checkpoint: Checkpoint) -> dict[str, Any]:
-    """``{tensors: [{name, shape, format, bytes}], num_left_out}``, of the file's header alone:
-    where several tensors make up a weight, its shape is null, and is known when it is read."""
+    """Return ``{tensors: [{name, shape, format, bytes}], num_left_out}`` from the file's header.
+
+    Where several tensors make up a weight, its shape is null: it is known only when it is read.
+    """
     named = checkpoint.tensors.items()
     tensors = [
         {
@@ -44,17 +46,19 @@ def tensor_table(checkpoint: Checkpoint) -> dict[str, Any]:
 
 
 def tensor_slice(checkpoint: Checkpoint, name: str, down: float, across: float) -> dict[str, Any]:
-    """Up to `ROWS` x `COLUMNS` weights: ``{name, shape, format, is_quantized, row, column, rows,
-    columns, float32}``, the last in base64, little-endian, row by row.
+    """Return up to `ROWS` x `COLUMNS` weights of a tensor.
+
+    The result is ``{name, shape, format, is_quantized, row, column, rows, columns, float32}``, the
+    last in base64, little-endian, row by row.
 
     Args:
-        name: one of the checkpoint's.
-        down, across: where in it, from 0, its first rows and columns, to 1, its last. Columns begin
-            at multiples of `COLUMNS`, where blocks of all formats do.
+        name: of one of the checkpoint's tensors.
+        down, across: place of the slice, from 0, the first rows and columns, to 1, the last.
+            Columns begin at multiples of `COLUMNS`, where blocks of all formats do.
 
     Raises:
         ModelError: it is damaged, or of a format that is not known.
-        ConfigError: its format takes PyTorch, which is not there.
+        ConfigError: its format needs PyTorch, which is not installed.
     """
     weight = checkpoint.read(name)
     num_rows, num_columns = prod(weight.shape[:-1]), weight.shape[-1] if weight.shape else 1
@@ -75,7 +79,8 @@ def tensor_slice(checkpoint: Checkpoint, name: str, down: float, across: float) 
 
 
 def _as_matrix(weight: Weight) -> Weight:
-    """A vector as one row; matrices that lie one behind the other (of experts) as one."""
+    """Return a vector as one row, and matrices that lie one behind the other (experts) as one
+    matrix."""
     if isinstance(weight, StoredWeight) and len(weight.shape) != 2:
         columns = weight.shape[-1] if weight.shape else 1
         return StoredWeight(weight.type, weight.data, (len(weight.data), columns))
@@ -83,7 +88,7 @@ def _as_matrix(weight: Weight) -> Weight:
 
 
 def _answer(path: Path, name: str | None = None, **place: float) -> dict[str, Any]:
-    """A table or a slice, or ``{error, status}``."""
+    """Return a table or a slice, or ``{error, status}``."""
     try:
         checkpoint = open_checkpoint(path)
         if name is None:
@@ -92,7 +97,7 @@ def _answer(path: Path, name: str | None = None, **place: float) -> dict[str, An
             return {"error": f"the model has no tensor {name!r}", "status": 404}
         return tensor_slice(checkpoint, name, **place)
     except (ConfigError, ModelError) as error:
-        text = str(error).replace(str(path), path.name)  # clients need not know where files lie
+        text = str(error).replace(str(path), path.name)  # clients must not learn the folder
         return {"error": text, "status": 400}
 
 

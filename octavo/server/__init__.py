@@ -1,7 +1,7 @@
 """The HTTP server. One process answers HTTP, a second one runs the engine:
 
-    client ── http/connection ── http/gate ── api/… ─────┐ Generation        process "octavo serve"
-              framing            who may      routes     │ (engine/generation)
+    client ── http/connection ── http/access_control ── api/… ─┐ Generation  process "octavo serve"
+              framing            keys, limits           routes │ (engine/generation)
                                                          │
                                             engine/client ── engine/supervisor: starts, watches
                                                   │          and replaces the other process

@@ -1,6 +1,6 @@
-"""The routes, and the layers around them, put together.
+"""The ASGI app with all routes, and the layers around them.
 
-Aliases ─► MeasuredApp ─► Gate ─► FastAPI ─► a router for each kind of API
+Aliases ─► MeasuredApp ─► AccessControl ─► FastAPI ─► a router for each kind of API
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ from octavo.server.api.octavo import (
     tokenization,
 )
 from octavo.server.api.openai import chat_completions, completions, models
-from octavo.server.api.service import Service
+from octavo.server.api.server_context import ServerContext
 from octavo.server.api.tgi import routes as tgi
+from octavo.server.http.access_control import AccessControl, App
 from octavo.server.http.aliases import Aliases
 from octavo.server.http.background import in_background
 from octavo.server.http.errors import HttpError, error_response, to_http_error
-from octavo.server.http.gate import App, Gate
 from octavo.server.http.json_text import encode
 from octavo.server.http.request_metrics import MeasuredApp
 from octavo.server.http.tenants import Tenants
 from octavo.server.page import routes as page
 
-_ROOMS = (
+_ROUTE_MODULES = (
     chat_completions,
     completions,
     models,
@@ -59,13 +59,13 @@ _ROOMS = (
 )
 
 
-def create_routers(service: Service) -> list[APIRouter]:
-    """All routes, by kind of API."""
-    return [module.create_router(service) for module in _ROOMS]
+def create_routers(server: ServerContext) -> list[APIRouter]:
+    """Return all routes, a router for each kind of API."""
+    return [module.create_router(server) for module in _ROUTE_MODULES]
 
 
 def create_app(routers: Sequence[APIRouter]) -> FastAPI:
-    """The routes alone, without the gate before them."""
+    """Return the FastAPI app with the routes, without the layers around it."""
     app = FastAPI(
         title="octavo",
         version=__version__,
@@ -81,8 +81,8 @@ def create_app(routers: Sequence[APIRouter]) -> FastAPI:
         app.add_exception_handler(kind, _answer_error)
 
     async def describe(request: Request) -> Response:
-        # To make it takes a third of a second, for which nothing else should wait: no stream, and
-        # no start.
+        # Made on request and in the background: it takes a third of a second, for which neither
+        # streams nor the start should wait.
         document = await in_background(lambda: encode(app.openapi()))
         return Response(document, media_type="application/json")
 
@@ -90,31 +90,32 @@ def create_app(routers: Sequence[APIRouter]) -> FastAPI:
     return app
 
 
-def create_server_app(service: Service, tenants: Tenants) -> App:
-    """Everything that stands between the socket and the engine."""
-    routers = create_routers(service)
+def create_server_app(server: ServerContext, tenants: Tenants) -> App:
+    """Return the whole app, with all layers between the socket and the engine."""
+    routers = create_routers(server)
     app = create_app(routers)
-    gate = Gate(
+    access = AccessControl(
         app,
-        service.settings,
+        server.settings,
         tenants,
-        service.engine,
-        service.lifecycle,
-        service.observer,
+        server.engine,
+        server.drain_state,
+        server.observer,
         # Limits and overload are checked before a body is read: wherever a POST brings one.
         costly_paths=frozenset(post_routes(routers)),
     )
-    measured: Any = MeasuredApp(gate, service.metrics, described_paths(routers) | {"/", steps.PATH})
+    paths = described_paths(routers) | {"/", steps.PATH}
+    measured: Any = MeasuredApp(access, server.metrics, paths)
     return Aliases(measured)
 
 
 def described_paths(routers: Sequence[APIRouter]) -> set[str]:
-    """The paths that are described in /openapi.json."""
+    """Return the paths that are described in /openapi.json."""
     return {route.path_format for route in _routes(routers) if route.include_in_schema}
 
 
 def post_routes(routers: Sequence[APIRouter]) -> dict[str, APIRoute]:
-    """The routes that take a body, by their path."""
+    """Return the routes that take a body, by their path."""
     return {route.path: route for route in _routes(routers) if "POST" in (route.methods or ())}
 
 

@@ -1,4 +1,4 @@
-"""How a record becomes a line: text for people, or a JSON object for programs.
+"""Formatters of log records, as lines of text for people or JSON objects for programs.
 
 A record may carry ``event`` and ``fields``: then its message is the readable form of them, and the
 JSON has the fields themselves. Nothing that a client sent can forge a line or drive a terminal:
@@ -24,18 +24,20 @@ _CONTROL = re.compile(
 
 
 def create_formatter(log_format: str) -> logging.Formatter:
-    """Of "text" or "json" lines."""
+    """Return the formatter of "text" or "json" lines."""
     return JsonFormatter() if log_format == "json" else TextFormatter()
 
 
 def printable(text: str) -> str:
-    """The text on one line, with control characters as ``\\x1b``."""
+    """Return the text on one line, with control characters as ``\\x1b``."""
     return _CONTROL.sub(lambda match: match.group().encode("unicode_escape").decode(), text)
 
 
 class TextFormatter(logging.Formatter):
-    """``2026-01-31 12:00:00.123 INFO     message``. A traceback follows indented, so that no line
-    of it can pass for a record."""
+    """Formats ``2026-01-31 12:00:00.123 INFO message``.
+
+    A traceback follows indented, so that no line of it can pass for a record.
+    """
 
     def format(self, record: logging.LogRecord) -> str:
         seconds = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(record.created))
@@ -48,8 +50,11 @@ class TextFormatter(logging.Formatter):
 
 
 class JsonFormatter(logging.Formatter):
-    """One object a line, in ASCII: ``time``, ``level``, ``logger``, ``message``, and the fields of
-    the record. Its message is the event's name, where it has one."""
+    """Formats one JSON object a line, in ASCII.
+
+    It has ``time``, ``level``, ``logger``, ``message`` (the event's name, where it has one) and the
+    fields of the record.
+    """
 
     def format(self, record: logging.LogRecord) -> str:
         moment = datetime.fromtimestamp(record.created, UTC)

@@ -1,7 +1,7 @@
-"""``octavo serve``: from settings to a server that runs.
+"""Run ``octavo serve``, which starts the engine's process and the server.
 
-The engine's process is started before what the server itself is made of is imported: both take
-half a second, side by side.
+The engine's process is started before the server's own modules are imported: both take half a
+second, side by side.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("octavo.server")
 
-# Said of keys among the arguments.
-KEY_IN_SIGHT = (
+# Warning about keys among the arguments.
+VISIBLE_KEYS_WARNING = (
     "--api-key and --admin-key stand in the list of processes, where all users of this machine can "
     "read them: --api-key-file, or the variables OCTAVO_API_KEY and OCTAVO_ADMIN_KEY, keep them to "
     "yourself"
@@ -43,10 +43,11 @@ def serve(
     settings: ServerSettings,
     find_calibration: FindCalibration = lambda: None,
 ) -> int:
-    """Serve until a signal says to stop; returns the exit status.
+    """Serve until a signal says to stop; return the exit status.
 
     Args:
-        find_calibration: asked, once all is ready, for what was measured of the model here.
+        find_calibration: called once all is ready; returns the calibration of the model on this
+            machine, if there is one.
 
     Raises:
         ConfigError, ModelError: the server could not start.
@@ -59,7 +60,7 @@ def serve(
         )
     configure_logging(settings)
     if settings.api_key or settings.admin_key:
-        _log.warning("%s", KEY_IN_SIGHT)
+        _log.warning("%s", VISIBLE_KEYS_WARNING)
     path = hub.resolve(args.model)
     args = open_source(path, args.model_impl).settings(args)
     launcher = ProcessLauncher(args, settings.log_format)

@@ -1,8 +1,8 @@
-"""One server, from its start to its end.
+"""`OctavoServer`, one server from its start to its end.
 
 start     engine and tokenizer, side by side ─► ready
-SIGTERM   drain: new work is refused, what runs may finish within --drain-timeout
-again     stop: streams get one error event, and that is all
+SIGTERM   drain: new requests are refused, running ones may finish within --drain-timeout
+again     stop: streams get one error event
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import uvicorn
 from octavo.base.errors import ConfigError, EngineUnavailableError, OctavoError
 from octavo.core.limits import QueueLimits
 from octavo.server.api.prompts import PromptRenderer
-from octavo.server.api.service import ANY_NAME, Service
+from octavo.server.api.server_context import ANY_NAME, ServerContext
 from octavo.server.app import create_server_app
 from octavo.server.engine.client import ProcessEngine
 from octavo.server.engine.generation import EngineClient, RequestRules
@@ -31,15 +31,15 @@ from octavo.server.engine.response_cache import ResponseCache
 from octavo.server.engine.ttft_admission import TTFTAdmission
 from octavo.server.engine.unread_output import UnreadOutputMemory
 from octavo.server.engine.waiting_queue import DEFAULT_LIMITS
+from octavo.server.http.access_control import App, DrainState
 from octavo.server.http.background import post_in_background
 from octavo.server.http.connection import uvicorn_config
-from octavo.server.http.gate import App, Lifecycle
 from octavo.server.http.tenants import Tenants
 from octavo.server.log_lines import log_event
 from octavo.server.settings import STOP_SIGNALS, ServerSettings
 from octavo.server.watch.logs import RequestLog
 from octavo.server.watch.metrics import Metrics
-from octavo.server.watch.observer_group import Observers
+from octavo.server.watch.observer_group import ObserverGroup
 from octavo.server.watch.status import StatusLine
 from octavo.server.watch.step_stream import StepStream
 from octavo.settings.engine import EngineArgs, parse_bytes
@@ -57,7 +57,7 @@ _LAST_WORDS_SECONDS = 1.0
 
 
 class OctavoServer:
-    """One server. ``run`` is called once."""
+    """One server: the engine, the HTTP side, and their observers. ``run`` is called once."""
 
     def __init__(
         self,
@@ -69,7 +69,7 @@ class OctavoServer:
         find_calibration: FindCalibration = lambda: None,
     ):
         self.settings = settings
-        self.lifecycle = Lifecycle()
+        self.drain_state = DrainState()
         self._path = path
         self._listener = listener
         given = tuple(name for name in settings.served_model_name if name != ANY_NAME)
@@ -83,17 +83,17 @@ class OctavoServer:
         request_log = RequestLog(
             self._decode if settings.log_prompts else None, later=post_in_background
         )
-        self._observers = Observers(self._metrics, self._status, self._steps, request_log)
+        self._observers = ObserverGroup(self._metrics, self._status, self._steps, request_log)
         limits = QueueLimits(
             args.max_queued_requests, args.max_queued_tokens or DEFAULT_LIMITS.max_tokens
         )
-        most_seconds = settings.most_first_token_seconds
+        most_seconds = settings.max_predicted_ttft_seconds
         self.engine = ProcessEngine(
             launcher,
             limits,
             self._observers,
             engine_timeout=settings.engine_timeout,
-            door=None if most_seconds is None else TTFTAdmission(most_seconds),
+            ttft_admission=None if most_seconds is None else TTFTAdmission(most_seconds),
             max_work=settings.max_work,
             rules=RequestRules(settings.allow_window, settings.max_output_tokens),
             unread=UnreadOutputMemory(parse_bytes(settings.max_unread_bytes)),
@@ -104,7 +104,7 @@ class OctavoServer:
         self._stopped = asyncio.Event()
 
     async def run(self) -> int:
-        """Serve; returns the exit status.
+        """Serve until the end; return the exit status.
 
         Raises:
             ConfigError, ModelError, EngineError: the engine could not start.
@@ -122,7 +122,7 @@ class OctavoServer:
                         gc.collect()
                         gc.freeze()  # to look at all modules and tokens takes longer than a token
                         self._announce(time.monotonic() - started)
-                        await self._foresee()
+                        await self._predict_steps()
                     await self._wait_for_the_end(serving)
                     return 1 if self.engine.has_given_up else 0
             finally:
@@ -131,8 +131,11 @@ class OctavoServer:
 
     @contextlib.asynccontextmanager
     async def _served(self, app: App) -> AsyncIterator[asyncio.Task[None]]:
-        """Answer HTTP; the task ends when that does. At the end of the block, so does the engine,
-        before the connections: those who are still there are told."""
+        """Answer HTTP within the block; the yielded task ends when that does.
+
+        At the end of the block the engine is stopped first, and then the connections, so that open
+        streams get their error event.
+        """
         server = _Uvicorn(uvicorn_config(app, self.settings))
         serving = asyncio.create_task(server.serve(sockets=[self._listener]))
         status_line = asyncio.create_task(self._status.run())
@@ -148,7 +151,7 @@ class OctavoServer:
         stopped = asyncio.create_task(self._stopped.wait())
         given_up = asyncio.create_task(self.engine.wait_until_given_up())
         await asyncio.wait({serving, stopped, given_up}, return_when=asyncio.FIRST_COMPLETED)
-        if given_up.done():  # what waits would wait for ever
+        if given_up.done():  # waiting requests would wait for ever
             self._hurry.set()
             self._begin_stop()
             await stopped
@@ -160,13 +163,13 @@ class OctavoServer:
         return self._tokenizer.decode(token_ids)
 
     async def _check_template(self) -> None:
-        """Render a conversation: what is wrong with the template is said now, not to every client.
+        """Render a conversation, so that an error in the chat template shows at the start.
 
-        Nor does the first one wait for imports.
+        It also imports what the first client would have to wait for.
 
         Raises:
-            ConfigError: the template that was asked for does not work. A model whose own does not
-                can still complete texts.
+            ConfigError: the template that was given does not work. A model whose own template does
+                not can still complete texts.
         """
         try:
             await self._prompts.chat([{"role": "user", "content": "Hello"}])
@@ -182,18 +185,18 @@ class OctavoServer:
         cache_bytes = parse_bytes(self.settings.response_cache)
         if cache_bytes:
             engine = ResponseCache(engine, cache_bytes, self._observers)
-        self._metrics.watch(engine)
+        self._metrics.observe_engine(engine)
         self._prompts = PromptRenderer(
             tokenizer,
             chat_template=_read_template(self.settings.chat_template),
             trust_request_chat_template=self.settings.trust_request_chat_template,
         )
-        service = Service(
+        server = ServerContext(
             self.settings,
             engine,
             self._prompts,
             self._metrics,
-            self.lifecycle,
+            self.drain_state,
             self._names,
             int(time.time()),
             self._observers,
@@ -201,7 +204,7 @@ class OctavoServer:
             model_argument=self._model_argument,
             model_path=self._path,
         )
-        return create_server_app(service, self._tenants)
+        return create_server_app(server, self._tenants)
 
     def _announce(self, seconds: float) -> None:
         facts = self.engine.facts
@@ -221,19 +224,19 @@ class OctavoServer:
         if self._tenants.is_open and not self.settings.is_loopback:
             _log.warning("%s", without_a_key(url))
 
-    async def _foresee(self) -> None:
-        """Have steps measured against what is known of this machine; without, say why not."""
+    async def _predict_steps(self) -> None:
+        """Have steps measured against the facts known of this machine; without any, log why not."""
         try:
             found = await asyncio.to_thread(self._step_facts)
-            self.engine.foresee(found)
+            self.engine.set_step_facts(found)
         except (ConfigError, EngineUnavailableError) as error:
             _log.info("what bounds the engine's steps is not measured: %s", error)
             return
         known = "by the roofline" if found.measured is None else "as they were measured here"
-        _log.info("steps are foreseen %s (%s)", known, found.device.name)
+        _log.info("steps are predicted %s (%s)", known, found.device.name)
 
     def _step_facts(self) -> StepFacts:
-        # To import all that takes a while, for which no start has to wait.
+        # Imported here, because it takes a while that the start need not wait for.
         from octavo.server.engine.step_prediction import step_facts
 
         return step_facts(self.engine.facts, self._find_calibration())
@@ -258,11 +261,11 @@ class OctavoServer:
 
     def _begin_stop(self) -> None:
         if self._stopping is None:
-            self.lifecycle.is_draining = True
+            self.drain_state.is_draining = True
             self._stopping = asyncio.create_task(self._stop())
 
     async def _stop(self) -> None:
-        """Let what runs finish, as long as there is time, and then end."""
+        """Let running requests finish, as long as there is time, and then end."""
         _log.info("stopping: %d requests may finish", self.engine.num_unfinished)
         deadline = time.monotonic() + self.settings.drain_timeout
         while self._tenants.num_running and time.monotonic() < deadline:
@@ -282,7 +285,7 @@ class OctavoServer:
 
 
 class _Uvicorn(uvicorn.Server):
-    """Leaves the signals to us."""
+    """A uvicorn server that leaves signals to `OctavoServer`."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -290,17 +293,17 @@ class _Uvicorn(uvicorn.Server):
 
 
 def model_name(model: str) -> str:
-    """What clients call a model: the argument, or of a path the last part, not where it lies."""
+    """Return the name of a model for clients: the argument, or the last part of a path."""
     path = Path(model)
     return path.resolve().name if path.exists() else model
 
 
 def without_a_key(url: str) -> str:
-    """What to know of a server that a network can reach and that asks for no key."""
+    """Return the warning about a server that a network can reach and that asks for no key."""
     return (
-        f"NO API KEY: whoever can reach {url} may use it; --api-key-file asks for a key, and "
-        "--host 127.0.0.1 keeps it to this machine. Clients may ask by address, as "
-        f"{socket.gethostname()} or as localhost; --allowed-host lets them ask by another name"
+        f"NO API KEY: all who can reach {url} may use it. Give --api-key-file to ask for a key, or "
+        "--host 127.0.0.1 to keep it to this machine. Clients may name the server by its address, "
+        f"{socket.gethostname()} or localhost; --allowed-host allows another name"
     )
 
 

@@ -1,4 +1,4 @@
-"""The settings of the server; those of the engine are `EngineArgs`.
+"""The settings of the server. Those of the engine are `EngineArgs`.
 
 Like there, the fields here are the one owner of names, defaults and help texts: the flags of
 ``octavo serve`` are made from them.
@@ -20,7 +20,7 @@ ADMIN_KEY_VARIABLE = "OCTAVO_ADMIN_KEY"  # likewise, one more admin key
 
 
 def environment_without_keys() -> dict[str, str]:
-    """The environment of processes that the server starts, which need no key."""
+    """Return the environment for processes that the server starts, which need no key."""
     keys = (KEY_VARIABLE, ADMIN_KEY_VARIABLE)
     return {name: value for name, value in os.environ.items() if name not in keys}
 
@@ -50,7 +50,7 @@ MAX_PRIORITY_RANGE = 100
 
 @dataclass(frozen=True)
 class ServerSettings:
-    """How to serve. A tuple is a flag that may be repeated.
+    """Settings of ``octavo serve``. A tuple is a flag that may be repeated.
 
     Raises:
         ConfigError: a value is out of range.
@@ -59,58 +59,57 @@ class ServerSettings:
     host: str = option("127.0.0.1", "address to listen on; 0.0.0.0 is every network")
     port: int = option(8000, "port to listen on; 0 takes a free one and says which")
     api_key: tuple[str, ...] = option(
-        (), "a key that clients must send, in sight of all users here; may be repeated"
+        (), "a key that clients must send; all users of this machine see it; may be repeated"
     )
     api_key_file: str | None = option(
         None,
-        "file of keys, one a line; # begins a comment; behind a key, weight=2 gives it two shares "
-        "of what is computed while others wait (1)",
+        "file of keys, one a line; # begins a comment; weight=2 behind a key gives it twice the "
+        "tokens of others while these wait (1)",
     )
     admin_key: tuple[str, ...] = option(
         (),
-        "a key of the operator, who alone sees what concerns all clients (/steps, /metrics, /load, "
-        "/octavo/tensors); without one, nobody does where there are API keys; may be repeated",
+        "an operator's key, needed for what concerns all clients (/steps, /metrics, /load, "
+        "/octavo/tensors) where there are API keys; may be repeated",
     )
     served_model_name: tuple[str, ...] = option(
-        (), "what clients may call the model, * is anything; the first is what answers say"
+        (), "a name of the model for clients, * is any; answers have the first; may be repeated"
     )
     allowed_origin: tuple[str, ...] = option(
         (), "a web page's origin that may call from a browser, such as https://example.org"
     )
     allowed_host: tuple[str, ...] = option(
-        (), "a further name by which clients may ask, as in their Host header; * is any"
+        (), "a further name of this server in the Host header of clients; * is any"
     )
     strict_fields: bool = option(
-        False, "refuse fields of requests that have no effect here, rather than drop them"
+        False, "refuse requests with fields that have no effect here, rather than drop the fields"
     )
     max_concurrent_per_key: int | None = option(
         None, "completions of one key at once, waiting and running: n = 4 counts as four"
     )
     max_work_per_key: int | None = option(
         None,
-        "tokens of one key at once, waiting and running: of prompts and of answers as long as they "
-        "may become, for each completion",
+        "tokens of one key at once, waiting and running: prompt and max_tokens of each completion",
     )
-    max_work: int | None = option(None, "such tokens of all keys together")
+    max_work: int | None = option(None, "tokens of all keys at once, counted likewise")
     max_output_tokens: int | None = option(
         None,
-        "tokens of one answer at the most; default: as the context allows, and "
-        f"{DEFAULT_OUTPUT_TOKENS:,} for what may outgrow it",
+        "most tokens of one answer; default: as the context allows, and "
+        f"{DEFAULT_OUTPUT_TOKENS:,} where a sliding window lets answers outgrow it",
     )
     max_unread_bytes: int | str = option(
-        "1GiB", "memory for what was generated and is not read yet, of all answers together"
+        "1GiB", "memory for generated output that clients have not read yet, of all answers"
     )
     allow_window: bool = option(
         False,
-        "let requests ask for a window, attention sinks and so for answers beyond the context; "
-        "where --window gives one to all, they may anyway",
+        "let requests set a sliding window and attention sinks, and so get answers beyond the "
+        "context; where --window sets one for all, they may anyway",
     )
     rate_limit_requests: float | None = option(None, "requests a minute of one key")
     rate_limit_tokens: float | None = option(None, "prompt and output tokens a minute of one key")
     max_predicted_ttft: float | str | None = option(
         None,
-        "refuse requests that would wait longer for their first token, by what is foreseen of "
-        "those before them: milliseconds, or a time such as 0.5s",
+        "refuse requests whose predicted TTFT is longer, given those before them: milliseconds, "
+        "or a time such as 0.5s",
     )
     priority_range: int = option(
         0, "how far from 0 the priority of a client's request may be; 0 treats all alike"
@@ -118,12 +117,12 @@ class ServerSettings:
     max_body_bytes: int = option(8 << 20, "largest request body")
     max_body_memory: int | None = option(
         None,
-        "bytes that the bodies of all requests together may take, and those of one address half "
-        "of (default: 256 MiB, or twice max_body_bytes if that is more)",
+        "bytes for the bodies of all requests together; one address may have half of them "
+        "(default: 256 MiB, or twice max_body_bytes if that is more)",
     )
     max_connections: int = option(4096, "connections at once")
     max_connections_per_address: int = option(
-        1024, "of one address; 0 is no bound, for a server behind a proxy that has its own"
+        1024, "connections of one address; 0 is no limit, for a server behind a proxy with its own"
     )
     request_timeout: float | None = option(
         None, "seconds after which a request without a timeout of its own ends"
@@ -133,10 +132,10 @@ class ServerSettings:
         15.0, "seconds without data after which a stream sends a comment"
     )
     slow_reader_timeout: float = option(
-        30.0, "seconds for which a client may take nothing of its answer"
+        30.0, "seconds without reading anything after which a client is cut off"
     )
     engine_timeout: float = option(
-        300.0, "seconds without a sign of life after which the engine is restarted"
+        300.0, "seconds without a message after which the engine is restarted"
     )
     response_cache: int | str = option(
         0, "memory for answers to repeated deterministic requests, such as 64MiB; 0 is off"
@@ -183,7 +182,7 @@ class ServerSettings:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ConfigError(f"{name} must be at least 1, not {value}")
-        self.most_first_token_seconds  # noqa: B018 - checks it
+        self.max_predicted_ttft_seconds  # noqa: B018 - checks it
         if not 0 <= self.priority_range <= MAX_PRIORITY_RANGE:
             raise ConfigError(
                 f"priority_range must be in [0, {MAX_PRIORITY_RANGE}], not {self.priority_range}"
@@ -201,8 +200,8 @@ class ServerSettings:
         return max(_BODY_MEMORY, 2 * self.max_body_bytes)
 
     @property
-    def most_first_token_seconds(self) -> float | None:
-        """``max_predicted_ttft`` in seconds."""
+    def max_predicted_ttft_seconds(self) -> float | None:
+        """``max_predicted_ttft`` in seconds; None is no limit."""
         if self.max_predicted_ttft is None:
             return None
         try:
@@ -212,5 +211,5 @@ class ServerSettings:
 
     @property
     def is_loopback(self) -> bool:
-        """Whether only programs on this machine can reach the server."""
+        """True if only programs on this machine can reach the server."""
         return self.host in LOOPBACK or self.host.startswith("127.")

@@ -1,4 +1,4 @@
-"""How much one rendering of a chat template may do.
+"""Bounds the work, memory and output of one rendering of a chat template.
 
 A chat template is a program that came with a model file. It cannot reach anything outside (see
 ``chat_sandbox``), but it could run for ever, or grow a string without end, inside single
@@ -44,7 +44,7 @@ class Budget:
         self._depth = 0
 
     def work(self, steps: int = 1) -> None:
-        """Pays for ``steps`` small operations; what cannot be interrupted, before it begins."""
+        """Pays for ``steps`` small operations, before they begin if nothing can interrupt them."""
         self._steps += steps
         if self._steps >= self._next_check:
             self._next_check = self._steps + _STEPS_BETWEEN_CHECKS
@@ -108,10 +108,10 @@ class Budget:
         return items
 
     def measure(self, value: Any, *, to_print: bool = False, indent: int = 0) -> int:
-        """How many characters printing ``value`` takes, about; pays for walking through it.
+        """Return about how many characters printing ``value`` takes, and pay for a walk through it.
 
         Data that contains the same list twice on every level is a tree of exponential size to
-        everything that walks through it: comparing, hashing, printing. What this function accepts
+        everything that walks through it: comparing, hashing, printing. Data that is accepted here
         can be walked. With ``to_print``, only plain data is accepted.
         """
         if isinstance(value, str):
@@ -161,6 +161,6 @@ def is_scalar(value: object) -> bool:
 
 
 class ChatContext(Context):
-    """What the variables of one rendering are in, and its budget."""
+    """The variables of one rendering, and its budget."""
 
     budget: Budget

@@ -1,6 +1,6 @@
 """The tests (``x is ...``) and the global functions that a chat template may use.
 
-The same as Jinja's, within the budget, and transformers' ``raise_exception`` and ``strftime_now``.
+They are Jinja's, within the budget, and transformers' ``raise_exception`` and ``strftime_now``.
 """
 
 from __future__ import annotations

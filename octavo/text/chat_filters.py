@@ -1,7 +1,7 @@
 """The filters that a chat template may use.
 
-Same names and results as Jinja's, but within the budget, and with ``tojson`` as transformers has it
-(no HTML escapes). Left out, because no chat template needs them and they reach further than text:
+Names and results are Jinja's, but within the budget, and ``tojson`` is that of transformers (no
+HTML escapes). Left out, because no chat template needs them and they reach further than text:
 filesizeformat, forceescape, pprint, random, striptags, urlencode, urlize, wordwrap, xmlattr.
 ``safe`` changes nothing here: there is no autoescaping.
 """
@@ -34,20 +34,17 @@ _MAX_SORT_WORK = 4 << 20
 # -- text -----------------------------------------------------------------------------------------
 
 
-def _by_method(name: str) -> Callable[..., Any]:
-    """A filter that is a method of str."""
+def _by_method(name: str, **defaults: Any) -> Callable[..., Any]:
+    """A filter that is a method of str, with a default for its argument, if it may have one."""
     method = operators.METHODS[str][name]
 
-    def apply(context: ChatContext, value: Any, *args: Any) -> Any:
-        budget = context.budget
-        return method(context.environment, budget, budget.text(value), *args)
+    def apply(context: ChatContext, value: Any, *args: Any, **kwargs: Any) -> Any:
+        if not kwargs.keys() <= defaults.keys():
+            raise TypeError(f"{name} has no argument {', '.join(kwargs.keys() - defaults.keys())}")
+        given = args or {**defaults, **kwargs}.values()
+        return method(context.environment, context.budget, context.budget.text(value), *given)
 
     return apply
-
-
-def _trim(context: ChatContext, value: Any, chars: str | None = None) -> str:
-    text: str = _by_method("strip")(context, value, chars)
-    return text
 
 
 def _title(context: ChatContext, value: Any) -> str:
@@ -55,11 +52,6 @@ def _title(context: ChatContext, value: Any) -> str:
     context.budget.allocate(len(text))
     context.budget.allocate_items(len(text) // 2 + 1, new=True)
     return filters.do_title(text)
-
-
-def _center(context: ChatContext, value: Any, width: int = 80) -> str:
-    text: str = _by_method("center")(context, value, width)
-    return text
 
 
 def _replace(context: ChatContext, value: Any, old: Any, new: Any, count: int | None = None) -> str:
@@ -85,6 +77,12 @@ def _truncate(context: ChatContext, value: Any, *args: Any, **kwargs: Any) -> st
     return filters.do_truncate(context.environment, text, *args, **kwargs)
 
 
+def _escape(context: ChatContext, value: Any) -> str:
+    text = context.budget.text(value)
+    context.budget.allocate(5 * len(text))
+    return str(filters.FILTERS["escape"](text))
+
+
 def _wordcount(context: ChatContext, value: Any) -> int:
     text = context.budget.text(value)
     context.budget.scan(text)
@@ -98,17 +96,7 @@ def _format(context: ChatContext, value: Any, *args: Any, **kwargs: Any) -> str:
     return operators.printf(budget, budget.text(value), kwargs or args)
 
 
-def _string(context: ChatContext, value: Any) -> str:
-    return context.budget.text(value)
-
-
-def _escape(context: ChatContext, value: Any) -> str:
-    text = context.budget.text(value)
-    context.budget.allocate(5 * len(text))
-    return str(filters.FILTERS["escape"](text))
-
-
-def concat(context: ChatContext, parts: list[Any]) -> str:
+def _concat(context: ChatContext, parts: list[Any]) -> str:
     """The ``~`` operator."""
     texts = [context.budget.text(part) for part in parts]
     context.budget.allocate(sum(map(len, texts)))
@@ -220,22 +208,6 @@ def _check_path(attribute: Any) -> None:
         raise ChatTemplateError("the chat template uses a very long attribute name")
 
 
-def _length(context: ChatContext, value: Any) -> int:
-    return len(value)
-
-
-def _first(context: ChatContext, values: Iterable[Any]) -> Any:
-    for value in values:
-        return value
-    return context.environment.undefined("No first item, sequence was empty.")
-
-
-def _last(context: ChatContext, values: Any) -> Any:
-    for value in reversed(values):
-        return value
-    return context.environment.undefined("No last item, sequence was empty.")
-
-
 def _list(context: ChatContext, values: Iterable[Any]) -> list[Any]:
     return context.budget.collect(values)
 
@@ -326,18 +298,6 @@ def _selecting(keep: bool, by_attribute: bool) -> Callable[..., Any]:
     return apply
 
 
-def _default(context: ChatContext, value: Any, default: Any = "", boolean: bool = False) -> Any:
-    return filters.do_default(value, default, boolean)
-
-
-def _attr(context: ChatContext, value: Any, name: str) -> Any:
-    return filters.do_attr(context.environment, value, name)
-
-
-def _same(context: ChatContext, value: Any) -> Any:
-    return value
-
-
 # -- what the compiler inserts (see chat_sandbox): names that a template cannot write --------------
 
 
@@ -377,28 +337,22 @@ def compared(context: ChatContext, value: Any) -> Any:
     return value
 
 
-_STR_FILTERS = ("capitalize", "lower", "upper")
-_FUNCTIONS: dict[str, Callable[..., Any]] = {
-    **{name: _by_method(name) for name in _STR_FILTERS},
+# Filters of Jinja's that take no time and make no data, however much they are given.
+_FREE = ("attr", "count", "d", "default", "first", "last", "length")
+_METERED: dict[str, Callable[..., Any]] = {
+    **{name: _by_method(name) for name in ("capitalize", "lower", "upper")},
     **{n: _ordering(n) for n in ("dictsort", "groupby", "max", "min", "sort", "unique")},
     "abs": _abs,
-    "attr": _attr,
     "batch": _batch,
-    "center": _center,
-    "count": _length,
-    "d": _default,
-    "default": _default,
+    "center": _by_method("center", width=80),
     "e": _escape,
     "escape": _escape,
-    "first": _first,
     "float": _float,
     "format": _format,
     "indent": _indent,
     "int": _int,
     "items": _items,
     "join": _join,
-    "last": _last,
-    "length": _length,
     "list": _list,
     "map": _mapping,
     "reject": _selecting(keep=False, by_attribute=False),
@@ -406,22 +360,25 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "replace": _replace,
     "reverse": _reverse,
     "round": _round,
-    "safe": _same,
+    "safe": lambda context, value: value,
     "select": _selecting(keep=True, by_attribute=False),
     "selectattr": _selecting(keep=True, by_attribute=True),
     "slice": _slice_filter,
-    "string": _string,
+    "string": lambda context, value: context.budget.text(value),
     "sum": _sum,
     "title": _title,
     "tojson": _tojson,
-    "trim": _trim,
+    "trim": _by_method("strip", chars=None),
     "truncate": _truncate,
     "wordcount": _wordcount,
     "~compared": compared,
-    "~concat": concat,
+    "~concat": _concat,
     "~key": _key,
     "~new": _new,
     "~slice": _slice,
     "~tick": _tick,
 }
-FILTERS = {name: pass_context(function) for name, function in _FUNCTIONS.items()}
+FILTERS: dict[str, Callable[..., Any]] = {
+    **{name: filters.FILTERS[name] for name in _FREE},
+    **{name: pass_context(function) for name, function in _METERED.items()},
+}

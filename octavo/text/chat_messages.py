@@ -1,4 +1,4 @@
-"""Checks a conversation and makes it what chat templates expect: plain dicts, lists and text."""
+"""Check a conversation, and convert it to the plain dicts, lists and text that templates expect."""
 
 from __future__ import annotations
 
@@ -6,16 +6,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from octavo.base.errors import InvalidRequestError
-from octavo.text.tokenizer import clean_text
+from octavo.text.unicode import clean_text
 
 Message = dict[str, Any]
 
 _MAX_DEPTH = 64
-_REASONING = ("reasoning_content", "thinking", "reasoning")  # the names it goes by
+_REASONING = ("reasoning_content", "thinking", "reasoning")  # names of the same field
 
 
 def plain(value: Any, field: str, depth: int = 0) -> Any:
-    """A copy of JSON-like data out of exact built-in types; InvalidRequestError for anything else.
+    """Return a copy of JSON-like data in exact built-in types; InvalidRequestError for anything
+    else.
 
     Objects with methods must not reach a template: its sandbox cannot know what they do.
     """
@@ -46,7 +47,7 @@ def _key(key: Any, field: str) -> str:
 
 
 def check_messages(messages: Any) -> list[Message]:
-    """The conversation as new plain dicts, without keys whose value is None.
+    """Return the conversation as new plain dicts, without keys whose value is None.
 
     Raises InvalidRequestError, naming the field, unless every message has a ``role`` and a
     ``content`` that is text or a list of text parts (an assistant's may be missing beside
@@ -118,7 +119,7 @@ def _check_tool_calls(message: Message, field: str) -> None:
 
 
 def check_tools(tools: Any) -> list[dict[str, Any]] | None:
-    """The tools as plain dicts (JSON schemas of functions)."""
+    """Return the tools as plain dicts (JSON schemas of functions)."""
     if tools is None:
         return None
     if isinstance(tools, (str, bytes)) or not isinstance(tools, Sequence):
@@ -133,15 +134,17 @@ def check_tools(tools: Any) -> list[dict[str, Any]] | None:
 
 
 def with_content(message: Message, missing: str | None) -> Message:
-    """The message with ``missing`` as its content, if it has none: one that calls tools, or thinks.
+    """Return the message with ``missing`` as its content, if it has none.
 
-    Nearly all templates add the content to a text, or trim it, without asking whether it is there.
+    Messages with tool calls or reasoning may have none, but nearly all templates add the content to
+    a text, or trim it, without checking.
     """
     return message if "content" in message else {**message, "content": missing}
 
 
 def join_parts(message: Message) -> Message:
-    """The message with its text parts joined by newlines, for templates that know only text."""
+    """Return the message with its text parts joined by newlines, for templates that know only
+    text."""
     content = message.get("content")
     if not isinstance(content, list):
         return message
@@ -149,7 +152,7 @@ def join_parts(message: Message) -> Message:
 
 
 def split_content(message: Message) -> Message:
-    """The message with its text as a list of one part, for templates that read parts."""
+    """Return the message with its text as a list of one part, for templates that read parts."""
     content = message.get("content")
     if not isinstance(content, str):
         return message
@@ -157,7 +160,7 @@ def split_content(message: Message) -> Message:
 
 
 def all_text(value: Any) -> Iterator[str]:
-    """Every string in plain data, keys included."""
+    """Yield every string in plain data, keys included."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, dict):
@@ -170,7 +173,7 @@ def all_text(value: Any) -> Iterator[str]:
 
 
 def map_text(value: Any, change: Any) -> Any:
-    """Plain data with every string changed, keys included."""
+    """Return plain data with every string changed, keys included."""
     if isinstance(value, str):
         return change(value)
     if isinstance(value, dict):

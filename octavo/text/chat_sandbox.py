@@ -200,7 +200,7 @@ def _loop_method(name: str) -> Callable[..., Any]:
 
 @pass_context
 def _finalize(context: ChatContext, value: Any) -> Any:
-    """What ``{{ value }}`` puts out; anything but plain data is refused."""
+    """Returns what ``{{ value }}`` writes; anything but plain data is refused."""
     if isinstance(value, str):
         context.budget.allocate(len(value))
         return value
@@ -225,25 +225,20 @@ class GenerationTag(Extension):
 class _Instrument(NodeTransformer):
     """Puts the payments into a template's syntax tree."""
 
-    def visit_For(self, node: nodes.For) -> nodes.For:
+    def visit_For(self, node: nodes.For) -> Any:
         if node.test is not None:
             node.test = nodes.And(_tick(node, 0), node.test, lineno=node.lineno)
-        self._make_pay(node)
-        return node
+        return self.visit_Macro(node)
 
-    def visit_Macro(self, node: nodes.Macro) -> nodes.Macro:
-        self._make_pay(node)
-        return node
-
-    def visit_CallBlock(self, node: nodes.CallBlock) -> nodes.CallBlock:
-        self._make_pay(node)
-        return node
-
-    def _make_pay(self, node: nodes.For | nodes.Macro | nodes.CallBlock) -> None:
+    def visit_Macro(self, node: Any) -> Any:
+        """A turn of a loop, or a call of a macro, pays before it begins."""
         self.generic_visit(node)
         characters = sum(len(data.data) for data in _find_inside(node.body, nodes.TemplateData))
         tick = _tick(node, characters)
         node.body.insert(0, nodes.ExprStmt(tick, lineno=node.lineno))
+        return node
+
+    visit_CallBlock = visit_Macro
 
     def visit_Concat(self, node: nodes.Concat) -> nodes.Filter:
         self.generic_visit(node)
@@ -269,23 +264,19 @@ class _Instrument(NodeTransformer):
                 operand.expr = _filter("~compared", operand.expr)
         return node
 
-    def visit_List(self, node: nodes.List) -> nodes.Expr:
+    def visit_List(self, node: nodes.Expr) -> nodes.Expr:
+        """A list, tuple or dict pays once it is made."""
         self.generic_visit(node)
-        return _filter("~new", node)
+        is_made = not isinstance(node, nodes.Tuple) or node.ctx == "load"
+        return _filter("~new", node) if is_made else node
+
+    visit_Dict = visit_Tuple = visit_List
 
     def visit_Pair(self, node: nodes.Pair) -> nodes.Pair:
         self.generic_visit(node)
         if not isinstance(node.key, nodes.Const):
             node.key = _filter("~key", node.key)
         return node
-
-    def visit_Dict(self, node: nodes.Dict) -> nodes.Expr:
-        self.generic_visit(node)
-        return _filter("~new", node)
-
-    def visit_Tuple(self, node: nodes.Tuple) -> nodes.Expr:
-        self.generic_visit(node)
-        return _filter("~new", node) if node.ctx == "load" else node
 
 
 def _is_small(node: nodes.Expr) -> bool:

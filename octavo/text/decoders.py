@@ -1,8 +1,8 @@
-"""Decoders: from token ids back to text.
+"""Decoders of token ids to text.
 
-Of almost every tokenizer, each token stands for fixed bytes, whatever its neighbours are, and the
+In almost every tokenizer, each token stands for fixed bytes, whatever its neighbours are, and the
 text is the bytes read as UTF-8. ``ByteDecoder`` is for these. The others (WordPiece, Metaspace)
-decode through the library, looking at neighbours.
+decode through the library, with a window of neighbours.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ _REPLACEMENT = "\ufffd"
 
 
 class TextStream(Protocol):
-    """Decodes token by token; the pieces, put together, are what ``decode`` gives for all, but for
-    a character that the last tokens only begin: it is no text, and ``finish`` drops it.
+    """A decoder of one text, token by token.
 
-    Output that is cut off by its number of tokens often ends so; a character that breaks off in
-    the middle was garbled by the model, and is U+FFFD.
+    The pieces, put together, are the text of ``decode``, but for a character that the last tokens
+    only begin: ``finish`` drops it. Output that is cut off by its number of tokens often ends so; a
+    character that breaks off in the middle was garbled by the model, and is U+FFFD.
     """
 
     def push(self, token_id: int) -> str: ...
@@ -36,12 +36,12 @@ class Decoder(Protocol):
     def decode(self, token_ids: Sequence[int]) -> str: ...
 
     def stream(self, before: Sequence[int] = ()) -> TextStream:
-        """A stream for the tokens that follow ``before``, whose text is not given again."""
+        """Return a stream for the tokens that follow ``before``, whose text is not given again."""
         ...
 
 
 def byte_level_table() -> dict[str, int]:
-    """The printable character that byte-level BPE writes for each byte, as character -> byte."""
+    """Return the byte of each printable character by which byte-level BPE writes bytes."""
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = (byte for byte in range(256) if byte not in printable)
     table = {chr(byte): byte for byte in printable}
@@ -53,7 +53,7 @@ _BYTE_LEVEL = byte_level_table()
 
 
 def byte_level_bytes(token: str) -> bytes:
-    """The bytes of a byte-level token; of one with other characters, its UTF-8."""
+    """Return the bytes of a byte-level token; of one with other characters, its UTF-8."""
     try:
         return bytes([_BYTE_LEVEL[character] for character in token])
     except KeyError:
@@ -61,7 +61,7 @@ def byte_level_bytes(token: str) -> bytes:
 
 
 def sentencepiece_bytes(token: str) -> bytes:
-    """The bytes of a SentencePiece token: U+2581 is a space, ``<0x0A>`` is byte 10."""
+    """Return the bytes of a SentencePiece token: U+2581 is a space, ``<0x0A>`` is byte 10."""
     byte = _BYTE_TOKEN.fullmatch(token)
     if byte is not None:
         return bytes([int(byte[1], 16)])
@@ -69,7 +69,7 @@ def sentencepiece_bytes(token: str) -> bytes:
 
 
 class ByteDecoder:
-    """Joins the bytes of tokens. Bytes that are no UTF-8 become U+FFFD, as Unicode recommends.
+    """A decoder that joins the bytes of tokens. Bytes that are no UTF-8 become U+FFFD.
 
     ``token``: id -> the token as the vocabulary has it, None for an id that names none.
     ``literal_ids``: tokens whose bytes are their text as it is.
@@ -127,18 +127,18 @@ class _ByteStream:
 
 
 class WindowDecoder:
-    """Decodes through the library, with the tokens around."""
+    """A decoder through the library, with the tokens around."""
 
     def __init__(self, token: Callable[[int], str | None], decode: Callable[[Sequence[int]], str]):
         self._token = token
         self.decode = decode
 
     def token_text(self, token_id: int) -> str:
-        """The token as the vocabulary has it."""
+        """Return the token as the vocabulary has it."""
         return self._token(token_id) or ""
 
     def token_bytes(self, token_id: int) -> bytes:
-        """About what the token contributes: continuation marks and spaces vary."""
+        """Return about what the token contributes: continuation marks and spaces vary."""
         return sentencepiece_bytes(self.token_text(token_id).removeprefix("##"))
 
     def stream(self, before: Sequence[int] = ()) -> TextStream:
@@ -146,7 +146,7 @@ class WindowDecoder:
 
 
 class _WindowStream:
-    """What a token adds is what decoding a few tokens with it gives more than without it."""
+    """Text of each token: the part by which it lengthens the text of the few tokens before it."""
 
     def __init__(self, decoder: WindowDecoder, before: Sequence[int]):
         self._decoder = decoder

@@ -1,7 +1,7 @@
-"""Turns output tokens into text as they come.
+"""`IncrementalDetokenizer`, which turns output tokens into text as they come.
 
-Text is shown as soon as it is certain: never half a character, and never the beginning of what
-may yet become a stop string.
+Text is shown as soon as it is certain: never half a character, and never a beginning of a stop
+string that may still be completed.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ class IncrementalDetokenizer:
     """The text of one output, token by token.
 
     Pushing everything and finishing gives ``tokenizer.decode`` of all the tokens, up to the stop
-    string that was found, if one was, and without a character of which only the beginning came.
+    string that was found, if one was, and without an incomplete last character.
     Time per token does not grow with the output.
 
     ``stop``: ends the text; of several, the one that is complete first counts (of two complete at
     the same character, the longer), however the text is spread over tokens. A stop string that is
     complete before ``min_tokens`` tokens have come does not count.
-    ``prompt_token_ids``: what came before; its text is not given again.
+    ``prompt_token_ids``: the tokens before; their text is not given again.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class IncrementalDetokenizer:
         return self._parts[0] if self._parts else ""
 
     def push(self, token_ids: Sequence[int]) -> str:
-        """Takes the next tokens and returns the text that may be shown now.
+        """Take the next tokens and return the text that may be shown now.
 
         Tokens after a stop string are ignored.
         """
@@ -74,7 +74,7 @@ class IncrementalDetokenizer:
         return shown
 
     def finish(self) -> str:
-        """Returns what was held back: the output ends here."""
+        """Return the text that was held back: the output ends here."""
         if self._finished:
             return ""
         shown = self._take(self._stream.finish())
@@ -88,7 +88,7 @@ class IncrementalDetokenizer:
         return self._skip_special_tokens and self._tokenizer.is_special(token_id)
 
     def _take(self, text: str) -> str:
-        """Shows new text, but for what may be the beginning of a stop string."""
+        """Show new text, but for a possible beginning of a stop string."""
         if not text:
             return ""
         if not self._held and self._may_begin(text) is None and not self._is_matching():
@@ -108,7 +108,7 @@ class IncrementalDetokenizer:
         return any(search.matched for search in self._searches)
 
     def _stop(self, stop: str, position: int) -> str:
-        """Ends the text at ``position`` of the held text, where ``stop`` ends."""
+        """End the text at ``position`` of the held text, where ``stop`` ends."""
         self.stop_reason = stop
         self._finished = True
         end = position if self._include_stop else position - len(stop)
@@ -122,7 +122,8 @@ class IncrementalDetokenizer:
 
 
 class _StopSearch:
-    """Knuth-Morris-Pratt: ``matched`` characters at the end of the text begin ``text``."""
+    """Knuth-Morris-Pratt search for one stop string: ``matched`` characters of it end the text so
+    far."""
 
     def __init__(self, text: str):
         self.text = text
@@ -135,7 +136,7 @@ class _StopSearch:
             self._fallback[i + 1] = length + (text[i] == text[length])
 
     def step(self, character: str) -> bool:
-        """Takes one more character; True if ``text`` ends with it.
+        """Take one more character; True if ``text`` ends with it.
 
         After a match ``matched`` is that of the longest shorter beginning, so that a match that
         does not count leaves the search going.

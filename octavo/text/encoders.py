@@ -1,4 +1,4 @@
-"""Encoders: from pieces of text, with special tokens between them, to token ids."""
+"""Encoders of text, and of special tokens between pieces of it, to token ids."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ _LARGE = 4096  # characters
 
 
 class Encoder(Protocol):
-    """Text to ids. A piece is plain text (nothing in it is special) or the id of a special token.
+    """An encoder of text to ids. A piece is plain text without special tokens, or a special token's
+    id.
 
     Text after a special token is encoded as the model's own tokenizer would there, which need not
     be what it would be at the start of a prompt.
@@ -30,7 +31,7 @@ class Encoder(Protocol):
 
 @contextmanager
 def library_errors(path: Path) -> Iterator[None]:
-    """What the ``tokenizers`` library cannot do with the contents of ``path``: a ModelFileError."""
+    """Make errors of the ``tokenizers`` library, of the contents of ``path``, ModelFileErrors."""
     try:
         yield
     except OctavoError:
@@ -44,7 +45,7 @@ def library_errors(path: Path) -> Iterator[None]:
 
 
 class LibraryEncoder:
-    """Encodes with a ``tokenizers.Tokenizer``, which it takes over and changes.
+    """An encoder with a ``tokenizers.Tokenizer``, which it takes over and changes.
 
     The library can look for special tokens everywhere or nowhere, by a setting on the object. Here
     the setting stays at nowhere, and special tokens are passed to it as marks: an added token with
@@ -80,7 +81,7 @@ class LibraryEncoder:
             return self._library.encode(text, add_special_tokens=False).ids
         except (Exception, *ENDINGS):
             raise
-        except BaseException as panic:  # which would get past all who expect an Exception
+        except BaseException as panic:  # a panic in Rust, which is no Exception
             raise InvalidRequestError(f"the tokenizer gave up on this text: {panic}") from panic
 
     def _put_specials(self, ids: list[int], pieces: Sequence[str | int | None]) -> list[int]:
@@ -93,7 +94,8 @@ class LibraryEncoder:
         return [i for i in placed if i is not None]
 
     def _break_specials(self, pieces: Sequence[str | int]) -> list[str | int | None]:
-        """Puts a mark that stands for nothing (None) behind the first character of each."""
+        """Put a mark that stands for nothing (None) after the first character of each special
+        token's text."""
         broken: list[str | int | None] = []
         for piece in pieces:
             if not isinstance(piece, str):

@@ -1,4 +1,4 @@
-"""The tokenizer of a Hugging Face folder: ``tokenizer.json`` and the files beside it."""
+"""The tokenizer of a Hugging Face folder, from ``tokenizer.json`` and the files beside it."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from octavo.text.decoders import (
 )
 from octavo.text.encoders import LibraryEncoder, library_errors
 from octavo.text.pretokenizers import in_linear_time
-from octavo.text.special_tokens import SpecialTokens
-from octavo.text.tokenizer import Tokenizer, end_of_turn_ids
+from octavo.text.special_tokens import SpecialTokens, end_of_turn_ids
+from octavo.text.tokenizer_parts import TokenizerParts
 
 if TYPE_CHECKING:
     from tokenizers import AddedToken
@@ -39,8 +39,8 @@ _MORE_TEMPLATES = "additional_chat_templates", "*.jinja"
 _NAMES = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
 
 
-def load_folder(folder: Path, extra_stop_ids: Iterable[int] = ()) -> Tokenizer:
-    """See ``Tokenizer.from_folder``."""
+def load_folder(folder: Path, extra_stop_ids: Iterable[int] = ()) -> TokenizerParts:
+    """Return the parts of a folder's tokenizer; see ``Tokenizer.from_folder``."""
     with library_errors(folder / "tokenizer.json"):
         own = open_library(folder)
         added = own.library.get_added_tokens_decoder()
@@ -50,7 +50,7 @@ def load_folder(folder: Path, extra_stop_ids: Iterable[int] = ()) -> Tokenizer:
         encoder = LibraryEncoder(own.library, specials, own.ids.get("unk"))
     eos_id = own.ids.get("eos")
     stop_ids = end_of_turn_ids(specials.matcher.ids) | set(extra_stop_ids)
-    return Tokenizer(
+    return TokenizerParts(
         encoder=encoder,
         decoder=decoder,
         specials=specials,
@@ -66,11 +66,11 @@ def load_folder(folder: Path, extra_stop_ids: Iterable[int] = ()) -> Tokenizer:
 
 
 class FolderLibrary(NamedTuple):
-    """What the ``tokenizers`` library makes of a folder.
+    """A folder as the ``tokenizers`` library reads it.
 
-    ``config``: that of the tokenizer, from all files. ``named``: the texts of tokens with names, as
-    ``bos_token``; ``ids``: their ids, as ``bos``. ``prefix_ids``, ``suffix_ids``: what goes around
-    a text.
+    ``config``: the tokenizer's config, from all files. ``named``: the texts of named tokens, by
+    names such as ``bos_token``; ``ids``: their ids, by names such as ``bos``. ``prefix_ids``,
+    ``suffix_ids``: the ids before and after a text.
     """
 
     library: LibraryTokenizer
@@ -83,7 +83,7 @@ class FolderLibrary(NamedTuple):
 
 
 def open_library(folder: Path) -> FolderLibrary:
-    """Within ``library_errors``: the library may not like what it finds."""
+    """Read a folder. Call it within ``library_errors``: the library may refuse the files."""
     files = ModelFolder(folder)
     config = {
         **(files.read_json("special_tokens_map.json") or {}),
@@ -105,7 +105,7 @@ def open_library(folder: Path) -> FolderLibrary:
 
 
 def tokenizer_files(files: ModelFolder) -> list[Path]:
-    """All that is read here of a folder."""
+    """Every file that is read here of a folder."""
     found = [path for name in _FILES if (path := files.find(name)) is not None]
     return [*found, *files.find_all(*_MORE_TEMPLATES)]
 
@@ -134,7 +134,7 @@ def _load_library(files: ModelFolder) -> LibraryTokenizer:
 
 
 def _rewrite_patterns(library: LibraryTokenizer, part: str) -> None:
-    """Replaces regular expressions that are slow on some texts; see ``in_linear_time``."""
+    """Replace regular expressions that are slow on some texts; see ``in_linear_time``."""
     if (own := getattr(library, part)) is None:
         return
     state = json.loads(own.__getstate__(), object_hook=_with_linear_pattern)
@@ -149,14 +149,15 @@ def _with_linear_pattern(entry: dict[str, Any]) -> dict[str, Any]:
 
 
 def _content(value: Any) -> str | None:
-    """A token in a config: its text, or an object with its text as ``content``."""
+    """Return the text of a token in a config: a text, or an object with ``content``."""
     if isinstance(value, dict):
         value = value.get("content")
     return value if isinstance(value, str) else None
 
 
 def chat_templates(files: ModelFolder, config: dict[str, Any]) -> dict[str, str]:
-    """By name. Files win over the config, as in transformers."""
+    """Return the chat templates of a folder by name. Files win over the config, as in
+    transformers."""
     fields = Fields(files.path / "tokenizer_config.json", config)
     templates: dict[str, str] = {}
     configured = fields.raw("chat_template")
@@ -177,7 +178,7 @@ def chat_templates(files: ModelFolder, config: dict[str, Any]) -> dict[str, str]
 
 
 def _add_configured_tokens(library: LibraryTokenizer, config: Fields) -> None:
-    """Adds the tokens of ``added_tokens_decoder`` that tokenizer.json lacks or has otherwise."""
+    """Add the tokens of ``added_tokens_decoder`` that tokenizer.json lacks or has otherwise."""
     from tokenizers import AddedToken
 
     entries = config.section("added_tokens_decoder", {})
@@ -206,7 +207,7 @@ def _special_tokens(added: dict[int, AddedToken]) -> SpecialTokens:
 
 
 def _vocab_size(library: LibraryTokenizer) -> int:
-    """One more than the largest id."""
+    """Return one more than the largest id."""
     size = library.get_vocab_size(with_added_tokens=True)
     if library.id_to_token(size - 1) is not None and library.id_to_token(size) is None:
         return size  # ids without holes, almost always; listing them all takes a while
@@ -214,9 +215,9 @@ def _vocab_size(library: LibraryTokenizer) -> int:
 
 
 def _surroundings(library: LibraryTokenizer) -> tuple[list[int], list[int]]:
-    """The ids that the post-processor of tokenizer.json puts before and after a text.
+    """Return the ids that the post-processor of tokenizer.json puts before and after a text.
 
-    As in transformers 5, what the config says of BOS and EOS does not count beside that.
+    As in transformers 5, the config's settings of BOS and EOS do not count beside that.
     """
     encoding = library.encode("a", add_special_tokens=True)
     inner = [i for i, special in enumerate(encoding.special_tokens_mask) if not special]
@@ -230,7 +231,7 @@ def _surroundings(library: LibraryTokenizer) -> tuple[list[int], list[int]]:
 def _create_decoder(
     library: LibraryTokenizer, vocab_size: int, added_ids: frozenset[int]
 ) -> Decoder:
-    """The decoder for what tokenizer.json says about decoding.
+    """Return the decoder that does what tokenizer.json says about decoding.
 
     Recognized are byte-level decoding and SentencePiece's steps; anything else goes through the
     library.

@@ -1,8 +1,8 @@
 """The tokenizer that a GGUF file's metadata describes.
 
 Two kinds are supported: ``gpt2`` (byte-level BPE, words cut as ``tokenizer.ggml.pre`` says) and
-``llama`` (SentencePiece-style BPE by scores, with bytes to fall back on). Every list is checked
-before use; what is wrong is a ModelFileError that names its key.
+``llama`` (SentencePiece-style BPE by scores, with byte fallback). Every list is checked before use;
+a wrong one is a ModelFileError that names its key.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from octavo.base.fields import Fields
 from octavo.text.decoders import ByteDecoder, byte_level_bytes, sentencepiece_bytes
 from octavo.text.encoders import LibraryEncoder, library_errors
 from octavo.text.pretokenizers import PRE_TOKENIZERS, PreTokenizer
-from octavo.text.special_tokens import SpecialTokens
+from octavo.text.special_tokens import END_OF_TURN, SpecialTokens, end_of_turn_ids
 from octavo.text.spm_encoder import SpmEncoder
-from octavo.text.tokenizer import END_OF_TURN, Tokenizer, end_of_turn_ids
+from octavo.text.tokenizer_parts import TokenizerParts
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as LibraryTokenizer
@@ -34,7 +34,7 @@ _STOPS = ("eos", "eot", "eom")
 
 
 class TokenType(IntEnum):
-    """``tokenizer.ggml.token_type``."""
+    """Values of ``tokenizer.ggml.token_type``."""
 
     NORMAL = 1
     UNKNOWN = 2
@@ -46,8 +46,8 @@ class TokenType(IntEnum):
 
 def load_gguf(
     metadata: Mapping[str, Any], path: Path, extra_stop_ids: Iterable[int] = ()
-) -> Tokenizer:
-    """See ``Tokenizer.from_gguf``."""
+) -> TokenizerParts:
+    """Return the parts of a GGUF file's tokenizer; see ``Tokenizer.from_gguf``."""
     vocabulary = Vocabulary(metadata, path)
     model = vocabulary.fields.text("model")
     if model == "gpt2":
@@ -60,7 +60,7 @@ def load_gguf(
         )
     ids = vocabulary.ids
     stop_ids = {ids[name] for name in _STOPS if name in ids} | end_of_turn_ids(vocabulary.specials)
-    return Tokenizer(
+    return TokenizerParts(
         **parts,
         vocab_size=len(vocabulary.tokens),
         bos_token_id=ids.get("bos"),
@@ -76,7 +76,7 @@ def load_gguf(
 
 
 class Vocabulary:
-    """The metadata's token lists, checked.
+    """The checked token lists of the metadata.
 
     ``tokens``: the texts by id; ``types``: TokenType by id, as int8; ``specials``: text -> id of
     control and unknown tokens; ``ids``: the ids that have names (``bos``, ``eos``, ``eot``, ...).
@@ -98,12 +98,12 @@ class Vocabulary:
         self.specials = self.by_type(TokenType.UNKNOWN, TokenType.CONTROL)
 
     def by_type(self, *types: TokenType) -> dict[str, int]:
-        """Text -> id of the tokens of some types."""
+        """Return the ids of the tokens of some types, by text."""
         found = np.flatnonzero(np.isin(self.types, types))
         return {self.tokens[i]: i for i in found.tolist()}
 
     def numbers(self, key: str, kinds: str) -> np.ndarray:
-        """The list ``key``, one number for each token, as numpy has it (``kinds``: dtype kinds)."""
+        """Return the list ``key``, one number for each token, of some ``kinds`` of numpy dtypes."""
         self.fields.entries(key, len(self.tokens))
         array = np.asarray(self.fields.raw(key))
         if array.ndim != 1 or array.dtype.kind not in kinds:
@@ -117,7 +117,7 @@ class Vocabulary:
         if types.min() < 0 or types.max() > max(TokenType):
             raise self.fields.error("token_type", "a token type is out of range")
         types = types.astype(np.int8)
-        # Some files forget that what ends a turn is a control token.
+        # In some files, tokens that end a turn are not control tokens.
         ends_turn = set(END_OF_TURN)
         user_defined = np.flatnonzero(types == TokenType.USER_DEFINED)
         for i in user_defined.tolist():
@@ -133,7 +133,7 @@ class Vocabulary:
 
 
 def added_ids(vocabulary: Vocabulary, *, add_bos: bool) -> dict[str, list[int]]:
-    """The ids that go before and after a prompt."""
+    """Return the ids that go before and after a prompt."""
     added: dict[str, list[int]] = {}
     for name, default, place in (("bos", add_bos, "prefix_ids"), ("eos", False, "suffix_ids")):
         key = f"add_{name}_token"
@@ -155,7 +155,8 @@ def special_tokens(vocabulary: Vocabulary) -> SpecialTokens:
 
 
 def chat_templates(vocabulary: Vocabulary) -> dict[str, str]:
-    """``tokenizer.chat_template`` is the default; further ones have their name behind a dot."""
+    """Return templates by name: ``tokenizer.chat_template`` is "default", others have names after a
+    dot."""
     fields = Fields(vocabulary.path, vocabulary.metadata, "tokenizer.chat_template")
     return {
         name.removeprefix(".") or "default": fields.text(name)
@@ -190,7 +191,7 @@ def _byte_level_parts(vocabulary: Vocabulary) -> dict[str, Any]:
 
 
 def byte_level_family(vocabulary: Vocabulary) -> PreTokenizer:
-    """What ``tokenizer.ggml.pre`` names. UnsupportedModelError if nobody here knows it."""
+    """Return the rules that ``tokenizer.ggml.pre`` names. UnsupportedModelError if unknown."""
     name = vocabulary.fields.text("pre", "default")
     family = PRE_TOKENIZERS.get(name)
     if family is None:
@@ -202,7 +203,7 @@ def byte_level_family(vocabulary: Vocabulary) -> PreTokenizer:
 
 
 def library_pre_tokenizer(family: PreTokenizer) -> LibraryPreTokenizer:
-    """Cuts text into words, and writes their bytes as byte-level BPE does."""
+    """Return the library's object that cuts text into words and writes their bytes as BPE does."""
     from tokenizers import Regex, pre_tokenizers
 
     cuts = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in family.patterns]
@@ -211,7 +212,7 @@ def library_pre_tokenizer(family: PreTokenizer) -> LibraryPreTokenizer:
 
 
 def byte_level_library(vocabulary: Vocabulary, family: PreTokenizer) -> LibraryTokenizer:
-    """A vocabulary of byte-level BPE as the library has it, which knows no special token yet."""
+    """Return the library's tokenizer of byte-level BPE, without special tokens."""
     from tokenizers import AddedToken, Tokenizer, models, normalizers
 
     ids = {token: i for i, token in enumerate(vocabulary.tokens)}
@@ -220,7 +221,7 @@ def byte_level_library(vocabulary: Vocabulary, family: PreTokenizer) -> LibraryT
     merges = [(text[:i], text[i + 1 :]) for text in texts if (i := text.find(" ", 1)) > 0]
     try:
         model = models.BPE(ids, merges, ignore_merges=family.ignore_merges)
-    except Exception:  # it says that a token of a merge is not there, and not of which
+    except Exception:  # it says that a token of a merge is missing, but not of which one
         _check_merges(vocabulary, texts, ids)
         raise
     if len(merges) < len(texts):
@@ -235,7 +236,7 @@ def byte_level_library(vocabulary: Vocabulary, family: PreTokenizer) -> LibraryT
 
 
 def _check_merges(vocabulary: Vocabulary, merges: list[str], ids: Mapping[str, int]) -> None:
-    """Says which merge is wrong, if one is."""
+    """Raise a ModelFileError that names the wrong merge, if there is one."""
     for i, merge in enumerate(merges):
         left, space, right = merge[1:].partition(" ")
         left = merge[:1] + left
@@ -276,20 +277,20 @@ def _sentencepiece_parts(vocabulary: Vocabulary) -> dict[str, Any]:
 
 
 def name_sentencepiece_ids(vocabulary: Vocabulary) -> None:
-    """The ids that this kind of tokenizer has unless a file says otherwise."""
+    """Set the ids that this kind of tokenizer has by default."""
     for name, default in (("bos", 1), ("eos", 2), ("unknown", 0)):
         if name not in vocabulary.ids and default < len(vocabulary.tokens):
             vocabulary.ids[name] = default
 
 
 def merge_order(scores: np.ndarray) -> Sequence[int]:
-    """By token id, the rank of its score, the highest first; equal scores have equal ranks."""
+    """Return the rank of each token's score, the highest first; equal scores have equal ranks."""
     order: list[int] = np.unique(-scores.astype(np.float64), return_inverse=True)[1].tolist()
     return order
 
 
 def _byte_ids(vocabulary: Vocabulary) -> list[int]:
-    """The tokens of the 256 bytes; the unknown token for bytes that have none."""
+    """Return the tokens of the 256 bytes; the unknown token for bytes that have none."""
     found = vocabulary.by_type(TokenType.BYTE)
     unknown = vocabulary.ids.get("unknown")
     byte_ids = [found.get(f"<0x{byte:02X}>", unknown) for byte in range(256)]

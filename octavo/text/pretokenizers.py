@@ -1,11 +1,11 @@
-"""What ``tokenizer.ggml.pre`` means: how text is cut into words before byte-level BPE.
+"""Rules by which text is cut into words before byte-level BPE, by ``tokenizer.ggml.pre``.
 
 A GGUF file names its pre-tokenizer instead of carrying it. The patterns here are those of the
 models' own ``tokenizer.json`` files, under the names that llama.cpp gives them. Each pattern cuts
 every piece that the patterns before it left; what a pattern does not match stays a piece.
 
-Text comes from anybody, so a pattern must take a time that grows with the text's length and not
-with its square, whatever the text is.
+Text is not trusted, so the time of a pattern must grow with the text's length and not with its
+square, whatever the text is.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ _RUN_TO_END = re.compile(r"(\\s|\\p\{\^?\w+\}|\[(?:[^\[\]\\&]|\\.)+\])\+(?:\$|\\
 
 
 def in_linear_time(pattern: str) -> str:
-    """An equal pattern, if ``pattern`` would take the square of the length of a text.
+    """Return an equal pattern that takes linear time, if ``pattern`` would take quadratic time.
 
-    ``\\s+$`` looks at all of a run of spaces that does not end the text, in vain, and then again
-    from its second space, and from its third. What begins inside a run can match no more than what
-    begins at its first character, which is therefore asked for.
+    ``\\s+$`` scans all of a run of spaces that does not end the text, in vain, and then again from
+    its second space, and from its third. A match from inside a run is never longer than the one
+    from its first character, so a match is only tried there.
     """
     run = _RUN_TO_END.fullmatch(pattern)
     return pattern if run is None else f"(?<!{run[1]}){pattern}"
@@ -37,7 +37,8 @@ _DIGIT = r"\p{N}"
 
 
 def _cl100k(number: str) -> str:
-    """The pattern of Llama 3, Qwen 2 and their kin, which differ in how digits are grouped."""
+    """Return the pattern of Llama 3, Qwen 2 and similar ones, which differ in how digits are
+    grouped."""
     return (
         rf"{_CONTRACTION}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|{number}"
         r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -45,7 +46,7 @@ def _cl100k(number: str) -> str:
 
 
 def _o200k(number: str, contraction: str) -> str:
-    """The pattern of GPT-4o and Tekken: a word breaks where lower case turns to upper."""
+    """Return the pattern of GPT-4o and Tekken: a word breaks where lower case turns to upper."""
     upper = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]"
     lower = r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
     lead = r"[^\r\n\p{L}\p{N}]?"
@@ -105,7 +106,7 @@ _DEEPSEEK_CODER = (r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", _CJK_OR_HANGUL, _DIGIT
 
 @dataclass(frozen=True)
 class PreTokenizer:
-    """How one family of byte-level BPE models prepares text.
+    """The preparation of text by one family of byte-level BPE models.
 
     ``patterns``: Oniguruma regular expressions, applied one after the other.
     ``nfc``: text is brought into Unicode form NFC first.
@@ -122,7 +123,7 @@ class PreTokenizer:
 
 
 _FAMILIES: dict[PreTokenizer, str] = {
-    # What llama.cpp does for files that name no pre-tokenizer of their own.
+    # llama.cpp's rules for files that name no pre-tokenizer.
     PreTokenizer((r"[\p{P}\$\+<=>\^~\|]+", _GPT2, r"\p{N}+", "[0-9][0-9][0-9]")): "default",
     PreTokenizer((_GPT2,)): (
         "gpt-2 phi-2 gigachat a.x-4.0 mellum exaone4 jais trillion granite-docling"

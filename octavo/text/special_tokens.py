@@ -1,7 +1,7 @@
-"""Special tokens in text: finding them, and keeping text from outside from becoming one.
+"""Special tokens in text, finding them and keeping users' text from becoming one.
 
 ``TokenMatcher`` finds the texts of tokens, ``SpecialTokens`` cuts a text at them, and ``Disguise``
-changes what a user wrote so that no special token can begin in it, and changes it back later.
+changes a user's text so that no special token can begin in it, and changes it back later.
 """
 
 from __future__ import annotations
@@ -12,6 +12,30 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 
 _PRIVATE_USE = range(0xF0000, 0xFFFFE)
 _PRIVATE = re.compile("[\U000f0000-\U000fffff]")
+
+
+# Tokens that end a turn. Models emit them whether or not their files call them EOS.
+END_OF_TURN = (
+    "<|eot_id|>",  # Llama 3
+    "<|eom_id|>",
+    "<|eot|>",  # Llama 4
+    "<|eom|>",
+    "<|im_end|>",  # ChatML
+    "<end_of_turn>",  # Gemma
+    "<turn|>",
+    "<|end|>",  # Phi
+    "<|end_of_turn|>",
+    "<|return|>",  # gpt-oss
+    "<|call|>",
+)
+
+
+def end_of_turn_ids(special_tokens: Mapping[str, int]) -> set[int]:
+    """Return the ids of the tokens that end a turn, of special tokens by text."""
+    ids = {special_tokens[text] for text in END_OF_TURN if text in special_tokens}
+    if {"<|return|>", "<|call|>"} <= special_tokens.keys():
+        ids.discard(special_tokens.get("<|end|>", -1))  # there it ends a message, not the turn
+    return ids
 
 
 class TokenMatcher:
@@ -31,7 +55,8 @@ class TokenMatcher:
         self._head = re.compile("|".join(map(re.escape, heads)) or "(?!)")
 
     def match(self, text: str, start: int) -> int:
-        """The end of the longest token that begins at ``start``; ``start`` itself if none does."""
+        """Return the end of the longest token that begins at ``start``; ``start`` itself if none
+        does."""
         for head in (text[start : start + 2], text[start : start + 1]):
             for length in self._lengths.get(head, ()):
                 found = text[start : start + length]  # shorter, where the text ends before
@@ -40,7 +65,7 @@ class TokenMatcher:
         return start
 
     def finditer(self, text: str) -> Iterator[tuple[int, int, int]]:
-        """Yields ``(start, end, token_id)`` of every match, without overlaps, left to right."""
+        """Yield ``(start, end, token_id)`` of every match, without overlaps, left to right."""
         position = 0
         while (head := self._head.search(text, position)) is not None:
             start = head.start()
@@ -53,8 +78,8 @@ class TokenMatcher:
 class SpecialTokens:
     """The special tokens of a vocabulary.
 
-    ``strip_left`` and ``strip_right`` are the ids of tokens that swallow the white space before
-    and after them (``lstrip`` and ``rstrip`` of tokenizer.json).
+    ``strip_left`` and ``strip_right`` are the ids of tokens that remove the white space before and
+    after them (``lstrip`` and ``rstrip`` of tokenizer.json).
     """
 
     def __init__(
@@ -75,7 +100,7 @@ class SpecialTokens:
         self.first = re.compile(f"[{alternatives}]" if alternatives else "(?!)")
 
     def may_begin(self, text: str, start: int) -> bool:
-        """Whether a special token begins at ``start``, or would if more text followed."""
+        """True if a special token begins at ``start``, or would if more text followed."""
         if self.matcher.match(text, start) > start:
             return True
         tail = text[start : start + self._longest]
@@ -84,7 +109,7 @@ class SpecialTokens:
         return ends_text and index < len(self._sorted) and self._sorted[index].startswith(tail)
 
     def split(self, text: str) -> list[str | int]:
-        """Cuts ``text`` into plain text and the ids of the special tokens in it."""
+        """Cut ``text`` into plain text and the ids of the special tokens in it."""
         pieces: list[str | int] = []
         done = 0
         for start, end, token_id in self.matcher.finditer(text):
@@ -119,7 +144,7 @@ class Disguise:
         self._specials = specials
         taken = {character for text in used for character in _PRIVATE.findall(text)}
         free = (chr(code) for code in _PRIVATE_USE if chr(code) not in taken)
-        self.tag = next(free)  # one more character that occurs nowhere, for whoever needs a mark
+        self.tag = next(free)  # one more character that occurs nowhere, to mark places with
         self._cover = dict(zip(specials.first_characters, free, strict=False))
         self._literals = [
             literal

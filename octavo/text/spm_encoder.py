@@ -1,4 +1,4 @@
-"""SentencePiece-style BPE: pieces are merged by score, what has no piece becomes bytes.
+"""SentencePiece-style BPE, which merges pieces by score and falls back on bytes.
 
 Building merges for the ``tokenizers`` library out of 262,144 scored pieces takes seconds; this
 encoder needs only the vocabulary as a dictionary, and is exact.
@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 
 from octavo.text.special_tokens import TokenMatcher
 
-SPACE = "\u2581"  # how pieces write a space
+SPACE = "\u2581"  # stands for a space in pieces
 
 _NEVER = 1 << 62  # the order of a pair that is no piece
 _MAX_CACHED_WORD = 64
@@ -22,7 +22,7 @@ _MAX_GLUE = 64
 
 
 class SpmEncoder:
-    """Encodes plain text by scores.
+    """An encoder of plain text by the scores of pieces.
 
     ``pieces``: text -> id of the pieces that merging may produce (single characters included).
     ``order``: by token id, the rank of its score: 0 merges first, equal scores share a rank.
@@ -104,7 +104,7 @@ class SpmEncoder:
         return _NEVER if token_id is None else self._order[token_id]
 
     def _merge_short(self, word: str) -> list[str]:
-        """Merges the best pair, of equals the leftmost, until no pair is a piece."""
+        """Merge the best pair, of equals the leftmost, until no pair is a piece."""
         symbols = list(word)
         orders = [self._pair_order(word[i : i + 2]) for i in range(len(word) - 1)]
         while orders and (best := min(orders)) < _NEVER:
@@ -118,7 +118,8 @@ class SpmEncoder:
         return symbols
 
     def _merge_long(self, word: str) -> list[str]:
-        """The same in O(n log n): a heap of (order, position), packed into one integer each.
+        """Merge like `_merge_short`, in O(n log n) with a heap of (order, position), packed into
+        integers.
 
         ``ends[i]`` is where the symbol that begins at i ends, ``starts[j]`` where the symbol that
         ends at j begins; ``current[i]`` is the order of the pair that begins at i. A heap entry
@@ -165,7 +166,7 @@ class SpmEncoder:
 
 
 def _word_pattern(pieces: Mapping[str, int]) -> re.Pattern[str]:
-    """Cuts text where no merge can cross: before a space, almost always.
+    """Return a pattern that cuts text where no merge can cross: before a space, almost always.
 
     Pieces hold spaces at their front only, but for a few (Gemma has one, ``>\u2581</``); before a
     space that follows the character such a piece has there, text is not cut.

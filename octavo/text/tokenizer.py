@@ -1,9 +1,9 @@
-"""Text to token ids and back, for every kind of model file.
+"""`Tokenizer`, which turns text to token ids and back for every kind of model file.
 
     Tokenizer ── encoder   plain text -> ids           encoders.py, spm_encoder.py
               ├─ specials  special tokens in text      special_tokens.py
               ├─ decoder   ids -> bytes, text          decoders.py
-              └─ chat      conversation -> text        chat.py, chat_template.py
+              └─ chat      conversation -> text        chat_rendering.py, chat_template.py
 
 Built by ``folder_tokenizer.py`` (tokenizer.json) or ``gguf_tokenizer.py`` (GGUF metadata).
 """
@@ -15,35 +15,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from octavo.base.errors import ChatTemplateError, InvalidRequestError
-from octavo.text.decoders import Decoder
-from octavo.text.encoders import Encoder
-from octavo.text.special_tokens import Disguise, SpecialTokens
+from octavo.text.special_tokens import Disguise
+from octavo.text.tokenizer_parts import TokenizerParts
+from octavo.text.unicode import clean_text
 
 if TYPE_CHECKING:
     from octavo.text.chat_template import ChatTemplate
-
-# Tokens that end a turn. Models emit them whether or not their files call them EOS.
-END_OF_TURN = (
-    "<|eot_id|>",  # Llama 3
-    "<|eom_id|>",
-    "<|eot|>",  # Llama 4
-    "<|eom|>",
-    "<|im_end|>",  # ChatML
-    "<end_of_turn>",  # Gemma
-    "<turn|>",
-    "<|end|>",  # Phi
-    "<|end_of_turn|>",
-    "<|return|>",  # gpt-oss
-    "<|call|>",
-)
-
-
-def end_of_turn_ids(special_tokens: Mapping[str, int]) -> set[int]:
-    """The ids of the tokens that end a turn, out of special tokens (text -> id)."""
-    ids = {special_tokens[text] for text in END_OF_TURN if text in special_tokens}
-    if {"<|return|>", "<|call|>"} <= special_tokens.keys():
-        ids.discard(special_tokens.get("<|end|>", -1))  # there it ends a message, not the turn
-    return ids
 
 
 class ChatPrompt(NamedTuple):
@@ -54,75 +31,62 @@ class ChatPrompt(NamedTuple):
 
 
 class Tokenizer:
-    """One model's tokenizer. Nothing in it changes after loading; any threads may share it.
+    """One model's tokenizer. It does not change after loading; any threads may share it.
 
-    ``vocab_size``: one more than the largest id, added tokens included.
+    The attributes are those of `TokenizerParts`, and:
+
     ``leading_bos``: BOS if the model wants it at the beginning of a text, else None.
-    ``stop_token_ids``: EOS and every token that ends a turn.
     ``chat_template``: the source of the model's default chat template, if it has one.
-    ``named_tokens``: the texts that templates know as ``bos_token``, ``eos_token``, ...
     """
 
-    def __init__(
-        self,
-        *,
-        encoder: Encoder,
-        decoder: Decoder,
-        specials: SpecialTokens,
-        vocab_size: int,
-        bos_token_id: int | None,
-        eos_token_id: int | None,
-        stop_token_ids: Iterable[int],
-        prefix_ids: Sequence[int] = (),
-        suffix_ids: Sequence[int] = (),
-        named_tokens: Mapping[str, str] | None = None,
-        chat_templates: Mapping[str, str] | None = None,
-    ):
-        self.encoder = encoder
-        self.decoder = decoder
-        self.specials = specials
-        self.vocab_size = vocab_size
-        self.bos_token_id = bos_token_id
-        self.eos_token_id = eos_token_id
-        self.stop_token_ids = frozenset(stop_token_ids)
-        self.named_tokens = dict(named_tokens or {})
-        self._prefix_ids = list(prefix_ids)
-        self.leading_bos = bos_token_id if bos_token_id in prefix_ids[:1] else None
-        self._suffix_ids = list(suffix_ids)
-        self._chat_templates = dict(chat_templates or {})
+    def __init__(self, parts: TokenizerParts):
+        self.encoder = parts.encoder
+        self.decoder = parts.decoder
+        self.specials = parts.specials
+        self.vocab_size = parts.vocab_size
+        self.bos_token_id = parts.bos_token_id
+        self.eos_token_id = parts.eos_token_id
+        self.stop_token_ids = frozenset(parts.stop_token_ids)
+        self.named_tokens = dict(parts.named_tokens)
+        self._prefix_ids = list(parts.prefix_ids)
+        self.leading_bos = (
+            parts.bos_token_id if parts.bos_token_id in parts.prefix_ids[:1] else None
+        )
+        self._suffix_ids = list(parts.suffix_ids)
+        self._chat_templates = dict(parts.chat_templates)
         self.chat_template = self._chat_templates.get("default")
 
     @classmethod
     def from_folder(cls, folder: Path, *, extra_stop_ids: Iterable[int] = ()) -> Tokenizer:
-        """Loads ``tokenizer.json`` and the files beside it; ModelFileError names what is wrong.
+        """Load ``tokenizer.json`` and the files beside it; a ModelFileError says what is wrong.
 
         ``extra_stop_ids``: further ids that end an output (generation_config.json has them).
         """
         from octavo.text.folder_tokenizer import load_folder
 
-        return load_folder(Path(folder), extra_stop_ids)
+        return cls(load_folder(Path(folder), extra_stop_ids))
 
     @classmethod
     def from_gguf(
         cls, metadata: Mapping[str, Any], path: Path, *, extra_stop_ids: Iterable[int] = ()
     ) -> Tokenizer:
-        """Builds the tokenizer that the metadata of a GGUF file describes.
+        """Build the tokenizer that the metadata of a GGUF file describes.
 
         ``path`` is for messages only. Raises ModelFileError if the metadata is damaged, and
         UnsupportedModelError for a kind of tokenizer that octavo does not have.
         """
         from octavo.text.gguf_tokenizer import load_gguf
 
-        return load_gguf(metadata, Path(path), extra_stop_ids)
+        return cls(load_gguf(metadata, Path(path), extra_stop_ids))
 
     # -- text to ids ------------------------------------------------------------------------------
 
     def encode(
         self, text: str, *, add_special_tokens: bool = True, parse_special: bool = False
     ) -> list[int]:
-        """Token ids of ``text``.
+        """Return the token ids of ``text``.
 
-        ``add_special_tokens``: puts BOS and EOS where the model wants them.
+        ``add_special_tokens``: adds BOS and EOS where the model wants them.
         ``parse_special``: the texts of special tokens in ``text`` become these tokens; otherwise
         they are text like any other. A lone surrogate is read as U+FFFD.
         """
@@ -135,7 +99,7 @@ class Tokenizer:
         return [*self._prefix_ids, *ids, *self._suffix_ids] if add_special_tokens else ids
 
     def encode_words(self, words: Iterable[str]) -> tuple[tuple[int, ...], ...]:
-        """The token ids of words, each as it is at the start of a text and after a space."""
+        """Return the token ids of words, each as it is at the start of a text and after a space."""
         encoded: dict[tuple[int, ...], None] = {}
         for word in words:
             for text in (word, " " + word.lstrip()):
@@ -146,21 +110,21 @@ class Tokenizer:
     # -- ids to text ------------------------------------------------------------------------------
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
-        """The text of ``token_ids``; an id that names no token has none."""
+        """Return the text of ``token_ids``; an id that names no token has none."""
         if skip_special_tokens:
             token_ids = [i for i in token_ids if i not in self.specials.ids]
         return self.decoder.decode(token_ids)
 
     def token_bytes(self, token_id: int) -> bytes:
-        """The bytes that one token contributes to text; of a special token, its own text."""
+        """Return the bytes that one token contributes to text; of a special token, its own text."""
         return self.decoder.token_bytes(token_id)
 
     def token_text(self, token_id: int) -> str:
-        """One token for display; bytes that are no character by themselves become U+FFFD."""
+        """Return one token for display; bytes that are no character by themselves become U+FFFD."""
         return self.token_bytes(token_id).decode(errors="replace")
 
     def is_special(self, token_id: int) -> bool:
-        """Whether the token is a control or unknown token, which output does not show."""
+        """True if the token is a control or unknown token, which output does not show."""
         return token_id in self.specials.ids
 
     # -- conversations ----------------------------------------------------------------------------
@@ -168,23 +132,23 @@ class Tokenizer:
     def apply_chat_template(
         self, messages: Sequence[Mapping[str, Any]], **options: Any
     ) -> list[int]:
-        """The prompt of a conversation, as ids. See ``chat_prompt`` for the arguments."""
+        """Return the prompt of a conversation as ids. See ``chat_prompt`` for the arguments."""
         return self.chat_prompt(messages, **options).token_ids
 
     def render_chat_template(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> str:
-        """The prompt of a conversation, as text. See ``chat_prompt`` for the arguments."""
+        """Return the prompt of a conversation as text. See ``chat_prompt`` for the arguments."""
         text, disguise = self._render_chat(messages, **options)
         return disguise.reveal(text)
 
     def chat_prompt(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> ChatPrompt:
-        """The prompt of a conversation, as text and as ids.
+        """Return the prompt of a conversation as text and as ids.
 
         The special tokens that the template writes are special; the same texts in messages, tools
         and further options are not. The template writes BOS itself where the model wants it.
 
         ``tools``: JSON schemas of functions that the model may call.
         ``add_generation_prompt`` (True): ends with the header of the assistant's next message.
-        ``continue_final_message``: ends inside the last message, for the model to go on with.
+        ``continue_final_message``: ends inside the last message, which the model continues.
         ``chat_template``: a template, or the name of one of the model's, instead of its default.
         ``chat_template_content_format``: whether the template gets contents as text ("string"), as
         lists of parts ("openai"), or as it reads them ("auto").
@@ -201,7 +165,7 @@ class Tokenizer:
         return ChatPrompt(disguise.reveal(text), token_ids)
 
     def chat_template_source(self, chat_template: str | None = None, *, tools: Any = None) -> str:
-        """The source of the template that ``chat_prompt`` takes for these arguments."""
+        """Return the source of the template that ``chat_prompt`` takes for these arguments."""
         return self._compiled_template(chat_template, tools).source
 
     def _render_chat(
@@ -243,12 +207,3 @@ class Tokenizer:
         if not isinstance(chat_template, str):
             raise InvalidRequestError("expected the text of a template", "chat_template")
         return compile_chat_template(self._chat_templates.get(chat_template, chat_template))
-
-
-def clean_text(text: str) -> str:
-    """``text`` with every lone surrogate, which is no character, replaced by U+FFFD."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-    return text

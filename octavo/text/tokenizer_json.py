@@ -1,4 +1,4 @@
-"""From the metadata of a GGUF file to the tokenizer files of a Hugging Face folder.
+"""Writes the tokenizer files of a Hugging Face folder from the metadata of a GGUF file.
 
 ``tokenizer.json`` says in full what GGUF metadata only names: how text is cut into words, and in
 which order pieces are merged. The ids are those that octavo gives for the metadata, but for one
@@ -33,20 +33,21 @@ from octavo.text.spm_encoder import SPACE
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as LibraryTokenizer
 
-# By GGUF's names of the ids. What separates texts or classifies them, a language model has not.
+# By GGUF's names of the ids. Language models have no tokens that separate or classify texts.
 _NAMES = {"bos": "bos", "eos": "eos", "unknown": "unk", "padding": "pad"}
 
 
 def tokenizer_files(metadata: Mapping[str, Any], path: Path) -> dict[str, str]:
-    """The files of a tokenizer, by name: their texts.
+    """Return the files of a tokenizer, as texts by name.
 
     Args:
         metadata: of a GGUF file.
-        path: which is named in errors.
+        path: of that file, for errors.
 
     Raises:
-        ModelFileError: the metadata is damaged. UnsupportedModelError: octavo cannot encode so, or
-            ``tokenizer.json`` cannot say it.
+        ModelFileError: the metadata is damaged.
+        UnsupportedModelError: octavo does not have this kind of tokenizer, or ``tokenizer.json``
+            cannot describe it.
     """
     vocabulary = Vocabulary(metadata, path)
     model = vocabulary.fields.text("model")
@@ -65,7 +66,8 @@ def tokenizer_files(metadata: Mapping[str, Any], path: Path) -> dict[str, str]:
 
 
 def _byte_level(vocabulary: Vocabulary) -> tuple[LibraryTokenizer, dict[str, list[int]]]:
-    """The library's tokenizer without special tokens, and the ids that go around a prompt."""
+    """Return the library's tokenizer without special tokens, and the ids that go around a
+    prompt."""
     from tokenizers import decoders
 
     family = byte_level_family(vocabulary)
@@ -121,7 +123,7 @@ def _as_piece(text: str) -> str:
 
 
 def _merges(vocabulary: Vocabulary) -> list[tuple[str, str]]:
-    """Every way in which two pieces make a third, the third with the best score first."""
+    """Return every way in which two pieces make a third, by the score of the third, best first."""
     order = merge_order(vocabulary.numbers("scores", "fiu"))
     tokens = vocabulary.tokens
     normal = np.flatnonzero(vocabulary.types == TokenType.NORMAL).tolist()
@@ -170,12 +172,12 @@ def _surround(
 
 
 def _config(vocabulary: Vocabulary) -> dict[str, Any]:
-    """The contents of ``tokenizer_config.json``."""
+    """Return the contents of ``tokenizer_config.json``."""
     templates = chat_templates(vocabulary)
     config: dict[str, Any] = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "clean_up_tokenization_spaces": False,
-        "model_max_length": 10**30,  # how transformers says that the tokenizer knows of no limit
+        "model_max_length": 10**30,  # transformers' value for no limit
     }
     for theirs, ours in _NAMES.items():
         if theirs in vocabulary.ids:

@@ -1,8 +1,8 @@
-"""From the tokenizer of a Hugging Face folder to the metadata of a GGUF file.
+"""Writes the metadata of a GGUF file from the tokenizer of a Hugging Face folder.
 
 GGUF names a way of cutting text into words instead of carrying it, and has scores where
-``tokenizer.json`` has merges. So what comes out is tried on a text of all sorts, and is an error if
-it gives other ids than the folder's own tokenizer.
+``tokenizer.json`` has merges. So the metadata is tried on a text of all sorts; it is an error if it
+gives other ids than the folder's own tokenizer.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _NAMES = {
     "mask": "mask",
 }
 
-# What the rules of tokenizers disagree on: digits, contractions, capitals, marks, white space.
+# Text on which tokenizers differ: digits, contractions, capitals, marks, white space.
 _PROBE = (
     "Hello,  World!!! it's IT'S they'll THEY'LL we\u2019re 1 12 123 1234567 3.14159 x86_64\n\n\n"
     " \tfoo_bar(baz[0]) -> {'a': 1}; // no\u00a0break \u3000 wide\r\n  indented\n\ttab   \n"
@@ -50,11 +50,11 @@ _PROBE = (
 
 
 def tokenizer_metadata(folder: Path, num_tokens: int) -> dict[str, Any]:
-    """The entries ``tokenizer.*`` of the metadata of a GGUF file.
+    """Return the entries ``tokenizer.*`` of the metadata of a GGUF file.
 
     Args:
         folder: with a ``tokenizer.json`` and the files beside it.
-        num_tokens: rows of the embedding; what the tokenizer has not becomes unused tokens.
+        num_tokens: rows of the embedding; ids that the tokenizer lacks become unused tokens.
 
     Raises:
         ModelFileError: the folder's files are damaged, or of another model.
@@ -81,7 +81,7 @@ def tokenizer_metadata(folder: Path, num_tokens: int) -> dict[str, Any]:
 
 
 def _kind(library: LibraryTokenizer, described: dict[str, Any], path: Path) -> dict[str, Any]:
-    """Which kind it is, with what only this kind has."""
+    """Return the metadata that says which kind of tokenizer it is, and that only this kind has."""
     model = described["model"]
     if model["type"] == "BPE" and (described["decoder"] or {}).get("type") == "ByteLevel":
         return {
@@ -103,7 +103,7 @@ def _kind(library: LibraryTokenizer, described: dict[str, Any], path: Path) -> d
 
 
 def _pre_tokenizer(library: LibraryTokenizer, ignore_merges: bool, path: Path) -> str:
-    """The name of the rules that cut the probe as the library does."""
+    """Return the name of the rules that cut the probe as the library does."""
     from tokenizers import normalizers
 
     wanted = _words(library.normalizer, library.pre_tokenizer)
@@ -123,7 +123,7 @@ def _words(normalizer: Any, pre_tokenizer: Any) -> list[str]:
 
 
 def _lists(own: FolderLibrary, model: dict[str, Any], kind: str, num_tokens: int) -> dict[str, Any]:
-    """What there is one of for each token."""
+    """Return the metadata lists that have an entry for each token."""
     types = _types(own, model, num_tokens)
     tokens = [own.library.id_to_token(i) or f"[PAD{i}]" for i in range(num_tokens)]
     if kind != "llama":
@@ -134,7 +134,7 @@ def _lists(own: FolderLibrary, model: dict[str, Any], kind: str, num_tokens: int
 
 
 def _named_ids(own: FolderLibrary, path: Path) -> dict[str, int | bool]:
-    """The ids of tokens with names, and which of them go around a text."""
+    """Return the ids of tokens with names, and whether BOS and EOS go around a text."""
     values: dict[str, int | bool] = {
         f"{ours}_token_id": own.ids[theirs] for theirs, ours in _NAMES.items() if theirs in own.ids
     }
@@ -149,7 +149,7 @@ def _named_ids(own: FolderLibrary, path: Path) -> dict[str, int | bool]:
 
 
 def _types(own: FolderLibrary, model: dict[str, Any], num_tokens: int) -> np.ndarray:
-    """TokenType by id, int32 [num_tokens]."""
+    """Return the TokenType of each id, int32 [num_tokens]."""
     types = np.full(num_tokens, TokenType.UNUSED, np.int32)
     for token, i in model["vocab"].items():
         is_byte = model.get("byte_fallback") and token in _BYTES
@@ -160,9 +160,9 @@ def _types(own: FolderLibrary, model: dict[str, Any], num_tokens: int) -> np.nda
 
 
 def _scores(model: dict[str, Any], num_tokens: int) -> np.ndarray:
-    """Scores by which pieces are merged in the order of ``merges``, float32 [num_tokens].
+    """Return scores by which pieces are merged in the order of ``merges``, float32 [num_tokens].
 
-    Pieces that no merge makes come last; nobody looks at their scores.
+    Pieces that no merge makes come last; their scores are not used.
     """
     scores = np.full(num_tokens, -float(len(model["vocab"])), np.float32)
     ids = model["vocab"]

@@ -13,7 +13,9 @@ from octavo.server.settings import ServerSettings
 )
 def test_durations(said, seconds):
     assert parse_duration(said) == pytest.approx(seconds)
-    assert ServerSettings(max_predicted_ttft=said).most_first_token_seconds == parse_duration(said)
+    assert ServerSettings(max_predicted_ttft=said).max_predicted_ttft_seconds == parse_duration(
+        said
+    )
 
 
 @pytest.mark.parametrize("said", ["", "fast", 0, "0s", -1, "1m", "nan", "1e400"])

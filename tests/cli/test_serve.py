@@ -35,7 +35,7 @@ def test_the_server_may_ask_for_a_calibration_of_its_model(served, monkeypatch):
     )
     assert cli.main(["serve", "m", "--max-predicted-ttft", "0.5s"]) == 0
     ((_, settings, find_calibration),) = served
-    assert settings.most_first_token_seconds == 0.5
+    assert settings.max_predicted_ttft_seconds == 0.5
     assert find_calibration() == "what was measured of m"
 
 

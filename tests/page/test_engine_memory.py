@@ -13,8 +13,8 @@ import pytest
 from octavo.core.sampling_params import SamplingParams
 from octavo.core.stats import StepStats
 from octavo.server.engine.generation import EngineState, Generation, GenerationRequest
-from octavo.server.watch import step_stream
-from octavo.server.watch.snapshot_stream import SnapshotViewer
+from octavo.server.watch import step_viewer
+from octavo.server.watch.snapshot_viewer import SnapshotViewer
 
 pytestmark = pytest.mark.long
 
@@ -63,9 +63,9 @@ def take_step(viewer: SnapshotViewer, number: int) -> None:
     # Each step, so that each frame has as many as it keeps, however slow the browser is.
     rows = [(f"{name}#0", number, 1, 1, 0, 0) for name in running]
     preempted = [rows[0][0]] if number % 90 == 0 else []
-    viewer.put_look(number, {"rows": rows, "preempted": preempted})
+    viewer.put_snapshot(number, {"rows": rows, "preempted": preempted})
     if number % 40 == 0:
-        viewer.put_look(number, picture(running, number))
+        viewer.put_snapshot(number, picture(running, number))
         request = GenerationRequest(running[-1], [1, 2, 3], SamplingParams(), 0.0)
         viewer.put_end(Generation(request, lambda one: None), "stop")
         viewer.put_rejection("queue_requests")
@@ -80,7 +80,7 @@ def picture(running: list[str], number: int) -> dict[str, Any]:
 
 
 def test_half_an_hour_leaves_nothing_behind(tab, steps, monkeypatch):
-    monkeypatch.setattr(step_stream, "_INTERVAL", step_stream._INTERVAL / SPEED)
+    monkeypatch.setattr(step_viewer, "_INTERVAL", step_viewer._INTERVAL / SPEED)
     steps.endless = steady_work
     tab.call("Page.addScriptToEvaluateOnNewDocument", source=FASTER)
     tab.open("engine")

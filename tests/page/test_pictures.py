@@ -162,10 +162,10 @@ def test_an_address_shows_the_same_again(tab):
     tab.wait_for("document.querySelector('.figures .figure') !== null")
     assert tab.text(".figures") == figures
     tab.js("location.hash = '#paged-kv?step=3&size=2&nonsense=1'")
-    tab.wait_for_text("h2", "Paged keys and values")
+    tab.wait_for_text("h2", "Paged KV cache")
     tab.wait_for_text(".controls", "3 of")
     tab.js("location.hash = '#kv-growth?users=many&model=none&context=1e99'")
-    tab.wait_for_text("h2", "Keys and values grow")
+    tab.wait_for_text("h2", "KV cache growth")
     tab.wait_for_text(".controls", "16 requests")
 
 
@@ -205,7 +205,7 @@ def test_a_picture_says_what_it_is_about_before_its_data_is_there(tab, site):
     site.deployed.clear()
     try:
         tab.open("pictures#kv-growth")
-        tab.wait_for_text("#picture h2", "Keys and values grow")
+        tab.wait_for_text("#picture h2", "KV cache growth")
         assert "are being loaded" in tab.text("#picture [role=status]")
     finally:
         site.deployed.set()

@@ -16,16 +16,16 @@ from octavo.core.batch import TokenLogprobs
 from octavo.core.limits import QueueLimits, RequestWork
 from octavo.core.stats import StepStats
 from octavo.server.api.prompts import PromptRenderer
-from octavo.server.api.service import Service
+from octavo.server.api.server_context import ServerContext
 from octavo.server.engine.generation import (
     EngineFacts,
     EngineState,
     Generation,
     GenerationRequest,
 )
+from octavo.server.http.access_control import DrainState
 from octavo.server.http.context import RequestContext
 from octavo.server.http.errors import HttpError, error_response, to_http_error
-from octavo.server.http.gate import Lifecycle
 from octavo.server.http.tenants import Tenant
 from octavo.server.settings import ServerSettings
 from octavo.serving.outputs import Delta
@@ -42,18 +42,18 @@ def fake_engine(byte_tokenizer) -> FakeEngine:
 
 
 @pytest.fixture
-def create_service(byte_tokenizer) -> Callable[..., Service]:
+def create_service(byte_tokenizer) -> Callable[..., ServerContext]:
     """Makes the service of one engine; other keyword arguments are the server's settings."""
 
-    def create(engine, *, model_argument: str | None = None, **settings) -> Service:
+    def create(engine, *, model_argument: str | None = None, **settings) -> ServerContext:
         chosen = ServerSettings(**settings)
         trust = chosen.trust_request_chat_template
-        return Service(
+        return ServerContext(
             settings=chosen,
             engine=engine,
             prompts=PromptRenderer(byte_tokenizer, trust_request_chat_template=trust),
             metrics=None,
-            lifecycle=Lifecycle(),
+            drain_state=DrainState(),
             model_names=("tiny", "also-tiny"),
             created=1_700_000_000,
             model_argument=model_argument,
@@ -127,12 +127,12 @@ class FakeEngine:
         self.error: Exception = RuntimeError("asked for")
         self.answer: Callable[[GenerationRequest, int], list[int]] = _backwards
         self._tasks: set[asyncio.Task[None]] = set()
-        self.is_watched = False
+        self.is_enabled = False
 
-    def watch(self, is_watched: bool) -> None:
-        self.is_watched = is_watched
+    def enable_snapshots(self, is_enabled: bool) -> None:
+        self.is_enabled = is_enabled
 
-    def check_room(self, tenant: str = "") -> None:
+    def check_capacity(self, tenant: str = "") -> None:
         if self.room_error is not None:
             raise self.room_error
 

@@ -21,9 +21,9 @@ from octavo.server.app import (
     described_paths,
     post_routes,
 )
+from octavo.server.http.access_control import App
 from octavo.server.http.body import JsonRoute
 from octavo.server.http.context import RequestContext
-from octavo.server.http.gate import App
 from octavo.server.http.tenants import Tenant, Tenants
 from octavo.server.watch.metrics import Metrics
 
@@ -82,9 +82,9 @@ def test_every_post_is_under_the_same_rules(fake_engine, create_service):
         transport = httpx.ASGITransport(app, client=(address, 1))
         async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
             answers = [await client.post(path, json={}) for _ in range(2)]
-            service.lifecycle.is_draining = True
+            service.drain_state.is_draining = True
             answers.append(await client.post(path, json={}))
-            service.lifecycle.is_draining = False
+            service.drain_state.is_draining = False
         return [answer.status_code for answer in answers]
 
     for number, path in enumerate(paths):
@@ -115,7 +115,7 @@ def test_nothing_but_health_is_for_those_without_the_key(fake_engine, create_ser
     assert {each for each, status in found.items() if status != 401} == {
         ("GET", "/health"), ("HEAD", "/health"),
     }  # fmt: skip
-    assert not fake_engine.is_watched
+    assert not fake_engine.is_enabled
 
 
 # -- lists -----------------------------------------------------------------------------------------

@@ -119,8 +119,10 @@ def test_a_key_among_the_arguments_is_warned_of(monkeypatch, caplog):
     for keys, num_warnings in (((), 0), (("k",), 1)):
         with caplog.at_level("WARNING", "octavo.server"), pytest.raises(ModelNotFoundError):
             run.serve(EngineArgs("m"), ServerSettings(api_key=keys))
-        assert [one.getMessage() for one in caplog.records].count(run.KEY_IN_SIGHT) == num_warnings
-    assert "--api-key-file" in run.KEY_IN_SIGHT
+        assert [one.getMessage() for one in caplog.records].count(
+            run.VISIBLE_KEYS_WARNING
+        ) == num_warnings
+    assert "--api-key-file" in run.VISIBLE_KEYS_WARNING
 
 
 REFUSAL = OSError(errno.ENOMEM, "Cannot allocate memory")

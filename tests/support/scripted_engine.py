@@ -7,7 +7,7 @@ import signal
 import socket
 
 from octavo.server.engine.generation import EngineFacts
-from octavo.server.engine.wire import encode
+from octavo.server.engine.wire import encode_message
 
 INFO = {"device": "none", "kernels": "no"}
 FACTS = EngineFacts(64, 8, 260, 64, 4, info=INFO, choices=("a", "b"))
@@ -28,7 +28,7 @@ class ScriptedEngine:
         if line is DEATH:
             self.kill()
         elif line is not SILENCE:
-            self._theirs.send(encode(line))
+            self._theirs.send(encode_message(line))
 
     def kill(self, signum=signal.SIGKILL):
         self.is_over = True

@@ -102,9 +102,9 @@ def test_bos_is_not_added_twice(chatml):
 
 
 def test_no_template(chatml_folder):
-    from octavo.text.folder_tokenizer import load_folder
+    from octavo.text.tokenizer import Tokenizer
 
-    tokenizer = load_folder(chatml_folder)
+    tokenizer = Tokenizer.from_folder(chatml_folder)
     tokenizer._chat_templates = {}
     with pytest.raises(ChatTemplateError, match="no chat template"):
         tokenizer.apply_chat_template([USER])

@@ -10,6 +10,7 @@ from octavo.text.decoders import ByteDecoder
 from octavo.text.detokenizer import IncrementalDetokenizer
 from octavo.text.special_tokens import SpecialTokens
 from octavo.text.tokenizer import Tokenizer
+from octavo.text.tokenizer_parts import TokenizerParts
 
 SPECIAL = 256
 
@@ -28,13 +29,15 @@ def byte_tokenizer(**options) -> Tokenizer:
         **options,
     )
     return Tokenizer(
-        encoder=Encoder(),
-        decoder=decoder,
-        specials=SpecialTokens({"<S>": SPECIAL}),
-        vocab_size=258,
-        bos_token_id=None,
-        eos_token_id=SPECIAL,
-        stop_token_ids=[SPECIAL],
+        TokenizerParts(
+            encoder=Encoder(),
+            decoder=decoder,
+            specials=SpecialTokens({"<S>": SPECIAL}),
+            vocab_size=258,
+            bos_token_id=None,
+            eos_token_id=SPECIAL,
+            stop_token_ids=[SPECIAL],
+        )
     )
 
 

@@ -8,7 +8,7 @@ import pytest
 
 import octavo.text
 from octavo.base.errors import InvalidRequestError
-from octavo.text.tokenizer import clean_text
+from octavo.text.unicode import clean_text
 
 
 def test_import_is_light():

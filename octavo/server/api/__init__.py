@@ -1,1 +1,1 @@
-"""What clients speak: a room for each API, and what all of them share."""
+"""The APIs that clients speak: a folder for each, and the modules that they share."""

@@ -1,4 +1,7 @@
-"""What all answers have. These models describe the API; answers are not made through them."""
+"""Fields that answers of all APIs have in common.
+
+These models describe answers in the OpenAPI document; answers themselves are made without them.
+"""
 
 from __future__ import annotations
 
@@ -7,26 +10,29 @@ from typing import TypeAlias
 from pydantic import BaseModel, ConfigDict
 
 
-class Entry(BaseModel):
+class AnswerModel(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
 
-class PromptTokensDetails(Entry):
-    """``miss_reason``, of a single prompt: why no more of it was found in the prefix cache."""
+class PromptTokensDetails(AnswerModel):
+    """Cached tokens of prompts; ``miss_reason``, of a single prompt, is why no longer prefix was
+    found."""
 
     cached_tokens: int
     miss_reason: str | None = None
 
 
-class CompletionTokensDetails(Entry):
-    """Where tokens were guessed ahead. What was rejected is in no answer, and not counted in
-    ``completion_tokens``."""
+class CompletionTokensDetails(AnswerModel):
+    """Accepted and rejected draft tokens, with speculative decoding.
+
+    Rejected ones are in no answer, and do not count in ``completion_tokens``.
+    """
 
     accepted_prediction_tokens: int
     rejected_prediction_tokens: int
 
 
-class Usage(Entry):
+class Usage(AnswerModel):
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
@@ -34,12 +40,12 @@ class Usage(Entry):
     completion_tokens_details: CompletionTokensDetails | None = None
 
 
-class Timings(Entry):
-    """Of a request with one prompt, as llama.cpp's server names them. Milliseconds.
+class Timings(AnswerModel):
+    """Times of a request with one prompt, in milliseconds, by the names of llama.cpp's server.
 
     ``prompt_*`` is of the ``prompt_n`` tokens that were computed, ``cache_n`` came from the prefix
     cache. ``predicted_ms`` is the time after the first token, and the rates are of the tokens after
-    it. ``draft_n`` is there where tokens were guessed ahead. None is what cannot be said.
+    it. ``draft_n`` is there with speculative decoding. Unknown values are None.
     """
 
     cache_n: int
@@ -55,7 +61,7 @@ class Timings(Entry):
     draft_n_accepted: int | None = None
 
 
-class Logprob(Entry):
+class Logprob(AnswerModel):
     logprob: float
     rank: int
     decoded_token: str
@@ -65,7 +71,7 @@ class Logprob(Entry):
 PromptLogprobs: TypeAlias = list[dict[str, Logprob] | None]
 
 
-class Answer(Entry):
+class Answer(AnswerModel):
     id: str
     created: int
     model: str
@@ -74,18 +80,18 @@ class Answer(Entry):
     timings: Timings | None = None
 
 
-class ErrorDetails(Entry):
+class ErrorDetails(AnswerModel):
     message: str
     type: str
     param: str | None
     code: str | None
 
 
-class Error(Entry):
+class Error(AnswerModel):
     error: ErrorDetails
 
 
-class Model(Entry):
+class Model(AnswerModel):
     id: str
     object: str
     created: int
@@ -97,6 +103,6 @@ class Model(Entry):
     permission: list[str]
 
 
-class ModelList(Entry):
+class ModelList(AnswerModel):
     object: str
     data: list[Model]

@@ -1,4 +1,4 @@
-"""What the fields of requests are made of."""
+"""Types of request fields, and `Body`, the base class of all request bodies."""
 
 from __future__ import annotations
 
@@ -40,21 +40,21 @@ _SLICE = 1 << 13  # ids that are looked at in one go, far below a millisecond
 
 
 class NoEffect:
-    """Marks a field that has no effect here: its values are neither looked at nor kept."""
+    """A mark of a field that has no effect here: its values are neither checked nor kept."""
 
 
 class Body(BaseModel):
-    """A JSON object, of which nothing is converted.
+    """A JSON object whose values are not converted.
 
-    A field that would change what the answer means, and that we cannot do, is declared as
-    `Unsupported` and refused by name. One that has no effect here, because nobody knows it or
-    because it is marked with `NoEffect`, is dropped, and its name is noted in the `IgnoredFields`
-    that validation has for its context. Where these are strict, it is refused like any wrong field.
+    A field that would change the meaning of the answer, and that is not supported here, is declared
+    as `Unsupported` and refused by name. A field without effect, because it is unknown or marked
+    with `NoEffect`, is dropped, and its name is noted in the `IgnoredFields` that validation has
+    for its context. Where these are strict, it is refused like any wrong field.
     """
 
     model_config = ConfigDict(extra="ignore", strict=True, allow_inf_nan=False)
 
-    # Other servers' names of fields, and ours. Ours counts where both are given.
+    # Other servers' names of fields, and octavo's, which counts where both are given.
     synonyms: ClassVar[Mapping[str, str]] = {}
     # Names that would change the answer on other routes, and here too if they were known.
     refused: ClassVar[frozenset[str]] = frozenset()
@@ -68,25 +68,25 @@ class Body(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _keep_what_has_an_effect(cls, value: Any, info: ValidationInfo) -> Any:
+    def _drop_fields_without_effect(cls, value: Any, info: ValidationInfo) -> Any:
         if not isinstance(value, dict):
             return value
         dropped = (value.keys() - cls.model_fields.keys()) | (value.keys() & cls._without_effect)
         if not dropped:
             return value
         ignored = info.context if isinstance(info.context, IgnoredFields) else IgnoredFields()
-        cls._refuse_what_is_not_ours(value, ignored.strict)
+        cls._refuse_unknown_fields(value, ignored.strict)
         if ignored.strict:
             return value
         for name in value:  # in the body's order
             if name in dropped and name not in cls.synonyms and not asks_for_nothing(value[name]):
                 ignored.add(name)
         kept = {name: field for name, field in value.items() if name not in dropped}
-        cls._name_as_ours(value, kept)
+        cls._resolve_synonyms(value, kept)
         return kept
 
     @classmethod
-    def _refuse_what_is_not_ours(cls, value: Mapping[str, Any], strict: bool) -> None:
+    def _refuse_unknown_fields(cls, value: Mapping[str, Any], strict: bool) -> None:
         unknown = value.keys() - cls.model_fields.keys()
         if not strict:
             unknown = {
@@ -105,25 +105,28 @@ class Body(BaseModel):
             )
 
     @classmethod
-    def _name_as_ours(cls, value: dict[str, Any], kept: dict[str, Any]) -> None:
-        """Other servers' fields, under our names. Also in the body as it came: where an error says
-        what is wrong, it looks there for the name."""
-        named_as_ours: dict[str, Any] = {}
+    def _resolve_synonyms(cls, value: dict[str, Any], kept: dict[str, Any]) -> None:
+        """Add other servers' fields under octavo's names to ``kept``.
+
+        They are added to ``value``, the body as it came, too: error messages look names up there.
+        """
+        resolved: dict[str, Any] = {}
         for name in value:  # in the body's order: the first of two counts
-            ours = cls.synonyms.get(name)
-            if ours is not None:
-                named_as_ours[ours] = kept.setdefault(ours, value[name])
-        value |= named_as_ours
+            own_name = cls.synonyms.get(name)
+            if own_name is not None:
+                resolved[own_name] = kept.setdefault(own_name, value[name])
+        value |= resolved
 
 
 def asks_for_nothing(value: Any) -> bool:
-    """Whether a value is one that clients send for what they do not want."""
+    """True if a value is one that clients send for a field that they do not use."""
     return value is None or value is False or value == [] or value == {}
 
 
-@dataclass(frozen=True, eq=False)  # `Annotated` takes what is equal for the same, as 1 and True
+@dataclass(frozen=True, eq=False)  # else `Annotated` would take Only((1,)) and Only((True,)) as one
 class Only:
-    """Accepts these values and those that ask for nothing: null, false, [] and {}."""
+    """A validator that accepts these values and those that ask for nothing: null, false, [] and
+    {}."""
 
     values: tuple[Any, ...] = ()
 
@@ -155,7 +158,10 @@ Unsupported = Annotated[Any, Only()]
 
 
 def first_that_is_no_token_id(values: list[Any]) -> int | None:
-    """Its index. In slices, between which other threads get their turn: there may be a million."""
+    """Return the index of the first value that is no token id, None if all are.
+
+    It goes in slices, between which other threads can run: there may be a million.
+    """
     for start in range(0, len(values), _SLICE):
         part = values[start : start + _SLICE]
         if set(map(type, part)) == {int} and min(part) >= 0 and max(part) <= MAX_TOKEN_ID:
@@ -170,7 +176,10 @@ def first_that_is_no_token_id(values: list[Any]) -> int | None:
 
 @dataclass(frozen=True)
 class TokenIds:
-    """A list of so many token ids. By hand, because pydantic lets no other thread run meanwhile."""
+    """A validator of a list of so many token ids.
+
+    It is not pydantic's, which lets no other thread run meanwhile.
+    """
 
     most: int
     least: int = 0
@@ -213,9 +222,9 @@ Text = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARS)]
 Label = Annotated[str, Field(max_length=512)]  # a name that only the client understands
 RequestId = Annotated[str, Field(pattern=r"^[!-~]+$", max_length=MAX_ID_CHARS)]
 
-# Every list of a body has a bound, and stops at its first wrong item: to say of each what is wrong
-# takes seconds, in which nobody else is served. A test looks at all bodies.
-Object = Annotated[dict[str, Any], Field(max_length=MAX_KEYS)]  # what is in it others judge
+# Every list of a body has a bound, and stops at its first wrong item: reporting each of many takes
+# seconds, in which no other request is served. A test checks all bodies.
+Object = Annotated[dict[str, Any], Field(max_length=MAX_KEYS)]  # its members are checked elsewhere
 StopStrings = Annotated[list[Text], Field(max_length=MAX_STOP_STRINGS, fail_fast=True)]
 Stop = Annotated[
     Annotated[Text, Tag("string")] | Annotated[StopStrings, Tag("list")],
@@ -228,7 +237,7 @@ LogitBias = Annotated[
 ]
 
 
-# Tokens to generate at most; -1, as llama.cpp's clients send it, is as many as there is room for.
+# Most tokens to generate; -1, as llama.cpp's clients send it, is as many as the context allows.
 MaxTokens = Annotated[
     Annotated[int, Field(ge=1, le=MAX_INT)] | None,
     BeforeValidator(lambda value: None if type(value) is int and value == -1 else value),
@@ -236,9 +245,11 @@ MaxTokens = Annotated[
 
 
 class Speculative(Body):
-    enabled: bool | None = Field(None, description="guess tokens ahead, if the server can (yes)")
+    enabled: bool | None = Field(
+        None, description="draft tokens, if the server has a drafter (yes)"
+    )
     num_speculative_tokens: int | None = Field(
-        None, ge=0, le=MAX_DRAFT_TOKENS, description="at once; the answer is the same"
+        None, ge=0, le=MAX_DRAFT_TOKENS, description="draft tokens a step; the answer is the same"
     )
 
 

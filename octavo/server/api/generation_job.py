@@ -1,4 +1,4 @@
-"""What one HTTP request makes the engine do: a generation for each prompt, all or none."""
+"""The work of one HTTP request, which is a generation for each of its prompts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from octavo.core.prefix_cache import MissReason
 from octavo.core.sampling_params import SamplingParams, check_prompt_logprobs
 from octavo.server.api.requests import GenerationFields
 from octavo.server.api.sampling import is_deterministic
-from octavo.server.api.service import Service
+from octavo.server.api.server_context import ServerContext
 from octavo.server.engine.generation import (
     Generation,
     GenerationRequest,
@@ -26,19 +26,19 @@ from octavo.server.http.tenants import RateLimitError
 from octavo.server.settings import MAX_SAMPLES
 from octavo.serving.outputs import Delta
 
-# Entries of an answer, beyond which it is written in the background.
+# Entries of an answer, beyond which its JSON is written in the background.
 MANY_ENTRIES = 1000
 
-_IDS_PER_TURN = 1 << 13  # of the event loop
-_MAX_ALLOWED_TOKENS = 1 << 20  # of all prompts together, each of which brings them to the engine
+_IDS_PER_TURN = 1 << 13  # token ids that are checked before the event loop goes on
+_MAX_ALLOWED_TOKENS = 1 << 20  # of all prompts together: each is sent to the engine with them
 
 
-class Job:
-    """The generations of one HTTP request, once it has begun. Close it, whatever happens."""
+class GenerationJob:
+    """The generations of one HTTP request. It must be closed, whatever happens."""
 
     def __init__(
         self,
-        service: Service,
+        server: ServerContext,
         context: RequestContext,
         route: str,
         fields: GenerationFields,
@@ -48,13 +48,13 @@ class Job:
         self._work = _work_of(prompts, params)
         self.params = params
         self._tenant = context.tenant
-        self._engine = service.engine
-        self._renderer = service.prompts
-        self._observer = service.observer
+        self._engine = server.engine
+        self._renderer = server.prompts
+        self._observer = server.observer
         self._engine.check_size(*self._work)
         check_prompt_logprobs(params, params.n * sum(map(len, prompts)))  # each choice has them
         _check_allowed_tokens(params, len(prompts))
-        deadline = _deadline(fields.timeout, service.settings.request_timeout, context.arrival_time)
+        deadline = _deadline(fields.timeout, server.settings.request_timeout, context.arrival_time)
         self._requests = [
             GenerationRequest(
                 request_id=uuid.uuid4().hex,
@@ -76,7 +76,7 @@ class Job:
         self._is_charged = False
         self.generations: list[Generation] = []
 
-    async def begin(self) -> Job:
+    async def begin(self) -> GenerationJob:
         """Charge the tenant and queue every prompt, or raise and leave nothing behind.
 
         Raises:
@@ -109,7 +109,7 @@ class Job:
             raise
 
     async def _submit_all(self) -> None:
-        """In turns, since every token id is looked at."""
+        """Submit all prompts, with pauses for the event loop, since every token id is checked."""
         bad_words = await self._renderer.words(self.params.bad_words)
         num_ids = 0
         for request in self._requests:
@@ -122,7 +122,7 @@ class Job:
             num_ids += len(request.prompt_token_ids) + len(self.params.allowed_token_ids or ())
 
     def close(self) -> None:
-        """End what still runs, and refund the tokens that did not come. May be repeated."""
+        """End what still runs, and refund the tokens that were not generated. May be repeated."""
         for generation in self.generations:
             generation.close()
         if not self._is_charged:
@@ -137,13 +137,14 @@ class Job:
         self._tenant.refund_tokens(max(self._work.tokens - used, 0))
 
     async def collect(self) -> list[list[Delta]]:
-        """The ``n`` completions of each prompt, the most likely of them where there are more."""
+        """Return the ``n`` completions of each prompt, the most likely of them where there are
+        more."""
         return [_best(await each.collect(), self.params.n) for each in self.generations]
 
     async def updates(self) -> AsyncGenerator[tuple[int, list[Delta]], None]:
-        """What is new, with the number of its prompt, as it comes.
+        """Yield the number of a prompt and its new deltas, as they come.
 
-        What nobody reads stays in the generations.
+        Unread deltas stay in the generations.
         """
         if len(self.generations) == 1:
             async for deltas in self.generations[0]:
@@ -166,7 +167,7 @@ class Job:
                 future.cancel()
             await asyncio.gather(*waiting, return_exceptions=True)
 
-    # -- what it took ------------------------------------------------------------------------
+    # -- usage and timings -------------------------------------------------------------------
 
     @property
     def num_pending_chars(self) -> int:
@@ -174,17 +175,17 @@ class Job:
 
     @property
     def is_from_cache(self) -> bool:
-        """Whether nothing had to be computed for any prompt."""
+        """True if nothing had to be computed for any prompt."""
         return all(generation.is_from_cache for generation in self.generations)
 
     def usage(self, *, counts_output: bool = True) -> dict[str, Any]:
-        """The ``usage`` object, as it stands."""
+        """Return the ``usage`` object, as it stands."""
         stats = [generation.stats for generation in self.generations]
         num_prompt = sum(each.num_prompt_tokens for each in stats)
         num_output = sum(each.num_output_tokens for each in stats) if counts_output else 0
         found: dict[str, Any] = {"cached_tokens": sum(each.num_cached_tokens for each in stats)}
         if len(stats) == 1 and stats[0].miss_reason:
-            found["miss_reason"] = told_miss_reason(stats[0].miss_reason)
+            found["miss_reason"] = shown_miss_reason(stats[0].miss_reason)
         usage = {
             "prompt_tokens": num_prompt,
             "completion_tokens": num_output,
@@ -200,14 +201,14 @@ class Job:
         return usage
 
     def timings(self) -> dict[str, Any] | None:
-        """The ``timings`` object; None for several prompts, whose times overlap."""
+        """Return the ``timings`` object; None for several prompts, whose times overlap."""
         if len(self.generations) > 1:
             return None
         return _timings(self.generations[0].stats, self.params.num_samples)
 
 
 def _work_of(prompts: Sequence[list[int]], params: SamplingParams) -> RequestWork:
-    """What a request may take; InvalidRequestError if those are too many completions."""
+    """Return the work of a request; raise InvalidRequestError if it has too many completions."""
     num_samples = len(prompts) * params.num_samples
     if num_samples > MAX_SAMPLES:
         raise InvalidRequestError(
@@ -229,8 +230,8 @@ def _check_allowed_tokens(params: SamplingParams, num_prompts: int) -> None:
         )
 
 
-def num_entries(job: Job, completions: Sequence[Sequence[Delta]]) -> int:
-    """How much there is to write of an answer: log-probabilities and choices."""
+def num_entries(job: GenerationJob, completions: Sequence[Sequence[Delta]]) -> int:
+    """Return the number of log-probabilities and choices that an answer will have."""
     num_positions = sum(len(completion.logprobs) for group in completions for completion in group)
     num_positions += sum(len(generation.prompt_logprobs) for generation in job.generations)
     num_top = max(job.params.logprobs or 0, job.params.prompt_logprobs or 0)
@@ -238,7 +239,8 @@ def num_entries(job: Job, completions: Sequence[Sequence[Delta]]) -> int:
 
 
 def sample_error(reason: str | None) -> OctavoError:
-    """The error of a request that got no sample, for a sample's own: its fault, or the engine's."""
+    """Return the error for a request whose only sample failed: the request's fault, or the
+    engine's."""
     if reason in (NO_TOKEN_LEFT, OVERFLOW):
         return InvalidRequestError(reason)
     return EngineError(reason or "no token could be sampled")
@@ -250,19 +252,19 @@ async def _next(generation: Generation) -> list[Delta] | None:
 
 def _best(completions: list[Delta], n: int) -> list[Delta]:
     if len(completions) > n:
-        completions = sorted(completions, key=_badness)[:n]
+        completions = sorted(completions, key=_negative_logprob)[:n]
         for index, completion in enumerate(completions):
             completion.index = index
     return completions
 
 
-def _badness(completion: Delta) -> float:
+def _negative_logprob(completion: Delta) -> float:
     likelihood = completion.cumulative_logprob
     return float("inf") if likelihood is None else -likelihood
 
 
-def told_miss_reason(reason: str) -> str:
-    """What a client may know: not what others have asked."""
+def shown_miss_reason(reason: str) -> str:
+    """Return the miss reason that a client may see: none that reveals what others have asked."""
     unknown, others = MissReason.NEVER_SEEN.value, MissReason.OTHER_SALT.value
     return unknown if reason == others else reason
 

@@ -1,6 +1,6 @@
-"""Prompts as token ids: raw text, and conversations through the model's chat template.
+"""`PromptRenderer`, which makes token ids of texts, and of conversations by the chat template.
 
-All of them are made in the background, small ones by a thread that does nothing else.
+All of it happens in the background, for small prompts in a thread of their own.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ SMALL_TEXT = 4 << 10  # characters whose tokens and template take about a millis
 MAX_MESSAGES = 4096
 MAX_TOOLS = 128
 
-# What a template knows under these names is the request's own; options must not replace it.
+# Variables of the template that come from the request; chat_template_kwargs must not replace them.
 _RESERVED = {
     "add_generation_prompt",
     "chat_template",
@@ -39,7 +39,7 @@ T = TypeVar("T")
 
 
 class PromptRenderer:
-    """The tokenizer and the chat template of the served model. Changes nothing in them.
+    """The tokenizer and the chat template of the served model. It changes neither.
 
     Args:
         chat_template: used instead of the model's own.
@@ -65,11 +65,13 @@ class PromptRenderer:
         parse_special: bool = False,
         limit: int | None = None,
     ) -> list[int]:
-        """The tokens of a text. The names of special tokens in it are text like any other, unless
-        ``parse_special``.
+        """Return the tokens of a text.
+
+        Args:
+            parse_special: whether names of special tokens in the text stand for these tokens.
 
         Raises:
-            PromptTooLongError: it must have more than ``limit`` tokens; they were not counted.
+            PromptTooLongError: by its length it must have more than ``limit`` tokens.
         """
         await self._check_length(prompt, limit)
         return await _run(
@@ -81,14 +83,14 @@ class PromptRenderer:
         )
 
     async def words(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
-        """The tokens of words, in each way that they may be written."""
+        """Return the tokens of words, in each way that they may be written."""
         if not words:
             return ()
         is_small = 2 * sum(map(len, words)) <= SMALL_TEXT
         return await _run(is_small, self.tokenizer.encode_words, words)
 
     async def pieces(self, texts: Sequence[str]) -> list[list[int]]:
-        """The tokens of each of several texts, as it stands within another one."""
+        """Return the tokens of each of several texts, as it stands within another one."""
         if not texts:
             return []
         is_small = sum(map(len, texts)) <= SMALL_TEXT
@@ -109,21 +111,22 @@ class PromptRenderer:
         limit: int | None = None,
         ignored: IgnoredFields | None = None,
     ) -> ChatPrompt:
-        """The prompt of a conversation, in OpenAI's shape.
+        """Return the prompt of a conversation, which has the form of OpenAI's API.
 
-        What the template has no place for is refused, but for ``chat_template_kwargs``, which
+        A field that the template does not use is refused, but for ``chat_template_kwargs``, which
         clients send to any model, and for ``reasoning_effort``, which is noted in ``ignored``
-        (unless that is strict). A developer's message is a system message to templates that do
-        not know that role.
+        (unless that is strict). A developer's message is a system message to templates that do not
+        know that role.
 
         Raises:
-            InvalidRequestError: a field of the conversation is wrong, or the template cannot do it.
+            InvalidRequestError: a field of the conversation is wrong, or the template cannot render
+                it.
             ChatTemplateError: there is no template, or it failed.
-            PromptTooLongError: the messages must have more than ``limit`` tokens.
+            PromptTooLongError: by their length the messages must have more than ``limit`` tokens.
         """
         _check_count(messages, MAX_MESSAGES, "messages")
         _check_count(tools or (), MAX_TOOLS, "tools")
-        # What a request tells the template to do may take long, however few words it takes.
+        # Templates and variables of the request may take long, however short they are.
         is_plain = not chat_template_kwargs and chat_template is None
         is_small = is_plain and _is_small((messages, tools, documents))
         if chat_template is not None and not self._trusts_requests:
@@ -156,7 +159,7 @@ class PromptRenderer:
     async def detokenize(
         self, token_ids: Sequence[int], *, skip_special_tokens: bool = False
     ) -> str:
-        """The text of tokens."""
+        """Return the text of tokens."""
         is_small = len(token_ids) <= SMALL_TEXT
         return await _run(
             is_small, self.tokenizer.decode, token_ids, skip_special_tokens=skip_special_tokens
@@ -168,7 +171,7 @@ class PromptRenderer:
     # -- templates ---------------------------------------------------------------------------
 
     async def template_source(self) -> str:
-        """The chat template; ChatTemplateError if there is none."""
+        """Return the chat template; raise ChatTemplateError if there is none."""
         return await _run(True, self.tokenizer.chat_template_source, self._chat_template)
 
     def _render(
@@ -213,7 +216,7 @@ class PromptRenderer:
         for name in variables:
             if name in _RESERVED or name in self.tokenizer.named_tokens:
                 raise InvalidRequestError(
-                    f"{name!r} is not for requests to set here", "chat_template_kwargs"
+                    f"{name!r} cannot be set by requests here", "chat_template_kwargs"
                 )
         return dict(variables)
 
@@ -233,7 +236,7 @@ class PromptRenderer:
 
     @cached_property
     def _longest_token(self) -> int | None:
-        """Bytes of the longest token, None if tokens need not stand for all of a text."""
+        """Number of bytes of the longest token, None if tokens need not stand for all of a text."""
         if not isinstance(self.tokenizer.decoder, ByteDecoder):
             return None
         lengths = (len(self.tokenizer.token_bytes(i)) for i in range(self.tokenizer.vocab_size))
@@ -252,7 +255,7 @@ def _check_count(values: Sequence[Any], most: int, field: str) -> None:
 
 
 def _is_small(value: Any) -> bool:
-    """Whether JSON-like data has little text and few values; looks at no more than that."""
+    """True if JSON-like data has little text and few values; checks no more than that."""
     size, waiting = 0, [value]
     while waiting:
         value = waiting.pop()
@@ -270,7 +273,8 @@ def _is_small(value: Any) -> bool:
 
 
 def _with_dotted_field(error: InvalidRequestError) -> InvalidRequestError:
-    """The error with its field as all errors of bodies have it: ``messages.0.content``."""
+    """Return the error with its field written as in all errors of bodies:
+    ``messages.0.content``."""
     if error.field is None:
         return error
     message = str(error).removeprefix(f"{error.field}: ")
@@ -278,7 +282,7 @@ def _with_dotted_field(error: InvalidRequestError) -> InvalidRequestError:
 
 
 def _contents(messages: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """The texts of messages; what else is in them is not for this to judge."""
+    """Yield the texts of messages; their other parts are checked elsewhere."""
     for message in messages:
         content = message.get("content")
         if isinstance(content, str):
@@ -290,12 +294,16 @@ def _contents(messages: Sequence[Mapping[str, Any]]) -> Iterator[str]:
 
 
 def _as_system(message: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A developer's message, for templates that know only the older name of that role."""
+    """Return a developer's message as a system message, for templates that do not know that
+    role."""
     return {**message, "role": "system"} if message.get("role") == "developer" else message
 
 
 def _with_parsed_arguments(message: Mapping[str, Any], index: int) -> Mapping[str, Any]:
-    """Arguments of tool calls as objects, which templates expect; OpenAI's API has them as text."""
+    """Return a message with the arguments of tool calls as objects.
+
+    Templates expect objects; OpenAI's API has them as text.
+    """
     calls = message.get("tool_calls")
     if not calls:
         return message

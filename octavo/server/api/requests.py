@@ -1,4 +1,4 @@
-"""The fields that requests for chat and for completions have in common."""
+"""`GenerationFields`, the fields that requests for chats and for completions have in common."""
 
 from __future__ import annotations
 
@@ -31,7 +31,8 @@ from octavo.server.api.fields import (
 
 
 class GenerationFields(Body):
-    """How to generate. What is null, or not given, is as the model's authors recommend."""
+    """Fields that say how to generate. A missing or null one is as the model's authors
+    recommend."""
 
     synonyms = {"n_predict": "max_tokens", "repeat_penalty": "repetition_penalty"}  # llama.cpp's
 
@@ -86,7 +87,7 @@ class GenerationFields(Body):
     timeout: float | None = Field(None, gt=0, le=MAX_TIMEOUT, description="seconds")
     response_format: ResponseFormat | None = None
 
-    # Elsewhere they have an effect, but none on what the answer means.
+    # These have an effect on other servers, but none on the meaning of the answer.
     user: Annotated[Label | None, NoEffect] = None
     metadata: Annotated[dict[Label, Label] | None, Field(max_length=16), NoEffect] = None
     store: Annotated[Unsupported, NoEffect] = None
@@ -100,7 +101,7 @@ class GenerationFields(Body):
     stream_interval: Annotated[Any, Only((1,)), NoEffect] = None
     vllm_xargs: Annotated[Unsupported, NoEffect] = None
 
-    # Elsewhere more than this.
+    # These change the meaning of the answer on other servers.
     use_beam_search: Unsupported = None
     length_penalty: Annotated[Any, Only((1, 1.0))] = None
     structured_outputs: Unsupported = None

@@ -1,4 +1,4 @@
-"""How the OpenAPI document describes answers."""
+"""Descriptions of answers for the OpenAPI document."""
 
 from __future__ import annotations
 
@@ -15,13 +15,14 @@ _ERRORS = {
     413: "The body is too large.",
     429: "A limit of this client is reached.",
     500: "The engine failed.",
-    503: "Too much to do, or not ready. Try again after Retry-After.",
+    503: "The server is overloaded or not ready. Try again after Retry-After.",
     504: "The request took longer than its timeout.",
 }
 
 
 def describe(model: type[BaseModel], chunk: type[BaseModel] | None = None) -> dict[int | str, Any]:
-    """The ``responses`` of a route that answers with ``model``, or streams ``chunk`` objects."""
+    """Return the ``responses`` of a route that answers with ``model``, or streams ``chunk``
+    objects."""
     responses: dict[int | str, Any] = {
         status: {"model": Error, "description": text} for status, text in _ERRORS.items()
     }

@@ -1,4 +1,4 @@
-"""From the fields of a request to sampling parameters."""
+"""Convert the fields of a request to sampling parameters, and check lengths."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from octavo.server.api.requests import GenerationFields
 from octavo.server.engine.generation import EngineFacts
 from octavo.server.settings import MAX_STOP_CHARS
 
-# Fields that have the same name and meaning in both. Where a request has none of them, what the
-# model's authors recommend is taken, and else the default of SamplingParams.
+# Fields with the same name and meaning in both. Where a request lacks one, the recommendation of
+# the model's authors is taken, or else the default of SamplingParams.
 _SAME = (
     "n",
     "best_of",
@@ -38,7 +38,7 @@ _SAME = (
     "window",
     "n_keep",
 )
-NO_WISHES: HasSinkWindow = SamplingParams()  # of what a request would see
+_NO_SINK_WINDOW: HasSinkWindow = SamplingParams()  # fields of a request without a window
 _RECOMMENDED = ("temperature", "top_p", "top_k", "min_p", "typical_p", "repetition_penalty")
 
 
@@ -50,10 +50,11 @@ def to_sampling_params(
     logprobs: int | None = None,
     prompt_logprobs: int | None = None,
 ) -> SamplingParams:
-    """The parameters that a request asks for, with a seed in any case: it could be run again.
+    """Return the parameters that a request asks for, always with a seed, so that it can be run
+    again.
 
     Raises:
-        InvalidRequestError: names the field.
+        InvalidRequestError: a field is wrong; the error names it.
     """
     values: dict[str, Any] = {
         name: facts.sampling_defaults[name]
@@ -82,7 +83,7 @@ def to_sampling_params(
 
 
 def check_stream_fields(fields: GenerationFields) -> None:
-    """Raises InvalidRequestError for what only a stream, or only a whole answer, can have."""
+    """Raise InvalidRequestError for fields that only a stream, or only a whole answer, can have."""
     if fields.stream_options is not None and not fields.stream:
         raise InvalidRequestError("needs stream to be true", "stream_options")
     if fields.prompt_logprobs is not None and fields.stream:
@@ -90,33 +91,36 @@ def check_stream_fields(fields: GenerationFields) -> None:
 
 
 def is_deterministic(fields: GenerationFields, params: SamplingParams) -> bool:
-    """Whether the client could tell that the answer is not the same another time."""
+    """True if the same request would get the same answer again: it is greedy, or has its own
+    seed."""
     return params.temperature == 0 or fields.own_seed is not None
 
 
 def context_of(facts: EngineFacts) -> int:
-    """Tokens that a prompt and its completion may have together."""
+    """Return the number of tokens that a prompt and its completion may have together."""
     return context_tokens(facts.max_model_len, facts.num_slots)
 
 
-def is_endless(fields: HasSinkWindow, max_tokens: int | None, facts: EngineFacts) -> bool:
-    """Whether a request may be longer than the context: it does not see all, and says how many."""
+def may_exceed_context(fields: HasSinkWindow, max_tokens: int | None, facts: EngineFacts) -> bool:
+    """True if a request may be longer than the context: it has a sliding window and a length."""
     return max_tokens is not None and facts.sink_windows.of(fields, facts.max_model_len) is not None
 
 
-def check_length(
+def resolve_max_tokens(
     num_prompt_tokens: int,
     max_tokens: int | None,
     facts: EngineFacts,
-    fields: HasSinkWindow = NO_WISHES,
+    fields: HasSinkWindow = _NO_SINK_WINDOW,
     field: str = "max_tokens",
 ) -> int:
-    """``max_tokens``, or as many as there is room for and an answer may have; ``field`` is what
-    clients call it.
+    """Return ``max_tokens``, by default as many as the context and the server's limit allow.
+
+    Args:
+        field: the client's name of ``max_tokens``, for errors.
 
     Raises:
-        InvalidRequestError: there is no prompt, or an answer may not have so many.
-        PromptTooLongError: there is not enough.
+        InvalidRequestError: there is no prompt, or an answer may not have so many tokens.
+        PromptTooLongError: the context is too short.
     """
     if num_prompt_tokens == 0:
         raise InvalidRequestError("is empty: there is nothing to continue", "prompt")
@@ -140,10 +144,10 @@ def check_length(
 
 
 def truncate(token_ids: list[int], fields: GenerationFields, room: int) -> list[int]:
-    """The part of a prompt that ``truncate_prompt_tokens`` leaves.
+    """Return the part of a prompt that ``truncate_prompt_tokens`` leaves.
 
     Args:
-        room: tokens for which there is room beside the completion.
+        room: tokens that the context has beside the completion.
     """
     length = fields.truncate_prompt_tokens
     if length is None:

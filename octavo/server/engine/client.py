@@ -1,10 +1,12 @@
-"""The engine's process as an `EngineClient`: requests become messages, and messages deltas.
+"""`ProcessEngine`, the `EngineClient` of an engine in a process of its own.
 
-What happens to the requests of an engine that dies:
+Requests become messages to that process, and its messages become deltas. When an engine dies, its
+requests fare as follows:
 
-- Whoever waited in its queue, or was between two steps: nothing but the time.
-- Those it was at work on are suspected of it; `CrashIsolation` finds out who it was.
-- A client that has seen part of its answer gets one error: that cannot be begun anew.
+- Requests that waited in its queue, or were between two steps, run on the next engine.
+- Requests of the step that it died in are suspects; `CrashIsolation` finds out which one is the
+  cause.
+- A client that has seen part of its answer gets an error: that answer cannot be begun anew.
 
 A seed is part of every request, so that a second run gives the answer that the first would have.
 """
@@ -48,7 +50,7 @@ from octavo.server.engine.process import Launcher
 from octavo.server.engine.supervisor import Supervisor
 from octavo.server.engine.ttft_admission import TTFTAdmission
 from octavo.server.engine.unread_output import UnreadOutputMemory
-from octavo.server.engine.waiting_queue import DEFAULT_LIMITS, Entry, WaitingQueue
+from octavo.server.engine.waiting_queue import DEFAULT_LIMITS, PendingGeneration, WaitingQueue
 from octavo.server.engine.wire import (
     Message,
     delta_from_list,
@@ -69,7 +71,7 @@ _MAX_DEPARTED = 1024
 
 
 class ProcessEngine:
-    """An `EngineClient` whose engine runs in a process of its own. Lives on one event loop."""
+    """An `EngineClient` whose engine runs in a process of its own. Belongs to one event loop."""
 
     def __init__(
         self,
@@ -78,23 +80,23 @@ class ProcessEngine:
         observer: EngineObserver | None = None,
         *,
         engine_timeout: float = 300.0,
-        door: TTFTAdmission | None = None,
+        ttft_admission: TTFTAdmission | None = None,
         max_work: int | None = None,
         rules: RequestRules | None = None,
         unread: UnreadOutputMemory | None = None,
     ):
         self._observer = observer or EngineObserver()
-        self._door = door
+        self._ttft_admission = ttft_admission
         self._rules = rules or RequestRules()
         self._unread = unread or UnreadOutputMemory()
         self._facts: EngineFacts | None = None  # of the first engine: all others are the same
         self._step_facts: StepFacts | None = None
         self._supervisor = Supervisor(launcher, self, engine_timeout=engine_timeout)
-        self._room = WaitingQueue(limits, self._observer, max_work)
+        self._waiting_queue = WaitingQueue(limits, self._observer, max_work)
         self._crash_isolation = CrashIsolation()
         self._stats = StepStats.idle()
-        self._is_watched = False
-        self._entries: dict[str, Entry] = {}  # in order of arrival
+        self._shows_snapshots = False
+        self._entries: dict[str, PendingGeneration] = {}  # in order of arrival
         # Fingerprints of those whose client has left. The engine may be at work on them still.
         self._departed: OrderedDict[str, bytes] = OrderedDict()
 
@@ -122,30 +124,32 @@ class ProcessEngine:
 
     @property
     def num_unfinished(self) -> int:
-        """Generations that are not over, waiting ones too."""
+        """Number of generations that are not over, waiting ones too."""
         return len(self._entries)
 
-    def watch(self, is_watched: bool) -> None:
-        self._is_watched = is_watched
+    def enable_snapshots(self, is_enabled: bool) -> None:
+        self._shows_snapshots = is_enabled
         if self.state is EngineState.READY:
-            self._send_watch()
+            self._send_snapshots_op()
 
-    def check_room(self, tenant: str = "") -> None:
+    def check_capacity(self, tenant: str = "") -> None:
         self._check_open()
-        self._room.check_room(tenant)
+        self._waiting_queue.check_capacity(tenant)
 
     def check_size(self, num_requests: int, num_tokens: int) -> None:
-        self._room.check_size(RequestWork(num_requests, num_tokens))
+        self._waiting_queue.check_size(RequestWork(num_requests, num_tokens))
 
     def submit(self, request: GenerationRequest) -> Generation:
         self._check_open()
         self._check_request(request)
-        entry = Entry(Generation(request, self._withdraw, self._unread), fingerprint(request))
-        if self._crash_isolation.is_convicted(entry.fingerprint):
+        entry = PendingGeneration(
+            Generation(request, self._withdraw, self._unread), fingerprint(request)
+        )
+        if self._crash_isolation.is_quarantined(entry.fingerprint):
             raise _quarantined()
-        if self._door is not None:
-            entry.generation.stats.predicted_ttft = self._predict(self._door, request)
-        self._room.enter(entry)
+        if self._ttft_admission is not None:
+            entry.generation.stats.predicted_ttft = self._predict(self._ttft_admission, request)
+        self._waiting_queue.add(entry)
         self._entries[request.request_id] = entry
         self._observer.on_submitted(entry.generation)
         if request.deadline is not None:
@@ -165,12 +169,13 @@ class ProcessEngine:
         if self.state is EngineState.FAILED:
             raise EngineUnavailableError("the engine does not start any more")
 
-    def _predict(self, door: TTFTAdmission, request: GenerationRequest) -> float | None:
-        """When its first token will come; raises QueueFullError if that is too late."""
+    def _predict(self, ttft_admission: TTFTAdmission, request: GenerationRequest) -> float | None:
+        """Return the predicted seconds to its first token; raise QueueFullError if that is too
+        long."""
         num_tokens = len(request.prompt_token_ids)
         try:
-            waiting = self._room.waiting_before(request.tenant, num_tokens)
-            return door.check(self.facts, self._stats, waiting, num_tokens)
+            waiting = self._waiting_queue.work_before(request.tenant, num_tokens)
+            return ttft_admission.check(self.facts, self._stats, waiting, num_tokens)
         except QueueFullError:
             self._observer.on_rejected("predicted_ttft")
             raise
@@ -195,30 +200,34 @@ class ProcessEngine:
         checked_token_ids(request.prompt_token_ids, facts.vocab_size, "prompt")
         check_vocabulary(request.params, facts.vocab_size)
 
-    # -- life --------------------------------------------------------------------------------
+    # -- start and stop ----------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Launch the engine; returns when it is ready.
+        """Launch the engine, and return when it is ready.
 
-        Raises what kept it from starting: ModelError, ConfigError, or EngineError.
+        Raises:
+            ModelError, ConfigError, EngineError: what kept it from starting.
         """
         await self._supervisor.start()
 
-    def foresee(self, facts: StepFacts) -> None:
-        """Have the engine, and every one after it, say how near its steps come to what the device
-        allows; and the door know when first tokens come.
+    def set_step_facts(self, facts: StepFacts) -> None:
+        """Have the engine, and every later one, measure its steps against a prediction of their
+        times.
 
-        ConfigError if the device has no peak for what the model computes in.
+        The admission by predicted TTFT uses the same prediction.
+
+        Raises:
+            ConfigError: the device has no known peak for what the model computes in.
         """
         steps = facts.step_model()
         self._step_facts = facts
-        if self._door is not None:
-            self._door.foresee(steps, self.facts)
+        if self._ttft_admission is not None:
+            self._ttft_admission.set_step_model(steps, self.facts)
         if self.state is EngineState.READY:
             self._send_step_facts()
 
     async def wait_until_given_up(self) -> None:
-        """Return when no engine will come any more, though nobody asked it to stop."""
+        """Return when the engine is down for good without having been asked to stop."""
         await self._supervisor.wait_until_given_up()
 
     @property
@@ -230,46 +239,47 @@ class ProcessEngine:
         self._fail_all(EngineUnavailableError("the server is stopping"), "abort")
         await self._supervisor.stop()
 
-    # -- EngineEvents ------------------------------------------------------------------------
+    # -- SupervisorListener ------------------------------------------------------------------
 
-    def on_state(self, state: EngineState, detail: str) -> None:
+    def on_engine_state(self, state: EngineState, detail: str) -> None:
         self._observer.on_engine_state(state, detail)
         match state:
             case EngineState.READY:
                 self._stats = StepStats.idle(self.facts.num_blocks)
                 self._send_step_facts()
-                if self._is_watched:
-                    self._send_watch()
+                if self._shows_snapshots:
+                    self._send_snapshots_op()
                 for entry in list(self._entries.values()):
                     self._dispatch(entry)
             case EngineState.FAILED:
                 error = EngineUnavailableError("the engine does not start any more")
                 self._fail_all(error, "error")
 
-    def on_death(self, at_work: Sequence[str]) -> bool:
-        """Decide about every request that the dead engine had."""
+    def on_engine_death(self, at_work: Sequence[str]) -> bool:
+        """Decide about every request that the dead engine had; return whether one of them may be
+        the cause."""
         names = {name.partition("#")[0] for name in at_work}  # without the number of the sample
         known = {name: found for name in names if (found := self._fingerprint_of(name))}
-        self._crash_isolation.accuse(set(known.values()), had_company=len(known) < len(names))
+        self._crash_isolation.note_crash(set(known.values()), had_company=len(known) < len(names))
         for entry in list(self._entries.values()):
             if entry.is_sent and entry.generation.has_begun:
                 error = EngineError("the engine was restarted while this request ran")
                 self._fail(entry, error, "error")
-            elif self._crash_isolation.is_convicted(entry.fingerprint):
+            elif self._crash_isolation.is_quarantined(entry.fingerprint):
                 self._fail(entry, _quarantined(), "error")
             elif entry.is_sent:
-                self._take_back(entry)
+                self._requeue(entry)
         self._stats = StepStats.idle()
         return bool(known)
 
-    def on_message(self, message: Message) -> None:
+    def on_engine_message(self, message: Message) -> None:
         match message["ev"]:
             case "step":
                 self._take_step(message)
             case "idle" | "pong":
                 self._stats = record_from_list(message["record"])
-            case "look":
-                self._observer.on_look(self._stats.step_id, message["look"])
+            case "snapshot":
+                self._observer.on_snapshot(self._stats.step_id, message["snapshot"])
             case "refused":
                 entry = self._entries.get(message["id"])
                 if entry is not None:
@@ -277,21 +287,22 @@ class ProcessEngine:
                     self._end(entry, "error")
 
     def _fingerprint_of(self, request_id: str) -> bytes | None:
-        """None of those that are over, and of the engine's own."""
+        """Return the fingerprint of a request; None for those that are over, and for the engine's
+        own."""
         entry = self._entries.get(request_id)
         return self._departed.get(request_id) if entry is None else entry.fingerprint
 
-    def _take_back(self, entry: Entry) -> None:
-        """It is to run again, from its beginning."""
+    def _requeue(self, entry: PendingGeneration) -> None:
+        """Have it run again, from its beginning."""
         entry.is_sent = False
         entry.last_times.clear()
         entry.generation.restart()
-        self._room.come_back(entry)
+        self._waiting_queue.requeue(entry)
 
     # -- to the engine -----------------------------------------------------------------------
 
-    def _dispatch(self, entry: Entry) -> None:
-        """Have the engine run it, or, if it is suspected, have it wait for its turn."""
+    def _dispatch(self, entry: PendingGeneration) -> None:
+        """Send it to the engine, or, if it is a suspect, queue it for an isolated run."""
         if self._crash_isolation.is_suspected(entry.fingerprint):
             self._crash_isolation.enqueue(entry)
             self._send_next_suspect()
@@ -304,14 +315,14 @@ class ProcessEngine:
             if entry is not None:
                 self._send(entry, isolated=True)
 
-    def _send_watch(self) -> None:
-        self._supervisor.send({"op": "watch", "is_watched": self._is_watched})
+    def _send_snapshots_op(self) -> None:
+        self._supervisor.send({"op": "snapshots", "is_enabled": self._shows_snapshots})
 
     def _send_step_facts(self) -> None:
         if self._step_facts is not None:
             self._supervisor.send({"op": "meter", "facts": self._step_facts.as_json()})
 
-    def _send(self, entry: Entry, *, isolated: bool = False) -> None:
+    def _send(self, entry: PendingGeneration, *, isolated: bool = False) -> None:
         request = entry.generation.request
         entry.is_sent = True
         self._supervisor.send(
@@ -326,25 +337,25 @@ class ProcessEngine:
                 "tenant": request.tenant,
                 "weight": request.weight,
                 "arrival": request.arrival_time,
-                "alone": isolated,
+                "isolated": isolated,
             }
         )
 
     # -- the end of a generation -------------------------------------------------------------
 
     def _withdraw(self, generation: Generation) -> None:
-        """The consumer has no more interest."""
+        """Abort a generation whose consumer has closed it."""
         entry = self._entries.get(generation.request.request_id)
         if entry is not None and entry.generation is generation:
             self._abandon(entry, "abort")
 
-    def _time_out(self, entry: Entry) -> None:
+    def _time_out(self, entry: PendingGeneration) -> None:
         where = "while it ran" if entry.has_begun else "in the queue"
         request = entry.generation.request
         limit = (request.deadline or 0.0) - request.arrival_time
         self._fail(entry, DeadlineError(f"the timeout of {limit:g} s passed {where}"), "timeout")
 
-    def _fail(self, entry: Entry, error: Exception, reason: str) -> None:
+    def _fail(self, entry: PendingGeneration, error: Exception, reason: str) -> None:
         entry.generation.fail(error)
         self._abandon(entry, reason)
 
@@ -352,8 +363,8 @@ class ProcessEngine:
         for entry in list(self._entries.values()):
             self._fail(entry, error, reason)
 
-    def _abandon(self, entry: Entry, reason: str) -> None:
-        """End one that the engine may be at work on."""
+    def _abandon(self, entry: PendingGeneration, reason: str) -> None:
+        """End a generation that the engine may be computing."""
         if entry.is_sent:
             request_id = entry.generation.request.request_id
             self._supervisor.send({"op": "abort", "id": request_id})
@@ -362,10 +373,10 @@ class ProcessEngine:
                 self._departed.popitem(last=False)
         self._end(entry, reason)
 
-    def _end(self, entry: Entry, reason: str) -> None:
-        """Forget a generation, which is over by now."""
+    def _end(self, entry: PendingGeneration, reason: str) -> None:
+        """Remove a generation, which is over by now."""
         del self._entries[entry.generation.request.request_id]
-        self._room.leave(entry)
+        self._waiting_queue.remove(entry)
         if entry.timer is not None:
             entry.timer.cancel()
         stats = entry.generation.stats
@@ -381,7 +392,7 @@ class ProcessEngine:
         for request_id in message["begun"]:
             entry = self._entries.get(request_id)
             if entry is not None and not entry.has_begun:
-                self._room.begin(entry, now)
+                self._waiting_queue.note_started(entry, now)
         for request_id, values in message["stats"].items():
             entry = self._entries.get(request_id)
             if entry is not None:
@@ -390,23 +401,23 @@ class ProcessEngine:
             entry = self._entries.get(request_id)
             if entry is not None:
                 entry.generation.push_prompt_logprobs(logprobs_from_list(entries))
-        grown: dict[Entry, list[Delta]] = {}
+        grown: dict[PendingGeneration, list[Delta]] = {}
         for items in message["deltas"]:
             request_id, delta = delta_from_list(items)
             entry = self._entries.get(request_id)
             if entry is not None:
                 grown.setdefault(entry, []).append(delta)
         before, self._stats = self._stats, record_from_list(message["record"])
-        if self._door is not None:
-            self._door.note_step(before, self._stats)
+        if self._ttft_admission is not None:
+            self._ttft_admission.note_step(before, self._stats)
         for entry, deltas in grown.items():
             self._push(entry, deltas, now)
         self._unread.keep_within()
         self._observer.on_step(self._stats)
-        if message.get("look"):
-            self._observer.on_look(self._stats.step_id, message["look"])
+        if message.get("snapshot"):
+            self._observer.on_snapshot(self._stats.step_id, message["snapshot"])
 
-    def _push(self, entry: Entry, deltas: list[Delta], now: float) -> None:
+    def _push(self, entry: PendingGeneration, deltas: list[Delta], now: float) -> None:
         generation = entry.generation
         for delta in deltas:
             if delta.token_ids:
@@ -416,10 +427,10 @@ class ProcessEngine:
                 self._observer.on_tokens(generation, len(delta.token_ids), gap)
         generation.push(deltas)
         if generation.is_over:
-            self._supervisor.on_success()
-            self._crash_isolation.acquit(entry.fingerprint)
-            if self._door is not None:
-                self._door.note_answer(generation.stats.num_longest_tokens)
+            self._supervisor.note_success()
+            self._crash_isolation.clear_suspicion(entry.fingerprint)
+            if self._ttft_admission is not None:
+                self._ttft_admission.note_answer(generation.stats.num_longest_tokens)
             self._end(entry, generation.finish_reason or "error")
 
 

@@ -1,18 +1,18 @@
-"""Who may have ended an engine, and what follows from it.
+"""Find the request that crashes the engine, and keep it from doing so again.
 
-What is known of a death is who was there: the requests of the step that did not end, or the one
-that was just being taken in (`InFlightRecord`). A request that waited, or was between two steps of
-its own, had nothing to do with it.
+What is known of a crash is which requests were being computed: those of the step that did not end,
+or the one that was just being added (`InFlightRecord`). A request that waited, or was between two
+steps of its own, had nothing to do with it.
 
-- Each of those who were there is *suspected*. It runs again in steps of its own, so that the next
-  death tells whether it was the one; and one suspect at a time, so that the steps between them
-  are for the others, who go on as ever.
-- A suspect that was there alone when a further engine died is *convicted*: it is refused for a
-  while, whoever sends it.
-- One that comes to its end is acquitted.
+- Each request that was being computed is *suspected*. It runs again isolated, in steps of its own,
+  so that the next crash tells whether it was the cause; and one suspect at a time, so that other
+  requests get the steps between.
+- A suspect that was alone in the step in which a further engine died is *quarantined*: it is
+  refused for a while, whichever client sends it.
+- A suspect that comes to its end is cleared.
 
-So whatever a request does, it ends two engines at most; and nobody is refused for the company that
-they had. Requests are told apart by what they ask for: sending one again is no way out.
+So a request ends two engines at most, and no request is refused because of others in its batch.
+Requests are told apart by what they ask for: sending one again is no way out.
 """
 
 from __future__ import annotations
@@ -26,14 +26,15 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from octavo.server.engine.generation import GenerationRequest
-from octavo.server.engine.waiting_queue import Entry
+from octavo.server.engine.waiting_queue import PendingGeneration
 
-_MEMORY_SECONDS = 600.0  # for suspicions, and of being refused
+_MEMORY_SECONDS = 600.0  # after which suspicions and quarantines end
 _MAX_FINGERPRINTS = 4096  # more than an engine runs at once
 
 
 def fingerprint(request: GenerationRequest) -> bytes:
-    """What makes two requests the same to the engine, but for their luck."""
+    """Return a digest that two requests share if they are the same to the engine, but for their
+    seeds."""
     allowed = request.params.allowed_token_ids or ()
     params = dataclasses.replace(request.params, seed=None, allowed_token_ids=None)
     digest = hashlib.sha256(repr(params).encode())
@@ -46,46 +47,49 @@ def fingerprint(request: GenerationRequest) -> bytes:
 @dataclass(slots=True)
 class _Suspicion:
     since: float
-    is_convicted: bool
+    is_quarantined: bool
 
 
 class CrashIsolation:
-    """Remembers suspects, and says whose turn it is.
+    """The suspected and quarantined requests, and the queue of suspects for isolated runs.
 
     Args:
-        clock: in seconds.
+        clock: returns seconds.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic):
         self._clock = clock
         self._suspicions: OrderedDict[bytes, _Suspicion] = OrderedDict()  # oldest first
-        self._queue: deque[Entry] = deque()
-        self._on_trial: Entry | None = None
+        self._queue: deque[PendingGeneration] = deque()
+        self._running: PendingGeneration | None = None
 
     def is_suspected(self, fingerprint: bytes) -> bool:
-        """Convicted or not."""
+        """True if it was in a step that crashed, quarantined or not."""
         return self._find(fingerprint) is not None
 
-    def is_convicted(self, fingerprint: bytes) -> bool:
+    def is_quarantined(self, fingerprint: bytes) -> bool:
         suspicion = self._find(fingerprint)
-        return suspicion is not None and suspicion.is_convicted
+        return suspicion is not None and suspicion.is_quarantined
 
-    def accuse(self, fingerprints: Collection[bytes], *, had_company: bool) -> None:
-        """An engine has died at work on these requests; and on others, if they had company.
+    def note_crash(self, fingerprints: Collection[bytes], *, had_company: bool) -> None:
+        """Suspect the requests that a dead engine was computing, or quarantine the only one.
 
-        Nobody waits for a turn any more: there is no engine.
+        No suspect waits in the queue afterwards: the next engine gets all requests anew.
+
+        Args:
+            had_company: whether it computed others, too, which are not known any more.
         """
         self._queue.clear()
-        self._on_trial = None
+        self._running = None
         is_certain = len(fingerprints) == 1 and not had_company
         for each in fingerprints:
-            is_convicted = self.is_convicted(each) or (is_certain and self.is_suspected(each))
-            self._suspicions[each] = _Suspicion(self._clock(), is_convicted)
+            is_quarantined = self.is_quarantined(each) or (is_certain and self.is_suspected(each))
+            self._suspicions[each] = _Suspicion(self._clock(), is_quarantined)
             self._suspicions.move_to_end(each)
         while len(self._suspicions) > _MAX_FINGERPRINTS:
             self._suspicions.popitem(last=False)
 
-    def acquit(self, fingerprint: bytes) -> None:
+    def clear_suspicion(self, fingerprint: bytes) -> None:
         self._suspicions.pop(fingerprint, None)
 
     def _find(self, fingerprint: bytes) -> _Suspicion | None:
@@ -97,17 +101,17 @@ class CrashIsolation:
 
     # -- one at a time -----------------------------------------------------------------------
 
-    def enqueue(self, entry: Entry) -> None:
-        """Have it wait for its turn."""
+    def enqueue(self, entry: PendingGeneration) -> None:
+        """Queue a suspect for an isolated run."""
         self._queue.append(entry)
 
-    def next(self) -> Entry | None:
-        """The one whose turn it is from now on; None if there is none, or another's is not over."""
-        if self._on_trial is not None and not self._on_trial.generation.is_over:
+    def next(self) -> PendingGeneration | None:
+        """Return the suspect to run now; None if there is none, or the last one is not over."""
+        if self._running is not None and not self._running.generation.is_over:
             return None
-        self._on_trial = None
-        while self._queue and self._on_trial is None:
+        self._running = None
+        while self._queue and self._running is None:
             entry = self._queue.popleft()
             if not entry.generation.is_over:
-                self._on_trial = entry
-        return self._on_trial
+                self._running = entry
+        return self._running

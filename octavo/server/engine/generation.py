@@ -1,4 +1,4 @@
-"""What the HTTP side and the engine side of the server say to each other.
+"""The types through which the HTTP side and the engine side of the server talk to each other.
 
 The HTTP side makes a `GenerationRequest`, gives it to an `EngineClient` and reads `Delta`s from
 the `Generation` that it gets back. All of this lives on one event loop; nothing here is
@@ -23,19 +23,19 @@ from octavo.server.engine.unread_output import UnreadOutputMemory, bytes_of
 from octavo.serving.outputs import Delta
 
 _CHARS_OF_LOGPROB = 64
-_FEW_DELTAS = 512  # that nobody has read, before they are merged
+_FEW_DELTAS = 512  # unread ones, before they are merged
 _BYTES_OF_DELTA = 336  # beside what is in it
 
 
 @dataclass(frozen=True, slots=True)
 class GenerationRequest:
-    """One prompt that wants completions.
+    """One prompt to be completed, with the parameters of its completions.
 
     Args:
         request_id: made by the server, never reused.
         arrival_time: ``time.monotonic()`` when the HTTP request came in.
-        bad_words_token_ids: what ``Tokenizer.encode_words`` makes of ``params.bad_words``: it is
-            made here, because nobody waits for it as all wait for the engine.
+        bad_words_token_ids: what ``Tokenizer.encode_words`` makes of ``params.bad_words``: the
+            server computes it, so that no step of the engine waits for it.
         cache_salt: requests share cached prefixes only with those of the same salt.
         deadline: ``time.monotonic()`` at which the request ends with a `DeadlineError`.
         streams: the client sees tokens as they come, so the answer cannot be begun anew.
@@ -44,8 +44,8 @@ class GenerationRequest:
             the server draws one where the client gave none.
         external_id: the client's ``x-request-id``, or what the server chose; for logs.
         route: for logs and metrics.
-        tenant: who asks: limits and fair shares are by tenant.
-        weight: of the tenant's share.
+        tenant: the API key or address that asks: limits and fair queuing are by tenant.
+        weight: of the tenant in fair queuing.
     """
 
     request_id: str
@@ -65,7 +65,8 @@ class GenerationRequest:
 
     @property
     def work(self) -> RequestWork:
-        """What this request may take: all limits count it so, before anything is computed."""
+        """Samples and tokens that this request may take at most: all limits count it so, before
+        anything is computed."""
         return RequestWork.of(len(self.prompt_token_ids), self.params)
 
 
@@ -82,8 +83,8 @@ class GenerationStats:
     num_cached_tokens: int = 0
     miss_reason: str = ""  # why they are no more (``core.prefix_cache.MissReason``)
     num_preemptions: int = 0
-    num_draft_tokens: int = 0  # guessed ahead, and verified
-    num_accepted_tokens: int = 0  # of them, that were right
+    num_draft_tokens: int = 0  # that were verified
+    num_accepted_tokens: int = 0  # of these
     queue_time: float | None = None
     ttft: float | None = None
     tpot: float | None = None
@@ -94,7 +95,7 @@ class GenerationStats:
 
 
 class Generation:
-    """An answer under way, as its consumer sees it.
+    """An answer being generated, as its consumer sees it.
 
         async with engine.submit(request) as generation:
             async for deltas in generation: ...
@@ -143,7 +144,7 @@ class Generation:
         return self
 
     async def __anext__(self) -> list[Delta]:
-        """The deltas since the last call, oldest first; waits until there is one."""
+        """Return the deltas since the last call, oldest first; wait until there is one."""
         while not self._deltas:
             if self._error is not None:
                 raise self._error
@@ -156,7 +157,8 @@ class Generation:
         return deltas
 
     async def collect(self) -> list[Delta]:
-        """All completions, in the order of their index, when the last one has ended."""
+        """Wait until the last completion has ended, and return all of them in the order of their
+        index."""
         while not self.is_over:
             await self._next_push()
         if self._error is not None:
@@ -168,7 +170,7 @@ class Generation:
         return completions
 
     def close(self) -> None:
-        """Have no more interest: if it is still running, it ends now. May be repeated."""
+        """Drop what is unread, and abort the request if it is still running. May be repeated."""
         self._memory.release(self)
         self._forget_records()
         if not self.is_over:
@@ -176,7 +178,8 @@ class Generation:
             self._abort(self)
 
     def give_up(self) -> None:
-        """End it with an error, and keep nothing of it: it holds more than there is memory for."""
+        """End it with a QueueFullError and free what it holds, which is more than there is memory
+        for."""
         self._memory.release(self)
         self._deltas.clear()
         self.prompt_logprobs.clear()
@@ -192,7 +195,7 @@ class Generation:
 
     @property
     def num_pending_chars(self) -> int:
-        """Characters that were pushed and not yet read: what a slow reader costs.
+        """Number of characters that were pushed and not yet read: the cost of a slow reader.
 
         A logprob counts as the characters that it takes in an answer, roughly.
         """
@@ -203,7 +206,7 @@ class Generation:
     def record(
         self, on_whole: Callable[[Generation, list[Delta]], None], max_bytes: int | None = None
     ) -> None:
-        """Keep every delta, and hand them all over when the last one has come.
+        """Keep every delta, and pass all of them to ``on_whole`` when the last one has come.
 
         Nothing is handed over if it fails or is closed before, or takes more than ``max_bytes`` or
         than there is memory for. Call it before the first push. Several may ask.
@@ -224,7 +227,7 @@ class Generation:
     # -- the engine side ---------------------------------------------------------------------
 
     def push(self, deltas: Sequence[Delta]) -> None:
-        """Hand over what a step brought."""
+        """Append the deltas of a step."""
         if self.is_over:
             return
         self._deltas.extend(deltas)
@@ -253,14 +256,14 @@ class Generation:
             self._wake()
 
     def push_prompt_logprobs(self, entries: list[TokenLogprobs]) -> None:
-        """Hand over what a step has to say of the prompt."""
+        """Append the log-probabilities that a step has computed of the prompt."""
         if not self.is_over:
             self.prompt_logprobs += entries
             self._memory.hold(self, bytes_of(0, 0, entries))
 
     def _merge(self) -> None:
-        """Make one of all deltas of a sample that nobody has read: each takes ten times what is in
-        it."""
+        """Merge the unread deltas of each sample into one: a delta takes ten times the memory of
+        what it holds."""
         by_sample: dict[int, list[Delta]] = {}
         for delta in self._deltas:
             by_sample.setdefault(delta.index, []).append(delta)
@@ -268,7 +271,7 @@ class Generation:
         self._merge_at = max(_FEW_DELTAS, 2 * len(self._deltas))
 
     def fail(self, error: BaseException) -> None:
-        """End it with an error, which the consumer gets after the deltas that are there."""
+        """End it with an error, which the consumer gets after the unread deltas."""
         if not self.is_over:
             self.is_over = True
             self._error = error
@@ -276,7 +279,7 @@ class Generation:
             self._wake()
 
     def restart(self) -> None:
-        """Forget what was pushed: the request is about to run again from its beginning."""
+        """Forget all that was pushed: the request is about to run again from its beginning."""
         assert not self.has_begun
         self._memory.release(self)
         self._deltas.clear()
@@ -294,7 +297,7 @@ class Generation:
 
 
 def _merged(deltas: list[Delta]) -> Delta:
-    """One delta of several of a sample."""
+    """Return one delta that stands for several of one sample."""
     if len(deltas) == 1:
         return deltas[0]
     last = deltas[-1]
@@ -311,7 +314,10 @@ def _merged(deltas: list[Delta]) -> Delta:
 
 
 class _Record:
-    """All deltas of an answer, for who wants it when it is whole. Given up, it keeps nothing."""
+    """All deltas of an answer, kept for a callback that wants them when it is complete.
+
+    Once it is given up, it keeps nothing.
+    """
 
     def __init__(
         self,
@@ -337,13 +343,13 @@ class _Record:
             self._memory.hold(self, num_bytes + _BYTES_OF_DELTA * len(deltas))
 
     def end(self, generation: Generation) -> None:
-        """It is whole."""
+        """Pass the deltas on: the answer is complete."""
         if not self._is_given_up:
             self._on_whole(generation, self._deltas)
             self.give_up()
 
     def restart(self) -> None:
-        """It begins anew."""
+        """Forget all deltas: the answer begins anew."""
         self._memory.release(self)
         self._deltas.clear()
         self._num_bytes = 0
@@ -355,7 +361,7 @@ class _Record:
 
 
 class EngineState(Enum):
-    """Where the engine's process stands. Only READY answers ``/health`` with 200."""
+    """State of the engine's process. Only READY answers ``/health`` with 200."""
 
     STARTING = "starting"
     READY = "ready"
@@ -365,7 +371,8 @@ class EngineState(Enum):
 
 @dataclass(frozen=True, slots=True)
 class EngineFacts:
-    """What the engine says of itself when it is ready; the same after every restart.
+    """Facts about the engine that it reports when it is ready; they are the same after every
+    restart.
 
     Sampling defaults that no request could have (a NaN, a ``top_p`` of 0) are left out: they come
     from a file, and are not to make every request wrong.
@@ -377,30 +384,33 @@ class EngineFacts:
     num_blocks: int
     block_size: int
     eos_token_ids: tuple[int, ...] = ()
-    # What the model's authors recommend: temperature, top_p, ...
+    # Recommended by the model's authors: temperature, top_p, ...
     sampling_defaults: dict[str, Any] = field(default_factory=dict)
     # The "engine" object of the JSON outputs: device, dtype, kernels, isa, weights_bytes, ...
     info: dict[str, Any] = field(default_factory=dict)
-    # What "auto" became, a line each.
+    # What was chosen for each setting that was "auto", a line each.
     choices: tuple[str, ...] = ()
-    # What bounds its steps; see SchedulerConfig.
+    # Limits of its steps; see SchedulerConfig.
     max_num_batched_tokens: int = 0
     target_step_seconds: float = 0.0
-    # What its steps compute with (`octavo.cost.rank_model.RankModel`), empty where no model runs,
-    # and what a calibration of it has to hold for.
+    # The model as the cost formulas see it (`octavo.cost.rank_model.RankModel`), empty where no
+    # model runs, and the settings that a calibration must have been made with to apply.
     rank_model: dict[str, Any] = field(default_factory=dict)
     runs_as: dict[str, Any] = field(default_factory=dict)
-    # Of each block table that a request has, the positions that its layers see; None: all.
+    # For each block table of a request, the positions that its layers attend to; None: all.
     windows: tuple[int | None, ...] = (None,)
-    # What requests see of their own tokens.
+    # Sliding window and attention sinks of requests.
     sink_windows: SinkWindowRules = field(default_factory=SinkWindowRules)
-    # Tokens of one answer (`core.limits.most_output_tokens`), as the server says, not the engine.
+    # Limit of the tokens of one answer (`core.limits.most_output_tokens`); the server sets it.
     max_output_tokens: int | None = None
 
     @property
     def num_slots(self) -> int:
-        """Tokens that one request can have slots for. Where windows give blocks back that is no
-        multiple of these; ``max_model_len`` is no more than fits."""
+        """Number of tokens whose KV one request can hold in the pool.
+
+        Where sliding windows give blocks back there is no such bound; there ``max_model_len`` is
+        the limit.
+        """
         if self.windows != (None,):
             return self.max_model_len
         return self.num_blocks * self.block_size
@@ -408,10 +418,11 @@ class EngineFacts:
 
 @dataclass(frozen=True, slots=True)
 class RequestRules:
-    """What a server lets its clients ask for, whatever its engine could do.
+    """Limits of the server on what clients may ask for, whatever its engine could do.
 
     Args:
-        allow_window: a window of their own. Where the operator gave one to all, they may anyway.
+        allow_window: whether requests may set a sliding window of their own. Where the operator
+            has set one for all requests, they may anyway.
         max_output_tokens: tokens of one answer; see `core.limits.most_output_tokens`.
     """
 
@@ -419,7 +430,7 @@ class RequestRules:
     max_output_tokens: int | None = None
 
     def applied_to(self, facts: EngineFacts) -> EngineFacts:
-        """What is true of an engine behind these rules."""
+        """Return the facts of an engine with these limits applied."""
         may_be_asked = self.allow_window or facts.sink_windows.window > 0
         sink_windows = replace(facts.sink_windows, may_be_asked=may_be_asked)
         return replace(facts, sink_windows=sink_windows, max_output_tokens=self.max_output_tokens)
@@ -433,12 +444,13 @@ class EngineClient(Protocol):
 
     @property
     def facts(self) -> EngineFacts:
-        """Only once it has been READY; EngineUnavailableError before."""
+        """The engine's facts, once it has been READY; EngineUnavailableError before."""
         ...
 
     @property
     def stats(self) -> StepStats:
-        """What the engine knew of itself after its last step; its totals are 0 again in a new one.
+        """Statistics of the engine after its last step; its totals begin at 0 again in a new engine
+        process.
 
         Requests count by sample: ``n=4`` is four.
         """
@@ -447,11 +459,12 @@ class EngineClient(Protocol):
     @property
     def num_restarts(self) -> int: ...
 
-    def watch(self, is_watched: bool) -> None:
-        """Whether somebody looks closely: observers are told by ``on_look`` as long as it is."""
+    def enable_snapshots(self, is_enabled: bool) -> None:
+        """Have the engine send a snapshot after each step, which observers get by ``on_snapshot``,
+        or not."""
         ...
 
-    def check_room(self, tenant: str = "") -> None:
+    def check_capacity(self, tenant: str = "") -> None:
         """Raise QueueFullError if no further request of a tenant could be queued now, whatever its
         size.
 
@@ -460,7 +473,8 @@ class EngineClient(Protocol):
         ...
 
     def check_size(self, num_requests: int, num_tokens: int) -> None:
-        """Raise InvalidRequestError if so much could never be queued, however empty the queue.
+        """Raise InvalidRequestError if a request of this size could not be queued even if the queue
+        were empty.
 
         Args:
             num_requests: of one client's request; they count by sample.
@@ -481,35 +495,43 @@ class EngineClient(Protocol):
 
 
 class EngineObserver:
-    """Told what happens, on the event loop. Metrics and logs override what they need."""
+    """Callbacks for what happens to requests and to the engine, called on the event loop.
+
+    Metrics and logs override those that they need.
+    """
 
     def on_submitted(self, generation: Generation) -> None:
-        """It was accepted into the queue."""
+        """A request was accepted into the queue."""
 
     def on_rejected(self, reason: str) -> None:
-        """One was refused for overload: "queue_requests", "queue_tokens", "work",
-        "rate_requests", "rate_tokens", "concurrency", "work_of_key", "predicted_ttft", "draining"
-        or "unavailable"."""
+        """A request was refused for overload.
+
+        ``reason`` is "queue_requests", "queue_tokens", "work", "rate_requests", "rate_tokens",
+        "concurrency", "work_of_key", "predicted_ttft", "draining" or "unavailable".
+        """
 
     def on_ignored_fields(self, names: Sequence[str]) -> None:
         """A request had fields of these names, which have no effect here."""
 
     def on_tokens(self, generation: Generation, num_tokens: int, gap: float | None) -> None:
-        """A step brought tokens of one sample, ``gap`` seconds after the sample's last ones (None
-        for its first)."""
+        """A step brought tokens of one sample, ``gap`` seconds after the sample's last ones.
+
+        ``gap`` is None for the first tokens of a sample.
+        """
 
     def on_finished(self, generation: Generation, reason: str) -> None:
-        """It is over, and its stats are final: "stop", "length", "abort", "error" or "timeout".
+        """A request is over, and its stats are final.
 
-        Called once for each generation that was submitted. With several samples, the reason of
-        the first.
+        ``reason`` is "stop", "length", "abort", "error" or "timeout"; with several samples, that of
+        the first. Called once for each generation that was submitted.
         """
 
     def on_step(self, stats: StepStats) -> None:
         """The engine has finished a step."""
 
-    def on_look(self, step_id: int, look: dict[str, Any]) -> None:
-        """What the engine shows after a step while it is watched: `octavo.core.engine_snapshot`."""
+    def on_snapshot(self, step_id: int, snapshot: dict[str, Any]) -> None:
+        """A snapshot of the engine after a step, while snapshots are enabled:
+        `octavo.core.engine_snapshot`."""
 
     def on_engine_state(self, state: EngineState, detail: str) -> None:
         """The engine's process came up, died or was given up."""

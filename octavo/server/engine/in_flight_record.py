@@ -1,9 +1,9 @@
-"""What the engine is at work on, in memory that outlives its process.
+"""A record of the requests that the engine is computing, in memory that outlives its process.
 
 The server and the engine's process map the same memory. Before each step the engine writes down
 which requests are in it, and before it takes a request in, that request; so when the process has
-ended, whatever way, the server knows in whose company. A step of 128 requests takes 5 µs to
-compare with what is written, and nobody reads it as long as all is well.
+ended, whatever way, the server knows which requests it was computing. A step of 128 requests takes
+5 µs to compare with what is written, and the record is read only after a crash.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _NUM_BYTES = 1 << 20  # for 30,000 names, and of no cost where nothing is writte
 
 
 class InFlightRecord:
-    """Names, written by one process and read by another::
+    """A list of names, written by one process and read by another::
 
     | bytes of names, uint32 | name, line break, name, ... |
     """
@@ -34,7 +34,7 @@ class InFlightRecord:
 
     @classmethod
     def create(cls) -> tuple[InFlightRecord, int]:
-        """An empty one, and a file descriptor by which another process can `open` it."""
+        """Return an empty record, and a file descriptor by which another process can `open` it."""
         if sys.platform == "linux":
             fd = os.memfd_create("octavo-flight-record", os.MFD_CLOEXEC)
         else:
@@ -52,7 +52,7 @@ class InFlightRecord:
         return cls(mmap.mmap(fd, _NUM_BYTES))
 
     def write(self, names: list[str]) -> None:
-        """Put these in place of what is there. A process that ends meanwhile leaves none."""
+        """Replace the names. If the process ends during the call, no names are left."""
         if names == self._written:
             return
         self._written = names
@@ -69,7 +69,7 @@ class InFlightRecord:
 
 
 class RecordedExecutor(ExecutorAround):
-    """Another executor, of which it is on record what it runs."""
+    """An executor around another one that records the requests of each step before it runs."""
 
     def __init__(self, executor: Executor, record: InFlightRecord):
         super().__init__(executor)

@@ -1,4 +1,4 @@
-"""How the engine's process is started and ended."""
+"""Start and end the engine's process."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ import sys
 from typing import Any, Protocol
 
 from octavo.server.engine.in_flight_record import InFlightRecord
-from octavo.server.engine.wire import encode
+from octavo.server.engine.wire import encode_message
 from octavo.server.settings import environment_without_keys
 from octavo.settings.engine import EngineArgs
 from octavo.system.machine import KILL
 
-# The module that is the engine's process.
+# The module that the engine's process runs.
 WORKER = "octavo.server.engine.worker"
 
 # What is on its way to the server while it is busy must not make the engine wait.
@@ -24,34 +24,37 @@ _BUFFER_BYTES = 4 << 20
 
 
 class RunningEngine(Protocol):
-    """An engine that was launched, and told what to load. ``connection`` is our end of its socket
-    pair, which does not block."""
+    """An engine that was launched, and has got its settings.
+
+    ``connection`` is the server's end of its socket pair, which does not block.
+    """
 
     connection: socket.socket
 
     def kill(self, signum: int = KILL) -> None:
-        """End it at once. No error if it has ended."""
+        """End it at once. No error if it has ended already."""
         ...
 
     def wait(self) -> str:
-        """Wait until it has ended, and say how."""
+        """Wait until it has ended, and return how: its signal or exit status."""
         ...
 
     def at_work(self) -> list[str]:
-        """The requests that it was at work on when it ended, by the names of their samples."""
+        """Return the names of the samples that it was computing when it ended."""
         ...
 
 
 class Launcher(Protocol):
-    """Starts engines, one after another."""
+    """A factory of engines, one after another."""
 
     def launch(self) -> RunningEngine:
-        """Start one. Raises OSError if the system will not have it."""
+        """Start an engine. Raises OSError if the system refuses."""
         ...
 
 
 class ProcessLauncher:
-    """Starts a fresh interpreter for each engine: nothing of the server is shared with it.
+    """A launcher that starts a fresh interpreter for each engine: it shares nothing with the
+    server.
 
     Both write their logs, in the same format, to the same stderr.
     """
@@ -62,9 +65,10 @@ class ProcessLauncher:
         self._ahead: EngineProcess | None = None
 
     def launch_ahead(self) -> None:
-        """Start the engine that the next ``launch`` gives: it loads while its server is imported.
+        """Start the engine that the next ``launch`` returns: it loads while the server is being
+        imported.
 
-        If the system will not have it, that is for ``launch`` to say.
+        If the system refuses, ``launch`` will say so.
         """
         with contextlib.suppress(OSError):
             self._ahead = self.launch()
@@ -76,7 +80,7 @@ class ProcessLauncher:
         return EngineProcess(self._args, self._log_format)
 
     def close(self) -> None:
-        """End the engine that was started ahead, if nobody came for it."""
+        """End the engine that was started ahead, if ``launch`` was not called for it."""
         if self._ahead is not None:
             engine = self.launch()
             engine.kill()
@@ -85,7 +89,7 @@ class ProcessLauncher:
 
 
 class EngineProcess:
-    """One engine process."""
+    """One engine process, and the server's end of its connection."""
 
     def __init__(self, args: dict[str, Any], log_format: str):
         with contextlib.ExitStack() as theirs, contextlib.ExitStack() as ours:
@@ -94,7 +98,7 @@ class EngineProcess:
             theirs.enter_context(their_end)
             for end in (self.connection, their_end):
                 end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _BUFFER_BYTES)
-            self.connection.sendall(encode({"op": "start", "args": args}))
+            self.connection.sendall(encode_message({"op": "start", "args": args}))
             self.connection.setblocking(False)
             self._record, record_fd = InFlightRecord.create()
             theirs.callback(os.close, record_fd)

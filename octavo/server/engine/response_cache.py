@@ -1,4 +1,4 @@
-"""Answers to repeated deterministic requests, from memory.
+"""A cache of answers to repeated deterministic requests, in memory.
 
 `ResponseCache` stands before an `EngineClient` and is one itself. A request whose answer could not
 be another (temperature 0, or a seed of the client's own) is answered with the deltas of the first
@@ -38,14 +38,14 @@ _ENTRY_BYTES = 512
 
 
 class ResponseCache:
-    """An engine that remembers its answers.
+    """An `EngineClient` that keeps answers of another one and gives them again.
 
     Args:
-        engine: what answers the rest.
-        max_bytes: memory that all entries together may take. Answers still being written are not
-            in it, but in the `UnreadOutputMemory` of the engine.
-        observer: told of every hit, as of other generations, but without ``on_tokens``; such a
-            generation ``is_from_cache``.
+        engine: answers the requests that are not in the cache.
+        max_bytes: memory that all entries together may take. Answers still being written count
+            in the `UnreadOutputMemory` of the engine instead.
+        observer: gets every hit like other generations, but without ``on_tokens``; such a
+            generation has ``is_from_cache``.
     """
 
     def __init__(
@@ -78,17 +78,17 @@ class ResponseCache:
     def num_restarts(self) -> int:
         return self._engine.num_restarts
 
-    def watch(self, is_watched: bool) -> None:
-        self._engine.watch(is_watched)
+    def enable_snapshots(self, is_enabled: bool) -> None:
+        self._engine.enable_snapshots(is_enabled)
 
-    def check_room(self, tenant: str = "") -> None:
-        self._engine.check_room(tenant)
+    def check_capacity(self, tenant: str = "") -> None:
+        self._engine.check_capacity(tenant)
 
     def check_size(self, num_requests: int, num_tokens: int) -> None:
         self._engine.check_size(num_requests, num_tokens)
 
     def submit(self, request: GenerationRequest) -> Generation:
-        """The answer from before, already complete, or the engine's."""
+        """Return the cached answer, already complete, or the engine's."""
         if not request.is_deterministic or not request.params.cache_prompt:
             return self._engine.submit(request)
         self.num_queries += 1
@@ -128,19 +128,19 @@ class ResponseCache:
 
 
 class CacheMark(Protocol):
-    """What knows whether an answer came from here: a `Generation`, or several."""
+    """An object that knows whether an answer came from the cache: a `Generation`, or several."""
 
     @property
     def is_from_cache(self) -> bool: ...
 
 
 def cache_headers(answer: CacheMark) -> dict[str, str]:
-    """The response headers that mark an answer from here."""
+    """Return the response headers that mark an answer from the cache."""
     return {"x-octavo-cache": "hit"} if answer.is_from_cache else {}
 
 
 def answer_key(request: GenerationRequest) -> bytes:
-    """A digest of everything that the answer to a deterministic request depends on."""
+    """Return a digest of everything that the answer to a deterministic request depends on."""
     params = request.params
     # A greedy answer does not depend on the seed, and the server draws one where none is given.
     ignored = {"output_kind", "seed"} if params.temperature == 0 else {"output_kind"}
@@ -170,7 +170,7 @@ _LogprobColumns: TypeAlias = (
 class Recording:
     """The deltas of one whole answer, in columns: tens of bytes a token, not hundreds.
 
-    Nothing in it changes, and each replay makes new objects.
+    It is immutable, and each replay makes new objects.
     """
 
     __slots__ = ("_columns", "_ends", "_logprobs", "_prompt_logprobs", "_text", "num_bytes")
@@ -195,7 +195,7 @@ class Recording:
         self.num_bytes = _ENTRY_BYTES + sum(map(sys.getsizeof, self._parts()))
 
     def replay(self, request: GenerationRequest) -> Generation:
-        """The answer as a generation that is complete."""
+        """Return the answer as a generation that is complete."""
         generation = Generation(request, abort=lambda _: None)
         generation.is_from_cache = True
         generation.prompt_logprobs = list(_from_columns(self._prompt_logprobs))
@@ -223,7 +223,7 @@ class Recording:
             text_at, token_at = text_end, token_end
 
     def _parts(self) -> Iterator[object]:
-        """Every object that it is made of and that grows with the answer."""
+        """Yield every object in it that grows with the answer, to measure its size."""
         yield self._text
         yield self._ends
         for position, end in self._ends.items():

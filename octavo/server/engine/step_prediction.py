@@ -1,4 +1,4 @@
-"""What is known of the steps of an engine before they are run."""
+"""The facts by which the times of an engine's steps are predicted before they are run."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from octavo.server.engine.generation import EngineFacts
 
 
 class Calibration(Protocol):
-    """Steps of a model that were measured on this machine; ``about`` is what they hold for."""
+    """Measured steps of a model on this machine; ``about`` are the settings that they were measured
+    with."""
 
     @property
     def about(self) -> Mapping[str, Any]: ...
@@ -22,17 +23,20 @@ class Calibration(Protocol):
 
 
 FindCalibration = Callable[[], Calibration | None]
-"""Of the model that is served; what is known of calibrations is for the command to know."""
+"""Finds the calibration of the served model, if there is one; the command supplies it."""
 
 
 def step_facts(engine: EngineFacts, calibration: Calibration | None) -> StepFacts:
-    """What an engine's steps can be foreseen by. The calibration counts if it was made of an engine
-    that ran as this one does. Nothing is measured here.
+    """Return the facts that predict an engine's steps.
 
-    ConfigError, which says why, if nothing is known.
+    The calibration is used if its engine had the same settings as this one. Nothing is measured
+    here.
+
+    Raises:
+        ConfigError: nothing is known, and why.
     """
     if not engine.rank_model.get("matrices"):
-        raise ConfigError("the engine does not tell of its weights")
+        raise ConfigError("the engine does not report its weights")
     device = device_of_engine(str(engine.runs_as["device"]))
     is_of_this = calibration is not None and engine.runs_as.items() <= calibration.about.items()
     return StepFacts(

@@ -1,4 +1,4 @@
-"""Starts the engine's process, watches it, and puts a new one in its place when it has ended."""
+"""Starts the engine's process, watches it, and starts a new one when it has died."""
 
 from __future__ import annotations
 
@@ -14,48 +14,51 @@ from octavo.base.errors import EngineError, EngineUnavailableError, OctavoError
 from octavo.server.engine.generation import EngineFacts, EngineState
 from octavo.server.engine.process import Launcher, RunningEngine
 from octavo.server.engine.wire import (
-    Decoder,
     Message,
-    encode,
+    MessageDecoder,
+    encode_message,
     error_from_message,
     facts_from_dict,
 )
 
 _log = logging.getLogger("octavo")
 
-# An engine that ends this often by itself, with no request to blame, is given up.
+# An engine that dies this often, without a request that may be the cause, is given up.
 _MAX_DEATHS_IN_A_ROW = 5
 _RESTART_PAUSES = (0.0, 0.0, 1.0, 2.0, 4.0)  # seconds, by the number of such deaths
 _LAST_WORDS_SECONDS = 2.0  # for an engine that hangs to say where
 
 
-class EngineEvents(Protocol):
-    """What a supervisor tells, on its event loop."""
+class SupervisorListener(Protocol):
+    """Callbacks of a supervisor, called on its event loop."""
 
-    def on_state(self, state: EngineState, detail: str) -> None:
-        """It has changed."""
+    def on_engine_state(self, state: EngineState, detail: str) -> None:
+        """The engine's state has changed."""
         ...
 
-    def on_message(self, message: Message) -> None:
-        """The engine that is READY said something."""
+    def on_engine_message(self, message: Message) -> None:
+        """The engine, which is READY, has sent a message."""
         ...
 
-    def on_death(self, at_work: Sequence[str]) -> bool:
-        """The engine has ended, at work on these requests; whether one of them may be the cause.
+    def on_engine_death(self, at_work: Sequence[str]) -> bool:
+        """The engine has died while it computed these requests; return whether one may be the
+        cause.
 
-        Not told of the first engine while it loads, nor of one that was asked to stop.
+        Not called for the first engine while it loads, nor for one that was asked to stop.
         """
         ...
 
 
 class Supervisor:
-    """One engine after the other. Lives on one event loop.
+    """Runs engines one after the other. Belongs to one event loop.
 
     Args:
-        engine_timeout: seconds without a sign of life after which an engine is ended; 0 is never.
+        engine_timeout: seconds without a message after which an engine is killed; 0 is never.
     """
 
-    def __init__(self, launcher: Launcher, events: EngineEvents, *, engine_timeout: float = 300.0):
+    def __init__(
+        self, launcher: Launcher, events: SupervisorListener, *, engine_timeout: float = 300.0
+    ):
         self.state = EngineState.STARTING
         self.facts: EngineFacts | None = None  # until it has been READY
         self.num_restarts = 0
@@ -71,16 +74,17 @@ class Supervisor:
         self._last_sign_of_life = 0.0
 
     async def start(self) -> None:
-        """Launch an engine; returns when it is ready.
+        """Launch an engine, and return when it is ready.
 
-        Raises what kept it from starting: ModelError, ConfigError, or EngineError.
+        Raises:
+            ModelError, ConfigError, EngineError: what kept it from starting.
         """
         self._started = asyncio.get_running_loop().create_future()
         self._task = asyncio.create_task(self._supervise(), name="octavo-supervisor")
         await self._started
 
     async def wait_until_given_up(self) -> None:
-        """Return when no engine will come any more, though nobody asked it to stop."""
+        """Return when the engine is down for good without having been asked to stop."""
         assert self._task is not None
         await asyncio.shield(self._task)
         if self.state is not EngineState.FAILED:  # stopped
@@ -101,12 +105,13 @@ class Supervisor:
                 await self._task
 
     def send(self, message: Message) -> None:
-        """Tell the engine, if there is one."""
+        """Send a message to the engine, if there is one."""
         if self._connection is not None:
             self._connection.send(message)
 
-    def on_success(self) -> None:
-        """The engine has done something to the end: whatever it dies of next is something else."""
+    def note_success(self) -> None:
+        """Count deaths from 0 again: the engine has finished a request, so its next death is
+        another matter."""
         self._num_deaths_in_a_row = 0
 
     # -- one after the other -----------------------------------------------------------------
@@ -120,7 +125,7 @@ class Supervisor:
                 self.state = EngineState.FAILED
                 return
             _log.error("%s", end.reason)
-            if not self._events.on_death(end.at_work):
+            if not self._events.on_engine_death(end.at_work):
                 self._num_deaths_in_a_row += 1
             if self._num_deaths_in_a_row >= _MAX_DEATHS_IN_A_ROW:
                 self._set_state(EngineState.FAILED, "it died too often")
@@ -129,7 +134,7 @@ class Supervisor:
             await asyncio.sleep(_RESTART_PAUSES[self._num_deaths_in_a_row])
 
     def _settle_start(self, error: Exception | None) -> bool:
-        """Tell `start` how it went, if it still waits for that; whether it did."""
+        """Let `start` return, or raise ``error``, if it still waits; return whether it did."""
         if self._started is None or self._started.done():
             return False
         if error is None:
@@ -139,7 +144,7 @@ class Supervisor:
         return True
 
     async def _run_one(self) -> _End:
-        """Launch an engine, and stay with it to its end."""
+        """Launch an engine, and return when it has ended."""
         try:
             engine = self._engine = self._launcher.launch()
         except OSError as error:  # too many files or processes, no memory, no interpreter
@@ -171,7 +176,8 @@ class Supervisor:
         return _End(EngineError(reason), at_work)
 
     async def _watch(self, engine: RunningEngine, connection: _Connection) -> None:
-        """End an engine that gives no sign of life, with a trace of where it hangs."""
+        """Kill an engine that has sent nothing for too long, so that it leaves a trace of where it
+        hangs."""
         number = 0
         while self._engine_timeout:
             await asyncio.sleep(min(1.0, self._engine_timeout / 4))
@@ -192,22 +198,22 @@ class Supervisor:
     def _receive(self, message: Message) -> None:
         self._last_sign_of_life = time.monotonic()
         if message["ev"] == "ready":
-            if self.is_stopping:  # it had begun to load before, and nobody waits for it any more
+            if self.is_stopping:  # it had begun to load before, and is not needed any more
                 return
             self.facts = facts_from_dict(message["facts"])
             self._set_state(EngineState.READY, "")
             self._settle_start(None)
         else:
-            self._events.on_message(message)
+            self._events.on_engine_message(message)
 
     def _set_state(self, state: EngineState, detail: str) -> None:
         if state is not self.state:
             self.state = state
-            self._events.on_state(state, detail)
+            self._events.on_engine_state(state, detail)
 
 
 class _End(NamedTuple):
-    """Of one engine."""
+    """The end of one engine: why, and which requests it was computing."""
 
     reason: OctavoError
     at_work: Sequence[str] = ()
@@ -218,14 +224,14 @@ class _Connection(asyncio.Protocol):
 
     def __init__(self, receive: Callable[[Message], None]):
         self._receive = receive
-        self._decoder = Decoder()
+        self._decoder = MessageDecoder()
         self._transport: asyncio.Transport | None = None
         self.closed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.failure: Message | None = None  # the message "failed", if one came
 
     def send(self, message: Message) -> None:
         if self._transport is not None and not self._transport.is_closing():
-            self._transport.write(encode(message))
+            self._transport.write(encode_message(message))
 
     def close(self) -> None:
         if self._transport is not None:

@@ -1,4 +1,5 @@
-"""Who would wait too long for a first token is refused at the door, and may come again."""
+"""Admission control that refuses requests whose predicted time to first token (TTFT) is too
+long."""
 
 from __future__ import annotations
 
@@ -17,45 +18,48 @@ from octavo.cost.first_token import (
     StepRates,
 )
 from octavo.server.engine.generation import EngineFacts
-from octavo.server.engine.waiting_queue import Waiting
+from octavo.server.engine.waiting_queue import QueuedWork
 
 if TYPE_CHECKING:
     from octavo.cost.step_cost import StepModel
 
-# Of what is known, after each answer, and after each step.
+# Decay of the running means, at each answer and at each step.
 _KEPT_OF_ANSWERS, _KEPT_OF_STEPS = 0.9, 0.9
 
 
 class TTFTAdmission:
-    """Predicts the first token of every newcomer, by `octavo.cost.first_token`.
+    """Predicts the time to first token of every new request, by `octavo.cost.first_token`.
 
-    With a step model by that, times how much longer than foreseen steps took lately: others may use
-    the machine, too. Without one, by what the engine's pacer has learned of its steps. Until
-    anything is known, everybody may come in. So may who comes to an idle engine, however slow its
-    last steps were, unless the prompt alone would take too long: only steps tell that it has
-    become quicker.
+    With a step model the prediction is by that, times how much longer than predicted recent steps
+    took: other programs may use the machine, too. Without one, it is by what the engine's pacer has
+    learned of its steps. Until anything is known, every request is admitted. So is every request to
+    an idle engine, however slow its last steps were, unless the prompt alone would take too long:
+    only new steps can show that it has become quicker.
 
     Args:
-        most_seconds: that a first token may take.
+        most_seconds: limit of the predicted TTFT.
     """
 
     def __init__(self, most_seconds: float):
         self._most_seconds = most_seconds
-        self._foreseen: StepRates | None = None
+        self._predicted_rates: StepRates | None = None
         self._answer_tokens = 0.0
-        self._decoding, self._prompts = _Slowness(), _Slowness()  # of steps without, and with them
+        self._decoding, self._prompts = _Slowdown(), _Slowdown()  # steps without and with prompts
 
-    def foresee(self, steps: StepModel, facts: EngineFacts) -> None:
-        """Predict by these steps from now on."""
-        self._foreseen = ForeseenRates(steps, facts.max_num_batched_tokens, facts.max_model_len)
+    def set_step_model(self, steps: StepModel, facts: EngineFacts) -> None:
+        """Predict by this step model from now on."""
+        self._predicted_rates = ForeseenRates(
+            steps, facts.max_num_batched_tokens, facts.max_model_len
+        )
 
     def note_answer(self, num_tokens: int) -> None:
-        """An answer has ended: it says when others will."""
+        """Take in the length of an answer that has ended, by which the ends of others are
+        predicted."""
         known = self._answer_tokens or num_tokens
         self._answer_tokens = _KEPT_OF_ANSWERS * known + (1 - _KEPT_OF_ANSWERS) * num_tokens
 
     def note_step(self, before: StepStats, now: StepStats) -> None:
-        """The engine has done a step."""
+        """Take in the real and the predicted time of a step."""
         if before.predicted_seconds is not None and now.predicted_seconds is not None:
             (self._prompts if now.num_prompt_tokens else self._decoding).take(
                 now.step_seconds - before.step_seconds,
@@ -63,17 +67,21 @@ class TTFTAdmission:
             )
 
     def check(
-        self, facts: EngineFacts, stats: StepStats, waiting: Waiting, num_tokens: int
+        self, facts: EngineFacts, stats: StepStats, waiting: QueuedWork, num_tokens: int
     ) -> float | None:
-        """The seconds that the first token of a prompt of so many tokens is predicted to take, if
-        it came now; None if nothing is known.
+        """Return the predicted seconds to the first token of a prompt that came now; None if
+        unknown.
 
         Raises:
-            QueueFullError: they are too many. It says after how many there will be few enough, if
-                nobody else comes.
-            InvalidRequestError: they would be even if nobody else were there.
+            QueueFullError: they are too many. Its ``retry_after`` says when they will be few
+                enough, if no other request comes.
+            InvalidRequestError: they would be too many even on an idle engine.
         """
-        rates = _learned(stats) if self._foreseen is None else self._slowed(self._foreseen)
+        rates = (
+            _learned(stats)
+            if self._predicted_rates is None
+            else self._slowed(self._predicted_rates)
+        )
         if rates is None:
             return None
         backlog = Backlog(
@@ -100,11 +108,14 @@ class TTFTAdmission:
         return seconds
 
     def _check_alone(self, engine: FirstToken, num_tokens: int) -> None:
-        """Raise InvalidRequestError if coming again would be of no use: at the times that were
-        foreseen, or quicker, if steps with prompts were."""
-        if self._foreseen is None or self._prompts.factor is None:
+        """Raise InvalidRequestError if the prompt would take too long even on an idle engine.
+
+        That is by the predicted times, or by the real ones of steps with prompts where these were
+        shorter.
+        """
+        if self._predicted_rates is None or self._prompts.factor is None:
             return
-        rates = self._slowed(self._foreseen, most=1.0)
+        rates = self._slowed(self._predicted_rates, most=1.0)
         seconds = engine.seconds(Backlog(), num_tokens, rates)
         if seconds > self._most_seconds:
             raise InvalidRequestError(
@@ -114,7 +125,11 @@ class TTFTAdmission:
             )
 
     def _slowed(self, rates: StepRates, most: float = math.inf) -> StepRates:
-        """As steps were lately; ``most``: how much slower, at the most, than was foreseen."""
+        """Return the rates of recent steps.
+
+        Args:
+            most: bound on how much slower than predicted they are taken to be.
+        """
         decoding, prompts = self._decoding.factor, self._prompts.factor
         return SlowedRates(
             rates,
@@ -124,20 +139,20 @@ class TTFTAdmission:
 
 
 @dataclass(slots=True)
-class _Slowness:
-    """How much longer than foreseen steps took, the later the more."""
+class _Slowdown:
+    """Ratio of the real to the predicted time of steps, with a decaying memory."""
 
     real_seconds: float = 0.0
-    foreseen_seconds: float = 0.0
+    predicted_seconds: float = 0.0
 
-    def take(self, real: float, foreseen: float) -> None:
+    def take(self, real: float, predicted: float) -> None:
         self.real_seconds = _KEPT_OF_STEPS * self.real_seconds + real
-        self.foreseen_seconds = _KEPT_OF_STEPS * self.foreseen_seconds + foreseen
+        self.predicted_seconds = _KEPT_OF_STEPS * self.predicted_seconds + predicted
 
     @property
     def factor(self) -> float | None:
-        """None before the first step."""
-        return self.real_seconds / self.foreseen_seconds if self.foreseen_seconds else None
+        """The ratio; None before the first step."""
+        return self.real_seconds / self.predicted_seconds if self.predicted_seconds else None
 
 
 def _learned(stats: StepStats) -> StepRates | None:
@@ -151,7 +166,9 @@ def _ms(seconds: float) -> str:
 
 
 def _held_tokens(stats: StepStats, facts: EngineFacts) -> int:
-    """That running samples have in the KV pool: in the mean of its tables, where some are of
-    windows."""
+    """Return how many tokens running samples have in the KV pool.
+
+    It is the mean of the block tables, where some are of sliding windows.
+    """
     slots = stats.num_used_blocks * facts.block_size / len(facts.windows)
     return round(slots * (1.0 - stats.kv_waste))

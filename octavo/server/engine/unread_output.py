@@ -1,9 +1,9 @@
-"""Memory of what was generated and is not read yet: bounded over all answers together.
+"""Bounded memory of generated output that clients have not read yet.
 
 Answers that are sent whole wait here until their last token, and streams as long as their client is
 slower than the engine. The bound of one answer is its ``max_tokens``, with log-probabilities at
-kilobytes each; many of them together would have none. So where all take more than there is, whoever
-takes the most gives it up, and the others go on.
+kilobytes each; many of them together would have none. So where all take more than there is, the one
+that takes the most is given up, and the others go on.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ _BYTES_OF_TOKEN, _BYTES_OF_CHAR, _BYTES_OF_ENTRY, _BYTES_OF_TOP = 40, 2, 160, 12
 
 
 class Holder(Protocol):
-    """Who keeps a part of an answer."""
+    """An object that holds a part of an answer."""
 
     def give_up(self) -> None:
-        """Keep nothing any more, and have nothing more come; releases the memory."""
+        """Drop what it holds and take nothing more; releases the memory."""
         ...
 
 
 class UnreadOutputMemory:
-    """Counts the bytes that each holder has.
+    """A count of the bytes that each holder has, with a bound on their sum.
 
     Args:
-        max_bytes: that all of them may have.
+        max_bytes: that all of them may have together.
 
     Raises:
-        ConfigError: no answer would fit.
+        ConfigError: no answer would fit in so few.
     """
 
     def __init__(self, max_bytes: int = DEFAULT_MAX_BYTES):
@@ -54,16 +54,16 @@ class UnreadOutputMemory:
         self._of_holders: dict[Holder, int] = {}
 
     def hold(self, holder: Holder, num_bytes: int) -> None:
-        """A holder has so many bytes more."""
+        """Count so many bytes more of a holder."""
         self.num_bytes += num_bytes
         self._of_holders[holder] = self._of_holders.get(holder, 0) + num_bytes
 
     def release(self, holder: Holder) -> None:
-        """A holder has nothing any more."""
+        """Count nothing of a holder any more."""
         self.num_bytes -= self._of_holders.pop(holder, 0)
 
     def keep_within(self) -> None:
-        """Have those who hold the most give it up, as long as all hold too much."""
+        """Give up the largest holders, as long as all together hold too much."""
         while self.num_bytes > self.max_bytes:
             holder, num_bytes = max(self._of_holders.items(), key=lambda item: item[1])
             _log.warning(
@@ -76,7 +76,7 @@ class UnreadOutputMemory:
 
 
 def bytes_of(num_tokens: int, num_chars: int, logprobs: Iterable[TokenLogprobs] = ()) -> int:
-    """That a part of an answer takes in memory, about."""
+    """Return about how many bytes a part of an answer takes in memory."""
     num_bytes = _BYTES_OF_TOKEN * num_tokens + _BYTES_OF_CHAR * num_chars
     for entry in logprobs:
         num_bytes += _BYTES_OF_ENTRY + _BYTES_OF_TOP * len(entry.top)

@@ -1,4 +1,4 @@
-"""Those of whom nothing has been computed: how many there may be, and how long they wait."""
+"""Admission control that limits how many requests, and how much work, may wait in the queue."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from octavo.core.limits import QueueLimits, RequestWork, WorkBudget
 from octavo.cost.first_token import num_pairs
 from octavo.server.engine.generation import EngineObserver, Generation
 
-# Where nothing else is said: as many tokens as such a number of requests in a context of 8,192.
+# Defaults: 1,024 requests, and as many tokens as these have in a context of 8,192.
 DEFAULT_LIMITS = QueueLimits(1024, 1024 * 8192)
 
 
 @dataclass(eq=False, slots=True)
-class Entry:
-    """A generation that is not over."""
+class PendingGeneration:
+    """A generation that is not over, with its state in the engine."""
 
     generation: Generation
     fingerprint: bytes
@@ -39,28 +39,31 @@ class Entry:
         return self.generation.request.tenant
 
 
-class Waiting(NamedTuple):
-    """Those who wait. Samples of one request share its prompt, which counts once: ``num_tokens``
-    of prompts, ``num_pairs`` of these with all that they see."""
+class QueuedWork(NamedTuple):
+    """The work of waiting requests.
+
+    Samples of one request share its prompt, which counts once: ``num_tokens`` is of prompts, and
+    ``num_pairs`` the pairs of a prompt token and a token that it attends to.
+    """
 
     num_samples: int
     num_tokens: int
     num_pairs: int
 
-    def plus(self, other: Waiting, times: float = 1) -> Waiting:
-        """These, and so many times others."""
-        return Waiting(*(round(a + times * b) for a, b in zip(self, other, strict=True)))
+    def plus(self, other: QueuedWork, times: float = 1) -> QueuedWork:
+        """Return this work plus ``times`` another."""
+        return QueuedWork(*(round(a + times * b) for a, b in zip(self, other, strict=True)))
 
 
-_NOBODY = Waiting(0, 0, 0)
+_NOTHING = QueuedWork(0, 0, 0)
 
 
 class WaitingQueue:
-    """Counts those who wait, and all that is not over, and refuses further ones when it is full.
+    """Counts the requests that wait, and the work of all that are not over, within limits.
 
     Args:
-        limits: of those who wait.
-        max_work: tokens of all that wait or run; None is no bound.
+        limits: of the requests that wait.
+        max_work: tokens of all requests that wait or run; None is no bound.
     """
 
     def __init__(self, limits: QueueLimits, observer: EngineObserver, max_work: int | None = None):
@@ -68,31 +71,34 @@ class WaitingQueue:
         self._observer = observer
         self._queued = WorkBudget(limits)
         self._unfinished = WorkBudget(QueueLimits(None, max_work, are="under way"))
-        self._waiting: dict[str, Waiting] = {}  # by tenant
+        self._waiting: dict[str, QueuedWork] = {}  # by tenant
         self._begun_times: deque[float] = deque(maxlen=256)
 
-    def waiting_before(self, tenant: str, num_tokens: int) -> Waiting:
-        """Those who will begin before a prompt of so many tokens would: all of its tenant, and of
-        each other one as much as the tenant itself gets until then (``core/fair_queue.py``)."""
-        own = self._waiting.get(tenant, _NOBODY)
+    def work_before(self, tenant: str, num_tokens: int) -> QueuedWork:
+        """Return the work that will begin before a prompt of so many tokens would.
+
+        That is all of its tenant, and of each other tenant as much as the tenant itself gets until
+        then (``core/fair_queue.py``).
+        """
+        own = self._waiting.get(tenant, _NOTHING)
         before, given = own, own.num_tokens + num_tokens
         for name, other in self._waiting.items():
             if name != tenant:
                 before = before.plus(other, min(1.0, given / max(1, other.num_tokens)))
         return before
 
-    def check_room(self, tenant: str) -> None:
-        """Raise QueueFullError if nobody of a tenant could come in now."""
+    def check_capacity(self, tenant: str) -> None:
+        """Raise QueueFullError if no request of a tenant could be added now."""
         with self._refusal():
             self._queued.check_samples(tenant)
 
     def check_size(self, work: RequestWork) -> None:
-        """Raise InvalidRequestError if so much could never come in."""
+        """Raise InvalidRequestError if so much could not be added even to an empty queue."""
         self.limits.check(work)
         self._unfinished.limits.check(work)
 
-    def enter(self, entry: Entry) -> None:
-        """Let one in who has come; raises QueueFullError, and tells the observer of it."""
+    def add(self, entry: PendingGeneration) -> None:
+        """Add a request; raise QueueFullError, and tell the observer, if that is over a limit."""
         tenant, work = entry.tenant, entry.work
         with self._refusal("queue_requests"):
             self._queued.check_samples(tenant, work.samples)
@@ -103,28 +109,28 @@ class WaitingQueue:
         self._unfinished.take(tenant, work)
         self._count(entry, 1)
 
-    def begin(self, entry: Entry, now: float) -> None:
-        """The engine has begun to compute it."""
+    def note_started(self, entry: PendingGeneration, now: float) -> None:
+        """Count a request as running: the engine has begun to compute it."""
         entry.has_begun = True
         self._begun_times.append(now)
         self._count(entry, -1)
 
-    def come_back(self, entry: Entry) -> None:
-        """The engine that had it has died."""
+    def requeue(self, entry: PendingGeneration) -> None:
+        """Count a request as waiting again: the engine that had it has died."""
         if entry.has_begun:
             entry.has_begun = False
             self._count(entry, 1)
 
-    def leave(self, entry: Entry) -> None:
-        """It is over."""
+    def remove(self, entry: PendingGeneration) -> None:
+        """Stop counting a request, which is over."""
         self._unfinished.give_back(entry.tenant, entry.work)
         if not entry.has_begun:
             self._count(entry, -1)
 
-    def _count(self, entry: Entry, sign: int) -> None:
+    def _count(self, entry: PendingGeneration, sign: int) -> None:
         tenant, num_prompt = entry.tenant, len(entry.generation.request.prompt_token_ids)
-        one = Waiting(entry.work.samples, num_prompt, num_pairs(num_prompt))
-        now = self._waiting.get(tenant, _NOBODY).plus(one, sign)
+        one = QueuedWork(entry.work.samples, num_prompt, num_pairs(num_prompt))
+        now = self._waiting.get(tenant, _NOTHING).plus(one, sign)
         if now.num_samples:
             self._waiting[tenant] = now
         else:
@@ -134,7 +140,7 @@ class WaitingQueue:
 
     @contextlib.contextmanager
     def _refusal(self, reason: str | None = None) -> Iterator[None]:
-        """Tell who is refused when to come again."""
+        """Add to a QueueFullError when to try again."""
         try:
             yield
         except QueueFullError as error:
@@ -143,7 +149,7 @@ class WaitingQueue:
             raise QueueFullError(str(error), self._retry_after()) from None
 
     def _retry_after(self) -> float:
-        """When those who wait now will have begun, as fast as others began lately."""
+        """Return the seconds until the waiting requests will have begun, at the recent rate."""
         times = self._begun_times
         if len(times) < 2:
             return 1.0

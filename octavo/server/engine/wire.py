@@ -1,33 +1,33 @@
-"""Messages between the server and its engine process: JSON, each after its length in four bytes.
+"""JSON messages between the server and its engine process, each after its length in four bytes.
 
-They cross a socket pair that nobody else can open. JSON because it cannot carry code, and because
-what crosses is small: a prompt's ids once, and some forty bytes for each token.
+They cross a socket pair that no other process can open. JSON because it cannot carry code, and
+because what crosses is small: a prompt's ids once, and some forty bytes for each token.
 
 To the engine, by ``op``:
 
-    start    args: what EngineArgs takes                                       (the first message)
-    add      id, ids, params: those that differ from their defaults, bad_words: [ids], priority,
-             salt, tenant, weight, arrival, alone: whether in steps of its own
-    abort    id
-    meter    facts: what StepFacts.as_json gives    steps are to be measured against these
-    watch    is_watched      whether somebody looks closely
-    ping     number                                  answered between two steps, by the engine
+    start      args: what EngineArgs takes                                     (the first message)
+    add        id, ids, params: those that differ from their defaults, bad_words: [ids], priority,
+               salt, tenant, weight, arrival, isolated: whether in steps of its own
+    abort      id
+    meter      facts: what StepFacts.as_json gives; steps are measured against these
+    snapshots  is_enabled    whether to send snapshots
+    ping       number        answered between two steps, by the engine
     stop
 
 From the engine, by ``ev``:
 
-    ready    facts: the fields of EngineFacts
-    failed   kind, message, field                    it cannot start; the process ends
-    refused  id, kind, message, field                and what else an error says of itself
-    step     time, record, begun: [id], deltas: [...], stats: {id: [...]}
-             and prompt_logprobs: {id: [...]}, where there are any
-             and look: {...}, while somebody watches (`octavo.core.engine_snapshot`)
-    look     look                                    how things stand, where no step says it
-    idle     record                                  an abort has left nothing to do
-    pong     number, record
+    ready      facts: the fields of EngineFacts
+    failed     kind, message, field                  it cannot start; the process ends
+    refused    id, kind, message, field              and further attributes of an error
+    step       time, record, begun: [id], deltas: [...], stats: {id: [...]}
+               and prompt_logprobs: {id: [...]}, where there are any
+               and snapshot: {...}, while these are enabled (`octavo.core.engine_snapshot`)
+    snapshot   snapshot                              of an idle engine, between steps
+    idle       record                                an abort has left nothing to do
+    pong       number, record
 
-A ``record`` is what the engine knows of itself, the figures of StepStats; ``stats`` are those of a
-request, when its first token or its last comes. Both are lists, in the order of the fields.
+A ``record`` is the engine's StepStats; ``stats`` are those of a request, when its first token or
+its last comes. Both are lists, in the order of the fields.
 """
 
 from __future__ import annotations
@@ -55,20 +55,20 @@ MAX_BYTES = 256 << 20
 _LENGTH = struct.Struct(">I")
 
 
-def encode(message: Message) -> bytes:
-    """One message as bytes."""
+def encode_message(message: Message) -> bytes:
+    """Return one message as bytes."""
     body = json.dumps(message, separators=(",", ":")).encode()
     return _LENGTH.pack(len(body)) + body
 
 
-class Decoder:
+class MessageDecoder:
     """Cuts a stream of bytes, which arrive in any pieces, into messages."""
 
     def __init__(self) -> None:
         self._buffer = bytearray()
 
     def feed(self, data: bytes) -> Iterator[Message]:
-        """The messages that ``data`` completes."""
+        """Yield the messages that ``data`` completes."""
         buffer = self._buffer
         buffer += data
         while len(buffer) >= _LENGTH.size:
@@ -84,7 +84,7 @@ class Decoder:
 
 
 def delta_to_list(request_id: str, delta: Delta) -> list[Any]:
-    """A delta as the ``step`` message holds it, as short as it can be."""
+    """Return a delta as the ``step`` message holds it, as short as it can be."""
     items: list[Any] = [request_id, delta.index, delta.text, delta.token_ids]
     if delta.logprobs or delta.finish_reason is not None:
         items.append(delta.logprobs)
@@ -94,7 +94,7 @@ def delta_to_list(request_id: str, delta: Delta) -> list[Any]:
 
 
 def delta_from_list(items: list[Any]) -> tuple[str, Delta]:
-    """The inverse of ``delta_to_list``."""
+    """Return the request's id and the delta of what ``delta_to_list`` made."""
     request_id, index, text, token_ids, *rest = items
     if not rest:
         return request_id, Delta(index, text, token_ids)
@@ -103,7 +103,7 @@ def delta_from_list(items: list[Any]) -> tuple[str, Delta]:
 
 
 def logprobs_from_list(entries: list[list[Any]]) -> list[TokenLogprobs]:
-    """Log-probabilities as JSON brought them (a named tuple goes out as a list)."""
+    """Return log-probabilities from JSON, in which a named tuple is a list."""
     return [
         TokenLogprobs(token_id, logprob, rank, tuple((i, value) for i, value in top))
         for token_id, logprob, rank, top in entries
@@ -116,18 +116,18 @@ _figures_of_step = attrgetter(*(field.name for field in fields(StepStats)))
 
 
 def record_to_list(record: StepStats) -> tuple[Any, ...]:
-    """Every figure of a step, whatever they are."""
+    """Return the values of all fields of a step's statistics."""
     figures: tuple[Any, ...] = _figures_of_step(record)
     return figures
 
 
 def record_from_list(figures: list[Any]) -> StepStats:
-    """The inverse of ``record_to_list``."""
+    """Return the statistics of what ``record_to_list`` made."""
     values: list[Any] = [tuple(each) if isinstance(each, list) else each for each in figures]
     return StepStats(*values)
 
 
-# What the engine knows of a request; tokens are counted where they arrive.
+# Statistics of a request that the engine reports; the server counts tokens as they arrive.
 _STATS_OF_ENGINE = (
     "num_cached_tokens",
     "miss_reason",
@@ -145,13 +145,13 @@ stats_to_list = attrgetter(*_STATS_OF_ENGINE)
 
 
 def set_stats(stats: GenerationStats, values: list[Any]) -> None:
-    """Take in what ``stats_to_list`` sent."""
+    """Set the statistics that ``stats_to_list`` sent."""
     for name, value in zip(_STATS_OF_ENGINE, values, strict=True):
         setattr(stats, name, value)
 
 
 def facts_from_dict(values: dict[str, Any]) -> EngineFacts:
-    """The facts as JSON brought them: without tuples."""
+    """Return the facts from JSON, which has no tuples."""
     facts = EngineFacts(**values)
     return replace(
         facts,
@@ -165,12 +165,12 @@ def facts_from_dict(values: dict[str, Any]) -> EngineFacts:
 # -- parameters ----------------------------------------------------------------------------------
 
 _DEFAULTS = SamplingParams()
-# How outputs are read is the reader's business: the engine's side always says what is new.
+# output_kind is left out: the engine's side always sends what is new.
 _PARAMS = tuple(each.name for each in fields(SamplingParams) if each.name != "output_kind")
 
 
 def params_to_dict(params: SamplingParams) -> dict[str, Any]:
-    """The fields that differ from their defaults."""
+    """Return the fields that differ from their defaults."""
     values = {
         name: value
         for name in _PARAMS
@@ -187,7 +187,7 @@ def params_to_dict(params: SamplingParams) -> dict[str, Any]:
 
 
 def error_to_message(error: BaseException) -> Message:
-    """What the engine's side raised."""
+    """Return the fields of a message that carries an error of the engine's side."""
     message: Message = {
         "kind": type(error).__name__,
         "message": str(error),
@@ -199,7 +199,7 @@ def error_to_message(error: BaseException) -> Message:
 
 
 def error_from_message(message: Message) -> OctavoError:
-    """The exception that the engine's process named; an EngineError if it is none of ours."""
+    """Return the exception that a message names; an EngineError if it is none of octavo's."""
     kind = getattr(errors, message["kind"], None)
     text = message["message"]
     if kind is PromptTooLongError:

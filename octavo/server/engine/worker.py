@@ -1,10 +1,10 @@
-"""The engine process: one thread steps the engine, a second one only receives messages.
+"""The engine process, in which one thread steps the engine and another one receives messages.
 
     python -m octavo.server.engine.worker CONNECTION RECORD LOG_FORMAT
 
 ``CONNECTION`` and ``RECORD`` are file descriptors, inherited from the server: one end of a socket
-pair, and the memory of a `InFlightRecord`. When the other end closes, the process ends at once,
-whatever it is doing: there is nobody left to compute for.
+pair, and the memory of an `InFlightRecord`. When the other end closes, the process ends at once,
+whatever it is doing: the server has gone.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ from octavo.cost.loaded_model import live_rank_model
 from octavo.server.engine.generation import EngineFacts, GenerationStats
 from octavo.server.engine.in_flight_record import InFlightRecord, RecordedExecutor
 from octavo.server.engine.wire import (
-    Decoder,
     Message,
+    MessageDecoder,
     delta_to_list,
-    encode,
+    encode_message,
     error_to_message,
     record_to_list,
     stats_to_list,
@@ -67,14 +67,15 @@ _PR_SET_PDEATHSIG = 1
 
 
 class EngineWorker:
-    """An engine that obeys the messages it is given, and reports by ``send``.
-
-    Raises EngineError from ``run`` when the engine can serve nothing any more.
+    """An engine that follows the messages that it receives, and reports by ``send``.
 
     Args:
         engine: over a `RecordedExecutor` with the same record.
-        record: names the requests that the engine is at work on.
+        record: memory in which it notes the requests that it computes.
         meter: the engine's, which a ``meter`` message switches on.
+
+    Raises:
+        EngineError: from ``run``, when the engine can serve nothing any more.
     """
 
     def __init__(
@@ -87,22 +88,21 @@ class EngineWorker:
         self._engine = engine
         self._meter = meter
         self._flight_record = record
-        self._driver = EngineLoop(engine, self._deliver)
+        self._loop = EngineLoop(engine, self._deliver)
         self._send = send
-        self._groups: dict[str, SampleGroup] = {}  # unfinished, without the probe
-        # First samples that no step has computed anything of, and whose they are.
-        self._waiting: dict[str, str] = {}
+        self._groups: dict[str, SampleGroup] = {}  # unfinished requests, except the probe
+        self._waiting: dict[str, str] = {}  # ids of first samples not computed yet, to requests
         self._num_errors_in_a_row = 0
-        self._close_look: EngineSnapshot | None = None  # while somebody watches
-        self._will_show = False  # how things stand, when that is due
+        self._snapshot: EngineSnapshot | None = None  # None while snapshots are off
+        self._snapshot_is_scheduled = False
 
     def receive(self, message: Message) -> None:
-        """Have a message obeyed between two steps. From any thread."""
-        self._driver.tell(partial(self._obey, message))
+        """Handle a message between two steps. May be called from any thread."""
+        self._loop.tell(partial(self._obey, message))
 
     def run(self) -> None:
-        """Until a ``stop`` message."""
-        self._driver.run()
+        """Step the engine until a ``stop`` message comes."""
+        self._loop.run()
 
     # -- in ----------------------------------------------------------------------------------
 
@@ -114,37 +114,43 @@ class EngineWorker:
                 self._abort(message["id"])
             case "meter":
                 self._measure_steps(message["facts"])
-            case "watch":
-                self._watch(message["is_watched"])
+            case "snapshots":
+                self._enable_snapshots(message["is_enabled"])
             case "ping":
                 self._send({"ev": "pong", "number": message["number"], "record": self._record()})
             case "stop":
-                self._driver.stop()
+                self._loop.stop()
 
-    def _watch(self, is_watched: bool) -> None:
-        self._close_look = EngineSnapshot(self._engine.engine) if is_watched else None
-        self._show()
+    def _enable_snapshots(self, is_enabled: bool) -> None:
+        self._snapshot = EngineSnapshot(self._engine.engine) if is_enabled else None
+        self._send_snapshot()
 
-    def _show(self) -> None:
-        """To who watches: how things stand."""
-        if self._close_look is not None:
-            self._send({"ev": "look", "look": self._close_look.picture()})
+    def _send_snapshot(self) -> None:
+        """Send a picture of the engine as it stands, if snapshots are enabled."""
+        if self._snapshot is not None:
+            self._send({"ev": "snapshot", "snapshot": self._snapshot.picture()})
 
-    def _show_in_time(self) -> None:
-        """Where no step will show how things stand, since nothing runs: do that when it is due. A
-        request that comes meanwhile does not wait for it."""
-        if self._close_look is None or self._will_show or self._engine.has_unfinished_requests:
+    def _schedule_snapshot(self) -> None:
+        """Send a snapshot when the next one is due, if no step will do so because nothing runs.
+
+        A request that comes meanwhile does not wait for it.
+        """
+        if (
+            self._snapshot is None
+            or self._snapshot_is_scheduled
+            or self._engine.has_unfinished_requests
+        ):
             return
-        self._will_show = True
-        seconds = self._close_look.seconds_to_picture
-        timer = threading.Timer(seconds, self._driver.tell, [self._show_if_idle])
+        self._snapshot_is_scheduled = True
+        seconds = self._snapshot.seconds_to_picture
+        timer = threading.Timer(seconds, self._loop.tell, [self._send_snapshot_if_idle])
         timer.daemon = True
         timer.start()
 
-    def _show_if_idle(self) -> None:
-        self._will_show = False
+    def _send_snapshot_if_idle(self) -> None:
+        self._snapshot_is_scheduled = False
         if not self._engine.has_unfinished_requests:
-            self._show()
+            self._send_snapshot()
 
     def _measure_steps(self, facts: dict[str, Any]) -> None:
         # Not needed until the server is ready, and so not to be waited for before.
@@ -168,7 +174,7 @@ class EngineWorker:
                 cache_salt=message["salt"],
                 tenant=message["tenant"],
                 weight=message["weight"],
-                isolated=message["alone"],
+                isolated=message["isolated"],
                 arrival_time=message["arrival"],
                 bad_words_token_ids=tuple(map(tuple, message["bad_words"])),
             )
@@ -186,19 +192,19 @@ class EngineWorker:
         group = self._groups.pop(request_id, None)
         if group is not None and self._engine.abort(request_id):
             self._waiting.pop(group.samples[0].request.request_id, None)
-            if not self._engine.has_unfinished_requests:  # no step will tell that it has gone
+            if not self._engine.has_unfinished_requests:  # no step will report that it has gone
                 self._send({"ev": "idle", "record": self._record()})
-                self._show_in_time()
+                self._schedule_snapshot()
 
     # -- out ---------------------------------------------------------------------------------
 
     def _record(self) -> tuple[Any, ...]:
-        """The engine as it stands between two steps."""
+        """Return the statistics of the engine between two steps, as a list."""
         return record_to_list(self._engine.engine.stats())
 
     def _deliver(self, deltas: list[Delta], step: EngineStep) -> None:
         self._report(deltas, step)
-        self._look_for_decay(deltas)
+        self._check_health(deltas)
 
     def _report(self, deltas: list[Delta], step: EngineStep) -> None:
         begun: list[str] = []
@@ -232,20 +238,20 @@ class EngineWorker:
             "deltas": entries,
             "stats": stats,
         }
-        if self._close_look is not None:
-            message["look"] = self._close_look.at_step(step)
+        if self._snapshot is not None:
+            message["snapshot"] = self._snapshot.at_step(step)
         if prompt_logprobs:
             message["prompt_logprobs"] = prompt_logprobs
         self._send(message)
-        self._show_in_time()
+        self._schedule_snapshot()
 
-    # -- is it still sane? -------------------------------------------------------------------
+    # -- health ------------------------------------------------------------------------------
 
-    def _look_for_decay(self, deltas: list[Delta]) -> None:
+    def _check_health(self, deltas: list[Delta]) -> None:
         """Tell bad requests from a broken engine: when only errors come, try a good request.
 
-        A device that has fallen over makes every request fail, each alone and politely, for ever;
-        then it is better to begin anew.
+        A device that is broken makes every request fail on its own, for ever; then it is better to
+        start a new engine.
         """
         for delta in deltas:
             has_failed = delta.finish_reason == FinishReason.ERROR.value
@@ -258,7 +264,7 @@ class EngineWorker:
             elif delta.token_ids:
                 self._num_errors_in_a_row = 0
         if self._num_errors_in_a_row >= _SUSPICIOUS_ERRORS and _PROBE not in self._engine.groups:
-            self._driver.carry_out(self._probe)
+            self._loop.carry_out(self._probe)
 
     def _probe(self) -> None:
         token_id = next(iter(self._engine.eos_token_ids), 0)
@@ -268,7 +274,7 @@ class EngineWorker:
 
 
 def _stats(group: SampleGroup) -> tuple[Any, ...]:
-    """What the engine knows of a request. The times of the end are None before it."""
+    """Return the statistics of a request as a list. The times of its end are None before it."""
     metrics, first = metrics_of(group), group.samples[0].request.stats
     prefill = decode = None
     if first.first_token_time is not None and first.first_scheduled_time is not None:
@@ -311,7 +317,7 @@ def main(connection_fd: int, record_fd: int, log_format: str) -> int:
     messages = _receive(connection)
 
     def send(message: Message) -> None:
-        connection.sendall(encode(message))
+        connection.sendall(encode_message(message))
 
     start = next(messages, None)
     if start is None:  # the server ended before it had said anything
@@ -326,17 +332,17 @@ def main(connection_fd: int, record_fd: int, log_format: str) -> int:
     except OctavoError as error:
         send({"ev": "failed", **error_to_message(error)})
         return 1
-    loop = EngineWorker(text_engine, record, meter, send)
-    made.set_result(loop)
+    worker = EngineWorker(text_engine, record, meter, send)
+    made.set_result(worker)
     gc.collect()
     gc.freeze()  # the model is for ever: no collection has to look at it again
     send({"ev": "ready", "facts": dataclasses.asdict(facts)})
-    loop.run()
+    worker.run()
     return 0
 
 
 def _end_with_the_server() -> None:
-    """Have the system end this process with the one that started it, were it to hang.
+    """Have the system end this process together with its parent, even if this one hangs.
 
     Where the system cannot do that, the end of the connection does it, in `_pass_on`, as soon as
     a thread can run.
@@ -346,23 +352,24 @@ def _end_with_the_server() -> None:
 
 
 def _receive(connection: socket.socket) -> Iterator[Message]:
-    """Messages until the other end closes."""
-    decoder = Decoder()
+    """Yield messages until the other end closes."""
+    decoder = MessageDecoder()
     with contextlib.suppress(ConnectionError):
         while data := connection.recv(1 << 16):
             yield from decoder.feed(data)
 
 
-def _pass_on(messages: Iterator[Message], loop: Future[EngineWorker]) -> None:
+def _pass_on(messages: Iterator[Message], worker: Future[EngineWorker]) -> None:
     for message in messages:
-        loop.result().receive(message)
+        worker.result().receive(message)
     os._exit(0)  # the server has gone, maybe while the model was still being loaded
 
 
 def _load(
     args: dict[str, Any], record: InFlightRecord, meter: SwitchableMeter
 ) -> tuple[TextEngine, EngineFacts]:
-    # What may wait is for the server to say: it has the queue, and refuses before we hear of it.
+    """Load the engine over an executor that is recorded, with its meter."""
+    # The server has the queue with its limits, and refuses requests before they come here.
     unbounded = {"max_queued_requests": None, "max_queued_tokens": None}
     engine_args = EngineArgs(**(args | unbounded))
 
@@ -376,7 +383,7 @@ def _load(
 
 
 def _with_faults(executor: Executor) -> Executor:
-    """The executor, or one that misbehaves as a test asks for."""
+    """Return the executor, or one around it that misbehaves as a test asks for."""
     faults = os.environ.get(FAULTS_VARIABLE)
     if not faults:
         return executor
@@ -387,16 +394,17 @@ def _with_faults(executor: Executor) -> Executor:
 
 
 def _warm_up(engine: TextEngine) -> None:
-    """Answer something, so that the first client does not wait for pages to be read."""
+    """Answer a short prompt, so that the first client does not wait for pages of the model to be
+    read."""
     token_id = next(iter(engine.eos_token_ids), 0)
     engine.add("warm-up", None, [token_id] * 2, SamplingParams(temperature=0.0, max_tokens=2))
     while engine.has_unfinished_requests:
         engine.step()
-    engine.engine.scheduler.prefix_tokens_queried = 0  # nobody asked for this
+    engine.engine.scheduler.prefix_tokens_queried = 0  # not a client's
 
 
 def _facts_of(loaded: LoadedEngine, activations: str) -> EngineFacts:
-    """What the server has to know of a loaded engine."""
+    """Return the facts about a loaded engine that the server needs."""
     config, info = loaded.config, loaded.info
     probe = loaded.text_engine.engine.executor.probe()
     model = live_rank_model(loaded.model_config, probe.matrices(), probe.kv_bytes_per_token)

@@ -1,1 +1,1 @@
-"""HTTP/1.1, down to the bytes: connections, who may ask how much, bodies, errors, streams."""
+"""HTTP/1.1, down to the bytes: connections, access control and limits, bodies, errors, streams."""

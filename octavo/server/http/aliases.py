@@ -1,4 +1,4 @@
-"""Other addresses of the same routes, for clients that were pointed at another server."""
+"""`Aliases`, further paths of the same routes, for clients made for another server."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ ALIASES = {
 
 
 class Aliases:
-    """An ASGI layer that gives requests for an alias the path that it stands for.
+    """An ASGI layer that replaces the path of a request for an alias by the real path.
 
-    Put it around all others: what they decide by the path holds for its aliases too. A path below
-    one of ``below``, such as ``/models/x``, moves along.
+    It is the outermost layer, so that what the others decide by the path holds for its aliases
+    too. A path below one of ``below``, such as ``/models/x``, is replaced likewise.
     """
 
     def __init__(
@@ -39,7 +39,7 @@ class Aliases:
         await self._app(scope, receive, send)
 
     def _rename(self, scope: MutableMapping[str, Any]) -> None:
-        """Only as it is written, byte by byte: an encoded spelling is no alias."""
+        """Replace the path if it is an alias byte by byte: an encoded spelling is none."""
         raw_path: bytes = scope.get("raw_path") or scope["path"].encode()
         for alias, path in self._aliases.items():
             is_below = alias in self._below and raw_path.startswith(alias + b"/")

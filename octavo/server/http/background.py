@@ -1,10 +1,10 @@
-"""Work that would hold up the event loop, done beside it.
+"""Threads for work that would hold up the event loop.
 
 That is, among other things, all that tokenizers, chat templates and detokenizers do, however little
 it is for one request. Short calls have a thread of their own, so that they do not wait behind long
-ones. A few threads only: each one more that runs Python makes the loop wait longer for its turn. A
-thread cannot be stopped, so one whose call does not come back is left behind, and another takes its
-place, or two such calls would be the end of all work here.
+ones. There are only a few threads: each one more that runs Python makes the event loop wait longer
+for the interpreter. A thread cannot be stopped, so one whose call does not return is abandoned, and
+another takes its place; otherwise two such calls would block all work here.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from typing import Any, ParamSpec, TypeVar
 from octavo.base.errors import DeadlineError, QueueFullError
 
 NUM_THREADS = 2
-MAX_SECONDS = 60.0  # far more than anything takes that is bounded as it should be
-MAX_LOST = 4  # threads left behind, beyond which nothing new is begun until one comes back
+MAX_SECONDS = 60.0  # far more than any call takes that is bounded as it should be
+MAX_LOST = 4  # abandoned threads, beyond which no call is begun until one of them returns
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -32,10 +32,10 @@ _log = logging.getLogger("octavo.server")
 
 
 async def in_background(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """The result of a call that may take long. It is not interrupted if nobody waits any more.
+    """Run a call that may take long in a thread, and return its result.
 
-    The call should not spend more than some milliseconds in one C function that keeps the
-    interpreter's lock.
+    It is not interrupted if the caller is cancelled. The call should not spend more than some
+    milliseconds in one C function that keeps the interpreter's lock.
 
     Raises:
         DeadlineError: it takes longer than anything should.
@@ -45,12 +45,12 @@ async def in_background(function: Callable[P, T], *args: P.args, **kwargs: P.kwa
 
 
 async def briefly_in_background(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """As `in_background`, of a call that takes a few milliseconds at most."""
+    """Run a call that takes a few milliseconds at most, otherwise like `in_background`."""
     return await _short().run(functools.partial(function, *args, **kwargs))
 
 
 def post_in_background(function: Callable[[], None]) -> None:
-    """Have a short call made, for whose end nobody waits. What it raises is logged."""
+    """Run a short call whose result is not needed. An exception of it is logged."""
 
     def call() -> None:
         try:
@@ -72,7 +72,7 @@ def _short() -> Background:
 
 
 class Background:
-    """Threads, and a watch over them, which whoever waits for a call keeps meanwhile."""
+    """Worker threads, which the callers that wait for them watch meanwhile."""
 
     def __init__(
         self,
@@ -89,8 +89,8 @@ class Background:
         self._lost: set[_Worker] = set()
 
     async def run(self, function: Callable[[], T]) -> T:
-        """The result of a call, as `in_background`."""
-        self._look_after_workers()
+        """Run a call and return its result, as `in_background` does."""
+        self._replace_stuck_workers()
         if self._has_lost_too_many:
             raise _too_many()
         call = _Call(function)
@@ -99,14 +99,14 @@ class Background:
         try:
             while not waiting.done():
                 await asyncio.wait((waiting,), timeout=min(self._max_seconds / 4, 1.0))
-                self._look_after_workers()
+                self._replace_stuck_workers()
             return waiting.result()
         finally:
             waiting.cancel()  # if it has not begun, it never will
 
     def post(self, function: Callable[[], None]) -> None:
-        """Have a call made that nobody waits for."""
-        self._look_after_workers()
+        """Run a call whose result is not needed."""
+        self._replace_stuck_workers()
         if not self._has_lost_too_many:
             self._calls.put(_Call(function))
 
@@ -114,8 +114,8 @@ class Background:
     def _has_lost_too_many(self) -> bool:
         return len(self._lost) >= self._max_lost
 
-    def _look_after_workers(self) -> None:
-        """Leave behind those whose call takes too long, and have as many as there should be."""
+    def _replace_stuck_workers(self) -> None:
+        """Abandon workers whose call takes too long, and start as many as are missing."""
         latest = time.monotonic() - self._max_seconds
         with self._lock:
             for worker in [one for one in self._workers if one.began_before(latest)]:
@@ -125,12 +125,12 @@ class Background:
             if self._has_lost_too_many:
                 self._refuse_all()
             while len(self._workers) < self._num_threads:
-                worker = _Worker(self._calls, self._come_back)
+                worker = _Worker(self._calls, self._end_call)
                 self._workers.add(worker)
                 worker.start()
 
     def _refuse_all(self) -> None:
-        """Each call that waits may be like those that were lost."""
+        """Fail all waiting calls, each of which may be like those that got stuck."""
         while True:
             try:
                 call = self._calls.get_nowait()
@@ -139,8 +139,8 @@ class Background:
             if call.result.set_running_or_notify_cancel():
                 call.result.set_exception(_too_many())
 
-    def _come_back(self, worker: _Worker) -> bool:
-        """Whether a worker that has ended a call is still one of ours."""
+    def _end_call(self, worker: _Worker) -> bool:
+        """Note that a worker has ended its call; return False if it was abandoned before."""
         with self._lock:
             self._lost.discard(worker)
             worker.call = None
@@ -155,26 +155,26 @@ class _Call:
 
 
 class _Worker(threading.Thread):
-    """Runs one call after the other, until it is left behind."""
+    """Runs one call after the other, until it is abandoned."""
 
-    def __init__(self, calls: queue.SimpleQueue[_Call], come_back: Callable[[_Worker], bool]):
+    def __init__(self, calls: queue.SimpleQueue[_Call], end_call: Callable[[_Worker], bool]):
         super().__init__(name="octavo-background", daemon=True)  # the end does not wait for it
         self.call: _Call | None = None
         self._calls = calls
-        self._come_back = come_back
+        self._end_call = end_call
 
     def run(self) -> None:
-        is_ours = True
-        while is_ours:
+        is_in_use = True
+        while is_in_use:
             call = self._calls.get()
             if not call.result.set_running_or_notify_cancel():
                 continue
             call.begin_time = time.monotonic()
             self.call = call
             result, error = _outcome(call.function)
-            is_ours = self._come_back(self)
-            if not is_ours:
-                _log.warning("a call that was given up has come back")
+            is_in_use = self._end_call(self)
+            if not is_in_use:
+                _log.warning("a call that was given up has returned")
             elif error is not None:
                 call.result.set_exception(error)
             else:
@@ -187,7 +187,7 @@ class _Worker(threading.Thread):
 
     def give_up(self, seconds: float) -> None:
         assert self.call is not None
-        _log.error("a call does not come back; a thread is left behind with it")
+        _log.error("a call does not return; its thread is abandoned")
         message = f"to prepare this request takes more than {seconds:g} s: shorten its texts"
         self.call.result.set_exception(DeadlineError(message))
 

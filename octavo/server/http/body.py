@@ -1,4 +1,5 @@
-"""From the bytes of a request to the model of its body, or to a 400 that says what is wrong."""
+"""Parse the bytes of a request into the model of its body, or into a 400 that says what is
+wrong."""
 
 from __future__ import annotations
 
@@ -17,21 +18,21 @@ from octavo.server.http.json_text import parse
 
 LARGE_BODY = 16 << 10  # bytes beyond which reading a body leaves the event loop
 MAX_PROBLEMS = 10
-# What a browser sends to any origin without asking it first, as the Fetch standard has it.
+# Types that a browser sends to any origin without a preflight, by the Fetch standard.
 _SIMPLE_TYPES = ("application/x-www-form-urlencoded", "text/plain")
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
-# pydantic's words, for people who never heard of pydantic.
+# Messages in place of pydantic's own.
 _MESSAGES = {"missing": "is required", "extra_forbidden": "is not a known field"}
 
 
 class JsonRoute(APIRoute):
-    """A route whose endpoint takes a pydantic model as its body, and nothing else from it.
+    """A route whose endpoint takes a pydantic model as its body, and no other parameter from it.
 
-    ``APIRouter(route_class=JsonRoute)`` makes all its POST routes such. The model is validated
-    here, off the event loop if the body is large, and every problem is a 400.
+    ``APIRouter(route_class=JsonRoute)`` makes all POST routes of a router such. The model is
+    validated here, off the event loop if the body is large, and every problem is a 400.
     """
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
@@ -42,10 +43,10 @@ class JsonRoute(APIRoute):
         async def read_and_answer(request: Request) -> Response:
             if model is not None:
                 if _check_content_type(request) in _SIMPLE_TYPES:
-                    _call_it_json(request)
+                    _set_json_type(request)
                 body = await request.body()
                 ignored = request_context(request).ignored
-                # What Starlette takes for the parsed body; an instance passes FastAPI unchanged.
+                # Starlette takes this for the parsed body; an instance passes FastAPI unchanged.
                 request._json = await work_on_body(request, read_model, model, body, ignored)
             return await answer(request)
 
@@ -55,7 +56,7 @@ class JsonRoute(APIRoute):
 async def work_on_body(
     request: Request, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs
 ) -> T:
-    """What a function makes of a request's body: off the event loop if that is large."""
+    """Return what a function makes of a request's body: off the event loop if that is large."""
     if len(await request.body()) > LARGE_BODY:
         return await in_background(function, *args, **kwargs)
     return function(*args, **kwargs)
@@ -64,13 +65,13 @@ async def work_on_body(
 def read_model(
     model: type[BaseModel], body: bytes, ignored: IgnoredFields | None = None
 ) -> BaseModel:
-    """The body as a ``model``.
+    """Return the body as a ``model``.
 
     Args:
-        ignored: is told the names of fields that have no effect; see `octavo.server.api.fields`.
+        ignored: gets the names of fields that have no effect; see `octavo.server.api.fields`.
 
     Raises:
-        HttpError: 400.
+        HttpError: 400, if the body is not valid JSON or does not fit the model.
     """
     value = parse(body)
     if not isinstance(value, dict):
@@ -82,13 +83,14 @@ def read_model(
 
 
 def _check_content_type(request: Request) -> str | None:
-    """What a request calls its body, None if it does not say. HttpError, 400, if that is not read.
+    """Return the content type of a request, None if it has none.
 
-    JSON is read under the types that clients send it with.
+    JSON is read under the types that clients send it with: ``curl -d`` calls it a form. A browser
+    may send forms and plain text to other origins without a preflight, so from a browser these are
+    not read, whatever the checks of Origin and Host before this one have let through.
 
-    ``curl -d`` calls it a form. A browser may send forms and plain text to other origins without
-    asking them, so of a browser these are not read, whatever the checks of Origin and Host before
-    this one have let through.
+    Raises:
+        HttpError: 400, if it is a type that is not read.
     """
     given = request.headers.get("content-type")
     if given is None:
@@ -102,16 +104,17 @@ def _check_content_type(request: Request) -> str | None:
     return kind
 
 
-def _call_it_json(request: Request) -> None:
-    """FastAPI, which is handed the model below, asks for the type all the same."""
+def _set_json_type(request: Request) -> None:
+    """Set the content type to JSON: FastAPI checks it, although it gets the model."""
     others = [(name, value) for name, value in request.scope["headers"] if name != b"content-type"]
     request.scope["headers"] = [*others, (b"content-type", b"application/json")]
-    if hasattr(request, "_headers"):  # which Starlette remembers
+    if hasattr(request, "_headers"):  # Starlette's cache of them
         del request._headers
 
 
 def _is_browser(request: Request) -> bool:
-    """Whether a request has what only browsers send: each of them sends several of these."""
+    """True if a request has headers that only browsers send: each of them sends several of
+    these."""
     headers = request.headers
     return (
         any(name in headers for name in ("origin", "referer", "sec-fetch-site", "sec-fetch-mode"))
@@ -120,7 +123,8 @@ def _is_browser(request: Request) -> bool:
 
 
 def _to_http_error(error: ValidationError, value: Any) -> HttpError:
-    """One line for each wrong field. Alternatives that a field failed are one problem."""
+    """Return an error with a line for each wrong field. Alternatives that a field failed are one
+    line."""
     problems: dict[str, list[str]] = {}
     for detail in error.errors(include_url=False, include_context=False, include_input=False):
         path = _path(detail["loc"], value, detail["type"])
@@ -139,7 +143,7 @@ def _to_http_error(error: ValidationError, value: Any) -> HttpError:
 
 
 def _path(location: Sequence[int | str], value: Any, kind: str) -> str:
-    """The dotted path in the body: a location without pydantic's names of alternatives."""
+    """Return the dotted path in the body: a location without pydantic's names of alternatives."""
     path = []
     for step in location:
         try:

@@ -1,4 +1,4 @@
-"""HTTP/1.1 connections: uvicorn's protocol, with bounds on all that a client can send or leave out.
+"""HTTP/1.1 connections by uvicorn's protocol, with bounds on all that clients send or leave out.
 
     bytes ── header_length ──► llhttp ──► uvicorn's cycle ──► the ASGI app
              body.consume      (strict)
@@ -46,33 +46,33 @@ KEEP_ALIVE_TIMEOUT = 75  # seconds
 MIN_BODY_RATE = 1024  # bytes a second that a body must bring, once it is older than BODY_TIMEOUT
 LINGER_TIMEOUT = 2.0  # seconds for a client to read an answer that it did not wait for
 
-# A client that does not read is noticed when this is full, and the kernel's.
+# A client that does not read is noticed when this buffer is full, and the kernel's.
 WRITE_BUFFER_BYTES = 32 << 10
 MAX_PIPELINED_BYTES = 64 << 10
 
-# Over the limit: to be told so, and to ask how the server is.
+# Connections over the limit: for an error answer, and for health checks.
 SPARE_CONNECTIONS = 16
 SPARE_TIMEOUT = 2.0  # seconds for one of them to ask
 SPARE_PATHS = ("/health", "/metrics")
 SPARE_FILES = 32  # open files of everything but connections
 
 
-class Phase(Enum):
-    """Of a connection: what its next bytes are."""
+class ConnectionPhase(Enum):
+    """State of a connection: what its next bytes are."""
 
     HEADER = auto()
     BODY = auto()
-    ANSWER = auto()  # the request has been read; what comes now is for later
-    CLOSING = auto()  # nothing that comes matters
+    ANSWER = auto()  # the request has been read; further bytes are the next request's
+    CLOSING = auto()  # further bytes are dropped
 
 
 class HttpProtocol(HttpToolsProtocol):
-    """One connection.
+    """One HTTP/1.1 connection, with limits on sizes and times.
 
     Args:
         settings: for the sizes and times that are settings.
-        max_connections: those beyond may ask for ``SPARE_PATHS`` alone.
-        counts: of the connections of all addresses.
+        max_connections: connections beyond so many may only request ``SPARE_PATHS``.
+        counts: the connections of each address.
         args, kwargs: uvicorn's.
     """
 
@@ -90,7 +90,7 @@ class HttpProtocol(HttpToolsProtocol):
         self._counts = counts
         self._address = ""
         self._is_spare = False  # over a limit
-        self._phase = Phase.HEADER
+        self._phase = ConnectionPhase.HEADER
         self._held = b""  # bytes that cannot be parsed yet
         self._num_checked = 0  # of the header in them
         self._body: SizedBody | ChunkedBody = SizedBody(0)
@@ -117,7 +117,7 @@ class HttpProtocol(HttpToolsProtocol):
         self._arm(self._header_timeout, self._on_header_timeout)
 
     def _excess(self) -> int:
-        """By how many connections this one, which is counted here, is over a limit."""
+        """Count this connection; return by how many connections it is over a limit."""
         self._address = network_of(self.client[0] if self.client else None)
         of_address = self._counts.add(self._address)
         most = self._settings.max_connections_per_address
@@ -130,7 +130,7 @@ class HttpProtocol(HttpToolsProtocol):
 
     def connection_lost(self, error: Exception | None) -> None:
         self._counts.remove(self._address)
-        self._phase = Phase.CLOSING
+        self._phase = ConnectionPhase.CLOSING
         self._disarm()
         self._disarm_reader()
         self._unset_keepalive_if_required()
@@ -142,31 +142,31 @@ class HttpProtocol(HttpToolsProtocol):
         A socket that is closed with input unread is reset, and the client may lose an answer that
         it has not read. So the input is read and thrown away for a while.
         """
-        has_input = self._phase is Phase.BODY or self._held
-        if self._phase is Phase.CLOSING or not has_input:
+        has_input = self._phase is ConnectionPhase.BODY or self._held
+        if self._phase is ConnectionPhase.CLOSING or not has_input:
             transport.close()
         else:
             self._linger(transport)
 
     def _linger(self, transport: asyncio.Transport) -> None:
-        self._phase = Phase.CLOSING
+        self._phase = ConnectionPhase.CLOSING
         self._held = b""
         self._arm(LINGER_TIMEOUT, transport.abort)
         transport.write_eof()
         self.flow.resume_reading()
 
     def _abort(self) -> None:
-        self._phase = Phase.CLOSING
+        self._phase = ConnectionPhase.CLOSING
         self.transport.abort()
 
     @property
     def is_closing(self) -> bool:
-        return self._phase is Phase.CLOSING
+        return self._phase is ConnectionPhase.CLOSING
 
     # -- reading -----------------------------------------------------------------------------
 
     def data_received(self, data: bytes) -> None:
-        if self._phase is Phase.CLOSING:
+        if self._phase is ConnectionPhase.CLOSING:
             return
         self._unset_keepalive_if_required()
         self._read_time = self.loop.time()
@@ -177,9 +177,9 @@ class HttpProtocol(HttpToolsProtocol):
         try:
             while data:
                 match self._phase:
-                    case Phase.HEADER:
+                    case ConnectionPhase.HEADER:
                         num_read = self._read_header(data)
-                    case Phase.BODY:
+                    case ConnectionPhase.BODY:
                         num_read = self._read_body(data)
                     case _:
                         num_read = 0
@@ -191,14 +191,15 @@ class HttpProtocol(HttpToolsProtocol):
             self._refuse(error)
 
     def _hold(self, data: bytes) -> None:
-        if self._phase is Phase.ANSWER and len(data) > MAX_PIPELINED_BYTES:
-            # To stop reading instead would be not to notice when the client goes away.
+        if self._phase is ConnectionPhase.ANSWER and len(data) > MAX_PIPELINED_BYTES:
+            # Without reading it would go unnoticed when the client goes away.
             self._abort()
-        elif self._phase is not Phase.CLOSING:
+        elif self._phase is not ConnectionPhase.CLOSING:
             self._held = data
 
     def _read_header(self, data: bytes) -> int:
-        """Parse the header that ``data`` begins with: its length, or 0 if it is not all there."""
+        """Parse the header at the beginning of ``data``: return its length, or 0 if it is
+        incomplete."""
         length = header_length(data, self._num_checked)
         if not length:
             if not self._num_checked:
@@ -208,7 +209,7 @@ class HttpProtocol(HttpToolsProtocol):
         self._num_checked = 0
         self._disarm()
         self._parse(without_upgrade(data[:length]))
-        if self._phase is Phase.BODY:
+        if self._phase is ConnectionPhase.BODY:
             self._body_time, self._num_body_bytes = self.loop.time(), 0
             self._num_unwanted_bytes = 0
             self._arm(BODY_TIMEOUT, self._check_body_progress)
@@ -231,11 +232,11 @@ class HttpProtocol(HttpToolsProtocol):
         except httptools.HttpParserUpgrade:
             raise HttpError(400, "Other protocols are not supported.") from None
         except httptools.HttpParserError as error:
-            cause = error.__context__  # what a method of ours raised, called by the parser
+            cause = error.__context__  # raised by a method here that the parser called
             if isinstance(cause, HttpError):
                 raise cause from None
             raise HttpError(400, "The HTTP request is malformed.") from None
-        if self._body.is_complete != (self._phase is not Phase.BODY):
+        if self._body.is_complete != (self._phase is not ConnectionPhase.BODY):
             raise HttpError(400, "The length of the body is ambiguous.")
 
     def on_headers_complete(self) -> None:
@@ -247,7 +248,7 @@ class HttpProtocol(HttpToolsProtocol):
         super().on_headers_complete()
         if self._is_spare:
             self.cycle.keep_alive = False  # the next one may ask, too
-        self._phase = Phase.BODY
+        self._phase = ConnectionPhase.BODY
 
     def _is_about_health(self) -> bool:
         path = self.url.partition(b"?")[0].decode("latin-1")
@@ -256,17 +257,19 @@ class HttpProtocol(HttpToolsProtocol):
     def on_message_complete(self) -> None:
         super().on_message_complete()
         self._disarm()
-        self._phase = Phase.HEADER if self.cycle.response_complete else Phase.ANSWER
+        self._phase = (
+            ConnectionPhase.HEADER if self.cycle.response_complete else ConnectionPhase.ANSWER
+        )
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
-        if self._phase is Phase.ANSWER:
-            self._phase = Phase.HEADER
+        if self._phase is ConnectionPhase.ANSWER:
+            self._phase = ConnectionPhase.HEADER
             if self._held:
                 self.loop.call_soon(self._read_held)
 
     def _read_held(self) -> None:
-        if self._phase is Phase.HEADER:
+        if self._phase is ConnectionPhase.HEADER:
             self._unset_keepalive_if_required()
             self._read(self._held)
 
@@ -276,13 +279,13 @@ class HttpProtocol(HttpToolsProtocol):
         if self._held:
             seconds = self._header_timeout
             self._refuse(HttpError(408, f"The header took more than {seconds:g} s."))
-        else:  # nobody asked for anything
+        else:  # no request has begun
             self.transport.close()
 
     def _check_body_progress(self) -> None:
         now = self.loop.time()
         if self.flow.read_paused or self.cycle.waiting_for_100_continue:
-            self._read_time = self._body_time = now  # it is us for whom it waits
+            self._read_time = self._body_time = now  # the client waits for the server
         idle_time = now - self._read_time
         overdue_time = now - self._body_time - BODY_TIMEOUT
         if idle_time >= BODY_TIMEOUT or self._num_body_bytes < overdue_time * MIN_BODY_RATE:
@@ -300,7 +303,8 @@ class HttpProtocol(HttpToolsProtocol):
         self._disarm_reader()
 
     def _check_reader(self) -> None:
-        """Whoever takes anything, however slowly, may take the rest."""
+        """Cut the client if it has taken nothing for too long. One that takes anything may go
+        on."""
         num_taken, now = self._out.num_taken(), self.loop.time()
         if num_taken > self._num_taken:
             self._num_taken, self._taken_time = num_taken, now
@@ -318,7 +322,7 @@ class HttpProtocol(HttpToolsProtocol):
     def _refuse(self, error: HttpError) -> None:
         """Answer with an error and end the connection: its further bytes mean nothing."""
         logger.debug("refused %s: %d %s", self.client, error.status, error.message)
-        if self._phase is Phase.BODY:
+        if self._phase is ConnectionPhase.BODY:
             has_begun = self.cycle.response_started
             self.cycle.disconnected = True  # to the app, the client is gone
             self.cycle.message_event.set()
@@ -361,9 +365,10 @@ class HttpProtocol(HttpToolsProtocol):
 
 
 class _Transport:
-    """What uvicorn writes to: the transport, but its end is the protocol's to decide.
+    """The transport that uvicorn writes to; `HttpProtocol.close` decides when it really closes.
 
-    Counts what the client takes: what is written, less what still lies here or in the kernel.
+    It counts what the client has taken: what was written, less what is still in a buffer here or in
+    the kernel.
     """
 
     def __init__(self, inner: asyncio.Transport, protocol: HttpProtocol):
@@ -380,11 +385,12 @@ class _Transport:
         self.inner.write(data)
 
     def num_taken(self) -> int:
-        """Bytes that the client's machine has confirmed."""
+        """Return how many bytes the client's machine has confirmed."""
         return self._num_written - self.inner.get_write_buffer_size() - self._num_unconfirmed()
 
     def _num_unconfirmed(self) -> int:
-        """Bytes in the kernel. 0 where it does not say: progress is then seen in larger steps."""
+        """Return how many bytes are in the kernel; 0 where it does not say, so progress shows in
+        large steps."""
         sock = self.inner.get_extra_info("socket")
         if sys.platform != "linux" or sock is None or sock.fileno() < 0:
             return 0
@@ -405,7 +411,8 @@ class _Transport:
 
 
 def uvicorn_config(app: Any, settings: ServerSettings) -> uvicorn.Config:
-    """uvicorn for this app: `listen` gives the socket. Leaves logging alone."""
+    """Return uvicorn's configuration for an app on the socket of `listen`. Logging is left
+    alone."""
     limit, counts = connection_limit(settings), ConnectionCounts()
     protocol = functools.partial(HttpProtocol, settings, limit, counts)
     return uvicorn.Config(
@@ -417,17 +424,17 @@ def uvicorn_config(app: Any, settings: ServerSettings) -> uvicorn.Config:
         log_config=None,
         access_log=False,
         server_header=False,
-        proxy_headers=False,  # anybody can write them
+        proxy_headers=False,  # any client can write them
         timeout_keep_alive=KEEP_ALIVE_TIMEOUT,
         backlog=BACKLOG,
     )
 
 
 def connection_limit(settings: ServerSettings) -> int:
-    """How many connections can be served, of ``max_connections``.
+    """Return how many of ``max_connections`` connections can be served.
 
-    Raises the process's soft limit of open files if it must and can: a connection for which there
-    is no file cannot even be refused.
+    Raises the process's soft limit of open files if needed and possible: a connection for which
+    there is no file cannot even be refused.
     """
     reserve = SPARE_FILES + SPARE_CONNECTIONS
     allowed = machine.allow_open_files(settings.max_connections + reserve)

@@ -1,4 +1,4 @@
-"""What the gate knows of a request when it lets it through."""
+"""The context of a request, with the facts about it that `AccessControl` has found out."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from starlette.requests import HTTPConnection
 
 from octavo.server.http.tenants import Tenant
 
-# True in the ASGI scope of a request whose connection was cut because its client did not read.
+# Keys of the ASGI scope. True if the connection was cut because its client did not read.
 SLOW_READER = "octavo.slow_reader"
-# What drops a request's connection at once, with all that waits to be sent.
+# A function that drops the connection at once, with all that waits to be sent.
 ABORT = "octavo.abort"
-# What says how many bytes its client has taken, of all that was written to the connection.
+# A function that returns how many bytes the client has taken of those written to it.
 TAKEN = "octavo.taken"
 
 
-# Names of fields come from clients: what goes into logs and headers of them is short and plain.
+# Names of fields come from clients: only short and plain ones go into logs and headers.
 _MAX_IGNORED = 32
 _NAME = re.compile(r"[A-Za-z0-9_.:-]{1,64}")
 
 
 class IgnoredFields:
-    """The fields of one request's body that have no effect here, by name.
+    """Names of the fields of one request's body that have no effect here.
 
     Args:
         strict: whether such fields are refused instead.
@@ -35,7 +35,7 @@ class IgnoredFields:
         self._names: dict[str, None] = {}  # in their order, each once
 
     def add(self, name: str) -> None:
-        """Note one. Names that are odd, or too many, are noted as "..." together."""
+        """Note a name. Odd names, and those beyond a limit, are noted as "..." together."""
         is_plain = len(self._names) < _MAX_IGNORED and _NAME.fullmatch(name)
         self._names[name if is_plain else "..."] = None
 
@@ -46,13 +46,14 @@ class IgnoredFields:
 
 @dataclass(frozen=True, slots=True)
 class RequestContext:
-    """Lies in the ASGI scope, under ``"octavo"``.
+    """Facts about a request, in its ASGI scope under ``"octavo"``.
 
     Args:
-        external_id: ``x-request-id``, the client's or ours; safe for logs and headers.
-        tenant: on whose account the request runs.
+        external_id: ``x-request-id``, the client's or the server's; safe for logs and headers.
+        tenant: the account that the request is charged to.
         arrival_time: ``time.monotonic()`` when its header had been read.
-        ignored: what its body asks for in vain; the gate tells the client and the operator.
+        ignored: fields of its body without effect; `AccessControl` reports them in a header and
+            to the observer.
     """
 
     external_id: str
@@ -62,15 +63,15 @@ class RequestContext:
 
 
 def create_request_id() -> str:
-    """A new one, for requests that do not bring their own."""
+    """Return a new id, for requests that do not bring their own."""
     return f"req-{secrets.token_hex(12)}"
 
 
 def request_context(request: HTTPConnection) -> RequestContext:
-    """The context of a request that came through the gate.
+    """Return the context of a request that has passed `AccessControl`.
 
     Raises:
-        KeyError: it did not. No route may answer then, so there is no default.
+        KeyError: it has not. No route may answer then, so there is no default.
     """
     context: RequestContext = request.scope["octavo"]
     return context

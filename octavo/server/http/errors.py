@@ -1,7 +1,7 @@
-"""Every error as an HTTP answer, with OpenAI's error body.
+"""Turn every exception into an HTTP answer with OpenAI's error body.
 
 A body says what the client did wrong, or that it was not the client's fault; never more. Details
-of our own faults go to the log.
+of the server's own faults go to the log.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ logger = logging.getLogger("octavo.server")
 
 MAX_MESSAGE_CHARS = 2000
 
-# What OpenAI and Anthropic call errors of these statuses; others are one of the last two.
+# OpenAI's and Anthropic's types of errors by status; others are one of the last two.
 _TYPES = {
     401: "authentication_error",
     403: "permission_error",
@@ -46,12 +46,12 @@ _CLIENT_ERROR, _SERVER_ERROR = "invalid_request_error", "server_error"
 
 
 class HttpError(Exception):
-    """Answer the request with this error.
+    """An exception that becomes the error answer of a request.
 
     Args:
         status: the HTTP status.
         message: for people; no more than `MAX_MESSAGE_CHARS` of it are sent.
-        type: a class of errors; what is usual for the status if not given.
+        type: a class of errors; by default the usual one for the status.
         param: dotted path of the field that is wrong.
         code: a name that programs can compare.
         headers: further response headers.
@@ -77,7 +77,8 @@ class HttpError(Exception):
 
 
 def to_http_error(error: BaseException) -> HttpError:
-    """The answer to any exception. What is our own fault is logged here, with its traceback."""
+    """Return the answer to any exception. A fault of the server is logged here, with its
+    traceback."""
     match error:
         case HttpError():
             return error
@@ -113,7 +114,7 @@ def to_http_error(error: BaseException) -> HttpError:
 
 
 def error_body(error: HttpError) -> dict[str, Any]:
-    """The JSON object that tells a client of it, as a body or as the event of a stream."""
+    """Return the JSON object that describes an error, as a body or as the event of a stream."""
     return {
         "error": {
             "message": _printable(error.message),
@@ -129,13 +130,14 @@ def error_response(error: HttpError) -> JSONResponse:
 
 
 def model_not_found(name: str, served: Sequence[str]) -> HttpError:
-    """The request names a model that is not served; says which names there are."""
+    """Return the error for a model that is not served, with the names that are."""
     message = f"The model {name[:200]!r} does not exist; there is {', '.join(served)}."
     return HttpError(404, message, param="model", code="model_not_found")
 
 
 def _retry_headers(retry_after: float | None) -> dict[str, str]:
-    """What makes clients try again, ``retry_after`` seconds from now (1 if that is unknown)."""
+    """Return headers that make clients try again ``retry_after`` seconds from now (1 if
+    unknown)."""
     seconds = 1.0 if retry_after is None else max(retry_after, 0.001)
     return {
         "retry-after": str(max(1, math.ceil(seconds))),
@@ -145,5 +147,5 @@ def _retry_headers(retry_after: float | None) -> dict[str, str]:
 
 
 def _printable(text: str) -> str:
-    """Bounded, and without the lone surrogates of a request that echoed here break UTF-8."""
+    """Return a text of bounded length without lone surrogates, which cannot be written as UTF-8."""
     return text[:MAX_MESSAGE_CHARS].encode("utf-8", "replace").decode()

@@ -1,8 +1,8 @@
-"""Where a request on a connection ends and the next one begins, without any leniency.
+"""Find where a request on a connection ends and the next one begins, without any leniency.
 
-Two programs that disagree on this can be made to see different requests in the same bytes. So
-what is ambiguous is refused, even where RFC 9112 would let a server be kind. llhttp, strict itself,
-then parses what has passed here.
+Two programs that disagree on this can be made to see different requests in the same bytes (request
+smuggling). So ambiguous framing is refused, even where RFC 9112 would allow leniency. llhttp,
+strict itself, then parses what has passed here.
 """
 
 from __future__ import annotations
@@ -33,14 +33,15 @@ _MIN_MEAN_CHUNK_BYTES = 64
 
 
 def header_length(data: bytes, num_checked: int) -> int:
-    """The length of the header at the beginning of ``data``, with the empty line that ends it; 0 if
-    it is not all there.
+    """Return the length of the header at the beginning of ``data``, 0 if it is incomplete.
+
+    The length includes the empty line that ends it.
 
     Args:
         num_checked: bytes of ``data`` that an earlier call for the same request has seen.
 
     Raises:
-        HttpError: it is no header, or too long; said as early as the bytes show it.
+        HttpError: it is no header, or too long; as soon as the bytes show it.
     """
     end = data.find(b"\r\n\r\n", max(0, num_checked - 3)) + 4
     end = 0 if end < 4 else end
@@ -66,7 +67,7 @@ def _check_request_line(line: bytes) -> None:
 
 
 def without_upgrade(header: bytes) -> bytes:
-    """The header as if the client had not offered another protocol, which a server may ignore.
+    """Return the header without an offer of another protocol, which a server may ignore.
 
     llhttp would take the request's body for the first bytes of that protocol.
     """
@@ -74,10 +75,10 @@ def without_upgrade(header: bytes) -> bytes:
 
 
 def create_body(headers: Sequence[Header], version: str) -> SizedBody | ChunkedBody:
-    """The framing of the body that follows these headers (names in lower case).
+    """Return the framing of the body that follows these headers (names in lower case).
 
     Raises:
-        HttpError: they leave any doubt about it, or about the host that is meant.
+        HttpError: they are ambiguous about it, or about the host that is meant.
     """
     if len(headers) > MAX_HEADERS:
         raise HttpError(431, f"The header has more than {MAX_HEADERS} fields.")
@@ -112,7 +113,8 @@ class SizedBody:
         return not self._num_left
 
     def consume(self, data: bytes) -> int:
-        """How many bytes at the beginning of ``data`` are this body's; they count as read."""
+        """Count the bytes of this body at the beginning of ``data`` as read, and return their
+        number."""
         length = min(self._num_left, len(data))
         self._num_left -= length
         return length
@@ -121,7 +123,7 @@ class SizedBody:
 class ChunkedBody:
     """A body in chunks: ``size CRLF data CRLF`` until one of size 0.
 
-    Without extensions and trailers: nobody needs them, and parsers differ over them.
+    Extensions and trailers are refused: clients do not use them, and parsers differ over them.
     """
 
     def __init__(self) -> None:
@@ -133,7 +135,8 @@ class ChunkedBody:
         self._num_bytes = 0
 
     def consume(self, data: bytes) -> int:
-        """How many bytes at the beginning of ``data`` are this body's; they count as read.
+        """Count the bytes of this body at the beginning of ``data`` as read, and return their
+        number.
 
         Raises:
             HttpError: the chunks are malformed.

@@ -1,8 +1,8 @@
-"""By which names this server may be asked.
+"""The names that this server has in ``Host`` headers, against DNS rebinding.
 
-A web page can make a name of its own lead to any address (DNS rebinding), and its visitor's browser
-then sends what the page likes, as if it were at home here. Only the ``Host`` header tells: it has
-the page's name. An address in it was not looked up, so it is no page's trick.
+A web page can make a name of its own lead to any address, and its visitor's browser then sends what
+the page likes, as if it came from this server. Only the ``Host`` header shows it: it has the page's
+name. An address in it was not looked up by name, so it is safe.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ class AllowedHosts:
     """The names that a request may have in its ``Host`` header.
 
     Args:
-        is_open: whether requests need no key. A page that was lured here has none, so behind keys
-            a server on a network may have any name; on loopback it never may.
+        is_open: whether requests need no key. A foreign page has no key, so a server on a network
+            with keys may have any name; on loopback it never may.
     """
 
     def __init__(self, settings: ServerSettings, *, is_open: bool):
@@ -36,7 +36,7 @@ class AllowedHosts:
         self._names = frozenset(name.lower() for name in own)
 
     def accepts(self, host: str) -> bool:
-        """Whether ``host``, a header's text in lower case, may be meant for this server."""
+        """True if ``host``, a header's text in lower case, may mean this server."""
         if self._accepts_all:
             return True
         name = _PORT.sub("", host)
@@ -44,7 +44,8 @@ class AllowedHosts:
 
 
 def _is_address(name: str) -> bool:
-    """Whether it is the address of a machine; 0.0.0.0 is a way around some browsers' rules."""
+    """True if it is the address of a machine; 0.0.0.0 is none, for it evades some browsers'
+    rules."""
     is_bracketed = name.startswith("[") and name.endswith("]")
     try:
         address = ipaddress.ip_address(name[1:-1] if is_bracketed else name)

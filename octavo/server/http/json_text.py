@@ -1,8 +1,8 @@
-"""JSON, read as strictly and written as exactly as HTTP clients deserve.
+"""JSON, read strictly and written exactly.
 
 Reading: RFC 8259 and nothing else (no NaN, no Infinity, no byte order mark), no object with the
 same key twice, no number that becomes infinite, a bounded depth. Lone surrogates, which are no
-characters, become U+FFFD, so that everything behind this can be written as UTF-8.
+characters, become U+FFFD, so that all text can be written as UTF-8.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ import math
 from typing import Any, NoReturn
 
 from octavo.server.http.errors import HttpError
-from octavo.text.tokenizer import clean_text
+from octavo.text.unicode import clean_text
 
 MAX_DEPTH = 64
-# What no request needs, and what would hold up everybody else: to make a million small objects, to
-# collect garbage among them, or to say of each what is wrong with it, takes a second.
+# Bounds above what requests need. Making a million small objects, collecting garbage among them, or
+# saying of each what is wrong with it would hold up all other requests for a second.
 MAX_VALUES = 1 << 20
 MAX_CONTAINERS = 1 << 15  # lists and objects
 MAX_KEYS = 1 << 12  # of one object
@@ -29,9 +29,9 @@ encode = _encoder.encode
 
 
 def encode_in_pieces(value: Any, levels: int = 5) -> str:
-    """As `encode`, but with the outer levels taken apart in Python.
+    """Encode like `encode`, but with the outer levels taken apart in Python.
 
-    For large values in a background thread: no other thread gets its turn inside `encode`.
+    For large values in a background thread: no other thread can run during one `encode`.
     """
     if levels and isinstance(value, list):
         return f"[{','.join(encode_in_pieces(item, levels - 1) for item in value)}]"
@@ -44,10 +44,10 @@ def encode_in_pieces(value: Any, levels: int = 5) -> str:
 
 
 def parse(body: bytes) -> Any:
-    """The value that a request's body holds.
+    """Return the value that a request's body holds.
 
     Raises:
-        HttpError: 400, and what is wrong with it.
+        HttpError: 400, if it is not valid JSON or too large.
     """
     try:
         text = body.decode()
@@ -70,7 +70,7 @@ def parse(body: bytes) -> Any:
 def _check_size(body: bytes) -> None:
     if _excess(body) is None:
         return
-    # So many commas, brackets, quotes or colons, but they may be text.
+    # There are too many commas, brackets, quotes or colons, but they may be within strings.
     unescaped = body.replace(rb"\\", b"").replace(rb"\"", b"")
     if unescaped.count(b'"') > 2 * MAX_STRINGS:
         raise _refuse(f"more than {MAX_STRINGS} strings")
@@ -80,7 +80,8 @@ def _check_size(body: bytes) -> None:
 
 
 def _excess(body: bytes) -> str | None:
-    """What there is too much of, if there is no text."""
+    """Return what there is too much of, if no comma, bracket or colon is within a string; else
+    None."""
     if body.count(b",") >= MAX_VALUES:
         return f"{MAX_VALUES} values"
     if _num_containers(body) > MAX_CONTAINERS:
@@ -122,8 +123,8 @@ def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _integer(digits: str) -> int:
-    # Through Python, not because it does more than the C parser, but because other threads get
-    # their turn between two calls: a body may hold a million token ids.
+    # In Python, so that other threads can run between two calls: a body may hold a million token
+    # ids.
     return int(digits)
 
 
@@ -151,7 +152,7 @@ def _check_depth(value: Any) -> None:
 
 
 def _is_unicode(value: Any) -> bool:
-    """Whether all text of a value, keys included, can be written as UTF-8."""
+    """True if all text of a value, keys included, can be written as UTF-8."""
     try:
         encode(value).encode()
     except UnicodeEncodeError:
@@ -162,7 +163,7 @@ def _is_unicode(value: Any) -> bool:
 def _without_surrogates(value: Any) -> Any:
     if isinstance(value, str):
         pieces = (value[at : at + _PIECE] for at in range(0, len(value), _PIECE))
-        return "".join(map(clean_text, pieces))  # other threads get their turn between two
+        return "".join(map(clean_text, pieces))  # other threads can run between two
     if isinstance(value, list):
         return [_without_surrogates(item) for item in value]
     if isinstance(value, dict):

@@ -1,4 +1,4 @@
-"""The socket on which a server listens."""
+"""Create the socket on which the server listens."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from octavo.server.settings import ServerSettings
 
 BACKLOG = 1024
 
-# A client that does not read is noticed when this is full, and uvicorn's own buffer.
+# A client that does not read is noticed when this buffer is full, and uvicorn's own.
 # The kernel doubles it.
 SEND_BUFFER_BYTES = 64 << 10
 
 
 def listen(settings: ServerSettings) -> socket.socket:
-    """The one socket of the server, listening.
+    """Return the server's socket, listening.
 
     Raises:
         ConfigError: the address or the port cannot be used.

@@ -1,4 +1,4 @@
-"""Counts HTTP requests, from outside of everything else."""
+"""`MeasuredApp`, which counts and times HTTP requests from outside of everything else."""
 
 from __future__ import annotations
 
@@ -11,33 +11,33 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from octavo.server.http.context import SLOW_READER
 
 METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
-CLIENT_LEFT = 499  # the status of a request whose client left before it was answered
+CLIENT_LEFT = 499  # status in metrics if the client left before it was answered
 
 
 class HttpObserver(Protocol):
-    """Told of HTTP requests, on the event loop."""
+    """Callbacks for HTTP requests, called on the event loop."""
 
     def on_disconnect(self) -> None:
         """A client left before its answer had ended."""
         ...
 
     def on_slow_reader(self) -> None:
-        """A stream was ended because its client did not read it."""
+        """A stream was cut because its client did not read it."""
         ...
 
     def on_http_response(self, route: str, method: str, status: int, seconds: float) -> None:
-        """An HTTP request has been answered. ``route`` and ``method`` are of a fixed set."""
+        """An HTTP request was answered. ``route`` and ``method`` are of a fixed set."""
         ...
 
 
 class MeasuredApp:
     """An ASGI layer that counts HTTP requests, their times, and how their clients leave.
 
-    Put it around all others. Inner layers mark a client that was cut with `SLOW_READER`.
+    Only `Aliases` is outside of it. Inner layers mark a client that was cut with `SLOW_READER`.
 
     Args:
-        paths: paths of the app, to tell by which route a request would have gone that an inner
-            layer refused. Paths that clients make up all count as "other".
+        paths: paths of the app, under which requests count that an inner layer refused before
+            routing. All other paths count as "other".
     """
 
     def __init__(self, app: ASGIApp, observer: HttpObserver, paths: Container[str] = ()):

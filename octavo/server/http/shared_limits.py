@@ -1,7 +1,7 @@
-"""What clients share that there is only so much of: connections, and memory for bodies.
+"""Limits of connections, and of memory for bodies, which clients share.
 
 An address is a whole network where IPv6 gives one to each client. One address alone cannot have all
-of either, so that the others still get in.
+of either, so that something is left for others.
 """
 
 from __future__ import annotations
@@ -10,18 +10,18 @@ from collections import Counter
 
 from octavo.base.errors import QueueFullError
 
-FREE_BYTES = 64 << 10  # of each body, which count for nothing: connections bound how many there are
+FREE_BYTES = 64 << 10  # of each body, not counted: the number of connections bounds them
 _SHARE_OF_ONE = 2  # an address may have the memory divided by this
 
 
 class ConnectionCounts:
-    """How many connections each address has."""
+    """Number of connections of each address."""
 
     def __init__(self) -> None:
         self._counts: Counter[str] = Counter()
 
     def add(self, address: str) -> int:
-        """One more of an address: how many that makes."""
+        """Count one more connection of an address; return how many it has."""
         self._counts[address] += 1
         return self._counts[address]
 
@@ -42,12 +42,12 @@ class BodyMemory:
         self._total = num_bytes
         self._taken: Counter[str] = Counter()  # by address
 
-    def open(self, address: str) -> BodyShare:
-        """The share of one body, empty so far."""
-        return BodyShare(self, address)
+    def open(self, address: str) -> BodyAllocation:
+        """Return the allocation of one body, empty so far."""
+        return BodyAllocation(self, address)
 
     def take(self, address: str, num_bytes: int) -> None:
-        """QueueFullError if they are not there: nothing was taken."""
+        """Allocate bytes for an address, or raise QueueFullError and allocate none."""
         taken = self._taken.total()
         if taken + num_bytes > self._total:
             raise QueueFullError("the bodies of other requests take all memory set aside", 2.0)
@@ -61,15 +61,15 @@ class BodyMemory:
             del self._taken[address]
 
 
-class BodyShare:
-    """What one body has of a ``BodyMemory``. Close it when the request is over."""
+class BodyAllocation:
+    """The part of a ``BodyMemory`` that one body has. Close it when the request is over."""
 
     def __init__(self, memory: BodyMemory, address: str):
         self._memory, self._address = memory, address
         self._num_bytes = self._num_taken = 0
 
     def add(self, num_bytes: int) -> None:
-        """More of the body has come. QueueFullError if there is no memory for it."""
+        """Allocate for more bytes of the body. QueueFullError if there is no memory for them."""
         self._num_bytes += num_bytes
         wanted = max(0, self._num_bytes - FREE_BYTES) - self._num_taken
         if wanted > 0:

@@ -1,8 +1,8 @@
-"""Server-sent events to clients who may read slowly, stop reading, or be gone.
+"""Server-sent events, to clients that may read slowly, stop reading, or be gone.
 
 A stream is supervised beside the task that sends it: its source is closed when the client is gone
 or stops reading with too much unread (`connection.py` cuts those who read nothing for longer), and
-comments are sent while there is no data, so that nobody between takes the connection for dead.
+comments are sent while there is no data, so that no proxy takes the connection for dead.
 """
 
 from __future__ import annotations
@@ -37,21 +37,21 @@ _HEADERS = [
 
 
 def event(data: Any) -> bytes:
-    """One event with a JSON value."""
+    """Return one event with a JSON value."""
     return f"data: {encode(data)}\n\n".encode()
 
 
 async def until_disconnect(receive: Receive) -> None:
-    """Returns when the client is gone. The body must have been read."""
+    """Return when the client is gone. The body must have been read."""
     while (await receive())["type"] != "http.disconnect":
         pass
 
 
 async def run_until_disconnect(request: Request, work: Coroutine[Any, Any, T]) -> T:
-    """The result of ``work``, which is cancelled as soon as the client is gone.
+    """Return the result of ``work``, which is cancelled as soon as the client is gone.
 
     Raises:
-        HttpError: 499, it is. Nobody will see that, but logs and metrics.
+        HttpError: 499, the client is gone. It shows in logs and metrics only.
     """
     working = asyncio.ensure_future(work)
     gone = asyncio.ensure_future(until_disconnect(request.receive))
@@ -65,7 +65,7 @@ async def run_until_disconnect(request: Request, work: Coroutine[Any, Any, T]) -
 
 
 class EventSource(Protocol):
-    """Where a stream's events come from: a `Generation`, or several."""
+    """The source of a stream's events: a `Generation`, or several."""
 
     @property
     def num_pending_chars(self) -> int: ...
@@ -74,16 +74,16 @@ class EventSource(Protocol):
 
 
 class EventStream(Response):
-    """Answers with ``events``: each item is one event or more, as bytes.
+    """A response that sends ``events``: each item is one event or more, as bytes.
 
-    The response begins with the first item: an exception before it is answered with a status of
-    its own, a later one with an event. In any case ``sources`` are closed, and ``events`` is.
+    The response begins with the first item: an exception before it gets an answer with its own
+    status, a later one an event. In any case ``sources`` and ``events`` are closed.
 
     Args:
         done: sent last, also after an error.
-        headers: of the response, beside those of any stream.
+        headers: of the response, beside those of all streams.
         error_event: makes the event of an error.
-        error_response: makes the answer that an error gets instead of a stream.
+        error_response: makes the answer to an error before the first item.
     """
 
     def __init__(
@@ -156,7 +156,7 @@ class EventStream(Response):
     async def _supervise(
         self, sending: asyncio.Future[None], gone: asyncio.Future[None], scope: Scope, send: Send
     ) -> None:
-        """Returns when the stream is over, or nobody is to have more of it."""
+        """Return when the stream is over, or its client has been cut or is gone."""
         comment: asyncio.Future[None] | None = None
         tick = max(min(self._keep_alive / 4 or 1.0, 1.0), 0.01)
         try:
@@ -180,14 +180,14 @@ class EventStream(Response):
         return sum(source.num_pending_chars for source in self._sources) > MAX_PENDING_CHARS
 
     def _is_reading(self, scope: Scope) -> bool:
-        """Whether the client has taken anything lately, though it is blocked."""
+        """True if the client has taken anything lately, though it is blocked."""
         num_taken = scope[TAKEN]() if TAKEN in scope else 0
         if num_taken > self._num_taken:
             self._num_taken, self._taken_time = num_taken, _now()
         return _now() - max(self._taken_time, self._last_sent) < PATIENCE
 
     def _is_silent(self) -> bool:
-        """Whether a comment is due."""
+        """True if a comment is due."""
         if self._is_blocked or not self._keep_alive:
             return False
         return _now() - self._last_sent >= self._keep_alive
@@ -211,7 +211,7 @@ def _to_event(error: BaseException) -> bytes:
 
 
 async def _cancel(*futures: asyncio.Future[Any]) -> None:
-    """Cancel what is still running, and wait for its end."""
+    """Cancel futures that are still running, and wait for their end."""
     for future in futures:
         future.cancel()
     await asyncio.gather(*futures, return_exceptions=True)

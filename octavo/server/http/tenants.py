@@ -1,8 +1,8 @@
-"""Who may use the server, and how much of it.
+"""Accounts by API key or address, with their rate limits and permissions.
 
 A tenant is one API key, or, on a server without keys, one client address. Limits count
-`RequestWork`: completions, and the tokens that they may come to. What is limited by the minute is a
-token bucket: it holds one minute's worth, fills evenly, and what a request takes must be in it.
+`RequestWork`: completions, and the tokens that they may come to. A limit by the minute is a token
+bucket: it holds one minute's worth, fills evenly, and must hold what a request takes.
 """
 
 from __future__ import annotations
@@ -56,7 +56,8 @@ _LIMITS = {
 
 
 class TokenBucket:
-    """Lets ``per_minute`` through in a minute, and as much at once after a quiet one."""
+    """A token bucket that lets ``per_minute`` through in a minute, and as much at once after a
+    quiet one."""
 
     def __init__(self, per_minute: float, clock: Clock):
         self.capacity = max(per_minute, 1.0)
@@ -81,14 +82,14 @@ class TokenBucket:
 
 
 class Tenant:
-    """One account. Its limits count what is charged here; nothing else knows them.
+    """One account, with its limits and what is charged to it.
 
     Args:
         name: short, and safe for logs.
         salt: requests share cached prefixes only within the same salt.
         limits: of the work that it may have at once, waiting and running.
-        weight: of its share of what is computed, while others wait too.
-        requests, tokens: the buckets of a limited tenant.
+        weight: in fair queuing, while others wait too.
+        requests, tokens: buckets of its limits by the minute, if it has any.
         priority_range: how far from 0 the priorities of its requests may be.
     """
 
@@ -107,16 +108,15 @@ class Tenant:
         self.salt = salt
         self.weight = weight
         self.num_running = 0
-        self._work = RequestWork(
-            0, 0
-        )  # of those that run; a request of which no more is known is one
+        # Of running requests; one whose body is not read yet counts as one sample.
+        self._work = RequestWork(0, 0)
         self._limits = limits
         self._requests = requests
         self._tokens = tokens
         self._priority_range = priority_range
 
     def priority_of(self, asked: int | None) -> int:
-        """The priority that a request gets, of the one that it asks for."""
+        """Return the priority that a request gets, given the one that it asks for."""
         return max(-self._priority_range, min(asked or 0, self._priority_range))
 
     def begin_request(self) -> None:
@@ -136,12 +136,13 @@ class Tenant:
         self._work = self._work.minus(_ONE)
 
     def begin_work(self, work: RequestWork) -> None:
-        """Charge all that a request will do, the one completion that it was charged with included;
+        """Charge all the work of a request, of which one completion is charged already.
+
         `end_work` must follow.
 
         Raises:
             RateLimitError: it is too much beside what runs already; nothing was charged.
-            InvalidRequestError: it is too much for this tenant in any case.
+            InvalidRequestError: it is over the tenant's limits in any case.
         """
         self._limits.check(work)
         more = work.minus(_ONE)
@@ -159,11 +160,11 @@ class Tenant:
             raise RateLimitError("work_of_key", 1.0)
 
     def charge_tokens(self, num_tokens: int) -> None:
-        """Charge what a request may use: its prompt, and all the tokens it may bring.
+        """Charge the tokens that a request may use: its prompt, and all that it may generate.
 
         Raises:
-            RateLimitError: they are not there now; nothing was charged.
-            InvalidRequestError: they never will be.
+            RateLimitError: the bucket has too few now; nothing was charged.
+            InvalidRequestError: it can never have so many.
         """
         if self._tokens is None:
             return
@@ -176,13 +177,13 @@ class Tenant:
             raise RateLimitError("rate_tokens", wait)
 
     def refund_tokens(self, num_tokens: int) -> None:
-        """Give back what was charged and not used."""
+        """Give back tokens that were charged and not used."""
         if self._tokens is not None:
             self._tokens.put_back(num_tokens)
 
 
 class Tenants:
-    """All tenants. Keys are remembered as digests only.
+    """All tenants. Keys are kept as digests only.
 
     Keys come from ``api_key``, from the lines of ``api_key_file``, which may give them weights, and
     from the environment variable ``OCTAVO_API_KEY``. Without any, the server is open.
@@ -195,7 +196,7 @@ class Tenants:
     def __init__(self, settings: ServerSettings, clock: Clock = time.monotonic):
         self._settings = settings
         self._clock = clock
-        # Known to this process only, so that salts tell nothing about keys, and change with it.
+        # Known to this process only, so that salts reveal nothing about keys, and change with it.
         secret = secrets.token_bytes(32)
         self._by_digest: dict[bytes, Tenant] = {}
         for key, weight in _configured_keys(settings):
@@ -210,21 +211,20 @@ class Tenants:
 
     @property
     def is_open(self) -> bool:
-        """Whether everybody who can connect may use the server."""
+        """True if requests need no key."""
         return not self._by_digest
 
     @property
     def num_running(self) -> int:
-        """Requests of all tenants that are not over."""
+        """Number of requests of all tenants that are not over."""
         tenants = (*self._by_digest.values(), *self._by_address.values(), self._operator)
         return sum(tenant.num_running for tenant in tenants)
 
     def authenticate(self, authorization: str | None, client_host: str | None) -> Tenant | None:
-        """The tenant who sent this ``Authorization`` header, None if its key is wrong or missing.
+        """Return the tenant of an ``Authorization`` header, None if its key is wrong or missing.
 
         A key comes as ``Bearer KEY``, or as the password of ``Basic`` with any user name, which
-        is what a browser can ask its user for. An admin key opens all that any key does, and
-        needs no other.
+        is what a browser can ask its user for. An admin key may do all that other keys may.
         """
         digest = _digest(_presented_key(authorization))
         if admin := _tenant_of(digest, self._admins):
@@ -234,14 +234,16 @@ class Tenants:
         return _tenant_of(digest, self._by_digest)
 
     def is_operator(self, tenant: Tenant) -> bool:
-        """Whether a tenant may see what concerns all others: whoever has an admin key, and on a
-        server that asks nobody for any key, everybody."""
+        """True if a tenant may see what concerns all others.
+
+        These are tenants with an admin key, and all tenants of a server without any keys.
+        """
         if self._admins:
             return tenant is self._operator
         return self.is_open
 
     def from_address(self, client_host: str | None) -> Tenant:
-        """The tenant of a client without a key; mutates the memory of recent addresses."""
+        """Return the tenant of a client without a key, and remember its address."""
         name = network_of(client_host)
         tenant = self._by_address.pop(name, None)
         if tenant is None:
@@ -280,7 +282,7 @@ class Tenants:
 
 
 def _tenant_of(digest: bytes, known: Mapping[bytes, Tenant]) -> Tenant | None:
-    """Whose key has this digest."""
+    """Return the tenant whose key has this digest, if there is one."""
     found = None
     for each, tenant in known.items():
         # No way out of this loop: its time must not tell how many keys were compared.
@@ -295,7 +297,7 @@ def _admin_keys(settings: ServerSettings) -> list[str]:
 
 
 def _configured_keys(settings: ServerSettings) -> list[tuple[str, float]]:
-    """Keys, with the weights of their shares."""
+    """Return keys, with their weights in fair queuing."""
     keys = [(key.strip(), 1.0) for key in settings.api_key]
     if settings.api_key_file is not None:
         keys += _file_keys(Path(settings.api_key_file))
@@ -304,7 +306,8 @@ def _configured_keys(settings: ServerSettings) -> list[tuple[str, float]]:
 
 
 def _variable_keys(variable: str, remedy: str) -> list[str]:
-    """The key in an environment variable, if that is set. ConfigError if it is set and empty."""
+    """Return the key in an environment variable, if that is set. ConfigError if it is set and
+    empty."""
     key = os.environ.get(variable)
     if key is None:
         return []
@@ -329,7 +332,7 @@ def _file_keys(path: Path) -> list[tuple[str, float]]:
 
 
 def _weighted_key(written: str, where: str) -> tuple[str, float]:
-    """A key of ``KEY`` or ``KEY weight=2``."""
+    """Return the key and the weight of ``KEY`` or ``KEY weight=2``."""
     match = re.fullmatch(r"(\S.*?)\s+weight=(\S*)", written)
     if match is None:
         return written, 1.0
@@ -347,7 +350,8 @@ def _digest(key: bytes) -> bytes:
 
 
 def _presented_key(authorization: str | None) -> bytes:
-    """The key in a header, b"" if there is none. Headers are bytes that were read as Latin-1."""
+    """Return the key in a header, b"" if there is none. Headers are bytes that were read as
+    Latin-1."""
     scheme, _, credentials = (authorization or "").strip().partition(" ")
     key = credentials.strip().encode("latin-1", "replace")
     match scheme.lower():
@@ -362,13 +366,13 @@ def _presented_key(authorization: str | None) -> bytes:
 
 
 def address_of(scope: Mapping[str, Any]) -> str:
-    """Of the client of a request, as `network_of`."""
+    """Return the address of a request's client, as `network_of` does."""
     client = scope.get("client")
     return network_of(client[0] if client else None)
 
 
 def network_of(host: str | None) -> str:
-    """Whose address it is: an IPv6 client commands a whole /64."""
+    """Return an address for accounting: for IPv6 its /64 network, which one client controls."""
     try:
         address = ipaddress.ip_address(host or "")
     except ValueError:

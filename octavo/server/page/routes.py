@@ -1,4 +1,4 @@
-"""The page's routes: files that are read once, and call the API beside them."""
+"""The page's routes, which serve static files that are read once."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from functools import cache
 from fastapi import APIRouter, Request, Response
 
 from octavo.page import site
-from octavo.server.api.service import Service
+from octavo.server.api.server_context import ServerContext
 
 SECURITY_HEADERS = {  # beside those of the gate
     "Content-Security-Policy": site.policy_text(site.POLICY),
@@ -24,14 +24,15 @@ SECURITY_HEADERS = {  # beside those of the gate
 
 @dataclass(frozen=True, slots=True)
 class PageFile:
-    """One file, with the headers that every answer about it has."""
+    """One file, with the headers of every answer about it."""
 
     body: bytes
     headers: dict[str, str]
 
     @classmethod
     def from_site(cls, file: site.SiteFile, *, packed: bool = False) -> PageFile:
-        """``packed``: for clients that take gzip, which makes a third or less of texts."""
+        """Return the file as it is, or ``packed`` for clients that take gzip: a third or less for
+        texts."""
         body = gzip.compress(file.body, mtime=0) if packed else file.body
         headers = {
             **SECURITY_HEADERS,
@@ -45,22 +46,22 @@ class PageFile:
         return cls(body, headers)
 
     def is_known(self, if_none_match: str | None) -> bool:
-        """Whether the browser's copy, by its ``If-None-Match``, is this very file."""
+        """True if the browser's copy, by its ``If-None-Match``, is this very file."""
         if if_none_match is None:
             return False
         tags = {tag.strip().removeprefix("W/") for tag in if_none_match.split(",")}
         return "*" in tags or self.headers["ETag"] in tags
 
 
-def create_router(service: Service) -> APIRouter:
-    """The page's routes. All files are read here, and none later; what is made of no file, is made
-    when it is asked for.
+def create_router(server: ServerContext) -> APIRouter:
+    """Return the page's routes. All files are read here; those that are generated are made when
+    first asked for.
 
-    ``service`` is not needed: what the page shows of it, it asks the API for.
+    ``server`` is not used: the page asks the API for everything that it shows.
     """
     router = APIRouter(include_in_schema=False)
     for address, file in site.site_files().items():
-        _add(router, address, _ready(Served.from_site(file)))
+        _add(router, address, _ready(PackedFile.from_site(file)))
     for address, make in site.made_files().items():
         _add(router, address, _made(make))
     for address, target in site.MOVED.items():
@@ -69,24 +70,24 @@ def create_router(service: Service) -> APIRouter:
 
 
 @dataclass(frozen=True, slots=True)
-class Served:
-    """A file as it is, and packed where that makes it smaller, which it does not with images."""
+class PackedFile:
+    """A file as it is, and packed where that makes it smaller, which is not so for images."""
 
     plain: PageFile
     packed: PageFile
 
     @classmethod
-    def from_site(cls, file: site.SiteFile) -> Served:
+    def from_site(cls, file: site.SiteFile) -> PackedFile:
         plain, packed = PageFile.from_site(file), PageFile.from_site(file, packed=True)
         return cls(plain, packed if len(packed.body) < len(plain.body) else plain)
 
     def of(self, request: Request) -> PageFile:
-        """The one that the client takes."""
+        """Return the form that the client accepts."""
         takes = request.headers.get("accept-encoding", "").replace(" ", "").split(",")
         return self.packed if {"gzip", "gzip;q=1.0"} & set(takes) else self.plain
 
 
-def _add(router: APIRouter, address: str, find: Callable[[], Awaitable[Served]]) -> None:
+def _add(router: APIRouter, address: str, find: Callable[[], Awaitable[PackedFile]]) -> None:
     async def endpoint(request: Request) -> Response:
         file = (await find()).of(request)
         if file.is_known(request.headers.get("if-none-match")):
@@ -107,18 +108,18 @@ def _add_moved(router: APIRouter, address: str, target: str) -> None:
     router.add_api_route(address, endpoint, methods=["GET", "HEAD"], name=f"page:{address}")
 
 
-def _ready(file: Served) -> Callable[[], Awaitable[Served]]:
-    async def find() -> Served:
+def _ready(file: PackedFile) -> Callable[[], Awaitable[PackedFile]]:
+    async def find() -> PackedFile:
         return file
 
     return find
 
 
-def _made(make: Callable[[], site.SiteFile]) -> Callable[[], Awaitable[Served]]:
-    """Made when somebody first asks, beside what the server does meanwhile."""
-    file = cache(lambda: Served.from_site(make()))
+def _made(make: Callable[[], site.SiteFile]) -> Callable[[], Awaitable[PackedFile]]:
+    """Return a function that makes the file when it is first asked for, in a thread."""
+    file = cache(lambda: PackedFile.from_site(make()))
 
-    async def find() -> Served:
+    async def find() -> PackedFile:
         return await asyncio.to_thread(file)
 
     return find

@@ -1,1 +1,1 @@
-"""What is counted and written down. It observes, and nothing depends on it."""
+"""Metrics, logs and live streams: they observe the server, and nothing depends on them."""

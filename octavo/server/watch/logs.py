@@ -1,6 +1,6 @@
-"""What the server writes to stderr, and a line for each request.
+"""Set up the server's logs on stderr, and write a line for each request.
 
-Prompts and answers are written only where that was asked for.
+Prompts and answers are logged only with ``--log-prompts``.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ MAX_IGNORED_NAMES = 256  # of fields, each of which has a line
 
 
 def configure_logging(settings: ServerSettings) -> None:
-    """Send the logs of octavo, uvicorn and asyncio to stderr as the settings say. May be repeated.
+    """Send the logs of octavo, uvicorn and asyncio to stderr as the settings say. May be
+    repeated.
 
     Uvicorn must be run with ``log_config=None``. Its access log is off: `RequestLog` says more.
     """
@@ -40,7 +41,7 @@ def configure_logging(settings: ServerSettings) -> None:
 
 
 class _OctavoHandler(logging.StreamHandler[Any]):
-    """Known by its type, so that configuring again replaces it."""
+    """A handler known by its type, so that configuring again replaces it."""
 
 
 def _route(name: str, handler: logging.Handler, level: str) -> None:
@@ -52,12 +53,12 @@ def _route(name: str, handler: logging.Handler, level: str) -> None:
 
 
 class RequestLog(EngineObserver):
-    """One line for each request that is over.
+    """Logs one line for each request that is over.
 
     Args:
         decode: turns token ids into text. With it, prompts and answers are logged too, each up to
             `MAX_LOGGED_CHARS`; an answer that did not come to its end is not.
-        later: calls a function that decodes, beside the event loop; by default at once.
+        later: runs a function that decodes outside the event loop; by default it runs at once.
     """
 
     def __init__(
@@ -78,7 +79,7 @@ class RequestLog(EngineObserver):
         generation.record(self._log_answers)
 
     def on_ignored_fields(self, names: Sequence[str]) -> None:
-        """A line for each name, the first time that it is met."""
+        """Log a line for each name, the first time that it comes."""
         for name in names:
             if name not in self._ignored_fields and len(self._ignored_fields) < MAX_IGNORED_NAMES:
                 self._ignored_fields.add(name)
@@ -103,8 +104,8 @@ class RequestLog(EngineObserver):
 
 
 def request_fields(generation: Generation, reason: str) -> dict[str, Any]:
-    """What is told of a finished request; docs/metrics.md defines the figures. Those that are not
-    known are None."""
+    """Return the log fields of a finished request; docs/metrics.md defines them. Unknown ones are
+    None."""
     request, stats = generation.request, generation.stats
     decode_tps = None
     num_later = stats.num_output_tokens - request.params.num_samples

@@ -1,6 +1,6 @@
-"""What the server measures: the table that ``/metrics`` and docs/metrics.md are made from.
+"""The table of all metrics, from which ``/metrics`` and docs/metrics.md are made.
 
-Each family has one name of ours, ``octavo:…``. Where vLLM has the same quantity, the family carries
+Each family has a name ``octavo:…``. Where vLLM has the same quantity, the family carries
 vLLM's labels and bucket edges too and is exposed a second time under vLLM's name, so that boards
 and autoscalers made for vLLM work unchanged.
 """
@@ -10,8 +10,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
-
-from octavo.server.engine.generation import EngineState
 
 # Every series has these labels. One engine serves, so "engine" is always "0".
 BASE_LABELS = ("model_name", "engine")
@@ -29,13 +27,11 @@ REJECTIONS = (
     "draining",
     "unavailable",
 )
-WAITING_REASONS = ("capacity", "deferred")
-PROMPT_SOURCES = ("local_compute", "local_cache_hit", "external_kv_transfer")
-BLOCK_STATES = ("free", "cached", "used")
 
 
 def _edges(vllm: tuple[float, ...], finer: tuple[float, ...]) -> tuple[float, ...]:
-    """vLLM's edges, so that quantiles over its buckets stay what they are, and ours between."""
+    """Return vLLM's edges, so that quantiles over its buckets stay the same, and finer ones
+    between."""
     return tuple(sorted({*map(float, vllm), *map(float, finer)}))
 
 
@@ -55,9 +51,9 @@ _TOKEN = _edges(
     (0.0005, 0.001, 0.0025, 0.005, 0.0075, 0.015, 0.02, 0.03, 0.04),
 )
 _STEP_TOKENS = _edges((1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384), (2, 4))
-# Of a limit that is reached; above 1 where caches hold some of what a step reads.
+# Shares of a limit; above 1 where caches hold some of what a step reads.
 _SHARES = tuple(number / 20 for number in range(1, 21)) + (1.25, 1.5, 2.0)
-# What came, to what was predicted.
+# Ratios of the real to the predicted value.
 _RATIOS = (0.25, 0.5, 0.67, 0.8, 0.9, 1.0, 1.1, 1.25, 1.5, 2.0, 4.0)
 _STEP_SAMPLES = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0)
 _SAMPLES = _edges((1, 2, 5, 10, 20), (50, 100))
@@ -73,13 +69,13 @@ class MetricDefinition:
     Args:
         name: without the prefix ``octavo:``; that of a counter without ``_total``, which the
             exposition adds.
-        help: its definition.
+        help: its definition, for ``# HELP`` and the documentation.
         labels: beside `BASE_LABELS`.
         buckets: upper edges of a histogram.
         vllm: vLLM's name after ``vllm:``, if vLLM has it; "=" is the same name.
-        figure: what of `StepStats` it shows, if it does: a gauge as it is, a counter by how much it
-            has grown, a histogram at each step. With a label, the figure for each of its values, or
-            one that has a value for each position.
+        figure: the field of `StepStats` that it shows, if any: a gauge as it is, a counter by how
+            much it has grown, a histogram at each step. With a label, a field for each of its
+            values, or a field that has a value for each position.
     """
 
     name: str
@@ -92,7 +88,7 @@ class MetricDefinition:
 
     @property
     def vllm_name(self) -> str | None:
-        """vLLM's whole name, where it has one."""
+        """The whole name of vLLM's metric, where there is one."""
         if self.vllm is None:
             return None
         return "vllm:" + (self.name if self.vllm == "=" else self.vllm)
@@ -128,26 +124,26 @@ FAMILIES = (
     # -- the engine at this moment --
     _gauge(
         "num_requests_running",
-        "Samples that take part in steps.",
+        "Samples that are running: they take part in steps.",
         vllm="=",
         figure="num_running",
     ),
     _gauge("num_requests_waiting", "Samples in the queue.", vllm="=", figure="num_waiting"),
     _gauge(
         "num_requests_waiting_by_reason",
-        "Samples in the queue: capacity waits for room; deferred is always 0.",
+        "Samples in the queue: capacity, for lack of slots or KV blocks; deferred is always 0.",
         "reason",
         vllm="=",
         figure={"capacity": "num_waiting"},
     ),
     _gauge(
         "num_tokens_waiting",
-        "Tokens of the samples in the queue: of their prompts, and what they had when preempted.",
+        "Tokens of the samples in the queue: prompts, and what was generated before preemption.",
         figure="num_waiting_tokens",
     ),
     _gauge(
         "kv_cache_usage_perc",
-        "Share of the KV blocks that requests hold, 0 to 1.",
+        "Share of the KV cache's blocks that requests hold, 0 to 1.",
         vllm="=",
         figure="kv_utilisation",
     ),
@@ -166,7 +162,7 @@ FAMILIES = (
         "Share of the slots in blocks of running samples that carry no token, 0 to 1.",
         figure="kv_waste",
     ),
-    _gauge("engine_state", "1 for the state that the engine is in, 0 for the others.", "state"),
+    _gauge("engine_state", "1 for the engine's current state, 0 for the others.", "state"),
     _gauge(
         "cache_config_info",
         "Always 1; its labels are the block size and the number of blocks, on any device.",
@@ -190,13 +186,13 @@ FAMILIES = (
     ),
     _counter(
         "prefix_cache_restored_tokens",
-        "Tokens whose KV had left the pool and was copied back, by where it had been.",
+        "Tokens whose KV was copied back into the pool, from the host KV cache or the disk.",
         "place",
         figure={"memory": "prefix_tokens_from_memory", "disk": "prefix_tokens_from_disk"},
     ),
     _counter(
         "kv_offload_blocks",
-        "KV blocks that were copied out of the pool, written to the disk, copied back, or given up "
+        "KV blocks that were copied out of the pool, written to the disk, copied back, or dropped "
         "for lack of room or time.",
         "what",
         figure={
@@ -219,43 +215,43 @@ FAMILIES = (
     ),
     _counter(
         "prefix_cache_misses",
-        "Requests by why no more of their prompts was found; block_border: all that could be.",
+        "Requests, by why no longer prefix was found; block_border: all whole blocks were.",
         "reason",
     ),
     _counter(
         "num_preemptions",
-        "Times that a sample lost its blocks to others.",
+        "Times that a running sample was preempted: its KV blocks went to others.",
         vllm="=",
         figure="num_preemptions",
     ),
     _counter("spec_decode_num_drafts", "Drafts that were verified.", vllm="=", figure="num_drafts"),
     _counter(
         "spec_decode_num_draft_tokens",
-        "Drafted tokens that were verified.",
+        "Draft tokens that were verified.",
         vllm="=",
         figure="draft_tokens",
     ),
     _counter(
         "spec_decode_num_accepted_tokens",
-        "Drafted tokens that were right.",
+        "Draft tokens that were accepted.",
         vllm="=",
         figure="draft_tokens_accepted",
     ),
     _counter(
         "spec_decode_num_accepted_tokens_per_pos",
-        "Drafts that were right as far as a position, from 0 on.",
+        "Drafts whose tokens were accepted up to a position, counted from 0.",
         "position",
         vllm="=",
         figure="draft_accepted_by_position",
     ),
     _counter(
         "spec_decode_draft_seconds",
-        "Time spent in making drafts, while no step runs.",
+        "Time that drafters took, while no step ran.",
         figure="draft_seconds",
     ),
     _counter(
         "expert_tokens",
-        "Tokens that each expert of the model got, in all layers.",
+        "Tokens routed to each expert of the model, in all layers.",
         "expert",
         figure="expert_tokens",
     ),
@@ -266,7 +262,7 @@ FAMILIES = (
     ),
     _counter(
         "prompt_tokens",
-        "Tokens of prompts, counted with the first output token; each request once.",
+        "Prompt tokens, counted when the first output token comes; each request once.",
         vllm="=",
     ),
     _counter(
@@ -277,12 +273,12 @@ FAMILIES = (
     ),
     _counter(
         "prompt_tokens_cached",
-        "Those of prompt_tokens that the prefix cache had.",
+        "Tokens of prompt_tokens that were found in the prefix cache.",
         vllm="=",
     ),
     _counter(
         "generation_tokens",
-        "Tokens generated, when they are; a run begun anew after a crash counts its own again.",
+        "Generated tokens; a request that runs again after a crash counts its tokens again.",
         vllm="=",
     ),
     _histogram(
@@ -298,10 +294,10 @@ FAMILIES = (
         _STEP_SAMPLES,
         figure="num_seqs",
     ),
-    # -- steps, and what bounds them; but for their time, only where the device is known --
+    # -- steps, and what bounds them; all but their time need a known device --
     _histogram(
         "step_seconds",
-        "Time of a step, from when it could run to when its results were there.",
+        "Time of a step, from when it could start to when its results were there.",
         _TOKEN,
         figure="seconds",
     ),
@@ -313,17 +309,17 @@ FAMILIES = (
     ),
     _counter(
         "step_floor_seconds",
-        "The least times of all steps; over those of step_seconds_sum, how much is reached.",
+        "The least times of all steps; divided by step_seconds_sum, the share of the roofline.",
         figure="floor_seconds",
     ),
     _counter(
         "step_predicted_seconds",
-        "Times of all steps as they were foreseen, by a calibration or by the roofline.",
+        "Predicted times of all steps, by a calibration or by the roofline.",
         figure="predicted_seconds",
     ),
     _counter(
         "step_bound",
-        "Steps by what bound them: memory, compute, or overhead, which is all that is neither.",
+        "Steps by what bound them: memory, compute, or overhead, which is everything else.",
         "limit",
         figure={
             "memory": "num_memory_bound",
@@ -335,17 +331,17 @@ FAMILIES = (
     _counter("requests_submitted", "Requests that were accepted."),
     _counter(
         "request_success",
-        "Requests that are over, by how they ended; of several samples, the first one's end.",
+        "Finished requests, by how they ended; with several samples, how the first one did.",
         "finished_reason",
         vllm="=",
     ),
     _counter(
         "admission_rejections",
-        "Requests refused for overload, by what was at its limit.",
+        "Requests refused for overload, by the limit that was reached.",
         "reason",
         vllm="=",
     ),
-    _counter("ignored_fields", "Fields of requests that have no effect here and were dropped."),
+    _counter("ignored_fields", "Request fields without effect here, which were dropped."),
     _counter(
         "corrupted_requests",
         "Requests with a sample that ended because the model's logits held NaN or infinity.",
@@ -374,7 +370,7 @@ FAMILIES = (
     ),
     _histogram(
         "request_prefill_kv_computed_tokens",
-        "Tokens of a request's prompt less those that were cached, if it got a token.",
+        "Prompt tokens of a request without cached ones, if it got a token.",
         _TOKENS,
         vllm="=",
     ),
@@ -387,17 +383,17 @@ FAMILIES = (
     ),
     _histogram(
         "predicted_time_to_first_token_seconds",
-        "TTFT as it was predicted at the door, of those who were let in; with max_predicted_ttft.",
+        "TTFT predicted at admission, of admitted requests; with max_predicted_ttft.",
         _FIRST_TOKEN,
     ),
     _histogram(
         "time_to_first_token_prediction_ratio",
-        "TTFT to what was predicted of it.",
+        "Ratio of TTFT to the predicted TTFT.",
         _RATIOS,
     ),
     _histogram(
         "inter_token_latency_seconds",
-        "ITL: every gap between two results that brought tokens of a sample.",
+        "ITL: the time between two steps that brought tokens of a sample.",
         _TOKEN,
         vllm="=",
     ),
@@ -439,11 +435,11 @@ FAMILIES = (
     ),
     # -- around the engine --
     _counter("response_cache_hits", "Requests answered from the response cache."),
-    _counter("client_disconnects", "Clients that left before their answer had ended."),
-    _counter("slow_readers_cut", "Streams ended because the client did not read them."),
+    _counter("client_disconnects", "Clients that disconnected before their answer had ended."),
+    _counter("slow_readers_cut", "Streams cut because the client did not read them."),
     _counter(
         "http_requests",
-        "HTTP requests answered, by the matched route; 499 means the client left unanswered.",
+        "HTTP requests, by the matched route; 499: the client left before the answer.",
         "route",
         "method",
         "status",
@@ -456,11 +452,9 @@ FAMILIES = (
     ),
 )
 
-ENGINE_STATES = tuple(state.value for state in EngineState)
-
 
 def to_markdown() -> str:
-    """The families as the table of docs/metrics.md."""
+    """Return the families as the table of docs/metrics.md."""
     lines = ["| metric | type | labels | what | vLLM's name |", "|---|---|---|---|---|"]
     for family in FAMILIES:
         suffix = "_total" if family.kind == "counter" else ""

@@ -1,4 +1,4 @@
-"""Prometheus metrics: counted as an `EngineObserver`, served at ``/metrics``.
+"""Prometheus metrics, counted as an `EngineObserver` and served at ``/metrics``.
 
 Every quantity is measured once, in a registry of this object's own, and named when it is rendered:
 
@@ -6,9 +6,9 @@ Every quantity is measured once, in a registry of this object's own, and named w
     names=all      octavo:prompt_tokens_total and vllm:prompt_tokens_total (the default)
     names=octavo   octavo:prompt_tokens_total
     names=vllm     vllm:prompt_tokens_total
-    names=plain    octavo_prompt_tokens_total, without the colons that linters of names dislike
+    names=plain    octavo_prompt_tokens_total, without colons, which some linters forbid
 
-``families.py`` holds the definitions.
+``metric_definitions.py`` holds the definitions.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ from octavo.server.watch.metric_definitions import (
     MetricDefinition,
 )
 
-# What octavo.runtime.sampler says of a row of logits; importing it would load torch.
+# Errors of octavo.runtime.sampler about a row of logits; importing it would load torch.
 _NUMERIC_ERRORS = frozenset({DAMAGED, BAD_LOGITS})
 MEDIA_TYPES = ("text/plain", "application/openmetrics-text")
 _OPENMETRICS = f"{MEDIA_TYPES[1]}; version=1.0.0"
@@ -63,7 +63,7 @@ def _all_names(name: str) -> list[str]:
     return [name] if vllm_name is None else [name, vllm_name]
 
 
-# How a rendering names a family: not at all, or in several ways.
+# The names that a rendering gives a family: none, or several.
 NAMINGS: Mapping[str, Callable[[str], list[str]]] = {
     "all": _all_names,
     "octavo": lambda name: [name],
@@ -73,12 +73,12 @@ NAMINGS: Mapping[str, Callable[[str], list[str]]] = {
 
 
 def _is_by_position(family: MetricDefinition) -> bool:
-    """Whether its figure is a row of numbers, for as many labels as there are."""
+    """True if its figure is a tuple of numbers, one for each value of its label."""
     return isinstance(family.figure, str) and bool(family.labels)
 
 
 class Metrics(EngineObserver):
-    """Counts what it is told, as an observer and by `MeasuredApp`.
+    """Prometheus metrics of the server: an engine observer, also fed by `MeasuredApp`.
 
     Belongs to the event loop, as all observers do. Answers that came from the response cache
     count in requests_submitted, request_success and response_cache_hits alone: nothing was
@@ -99,8 +99,8 @@ class Metrics(EngineObserver):
         # Requests that have a token, and whether their TTFT has been taken in.
         self._begun: dict[str, bool] = {}
 
-        # Looking series up by their labels costs more than counting: those that the hot paths
-        # need are at hand, and those that can be foreseen exist from the start, with 0.
+        # Looking series up by their labels costs more than counting: those of the hot paths are
+        # kept here, and those whose labels are known in advance exist from the start, with 0.
         self._generation_tokens = self._counter("generation_tokens")
         self._inter_token_latency = self._histogram("inter_token_latency_seconds")
         self._gauges = [*self._figures("gauge")]
@@ -126,8 +126,9 @@ class Metrics(EngineObserver):
             self._series(plain.name)
         self._show_state(EngineState.STARTING)
 
-    def watch(self, engine: EngineClient) -> None:
-        """Read the engine's state, record and facts at each scrape, however long ago a step was."""
+    def observe_engine(self, engine: EngineClient) -> None:
+        """Read the engine's state, statistics and facts at each scrape, however long ago a step
+        was."""
         self._engine = engine
 
     # -- what happens to requests ------------------------------------------------------------
@@ -215,25 +216,25 @@ class Metrics(EngineObserver):
         self._counter("client_disconnects").inc()
 
     def on_slow_reader(self) -> None:
-        """A stream was ended because its client did not read it."""
+        """A stream was cut because its client did not read it."""
         self._counter("slow_readers_cut").inc()
 
     def on_http_response(self, route: str, method: str, status: int, seconds: float) -> None:
-        """An HTTP request has been answered. ``route`` and ``method`` must be of a fixed set."""
+        """An HTTP request was answered. ``route`` and ``method`` must be of a fixed set."""
         self._counter("http_requests", route, method, str(status)).inc()
         self._observe("http_request_duration_seconds", seconds, route)
 
     # -- rendering ---------------------------------------------------------------------------
 
     def render(self, names: str = "all", accept: str = "") -> tuple[bytes, str]:
-        """All metrics as text, and its content type.
+        """Return all metrics as text, and its content type.
 
         Args:
             names: one of `NAMINGS`.
-            accept: the ``Accept`` header of who asks; OpenMetrics is spoken where it is wanted.
+            accept: the request's ``Accept`` header, which may ask for the OpenMetrics format.
         """
         self._refresh()
-        # Versions and parameters in the header are not for the library to stumble over.
+        # The library does not cope with versions and parameters in the header.
         wants_openmetrics = MEDIA_TYPES[1] in accept
         encode, content_type = choose_encoder(_OPENMETRICS if wants_openmetrics else "")
         return encode(_Renamed(self._registry, NAMINGS[names])), content_type
@@ -249,7 +250,7 @@ class Metrics(EngineObserver):
             gauge().set(figure_of(self._stats))
 
     def _advance(self, stats: StepStats) -> None:
-        """Take in a newer record: what its totals have grown by goes to the counters."""
+        """Take in newer statistics: the growth of their totals goes to the counters."""
         last, self._stats = self._stats, stats
         if stats is last:
             return
@@ -286,8 +287,11 @@ class Metrics(EngineObserver):
         return Histogram(name, family.help, labels, buckets=family.buckets, registry=self._registry)
 
     def _figures(self, kind: str) -> Iterator[tuple[Callable[[], Any], Callable[[StepStats], Any]]]:
-        """The series of a kind that show a figure of each step, and what takes it from a record,
-        which may be None. A series is there once it has been asked for."""
+        """Yield the series of a kind that show a figure of each step, and the functions that read
+        it.
+
+        The figure may be None. A series is created when it is first asked for.
+        """
         for family in FAMILIES:
             if family.kind == kind and family.figure is not None and not _is_by_position(family):
                 by_label = (
@@ -322,13 +326,15 @@ class Metrics(EngineObserver):
 
 
 def _growth(before: float, now: float) -> float:
-    """Of a total, which in a new engine begins at 0."""
+    """Return by how much a total has grown; in a new engine it begins at 0."""
     return now - before if now > before else now
 
 
 class _Renamed(Collector):
-    """A registry's families under other names, and without the times at which they were made
-    (which would double the series of all counters)."""
+    """A collector of a registry's families under other names, without their creation times.
+
+    The creation times would double the series of all counters.
+    """
 
     def __init__(self, registry: CollectorRegistry, names_of: Callable[[str], list[str]]):
         self._registry = registry

@@ -1,4 +1,4 @@
-"""One observer that is many."""
+"""`ObserverGroup`, an observer that passes everything on to several others."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ _log = logging.getLogger("octavo.server")
 _EVENTS = tuple(name for name in vars(EngineObserver) if name.startswith("on_"))
 
 
-class Observers(EngineObserver):
+class ObserverGroup(EngineObserver):
     """Passes everything on to several observers, in their order.
 
-    Whoever observes must not hurt what it looks at: an observer that raises is logged, the first
-    time that it fails at an event, and the others and the caller go on.
+    An observer that raises must not disturb the server: its exception is logged, the first time
+    that it fails at an event, and the others and the caller go on.
     """
 
     def __init__(self, *observers: EngineObserver):
@@ -51,8 +51,8 @@ class Observers(EngineObserver):
     def on_step(self, stats: StepStats) -> None:
         self._tell("on_step", stats)
 
-    def on_look(self, step_id: int, look: dict[str, Any]) -> None:
-        self._tell("on_look", step_id, look)
+    def on_snapshot(self, step_id: int, snapshot: dict[str, Any]) -> None:
+        self._tell("on_snapshot", step_id, snapshot)
 
     def on_engine_state(self, state: EngineState, detail: str) -> None:
         self._tell("on_engine_state", state, detail)

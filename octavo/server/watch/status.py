@@ -1,4 +1,4 @@
-"""A line every few seconds that says how the engine is doing, and one when its state changes."""
+"""`StatusLine`, a log line every few seconds about the engine, and one when its state changes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from octavo.core.stats import StepStats
 from octavo.server.engine.generation import EngineObserver, EngineState, Generation
 from octavo.server.log_lines import log_event
 
-# What steps are bound by, and the figure that counts them.
+# The limits of steps, and the fields of StepStats that count the steps bound by them.
 _BOUND_BY = {
     "memory": "num_memory_bound",
     "compute": "num_compute_bound",
@@ -21,7 +21,7 @@ _LEVELS = {EngineState.RESTARTING: logging.WARNING, EngineState.FAILED: logging.
 
 
 class StatusLine(EngineObserver):
-    """Counts what happens between two lines. While nothing happens, nothing is written.
+    """Counts what happens between two status lines. While nothing happens, nothing is written.
 
     Args:
         interval: seconds between two lines; 0 writes none.
@@ -79,8 +79,7 @@ class StatusLine(EngineObserver):
         }
 
     def _of_drafts(self) -> dict[str, float | None]:
-        """Of the drafts since the last line: tokens that a step with one brought, and the share of
-        drafted tokens that were right."""
+        """Return the mean accepted length and the acceptance rate of drafts since the last line."""
         stats, last = self._stats, self._last
         drafts = stats.num_drafts - last.num_drafts
         drafted = stats.draft_tokens - last.draft_tokens
@@ -93,8 +92,8 @@ class StatusLine(EngineObserver):
         }
 
     def _of_limits(self) -> dict[str, Any]:
-        """Of the steps since the last line: how much of what the device allows they reached, and
-        what bound most of them."""
+        """Return the share of the roofline that steps since the last line reached, and the limit
+        that bound most of them."""
         stats, last = self._stats, self._last
         floor = (stats.floor_seconds or 0.0) - (last.floor_seconds or 0.0)
         seconds = stats.step_seconds - last.step_seconds
@@ -147,7 +146,7 @@ def _readable(fields: dict[str, Any]) -> str:
     if fields["mean_accepted_length"] is not None:
         parts.append(
             f"drafts: mean accepted length {fields['mean_accepted_length']:.2f}, "
-            f"{fields['acceptance_rate']:.1%} of drafted tokens accepted"
+            f"{fields['acceptance_rate']:.1%} of draft tokens accepted"
         )
     if fields["bound"] is not None:
         share = f"{fields['roofline_ratio']:.0%}"

@@ -5,18 +5,15 @@
     phases      the ops in their order; a value is [number, *shape], a weight a name, a constant a
                 number
 
-The file may have been written by anybody, and the kernels check no sizes: they have only addresses.
-So every op is checked against the shapes of its weights, of its constants and of the values that
-ops before it have written, and the whole against the model's config.
+The folder may come from anybody, and the kernels check no sizes: they have only addresses. So every
+op is held against the shapes of its weights, of its constants and of the values that ops before it
+have written, and the whole against the model's config.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from math import prod
 from typing import Any
 
 import numpy as np
@@ -32,15 +29,14 @@ from octavo.kernels.fused_ops import (
     FusedHead,
     FusedLatentAttention,
     FusedLinear,
-    FusedNorm,
     FusedOp,
     FusedRecurrence,
     FusedRows,
     FusedSegment,
-    WeightRef,
     writes,
 )
-from octavo.kernels.recorder import RopeTable, Tape, Value
+from octavo.kernels.recorder import RopeTable, Value
+from octavo.kernels.recurrence_specs import ConvSpec, GatedNormSpec, RecurrentSpec
 from octavo.kernels.routing import CLAMPED_SWIGLU, Expert, Routing
 from octavo.layers.module import Module
 from octavo.layers.rope import RotaryEmbedding
@@ -48,22 +44,241 @@ from octavo.models.config import ModelConfig
 from octavo.quantization.base import StoredWeight
 from octavo.quantization.ggml_types import GGMLType
 from octavo.runtime.op_program import StepPlan
+from octavo.sources.engine_folder.op_fields import MAX_WIDTH, OpFields, StoredRefs, as_it_is
 from octavo.sources.engine_folder.plain_data import read_dataclass
-from octavo.sources.engine_folder.recurrence import RecurrenceReader, recurrence_json
 
 GATES = ("silu", "gelu_tanh", "gelu_erf")
-# Rows by what they take.
-_NORMS, _OF_ONE, _OF_TWO = (
-    ("norm", "layernorm"),
-    ("scale", *ALONE.values()),
-    ("add", "sigmoid", *GATES),
-)
+# The kinds of FusedRows, by what they take.
+_NORMS = ("norm", "layernorm")
+_OF_ONE = ("scale", *ALONE.values())
+_OF_TWO = ("add", "sigmoid", *GATES)
 _MakeTable = Callable[[int], np.ndarray]
-_MAX_WIDTH = 1 << 24
 _MAX_WINDOW = (1 << 31) - 1
-_MATRICES, _BIASES = ("gate", "up", "down"), ("gate_bias", "up_bias", "down_bias")
 _ROPES = ("rope", "local_rope")  # of a ModelConfig
 _DIVISORS = ("freq_factors", "short_factors", "long_factors")  # of a RotaryEmbedding
+_RECURRENT = ("conv", "scan", "norm")  # of a RecurrenceConfig
+
+
+# -- the ops --------------------------------------------------------------------------------------
+
+
+def _embedding(op: OpFields) -> None:
+    # Token ids are there before the first op, and have no number.
+    op.field("ids", lambda ids: None, lambda f, key: Value(op.refs.tape, None, ()))
+    width = op.vocabulary("weight").shape[1]
+    op.number("scale")
+    op.output("out", width)
+    positions = op.matrix("positions", optional=True)
+    offset = op.field(
+        "position_offset", lambda n: n or None, lambda f, key: f.integer(key, 0, minimum=0)
+    )
+    if positions is not None:
+        op.expect_shape("positions", positions.shape, (op.model.max_position + offset, width))
+
+
+def _linear(op: OpFields) -> None:
+    k = op.flat("source").width
+    op.norm("norm", k)
+    added = op.flat("added", k, optional=True)
+    added_norm = op.norm("added_norm", k)
+    sum_out = op.output("sum_out", k, optional=True)
+    op.expect(
+        (added is None) == (sum_out is None) and (added is not None or added_norm is None),
+        "added",
+        "is missing, or the place for the sum is, or there is a norm of nothing",
+    )
+    residual = op.flat("residual", optional=True)
+    is_gate = op.choice("activation", GATES, optional=True) is not None
+    if op.number("scale", None) is not None:
+        op.expect(residual is not None, "scale", "is of products that are added to a residual")
+    op.bound("remainder_above")
+    segments = op.each("segments", FusedSegment, _segment(k, is_gate), keeps_nulls=True)
+    count, sizes = len(segments), {segment.weight.shape[0] for segment in segments}
+    op.expect(
+        1 <= count <= MAX_SEGMENTS, "segments", f"are {count}: 1 to {MAX_SEGMENTS} are possible"
+    )
+    places = [op.refs.stores(segment.out) for segment in segments]
+    op.expect(
+        not is_gate or places == [True, False] and len(sizes) == 1 and residual is None,
+        "segments",
+        "a gate takes two of the same size, writes the first, and adds nothing",
+    )
+    op.expect(
+        residual is None or count == 1 and sizes == {residual.width},
+        "residual",
+        "is not of the size of the one segment added to it",
+    )
+
+
+def _segment(k: int, is_gate: bool) -> Callable[[OpFields], None]:
+    def describe(op: OpFields) -> None:
+        n, columns = op.matrix("weight").shape
+        op.expect(columns == k, "weight", f"has {columns} columns for {k} inputs")
+        op.constant("bias", n)
+        # What an activation multiplies is never written to memory, and has no number.
+        if op.output("out", n, optional=is_gate) is None:
+            op.values["out"] = Value(op.refs.tape, None, (n,))
+
+    return describe
+
+
+def _attention(op: OpFields) -> None:
+    model = op.model
+    op.expect(model.latent is None, "kind", "this model keeps latent vectors, and no keys")
+    op.layer("attention", model.num_layers)
+    q = op.value("q", (model.num_heads, model.head_dim))
+    for name in "kv":
+        op.value(name, (model.num_kv_heads, model.head_dim))
+    op.output("out", q.width)
+    op.number("scale")
+    op.field("window", as_it_is, lambda f, key: f.integer(key, None, maximum=_MAX_WINDOW))
+    op.number("softcap", None)
+    op.constant("sinks", model.num_heads)
+    op.norm("q_norm", model.head_dim)
+    op.norm("k_norm", model.head_dim)
+    op.rope("rope", optional=True)
+    op.field("interleaved", as_it_is, Fields.boolean)
+
+
+def _latent_attention(op: OpFields) -> None:
+    latent, heads = op.model.latent, op.model.num_heads
+    op.expect(latent is not None, "kind", "this model keeps no latent vectors")
+    assert latent is not None
+    op.layer("attention", op.model.num_layers)
+    op.value("q", (heads, latent.query_dim))
+    op.flat("ckv", latent.kv_rank + latent.rope_dim)
+    op.output("out", heads * latent.value_dim)
+    rows = heads * (latent.nope_dim + latent.value_dim)
+    op.matrix("kv_b", (rows, latent.kv_rank), key="weight")
+    op.norm("norm", latent.kv_rank, optional=False)
+    op.number("scale")
+    turned = op.rope("rope").rotary_dim
+    op.expect(turned == latent.rope_dim, "rope", f"turns {turned} of {latent.rope_dim} values")
+    op.field("interleaved", as_it_is, Fields.boolean)
+
+
+def _rows(op: OpFields) -> None:
+    kind = op.choice("kind", (*_NORMS, *_OF_ONE, *_OF_TWO), key="op")
+    a = op.value("a")
+    b = op.value("b", optional=True)
+    norm = op.norm("norm", a.shape[-1])
+    op.expect(
+        (norm is not None) == (kind in _NORMS) and (b is not None) == (kind in _OF_TWO),
+        "op",
+        f"{kind} has a norm, or a second operand, where it takes none",
+    )
+    widths = (1, a.width) if kind == "sigmoid" else (a.width,)
+    op.expect(b is None or b.width in widths, "b", f"has {b and b.width} numbers, and a {a.width}")
+    bias = op.constant("bias", a.shape[-1])
+    op.expect(bias is None or kind == "layernorm", "bias", f"{kind} has none")
+    op.field(
+        "factor",
+        lambda factor: factor if kind == "scale" else None,
+        lambda f, key: f.number(key, 1.0),
+    )
+    op.output("out", a.width)
+
+
+def _check(op: OpFields) -> None:
+    op.flat("source")
+
+
+def _head(op: OpFields) -> None:
+    source = op.value("source")
+    op.expect_shape("source", source.shape, (op.vocabulary("weight").shape[1],))
+    op.norm("norm", source.width)
+    op.number("softcap", None)
+    op.number("scale", None)
+    op.bound("remainder_above")
+
+
+def _experts(op: OpFields) -> None:
+    hidden = op.flat("source").width
+    logits = op.flat("logits")
+    op.output("out", hidden)
+    op.norm("norm", hidden)
+    op.flat("residual", hidden, optional=True)
+    count = op.field("routing", dataclasses.asdict, _read_routing).num_experts
+    op.expect_shape("logits", logits.shape, (count,))
+    op.constant("correction", count)
+    op.choice("activation", (*GATES, CLAMPED_SWIGLU))
+    op.bound("remainder_above")
+    op.bound("inner_remainder_above")
+    experts = op.each("experts", Expert, _expert, count)
+    op.expect(
+        {expert.gate.shape for expert in experts} == {(experts[0].gate.shape[0], hidden)},
+        "experts",
+        f"are not all from {hidden} values to as many others",
+    )
+
+
+def _expert(op: OpFields) -> None:
+    inner, hidden = op.matrix("gate").shape
+    op.matrix("up", (inner, hidden))
+    op.matrix("down", (hidden, inner))
+    for name, size in (("gate_bias", inner), ("up_bias", inner), ("down_bias", hidden)):
+        op.constant(name, size)
+
+
+def _read_routing(fields: Fields, key: str) -> Routing:
+    routing = read_dataclass(fields.section(key), Routing)
+    if (reason := routing.why_not()) is not None:
+        raise fields.error(key, reason)
+    return routing
+
+
+def _recurrence(op: OpFields) -> None:
+    """The sizes of its spec are not written: they are in the model's config."""
+    recurrence = op.model.recurrence
+
+    def read_spec(fields: Fields, key: str) -> RecurrentSpec:
+        name = fields.text(key)
+        spec: RecurrentSpec | None = getattr(recurrence, name) if name in _RECURRENT else None
+        if spec is None:
+            raise fields.error(key, f"the model has no {name!r:.60}")
+        return spec
+
+    def read_input(fields: Fields, key: str, width: int) -> Value:
+        value = op.read_input(fields, key)
+        if value.width < width:
+            raise fields.error(key, f"has {value.width} numbers, and {width} are read")
+        return value.view(-1, value.width)
+
+    def read_constant(fields: Fields, key: str, size: int) -> np.ndarray | None:
+        # The second constant of a convolution is a bias, which not every model has.
+        may_miss = isinstance(spec, ConvSpec) and key == "constant_1"
+        return None if may_miss and key not in fields else op.refs.constant(fields, key, size)
+
+    spec = op.field("spec", _op_of, read_spec, key="op")
+    if isinstance(spec, GatedNormSpec):  # it has no state, and counts no layers
+        op.values["layer"] = None
+    else:
+        assert recurrence is not None
+        op.layer(_op_of(spec), len(recurrence.layers))
+    op.numbered("inputs", spec.reads, op.refs.value, read_input)
+    flat_constant = lambda array: op.refs.constant(array.reshape(-1))  # noqa: E731
+    op.numbered("constants", spec.constants, flat_constant, read_constant)
+    op.output("out", spec.width)
+
+
+def _op_of(spec: RecurrentSpec) -> str:
+    if isinstance(spec, ConvSpec):
+        return "conv"
+    return "norm" if isinstance(spec, GatedNormSpec) else "scan"
+
+
+_OPS: dict[str, tuple[type[Any], Callable[[OpFields], None]]] = {
+    "embed": (FusedEmbedding, _embedding),
+    "linear": (FusedLinear, _linear),
+    "attention": (FusedAttention, _attention),
+    "latent_attention": (FusedLatentAttention, _latent_attention),
+    "rows": (FusedRows, _rows),
+    "check": (FusedCheck, _check),
+    "head": (FusedHead, _head),
+    "experts": (FusedExperts, _experts),
+    "recurrence": (FusedRecurrence, _recurrence),
+}
+_KINDS = {make: kind for kind, (make, _) in _OPS.items()}
 
 
 # -- to JSON --------------------------------------------------------------------------------------
@@ -87,175 +302,51 @@ def program_json(
     plan: StepPlan, model: Module, config: ModelConfig, constants: Constants
 ) -> dict[str, Any]:
     """Return the plan of a model's step; ``constants`` gets the arrays that it refers to."""
-    return _Writer(plan, model, config, constants).document()
+    refs = _Refs(plan, constants)
+    phases = []
+    for phase in plan.phases:
+        kind = _KINDS[type(phase)]
+        op = OpFields(config, refs, phase)
+        op.json["kind"] = kind
+        _OPS[kind][1](op)
+        phases.append(op.json)
+    rotary: dict[_MakeTable, RotaryEmbedding] = {
+        module.table: module
+        for _, module in model.named_modules()
+        if isinstance(module, RotaryEmbedding)
+    }
+    ropes = [_rope_json(rotary[make], config, constants) for make in refs.ropes]
+    return {"values": [value.width for value in refs.values], "ropes": ropes, "phases": phases}
 
 
-class _Writer:
-    def __init__(self, plan: StepPlan, model: Module, config: ModelConfig, constants: Constants):
-        self._plan, self._config, self._constants = plan, config, constants
-        self._rotary: dict[_MakeTable, RotaryEmbedding] = {}
-        for _, module in model.named_modules():
-            if isinstance(module, RotaryEmbedding):
-                self._rotary[module.table] = module
-        self._ropes: dict[_MakeTable, int] = {}
-        self._numbers: dict[Value, int] = {}
+class _Refs:
+    """References of ops to values, weights and constants, as JSON."""
 
-    def document(self) -> dict[str, Any]:
-        for phase in self._plan.phases:
-            for value in writes(phase):
-                self._numbers[value] = len(self._numbers)
-        phases = [self._phase(phase) for phase in self._plan.phases]
-        ropes = [self._rope_json(self._rotary[make]) for make in self._ropes]
-        return {
-            "values": [value.width for value in self._numbers],
-            "ropes": ropes,
-            "phases": [{k: v for k, v in phase.items() if v is not None} for phase in phases],
-        }
+    def __init__(self, plan: StepPlan, constants: Constants):
+        self.weight, self.constant = plan.name_of, constants.number
+        written = dict.fromkeys(value for phase in plan.phases for value in writes(phase))
+        self.values: dict[Value, int] = {value: number for number, value in enumerate(written)}
+        self.ropes: dict[_MakeTable, int] = {}
 
-    def _phase(self, phase: FusedOp) -> dict[str, Any]:
-        name, value, norm = self._plan.name_of, self._value, self._norm
-        match phase:
-            case FusedEmbedding(_, weight, scale, out, positions, offset):
-                return {
-                    "kind": "embed",
-                    "weight": name(weight),
-                    "scale": scale,
-                    "out": value(out),
-                    "positions": None if positions is None else name(positions),
-                    "position_offset": offset or None,
-                }
-            case FusedLinear():
-                return {
-                    "kind": "linear",
-                    "source": value(phase.source),
-                    "norm": norm(phase.norm),
-                    "added": value(phase.added),
-                    "added_norm": norm(phase.added_norm),
-                    "sum_out": value(phase.sum_out),
-                    "residual": value(phase.residual),
-                    "activation": phase.activation,
-                    "scale": phase.scale,
-                    "remainder_above": _finite(phase.remainder_above),
-                    "segments": [
-                        {
-                            "weight": name(segment.weight),
-                            "bias": self._constant(segment.bias),
-                            "out": value(segment.out),
-                        }
-                        for segment in phase.segments
-                    ],
-                }
-            case FusedAttention():
-                return {
-                    "kind": "attention",
-                    "layer": phase.layer,
-                    **{each: value(getattr(phase, each)) for each in ("q", "k", "v", "out")},
-                    "scale": phase.scale,
-                    "window": phase.window,
-                    "softcap": phase.softcap,
-                    "sinks": self._constant(phase.sinks),
-                    "q_norm": norm(phase.q_norm),
-                    "k_norm": norm(phase.k_norm),
-                    "rope": None if phase.rope is None else self._rope(phase.rope),
-                    "interleaved": phase.interleaved,
-                }
-            case FusedLatentAttention():
-                return {
-                    "kind": "latent_attention",
-                    "layer": phase.layer,
-                    **{each: value(getattr(phase, each)) for each in ("q", "ckv", "out")},
-                    "weight": name(phase.kv_b),
-                    "norm": norm(phase.norm),
-                    "scale": phase.scale,
-                    "rope": self._rope(phase.rope),
-                    "interleaved": phase.interleaved,
-                }
-            case FusedRows(kind, a, out, b, its_norm, bias, factor):
-                return {
-                    "kind": "rows",
-                    "op": kind,
-                    "a": value(a),
-                    "b": value(b),
-                    "norm": norm(its_norm),
-                    "bias": self._constant(bias),
-                    "factor": factor if kind == "scale" else None,
-                    "out": value(out),
-                }
-            case FusedCheck(source):
-                return {"kind": "check", "source": value(source)}
-            case FusedHead():
-                return {
-                    "kind": "head",
-                    "source": value(phase.source),
-                    "weight": name(phase.weight),
-                    "norm": norm(phase.norm),
-                    "softcap": phase.softcap,
-                    "scale": phase.scale,
-                    "remainder_above": _finite(phase.remainder_above),
-                }
-            case FusedRecurrence():
-                return recurrence_json(phase, value, self._constant)
-            case FusedExperts():
-                return {
-                    "kind": "experts",
-                    **{each: value(getattr(phase, each)) for each in ("source", "logits", "out")},
-                    "norm": norm(phase.norm),
-                    "residual": value(phase.residual),
-                    "routing": dataclasses.asdict(phase.routing),
-                    "correction": self._constant(phase.correction),
-                    "activation": phase.activation,
-                    "remainder_above": _finite(phase.remainder_above),
-                    "inner_remainder_above": _finite(phase.inner_remainder_above),
-                    "experts": [self._expert(expert) for expert in phase.experts],
-                }
+    def value(self, value: Value) -> list[int] | None:
+        return [self.values[value.source], *value.shape] if self.stores(value) else None
 
-    def _expert(self, expert: Expert) -> dict[str, Any]:
-        values = expert._asdict()
-        weights = {each: self._plan.name_of(values[each]) for each in _MATRICES}
-        biases = {each: self._constant(values[each]) for each in _BIASES}
-        return {
-            **weights,
-            **{name: number for name, number in biases.items() if number is not None},
-        }
+    def stores(self, value: Value) -> bool:
+        return value.source in self.values
 
-    def _value(self, value: Value | None) -> list[int] | None:
-        # The input of a gate is never written anywhere, and has no number.
-        if value is None or value.source not in self._numbers:
-            return None
-        return [self._numbers[value.source], *value.shape]
-
-    def _norm(self, norm: FusedNorm | None) -> dict[str, Any] | None:
-        return None if norm is None else {"weight": self._constant(norm.weight), "eps": norm.eps}
-
-    def _constant(self, array: np.ndarray | None) -> int | None:
-        return None if array is None else self._constants.number(array)
-
-    def _rope(self, rope: RopeTable) -> int:
-        return self._ropes.setdefault(rope.make, len(self._ropes))
-
-    def _rope_json(self, rotary: RotaryEmbedding) -> dict[str, Any]:
-        config = next(name for name in _ROPES if getattr(self._config, name) == rotary.config)
-        divisors = {name: getattr(rotary, name) for name in _DIVISORS}
-        return {
-            "config": config,
-            **{name: p and self._constant(p.value) for name, p in divisors.items()},
-        }
+    def rope(self, rope: RopeTable) -> int:
+        return self.ropes.setdefault(rope.make, len(self.ropes))
 
 
-def _finite(bound: float) -> float | None:
-    """Leave out infinity, which JSON lacks: no such limit is ever exceeded."""
-    return bound if math.isfinite(bound) else None
+def _rope_json(rotary: RotaryEmbedding, model: ModelConfig, constants: Constants) -> dict[str, Any]:
+    divisors = {name: getattr(rotary, name) for name in _DIVISORS}
+    return {
+        "config": next(name for name in _ROPES if getattr(model, name) == rotary.config),
+        **{name: p and constants.number(p.value) for name, p in divisors.items()},
+    }
 
 
 # -- and back -------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class StoredMatrix:
-    """A weight of the folder."""
-
-    name: str
-    shape: tuple[int, int]
 
 
 def read_program(
@@ -273,344 +364,48 @@ def read_program(
     Raises:
         ModelFileError: it is no program, or not of this model.
     """
-    phases = _Reader(fields, config, shapes, constants).phases()
+    widths = fields.each("values", lambda f, name: f.integer(name, maximum=MAX_WIDTH))
+    refs = StoredRefs(shapes, constants, widths)
+    refs.ropes = fields.each("ropes", lambda f, name: _read_rope(f.section(name), config, refs))
+    phases = fields.each("phases", lambda f, name: _read_phase(f.section(name), config, refs))
+    _check_order(fields, phases)
+    num_layers = len(config.kv_layers)
+    attending = sum(op == "attention" for _, op in refs.layers)
+    if attending != num_layers:
+        raise fields.error("phases", f"attend in {attending} of {num_layers} layers")
     return StepPlan(phases, lambda matrix: matrix.name)  # type: ignore[attr-defined]
 
 
-class _Reader:
-    """Reads ops in their order; each may read values that ops before it have written."""
+def _read_phase(fields: Fields, config: ModelConfig, refs: StoredRefs) -> FusedOp:
+    kind = fields.text("kind")
+    if kind not in _OPS:
+        raise fields.error("kind", f"{kind!r:.60} is none of {', '.join(_OPS)}")
+    make, describe = _OPS[kind]
+    op = OpFields(config, refs, fields=fields)
+    describe(op)
+    refs.written |= op.outputs
+    phase: FusedOp = make(**op.values)
+    return phase
 
-    def __init__(
-        self,
-        fields: Fields,
-        config: ModelConfig,
-        shapes: Mapping[str, tuple[int, int]],
-        constants: Sequence[np.ndarray],
-    ):
-        self._fields, self._config = fields, config
-        self._shapes, self._constants = shapes, constants
-        self._tape = Tape()
-        widths = fields.each("values", lambda f, name: f.integer(name, maximum=_MAX_WIDTH))
-        self._values = [Value(self._tape, None, (width,)) for width in widths]
-        self._written: set[int] = set()
-        self._ropes = fields.each("ropes", lambda f, name: self._rope(f.section(name)))
-        self._layers: set[int] = set()
-        self._recurrences = RecurrenceReader(
-            config.recurrence, self._read, self._constant, self._out
-        )
 
-    def phases(self) -> list[FusedOp]:
-        phases: list[FusedOp] = self._fields.each("phases", lambda f, name: self._phase(f, name))
-        kinds = [type(phase) for phase in phases]
-        if kinds[:1] != [FusedEmbedding] or kinds[-2:] != [FusedCheck, FusedHead]:
-            raise self._fields.error("phases", "do not begin with embed, or end with check, head")
-        for kind in (FusedEmbedding, FusedCheck, FusedHead):
-            if kinds.count(kind) != 1:
-                raise self._fields.error("phases", f"have more than one {kind.__name__.lower()}")
-        num_layers = len(self._config.kv_layers)
-        if len(self._layers) != num_layers:
-            raise self._fields.error(
-                "phases", f"attend in {len(self._layers)} of {num_layers} layers"
-            )
-        return phases
+def _check_order(fields: Fields, phases: Sequence[FusedOp]) -> None:
+    kinds = [type(phase) for phase in phases]
+    if kinds[:1] != [FusedEmbedding] or kinds[-2:] != [FusedCheck, FusedHead]:
+        raise fields.error("phases", "do not begin with embed, or end with check, head")
+    for kind in (FusedEmbedding, FusedCheck, FusedHead):
+        if kinds.count(kind) != 1:
+            raise fields.error("phases", f"have more than one {kind.__name__.lower()}")
 
-    def _phase(self, parent: Fields, name: str) -> FusedOp:
-        fields = parent.section(name)
-        kind = fields.text("kind")
-        readers: dict[str, Callable[[Fields], FusedOp]] = {
-            "embed": self._embed,
-            "linear": self._linear,
-            "attention": self._attention,
-            "latent_attention": self._latent_attention,
-            "rows": self._rows,
-            "check": lambda f: FusedCheck(self._flat(f, "source")),
-            "head": self._head,
-            "experts": self._experts,
-            "recurrence": self._recurrences.phase,
-        }
-        if kind not in readers:
-            raise fields.error("kind", f"{kind!r:.60} is none of {', '.join(readers)}")
-        return readers[kind](fields)
 
-    def _embed(self, fields: Fields) -> FusedEmbedding:
-        weight = self._vocabulary(fields)
-        width = weight.shape[1]
-        positions = self._matrix(fields, "positions") if "positions" in fields else None
-        offset = fields.integer("position_offset", 0, minimum=0)
-        if positions is not None:
-            wanted = self._config.max_position + offset, width
-            if positions.shape != wanted:
-                raise fields.error("positions", f"has the shape {positions.shape}, not {wanted}")
-        ids, out = Value(self._tape, None, ()), self._out(fields, "out", width)
-        return FusedEmbedding(ids, weight, fields.number("scale"), out, positions, offset)
-
-    def _linear(self, fields: Fields) -> FusedLinear:
-        source = self._flat(fields, "source")
-        k = source.width
-        phase = FusedLinear(
-            source, [], self._norm(fields, "norm", k), remainder_above=self._bound(fields)
-        )
-        phase.added = self._flat(fields, "added", k) if "added" in fields else None
-        if phase.added is not None:
-            phase.added_norm = self._norm(fields, "added_norm", k)
-        elif "added_norm" in fields or "sum_out" in fields:
-            raise fields.error("added", "is missing, where there is a norm or a place for the sum")
-        if "residual" in fields:
-            phase.residual = self._flat(fields, "residual")
-        phase.activation = fields.text("activation", None)
-        if phase.activation not in (None, *GATES):
-            raise fields.error("activation", f"is none of {', '.join(GATES)}")
-        phase.scale = fields.number("scale", None)
-        if phase.scale is not None and phase.residual is None:
-            raise fields.error("scale", "is of products that are added to a residual")
-        # Noted as written only after all reads: an op does not read what it writes.
-        if phase.added is not None:
-            phase.sum_out = self._out(fields, "sum_out", k)
-        phase.segments = fields.each(
-            "segments", lambda f, name: self._segment(f.section(name), k, phase)
-        )
-        self._check_segments(fields, phase)
-        return phase
-
-    def _segment(self, fields: Fields, k: int, phase: FusedLinear) -> FusedSegment:
-        weight = self._matrix(fields, "weight")
-        n = weight.shape[0]
-        if weight.shape[1] != k:
-            raise fields.error("weight", f"has {weight.shape[1]} columns for {k} inputs")
-        bias = self._constant(fields, "bias", n) if "bias" in fields else None
-        if phase.activation is not None and "out" not in fields:
-            return FusedSegment(weight, bias, Value(self._tape, None, (n,)))
-        return FusedSegment(weight, bias, self._out(fields, "out", n))
-
-    def _check_segments(self, fields: Fields, phase: FusedLinear) -> None:
-        count = len(phase.segments)
-        sizes = {segment.weight.shape[0] for segment in phase.segments}
-        places = [segment.out in self._values for segment in phase.segments]
-        if not 1 <= count <= MAX_SEGMENTS:
-            raise fields.error("segments", f"are {count}: 1 to {MAX_SEGMENTS} are possible")
-        if phase.activation is not None and (
-            count != 2 or len(sizes) != 1 or places != [True, False] or phase.residual is not None
-        ):
-            raise fields.error(
-                "segments", "a gate takes two of the same size, writes the first, and adds nothing"
-            )
-        if phase.residual is not None and (count != 1 or sizes != {phase.residual.width}):
-            raise fields.error("residual", "is not of the size of the one segment added to it")
-
-    def _attention(self, fields: Fields) -> FusedAttention:
-        config = self._config
-        dim, kv_heads = config.head_dim, config.num_kv_heads
-        if config.latent is not None:
-            raise fields.error("kind", "this model keeps latent vectors, and no keys")
-        layer = self._layer(fields)
-        q = self._shaped(fields, "q", (config.num_heads, dim))
-        k, v = (self._shaped(fields, name, (kv_heads, dim)) for name in "kv")
-        rope = self._rope_table(fields) if "rope" in fields else None
-        q_norm, k_norm = (self._norm(fields, name, dim) for name in ("q_norm", "k_norm"))
-        return FusedAttention(
-            layer,
-            q,
-            k,
-            v,
-            self._out(fields, "out", q.width),
-            scale=fields.number("scale"),
-            window=fields.integer("window", None, maximum=_MAX_WINDOW),
-            softcap=fields.number("softcap", None),
-            sinks=self._constant(fields, "sinks", q.shape[0]) if "sinks" in fields else None,
-            q_norm=q_norm,
-            k_norm=k_norm,
-            rope=rope,
-            interleaved=fields.boolean("interleaved"),
-        )
-
-    def _latent_attention(self, fields: Fields) -> FusedLatentAttention:
-        config, latent = self._config, self._config.latent
-        if latent is None:
-            raise fields.error("kind", "this model keeps no latent vectors")
-        layer, weight = self._layer(fields), self._matrix(fields, "weight")
-        rows = config.num_heads * (latent.nope_dim + latent.value_dim)
-        if weight.shape != (rows, latent.kv_rank):
-            raise fields.error("weight", f"has the shape {weight.shape}")
-        rope, norm = self._rope_table(fields), self._norm(fields, "norm", latent.kv_rank)
-        if rope.rotary_dim != latent.rope_dim:
-            raise fields.error("rope", f"turns {rope.rotary_dim} of {latent.rope_dim} values")
-        if norm is None:
-            raise fields.error("norm", "is missing")
-        return FusedLatentAttention(
-            layer,
-            self._shaped(fields, "q", (config.num_heads, latent.query_dim)),
-            self._flat(fields, "ckv", latent.kv_rank + latent.rope_dim),
-            self._out(fields, "out", config.num_heads * latent.value_dim),
-            weight,
-            norm,
-            scale=fields.number("scale"),
-            rope=rope,
-            interleaved=fields.boolean("interleaved"),
-        )
-
-    def _rows(self, fields: Fields) -> FusedRows:
-        kind = fields.text("op")
-        if kind not in (*_NORMS, *_OF_ONE, *_OF_TWO):
-            raise fields.error("op", f"is none of {', '.join((*_NORMS, *_OF_ONE, *_OF_TWO))}")
-        a = self._read(fields, "a")
-        if (kind in _NORMS) != ("norm" in fields) or (kind in _OF_TWO) != ("b" in fields):
-            raise fields.error("op", f"{kind} has a norm, or a second operand, where it takes none")
-        if "bias" in fields and kind != "layernorm":
-            raise fields.error("bias", f"{kind} has none")
-        size = a.shape[-1]
-        norm = self._norm(fields, "norm", size)
-        bias = self._constant(fields, "bias", size) if "bias" in fields else None
-        b = self._read(fields, "b") if kind in _OF_TWO else None
-        if b is not None and b.width not in ((1, a.width) if kind == "sigmoid" else (a.width,)):
-            raise fields.error("b", f"has {b.width} numbers, and a {a.width}")
-        out = self._out(fields, "out", a.width)
-        return FusedRows(kind, a, out, b, norm, bias, fields.number("factor", 1.0))
-
-    def _head(self, fields: Fields) -> FusedHead:
-        weight = self._vocabulary(fields)
-        source = self._flat(fields, "source", weight.shape[1])
-        norm = self._norm(fields, "norm", source.width)
-        softcap, scale = fields.number("softcap", None), fields.number("scale", None)
-        return FusedHead(source, weight, norm, softcap, self._bound(fields), scale)
-
-    def _experts(self, fields: Fields) -> FusedExperts:
-        routing = read_dataclass(fields.section("routing"), Routing)
-        if (reason := routing.why_not()) is not None:
-            raise fields.error("routing", reason)
-        source = self._flat(fields, "source")
-        hidden, count = source.width, routing.num_experts
-        experts = fields.each("experts", lambda f, name: self._expert(f.section(name)), count)
-        if {expert.gate.shape for expert in experts} != {(experts[0].gate.shape[0], hidden)}:
-            raise fields.error("experts", f"are not all from {hidden} values to as many others")
-        correction = self._constant(fields, "correction", count) if "correction" in fields else None
-        activation = fields.text("activation")
-        if activation not in (*GATES, CLAMPED_SWIGLU):
-            raise fields.error("activation", f"is none of {', '.join((*GATES, CLAMPED_SWIGLU))}")
-        return FusedExperts(
-            source,
-            self._flat(fields, "logits", count),
-            experts,
-            routing,
-            activation,
-            correction,
-            norm=self._norm(fields, "norm", hidden),
-            residual=self._flat(fields, "residual", hidden) if "residual" in fields else None,
-            remainder_above=self._bound(fields),
-            inner_remainder_above=self._bound(fields, "inner_remainder_above"),
-            out=self._out(fields, "out", hidden),
-        )
-
-    def _expert(self, fields: Fields) -> Expert:
-        gate, up, down = (self._matrix(fields, name) for name in _MATRICES)
-        inner, hidden = gate.shape
-        if up.shape != (inner, hidden) or down.shape != (hidden, inner):
-            raise fields.error("down", f"{up.shape} and {down.shape} do not fit {gate.shape}")
-        biases = (
-            self._constant(fields, name, size) if name in fields else None
-            for name, size in zip(_BIASES, (inner, inner, hidden), strict=True)
-        )
-        return Expert(gate, up, down, *biases)
-
-    # -- parts of ops -----------------------------------------------------------------------------
-
-    def _vocabulary(self, fields: Fields) -> WeightRef:
-        weight = self._matrix(fields, "weight")
-        if weight.shape[0] != self._config.vocab_size:
-            raise fields.error(
-                "weight",
-                f"has {weight.shape[0]} rows for a vocabulary of {self._config.vocab_size}",
-            )
-        return weight
-
-    def _layer(self, fields: Fields) -> int:
-        """Return the layer of an op that looks at other positions; each layer has one such op."""
-        layer: int = fields.integer("layer", minimum=0, maximum=self._config.num_layers - 1)
-        if layer in self._layers:
-            raise fields.error("layer", f"layer {layer} has its attention already")
-        self._layers.add(layer)
-        return layer
-
-    def _rope_table(self, fields: Fields) -> RopeTable:
-        number = fields.integer("rope", minimum=0)
-        if number >= len(self._ropes):
-            raise fields.error("rope", f"there are {len(self._ropes)} ropes")
-        return self._ropes[number]
-
-    def _matrix(self, fields: Fields, name: str) -> WeightRef:
-        weight = fields.text(name)
-        if weight not in self._shapes:
-            raise fields.error(name, f"there is no weight {weight!r:.100}")
-        return StoredMatrix(weight, self._shapes[weight])
-
-    def _constant(self, fields: Fields, name: str, size: int) -> np.ndarray:
-        number = fields.integer(name, minimum=0)
-        if number >= len(self._constants):
-            raise fields.error(name, f"there are {len(self._constants)} constants")
-        array = self._constants[number]
-        if array.shape != (size,):
-            raise fields.error(
-                name, f"constant {number} has the shape {array.shape}, not ({size},)"
-            )
-        return array
-
-    def _norm(self, fields: Fields, name: str, size: int) -> FusedNorm | None:
-        if name not in fields:
-            return None
-        norm = fields.section(name)
-        return FusedNorm(self._constant(norm, "weight", size), norm.number("eps"))
-
-    def _rope(self, fields: Fields) -> RopeTable:
-        name = fields.text("config")
-        config = getattr(self._config, name) if name in _ROPES else None
-        if config is None:
-            raise fields.error("config", f"the model has no {name!r:.60}")
-        rotary = RotaryEmbedding(config)
-        for name in _DIVISORS:
-            if (parameter := getattr(rotary, name)) is not None:
-                divisors = self._constant(fields, name, config.rotary_dim // 2)
-                data = divisors.view(np.uint8).reshape(1, -1)
-                parameter.load(StoredWeight(GGMLType.F32, data, divisors.shape))
-        return RopeTable(config.rotary_dim, rotary.table)
-
-    def _bound(self, fields: Fields, name: str = "remainder_above") -> float:
-        bound: float = fields.number(name, math.inf, above=-1e-18)
-        return bound
-
-    def _value(self, fields: Fields, name: str) -> tuple[int, Value]:
-        """Return a value and its number, in the shape in which it is named here."""
-        number, *shape = fields.each(
-            name, lambda f, entry: f.integer(entry, minimum=0, maximum=_MAX_WIDTH)
-        ) or [len(self._values)]
-        if number >= len(self._values):
-            raise fields.error(name, f"there are {len(self._values)} values")
-        value = self._values[number]
-        if not 1 <= len(shape) <= 2 or prod(shape) != value.width:
-            raise fields.error(name, f"{value.width} numbers cannot be seen as {shape}")
-        return number, value if len(shape) == 1 else value.view(-1, *shape)
-
-    def _read(self, fields: Fields, name: str) -> Value:
-        number, value = self._value(fields, name)
-        if number not in self._written:
-            raise fields.error(name, f"value {number} is read before a phase writes it")
-        return value
-
-    def _flat(self, fields: Fields, name: str, width: int | None = None) -> Value:
-        value = self._read(fields, name)
-        if len(value.shape) != 1 or value.width != (width or value.width):
-            raise fields.error(name, f"has the shape {value.shape}, not ({width or value.width},)")
-        return value
-
-    def _shaped(self, fields: Fields, name: str, shape: tuple[int, int]) -> Value:
-        value = self._read(fields, name)
-        if value.shape != shape:
-            raise fields.error(name, f"has the shape {value.shape}, not {shape}")
-        return value
-
-    def _out(self, fields: Fields, name: str, width: int) -> Value:
-        number, value = self._value(fields, name)
-        if number in self._written:
-            raise fields.error(name, f"value {number} is written twice")
-        if value.width != width:
-            raise fields.error(name, f"value {number} has {value.width} numbers, not {width}")
-        self._written.add(number)
-        return value
+def _read_rope(fields: Fields, model: ModelConfig, refs: StoredRefs) -> RopeTable:
+    name = fields.text("config")
+    config = getattr(model, name) if name in _ROPES else None
+    if config is None:
+        raise fields.error("config", f"the model has no {name!r:.60}")
+    rotary = RotaryEmbedding(config)
+    for name in _DIVISORS:
+        if (parameter := getattr(rotary, name)) is not None:
+            divisors = refs.constant(fields, name, config.rotary_dim // 2)
+            data = divisors.view(np.uint8).reshape(1, -1)
+            parameter.load(StoredWeight(GGMLType.F32, data, divisors.shape))
+    return RopeTable(config.rotary_dim, rotary.table)

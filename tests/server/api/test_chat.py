@@ -95,7 +95,7 @@ class ScriptedEngine:
         self.requests, self.aborted, self.generations = [], [], []
         self.prompt_logprobs = []
 
-    def check_room(self, tenant=""):
+    def check_capacity(self, tenant=""):
         pass
 
     def check_size(self, num_requests, num_tokens):

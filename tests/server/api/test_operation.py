@@ -51,7 +51,7 @@ def test_health_is_the_engines(ask, fake_engine, state):
 
 
 def test_a_draining_server_is_alive_and_not_ready(ask, service):
-    service.lifecycle.is_draining = True
+    service.drain_state.is_draining = True
     assert ask("GET", "/health").status_code == 200
     response = ask("GET", "/ready")
     assert (response.status_code, response.json()) == (503, {"status": "draining"})

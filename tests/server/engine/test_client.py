@@ -43,7 +43,7 @@ from octavo.server.engine.generation import (
 from octavo.server.engine.in_flight_record import InFlightRecord, RecordedExecutor
 from octavo.server.engine.ttft_admission import TTFTAdmission
 from octavo.server.engine.unread_output import UnreadOutputMemory
-from octavo.server.engine.wire import Decoder, encode
+from octavo.server.engine.wire import MessageDecoder, encode_message
 from octavo.server.engine.worker import EngineWorker
 from octavo.serving.text_engine import TextEngine
 from octavo.settings.engine import CacheConfig, EngineConfig
@@ -101,14 +101,14 @@ class ThreadEngine:
         threading.Thread(target=self._fill, daemon=True).start()
 
     def _fill(self):
-        decoder = Decoder()
+        decoder = MessageDecoder()
         with contextlib.suppress(OSError):
             while data := self.theirs.recv(4096):
                 for message in decoder.feed(data):
                     self.loop.receive(message)
 
     def _send(self, message):
-        self.theirs.sendall(encode(message))
+        self.theirs.sendall(encode_message(message))
 
     def _run(self):
         with contextlib.suppress(Death, OSError, EngineError):
@@ -341,13 +341,13 @@ def test_the_queue_is_bounded_by_requests_and_by_tokens(launcher):
         launcher.current.is_hanging = True
         accepted = [engine.submit(make([1, 2, 3])) for _ in range(4)]
         with pytest.raises(QueueFullError) as refusal:
-            engine.check_room()
+            engine.check_capacity()
         assert refusal.value.retry_after >= 1
         with pytest.raises(QueueFullError):
             engine.submit(make([1]))
         for generation in accepted[1:]:
             generation.close()
-        engine.check_room()
+        engine.check_capacity()
         with pytest.raises(QueueFullError):  # its samples come together
             engine.submit(make([1], params=SamplingParams(n=4)))
         engine.submit(make([1] * 30)).close()
@@ -367,9 +367,9 @@ def test_who_fills_the_queue_leaves_their_share_to_others(launcher):
         for _ in range(4):
             engine.submit(make([1], tenant="flood"))
         with pytest.raises(QueueFullError):
-            engine.check_room("flood")
+            engine.check_capacity("flood")
         for _ in range(2):
-            engine.check_room("other")
+            engine.check_capacity("other")
             engine.submit(make([1], tenant="other"))
         with pytest.raises(QueueFullError):
             engine.submit(make([1], tenant="other"))
@@ -442,7 +442,7 @@ def test_steps_are_metered_once_it_is_known_against_what(launcher):
     async def main(engine, account):
         await engine.submit(make([1, 2, 3])).collect()
         assert engine.stats.floor_seconds is None and engine.stats.step_seconds > 0
-        engine.foresee(STEP_FACTS)
+        engine.set_step_facts(STEP_FACTS)
         await engine.submit(make([4, 5, 6])).collect()
         stats = engine.stats
         assert stats.floor_seconds > 0 and stats.predicted_seconds > stats.floor_seconds
@@ -458,7 +458,7 @@ def test_steps_are_metered_once_it_is_known_against_what(launcher):
 def test_who_would_wait_too_long_is_refused(launcher):
     async def main(engine, account):
         assert await engine.submit(make([1, 2, 3])).collect()  # nothing is known yet
-        engine.foresee(STEP_FACTS)
+        engine.set_step_facts(STEP_FACTS)
         launcher.current.is_hanging = True
         accepted, refused = [], 0
         for number in range(30):
@@ -474,7 +474,7 @@ def test_who_would_wait_too_long_is_refused(launcher):
         for generation in accepted:
             assert await generation.collect()
 
-    run(launcher, main, door=TTFTAdmission(2.0))
+    run(launcher, main, ttft_admission=TTFTAdmission(2.0))
 
 
 @pytest.mark.parametrize(("num_requests", "num_tokens"), [(5, 5), (1, 41), (5, 41)])
@@ -621,7 +621,7 @@ def test_an_engine_that_dies_by_itself_is_given_up(launcher, monkeypatch):
         await asyncio.wait_for(engine.wait_until_given_up(), 5)
         assert engine.state is EngineState.FAILED
         with pytest.raises(EngineUnavailableError):
-            engine.check_room()
+            engine.check_capacity()
 
     run(launcher, main)
 

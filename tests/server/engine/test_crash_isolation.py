@@ -25,8 +25,8 @@ from octavo.core.stats import StepStats
 from octavo.server.engine.client import ProcessEngine
 from octavo.server.engine.crash_isolation import CrashIsolation, fingerprint
 from octavo.server.engine.generation import EngineFacts, EngineState, GenerationRequest
-from octavo.server.engine.waiting_queue import Entry
-from octavo.server.engine.wire import Decoder, encode, record_to_list
+from octavo.server.engine.waiting_queue import PendingGeneration
+from octavo.server.engine.wire import MessageDecoder, encode_message, record_to_list
 
 INNOCENT, DEADLY, DEADLY_TO_ADD = 0, 1, 2  # the first token of a prompt
 NUM_SEATS = 6
@@ -55,7 +55,7 @@ class TableEngine:
         self.record = []
         self.jobs = {}
         self.is_ordered_to_die = False
-        self._decoder = Decoder()
+        self._decoder = MessageDecoder()
         self._task = asyncio.get_running_loop().create_task(self._run())
 
     async def _run(self):
@@ -79,8 +79,8 @@ class TableEngine:
             case "add":
                 self.record = [message["id"]]
                 kind, limit = message["ids"][:2]
-                self.jobs[message["id"]] = Job(kind, limit, message["alone"])
-                self.launcher.seen[message["id"]].append(message["alone"])
+                self.jobs[message["id"]] = Job(kind, limit, message["isolated"])
+                self.launcher.seen[message["id"]].append(message["isolated"])
                 return kind != DEADLY_TO_ADD
             case "abort":
                 self.jobs.pop(message["id"], None)
@@ -122,7 +122,7 @@ class TableEngine:
         self._say({"ev": "step", **step})
 
     def _say(self, message):
-        self._theirs.send(encode(message))
+        self._theirs.send(encode_message(message))
 
     def die(self):
         self.launcher.num_deaths += 1
@@ -361,13 +361,13 @@ def clock():
 
 def test_suspicions_are_forgotten(clock):
     crash_isolation = CrashIsolation(clock)
-    crash_isolation.accuse({b"a", b"b"}, had_company=False)
-    assert crash_isolation.is_suspected(b"a") and not crash_isolation.is_convicted(b"a")
+    crash_isolation.note_crash({b"a", b"b"}, had_company=False)
+    assert crash_isolation.is_suspected(b"a") and not crash_isolation.is_quarantined(b"a")
     clock.now = 599.0
-    crash_isolation.accuse({b"a"}, had_company=False)
-    assert crash_isolation.is_convicted(b"a")
+    crash_isolation.note_crash({b"a"}, had_company=False)
+    assert crash_isolation.is_quarantined(b"a")
     clock.now = 601.0
-    assert not crash_isolation.is_suspected(b"b") and crash_isolation.is_convicted(b"a")
+    assert not crash_isolation.is_suspected(b"b") and crash_isolation.is_quarantined(b"a")
     clock.now = 1200.0
     assert not crash_isolation.is_suspected(b"a")
 
@@ -379,18 +379,18 @@ def test_company_is_a_doubt(clock, second):
     crash_isolation = CrashIsolation(clock)
     fingerprints, had_company = second
     for _ in range(5):
-        crash_isolation.accuse({b"a"} | fingerprints, had_company=True)
-        crash_isolation.accuse(fingerprints, had_company=had_company)
-    assert crash_isolation.is_suspected(b"a") and not crash_isolation.is_convicted(b"a")
-    crash_isolation.accuse({b"a"}, had_company=False)
-    crash_isolation.accuse({b"a", b"b"}, had_company=False)  # what is known stays known
-    assert crash_isolation.is_convicted(b"a") and not crash_isolation.is_convicted(b"b")
+        crash_isolation.note_crash({b"a"} | fingerprints, had_company=True)
+        crash_isolation.note_crash(fingerprints, had_company=had_company)
+    assert crash_isolation.is_suspected(b"a") and not crash_isolation.is_quarantined(b"a")
+    crash_isolation.note_crash({b"a"}, had_company=False)
+    crash_isolation.note_crash({b"a", b"b"}, had_company=False)  # what is known stays known
+    assert crash_isolation.is_quarantined(b"a") and not crash_isolation.is_quarantined(b"b")
 
 
 def test_memory_is_bounded(clock):
     crash_isolation = CrashIsolation(clock)
     for number in range(10_000):
-        crash_isolation.accuse({str(number).encode()}, had_company=True)
+        crash_isolation.note_crash({str(number).encode()}, had_company=True)
     assert not crash_isolation.is_suspected(b"5000") and crash_isolation.is_suspected(b"9999")
 
 
@@ -399,13 +399,13 @@ def test_one_at_a_time(clock):
         is_over = False
 
     crash_isolation = CrashIsolation(clock)
-    entries = [Entry(Generation(), b"") for _ in range(3)]
+    entries = [PendingGeneration(Generation(), b"") for _ in range(3)]
     for entry in entries:
         crash_isolation.enqueue(entry)
     assert crash_isolation.next() is entries[0] and crash_isolation.next() is None
     entries[0].generation.is_over = entries[1].generation.is_over = True
     assert crash_isolation.next() is entries[2]
-    crash_isolation.accuse(set(), had_company=False)  # all begin anew
+    crash_isolation.note_crash(set(), had_company=False)  # all begin anew
     assert crash_isolation.next() is None
 
 

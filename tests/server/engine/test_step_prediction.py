@@ -43,5 +43,5 @@ def test_a_calibration_counts_if_the_engine_runs_as_it_did():
 
 
 def test_an_engine_without_weights_says_nothing():
-    with pytest.raises(ConfigError, match="does not tell of its weights"):
+    with pytest.raises(ConfigError, match="does not report its weights"):
         step_facts(replace(FACTS, rank_model={}), None)

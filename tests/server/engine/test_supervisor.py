@@ -20,13 +20,13 @@ class Events:
     def __init__(self, blames=False):
         self.states, self.deaths, self.blames = [], [], blames
 
-    def on_state(self, state, detail):
+    def on_engine_state(self, state, detail):
         self.states.append(state)
 
-    def on_message(self, message):
+    def on_engine_message(self, message):
         raise AssertionError(message)
 
-    def on_death(self, at_work):
+    def on_engine_death(self, at_work):
         self.deaths.append(list(at_work))
         return self.blames
 
@@ -120,7 +120,7 @@ def test_what_worked_for_a_while_is_not_given_up():
         for number in range(1, 12):
             supervisor._engine.kill()
             await replaced(supervisor, number)
-            supervisor.on_success()
+            supervisor.note_success()
 
     launcher, _ = run(main, READY)
     assert launcher.num_launches == 12

@@ -22,10 +22,10 @@ from octavo.core.stats import StepStats
 from octavo.server.engine import client, process, supervisor, wire, worker
 from octavo.server.engine.generation import EngineFacts, GenerationStats
 from octavo.server.engine.wire import (
-    Decoder,
+    MessageDecoder,
     delta_from_list,
     delta_to_list,
-    encode,
+    encode_message,
     error_from_message,
     error_to_message,
     facts_from_dict,
@@ -45,8 +45,8 @@ MESSAGES = st.lists(
 @settings(deadline=None)
 @given(MESSAGES, st.data())
 def test_messages_survive_any_cuts(messages, data):
-    stream = b"".join(map(encode, messages))
-    decoder, found = Decoder(), []
+    stream = b"".join(map(encode_message, messages))
+    decoder, found = MessageDecoder(), []
     while stream:
         size = data.draw(st.integers(1, len(stream)))
         found += decoder.feed(stream[:size])
@@ -56,7 +56,7 @@ def test_messages_survive_any_cuts(messages, data):
 
 def test_an_absurd_length_is_not_allocated():
     with pytest.raises(ValueError, match="4294967295 bytes"):
-        list(Decoder().feed(b"\xff\xff\xff\xff"))
+        list(MessageDecoder().feed(b"\xff\xff\xff\xff"))
 
 
 LOGPROB = TokenLogprobs(5, -0.25, 2, ((7, -0.125), (5, -0.25)))
@@ -74,7 +74,7 @@ LOGPROB = TokenLogprobs(5, -0.25, 2, ((7, -0.125), (5, -0.25)))
     ],
 )
 def test_deltas_come_back_as_they_were(delta):
-    sent = json.loads(encode({"x": delta_to_list("r", delta)})[4:])["x"]
+    sent = json.loads(encode_message({"x": delta_to_list("r", delta)})[4:])["x"]
     assert delta_from_list(sent) == ("r", delta)
 
 
@@ -82,7 +82,7 @@ def test_a_record_comes_back_whole_whatever_is_in_it():
     """A figure more is a field more: nothing on the way has a list of them."""
     values = [index + 0.5 for index, _ in enumerate(dataclasses.fields(StepStats))]
     record = dataclasses.replace(StepStats(*values), draft_accepted_by_position=(3, 2, 1))
-    sent = json.loads(encode({"x": record_to_list(record)})[4:])["x"]
+    sent = json.loads(encode_message({"x": record_to_list(record)})[4:])["x"]
     assert record_from_list(sent) == record
 
 

@@ -22,7 +22,7 @@ from octavo.executor.faulty import FaultyExecutor
 from octavo.executor.hash_model import expected_tokens
 from octavo.server.engine import worker
 from octavo.server.engine.in_flight_record import InFlightRecord, RecordedExecutor
-from octavo.server.engine.wire import encode
+from octavo.server.engine.wire import encode_message
 from octavo.server.engine.worker import EngineWorker
 from octavo.settings.engine import EngineArgs
 
@@ -65,7 +65,7 @@ class Server:
                 "salt": "",
                 "tenant": "",
                 "weight": 1.0,
-                "alone": False,
+                "isolated": False,
                 "arrival": time.monotonic(),
                 **fields,
             }
@@ -115,18 +115,18 @@ def test_who_watches_is_shown_steps_and_in_the_end_how_things_stand(server, monk
     take, looks, shown = server.take, [], []
 
     def keep(message):
-        if message["ev"] == "look":
-            shown.append(message["look"])
+        if message["ev"] == "snapshot":
+            shown.append(message["snapshot"])
             if len(shown) == 2:
                 server.loop.receive({"op": "stop"})
         elif message["ev"] == "step":
-            looks.append(message.get("look"))
+            looks.append(message.get("snapshot"))
             assert time.monotonic() - begun > 0.1 or "pool" not in looks[-1], "it is not due"
         take(message)
 
     server.take = keep
     begun = time.monotonic()
-    server.loop.receive({"op": "watch", "is_watched": True})
+    server.loop.receive({"op": "snapshots", "is_enabled": True})
     server.awaited.add("the end, which is shown")
     server.add("a", [1, 2])
     server.run()
@@ -140,12 +140,12 @@ def test_nothing_is_shown_to_nobody(server):
     take, looks = server.take, []
 
     def keep(message):
-        looks.append(message.get("look"))
+        looks.append(message.get("snapshot"))
         take(message)
 
     server.take = keep
-    server.loop.receive({"op": "watch", "is_watched": True})
-    server.loop.receive({"op": "watch", "is_watched": False})
+    server.loop.receive({"op": "snapshots", "is_enabled": True})
+    server.loop.receive({"op": "snapshots", "is_enabled": False})
     server.add("a", [1, 2])
     server.run()
     assert looks[0] and not any(looks[1:])
@@ -160,7 +160,7 @@ def test_what_it_is_at_work_on_is_on_record(server):
 
     server.engine.engine.executor._executor.submit = look
     server.add("a", [1, 2], params={"max_tokens": 2, "n": 2})
-    server.add("suspect", [3], max_tokens=1, alone=True)
+    server.add("suspect", [3], max_tokens=1, isolated=True)
     add = server.engine.add
 
     def look_while_adding(request_id, *args, **fields):
@@ -354,7 +354,7 @@ def test_an_engine_ends_with_its_server_even_while_it_loads():
         theirs.close()
         os.close(record)
         assert process.stdout is not None
-        ours.sendall(encode({"op": "start", "args": {}}))
+        ours.sendall(encode_message({"op": "start", "args": {}}))
         assert process.stdout.readline() == b"loading\n"
     with process:
         assert process.wait(30) == 0

@@ -630,7 +630,7 @@ def test_the_soft_limit_of_open_files_is_raised():
 
 
 def test_no_torch_is_loaded():
-    modules = "octavo.server.http.connection, octavo.server.http.gate"
+    modules = "octavo.server.http.connection, octavo.server.http.access_control"
     program = f"import sys, {modules}; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", program], check=True)
 

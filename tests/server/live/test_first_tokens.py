@@ -70,7 +70,7 @@ def _check_counters(server, num_accepted: int, num_refused: int) -> None:
     assert ("octavo_step_floor_seconds_total" in named) == server.is_measured
     log = "\n".join(server.log)
     if server.is_measured:
-        assert "steps are foreseen by the roofline" in log
+        assert "steps are predicted by the roofline" in log
         assert 0 < server.load()["roofline_share"] < 1
     else:
         assert "`octavo hardware show auto` does it" in log

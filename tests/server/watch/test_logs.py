@@ -21,7 +21,7 @@ from octavo.server.engine.generation import (
 from octavo.server.settings import ServerSettings
 from octavo.server.watch import logs
 from octavo.server.watch.logs import RequestLog, configure_logging, request_fields
-from octavo.server.watch.observer_group import Observers
+from octavo.server.watch.observer_group import ObserverGroup
 from octavo.server.watch.status import StatusLine
 from octavo.serving.outputs import Delta
 
@@ -280,8 +280,8 @@ def test_drafts_are_told_of_since_the_last_line(status, caplog):
     status.write(2.0)
     status.write(3.0)
     first, second, third = messages(caplog)
-    assert "drafts: mean accepted length 1.80, 20.0% of drafted tokens accepted" in first
-    assert "drafts: mean accepted length 3.00, 50.0% of drafted tokens accepted" in second
+    assert "drafts: mean accepted length 1.80, 20.0% of draft tokens accepted" in first
+    assert "drafts: mean accepted length 3.00, 50.0% of draft tokens accepted" in second
     assert "drafts" not in third
 
 
@@ -378,7 +378,7 @@ EVENTS = {
     "on_tokens": ("generation", 1, 0.5),
     "on_finished": ("generation", "stop"),
     "on_step": (StepStats.idle(),),
-    "on_look": (7, {}),
+    "on_snapshot": (7, {}),
     "on_engine_state": (EngineState.READY, "x"),
 }
 
@@ -386,10 +386,10 @@ EVENTS = {
 def test_all_observers_are_told_everything_in_order():
     class Everything(Noting):
         on_submitted = on_rejected = on_ignored_fields = on_tokens = on_finished = None
-        on_step = on_look = on_engine_state = None
+        on_step = on_snapshot = on_engine_state = None
 
     notes: list = []
-    observers = Observers(Everything(notes, "a"), EngineObserver(), Everything(notes, "b"))
+    observers = ObserverGroup(Everything(notes, "a"), EngineObserver(), Everything(notes, "b"))
     assert {name for name in vars(EngineObserver) if name.startswith("on_")} == EVENTS.keys()
     for event, arguments in EVENTS.items():
         getattr(observers, event)(*arguments)
@@ -414,7 +414,7 @@ def test_an_observer_that_fails_hurts_nobody(caplog):
             raise RuntimeError("asked for")
 
     status = StatusLine(10.0)
-    observers = Observers(Broken(), status)
+    observers = ObserverGroup(Broken(), status)
     status.write(0.0)
     for _ in range(3):
         observers.on_tokens(new_generation(), 1, 0.1)

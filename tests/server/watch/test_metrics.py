@@ -379,7 +379,7 @@ class Engine:
 
 def test_a_scrape_reads_the_engine_itself():
     metrics, engine = Metrics("m"), Engine()
-    metrics.watch(engine)
+    metrics.observe_engine(engine)
     assert not any("cache_config_info" in key[0] for key in samples_of(metrics))
     engine.state, engine.known = EngineState.READY, EngineFacts(128, 8, 256, 1024, 16)
     engine.stats = record_with(num_running=3, num_preemptions=2)
@@ -439,7 +439,7 @@ VLLM_EDGES = {
 
 def test_vllm_boards_find_what_they_know():
     metrics = Metrics("m")
-    metrics.watch(engine := Engine())
+    metrics.observe_engine(engine := Engine())
     engine.known = EngineFacts(128, 8, 256, 1024, 16)
     text = metrics.render("vllm")[0].decode()
     families = {family.name: family for family in text_string_to_metric_families(text)}
@@ -530,7 +530,7 @@ def lint(metrics: Metrics, names: str) -> tuple[int, list[str]]:
 def used_metrics() -> Metrics:
     """With a sample of everything."""
     metrics, engine = Metrics("m"), Engine()
-    metrics.watch(engine)
+    metrics.observe_engine(engine)
     engine.known = EngineFacts(128, 8, 256, 1024, 16)
     metrics.on_http_response("/health", "GET", 200, 0.5)
     return metrics
@@ -575,7 +575,7 @@ def test_the_documentation_has_every_family():
 
 def test_no_torch_is_loaded():
     modules = ", ".join(
-        f"octavo.server.watch.{name}" for name in ("metrics", "logs", "status", "observers")
+        f"octavo.server.watch.{name}" for name in ("metrics", "logs", "status", "observer_group")
     )
     code = f"import {modules}, sys; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0

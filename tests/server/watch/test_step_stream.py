@@ -9,8 +9,8 @@ import pytest
 from octavo.core.stats import StepStats
 from octavo.server.api.octavo.steps import create_router
 from octavo.server.engine.generation import EngineState
-from octavo.server.watch import step_stream
-from octavo.server.watch.observer_group import Observers
+from octavo.server.watch import step_viewer
+from octavo.server.watch.observer_group import ObserverGroup
 from octavo.server.watch.step_stream import StepStream
 
 
@@ -20,7 +20,7 @@ def step(number: int) -> StepStats:
 
 @pytest.fixture(autouse=True)
 def at_once(monkeypatch):
-    monkeypatch.setattr(step_stream, "_INTERVAL", 0.0)
+    monkeypatch.setattr(step_viewer, "_INTERVAL", 0.0)
 
 
 async def take(viewer, count):
@@ -32,8 +32,8 @@ def test_a_viewer_sees_all_steps_from_when_it_came():
     async def watch():
         stream = StepStream()
         stream.on_step(step(0))  # nobody watches
-        viewer = stream.watch()
-        Observers(stream).on_step(step(1))
+        viewer = stream.add_viewer()
+        ObserverGroup(stream).on_step(step(1))
         stream.on_step(step(2))
         stream.on_engine_state(EngineState.RESTARTING, "it was killed")
         return await take(viewer, 2)
@@ -44,11 +44,11 @@ def test_a_viewer_sees_all_steps_from_when_it_came():
 
 
 def test_who_does_not_read_misses_the_oldest(monkeypatch):
-    monkeypatch.setattr(step_stream, "_MOST_STEPS", 3)
+    monkeypatch.setattr(step_viewer, "_MOST_STEPS", 3)
 
     async def watch():
         stream = StepStream()
-        viewer, other = stream.watch(), stream.watch()
+        viewer, other = stream.add_viewer(), stream.add_viewer()
         for number in range(5):
             stream.on_step(step(number))
         (late,) = await take(viewer, 1)
@@ -66,7 +66,7 @@ def test_who_does_not_read_misses_the_oldest(monkeypatch):
 def test_the_end_comes_after_what_is_there():
     async def watch():
         stream = StepStream()
-        viewer = stream.watch()
+        viewer = stream.add_viewer()
         stream.on_step(step(1))
         stream.end()
         return [each async for each in viewer.events()], stream.num_viewers
@@ -76,7 +76,7 @@ def test_the_end_comes_after_what_is_there():
     assert (len(events), num_viewers) == (1, 1)
 
 
-@pytest.mark.parametrize("query", ["", "closely=true"])
+@pytest.mark.parametrize("query", ["", "snapshots=true", "closely=true"])
 def test_route(create_service, fake_engine, create_test_app, query):
     service = create_service(fake_engine)
 
@@ -94,7 +94,7 @@ def test_route(create_service, fake_engine, create_test_app, query):
             for line in message.get("body", b"").splitlines():
                 if line.startswith(b"data: "):
                     got.append(json.loads(line[6:]))
-                    assert fake_engine.is_watched == bool(query)
+                    assert fake_engine.is_enabled == bool(query)
                     if len(got) == 1:
                         service.steps.on_step(step(1))
 
@@ -109,7 +109,7 @@ def test_route(create_service, fake_engine, create_test_app, query):
     last = steps["last"] if query else steps["steps"][0]
     assert (last["step_id"], last["roofline_share"]) == (1, 0.5)
     assert service.steps.num_viewers == 0, "the viewer is gone with its client"
-    assert not fake_engine.is_watched
+    assert not fake_engine.is_enabled
 
 
 def scope_of(path: str, query: str) -> dict:

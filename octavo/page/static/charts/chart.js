@@ -11,7 +11,7 @@
 //     table: { head: [text], rows: [[text]] },
 //   }
 //
-// `curves` and `lanes` are such functions; anybody may write another.
+// `curves` and `lanes` are such functions; others can be written.
 
 import { element, onceAFrame, shape } from "../common/dom.js";
 
@@ -136,7 +136,7 @@ export class Chart {
   }
 
   #fillTable() {
-    if (!this.details.open || this.#drawn === null) return; // not while nobody looks
+    if (!this.details.open || this.#drawn === null) return; // not while it is hidden
     const { head, rows } = this.#drawn.table;
     this.table.replaceChildren(
       element("thead", {}, element("tr", {}, head.map((text) => element("th", { scope: "col" }, text)))),

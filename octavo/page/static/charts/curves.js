@@ -188,7 +188,7 @@ function tableOf(spec) {
   return { head: [spec.x.label, ...spec.layers.map(({ label }) => label)], rows: thinned(sorted) };
 }
 
-/** Evenly fewer, where there are more than anybody reads. */
+/** Evenly fewer, where there are more than can be read. */
 function thinned(rows) {
   const stride = Math.ceil(rows.length / MAX_TABLE_ROWS);
   return rows.filter((_, index) => index % stride === 0 || index === rows.length - 1);

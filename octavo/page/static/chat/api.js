@@ -78,7 +78,7 @@ export async function* streamChat(body, { key, signal }) {
 
 /** What the engine does, event by event, as long as the connection lasts: see docs/server.md. */
 export async function* streamSteps(key) {
-  const response = await send("steps?closely=true", { headers: authorization(key) });
+  const response = await send("steps?snapshots=true", { headers: authorization(key) });
   for await (const { data } of events(response)) {
     const event = fromJson(data);
     if (event !== null) yield event;

@@ -1,6 +1,6 @@
 // The Markdown that models write, in two steps: `parse` makes a tree of plain objects, `render`
 // makes elements of it. Text only ever becomes text nodes, and there are links and images only for
-// whoever says where they lead (`places`: our own documents), so nothing a model writes can run,
+// the caller says where they lead (`places`: octavo's own documents), so nothing a model writes can run,
 // load or point anywhere.
 //
 // Blocks: paragraph, heading, code, list, quote, rule, table. Inside: code, strong, em, link, image.

@@ -1,4 +1,4 @@
-// What a page shows, in its address: `#name?a=1&b=2`, so that it can be sent to somebody.
+// What a page shows, in its address: `#name?a=1&b=2`, so that it can be shared.
 
 const PAUSE = 250; // milliseconds: browsers refuse an address that changes with every frame
 

@@ -89,8 +89,8 @@ function showCosts(frames, index) {
   const busy = ended.filter(({ device_seconds }) => device_seconds !== null);
   const total = busy.reduce((sum, { device_seconds }) => sum + device_seconds, 0);
   at("cost").textContent = busy.length === 0
-    ? "A request's time is its share, by tokens, of the steps that it took part in; idle time is nobody's."
-    : `Of ${busy.length}: ${format(total / busy.length, "s")} of the device for each on average, by its tokens in each step; idle time is nobody's.`;
+    ? "A request's time is its share, by tokens, of the steps that it took part in; idle time is not counted."
+    : `Of ${busy.length}: ${format(total / busy.length, "s")} of the device for each on average, by its tokens in each step; idle time is not counted.`;
 }
 
 function showAbout() {

@@ -9,8 +9,8 @@ const MOST_COLUMNS = 24;
 // What a request may do in a step.
 const PROMPT = { label: "chunk of a prompt", colour: 1 };
 const DECODE = { label: "decode", colour: 2 };
-const ACCEPTED = { label: "guesses, some accepted", colour: 3 };
-const REJECTED = { label: "guesses, all rejected", colour: 7 };
+const ACCEPTED = { label: "draft tokens, some accepted", colour: 3 };
+const REJECTED = { label: "draft tokens, all rejected", colour: 7 };
 const PREEMPTED = { label: "preempted", colour: 5 };
 
 /** Over time: seconds before the frame that is shown. */
@@ -66,9 +66,9 @@ function add(lanes, id, block) {
   lanes.get(id).push(block);
 }
 
-function blockOf([, start, computed, came, guessed, accepted], column) {
+function blockOf([, start, computed, came, drafted, accepted], column) {
   const place = { from: column, to: column + 0.94 };
-  if (guessed > 0) return { ...place, ...(accepted > 0 ? ACCEPTED : REJECTED), text: `${accepted}/${guessed}` };
+  if (drafted > 0) return { ...place, ...(accepted > 0 ? ACCEPTED : REJECTED), text: `${accepted}/${drafted}` };
   if (computed > 1 || came === 0) return { ...place, ...PROMPT, text: String(computed) };
   return { ...place, ...DECODE, text: came > 1 ? String(came) : "" };
 }
@@ -90,7 +90,7 @@ export function roofline(steps) {
     x: { label: "arithmetic intensity, 1 is the ridge point", unit: "×", scale: "log", min: least, max: most },
     y: { label: "of peak compute", unit: "×", scale: "log" },
     layers: [
-      { kind: "line", label: "what the device allows", colour: 7, points: [[least, least], [1, 1], [most, 1]] },
+      { kind: "line", label: "roofline of the device", colour: 7, points: [[least, least], [1, 1], [most, 1]] },
       { kind: "points", label: "a step", colour: 2, points },
     ],
     marks: [],
@@ -99,7 +99,7 @@ export function roofline(steps) {
 
 export function memory({ total_bytes: total, kv_bytes: kv, lines }) {
   const parts = lines.filter(({ name }) => name !== "keys and values");
-  const blocks = [...parts.map(({ name, bytes }) => ({ size: bytes, label: name })), { size: kv, label: "keys and values" }];
+  const blocks = [...parts.map(({ name, bytes }) => ({ size: bytes, label: name })), { size: kv, label: "KV cache" }];
   const taken = blocks.reduce((sum, { size }) => sum + size, 0);
   if (total > taken) blocks.push({ size: total - taken, label: "not octavo's", isFaint: true });
   return {

@@ -2,7 +2,7 @@
 
 import { element, onceAFrame } from "../common/dom.js";
 
-const WHO = { "-1": "free", "-2": "cached", "-3": "shared by several", "-4": "of a request that has just ended" };
+const HOLDERS = { "-1": "free", "-2": "cached", "-3": "shared by several", "-4": "of a request that has just ended" };
 const CELL = 9;
 const COLOURS = ["--c1", "--c2", "--c3", "--c4", "--c5", "--c6", "--c8"]; // of requests, in turn
 
@@ -43,9 +43,9 @@ export class KvMap {
     const style = getComputedStyle(this.canvas);
     const context = this.canvas.getContext("2d");
     context.scale(scale, scale);
-    this.#cells.forEach((who, index) => {
-      context.globalAlpha = this.#pointed === null || who === this.#pointed ? 1 : 0.3;
-      context.fillStyle = style.getPropertyValue(colourOf(who));
+    this.#cells.forEach((holder, index) => {
+      context.globalAlpha = this.#pointed === null || holder === this.#pointed ? 1 : 0.3;
+      context.fillStyle = style.getPropertyValue(colourOf(holder));
       context.fillRect((index % this.#columns) * CELL, Math.floor(index / this.#columns) * CELL, CELL - 1, CELL - 1);
     });
     this.#count();
@@ -53,16 +53,16 @@ export class KvMap {
 
   #count() {
     const counts = new Map();
-    for (const who of this.#cells) counts.set(who, (counts.get(who) ?? 0) + 1);
+    for (const holder of this.#cells) counts.set(holder, (counts.get(holder) ?? 0) + 1);
     const order = [...counts].sort(([a], [b]) => (a < 0 && b < 0 ? b - a : b - a)).slice(0, 12);
-    this.list.replaceChildren(...order.map(([who, count]) => {
+    this.list.replaceChildren(...order.map(([holder, count]) => {
       const swatch = element("span", { class: "swatch" });
-      swatch.style.background = `var(${colourOf(who)})`;
-      return element("li", {}, swatch, `${this.#nameOf(who)}: ${this.#pool.every > 1 ? "about " : ""}${(count * this.#pool.every).toLocaleString("en")}`);
+      swatch.style.background = `var(${colourOf(holder)})`;
+      return element("li", {}, swatch, `${this.#nameOf(holder)}: ${this.#pool.every > 1 ? "about " : ""}${(count * this.#pool.every).toLocaleString("en")}`);
     }));
     const every = this.#pool?.every ?? 1;
     this.says.textContent = this.#pointed !== null ? this.#nameOf(this.#pointed)
-      : every > 1 ? `One of every ${every} blocks is shown; small requests may lie between.` : "Point at a block to see whose it is.";
+      : every > 1 ? `One of every ${every} blocks is shown; small requests may lie between.` : "Point at a block to see the request that holds it.";
   }
 
   #point(event) {
@@ -71,18 +71,18 @@ export class KvMap {
     this.#name(column < this.#columns ? (this.#cells[index] ?? null) : null);
   }
 
-  #name(who) {
-    if (who === this.#pointed) return;
-    this.#pointed = who;
+  #name(holder) {
+    if (holder === this.#pointed) return;
+    this.#pointed = holder;
     this.redraw();
   }
 
-  #nameOf(who) {
-    return WHO[who] ?? this.#pool.requests[who] ?? "";
+  #nameOf(holder) {
+    return HOLDERS[holder] ?? this.#pool.requests[holder] ?? "";
   }
 }
 
-/** Runs `[who, count, who, count, …]`, one cell after another. */
+/** Runs `[holder, count, holder, count, …]`, one cell after another. */
 export function cellsOf(runs) {
   const cells = [];
   for (let at = 0; at < runs.length; at += 2) {
@@ -91,7 +91,7 @@ export function cellsOf(runs) {
   return cells;
 }
 
-function colourOf(who) {
-  if (who >= 0) return COLOURS[who % COLOURS.length];
-  return { "-1": "--line", "-2": "--edge", "-3": "--ink", "-4": "--faded" }[who];
+function colourOf(holder) {
+  if (holder >= 0) return COLOURS[holder % COLOURS.length];
+  return { "-1": "--line", "-2": "--edge", "-3": "--ink", "-4": "--faded" }[holder];
 }

@@ -88,12 +88,12 @@ export class Ring {
     const passed = this.#stepSeconds === 0 ? seconds : Math.max(0, total - this.#stepSeconds);
     this.#stepSeconds = total;
     const tokens = rows.reduce((sum, row) => sum + row[2] + row[4], 0);
-    for (const [id, , computed, , guessed] of rows) this.#charge(requestOf(id), (passed * (computed + guessed)) / tokens);
+    for (const [id, , computed, , drafted] of rows) this.#charge(requestOf(id), (passed * (computed + drafted)) / tokens);
   }
 
   #charge(request, seconds) {
     const before = this.#seconds.get(request);
-    // One whose client has left may be in rows after its end: nobody asks for it any more.
+    // A request whose client has left may be in rows after its end; it is not shown any more.
     if (before === undefined && this.#seconds.size >= MOST_REQUESTS) this.#seconds.delete(this.#seconds.keys().next().value);
     this.#seconds.set(request, (before ?? 0) + seconds);
   }

@@ -4,7 +4,7 @@
 import { CannotBe } from "./errors.js";
 import { roundHalfEven } from "./rank.js";
 
-const ROOMY = 0.2; // of the memory, left for keys and values where a model has room
+const ROOMY = 0.2; // of the memory, left for the KV cache where a model has room
 const SLOW_LINK = 100e9; // bytes a second; PCIe is below, and NVLink above
 
 /** `[{ id, answer, numbers }]` for `{ inputLen, outputLen, rate }`: all that apply. */
@@ -78,7 +78,7 @@ function waitsForPrompts({ limits }, { prefillShare }) {
 
 function isShortOfCache(deployment, traffic) {
   const fitting = deployment.maxConcurrency(totalLen(traffic));
-  const seats = deployment.limits.maxNumSeqs * deployment.numGroups;
-  const numbers = { fitting, seats, length: totalLen(traffic) };
-  return { id: "cache", answer: fitting < seats, numbers };
+  const slots = deployment.limits.maxNumSeqs * deployment.numGroups;
+  const numbers = { fitting, slots, length: totalLen(traffic) };
+  return { id: "cache", answer: fitting < slots, numbers };
 }

@@ -54,7 +54,7 @@ class Deployment {
     return tp * pp * dp * this.replicas;
   }
 
-  /** How many lots requests are dealt out to: replicas, copies, stages of a pipeline. */
+  /** The number of groups that requests are spread over: replicas, copies, pipeline stages. */
   get numGroups() {
     return this.parallel.pp * this.parallel.dp * this.replicas;
   }
@@ -81,7 +81,7 @@ class Deployment {
       memoryOf(this.layout, this.device, this.engine, this.limits));
   }
 
-  /** Requests of so many tokens whose keys and values fit, in all replicas and copies. */
+  /** Requests of so many tokens whose KV cache fits, in all replicas and copies. */
   maxConcurrency(length) {
     return this.memory.maxConcurrency(length) * this.parallel.dp * this.replicas;
   }
@@ -139,7 +139,7 @@ class Deployment {
   }
 }
 
-/** Null where nobody has anything to say to another. */
+/** Null where devices exchange nothing. */
 function linkOf(device, { tp, pp, ep }) {
   if (tp === 1 && pp === 1 && ep === 1) return null;
   if (!device.link) throw new CannotBe(`${device.name} has no link to another device`);

@@ -2,7 +2,7 @@
 
 import { mapped, ratio, sure, times } from "./predictions.js";
 
-/** Mean load over capacity, where nobody says how many come. */
+/** Mean load over capacity, by default. */
 export const USUAL_UTILIZATION = 0.6;
 
 const HOURS_PER_YEAR = 8760;

@@ -10,7 +10,7 @@ const LEAST = 1e-15; // chances that no sum comes nearer by
 export function md1WaitQuantile(rate, service, share) {
   const load = rate * service;
   if (load >= 1) return Infinity;
-  if (share <= 1 - load) return 0; // so many find nobody there
+  if (share <= 1 - load) return 0; // this share does not have to wait
   if (load > HEAVY) return (md1Wait(rate, service) * -Math.log1p(-share)) / load;
   const waits = new Waits(rate, service);
   let high = service;
@@ -71,7 +71,7 @@ export function mmkWaitQuantile(rate, service, servers, share) {
   return share <= 1 - waiting ? 0 : (service / (servers - offered)) * Math.log(waiting / (1 - share));
 }
 
-/** How many delays meet who stays a while: `mean` come anyhow, and each brings `further` more
+/** The number of delays during a stay: `mean` come anyhow, and each brings `further` more
  * (generalized Poisson: Consul and Jain, 1973). */
 export function delaysQuantile(mean, further, share) {
   let [number, total, logFactorial] = [0, Math.exp(-mean), 0];

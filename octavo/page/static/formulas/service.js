@@ -11,7 +11,7 @@ const ENDS = ["value", "low", "high"];
 
 /** What becomes of `{ inputLen, outputLen, rate }`: tokens, and requests a second. */
 export class Service {
-  #lots;
+  #groups;
   #loads = new Map(); // by end of the predictions, as they are asked for
 
   constructor(deployment, { inputLen, outputLen, rate }) {
@@ -19,10 +19,10 @@ export class Service {
     const { maxNumSeqs, stepTokens } = deployment.limits;
     const most = Math.floor(Math.min(maxNumSeqs, fitting) / deployment.parallel.pp);
     this.table = tableOf(deployment, inputLen, outputLen);
-    this.seats = Math.max(1, most);
+    this.slots = Math.max(1, most);
     this.steps = [this.table, inputLen, outputLen, stepTokens, deployment.targetStepSeconds];
     this.rate = rate / deployment.numGroups;
-    this.#lots = deployment.numGroups;
+    this.#groups = deployment.numGroups;
   }
 
   /** Whether the queue stays finite, by the middle of the predictions. */
@@ -33,7 +33,7 @@ export class Service {
   /** Answers under way at once; seconds to the first token, between tokens, to the last: as
    * predictions, Infinity at an end where a queue grows without end. */
   get streams() {
-    return this.#between((load) => load.streams * this.#lots);
+    return this.#between((load) => load.streams * this.#groups);
   }
 
   get ttft() {
@@ -52,7 +52,7 @@ export class Service {
   get middle() {
     const load = this.#load("value");
     if (!load.isStable) return { streams: Infinity, tpot: Infinity };
-    return { streams: load.streams * this.#lots, tpot: load.tpot() };
+    return { streams: load.streams * this.#groups, tpot: load.tpot() };
   }
 
   /** What a share of the requests do not exceed; `metric` is "ttft", "tpot" or "e2e". */
@@ -67,7 +67,7 @@ export class Service {
 
   #load(end) {
     if (!this.#loads.has(end)) {
-      const load = new Load(new Steps(...this.steps, end), this.rate, this.seats);
+      const load = new Load(new Steps(...this.steps, end), this.rate, this.slots);
       this.#loads.set(end, load);
     }
     return this.#loads.get(end);
@@ -208,9 +208,9 @@ function joint(one, other) {
 
 /** How it is at some rate. */
 class Load {
-  constructor(steps, rate, seats) {
-    Object.assign(this, { steps, rate, seats });
-    const settled = balance((others) => rate * steps.gaps * this.#tpotBeside(others), seats);
+  constructor(steps, rate, slots) {
+    Object.assign(this, { steps, rate, slots });
+    const settled = balance((others) => rate * steps.gaps * this.#tpotBeside(others), slots);
     this.streams = settled ?? Infinity;
     this.isStable = settled !== null && Number.isFinite(this.#tpotBeside(settled))
       && rate * this.#delay < 1;
@@ -223,14 +223,14 @@ class Load {
 
   /** Means; with a share, what so many of the requests do not exceed. */
   ttft(share = null) {
-    const { steps, streams, rate, seats } = this;
+    const { steps, streams, rate, slots } = this;
     const own = steps.prompt(streams);
     const service = steps.numChunks(streams) > 1 ? own : this.#packed(streams);
     const stay = steps.gaps * this.#tpotBeside(streams);
     if (share === null) {
-      return own + this.#stepUnderWay / 2 + md1Wait(rate, service) + mmkWait(rate, stay, seats);
+      return own + this.#stepUnderWay / 2 + md1Wait(rate, service) + mmkWait(rate, stay, slots);
     }
-    const waits = md1WaitQuantile(rate, service, share) + mmkWaitQuantile(rate, stay, seats, share);
+    const waits = md1WaitQuantile(rate, service, share) + mmkWaitQuantile(rate, stay, slots, share);
     return own + this.#stepUnderWay * share + waits;
   }
 
@@ -255,7 +255,7 @@ class Load {
   /** Mean time between two tokens of a stream, as prompts come in between. */
   #tpotBeside(others) {
     const { steps, rate } = this;
-    const streams = Math.min(others + 1, this.seats);
+    const streams = Math.min(others + 1, this.slots);
     const [decode, prompt] = [steps.decode(streams), steps.prompt(streams)];
     if (rate * prompt < 1) {
       const extra = prompt - steps.numChunks(streams) * decode;
@@ -288,8 +288,8 @@ class Load {
 
   /** Standard deviation of the time of a step, for the number of streams in it. */
   get #decodeSpread() {
-    const { steps, streams, seats } = this;
-    const more = Math.min(streams + Math.sqrt(streams), seats);
+    const { steps, streams, slots } = this;
+    const more = Math.min(streams + Math.sqrt(streams), slots);
     return steps.decode(more) - steps.decode(Math.min(streams, more));
   }
 

@@ -1,4 +1,4 @@
-// What guessing is worth: octavo/speculation/analysis.py (Leviathan et al., ICML 2023).
+// The speedup of speculative decoding: octavo/speculation/analysis.py (Leviathan et al., ICML 2023).
 
 /** Tokens of a step with `length` drafted ones, each right with probability `alpha`: those that are
  * right, and the one that follows. */

@@ -63,7 +63,7 @@ export function stepCost(ops, rank, efficiency, link, chunks, numSteps = 1) {
   return { ...parts, total: sum(Object.values(parts)), ops: merged, transfers: said, bound: boundOf(merged, parts) };
 }
 
-/** What it takes alone, for those who ask of thousands of steps. */
+/** Its time alone, for callers that compute thousands of steps. */
 export function stepTotal(ops, rank, efficiency, link, chunks) {
   const done = passes(chunks, 1).map((rows) => passCost(ops, rank, efficiency, link, rows));
   return sum(Object.values(partsOf(done, efficiency)));

@@ -80,7 +80,7 @@ export function matrixWork(matrix, rows, rank) {
 
 /** Of the rank on which most of the rows land: all wait for it. */
 function expertsWork({ count, bytes, params, experts }, rows, width, { tp, ep }) {
-  const tokens = rows * Math.max(1, Math.floor(ep / tp)); // of all who share the experts
+  const tokens = rows * Math.max(1, Math.floor(ep / tp)); // of all devices that share the experts
   const uses = tokens * experts.perToken;
   const here = ((uses * experts.here) / experts.total) * (ep > 1 ? loadFactor(ep, uses) : 1);
   const hit = expertsHit(experts.total, experts.perToken, tokens) / experts.total;

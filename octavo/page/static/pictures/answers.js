@@ -4,7 +4,7 @@ import { askServer } from "../common/places.js";
 
 const REST = 250; // milliseconds in which nothing else is asked
 
-const asked = new Map(); // by topic: the question that nobody has answered yet
+const asked = new Map(); // by topic: the question that has no answer yet
 
 /**
  * What the server says to a question, `{ answer }`, or why that is not there, in words: `{ state,

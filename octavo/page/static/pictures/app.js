@@ -32,7 +32,7 @@ async function showPicture(world) {
   forgetState();
   await readFor(picture, world);
   const problem = await takeOwnModel(world);
-  if (picture !== namedPicture()) return; // somebody has gone on meanwhile
+  if (picture !== namedPicture()) return; // another picture was opened meanwhile
   const { values } = readState();
   frame?.close();
   frame = new Frame(at("picture"), picture, world, values, problem);

@@ -11,13 +11,13 @@ const TYPES = [["bfloat16", "16 bits"], ["fp8", "fp8"], ["int8", "int8"], ["int4
 
 export const attentionKinds = {
   id: "attention-kinds",
-  title: "MHA, GQA, MQA, MLA and windows",
+  title: "MHA, GQA, MQA, MLA and sliding windows",
   sentences: [
-    "Every query head needs keys and values to look at: in multi-head attention each has its own, in grouped-query attention several share one, in multi-query attention all do.",
+    "Every query head attends to keys and values: in multi-head attention each has its own, in grouped-query attention several share one, in multi-query attention all do.",
     "Multi-head latent attention keeps one short vector for all heads, and a key of position beside it; the heads’ own keys and values are products of it, which decoding folds into queries and outputs.",
     "A sliding window keeps the last tokens only, so that its cache stops growing: it is cheaper only for contexts longer than the window.",
   ],
-  readMore: "inference#heads-that-share",
+  readMore: "inference#grouped-query-and-latent-attention",
   needs: {},
   controls: [
     { id: "context", label: "Context", kind: "log-range", min: 128, max: 1048576, value: 32768, unit: "tokens" },
@@ -27,9 +27,9 @@ export const attentionKinds = {
     { id: "dim", label: "Size of a head", kind: "range", choices: [64, 96, 128, 192, 256], value: 128 },
     { id: "latent", label: "Latent vector of MLA", kind: "range", choices: [128, 256, 512, 768, 1024], value: 512 },
     { id: "rope", label: "Key of position of MLA", kind: "range", choices: [32, 64, 128], value: 64 },
-    { id: "window", label: "Window", kind: "log-range", min: 128, max: 32768, value: 1024, unit: "tokens" },
-    { id: "full", label: "Layers without a window", kind: "range", choices: [0, 1 / 8, 1 / 6, 1 / 4, 1 / 2], value: 1 / 6, unit: "%" },
-    { id: "type", label: "Keys and values", kind: "choice", choices: TYPES, value: "bfloat16" },
+    { id: "window", label: "Sliding window", kind: "log-range", min: 128, max: 32768, value: 1024, unit: "tokens" },
+    { id: "full", label: "Layers without a sliding window", kind: "range", choices: [0, 1 / 8, 1 / 6, 1 / 4, 1 / 2], value: 1 / 6, unit: "%" },
+    { id: "type", label: "KV cache type", kind: "choice", choices: TYPES, value: "bfloat16" },
   ],
 
   figures(context) {
@@ -50,7 +50,7 @@ export const attentionKinds = {
     const kinds = kindsOf(context);
     showHeads(canvas.place("heads"), kinds);
     canvas.chart("bytes", lanes, {
-      title: `What a request of ${digits(values.context)} tokens keeps`,
+      title: `KV cache of a request of ${digits(values.context)} tokens`,
       x: { label: "memory", unit: "iB", min: 0, max: 1.2 * Math.max(...kinds.map((kind) => kind.bytes(values.context))) },
       rows: kinds.map((kind) => ({ label: kind.name, note: format(kind.bytes(values.context), "iB"), blocks: kind.blocks(values.context) })),
     });
@@ -122,7 +122,7 @@ function windowed({ layers, full, window }, kvHeads, tokenBytes) {
   };
 }
 
-/** The query heads of each kind, coloured by whose keys they look at. */
+/** The query heads of each kind, coloured by the key heads that they attend to. */
 function showHeads(place, kinds) {
   const heads = kinds[0].kvHeads;
   place.replaceChildren(...kinds.map(({ name, kvHeads }) => {

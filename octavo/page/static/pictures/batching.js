@@ -10,13 +10,13 @@ const NAMES = { static: "Static batches", continuous: "Continuous batching" };
 
 export const batching = {
   id: "batching",
-  title: "Batches that never end",
+  title: "Continuous batching",
   sentences: [
-    "A static batch is answered as a whole: whoever is done early leaves an empty slot behind, and whoever comes late waits for the longest answer of strangers.",
-    "Continuous batching decides anew for each step: who is done leaves, who waits joins, and the prompt of one is computed beside the next tokens of the others.",
-    "What that brings is decided by how different the answers are, and by when requests come: where all are alike and come at once, both do the same.",
+    "A static batch runs until its last answer is done: requests that end early leave empty slots, and new ones wait for the longest answer of the batch.",
+    "Continuous batching forms the batch anew for each step: finished requests leave, waiting ones join, and the prompt of one is computed beside the next tokens of the others.",
+    "The gain depends on how different the answers are, and on when requests come: where all are alike and come at once, both do the same.",
   ],
-  readMore: "inference#batches-that-never-end",
+  readMore: "inference#continuous-batching",
   needs: { file: "batching.json" },
   controls: [
     { id: "moment", label: "Time", kind: "step", min: 0, max: PARTS, value: PARTS, beat: 60 },
@@ -39,7 +39,7 @@ export const batching = {
       { label: "Mean time to the first token, continuous", value: free.ttft, unit: "s", source, formula: `the slowest: ${seconds(free.slowest)}` },
       { label: "Slots in use, static", value: fixed.used / fixed.all, unit: "%", source, formula: used(fixed) },
       { label: "Slots in use, continuous", value: free.used / free.all, unit: "%", source, formula: used(free) },
-      { label: "Slots empty while somebody waits, static", value: fixed.wasted, unit: "s", source, formula: `continuous: ${seconds(free.wasted)}` },
+      { label: "Slots empty while requests wait, static", value: fixed.wasted, unit: "s", source, formula: `continuous: ${seconds(free.wasted)}` },
     ];
   },
 

@@ -19,7 +19,7 @@ const BEAT = 1100; // milliseconds between two steps that play by themselves, if
 
 let numControls = 0;
 
-/** `{ element, show(value, values), close() }`; `onChange(value)` when somebody moves it. */
+/** `{ element, show(value, values), close() }`; `onChange(value)` when it is moved. */
 export function makeControl(control, onChange) {
   const id = `control-${(numControls += 1)}`;
   const made = { choice, toggle, step, kept }[control.kind] ?? slider;

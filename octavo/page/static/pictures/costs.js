@@ -13,11 +13,11 @@ export const costs = {
   id: "cost-and-throughput",
   title: "Cost and throughput",
   sentences: [
-    "A device costs the same whether it answers one or a hundred: what a token costs is a price by the hour over the tokens of that hour.",
-    "The more requests share a step, the cheaper each token is, and the longer each user waits for the next one: no setting gives both, and the upper right edge of the first chart is all that can be had.",
-    "Prompts take their part of each device’s time, and hours in which nobody asks are paid for by the tokens of the others: a price without a load says nothing.",
+    "A device costs the same whether it answers one request or a hundred: the cost of a token is the price of an hour divided by the tokens of that hour.",
+    "The more requests share a step, the cheaper each token is, and the longer each user waits for the next one: no setting gives both, and the upper right edge of the first chart is the best there is.",
+    "Prompts take their part of each device’s time, and idle hours are paid for by the tokens of busy ones: a price without a load says nothing.",
   ],
-  readMore: "inference#what-a-token-costs",
+  readMore: "inference#the-cost-of-a-token",
   needs: { model: true, hardware: true },
   controls: [
     { id: "tp", label: "Devices of a replica (tp)", kind: "range", choices: LAYOUTS, value: 1 },
@@ -68,7 +68,7 @@ export const costs = {
     const here = own ? nearest(own.points, values.load) : null;
     const marks = here ? [{ x: here.perUser, label: `load of ${format(values.load, "%")}` }] : [];
     canvas.chart("throughput", curves, {
-      title: "What each device brings, and what each user has of it",
+      title: "Throughput of a device against speed for each user",
       x, y: { label: "tokens/s of a device", unit: "tokens/s", min: 0 }, marks,
       layers: lines.map((line) => layer(line, (point) => point.perDevice)),
     });
@@ -88,7 +88,7 @@ function curveOf(deployment, tp, values) {
     const laidOut = tp === values.tp ? deployment : deployment.with({ tp });
     const most = highestRate(laidOut, values);
     if (most === 0) return [];
-    return remembered(`curve ${keyOf(laidOut, values)}`, () =>
+    return memoized(`curve ${keyOf(laidOut, values)}`, () =>
       LOADS.map((load) => {
         const { rate, service, bill } = pointAt(laidOut, values, most, load);
         const perDevice = (rate * values.output) / laidOut.numDevices;
@@ -118,7 +118,7 @@ function pointAt(deployment, { input: inputLen, output: outputLen }, most, load)
 function highestRate(deployment, values) {
   const { input: inputLen, output: outputLen } = values;
   if (!deployment.holds(inputLen + outputLen)) return 0;
-  return remembered(`most ${keyOf(deployment, values)}`, () => {
+  return memoized(`most ${keyOf(deployment, values)}`, () => {
     const isStable = (rate) => deployment.service({ inputLen, outputLen, rate }).isStable;
     let [low, high] = [0, 1];
     while (isStable(high)) [low, high] = [high, 2 * high];
@@ -137,7 +137,7 @@ function nearest(points, load) {
 // What was computed lately: dragging one slider does not change what others came to.
 const known = new Map();
 
-function remembered(key, make) {
+function memoized(key, make) {
   if (!known.has(key)) {
     if (known.size >= REMEMBERED) known.delete(known.keys().next().value);
     known.set(key, make());

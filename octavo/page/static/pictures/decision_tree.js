@@ -8,7 +8,7 @@ import { planCommand } from "./picker.js";
 // By what octavo.planner.decisions asks: the question, what decides it, what follows from yes and no.
 const QUESTIONS = {
   "one device": {
-    ask: () => "Does one device hold it, with a fifth of the memory left for keys and values?",
+    ask: () => "Does one device hold it, with a fifth of the memory left for the KV cache?",
     because: ({ weightsBytes, share, usableBytes, fitting, length }) =>
       `${format(weightsBytes, "iB")} of weights leave ${format(share, "%")} of ${format(usableBytes, "iB")}: ${format(fitting)} requests of ${format(length)} tokens`,
     yes: "One device a replica, and more replicas for more requests: nothing is cheaper",
@@ -17,55 +17,55 @@ const QUESTIONS = {
   tensors: {
     ask: ({ tp }) => `Is a token sooner there with each matrix on ${2 * tp} devices?`,
     because: ({ work, lessWork, talk, moreTalk }) =>
-      `reading and computing ${format(work, "s")} → ${format(lessWork, "s")}, talking ${format(talk, "s")} → ${format(moreTalk, "s")}`,
+      `reading and computing ${format(work, "s")} → ${format(lessWork, "s")}, communication ${format(talk, "s")} → ${format(moreTalk, "s")}`,
     yes: "More tp where the time between tokens matters; replicas where throughput does",
-    no: "As many devices for a matrix as there are now are enough",
+    no: "The present tensor parallelism is enough",
   },
   link: {
     ask: () => "Is the link between devices fast?",
     because: ({ bandwidth, kind }) => `${format(bandwidth, "B/s")} each way (${kind || "none"}); 100 GB/s divide the two`,
-    yes: "Matrices may be shared out (tp)",
-    no: "Pipelines for throughput, fewer bits for latency",
+    yes: "Tensor parallelism (tp) is possible",
+    no: "Pipeline parallelism for throughput, fewer bits for latency",
   },
   machine: {
     ask: () => "Does a replica stay within one machine?",
     because: ({ each, island }) => `${each} devices a replica, ${island} that have fast links to each other`,
-    yes: "Tensors within it",
-    no: "Pipelines across machines, tensors within",
+    yes: "Tensor parallelism within it",
+    no: "Pipeline parallelism across machines, tensor parallelism within",
   },
   memory: {
-    ask: () => "Does a step of answers wait for memory?",
+    ask: () => "Is a decoding step bound by memory?",
     because: ({ streams, intensity, name, ridge, bound, seconds }) =>
       `${format(streams)} under way: ${format(intensity)} operations a byte in ${name}, and ${format(ridge)} would balance; ${bound} takes most of ${format(seconds, "s")}`,
-    yes: "More streams at once, fewer bits, or guessing ahead cost little",
-    no: "What helps is less of what it waits for: more devices, or a smaller model",
+    yes: "Larger batches, fewer bits, or speculative decoding cost little",
+    no: "Less work for each device helps: more devices, or a smaller model",
   },
   prompts: {
     ask: () => "Do prompts take most of the time?",
     because: ({ share, budget }) => `${format(share, "%")} of it, in steps of up to ${format(budget)} tokens`,
-    yes: "Share prefixes, or have prompts computed on devices of their own",
-    no: "Fewer tokens a step keep answers smooth, more bring the first token sooner",
+    yes: "Share prefixes, or compute prompts on separate devices (disaggregated prefill)",
+    no: "Fewer tokens a step keep ITL low, more tokens a step lower TTFT",
   },
   cache: {
-    ask: () => "Is memory for keys and values what bounds how many run at once?",
-    because: ({ fitting, seats, length }) => `${format(fitting)} requests of ${format(length)} tokens fit, and ${format(seats)} have a seat`,
-    yes: "Keys and values of 8 bits, or a larger share of the memory",
-    no: "Seats (max_num_seqs) do",
+    ask: () => "Does the KV cache bound how many requests run at once?",
+    because: ({ fitting, slots, length }) => `${format(fitting)} requests of ${format(length)} tokens fit, and there are ${format(slots)} slots`,
+    yes: "A KV cache of 8 bits, or a larger share of the memory",
+    no: "Slots (max_num_seqs) do",
   },
 };
 
 export const decisionTree = {
   id: "decision-tree",
-  title: "What to do first",
+  title: "Deployment decisions",
   sentences: [
     "A handful of questions decides how a model is served, and each has a number that answers it for this model, this hardware and this traffic.",
-    "They come in the order in which they matter: what fits, what talking between devices costs, what a step waits for, and what bounds how many run at once.",
+    "They come in the order in which they matter: what fits, the cost of communication between devices, what bounds a step, and what bounds how many requests run at once.",
     "Move a slider until an answer changes: the number on the way says how far you are from that.",
   ],
   readMore: "planning#how-it-is-computed",
   needs: { model: true, hardware: true },
   controls: [
-    { id: "tp", label: "Devices of a matrix (tp)", kind: "range", choices: [1, 2, 4, 8, 16], value: 1 },
+    { id: "tp", label: "Tensor parallel devices (tp)", kind: "range", choices: [1, 2, 4, 8, 16], value: 1 },
     { id: "replicas", label: "Replicas", kind: "range", choices: [1, 2, 4, 8, 16], value: 1 },
     { id: "input", label: "Tokens of a prompt", kind: "log-range", min: 16, max: 65536, value: 1000 },
     { id: "output", label: "Tokens of an answer", kind: "log-range", min: 2, max: 8192, value: 250 },

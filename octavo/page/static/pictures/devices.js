@@ -1,4 +1,4 @@
-// One model on several devices: what each does when, and what talking costs.
+// One model on several devices: what each does when, and the cost of communication.
 
 import { curves, stacked } from "../charts/curves.js";
 import { lanes } from "../charts/lanes.js";
@@ -10,21 +10,21 @@ const SPLITS = [1, 2, 4, 8, 16];
 
 export const devices = {
   id: "many-devices",
-  title: "One model on many devices",
+  title: "Tensor, pipeline and expert parallelism",
   sentences: [
-    "Tensor parallelism (tp) cuts every matrix, so that each device reads a part of the weights: a token is sooner there, but twice in each layer all have to add up what they have, which takes microseconds however little it is.",
-    "Pipelines (pp) cut between layers: little is said, a token is no sooner there, and while fewer lots of requests are under way than there are stages, stages wait for each other: those gaps are bubbles.",
-    "Experts (ep) are dealt out whole: rows go to where their experts are and back, and all wait for the device that most of them go to.",
+    "Tensor parallelism (tp) cuts every matrix, so that each device reads a part of the weights: a token takes less time, but twice in each layer all devices add up their parts (all-reduce), which takes microseconds however little it is.",
+    "Pipeline parallelism (pp) cuts between layers: there is little communication, a token takes as long as before, and while fewer microbatches are in flight than there are stages, stages wait for each other: those gaps are bubbles.",
+    "Expert parallelism (ep) puts whole experts on devices: tokens go to their experts and back (all-to-all), and all wait for the device with the most tokens.",
   ],
-  readMore: "inference#one-model-on-many-devices",
+  readMore: "inference#parallelism",
   needs: { model: true, hardware: true },
   controls: [
-    { id: "tp", label: "Devices of each matrix (tp)", kind: "range", choices: SPLITS, value: 4 },
-    { id: "pp", label: "Stages of a pipeline (pp)", kind: "range", choices: [1, 2, 3, 4, 6, 8], value: 1 },
-    { id: "ep", label: "Devices of experts (ep)", kind: "range", choices: SPLITS, value: 1 },
-    { id: "dp", label: "Copies of the rest (dp)", kind: "range", choices: SPLITS, value: 1 },
-    { id: "lots", label: "Lots of requests under way", kind: "range", min: 1, max: 12, step: 1, value: 4 },
-    { id: "streams", label: "Requests of a lot", kind: "log-range", min: 1, max: 1024, value: 16 },
+    { id: "tp", label: "Tensor parallel devices (tp)", kind: "range", choices: SPLITS, value: 4 },
+    { id: "pp", label: "Pipeline stages (pp)", kind: "range", choices: [1, 2, 3, 4, 6, 8], value: 1 },
+    { id: "ep", label: "Expert parallel devices (ep)", kind: "range", choices: SPLITS, value: 1 },
+    { id: "dp", label: "Data parallel copies of the rest (dp)", kind: "range", choices: SPLITS, value: 1 },
+    { id: "lots", label: "Microbatches in flight", kind: "range", min: 1, max: 12, step: 1, value: 4 },
+    { id: "streams", label: "Requests of a microbatch", kind: "log-range", min: 1, max: 1024, value: 16 },
     { id: "length", label: "Tokens of each so far", kind: "log-range", min: 16, max: 131072, value: 1000 },
   ],
 
@@ -39,8 +39,8 @@ export const devices = {
     const bubbles = (pp - 1) / (lots + pp - 1);
     return [
       { label: "A step takes", value: total.seconds, unit: "s", low: total.low, high: total.high, source: total.source },
-      { label: "of which talking", value: communication.seconds / total.seconds, unit: "%", source: communication.source, formula: said },
-      { label: "Talking", value: communication.seconds, unit: "s", low: communication.low, high: communication.high, source: communication.source },
+      { label: "of which communication", value: communication.seconds / total.seconds, unit: "%", source: communication.source, formula: said },
+      { label: "Communication", value: communication.seconds, unit: "s", low: communication.low, high: communication.high, source: communication.source },
       { label: "Bubbles, from empty to empty", value: bubbles, unit: "%", formula: `(${pp} − 1) / (${lots} + ${pp} − 1)` },
       { label: "Weights of each device", value: weightsBytes, unit: "iB", formula: `of ${format(usableBytes, "iB")} that may be used${numBlocks ? "" : ": it does not fit"}` },
       { label: "Tokens of each device", value: (streams * Math.min(lots, pp)) / total.seconds / deployment.parallel.tp / pp, unit: "tokens/s", source: total.source, formula: `${Math.min(lots, pp)} × ${streams} requests / ${format(total.seconds, "s")} / ${deployment.parallel.tp * pp} devices` },
@@ -67,7 +67,7 @@ function stepOf(deployment, { streams, length }) {
 
 // -- what each device does when ----------------------------------------------------------------
 
-/** Rows are stages. A lot is computed in one after the other, and the next follows on its heels. */
+/** Rows are stages. A microbatch passes one stage after the other, and the next follows at once. */
 function timeline(step, pp, lots) {
   const parts = partsOf(step, pp);
   const own = parts.reduce((sum, { size }) => sum + size, 0);
@@ -75,14 +75,14 @@ function timeline(step, pp, lots) {
     label: pp === 1 ? "each device" : `stage ${stage + 1}`,
     blocks: Array.from({ length: pp === 1 ? 1 : lots }, (_, lot) => blocksOf(parts, (stage + lot) * own, lot, pp)).flat(),
   }));
-  const title = pp === 1 ? "A step, on each device" : `${lots} lots through ${pp} stages: a gap is a bubble`;
+  const title = pp === 1 ? "A step, on each device" : `${lots} microbatches through ${pp} stages: a gap is a bubble`;
   return { title, isTime: true, x: { label: "time", unit: "s", min: 0 }, rows };
 }
 
 function blocksOf(parts, start, lot, pp) {
   let end = start;
   return parts.filter(({ size }) => size > 0).map(({ label, size, colour }) => {
-    const text = pp > 1 && colour === 1 ? `lot ${lot + 1}` : label;
+    const text = pp > 1 && colour === 1 ? `batch ${lot + 1}` : label;
     return { from: end, to: (end += size), label, colour, text };
   });
 }
@@ -117,7 +117,7 @@ function byTensors({ deployment, values }) {
     y: { label: "time", unit: "s", min: 0 },
     layers: stacked([
       part("reading and computing", 1, (step) => step.compute.seconds),
-      part("talking", 2, (step) => step.communication.seconds),
+      part("communication", 2, (step) => step.communication.seconds),
       part("once a step", 7, (step) => step.overhead.seconds),
     ]),
     marks: [{ x: values.tp, label: `tp = ${values.tp}` }],

@@ -15,11 +15,11 @@ export const flashTiles = {
   id: "flash-tiles",
   title: "FlashAttention, tile by tile",
   sentences: [
-    "Attention weighs values by the softmax of scores, and a softmax seems to need all scores of a row; yet a largest score and a sum are enough, if both are put right whenever a larger score comes.",
+    "Attention weighs values by the softmax of scores, and a softmax seems to need all scores of a row; yet a running maximum and sum are enough, if both are corrected whenever a larger score comes.",
     "So keys and values can come in tiles that fit into fast memory, each is read once for a block of queries, and no score is ever written to the large memory.",
     "The result is the same as of plain softmax, but for rounding; the operations are the same as well, what is saved is memory and reading.",
   ],
-  readMore: "inference#attention-in-tiles",
+  readMore: "inference#flashattention",
   needs: {},
   controls: [
     { id: "step", label: "Tiles taken", kind: "step", min: 0, max: 8, value: 1, most: ({ tile }) => KEYS.length / tile },

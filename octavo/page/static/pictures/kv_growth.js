@@ -9,10 +9,10 @@ const LONGEST = 1048576;
 
 export const kvGrowth = {
   id: "kv-growth",
-  title: "Keys and values grow",
+  title: "KV cache growth",
   sentences: [
-    "For each token that it has read or written, a request keeps a key and a value in every layer: they grow with each step, while the weights stay as large as they are.",
-    "What a device has left beside weights and workspace is all that requests can share, so twice the context is half as many requests at once.",
+    "For each token that it has read or written, a request keeps a key and a value in every layer: this KV cache grows with each step, while the weights stay the same.",
+    "The memory that a device has left beside weights and workspace is shared by all requests, so twice the context is half as many requests at once.",
     "Layers with a sliding window stop growing when the window is full; fewer key heads, a latent vector or fewer bits make each token smaller.",
   ],
   readMore: "inference#the-kv-cache",
@@ -34,7 +34,7 @@ export const kvGrowth = {
       { label: "One token, in all layers", value: deployment.kvBytesPerToken, unit: "B", source: "exact" },
       { label: `One request of ${digits(length)} tokens, on a device`, value: each, unit: "iB", source: "exact",
         formula: isUniform(memory) ? `${digits(length)} × ${format(memory.kvBytesPerToken, "B")}, in whole blocks of ${memory.limits.blockSize}` : "the sum over its layers: windows keep no more than a step can see" },
-      { label: "Left for keys and values", value: Math.max(0, memory.leftBytes), unit: "iB", low: Math.max(0, memory.left.low), high: Math.max(0, memory.left.high), source: memory.left.source,
+      { label: "Left for the KV cache", value: Math.max(0, memory.leftBytes), unit: "iB", low: Math.max(0, memory.left.low), high: Math.max(0, memory.left.high), source: memory.left.source,
         formula: `${format(memory.usableBytes, "iB")} − ${format(memory.weightsBytes, "iB")} − ${format(memory.keptBackBytes, "iB")}` },
       { label: "Requests that fit at once", value: fit, low: least, high: most, source: memory.left.source,
         formula: isUniform(memory) ? `${digits(memory.numBlocks)} blocks / ${digits(Math.ceil(length / memory.limits.blockSize))} of each` : `${format(memory.poolBytes, "iB")} / ${format(each, "iB")}` },
@@ -63,17 +63,17 @@ function drawMemory(canvas, context) {
   const xs = Array.from({ length: 65 }, (_, index) => (most * index) / 64);
   const flat = (bytes) => xs.map((x) => [x, bytes]);
   canvas.chart("memory", curves, {
-    title: "What a device has to hold",
+    title: "Memory of a device",
     x: { label: "requests at once", min: 0, max: most },
     y: { label: "memory", unit: "iB", max: Math.max(1.25 * memory.totalBytes, 0) },
     layers: stacked([
       { label: "weights", colour: 1, points: flat(memory.weightsBytes) },
       { label: "workspace", colour: 7, points: flat(memory.keptBackBytes) },
-      { label: "keys and values", colour: 2, points: xs.map((x) => [x, x * each]) },
+      { label: "KV cache", colour: 2, points: xs.map((x) => [x, x * each]) },
     ]),
     marks: [
       { x: values.users, label: `${digits(values.users)} requests` },
-      { y: memory.usableBytes, label: "what may be used", isLimit: true },
+      { y: memory.usableBytes, label: "usable memory", isLimit: true },
     ],
   });
 }

@@ -9,13 +9,13 @@ const RESERVED = 32; // tokens that an answer may have at most, if room for all 
 
 export const pagedKv = {
   id: "paged-kv",
-  title: "Paged keys and values",
+  title: "Paged KV cache",
   sentences: [
-    "Nobody knows how long an answer will be, so room for the longest one, kept from the start, is mostly waste; blocks of a few tokens are taken when they are needed, and a table says where they lie.",
-    "Since tables only point, requests that begin alike point at the same blocks, and a block is copied when one of several writes into it.",
-    "What remains of waste is the unfilled part of each request’s last block, and a block that nobody holds is remembered until its room is needed: the prefix cache.",
+    "The length of an answer is not known in advance, so memory reserved for the longest one is mostly waste; blocks of a few tokens are allocated when they are needed, and a block table says where they lie.",
+    "Block tables only point, so requests with the same prefix share its blocks, and a shared block is copied when one of them writes into it (copy on write).",
+    "The only waste is the unfilled part of each request’s last block, and a full block that no request holds stays cached until its memory is needed: the prefix cache.",
   ],
-  readMore: "inference#blocks-and-tables",
+  readMore: "inference#paged-kv-cache",
   needs: {},
   controls: [
     { id: "step", label: "What has happened", kind: "step", min: 0, max: NUM_EVENTS, value: 4 },
@@ -59,15 +59,15 @@ function showPool(place, { pool, written }) {
     const slots = Array.from({ length: pool.blockSize }, (_, index) =>
       element("span", { class: "slot" }, block.tokens[index] ?? " "));
     const holders = [...pool.tables].filter(([, table]) => table.includes(block.id)).map(([name]) => name);
-    const whose = state === "used" ? holders.join(", ") : state === "cached" ? "remembered" : "free";
-    const head = element("span", { class: "block-head" }, element("b", {}, String(block.id)), element("span", {}, whose));
+    const holder = state === "used" ? holders.join(", ") : state === "cached" ? "cached" : "free";
+    const head = element("span", { class: "block-head" }, element("b", {}, String(block.id)), element("span", {}, holder));
     return element("li", { class: `kv-block is-${state}${written.includes(block.id) ? " is-new" : ""}${holders.length > 1 ? " is-shared" : ""}` }, head, ...slots);
   }));
 }
 
 function showTables(place, { pool }) {
   if (pool.tables.size === 0) {
-    place.replaceChildren(element("dt", {}, "Tables"), element("dd", {}, "nobody runs"));
+    place.replaceChildren(element("dt", {}, "Tables"), element("dd", {}, "no request runs"));
     return;
   }
   place.replaceChildren(...[...pool.tables].flatMap(([name, table]) => [
@@ -88,7 +88,7 @@ function drawShares(canvas, { pool }) {
       blocks: sideBySide([
         { size: filled, label: "hold a token", colour: 1 },
         { size: all - filled, label: "used, but empty", colour: 2 },
-        { size: counts.cached * pool.blockSize, label: "remembered", colour: 6 },
+        { size: counts.cached * pool.blockSize, label: "cached", colour: 6 },
         { size: counts.free * pool.blockSize, label: "free", colour: 7, isFaint: true },
       ]).filter(({ from, to }) => to > from),
     }],

@@ -1,5 +1,5 @@
 // A pool of KV blocks by the rules of octavo's own (octavo/core/block_manager.py), small enough to be
-// watched: reference counts, tables, copy-on-write, blocks that are remembered, and what is reused.
+// watched: reference counts, tables, copy-on-write, cached blocks, and their reuse.
 
 export class Pool {
   constructor(numBlocks, blockSize) {
@@ -9,7 +9,7 @@ export class Pool {
     this.clock = 0;
   }
 
-  /** "used", "cached" (known, and nobody's) or "free". */
+  /** "used", "cached" (its tokens are known, and no request holds it) or "free". */
   stateOf({ refs, isKnown }) {
     if (refs > 0) return "used";
     return isKnown ? "cached" : "free";
@@ -62,7 +62,7 @@ export class Pool {
     return how;
   }
 
-  /** The sequence ends: full blocks are remembered until their room is needed. */
+  /** The sequence ends: full blocks stay cached until their memory is needed. */
   free(name) {
     for (const id of [...this.tables.get(name)].reverse()) {
       const block = this.blocks[id];
@@ -111,7 +111,7 @@ export class Pool {
     }
   }
 
-  /** A free block, else the one of the remembered that was let go first. */
+  /** A free block, else the least recently used cached one. */
   #take(tokens) {
     const idle = this.blocks.filter(({ refs }) => refs === 0);
     const block = idle.find(({ isKnown }) => !isKnown) ?? idle.reduce((one, other) => (other.age < one.age ? other : one));
@@ -135,11 +135,11 @@ const EVENTS = [
   [(pool) => pool.append("A′", "song"), (how) => appended("A′", how)],
   [(pool) => pool.admit("B", words(`${TALE} but the crow flew`)), (shared) => `B asks, and its prompt begins as A’s does: ${count(shared)} shared, and not computed again.`],
   [(pool) => pool.append("B", "away"), (how) => appended("B", how)],
-  [(pool) => pool.free("A"), () => "A has its answer. What only A held is nobody’s now: full blocks are remembered, others are free."],
+  [(pool) => pool.free("A"), () => "A has its answer. Blocks that only A held are released: full ones stay cached, others are free."],
   [(pool) => pool.free("A′"), () => "A′ has ended too. B still holds what it shares."],
   [(pool) => pool.admit("C", words("tell me a story of a king and a queen who had no cheese at all")), (shared) =>
-    shared === null ? "C asks with 16 tokens, and the pool has no room: C waits." : "C asks for something else: free blocks are taken first, then those that were let go longest ago."],
-  [(pool) => pool.free("B"), () => "B has ended. If somebody begins with the same tokens, its blocks are there already."],
+    shared === null ? "C asks with 16 tokens, and the pool has no room: C waits." : "C asks for something else: free blocks are taken first, then cached ones, least recently used first."],
+  [(pool) => pool.free("B"), () => "B has ended. A request that begins with the same tokens finds its blocks in the cache."],
 ];
 
 export const NUM_EVENTS = EVENTS.length;

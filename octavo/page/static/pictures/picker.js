@@ -18,7 +18,7 @@ export function pickerControls(needs = {}, world) {
   if (needs.model) {
     found.push({ id: "model", label: "Model", kind: "choice", choices: choicesOf(world.models), value: world.usualModel });
     found.push({ id: "precision", label: "Weights", kind: "choice", choices: PRECISIONS, value: AS_PUBLISHED });
-    found.push({ id: "kv", label: "Keys and values", kind: "choice", choices: KV_TYPES, value: "auto" });
+    found.push({ id: "kv", label: "KV cache type", kind: "choice", choices: KV_TYPES, value: "auto" });
   }
   if (needs.hardware) {
     found.push({ id: "hardware", label: "Hardware", kind: "choice", choices: choicesOf(world.devices), value: world.usualDevice });

@@ -13,11 +13,11 @@ const BINS = 41;
 
 export const quantization = {
   id: "quantization",
-  title: "Weights in few bits",
+  title: "Weight quantization",
   sentences: [
     "A weight is stored as one of a few levels, which neighbours share a scale for: what lies between two levels goes to the nearer one.",
-    "One large weight spreads the levels of all that share its scale, so that the others are told apart less well: small groups lose less, and cost more bits for their scales; floats have their levels close together near zero, where most weights are.",
-    "What a model loses by this has to be measured on what it says: errors of weights that count little do no harm, and methods that look at what flows through a matrix lose much less than rounding does.",
+    "One large weight spreads the levels of all that share its scale, so that the others are rounded more coarsely: small groups lose less, and cost more bits for their scales; floats have their levels close together near zero, where most weights are.",
+    "The loss of a model has to be measured on its outputs: errors of weights that matter little do no harm, and methods that use a matrix’s inputs (GPTQ, AWQ) lose much less than rounding does.",
   ],
   readMore: "quantization#what-it-costs",
   needs: { tensors: true },
@@ -45,7 +45,7 @@ export const quantization = {
       { label: "Weights to errors", value: 20 * Math.log10(all.value / all.error), unit: "dB", source, formula: `20 log₁₀(${digits(all.value)} / ${digits(all.error)})` },
       { label: "Error of those that are shown, without the largest", value: here.error / here.value, unit: "%", source: "computed here", formula: `${digits(here.error)} / ${digits(here.value)}` },
       { label: "One of them", value: digits(shown[0].value).replace("-", "−"), formula: ruleOf(shown[0]) },
-      { label: "What a whole model lost", value: measured ? `${measured.kl} nats` : "not measured here", source: measured ? `measured on ${MEASURED_ON}` : null,
+      { label: "Loss of a whole model", value: measured ? `${measured.kl} nats` : "not measured here", source: measured ? `measured on ${MEASURED_ON}` : null,
         formula: measured ? `${measured.name}: KL divergence at ${measured.bits} bits, all tensors` : null },
     ];
   },
@@ -109,7 +109,7 @@ function stateOf(sample, { values: { type, block, outlier } }) {
 
 const rounded = new WeakMap(); // by sample
 
-/** What each type makes of a sample that nobody has changed, by name. */
+/** The unchanged sample in each type, by name. */
 function asItIs(sample) {
   if (!rounded.has(sample)) {
     const made = Object.entries(TYPES).map(([name, { round }]) => [name, round(sample.values, sample.columns)]);

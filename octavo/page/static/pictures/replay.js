@@ -1,5 +1,5 @@
 // A run of octavo's scheduler (octavo/page/batching_traces.py) as blocks in time: what each request
-// did when, and which slot of the batch was whose. No DOM.
+// did when, and which request had which slot of the batch. No DOM.
 
 const WAITING = { label: "waits", colour: 7, isFaint: true };
 // The colours of prompts and answers are those of the dashboard (engine/charts.js).
@@ -24,7 +24,7 @@ export function requestRows({ requests }, { steps }) {
   return rows.map(({ blocks }) => blocks);
 }
 
-/** Of each slot of the batch, as blocks: whose it is, or that it is empty. A request takes the first
+/** The blocks of each slot of the batch: its requests, and where it is empty. A request takes the first
  * empty slot, and keeps it until it has ended. */
 export function slotRows({ slots }, { steps }) {
   const rows = Array.from({ length: slots }, () => []);
@@ -62,7 +62,7 @@ export function batchSizes({ steps }) {
 
 /**
  * What comes of a run: its length, mean time to the first token, seconds of slots that were used,
- * of all that there were, and of those that were empty while somebody waited.
+ * of all that there were, and of those that were empty while requests waited.
  */
 export function outcome({ slots }, { seconds, ttft, steps }) {
   let [used, wasted] = [0, 0];

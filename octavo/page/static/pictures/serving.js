@@ -20,11 +20,11 @@ export const serving = {
   id: "serving",
   title: "A server under load",
   sentences: [
-    "Requests come when they come, in clusters and with pauses, so some wait long before the server is busy all the time; averages do not show that, distributions do.",
-    "Up to some rate nearly all requests are within their limits; beyond it the queue only grows, tokens a second stay the same, and goodput, what is answered in time, falls: that is the knee.",
-    "More slots, more replicas, a cached prefix or other chunks move the knee, each for a price: try what a setting does to the first token, to the gaps between tokens, and to the pool.",
+    "Requests come in clusters and with pauses, so some wait long before the server is busy all the time; averages do not show that, distributions do.",
+    "Up to some rate nearly all requests are within their limits; beyond it the queue only grows, tokens a second stay the same, and goodput, the rate of answers in time, falls: that is the knee.",
+    "More slots, more replicas, a cached prefix or other chunks move the knee, each for a price: try what a setting does to TTFT, to the gaps between tokens, and to the KV cache.",
   ],
-  readMore: "inference#batches-that-never-end",
+  readMore: "inference#continuous-batching",
   needs: isFolder ? { file: RECORDED } : { file: RECORDED, model: true, hardware: true },
   controls: [
     { id: "share", label: "Load", kind: "range", choices: SHARES, value: 1, unit: "× one replica" },
@@ -89,7 +89,7 @@ export const serving = {
     canvas.chart("first-by-rate", curves, ratesChart(all, values, "Time to the first token, by the rate", 0, values.ttft));
     canvas.chart("next-by-rate", curves, ratesChart(all, values, "Time of each further token, by the rate", 1, values.tpot));
     canvas.chart("load", curves, seriesChart(all, values, "Requests at the server", "requests", [["wait", 2, 5], ["run", 1, 1]]));
-    canvas.chart("pool", curves, seriesChart(all, values, "Blocks of keys and values in use", "%", [["held", 3, 3]]));
+    canvas.chart("pool", curves, seriesChart(all, values, "KV cache in use", "%", [["held", 3, 3]]));
     canvas.chart("first", curves, latencyChart(all, values, "Time to the first token", 0, values.ttft));
     canvas.chart("next", curves, latencyChart(all, values, "Time of each further token, mean of a request", 1, values.tpot));
   },
@@ -120,7 +120,7 @@ function goodputChart(all, limits) {
   }));
   const highest = Math.max(1e-9, ...layers.flatMap(({ points }) => points.map(([, rate]) => rate)));
   const rates = all[0]?.runs.map(({ rate }) => rate) ?? [];
-  // Rates at which nobody is in time any more are all alike, but for the one that is shown.
+  // Rates at which no request is in time any more are all alike, but for the one that is shown.
   const last = rates.findLastIndex((rate, index) => layers.some(({ points }) => points[index][1] > 0) || SHARES[index] === limits.share);
   const best = all[0] && knee(all[0].runs, limits);
   const marks = all[0] ? [{ x: runAt(all[0].runs, limits.share).rate, label: "shown below" }] : [];

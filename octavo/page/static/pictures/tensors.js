@@ -32,7 +32,7 @@ export function tensorControls(names) {
 }
 
 /** The weights that are chosen: `{ source, columns, values }`, of the sample where the server has not
- * got them; `{ state, isWaiting }` as long as nobody knows. */
+ * got them; `{ state, isWaiting }` as long as it is not known. */
 export function chosenWeights(context) {
   const { values: { tensor = SAMPLE, down, across }, world: { sample } } = context;
   if (tensor === SAMPLE) return sample;

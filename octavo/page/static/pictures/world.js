@@ -46,7 +46,7 @@ export async function readFor({ needs: { file, tensors } }, world) {
   if (tensors && world.tensors.length === 0) world.tensors = await listTensors();
 }
 
-/** Null where there is no engine, or a key is needed that nobody has given yet. */
+/** Null where there is no engine, or a key is needed that has not been given yet. */
 async function askWhatIsServed() {
   if (isFolder) return null;
   return askServer("octavo/deployment").catch(() => null);

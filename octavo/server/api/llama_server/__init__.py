@@ -1,1 +1,2 @@
-"""What clients of llama.cpp's server look for: ``/completion``, ``/props``, ``/apply-template``."""
+"""The API of llama.cpp's server beside OpenAI's: ``/completion``, ``/props``,
+``/apply-template``."""

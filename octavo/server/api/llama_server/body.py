@@ -21,7 +21,7 @@ from octavo.server.api.fields import (
 from octavo.server.api.requests import GenerationFields
 from octavo.server.settings import MAX_PROMPTS, MAX_STOP_CHARS
 
-# Texts and runs of token ids, in turns. A text at its beginning gets the model's BOS.
+# A mix of texts and runs of token ids. A text at its beginning gets the model's BOS.
 Prompt: TypeAlias = list[list[int] | str]
 
 MAX_TEXTS = 256  # among the token ids of one prompt
@@ -36,7 +36,7 @@ class Prompts(list[Prompt]):
 
 
 def _to_prompts(value: Any) -> Prompts:
-    """By hand, because there may be a million token ids."""
+    """Validate prompts, without pydantic because there may be a million token ids."""
     is_list = isinstance(value, list) and not any(type(item) is int for item in value)
     items = value if is_list else [value]
     if not items or len(items) > MAX_PROMPTS:
@@ -67,7 +67,8 @@ def _to_prompt(value: Any) -> Prompt:
 
 
 def _to_bias(value: Any) -> list[tuple[int | str, float]]:
-    """Pairs of a token, or a text whose tokens are meant, and its bias; false is never."""
+    """Return pairs of a token, or a text that stands for all of its tokens, and its bias; false is
+    never."""
     pairs = list(value.items()) if isinstance(value, dict) else value
     if not isinstance(pairs, list) or len(pairs) > MAX_LOGIT_BIAS:
         raise PydanticCustomError(
@@ -98,7 +99,7 @@ def _to_pair(pair: Any) -> tuple[int | str, float]:
 
 
 class LlamaCompletionRequest(Body):
-    """A prompt, in the words of llama.cpp's server."""
+    """A prompt to be completed, with the fields of llama.cpp's server."""
 
     synonyms = {
         "max_tokens": "n_predict",
@@ -150,13 +151,15 @@ class LlamaCompletionRequest(Body):
 
     @property
     def max_tokens(self) -> int | None:
-        """None is as many as there is room for."""
+        """Most tokens to generate; None is as many as the context allows."""
         return None if self.n_predict is None or self.n_predict < 0 else max(self.n_predict, 1)
 
 
 class LlamaCompletion(BaseModel):
-    """An answer, and the last event of a stream. The others have ``content``, ``tokens``, ``stop``
-    (false) and the counts."""
+    """An answer, and the last event of a stream.
+
+    Other events have ``content``, ``tokens``, ``stop`` (false) and the counts.
+    """
 
     index: int
     content: str

@@ -15,7 +15,7 @@ from octavo.base.errors import ChatTemplateError
 from octavo.core.batch import TokenLogprobs
 from octavo.core.limits import DEFAULT_OUTPUT_TOKENS, checked_token_ids
 from octavo.core.sampling_params import SamplingParams
-from octavo.server.api.generation_job import Job, sample_error
+from octavo.server.api.generation_job import GenerationJob, sample_error
 from octavo.server.api.llama_server.body import (
     LlamaCompletion,
     LlamaCompletionRequest,
@@ -27,12 +27,12 @@ from octavo.server.api.openai.logprobs import TokenNames, finite
 from octavo.server.api.requests import GenerationFields
 from octavo.server.api.responses import describe
 from octavo.server.api.sampling import (
-    check_length,
     context_of,
-    is_endless,
+    may_exceed_context,
+    resolve_max_tokens,
     to_sampling_params,
 )
-from octavo.server.api.service import Service
+from octavo.server.api.server_context import ServerContext
 from octavo.server.engine.response_cache import cache_headers
 from octavo.server.http.background import in_background
 from octavo.server.http.body import JsonRoute, work_on_body
@@ -48,19 +48,19 @@ class Template(BaseModel):
     prompt: str
 
 
-def create_router(service: Service) -> APIRouter:
+def create_router(server: ServerContext) -> APIRouter:
     router = APIRouter(route_class=JsonRoute, tags=["llama.cpp"])
 
     @router.post(ROUTE, response_model=None, responses=describe(LlamaCompletion, LlamaCompletion))
     async def complete(body: LlamaCompletionRequest, request: Request) -> Response:
         """Continue a prompt, or several."""
-        service.check_model(body.model)
-        job = await _begin(service, body, request)
-        writer = _Writer(service, body, job)
+        server.check_model(body.model)
+        job = await _begin(server, body, request)
+        writer = _CompletionWriter(server, body, job)
         if body.stream:
             events = _events(job, writer)
             headers = cache_headers(job)
-            return EventStream(events, [job], service.settings, done=b"", headers=headers)
+            return EventStream(events, [job], server.settings, done=b"", headers=headers)
         try:
             groups = await run_until_disconnect(request, job.collect())
         finally:
@@ -71,14 +71,14 @@ def create_router(service: Service) -> APIRouter:
 
     @router.get("/props", response_model=None, responses=describe(Props))
     async def props() -> Response:
-        """What is served, and what a request is taken to ask for where it says nothing."""
-        return JSONResponse(await _props(service))
+        """Return facts about the served model, and the defaults of requests."""
+        return JSONResponse(await _props(server))
 
     @router.post("/apply-template", response_model=None, responses=describe(Template))
     async def apply_template(body: ChatCompletionRequest, request: Request) -> Response:
-        """The prompt that the chat template makes of a conversation."""
+        """Return the prompt that the chat template makes of a conversation."""
         messages, tools = await work_on_body(request, body.for_template)
-        prompt = await service.prompts.chat(
+        prompt = await server.prompts.chat(
             messages,
             tools=tools,
             chat_template_kwargs=body.chat_template_kwargs,
@@ -94,45 +94,52 @@ def create_router(service: Service) -> APIRouter:
 # -- /completion ---------------------------------------------------------------------------------
 
 
-async def _begin(service: Service, body: LlamaCompletionRequest, request: Request) -> Job:
-    facts = service.engine.facts
+async def _begin(
+    server: ServerContext, body: LlamaCompletionRequest, request: Request
+) -> GenerationJob:
+    facts = server.engine.facts
     prompts = [
-        await run_until_disconnect(request, _token_ids(service, prompt)) for prompt in body.prompt
+        await run_until_disconnect(request, _token_ids(server, prompt)) for prompt in body.prompt
     ]
     n_keep = min(map(len, prompts)) if body.n_keep == -1 else body.n_keep
-    bias = await run_until_disconnect(request, _bias(service, body))
+    bias = await run_until_disconnect(request, _bias(server, body))
     fields = _generation_fields(body, bias, n_keep if facts.sink_windows.context_shift else None)
-    # Where there is less room than was asked for, the answer is cut ("truncated"), as there.
-    if is_endless(fields, body.max_tokens, facts):
+    # Where the context has too little room, the answer is cut ("truncated"), as llama.cpp does.
+    if may_exceed_context(fields, body.max_tokens, facts):
         room = facts.max_output_tokens or DEFAULT_OUTPUT_TOKENS
     else:
-        room = min(check_length(len(prompt), None, facts) for prompt in prompts)
+        room = min(resolve_max_tokens(len(prompt), None, facts) for prompt in prompts)
     max_tokens = room if body.max_tokens is None else min(body.max_tokens, room)
     params = to_sampling_params(fields, facts, max_tokens=max_tokens, logprobs=body.n_probs or None)
     params = params.with_changes(cache_prompt=body.cache_prompt is not False)
-    return await Job(service, request_context(request), ROUTE, fields, prompts, params).begin()
+    return await GenerationJob(
+        server, request_context(request), ROUTE, fields, prompts, params
+    ).begin()
 
 
-async def _token_ids(service: Service, prompt: Prompt) -> list[int]:
-    """A prompt's tokens. Its texts may have special tokens in them: clients of this route write
-    the chat template themselves."""
-    facts = service.engine.facts
+async def _token_ids(server: ServerContext, prompt: Prompt) -> list[int]:
+    """Return a prompt's tokens.
+
+    Its texts may have special tokens in them: clients of this route write the chat template
+    themselves.
+    """
+    facts = server.engine.facts
     token_ids: list[int] = []
     for index, piece in enumerate(prompt):
         if isinstance(piece, list):
             token_ids += checked_token_ids(piece, facts.vocab_size, "prompt")
         else:
-            token_ids += await service.prompts.text(
+            token_ids += await server.prompts.text(
                 piece, add_special_tokens=index == 0, parse_special=True, limit=context_of(facts)
             )
     return token_ids
 
 
-async def _bias(service: Service, body: LlamaCompletionRequest) -> dict[str, float]:
-    """The bias by token id, as text: that of a text is that of all of its tokens."""
+async def _bias(server: ServerContext, body: LlamaCompletionRequest) -> dict[str, float]:
+    """Return the bias by token id, as text. A text's bias is that of each of its tokens."""
     pairs = body.logit_bias or []
     texts = [token for token, _ in pairs if isinstance(token, str)]
-    tokens_of = dict(zip(texts, await service.prompts.pieces(texts), strict=True))
+    tokens_of = dict(zip(texts, await server.prompts.pieces(texts), strict=True))
     bias: dict[str, float] = {}
     for token, amount in pairs:
         ids = [token] if isinstance(token, int) else tokens_of[token]
@@ -143,7 +150,7 @@ async def _bias(service: Service, body: LlamaCompletionRequest) -> dict[str, flo
 def _generation_fields(
     body: LlamaCompletionRequest, bias: dict[str, float], n_keep: int | None
 ) -> GenerationFields:
-    """The same in the words of the other routes; what is wrong with a value was said before."""
+    """Return the fields of a body under the names of the other routes; they have been checked."""
     return GenerationFields.model_construct(
         temperature=None if body.temperature is None else max(body.temperature, 0.0),
         top_k=None if body.top_k is None else max(body.top_k, 0),
@@ -165,18 +172,18 @@ def _generation_fields(
 
 @dataclass(slots=True)
 class _Progress:
-    """What was written of one answer so far."""
+    """The part of one answer that was written so far."""
 
     tokens: list[int] = field(default_factory=list)
     has_new_line: bool = False
 
 
-class _Writer:
-    """Writes the objects of one job."""
+class _CompletionWriter:
+    """Writes the JSON objects of one job's answers."""
 
-    def __init__(self, service: Service, body: LlamaCompletionRequest, job: Job):
-        self._service, self._body, self._job = service, body, job
-        self._names = TokenNames(service.prompts.tokenizer)
+    def __init__(self, server: ServerContext, body: LlamaCompletionRequest, job: GenerationJob):
+        self._server, self._body, self._job = server, body, job
+        self._names = TokenNames(server.prompts.tokenizer)
         self._progress = [_Progress() for _ in job.generations]
 
     async def whole(self, index: int, completion: Delta) -> dict[str, Any]:
@@ -196,7 +203,7 @@ class _Writer:
         return result
 
     def next(self, index: int, delta: Delta) -> dict[str, Any]:
-        """An event of a stream but for the last."""
+        """Return an event of a stream, not the last one."""
         progress = self._progress[index]
         progress.tokens += delta.token_ids
         progress.has_new_line |= "\n" in delta.text
@@ -215,10 +222,10 @@ class _Writer:
         return result
 
     async def last(self, index: int, delta: Delta) -> dict[str, Any]:
-        """What is said when an answer is over."""
+        """Return the last event of a stream, or the fields of a whole answer."""
         generation, progress = self._job.generations[index], self._progress[index]
         num_tokens = len(progress.tokens) or len(delta.token_ids)
-        prompt = await self._service.prompts.detokenize(generation.request.prompt_token_ids)
+        prompt = await self._server.prompts.detokenize(generation.request.prompt_token_ids)
         stop_type = _stop_type(delta)
         asked = self._body.max_tokens
         return {
@@ -226,7 +233,7 @@ class _Writer:
             "content": "",
             "tokens": [],
             "stop": True,
-            "model": self._body.model or self._service.model_names[0],
+            "model": self._body.model or self._server.model_names[0],
             "tokens_predicted": num_tokens,
             "tokens_evaluated": generation.stats.num_prompt_tokens,
             "generation_settings": self._settings(generation.request.params),
@@ -262,13 +269,13 @@ class _Writer:
     def _token(self, token_id: int, logprob: float) -> dict[str, Any]:
         return {
             "id": token_id,
-            "token": self._service.prompts.tokenizer.token_text(token_id),
+            "token": self._server.prompts.tokenizer.token_text(token_id),
             "bytes": list(self._names.bytes(token_id)),
             "logprob": finite(logprob),
         }
 
 
-async def _events(job: Job, writer: _Writer) -> AsyncGenerator[bytes, None]:
+async def _events(job: GenerationJob, writer: _CompletionWriter) -> AsyncGenerator[bytes, None]:
     async for index, deltas in job.updates():
         for delta in deltas:
             if delta.finish_reason == "error":
@@ -286,7 +293,7 @@ def _stop_type(delta: Delta) -> str:
 
 
 def _select(result: dict[str, Any], paths: Iterable[str]) -> dict[str, Any]:
-    """The members at paths such as ``generation_settings/seed``, as far as they exist."""
+    """Return the members at paths such as ``generation_settings/seed``, as far as they exist."""
     selected: dict[str, Any] = {}
     for path in paths:
         value: Any = result
@@ -300,7 +307,7 @@ def _select(result: dict[str, Any], paths: Iterable[str]) -> dict[str, Any]:
 
 
 def generation_settings(params: SamplingParams) -> dict[str, Any]:
-    """Sampling parameters under llama.cpp's names."""
+    """Return sampling parameters under llama.cpp's names."""
     bias = params.logit_bias or {}
     return {
         "temperature": params.temperature,
@@ -321,27 +328,27 @@ def generation_settings(params: SamplingParams) -> dict[str, Any]:
 # -- /props --------------------------------------------------------------------------------------
 
 
-async def _props(service: Service) -> dict[str, Any]:
-    facts, tokenizer = service.engine.facts, service.prompts.tokenizer
+async def _props(server: ServerContext) -> dict[str, Any]:
+    facts, tokenizer = server.engine.facts, server.prompts.tokenizer
     defaults = to_sampling_params(GenerationFields.model_construct(), facts, max_tokens=1)
     params = {**generation_settings(defaults), "seed": -1, "n_predict": -1, "max_tokens": -1}
     try:
-        template = await service.prompts.template_source()
+        template = await server.prompts.template_source()
     except ChatTemplateError:  # it has none
         template = ""
     return {
         "default_generation_settings": {"params": params, "n_ctx": context_of(facts)},
         "total_slots": facts.max_num_seqs,
-        "model_alias": service.model_names[0],
-        "model_path": service.model_names[0],  # where it lies is nobody's business
+        "model_alias": server.model_names[0],
+        "model_path": server.model_names[0],  # clients must not learn the real path
         "chat_template": template,
-        "bos_token": _token_text(service, tokenizer.bos_token_id),
-        "eos_token": _token_text(service, next(iter(facts.eos_token_ids), None)),
+        "bos_token": _token_text(server, tokenizer.bos_token_id),
+        "eos_token": _token_text(server, next(iter(facts.eos_token_ids), None)),
         "modalities": {"vision": False, "audio": False},
         "build_info": f"octavo-{__version__}",
         "is_sleeping": False,
     }
 
 
-def _token_text(service: Service, token_id: int | None) -> str:
-    return "" if token_id is None else service.prompts.tokenizer.token_text(token_id)
+def _token_text(server: ServerContext, token_id: int | None) -> str:
+    return "" if token_id is None else server.prompts.tokenizer.token_text(token_id)

@@ -1,1 +1,1 @@
-"""octavo's own routes."""
+"""Routes that only octavo has."""

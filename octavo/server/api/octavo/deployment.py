@@ -1,6 +1,4 @@
-"""``GET /octavo/deployment``: the model that is served, what it runs on, and how it is set, for the
-page's formulas: "this server" in its pictures.
-"""
+"""``GET /octavo/deployment``, the served model, its device and settings for the page's formulas."""
 
 from __future__ import annotations
 
@@ -18,7 +16,7 @@ from octavo.cost.open_spec import open_spec
 from octavo.cost.this_machine import device_of_engine
 from octavo.planner.building_blocks import hardware_json, model_json
 from octavo.server.api.responses import describe
-from octavo.server.api.service import Service
+from octavo.server.api.server_context import ServerContext
 from octavo.server.engine.generation import EngineFacts
 from octavo.server.http.background import in_background
 from octavo.server.http.body import JsonRoute
@@ -26,7 +24,8 @@ from octavo.server.http.json_text import encode
 
 
 class DeploymentResponse(BaseModel):
-    """What docs/planning.md has of ``models`` and ``devices``, and what this engine is set to.
+    """The served model and its device, as in ``models`` and ``devices`` of docs/planning.md, and
+    settings.
 
     ``unknown`` says why a part is null.
     """
@@ -37,21 +36,21 @@ class DeploymentResponse(BaseModel):
     unknown: list[str]
 
 
-def create_router(service: Service) -> APIRouter:
+def create_router(server: ServerContext) -> APIRouter:
     router = APIRouter(route_class=JsonRoute, tags=["planning"])
 
     @router.get("/octavo/deployment", response_model=None, responses=describe(DeploymentResponse))
     async def deployment() -> Response:
-        """What is served here, for the planner's formulas."""
-        text = await in_background(_deployment_text, service)
+        """Return the served model, its device and its settings, for the planner's formulas."""
+        text = await in_background(_deployment_text, server)
         return Response(text, media_type="application/json")
 
     return router
 
 
-def _deployment_text(service: Service) -> str:
-    """EngineUnavailableError before the engine has been ready."""
-    facts = service.engine.facts
+def _deployment_text(server: ServerContext) -> str:
+    """Return the answer as JSON; EngineUnavailableError before the engine has been ready."""
+    facts = server.engine.facts
     settings = {
         "max_model_len": facts.max_model_len,
         "max_num_seqs": facts.max_num_seqs,
@@ -60,10 +59,10 @@ def _deployment_text(service: Service) -> str:
     unknown: list[str] = []
     model = hardware = None
     try:
-        model = _model(service.model_path, service.model_names[0])
+        model = _model(server.model_path, server.model_names[0])
         settings["max_model_len"] = min(facts.max_model_len, model["max_position"])
     except (ConfigError, ModelError) as error:
-        unknown.append(f"model: {_without_folder(str(error), service.model_path)}")
+        unknown.append(f"model: {_without_folder(str(error), server.model_path)}")
     try:
         hardware = hardware_json([_device(facts)])
     except ConfigError as error:
@@ -74,18 +73,23 @@ def _deployment_text(service: Service) -> str:
 
 @cache
 def _model(path: Path | None, name: str) -> dict[str, Any]:
-    """Read once: what is served stays as it was when it was loaded. ConfigError or ModelError."""
+    """Return the model's description, which is read once: it stays as it was loaded.
+
+    Raises:
+        ConfigError, ModelError: it cannot be described.
+    """
     if path is None:
         raise ConfigError("its files are not known")
     return {**model_json(open_spec(path)), "name": name}
 
 
 def _without_folder(text: str, path: Path | None) -> str:
-    """Clients need not know where files lie."""
+    """Return a message without the folder of the model, which clients must not learn."""
     return text if path is None else text.replace(str(path), path.name)
 
 
 def _device(facts: EngineFacts) -> Device:
-    """ConfigError if it is not known. Where its ceilings are kept is nobody's concern."""
+    """Return the engine's device, without the file of its measured peaks; ConfigError if
+    unknown."""
     device = device_of_engine(str(facts.runs_as.get("device", "cpu")))
     return replace(device, source="measured here") if device.is_measured else device

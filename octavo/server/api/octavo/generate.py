@@ -1,6 +1,6 @@
-"""``/generate``, for those who want no more than text.
+"""``POST /generate``, the simplest route from a prompt to a text.
 
-It takes octavo's words, or TGI's, and answers in the same.
+It takes octavo's fields or TGI's, and answers with the same API's.
 """
 
 from __future__ import annotations
@@ -14,11 +14,16 @@ from pydantic import BaseModel, Discriminator, Field, RootModel, Tag
 from octavo.core.sampling_params import MAX_SEED
 from octavo.server.api.answers import Error, Timings
 from octavo.server.api.fields import MAX_INT, MAX_TIMEOUT, Body, Stop, TokenIds
-from octavo.server.api.generation_job import Job
+from octavo.server.api.generation_job import GenerationJob
 from octavo.server.api.requests import GenerationFields
 from octavo.server.api.responses import describe
-from octavo.server.api.sampling import check_length, context_of, is_endless, to_sampling_params
-from octavo.server.api.service import Service
+from octavo.server.api.sampling import (
+    context_of,
+    may_exceed_context,
+    resolve_max_tokens,
+    to_sampling_params,
+)
+from octavo.server.api.server_context import ServerContext
 from octavo.server.api.tgi.protocol import TgiError, TgiRequest, TgiResponse
 from octavo.server.api.tgi.routes import (
     TgiRoute,
@@ -38,7 +43,7 @@ MAX_PROMPT_TOKENS = 1 << 20
 
 
 class GenerateRequest(Body):
-    """A prompt. What is null, or not given, is as the model's authors recommend."""
+    """A prompt to be completed. A missing or null field is as the model's authors recommend."""
 
     refused = GenerationFields.names_with_effect() | {"parameters", "messages", "logprobs"}
 
@@ -68,12 +73,12 @@ class GenerateRequest(Body):
     timeout: float | None = Field(default=None, gt=0, le=MAX_TIMEOUT, description="seconds")
 
 
-def _words_of(value: Any) -> str | None:
-    """Whose words a body uses; mixed ones, or neither's, are an error that names both fields."""
+def _api_of(value: Any) -> str | None:
+    """Return the API of a body's fields; None for a mix or neither, which is an error."""
     if isinstance(value, BaseModel):
         return "tgi" if isinstance(value, TgiRequest) else "octavo"
-    words = [words for key, words in (("prompt", "octavo"), ("inputs", "tgi")) if key in value]
-    return words[0] if len(words) == 1 else None
+    apis = [api for key, api in (("prompt", "octavo"), ("inputs", "tgi")) if key in value]
+    return apis[0] if len(apis) == 1 else None
 
 
 class GenerateBody(
@@ -81,14 +86,14 @@ class GenerateBody(
         Annotated[
             Annotated[GenerateRequest, Tag("octavo")] | Annotated[TgiRequest, Tag("tgi")],
             Discriminator(
-                _words_of,
+                _api_of,
                 custom_error_type="one_of",
                 custom_error_message="give either prompt, or TGI's inputs and parameters",
             ),
         ]
     ]
 ):
-    """A prompt, in octavo's words or TGI's."""
+    """A prompt, with octavo's fields or TGI's."""
 
 
 class GenerateResponse(BaseModel):
@@ -102,7 +107,10 @@ class GenerateResponse(BaseModel):
 
 
 class GenerateEvent(BaseModel):
-    """``text`` is what is new; ``tokens_generated`` counts from the start. The last one has all."""
+    """An event of a stream. Only the last one has the optional fields.
+
+    ``text`` is new text; ``tokens_generated`` counts from the start.
+    """
 
     text: str
     tokens_generated: int
@@ -122,7 +130,7 @@ class GenerateRoute(TgiRoute):
         return tgi_error_response(error) if is_tgi else error_response(error)
 
 
-def create_router(service: Service) -> APIRouter:
+def create_router(server: ServerContext) -> APIRouter:
     router = APIRouter(route_class=GenerateRoute, tags=["octavo"])
     responses = describe(GenerateResponse, GenerateEvent)
     responses[200]["model"] = GenerateResponse | TgiResponse
@@ -131,41 +139,41 @@ def create_router(service: Service) -> APIRouter:
 
     @router.post("/generate", response_model=None, responses=responses)
     async def generate(body: GenerateBody, request: Request) -> Response:
-        """Continue a text, in octavo's words or TGI's."""
+        """Continue a text, with octavo's fields or TGI's."""
         asked = body.root
         if isinstance(asked, TgiRequest):
             answer_tgi = stream_tgi if asked.stream else generate_tgi
-            return await answer_tgi(service, asked, request)
-        job = await _begin(service, asked, request)
+            return await answer_tgi(server, asked, request)
+        job = await _begin(server, asked, request)
         if not asked.stream:
             return await _answer(job, request)
         return EventStream(
-            _events(job, request), [job], service.settings, headers=cache_headers(job)
+            _events(job, request), [job], server.settings, headers=cache_headers(job)
         )
 
     return router
 
 
-async def _begin(service: Service, body: GenerateRequest, request: Request) -> Job:
-    service.check_model(body.model)
-    facts = service.engine.facts
+async def _begin(server: ServerContext, body: GenerateRequest, request: Request) -> GenerationJob:
+    server.check_model(body.model)
+    facts = server.engine.facts
     prompt = body.prompt
     asked = None if body.max_tokens == -1 else body.max_tokens
     if isinstance(prompt, str):
-        limit = None if is_endless(body, asked, facts) else context_of(facts)
-        rendering = service.prompts.text(prompt, limit=limit)
+        limit = None if may_exceed_context(body, asked, facts) else context_of(facts)
+        rendering = server.prompts.text(prompt, limit=limit)
         prompt = await run_until_disconnect(request, rendering)
-    max_tokens = check_length(len(prompt), asked, facts, body)
+    max_tokens = resolve_max_tokens(len(prompt), asked, facts, body)
     if body.max_tokens is None:
         max_tokens = min(max_tokens, DEFAULT_MAX_TOKENS)
     fields = GenerationFields.model_validate(body.model_dump(exclude={"prompt", "max_tokens"}))
     params = to_sampling_params(fields, facts, max_tokens=max_tokens)
-    return await Job(
-        service, request_context(request), "/generate", fields, [prompt], params
+    return await GenerationJob(
+        server, request_context(request), "/generate", fields, [prompt], params
     ).begin()
 
 
-async def _answer(job: Job, request: Request) -> Response:
+async def _answer(job: GenerationJob, request: Request) -> Response:
     try:
         ((completion,),) = await run_until_disconnect(request, job.collect())
     finally:
@@ -181,8 +189,8 @@ async def _answer(job: Job, request: Request) -> Response:
     return Response(encode(answer), media_type="application/json", headers=cache_headers(job))
 
 
-async def _events(job: Job, request: Request) -> AsyncGenerator[bytes, None]:
-    """An event for everything that a step brought."""
+async def _events(job: GenerationJob, request: Request) -> AsyncGenerator[bytes, None]:
+    """Yield an event for everything that a step brought."""
     (generation,) = job.generations
     num_tokens = 0
     async for deltas in generation:
@@ -200,8 +208,8 @@ async def _events(job: Job, request: Request) -> AsyncGenerator[bytes, None]:
             yield event(answer)
 
 
-def _closing(job: Job) -> dict[str, Any]:
-    """What is said of an answer when it is over."""
+def _closing(job: GenerationJob) -> dict[str, Any]:
+    """Return the fields of a finished answer."""
     (generation,) = job.generations
     closing = {"prompt_tokens": generation.stats.num_prompt_tokens, "timings": job.timings()}
     return {**closing, "cached": True} if job.is_from_cache else closing

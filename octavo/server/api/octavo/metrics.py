@@ -1,4 +1,4 @@
-"""``GET /metrics``."""
+"""``GET /metrics``, the server's metrics for Prometheus."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from typing import Annotated
 
 from fastapi import APIRouter, Header, Query, Response
 
-from octavo.server.api.service import Service
+from octavo.server.api.server_context import ServerContext
 from octavo.server.http.errors import HttpError
 from octavo.server.watch.metrics import MEDIA_TYPES, NAMINGS
 
 
-def create_router(service: Service) -> APIRouter:
+def create_router(server: ServerContext) -> APIRouter:
     router = APIRouter()
 
     @router.get(
@@ -20,7 +20,7 @@ def create_router(service: Service) -> APIRouter:
         response_class=Response,
         responses={
             200: {"content": {kind: {"schema": {"type": "string"}} for kind in MEDIA_TYPES}},
-            400: {"description": "There is no such choice of names."},
+            400: {"description": "names has an unknown value."},
         },
     )
     async def metrics(
@@ -29,7 +29,7 @@ def create_router(service: Service) -> APIRouter:
     ) -> Response:
         if names not in NAMINGS:
             raise HttpError(400, f"names: must be one of {', '.join(NAMINGS)}", param="names")
-        text, content_type = service.metrics.render(names, accept)
+        text, content_type = server.metrics.render(names, accept)
         return Response(text, headers={"content-type": content_type})
 
     return router

@@ -1,4 +1,4 @@
-"""Routes for those who watch the server. They answer whatever the engine is doing."""
+"""Routes for operators, such as health, version and load."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from starlette.responses import JSONResponse
 
 from octavo import __version__
 from octavo.core.stats import StepStats
-from octavo.server.api.service import Service
+from octavo.server.api.server_context import ServerContext
 from octavo.server.engine.generation import EngineClient, EngineState
 
 _METHODS = ["GET", "HEAD"]
@@ -26,7 +26,7 @@ class Version(BaseModel):
 
 
 def load_of(engine: EngineClient) -> dict[str, Any]:
-    """What the engine has to do at this moment: the record of its last step, and what is around."""
+    """Return the engine's load: the statistics of its last step, and a few more figures."""
     stats = engine.stats
     return {
         "server_load": stats.num_running + stats.num_waiting,
@@ -48,34 +48,34 @@ Load = create_model(
 )
 
 
-def create_router(service: Service) -> APIRouter:
+def create_router(server: ServerContext) -> APIRouter:
     router = APIRouter(tags=["operation"])
     unavailable: Any = {503: {"model": Status}}
-    engine = service.engine
+    engine = server.engine
 
     async def health() -> JSONResponse:
-        """Whether the engine lives."""
+        """Return 200 if the engine is ready."""
         if engine.state is EngineState.READY:
             return JSONResponse({"status": "ok"})
         return JSONResponse({"status": engine.state.value}, 503)
 
     async def ready() -> JSONResponse:
-        """Whether new requests are welcome."""
-        if service.lifecycle.is_draining:
+        """Return 200 if new requests are accepted."""
+        if server.drain_state.is_draining:
             return JSONResponse({"status": "draining"}, 503)
         return await health()
 
     async def version() -> JSONResponse:
-        """The version of octavo."""
+        """Return the version of octavo."""
         return JSONResponse({"version": __version__})
 
     async def load() -> JSONResponse:
-        """What the engine has to do at this moment."""
+        """Return the engine's load at this moment."""
         return JSONResponse(load_of(engine))
 
     def add(path: str, answer: Callable[[], Awaitable[JSONResponse]], **documented: Any) -> None:
-        # The first answers, and names all its methods to those who use another one; OpenAPI, in
-        # which a route has one method, knows the second.
+        # The first route answers, and lists all its methods if another one is used. The second is
+        # for OpenAPI, in which a route has one method.
         router.add_api_route(path, answer, methods=_METHODS, include_in_schema=False)
         router.add_api_route(path, answer, methods=["GET"], **documented)
 

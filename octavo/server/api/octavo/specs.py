@@ -1,6 +1,6 @@
-"""``POST /octavo/spec``: a model's shape from its ``config.json``, for the page's formulas.
+"""``POST /octavo/spec``, a model's shape from its ``config.json`` for the page's formulas.
 
-The page reads most configs by itself; this knows every kind that can be planned.
+The page reads most configs by itself; this route knows every kind that can be planned.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from pydantic import BaseModel, Field
 
 from octavo.server.api.fields import Body, Object
 from octavo.server.api.responses import describe
-from octavo.server.api.service import Service
+from octavo.server.api.server_context import ServerContext
 from octavo.server.http.body import JsonRoute
+from octavo.server.http.bounded_subprocess import BoundedSubprocess
 from octavo.server.http.context import request_context
-from octavo.server.http.own_process import OwnProcess
 from octavo.server.http.sse import run_until_disconnect
 
 MAX_SECONDS = 20.0
@@ -23,14 +23,14 @@ MAX_NAME_CHARS = 200
 
 
 class SpecRequest(Body):
-    """The shape of a model."""
+    """A model's config."""
 
     config: Object = Field(description="the contents of its config.json")
     name: str = Field("config.json", max_length=MAX_NAME_CHARS)
 
 
 class SpecResponse(BaseModel):
-    """What docs/planning.md has of ``models``; fields with their defaults are left out."""
+    """The model as in ``models`` of docs/planning.md; fields with their defaults are left out."""
 
     name: str
     hidden_size: int
@@ -42,14 +42,14 @@ class SpecResponse(BaseModel):
     order: list[list[int]]
 
 
-def create_router(service: Service) -> APIRouter:
-    """``service`` is not needed: no model is looked at but the one that is sent."""
+def create_router(server: ServerContext) -> APIRouter:
+    """Return the route. ``server`` is not used: only the config that is sent matters."""
     router = APIRouter(route_class=JsonRoute, tags=["planning"])
-    reader = OwnProcess("octavo.page.spec_reader", "reading a config", MAX_SECONDS)
+    reader = BoundedSubprocess("octavo.page.spec_reader", "reading a config", MAX_SECONDS)
 
     @router.post("/octavo/spec", response_model=None, responses=describe(SpecResponse))
     async def spec(body: SpecRequest, request: Request) -> Response:
-        """A model's shape from its config."""
+        """Return a model's shape from its config."""
         asking = reader.answer(body.model_dump(), request_context(request).tenant.name)
         text = await run_until_disconnect(request, asking)
         return Response(text, media_type="application/json")

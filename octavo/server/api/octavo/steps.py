@@ -1,4 +1,4 @@
-"""``GET /steps``: what the engine does, as it does it."""
+"""``GET /steps``, a live stream of the engine's steps, and of snapshots for the dashboard."""
 
 from __future__ import annotations
 
@@ -7,32 +7,32 @@ from collections.abc import AsyncGenerator
 from fastapi import APIRouter
 from starlette.responses import Response
 
-from octavo.server.api.service import Service
+from octavo.server.api.server_context import ServerContext
 from octavo.server.http.sse import EventStream, event
-from octavo.server.watch.step_stream import Viewer
+from octavo.server.watch.step_viewer import StepViewer
 
 PATH = "/steps"
 
 
-def create_router(service: Service) -> APIRouter:
+def create_router(server: ServerContext) -> APIRouter:
     router = APIRouter()
 
-    # Not in OpenAPI's document: those who try out what is there would wait for the end.
+    # Not in OpenAPI's document: tools that try its routes would wait for an end.
     @router.get(PATH, include_in_schema=False)
-    async def steps(closely: bool = False) -> Response:
-        viewer = _viewer(service, closely=closely)
-        viewer.put_state(service.engine.state, "")
-        return EventStream(_events(viewer), [viewer], service.settings, done=b"")
+    async def steps(snapshots: bool = False, closely: bool = False) -> Response:
+        viewer = _viewer(server, snapshots=snapshots or closely)  # closely is the older name
+        viewer.put_state(server.engine.state, "")
+        return EventStream(_events(viewer), [viewer], server.settings, done=b"")
 
     return router
 
 
-def _viewer(service: Service, *, closely: bool) -> Viewer:
-    if closely:
-        return service.steps.watch_closely(service.engine, service.model_names[0])
-    return service.steps.watch()
+def _viewer(server: ServerContext, *, snapshots: bool) -> StepViewer:
+    if snapshots:
+        return server.steps.add_snapshot_viewer(server.engine, server.model_names[0])
+    return server.steps.add_viewer()
 
 
-async def _events(viewer: Viewer) -> AsyncGenerator[bytes, None]:
+async def _events(viewer: StepViewer) -> AsyncGenerator[bytes, None]:
     async for each in viewer.events():
         yield event(each)

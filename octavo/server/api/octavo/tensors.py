@@ -1,8 +1,8 @@
-"""``GET /octavo/tensors`` and ``/octavo/tensors/{name}``: the weights of the served model, for the
-page's picture of quantization.
+"""``GET /octavo/tensors`` and ``/octavo/tensors/{name}``, the weights of the served model.
 
-They are read from the model's files, not from the engine, which may have packed them; and by a
-process of their own (octavo.page.tensors), a few thousand numbers at a time.
+The page's picture of quantization shows them. They are read from the model's files, not from the
+engine, which may have packed them; and by a process of their own (octavo.page.tensors), a few
+thousand numbers at a time.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from fastapi import APIRouter, Query, Request, Response
 from pydantic import BaseModel, Field
 
 from octavo.server.api.responses import describe
-from octavo.server.api.service import Service
+from octavo.server.api.server_context import ServerContext
+from octavo.server.http.bounded_subprocess import BoundedSubprocess
 from octavo.server.http.context import request_context
 from octavo.server.http.errors import HttpError
-from octavo.server.http.own_process import OwnProcess
 from octavo.server.http.sse import run_until_disconnect
 
 MAX_SECONDS = 30.0
@@ -42,7 +42,7 @@ class TensorsResponse(BaseModel):
 
 
 class TensorResponse(BaseModel):
-    """A few weights of one: ``float32`` in base64, little-endian, row by row."""
+    """A part of one tensor: ``float32`` in base64, little-endian, row by row."""
 
     name: str
     shape: list[int]
@@ -55,21 +55,21 @@ class TensorResponse(BaseModel):
     float32: str
 
 
-def create_router(service: Service) -> APIRouter:
+def create_router(server: ServerContext) -> APIRouter:
     router = APIRouter(tags=["planning"])
-    reader = OwnProcess("octavo.page.tensors", "reading weights", MAX_SECONDS)
-    table: list[bytes] = []  # once it is known: what is served stays as it was loaded
+    reader = BoundedSubprocess("octavo.page.tensors", "reading weights", MAX_SECONDS)
+    table: list[bytes] = []  # the first answer, kept: the served model does not change
 
     async def ask(request: Request, **question: Any) -> bytes:
-        if service.model_path is None:
+        if server.model_path is None:
             raise HttpError(404, "the model's files are not known")
         tenant = request_context(request).tenant.name
-        asking = reader.answer({"path": str(service.model_path), **question}, tenant)
+        asking = reader.answer({"path": str(server.model_path), **question}, tenant)
         return await run_until_disconnect(request, asking)
 
     @router.get("/octavo/tensors", response_model=None, responses=describe(TensorsResponse))
     async def tensors(request: Request) -> Response:
-        """Which weights there are."""
+        """Return the names, shapes and formats of the weights."""
         if not table:
             table.append(await ask(request))
         return Response(table[0], media_type="application/json")
@@ -80,7 +80,7 @@ def create_router(service: Service) -> APIRouter:
     async def tensor(
         request: Request, name: str, down: Share = "0", across: Share = "0"
     ) -> Response:
-        """Some weights of one tensor, as floats."""
+        """Return some weights of one tensor, as floats."""
         place = {"down": _share(down, "down"), "across": _share(across, "across")}
         text = await ask(request, name=name, **place)
         return Response(text, media_type="application/json")
@@ -89,7 +89,7 @@ def create_router(service: Service) -> APIRouter:
 
 
 def _share(text: str, name: str) -> float:
-    """HttpError, 400, unless it is from 0 to 1."""
+    """Return a number from 0 to 1; raise HttpError, 400, for others."""
     try:
         share = float(text)
     except ValueError:

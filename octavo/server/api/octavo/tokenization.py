@@ -1,4 +1,4 @@
-"""``/tokenize`` and ``/detokenize``, in vLLM's shapes and in those of llama.cpp's server.
+"""``/tokenize`` and ``/detokenize``, in the forms of vLLM and of llama.cpp's server.
 
 They answer without the engine: the tokenizer is in this process.
 """
@@ -16,7 +16,7 @@ from octavo.core.limits import checked_token_ids
 from octavo.server.api.fields import Body, Object, TokenIds
 from octavo.server.api.prompts import MAX_MESSAGES, MAX_TOOLS
 from octavo.server.api.responses import describe
-from octavo.server.api.service import Service
+from octavo.server.api.server_context import ServerContext
 from octavo.server.http.background import briefly_in_background, in_background
 from octavo.server.http.body import JsonRoute
 from octavo.server.http.errors import HttpError
@@ -26,12 +26,12 @@ from octavo.text.tokenizer import Tokenizer
 
 MAX_CHARS = 1 << 20  # of a text
 MAX_TOKENS = 1 << 18  # of a list
-_MANY_TOKENS = 8 << 10  # beyond which an answer is written off the event loop
+_MANY_TOKENS = 8 << 10  # beyond which an answer's JSON is written off the event loop
 _PIECE = 4 << 10  # values that take well below a millisecond to write
 
 
 class TokenizeTextRequest(Body):
-    """The tokens of a text."""
+    """A text to tokenize."""
 
     model: str | None = None
     prompt: str = Field(max_length=MAX_CHARS)
@@ -42,7 +42,7 @@ class TokenizeTextRequest(Body):
 
 
 class TokenizeContentRequest(Body):
-    """The tokens of a text, in the words of llama.cpp's server."""
+    """A text to tokenize, with the fields of llama.cpp's server."""
 
     model: str | None = None
     content: str = Field(max_length=MAX_CHARS)
@@ -52,7 +52,7 @@ class TokenizeContentRequest(Body):
 
 
 class TokenizeChatRequest(Body):
-    """The tokens of a conversation, as the chat template writes it."""
+    """A conversation to tokenize, as the chat template writes it."""
 
     model: str | None = None
     messages: Annotated[list[Object], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
@@ -73,7 +73,7 @@ _FORMS = {"prompt": "text", "messages": "chat", "content": "llama.cpp"}
 
 
 def _form_of(value: Any) -> str | None:
-    """Which of them a body is; none, or several, are an error that names the fields."""
+    """Return the form of a body; None for several or none, which is an error."""
     keys = value.model_fields_set if isinstance(value, BaseModel) else value
     forms = [form for key, form in _FORMS.items() if key in keys]
     return forms[0] if len(forms) == 1 else None
@@ -93,7 +93,7 @@ class TokenizeRequest(
         ]
     ]
 ):
-    """A text or a conversation."""
+    """A text or a conversation to tokenize."""
 
 
 class TokenizeResponse(BaseModel):
@@ -106,7 +106,7 @@ class TokenizeResponse(BaseModel):
 
 
 class DetokenizeRequest(Body):
-    """The text of tokens, special ones included."""
+    """Tokens to turn into text, special ones included."""
 
     model: str | None = None
     tokens: Annotated[list[int], TokenIds(MAX_TOKENS)]
@@ -117,18 +117,18 @@ class DetokenizeResponse(BaseModel):
     content: str = Field(description="the same, as llama.cpp's server calls it")
 
 
-def create_router(service: Service) -> APIRouter:
-    """The routes of the tokenizer."""
+def create_router(server: ServerContext) -> APIRouter:
+    """Return the routes of the tokenizer."""
     router = APIRouter(route_class=JsonRoute, tags=["tokenizer"])
-    tokenizer = service.prompts.tokenizer
+    tokenizer = server.prompts.tokenizer
 
     @router.post("/tokenize", response_model=None, responses=describe(TokenizeResponse))
     async def tokenize(body: TokenizeRequest, request: Request) -> Response:
-        """The tokens of a text or of a conversation."""
+        """Return the tokens of a text or of a conversation."""
         asked = body.root
-        service.check_model(asked.model)
-        max_model_len = service.engine.facts.max_model_len
-        tokens = await run_until_disconnect(request, _token_ids(service, asked))
+        server.check_model(asked.model)
+        max_model_len = server.engine.facts.max_model_len
+        tokens = await run_until_disconnect(request, _token_ids(server, asked))
         answer = {"count": len(tokens), "max_model_len": max_model_len, "tokens": tokens}
         if isinstance(asked, TokenizeContentRequest):
             more = partial(_with_pieces, tokenizer) if asked.with_pieces else None
@@ -138,32 +138,33 @@ def create_router(service: Service) -> APIRouter:
 
     @router.post("/detokenize", response_model=None, responses=describe(DetokenizeResponse))
     async def detokenize(body: DetokenizeRequest, request: Request) -> Response:
-        """The text of tokens, special ones included."""
-        service.check_model(body.model)
+        """Return the text of tokens, special ones included."""
+        server.check_model(body.model)
         tokens = checked_token_ids(body.tokens, tokenizer.vocab_size, "tokens")
-        text = await run_until_disconnect(request, service.prompts.detokenize(tokens))
+        text = await run_until_disconnect(request, server.prompts.detokenize(tokens))
         return Response(encode({"prompt": text, "content": text}), media_type="application/json")
 
     return router
 
 
 async def _token_ids(
-    service: Service, asked: TokenizeTextRequest | TokenizeChatRequest | TokenizeContentRequest
+    server: ServerContext,
+    asked: TokenizeTextRequest | TokenizeChatRequest | TokenizeContentRequest,
 ) -> list[int]:
     if isinstance(asked, TokenizeContentRequest):
-        return await service.prompts.text(
+        return await server.prompts.text(
             asked.content,
             add_special_tokens=asked.add_special is True,
             parse_special=asked.parse_special is not False,
         )
     if isinstance(asked, TokenizeTextRequest):
-        return await service.prompts.text(
+        return await server.prompts.text(
             asked.prompt, add_special_tokens=asked.add_special_tokens is not False
         )
     for name in ("media_io_kwargs", "mm_processor_kwargs"):
         if getattr(asked, name):
             raise HttpError(400, f"{name}: this model reads text only", param=name)
-    prompt = await service.prompts.chat(
+    prompt = await server.prompts.chat(
         asked.messages,
         tools=asked.tools,
         chat_template=asked.chat_template or None,
@@ -185,7 +186,8 @@ def _with_texts(tokenizer: Tokenizer, answer: dict[str, Any]) -> dict[str, Any]:
 
 
 def _with_pieces(tokenizer: Tokenizer, answer: dict[str, Any]) -> dict[str, Any]:
-    """Bytes of a token that are no whole character are a list of numbers, as llama.cpp has it."""
+    """Return the answer with the text of each token, or its bytes where these are no whole
+    character."""
     pieces = []
     for token in answer["tokens"]:
         raw = tokenizer.token_bytes(token)
@@ -199,7 +201,7 @@ def _with_pieces(tokenizer: Tokenizer, answer: dict[str, Any]) -> dict[str, Any]
 async def _to_response(
     answer: dict[str, Any], more: Callable[[dict[str, Any]], dict[str, Any]] | None
 ) -> Response:
-    """The JSON of an answer, after ``more`` has told more of its tokens."""
+    """Return the JSON of an answer, after ``more`` has added details of its tokens."""
 
     def write() -> str:
         return _encode_lists(answer if more is None else more(answer))
@@ -210,7 +212,8 @@ async def _to_response(
 
 
 def _encode_lists(answer: dict[str, Any]) -> str:
-    """JSON of an object with long lists, so many values at a time that other threads get turns."""
+    """Return JSON of an object with long lists, written in parts between which other threads can
+    run."""
     members = []
     for name, value in answer.items():
         if isinstance(value, list):

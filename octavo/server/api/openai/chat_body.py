@@ -1,4 +1,4 @@
-"""Bodies of ``/v1/chat/completions``."""
+"""Bodies of requests to ``/v1/chat/completions``, and the form of its answers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pydantic_core import PydanticCustomError
 from typing_extensions import TypeAliasType
 
 from octavo.core.sampling_params import MAX_LOGPROBS
-from octavo.server.api.answers import Answer, Entry, PromptLogprobs
+from octavo.server.api.answers import Answer, AnswerModel, PromptLogprobs
 from octavo.server.api.fields import (
     Body,
     Label,
@@ -26,7 +26,7 @@ from octavo.server.api.requests import GenerationFields
 
 
 def _only_text(value: Any) -> Any:
-    """Says of a part what it is, where pydantic would tell of each field that it is not text."""
+    """Refuse a part that is not text by its type, for which pydantic would report every field."""
     if isinstance(value, dict) and isinstance(kind := value.get("type"), str) and kind != "text":
         raise PydanticCustomError(
             "part", "a part of type {kind} is not supported", {"kind": kind[:40]}
@@ -39,7 +39,7 @@ class TextPart(Body):
     text: str
 
 
-# Of many wrong parts the first is told: to tell of each takes long.
+# Of many wrong parts only the first is reported: reporting all takes long.
 TextParts = TypeAliasType(
     "TextParts",
     Annotated[
@@ -62,7 +62,8 @@ class ToolCall(Body):
 
 
 class Message(Body):
-    """A message of the conversation. What answers have in a message is accepted in the next one."""
+    """A message of the conversation. A message of an answer is accepted as it is in the next
+    request."""
 
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
     content: (
@@ -83,7 +84,7 @@ class Message(Body):
     function_call: Unsupported = None
 
     def to_dict(self) -> dict[str, Any]:
-        """What the chat template is given."""
+        """Return the message for the chat template."""
         unused = {"refusal", "annotations", "audio", "function_call"}
         return self.model_dump(exclude_none=True, exclude=unused)
 
@@ -142,7 +143,7 @@ class ChatCompletionRequest(GenerationFields):
     return_prompt_text: Unsupported = None
 
     def for_template(self) -> tuple[list[dict[str, Any]], list[dict[str, Any]] | None]:
-        """The messages and the tools, as the chat template is given them."""
+        """Return the messages and the tools for the chat template."""
         return self.messages_for_template(), self.tools_for_template()
 
     def messages_for_template(self) -> list[dict[str, Any]]:
@@ -157,7 +158,7 @@ class ChatCompletionRequest(GenerationFields):
 # -- answers -----------------------------------------------------------------------------------
 
 
-class TopLogprob(Entry):
+class TopLogprob(AnswerModel):
     token: str
     logprob: float
     bytes: list[int] | None
@@ -167,18 +168,18 @@ class TokenLogprob(TopLogprob):
     top_logprobs: list[TopLogprob]
 
 
-class ChatLogprobs(Entry):
+class ChatLogprobs(AnswerModel):
     content: list[TokenLogprob] | None
     refusal: None = None
 
 
-class AnswerMessage(Entry):
+class AnswerMessage(AnswerModel):
     role: Literal["assistant"]
     content: str | None
     refusal: None
 
 
-class ChatChoice(Entry):
+class ChatChoice(AnswerModel):
     index: int
     message: AnswerMessage
     logprobs: ChatLogprobs | None
@@ -194,12 +195,12 @@ class ChatCompletion(Answer):
     prompt_logprobs: PromptLogprobs | None = None
 
 
-class ChatDelta(Entry):
+class ChatDelta(AnswerModel):
     role: Literal["assistant"] | None = None
     content: str | None = None
 
 
-class ChatChunkChoice(Entry):
+class ChatChunkChoice(AnswerModel):
     index: int
     delta: ChatDelta
     logprobs: ChatLogprobs | None

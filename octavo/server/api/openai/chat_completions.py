@@ -1,4 +1,4 @@
-"""``POST /v1/chat/completions``."""
+"""``POST /v1/chat/completions``, OpenAI's route for conversations."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 
 from octavo.base.errors import InvalidRequestError
-from octavo.server.api.generation_job import Job
+from octavo.server.api.generation_job import GenerationJob
 from octavo.server.api.openai.chat_body import (
     ChatCompletion,
     ChatCompletionChunk,
@@ -17,14 +17,14 @@ from octavo.server.api.openai.choices import answer, create_head
 from octavo.server.api.openai.logprobs import TokenNames, chat_logprobs, prompt_logprobs
 from octavo.server.api.responses import describe
 from octavo.server.api.sampling import (
-    check_length,
     check_stream_fields,
     context_of,
-    is_endless,
+    may_exceed_context,
+    resolve_max_tokens,
     to_sampling_params,
     truncate,
 )
-from octavo.server.api.service import Service
+from octavo.server.api.server_context import ServerContext
 from octavo.server.http.body import JsonRoute, work_on_body
 from octavo.server.http.context import request_context
 from octavo.serving.outputs import Delta
@@ -32,7 +32,7 @@ from octavo.serving.outputs import Delta
 ROUTE = "/v1/chat/completions"
 
 
-def create_router(service: Service) -> APIRouter:
+def create_router(server: ServerContext) -> APIRouter:
     router = APIRouter(route_class=JsonRoute, tags=["OpenAI"])
 
     @router.post(
@@ -40,24 +40,26 @@ def create_router(service: Service) -> APIRouter:
     )
     async def create_chat_completion(body: ChatCompletionRequest, request: Request) -> Response:
         """Continue a conversation."""
-        service.check_model(body.model)
-        head = create_head(service, request, body, "chatcmpl")
-        job = await _begin(service, body, request)
-        return await answer(service, request, body, head, job, _ChatChoices(service, body))
+        server.check_model(body.model)
+        head = create_head(server, request, body, "chatcmpl")
+        job = await _begin(server, body, request)
+        return await answer(server, request, body, head, job, _ChatChoiceWriter(server, body))
 
     return router
 
 
-async def _begin(service: Service, body: ChatCompletionRequest, request: Request) -> Job:
-    facts = service.engine.facts
+async def _begin(
+    server: ServerContext, body: ChatCompletionRequest, request: Request
+) -> GenerationJob:
+    facts = server.engine.facts
     check_stream_fields(body)
     if body.top_logprobs and not body.logprobs:
         raise InvalidRequestError("needs logprobs to be true", "top_logprobs")
     asked = body.max_completion_tokens or body.max_tokens
     room = context_of(facts) - (asked or 1)
-    endless = is_endless(body, asked, facts)
+    endless = may_exceed_context(body, asked, facts)
     messages, tools = await work_on_body(request, body.for_template)
-    prompt = await service.prompts.chat(
+    prompt = await server.prompts.chat(
         messages,
         tools=tools,
         documents=body.documents,
@@ -74,39 +76,41 @@ async def _begin(service: Service, body: ChatCompletionRequest, request: Request
     params = to_sampling_params(
         body,
         facts,
-        max_tokens=check_length(len(token_ids), asked, facts, body),
+        max_tokens=resolve_max_tokens(len(token_ids), asked, facts, body),
         logprobs=(body.top_logprobs or 0) if body.logprobs else None,
         prompt_logprobs=body.prompt_logprobs,
     )
-    return await Job(service, request_context(request), ROUTE, body, [token_ids], params).begin()
+    return await GenerationJob(
+        server, request_context(request), ROUTE, body, [token_ids], params
+    ).begin()
 
 
 def _adds_generation_prompt(body: ChatCompletionRequest) -> bool:
-    """Unless the last message goes on; to ask for both is an error, which the template reports."""
+    """True unless the last message is to be continued; the template refuses to do both."""
     if body.add_generation_prompt is None:
         return not body.continue_final_message
     return body.add_generation_prompt
 
 
-class _ChatChoices:
-    """A `ChoiceWriter`."""
+class _ChatChoiceWriter:
+    """A `ChoiceWriter` for chat completions."""
 
     object = "chat.completion"
     chunk_object = "chat.completion.chunk"
     counts_output = True
 
-    def __init__(self, service: Service, body: ChatCompletionRequest):
+    def __init__(self, server: ServerContext, body: ChatCompletionRequest):
         self._body = body
         self._names = TokenNames(
-            service.prompts.tokenizer, as_ids=bool(body.return_tokens_as_token_ids)
+            server.prompts.tokenizer, as_ids=bool(body.return_tokens_as_token_ids)
         )
         self.names_tokens = bool(body.logprobs) or body.prompt_logprobs is not None
 
-    def first(self, job: Job, index: int) -> dict[str, Any]:
+    def first(self, job: GenerationJob, index: int) -> dict[str, Any]:
         delta = {"role": "assistant", "content": ""}
         return {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
 
-    def next(self, job: Job, index: int, delta: Delta) -> dict[str, Any] | None:
+    def next(self, job: GenerationJob, index: int, delta: Delta) -> dict[str, Any] | None:
         is_last = delta.finish_reason is not None
         if not (delta.text or is_last or delta.logprobs or self._body.return_token_ids):
             return None
@@ -122,7 +126,7 @@ class _ChatChoices:
             choice["token_ids"] = delta.token_ids
         return choice
 
-    def whole(self, job: Job, index: int, completion: Delta) -> dict[str, Any]:
+    def whole(self, job: GenerationJob, index: int, completion: Delta) -> dict[str, Any]:
         choice = {
             "index": index,
             "message": {"role": "assistant", "content": completion.text, "refusal": None},
@@ -136,7 +140,7 @@ class _ChatChoices:
             choice["token_ids"] = completion.token_ids
         return choice
 
-    def about_prompt(self, job: Job) -> dict[str, Any]:
+    def about_prompt(self, job: GenerationJob) -> dict[str, Any]:
         extra: dict[str, Any] = {}
         generation = job.generations[0]
         if self._body.return_token_ids:

@@ -1,6 +1,6 @@
-"""From generations to OpenAI's answers, whole or as a stream; chat and completions alike.
+"""Make OpenAI's answers from generations, whole or as a stream, for chats and completions.
 
-What differs between the two is how a choice is written: their `ChoiceWriter`s.
+The two differ in how a choice is written: each has a `ChoiceWriter`.
 
 A sample that failed alone (its row had no valid probabilities) is a choice with the finish_reason
 "error". If none succeeded, the request is answered with an error instead: a status, or in a stream
@@ -20,9 +20,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from octavo import __version__
-from octavo.server.api.generation_job import MANY_ENTRIES, Job, num_entries, sample_error
+from octavo.server.api.generation_job import MANY_ENTRIES, GenerationJob, num_entries, sample_error
 from octavo.server.api.requests import GenerationFields
-from octavo.server.api.service import Service
+from octavo.server.api.server_context import ServerContext
 from octavo.server.engine.response_cache import cache_headers
 from octavo.server.http.background import briefly_in_background, in_background
 from octavo.server.http.context import request_context
@@ -37,28 +37,28 @@ class ChoiceWriter(Protocol):
     object: str
     chunk_object: str
     counts_output: bool  # whether what was generated is part of the answer
-    names_tokens: bool  # whether the tokenizer is asked what tokens are called
+    names_tokens: bool  # whether it needs the tokenizer for the names of tokens
 
-    def first(self, job: Job, index: int) -> dict[str, Any] | None:
-        """The first choice object of a stream, once something is known of its prompt."""
+    def first(self, job: GenerationJob, index: int) -> dict[str, Any] | None:
+        """Return the first choice object of a stream, once its prompt has been computed."""
         ...
 
-    def next(self, job: Job, index: int, delta: Delta) -> dict[str, Any] | None:
-        """The choice object for what is new, or None if that is nothing for the client."""
+    def next(self, job: GenerationJob, index: int, delta: Delta) -> dict[str, Any] | None:
+        """Return the choice object for new output, or None if it has nothing for the client."""
         ...
 
-    def whole(self, job: Job, index: int, completion: Delta) -> dict[str, Any]:
-        """The choice object of an answer that is not streamed."""
+    def whole(self, job: GenerationJob, index: int, completion: Delta) -> dict[str, Any]:
+        """Return the choice object of an answer that is not streamed."""
         ...
 
-    def about_prompt(self, job: Job) -> dict[str, Any]:
-        """Fields of the answer beside its choices."""
+    def about_prompt(self, job: GenerationJob) -> dict[str, Any]:
+        """Return fields of the answer beside its choices."""
         ...
 
 
 @dataclass(frozen=True)
-class ChunkHead:
-    """What the answer, and every chunk of it, begins with."""
+class AnswerHead:
+    """The fields that an answer, and every chunk of it, begins with."""
 
     id: str
     model: str
@@ -76,37 +76,37 @@ class ChunkHead:
 
 
 def create_head(
-    service: Service, request: Request, fields: GenerationFields, prefix: str
-) -> ChunkHead:
-    """The head of a new answer; its id contains the client's, if it brought one."""
+    server: ServerContext, request: Request, fields: GenerationFields, prefix: str
+) -> AnswerHead:
+    """Return the head of a new answer; its id contains the client's, if it brought one."""
     own_id = fields.request_id or request_context(request).external_id
-    return ChunkHead(
+    return AnswerHead(
         id=f"{prefix}-{own_id}",
-        model=fields.model or service.model_names[0],
-        system_fingerprint=_fingerprint(repr(sorted(service.engine.facts.info.items()))),
+        model=fields.model or server.model_names[0],
+        system_fingerprint=_fingerprint(repr(sorted(server.engine.facts.info.items()))),
         created=int(time.time()),
     )
 
 
 @lru_cache(maxsize=8)
 def _fingerprint(info: str) -> str:
-    """Another one as soon as the engine could compute something else."""
+    """Return an id that changes whenever the engine could compute something else."""
     return f"octavo-{__version__}-{hashlib.sha256(info.encode()).hexdigest()[:12]}"
 
 
 async def answer(
-    service: Service,
+    server: ServerContext,
     request: Request,
     fields: GenerationFields,
-    head: ChunkHead,
-    job: Job,
+    head: AnswerHead,
+    job: GenerationJob,
     writer: ChoiceWriter,
 ) -> Response:
-    """The response of a job, which is closed when that is over."""
+    """Return the response of a job, which is closed when the response is over."""
     headers = cache_headers(job)
     if fields.stream:
         chunks = _chunks(fields, head, job, writer)
-        return EventStream(chunks, [job], service.settings, headers=headers)
+        return EventStream(chunks, [job], server.settings, headers=headers)
     try:
         completions = await run_until_disconnect(request, job.collect())
     finally:
@@ -130,8 +130,8 @@ def _check_success(ends: list[Delta]) -> None:
 
 
 def _whole(
-    head: ChunkHead,
-    job: Job,
+    head: AnswerHead,
+    job: GenerationJob,
     writer: ChoiceWriter,
     completions: list[list[Delta]],
     to_json: Callable[[Any], str],
@@ -156,9 +156,9 @@ def _whole(
 
 
 async def _chunks(
-    fields: GenerationFields, head: ChunkHead, job: Job, writer: ChoiceWriter
+    fields: GenerationFields, head: AnswerHead, job: GenerationJob, writer: ChoiceWriter
 ) -> AsyncGenerator[bytes, None]:
-    """The events of a stream but for its end. Begins when the engine has something to say."""
+    """Yield the events of a stream but for its end. The first comes when the engine has output."""
     options = fields.stream_options
     has_usage_chunk = options is not None and bool(options.include_usage)
     has_usage = options is not None and bool(options.continuous_usage_stats)
@@ -215,8 +215,8 @@ async def _chunks(
         yield event([], {**usage, **_timings(job)}).encode()
 
 
-def _check_only_sample(job: Job, deltas: list[Delta]) -> None:
-    """An only sample that fails at once gets a status, rather than a stream with an error."""
+def _check_only_sample(job: GenerationJob, deltas: list[Delta]) -> None:
+    """Raise the error of an only sample that fails at once: it gets a status, not a stream."""
     if len(job.generations) == 1 and job.params.n == 1 and deltas[-1].finish_reason == "error":
         raise sample_error(deltas[-1].error)
 
@@ -225,6 +225,6 @@ def _end(delta: Delta) -> Delta:
     return Delta(delta.index, finish_reason=delta.finish_reason, error=delta.error)
 
 
-def _timings(job: Job) -> dict[str, Any]:
+def _timings(job: GenerationJob) -> dict[str, Any]:
     timings = job.timings()
     return {} if timings is None else {"timings": timings}

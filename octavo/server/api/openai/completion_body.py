@@ -1,4 +1,4 @@
-"""Bodies of ``/v1/completions``."""
+"""Bodies of requests to ``/v1/completions``, and the form of its answers."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pydantic import Field, PlainValidator, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
 from octavo.core.sampling_params import MAX_LOGPROBS, MAX_N
-from octavo.server.api.answers import Answer, Entry, PromptLogprobs
+from octavo.server.api.answers import Answer, AnswerModel, PromptLogprobs
 from octavo.server.api.fields import MAX_INT, MAX_TOKEN_ID, Unsupported, first_that_is_no_token_id
 from octavo.server.api.requests import GenerationFields
 from octavo.server.settings import MAX_PROMPTS
@@ -19,10 +19,10 @@ Prompt: TypeAlias = str | list[int]
 
 
 def _to_prompts(value: Any) -> list[Prompt]:
-    """The prompts: a text, a list of token ids, or a list of such.
+    """Return the prompts of a text, a list of token ids, or a list of such.
 
-    By hand, because there may be a million token ids, and pydantic would tell of each how it fails
-    to be any of the alternatives.
+    It does not use pydantic, because there may be a million token ids, and pydantic would report
+    for each how it fails to be any of the alternatives.
     """
     if isinstance(value, str) or _is_token_ids(value):
         return [value]
@@ -89,14 +89,14 @@ class CompletionRequest(GenerationFields):
 # -- answers -----------------------------------------------------------------------------------
 
 
-class CompletionLogprobs(Entry):
+class CompletionLogprobs(AnswerModel):
     text_offset: list[int]
     token_logprobs: list[float | None]
     tokens: list[str]
     top_logprobs: list[dict[str, float] | None]
 
 
-class CompletionChoice(Entry):
+class CompletionChoice(AnswerModel):
     index: int
     text: str
     logprobs: CompletionLogprobs | None
@@ -112,7 +112,7 @@ class Completion(Answer):
     choices: list[CompletionChoice]
 
 
-class CompletionChunkChoice(Entry):
+class CompletionChunkChoice(AnswerModel):
     index: int
     text: str
     logprobs: CompletionLogprobs | None

@@ -1,4 +1,4 @@
-"""``POST /v1/completions``."""
+"""``POST /v1/completions``, OpenAI's route for texts."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from fastapi import APIRouter, Request, Response
 from octavo.base.errors import InvalidRequestError
 from octavo.core.batch import TokenLogprobs
 from octavo.core.limits import checked_token_ids
-from octavo.server.api.generation_job import Job
+from octavo.server.api.generation_job import GenerationJob
 from octavo.server.api.openai import completion_body as protocol
 from octavo.server.api.openai.choices import answer, create_head
 from octavo.server.api.openai.completion_body import CompletionRequest, Prompt
 from octavo.server.api.openai.logprobs import CompletionLogprobs, TokenNames, prompt_logprobs
 from octavo.server.api.responses import describe
 from octavo.server.api.sampling import (
-    check_length,
     check_stream_fields,
     context_of,
-    is_endless,
+    may_exceed_context,
+    resolve_max_tokens,
     to_sampling_params,
     truncate,
 )
-from octavo.server.api.service import Service
+from octavo.server.api.server_context import ServerContext
 from octavo.server.engine.generation import EngineFacts
 from octavo.server.http.body import JsonRoute
 from octavo.server.http.context import request_context
@@ -33,7 +33,7 @@ ROUTE = "/v1/completions"
 DEFAULT_MAX_TOKENS = 16
 
 
-def create_router(service: Service) -> APIRouter:
+def create_router(server: ServerContext) -> APIRouter:
     router = APIRouter(route_class=JsonRoute, tags=["OpenAI"])
 
     @router.post(
@@ -43,34 +43,38 @@ def create_router(service: Service) -> APIRouter:
     )
     async def create_completion(body: CompletionRequest, request: Request) -> Response:
         """Continue one text or several."""
-        service.check_model(body.model)
-        head = create_head(service, request, body, "cmpl")
-        prompts = await _prompts(service, body)
-        writer = _CompletionChoices(service, body, await _echoed_texts(service, body, prompts))
-        job = await _begin(service, body, request, prompts)
-        return await answer(service, request, body, head, job, writer)
+        server.check_model(body.model)
+        head = create_head(server, request, body, "cmpl")
+        prompts = await _prompts(server, body)
+        writer = _CompletionChoiceWriter(server, body, await _echoed_texts(server, body, prompts))
+        job = await _begin(server, body, request, prompts)
+        return await answer(server, request, body, head, job, writer)
 
     return router
 
 
-async def _prompts(service: Service, body: CompletionRequest) -> list[list[int]]:
+async def _prompts(server: ServerContext, body: CompletionRequest) -> list[list[int]]:
     _check_combinations(body)
-    facts = service.engine.facts
+    facts = server.engine.facts
     asked = _asked_tokens(body, facts)
-    return [await _to_token_ids(service, body, prompt, facts, asked) for prompt in body.prompt]
+    return [await _to_token_ids(server, body, prompt, facts, asked) for prompt in body.prompt]
 
 
 def _asked_tokens(body: CompletionRequest, facts: EngineFacts) -> int:
-    """The engine always generates: to score a prompt costs a token that nobody sees."""
+    """Return the number of tokens to generate.
+
+    The engine always generates: scoring a prompt (``max_tokens`` 0) costs a token that is not
+    shown.
+    """
     if body.max_tokens is None:
         return min(DEFAULT_MAX_TOKENS, facts.max_output_tokens or DEFAULT_MAX_TOKENS)
     return max(body.max_tokens, 1)
 
 
 async def _echoed_texts(
-    service: Service, body: CompletionRequest, prompts: list[list[int]]
+    server: ServerContext, body: CompletionRequest, prompts: list[list[int]]
 ) -> list[str]:
-    """What stands before each answer: its prompt, if ``echo`` asks for it."""
+    """Return the text before each answer: its prompt, if ``echo`` asks for it."""
     if not body.echo:
         return [""] * len(prompts)
     skip = body.skip_special_tokens is not False
@@ -79,17 +83,17 @@ async def _echoed_texts(
         if isinstance(given, str) and body.truncate_prompt_tokens is None:
             texts.append(given)
         else:
-            texts.append(await service.prompts.detokenize(token_ids, skip_special_tokens=skip))
+            texts.append(await server.prompts.detokenize(token_ids, skip_special_tokens=skip))
     return texts
 
 
 async def _begin(
-    service: Service, body: CompletionRequest, request: Request, prompts: list[list[int]]
-) -> Job:
-    facts = service.engine.facts
+    server: ServerContext, body: CompletionRequest, request: Request, prompts: list[list[int]]
+) -> GenerationJob:
+    facts = server.engine.facts
     asked = _asked_tokens(body, facts)
     if body.max_tokens == -1:
-        asked = min(check_length(len(prompt), None, facts) for prompt in prompts)
+        asked = min(resolve_max_tokens(len(prompt), None, facts) for prompt in prompts)
     params = to_sampling_params(
         body,
         facts,
@@ -97,7 +101,9 @@ async def _begin(
         logprobs=body.logprobs,
         prompt_logprobs=_num_prompt_logprobs(body),
     )
-    return await Job(service, request_context(request), ROUTE, body, prompts, params).begin()
+    return await GenerationJob(
+        server, request_context(request), ROUTE, body, prompts, params
+    ).begin()
 
 
 def _check_combinations(body: CompletionRequest) -> None:
@@ -111,18 +117,25 @@ def _check_combinations(body: CompletionRequest) -> None:
 
 
 def _num_prompt_logprobs(body: CompletionRequest) -> int | None:
-    """With ``echo``, the prompt is part of the text, and ``logprobs`` are of all the text."""
+    """Return how many log-probabilities the prompt's tokens need.
+
+    With ``echo``, the prompt is part of the text, and ``logprobs`` are of all the text.
+    """
     counts = [body.prompt_logprobs, body.logprobs if body.echo else None]
     return max((count for count in counts if count is not None), default=None)
 
 
 async def _to_token_ids(
-    service: Service, body: CompletionRequest, prompt: Prompt, facts: EngineFacts, max_tokens: int
+    server: ServerContext,
+    body: CompletionRequest,
+    prompt: Prompt,
+    facts: EngineFacts,
+    max_tokens: int,
 ) -> list[int]:
     room = context_of(facts) - max_tokens
-    endless = is_endless(body, max_tokens, facts)
+    endless = may_exceed_context(body, max_tokens, facts)
     if isinstance(prompt, str):
-        token_ids = await service.prompts.text(
+        token_ids = await server.prompts.text(
             prompt,
             add_special_tokens=body.add_special_tokens is not False,
             limit=room if body.truncate_prompt_tokens is None and not endless else None,
@@ -130,24 +143,24 @@ async def _to_token_ids(
     else:
         token_ids = checked_token_ids(prompt, facts.vocab_size, "prompt")
     token_ids = truncate(token_ids, body, room)
-    check_length(len(token_ids), max_tokens, facts, body)
+    resolve_max_tokens(len(token_ids), max_tokens, facts, body)
     return token_ids
 
 
-class _CompletionChoices:
-    """A `ChoiceWriter`."""
+class _CompletionChoiceWriter:
+    """A `ChoiceWriter` for completions."""
 
     object = chunk_object = "text_completion"
 
-    def __init__(self, service: Service, body: CompletionRequest, echoed: list[str]):
+    def __init__(self, server: ServerContext, body: CompletionRequest, echoed: list[str]):
         self._body, self._echoed = body, echoed
-        self._tokenizer = service.prompts.tokenizer
+        self._tokenizer = server.prompts.tokenizer
         self._names = TokenNames(self._tokenizer, as_ids=bool(body.return_tokens_as_token_ids))
         self._logprobs: dict[int, CompletionLogprobs] = {}
         self.counts_output = body.max_tokens != 0
         self.names_tokens = body.logprobs is not None or body.prompt_logprobs is not None
 
-    def first(self, job: Job, index: int) -> dict[str, Any] | None:
+    def first(self, job: GenerationJob, index: int) -> dict[str, Any] | None:
         logprobs = self._next_logprobs(job, index, [], [])  # which reads the prompt, if any do
         if not (self._body.echo or self._body.return_token_ids):
             return None
@@ -162,7 +175,7 @@ class _CompletionChoices:
             choice["token_ids"] = []
         return choice
 
-    def next(self, job: Job, index: int, delta: Delta) -> dict[str, Any] | None:
+    def next(self, job: GenerationJob, index: int, delta: Delta) -> dict[str, Any] | None:
         is_last = delta.finish_reason is not None
         if not self.counts_output:
             delta = Delta(delta.index, "", [], [], "length" if is_last else None)
@@ -180,7 +193,7 @@ class _CompletionChoices:
             choice["token_ids"] = delta.token_ids
         return choice
 
-    def whole(self, job: Job, index: int, completion: Delta) -> dict[str, Any]:
+    def whole(self, job: GenerationJob, index: int, completion: Delta) -> dict[str, Any]:
         if not self.counts_output:
             completion = Delta(completion.index, finish_reason="length")
         logprobs = self._next_logprobs(job, index, completion.token_ids, completion.logprobs)
@@ -199,19 +212,22 @@ class _CompletionChoices:
             choice["prompt_token_ids"] = self._prompt(job, index)
         return choice
 
-    def about_prompt(self, job: Job) -> dict[str, Any]:
+    def about_prompt(self, job: GenerationJob) -> dict[str, Any]:
         return {}
 
-    def _prompt(self, job: Job, index: int) -> list[int]:
+    def _prompt(self, job: GenerationJob, index: int) -> list[int]:
         return job.generations[index // job.params.n].request.prompt_token_ids
 
-    def _prompt_text(self, job: Job, index: int) -> str:
+    def _prompt_text(self, job: GenerationJob, index: int) -> str:
         return self._echoed[index // job.params.n]
 
     def _next_logprobs(
-        self, job: Job, index: int, token_ids: list[int], entries: list[TokenLogprobs]
+        self, job: GenerationJob, index: int, token_ids: list[int], entries: list[TokenLogprobs]
     ) -> Any:
-        """Of these tokens; at the beginning, with ``echo``, of those of the prompt before them."""
+        """Return the ``logprobs`` of these tokens.
+
+        The first call of a choice with ``echo`` adds those of the prompt before them.
+        """
         if self._body.logprobs is None:
             return None
         writer = self._logprobs.get(index)

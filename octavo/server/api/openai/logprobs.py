@@ -1,4 +1,4 @@
-"""Log-probabilities, in the shapes of chat, of completions and of prompts."""
+"""Log-probabilities, in the forms of chats, of completions and of prompts."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from octavo.core.batch import TokenLogprobs
 from octavo.text.tokenizer import Tokenizer
 
-LOWEST = -9999.0  # what -inf, which JSON does not have, is written as
+LOWEST = -9999.0  # stands for -inf, which JSON does not have
 
 
 def finite(logprob: float) -> float:
@@ -16,7 +16,7 @@ def finite(logprob: float) -> float:
 
 
 class TokenNames:
-    """How tokens are written where text is expected.
+    """Names of tokens, where text is expected.
 
     A token whose bytes are only a part of a character is named by its bytes, as OpenAI does; with
     ``as_ids`` every token is named by its id.
@@ -43,7 +43,7 @@ class TokenNames:
 
 
 def chat_logprobs(entries: Iterable[TokenLogprobs], names: TokenNames) -> dict[str, Any]:
-    """The ``logprobs`` object of a chat choice."""
+    """Return the ``logprobs`` object of a chat choice."""
     return {"content": [_chat_entry(entry, names) for entry in entries], "refusal": None}
 
 
@@ -68,8 +68,8 @@ def _chat_token(token_id: int, logprob: float, names: TokenNames) -> dict[str, A
 class CompletionLogprobs:
     """Makes the ``logprobs`` objects of one choice of completions, piece by piece.
 
-    ``text_offset`` is where a token's text begins in the whole text of the choice: as far as the
-    characters go that were complete before it.
+    ``text_offset`` is where a token's text begins in the whole text of the choice: the number of
+    characters that were complete before it.
 
     Args:
         before: the tokens that came before, if their text is not in the choice.
@@ -90,7 +90,7 @@ class CompletionLogprobs:
         self._offset = 0
 
     def next(self, token_ids: Sequence[int], entries: Sequence[TokenLogprobs | None]) -> Any:
-        """The object for these tokens, which come after the last ones. None is not known."""
+        """Return the object for the next tokens. An entry of None is unknown."""
         return {
             "text_offset": [self._advance(token_id) for token_id in token_ids],
             "token_logprobs": [None if one is None else finite(one.logprob) for one in entries],
@@ -99,7 +99,7 @@ class CompletionLogprobs:
         }
 
     def _top(self, entry: TokenLogprobs) -> dict[str, float]:
-        """The most likely tokens, and the one that is there."""
+        """Return the most likely tokens, and the one that was sampled."""
         top: dict[str, float] = {}
         for token_id, logprob in (*entry.top, (entry.token_id, entry.logprob)):
             top.setdefault(self._names.name(token_id), finite(logprob))
@@ -119,7 +119,7 @@ class CompletionLogprobs:
 
 
 def prompt_logprobs(entries: Iterable[TokenLogprobs], names: TokenNames) -> list[Any]:
-    """vLLM's ``prompt_logprobs``: by position and token id. The first token has none."""
+    """Return vLLM's ``prompt_logprobs``: by position and token id. The first token has none."""
     return [None, *(_prompt_entry(entry, names) for entry in entries)]
 
 

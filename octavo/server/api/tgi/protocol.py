@@ -1,4 +1,4 @@
-"""What TGI's clients send and read, field by field."""
+"""Requests and answers of TGI's API, field by field."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ FinishReason = Literal["length", "eos_token", "stop_sequence"]
 
 
 class TgiParameters(Body):
-    """How to generate. Greedy, unless a field asks for sampling."""
+    """Parameters of generation. It is greedy, unless a field asks for sampling."""
 
     refused = GenerationFields.names_with_effect() | {"logprobs"}
 
@@ -55,7 +55,7 @@ class TgiParameters(Body):
 
 
 class TgiRequest(Body):
-    """A prompt, in TGI's words."""
+    """A prompt to be completed, with TGI's fields."""
 
     inputs: str = Field(min_length=1)
     parameters: TgiParameters | None = None
@@ -63,7 +63,7 @@ class TgiRequest(Body):
 
 
 class TgiStreamRequest(TgiRequest):
-    """The same, where there is nothing but streams."""
+    """A prompt for the route that always streams."""
 
     stream: Literal[True] | None = None
 
@@ -71,7 +71,7 @@ class TgiStreamRequest(TgiRequest):
 class TgiPrefillToken(BaseModel):
     id: int
     text: str
-    logprob: float | None = Field(description="of the first token nothing is known")
+    logprob: float | None = Field(description="null for the first token")
 
 
 class TgiToken(BaseModel):
@@ -91,7 +91,7 @@ class _Sequence(BaseModel):
 
 
 class TgiOtherSequence(_Sequence):
-    """One that ``best_of`` has beaten."""
+    """A sequence that was generated for ``best_of``, but is not the best."""
 
     generated_text: str
 

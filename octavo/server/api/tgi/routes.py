@@ -2,7 +2,7 @@
 
 Where octavo differs from TGI, on purpose:
 
-- A field that the engine cannot do is an error that names it. TGI ignores some.
+- A field that the engine does not support is an error that names it. TGI ignores some.
 - Errors have octavo's statuses (400 where TGI says 422), and a body that both TGI's clients and
   programs that know OpenAI's errors can read: ``error`` and ``error_type`` are TGI's, ``type``,
   ``param`` and ``code`` are OpenAI's, without the object around them.
@@ -25,12 +25,12 @@ from octavo.base.errors import InvalidRequestError
 from octavo.core.batch import TokenLogprobs
 from octavo.core.sampling_params import MAX_N, MAX_STOP_STRINGS, SamplingParams
 from octavo.server.api.answers import Error
-from octavo.server.api.generation_job import MANY_ENTRIES, Job, num_entries, sample_error
+from octavo.server.api.generation_job import MANY_ENTRIES, GenerationJob, num_entries, sample_error
 from octavo.server.api.openai.logprobs import finite
 from octavo.server.api.requests import GenerationFields
 from octavo.server.api.responses import describe
-from octavo.server.api.sampling import check_length, context_of
-from octavo.server.api.service import Service
+from octavo.server.api.sampling import context_of, resolve_max_tokens
+from octavo.server.api.server_context import ServerContext
 from octavo.server.api.tgi.protocol import (
     TgiError,
     TgiInfo,
@@ -53,7 +53,7 @@ from octavo.text.detokenizer import IncrementalDetokenizer
 from octavo.text.tokenizer import Tokenizer
 
 DEFAULT_NEW_TOKENS = 100
-# What TGI calls errors of these statuses; others are one of the last two.
+# TGI's types of errors by status; others are one of the last two.
 _ERROR_TYPES = {429: "overloaded", 503: "overloaded", 504: "timeout"}
 _CLIENT_ERROR, _SERVER_ERROR = "validation", "generation"
 
@@ -76,8 +76,8 @@ class TgiRoute(JsonRoute):
         return tgi_error_response(error)
 
 
-def create_router(service: Service) -> APIRouter:
-    """TGI's routes, but for ``/generate``, which `api/octavo/generate.py` shares with it."""
+def create_router(server: ServerContext) -> APIRouter:
+    """Return TGI's routes, but for ``/generate``, which `api/octavo/generate.py` shares with it."""
     router = APIRouter(route_class=TgiRoute, tags=["TGI"])
     stream_only = _describe(TgiResponse, TgiStreamEvent)
     del stream_only[200]["model"]
@@ -90,21 +90,21 @@ def create_router(service: Service) -> APIRouter:
     )
     async def generate_stream(body: TgiStreamRequest, request: Request) -> Response:
         """Stream an answer."""
-        return await stream_tgi(service, body, request)
+        return await stream_tgi(server, body, request)
 
     @router.post("/", response_model=None, responses=_describe(list[TgiResponse], TgiStreamEvent))
     async def generate_either(body: TgiRequest, request: Request) -> Response:
-        """Stream an answer or not; this is where Hugging Face's client asks."""
+        """Stream an answer or not; Hugging Face's client uses this route."""
         if body.stream:
-            return await stream_tgi(service, body, request)
-        return await generate_tgi(service, body, request, in_list=True)
+            return await stream_tgi(server, body, request)
+        return await generate_tgi(server, body, request, in_list=True)
 
     @router.get("/info")
     async def info() -> TgiInfo:
-        """What is served, and its limits."""
-        facts = service.engine.facts
+        """Return facts about the served model, and the limits of requests."""
+        facts = server.engine.facts
         return TgiInfo(
-            model_id=service.model_names[0],
+            model_id=server.model_names[0],
             model_sha=None,
             model_pipeline_tag="text-generation",
             model_dtype=facts.info.get("dtype"),
@@ -128,7 +128,7 @@ def _describe(model: Any, chunk: type[BaseModel]) -> dict[int | str, Any]:
     responses = describe(model, chunk)
     for status, response in responses.items():
         if status != 200:
-            response["model"] = TgiError | Error  # errors of the gate are like everywhere
+            response["model"] = TgiError | Error  # `AccessControl` answers with the latter
     return responses
 
 
@@ -136,11 +136,11 @@ def _describe(model: Any, chunk: type[BaseModel]) -> dict[int | str, Any]:
 
 
 async def generate_tgi(
-    service: Service, body: TgiRequest, request: Request, *, in_list: bool = False
+    server: ServerContext, body: TgiRequest, request: Request, *, in_list: bool = False
 ) -> Response:
-    """The whole answer as one object."""
+    """Return the whole answer as one object."""
     parameters = body.parameters or TgiParameters()
-    job = await _begin(service, body, request, parameters, streams=False)
+    job = await _begin(server, body, request, parameters, streams=False)
     try:
         (completions,) = await run_until_disconnect(request, job.collect())
     finally:
@@ -148,7 +148,7 @@ async def generate_tgi(
     for completion in completions:
         check_sample(completion)
     completions.sort(key=_mean_logprob, reverse=True)
-    tokenizer = service.prompts.tokenizer
+    tokenizer = server.prompts.tokenizer
     if num_entries(job, [completions]) > MANY_ENTRIES:
         answer = await in_background(_full_answer, body, job, completions, tokenizer)
         text = await in_background(encode_in_pieces, [answer] if in_list else answer)
@@ -159,7 +159,10 @@ async def generate_tgi(
 
 
 def _full_answer(
-    body: TgiRequest, job: Job, completions: list[Delta], tokenizer: Tokenizer
+    body: TgiRequest,
+    job: GenerationJob,
+    completions: list[Delta],
+    tokenizer: Tokenizer,
 ) -> dict[str, Any]:
     parameters = body.parameters or TgiParameters()
     (generation,) = job.generations
@@ -182,8 +185,9 @@ def _full_answer(
     return answer
 
 
-async def stream_tgi(service: Service, body: TgiRequest, request: Request) -> EventStream:
-    """The answer token by token. Unlike OpenAI's streams, TGI's end without a word."""
+async def stream_tgi(server: ServerContext, body: TgiRequest, request: Request) -> EventStream:
+    """Return the answer token by token. Unlike OpenAI's streams, TGI's have no event for the
+    end."""
     parameters = body.parameters or TgiParameters()
     for name, value in (
         ("best_of", (parameters.best_of or 1) > 1),
@@ -191,11 +195,11 @@ async def stream_tgi(service: Service, body: TgiRequest, request: Request) -> Ev
     ):
         if value:
             raise _refuse(name, "cannot be had with streaming")
-    job = await _begin(service, body, request, parameters, streams=True)
+    job = await _begin(server, body, request, parameters, streams=True)
     return EventStream(
-        _stream_events(job, body, parameters, service.prompts.tokenizer),
+        _stream_events(job, body, parameters, server.prompts.tokenizer),
         [job],
-        service.settings,
+        server.settings,
         done=b"",
         headers=cache_headers(job),
         error_event=lambda error: event(tgi_error_body(to_http_error(error))),
@@ -204,20 +208,20 @@ async def stream_tgi(service: Service, body: TgiRequest, request: Request) -> Ev
 
 
 async def _begin(
-    service: Service,
+    server: ServerContext,
     body: TgiRequest,
     request: Request,
     parameters: TgiParameters,
     *,
     streams: bool,
-) -> Job:
-    facts = service.engine.facts
+) -> GenerationJob:
+    facts = server.engine.facts
     # What `truncate` cuts off may be longer than the context.
     limit = None if parameters.truncate else context_of(facts)
-    prompt = await run_until_disconnect(request, service.prompts.text(body.inputs, limit=limit))
+    prompt = await run_until_disconnect(request, server.prompts.text(body.inputs, limit=limit))
     if parameters.truncate:
         prompt = prompt[-parameters.truncate :]
-    max_tokens = check_length(
+    max_tokens = resolve_max_tokens(
         len(prompt), parameters.max_new_tokens, facts, field="parameters.max_new_tokens"
     )
     if parameters.max_new_tokens is None:
@@ -225,16 +229,18 @@ async def _begin(
     params = to_sampling_params(parameters, max_tokens=max_tokens, with_logprobs=streams)
     fields = GenerationFields.model_validate({"stream": streams, "seed": parameters.seed})
     route: str = request.scope["path"]
-    return await Job(service, request_context(request), route, fields, [prompt], params).begin()
+    return await GenerationJob(
+        server, request_context(request), route, fields, [prompt], params
+    ).begin()
 
 
 def to_sampling_params(
     parameters: TgiParameters, *, max_tokens: int, with_logprobs: bool
 ) -> SamplingParams:
-    """TGI's parameters in octavo's words, with a seed in any case: it could be run again.
+    """Convert TGI's parameters, always with a seed, so that the request can be run again.
 
     Raises:
-        InvalidRequestError: one of them asks for what the engine cannot do.
+        InvalidRequestError: the engine cannot do what one of them asks for.
     """
     if sum(map(len, parameters.stop or ())) > MAX_STOP_CHARS:
         raise _refuse("stop", f"at most {MAX_STOP_CHARS} characters in all")
@@ -260,13 +266,13 @@ def to_sampling_params(
     )
 
 
-# -- what is in an answer -----------------------------------------------------------------------
+# -- contents of answers ------------------------------------------------------------------------
 
 
 async def _stream_events(
-    job: Job, body: TgiRequest, parameters: TgiParameters, tokenizer: Tokenizer
+    job: GenerationJob, body: TgiRequest, parameters: TgiParameters, tokenizer: Tokenizer
 ) -> AsyncGenerator[bytes, None]:
-    """An event for each token; the text that a step brought comes with its last token."""
+    """Yield an event for each token; the text that a step brought comes with its last token."""
     (generation,) = job.generations
     parts = [body.inputs] if parameters.return_full_text else []
     index = 0
@@ -320,7 +326,7 @@ def _details(
 
 
 def _token_texts(token_ids: Sequence[int], tokenizer: Tokenizer) -> list[str]:
-    """What each token adds to the text."""
+    """Return the text that each token adds."""
     detokenizer = IncrementalDetokenizer(tokenizer)
     texts = [detokenizer.push([token_id]) for token_id in token_ids]
     if texts:
@@ -365,18 +371,21 @@ def _finish_reason(end: Delta) -> str:
     return "stop_sequence" if isinstance(end.stop_reason, str) else "eos_token"
 
 
-def _seed(job: Job) -> int | None:
+def _seed(job: GenerationJob) -> int | None:
     return job.params.seed if job.params.temperature else None
 
 
 def _mean_logprob(completion: Delta) -> float:
-    """By which TGI chooses the best of several, so that short answers have no advantage."""
+    """Return the mean log-probability of a completion's tokens.
+
+    TGI chooses the best of several by it, so that short answers have no advantage.
+    """
     logprobs = [entry.logprob for entry in completion.logprobs]
     return sum(logprobs) / len(logprobs) if logprobs else 0.0
 
 
 def check_sample(sample: Delta) -> None:
-    """Raises an error if a sample ended by neither a stop nor its length."""
+    """Raise an error if a sample ended by neither a stop nor its length."""
     if sample.finish_reason in ("error", "abort"):
         raise sample_error(sample.error)
 
@@ -389,7 +398,7 @@ def _refuse(name: str, reason: str) -> InvalidRequestError:
 
 
 def tgi_error_body(error: HttpError) -> dict[str, Any]:
-    """An error for TGI's clients, and for those who know OpenAI's."""
+    """Return an error body for TGI's clients, and for programs that know OpenAI's errors."""
     fallback = _SERVER_ERROR if error.status >= 500 else _CLIENT_ERROR
     fields = error_body(error)["error"]
     message = fields.pop("message")

@@ -21,10 +21,10 @@ from starlette.requests import ClientDisconnect
 from octavo.base.errors import ConfigError, EngineUnavailableError, QueueFullError
 from octavo.server.engine.generation import EngineObserver
 from octavo.server.http import shared_limits
+from octavo.server.http.access_control import AccessControl, DrainState
 from octavo.server.http.connection import uvicorn_config
 from octavo.server.http.context import request_context
 from octavo.server.http.errors import HttpError
-from octavo.server.http.gate import Gate, Lifecycle
 from octavo.server.http.listener import listen
 from octavo.server.http.tenants import Tenants
 from octavo.server.settings import KEY_VARIABLE, ServerSettings
@@ -40,12 +40,12 @@ def no_key_in_the_environment(monkeypatch):
 
 
 class RoomyEngine:
-    """All of an engine that the gate sees."""
+    """The part of an engine that access control uses."""
 
     def __init__(self):
         self.error: Exception | None = None
 
-    def check_room(self, tenant: str = "") -> None:
+    def check_capacity(self, tenant: str = "") -> None:
         if self.error is not None:
             raise self.error
 
@@ -122,16 +122,16 @@ class TTFTAdmission:
     def __init__(self, app=None, costly=frozenset((COSTLY,)), **settings):
         self.app = EchoApp() if app is None else app
         self.engine = RoomyEngine()
-        self.lifecycle = Lifecycle()
+        self.drain_state = DrainState()
         self.observer = RecordingObserver()
         self.settings = ServerSettings(**settings)
         self.tenants = Tenants(self.settings)
-        self.gate = Gate(
+        self.gate = AccessControl(
             self.app,
             self.settings,
             self.tenants,
             self.engine,
-            self.lifecycle,
+            self.drain_state,
             self.observer,
             costly,
         )
@@ -231,13 +231,13 @@ KEYS = {
 
 def test_deny_by_default():
     """Every route and method without the right key: only /health is open."""
-    door = TTFTAdmission(real_app(), api_key=(KEY,))
+    access = TTFTAdmission(real_app(), api_key=(KEY,))
 
     async def walk():
         for route in ROUTES:
             for method in METHODS:
                 for name, key in KEYS.items():
-                    reply = await door.ask_async(method, route, {"authorization": key})
+                    reply = await access.ask_async(method, route, {"authorization": key})
                     is_open = route == "/health" and method in ("GET", "HEAD")
                     expected = 200 if is_open else 401
                     assert reply.status == expected, (method, route, name, reply)
@@ -249,15 +249,15 @@ def test_deny_by_default():
 
 
 def test_the_right_key_opens_what_there_is():
-    door = TTFTAdmission(real_app(), api_key=("other", KEY))
+    access = TTFTAdmission(real_app(), api_key=("other", KEY))
 
     async def walk():
         for route in ROUTES:
             for method in METHODS:
-                reply = await door.ask_async(method, route, BEARER)
+                reply = await access.ask_async(method, route, BEARER)
                 expected = (403,) if route in OPERATORS else (200, 404, 405)
                 assert reply.status in expected, (method, route, reply)
-        assert (await door.ask_async("GET", "/v1/models", BEARER)).body == b'{"tenant":"key-2"}'
+        assert (await access.ask_async("GET", "/v1/models", BEARER)).body == b'{"tenant":"key-2"}'
 
     asyncio.run(walk())
 
@@ -303,10 +303,10 @@ SPELLINGS = [
 @pytest.mark.parametrize("path", SPELLINGS)
 @pytest.mark.parametrize("method", ["GET", "POST", "OPTIONS", "HEAD"])
 def test_other_spellings_open_nothing(path, method):
-    door = TTFTAdmission(api_key=(KEY,))
+    access = TTFTAdmission(api_key=(KEY,))
     for key in (None, "Bearer wrong"):
-        assert door.ask(method, path, {"authorization": key}).status in (400, 401)
-    assert not door.app.scopes
+        assert access.ask(method, path, {"authorization": key}).status in (400, 401)
+    assert not access.app.scopes
 
 
 @pytest.mark.parametrize(
@@ -314,9 +314,9 @@ def test_other_spellings_open_nothing(path, method):
     ["//v1/models", "/v1/./models", "/v1/../x", "/v1/%2e%2e/x", "/..", "/a\\b", "/a\nb", "/\ufffd"],
 )
 def test_paths_that_others_may_read_differently_reach_no_route(path):
-    door = TTFTAdmission()
-    assert door.ask("GET", path).status == 400
-    assert not door.app.scopes
+    access = TTFTAdmission()
+    assert access.ask("GET", path).status == 400
+    assert not access.app.scopes
 
 
 @pytest.mark.parametrize("path", ["/v1/models/org/na.me", "/.well-known/x", "/v1/models/..x"])
@@ -325,12 +325,12 @@ def test_usual_paths_pass(path):
 
 
 def test_a_browser_is_asked_for_the_key_of_the_page_only():
-    door = TTFTAdmission(api_key=(KEY,))
+    access = TTFTAdmission(api_key=(KEY,))
     for path in ("/", "/engine", "/docs"):
-        assert 'Basic realm="octavo"' in door.ask("GET", path)["www-authenticate"]
-    assert "Basic" not in door.ask("GET", "/v1/models")["www-authenticate"]
+        assert 'Basic realm="octavo"' in access.ask("GET", path)["www-authenticate"]
+    assert "Basic" not in access.ask("GET", "/v1/models")["www-authenticate"]
     password = base64.b64encode(f"me:{KEY}".encode()).decode()
-    assert door.ask("GET", "/", {"authorization": f"Basic {password}"}).status == 200
+    assert access.ask("GET", "/", {"authorization": f"Basic {password}"}).status == 200
 
 
 def test_websockets_are_closed():
@@ -342,15 +342,15 @@ def test_websockets_are_closed():
     async def send(message):
         sent.append(message)
 
-    door = TTFTAdmission()
-    asyncio.run(door.gate({"type": "websocket", "path": "/health", "headers": []}, receive, send))
+    access = TTFTAdmission()
+    asyncio.run(access.gate({"type": "websocket", "path": "/health", "headers": []}, receive, send))
     assert [message["type"] for message in sent] == ["websocket.close"]
-    assert not door.app.scopes
+    assert not access.app.scopes
 
 
 def test_an_open_server_knows_clients_by_address():
-    door = TTFTAdmission(real_app())
-    assert door.ask("GET", "/v1/models", client="10.1.2.3").body == b'{"tenant":"10.1.2.3"}'
+    access = TTFTAdmission(real_app())
+    assert access.ask("GET", "/v1/models", client="10.1.2.3").body == b'{"tenant":"10.1.2.3"}'
 
 
 # -- browsers ------------------------------------------------------------------------------------
@@ -395,8 +395,8 @@ def test_on_a_network_a_name_of_a_page_leads_nowhere():
 
 
 def test_behind_keys_a_network_may_use_any_name():
-    door = TTFTAdmission(host="0.0.0.0", api_key=(KEY,))
-    assert door.ask("GET", "/x", {"host": "gpu.lab:8000", **BEARER}).status == 200
+    access = TTFTAdmission(host="0.0.0.0", api_key=(KEY,))
+    assert access.ask("GET", "/x", {"host": "gpu.lab:8000", **BEARER}).status == 200
 
 
 @pytest.mark.parametrize(
@@ -420,8 +420,8 @@ def test_behind_keys_a_network_may_use_any_name():
 )
 @pytest.mark.parametrize("method", ["GET", "POST", "PUT", "DELETE", "OPTIONS"])
 def test_pages_of_foreign_origins_are_turned_away(origin, is_welcome, method):
-    door = TTFTAdmission(allowed_origin=("https://app.example",), api_key=(KEY,))
-    reply = door.ask(method, COSTLY, {"origin": origin, **BEARER})
+    access = TTFTAdmission(allowed_origin=("https://app.example",), api_key=(KEY,))
+    reply = access.ask(method, COSTLY, {"origin": origin, **BEARER})
     assert reply.status == (200 if is_welcome else 403)
     is_named = origin is not None and origin.lower() == "https://app.example"
     assert reply["access-control-allow-origin"] == (origin if is_named else None)
@@ -429,35 +429,35 @@ def test_pages_of_foreign_origins_are_turned_away(origin, is_welcome, method):
 
 
 def test_cors_is_off_by_default():
-    door = TTFTAdmission()
+    access = TTFTAdmission()
     preflight = {"origin": "https://app.example", "access-control-request-method": "POST"}
     for origin in ("https://app.example", "http://127.0.0.1:8000"):
-        reply = door.ask("OPTIONS", COSTLY, {**preflight, "origin": origin})
+        reply = access.ask("OPTIONS", COSTLY, {**preflight, "origin": origin})
         assert not [name for name, _ in reply.headers if name.startswith("access-control")]
-    assert door.ask("GET")["vary"] is None
+    assert access.ask("GET")["vary"] is None
 
 
 def test_preflights_of_allowed_pages_need_no_key():
-    door = TTFTAdmission(allowed_origin=("https://app.example",), api_key=(KEY,))
+    access = TTFTAdmission(allowed_origin=("https://app.example",), api_key=(KEY,))
     asked = {
         "origin": "https://app.example",
         "access-control-request-method": "POST",
         "access-control-request-headers": "authorization,content-type,x-stainless-lang",
     }
-    reply = door.ask("OPTIONS", COSTLY, asked)
+    reply = access.ask("OPTIONS", COSTLY, asked)
     assert reply.status == 204 and reply.body == b""
     assert reply["access-control-allow-headers"] == asked["access-control-request-headers"]
     assert "POST" in reply["access-control-allow-methods"]
     assert reply["access-control-allow-credentials"] is None
-    assert not door.app.scopes
-    assert door.ask("OPTIONS", COSTLY, {"origin": "https://app.example"}).status == 401
-    assert door.ask("OPTIONS", COSTLY, {**asked, "origin": "https://x.example"}).status == 403
-    assert door.ask("POST", COSTLY, {**asked, "authorization": "Bearer no"}).status == 401
+    assert not access.app.scopes
+    assert access.ask("OPTIONS", COSTLY, {"origin": "https://app.example"}).status == 401
+    assert access.ask("OPTIONS", COSTLY, {**asked, "origin": "https://x.example"}).status == 403
+    assert access.ask("POST", COSTLY, {**asked, "authorization": "Bearer no"}).status == 401
 
 
 def test_an_allowed_page_can_read_why_it_was_refused():
-    door = TTFTAdmission(allowed_origin=("https://app.example",), api_key=(KEY,))
-    reply = door.ask("POST", COSTLY, {"origin": "https://app.example"})
+    access = TTFTAdmission(allowed_origin=("https://app.example",), api_key=(KEY,))
+    reply = access.ask("POST", COSTLY, {"origin": "https://app.example"})
     assert reply.status == 401
     assert reply["access-control-allow-origin"] == "https://app.example"
 
@@ -473,22 +473,22 @@ def test_what_is_no_origin_cannot_be_allowed(origin):
 
 @pytest.mark.parametrize("given", ["abc", "a" * 128, "x-1:2/3=~!"])
 def test_a_sane_request_id_comes_back(given):
-    door = TTFTAdmission()
-    assert door.ask("GET", headers={"x-request-id": given})["x-request-id"] == given
-    assert door.app.scopes[0]["octavo"].external_id == given
+    access = TTFTAdmission()
+    assert access.ask("GET", headers={"x-request-id": given})["x-request-id"] == given
+    assert access.app.scopes[0]["octavo"].external_id == given
 
 
 @pytest.mark.parametrize("given", [None, "", "a" * 129, "a b", "a\r\nX: y", "\x1b[31m", "\u00e9"])
 def test_another_is_replaced(given):
-    door = TTFTAdmission(api_key=(KEY,))
-    ids = {door.ask("GET", headers={"x-request-id": given})["x-request-id"] for _ in range(3)}
+    access = TTFTAdmission(api_key=(KEY,))
+    ids = {access.ask("GET", headers={"x-request-id": given})["x-request-id"] for _ in range(3)}
     assert len(ids) == 3
     assert all(re.fullmatch(r"req-[0-9a-f]{24}", one) for one in ids)
 
 
 @pytest.mark.parametrize("name", ["authorization", "origin", "host", "x-request-id"])
 def test_a_header_that_decides_cannot_come_twice(name):
-    door = TTFTAdmission()
+    access = TTFTAdmission()
 
     async def ask():
         sent = []
@@ -499,20 +499,20 @@ def test_a_header_that_decides_cannot_come_twice(name):
         async def send(message):
             sent.append(message)
 
-        await door.gate(scope, None, send)
+        await access.gate(scope, None, send)
         return sent[0]["status"]
 
     assert asyncio.run(ask()) == 400
 
 
 def test_every_answer_is_marked():
-    door = TTFTAdmission(api_key=(KEY,))
-    for reply in (door.ask("GET"), door.ask("GET", headers=BEARER)):
+    access = TTFTAdmission(api_key=(KEY,))
+    for reply in (access.ask("GET"), access.ask("GET", headers=BEARER)):
         assert reply["x-content-type-options"] == "nosniff"
         assert reply["cache-control"] == "no-store"
         assert reply["x-request-id"]
-    door.app.headers = [(b"cache-control", b"max-age=60")]
-    assert door.ask("GET", headers=BEARER)["cache-control"] == "max-age=60"
+    access.app.headers = [(b"cache-control", b"max-age=60")]
+    assert access.ask("GET", headers=BEARER)["cache-control"] == "max-age=60"
 
 
 @pytest.mark.parametrize("strict", [False, True])
@@ -525,17 +525,17 @@ def test_fields_without_effect_are_told_to_client_and_operator(strict):
         await send({"type": "http.response.start", "status": 200, "headers": []})
         await send({"type": "http.response.body", "body": b""})
 
-    door = TTFTAdmission(app, strict_fields=strict)
-    assert door.ask("POST", COSTLY)["x-octavo-ignored"] == "store, user"
-    assert door.observer.ignored == [("store", "user")]
+    access = TTFTAdmission(app, strict_fields=strict)
+    assert access.ask("POST", COSTLY)["x-octavo-ignored"] == "store, user"
+    assert access.observer.ignored == [("store", "user")]
     assert TTFTAdmission().ask("POST", COSTLY)["x-octavo-ignored"] is None
 
 
 @pytest.mark.parametrize("path", OPERATORS)
 def test_what_concerns_all_clients_is_the_operators(path):
-    def status(door, key=None):
+    def status(access, key=None):
         headers = {} if key is None else {"authorization": f"Bearer {key}"}
-        return door.ask("GET", path, headers).status
+        return access.ask("GET", path, headers).status
 
     assert status(TTFTAdmission()) == 200, "nobody is asked for a key"
     keys = TTFTAdmission(api_key=("k1", "k2"))
@@ -544,58 +544,60 @@ def test_what_concerns_all_clients_is_the_operators(path):
     assert [status(both, key) for key in (None, "k1", "a1", "a2")] == [401, 403, 200, 200]
     admin = TTFTAdmission(admin_key=("a1",))
     assert [status(admin, key) for key in (None, "x", "a1")] == [403, 403, 200]
-    for door in (both, admin):
-        assert door.ask("GET", "/x", {"authorization": "Bearer a1"}).status == 200
+    for access in (both, admin):
+        assert access.ask("GET", "/x", {"authorization": "Bearer a1"}).status == 200
 
 
 def test_the_operators_requests_are_counted_too():
-    door = TTFTAdmission(api_key=("k1",), admin_key=("a1",), max_concurrent_per_key=1)
+    access = TTFTAdmission(api_key=("k1",), admin_key=("a1",), max_concurrent_per_key=1)
     headers = {"authorization": "Bearer a1"}
-    assert [door.ask("POST", COSTLY, headers).status for _ in range(3)] == [200] * 3
-    assert door.tenants.num_running == 0
+    assert [access.ask("POST", COSTLY, headers).status for _ in range(3)] == [200] * 3
+    assert access.tenants.num_running == 0
 
 
 def test_no_other_path_is_the_operators():
-    door = TTFTAdmission(api_key=("k1",))
+    access = TTFTAdmission(api_key=("k1",))
     headers = {"authorization": "Bearer k1"}
     for path in ("/", "/v1/models", "/health", "/octavo/simulate", "/octavo/deployment", "/stepsx"):
-        assert door.ask("GET", path, headers).status == 200, path
+        assert access.ask("GET", path, headers).status == 200, path
 
 
 def test_a_long_body_is_refused_unread():
-    door = TTFTAdmission(max_body_bytes=1000)
-    reply = door.ask("POST", COSTLY, {"content-length": "1001"}, [b"x"])
+    access = TTFTAdmission(max_body_bytes=1000)
+    reply = access.ask("POST", COSTLY, {"content-length": "1001"}, [b"x"])
     assert (reply.status, reply.num_read, reply["connection"]) == (413, 0, "close")
-    assert not door.app.scopes
-    assert door.ask("POST", COSTLY, {"content-length": "1000"}, [b"x" * 1000]).status == 200
+    assert not access.app.scopes
+    assert access.ask("POST", COSTLY, {"content-length": "1000"}, [b"x" * 1000]).status == 200
     for length in ("9" * 5000, "-1", "1e3"):
-        assert door.ask("POST", COSTLY, {"content-length": length}).status == 413
+        assert access.ask("POST", COSTLY, {"content-length": length}).status == 413
 
 
 def test_a_body_that_grows_too_long_is_refused_where_it_does():
-    door = TTFTAdmission(max_body_bytes=1000)
-    reply = door.ask("POST", "/x", {"transfer-encoding": "chunked"}, [b"x" * 400] * 9)
+    access = TTFTAdmission(max_body_bytes=1000)
+    reply = access.ask("POST", "/x", {"transfer-encoding": "chunked"}, [b"x" * 400] * 9)
     assert (reply.status, reply.num_read, reply["connection"]) == (413, 3, "close")
     assert reply.error["type"] == "invalid_request_error"
-    assert door.ask("POST", "/x", {"transfer-encoding": "chunked"}, [b"x" * 500] * 2).status == 200
-    assert door.app.bodies == [b"x" * 1000]
+    assert (
+        access.ask("POST", "/x", {"transfer-encoding": "chunked"}, [b"x" * 500] * 2).status == 200
+    )
+    assert access.app.bodies == [b"x" * 1000]
 
 
 def test_bodies_share_the_memory_that_is_set_aside_for_them():
-    door = TTFTAdmission(max_body_bytes=100_000, max_body_memory=200_000)
-    held = door.gate._body_memory.open("203.0.113.9")
+    access = TTFTAdmission(max_body_bytes=100_000, max_body_memory=200_000)
+    held = access.gate._body_memory.open("203.0.113.9")
     held.add(shared_limits.FREE_BYTES + 100_000)
-    reply = door.ask("POST", COSTLY, {}, [b"x" * 60_000] * 2)
+    reply = access.ask("POST", COSTLY, {}, [b"x" * 60_000] * 2)
     assert reply.status == 413, "too long is too long"
     parts = [b"x" * 40_000] * 2
-    assert door.ask("POST", COSTLY, {}, parts).status == 200
-    other = door.gate._body_memory.open("203.0.113.8")
+    assert access.ask("POST", COSTLY, {}, parts).status == 200
+    other = access.gate._body_memory.open("203.0.113.8")
     other.add(shared_limits.FREE_BYTES + 99_000)
-    reply = door.ask("POST", COSTLY, {}, parts)
+    reply = access.ask("POST", COSTLY, {}, parts)
     assert reply.status == 503 and reply["retry-after"] and reply["connection"] == "close"
-    assert door.ask("POST", COSTLY, {}, [b"x" * 60_000]).status == 200, "small ones always pass"
+    assert access.ask("POST", COSTLY, {}, [b"x" * 60_000]).status == 200, "small ones always pass"
     held.close()
-    assert door.ask("POST", COSTLY, {}, parts).status == 200
+    assert access.ask("POST", COSTLY, {}, parts).status == 200
 
 
 def test_so_it_is_in_front_of_a_real_app():
@@ -605,9 +607,9 @@ def test_so_it_is_in_front_of_a_real_app():
     async def read(request: Request) -> int:
         return len(await request.body())
 
-    door = TTFTAdmission(app, max_body_bytes=1000)
-    assert door.ask("POST", "/x", {}, [b"x" * 400] * 9).status == 413
-    assert door.ask("POST", "/x", {}, [b"x" * 400] * 2).body == b"800"
+    access = TTFTAdmission(app, max_body_bytes=1000)
+    assert access.ask("POST", "/x", {}, [b"x" * 400] * 9).status == 413
+    assert access.ask("POST", "/x", {}, [b"x" * 400] * 2).body == b"800"
 
 
 # -- overload ------------------------------------------------------------------------------------
@@ -621,88 +623,88 @@ def test_so_it_is_in_front_of_a_real_app():
     ],
 )
 def test_without_room_the_door_stays_shut(error, reason):
-    door = TTFTAdmission()
-    door.engine.error = error
-    reply = door.ask("POST", COSTLY, {"content-length": "1"}, [b"x"])
+    access = TTFTAdmission()
+    access.engine.error = error
+    reply = access.ask("POST", COSTLY, {"content-length": "1"}, [b"x"])
     assert (reply.status, reply.num_read, reply["connection"]) == (503, 0, None)
     assert int(reply["retry-after"]) >= 1 and reply["x-should-retry"] == "true"
-    assert door.observer.rejected == [reason]
+    assert access.observer.rejected == [reason]
     # What costs the engine nothing is answered.
     for method, path in (("GET", COSTLY), ("GET", "/health"), ("POST", "/tokenize")):
-        assert door.ask(method, path).status == 200
+        assert access.ask(method, path).status == 200
 
 
 def test_while_it_drains_new_work_is_refused():
-    door = TTFTAdmission()
-    door.lifecycle.is_draining = True
-    reply = door.ask("POST", COSTLY)
+    access = TTFTAdmission()
+    access.drain_state.is_draining = True
+    reply = access.ask("POST", COSTLY)
     assert (reply.status, reply.error["type"]) == (503, "overloaded_error")
-    assert reply["retry-after"] and door.observer.rejected == ["draining"]
-    assert door.ask("GET", "/health").status == 200
+    assert reply["retry-after"] and access.observer.rejected == ["draining"]
+    assert access.ask("GET", "/health").status == 200
 
 
 def test_a_tenant_over_its_rate_is_told_when_to_return():
-    door = TTFTAdmission(api_key=(KEY, "other"), rate_limit_requests=2)
-    assert [door.ask("POST", COSTLY, BEARER).status for _ in range(3)] == [200, 200, 429]
-    reply = door.ask("POST", COSTLY, BEARER)
+    access = TTFTAdmission(api_key=(KEY, "other"), rate_limit_requests=2)
+    assert [access.ask("POST", COSTLY, BEARER).status for _ in range(3)] == [200, 200, 429]
+    reply = access.ask("POST", COSTLY, BEARER)
     assert reply.error["code"] == "rate_limit_exceeded" and 28 < int(reply["retry-after"]) <= 30
-    assert door.observer.rejected == ["rate_requests"] * 2
-    assert door.ask("POST", COSTLY, {"authorization": "Bearer other"}).status == 200
-    assert door.ask("GET", "/v1/models", BEARER).status == 200
+    assert access.observer.rejected == ["rate_requests"] * 2
+    assert access.ask("POST", COSTLY, {"authorization": "Bearer other"}).status == 200
+    assert access.ask("GET", "/v1/models", BEARER).status == 200
 
 
 def test_requests_at_once_count_until_their_answer_is_over():
-    door = TTFTAdmission(max_concurrent_per_key=2)
+    access = TTFTAdmission(max_concurrent_per_key=2)
 
     async def run():
-        door.app.wait = asyncio.Event()
-        running = [asyncio.create_task(door.ask_async("POST", COSTLY)) for _ in range(2)]
+        access.app.wait = asyncio.Event()
+        running = [asyncio.create_task(access.ask_async("POST", COSTLY)) for _ in range(2)]
         await asyncio.sleep(0.01)
-        refused = await door.ask_async("POST", COSTLY)
-        other = asyncio.create_task(door.ask_async("POST", COSTLY, client="10.0.0.9"))
-        door.app.wait.set()
+        refused = await access.ask_async("POST", COSTLY)
+        other = asyncio.create_task(access.ask_async("POST", COSTLY, client="10.0.0.9"))
+        access.app.wait.set()
         answered = [*await asyncio.gather(*running), await other]
-        return refused, answered, await door.ask_async("POST", COSTLY)
+        return refused, answered, await access.ask_async("POST", COSTLY)
 
     refused, answered, later = asyncio.run(run())
-    assert refused.status == 429 and door.observer.rejected == ["concurrency"]
+    assert refused.status == 429 and access.observer.rejected == ["concurrency"]
     assert [reply.status for reply in [*answered, later]] == [200] * 4
 
 
 def test_nothing_is_held_after_errors_and_cancellation():
-    door = TTFTAdmission(max_concurrent_per_key=1)
-    tenant = door.tenants.from_address("127.0.0.1")
+    access = TTFTAdmission(max_concurrent_per_key=1)
+    tenant = access.tenants.from_address("127.0.0.1")
 
     async def run():
-        door.app.error_before = RuntimeError("asked for")
-        assert (await door.ask_async("POST", COSTLY)).status == 500
+        access.app.error_before = RuntimeError("asked for")
+        assert (await access.ask_async("POST", COSTLY)).status == 500
         assert tenant.num_running == 0
-        door.app.error_before = None
-        door.app.wait = asyncio.Event()
-        task = asyncio.create_task(door.ask_async("POST", COSTLY))
+        access.app.error_before = None
+        access.app.wait = asyncio.Event()
+        task = asyncio.create_task(access.ask_async("POST", COSTLY))
         await asyncio.sleep(0.01)
         assert tenant.num_running == 1
         task.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await task
         assert tenant.num_running == 0
-        door.engine.error = QueueFullError("full")
-        await door.ask_async("POST", COSTLY)
+        access.engine.error = QueueFullError("full")
+        await access.ask_async("POST", COSTLY)
         assert tenant.num_running == 0
 
     asyncio.run(run())
 
 
 def test_a_rejection_is_cheap():
-    door = TTFTAdmission(api_key=(KEY,))
-    door.engine.error = QueueFullError("full", 1.0)
+    access = TTFTAdmission(api_key=(KEY,))
+    access.engine.error = QueueFullError("full", 1.0)
 
     async def run() -> float:
         best = 1.0
         for _ in range(5):
             started = time.thread_time()
             for _ in range(100):
-                await door.ask_async("POST", COSTLY, BEARER)
+                await access.ask_async("POST", COSTLY, BEARER)
             best = min(best, (time.thread_time() - started) / 100)
         return best
 
@@ -713,10 +715,10 @@ def test_a_rejection_is_cheap():
 
 
 def test_an_exception_is_an_answer_without_details(caplog):
-    door = TTFTAdmission()
-    door.app.error_before = KeyError("/secret/path")
+    access = TTFTAdmission()
+    access.app.error_before = KeyError("/secret/path")
     with caplog.at_level(logging.ERROR):
-        reply = door.ask("GET")
+        reply = access.ask("GET")
     assert (reply.status, reply.error["message"]) == (500, "internal error")
     assert "/secret/path" in caplog.text and b"secret" not in reply.body
     assert reply["x-request-id"]
@@ -736,23 +738,23 @@ def test_so_is_one_behind_a_real_app(caplog):
 
 
 def test_an_http_error_of_the_app_is_its_answer():
-    door = TTFTAdmission()
-    door.app.error_before = HttpError(418, "no coffee")
-    assert (door.ask("GET").status, door.ask("GET").error["message"]) == (418, "no coffee")
+    access = TTFTAdmission()
+    access.app.error_before = HttpError(418, "no coffee")
+    assert (access.ask("GET").status, access.ask("GET").error["message"]) == (418, "no coffee")
 
 
 def test_an_answer_that_breaks_off_stays_incomplete(caplog):
-    door = TTFTAdmission()
-    door.app.error_within = RuntimeError("asked for")
+    access = TTFTAdmission()
+    access.app.error_within = RuntimeError("asked for")
     with caplog.at_level(logging.ERROR):
-        assert not door.ask("GET").is_complete
+        assert not access.ask("GET").is_complete
     assert "asked for" in caplog.text
 
 
 def test_a_client_that_is_gone_is_no_error(caplog):
-    door = TTFTAdmission()
-    door.app.error_within = ClientDisconnect()
-    door.ask("GET")
+    access = TTFTAdmission()
+    access.app.error_within = ClientDisconnect()
+    access.ask("GET")
     assert not caplog.records
 
 
@@ -760,10 +762,10 @@ def test_a_client_that_is_gone_is_no_error(caplog):
 
 
 @contextlib.contextmanager
-def on_a_port(door: TTFTAdmission):
+def on_a_port(access: TTFTAdmission):
     listener = listen(ServerSettings(port=0))
     port = listener.getsockname()[1]
-    server = uvicorn.Server(uvicorn_config(door.gate, door.settings))
+    server = uvicorn.Server(uvicorn_config(access.gate, access.settings))
     thread = threading.Thread(target=server.run, args=([listener],))
     thread.start()
     while not server.started:
@@ -790,14 +792,14 @@ def read_statuses(connection: socket.socket, count: int) -> list[int]:
 
 
 def test_a_rejected_body_leaves_the_connection_usable():
-    door = TTFTAdmission(api_key=(KEY,))
+    access = TTFTAdmission(api_key=(KEY,))
     body = b"x" * 300_000
-    with on_a_port(door) as connect, connect() as connection:
+    with on_a_port(access) as connect, connect() as connection:
         wrong = request_bytes(b"POST", b"Content-Length: 300000\r\n", body)
         right = request_bytes(b"POST", f"Authorization: Bearer {KEY}\r\n".encode())
         connection.sendall(wrong + wrong + right)
         assert read_statuses(connection, 3) == [401, 401, 200]
-    assert door.app.bodies == [b""]
+    assert access.app.bodies == [b""]
 
 
 @pytest.mark.parametrize(
@@ -805,8 +807,8 @@ def test_a_rejected_body_leaves_the_connection_usable():
     [b"Content-Length: 2\r\nExpect: 100-continue\r\n", b"Transfer-Encoding: chunked\r\n"],
 )
 def test_a_rejected_body_that_may_never_come_ends_it(headers):
-    door = TTFTAdmission(api_key=(KEY,))
-    with on_a_port(door) as connect, connect() as connection:
+    access = TTFTAdmission(api_key=(KEY,))
+    with on_a_port(access) as connect, connect() as connection:
         connection.sendall(request_bytes(b"POST", headers))
         received = b""
         while part := connection.recv(1 << 16):
@@ -817,10 +819,10 @@ def test_a_rejected_body_that_may_never_come_ends_it(headers):
 @pytest.mark.timing
 @pytest.mark.parametrize("is_sized", [True, False])
 def test_64_mib_are_refused_at_once(is_sized):
-    door = TTFTAdmission()
+    access = TTFTAdmission()
     sized, chunked = b"Content-Length: 67108864\r\n", b"Transfer-Encoding: chunked\r\n"
     part = b"x" * (1 << 20)
-    with on_a_port(door) as connect, connect() as connection:
+    with on_a_port(access) as connect, connect() as connection:
         started = time.monotonic()
         connection.sendall(request_bytes(b"POST", sized if is_sized else chunked))
         if is_sized:
@@ -830,13 +832,13 @@ def test_64_mib_are_refused_at_once(is_sized):
             connection.sendall(part if is_sized else b"100000\r\n" + part + b"\r\n")
         if not is_sized:
             assert read_statuses(connection, 1) == [413]
-    assert not door.app.bodies
+    assert not access.app.bodies
 
 
 def test_the_inner_exception_closes_a_begun_answer():
-    door = TTFTAdmission()
-    door.app.error_within = RuntimeError("asked for")
-    with on_a_port(door) as connect, connect() as connection:
+    access = TTFTAdmission()
+    access.app.error_within = RuntimeError("asked for")
+    with on_a_port(access) as connect, connect() as connection:
         connection.sendall(request_bytes(b"GET"))
         received = b""
         while part := connection.recv(1 << 16):

@@ -1,6 +1,7 @@
-"""Work done by a process of its own, for answers that take seconds of a processor, that are made of
-what clients upload, or that read files of which nobody knows whether they stay as they are: nothing
-that is served waits for it, or ends with it.
+"""`BoundedSubprocess`, for answers that a process of its own computes.
+
+These are answers that take seconds of a processor, that are made from what clients upload, or that
+read files which may change meanwhile: no request waits for them, or fails with them.
 """
 
 from __future__ import annotations
@@ -18,21 +19,22 @@ from octavo.server.http.errors import HttpError
 from octavo.server.settings import environment_without_keys
 
 MAX_BYTES = 2 << 30
-_PATIENCE = 3  # by the clock, of the seconds of a processor: who asks stands back behind the engine
+_PATIENCE = 3  # seconds by the clock per second of a processor: the engine goes first
 
 
-class OwnProcess:
-    """Runs ``python -m MODULE``, with bounds (``bounded.py``), for one question after the other.
+class BoundedSubprocess:
+    """Runs ``python -m MODULE``, with bounds (``run_bounded.py``), for one question after the
+    other.
 
     The module reads JSON from its input and writes JSON: the answer, or ``{error, status}``.
 
     Args:
-        module: what is run.
-        subject: what that is called in messages.
-        max_seconds: of a processor, for one question; where others have the processors, a few
-            times as long by the clock.
-        max_waiting: questions beside the one that is worked on.
-        max_waiting_each: of them, those of one tenant, who has one worked on at a time.
+        module: the module to run.
+        subject: its name in error messages.
+        max_seconds: of a processor, for one question; by the clock a few times as long, for other
+            programs may have the processors.
+        max_waiting: questions that may wait beside the one that runs.
+        max_waiting_each: questions of one tenant that may wait.
         max_bytes: of memory that the process may write to.
     """
 
@@ -54,13 +56,13 @@ class OwnProcess:
         self._turn = asyncio.Lock()
 
     async def answer(self, question: dict[str, Any], tenant: str = "") -> bytes:
-        """What the module answers, as JSON. If nobody waits any more (CancelledError), it ends.
+        """Return the module's answer as JSON. If the caller is cancelled, the process is killed.
 
         Raises:
-            HttpError: the question makes no sense: what its error says.
-            QueueFullError: too many are waiting already.
-            DeadlineError: it takes longer than it should.
-            EngineError: it has failed.
+            HttpError: the module answered with an error.
+            QueueFullError: too many questions are waiting already.
+            DeadlineError: it takes longer than it may.
+            EngineError: the process has failed.
         """
         if self._asked.total() > self._max_waiting:
             raise QueueFullError(f"too many others wait for {self._subject} already", 5.0)
@@ -85,7 +87,7 @@ class OwnProcess:
     async def _run(self, question: bytes) -> bytes:
         bounds = str(self._max_bytes), str(math.ceil(self._max_seconds) + 1)
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "octavo.server.http.bounded", self._module, *bounds),
+            *(sys.executable, "-m", "octavo.server.http.run_bounded", self._module, *bounds),
             env=environment_without_keys(),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
@@ -96,7 +98,7 @@ class OwnProcess:
         except TimeoutError:
             raise self._too_slow() from None
         finally:
-            if process.returncode is None:  # nobody waits any more, or too long
+            if process.returncode is None:  # cancelled, or too slow
                 process.kill()
                 await process.wait()
         if process.returncode == -getattr(signal, "SIGXCPU", 0):

@@ -1,9 +1,9 @@
-"""What every request must pass before a route sees it, as plain ASGI.
+"""The checks that every request must pass before a route sees it, as plain ASGI.
 
-    id, path ─► Host, Origin ─► key ─► size ─► room, rate ─► the app
+    id, path ─► Host, Origin ─► key ─► size ─► queue, rate ─► the app
 
-All of it is decided from the header alone, so saying no costs little, whatever the client has yet
-to send. Everything that nobody has allowed is refused; the one open door is ``/health``.
+All of them look at the header alone, so refusing costs little, whatever the client has yet to send.
+Everything that is not allowed is refused; only ``/health`` needs no key.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from octavo.server.engine.generation import EngineClient, EngineObserver
 from octavo.server.http.context import IgnoredFields, RequestContext, create_request_id
 from octavo.server.http.errors import HttpError, error_response, to_http_error
 from octavo.server.http.hosts import AllowedHosts
-from octavo.server.http.shared_limits import BodyMemory, BodyShare
+from octavo.server.http.shared_limits import BodyAllocation, BodyMemory
 from octavo.server.http.tenants import RateLimitError, Tenant, Tenants, address_of
 from octavo.server.settings import MAX_ID_CHARS, ServerSettings
 
@@ -37,14 +37,14 @@ Header = tuple[bytes, bytes]
 _REQUEST_ID = re.compile(f"[!-~]{{1,{MAX_ID_CHARS}}}")
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^\s/?#]+")
 _HEADER_NAMES = re.compile(r"[A-Za-z0-9_, -]{1,2048}")
-# Spellings that other programs may read as another path; and bytes that are no UTF-8.
+# Spellings that other programs may read as another path, and bytes that are no UTF-8.
 _ODD_PATH = re.compile(r"[\x00-\x1f\x7f\\\ufffd]|//|/\.{1,2}(?:/|$)")
 
-# What is the operator's, where there are keys: the traffic of all, and the weights of the model.
-OPERATORS = frozenset(("/steps", "/metrics", "/load", "/octavo/tensors"))
-BELOW_OPERATORS = "/octavo/tensors/"
+# Paths for operators only, where there are keys: traffic of all clients, and the model's weights.
+OPERATOR_PATHS = frozenset(("/steps", "/metrics", "/load", "/octavo/tensors"))
+OPERATOR_PREFIX = "/octavo/tensors/"
 
-# Headers that decide something here: two of one would leave open which.
+# Headers that decide something here, so that none of them may come twice.
 _DECISIVE = (b"authorization", b"content-length", b"host", b"origin", b"x-request-id")
 _IGNORED = b"x-octavo-ignored"
 _EXPOSED = b"x-request-id, retry-after, retry-after-ms, x-should-retry, " + _IGNORED
@@ -53,24 +53,24 @@ _PLAIN_TEXT = (b"content-type", b"text/plain; charset=utf-8")
 
 
 @dataclass(slots=True)
-class Lifecycle:
-    """Whether the server is on its way out. Set once, on SIGTERM."""
+class DrainState:
+    """State of the server's shutdown. ``is_draining`` is set once, on SIGTERM."""
 
     is_draining: bool = False
 
 
-class Gate:
-    """The ASGI app around the app.
+class AccessControl:
+    """An ASGI layer that authenticates requests and enforces limits.
 
     Args:
-        app: whose routes find a `RequestContext` in their scope.
-        engine: asked whether there is room.
-        lifecycle: whether new work is still taken.
-        observer: told of what is refused for overload.
-        costly_paths: where a POST is work, for the engine or the tokenizer.
+        app: its routes find a `RequestContext` in their scope.
+        engine: asked whether another request can be queued.
+        drain_state: whether new requests are still taken.
+        observer: gets what is refused for overload.
+        costly_paths: paths where a POST is work for the engine or the tokenizer.
 
     Raises:
-        ConfigError: an ``allowed_origin`` is none.
+        ConfigError: an ``allowed_origin`` is not an origin.
     """
 
     def __init__(
@@ -79,14 +79,14 @@ class Gate:
         settings: ServerSettings,
         tenants: Tenants,
         engine: EngineClient,
-        lifecycle: Lifecycle,
+        drain_state: DrainState,
         observer: EngineObserver,
         costly_paths: frozenset[str],
     ):
         self._app = app
         self._tenants = tenants
         self._engine = engine
-        self._lifecycle = lifecycle
+        self._drain_state = drain_state
         self._observer = observer
         self._costly_paths = costly_paths
         self._max_body_bytes = settings.max_body_bytes
@@ -97,7 +97,7 @@ class Gate:
         for origin in self._origins:
             if not _ORIGIN.fullmatch(origin):
                 raise ConfigError(
-                    f"allowed_origin {origin} is no origin: it looks like https://example.org"
+                    f"allowed_origin {origin} is no origin: write it like https://example.org"
                 )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -115,42 +115,47 @@ class Gate:
         headers = {
             name.decode("latin-1"): text.decode("latin-1") for name, text in scope["headers"]
         }
-        answer = _Answer(send, _request_id(headers))
+        response = _ResponseWriter(send, _request_id(headers))
         try:
-            self._check_source(scope, headers, answer)
-            if _is_preflight(scope, headers, answer):
-                await answer.send_preflight(headers)
+            self._check_source(scope, headers, response)
+            if _is_preflight(scope, headers, response):
+                await response.send_preflight(headers)
                 return
-            tenant = self._authenticate(scope, headers, answer)
+            tenant = self._authenticate(scope, headers, response)
             self._check_operator(scope, tenant)
             self._check_length(headers)
             is_costly = scope["method"] == "POST" and scope["path"] in self._costly_paths
             if is_costly:
-                self._check_room(tenant)
+                self._check_capacity(tenant)
         except Exception as error:
-            await self._reject(to_http_error(error), scope, headers, answer)
+            await self._reject(to_http_error(error), scope, headers, response)
             return
-        ignored = answer.ignored = IgnoredFields(strict=self._strict_fields)
-        scope["octavo"] = RequestContext(answer.external_id, tenant, arrival_time, ignored)
-        share = self._body_memory.open(address_of(scope))
-        body = _BoundedBody(receive, answer, self._max_body_bytes, share)
+        ignored = response.ignored = IgnoredFields(strict=self._strict_fields)
+        scope["octavo"] = RequestContext(response.external_id, tenant, arrival_time, ignored)
+        allocation = self._body_memory.open(address_of(scope))
+        body = _BoundedBody(receive, response, self._max_body_bytes, allocation)
         try:
-            await self._app(scope, body.receive, answer.send)
+            await self._app(scope, body.receive, response.send)
         except Exception as error:
-            await self._fail(error, scope, answer)
+            await self._fail(error, scope, response)
         finally:
-            share.close()
+            allocation.close()
             if is_costly:
                 tenant.end_request()
             if ignored.names:
                 self._observer.on_ignored_fields(ignored.names)
 
-    # -- who asks ----------------------------------------------------------------------------
+    # -- origin and key ----------------------------------------------------------------------
 
-    def _check_source(self, scope: Scope, headers: dict[str, str], answer: _Answer) -> None:
-        """Whether a browser was lured here: by a name that leads to us, or by a foreign page.
+    def _check_source(
+        self, scope: Scope, headers: dict[str, str], response: _ResponseWriter
+    ) -> None:
+        """Refuse requests that a foreign page makes a browser send (DNS rebinding, CSRF).
 
-        Makes the answer readable to the pages that are allowed to ask.
+        Allows pages of the allowed origins to read the answer (CORS).
+
+        Raises:
+            HttpError: 400 or 403.
         """
         decisive = [name for name, _ in scope["headers"] if name in _DECISIVE]
         if len(decisive) > len(set(decisive)):
@@ -163,16 +168,18 @@ class Gate:
                 403, f"The Host header names {host[:200]!r}; --allowed-host lets it through."
             )
         if self._origins:
-            answer.add_headers([(b"vary", b"origin")])
+            response.add_headers([(b"vary", b"origin")])
         origin = headers.get("origin", "").lower()
         if origin in self._origins:
-            answer.allow_origin(headers["origin"].encode("latin-1"))
+            response.allow_origin(headers["origin"].encode("latin-1"))
         elif "origin" in headers and origin not in (f"http://{host}", f"https://{host}"):
             raise HttpError(403, "The page's origin is not allowed; see --allowed-origin.")
         elif "origin" not in headers and _is_from_elsewhere(scope, headers):
             raise HttpError(403, "A page of another site may not ask; see --allowed-origin.")
 
-    def _authenticate(self, scope: Scope, headers: dict[str, str], answer: _Answer) -> Tenant:
+    def _authenticate(
+        self, scope: Scope, headers: dict[str, str], response: _ResponseWriter
+    ) -> Tenant:
         host = scope["client"][0] if scope.get("client") else None
         tenant = self._tenants.authenticate(headers.get("authorization"), host)
         if tenant is not None:
@@ -181,7 +188,7 @@ class Gate:
         if path == b"/health" and scope["method"] in ("GET", "HEAD"):
             return self._tenants.from_address(host)
         if is_page(path.decode("latin-1")):  # have the browser ask for the key
-            answer.add_headers([(b"www-authenticate", b'Basic realm="octavo", charset="UTF-8"')])
+            response.add_headers([(b"www-authenticate", b'Basic realm="octavo", charset="UTF-8"')])
         raise HttpError(
             401,
             "The API key is wrong." if "authorization" in headers else "An API key is needed.",
@@ -190,9 +197,10 @@ class Gate:
         )
 
     def _check_operator(self, scope: Scope, tenant: Tenant) -> None:
-        """Whether it may see what concerns the clients of all keys."""
+        """Raise HttpError, 403, if a tenant asks for what concerns all clients and is not an
+        operator."""
         path: str = scope["path"]
-        is_operators = path in OPERATORS or path.startswith(BELOW_OPERATORS)
+        is_operators = path in OPERATOR_PATHS or path.startswith(OPERATOR_PREFIX)
         if is_operators and not self._tenants.is_operator(tenant):
             raise HttpError(
                 403,
@@ -201,18 +209,18 @@ class Gate:
                 code="admin_key_needed",
             )
 
-    # -- how much ----------------------------------------------------------------------------
+    # -- limits ------------------------------------------------------------------------------
 
     def _check_length(self, headers: dict[str, str]) -> None:
         if _content_length(headers) > self._max_body_bytes:
             raise _too_large(self._max_body_bytes)
 
-    def _check_room(self, tenant: Tenant) -> None:
+    def _check_capacity(self, tenant: Tenant) -> None:
         """Charge the tenant for a request, which must be ended if this returns."""
         try:
-            if self._lifecycle.is_draining:
+            if self._drain_state.is_draining:
                 raise EngineUnavailableError("the server is stopping")
-            self._engine.check_room(tenant.name)
+            self._engine.check_capacity(tenant.name)
             tenant.begin_request()
         except RateLimitError as error:
             self._observer.on_rejected(error.reason)
@@ -221,36 +229,38 @@ class Gate:
             self._observer.on_rejected("queue_requests")
             raise
         except EngineUnavailableError:
-            self._observer.on_rejected("draining" if self._lifecycle.is_draining else "unavailable")
+            self._observer.on_rejected(
+                "draining" if self._drain_state.is_draining else "unavailable"
+            )
             raise
 
-    # -- how it ends badly -------------------------------------------------------------------
+    # -- errors ------------------------------------------------------------------------------
 
     async def _reject(
-        self, error: HttpError, scope: Scope, headers: dict[str, str], answer: _Answer
+        self, error: HttpError, scope: Scope, headers: dict[str, str], response: _ResponseWriter
     ) -> None:
-        """Answer without having read the body.
+        """Answer with an error without having read the body.
 
-        The protocol then reads the body and drops it, and the connection stays usable: unless the
-        body is long, or of unknown length, or may not come at all.
+        The protocol then reads the body and drops it, and the connection stays usable, unless the
+        body is long, of unknown length, or may not come at all.
         """
         is_long = _content_length(headers) > self._max_body_bytes
         if is_long or "transfer-encoding" in headers or "expect" in headers:
-            answer.add_headers([(b"connection", b"close")])
-        await error_response(error)(scope, _receive_nothing, answer.send)
+            response.add_headers([(b"connection", b"close")])
+        await error_response(error)(scope, _receive_nothing, response.send)
 
-    async def _fail(self, error: Exception, scope: Scope, answer: _Answer) -> None:
-        """An exception came out of the app."""
-        if answer.is_complete or isinstance(error, ClientDisconnect):
-            return  # whoever gave the answer has logged why; without a client nobody cares
+    async def _fail(self, error: Exception, scope: Scope, response: _ResponseWriter) -> None:
+        """Answer with an error for an exception of the app, unless the answer has begun."""
+        if response.is_complete or isinstance(error, ClientDisconnect):
+            return  # it is logged already, or there is no client any more
         http_error = to_http_error(error)
-        if not answer.has_begun:
-            await error_response(http_error)(scope, _receive_nothing, answer.send)
-        # Else uvicorn closes the connection: that is how a client sees that its answer is cut.
+        if not response.has_begun:
+            await error_response(http_error)(scope, _receive_nothing, response.send)
+        # Else uvicorn closes the connection, by which a client sees that its answer is cut.
 
 
-class _Answer:
-    """The way back: puts headers on whatever is answered, and knows how far the answer is."""
+class _ResponseWriter:
+    """Sends a response with the headers of all responses, and knows how far it has got."""
 
     def __init__(self, send: Send, external_id: str):
         self.external_id = external_id
@@ -275,11 +285,11 @@ class _Answer:
         ]
 
     async def send(self, message: Message) -> None:
-        """Pass on a message of the app; nothing after a complete answer."""
+        """Send a message of the app; none after a complete answer."""
         if self.is_complete:
             return
         if message["type"] == "http.response.start":
-            # With this Starlette answers an exception before it raises it: `_fail` knows better.
+            # Starlette's answer to an exception, before it raises it: `_fail` has a better one.
             if message["status"] == 500 and _PLAIN_TEXT in message.get("headers", ()):
                 return
             self.has_begun = True
@@ -296,7 +306,7 @@ class _Answer:
         await self._send(message)
 
     async def send_preflight(self, headers: dict[str, str]) -> None:
-        """Tell a browser that its page may send what it wants to send."""
+        """Answer a preflight: the page may send what it asks for."""
         wanted = headers.get("access-control-request-headers", "")
         if _HEADER_NAMES.fullmatch(wanted):
             self.add_headers([(b"access-control-allow-headers", wanted.encode())])
@@ -313,12 +323,19 @@ class _Answer:
 
 
 class _BoundedBody:
-    """The way in: ends a request whose body turns out to be too long, or finds no memory."""
+    """Receives a request's body, and ends the request if it is too long or there is no memory for
+    it."""
 
-    def __init__(self, receive: Receive, answer: _Answer, max_bytes: int, share: BodyShare):
+    def __init__(
+        self,
+        receive: Receive,
+        response: _ResponseWriter,
+        max_bytes: int,
+        allocation: BodyAllocation,
+    ):
         self._receive = receive
-        self._answer = answer
-        self._max_bytes, self._share = max_bytes, share
+        self._response = response
+        self._max_bytes, self._allocation = max_bytes, allocation
         self._num_bytes = 0
 
     async def receive(self) -> Message:
@@ -329,41 +346,41 @@ class _BoundedBody:
         self._num_bytes += num_bytes
         error = None
         try:
-            self._share.add(num_bytes)
+            self._allocation.add(num_bytes)
         except QueueFullError as full:
             error = to_http_error(full)
         if self._num_bytes > self._max_bytes:
             error = _too_large(self._max_bytes)
         if error is None:
             return message
-        if not self._answer.has_begun:
-            self._answer.add_headers([(b"connection", b"close")])
-            await error_response(error)({"type": "http"}, _receive_nothing, self._answer.send)
+        if not self._response.has_begun:
+            self._response.add_headers([(b"connection", b"close")])
+            await error_response(error)({"type": "http"}, _receive_nothing, self._response.send)
         return {"type": "http.disconnect"}
 
 
 def _request_id(headers: dict[str, str]) -> str:
-    """The client's, if it is fit for logs and headers, else a new one."""
+    """Return the client's request id, if it is fit for logs and headers, else a new one."""
     given = headers.get("x-request-id", "")
     return given if _REQUEST_ID.fullmatch(given) else create_request_id()
 
 
 def _content_length(headers: dict[str, str]) -> float:
-    """0 without a body of known length. What is no number is more than any limit."""
+    """Return the content length: 0 if there is none, infinity if it is no number."""
     length = headers.get("content-length", "0")
     return int(length) if len(length) < 19 and length.isdecimal() else math.inf
 
 
 def _is_from_elsewhere(scope: Scope, headers: dict[str, str]) -> bool:
-    """Whether a browser says of a request that changes something, and has no Origin, that a page of
-    another site has made it."""
+    """True if a browser says that a page of another site has made a request that may change
+    something."""
     is_harmless = scope["method"] in ("GET", "HEAD", "OPTIONS")
     return not is_harmless and headers.get("sec-fetch-site") in ("cross-site", "same-site")
 
 
-def _is_preflight(scope: Scope, headers: dict[str, str], answer: _Answer) -> bool:
+def _is_preflight(scope: Scope, headers: dict[str, str], response: _ResponseWriter) -> bool:
     is_asked = scope["method"] == "OPTIONS" and "access-control-request-method" in headers
-    return is_asked and answer.allowed_origin is not None
+    return is_asked and response.allowed_origin is not None
 
 
 def _too_large(max_bytes: int) -> HttpError:

@@ -10,8 +10,8 @@ import sys
 import pytest
 
 from octavo.base.errors import DeadlineError, EngineError, QueueFullError
+from octavo.server.http.bounded_subprocess import BoundedSubprocess
 from octavo.server.http.errors import HttpError
-from octavo.server.http.own_process import OwnProcess
 
 # Says what it was asked, after as long as it was asked for, and whether it was alone.
 MODULE = """
@@ -35,7 +35,9 @@ def process(tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), *sys.path]))
     monkeypatch.setenv("OCTAVO_API_KEY", "secret")
     monkeypatch.setenv("OCTAVO_ADMIN_KEY", "secret")
-    return lambda **bounds: OwnProcess("child_that_answers", "it", **{"max_seconds": 20, **bounds})
+    return lambda **bounds: BoundedSubprocess(
+        "child_that_answers", "it", **{"max_seconds": 20, **bounds}
+    )
 
 
 def test_one_question_after_the_other_is_answered(process):

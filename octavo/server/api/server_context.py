@@ -1,4 +1,4 @@
-"""What the routes are made from."""
+"""`ServerContext`, the objects that all routes work with."""
 
 from __future__ import annotations
 
@@ -7,30 +7,30 @@ from pathlib import Path
 
 from octavo.server.api.prompts import PromptRenderer
 from octavo.server.engine.generation import EngineClient, EngineObserver
+from octavo.server.http.access_control import DrainState
 from octavo.server.http.errors import model_not_found
-from octavo.server.http.gate import Lifecycle
 from octavo.server.settings import ServerSettings
 from octavo.server.watch.metrics import Metrics
 from octavo.server.watch.step_stream import StepStream
 
-ANY_NAME = "*"  # among the served model's names: clients may call it what they like
+ANY_NAME = "*"  # as a served model's name: clients may use any
 
 
 @dataclass(frozen=True)
-class Service:
-    """One served model, and everything that its routes need."""
+class ServerContext:
+    """One served model, and everything else that routes need."""
 
     settings: ServerSettings
     engine: EngineClient
     prompts: PromptRenderer
     metrics: Metrics
-    lifecycle: Lifecycle
-    model_names: tuple[str, ...]  # what clients may call it; answers say the first
+    drain_state: DrainState
+    model_names: tuple[str, ...]  # names that clients may use; answers have the first
     created: int  # Unix time of the server's start
     observer: EngineObserver = field(default_factory=EngineObserver)
     steps: StepStream = field(default_factory=StepStream)
-    model_argument: str | None = None  # of the command line: may be asked for, and is never shown
-    model_path: Path | None = None  # where its files are, which is never shown either
+    model_argument: str | None = None  # of the command line: a valid name, but never shown
+    model_path: Path | None = None  # folder of its files, never shown either
 
     def check_model(self, name: str | None) -> None:
         """Raise HttpError, 404, if a request names a model that is not served. None is any."""

@@ -1,4 +1,4 @@
-"""Who looks closely is told more; the engine knows as long as somebody does."""
+"""Viewers of snapshots get more; the engine makes snapshots as long as there is one."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ import pytest
 from octavo.core.sampling_params import SamplingParams
 from octavo.core.stats import StepStats
 from octavo.server.engine.generation import EngineState, Generation, GenerationRequest
-from octavo.server.watch import step_stream
-from octavo.server.watch.observer_group import Observers
-from octavo.server.watch.snapshot_stream import bucket_of
+from octavo.server.watch import step_viewer
+from octavo.server.watch.observer_group import ObserverGroup
+from octavo.server.watch.snapshot_viewer import bucket_of
 from octavo.server.watch.step_stream import StepStream
 
 
 @pytest.fixture(autouse=True)
 def at_once(monkeypatch):
-    monkeypatch.setattr(step_stream, "_INTERVAL", 0.0)
+    monkeypatch.setattr(step_viewer, "_INTERVAL", 0.0)
 
 
 def generation() -> Generation:
@@ -30,15 +30,15 @@ def generation() -> Generation:
 def test_the_engine_is_watched_as_long_as_somebody_looks(fake_engine):
     async def watch():
         stream = StepStream()
-        plain = stream.watch()
-        seen = [fake_engine.is_watched]
-        first, second = (stream.watch_closely(fake_engine, "tiny") for _ in range(2))
-        seen.append(fake_engine.is_watched)
+        plain = stream.add_viewer()
+        seen = [fake_engine.is_enabled]
+        first, second = (stream.add_snapshot_viewer(fake_engine, "tiny") for _ in range(2))
+        seen.append(fake_engine.is_enabled)
         first.close()
-        seen.append(fake_engine.is_watched)
+        seen.append(fake_engine.is_enabled)
         second.close()
         plain.close()
-        return [*seen, fake_engine.is_watched], stream.num_viewers
+        return [*seen, fake_engine.is_enabled], stream.num_viewers
 
     assert asyncio.run(watch()) == ([False, True, True, False], 0)
 
@@ -50,7 +50,7 @@ def test_steps_come_as_columns_and_the_last_one_whole(fake_engine):
 
     async def watch():
         stream = StepStream()
-        viewers = stream.watch(), stream.watch_closely(fake_engine, "tiny")
+        viewers = stream.add_viewer(), stream.add_snapshot_viewer(fake_engine, "tiny")
         for record in records:
             stream.on_step(record)
         return [await asyncio.wait_for(anext(viewer.events()), 5) for viewer in viewers]
@@ -65,10 +65,10 @@ def test_steps_come_as_columns_and_the_last_one_whole(fake_engine):
 def test_several_see_the_same_and_go_on_without_each_other(fake_engine):
     async def watch():
         stream = StepStream()
-        viewers = [stream.watch_closely(fake_engine, "tiny") for _ in range(2)]
+        viewers = [stream.add_snapshot_viewer(fake_engine, "tiny") for _ in range(2)]
         streams = [viewer.events() for viewer in viewers]
         stream.on_step(StepStats.idle(64))
-        stream.on_look(0, {"pool": {"runs": [-1, 64]}, "prefixes": []})
+        stream.on_snapshot(0, {"pool": {"runs": [-1, 64]}, "prefixes": []})
         both = [await asyncio.wait_for(anext(each), 5) for each in streams]
         viewers[0].close()
         stream.on_step(replace(StepStats.idle(64), step_id=1))
@@ -77,22 +77,22 @@ def test_several_see_the_same_and_go_on_without_each_other(fake_engine):
     (first, second), then = asyncio.run(watch())
     assert first == second and first["pool"] == {"runs": [-1, 64]}
     assert then["steps"]["step_id"] == (1,) and "pool" not in then
-    assert fake_engine.is_watched, "somebody still is"
+    assert fake_engine.is_enabled, "somebody still is"
 
 
 def test_what_one_is_told(fake_engine):
     async def watch():
         stream = StepStream()
-        observer, viewer = Observers(stream), stream.watch_closely(fake_engine, "tiny")
+        observer, viewer = ObserverGroup(stream), stream.add_snapshot_viewer(fake_engine, "tiny")
         viewer.put_state(EngineState.READY, "")
         ended = generation()
         ended.stats.ttft = 0.25
         observer.on_tokens(ended, 1, None)  # of another sample, in the same step
         for gap in (None, 0.010, 0.010, 0.020):
             observer.on_tokens(ended, 1, gap)
-        observer.on_look(7, {"rows": [["r1#0", 0, 3, 1, 0, 0]], "preempted": []})
+        observer.on_snapshot(7, {"rows": [["r1#0", 0, 3, 1, 0, 0]], "preempted": []})
         for runs in ([-1, 8], [-1, 7, 0, 1]):
-            observer.on_look(8, {"pool": {"runs": runs}, "prefixes": []})
+            observer.on_snapshot(8, {"pool": {"runs": runs}, "prefixes": []})
         observer.on_finished(ended, "stop")
         observer.on_rejected("queue_requests")
         events = viewer.events()

@@ -1,8 +1,9 @@
-"""``python -m octavo.server.http.bounded MODULE BYTES SECONDS``: a module as a program that cannot
-take more memory or processor time than that, and stands back behind everything else.
+"""Run a module as a program with bounds on memory and processor time, at low priority.
 
-It is what ``own_process.py`` starts: bounds that a process sets for itself, before it reads what it
-was sent, hold from its first line on.
+    python -m octavo.server.http.run_bounded MODULE BYTES SECONDS
+
+``bounded_subprocess.py`` starts it: bounds that a process sets for itself, before it reads its
+input, hold from its first line on.
 """
 
 from __future__ import annotations
@@ -16,14 +17,14 @@ NICENESS = 10
 
 
 def bound(num_bytes: int, seconds: int) -> None:
-    """Bound this process, as far as the system can."""
+    """Set the bounds of this process, as far as the system can."""
     if hasattr(os, "nice"):
         os.nice(NICENESS)
     try:
         import resource
     except ImportError:  # Windows
         return
-    # Memory that is written to; files that are mapped to be read are none of it.
+    # RLIMIT_DATA counts memory that is written to, not files that are mapped to be read.
     for kind, most in (("RLIMIT_DATA", num_bytes), ("RLIMIT_CPU", seconds)):
         limit = getattr(resource, kind)
         _, hard = resource.getrlimit(limit)

@@ -1,4 +1,5 @@
-"""What the dashboard is told beside the record of each step: see ``GET /steps?closely=true``."""
+"""One client of ``GET /steps?snapshots=true``, the dashboard: snapshots and requests beside
+steps."""
 
 from __future__ import annotations
 
@@ -14,11 +15,11 @@ from octavo.core.stats import StepStats
 from octavo.cost.step_facts import rank_model_of_json
 from octavo.cost.this_machine import device_of_engine
 from octavo.server.engine.generation import EngineClient, EngineFacts, EngineState, Generation
-from octavo.server.watch.step_stream import Viewer
+from octavo.server.watch.step_viewer import StepViewer
 
 _MOST = 1000  # requests that have ended, and rows of steps, that wait for a viewer
 _GAPS_PER_OCTAVE = 8  # buckets of inter-token latency, each 9 % wide, from a microsecond on
-# What a page shows of each step; of totals, and of how the engine stands, the last ones are enough.
+# Fields sent for each step; of totals and of the engine's state the last ones are enough.
 _OF_EACH_STEP = (
     "step_id",
     "num_tokens",
@@ -46,13 +47,14 @@ _FIGURES = (
 )
 
 
-class SnapshotViewer(Viewer):
-    """A viewer of whom the engine knows. ``about`` tells of the engine, once it is ready."""
+class SnapshotViewer(StepViewer):
+    """A viewer that also gets snapshots. ``about`` returns facts about the engine, once it is
+    ready."""
 
-    def __init__(self, on_close: Callable[[Viewer], None], about: Callable[[], dict[str, Any]]):
+    def __init__(self, on_close: Callable[[StepViewer], None], about: Callable[[], dict[str, Any]]):
         super().__init__(on_close)
         self._about = about
-        self._looks: deque[dict[str, Any]] = deque(maxlen=_MOST)
+        self._snapshots: deque[dict[str, Any]] = deque(maxlen=_MOST)
         self._picture: dict[str, Any] = {}
         self._ended: deque[dict[str, Any]] = deque(maxlen=_MOST)
         self._gaps: Counter[int] = Counter()
@@ -64,19 +66,19 @@ class SnapshotViewer(Viewer):
         if state is EngineState.READY:
             self._events[-1] |= {"about": self._about()}
 
-    def put_look(self, step_id: int, look: dict[str, Any]) -> None:
-        if "rows" in look:
-            rows, preempted = look["rows"], look["preempted"]
-            self._looks.append({"step_id": step_id, "rows": rows, "preempted": preempted})
-        if "pool" in look:  # of pictures the last one is enough
-            self._picture = {"pool": look["pool"], "prefixes": look["prefixes"]}
+    def put_snapshot(self, step_id: int, snapshot: dict[str, Any]) -> None:
+        if "rows" in snapshot:
+            rows, preempted = snapshot["rows"], snapshot["preempted"]
+            self._snapshots.append({"step_id": step_id, "rows": rows, "preempted": preempted})
+        if "pool" in snapshot:  # of pictures the last one is enough
+            self._picture = {"pool": snapshot["pool"], "prefixes": snapshot["prefixes"]}
         self._has_news.set()
 
     def put_gap(self, seconds: float) -> None:
         self._gaps[bucket_of(seconds)] += 1
 
     def put_first_token(self, generation: Generation) -> None:
-        """The first token of any of a request's samples has come."""
+        """Take in that the first token of any of a request's samples has come."""
         ttft = generation.stats.ttft
         if ttft is not None and len(self._ttfts) < _MOST:
             self._ttfts[generation.request.request_id] = ttft
@@ -95,21 +97,21 @@ class SnapshotViewer(Viewer):
 
     def _take_news(self) -> dict[str, Any]:
         news = {
-            "looks": list(self._looks),
+            "looks": list(self._snapshots),
             "ended": list(self._ended),
             "ttfts": list(self._ttfts.values()),
             "gaps": sorted(self._gaps.items()),
             "rejected": dict(self._rejected),
             **self._picture,
         }
-        for each in (self._looks, self._ended, self._ttfts, self._gaps, self._rejected):
+        for each in (self._snapshots, self._ended, self._ttfts, self._gaps, self._rejected):
             each.clear()
         self._picture.clear()
         return super()._take_news() | {name: each for name, each in news.items() if each}
 
-    def _told(self, steps: Sequence[StepStats]) -> dict[str, Any]:
-        """Columns, and the whole record of the last one: a fifth of all records, to write and to
-        keep."""
+    def _steps_event(self, steps: Sequence[StepStats]) -> dict[str, Any]:
+        """Return columns, and the whole record of the last step: a fifth of the size of all
+        records."""
         values = zip(*map(_values_of_step, steps), strict=True)
         columns = dict(zip(_OF_EACH_STEP, values, strict=True))
         return {"steps": columns, "last": steps[-1].as_json()}
@@ -117,12 +119,14 @@ class SnapshotViewer(Viewer):
 
 @lru_cache(64)  # samples of a batch get their tokens at the same times
 def bucket_of(seconds: float) -> int:
-    """Of a gap between tokens: from ``1 µs x 2^(bucket / 8)`` on, up to the next."""
+    """Return the bucket of a gap between tokens: from ``1 µs x 2^(bucket / 8)`` on, up to the
+    next."""
     return int(_GAPS_PER_OCTAVE * math.log2(max(seconds * 1e6, 1.0)))
 
 
 def about_engine(engine: EngineClient, model: str) -> dict[str, Any]:
-    """What does not change: the pool, its limits, and where its memory goes."""
+    """Return facts about the engine that do not change: its limits, the pool, and its device's
+    memory."""
     facts = engine.facts
     return {
         "model": model,
@@ -137,7 +141,7 @@ def about_engine(engine: EngineClient, model: str) -> dict[str, Any]:
 
 
 def _of_device(facts: EngineFacts) -> dict[str, Any]:
-    """Its memory, and what it costs, as far as they are known."""
+    """Return the memory and the price of the engine's device, as far as they are known."""
     memory = facts.info.get("memory")
     try:
         device = device_of_engine(str(facts.runs_as.get("device")))
