@@ -228,7 +228,7 @@ def _read_routing(fields: Fields, key: str) -> Routing:
 
 
 def _recurrence(op: OpFields) -> None:
-    """The sizes of its spec are not written: they are in the model's config."""
+    """Describe the op of a recurrence; the sizes of its spec are in the model's config."""
     recurrence = op.model.recurrence
 
     def read_spec(fields: Fields, key: str) -> RecurrentSpec:
