@@ -18,11 +18,11 @@ class DraftingRequest(NamedTuple):
     """A request that decodes in the next step, and the number of tokens that may be drafted for it.
 
     ``request.token_ids`` are all known, all but the last are computed, and ``request.block_ids``
-    have slots for the last one and ``room`` more.
+    have slots for the last one and ``max_tokens`` more.
     """
 
     request: Request
-    room: int
+    max_tokens: int
 
 
 class DraftProposer(Protocol):
@@ -48,12 +48,12 @@ class DraftProposer(Protocol):
         ...
 
     def propose(
-        self, requests: Sequence[DraftingRequest], batch_tokens: int
+        self, requests: Sequence[DraftingRequest], /, batch_tokens: int
     ) -> Mapping[str, Draft]:
         """Return drafts by request id, for any of the requests; no draft is empty.
 
         ``batch_tokens`` is the number of tokens that the step computes in any case. Drafts are cut
-        to their request's ``room`` and to the step's budget.
+        to their request's ``max_tokens`` and to the step's budget.
         """
         ...
 

@@ -109,9 +109,9 @@ class Lookahead:
         for item in items:
             request = item.request
             if item.num_tokens == item.num_sampled == 1 and self._drafts(request):
-                room = min(self._room(request, proposer.max_tokens), budget)
-                if room > 0 and self._can_hold(item, room):
-                    drafting.append(DraftingRequest(request, room))
+                count = min(self._max_draft_tokens(request, proposer.max_tokens), budget)
+                if count > 0 and self._can_hold(item, count):
+                    drafting.append(DraftingRequest(request, count))
         if not drafting:
             return items
         # Drafting with the model's own layers writes to slots before the step does. They may belong
@@ -119,14 +119,14 @@ class Lookahead:
         drafts: Mapping[str, Draft] = {}
         if not self.block_manager.has_due_copies:
             drafts = proposer.propose(drafting, sum(item.num_tokens for item in items))
-        rooms = {each.request.request_id: each.room for each in drafting}
+        limits = {each.request.request_id: each.max_tokens for each in drafting}
         planned = list(items)
         for index, item in enumerate(items):
             request_id = item.request.request_id
-            if request_id not in rooms:
+            if request_id not in limits:
                 continue
             draft = drafts.get(request_id)
-            if draft is not None and (count := min(len(draft), rooms[request_id], budget)):
+            if draft is not None and (count := min(len(draft), limits[request_id], budget)):
                 budget -= count
                 planned[index] = replace(
                     item, num_tokens=1 + count, num_sampled=1 + count, draft=draft.first(count)
@@ -134,7 +134,7 @@ class Lookahead:
             self.block_manager.trim(item.request, item.start + planned[index].num_tokens)
         return tuple(planned)
 
-    def _room(self, request: Request, max_tokens: int) -> int:
+    def _max_draft_tokens(self, request: Request, max_tokens: int) -> int:
         """Return how many tokens may be drafted. The last token that a request can have is never
         computed, so it is not worth a draft."""
         asked = request.params.max_draft_tokens

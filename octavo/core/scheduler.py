@@ -145,7 +145,8 @@ class Scheduler:
 
         Raises:
             InvalidRequestError: the prompt is empty or could not wait in any queue, or the id is in
-            use. PromptTooLongError: it needs more tokens than the context or the pool can hold.
+                use.
+            PromptTooLongError: it needs more tokens than the context or the pool can hold.
             QueueFullError: the waiting queue is at its bound.
         """
         if request.request_id in self.requests:
@@ -271,9 +272,8 @@ class Scheduler:
         2. Then waiting requests, in the order of their queue, while budget, slots and blocks last,
            and only if no request had to be preempted. The first that does not fit ends the
            admission: no request is overtaken for being large. An admitted request gets the blocks
-               of all its known
-           tokens at once, so it will produce a token before it can be preempted. (Those of
-           windows come chunk by chunk: see ``_cheapest_victim``.)
+           of all its known tokens at once, so it will produce a token before it can be preempted.
+           (Those of windows come chunk by chunk: see ``_cheapest_victim``.)
         """
         planned: dict[Request, ScheduledRequest] = {}
         preempted: list[str] = []

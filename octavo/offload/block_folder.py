@@ -133,7 +133,8 @@ class BlockFolder:
 
         Raises:
             DamagedBlockError: it is not as it was written; it is forgotten, and ``content`` is
-            invalid. OSError: it is not there any more, or cannot be read; it is forgotten too.
+                invalid.
+            OSError: it is not there any more, or cannot be read; it is forgotten too.
         """
         try:
             self._read(name, content)

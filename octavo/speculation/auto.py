@@ -147,7 +147,7 @@ class AutoProposer:
         standing.guesser = None
         best, most = None, 0.0
         for guesser in self._guessers:
-            guess = guesser.guess(request, opening.room)
+            guess = guesser.guess(request, opening.max_tokens)
             if guess is not None and guess.expected_tokens > most:
                 best, most, standing.guesser = guess, guess.expected_tokens, guesser
         return best

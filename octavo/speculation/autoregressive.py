@@ -167,7 +167,7 @@ class AutoregressiveProposer:
         """A chain without tokens; None if the model can say nothing here."""
         request, limits = opening.request, self._limits
         num_known = len(request.token_ids)
-        room = min(opening.room, limits.max_tokens, limits.max_position - num_known + 1)
+        room = min(opening.max_tokens, limits.max_tokens, limits.max_position - num_known + 1)
         if room < 1:
             return None
         # The last token's logits are needed, whoever has computed it.

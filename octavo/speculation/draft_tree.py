@@ -93,13 +93,13 @@ class DraftTree:
 
     def best(self, nodes: Sequence[int]) -> list[int]:
         """Those of some nodes, all of one depth, that are gone on from."""
-        most = min(self._shape.depth, self.opening.room)
+        most = min(self._shape.depth, self.opening.max_tokens)
         open_nodes = [node for node in nodes if self._depths[node] + 1 < most]
         return sorted(open_nodes, key=self._rank)[: self._shape.beams]
 
     def draft(self) -> Draft | None:
         """The likeliest tokens, as many as there may be."""
-        count = min(self._shape.max_tokens, self.opening.room)
+        count = min(self._shape.max_tokens, self.opening.max_tokens)
         nodes = sorted(range(len(self._token_ids)), key=self._rank)[:count]
         places = {-1: -1} | {node: place for place, node in enumerate(nodes)}
         if not nodes:

@@ -60,7 +60,7 @@ class Drafting:
 
     def propose(self, openings, batch_tokens):
         self.rooms += [room for _, room in openings]
-        return {each.request.request_id: Draft.chain(range(each.room)) for each in openings}
+        return {each.request.request_id: Draft.chain(range(each.max_tokens)) for each in openings}
 
     def observe(self, request, draft, num_accepted): ...
 

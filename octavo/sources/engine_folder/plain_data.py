@@ -26,7 +26,7 @@ def read_dataclass(fields: Fields, of: type[T], **known: Any) -> T:
 
     Raises:
         ModelFileError: a field is missing, even if it has a default, or is of another type; names
-        it.
+            it.
     """
     hints = typing.get_type_hints(of)
     for field in dataclasses.fields(of):  # type: ignore[arg-type]
