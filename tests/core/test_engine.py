@@ -336,7 +336,7 @@ def test_a_leak_shows_with_the_last_token(engine, make_request, run, caplog):
         last = step
     assert last.updates[0].new_token_ids  # which is good, and comes all the same
     assert engine.num_invariant_violations == last.stats.num_invariant_violations == 1
-    assert "1 blocks are used by nobody" in caplog.text
+    assert "1 blocks are used by no request" in caplog.text
 
 
 def test_counts_that_cannot_be_show_at_once(engine, make_request):
@@ -348,7 +348,7 @@ def test_counts_that_cannot_be_show_at_once(engine, make_request):
 @pytest.mark.parametrize(
     ("damage", "words"),
     [
-        ("reference", "references from nobody, block 9000 first"),
+        ("reference", "references without a request, block 9000 first"),
         ("lost", "1 blocks are lost, block 9000 first"),
         ("cached", "1 blocks are cached, not 2"),
     ],
