@@ -13,11 +13,11 @@ from typing import Any
 
 from octavo.base.errors import BenchmarkError
 from octavo.bench.noise import OTHERS_BUSY
-from octavo.bench.peers.report import Ratio
+from octavo.bench.peers.report import SpeedRatio
 from octavo.bench.peers.workers.workloads import FIGURES, WORKLOADS
 from octavo.measure.results import write_bytes
 
-Document = Mapping[str, Any]
+ResultDocument = Mapping[str, Any]
 
 
 # -- a place in a file ---------------------------------------------------------------------------
@@ -67,9 +67,9 @@ def rewrite_file(path: Path, sections: Mapping[str, str]) -> None:
 # -- how fast octavo is --------------------------------------------------------------------------
 
 
-def how_fast(document: Document) -> str:
+def how_fast(document: ResultDocument) -> str:
     """Of the standard set (see ``standard.py``): where it was measured, figures, and doubts."""
-    done: Mapping[str, Document] = document["measurements"]
+    done: Mapping[str, ResultDocument] = document["measurements"]
     rows: list[Sequence[str]] = []
     for name, describe in _ROWS.items():
         if name in done:
@@ -85,7 +85,7 @@ def how_fast(document: Document) -> str:
     return "\n".join(lines)
 
 
-def _doubts(document: Document) -> str:
+def _doubts(document: ResultDocument) -> str:
     """One line; the stored document has every warning."""
     noise = [each["run"]["noise"] for each in document["measurements"].values()]
     probes = [each[when] for each in noise for when in ("before", "after") if each[when]]
@@ -104,13 +104,13 @@ def _count(warnings: Sequence[str]) -> str:
     return f"{len(warnings)} warning{'' if len(warnings) == 1 else 's'}"
 
 
-def _startup(result: Document) -> Iterable[Sequence[str]]:
+def _startup(result: ResultDocument) -> Iterable[Sequence[str]]:
     for kind in ("warm", "cold"):
         first_token = _spread(result[kind]["first_token_s"], "s", 2)
         yield (f"process start to first token, {kind}", *first_token, "")
 
 
-def _latency(result: Document) -> Iterable[Sequence[str]]:
+def _latency(result: ResultDocument) -> Iterable[Sequence[str]]:
     requests = "one request" if result["batch_size"] == 1 else f"{result['batch_size']} requests"
     tokens = f"{result['input_len']} tokens"
     roofline = result["roofline"]
@@ -124,7 +124,7 @@ def _latency(result: Document) -> Iterable[Sequence[str]]:
     yield (f"Python outside the kernels, for a token of {requests}", *overhead, "")
 
 
-def _throughput(result: Document) -> Iterable[Sequence[str]]:
+def _throughput(result: ResultDocument) -> Iterable[Sequence[str]]:
     settings = result["run"]["settings"]
     lengths = f"{settings['input_len']} in, {settings['output_len']} out"
     work = f"{settings['num_prompts']} × ({lengths}) at once, output"
@@ -133,13 +133,13 @@ def _throughput(result: Document) -> Iterable[Sequence[str]]:
     yield ("peak memory meanwhile", f"{result['peak_rss_bytes'] / 2**20:,.0f} MiB", "", "")
 
 
-def _prefix(result: Document) -> Iterable[Sequence[str]]:
+def _prefix(result: ResultDocument) -> Iterable[Sequence[str]]:
     about = f"TTFT, a question about {result['prefix_len']:,} tokens"
     yield (f"{about}, the first", *_spread(result["cold_ttft_ms"], "ms"), "")
     yield (f"{about}, further ones", *_spread(result["warm_ttft_ms"], "ms"), "")
 
 
-def _serve(result: Document) -> Iterable[Sequence[str]]:
+def _serve(result: ResultDocument) -> Iterable[Sequence[str]]:
     streams = f"{result['max_concurrency']} streams over HTTP"
     yield (f"{streams}, output", f"{result['output_throughput']:,.0f} tokens/s", "", "")
     for name, title in (("ttft", "TTFT"), ("itl", "time between tokens")):
@@ -157,13 +157,13 @@ _ROWS = {
 }
 
 
-def _achieved(utilisation: Document | None) -> str:
+def _achieved(utilisation: ResultDocument | None) -> str:
     if utilisation is None:
         return ""
     return f"{utilisation['achieved']:.0%} ({utilisation['bound']})"
 
 
-def _machine(document: Document) -> str:
+def _machine(document: ResultDocument) -> str:
     """``2 threads of an AMD EPYC (2 cores, avx512bf16 kernels)``"""
     cpu, engine = document["machine"]["cpu"], document["engine"]
     threads = "1 thread" if document["threads"] == 1 else f"{document['threads']} threads"
@@ -180,10 +180,10 @@ def _versions(versions: Mapping[str, str | None]) -> str:
 # -- how fast others are -------------------------------------------------------------------------
 
 
-def peers(document: Document) -> str:
+def peers(document: ResultDocument) -> str:
     """Of a comparison: medians of every engine, and how octavo stands to the best other."""
-    engines: Mapping[str, Document] = document["engines"]
-    by_workload: dict[str, dict[str, Document]] = {}
+    engines: Mapping[str, ResultDocument] = document["engines"]
+    by_workload: dict[str, dict[str, ResultDocument]] = {}
     for row in document["summary"]:
         if row["figure"] == FIGURES[WORKLOADS[row["workload"]].kind][0].name:
             by_workload.setdefault(row["workload"], {})[row["contender"]] = row
@@ -224,7 +224,7 @@ def _title(workload: str) -> str:
     return f"{WORKLOADS[workload].title}, {unit}"
 
 
-def _lead(workload: str, rows: Mapping[str, Document]) -> str:
+def _lead(workload: str, rows: Mapping[str, ResultDocument]) -> str:
     """Of the weights as they are in the file, where octavo ran them: by the medians, and the least
     and the greatest of the rounds."""
     ours = [name for name in rows if name.startswith("octavo:")]
@@ -234,15 +234,15 @@ def _lead(workload: str, rows: Mapping[str, Document]) -> str:
     is_better = max if FIGURES[WORKLOADS[workload].kind][0].higher_is_better else min
     best = is_better(others, key=lambda name: others[name])
     our = "octavo:file" if "octavo:file" in ours else ours[0]
-    return str(Ratio(**rows[best]["ratios"][our]))
+    return str(SpeedRatio(**rows[best]["ratios"][our]))
 
 
-def _weights(about: Document) -> str:
+def _weights(about: ResultDocument) -> str:
     weights: str = about["weights"]
     return weights.upper() if weights.startswith(("q", "iq")) else weights
 
 
-def _software(engines: Mapping[str, Document]) -> str:
+def _software(engines: Mapping[str, ResultDocument]) -> str:
     found: dict[str, str] = {}
     for name, about in engines.items():
         version = about.get("version") or about.get("build_commit")
@@ -251,7 +251,7 @@ def _software(engines: Mapping[str, Document]) -> str:
     return ", ".join(f"{name} {version}" for name, version in found.items())
 
 
-def _bandwidths(document: Document) -> list[float]:
+def _bandwidths(document: ResultDocument) -> list[float]:
     turns = document["run"]["samples"].get("turns", ())
     measured = (turn[name] for turn in turns for name in ("bandwidth_before", "bandwidth_after"))
     return [value for value in measured if value is not None]
@@ -260,12 +260,12 @@ def _bandwidths(document: Document) -> list[float]:
 # -- how far what is foreseen is off ---------------------------------------------------------------
 
 
-def foreseen(document: Document) -> str:
+def prediction_errors(document: ResultDocument) -> str:
     """Of a validation: errors of simulations, by figure, and how often intervals were right."""
     run, about = document["run"], document["calibration"]["about"]
     rows = [
         (
-            _FORESEEN[metric],
+            _PREDICTED[metric],
             f"{each['mean_abs_error']:.1%}",
             f"{each['max_abs_error']:.1%}",
             f"{each['inside_interval']:.0%}",
@@ -294,7 +294,7 @@ def foreseen(document: Document) -> str:
     return "\n".join(lines)
 
 
-_FORESEEN = {
+_PREDICTED = {
     "output_throughput": "output tokens a second",
     "mean_tpot_ms": "mean time per output token",
     "mean_ttft_ms": "mean time to first token",

@@ -109,7 +109,7 @@ def sections_of(document: Mapping[str, Any]) -> dict[str, str]:
     if "summary" in document and "engines" in document:
         return {"peers": readme.peers(document)}
     if "summary" in document and "calibration" in document:
-        return {"foreseen": readme.foreseen(document)}
+        return {"foreseen": readme.prediction_errors(document)}
     raise BenchmarkError("this is of none of scripts/bench, octavo bench compare, octavo validate")
 
 

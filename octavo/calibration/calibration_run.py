@@ -1,4 +1,4 @@
-"""One minute on the machine itself: an engine's steps, timed and put into a `Profile`."""
+"""A calibration: one minute of loads on the machine itself, whose steps are timed and fitted."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from octavo import hub
 from octavo.calibration.fit import TimedStep, fit
-from octavo.calibration.store import Profile, model_and_processor
-from octavo.calibration.trials import CalibrationLoad, Size, trials
+from octavo.calibration.loads import CalibrationLoad, EngineSize, calibration_loads
+from octavo.calibration.store import CalibrationProfile, model_and_processor
 from octavo.cost.step_cost import StepFeatures
 from octavo.cost.work import passes
 from octavo.workload.requests import WorkloadRequest
@@ -46,7 +46,7 @@ def calibrate(
     BenchmarkError: the engine is too small for there to be enough steps.
     """
     pace = _Pace(QUICK_SECONDS if quick else SECONDS)
-    planned = trials(size_of(session), quick=quick)
+    planned = calibration_loads(size_of(session), quick=quick)
     turns: list[dict[str, list[TimedStep]]] = []
     while len(turns) < _MOST_TURNS and pace.has_room_for_another(len(turns)):
         turns.append({})
@@ -90,10 +90,14 @@ class _Pace:
         return time.perf_counter() - self._begin
 
 
-def profile_of(session: OfflineSession, steps: MeasuredSteps, measured_at: str) -> Profile:
+def profile_of(
+    session: OfflineSession, steps: MeasuredSteps, measured_at: str
+) -> CalibrationProfile:
     """What was measured of an engine, with what it holds for."""
     info = session.info
-    return Profile(about(session), {name: info[name] for name in _SETTINGS}, steps, measured_at)
+    return CalibrationProfile(
+        about(session), {name: info[name] for name in _SETTINGS}, steps, measured_at
+    )
 
 
 def about(session: OfflineSession) -> dict[str, Any]:
@@ -107,9 +111,9 @@ def about(session: OfflineSession) -> dict[str, Any]:
     }
 
 
-def size_of(session: OfflineSession) -> Size:
+def size_of(session: OfflineSession) -> EngineSize:
     config = session.loaded.config
-    return Size(
+    return EngineSize(
         config.scheduler.max_num_seqs,
         config.scheduler.max_num_batched_tokens,
         config.scheduler.max_model_len,

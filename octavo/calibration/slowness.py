@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from octavo.calibration.calibration_run import size_of, steps_of
 from octavo.calibration.fit import TimedStep, usual
-from octavo.calibration.trials import CalibrationLoad, fits
+from octavo.calibration.loads import CalibrationLoad, fits
 from octavo.cost.measured_steps import MeasuredSteps, regime_of
 
 if TYPE_CHECKING:

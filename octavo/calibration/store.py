@@ -25,7 +25,7 @@ SCHEMA = 2
 
 
 @dataclass(frozen=True, slots=True)
-class Profile:
+class CalibrationProfile:
     """A calibration.
 
     Args:
@@ -59,7 +59,7 @@ def folder() -> Path:
     return home() / "calibrations"
 
 
-def keep(profile: Profile) -> Path:
+def keep(profile: CalibrationProfile) -> Path:
     """Write a profile in the place of an older one; where it is. ConfigError if it cannot be."""
     path = folder() / profile.file_name
     try:
@@ -80,7 +80,7 @@ def model_and_processor(path: Path) -> dict[str, Any]:
     }
 
 
-def find(known: Mapping[str, Any]) -> Profile | None:
+def find(known: Mapping[str, Any]) -> CalibrationProfile | None:
     """The newest profile that holds for all that is known; None if there is none.
 
     Files that are damaged, or of another version, are as if they were not there.
@@ -94,7 +94,7 @@ def find(known: Mapping[str, Any]) -> Profile | None:
     return max(found, key=lambda profile: profile.measured_at, default=None)
 
 
-def read(path: Path) -> Profile | None:
+def read(path: Path) -> CalibrationProfile | None:
     """A profile from its file; None if it is of another version.
 
     ModelFileError: the file is damaged.
@@ -106,7 +106,7 @@ def read(path: Path) -> Profile | None:
     if not isinstance(document, dict) or document.get("schema") != SCHEMA:
         return None
     fields = Fields(path, document)
-    return Profile(
+    return CalibrationProfile(
         fields.table("about"),
         fields.table("engine"),
         MeasuredSteps.of_json(fields.section("steps")),

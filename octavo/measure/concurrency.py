@@ -48,7 +48,7 @@ def mean_concurrency(curve: Sequence[tuple[float, int]], begin: float, end: floa
 
 
 @dataclass(frozen=True, slots=True)
-class Window:
+class TimeWindow:
     """A part of a run, in seconds of its clock."""
 
     begin: float
@@ -63,7 +63,7 @@ class Window:
         return record.sent >= self.begin and record.ended <= self.end
 
 
-def steady_window(records: Sequence[RequestRecord], share: float = 0.8) -> Window | None:
+def steady_window(records: Sequence[RequestRecord], share: float = 0.8) -> TimeWindow | None:
     """The longest interval with at least ``share`` of the peak's requests in flight.
 
     Dips that last less than a tenth of the median request are passed over. None without requests.
@@ -73,12 +73,12 @@ def steady_window(records: Sequence[RequestRecord], share: float = 0.8) -> Windo
         return None
     least = share * max(number for _, number in curve)
     bridge = _BRIDGED_SHARE * statistics.median(record.ended - record.sent for record in records)
-    spans: list[Window] = []
+    spans: list[TimeWindow] = []
     for (time, number), (until, _) in pairwise(curve):
         if number < least:
             continue
         if spans and time - spans[-1].end <= bridge:
-            spans[-1] = Window(spans[-1].begin, until)
+            spans[-1] = TimeWindow(spans[-1].begin, until)
         else:
-            spans.append(Window(time, until))
+            spans.append(TimeWindow(time, until))
     return max(spans, key=lambda span: span.length, default=None)

@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass
 from itertools import accumulate
 from typing import Any
 
-from octavo.measure.statistics import Spread
+from octavo.measure.statistics import MedianRange
 
 # Of the height of the whole curve: what a knee must at least stand out by.
 LEAST_HEIGHT = 0.05
@@ -58,7 +58,7 @@ class Knee:
         return asdict(self)
 
 
-def find_knee(concurrencies: Sequence[int], throughputs: Sequence[Spread]) -> Knee:
+def find_knee(concurrencies: Sequence[int], throughputs: Sequence[MedianRange]) -> Knee:
     """The knee of throughput against concurrency. Concurrencies rise; throughputs are above 0."""
     if len(concurrencies) < 3:
         return Knee("too few points")

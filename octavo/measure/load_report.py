@@ -8,25 +8,25 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from octavo.measure.concurrency import Window, steady_window
+from octavo.measure.concurrency import TimeWindow, steady_window
 from octavo.measure.metrics import LoadMetrics, bootstrap_intervals, summarize
 from octavo.measure.request_record import RequestRecord
 from octavo.measure.saturation import Saturation, saturation
-from octavo.measure.slo import Goodput, Slo, goodput
+from octavo.measure.slo import Goodput, RequestSlo, goodput
 from octavo.measure.statistics import percentile
 
 _LAG_SHARE = 0.1  # of the median TTFT that the 99th percentile of the send lag may be
 
 
 @dataclass(frozen=True)
-class SteadyState:
+class SteadyStateMetrics:
     """The part of the run with much the same load.
 
     ``metrics`` are those of the requests that are wholly in it. Its rates are those of what came in
     the window, whichever request it belongs to: no work is left out at its edges.
     """
 
-    window: Window
+    window: TimeWindow
     metrics: LoadMetrics
     request_throughput: float
     output_throughput: float
@@ -34,7 +34,7 @@ class SteadyState:
     @classmethod
     def of(
         cls, records: Sequence[RequestRecord], percents: Sequence[float], share: float
-    ) -> SteadyState | None:
+    ) -> SteadyStateMetrics | None:
         window = steady_window(records, share)
         if window is None or window.length <= 0:
             return None
@@ -70,7 +70,7 @@ class LoadReport:
     records: Sequence[RequestRecord]
     metrics: LoadMetrics
     intervals: dict[str, tuple[float, float]]
-    steady_state: SteadyState | None
+    steady_state: SteadyStateMetrics | None
     saturation: Saturation
     goodput: Goodput | None
     goodput_from_scheduled: Goodput | None
@@ -94,7 +94,7 @@ def create_report(
     *,
     is_open_loop: bool,
     percents: Sequence[float] = (50, 90, 99),
-    slo: Slo | None = None,
+    slo: RequestSlo | None = None,
     steady_share: float = 0.8,
     seed: int = 0,
 ) -> LoadReport:
@@ -112,7 +112,7 @@ def create_report(
         records,
         metrics,
         bootstrap_intervals(records, percents, seed),
-        SteadyState.of(records, percents, steady_share),
+        SteadyStateMetrics.of(records, percents, steady_share),
         saturation(records, is_open_loop=is_open_loop),
         goodput(records, slo, metrics.duration) if slo else None,
         goodput(records, slo, metrics.duration, from_scheduled=True) if slo else None,

@@ -21,7 +21,7 @@ _EXAMPLE = "write ttft:200 tpot:50 e2el:5000, in milliseconds"
 
 
 @dataclass(frozen=True, slots=True)
-class Slo:
+class RequestSlo:
     """Limits in seconds; None where there is none. All must be met."""
 
     ttft: float | None = None
@@ -29,7 +29,7 @@ class Slo:
     e2el: float | None = None
 
     @classmethod
-    def from_texts(cls, texts: Iterable[str]) -> Slo | None:
+    def from_texts(cls, texts: Iterable[str]) -> RequestSlo | None:
         """From ``ttft:200``, ``tpot=50ms``, ``e2el:5s``, apart or joined by commas; None from
         nothing.
 
@@ -110,7 +110,7 @@ class Attainment:
 class Goodput:
     """What was served within the limits. Rates are for each second of the run."""
 
-    slo: Slo
+    slo: RequestSlo
     request_goodput: float
     token_goodput: float
     attainment: Attainment
@@ -128,7 +128,11 @@ class Goodput:
 
 
 def goodput(
-    records: Sequence[RequestRecord], slo: Slo, duration: float, *, from_scheduled: bool = False
+    records: Sequence[RequestRecord],
+    slo: RequestSlo,
+    duration: float,
+    *,
+    from_scheduled: bool = False,
 ) -> Goodput:
     """Of the requests that have ended; those that an interruption cut off are left out.
 

@@ -29,7 +29,7 @@ def percentile(values: Sequence[float], percent: float) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class Spread:
+class MedianRange:
     """A figure over repetitions: a machine that others use gives no two equal ones."""
 
     median: float
@@ -37,14 +37,14 @@ class Spread:
     max: float
 
     @classmethod
-    def of(cls, values: Sequence[float]) -> Spread:
+    def of(cls, values: Sequence[float]) -> MedianRange:
         return cls(statistics.median(values), min(values), max(values))
 
     def as_json(self) -> dict[str, float]:
         return {"median": self.median, "min": self.min, "max": self.max}
 
-    def scaled(self, factor: float) -> Spread:
-        return Spread(self.median * factor, self.min * factor, self.max * factor)
+    def scaled(self, factor: float) -> MedianRange:
+        return MedianRange(self.median * factor, self.min * factor, self.max * factor)
 
 
 def wilson_interval(successes: int, trials: int, z: float = 1.959964) -> tuple[float, float]:

@@ -84,7 +84,7 @@ class _Change(NamedTuple):
 def advise(verdict: Verdict, slo: Slo) -> list[Advice]:
     """What would help, what helps most first."""
     found: list[tuple[float, Advice]] = []
-    foreseen = _foreseen(verdict, slo)
+    foreseen = _predicted_only(verdict, slo)
     for change in _changes(verdict.deployment, verdict.traffic, slo):
         try:
             after = judge(change.deployment, verdict.traffic, slo)
@@ -96,12 +96,12 @@ def advise(verdict: Verdict, slo: Slo) -> list[Advice]:
             found.append((worth, Advice(change.what, change.why, gain, change.trial)))
     found += _shorter_requests(verdict)
     if verdict.service is not None and verdict.service.is_stable:
-        found += _guessing(verdict)
+        found += _speculative_decoding(verdict)
         found += _sharing_prompts(verdict, slo)
     return [advice for _, advice in sorted(found, key=lambda pair: -pair[0])]
 
 
-def _foreseen(verdict: Verdict, slo: Slo) -> Verdict:
+def _predicted_only(verdict: Verdict, slo: Slo) -> Verdict:
     """The same with no step measured: what a change that was not would bring is told by what is
     known of both in the same way."""
     if not verdict.deployment.is_measured:
@@ -117,7 +117,7 @@ def _changes(deployment: Deployment, traffic: Traffic, slo: Slo) -> Iterator[_Ch
     yield from _smaller_kv(deployment, traffic)
     yield from _other_layouts(deployment)
     yield from _other_budgets(deployment)
-    yield from _other_seats(deployment, traffic)
+    yield from _other_slots(deployment, traffic)
     yield from _more_memory(deployment)
     yield from _more_devices(deployment, traffic, slo)
 
@@ -196,7 +196,7 @@ def _other_budgets(deployment: Deployment) -> Iterator[_Change]:
         )
 
 
-def _other_seats(deployment: Deployment, traffic: Traffic) -> Iterator[_Change]:
+def _other_slots(deployment: Deployment, traffic: Traffic) -> Iterator[_Change]:
     """How many run at once: as many as are asked for and fit, and no memory for more."""
     limits, fitting = deployment.settled, deployment.max_concurrency(traffic.total_len)
     asked = traffic.concurrency or (1 if traffic.rate is None else fitting)
@@ -362,7 +362,7 @@ def _shorter_requests(verdict: Verdict) -> Iterator[tuple[float, Advice]]:
     )
 
 
-def _guessing(verdict: Verdict) -> Iterator[tuple[float, Advice]]:
+def _speculative_decoding(verdict: Verdict) -> Iterator[tuple[float, Advice]]:
     """Speculative decoding, if further rows of a step cost less than the tokens that they bring.
     States cannot be taken back by what turns out to be wrong, as keys and values can."""
     deployment, service, traffic = verdict.deployment, verdict.service, verdict.traffic

@@ -25,8 +25,8 @@ from octavo.cost.step_cost import StepCost
 from octavo.cost.work import Span
 from octavo.planner.calibrated_steps import CalibratedSteps
 from octavo.planner.deployment import Deployment
-from octavo.planner.latency import Service, decode_time, prefill_time, prompt_chunks
-from octavo.planner.layouts import best_layout
+from octavo.planner.latency import ServiceEstimate, decode_time, prefill_time, prompt_chunks
+from octavo.planner.layout_choice import best_layout
 from octavo.planner.money import USUAL_UTILIZATION, Bill, Price, bill, listed, watts_of
 from octavo.planner.slo import Slo, parse_slo
 from octavo.planner.traffic import Traffic
@@ -34,7 +34,7 @@ from octavo.planner.verdict import Verdict, judge
 
 if TYPE_CHECKING:
     from octavo.planner.advice import Advice
-    from octavo.planner.feasible_alternatives import Nearest
+    from octavo.planner.feasible_alternatives import FeasibleAlternatives
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,7 +173,7 @@ class Plan:
         return self.verdict.traffic
 
     @property
-    def service(self) -> Service | None:
+    def service(self) -> ServiceEstimate | None:
         """What becomes of the traffic, if all of it is answered."""
         service = self.verdict.service
         return service if service is not None and service.is_stable else None
@@ -197,7 +197,7 @@ class Plan:
                 f"{engine} does not run on {device.name}: the figures are those that it would have "
                 "there; --profile names an engine that does"
             )
-        places = deployment.seats(traffic.total_len).max_num_seqs * deployment.num_groups
+        places = deployment.slots(traffic.total_len).max_num_seqs * deployment.num_groups
         asked = traffic.concurrency or 1
         if traffic.rate is None and self.service is not None and places < asked:
             ttft = self.service.latency(99).ttft.value
@@ -212,7 +212,7 @@ class Plan:
     def streams(self) -> int:
         """Answers under way in a step: those that are asked for, or that fit."""
         deployment = self.deployment
-        most = deployment.seats(self.traffic.total_len).max_num_seqs
+        most = deployment.slots(self.traffic.total_len).max_num_seqs
         if self.service is not None and self.traffic.rate is not None:
             under_way = self.service.streams.value / deployment.num_groups
         else:
@@ -296,8 +296,8 @@ class Plan:
         return advise(self.verdict, self.slo)
 
     @cached_property
-    def nearest(self) -> Nearest | None:
+    def feasible_alternatives(self) -> FeasibleAlternatives | None:
         """What could be had instead; None where what is asked can."""
-        from octavo.planner.feasible_alternatives import nearest
+        from octavo.planner.feasible_alternatives import feasible_alternatives
 
-        return None if self.is_feasible else nearest(self.verdict, self.slo)
+        return None if self.is_feasible else feasible_alternatives(self.verdict, self.slo)

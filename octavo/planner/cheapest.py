@@ -11,11 +11,11 @@ from octavo.cost.engine_profile import profile
 from octavo.cost.hardware import Device
 from octavo.cost.hardware_table import devices, find_device
 from octavo.planner.answer import Plan, Question, deployment_of
-from octavo.planner.confirmation import Confirmed, confirm
+from octavo.planner.confirmation import SimulatedLimit, confirm
 from octavo.planner.deployment import Deployment
 from octavo.planner.money import Price, listed
 from octavo.planner.report import deployment_json, latency_json
-from octavo.planner.sizing import Offer, Search, search
+from octavo.planner.sizing import DeploymentOffer, SizingResult, search
 from octavo.planner.verdict import Verdict
 
 ANY = "any"  # hardware of the table that is for rent
@@ -25,14 +25,14 @@ _TRIED = 3  # offers that are simulated before the first is taken as it is
 
 
 @dataclass(frozen=True, slots=True)
-class Solution:
+class CheapestPlan:
     """``plan`` is that of the best offer, or else of what comes nearest, for as much of the traffic
     as proves that it will not do: if one request alone is too slow, for that. ``confirmed`` is
     empty where there is no offer, and where no limit was given."""
 
     plan: Plan
-    search: Search
-    confirmed: tuple[Confirmed, ...] = ()
+    search: SizingResult
+    confirmed: tuple[SimulatedLimit, ...] = ()
 
     @property
     def is_confirmed(self) -> bool:
@@ -48,7 +48,7 @@ class Solution:
         }
 
 
-def cheapest(question: Question, most_devices: int = MOST_DEVICES) -> Solution:
+def cheapest(question: Question, most_devices: int = MOST_DEVICES) -> CheapestPlan:
     """Of the hardware that the question names (joined by commas, or ``any``), in any layout, with
     weights as they are, in fp8 and in int4 if it names none.
 
@@ -64,13 +64,13 @@ def cheapest(question: Question, most_devices: int = MOST_DEVICES) -> Solution:
         most_devices=most_devices,
     )
     if not found.offers:
-        return Solution(Plan(question, found.refused[0], slo), found)
+        return CheapestPlan(Plan(question, found.refused[0], slo), found)
     for offer in found.offers[:_TRIED]:
         confirmed = confirm(offer.verdict, slo)
         if all(each.holds for each in confirmed):
-            return Solution(Plan(question, offer.verdict, slo), found, confirmed)
+            return CheapestPlan(Plan(question, offer.verdict, slo), found, confirmed)
     best = found.offers[0].verdict
-    return Solution(Plan(question, best, slo), found, confirm(best, slo))
+    return CheapestPlan(Plan(question, best, slo), found, confirm(best, slo))
 
 
 def _bases(question: Question) -> Iterator[Deployment]:
@@ -110,7 +110,7 @@ def _price(question: Question, device: Device) -> Price | None:
     return question.price or listed(device)
 
 
-def _offer_json(offer: Offer) -> dict[str, Any]:
+def _offer_json(offer: DeploymentOffer) -> dict[str, Any]:
     dollars, service = offer.dollars_per_hour, offer.verdict.service
     assert service is not None
     return {

@@ -27,16 +27,16 @@ _REMEMBERED = 20
 _STRIDE = 64
 
 
-class Together:
+class ClosedBatch:
     """What becomes of requests that begin together; a `octavo.planner.latency.Service`."""
 
     is_stable = True  # they are so many, and no more come
 
-    def __init__(self, step_time: StepTime, traffic: Traffic, seats: BatchSlots):
-        walk = _Walk(step_time, traffic, seats)
+    def __init__(self, step_time: StepTime, traffic: Traffic, slots: BatchSlots):
+        walk = _BatchRun(step_time, traffic, slots)
         walk.run()
         self._source = worst(stride.source for stride in walk.strides)
-        self._outcomes = [_Outcome.of(walk, end) for end in ENDS]
+        self._outcomes = [_RequestTimes.of(walk, end) for end in ENDS]
         self.prefill_share = walk.prefill_seconds / self._outcomes[0].makespan
 
     @property
@@ -66,7 +66,7 @@ def _of(values: tuple[float, ...], percentile: float | None) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class _Outcome:
+class _RequestTimes:
     """By one end of what the steps may cost: seconds of each request."""
 
     ttft: tuple[float, ...]
@@ -74,7 +74,7 @@ class _Outcome:
     e2e: tuple[float, ...]
 
     @classmethod
-    def of(cls, walk: _Walk, end: str) -> _Outcome:
+    def of(cls, walk: _BatchRun, end: str) -> _RequestTimes:
         clock = list(accumulate(getattr(stride, end) for stride in walk.strides))
         ttft = tuple(clock[request.first] for request in walk.requests)
         e2e = tuple(clock[request.last] for request in walk.requests)
@@ -98,7 +98,7 @@ class _Request:
     last: int = 0
 
 
-class _Step(NamedTuple):
+class _PacedStep(NamedTuple):
     """What pacing sees of a step."""
 
     items: list[Span]
@@ -108,25 +108,25 @@ class _Step(NamedTuple):
         return sum(item.num_tokens for item in self.items)
 
 
-class _Walk:
+class _BatchRun:
     """``strides`` are the seconds of steps, or of many that are alike, in their order."""
 
-    def __init__(self, step_time: StepTime, traffic: Traffic, seats: BatchSlots):
+    def __init__(self, step_time: StepTime, traffic: Traffic, slots: BatchSlots):
         self.traffic = traffic
         self.strides: list[Prediction] = []
         self.prefill_seconds = 0.0
         self.requests = [_Request() for _ in range(traffic.concurrency or 1)]
         self._step_time = step_time
-        self._seats = seats
+        self._slots = slots
         self._waiting = self.requests[::-1]
         self._running: list[_Request] = []
-        self._pacer = Pacer(seats.target_step_seconds)
+        self._pacer = Pacer(slots.target_step_seconds)
 
     def run(self) -> None:
         while self._waiting or self._running:
             # Those that need a single token come first: streams, and prompts but for one.
             singles = [each for each in self._running if each.produced or self._left(each) == 1]
-            singles = singles[: self._seats.max_num_batched_tokens]
+            singles = singles[: self._slots.max_num_batched_tokens]
             decoding = [each for each in singles if each.produced]
             prompts = [(each, 1) for each in singles if not each.produced]
             prompts += self._prompts(self._budget(len(singles)))
@@ -144,7 +144,7 @@ class _Walk:
 
     def _budget(self, num_singles: int) -> int:
         """Tokens of a step that are left for prompts."""
-        left = self._seats.max_num_batched_tokens - num_singles
+        left = self._slots.max_num_batched_tokens - num_singles
         return int(min(left, self._pacer.prompt_tokens(num_singles)))
 
     def _prompts(self, budget: int) -> list[tuple[_Request, int]]:
@@ -154,7 +154,7 @@ class _Walk:
         while budget > 0:
             if started:
                 request = started.pop(0)
-            elif self._waiting and len(self._running) < self._seats.max_num_seqs:
+            elif self._waiting and len(self._running) < self._slots.max_num_seqs:
                 request = self._waiting.pop()
                 self._running.append(request)
             else:
@@ -179,7 +179,7 @@ class _Walk:
             self._produce(request, 1)
         seconds = self._step_time(rows)
         self.strides.append(seconds)
-        self._pacer.observe(_Step(rows), seconds.value)
+        self._pacer.observe(_PacedStep(rows), seconds.value)
         # What the streams beside them would have taken anyhow is not the prompts'.
         beside = self._step_time(streams).value if streams else 0.0
         self.prefill_seconds += seconds.value - beside
@@ -190,9 +190,9 @@ class _Walk:
         count = min(left, _STRIDE)
         first = self._step_time(self._chunks(decoding))
         last = first if count == 1 else self._step_time(self._chunks(decoding, count - 1))
-        if self._seats.target_step_seconds:
+        if self._slots.target_step_seconds:
             for _ in range(min(count, _REMEMBERED)):
-                self._pacer.observe(_Step(self._chunks(decoding)), last.value)
+                self._pacer.observe(_PacedStep(self._chunks(decoding)), last.value)
         for request in decoding:
             self._produce(request, count)
         self.strides.append((first + last) * (count / 2))

@@ -18,8 +18,8 @@ from octavo.planner.slo import Limit, Slo
 from octavo.planner.traffic import Traffic
 from octavo.planner.verdict import Verdict
 from octavo.settings.engine import CacheConfig, EngineConfig
-from octavo.sim.demand import PromptSpec
 from octavo.sim.fleet import FleetSpec
+from octavo.sim.prompts import PromptSpec
 from octavo.sim.replica import ReplicaSpec
 from octavo.sim.simulation import SimulationResult, simulate
 from octavo.workload.arrivals import arrival_times
@@ -32,7 +32,7 @@ _NAMES = {"ttft": "ttft", "tpot": "tpot", "e2e": "e2el"}
 
 
 @dataclass(frozen=True, slots=True)
-class Confirmed:
+class SimulatedLimit:
     """A limit, and what became of it in simulation."""
 
     limit: Limit
@@ -53,7 +53,7 @@ class Confirmed:
 
 def confirm(
     verdict: Verdict, slo: Slo, *, num_requests: int = NUM_REQUESTS, seed: int = 0
-) -> tuple[Confirmed, ...]:
+) -> tuple[SimulatedLimit, ...]:
     """What simulated requests make of each limit.
 
     Raises:
@@ -63,7 +63,7 @@ def confirm(
         raise ConfigError("what does not fit into memory cannot be simulated")
     result = simulated(verdict.deployment, verdict.traffic, num_requests, seed)
     values = latency_values(result.records)
-    return tuple(Confirmed(limit, _of(values[_NAMES[limit.metric]], limit)) for limit in slo)
+    return tuple(SimulatedLimit(limit, _of(values[_NAMES[limit.metric]], limit)) for limit in slo)
 
 
 def simulated(
@@ -74,7 +74,7 @@ def simulated(
         times = [0.0] * (traffic.concurrency or 1)
     else:
         times = arrival_times(num_requests, traffic.rate, seed=seed)
-    asks = [_ask(number, traffic) for number in range(len(times))]
+    prompts = [_ask(number, traffic) for number in range(len(times))]
     copies = deployment.replicas * deployment.parallel.dp
     fleet = FleetSpec(
         ReplicaSpec(
@@ -82,7 +82,7 @@ def simulated(
         ),
         copies,
     )
-    return simulate(asks, LoadPlan(times, traffic.concurrency), fleet)
+    return simulate(prompts, LoadPlan(times, traffic.concurrency), fleet)
 
 
 def _ask(number: int, traffic: Traffic) -> PromptSpec:

@@ -7,12 +7,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from octavo.base.errors import ConfigError
+from octavo.cost.layouts import fast_link_devices, has_slow_link
 from octavo.cost.parallel import Parallel
 from octavo.cost.prediction import Prediction
 from octavo.cost.work import Span
 from octavo.planner.deployment import Deployment
 from octavo.planner.figures import gib, ms
-from octavo.planner.layouts import has_slow_link, island_of
 from octavo.planner.traffic import Traffic
 from octavo.planner.verdict import Verdict
 
@@ -112,12 +112,13 @@ def _has_fast_link(deployment: Deployment) -> ServingDecision:
 
 
 def _stays_in_a_machine(deployment: Deployment) -> ServingDecision:
-    each, island = deployment.parallel.num_devices, island_of(deployment.device)
+    each = deployment.parallel.num_devices
+    linked = fast_link_devices(deployment.device)
     return ServingDecision(
         "does a replica stay within one machine?",
-        each <= island,
-        f"{each} devices a replica, {island} that have fast links to each other",
-        "tensors within it" if each <= island else "pipelines across machines, tensors within",
+        each <= linked,
+        f"{each} devices a replica, {linked} that have fast links to each other",
+        "tensors within it" if each <= linked else "pipelines across machines, tensors within",
     )
 
 
@@ -155,14 +156,14 @@ def _waits_for_prompts(verdict: Verdict) -> ServingDecision:
 
 def _is_short_of_cache(deployment: Deployment, traffic: Traffic) -> ServingDecision:
     fitting = deployment.max_concurrency(traffic.total_len)
-    seats = deployment.settled.max_num_seqs * deployment.num_groups
+    slots = deployment.settled.max_num_seqs * deployment.num_groups
     return ServingDecision(
         "is memory for keys and values what bounds how many run at once?",
-        fitting < seats,
-        f"{fitting:,} requests of {traffic.total_len:,} tokens fit, and {seats:,} have a seat",
+        fitting < slots,
+        f"{fitting:,} requests of {traffic.total_len:,} tokens fit, and there are {slots:,} slots",
         "keys and values of 8 bits, or a larger share of the memory"
-        if fitting < seats
-        else "seats (max_num_seqs) do",
+        if fitting < slots
+        else "slots (max_num_seqs) do",
     )
 
 

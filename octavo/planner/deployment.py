@@ -18,8 +18,8 @@ from octavo.cost.rank import rank_model
 from octavo.cost.step_cost import StepCost, StepModel
 from octavo.cost.work import Span
 from octavo.planner.calibrated_steps import CalibratedSteps
-from octavo.planner.closed_batch import Together
-from octavo.planner.latency import BatchSlots, Latency, Service
+from octavo.planner.closed_batch import ClosedBatch
+from octavo.planner.latency import BatchSlots, Latency, ServiceEstimate
 from octavo.planner.steady_state import SteadyState, StepTable
 from octavo.planner.traffic import Traffic
 
@@ -81,7 +81,9 @@ class Deployment:
     @property
     def is_measured(self) -> bool:
         """Whether its steps were timed."""
-        return self.measured is not None and self.measured.hold_for(self)
+        return self.measured is not None and self.measured.hold_for(
+            self.device.name, self.precision, self.parallel, self.profile.name
+        )
 
     @cached_property
     def steps(self) -> StepModel:
@@ -102,7 +104,7 @@ class Deployment:
         """Requests of so many tokens whose keys and values fit, in all replicas and copies."""
         return self.memory.max_concurrency(total_len) * self.parallel.dp * self.replicas
 
-    def seats(self, total_len: int) -> BatchSlots:
+    def slots(self, total_len: int) -> BatchSlots:
         """Of one lot of requests."""
         fitting = self.memory.max_concurrency(total_len)
         most = min(self.settled.max_num_seqs, fitting) // self.parallel.pp
@@ -119,15 +121,15 @@ class Deployment:
 
         return SERVING_ITL_TARGET_MS / 1e3
 
-    def serve(self, traffic: Traffic, seats: BatchSlots | None = None) -> Service:
-        """What becomes of traffic. ``seats``: of each lot, others than there are."""
-        lot, seats = traffic.share(self.num_groups), seats or self.seats(traffic.total_len)
+    def serve(self, traffic: Traffic, slots: BatchSlots | None = None) -> ServiceEstimate:
+        """What becomes of traffic. ``slots``: of each lot, others than there are."""
+        lot, slots = traffic.share(self.num_groups), slots or self.slots(traffic.total_len)
         if lot.rate is None:
             number = (traffic.concurrency or 1) / (lot.concurrency or 1)
-            return _Lots(Together(self.step_time, lot, seats), number)
+            return _EqualGroups(ClosedBatch(self.step_time, lot, slots), number)
         if lot.concurrency is not None:
-            seats = replace(seats, max_num_seqs=min(seats.max_num_seqs, lot.concurrency))
-        return _Lots(SteadyState(self._table(traffic), lot, seats), self.num_groups)
+            slots = replace(slots, max_num_seqs=min(slots.max_num_seqs, lot.concurrency))
+        return _EqualGroups(SteadyState(self._table(traffic), lot, slots), self.num_groups)
 
     def _table(self, traffic: Traffic) -> StepTable:
         """One for all rates of requests of the same lengths."""
@@ -141,10 +143,10 @@ class Deployment:
         return {}
 
 
-class _Lots:
-    """What becomes of so many equal lots of requests, beside each other; a `Service`."""
+class _EqualGroups:
+    """What becomes of so many equal lots of requests, beside each other; a `ServiceEstimate`."""
 
-    def __init__(self, lot: Service, number: float):
+    def __init__(self, lot: ServiceEstimate, number: float):
         self._lot = lot
         self._number = number
 

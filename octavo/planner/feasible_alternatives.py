@@ -12,7 +12,7 @@ from octavo.planner.verdict import Verdict, judge
 
 
 @dataclass(frozen=True, slots=True)
-class Nearest:
+class FeasibleAlternatives:
     """Each of these would do, by itself.
 
     Args:
@@ -41,11 +41,11 @@ class Nearest:
         }
 
 
-def nearest(verdict: Verdict, slo: Slo) -> Nearest:
+def feasible_alternatives(verdict: Verdict, slo: Slo) -> FeasibleAlternatives:
     """Of a deployment that does not do what is asked."""
     deployment, traffic = verdict.deployment, verdict.traffic
     enough = fewest_devices(deployment, traffic, slo)
-    return Nearest(
+    return FeasibleAlternatives(
         num_devices=None if enough is None else enough.deployment.num_devices,
         rate=None if traffic.rate is None else highest_rate(deployment, traffic, slo),
         concurrency=deployment.max_concurrency(traffic.total_len),

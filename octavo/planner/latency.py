@@ -51,7 +51,7 @@ def between(ends: Sequence[float], source: Source) -> Prediction:
     return Prediction(ends[0], min(ends), max(ends), source)
 
 
-class Service(Protocol):
+class ServiceEstimate(Protocol):
     """What becomes of some traffic."""
 
     @property

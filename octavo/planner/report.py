@@ -102,7 +102,7 @@ def cost_json(cost: StepCost) -> dict[str, Any]:
 
 
 def _binding_json(plan: Plan) -> dict[str, Any]:
-    binding, nearest = plan.verdict.binding, plan.nearest
+    binding, nearest = plan.verdict.binding, plan.feasible_alternatives
     return {
         "binding": None if binding is None else binding.name,
         "violated": [] if binding is None else list(binding.violated),

@@ -9,10 +9,11 @@ from dataclasses import dataclass, replace
 
 from octavo.base.errors import ConfigError
 from octavo.cost.hardware import Device
+from octavo.cost.layouts import fast_link_devices
 from octavo.cost.parallel import Parallel
 from octavo.cost.prediction import Prediction
 from octavo.planner.deployment import Deployment
-from octavo.planner.layouts import island_of, laid_out
+from octavo.planner.layout_choice import candidate_deployments
 from octavo.planner.money import Price
 from octavo.planner.slo import Slo
 from octavo.planner.traffic import Traffic
@@ -23,7 +24,7 @@ _PER_REPLICA = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Offer:
+class DeploymentOffer:
     """A deployment that does what is asked. ``dollars_per_hour``: None where no price is known."""
 
     verdict: Verdict
@@ -35,12 +36,12 @@ class Offer:
 
 
 @dataclass(frozen=True, slots=True)
-class Search:
+class SizingResult:
     """``offers``: the cheapest first. ``refused``: what no number of replicas makes good, the
     nearest to an answer first: judged by a single request if that is too slow already, which has
     all for itself, else by one replica."""
 
-    offers: tuple[Offer, ...]
+    offers: tuple[DeploymentOffer, ...]
     refused: tuple[Verdict, ...]
 
 
@@ -52,14 +53,14 @@ def search(
     price_of: Callable[[Device], Price | None],
     most_devices: int = MOST_DEVICES,
     per_replica: int = _PER_REPLICA,
-) -> Search:
+) -> SizingResult:
     """The least number of devices of each kind, and in each layout, that does what is asked.
 
     Args:
         bases: one for each kind of device, precision and engine; their layouts do not matter.
         per_replica: devices that one replica may be laid out over.
     """
-    offers: list[Offer] = []
+    offers: list[DeploymentOffer] = []
     refused: list[Verdict] = []
     for base in bases:
         for deployment in _all_laid_out(base, min(per_replica, most_devices)):
@@ -70,10 +71,10 @@ def search(
             if enough is None:
                 refused.append(alone if not alone.is_feasible else judge(deployment, traffic, slo))
             else:
-                offers.append(Offer(enough, _dollars(enough.deployment, price_of)))
+                offers.append(DeploymentOffer(enough, _dollars(enough.deployment, price_of)))
     offers.sort(key=_by_price)
     refused.sort(key=lambda verdict: verdict.order)
-    return Search(tuple(offers), tuple(refused))
+    return SizingResult(tuple(offers), tuple(refused))
 
 
 def fewest_replicas(
@@ -107,8 +108,8 @@ def fewest_devices(
 ) -> Verdict | None:
     """The same with each matrix on as many devices as it takes; None where no number does."""
     found: list[Verdict] = []
-    island, tp = min(island_of(deployment.device), most_devices), 1
-    while tp <= island:
+    linked, tp = min(fast_link_devices(deployment.device), most_devices), 1
+    while tp <= linked:
         parallel = deployment.parallel.with_tp(tp)
         with suppress(ConfigError):  # such a model cannot be laid out so
             enough = fewest_replicas(
@@ -147,7 +148,7 @@ def _all_laid_out(base: Deployment, num_devices: int) -> Sequence[Deployment]:
     found: dict[Parallel, Deployment] = {}
     count = 1
     while count <= num_devices:
-        found.update((each.parallel, each) for each in laid_out(base, count))
+        found.update((each.parallel, each) for each in candidate_deployments(base, count))
         count *= 2
     return list(found.values())
 
@@ -159,7 +160,7 @@ def _dollars(
     return None if price is None else price.per_hour(1.0) * deployment.num_devices
 
 
-def _by_price(offer: Offer) -> tuple[float, ...]:
+def _by_price(offer: DeploymentOffer) -> tuple[float, ...]:
     """Those without a price come last, the fewest devices first."""
     dollars = offer.dollars_per_hour
     service = offer.verdict.service

@@ -66,11 +66,11 @@ class SteadyState:
     What is said of an end of the predictions at which the queue grows is ``math.inf``.
     """
 
-    def __init__(self, costs: StepTable, traffic: Traffic, seats: BatchSlots):
+    def __init__(self, costs: StepTable, traffic: Traffic, slots: BatchSlots):
         assert traffic.rate is not None
         self._rate = traffic.rate
-        steps = [_Steps(costs, traffic, seats, end) for end in ENDS]
-        self._loads = [_Load(each, traffic.rate, seats.max_num_seqs) for each in steps]
+        steps = [_Steps(costs, traffic, slots, end) for end in ENDS]
+        self._loads = [_Load(each, traffic.rate, slots.max_num_seqs) for each in steps]
         self._source = worst(cost.source for cost in costs.known.values())
 
     @property
@@ -109,11 +109,11 @@ class _Steps:
     Numbers of streams need not be whole: between two, the cost is a straight line.
     """
 
-    def __init__(self, costs: StepTable, traffic: Traffic, seats: BatchSlots, end: str):
+    def __init__(self, costs: StepTable, traffic: Traffic, slots: BatchSlots, end: str):
         self.input_len = traffic.input_len
         self.gaps = traffic.output_len - 1  # between the tokens of an answer
-        self._budget = seats.max_num_batched_tokens
-        self._target = seats.target_step_seconds
+        self._budget = slots.max_num_batched_tokens
+        self._target = slots.target_step_seconds
         self._costs = costs
         self._end = end
 
@@ -166,11 +166,11 @@ def _joint(one: float, other: float) -> float:
 class _Load:
     """How it is at some rate, by one end of what steps cost."""
 
-    def __init__(self, steps: _Steps, rate: float, seats: int):
+    def __init__(self, steps: _Steps, rate: float, slots: int):
         self._steps = steps
         self._rate = rate
-        self._seats = seats
-        settled = balance(lambda others: rate * steps.gaps * self._tpot_beside(others), seats)
+        self._slots = slots
+        settled = balance(lambda others: rate * steps.gaps * self._tpot_beside(others), slots)
         self.streams = math.inf if settled is None else settled
         self.is_stable = settled is not None and self._ends()
 
@@ -193,11 +193,11 @@ class _Load:
         service = own if steps.num_chunks(streams) > 1 else self._packed(streams)
         stay = steps.gaps * self._tpot_beside(streams)
         if percentile is None:
-            waits = md1_wait(self._rate, service) + mmk_wait(self._rate, stay, self._seats)
+            waits = md1_wait(self._rate, service) + mmk_wait(self._rate, stay, self._slots)
             return own + step / 2 + waits
         share = percentile / 100
         waits = md1_wait_quantile(self._rate, service, share)
-        waits += mmk_wait_quantile(self._rate, stay, self._seats, share)
+        waits += mmk_wait_quantile(self._rate, stay, self._slots, share)
         return own + step * share + waits
 
     def tpot(self, percentile: float | None) -> float:
@@ -226,7 +226,7 @@ class _Load:
         """Mean time between two tokens of a stream, as prompts come in between: ``math.inf`` where
         they come faster than they are computed."""
         steps, rate = self._steps, self._rate
-        streams = min(others + 1, self._seats)
+        streams = min(others + 1, self._slots)
         decode, prompt = steps.decode(streams), steps.prompt(streams)
         if rate * prompt < 1:
             extra = prompt - steps.num_chunks(streams) * decode
@@ -260,7 +260,7 @@ class _Load:
     @property
     def _decode_spread(self) -> float:
         """Standard deviation of the time of a step, for the number of streams in it."""
-        more = min(self.streams + math.sqrt(self.streams), self._seats)
+        more = min(self.streams + math.sqrt(self.streams), self._slots)
         return self._steps.decode(more) - self._steps.decode(min(self.streams, more))
 
     @property

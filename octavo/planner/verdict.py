@@ -10,7 +10,7 @@ from typing import Any
 from octavo.cost.prediction import Prediction
 from octavo.planner.deployment import Deployment
 from octavo.planner.figures import gib, ms, ms_json
-from octavo.planner.latency import Service
+from octavo.planner.latency import ServiceEstimate
 from octavo.planner.slo import Limit, Slo
 from octavo.planner.traffic import Traffic
 
@@ -18,11 +18,11 @@ from octavo.planner.traffic import Traffic
 _BY_NEARNESS = ("max_model_len", "weights", "kv", "throughput", "max_num_seqs", "ttft", "tpot")
 
 # Beyond these, more streams in a step hardly make it yield more.
-_MANY_SEATS = 1024
+_MANY_SLOTS = 1024
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class LimitCheck:
     """A limit, and what is foreseen for it."""
 
     limit: Limit
@@ -73,8 +73,8 @@ class Verdict:
 
     deployment: Deployment
     traffic: Traffic
-    service: Service | None
-    kept: tuple[Kept, ...]
+    service: ServiceEstimate | None
+    kept: tuple[LimitCheck, ...]
     binding: Binding | None
 
     @property
@@ -106,7 +106,9 @@ def judge(deployment: Deployment, traffic: Traffic, slo: Slo) -> Verdict:
     service = deployment.serve(traffic)
     if not service.is_stable:
         return Verdict(deployment, traffic, service, (), _overload(deployment, traffic))
-    kept = tuple(Kept(limit, service.latency(limit.percentile).of(limit.metric)) for limit in slo)
+    kept = tuple(
+        LimitCheck(limit, service.latency(limit.percentile).of(limit.metric)) for limit in slo
+    )
     return Verdict(deployment, traffic, service, kept, _late(kept, service, traffic))
 
 
@@ -142,8 +144,8 @@ def _does_not_fit(deployment: Deployment, traffic: Traffic) -> Binding | None:
 def _overload(deployment: Deployment, traffic: Traffic) -> Binding:
     """Who comes cannot be answered: for want of seats, of memory for more, or of speed."""
     limits, fitting = deployment.settled, deployment.max_concurrency(traffic.total_len)
-    seats = deployment.seats(traffic.total_len)
-    more = replace(seats, max_num_seqs=max(seats.max_num_seqs, _MANY_SEATS))
+    slots = deployment.slots(traffic.total_len)
+    more = replace(slots, max_num_seqs=max(slots.max_num_seqs, _MANY_SLOTS))
     if not deployment.serve(traffic, more).is_stable:
         return Binding(
             "throughput",
@@ -162,7 +164,7 @@ def _overload(deployment: Deployment, traffic: Traffic) -> Binding:
     )
 
 
-def _late(kept: Iterable[Kept], service: Service, traffic: Traffic) -> Binding | None:
+def _late(kept: Iterable[LimitCheck], service: ServiceEstimate, traffic: Traffic) -> Binding | None:
     """The part of the worst limit that takes most of the time."""
     broken = [each for each in kept if not each.holds]
     if not broken:

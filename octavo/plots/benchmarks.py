@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from octavo.measure.statistics import Spread
+from octavo.measure.statistics import MedianRange
 from octavo.plots.style import (
     ABOVE,
     BELOW,
@@ -35,7 +35,7 @@ class CurvePoint:
     """Of a throughput curve: requests in flight, tokens/s, and milliseconds for an output token."""
 
     concurrency: int
-    output_tps: Spread
+    output_tps: MedianRange
     tpot_p50_ms: float | None = None
     tpot_p99_ms: float | None = None
 
@@ -122,7 +122,7 @@ def _mark(
     return True
 
 
-def time_bars(times: Mapping[str, Spread], *, title: str, unit: str) -> Figure:
+def time_bars(times: Mapping[str, MedianRange], *, title: str, unit: str) -> Figure:
     """A bar for each time, from the top down, with a line from the least to the greatest."""
     figure = new_figure(title, width=8, height=1.2 + 0.42 * len(times))
     axes = figure.subplots()
@@ -140,15 +140,15 @@ def time_bars(times: Mapping[str, Spread], *, title: str, unit: str) -> Figure:
 
 
 @dataclass(frozen=True, slots=True)
-class Bar:
+class WorthBar:
     """What one optimisation is worth, and what that was measured by."""
 
     name: str
     figure: str
-    worth: Spread
+    worth: MedianRange
 
 
-def worth_bars(bars: Sequence[Bar], *, title: str) -> Figure:
+def worth_bars(bars: Sequence[WorthBar], *, title: str) -> Figure:
     """A bar for each optimisation, on a logarithmic axis that begins at "makes no difference"."""
     ordered = sorted(bars, key=lambda bar: bar.worth.median)
     figure = new_figure(title, width=8, height=1.2 + 0.42 * len(ordered))

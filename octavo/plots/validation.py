@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from octavo.calibration.validate import Row
+    from octavo.calibration.validate import ValidationRow
 
 _LABELS = {
     "output_throughput": "output tokens/s",
@@ -23,7 +23,7 @@ _LABELS = {
 _WIDTH = 0.6  # of a trace's repeats together, where traces are 1 apart
 
 
-def live_and_simulated(rows: Sequence[Row], *, title: str) -> Figure:
+def live_and_simulated(rows: Sequence[ValidationRow], *, title: str) -> Figure:
     """A panel for each figure, in it for each repeat of each trace what was simulated, with its
     interval, and what came live: a ring, of another colour where it is outside of the interval."""
     metrics = list(dict.fromkeys(row.metric for row in rows))
@@ -43,7 +43,7 @@ def live_and_simulated(rows: Sequence[Row], *, title: str) -> Figure:
     return figure
 
 
-def _draw(axes: Axes, rows: Sequence[Row], traces: Sequence[str]) -> None:
+def _draw(axes: Axes, rows: Sequence[ValidationRow], traces: Sequence[str]) -> None:
     num_repeats = 1 + max(row.repeat for row in rows)
     for row in rows:
         place = traces.index(row.trace) + _WIDTH * ((row.repeat + 0.5) / num_repeats - 0.5)

@@ -35,7 +35,7 @@ def kl_divergence(
     return max(0.0, float(mean_difference) + log_sum - base_log_sum)
 
 
-class Comparison:
+class DivergenceMeter:
     """Compares rows with those of a file, as they come."""
 
     def __init__(self, base: LogitFile):

@@ -50,7 +50,7 @@ _REMEDY = "make it again with --save-base"
 
 
 @dataclass(frozen=True)
-class Header:
+class LogitFileHeader:
     """What a file says of itself. ``tokens_sha256``: of the token ids as they are in the file."""
 
     version: int
@@ -63,7 +63,7 @@ class Header:
     tokens_sha256: str
 
     @classmethod
-    def of(cls, windows: ScoringWindows, vocab_size: int, model: str) -> Header:
+    def of(cls, windows: ScoringWindows, vocab_size: int, model: str) -> LogitFileHeader:
         return cls(
             VERSION,
             model,
@@ -114,7 +114,7 @@ class LogitFileWriter:
 
     def __init__(self, path: str | Path, windows: ScoringWindows, vocab_size: int, model: str):
         self.path = Path(path).expanduser()
-        self._header = Header.of(windows, vocab_size, model)
+        self._header = LogitFileHeader.of(windows, vocab_size, model)
         head = self._header.to_bytes()
         self._nll_at = len(head) + 4 * windows.token_ids.size
         self._rows_at = self._nll_at + 4 * windows.num_scored
@@ -237,7 +237,7 @@ class LogitFile:
                 "that it was made from, and a model with the same tokenizer"
             )
 
-    def _read_header(self, file: BinaryIO) -> tuple[Header, int]:
+    def _read_header(self, file: BinaryIO) -> tuple[LogitFileHeader, int]:
         """The header, and where what follows begins."""
         start = file.read(len(MAGIC) + 4)
         if not start.startswith(MAGIC):
@@ -257,16 +257,16 @@ class LogitFile:
             )
         return self._checked(values), len(start) + size
 
-    def _checked(self, values: Any) -> Header:
+    def _checked(self, values: Any) -> LogitFileHeader:
         """The header of which every field is there, of its type, and in agreement with others."""
-        names = [field.name for field in fields(Header)]
+        names = [field.name for field in fields(LogitFileHeader)]
         if not isinstance(values, dict) or sorted(values) != sorted(names):
             raise self._damaged("its header does not have the fields that it should")
         texts = ("model", "score", "tokens_sha256")
         for name in names:
             if type(values[name]) is not (str if name in texts else int):
                 raise self._damaged(f"{name} of its header is of the wrong type")
-        header = Header(**values)
+        header = LogitFileHeader(**values)
         numbers = (header.vocab_size, header.ctx, header.num_windows, header.num_scored)
         if header.score not in SCORES or min(numbers) < 1 or max(numbers) >= 1 << 31:
             raise self._damaged("a value of its header is out of range")

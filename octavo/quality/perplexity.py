@@ -20,7 +20,7 @@ from octavo.base.errors import ConfigError, EngineError
 from octavo.core.engine import Engine
 from octavo.core.request import Request
 from octavo.core.sampling_params import SamplingParams
-from octavo.quality.divergence import Comparison, Divergence
+from octavo.quality.divergence import Divergence, DivergenceMeter
 from octavo.quality.estimate import Estimate
 from octavo.quality.logit_file import LogitFile, LogitFileWriter
 from octavo.quality.scoring import RowSink, Scorer
@@ -35,7 +35,7 @@ Progress = Callable[[int, int, float], None]
 
 
 @dataclass(frozen=True)
-class Scores:
+class WindowScores:
     """``nll``: float64 [num_scored], -ln p of each scored token in nats. ``num_computed``: tokens
     that went through the model, those of a preempted window counted once."""
 
@@ -59,7 +59,7 @@ class Scores:
 class PerplexityResult:
     """``divergence``: from a base, where there is one."""
 
-    scores: Scores
+    scores: WindowScores
     divergence: Divergence | None = None
 
     def as_json(self) -> dict[str, Any]:
@@ -124,7 +124,7 @@ def measure(
     with ExitStack() as stack:
         if base is not None:
             base.check_fits(windows, text_engine.vocab_size)
-            sinks.append(comparison := Comparison(base))
+            sinks.append(comparison := DivergenceMeter(base))
         if save_base is not None:
             writer = LogitFileWriter(save_base, windows, text_engine.vocab_size, model)
             sinks.append(stack.enter_context(writer))
@@ -139,7 +139,7 @@ def score_windows(
     windows: ScoringWindows,
     sinks: Sequence[RowSink] = (),
     progress: Progress | None = None,
-) -> Scores:
+) -> WindowScores:
     """Run windows through an engine that has nothing else to do.
 
     The last token of a window is judged and judges none: it is not computed.
@@ -168,7 +168,7 @@ def score_windows(
             engine.abort(request_id)
     elapsed = time.perf_counter() - begin
     assert scorer.num_seen == windows.num_scored
-    return Scores(
+    return WindowScores(
         windows,
         scorer.nll,
         len(windows) * (windows.ctx - 1),

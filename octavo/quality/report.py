@@ -63,7 +63,7 @@ def built_in_text() -> tuple[str, str]:
     return "built-in", (files(__package__) / "report_text.txt").read_text("utf-8")
 
 
-class Judge:
+class QuantizationJudge:
     """Compares models with the one that they were made of, which is looked at once.
 
     Args:
@@ -123,7 +123,7 @@ class Judge:
     def close(self) -> None:
         self._folder.cleanup()
 
-    def __enter__(self) -> Judge:
+    def __enter__(self) -> QuantizationJudge:
         return self
 
     def __exit__(self, *exception: object) -> None:

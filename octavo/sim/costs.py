@@ -8,24 +8,24 @@ from typing import NamedTuple
 from octavo.core.batch import Batch, ScheduledRequest
 from octavo.cost.step_cost import StepModel
 
-Cost = Callable[[Batch], float]  # seconds
+BatchCost = Callable[[Batch], float]  # seconds
 
 
-class Costs(NamedTuple):
+class BatchCosts(NamedTuple):
     """Of steps: what they take, and the least and the most that they may."""
 
-    value: Cost
-    low: Cost
-    high: Cost
+    value: BatchCost
+    low: BatchCost
+    high: BatchCost
 
 
-def costs(model: StepModel, block_size: int) -> Costs:
+def batch_costs(model: StepModel, block_size: int) -> BatchCosts:
     """By a model that knows what sharing is worth; ``block_size``: of the KV pool."""
 
     def shared(batch: Batch) -> int:
         return shared_keys(batch.items, block_size)
 
-    return Costs(
+    return BatchCosts(
         lambda batch: model.seconds(batch, shared(batch)),
         lambda batch: model.cost(batch.items, batch.num_rounds, shared(batch)).total.low,
         lambda batch: model.cost(batch.items, batch.num_rounds, shared(batch)).total.high,

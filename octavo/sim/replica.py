@@ -16,7 +16,7 @@ from octavo.core.request import Request
 from octavo.executor.simulated import SimulatedExecutor
 from octavo.settings.engine import EngineConfig
 from octavo.sim.agenda import Agenda
-from octavo.sim.costs import Cost
+from octavo.sim.costs import BatchCost
 from octavo.sim.synthetic_drafts import acceptance, draft_proposer
 
 
@@ -31,7 +31,7 @@ class ReplicaSpec:
     """
 
     config: EngineConfig
-    cost: Cost
+    cost: BatchCost
     depth: int = 1
     feeds_tokens: bool = False
     host_seconds: float = 0.0
@@ -64,7 +64,7 @@ class ReplicaStepTimes(NamedTuple):
     step: EngineStep
 
 
-class Front(Protocol):
+class ReplicaListener(Protocol):
     """Who stands before a replica, and hears what comes of requests."""
 
     def received(self, request: Request, token_ids: list[int], now: float) -> None:
@@ -93,7 +93,7 @@ class Replica:
         name: str,
         spec: ReplicaSpec,
         agenda: Agenda,
-        front: Front,
+        listener: ReplicaListener,
         watch: Callable[[ReplicaStepTimes], None] | None = None,
     ):
         self.name = name
@@ -101,7 +101,7 @@ class Replica:
         self.is_up = True
         self.requests: dict[str, Request] = {}  # that it has, and that have not ended
         self._agenda = agenda
-        self._front = front
+        self._listener = listener
         self._watch = watch
         self._totals = ReplicaTotals(name)
         self._start_engine()
@@ -109,7 +109,7 @@ class Replica:
     def _start_engine(self) -> None:
         spec, speculation = self.spec, self.spec.config.speculation
         self._clock = VirtualClock()
-        self._cost = _Cost(spec.cost)
+        self._cost = _CheckedCost(spec.cost)
         self._inbox: list[Callable[[], object]] = []
         self._begun: deque[float] = deque()  # of the steps in flight
         self._awaits_step = False
@@ -193,7 +193,7 @@ class Replica:
         except RequestError as error:
             del self.requests[request.request_id]
             refusal = error
-            self._agenda.at(self._agenda.now, lambda: self._front.refused(request, refusal))
+            self._agenda.at(self._agenda.now, lambda: self._listener.refused(request, refusal))
 
     def _finish(self, engine: Engine) -> None:
         """The oldest step ends."""
@@ -214,7 +214,7 @@ class Replica:
             command()
 
     def _deliver(self, step: EngineStep, now: float) -> None:
-        requests, received = self.requests, self._front.received
+        requests, received = self.requests, self._listener.received
         for update in step.updates:
             request = update.request
             if request.request_id not in requests:
@@ -222,14 +222,14 @@ class Replica:
             received(request, update.new_token_ids, now)
             if request.finish_reason is not None:
                 del requests[request.request_id]
-                self._front.ended(request, now)
+                self._listener.ended(request, now)
 
 
-class _Cost:
+class _CheckedCost:
     """The cost of steps. For what it raises the engine would blame the requests of the step, and
     let them fail, one after the other."""
 
-    def __init__(self, cost: Cost):
+    def __init__(self, cost: BatchCost):
         self._cost = cost
         self._error: Exception | None = None
 

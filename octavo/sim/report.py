@@ -11,7 +11,7 @@ from typing import Any
 from octavo.measure.load_report import LoadReport, create_report
 from octavo.measure.results import write_json, write_text
 from octavo.measure.serve_report import QUEUE_LATENCIES, ServeSummary, to_json, to_text
-from octavo.measure.slo import Slo
+from octavo.measure.slo import RequestSlo
 from octavo.sim.replica import ReplicaTotals
 from octavo.sim.simulation import SimulationResult
 from octavo.sim.tenant_report import tenants, tenants_text
@@ -55,7 +55,7 @@ class SimulationReport:
         series = timeline.series(self.result.makespan_s)
         write_json(at / "result.json", self.as_json(is_detailed=True))
         write_text(at / "series.csv", series_csv(series))
-        write_text(at / "timeline.json", trace_json(timeline.trace(self.result.flights)))
+        write_text(at / "timeline.json", trace_json(timeline.trace(self.result.requests)))
         return [at / name for name in ("result.json", "series.csv", "timeline.json")]
 
 
@@ -66,7 +66,7 @@ def report_on(
     *,
     is_open_loop: bool,
     setting: Mapping[str, Any] | None = None,
-    slo: Slo | None = None,
+    slo: RequestSlo | None = None,
     seed: int = 0,
 ) -> SimulationReport:
     """The report on a simulation of requests that were sent as ``load`` says."""
@@ -79,7 +79,7 @@ def report_on(
             backend="simulated",
             model_id=model,
             tokenizer_id=None,
-            num_prompts=len(result.flights),
+            num_prompts=len(result.requests),
             request_rate=load.request_rate,
             burstiness=load.burstiness,
             max_concurrency=load.max_concurrency,
@@ -98,7 +98,7 @@ def _simulation_json(result: SimulationResult) -> dict[str, Any]:
         "num_preemptions": result.num_preemptions,
         "prefix_hit_rate": hit / queried if queried else None,
         "tenants": [each.as_json() for each in tenants(result)],
-        "times_sent_again": sum(flight.times_sent - 1 for flight in result.flights),
+        "times_sent_again": sum(request.times_sent - 1 for request in result.requests),
         "replicas": [_replica_json(each, result.makespan_s) for each in result.replicas],
     }
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from octavo.measure.request_record import RequestRecord
-from octavo.sim.demand import PromptSpec
+from octavo.sim.prompts import PromptSpec
 
 
 @dataclass(eq=False, slots=True)
@@ -16,7 +16,7 @@ class SimRequest:
     who had it last. ``times_sent``: more than once where a replica failed under it.
     """
 
-    ask: PromptSpec
+    prompt: PromptSpec
     number: int
     token_ids: list[int]
     record: RequestRecord
@@ -30,7 +30,7 @@ class SimRequest:
     @property
     def num_missing(self) -> int:
         """Tokens of the answer that are still to come."""
-        return self.ask.output_len - len(self.output)
+        return self.prompt.output_len - len(self.output)
 
     def take(self, token_ids: list[int], now: float) -> None:
         """Some tokens of the answer have come."""

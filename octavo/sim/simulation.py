@@ -14,8 +14,8 @@ from octavo.base.gc_pause import no_collections
 from octavo.measure.request_record import RequestRecord
 from octavo.sim.agenda import Agenda
 from octavo.sim.clients import Clients
-from octavo.sim.demand import PromptSpec
 from octavo.sim.fleet import Fleet, FleetSpec
+from octavo.sim.prompts import PromptSpec
 from octavo.sim.replica import ReplicaStepTimes, ReplicaTotals
 from octavo.sim.request import SimRequest
 from octavo.workload.plan import LoadPlan
@@ -25,20 +25,20 @@ Progress = Callable[[int, int], None]  # requests that have ended, and all
 
 @dataclass(frozen=True, slots=True)
 class SimulationResult:
-    """What happened. ``flights`` are in the order of sending; ``makespan_s`` ends with the last
+    """What happened. ``requests`` are in the order of sending; ``makespan_s`` ends with the last
     request and the last step."""
 
-    flights: Sequence[SimRequest]
+    requests: Sequence[SimRequest]
     replicas: Sequence[ReplicaTotals]
 
     @property
     def makespan_s(self) -> float:
-        ends = [flight.record.ended for flight in self.flights]
+        ends = [request.record.ended for request in self.requests]
         return max([*ends, *(each.last_step_s for each in self.replicas)], default=0.0)
 
     @property
     def records(self) -> list[RequestRecord]:
-        return [flight.record for flight in self.flights]
+        return [request.record for request in self.requests]
 
     @property
     def num_preemptions(self) -> int:
@@ -46,7 +46,7 @@ class SimulationResult:
 
 
 def simulate(
-    asks: Sequence[PromptSpec],
+    prompts: Sequence[PromptSpec],
     plan: LoadPlan,
     spec: FleetSpec,
     *,
@@ -67,19 +67,19 @@ def simulate(
     agenda = Agenda()
     num_ended = 0
 
-    def end(flight: SimRequest) -> None:
+    def end(request: SimRequest) -> None:
         nonlocal num_ended
         num_ended += 1
-        clients.ended(flight)
+        clients.ended(request)
         if progress is not None:
-            progress(num_ended, len(asks))
+            progress(num_ended, len(prompts))
 
     fleet = Fleet(spec, agenda, end, watch)
-    clients = Clients(asks, plan, agenda, fleet.send, fleet.abort, end)
+    clients = Clients(prompts, plan, agenda, fleet.send, fleet.abort, end)
     clients.start()
     with no_collections():
         agenda.run(fleet.begin)
-    for flight in clients.flights:
-        if not flight.is_over:  # every replica that could serve it has failed for good
-            flight.fail(agenda.now, "no replica was left to serve it", status=503)
-    return SimulationResult(clients.flights, fleet.totals())
+    for request in clients.requests:
+        if not request.is_over:  # every replica that could serve it has failed for good
+            request.fail(agenda.now, "no replica was left to serve it", status=503)
+    return SimulationResult(clients.requests, fleet.totals())

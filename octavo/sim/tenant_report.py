@@ -39,8 +39,8 @@ class TenantReport:
 def tenants(result: SimulationResult) -> list[TenantReport]:
     """By name; none where no request says whose it is."""
     records: dict[str, list[RequestRecord]] = {}
-    for flight in result.flights:
-        records.setdefault(flight.ask.tenant, []).append(flight.record)
+    for request in result.requests:
+        records.setdefault(request.prompt.tenant, []).append(request.record)
     if not any(records):
         return []
     found = {name: summarize(records[name], _PERCENTS) for name in sorted(records)}

@@ -79,7 +79,7 @@ class Timeline:
         if makespan_s <= 0:
             return []
         width = span_s or _round_span(makespan_s / max_points)
-        areas = [_Areas() for _ in range(math.ceil(makespan_s / width))]
+        areas = [_SpanTotals() for _ in range(math.ceil(makespan_s / width))]
         by_replica: dict[str, list[StepNote]] = defaultdict(list)
         for note in self.steps:
             by_replica[note.replica].append(note)
@@ -92,12 +92,12 @@ class Timeline:
         replicas = max(1, len(by_replica))
         return [area.point(index * width, width, replicas) for index, area in enumerate(areas)]
 
-    def trace(self, flights: Sequence[SimRequest]) -> dict[str, Any]:
+    def trace(self, requests: Sequence[SimRequest]) -> dict[str, Any]:
         """Chrome's trace format, which https://ui.perfetto.dev opens: a track for each replica with
         its steps, and one for each request with queue, prefill and decode."""
-        events = [*_names(self.steps, flights), *self._step_events()]
-        for flight in flights:
-            events.extend(_request_events(flight))
+        events = [*_names(self.steps, requests), *self._step_events()]
+        for request in requests:
+            events.extend(_request_events(request))
         return {"displayTimeUnit": "ms", "traceEvents": events}
 
     def _step_events(self) -> Iterator[dict[str, Any]]:
@@ -139,7 +139,7 @@ def trace_json(trace: dict[str, Any]) -> str:
 
 
 @dataclass(slots=True)
-class _Areas:
+class _SpanTotals:
     """Of one span: counts, and figures times the seconds for which they held."""
 
     steps: int = 0
@@ -162,7 +162,7 @@ class _Areas:
 
 
 def _spread(
-    notes: Sequence[StepNote], areas: Sequence[_Areas], width: float, makespan_s: float
+    notes: Sequence[StepNote], areas: Sequence[_SpanTotals], width: float, makespan_s: float
 ) -> None:
     """Add what each note of a replica says, for the time until the next one's end."""
     for index, note in enumerate(notes):
@@ -193,7 +193,7 @@ def _tracks(steps: Iterable[StepNote]) -> dict[str, int]:
     return {name: index for index, name in enumerate(sorted({note.replica for note in steps}))}
 
 
-def _names(steps: Iterable[StepNote], flights: Iterable[SimRequest]) -> Iterator[dict[str, Any]]:
+def _names(steps: Iterable[StepNote], requests: Iterable[SimRequest]) -> Iterator[dict[str, Any]]:
     def named(kind: str, pid: int, tid: int, name: str) -> dict[str, Any]:
         return {"ph": "M", "name": kind, "pid": pid, "tid": tid, "args": {"name": name}}
 
@@ -201,21 +201,23 @@ def _names(steps: Iterable[StepNote], flights: Iterable[SimRequest]) -> Iterator
     yield named("process_name", _REQUESTS, 0, "requests")
     for name, index in _tracks(steps).items():
         yield named("thread_name", _REPLICAS, index, name)
-    for flight in flights:
-        yield named("thread_name", _REQUESTS, flight.number, f"request {flight.ask.request_id}")
+    for request in requests:
+        yield named(
+            "thread_name", _REQUESTS, request.number, f"request {request.prompt.request_id}"
+        )
 
 
-def _request_events(flight: SimRequest) -> Iterator[dict[str, Any]]:
-    record = flight.record
-    place = {"pid": _REQUESTS, "tid": flight.number}
+def _request_events(request: SimRequest) -> Iterator[dict[str, Any]]:
+    record = request.record
+    place = {"pid": _REQUESTS, "tid": request.number}
     figures: dict[str, Any] = {"prompt": record.prompt_tokens, "answer": record.output_tokens}
-    figures |= {"cached": record.cached_tokens, "replica": flight.replica}
-    if flight.first_scheduled is None:
+    figures |= {"cached": record.cached_tokens, "replica": request.replica}
+    if request.first_scheduled is None:
         yield _span(place, record.error or "queue", record.sent, record.ended, figures)
         return
     assert record.first_token is not None
-    yield _span(place, "queue", record.sent, flight.first_scheduled, figures)
-    yield _span(place, "prefill", flight.first_scheduled, record.first_token, figures)
+    yield _span(place, "queue", record.sent, request.first_scheduled, figures)
+    yield _span(place, "prefill", request.first_scheduled, record.first_token, figures)
     yield _span(place, "decode", record.first_token, record.ended, figures)
 
 

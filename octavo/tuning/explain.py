@@ -7,9 +7,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from octavo.planner.slo import Slo
-from octavo.tuning.outcome import Outcome
-from octavo.tuning.search import SettingAblation, Tried
-from octavo.tuning.space import DEFAULTS, Candidate, said
+from octavo.tuning.outcome import LoadOutcome
+from octavo.tuning.search import JudgedCandidate, SettingAblation
+from octavo.tuning.space import DEFAULTS, CandidateSettings, said
 
 _CHANGES_ANSWERS = {"kv_cache_dtype", "model"}
 
@@ -27,17 +27,17 @@ class TuningDecision:
     """
 
     slo: Slo
-    best: Candidate
-    simulated: Candidate
-    predicted: Outcome
-    defaults: Outcome
-    favourite: Tried
+    best: CandidateSettings
+    simulated: CandidateSettings
+    predicted: LoadOutcome
+    defaults: LoadOutcome
+    favourite: JudgedCandidate
     num_tried: int
     ablations: tuple[SettingAblation, ...] = ()
-    measured: Mapping[Candidate, Outcome] = field(default_factory=dict)
+    measured: Mapping[CandidateSettings, LoadOutcome] = field(default_factory=dict)
 
     @property
-    def outcome(self) -> Outcome:
+    def outcome(self) -> LoadOutcome:
         """Of the chosen settings: measured, if it was."""
         return self.measured.get(self.best, self.predicted)
 
@@ -90,7 +90,7 @@ def _live(decision: TuningDecision) -> Iterator[str]:
         yield _binding(decision.slo, own)
 
 
-def _told(outcome: Outcome) -> str:
+def _told(outcome: LoadOutcome) -> str:
     """``up to 3.1 requests/s within the limits, 93% of the tightest limit used``"""
     if outcome.holds and outcome.rate is not None:
         served = f"up to {outcome.rate:.3g} requests/s within the limits"
@@ -99,18 +99,18 @@ def _told(outcome: Outcome) -> str:
     return f"{served}, {_strain(outcome)}"
 
 
-def _told_live(outcome: Outcome) -> str:
+def _told_live(outcome: LoadOutcome) -> str:
     came = "" if outcome.rate is None else f" of {outcome.rate:.3g} requests/s"
     return f"{outcome.attainment:.0%}{came} within the limits, {_strain(outcome)}"
 
 
-def _strain(outcome: Outcome) -> str:
+def _strain(outcome: LoadOutcome) -> str:
     if outcome.strain == math.inf:
         return "with requests that failed, or a queue that grew"
     return f"{outcome.strain:.0%} of the tightest limit used"
 
 
-def _binding(slo: Slo, outcome: Outcome) -> str:
+def _binding(slo: Slo, outcome: LoadOutcome) -> str:
     limit = next((each for each in slo if each.name == outcome.binding), None)
     if limit is None:
         return f"What binds is {outcome.binding}."

@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING, Any
 from octavo.calibration.live_run import run_live
 from octavo.measure.request_record import RequestRecord
 from octavo.planner.slo import Slo
-from octavo.tuning.outcome import Outcome, first_best, outcome_of
+from octavo.tuning.outcome import LoadOutcome, first_best, load_outcome
 from octavo.tuning.search import Progress
-from octavo.tuning.space import Candidate
+from octavo.tuning.space import CandidateSettings
 
 if TYPE_CHECKING:
     from octavo.bench.offline.session import OfflineSession
     from octavo.workload.requests import WorkloadRequest
 
-OpenSession = Callable[[Candidate], "OfflineSession"]
+OpenSession = Callable[[CandidateSettings], "OfflineSession"]
 
 _WARMING = 4  # requests before those that count
 
@@ -27,8 +27,8 @@ _WARMING = 4  # requests before those that count
 class LiveMeasurement:
     """What live runs of a candidate made of a load: all of them together, and each."""
 
-    total: Outcome
-    turns: tuple[Outcome, ...]
+    total: LoadOutcome
+    turns: tuple[LoadOutcome, ...]
 
     def beats(self, other: LiveMeasurement) -> bool:
         """Whether it is noticeably better, and was no worse in any turn: what a disturbance has
@@ -40,7 +40,7 @@ class LiveMeasurement:
 
 
 def measure(
-    candidates: Sequence[Candidate],
+    candidates: Sequence[CandidateSettings],
     open_session: OpenSession,
     requests: Sequence[WorkloadRequest],
     times: Sequence[float],
@@ -48,12 +48,12 @@ def measure(
     *,
     turns: int,
     progress: Progress = lambda what, done, total: None,
-) -> dict[Candidate, LiveMeasurement]:
+) -> dict[CandidateSettings, LiveMeasurement]:
     """What each makes of the same requests: forth, back, and forth through the candidates.
 
     Each run has an engine of its own, made for it and closed after it.
     """
-    runs: dict[Candidate, list[list[RequestRecord]]] = {each: [] for each in candidates}
+    runs: dict[CandidateSettings, list[list[RequestRecord]]] = {each: [] for each in candidates}
     for turn in range(turns):
         for number, candidate in enumerate(candidates[:: -1 if turn % 2 else 1]):
             done = turn * len(candidates) + number
@@ -64,7 +64,7 @@ def measure(
     rate = len(times) / times[-1] if times[-1] else None
     return {
         candidate: LiveMeasurement(
-            outcome_of(own, slo, rate), tuple(outcome_of([run], slo, rate) for run in own)
+            load_outcome(own, slo, rate), tuple(load_outcome([run], slo, rate) for run in own)
         )
         for candidate, own in runs.items()
     }
@@ -85,16 +85,16 @@ class LiveRuns:
         times: when requests were sent.
     """
 
-    runs: Mapping[Candidate, LiveMeasurement]
-    predicted: Mapping[Candidate, Outcome]
+    runs: Mapping[CandidateSettings, LiveMeasurement]
+    predicted: Mapping[CandidateSettings, LoadOutcome]
     times: Sequence[float]
 
     @property
-    def measured(self) -> dict[Candidate, Outcome]:
+    def measured(self) -> dict[CandidateSettings, LoadOutcome]:
         return {candidate: each.total for candidate, each in self.runs.items()}
 
     @property
-    def best(self) -> Candidate:
+    def best(self) -> CandidateSettings:
         return first_best(self.runs, LiveMeasurement.beats)
 
     @property

@@ -11,9 +11,9 @@ from typing import Protocol
 from octavo.measure.request_record import RequestRecord
 from octavo.measure.saturation import SATURATED, saturation
 from octavo.planner.slo import Slo
-from octavo.tuning.outcome import Outcome, outcome_of
+from octavo.tuning.outcome import LoadOutcome, load_outcome
 
-Run = Callable[[Sequence[float]], Sequence[RequestRecord]]
+LoadRunner = Callable[[Sequence[float]], Sequence[RequestRecord]]
 """Sends the first requests of a load, as many as there are times, at these times."""
 
 QUEUE = "a queue that grows"
@@ -26,11 +26,11 @@ _LIVE_SHARES = (0.9, 0.6)
 
 
 class Objective(Protocol):
-    def judge(self, run: Run, count: int) -> Outcome:
+    def judge(self, run: LoadRunner, count: int) -> LoadOutcome:
         """What some settings make of the first ``count`` requests."""
         ...
 
-    def trials(self, best: Outcome) -> Iterator[Sequence[float]]:
+    def trials(self, best: LoadOutcome) -> Iterator[Sequence[float]]:
         """When to send requests to real engines, by what the best one makes of them in simulation:
         one plan after the other, until an engine keeps the limits."""
         ...
@@ -43,10 +43,10 @@ class GivenLoad:
     slo: Slo
     times: Sequence[float]
 
-    def judge(self, run: Run, count: int) -> Outcome:
-        return outcome_of([run(self.times[:count])], self.slo)
+    def judge(self, run: LoadRunner, count: int) -> LoadOutcome:
+        return load_outcome([run(self.times[:count])], self.slo)
 
-    def trials(self, best: Outcome) -> Iterator[Sequence[float]]:
+    def trials(self, best: LoadOutcome) -> Iterator[Sequence[float]]:
         yield self.times
 
 
@@ -66,7 +66,7 @@ class HighestRate:
         self._unit_times = unit_times
         self._near: int | None = None  # what was found last: the next is seldom far
 
-    def judge(self, run: Run, count: int) -> Outcome:
+    def judge(self, run: LoadRunner, count: int) -> LoadOutcome:
         """At the highest rate that was found. Where that is none, at the lowest that was tried.
 
         ``binding`` is what does not hold any more at the next rate.
@@ -74,10 +74,10 @@ class HighestRate:
         burst = run([0.0] * count)
         served = [record.ended for record in burst if record.completed]
         if not served:
-            return replace(outcome_of([burst], self._slo), score=0.0)
+            return replace(load_outcome([burst], self._slo), score=0.0)
         top = _step_of(len(served) / max(served))
         lowest = top - _MOST_DOUBLINGS * _PER_DOUBLING
-        seen: dict[int, Outcome] = {}
+        seen: dict[int, LoadOutcome] = {}
 
         def holds(step: int) -> bool:
             seen[step] = self._at(run, _rate_of(step), count)
@@ -92,16 +92,16 @@ class HighestRate:
         binding = QUEUE if beyond is None else beyond.binding
         return replace(seen[found], binding=binding, score=_rate_of(found))
 
-    def trials(self, best: Outcome) -> Iterator[Sequence[float]]:
+    def trials(self, best: LoadOutcome) -> Iterator[Sequence[float]]:
         for share in _LIVE_SHARES:
             yield self._times((best.rate or 1.0) * share)
 
     def _times(self, rate: float) -> list[float]:
         return [time / rate for time in self._unit_times]
 
-    def _at(self, run: Run, rate: float, count: int) -> Outcome:
+    def _at(self, run: LoadRunner, rate: float, count: int) -> LoadOutcome:
         records = run(self._times(rate)[:count])
-        outcome = outcome_of([records], self._slo, rate)
+        outcome = load_outcome([records], self._slo, rate)
         if outcome.holds and saturation(records, is_open_loop=True).verdict == SATURATED:
             return replace(outcome, strain=math.inf, binding=QUEUE)
         return outcome

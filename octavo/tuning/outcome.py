@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from octavo.measure.metrics import latency_values, run_duration
 from octavo.measure.request_record import RequestRecord
-from octavo.measure.slo import Slo as RequestLimits
+from octavo.measure.slo import RequestSlo as RequestLimits
 from octavo.measure.slo import goodput
 from octavo.measure.statistics import percentile
 from octavo.planner.slo import Limit, Slo
@@ -25,7 +25,7 @@ NOTICEABLE = 0.05
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class LoadOutcome:
     """Of a load that was served, in earnest or in simulation.
 
     Args:
@@ -58,7 +58,7 @@ class Outcome:
         """Larger is better."""
         return self.holds, self.score, -self.strain
 
-    def is_better_than(self, other: Outcome) -> bool:
+    def is_better_than(self, other: LoadOutcome) -> bool:
         """Whether it is ranked higher, and by what can be noticed."""
         if self.holds != other.holds:
             return self.holds
@@ -87,9 +87,9 @@ def first_best(figures: Mapping[K, V], is_better: Callable[[V, V], bool]) -> K:
     return best
 
 
-def outcome_of(
+def load_outcome(
     runs: Sequence[Sequence[RequestRecord]], slo: Slo, rate: float | None = None
-) -> Outcome:
+) -> LoadOutcome:
     """Of runs of the same load, whose latencies are taken together. Nothing holds where a request
     has failed."""
     records = [record for run in runs for record in run]
@@ -103,7 +103,7 @@ def outcome_of(
     duration = sum(map(run_duration, runs))
     good = goodput(records, _of_requests(slo), duration)
     share = good.attainment.share or 0.0
-    return Outcome(
+    return LoadOutcome(
         seconds_of,
         strains[binding],
         binding,

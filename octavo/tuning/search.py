@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from octavo.tuning.outcome import Outcome, first_best
-from octavo.tuning.space import DEFAULTS, ENGINE_SETTINGS, Candidate
+from octavo.tuning.outcome import LoadOutcome, first_best
+from octavo.tuning.space import DEFAULTS, ENGINE_SETTINGS, CandidateSettings
 
-Judge = Callable[[Candidate, int], Outcome]
+CandidateJudge = Callable[[CandidateSettings, int], LoadOutcome]
 """What a candidate makes of so many requests: the same each time."""
 
 Progress = Callable[[str, int, int], None]
@@ -23,12 +23,12 @@ _FEWEST = 25  # requests by which a candidate may be dropped
 
 
 @dataclass(frozen=True, slots=True)
-class Tried:
+class JudgedCandidate:
     """A candidate, and what it made of so many requests."""
 
-    candidate: Candidate
+    candidate: CandidateSettings
     num_requests: int
-    outcome: Outcome
+    outcome: LoadOutcome
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -44,27 +44,27 @@ class SettingAblation:
 
     name: str
     value: Any
-    without: Outcome
+    without: LoadOutcome
 
 
 @dataclass(frozen=True, slots=True)
-class Search:
+class SearchResult:
     """``finalists``: judged by all requests, each change of which counts, the best one first.
     ``tried``: all others, too, by as many requests as they were judged by at last."""
 
-    finalists: tuple[Tried, ...]
-    tried: tuple[Tried, ...]
+    finalists: tuple[JudgedCandidate, ...]
+    tried: tuple[JudgedCandidate, ...]
 
     @property
-    def best(self) -> Tried:
+    def best(self) -> JudgedCandidate:
         """The defaults, unless others are noticeably better."""
         by_candidate = {each.candidate: each for each in self.finalists}
         outcomes = {DEFAULTS: by_candidate[DEFAULTS].outcome}
         outcomes |= {each.candidate: each.outcome for each in self.finalists}
-        return by_candidate[first_best(outcomes, Outcome.is_better_than)]
+        return by_candidate[first_best(outcomes, LoadOutcome.is_better_than)]
 
     @property
-    def pareto(self) -> tuple[Tried, ...]:
+    def pareto(self) -> tuple[JudgedCandidate, ...]:
         """Of those that were judged by all requests: nothing is better in goodput and in strain."""
         most = max(each.num_requests for each in self.tried)
         full = [each for each in self.tried if each.num_requests == most]
@@ -72,18 +72,18 @@ class Search:
 
 
 def search(
-    candidates: Sequence[Candidate],
-    judge: Judge,
+    candidates: Sequence[CandidateSettings],
+    judge: CandidateJudge,
     num_requests: int,
     progress: Progress = lambda what, done, total: None,
-) -> Search:
+) -> SearchResult:
     """The best of the candidates, of which one is ``DEFAULTS``."""
-    judged: dict[Candidate, Tried] = {}
+    judged: dict[CandidateSettings, JudgedCandidate] = {}
 
-    def judge_once(candidate: Candidate, count: int) -> Outcome:
+    def judge_once(candidate: CandidateSettings, count: int) -> LoadOutcome:
         known = judged.get(candidate)
         if known is None or known.num_requests != count:
-            known = judged[candidate] = Tried(candidate, count, judge(candidate, count))
+            known = judged[candidate] = JudgedCandidate(candidate, count, judge(candidate, count))
         return known.outcome
 
     best = _halving(candidates, judge_once, num_requests, progress)
@@ -91,12 +91,15 @@ def search(
         [DEFAULTS, *(simplest(candidate, judge_once, num_requests) for candidate in best)]
     )
     finalists = sorted((judged[each] for each in plain), key=_order)
-    return Search(tuple(finalists), tuple(sorted(judged.values(), key=_order)))
+    return SearchResult(tuple(finalists), tuple(sorted(judged.values(), key=_order)))
 
 
 def _halving(
-    candidates: Sequence[Candidate], judge: Judge, num_requests: int, progress: Progress
-) -> list[Candidate]:
+    candidates: Sequence[CandidateSettings],
+    judge: CandidateJudge,
+    num_requests: int,
+    progress: Progress,
+) -> list[CandidateSettings]:
     """The better half of the last ones, the best first. The defaults are never dropped."""
     counts = _rungs(num_requests)
     left = list(candidates)
@@ -120,7 +123,9 @@ def _rungs(num_requests: int) -> list[int]:
     return counts
 
 
-def simplest(candidate: Candidate, judge: Judge, num_requests: int) -> Candidate:
+def simplest(
+    candidate: CandidateSettings, judge: CandidateJudge, num_requests: int
+) -> CandidateSettings:
     """The candidate without the changes that bring nothing, which may be all of them together."""
     full = judge(candidate, num_requests)
     for name in sorted(candidate.settings, key=lambda name: name not in ENGINE_SETTINGS):
@@ -130,13 +135,15 @@ def simplest(candidate: Candidate, judge: Judge, num_requests: int) -> Candidate
     return candidate
 
 
-def ablations(candidate: Candidate, judge: Judge, num_requests: int) -> Iterator[SettingAblation]:
+def ablations(
+    candidate: CandidateSettings, judge: CandidateJudge, num_requests: int
+) -> Iterator[SettingAblation]:
     """What becomes of a candidate without each of its changes."""
     for name, value in candidate.changes:
         yield SettingAblation(name, value, judge(candidate.without(name), num_requests))
 
 
-def pareto(tried: Iterable[Tried]) -> Iterator[Tried]:
+def pareto(tried: Iterable[JudgedCandidate]) -> Iterator[JudgedCandidate]:
     """Those than which no other has more goodput and less strain, by growing strain."""
     most = -1.0
     for each in sorted(tried, key=lambda each: (each.outcome.strain, -each.outcome.goodput)):
@@ -145,7 +152,7 @@ def pareto(tried: Iterable[Tried]) -> Iterator[Tried]:
             yield each
 
 
-def _order(tried: Tried) -> tuple[Any, ...]:
+def _order(tried: JudgedCandidate) -> tuple[Any, ...]:
     """More requests first, then the better outcome, then fewer changes."""
     holds, score, slack = tried.outcome.rank
     changes = tried.candidate.changes

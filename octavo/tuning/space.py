@@ -19,7 +19,7 @@ _ITL_TARGETS_MS = (0.0, 20.0, 40.0, 80.0, 160.0, 320.0)
 
 
 @dataclass(frozen=True, slots=True)
-class Candidate:
+class CandidateSettings:
     """Settings that are not as they would be if nobody said anything, by name and in order."""
 
     changes: tuple[tuple[str, Any], ...] = ()
@@ -29,22 +29,22 @@ class Candidate:
         return dict(self.changes)
 
     @property
-    def engine(self) -> Candidate:
+    def engine(self) -> CandidateSettings:
         """What of it steps depend on."""
-        return Candidate(tuple(each for each in self.changes if each[0] in ENGINE_SETTINGS))
+        return CandidateSettings(tuple(each for each in self.changes if each[0] in ENGINE_SETTINGS))
 
-    def having(self, name: str, value: Any) -> Candidate:
-        return Candidate(tuple(sorted({**self.settings, name: value}.items())))
+    def having(self, name: str, value: Any) -> CandidateSettings:
+        return CandidateSettings(tuple(sorted({**self.settings, name: value}.items())))
 
-    def without(self, name: str) -> Candidate:
+    def without(self, name: str) -> CandidateSettings:
         """The same, and this one setting as by default."""
-        return Candidate(tuple(each for each in self.changes if each[0] != name))
+        return CandidateSettings(tuple(each for each in self.changes if each[0] != name))
 
     def __str__(self) -> str:
         return ", ".join(starmap(said, self.changes)) or "the defaults"
 
 
-DEFAULTS = Candidate()
+DEFAULTS = CandidateSettings()
 
 
 def said(name: str, value: Any) -> str:
@@ -55,7 +55,7 @@ def said(name: str, value: Any) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Knob:
+class SearchedSetting:
     """One setting: what it is by default, and what else it might be."""
 
     name: str
@@ -63,7 +63,7 @@ class Knob:
     others: tuple[Any, ...]
 
 
-def scheduling_knobs(config: EngineConfig, held: Collection[str]) -> list[Knob]:
+def scheduling_settings(config: EngineConfig, held: Collection[str]) -> list[SearchedSetting]:
     """How an engine puts steps together, around its defaults.
 
     ``held``: the names of settings that are to stay as they are.
@@ -72,22 +72,24 @@ def scheduling_knobs(config: EngineConfig, held: Collection[str]) -> list[Knob]:
     seqs, budget = limits.max_num_seqs, limits.max_num_batched_tokens
     target_ms = limits.target_step_seconds * 1e3
     knobs = [
-        Knob("max_num_seqs", seqs, _around(seqs, (1 / 8, 1 / 4, 1 / 2, 2, 4))),
-        Knob("max_num_batched_tokens", budget, _around(budget, (1 / 4, 1 / 2, 2, 4))),
-        Knob("itl_target_ms", target_ms, tuple(x for x in _ITL_TARGETS_MS if x != target_ms)),
-        Knob("enable_chunked_prefill", True, (False,)),
+        SearchedSetting("max_num_seqs", seqs, _around(seqs, (1 / 8, 1 / 4, 1 / 2, 2, 4))),
+        SearchedSetting("max_num_batched_tokens", budget, _around(budget, (1 / 4, 1 / 2, 2, 4))),
+        SearchedSetting(
+            "itl_target_ms", target_ms, tuple(x for x in _ITL_TARGETS_MS if x != target_ms)
+        ),
+        SearchedSetting("enable_chunked_prefill", True, (False,)),
     ]
     return [knob for knob in knobs if knob.name not in held]
 
 
-def guessing_knob() -> Knob:
+def speculation_setting() -> SearchedSetting:
     """Whether tokens are guessed ahead."""
-    return Knob(SPECULATION, None, ("auto",))
+    return SearchedSetting(SPECULATION, None, ("auto",))
 
 
 def engine_changes(
     held: Collection[str], *, on_gpu: bool, threads: Iterable[int] = (), also: Iterable[str] = ()
-) -> list[Candidate]:
+) -> list[CandidateSettings]:
     """The engines beside the usual one, each with one change.
 
     Of the types of the KV cache, that of eight bits is tried: with fewer, answers differ more, and
@@ -112,8 +114,11 @@ def fewer_threads(cpu: Cpu) -> list[int]:
 
 
 def candidates(
-    knobs: Sequence[Knob], engines: Sequence[Candidate], count: int, seed: int = 0
-) -> list[Candidate]:
+    knobs: Sequence[SearchedSetting],
+    engines: Sequence[CandidateSettings],
+    count: int,
+    seed: int = 0,
+) -> list[CandidateSettings]:
     """The defaults, each change alone, and then random draws of several, no candidate twice.
 
     Args:
@@ -132,8 +137,8 @@ def candidates(
 
 
 def _draws(
-    knobs: Sequence[Knob], engines: Sequence[Candidate], rng: random.Random
-) -> Iterator[Candidate]:
+    knobs: Sequence[SearchedSetting], engines: Sequence[CandidateSettings], rng: random.Random
+) -> Iterator[CandidateSettings]:
     while True:
         drawn = rng.choice([DEFAULTS, *engines])
         for knob in knobs:

@@ -26,7 +26,7 @@ from octavo.workload.rows import (
     open_text,
     peek,
 )
-from octavo.workload.trace_formats import Octavo
+from octavo.workload.trace_formats import OctavoTrace
 from octavo.workload.traces import (
     KINDS,
     allowed_token_ids,
@@ -444,9 +444,11 @@ def detect_dataset(path: str | Path) -> str:
         row = json_row(first)
     except BadRow as problem:
         raise WorkloadFileError(path, f"{problem}; expected one object a line", 1) from None
-    if all(name in row for name in Octavo.columns):
+    if all(name in row for name in OctavoTrace.columns):
         return "trace"
     if "prompt" in row or "messages" in row:
         return "jsonl"
-    reason = "neither prompt nor messages, nor the fields of a trace: " + ", ".join(Octavo.columns)
+    reason = "neither prompt nor messages, nor the fields of a trace: " + ", ".join(
+        OctavoTrace.columns
+    )
     raise WorkloadFileError(path, reason, 1)

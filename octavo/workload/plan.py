@@ -20,7 +20,7 @@ class PromptMaker(TextCounter, Protocol):
     def is_special(self, token_id: int) -> bool: ...
 
 
-class Timed(Protocol):
+class HasArrival(Protocol):
     """A request, as far as its trace says when it came."""
 
     @property
@@ -81,7 +81,7 @@ def create_requests(workload: Workload, tokenizer: PromptMaker | None) -> list[W
     )
 
 
-def create_plan(settings: LoadSettings, requests: Sequence[Timed], seed: int) -> LoadPlan:
+def create_plan(settings: LoadSettings, requests: Sequence[HasArrival], seed: int) -> LoadPlan:
     """When the requests are sent: by a ramp, at a rate, as their trace says, or as others end."""
     times: list[float] | None = None
     if settings.ramp_up_strategy is not None or math.isfinite(settings.request_rate):

@@ -19,7 +19,7 @@ LARGEST_COUNT = 2**31 - 1  # of tokens: beyond it, a file is damaged
 LARGEST_NUMBER = 1e15  # of milliseconds: 30 000 years
 
 T = TypeVar("T")
-Row = tuple[int, Mapping[str, Any]]  # number of its line, fields
+NumberedRow = tuple[int, Mapping[str, Any]]  # number of its line, fields
 
 
 class WorkloadFileError(BenchmarkError):
@@ -61,7 +61,7 @@ def peek(file: Iterable[str]) -> tuple[str, Iterator[str]]:
     return (head[-1].strip() if head else ""), chain(head, lines)
 
 
-def json_rows(path: str | Path, lines: Iterable[str]) -> Iterator[Row]:
+def json_rows(path: str | Path, lines: Iterable[str]) -> Iterator[NumberedRow]:
     """The object on each line; blank lines are skipped. Raises WorkloadFileError."""
     for line, written in enumerate(lines, start=1):
         if not written.strip():
@@ -73,7 +73,9 @@ def json_rows(path: str | Path, lines: Iterable[str]) -> Iterator[Row]:
         yield line, row
 
 
-def csv_rows(path: str | Path, lines: Iterable[str], needed: Sequence[str]) -> Iterator[Row]:
+def csv_rows(
+    path: str | Path, lines: Iterable[str], needed: Sequence[str]
+) -> Iterator[NumberedRow]:
     """Rows by the names of the columns, whatever their order; an empty cell is None.
 
     Raises:

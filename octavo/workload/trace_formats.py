@@ -106,7 +106,7 @@ class TraceFormat(ABC):
 # -- JSON lines -----------------------------------------------------------------------------------
 
 
-class Octavo(TraceFormat):
+class OctavoTrace(TraceFormat):
     """A superset of Mooncake's lines; optional fields are left out where there is nothing to say.
 
     ``timestamp`` may have fractions of a millisecond, down to 100 ns.
@@ -158,7 +158,7 @@ class Octavo(TraceFormat):
         return row
 
 
-class Mooncake(Octavo):
+class MooncakeTrace(OctavoTrace):
     """As published: four fields. What octavo's lines have besides is read, and not written."""
 
     name = "mooncake"
@@ -170,7 +170,7 @@ class Mooncake(Octavo):
         return {name: row[name] for name in (*self.columns, "hash_ids")}
 
 
-class Bailian(TraceFormat):
+class BailianTrace(TraceFormat):
     """Turns name the turn before them; a session is named here by the id of its first one.
 
     Written sessions keep together, under new names.
@@ -229,7 +229,7 @@ class Bailian(TraceFormat):
 # -- CSV ------------------------------------------------------------------------------------------
 
 
-class Azure(TraceFormat):
+class AzureTrace(TraceFormat):
     """Dates with seven digits of a second's fraction; times count from the first row.
 
     The format has no time zero. What is written begins at midnight of some day.
@@ -285,7 +285,7 @@ class Azure(TraceFormat):
         )
 
 
-class BurstGPT(TraceFormat):
+class BurstGPTTrace(TraceFormat):
     """Read by the columns' names: their number and order have changed between releases.
 
     Session and elapsed time are of the newer files. A request that failed has no response tokens.
@@ -320,7 +320,7 @@ class BurstGPT(TraceFormat):
         }
 
 
-class Vidur(TraceFormat):
+class VidurTrace(TraceFormat):
     name = "vidur"
     is_csv = True
     columns = ("arrived_at", "num_prefill_tokens", "num_decode_tokens")
@@ -338,7 +338,7 @@ class Vidur(TraceFormat):
         return dict(zip(self.columns, values, strict=True))
 
 
-class Splitwise(TraceFormat):
+class SplitwiseTrace(TraceFormat):
     """Rows are numbered; ``request_type`` 2 is a language model's. One prompt a row."""
 
     name = "splitwise"
@@ -373,7 +373,16 @@ class Splitwise(TraceFormat):
 
 
 FORMATS: dict[str, type[TraceFormat]] = {
-    format.name: format for format in (Octavo, Mooncake, Bailian, Azure, BurstGPT, Vidur, Splitwise)
+    format.name: format
+    for format in (
+        OctavoTrace,
+        MooncakeTrace,
+        BailianTrace,
+        AzureTrace,
+        BurstGPTTrace,
+        VidurTrace,
+        SplitwiseTrace,
+    )
 }
 
 

@@ -268,7 +268,7 @@ VALIDATED = {
 
 
 def test_errors_of_simulations_are_told_by_figure():
-    text = readme.foreseen(VALIDATED)
+    text = readme.prediction_errors(VALIDATED)
     assert "`m.gguf` on 2 threads" in text and "4 runs of 2 traces" in text
     assert cells(text)[-1] == ["mean time to first token", "3.1%", "50.0%", "95%", "7.0%"]
     assert "not quiet: 2 warnings" in text

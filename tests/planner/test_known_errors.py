@@ -27,7 +27,7 @@ from octavo.cost.step_cost import StepModel
 from octavo.cost.weights import weights
 from octavo.cost.work import Span, seen_by_singles, seen_by_spans
 from octavo.planner import Traffic, plan
-from octavo.planner.closed_batch import Together
+from octavo.planner.closed_batch import ClosedBatch
 from octavo.planner.latency import BatchSlots
 from octavo.planner.money import owned, per_million, rented
 from octavo.planner.queueing import number_under_way
@@ -412,7 +412,7 @@ def test_a_machine_that_is_owned_is_not_free():
 def test_the_design_challenge():
     """Reference case R41. 64 streams at 20 ms make 16 requests of 200 tokens a second, not 25;
     each takes 4 s; and 25 a second would make 100 under way."""
-    service = Together(
+    service = ClosedBatch(
         line_cost(fixed=0.020, per_token=0.0, per_key=0.0),
         Traffic(1, 200, concurrency=64),
         BatchSlots(64, 64),

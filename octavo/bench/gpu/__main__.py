@@ -10,8 +10,8 @@ from dataclasses import fields
 from pathlib import Path
 
 from octavo.base.errors import BenchmarkError, OctavoError
-from octavo.bench.gpu.cases import CASES, Case, rehearsal
-from octavo.bench.gpu.run import Document, GpuRun
+from octavo.bench.gpu.cases import CASES, GpuCase, dry_run_cases
+from octavo.bench.gpu.run import GpuReport, GpuRun
 from octavo.measure.results import write_json
 from octavo.settings.engine import EngineArgs
 
@@ -25,7 +25,7 @@ examples:
 
 def main(argv: Sequence[str] | None = None) -> int:
     args = _parse(argv)
-    cases = rehearsal(_rehearsed_kernels()) if args.dry_run else CASES
+    cases = dry_run_cases(_dry_run_kernels()) if args.dry_run else CASES
     try:
         return _run(args, _chosen(cases, args.only))
     except OctavoError as error:
@@ -33,12 +33,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
 
 
-def _run(args: argparse.Namespace, cases: Sequence[Case]) -> int:
+def _run(args: argparse.Namespace, cases: Sequence[GpuCase]) -> int:
     from rich.console import Console
 
     from octavo.bench.gpu.report import print_report
 
-    def keep(document: Document) -> None:
+    def keep(document: GpuReport) -> None:
         if args.json is not None:
             write_json(Path(args.json), document.as_json())
 
@@ -54,7 +54,7 @@ def _say(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
-def _chosen(cases: Sequence[Case], names: Sequence[str]) -> list[Case]:
+def _chosen(cases: Sequence[GpuCase], names: Sequence[str]) -> list[GpuCase]:
     """All, or those of these names."""
     if unknown := set(names) - {case.name for case in cases}:
         there = ", ".join(case.name for case in cases)
@@ -62,7 +62,7 @@ def _chosen(cases: Sequence[Case], names: Sequence[str]) -> list[Case]:
     return [case for case in cases if not names or case.name in names]
 
 
-def _rehearsed_kernels() -> str:
+def _dry_run_kernels() -> str:
     """The twin of the GPU path, which a CPU can run."""
     (kernels,) = (each for each in fields(EngineArgs) if each.name == "kernels")
     choices = kernels.metadata["choices"]

@@ -33,7 +33,7 @@ _FP8_CODES = 0x60  # values below 32, and none that is no number
 
 
 @dataclass(frozen=True, slots=True)
-class ModelShape:
+class LlamaShape:
     """Of a Llama. Sizes are named as in ``config.json``."""
 
     hidden_size: int
@@ -70,14 +70,14 @@ class ModelShape:
 
 
 SHAPES = {
-    "tiny": ModelShape(128, 256, 2, 4, 2, 32, 512, True),
-    "0.6b": ModelShape(1024, 3072, 28, 16, 8, 128, 151_936, True),  # Qwen3-0.6B
-    "1b": ModelShape(2048, 8192, 16, 32, 8, 64, 128_256, True),  # Llama-3.2-1B
-    "8b": ModelShape(4096, 14_336, 32, 32, 8, 128, 128_256, False),  # Llama-3.1-8B
+    "tiny": LlamaShape(128, 256, 2, 4, 2, 32, 512, True),
+    "0.6b": LlamaShape(1024, 3072, 28, 16, 8, 128, 151_936, True),  # Qwen3-0.6B
+    "1b": LlamaShape(2048, 8192, 16, 32, 8, 64, 128_256, True),  # Llama-3.2-1B
+    "8b": LlamaShape(4096, 14_336, 32, 32, 8, 128, 128_256, False),  # Llama-3.1-8B
 }
 
 
-def write_random_model(folder: Path, shape: ModelShape, format: str, seed: int = 0) -> None:
+def write_random_model(folder: Path, shape: LlamaShape, format: str, seed: int = 0) -> None:
     """Make the folder, for as long as a benchmark runs: nothing waits until it is on the disk. It
     is gone again if it cannot be finished."""
     folder.mkdir()
@@ -85,7 +85,7 @@ def write_random_model(folder: Path, shape: ModelShape, format: str, seed: int =
         config = {**_CONFIG, **asdict(shape)} | _QUANTIZATION[format]
         (folder / "config.json").write_text(json.dumps(config, indent=2))
         _write_tokenizer(folder)
-        write_safetensors(folder, _tensors(shape, _Numbers(format, seed)))
+        write_safetensors(folder, _tensors(shape, _RandomTensors(format, seed)))
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
         raise
@@ -118,7 +118,7 @@ _QUANTIZATION: dict[str, dict[str, Any]] = {
 }
 
 
-def _tensors(shape: ModelShape, numbers: _Numbers) -> Iterator[NewTensor]:
+def _tensors(shape: LlamaShape, numbers: _RandomTensors) -> Iterator[NewTensor]:
     hidden = shape.hidden_size
     yield numbers.floats("model.embed_tokens.weight", shape.vocab_size, hidden)
     if not shape.tie_word_embeddings:
@@ -132,7 +132,7 @@ def _tensors(shape: ModelShape, numbers: _Numbers) -> Iterator[NewTensor]:
     yield numbers.ones("model.norm.weight", hidden)
 
 
-class _Numbers:
+class _RandomTensors:
     """Tensors of a format, all made of the same few random bytes."""
 
     def __init__(self, format: str, seed: int):

@@ -6,13 +6,13 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from octavo.bench.gpu.run import CaseOutcome, Document
+from octavo.bench.gpu.run import CaseOutcome, GpuReport
 from octavo.bench.peers.workers.workloads import FIGURES, PeerWorkload
 
 
-def print_report(document: Document, console: Console) -> None:
+def print_report(document: GpuReport, console: Console) -> None:
     device = document.device
-    if document.is_rehearsal:
+    if document.is_dry_run:
         console.print("a rehearsal on the CPU: no figure means anything")
     peaks = ", ".join(
         f"{name} {ops / 1e12:,.1f}" for name, ops in device["ops_per_s"].items() if ops
@@ -35,7 +35,7 @@ def print_report(document: Document, console: Console) -> None:
             console.print(f"left out: {outcome.case.name}, {what}: {reason}", markup=False)
 
 
-def _rates(document: Document) -> Table:
+def _rates(document: GpuReport) -> Table:
     """Tokens a second by case and workload."""
     table = Table("tokens/s", "start, s", box=None)
     workloads = _workloads(document)
@@ -57,7 +57,7 @@ def _rates(document: Document) -> Table:
     return table
 
 
-def _workloads(document: Document) -> list[PeerWorkload]:
+def _workloads(document: GpuReport) -> list[PeerWorkload]:
     found = {
         workload.name: workload
         for outcome in document.outcomes
@@ -80,7 +80,7 @@ def _greatest(outcome: CaseOutcome, name: str) -> str:
     return f"{max(found):.0%}" if found else ""
 
 
-def _agreements(document: Document) -> Table:
+def _agreements(document: GpuReport) -> Table:
     table = Table("against reference ops", box=None)
     for title in ("kernels", "first tokens alike", "log-probabilities apart by"):
         table.add_column(title, justify="right")
@@ -96,7 +96,7 @@ def _agreements(document: Document) -> Table:
     return table
 
 
-def _failures(document: Document) -> Table:
+def _failures(document: GpuReport) -> Table:
     """With the last line of each reason; the document has all of it."""
     table = Table("failed", "by", box=None)
     for outcome in document.outcomes:

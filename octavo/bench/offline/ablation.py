@@ -31,15 +31,15 @@ from octavo.bench.offline.ablation_workloads import (
     run_without_kv_cache,
 )
 from octavo.bench.offline.session import OfflineSession
-from octavo.measure.statistics import Spread
+from octavo.measure.statistics import MedianRange
 from octavo.workload.requests import WorkloadRequest
 
-Info = Mapping[str, Any]
-Run = Callable[[OfflineSession, AblationWorkload, list[WorkloadRequest]], AblationWork]
+EngineInfo = Mapping[str, Any]
+RunWork = Callable[[OfflineSession, AblationWorkload, list[WorkloadRequest]], AblationWork]
 
 
 @dataclass(frozen=True, slots=True)
-class Figure:
+class AblationFigure:
     """A figure of a workload; ``of`` gives None where the work was too short to have it."""
 
     name: str
@@ -52,40 +52,40 @@ class Figure:
         return on / off if self.higher_is_better else off / on
 
 
-OUTPUT_TPS = Figure("output_tps", "output tok/s", True, lambda work: work.output_tps)
-TTFT = Figure("ttft_ms", "median TTFT, ms", False, lambda work: work.ttft_ms)
-TPOT = Figure("tpot_ms", "median TPOT, ms", False, lambda work: work.tpot_ms)
-ITL_P99 = Figure("itl_p99_ms", "p99 ITL, ms", False, lambda work: work.itl_p99_ms)
+OUTPUT_TPS = AblationFigure("output_tps", "output tok/s", True, lambda work: work.output_tps)
+TTFT = AblationFigure("ttft_ms", "median TTFT, ms", False, lambda work: work.ttft_ms)
+TPOT = AblationFigure("tpot_ms", "median TPOT, ms", False, lambda work: work.tpot_ms)
+ITL_P99 = AblationFigure("itl_p99_ms", "p99 ITL, ms", False, lambda work: work.itl_p99_ms)
 FIGURES = (OUTPUT_TPS, TTFT, TPOT, ITL_P99)
 
 
-def _is_invariant(info: Info) -> bool:
+def _is_invariant(info: EngineInfo) -> bool:
     """Whether answers do not depend on how work is cut: see docs/architecture.md."""
     return bool(info["device"] == "cpu" and info["dtype"] == "float32")
 
 
-def _is_native(info: Info) -> bool:
+def _is_native(info: EngineInfo) -> bool:
     return bool(info["kernels"] == "native")
 
 
-def _never(info: Info) -> bool:
+def _never(info: EngineInfo) -> bool:
     """It computes with other numbers."""
     return False
 
 
-def _needs_nothing(info: Info) -> str | None:
+def _needs_nothing(info: EngineInfo) -> str | None:
     return None
 
 
-def _needs_native(info: Info) -> str | None:
+def _needs_native(info: EngineInfo) -> str | None:
     return None if _is_native(info) else "needs the native CPU kernels"
 
 
-def _needs_both_kernels(info: Info) -> str | None:
+def _needs_both_kernels(info: EngineInfo) -> str | None:
     return _needs_native(info) or (None if has_torch() else NO_TORCH)
 
 
-def _needs_cuda(info: Info) -> str | None:
+def _needs_cuda(info: EngineInfo) -> str | None:
     return None if info["device"].startswith("cuda") else "needs a CUDA device"
 
 
@@ -106,16 +106,16 @@ class Ablation:
     name: str
     what: str
     workload: AblationWorkload
-    figure: Figure
+    figure: AblationFigure
     off: Mapping[str, Any] = field(default_factory=dict)
     on: Mapping[str, Any] = field(default_factory=dict)
-    promises_answers: Callable[[Info], bool] = _is_invariant
-    needs: Callable[[Info], str | None] = _needs_nothing
-    run_off: Run = run_engine
+    promises_answers: Callable[[EngineInfo], bool] = _is_invariant
+    needs: Callable[[EngineInfo], str | None] = _needs_nothing
+    run_off: RunWork = run_engine
     prepare_off: Callable[[OfflineSession], None] | None = None
 
 
-def _one_round(session: OfflineSession) -> None:
+def _single_step(session: OfflineSession) -> None:
     session.loaded.text_engine.engine.scheduler.lookahead.max_rounds = 1
 
 
@@ -181,7 +181,7 @@ ABLATIONS = (
         LONE_ANSWER,
         OUTPUT_TPS,
         needs=_needs_native,
-        prepare_off=_one_round,
+        prepare_off=_single_step,
     ),
     Ablation(
         "kv-bf16",
@@ -239,7 +239,9 @@ class AblationResult:
     off: list[AblationWork]
     are_answers_promised: bool
 
-    def spreads(self, figure: Figure) -> tuple[Spread, Spread, Spread] | None:
+    def spreads(
+        self, figure: AblationFigure
+    ) -> tuple[MedianRange, MedianRange, MedianRange] | None:
         """With, without, and how many times better; None if the work has no such figure."""
         with_it = [figure.of(work) for work in self.on]
         without = [figure.of(work) for work in self.off]
@@ -251,13 +253,13 @@ class AblationResult:
         if not pairs:
             return None
         return (
-            Spread.of([on for on, _ in pairs]),
-            Spread.of([off for _, off in pairs]),
-            Spread.of([figure.worth(on, off) for on, off in pairs]),
+            MedianRange.of([on for on, _ in pairs]),
+            MedianRange.of([off for _, off in pairs]),
+            MedianRange.of([figure.worth(on, off) for on, off in pairs]),
         )
 
     @property
-    def worth(self) -> Spread:
+    def worth(self) -> MedianRange:
         found = self.spreads(self.ablation.figure)
         assert found is not None, f"{self.ablation.name} is judged by what its work has not"
         return found[2]
@@ -300,7 +302,7 @@ class AblationResult:
         }
 
 
-def _worth_json(spreads: tuple[Spread, Spread, Spread]) -> dict[str, Any]:
+def _worth_json(spreads: tuple[MedianRange, MedianRange, MedianRange]) -> dict[str, Any]:
     return {
         name: spread.as_json() for name, spread in zip(("on", "off", "worth"), spreads, strict=True)
     }

@@ -11,7 +11,7 @@ from octavo.bench.offline.ablation import Ablation, AblationResult
 from octavo.bench.offline.ablation_workloads import (
     CONTEXT,
     AblationWork,
-    Room,
+    WorkloadScale,
     describe,
     run_engine,
 )
@@ -20,8 +20,8 @@ from octavo.settings.engine import EngineArgs
 from octavo.workload.requests import WorkloadRequest
 
 # Seats and tokens of KV that are enough for every workload here.
-_SEATS = 8
-_KV_TOKENS = _SEATS * CONTEXT
+_SLOTS = 8
+_KV_TOKENS = _SLOTS * CONTEXT
 
 
 def ablation_settings(args: EngineArgs) -> EngineArgs:
@@ -34,7 +34,7 @@ def ablation_settings(args: EngineArgs) -> EngineArgs:
 
     changes: dict[str, Any] = {}
     if args.max_num_seqs is None:
-        changes["max_num_seqs"] = _SEATS
+        changes["max_num_seqs"] = _SLOTS
     if args.num_blocks is None and args.kv_cache_memory is None:
         changes["num_blocks"] = -(-_KV_TOKENS // args.block_size)
     if args.threads is None:
@@ -63,7 +63,7 @@ class AblationStudy:
         self._session = session
         self._open_session = open_session
         self._repeat = repeat
-        self._room = Room(
+        self._scale = WorkloadScale(
             session.vocab_size,
             min(session.loaded.config.scheduler.max_model_len, CONTEXT),
             is_quick,
@@ -99,13 +99,13 @@ class AblationStudy:
         settings = {**ablation.on, **ablation.off}
         if not settings.get("enable_chunked_prefill", True):
             # A step must hold a whole prompt: no longer ones than there are.
-            settings["max_model_len"] = self._room.context
+            settings["max_model_len"] = self._scale.context
         return replace(self._session.args, **settings)
 
     def _warm_up(self, *sessions: OfflineSession) -> None:
         for session in sessions:
             _use_threads(session)
-            session.run(self._room.requests(2, 32, 4, seed=-1))
+            session.run(self._scale.requests(2, 32, 4, seed=-1))
 
     def _take_turns(
         self, ablation: Ablation, on: OfflineSession, off: OfflineSession
@@ -113,7 +113,7 @@ class AblationStudy:
         found: dict[bool, list[AblationWork]] = {True: [], False: []}
         requests: Sequence[WorkloadRequest] = ()
         for repetition in range(self._repeat):
-            requests = ablation.workload.create(self._room, 10 * repetition)
+            requests = ablation.workload.create(self._scale, 10 * repetition)
             # Who goes first changes, too.
             for is_on in (True, False) if repetition % 2 == 0 else (False, True):
                 session, run = (on, run_engine) if is_on else (off, ablation.run_off)

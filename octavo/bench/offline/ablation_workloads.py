@@ -21,7 +21,7 @@ CONTEXT = 2048
 
 
 @dataclass(frozen=True, slots=True)
-class Room:
+class WorkloadScale:
     """What prompts are made for: a vocabulary, the tokens of a context, and whether in a hurry."""
 
     vocab_size: int
@@ -54,7 +54,7 @@ class AblationWorkload:
     """``concurrency``: requests in flight; None gives all at once."""
 
     name: str
-    create: Callable[[Room, int], list[WorkloadRequest]]
+    create: Callable[[WorkloadScale, int], list[WorkloadRequest]]
     concurrency: int | None = None
 
 
@@ -153,52 +153,52 @@ def _range(numbers: Sequence[int]) -> str:
 # -- the workloads --------------------------------------------------------------------------------
 
 
-def _lone(room: Room, seed: int) -> list[WorkloadRequest]:
-    return room.requests(1, 128, 32, seed)
+def _lone(scale: WorkloadScale, seed: int) -> list[WorkloadRequest]:
+    return scale.requests(1, 128, 32, seed)
 
 
-def _lone_answer(room: Room, seed: int) -> list[WorkloadRequest]:
-    return room.requests(1, 32, 64, seed)
+def _lone_answer(scale: WorkloadScale, seed: int) -> list[WorkloadRequest]:
+    return scale.requests(1, 32, 64, seed)
 
 
-def _few(room: Room, seed: int) -> list[WorkloadRequest]:
-    return room.requests(2, 16, 8, seed)
+def _few(scale: WorkloadScale, seed: int) -> list[WorkloadRequest]:
+    return scale.requests(2, 16, 8, seed)
 
 
-def _batch(room: Room, seed: int) -> list[WorkloadRequest]:
-    return room.requests(room.count(8), 32, 32, seed)
+def _batch(scale: WorkloadScale, seed: int) -> list[WorkloadRequest]:
+    return scale.requests(scale.count(8), 32, 32, seed)
 
 
-def _long_context(room: Room, seed: int) -> list[WorkloadRequest]:
-    return room.requests(room.count(4), 512, 32, seed)
+def _long_context(scale: WorkloadScale, seed: int) -> list[WorkloadRequest]:
+    return scale.requests(scale.count(4), 512, 32, seed)
 
 
-def _uneven_answers(room: Room, seed: int) -> list[WorkloadRequest]:
+def _uneven_answers(scale: WorkloadScale, seed: int) -> list[WorkloadRequest]:
     """One answer in four is eight times as long as the others: who waits for it, wastes seats."""
-    requests = room.requests(16, 32, 8, seed)
+    requests = scale.requests(16, 32, 8, seed)
     return [
-        replace(request, output_len=room.length(64)) if index % 4 == 0 else request
+        replace(request, output_len=scale.length(64)) if index % 4 == 0 else request
         for index, request in enumerate(requests)
     ]
 
 
-def _long_prompt_meanwhile(room: Room, seed: int) -> list[WorkloadRequest]:
+def _long_prompt_meanwhile(scale: WorkloadScale, seed: int) -> list[WorkloadRequest]:
     """Five answers under way; when the first has ended, a long prompt takes its place.
 
     The others' gaps at that moment are more than 1 % of all, so their 99th percentile shows it.
     """
-    short = room.requests(5, 32, 40, seed)
-    short[0] = replace(short[0], output_len=room.length(8))
-    (long,) = room.requests(1, 1536, 1, seed + 1)
+    short = scale.requests(5, 32, 40, seed)
+    short[0] = replace(short[0], output_len=scale.length(8))
+    (long,) = scale.requests(1, 1536, 1, seed + 1)
     return [*short, long]
 
 
-def _shared_prefix(room: Room, seed: int) -> list[WorkloadRequest]:
-    return room.requests(room.count(6), 32, 4, seed, prefix_len=512)
+def _shared_prefix(scale: WorkloadScale, seed: int) -> list[WorkloadRequest]:
+    return scale.requests(scale.count(6), 32, 4, seed, prefix_len=512)
 
 
-def _shared_document(room: Room, seed: int) -> list[WorkloadRequest]:
-    return room.requests(room.count(16), 32, 32, seed, prefix_len=1536)
+def _shared_document(scale: WorkloadScale, seed: int) -> list[WorkloadRequest]:
+    return scale.requests(scale.count(16), 32, 32, seed, prefix_len=1536)
 
 
 LONE = AblationWorkload("one request", _lone)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from octavo.base.errors import ConfigError
 from octavo.bench.offline.roofline import Roofline, draw
 from octavo.bench.record import Recorder, columns, peak_rss_bytes
-from octavo.measure.statistics import Spread, percentile
+from octavo.measure.statistics import MedianRange, percentile
 from octavo.workload.datasets import random_requests
 
 if TYPE_CHECKING:
@@ -64,10 +64,10 @@ class LatencyResult:
     engine: dict[str, Any]
     run: dict[str, Any]
 
-    def spread(self, name: str) -> Spread | None:
+    def spread(self, name: str) -> MedianRange | None:
         """A field of the samples; None where none of them has it."""
         values = [getattr(sample, name) for sample in self.samples]
-        return None if None in values else Spread.of(values)
+        return None if None in values else MedianRange.of(values)
 
     def as_json(self) -> dict[str, Any]:
         latencies = [sample.e2e_ms / 1e3 for sample in self.samples]

@@ -14,7 +14,7 @@ from typing import Any
 
 from octavo.base.errors import BenchmarkError, ConfigError
 from octavo.bench.offline.session import OfflineSession
-from octavo.measure.statistics import Spread
+from octavo.measure.statistics import MedianRange
 from octavo.workload.datasets import random_requests
 from octavo.workload.requests import WorkloadRequest
 
@@ -74,7 +74,7 @@ def _with_document(request: WorkloadRequest, document: tuple[int, ...]) -> Workl
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class TimedAnswer:
     """To one question, by one engine. Seconds."""
 
     ttft: float
@@ -88,8 +88,8 @@ class Answer:
 class PrefixSample:
     """One repetition: the answers with the cache and without, in the order of the questions."""
 
-    cached: list[Answer]
-    uncached: list[Answer]
+    cached: list[TimedAnswer]
+    uncached: list[TimedAnswer]
 
     @property
     def cold_ttft(self) -> float:
@@ -117,29 +117,29 @@ class PrefixResult:
     plan: PrefixPlan
     samples: list[PrefixSample]
 
-    def spread(self, figure: Callable[[PrefixSample], float]) -> Spread:
-        return Spread.of([figure(sample) for sample in self.samples])
+    def spread(self, figure: Callable[[PrefixSample], float]) -> MedianRange:
+        return MedianRange.of([figure(sample) for sample in self.samples])
 
     @property
-    def cold_ttft(self) -> Spread:
+    def cold_ttft(self) -> MedianRange:
         return self.spread(lambda sample: sample.cold_ttft)
 
     @property
-    def warm_ttft(self) -> Spread:
+    def warm_ttft(self) -> MedianRange:
         return self.spread(lambda sample: sample.warm_ttft)
 
     @property
-    def no_cache_ttft(self) -> Spread:
+    def no_cache_ttft(self) -> MedianRange:
         return self.spread(
             lambda sample: statistics.median(answer.ttft for answer in sample.uncached)
         )
 
     @property
-    def speedup(self) -> Spread:
+    def speedup(self) -> MedianRange:
         return self.spread(lambda sample: sample.cold_ttft / sample.warm_ttft)
 
     @property
-    def total_speedup(self) -> Spread:
+    def total_speedup(self) -> MedianRange:
         return self.spread(lambda sample: _total_s(sample.uncached) / _total_s(sample.cached))
 
     @property
@@ -181,11 +181,11 @@ class PrefixResult:
         }
 
 
-def _total_s(answers: Sequence[Answer]) -> float:
+def _total_s(answers: Sequence[TimedAnswer]) -> float:
     return sum(answer.e2e for answer in answers)
 
 
-def _hit_rate(answers: Sequence[Answer]) -> float:
+def _hit_rate(answers: Sequence[TimedAnswer]) -> float:
     return sum(answer.num_cached_tokens for answer in answers) / sum(
         answer.num_prompt_tokens for answer in answers
     )
@@ -216,11 +216,11 @@ def measure_prefix(
     return PrefixResult(plan, samples)
 
 
-def _ask(session: OfflineSession, question: WorkloadRequest) -> Answer:
+def _ask(session: OfflineSession, question: WorkloadRequest) -> TimedAnswer:
     timing = session.run([question])
     (stats,), (token_ids,) = timing.requests, timing.output_token_ids
     if stats.ttft is None or stats.e2e is None:
         raise BenchmarkError(f"question {question.request_id} got no answer")
-    return Answer(
+    return TimedAnswer(
         stats.ttft, stats.e2e, stats.num_prompt_tokens, stats.num_cached_tokens, tuple(token_ids)
     )

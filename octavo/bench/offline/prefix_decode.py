@@ -16,7 +16,7 @@ from octavo.base.errors import BenchmarkError
 from octavo.bench.offline.prefix import PrefixPlan
 from octavo.bench.offline.session import OfflineSession, StepTiming
 from octavo.core.batch import Batch
-from octavo.measure.statistics import Spread
+from octavo.measure.statistics import MedianRange
 from octavo.sim.costs import shared_keys
 from octavo.workload.requests import WorkloadRequest
 
@@ -67,27 +67,27 @@ class PrefixDecodeResult:
     plan: PrefixPlan
     samples: list[PrefixDecodeSample]
 
-    def spread(self, figure: Callable[[PrefixDecodeSample], float]) -> Spread:
-        return Spread.of([figure(sample) for sample in self.samples])
+    def spread(self, figure: Callable[[PrefixDecodeSample], float]) -> MedianRange:
+        return MedianRange.of([figure(sample) for sample in self.samples])
 
     @property
-    def decode_tps(self) -> Spread:
+    def decode_tps(self) -> MedianRange:
         return self.spread(lambda sample: sample.together.tokens_per_s)
 
     @property
-    def separate_decode_tps(self) -> Spread:
+    def separate_decode_tps(self) -> MedianRange:
         return self.spread(lambda sample: sample.apart.tokens_per_s)
 
     @property
-    def step_seconds(self) -> Spread:
+    def step_seconds(self) -> MedianRange:
         return self.spread(lambda sample: sample.together.step_s)
 
     @property
-    def separate_step_seconds(self) -> Spread:
+    def separate_step_seconds(self) -> MedianRange:
         return self.spread(lambda sample: sample.apart.step_s)
 
     @property
-    def speedup(self) -> Spread:
+    def speedup(self) -> MedianRange:
         return self.spread(lambda s: s.together.tokens_per_s / s.apart.tokens_per_s)
 
     @property

@@ -18,7 +18,7 @@ from octavo.base.errors import BenchmarkError, ConfigError
 from octavo.bench.spec_prompts import PROMPTS
 from octavo.core.sampling_params import SamplingParams, SpeculativeParams
 from octavo.core.stats import DraftStats
-from octavo.measure.statistics import Spread
+from octavo.measure.statistics import MedianRange
 from octavo.speculation.analysis import break_even_batch
 from octavo.workload.datasets import random_requests, read_jsonl
 from octavo.workload.requests import WorkloadRequest
@@ -75,7 +75,7 @@ class Decoded:
 
 
 @dataclass(frozen=True, slots=True)
-class StudyStepTimes:
+class MeasuredStepTimes:
     """Median seconds of plain steps by their rows: those of a draft are rows like any other."""
 
     seconds_of: Mapping[int, float]
@@ -107,19 +107,19 @@ class SpecRow:
     turns: tuple[tuple[Decoded, Decoded], ...]
     drafts: DraftStats
     draft_seconds: float
-    step_times: StudyStepTimes
+    step_times: MeasuredStepTimes
 
     @property
-    def base_decode_tps(self) -> Spread:
-        return Spread.of([plain.tps for plain, _ in self.turns])
+    def base_decode_tps(self) -> MedianRange:
+        return MedianRange.of([plain.tps for plain, _ in self.turns])
 
     @property
-    def decode_tps(self) -> Spread:
-        return Spread.of([drafted.tps for _, drafted in self.turns])
+    def decode_tps(self) -> MedianRange:
+        return MedianRange.of([drafted.tps for _, drafted in self.turns])
 
     @property
-    def speedup(self) -> Spread:
-        return Spread.of([drafted.tps / plain.tps for plain, drafted in self.turns])
+    def speedup(self) -> MedianRange:
+        return MedianRange.of([drafted.tps / plain.tps for plain, drafted in self.turns])
 
     @property
     def same_tokens(self) -> bool:
@@ -335,7 +335,7 @@ class SpecStudy:
         )
 
 
-def measure_steps(session: OfflineSession) -> StudyStepTimes:
+def measure_steps(session: OfflineSession) -> MeasuredStepTimes:
     """Plain steps of 1, 2, 4, … requests with short contexts, up to 32."""
     found: dict[int, float] = {}
     for rows in (1, 2, 4, 8, 16, 32):
@@ -350,7 +350,7 @@ def measure_steps(session: OfflineSession) -> StudyStepTimes:
         ]
         if seconds:
             found[rows] = statistics.median(seconds)
-    return StudyStepTimes(found)
+    return MeasuredStepTimes(found)
 
 
 def _plainly(request: WorkloadRequest) -> SamplingParams:

@@ -25,7 +25,7 @@ from octavo import hub
 from octavo.base.errors import BenchmarkError
 from octavo.bench.child_processes import need_process_groups
 from octavo.bench.record import Recorder, columns, peak_rss_bytes
-from octavo.measure.statistics import Spread
+from octavo.measure.statistics import MedianRange
 
 WARM = "files in memory, weights packed, by a start before that is not measured"
 COLD = (
@@ -43,7 +43,7 @@ class StartupPlan:
 
 
 @dataclass(frozen=True, slots=True)
-class Start:
+class StartTimes:
     """One start. Seconds from the start of the process: until its engine was ready, until its first
     token; and where they went: the interpreter and its imports, and the phases of ``load_engine``.
     """
@@ -62,8 +62,8 @@ class Start:
 @dataclass(frozen=True, slots=True)
 class StartupResult:
     model: str
-    cold: tuple[Start, ...]
-    warm: tuple[Start, ...]
+    cold: tuple[StartTimes, ...]
+    warm: tuple[StartTimes, ...]
     cold_means: str
     engine: dict[str, Any]
     run: dict[str, Any]
@@ -72,8 +72,8 @@ class StartupResult:
         cold, warm = ([start.ready_s for start in starts] for starts in (self.cold, self.warm))
         return {
             "model": self.model,
-            "cold_s": Spread.of(cold).median,
-            "warm_s": Spread.of(warm).median,
+            "cold_s": MedianRange.of(cold).median,
+            "warm_s": MedianRange.of(warm).median,
             "first_token_s": spread(self.warm, "first_token_s").median,
             "cold": {"means": self.cold_means, **_details(self.cold)},
             "warm": {"means": WARM, **_details(self.warm)},
@@ -87,12 +87,12 @@ class StartupResult:
         }
 
 
-def spread(starts: Sequence[Start], name: str) -> Spread:
-    return Spread.of([getattr(start, name) for start in starts])
+def spread(starts: Sequence[StartTimes], name: str) -> MedianRange:
+    return MedianRange.of([getattr(start, name) for start in starts])
 
 
-def _details(starts: Sequence[Start]) -> dict[str, Any]:
-    return {name: spread(starts, name).as_json() for name in Start.__dataclass_fields__}
+def _details(starts: Sequence[StartTimes]) -> dict[str, Any]:
+    return {name: spread(starts, name).as_json() for name in StartTimes.__dataclass_fields__}
 
 
 def measure_startup(
@@ -117,13 +117,13 @@ def measure_startup(
     arguments = {**engine_settings, "model": model}
     engine: dict[str, Any] = {}
 
-    def start(variables: Mapping[str, str]) -> Start:
+    def start(variables: Mapping[str, str]) -> StartTimes:
         measured, info = start_once(arguments, variables)
         engine.update(info)
         advance()
         return measured
 
-    def cold_start() -> Start:
+    def cold_start() -> StartTimes:
         drop_from_memory(files)
         with tempfile.TemporaryDirectory(dir=_scratch_folder()) as folder:
             return start({"OCTAVO_PACKED_DIR": folder})
@@ -144,7 +144,7 @@ _CAN_DROP = hasattr(os, "posix_fadvise")
 
 def start_once(
     arguments: Mapping[str, Any], variables: Mapping[str, str] | None = None
-) -> tuple[Start, dict[str, Any]]:
+) -> tuple[StartTimes, dict[str, Any]]:
     """A process that loads an engine with ``arguments`` and generates a token; what the engine is.
 
     Args:
@@ -183,7 +183,7 @@ def start_once(
             reason = errors.read().decode(errors="replace").strip().splitlines()
             raise BenchmarkError(f"a start failed: {reason[-1] if reason else 'without a word'}")
     phases = json.loads(inside)
-    start = Start(
+    start = StartTimes(
         ready_s=ready,
         first_token_s=first_token,
         import_s=ready - sum(phases.values()),

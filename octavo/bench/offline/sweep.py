@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 from octavo.bench.offline.closed_loop import staggered
 from octavo.measure.knee import Knee, find_knee
-from octavo.measure.statistics import Spread, percentile
+from octavo.measure.statistics import MedianRange, percentile
 from octavo.workload.datasets import random_requests
 from octavo.workload.requests import WorkloadRequest
 
@@ -92,12 +92,12 @@ class SweepPoint:
     samples: list[LoadSample]
 
     @property
-    def output_tps(self) -> Spread:
-        return Spread.of([each.num_output_tokens / each.elapsed_s for each in self.samples])
+    def output_tps(self) -> MedianRange:
+        return MedianRange.of([each.num_output_tokens / each.elapsed_s for each in self.samples])
 
     @property
-    def total_tps(self) -> Spread:
-        return Spread.of(
+    def total_tps(self) -> MedianRange:
+        return MedianRange.of(
             [
                 (each.num_prompt_tokens + each.num_output_tokens) / each.elapsed_s
                 for each in self.samples
@@ -158,7 +158,7 @@ class LatencyBounds:
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class ChosenPoint:
     """The best point within bounds; where none is, the nearest to it, by its worst excess."""
 
     point: SweepPoint
@@ -177,11 +177,11 @@ class Choice:
         }
 
 
-def choose_point(points: Sequence[SweepPoint], bounds: LatencyBounds) -> Choice | None:
+def choose_point(points: Sequence[SweepPoint], bounds: LatencyBounds) -> ChosenPoint | None:
     """The highest output throughput whose latencies meet all bounds; None without bounds."""
     if not bounds.given():
         return None
-    choices = [Choice(point, bounds.excesses(point)) for point in points]
+    choices = [ChosenPoint(point, bounds.excesses(point)) for point in points]
     within = [choice for choice in choices if choice.is_met]
     if within:
         return max(within, key=lambda choice: choice.point.output_tps.median)
@@ -204,7 +204,7 @@ class SweepResult:
         )
 
     @property
-    def best(self) -> Choice | None:
+    def best(self) -> ChosenPoint | None:
         return choose_point(self.points, self.bounds)
 
     def as_json(self) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from octavo.base.errors import BenchmarkError
 from octavo.bench.offline.latency import check_fits
 from octavo.bench.offline.roofline import Roofline, draw
 from octavo.bench.record import Recorder, columns, peak_rss_bytes
-from octavo.measure.statistics import Spread, percentile
+from octavo.measure.statistics import MedianRange, percentile
 from octavo.workload.datasets import load_dataset
 from octavo.workload.requests import WorkloadRequest
 
@@ -74,8 +74,8 @@ class ThroughputResult:
     engine: dict[str, Any]
     run: dict[str, Any]
 
-    def spread(self, name: str) -> Spread:
-        return Spread.of([getattr(sample, name) for sample in self.samples])
+    def spread(self, name: str) -> MedianRange:
+        return MedianRange.of([getattr(sample, name) for sample in self.samples])
 
     @property
     def joules_per_output_token(self) -> float | None:

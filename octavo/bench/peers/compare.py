@@ -18,7 +18,7 @@ from octavo.base.errors import BenchmarkError
 from octavo.bench.noise import BandwidthProbe, watch_cpu
 from octavo.bench.peers import contenders, report
 from octavo.bench.peers.child import ChildError
-from octavo.bench.peers.contenders import Contender, Settings
+from octavo.bench.peers.contenders import Contender, PeerSettings
 from octavo.bench.peers.workers.workloads import FIGURES, PeerWorkload
 from octavo.bench.record import Recorder
 
@@ -39,10 +39,10 @@ class ComparisonPlan:
 
 
 @dataclass
-class Result:
+class ComparisonResult:
     """``engines``: what each says about itself, by name. ``ours``: octavo's among them."""
 
-    rows: list[report.Row]
+    rows: list[report.ComparisonRow]
     engines: dict[str, dict[str, Any]]
     left_out: dict[str, str]
     idle_cpu_s: dict[str, float]
@@ -66,11 +66,11 @@ class Result:
         }
 
 
-class Comparison:
+class TurnTaker:
     """The turns that were taken, and everything that has to be known about them."""
 
     def __init__(self, probe: BandwidthProbe | None, log: Log):
-        self.samples: list[report.Sample] = []
+        self.samples: list[report.TurnSample] = []
         self.warnings: list[str] = []
         self._log = log
         self._probe = probe
@@ -100,7 +100,7 @@ class Comparison:
         if not repeats:
             return
         self._bandwidth = self._probe_bandwidth()
-        sample = report.Sample(
+        sample = report.TurnSample(
             *(number, workload.name, engine.name, repeats, cpu.elapsed_s),
             *(before, self._bandwidth, cpu.others),
         )
@@ -118,7 +118,7 @@ class Comparison:
         return None if self._probe is None else self._probe.measure()
 
 
-def compare(plan: ComparisonPlan, settings: Settings, log: Log) -> Result:
+def compare(plan: ComparisonPlan, settings: PeerSettings, log: Log) -> ComparisonResult:
     """Start the engines that can be had, let them take turns, and end them, whatever happens.
 
     After Ctrl-C the turns that were taken are the result.
@@ -132,7 +132,7 @@ def compare(plan: ComparisonPlan, settings: Settings, log: Log) -> Result:
     # Engines are started and ended within: only children that have ended are known to be ours.
     with recorder, _ending_on_sigterm():
         engines, about, left_out = start_all(plan.names, missing, settings, log)
-        comparison = Comparison(BandwidthProbe(settings.threads), log)
+        comparison = TurnTaker(BandwidthProbe(settings.threads), log)
         try:
             _check_company(plan.names, engines, left_out)
             comparison.run(plan.rounds, plan.workloads, engines)
@@ -151,10 +151,10 @@ def compare(plan: ComparisonPlan, settings: Settings, log: Log) -> Result:
     recorder.samples["turns"] = [asdict(sample) for sample in comparison.samples]
     ours = [name for name in about if name.startswith("octavo:")]
     rows = report.summarize(comparison.samples, ours)
-    return Result(rows, about, left_out, idle_cpu_s, recorder.as_json())
+    return ComparisonResult(rows, about, left_out, idle_cpu_s, recorder.as_json())
 
 
-def missing_engines(names: Sequence[str], settings: Settings, log: Log) -> dict[str, str]:
+def missing_engines(names: Sequence[str], settings: PeerSettings, log: Log) -> dict[str, str]:
     """How to have those engines that are not here, by name; said before any other is started.
 
     Raises:
@@ -170,7 +170,7 @@ def missing_engines(names: Sequence[str], settings: Settings, log: Log) -> dict[
 
 
 def start_all(
-    names: Iterable[str], missing: Mapping[str, str], settings: Settings, log: Log
+    names: Iterable[str], missing: Mapping[str, str], settings: PeerSettings, log: Log
 ) -> tuple[list[Contender], dict[str, Any], dict[str, str]]:
     """The engines that can be had, started; what each says about itself; why others are not."""
     engines: list[Contender] = []

@@ -25,7 +25,7 @@ _TIMEOUT_S = 900.0
 
 
 @dataclass(frozen=True)
-class Settings:
+class PeerSettings:
     """``folder``: where the peers are set up. ``gguf``: the model. ``octavo``: engine settings."""
 
     folder: Path
@@ -74,7 +74,7 @@ class Contender(Protocol):
     def close(self) -> None: ...
 
 
-class PythonEngine:
+class PythonContender:
     """An engine that is measured through its Python API, in a worker."""
 
     def __init__(
@@ -83,7 +83,7 @@ class PythonEngine:
         weights: str,
         script: str,
         model: Path,
-        settings: Settings,
+        settings: PeerSettings,
         *,
         python: Path,
         env: dict[str, str],
@@ -130,7 +130,7 @@ class PythonEngine:
             self._worker = None
 
 
-class Octavo(PythonEngine):
+class OctavoContender(PythonContender):
     def measure(self, workload: PeerWorkload, seed: int) -> list[dict[str, float]]:
         if workload.kind != "start":
             return super().measure(workload, seed)
@@ -143,7 +143,7 @@ class Octavo(PythonEngine):
         return [{"start_s": start_to_first_byte(command, self.env, _TIMEOUT_S)}]
 
 
-class VLLM(PythonEngine):
+class VLLMContender(PythonContender):
     def start(self) -> dict[str, Any]:
         # The first start compiles for a minute or more, and stores the result; it is not counted.
         if not Path(self.env["TORCHINDUCTOR_CACHE_DIR"]).exists():
@@ -152,14 +152,14 @@ class VLLM(PythonEngine):
         return super().start()
 
 
-class LlamaCpp:
+class LlamaCppContender:
     """llama.cpp, measured by its own programs, each run a process that loads and ends."""
 
     engine = "llama.cpp"
     group = None
     idle_cpu_s = 0.0
 
-    def __init__(self, name: str, weights: str, model: Path, settings: Settings):
+    def __init__(self, name: str, weights: str, model: Path, settings: PeerSettings):
         self.name, self.weights, self.model, self.settings = name, weights, model, settings
 
     def start(self) -> dict[str, Any]:
@@ -215,7 +215,7 @@ def choose(wanted: Sequence[str]) -> list[str]:
     return chosen
 
 
-def why_missing(name: str, settings: Settings) -> str | None:
+def why_missing(name: str, settings: PeerSettings) -> str | None:
     """What to do to have the engine; None if it is there."""
     engine, _, weights = name.partition(":")
     if (how := how_to_install(engine, settings.folder)) is not None:
@@ -227,7 +227,7 @@ def why_missing(name: str, settings: Settings) -> str | None:
 
 def how_to_install(engine: str, folder: Path) -> str | None:
     """What to do to have the engine's programs, whatever it is to run; None if they are there."""
-    settings = Settings(folder, Path(), 1)
+    settings = PeerSettings(folder, Path(), 1)
     if engine == "llama.cpp" and not (settings.llama_programs / "llama-completion").exists():
         return _how_to_set_up(
             "setup_llama_cpp",
@@ -276,15 +276,17 @@ def nothing_to_compare(names: Sequence[str], missing: Mapping[str, str]) -> str 
     )
 
 
-def make(name: str, settings: Settings) -> Contender:
+def make(name: str, settings: PeerSettings) -> Contender:
     engine, _, weights = name.partition(":")
     label = file_weights(settings.gguf) if weights == "file" else weights
     if engine == "llama.cpp":
         made = settings.models / f"{settings.gguf.stem}-as-{weights}.gguf"
-        return LlamaCpp(name, label, settings.gguf if weights == "file" else made, settings)
+        return LlamaCppContender(
+            name, label, settings.gguf if weights == "file" else made, settings
+        )
     model = settings.gguf if weights == "file" else hf_folder(settings)
     if engine == "vllm":
-        return VLLM(
+        return VLLMContender(
             name,
             label,
             "vllm_worker.py",
@@ -296,10 +298,10 @@ def make(name: str, settings: Settings) -> Contender:
     if engine == "transformers":
         env = environment(OMP_NUM_THREADS=str(settings.threads))
         python = Path(sys.executable)
-        return PythonEngine(
+        return PythonContender(
             name, label, "transformers_worker.py", model, settings, python=python, env=env
         )
-    return Octavo(
+    return OctavoContender(
         name,
         label,
         "octavo_worker.py",
@@ -322,15 +324,15 @@ def default_folder() -> Path:
     return Path(cache).expanduser() / "octavo-peers"
 
 
-def hf_folder(settings: Settings) -> Path:
+def hf_folder(settings: PeerSettings) -> Path:
     return settings.models / f"{settings.gguf.stem}-bf16"
 
 
-def has_hf_folder(settings: Settings) -> bool:
+def has_hf_folder(settings: PeerSettings) -> bool:
     return _is_current(hf_folder(settings) / "config.json", settings.gguf)
 
 
-def make_hf_folder(settings: Settings) -> None:
+def make_hf_folder(settings: PeerSettings) -> None:
     """Make the bfloat16 folder of the model, unless it is there."""
     if not has_hf_folder(settings):
         command = [sys.executable, "-m", "octavo.bench.peers.hf_model"]
@@ -343,7 +345,7 @@ def octavo_environment() -> dict[str, str]:
     return environment(PYTHONPATH=path)
 
 
-def vllm_environment(settings: Settings) -> dict[str, str]:
+def vllm_environment(settings: PeerSettings) -> dict[str, str]:
     """As vLLM's documentation of its CPU backend advises: cores given by hand (by itself it would
     leave one of two unused), and Intel's OpenMP, which its package brings along, loaded first."""
     cpus = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else range(64)

@@ -70,7 +70,7 @@ async def read_stream(
 
     Raises nothing but CancelledError: what goes wrong is ``result.error``.
     """
-    response, answer = Response(), _Answer(result)
+    response, answer = Response(), _AnswerReader(result)
 
     def take(data: bytes, now: float) -> None:
         if response.status == 200 and answer.is_stream(response.headers):
@@ -96,7 +96,7 @@ async def read_stream(
         result.first_byte = response.first_byte
 
 
-class _Answer:
+class _AnswerReader:
     """Makes a StreamResult of the body, event by event."""
 
     def __init__(self, result: StreamResult):

@@ -71,7 +71,7 @@ async def send_load(
     Args:
         on_end: called with each request that has ended.
     """
-    run = _Run(endpoint, plan, on_end)
+    run = _LoadRun(endpoint, plan, on_end)
     gc.collect()
     gc.freeze()  # or the collector would go through all prompts again and again
     try:
@@ -84,7 +84,7 @@ async def send_load(
     return LoadResult(run.records())
 
 
-class _Run:
+class _LoadRun:
     def __init__(self, endpoint: Endpoint, plan: LoadPlan, on_end: Callable[[RequestRecord], None]):
         self._endpoint = endpoint
         self._plan = plan

@@ -36,7 +36,7 @@ from octavo.measure.serve_report import (
     to_json,
     to_text,
 )
-from octavo.measure.slo import Slo
+from octavo.measure.slo import RequestSlo
 from octavo.workload.plan import LoadPlan, create_plan, create_requests
 from octavo.workload.requests import WorkloadRequest
 
@@ -148,7 +148,7 @@ async def _measure(
             result.records,
             is_open_loop=plan.is_open_loop,
             percents=config.report.percents,
-            slo=Slo.from_texts(config.report.goodput),
+            slo=RequestSlo.from_texts(config.report.goodput),
             steady_share=config.report.steady_state_share,
             seed=config.workload.seed,
         ),

@@ -140,9 +140,9 @@ class ReportSettings:
     request_log_format: str = option("octavo", "its format", ("octavo", "aiperf"))
 
     def __post_init__(self) -> None:
-        from octavo.measure.slo import Slo
+        from octavo.measure.slo import RequestSlo
 
-        Slo.from_texts(self.goodput)
+        RequestSlo.from_texts(self.goodput)
         key_values("metadata", self.metadata)
         self.percents  # noqa: B018 - checks them
         if unknown := sorted(set(self.shown) - set(SHOWN)):

@@ -11,7 +11,7 @@ from typing import Any
 import worker
 
 
-class VLLM:
+class VLLMEngine:
     def __init__(self, settings: dict[str, Any]):
         import vllm
 
@@ -46,4 +46,4 @@ class VLLM:
 
 
 if __name__ == "__main__":  # vLLM's own processes import this file again
-    worker.serve(VLLM)
+    worker.serve(VLLMEngine)

@@ -33,7 +33,7 @@ class Timing:
     decode_s: float | None = None
 
 
-class Engine(Protocol):
+class WorkerEngine(Protocol):
     vocab_size: int
 
     def generate(self, prompts: list[TokenIds], max_tokens: int) -> Timing:
@@ -52,7 +52,7 @@ def check_lengths(answers: Sequence[Sequence[int]], expected: int) -> None:
         raise RuntimeError(f"answers of {sorted(lengths)} tokens instead of {expected}")
 
 
-def measure(engine: Engine, workload: PeerWorkload, seed: int) -> list[dict[str, float]]:
+def measure(engine: WorkerEngine, workload: PeerWorkload, seed: int) -> list[dict[str, float]]:
     """The figures of every repetition."""
     # Not counted: buffers, code and caches that exist from the first batch of this shape on.
     warm_up = workload.prompts(seed, engine.vocab_size, repetition=-1)
@@ -63,7 +63,7 @@ def measure(engine: Engine, workload: PeerWorkload, seed: int) -> list[dict[str,
 
 
 def _measure_once(
-    engine: Engine, workload: PeerWorkload, seed: int, repetition: int
+    engine: WorkerEngine, workload: PeerWorkload, seed: int, repetition: int
 ) -> dict[str, float]:
     # "Alone" is the same work up to the first tokens. Its prompts are others, so that nothing of
     # them is in a prefix cache.
@@ -88,7 +88,7 @@ def _measure_once(
     raise ValueError(f"a worker does not measure workloads of kind {workload.kind!r}")
 
 
-def serve(load: Callable[[dict[str, Any]], Engine]) -> None:
+def serve(load: Callable[[dict[str, Any]], WorkerEngine]) -> None:
     """Load the engine with the settings in the first argument, then answer until input ends."""
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # an engine, or a library of it, that prints must not end up among the answers

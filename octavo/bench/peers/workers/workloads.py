@@ -71,7 +71,7 @@ WORKLOADS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Figure:
+class PeerFigure:
     """One figure of a workload, as the table and the JSON file name it."""
 
     name: str
@@ -79,10 +79,10 @@ class Figure:
     higher_is_better: bool = True
 
 
-OUTPUT_TPS = Figure("output_tps", "output tokens/s, prefill included")
-DECODE_TPS = Figure("decode_tps", "decode tokens/s")
-PREFILL_TPS = Figure("prefill_tps", "prefill tokens/s")
-START_S = Figure("start_s", "s", higher_is_better=False)
+OUTPUT_TPS = PeerFigure("output_tps", "output tokens/s, prefill included")
+DECODE_TPS = PeerFigure("decode_tps", "decode tokens/s")
+PREFILL_TPS = PeerFigure("prefill_tps", "prefill tokens/s")
+START_S = PeerFigure("start_s", "s", higher_is_better=False)
 
 FIGURES = {
     "decode": (DECODE_TPS,),

@@ -37,7 +37,7 @@ Batches = Sequence[Sequence[WorkloadRequest]]
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class AdviceLoad:
     """``count`` requests at once, of so many tokens each."""
 
     count: int
@@ -46,7 +46,7 @@ class Load:
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class TrialRun:
     """Output tokens a second of all requests, and means of their milliseconds."""
 
     output_tps: float
@@ -54,7 +54,7 @@ class Run:
     e2e_ms: float
 
     @classmethod
-    def of(cls, timings: Sequence[RunTiming]) -> Run:
+    def of(cls, timings: Sequence[RunTiming]) -> TrialRun:
         requests = [request for timing in timings for request in timing.requests]
         firsts = [each.ttft for each in requests if each.ttft is not None]
         wholes = [each.e2e for each in requests if each.e2e is not None]
@@ -68,7 +68,7 @@ class Run:
         )
 
     @classmethod
-    def median(cls, runs: Sequence[Run]) -> Run:
+    def median(cls, runs: Sequence[TrialRun]) -> TrialRun:
         """Of each figure."""
         names = ("output_tps", "ttft_ms", "e2e_ms")
         return cls(*(statistics.median(getattr(run, name) for run in runs) for name in names))
@@ -78,10 +78,10 @@ class Run:
 
 
 @dataclass(frozen=True, slots=True)
-class AdviceOutcome:
+class TrialOutcome:
     """``turns``: each without the change, and with it."""
 
-    turns: tuple[tuple[Run, Run], ...]
+    turns: tuple[tuple[TrialRun, TrialRun], ...]
 
     @property
     def gain(self) -> Prediction:
@@ -96,12 +96,12 @@ class AdviceOutcome:
         return max(self.gain.low, sooner.low) > 1
 
     @property
-    def before(self) -> Run:
-        return Run.median([before for before, _ in self.turns])
+    def before(self) -> TrialRun:
+        return TrialRun.median([before for before, _ in self.turns])
 
     @property
-    def after(self) -> Run:
-        return Run.median([after for _, after in self.turns])
+    def after(self) -> TrialRun:
+        return TrialRun.median([after for _, after in self.turns])
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -112,11 +112,11 @@ class AdviceOutcome:
 
 
 @dataclass(frozen=True, slots=True)
-class Tried:
+class TriedAdvice:
     """An advice, and what came of it: ``outcome``, or ``why_not``."""
 
     advice: Advice
-    outcome: AdviceOutcome | None = None
+    outcome: TrialOutcome | None = None
     why_not: str | None = None
 
     def as_json(self) -> dict[str, Any]:
@@ -136,7 +136,7 @@ class Tried:
         return (0 if self.outcome.helps else 2), -self.outcome.gain.value
 
 
-def unforeseen(args: EngineArgs, load: Load) -> list[Advice]:
+def advice_without_formula(args: EngineArgs, load: AdviceLoad) -> list[Advice]:
     """What no formula says anything about, so that it is only tried."""
     found = []
     cores = machine.cpu()
@@ -158,7 +158,7 @@ def _only_tried(what: str, why: str, settings: dict[str, Any]) -> Advice:
     return Advice(what, why, "by the trial alone", AdviceTrial(settings))
 
 
-def settings_for(args: EngineArgs, load: Load, longest: int) -> EngineArgs:
+def settings_for(args: EngineArgs, load: AdviceLoad, longest: int) -> EngineArgs:
     """The user's settings, with room for the requests of all trials where nothing was said, and no
     more than the ``longest`` of the model.
 
@@ -167,10 +167,10 @@ def settings_for(args: EngineArgs, load: Load, longest: int) -> EngineArgs:
     """
     from octavo.kernels.cpu.library import usable_threads
 
-    room = max(load.input_len, _TEXT_TOKENS) + load.output_len + _SPARE_TOKENS
+    scale = max(load.input_len, _TEXT_TOKENS) + load.output_len + _SPARE_TOKENS
     changes: dict[str, Any] = {}
     if args.max_model_len is None:
-        changes["max_model_len"] = min(room, longest)
+        changes["max_model_len"] = min(scale, longest)
     if args.threads is None:
         changes["threads"] = usable_threads()
     return replace(args, **changes)
@@ -188,7 +188,7 @@ class AdviceStudy:
     def __init__(
         self,
         session: OfflineSession,
-        load: Load,
+        load: AdviceLoad,
         seconds: float,
         open_session: Callable[[EngineArgs], OfflineSession] = OfflineSession,
     ):
@@ -199,16 +199,16 @@ class AdviceStudy:
         self._warm: set[OfflineSession] = set()
         self._count = 0
 
-    def tried(self, advice: Advice) -> Tried:
+    def tried(self, advice: Advice) -> TriedAdvice:
         """What comes of it."""
         if isinstance(advice.trial, str):
-            return Tried(advice, why_not=advice.trial)
+            return TriedAdvice(advice, why_not=advice.trial)
         try:
-            return Tried(advice, self.measure(advice.trial))
+            return TriedAdvice(advice, self.measure(advice.trial))
         except OctavoError as error:
-            return Tried(advice, why_not=f"it could not be tried: {error}")
+            return TriedAdvice(advice, why_not=f"it could not be tried: {error}")
 
-    def measure(self, trial: AdviceTrial) -> AdviceOutcome:
+    def measure(self, trial: AdviceTrial) -> TrialOutcome:
         """In turns. OctavoError: the changed engine cannot be had, or cannot serve this."""
         with ExitStack() as stack:
             changed = self._session
@@ -217,13 +217,16 @@ class AdviceStudy:
                 changed = stack.enter_context(self._open_session(args))
             before = self._texts() if trial.on_text else [self._random()]
             after = [self._random(trial.shared_prefix)] if trial.shared_prefix else before
-            sides = _Side(self._session, before), _Side(changed, after, trial.shared_prefix)
-            return AdviceOutcome(tuple(self._turns(*sides)))
+            sides = (
+                _TrialSide(self._session, before),
+                _TrialSide(changed, after, trial.shared_prefix),
+            )
+            return TrialOutcome(tuple(self._turns(*sides)))
 
-    def _turns(self, before: _Side, after: _Side) -> list[tuple[Run, Run]]:
+    def _turns(self, before: _TrialSide, after: _TrialSide) -> list[tuple[TrialRun, TrialRun]]:
         """Who begins changes from turn to turn."""
         self._warm_up(before, after)
-        begin, found = time.perf_counter(), list[tuple[Run, Run]]()
+        begin, found = time.perf_counter(), list[tuple[TrialRun, TrialRun]]()
         while len(found) < MOST_TURNS:
             if len(found) % 2:
                 second, first = after.run(self._salt()), before.run(self._salt())
@@ -235,7 +238,7 @@ class AdviceStudy:
                 break
         return found
 
-    def _warm_up(self, *sides: _Side) -> None:
+    def _warm_up(self, *sides: _TrialSide) -> None:
         """Of engines that have not run yet; it does not count."""
         for side in sides:
             if side.session not in self._warm:
@@ -270,7 +273,7 @@ class AdviceStudy:
 
 
 @dataclass(frozen=True, slots=True)
-class _Side:
+class _TrialSide:
     """An engine, and what it is given. ``num_known``: tokens that the prompts begin with, whose
     keys and values it has before the clock starts; elsewhere no prompt finds any."""
 
@@ -278,7 +281,7 @@ class _Side:
     batches: Batches
     num_known: int = 0
 
-    def run(self, salt: str) -> Run:
+    def run(self, salt: str) -> TrialRun:
         timings = []
         for number, batch in enumerate(self.batches):
             if self.num_known:
@@ -286,7 +289,7 @@ class _Side:
                 timings.append(self.session.run(batch, cache_salt=salt))
             else:
                 timings.append(self.session.run(batch, cache_salt=f"{salt} {number}"))
-        return Run.of(timings)
+        return TrialRun.of(timings)
 
 
 def _middle(quotients: Sequence[float]) -> Prediction:

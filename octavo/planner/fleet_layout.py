@@ -9,15 +9,15 @@ from octavo.cost.hardware_table import find_device
 from octavo.cost.model_spec import ModelSpec
 from octavo.planner.answer import Question, answer
 from octavo.planner.traffic import Traffic
+from octavo.sim.load_setup import TypicalLoad
 from octavo.sim.settings import FleetSettings
-from octavo.sim.setup import Typical
 
 # Requests that are all there at once are followed one by one: so many tell layouts apart.
 _MOST_TOGETHER = 128
 
 
-def laid_out(
-    spec: ModelSpec, fleet: FleetSettings, asked: Typical, limits: Limits
+def with_planned_layout(
+    spec: ModelSpec, fleet: FleetSettings, asked: TypicalLoad, limits: Limits
 ) -> FleetSettings:
     """The same fleet with the layout that a plan chooses for its devices.
 
@@ -38,7 +38,9 @@ def laid_out(
     )
 
 
-def _question(spec: ModelSpec, fleet: FleetSettings, asked: Typical, limits: Limits) -> Question:
+def _question(
+    spec: ModelSpec, fleet: FleetSettings, asked: TypicalLoad, limits: Limits
+) -> Question:
     at_once = asked.concurrency
     if asked.rate is None:
         at_once = min(at_once or 1, _MOST_TOGETHER)

@@ -17,7 +17,7 @@ _LONG_CONTEXTS = ((1, 2048), (4, 1024), (16, 384))  # streams, and tokens before
 
 
 @dataclass(frozen=True, slots=True)
-class Size:
+class EngineSize:
     """What an engine takes: requests and tokens of a step, tokens of a request, tokens of the KV
     pool."""
 
@@ -47,7 +47,7 @@ class CalibrationLoad:
         return self.shared + own
 
 
-def trials(size: Size, *, quick: bool = False) -> list[CalibrationLoad]:
+def calibration_loads(size: EngineSize, *, quick: bool = False) -> list[CalibrationLoad]:
     """The loads for an engine, the most telling ones first; ``quick``: fewer of them."""
     found = [
         CalibrationLoad("a lone stream", ((_SHORT, _ROUNDS_OUTPUT),)),
@@ -60,7 +60,7 @@ def trials(size: Size, *, quick: bool = False) -> list[CalibrationLoad]:
     return [trial for trial in found if fits(trial, size)]
 
 
-def _batches(size: Size, quick: bool) -> Iterator[CalibrationLoad]:
+def _batches(size: EngineSize, quick: bool) -> Iterator[CalibrationLoad]:
     """So many requests, decoding together."""
     count, factor = 2, 4 if quick else 2
     while count <= size.max_num_seqs:
@@ -68,7 +68,7 @@ def _batches(size: Size, quick: bool) -> Iterator[CalibrationLoad]:
         count *= factor
 
 
-def _prompts(size: Size, quick: bool) -> Iterator[CalibrationLoad]:
+def _prompts(size: EngineSize, quick: bool) -> Iterator[CalibrationLoad]:
     """Prompts alone, of which one token is sampled; the longest in several chunks."""
     length, factor = 8, 4 if quick else 2
     end = min(2 * size.max_num_batched_tokens, size.max_model_len)
@@ -80,7 +80,7 @@ def _prompts(size: Size, quick: bool) -> Iterator[CalibrationLoad]:
         length *= factor
 
 
-def _long_contexts(size: Size, quick: bool) -> Iterator[CalibrationLoad]:
+def _long_contexts(size: EngineSize, quick: bool) -> Iterator[CalibrationLoad]:
     """Answers far into a text, alone and together. The more of them, the shorter the texts: else
     prompts would take most of the time."""
     for count, length in _LONG_CONTEXTS[: 2 if quick else None]:
@@ -89,7 +89,7 @@ def _long_contexts(size: Size, quick: bool) -> Iterator[CalibrationLoad]:
             yield CalibrationLoad(f"{count} streams after {length} tokens", ((length, 10),) * count)
 
 
-def _shared_prefix(size: Size) -> CalibrationLoad:
+def _shared_prefix(size: EngineSize) -> CalibrationLoad:
     """Answers to prompts that begin alike: keys and values of that are read by all, from a cache
     of the processor, mostly."""
     count = min(8, size.max_num_seqs)
@@ -99,7 +99,7 @@ def _shared_prefix(size: Size) -> CalibrationLoad:
     )
 
 
-def _mixed(size: Size, quick: bool) -> CalibrationLoad:
+def _mixed(size: EngineSize, quick: bool) -> CalibrationLoad:
     """More requests than there is room for, of all lengths: some begin while others go on."""
     rng = random.Random(0)
     longest = min(512, size.max_model_len // 2)
@@ -108,6 +108,6 @@ def _mixed(size: Size, quick: bool) -> CalibrationLoad:
     return CalibrationLoad("requests of all lengths", lengths)
 
 
-def fits(trial: CalibrationLoad, size: Size) -> bool:
+def fits(trial: CalibrationLoad, size: EngineSize) -> bool:
     """Whether an engine takes its requests."""
     return all(prompt + answer <= size.max_model_len for prompt, answer in trial.lengths)

@@ -17,7 +17,7 @@ from octavo.workload.traces import TraceEntry
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class RepeatedToken:
     """The same token again and again: a long prompt that takes no room until it is sent, and then
     not that of different numbers."""
 
@@ -30,8 +30,8 @@ class Run:
     def __iter__(self) -> Iterator[int]:
         return repeat(self.token_id, self.num_tokens)
 
-    def first(self, num_tokens: int) -> Run:
-        return Run(self.token_id, min(num_tokens, self.num_tokens))
+    def first(self, num_tokens: int) -> RepeatedToken:
+        return RepeatedToken(self.token_id, min(num_tokens, self.num_tokens))
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ class PromptSpec:
     """
 
     request_id: str
-    pieces: tuple[Sequence[int] | Run, ...]
+    pieces: tuple[Sequence[int] | RepeatedToken, ...]
     output_len: int
     arrival_s: float | None = None
     priority: int = 0
@@ -66,21 +66,21 @@ class PromptSpec:
         return sum(map(len, self.pieces))
 
 
-def asks_of_requests(requests: Iterable[WorkloadRequest]) -> list[PromptSpec]:
+def prompts_of_requests(requests: Iterable[WorkloadRequest]) -> list[PromptSpec]:
     """Requests as a benchmark would send them. Prompts that are text share nothing.
 
     Raises:
         ConfigError: nothing says how long an answer or a text is.
     """
     tokens = _TokenSupply()
-    asks = []
+    prompts = []
     for request in requests:
         if request.output_len is None:
             raise ConfigError(
                 f"nothing says how long the answer to request {request.request_id} is, and no "
                 "model decides that in a simulation: give --output-len"
             )
-        piece: Sequence[int] | Run | None = request.prompt_token_ids
+        piece: Sequence[int] | RepeatedToken | None = request.prompt_token_ids
         if piece is None:
             if not request.input_len:
                 raise ConfigError(
@@ -88,11 +88,13 @@ def asks_of_requests(requests: Iterable[WorkloadRequest]) -> list[PromptSpec]:
                     "simulate a trace, or prompts of token ids"
                 )
             piece = tokens.fresh(request.input_len)
-        asks.append(PromptSpec(request.request_id, (piece,), request.output_len, request.arrival_s))
-    return asks
+        prompts.append(
+            PromptSpec(request.request_id, (piece,), request.output_len, request.arrival_s)
+        )
+    return prompts
 
 
-def asks_of_trace(
+def prompts_of_trace(
     entries: Sequence[TraceEntry], *, speedup: float = 1.0, max_input_len: int | None = None
 ) -> list[PromptSpec]:
     """Requests whose prompts share exactly the blocks that the trace says they share.
@@ -111,10 +113,10 @@ def asks_of_trace(
     tokens = _TokenSupply()
     start = min((entry.arrival_s for entry in entries), default=0.0)
     last_turns: dict[str, str] = {}
-    asks = []
+    prompts = []
     for index, entry in enumerate(entries):
         length = min(max(1, entry.input_len), max_input_len or entry.input_len + 1)
-        ask = PromptSpec(
+        prompt = PromptSpec(
             str(index),
             tokens.prompt(entry, length),
             max(1, entry.output_len),
@@ -125,14 +127,14 @@ def asks_of_trace(
         if entry.session_id is not None:
             before = last_turns.get(entry.session_id)
             if before is not None and entry.think_ms is not None:
-                ask = replace(ask, follows=before, think_s=entry.think_ms / 1e3 / speedup)
-            last_turns[entry.session_id] = ask.request_id
-        asks.append(ask)
-    return asks
+                prompt = replace(prompt, follows=before, think_s=entry.think_ms / 1e3 / speedup)
+            last_turns[entry.session_id] = prompt.request_id
+        prompts.append(prompt)
+    return prompts
 
 
 def as_conversations(
-    asks: Sequence[PromptSpec], turns: int, think_s: float = 0.0
+    prompts: Sequence[PromptSpec], turns: int, think_s: float = 0.0
 ) -> list[PromptSpec]:
     """The same requests as turns of conversations of ``turns`` each, in their order: a turn says
     its own prompt after all that was said before, ``think_s`` after the last answer."""
@@ -141,10 +143,10 @@ def as_conversations(
     if not 0 <= think_s < math.inf:
         raise ConfigError(f"a pause between turns is from 0 s on, not {think_s}")
     return [
-        replace(ask, follows=asks[index - 1].request_id, think_s=think_s, goes_on=True)
+        replace(prompt, follows=prompts[index - 1].request_id, think_s=think_s, goes_on=True)
         if index % turns
-        else ask
-        for index, ask in enumerate(asks)
+        else prompt
+        for index, prompt in enumerate(prompts)
     ]
 
 
@@ -154,14 +156,14 @@ class _TokenSupply:
 
     def __init__(self) -> None:
         self._token_ids = count()
-        self._blocks: dict[tuple[int, int], Run] = {}
+        self._blocks: dict[tuple[int, int], RepeatedToken] = {}
 
-    def fresh(self, num_tokens: int) -> Run:
-        return Run(next(self._token_ids), num_tokens)
+    def fresh(self, num_tokens: int) -> RepeatedToken:
+        return RepeatedToken(next(self._token_ids), num_tokens)
 
-    def prompt(self, entry: TraceEntry, length: int) -> tuple[Run, ...]:
+    def prompt(self, entry: TraceEntry, length: int) -> tuple[RepeatedToken, ...]:
         """Pieces of so many tokens: the blocks of an entry, then tokens of its own."""
-        pieces: list[Run] = []
+        pieces: list[RepeatedToken] = []
         left = length
         for hash_id in entry.hash_ids[: math.ceil(length / entry.block_size)]:
             key = (hash_id, entry.block_size)
