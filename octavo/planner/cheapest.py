@@ -1,5 +1,5 @@
-"""The cheapest hardware that does what is asked: found by formula, confirmed by simulation, or the
-reason why there is none."""
+"""The cheapest hardware for a question: found by formula, confirmed by simulation; or the reasons
+why there is none."""
 
 from __future__ import annotations
 
@@ -26,9 +26,15 @@ _TRIED = 3  # offers that are simulated before the first is taken as it is
 
 @dataclass(frozen=True, slots=True)
 class CheapestPlan:
-    """``plan`` is that of the best offer, or else of what comes nearest, for as much of the traffic
-    as proves that it will not do: if one request alone is too slow, for that. ``confirmed`` is
-    empty where there is no offer, and where no limit was given."""
+    """The best offer of a search, as a plan.
+
+    Args:
+        plan: of the best offer. Where there is none, of the deployment nearest to an answer,
+            for as much of the traffic as proves it infeasible: if one request alone is too
+            slow, for that.
+        confirmed: the limits in simulation; empty where there is no offer, and where no limit
+            was given.
+    """
 
     plan: Plan
     search: SizingResult
@@ -39,7 +45,7 @@ class CheapestPlan:
         return bool(self.search.offers) and all(each.holds for each in self.confirmed)
 
     def as_json(self) -> dict[str, Any]:
-        """Beside what its plan says of itself."""
+        """Return the keys that the JSON of its plan does not have."""
         return {
             "confirmed": self.is_confirmed,
             "simulated": [each.as_json() for each in self.confirmed],
@@ -49,8 +55,8 @@ class CheapestPlan:
 
 
 def cheapest(question: Question, most_devices: int = MOST_DEVICES) -> CheapestPlan:
-    """Of the hardware that the question names (joined by commas, or ``any``), in any layout, with
-    weights as they are, in fp8 and in int4 if it names none.
+    """Search the hardware that the question names (joined by commas, or ``any``), in any layout,
+    with weights as they are, in fp8 and in int4 if it names no quantization.
 
     Raises:
         ConfigError: see `octavo.planner.plan`.
@@ -81,8 +87,8 @@ def _bases(question: Question) -> Iterator[Deployment]:
 
 
 def named(question: Question) -> list[tuple[Device, str]]:
-    """The devices that a question names, and how it says them; of ``any`` those that are for rent
-    and that its engine runs on."""
+    """Return the devices that a question names, with the names it uses; for ``any``, those that are
+    for rent and that its engine runs on."""
     own = question.hardware_file
     if is_any(question.hardware):
         runs_on = profile(question.engine).runs_on
@@ -91,7 +97,7 @@ def named(question: Question) -> list[tuple[Device, str]]:
 
 
 def left_out(question: Question) -> list[str]:
-    """Names of those that are for rent and that the engine does not run on, where any will do."""
+    """Return the names of devices for rent that the engine does not run on, where any will do."""
     if not is_any(question.hardware):
         return []
     runs_on = profile(question.engine).runs_on

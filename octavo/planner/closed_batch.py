@@ -1,9 +1,8 @@
-"""Requests that begin together, followed step by step to their ends.
+"""A closed batch: requests that begin together, followed step by step to their ends.
 
 They are alike, and steps go by the rules of octavo's scheduler (`octavo.core.scheduler`): streams
-first, then prompts in their order as far as the budget of tokens goes. So there is nothing to
-estimate but what steps cost, and steps in which nothing changes but the length of the streams are
-taken many at a time.
+first, then prompts in their order as far as the budget of tokens goes. So nothing but the costs of
+steps is estimated. Steps in which only the lengths of the streams change are taken many at a time.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from octavo.measure.statistics import percentile as percentile_of
 from octavo.planner.latency import ENDS, BatchSlots, Latency, StepTime, between
 from octavo.planner.traffic import Traffic
 
-# What pacing remembers of steps that are alike.
+# Number of similar steps that pacing remembers.
 _REMEMBERED = 20
 
 # Steps that are taken at once, at the mean cost of the first and the last of them: costs rise with
@@ -28,9 +27,10 @@ _STRIDE = 64
 
 
 class ClosedBatch:
-    """What becomes of requests that begin together; a `octavo.planner.latency.Service`."""
+    """Latency and throughput of requests that begin together; an
+    `octavo.planner.latency.ServiceEstimate`."""
 
-    is_stable = True  # they are so many, and no more come
+    is_stable = True  # no more requests come
 
     def __init__(self, step_time: StepTime, traffic: Traffic, slots: BatchSlots):
         walk = _BatchRun(step_time, traffic, slots)
@@ -41,7 +41,7 @@ class ClosedBatch:
 
     @property
     def streams(self) -> Prediction:
-        """On average, until the last of them ends."""
+        """Mean number of streams, until the last of them ends."""
         return self._between(*(sum(each.e2e) / each.makespan for each in self._outcomes))
 
     @property
@@ -67,7 +67,7 @@ def _of(values: tuple[float, ...], percentile: float | None) -> float:
 
 @dataclass(frozen=True, slots=True)
 class _RequestTimes:
-    """By one end of what the steps may cost: seconds of each request."""
+    """Seconds of each request, by one end of the interval of step costs."""
 
     ttft: tuple[float, ...]
     tpot: tuple[float, ...]
@@ -90,7 +90,8 @@ class _RequestTimes:
 
 @dataclass(slots=True, eq=False)
 class _Request:
-    """How far it is. ``first`` and ``last``: the strides that brought those tokens."""
+    """Progress of a request. ``first`` and ``last``: indices of the strides that brought those
+    tokens."""
 
     computed: int = 0
     produced: int = 0
@@ -99,7 +100,7 @@ class _Request:
 
 
 class _PacedStep(NamedTuple):
-    """What pacing sees of a step."""
+    """A step, as far as pacing needs it."""
 
     items: list[Span]
 
@@ -109,7 +110,8 @@ class _PacedStep(NamedTuple):
 
 
 class _BatchRun:
-    """``strides`` are the seconds of steps, or of many that are alike, in their order."""
+    """The course of a batch. ``strides`` are the seconds of steps, or of several similar ones, in
+    their order."""
 
     def __init__(self, step_time: StepTime, traffic: Traffic, slots: BatchSlots):
         self.traffic = traffic
@@ -139,16 +141,17 @@ class _BatchRun:
             ]
 
     def _left(self, request: _Request) -> int:
-        """Tokens of its prompt."""
+        """Number of tokens of its prompt that are still to be computed."""
         return self.traffic.input_len - request.computed
 
     def _budget(self, num_singles: int) -> int:
-        """Tokens of a step that are left for prompts."""
+        """Number of tokens of a step that are left for prompts."""
         left = self._slots.max_num_batched_tokens - num_singles
         return int(min(left, self._pacer.prompt_tokens(num_singles)))
 
     def _prompts(self, budget: int) -> list[tuple[_Request, int]]:
-        """Who computes how many tokens of its prompt; whoever is admitted for it runs then."""
+        """Return the prompts of a step with their numbers of tokens; requests that are admitted for
+        it run then."""
         chunks = []
         started = [each for each in self._running if self._left(each) > 1]
         while budget > 0:
@@ -165,7 +168,7 @@ class _BatchRun:
         return chunks
 
     def _step(self, decoding: list[_Request], prompts: list[tuple[_Request, int]]) -> None:
-        """One step, with pieces of prompts in it."""
+        """Compute one step, with pieces of prompts in it."""
         streams = self._chunks(decoding)
         rows = streams.copy()
         for request, tokens in prompts:
@@ -180,12 +183,12 @@ class _BatchRun:
         seconds = self._step_time(rows)
         self.strides.append(seconds)
         self._pacer.observe(_PacedStep(rows), seconds.value)
-        # What the streams beside them would have taken anyhow is not the prompts'.
+        # The time of the streams alone is not counted as the prompts'.
         beside = self._step_time(streams).value if streams else 0.0
         self.prefill_seconds += seconds.value - beside
 
     def _stride(self, decoding: list[_Request]) -> None:
-        """As many steps as nobody begins or ends in."""
+        """Compute as many steps as no request begins or ends in."""
         left = min(self.traffic.output_len - each.produced for each in decoding)
         count = min(left, _STRIDE)
         first = self._step_time(self._chunks(decoding))
@@ -198,7 +201,7 @@ class _BatchRun:
         self.strides.append((first + last) * (count / 2))
 
     def _chunks(self, decoding: list[_Request], later: int = 0) -> list[Span]:
-        """The next tokens of streams, or those of some steps later."""
+        """Return the next tokens of streams, or those of some steps later."""
         before = self.traffic.input_len + later - 1
         return [Span(before + each.produced, 1) for each in decoding]
 

@@ -1,7 +1,7 @@
-"""What production's own scheduler makes of the traffic of a plan, in virtual time.
+"""Confirmation of a plan: its traffic on production's own scheduler, in virtual time.
 
-Formulas approximate what a queue does; a simulation follows it, request by request, on the same
-costs of steps. It takes a second or more, so it is for the plan that is going to be followed.
+Formulas approximate a queue; a simulation follows it, request by request, on the same costs of
+steps. It takes a second or more, so that only the plan that was chosen is confirmed.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from octavo.sim.simulation import SimulationResult, simulate
 from octavo.workload.arrivals import arrival_times
 from octavo.workload.plan import LoadPlan
 
-# Of which one per cent are a few, and which take a few seconds to simulate.
+# Enough for a 99th percentile, and few enough to be simulated within seconds.
 NUM_REQUESTS = 300
 
 _NAMES = {"ttft": "ttft", "tpot": "tpot", "e2e": "e2el"}
@@ -33,7 +33,7 @@ _NAMES = {"ttft": "ttft", "tpot": "tpot", "e2e": "e2el"}
 
 @dataclass(frozen=True, slots=True)
 class SimulatedLimit:
-    """A limit, and what became of it in simulation."""
+    """A limit, and the latency that a simulation found for it."""
 
     limit: Limit
     seconds: float
@@ -54,10 +54,10 @@ class SimulatedLimit:
 def confirm(
     verdict: Verdict, slo: Slo, *, num_requests: int = NUM_REQUESTS, seed: int = 0
 ) -> tuple[SimulatedLimit, ...]:
-    """What simulated requests make of each limit.
+    """Simulate requests, and return the latency of each limit.
 
     Raises:
-        ConfigError: what is asked does not fit, so that there is nothing to simulate.
+        ConfigError: the model or a request does not fit, so that there is nothing to simulate.
     """
     if verdict.service is None:
         raise ConfigError("what does not fit into memory cannot be simulated")
@@ -69,7 +69,7 @@ def confirm(
 def simulated(
     deployment: Deployment, traffic: Traffic, num_requests: int = NUM_REQUESTS, seed: int = 0
 ) -> SimulationResult:
-    """A run of requests that come at the rate of the traffic, or begin together."""
+    """Run requests that come at the rate of the traffic, or begin together."""
     if traffic.rate is None:
         times = [0.0] * (traffic.concurrency or 1)
     else:
@@ -86,7 +86,7 @@ def simulated(
 
 
 def _ask(number: int, traffic: Traffic) -> PromptSpec:
-    """A prompt that shares nothing with others."""
+    """Return a prompt that shares nothing with others."""
     first = number * traffic.input_len
     return PromptSpec(str(number), (range(first, first + traffic.input_len),), traffic.output_len)
 

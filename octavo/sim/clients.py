@@ -1,4 +1,5 @@
-"""Who sends which request when: open and closed loops, conversations, and clients who hang up.
+"""Clients that send requests: in an open or a closed loop, in conversations, and with limited
+patience.
 
 The rules are those of the load generator (`octavo.bench.serving.load`), so that a simulated run and
 a measured one of the same plan are the same experiment.
@@ -20,12 +21,12 @@ from octavo.workload.plan import LoadPlan
 class Clients:
     """Sends requests by a plan.
 
-    ``plan.times`` are those of the requests that follow no other; a request that does is sent
-    when that one has ended, and never if it was not.
+    ``plan.times`` are those of the requests that follow no other. A request that follows another is
+    sent when that one has ended, and never if that one was not sent.
 
     Args:
-        send, abort: have a request served, and no longer served.
-        on_end: told when a client has hung up; who is told of all ends then tells ``ended``.
+        send, abort: start and stop serving a request.
+        on_end: called when a client has hung up; it must call ``ended``, as for every end.
     """
 
     def __init__(
@@ -49,7 +50,7 @@ class Clients:
         self._num_places = plan.max_concurrency
 
     def start(self) -> None:
-        """Put down what is known to be sent."""
+        """Schedule the requests whose time of sending is known."""
         times = self._plan.times
         if times is None:
             self._agenda.at(0.0, self._fill_places)
@@ -60,7 +61,7 @@ class Clients:
             self._plan_for(time, prompt, [])
 
     def ended(self, request: SimRequest) -> None:
-        """A request is over: its place is free, and its client thinks about what to ask next."""
+        """Note that a request is over: its place is free, and its client may send a next turn."""
         if self._num_places is not None:
             self._num_places += 1
         for prompt in self._followers.get(request.prompt.request_id, ()):
@@ -70,12 +71,12 @@ class Clients:
         self._fill_places()
 
     def _plan_for(self, moment: float, prompt: PromptSpec, before: list[int]) -> None:
-        """A request is to be sent, unless that is too late; ``before`` is what was said before."""
+        """Schedule a request, unless that is too late; ``before``: tokens of earlier turns."""
         if not self._is_over(moment):
             self._agenda.at(moment, lambda: self._due(prompt, before, moment))
 
     def _is_over(self, moment: float) -> bool:
-        """Whether nothing more is sent at a moment."""
+        """True if nothing more is sent at a moment."""
         return self._plan.duration_s is not None and moment >= self._plan.duration_s
 
     def _due(self, prompt: PromptSpec, before: list[int], scheduled: float) -> None:
@@ -85,7 +86,7 @@ class Clients:
             self._send(prompt, before, scheduled)
 
     def _fill_places(self) -> None:
-        """Have those sent who may be, now that there are places."""
+        """Send requests that wait for a place, as long as there are places."""
         now = self._agenda.now
         while self._waiting and self._num_places != 0:
             self._send(*self._waiting.popleft())
@@ -127,7 +128,7 @@ class Clients:
 
 
 def _by_predecessor(prompts: Sequence[PromptSpec]) -> dict[str, list[PromptSpec]]:
-    """Who follows each request. Raises ConfigError if one follows a request that is not there."""
+    """Return the prompts that follow each request. ConfigError if one follows a missing request."""
     followers: dict[str, list[PromptSpec]] = {prompt.request_id: [] for prompt in prompts}
     for prompt in prompts:
         if prompt.follows is not None:

@@ -1,4 +1,4 @@
-"""What the steps of a simulated engine take, by a model of them."""
+"""The cost of a simulated step, by a model of step times."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ BatchCost = Callable[[Batch], float]  # seconds
 
 
 class BatchCosts(NamedTuple):
-    """Of steps: what they take, and the least and the most that they may."""
+    """Functions of a batch: the predicted seconds of its step, and their lower and upper bound."""
 
     value: BatchCost
     low: BatchCost
@@ -20,7 +20,8 @@ class BatchCosts(NamedTuple):
 
 
 def batch_costs(model: StepModel, block_size: int) -> BatchCosts:
-    """By a model that knows what sharing is worth; ``block_size``: of the KV pool."""
+    """Return costs that count a KV block once for all sequences that share it; ``block_size``: of
+    the KV pool."""
 
     def shared(batch: Batch) -> int:
         return shared_keys(batch.items, block_size)
@@ -33,7 +34,8 @@ def batch_costs(model: StepModel, block_size: int) -> BatchCosts:
 
 
 def shared_keys(items: Iterable[ScheduledRequest], block_size: int) -> int:
-    """The ``Rows.shared_keys`` of a step, by the block tables of its requests."""
+    """Number of keys that a step needs not read again, since several sequences share their block;
+    see ``RowCounts.shared_keys``."""
     tables: dict[int, list[list[int]]] = {}
     for item in items:
         if item.num_tokens == 1 or item.draft is not None:

@@ -1,4 +1,4 @@
-"""The servers of a simulation: replicas behind a router, apart for prompts and answers or not."""
+"""The servers of a simulation: replicas behind a router, with or without disaggregated prefill."""
 
 from __future__ import annotations
 
@@ -22,8 +22,9 @@ from octavo.sim.synthetic_drafts import check_drafts
 
 @dataclass(frozen=True, slots=True)
 class Disaggregation:
-    """The first ``num_prefill`` replicas compute prompts and the first token, the others the rest
-    of the answers (Zhong et al., "DistServe"; Patel et al., "Splitwise"; both 2024).
+    """Disaggregated prefill: the first ``num_prefill`` replicas compute prompts and the first
+    token, the others the rest of the answers (Zhong et al., "DistServe"; Patel et al., "Splitwise";
+    both 2024).
 
     Args:
         transfer_seconds: until the KV of so many tokens is where the answer is computed.
@@ -42,7 +43,7 @@ class FleetSpec:
         router: a name of ``octavo.sim.router.ROUTERS``.
 
     Raises:
-        ConfigError: numbers do not fit together, or something cannot be simulated.
+        ConfigError: numbers contradict each other, or a setting cannot be simulated.
     """
 
     replica: ReplicaSpec
@@ -73,10 +74,11 @@ class FleetSpec:
 
 
 class Fleet:
-    """Sends each request to a replica, sends it again when that fails, and says when it has ended.
+    """Sends each request to a replica, and again when that replica fails; reports when it has
+    ended.
 
     Args:
-        on_end: called with each flight that is over.
+        on_end: called with each request that is over.
         watch: called with every step of every replica.
     """
 
@@ -104,14 +106,14 @@ class Fleet:
             self._plan(outage)
 
     def send(self, sim_request: SimRequest) -> None:
-        """Queue a request at a replica. What comes of it, if only a refusal, comes later."""
+        """Queue a request at a replica. What comes of it, even a refusal, is reported later."""
         sim_request.times_sent += 1
         self._sim_requests[sim_request.prompt.request_id] = sim_request
         max_tokens = sim_request.num_missing if self._apart is None else 1
         self._add(self._first, sim_request, sim_request.token_ids, max_tokens)
 
     def abort(self, sim_request: SimRequest) -> None:
-        """Nobody waits for a request any more."""
+        """Stop serving a request whose client has hung up."""
         self._first.abort(sim_request)
         self._second.abort(sim_request)
         self._sim_requests.pop(sim_request.prompt.request_id)
@@ -124,7 +126,7 @@ class Fleet:
     def totals(self) -> list[ReplicaTotals]:
         return [each.totals() for each in self.replicas]
 
-    # -- what replicas say -------------------------------------------------------------------
+    # -- calls from replicas -----------------------------------------------------------------
 
     def received(self, request: Request, token_ids: list[int], now: float) -> None:
         sim_request = self._sim_requests[request.request_id]
@@ -170,12 +172,12 @@ class Fleet:
         pool.add(sim_request, request)
 
     def _is_first_token_of_more(self, sim_request: SimRequest, request: Request) -> bool:
-        """Whether a request that has ended was for the prompt and the first token alone."""
+        """True if a request that has ended was for the prompt and the first token alone."""
         is_first = len(sim_request.output) == 1 and request.params.max_tokens == 1
         return is_first and sim_request.num_missing > 0
 
     def _go_on(self, sim_request: SimRequest, attempt: int) -> None:
-        """The KV of a prompt has arrived where its answer is computed."""
+        """Continue an answer where the KV of its prompt has arrived."""
         if not sim_request.is_over and sim_request.times_sent == attempt:
             known = sim_request.token_ids + sim_request.output
             self._add(self._second, sim_request, known, sim_request.num_missing)
@@ -198,7 +200,7 @@ class Fleet:
 
 
 class _Pool:
-    """Replicas that do the same, and who waits because none of them is up."""
+    """Replicas that do the same work, and the requests that wait since none of them is up."""
 
     def __init__(self, replicas: Sequence[Replica], router: Router):
         self._replicas = replicas
@@ -226,7 +228,7 @@ class _Pool:
 
 
 def _for_answers(spec: ReplicaSpec) -> ReplicaSpec:
-    """A replica that is sent the KV of prompts. It takes in each of them at once, in no time."""
+    """Return a replica that receives the KV of prompts, and admits each of them at once."""
     limits = spec.config.scheduler
     limits = replace(
         limits,
@@ -239,8 +241,8 @@ def _for_answers(spec: ReplicaSpec) -> ReplicaSpec:
 
 
 class _WithoutPrompts:
-    """The cost of a step where the KV of prompts comes from elsewhere. That of a request which was
-    preempted is lost, and has to be computed."""
+    """Cost of a step where the KV of prompts comes from elsewhere. The KV of a preempted request is
+    lost, and has to be computed."""
 
     def __init__(self, cost: BatchCost):
         self._cost = cost
@@ -251,7 +253,8 @@ class _WithoutPrompts:
 
 
 def _without_prompt(item: ScheduledRequest) -> ScheduledRequest | None:
-    """What is to be computed of an item: of the known tokens, only the last has come without KV."""
+    """Return what is left to compute of an item: of its known tokens, only the last has come
+    without KV."""
     request = item.request
     first = request.num_prompt_tokens - 1
     if request.num_preemptions or item.start >= first:

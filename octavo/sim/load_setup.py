@@ -1,4 +1,4 @@
-"""The load of a simulation: prompts from the settings of a workload, and what is typical of them."""
+"""The load of a simulation: prompts by the settings of a workload, and what is typical of them."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""What is asked of a simulated server: prompts as pieces, which become tokens when they are sent.
+"""The prompts of a simulated load: pieces that become tokens when they are sent.
 
 No model reads these prompts, so that a token need not be of any vocabulary. All that matters is
-which of them are equal: prompts share in the prefix cache what is said here that they share.
+which of them are equal: prompts share in the prefix cache what they share here.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from octavo.workload.traces import TraceEntry
 
 @dataclass(frozen=True, slots=True)
 class RepeatedToken:
-    """The same token again and again: a long prompt that takes no room until it is sent, and then
-    not that of different numbers."""
+    """A sequence of one token, again and again. A long prompt takes no memory until it is sent, and
+    then none for its many numbers."""
 
     token_id: int
     num_tokens: int
@@ -43,8 +43,9 @@ class PromptSpec:
         output_len: tokens of the answer.
         arrival_s: seconds after the start, if a trace says so.
         priority: smaller is served first, as in ``Request``.
-        tenant: who asks; tenants get fair shares, as in ``Request``.
-        follows: the id of the request whose end it waits for; it is sent ``think_s`` seconds later.
+        tenant: whose request it is; tenants get fair shares, as in ``Request``.
+        follows: the id of the request whose end it waits for; it is sent ``think_s`` seconds
+            later.
         goes_on: its prompt begins with the one that it follows, and with the answer to that.
         patience_s: after so long without the whole answer, the client hangs up.
     """
@@ -62,15 +63,15 @@ class PromptSpec:
 
     @property
     def input_len(self) -> int:
-        """Tokens of its own pieces."""
+        """Number of tokens of its own pieces."""
         return sum(map(len, self.pieces))
 
 
 def prompts_of_requests(requests: Iterable[WorkloadRequest]) -> list[PromptSpec]:
-    """Requests as a benchmark would send them. Prompts that are text share nothing.
+    """Convert the requests of a benchmark. Prompts that are text share nothing.
 
     Raises:
-        ConfigError: nothing says how long an answer or a text is.
+        ConfigError: the length of an answer or of a text is not known.
     """
     tokens = _TokenSupply()
     prompts = []
@@ -97,7 +98,7 @@ def prompts_of_requests(requests: Iterable[WorkloadRequest]) -> list[PromptSpec]
 def prompts_of_trace(
     entries: Sequence[TraceEntry], *, speedup: float = 1.0, max_input_len: int | None = None
 ) -> list[PromptSpec]:
-    """Requests whose prompts share exactly the blocks that the trace says they share.
+    """Return prompts that share exactly the blocks that a trace says they share.
 
     Arrivals count from the first entry, divided by ``speedup``, and so do pauses: an entry with a
     session and a ``think_ms`` is sent that long after the one before it in its session has ended.
@@ -136,8 +137,8 @@ def prompts_of_trace(
 def as_conversations(
     prompts: Sequence[PromptSpec], turns: int, think_s: float = 0.0
 ) -> list[PromptSpec]:
-    """The same requests as turns of conversations of ``turns`` each, in their order: a turn says
-    its own prompt after all that was said before, ``think_s`` after the last answer."""
+    """Return the same requests as turns of conversations of ``turns`` each, in their order: the
+    prompt of a turn follows the whole conversation before it, ``think_s`` after the last answer."""
     if turns < 1:
         raise ConfigError(f"a conversation has at least one turn, not {turns}")
     if not 0 <= think_s < math.inf:
@@ -151,8 +152,8 @@ def as_conversations(
 
 
 class _TokenSupply:
-    """Runs of tokens, each of another one: pieces are equal only where they are the same block of a
-    trace, as far as both of them go."""
+    """Makes runs of tokens, each of a new token: pieces are equal only where they are the same
+    block of a trace."""
 
     def __init__(self) -> None:
         self._token_ids = count()
@@ -162,7 +163,7 @@ class _TokenSupply:
         return RepeatedToken(next(self._token_ids), num_tokens)
 
     def prompt(self, entry: TraceEntry, length: int) -> tuple[RepeatedToken, ...]:
-        """Pieces of so many tokens: the blocks of an entry, then tokens of its own."""
+        """Return pieces of ``length`` tokens: the blocks of an entry, then tokens of its own."""
         pieces: list[RepeatedToken] = []
         left = length
         for hash_id in entry.hash_ids[: math.ceil(length / entry.block_size)]:

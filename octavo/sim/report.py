@@ -1,4 +1,4 @@
-"""What a simulation says: the report of the load benchmark, and what only a simulation knows."""
+"""The report on a simulation: that of the load benchmark, and what only a simulation knows."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _PERCENTS = (90.0, 99.0)  # as `octavo bench serve` tells by default
 
 @dataclass(frozen=True)
 class SimulationReport:
-    """A result, told as `octavo bench serve` tells it.
+    """A result, in the form of `octavo bench serve`.
 
     ``setting``: what was simulated, as JSON: hardware, replicas, limits.
     """
@@ -36,7 +36,7 @@ class SimulationReport:
     setting: Mapping[str, Any] = field(default_factory=dict)
 
     def as_json(self, *, is_detailed: bool = False) -> dict[str, Any]:
-        """The keys of ``bench serve --json``, ``"simulated": true``, and "simulation"."""
+        """Return the keys of ``bench serve --json``, ``"simulated": true``, and "simulation"."""
         document = to_json(self.report, self.summary, is_detailed=is_detailed)
         document["simulated"] = True
         document["simulation"] = {**self.setting, **_simulation_json(self.result)}
@@ -49,8 +49,14 @@ class SimulationReport:
         return to_text(self.report, self.summary, shown) + tenants_text(tenants(self.result))
 
     def write(self, folder: str | Path, timeline: Timeline) -> list[Path]:
-        """result.json, series.csv and timeline.json; each is whole, and depends on the arguments of
-        the simulation alone. BenchmarkError if one cannot be written."""
+        """Write result.json, series.csv and timeline.json, each whole or not at all; return their
+        paths.
+
+        The files depend on the arguments of the simulation alone.
+
+        Raises:
+            BenchmarkError: a file cannot be written.
+        """
         at = Path(folder).expanduser()
         series = timeline.series(self.result.makespan_s)
         write_json(at / "result.json", self.as_json(is_detailed=True))
@@ -69,7 +75,7 @@ def report_on(
     slo: RequestSlo | None = None,
     seed: int = 0,
 ) -> SimulationReport:
-    """The report on a simulation of requests that were sent as ``load`` says."""
+    """Return the report on a simulation of requests that were sent as ``load`` says."""
     return SimulationReport(
         result,
         create_report(

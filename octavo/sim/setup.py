@@ -1,4 +1,4 @@
-"""From settings to a simulation that can be run: `prepare`."""
+"""Prepares a simulation: from settings to an object that can be run."""
 
 from __future__ import annotations
 

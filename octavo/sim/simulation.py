@@ -1,4 +1,4 @@
-"""A run in virtual time: clients, a fleet of engines, and what became of each request.
+"""A run in virtual time: clients, a fleet of engines, and the record of each request.
 
 Everything that decides (scheduler, block manager, prefix cache, lookahead) is production's own.
 Simulated are the time of a step, clients, and tokens that mean nothing. Nothing here reads a clock,
@@ -25,8 +25,8 @@ Progress = Callable[[int, int], None]  # requests that have ended, and all
 
 @dataclass(frozen=True, slots=True)
 class SimulationResult:
-    """What happened. ``requests`` are in the order of sending; ``makespan_s`` ends with the last
-    request and the last step."""
+    """The requests of a run, in the order of sending, and the counters of its replicas.
+    ``makespan_s`` ends with the last request and the last step."""
 
     requests: Sequence[SimRequest]
     replicas: Sequence[ReplicaTotals]
@@ -53,10 +53,10 @@ def simulate(
     watch: Callable[[ReplicaStepTimes], None] | None = None,
     progress: Progress | None = None,
 ) -> SimulationResult:
-    """Have requests served by a simulated fleet, until all of them have ended.
+    """Serve requests by a simulated fleet, until all of them have ended.
 
     Args:
-        plan: when those are sent that follow no other; see ``Clients``.
+        plan: the times of sending of requests that follow no other; see ``Clients``.
         watch: called with every step, such as ``Timeline.note``.
         progress: called with every request that ends.
 

@@ -1,4 +1,4 @@
-"""What a simulation did when: steps and requests as a trace for Perfetto, and series over time."""
+"""The course of a simulation: steps and requests as a trace for Perfetto, and series over time."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _MAX_POINTS = 600  # of a series, by default
 
 
 class StepNote(NamedTuple):
-    """One step in figures; those of the engine are as it stood after the step."""
+    """Figures of one step; those of the engine are as it stood after the step."""
 
     replica: str
     begun: float
@@ -75,7 +75,8 @@ class Timeline:
     def series(
         self, makespan_s: float, span_s: float | None = None, *, max_points: int = _MAX_POINTS
     ) -> list[SeriesPoint]:
-        """The run in spans of equal length; None takes one that gives no more than so many."""
+        """Return the run in spans of equal length; None for ``span_s`` makes ``max_points`` spans
+        or fewer."""
         if makespan_s <= 0:
             return []
         width = span_s or _round_span(makespan_s / max_points)
@@ -93,8 +94,8 @@ class Timeline:
         return [area.point(index * width, width, replicas) for index, area in enumerate(areas)]
 
     def trace(self, requests: Sequence[SimRequest]) -> dict[str, Any]:
-        """Chrome's trace format, which https://ui.perfetto.dev opens: a track for each replica with
-        its steps, and one for each request with queue, prefill and decode."""
+        """Return the run in Chrome's trace format, which https://ui.perfetto.dev opens: a track for
+        each replica with its steps, and one for each request with queue, prefill and decode."""
         events = [*_names(self.steps, requests), *self._step_events()]
         for request in requests:
             events.extend(_request_events(request))
@@ -122,7 +123,7 @@ class Timeline:
 
 
 def series_csv(points: Iterable[SeriesPoint]) -> str:
-    """One line a point, with names in the first."""
+    """Return one line for each point, with names in the first."""
     text = io.StringIO(newline="")
     writer = csv.writer(text, lineterminator="\n")
     names = SeriesPoint.__slots__
@@ -140,7 +141,7 @@ def trace_json(trace: dict[str, Any]) -> str:
 
 @dataclass(slots=True)
 class _SpanTotals:
-    """Of one span: counts, and figures times the seconds for which they held."""
+    """Totals of one span: counts, and figures times the seconds for which they held."""
 
     steps: int = 0
     computed: int = 0
@@ -164,7 +165,7 @@ class _SpanTotals:
 def _spread(
     notes: Sequence[StepNote], areas: Sequence[_SpanTotals], width: float, makespan_s: float
 ) -> None:
-    """Add what each note of a replica says, for the time until the next one's end."""
+    """Add the figures of each note of a replica, for the time until the next one's end."""
     for index, note in enumerate(notes):
         until = notes[index + 1].ended if index + 1 < len(notes) else makespan_s
         begin = note.ended
@@ -180,7 +181,7 @@ def _spread(
 
 
 def _round_span(least: float) -> float:
-    """The next of 1, 2, 5 times a power of ten."""
+    """Return the next of 1, 2, 5 times a power of ten."""
     power = 10.0 ** math.floor(math.log10(least))
     return next(factor * power for factor in (1, 2, 5, 10, 20) if factor * power >= least)
 
@@ -189,7 +190,7 @@ def _round_span(least: float) -> float:
 
 
 def _tracks(steps: Iterable[StepNote]) -> dict[str, int]:
-    """A number for each replica."""
+    """Return a number for each replica."""
     return {name: index for index, name in enumerate(sorted({note.replica for note in steps}))}
 
 
