@@ -1,4 +1,4 @@
-"""How many devices do what is asked, of which kind, and at what price."""
+"""Sizing: the number of devices that traffic takes, of which kind, and at what price."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from octavo.planner.slo import Slo
 from octavo.planner.traffic import Traffic
 from octavo.planner.verdict import Verdict, judge
 
-MOST_DEVICES = 1024  # nobody is told to buy more
+MOST_DEVICES = 1024  # that are ever advised
 _PER_REPLICA = 8
 
 
 @dataclass(frozen=True, slots=True)
 class DeploymentOffer:
-    """A deployment that does what is asked. ``dollars_per_hour``: None where no price is known."""
+    """A feasible deployment. ``dollars_per_hour``: None where no price is known."""
 
     verdict: Verdict
     dollars_per_hour: Prediction | None
@@ -37,9 +37,9 @@ class DeploymentOffer:
 
 @dataclass(frozen=True, slots=True)
 class SizingResult:
-    """``offers``: the cheapest first. ``refused``: what no number of replicas makes good, the
-    nearest to an answer first: judged by a single request if that is too slow already, which has
-    all for itself, else by one replica."""
+    """The result of a search. ``offers``: feasible deployments, the cheapest first. ``refused``:
+    deployments that no number of replicas makes feasible, the nearest first; judged by a single
+    request if that is too slow already, else by one replica."""
 
     offers: tuple[DeploymentOffer, ...]
     refused: tuple[Verdict, ...]
@@ -54,7 +54,7 @@ def search(
     most_devices: int = MOST_DEVICES,
     per_replica: int = _PER_REPLICA,
 ) -> SizingResult:
-    """The least number of devices of each kind, and in each layout, that does what is asked.
+    """Return the least number of devices of each kind, and in each layout, that is feasible.
 
     Args:
         bases: one for each kind of device, precision and engine; their layouts do not matter.
@@ -80,7 +80,8 @@ def search(
 def fewest_replicas(
     deployment: Deployment, traffic: Traffic, slo: Slo, most_devices: int = MOST_DEVICES
 ) -> Verdict | None:
-    """What the least number of replicas makes of the traffic; None where that is too many.
+    """Return the verdict on the least number of replicas that is feasible; None where that is too
+    many.
 
     More replicas never make it worse: each has less to do.
     """
@@ -106,7 +107,8 @@ def fewest_replicas(
 def fewest_devices(
     deployment: Deployment, traffic: Traffic, slo: Slo, most_devices: int = MOST_DEVICES
 ) -> Verdict | None:
-    """The same with each matrix on as many devices as it takes; None where no number does."""
+    """Return the same with each matrix on as many devices as it takes; None where no
+    number does."""
     found: list[Verdict] = []
     linked, tp = min(fast_link_devices(deployment.device), most_devices), 1
     while tp <= linked:
@@ -121,8 +123,8 @@ def fewest_devices(
 
 
 def highest_rate(deployment: Deployment, traffic: Traffic, slo: Slo) -> float:
-    """Requests a second that are answered within the limits, to one per cent; 0.0 where not even a
-    single one is."""
+    """Requests per second that are answered within the limits, to one per cent; 0.0 where not even
+    a single request is."""
     if not judge(deployment, _lone(traffic), slo).is_feasible:
         return 0.0
 
@@ -139,12 +141,12 @@ def highest_rate(deployment: Deployment, traffic: Traffic, slo: Slo) -> float:
 
 
 def _lone(traffic: Traffic) -> Traffic:
-    """A request that has a deployment for itself: the least that its kind takes."""
+    """Return one request that has a deployment for itself: the least traffic of its kind."""
     return Traffic(traffic.input_len, traffic.output_len, concurrency=1)
 
 
 def _all_laid_out(base: Deployment, num_devices: int) -> Sequence[Deployment]:
-    """By numbers of devices that are powers of two, each layout once."""
+    """Return each layout once, over numbers of devices that are powers of two."""
     found: dict[Parallel, Deployment] = {}
     count = 1
     while count <= num_devices:
@@ -161,7 +163,7 @@ def _dollars(
 
 
 def _by_price(offer: DeploymentOffer) -> tuple[float, ...]:
-    """Those without a price come last, the fewest devices first."""
+    """Sort key: deployments without a price come last, the fewest devices first."""
     dollars = offer.dollars_per_hour
     service = offer.verdict.service
     assert service is not None
