@@ -1,6 +1,6 @@
-"""A plan of requests, sent to the engine of this process in real time.
+"""Runs a plan of requests on the engine of this process in real time.
 
-Clients and sockets are left out: what is timed is what a simulation of the engine says it does.
+Clients and sockets are left out: the timed work is that of a simulated engine.
 """
 
 from __future__ import annotations
@@ -27,11 +27,13 @@ def run_live(
     *,
     cache_salt: str,
 ) -> list[RequestRecord]:
-    """Send each request at its time (seconds from now, in order), and note when its tokens come.
+    """Send each request at its time (seconds from now, in order), and record when its tokens come.
 
-    What is due while a step runs is sent at the step's end, as a server's engine hears of it.
-    Prefixes are shared with no run of another ``cache_salt``. QueueFullError if the engine takes no
-    more.
+    Requests that are due while a step runs are sent at its end, as the engine of a server receives
+    them. Prefixes are shared with no run of another ``cache_salt``.
+
+    Raises:
+        QueueFullError: the engine takes no more.
     """
     engine = session.loaded.text_engine
     prompts = [session.token_ids(request) for request in requests]
@@ -44,7 +46,7 @@ def run_live(
             request, request_id = requests[num_sent], f"{cache_salt}-{num_sent}"
             params = sampling_params(request)
             engine.add(request_id, None, prompts[num_sent], params, cache_salt=cache_salt)
-            # A client has sent it when it was due, whatever the engine was doing.
+            # A client sends it when it is due, whatever the engine is doing.
             due = times[num_sent]
             records[request_id] = RequestRecord(
                 request_id, due, due, due, prompt_tokens=len(prompts[num_sent])

@@ -1,4 +1,4 @@
-"""Where calibrations are kept: a file for each model, processor and way of running it.
+"""Calibrations on disk: a file for each model, processor and way of running it.
 
 $OCTAVO_HOME/calibrations/<name>-<hash>.json
 """
@@ -29,9 +29,10 @@ class CalibrationProfile:
     """A calibration.
 
     Args:
-        about: what it holds for: the model's file and size, processor, instruction set, threads,
-            types of activations and of the KV cache. Another of any of these is another profile.
-        engine: settings of the engine that was timed, to be read by people.
+        about: what it holds for: the model's file and size, processor, instruction set,
+            threads, types of activations and of the KV cache. A change of any of these takes
+            another profile.
+        engine: settings of the engine that was timed, for readers.
         measured_at: ISO 8601, UTC.
     """
 
@@ -60,7 +61,8 @@ def folder() -> Path:
 
 
 def keep(profile: CalibrationProfile) -> Path:
-    """Write a profile in the place of an older one; where it is. ConfigError if it cannot be."""
+    """Write a profile in the place of an older one, and return its path. ConfigError if it cannot
+    be written."""
     path = folder() / profile.file_name
     try:
         replace_file(path, (json.dumps(profile.as_json(), indent=1) + "\n").encode())
@@ -70,8 +72,8 @@ def keep(profile: CalibrationProfile) -> Path:
 
 
 def model_and_processor(path: Path) -> dict[str, Any]:
-    """What is known of a profile before a model is loaded: its file or folder, and the processor
-    of this machine."""
+    """Return what a profile is found by before a model is loaded: its file or folder, and the
+    processor of this machine."""
     files = [path] if path.is_file() else [each for each in path.iterdir() if each.is_file()]
     return {
         "model": path.name,
@@ -81,9 +83,9 @@ def model_and_processor(path: Path) -> dict[str, Any]:
 
 
 def find(known: Mapping[str, Any]) -> CalibrationProfile | None:
-    """The newest profile that holds for all that is known; None if there is none.
+    """Return the newest profile that agrees with all that is known; None if there is none.
 
-    Files that are damaged, or of another version, are as if they were not there.
+    Files that are damaged, or of another version, are ignored.
     """
     found = []
     for path in folder().glob("*.json"):
@@ -95,9 +97,10 @@ def find(known: Mapping[str, Any]) -> CalibrationProfile | None:
 
 
 def read(path: Path) -> CalibrationProfile | None:
-    """A profile from its file; None if it is of another version.
+    """Read a profile from its file; None if it is of another version.
 
-    ModelFileError: the file is damaged.
+    Raises:
+        ModelFileError: the file is damaged.
     """
     try:
         document = json.loads(path.read_text(encoding="utf-8"))

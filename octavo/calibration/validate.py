@@ -1,12 +1,12 @@
-"""The same requests, simulated and live: how far what is foreseen is from what comes.
+"""Validation of predictions: the same requests, simulated and live.
 
 Every trace is run several times, each time with other requests, and simulated with just those. A
-simulation is run three times: with what steps take, and with the least and the most that they may;
-what is measured should lie in between nine times out of ten.
+simulation is run three times: with predicted step times, and with their lower and upper bounds;
+measured figures should lie in between nine times out of ten.
 
-Before and after each run a second of other work says how fast the machine is just then
-(`slowness`), and that is what is simulated. What would have been said without, of the machine as it
-was calibrated, is told beside it: the difference is the machine's, not the model's.
+Before and after each run a second of other work measures the speed of the machine at that time
+(`slowness`), and the simulation is of that speed. The prediction for the machine as it was
+calibrated is told beside it: the difference is due to the machine, not to the model of steps.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from octavo.bench.offline.session import OfflineSession
 
 _RANGE = 0.25  # of lengths, around their mean
-_FULL = 4  # times as many requests as an engine runs at once show what it gets through
+_FULL = 4  # times the requests that an engine runs at once are enough to measure its throughput
 
 METRICS = ("output_throughput", "mean_tpot_ms", "mean_ttft_ms", "p99_ttft_ms")
 
@@ -47,10 +47,10 @@ class ValidationTrace:
     """Random prompts at a rate.
 
     Args:
-        load: the rate, as a share of what the engine can do at most. burstiness: as of
-            ``LoadSettings``.
+        load: the rate, as a share of the throughput of the engine.
+        burstiness: as of ``LoadSettings``.
         input_len, output_len: mean tokens; lengths vary by a quarter of that.
-        prefix_len: tokens that all prompts begin with, besides.
+        prefix_len: number of tokens that all prompts begin with, besides.
     """
 
     name: str
@@ -100,7 +100,7 @@ class ValidationRow:
 
     @property
     def error(self) -> float:
-        """Simulated to live, less one."""
+        """Simulated over live, less one."""
         return self.simulated / self.live - 1
 
     @property
@@ -121,7 +121,8 @@ class ValidationRow:
 
 
 def summary(rows: Sequence[ValidationRow]) -> dict[str, dict[str, float]]:
-    """By metric: errors as shares, and how often what came was in the interval."""
+    """Return, by metric, relative errors, and the share of live figures inside of their
+    intervals."""
     found = {}
     for metric in dict.fromkeys(row.metric for row in rows):
         own = [row for row in rows if row.metric == metric]
@@ -138,7 +139,7 @@ def summary(rows: Sequence[ValidationRow]) -> dict[str, dict[str, float]]:
 
 
 Progress = Callable[[str, int, int], None]
-"""Is told what runs, and which it is of how many."""
+"""Called with the name of a trace, its number, and how many there are."""
 
 
 class ValidationCase(NamedTuple):
@@ -160,7 +161,7 @@ def validation_cases(
     seed: int = 0,
     traces: Sequence[ValidationTrace] = TRACES,
 ) -> Iterator[ValidationCase]:
-    """All traces, drawn anew for each repeat."""
+    """Yields all traces, drawn anew for each repeat."""
     for trace in traces:
         rate = trace.load * _capacity(session, device, steps, trace)
         for repeat in range(repeats):
@@ -179,10 +180,11 @@ def validate(
     validation_cases: Sequence[ValidationCase],
     progress: Progress = lambda what, done, total: None,
 ) -> list[ValidationRow]:
-    """Run all cases live on the engine of a session, and simulated with what its steps take.
+    """Run all cases live on the engine of a session, and simulate them with its step times.
 
     Raises:
-        BenchmarkError: a request failed. QueueFullError: a case is more than the engine takes.
+        BenchmarkError: a request failed.
+        QueueFullError: a case is more than the engine takes.
     """
     rows: list[ValidationRow] = []
     before = slowness_now(session, steps, seed=-1)
@@ -205,12 +207,12 @@ def validate(
 def _rows(
     case: ValidationCase,
     live: Mapping[str, float],
-    foreseen: Sequence[Mapping[str, float]],
+    predicted: Sequence[Mapping[str, float]],
     as_calibrated: Mapping[str, float],
 ) -> Iterator[ValidationRow]:
     for metric in METRICS:
         if metric in live:
-            values = [figures[metric] for figures in foreseen]
+            values = [figures[metric] for figures in predicted]
             yield ValidationRow(
                 *(case.trace, case.repeat, metric, live[metric]),
                 *(values[0], min(values), max(values), as_calibrated[metric]),
@@ -220,7 +222,7 @@ def _rows(
 def _capacity(
     session: OfflineSession, device: Device, steps: MeasuredSteps, trace: ValidationTrace
 ) -> float:
-    """Requests a second that the simulated engine gets through when all are there at once."""
+    """Requests per second of the simulated engine when all are sent at once."""
     count = _FULL * session.loaded.config.scheduler.max_num_seqs
     requests = trace.requests(count, session.vocab_size, seed=0)
     cost = _costs(session, device, steps).value

@@ -1,4 +1,4 @@
-"""All that is made of the records of a load test, whether a server or a simulator answered."""
+"""The report on a load test, from its records, whether a server or a simulator answered."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ _LAG_SHARE = 0.1  # of the median TTFT that the 99th percentile of the send lag 
 
 @dataclass(frozen=True)
 class SteadyStateMetrics:
-    """The part of the run with much the same load.
+    """Metrics of the part of a run with a steady load.
 
-    ``metrics`` are those of the requests that are wholly in it. Its rates are those of what came in
-    the window, whichever request it belongs to: no work is left out at its edges.
+    ``metrics`` are those of the requests that are wholly in it. Its rates count every token and
+    completion in the window, whichever request it belongs to: no work is left out at its edges.
     """
 
     window: TimeWindow
@@ -65,7 +65,7 @@ class SteadyStateMetrics:
 
 @dataclass(frozen=True)
 class LoadReport:
-    """Metrics, and how far they can be trusted."""
+    """Metrics of a run, with how far they can be trusted."""
 
     records: Sequence[RequestRecord]
     metrics: LoadMetrics
@@ -79,13 +79,14 @@ class LoadReport:
 
     @property
     def limits_ms(self) -> dict[str, float]:
-        """Of the SLO, by the upper-case names of latencies; none without one."""
+        """Limits of the SLO, by the upper-case names of latencies; empty without an SLO."""
         slo = self.goodput.slo.as_json() if self.goodput else {}
         return {name.removesuffix("_ms").upper(): limit for name, limit in slo.items()}
 
     @property
     def output_tokens_from(self) -> dict[str, int]:
-        """How many answers were counted by the server, by a tokenizer, or by their events."""
+        """Number of answers whose tokens were counted by the server, by a tokenizer, or by their
+        events."""
         return dict(Counter(each.output_tokens_from for each in self.records if each.completed))
 
 
@@ -98,7 +99,7 @@ def create_report(
     steady_share: float = 0.8,
     seed: int = 0,
 ) -> LoadReport:
-    """The report on a run.
+    """Return the report on a run.
 
     Args:
         is_open_loop: requests came by a schedule, and not when others had ended.
@@ -124,13 +125,13 @@ def create_report(
 
 
 def error_line(record: RequestRecord) -> str:
-    """HTTP 429: too many requests"""
+    """Describe an error: ``HTTP 429: too many requests``."""
     status = "" if record.status in (0, 200) else f"HTTP {record.status}: "
     return status + " ".join((record.error or "").split())
 
 
 def _doubts(report: LoadReport) -> list[str]:
-    """What speaks against the figures, a line each."""
+    """Return reasons to doubt the figures, a line each."""
     found = []
     metrics, latencies = report.metrics, report.metrics.latencies
     if metrics.failed:

@@ -1,4 +1,4 @@
-"""Result files: whole, or not there at all."""
+"""Writes result files: whole, or not at all."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ _SHARED_PREFIX = 0.5  # of a prompt, where it begins with instructions that all 
 
 @dataclass(frozen=True, slots=True)
 class AdviceTrial:
-    """How octavo's own engine can measure the gain of an advice.
+    """A trial by which octavo's own engine can measure the gain of an advice.
 
     Args:
         settings: fields of `EngineArgs` that are changed.
@@ -292,7 +292,7 @@ def _with_fewer_bits(deployment: Deployment) -> Iterator[tuple[list[str], Deploy
 
 
 def _devices(deployment: Deployment) -> str:
-    """Such as ``2 A100-80 SXM, with tp = 2``."""
+    """Name the devices and the layout, as in ``2 A100-80 SXM, with tp = 2``."""
     parallel = deployment.parallel
     return f"{deployment.num_devices} {deployment.device.name}, with tp = {parallel.tp}"
 

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from octavo.core.prefill_pacing import Pacer
 from octavo.cost.prediction import Prediction, worst
 from octavo.cost.work import Span
-from octavo.measure.statistics import percentile as percentile_of
+from octavo.measure.statistics import mean_or_percentile
 from octavo.planner.latency import ENDS, BatchSlots, Latency, StepTime, between
 from octavo.planner.traffic import Traffic
 
@@ -50,19 +50,13 @@ class ClosedBatch:
 
     def latency(self, percentile: float | None = None) -> Latency:
         return Latency(
-            self._between(*(_of(each.ttft, percentile) for each in self._outcomes)),
-            self._between(*(_of(each.tpot, percentile) for each in self._outcomes)),
-            self._between(*(_of(each.e2e, percentile) for each in self._outcomes)),
+            self._between(*(mean_or_percentile(each.ttft, percentile) for each in self._outcomes)),
+            self._between(*(mean_or_percentile(each.tpot, percentile) for each in self._outcomes)),
+            self._between(*(mean_or_percentile(each.e2e, percentile) for each in self._outcomes)),
         )
 
     def _between(self, *ends: float) -> Prediction:
         return between(ends, self._source)
-
-
-def _of(values: tuple[float, ...], percentile: float | None) -> float:
-    if percentile is None:
-        return sum(values) / len(values)
-    return percentile_of(values, percentile)
 
 
 @dataclass(frozen=True, slots=True)

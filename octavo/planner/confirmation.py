@@ -12,7 +12,7 @@ from typing import Any
 from octavo.base.errors import ConfigError
 from octavo.core.scheduler import SchedulerConfig
 from octavo.measure.metrics import latency_values
-from octavo.measure.statistics import percentile
+from octavo.measure.statistics import mean_or_percentile
 from octavo.planner.deployment import Deployment
 from octavo.planner.slo import Limit, Slo
 from octavo.planner.traffic import Traffic
@@ -27,8 +27,6 @@ from octavo.workload.plan import LoadPlan
 
 # Enough for a 99th percentile, and few enough to be simulated within seconds.
 NUM_REQUESTS = 300
-
-_NAMES = {"ttft": "ttft", "tpot": "tpot", "e2e": "e2el"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +61,10 @@ def confirm(
         raise ConfigError("what does not fit into memory cannot be simulated")
     result = simulated(verdict.deployment, verdict.traffic, num_requests, seed)
     values = latency_values(result.records)
-    return tuple(SimulatedLimit(limit, _of(values[_NAMES[limit.metric]], limit)) for limit in slo)
+    return tuple(
+        SimulatedLimit(limit, mean_or_percentile(values[limit.latency], limit.percentile))
+        for limit in slo
+    )
 
 
 def simulated(
@@ -112,9 +113,3 @@ def _engine(deployment: Deployment, traffic: Traffic) -> EngineConfig:
             target_step_seconds=deployment.target_step_seconds,
         ),
     )
-
-
-def _of(values: list[float], limit: Limit) -> float:
-    if limit.percentile is None:
-        return sum(values) / len(values)
-    return percentile(values, limit.percentile)

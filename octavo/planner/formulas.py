@@ -123,7 +123,7 @@ def _price_json(op: PricedOp) -> dict[str, float | None]:
 
 
 def _communication_json(model: RankModel, link: Link | None) -> list[dict[str, Any]]:
-    """Each transfer takes a fixed time and a time for each row: two points make the line."""
+    """Transfers as straight lines: a fixed time each, and a time for each row."""
     if link is None:
         return []
     found = []

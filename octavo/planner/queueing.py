@@ -76,7 +76,8 @@ class _MD1Waits:
         return self._up_to[number]
 
     def _add_one(self) -> None:
-        """As many services lead from n - 1 requests, or fewer, to n or more as lead back."""
+        """Compute the probability of one request more: as many services lead from n - 1 requests,
+        or fewer, to n or more as lead back."""
         number = len(self._in_system)
         upwards = self._in_system[0] * self._tail(number) + sum(
             self._in_system[before] * self._tail(number - before + 1) for before in range(1, number)

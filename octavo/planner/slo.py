@@ -53,8 +53,13 @@ class Limit:
     percentile: float | None = 99.0
 
     @property
+    def latency(self) -> str:
+        """Name of its metric in `octavo.measure.metrics.LATENCIES`."""
+        return "e2el" if self.metric == "e2e" else self.metric
+
+    @property
     def name(self) -> str:
-        """Such as ``ttft_p99``."""
+        """Name of the limit, such as ``ttft_p99``."""
         of = MEAN if self.percentile is None else f"p{self.percentile:g}"
         return f"{self.metric}_{of}"
 

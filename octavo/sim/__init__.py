@@ -25,7 +25,7 @@ _HOMES = {
     "FleetSpec": ".fleet",
     "LoadPlan": "octavo.workload.plan",
     "LoadSettings": "octavo.workload.settings",
-    "PromptSpec": ".demand",
+    "PromptSpec": ".prompts",
     "ReplicaSpec": ".replica",
     "Simulation": ".setup",
     "SimulationReport": ".report",

@@ -1,4 +1,4 @@
-"""Why these settings: what binds, what each of them brings, what live runs said."""
+"""Explains tuned settings: what binds, the effect of each setting, the results of live runs."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ _CHANGES_ANSWERS = {"kv_cache_dtype", "model"}
 
 @dataclass(frozen=True, slots=True)
 class TuningDecision:
-    """What was chosen, and all that speaks for it.
+    """The settings that were chosen, and the evidence for them.
 
     Args:
-        simulated: what of the best settings is in simulations: all but guesses, unless somebody
-            has said how often they are right.
-        predicted, defaults: of those, and of the defaults, by the same requests.
-        favourite: what was best in simulation.
-        measured: live, the defaults among them; empty where nothing was run.
+        simulated: the best settings as far as they were simulated: without speculative
+            decoding, unless acceptance rates were given.
+        predicted, defaults: outcomes of these and of the defaults, by the same requests.
+        favourite: the best candidate in simulation.
+        measured: live outcomes, that of the defaults among them; empty where nothing was run.
     """
 
     slo: Slo
@@ -38,12 +38,12 @@ class TuningDecision:
 
     @property
     def outcome(self) -> LoadOutcome:
-        """Of the chosen settings: measured, if it was."""
+        """Outcome of the chosen settings: measured, if it was."""
         return self.measured.get(self.best, self.predicted)
 
 
 def why(decision: TuningDecision) -> str:
-    """A short paragraph."""
+    """Return a short paragraph."""
     return " ".join(_sentences(decision))
 
 
@@ -77,7 +77,7 @@ def _live(decision: TuningDecision) -> Iterator[str]:
         yield f"Live, no other was better in every turn: {_told_live(own)}."
     elif decision.best != decision.simulated:
         without = decision.measured[decision.simulated]
-        yield f"Live, with guesses, {_told_live(own)}; without, {_told_live(without)}."
+        yield f"Live, with speculation, {_told_live(own)}; without, {_told_live(without)}."
     else:
         yield f"Live, {_told_live(own)}; the defaults, {_told_live(usual)}."
     favourite = decision.favourite
@@ -91,7 +91,8 @@ def _live(decision: TuningDecision) -> Iterator[str]:
 
 
 def _told(outcome: LoadOutcome) -> str:
-    """``up to 3.1 requests/s within the limits, 93% of the tightest limit used``"""
+    """Describe an outcome: ``up to 3.1 requests/s within the limits, 93% of the tightest limit
+    used``."""
     if outcome.holds and outcome.rate is not None:
         served = f"up to {outcome.rate:.3g} requests/s within the limits"
     else:

@@ -1,5 +1,5 @@
-"""The best few on real engines of this machine, in turns, so that whatever slows the machine down
-for a while slows down all of them."""
+"""Confirms the best candidates on real engines of this machine. They take turns, so that a
+disturbance of the machine affects all of them."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ if TYPE_CHECKING:
 
 OpenSession = Callable[[CandidateSettings], "OfflineSession"]
 
-_WARMING = 4  # requests before those that count
+_WARMUP_REQUESTS = 4
 
 
 @dataclass(frozen=True, slots=True)
 class LiveMeasurement:
-    """What live runs of a candidate made of a load: all of them together, and each."""
+    """Outcome of the live runs of a candidate: of all of them together, and of each."""
 
     total: LoadOutcome
     turns: tuple[LoadOutcome, ...]
 
     def beats(self, other: LiveMeasurement) -> bool:
-        """Whether it is noticeably better, and was no worse in any turn: what a disturbance has
-        done was seldom done twice."""
+        """True if it is noticeably better, and was no worse in any turn: a disturbance seldom
+        repeats."""
         pairs = zip(self.turns, other.turns, strict=True)
         return self.total.is_better_than(other.total) and all(
             own.rank >= theirs.rank for own, theirs in pairs
@@ -49,7 +49,7 @@ def measure(
     turns: int,
     progress: Progress = lambda what, done, total: None,
 ) -> dict[CandidateSettings, LiveMeasurement]:
-    """What each makes of the same requests: forth, back, and forth through the candidates.
+    """Run each candidate on the same requests: forth, back, and forth through the candidates.
 
     Each run has an engine of its own, made for it and closed after it.
     """
@@ -59,7 +59,7 @@ def measure(
             done = turn * len(candidates) + number
             progress(f"live: {candidate}", done, turns * len(candidates))
             with open_session(candidate) as session:
-                session.run(requests[:_WARMING], cache_salt="to be warm")
+                session.run(requests[:_WARMUP_REQUESTS], cache_salt="to be warm")
                 runs[candidate].append(run_live(session, requests, times, cache_salt="counts"))
     rate = len(times) / times[-1] if times[-1] else None
     return {
@@ -71,17 +71,16 @@ def measure(
 
 
 def within(times: Sequence[float], seconds: float) -> Sequence[float]:
-    """The times in the first so many seconds."""
+    """Return the times within the first ``seconds``."""
     return [time for time in times if time <= seconds]
 
 
 @dataclass(frozen=True, slots=True)
 class LiveRuns:
-    """What came of candidates live, and in simulation by the same requests.
+    """Outcomes of candidates live, and in simulation by the same requests.
 
     Args:
-        runs, predicted: the defaults first, then those that did better in the search before those
-            that did worse.
+        runs, predicted: the defaults first, then the others in the order of the search.
         times: when requests were sent.
     """
 

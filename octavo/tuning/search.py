@@ -1,4 +1,4 @@
-"""Looking for the best settings with as few simulated requests as can be.
+"""A search for the best settings with as few simulated requests as possible.
 
 Successive halving (Jamieson and Talwalkar, "Non-stochastic Best Arm Identification", AISTATS 2016):
 all candidates are judged by a few requests, the better half by twice as many, and so on.
@@ -14,17 +14,17 @@ from octavo.tuning.outcome import LoadOutcome, first_best
 from octavo.tuning.space import DEFAULTS, ENGINE_SETTINGS, CandidateSettings
 
 CandidateJudge = Callable[[CandidateSettings, int], LoadOutcome]
-"""What a candidate makes of so many requests: the same each time."""
+"""Returns the outcome of a candidate on a number of requests; the same each time."""
 
 Progress = Callable[[str, int, int], None]
-"""Is told what is being done, and how much of how much has been."""
+"""Called with the current task, the work done, and the work in all."""
 
 _FEWEST = 25  # requests by which a candidate may be dropped
 
 
 @dataclass(frozen=True, slots=True)
 class JudgedCandidate:
-    """A candidate, and what it made of so many requests."""
+    """A candidate, and its outcome on a number of requests."""
 
     candidate: CandidateSettings
     num_requests: int
@@ -40,7 +40,7 @@ class JudgedCandidate:
 
 @dataclass(frozen=True, slots=True)
 class SettingAblation:
-    """One change of the best candidate taken back: what comes of it."""
+    """The outcome of the best candidate with one of its changes undone."""
 
     name: str
     value: Any
@@ -49,8 +49,9 @@ class SettingAblation:
 
 @dataclass(frozen=True, slots=True)
 class SearchResult:
-    """``finalists``: judged by all requests, each change of which counts, the best one first.
-    ``tried``: all others, too, by as many requests as they were judged by at last."""
+    """The result of a search. ``finalists``: judged by all requests, without changes that have no
+    effect, the best one first. ``tried``: all candidates, each by the most requests that it was
+    judged by."""
 
     finalists: tuple[JudgedCandidate, ...]
     tried: tuple[JudgedCandidate, ...]
@@ -65,7 +66,8 @@ class SearchResult:
 
     @property
     def pareto(self) -> tuple[JudgedCandidate, ...]:
-        """Of those that were judged by all requests: nothing is better in goodput and in strain."""
+        """Candidates that were judged by all requests, and than which no other has more goodput and
+        less strain."""
         most = max(each.num_requests for each in self.tried)
         full = [each for each in self.tried if each.num_requests == most]
         return tuple(pareto(full))
@@ -77,7 +79,7 @@ def search(
     num_requests: int,
     progress: Progress = lambda what, done, total: None,
 ) -> SearchResult:
-    """The best of the candidates, of which one is ``DEFAULTS``."""
+    """Search the candidates, one of which is ``DEFAULTS``."""
     judged: dict[CandidateSettings, JudgedCandidate] = {}
 
     def judge_once(candidate: CandidateSettings, count: int) -> LoadOutcome:
@@ -100,7 +102,8 @@ def _halving(
     num_requests: int,
     progress: Progress,
 ) -> list[CandidateSettings]:
-    """The better half of the last ones, the best first. The defaults are never dropped."""
+    """Return the better half of the last candidates, the best first. The defaults are never
+    dropped."""
     counts = _rungs(num_requests)
     left = list(candidates)
     for count in counts:
@@ -116,7 +119,7 @@ def _halving(
 
 
 def _rungs(num_requests: int) -> list[int]:
-    """Numbers of requests, each twice the one before, up to all."""
+    """Return numbers of requests, each twice the one before, up to all."""
     counts = [num_requests]
     while counts[0] >= 2 * _FEWEST:
         counts.insert(0, counts[0] // 2)
@@ -126,7 +129,7 @@ def _rungs(num_requests: int) -> list[int]:
 def simplest(
     candidate: CandidateSettings, judge: CandidateJudge, num_requests: int
 ) -> CandidateSettings:
-    """The candidate without the changes that bring nothing, which may be all of them together."""
+    """Return the candidate without the changes that have no effect, which may be all of them."""
     full = judge(candidate, num_requests)
     for name in sorted(candidate.settings, key=lambda name: name not in ENGINE_SETTINGS):
         without = candidate.without(name)
@@ -138,13 +141,14 @@ def simplest(
 def ablations(
     candidate: CandidateSettings, judge: CandidateJudge, num_requests: int
 ) -> Iterator[SettingAblation]:
-    """What becomes of a candidate without each of its changes."""
+    """Yields the outcome of a candidate without each of its changes."""
     for name, value in candidate.changes:
         yield SettingAblation(name, value, judge(candidate.without(name), num_requests))
 
 
 def pareto(tried: Iterable[JudgedCandidate]) -> Iterator[JudgedCandidate]:
-    """Those than which no other has more goodput and less strain, by growing strain."""
+    """Yields the candidates than which no other has more goodput and less strain, by growing
+    strain."""
     most = -1.0
     for each in sorted(tried, key=lambda each: (each.outcome.strain, -each.outcome.goodput)):
         if each.outcome.goodput > most:
@@ -153,7 +157,7 @@ def pareto(tried: Iterable[JudgedCandidate]) -> Iterator[JudgedCandidate]:
 
 
 def _order(tried: JudgedCandidate) -> tuple[Any, ...]:
-    """More requests first, then the better outcome, then fewer changes."""
+    """Sort key: more requests first, then the better outcome, then fewer changes."""
     holds, score, slack = tried.outcome.rank
     changes = tried.candidate.changes
     return -tried.num_requests, not holds, -score, -slack, len(changes), str(changes)

@@ -1,4 +1,4 @@
-"""A load on simulated engines of some settings."""
+"""A load on simulated engines with some settings."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from octavo.tuning.space import SPECULATION, CandidateSettings
 from octavo.workload.plan import LoadPlan, PromptMaker
 from octavo.workload.settings import LoadSettings, Workload
 
-# Of which nothing is wanted but the engine that would serve it.
+# A workload of which only the engine is used.
 _LEAST_WORKLOAD = Workload(num_prompts=1, input_len=1, output_len=1)
 
 
 class SimulatedEngines:
-    """Engines on some hardware, by candidates.
+    """Simulated engines on some hardware, by candidates.
 
     Args:
         specs: the shape of each model by name; ``model`` is that of candidates that name none.
         held: settings of the engine that all candidates have.
-        steps: what steps take, by the part of a candidate that they depend on; None where nothing
-            was measured, and the roofline says it.
-        acceptance: how often guesses are right, by place. Without it nothing is guessed, whatever
-            candidates say.
+        steps: measured step times, by the part of a candidate that they depend on; None takes
+            those of the roofline.
+        acceptance: rates at which draft tokens are accepted, by position. Without it there is
+            no speculative decoding, even for candidates that ask for it.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class SimulatedEngines:
         self._fleets: dict[CandidateSettings, FleetSpec] = {}
 
     @property
-    def can_guess(self) -> bool:
+    def can_speculate(self) -> bool:
         return self._acceptance is not None
 
     def simulation(
@@ -62,7 +62,8 @@ class SimulatedEngines:
         load: LoadSettings,
         tokenizer: PromptMaker | None = None,
     ) -> Simulation:
-        """A load on one engine with these settings. ConfigError: they contradict each other."""
+        """Return a load on one engine with these settings. ConfigError: they contradict
+        each other."""
         settings = {**self._held, **candidate.settings}
         if settings.pop(SPECULATION, None) is not None and self._acceptance is not None:
             settings["speculative_config"] = synthetic_drafts(self._acceptance)
@@ -82,14 +83,14 @@ class SimulatedEngines:
         )
 
     def fleet(self, candidate: CandidateSettings) -> FleetSpec:
-        """The engine alone."""
+        """Return the engine alone."""
         if candidate not in self._fleets:
             least = self.simulation(candidate, _LEAST_WORKLOAD, LoadSettings())
             self._fleets[candidate] = least.fleet
         return self._fleets[candidate]
 
     def run_of(self, candidate: CandidateSettings, prompts: Sequence[PromptSpec]) -> LoadRunner:
-        """How a candidate serves the first of some requests."""
+        """Return a function that has a candidate serve the first requests."""
         fleet = self.fleet(candidate)
 
         def run(times: Sequence[float]) -> Sequence[RequestRecord]:
@@ -99,5 +100,5 @@ class SimulatedEngines:
 
 
 def synthetic_drafts(rates: Sequence[float]) -> dict[str, Any]:
-    """A ``speculative_config`` of guesses that are right so often, for any engine."""
+    """Return a ``speculative_config`` with given acceptance rates, for any engine."""
     return {"synthetic_acceptance_rates": list(rates)}

@@ -1,4 +1,4 @@
-"""A load, an objective and simulated engines put together: from candidates to a decision."""
+"""Puts a load, an objective and simulated engines together: from candidates to a decision."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from octavo.tuning.simulated_engines import SimulatedEngines
 from octavo.tuning.space import DEFAULTS, SPECULATION, CandidateSettings
 from octavo.workload.requests import WorkloadRequest
 
-_FEWEST_LIVE = 5  # requests by which anything can be judged
+_FEWEST_LIVE = 5  # requests
 
 
 @dataclass(frozen=True, slots=True)
 class TuningStudy:
-    """``prompts``: of the load, in the order of sending."""
+    """A tuning run. ``prompts``: of the load, in the order of sending."""
 
     engines: SimulatedEngines
     prompts: Sequence[PromptSpec]
@@ -34,7 +34,7 @@ class TuningStudy:
     )
 
     def judge(self, candidate: CandidateSettings, count: int) -> LoadOutcome:
-        """What a candidate makes of the first requests, as the objective sends them."""
+        """Return the outcome of a candidate on the first requests, as the objective sends them."""
         key = candidate, count
         if key not in self._known:
             self._known[key] = self._judge(candidate, count)
@@ -44,7 +44,8 @@ class TuningStudy:
         return search(candidates, self.judge, len(self.prompts), progress)
 
     def predicted(self, candidate: CandidateSettings, times: Sequence[float]) -> LoadOutcome:
-        """What a candidate makes of requests at given times, such as those of a live run."""
+        """Return the simulated outcome of a candidate on requests at given times, such as those of
+        a live run."""
         return load_outcome([self.engines.run_of(candidate, self.prompts)(times)], self.slo)
 
     def run_live(
@@ -58,9 +59,11 @@ class TuningStudy:
         turns: int,
         progress: Progress,
     ) -> LiveRuns | None:
-        """Candidates on real engines, the defaults first, at the load that the objective says for
-        the ``best`` outcome that is foreseen; at a lower one, if none keeps the limits and there is
-        one. Each run gets the requests of the first so many ``seconds``: None if they are too few.
+        """Run candidates on real engines, the defaults first.
+
+        The load is what the objective derives from ``best``, the best simulated outcome; a lower
+        one, if no candidate keeps the limits and the objective has one. Each run gets the requests
+        of the first ``seconds``: returns None if they are too few.
         """
         found = None
         for plan in self.objective.trials(best):
@@ -78,11 +81,10 @@ class TuningStudy:
         return found
 
     def decide(self, found: SearchResult, live: LiveRuns | None = None) -> TuningDecision:
-        """All that there is to say about the settings that are chosen: the best live, if they were
-        run."""
+        """Return the decision for the best settings: live, if they were run, else in simulation."""
         best = found.best.candidate if live is None else live.best
         count = len(self.prompts)
-        simulated = best if self.engines.can_guess else best.without(SPECULATION)
+        simulated = best if self.engines.can_speculate else best.without(SPECULATION)
         return TuningDecision(
             self.slo,
             best,
