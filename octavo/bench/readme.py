@@ -1,4 +1,4 @@
-"""Results as tables in Markdown, and their place in a README, between two markers.
+"""Results as tables in Markdown, written between two markers of a README:
 
 <!-- how-fast:begin -->
 …
@@ -24,7 +24,7 @@ ResultDocument = Mapping[str, Any]
 
 
 def rewrite(text: str, name: str, content: str) -> str:
-    """``text`` with what is between the markers of ``name`` replaced; all else stays as it is.
+    """Return ``text`` with the content between the markers of ``name`` replaced; all else stays.
 
     Raises:
         BenchmarkError: a marker is missing, is there twice, or they are in the wrong order.
@@ -50,7 +50,7 @@ def rewrite_file(path: Path, sections: Mapping[str, str]) -> None:
     """Rewrite each section, by its name; the file is replaced as a whole or not at all.
 
     Raises:
-        BenchmarkError: a marker is not as it should be, or the file cannot be read or written.
+        BenchmarkError: a marker is missing or repeated, or the file cannot be read or written.
     """
     try:
         text = path.read_bytes().decode()  # with the ends of lines that it has
@@ -68,7 +68,7 @@ def rewrite_file(path: Path, sections: Mapping[str, str]) -> None:
 
 
 def how_fast(document: ResultDocument) -> str:
-    """Of the standard set (see ``standard.py``): where it was measured, figures, and doubts."""
+    """Describe the standard set (see ``standard.py``): machine, figures, and warnings."""
     done: Mapping[str, ResultDocument] = document["measurements"]
     rows: list[Sequence[str]] = []
     for name, describe in _ROWS.items():
@@ -86,7 +86,7 @@ def how_fast(document: ResultDocument) -> str:
 
 
 def _doubts(document: ResultDocument) -> str:
-    """One line; the stored document has every warning."""
+    """One line on the noise of the machine; the stored document has every warning."""
     noise = [each["run"]["noise"] for each in document["measurements"].values()]
     probes = [each[when] for each in noise for when in ("before", "after") if each[when]]
     others = [use for each in noise if (use := each["other_processors"] or 0.0) >= OTHERS_BUSY]
@@ -164,7 +164,7 @@ def _achieved(utilisation: ResultDocument | None) -> str:
 
 
 def _machine(document: ResultDocument) -> str:
-    """``2 threads of an AMD EPYC (2 cores, avx512bf16 kernels)``"""
+    """Describe the machine: ``2 threads of an AMD EPYC (2 cores, avx512bf16 kernels)``."""
     cpu, engine = document["machine"]["cpu"], document["engine"]
     threads = "1 thread" if document["threads"] == 1 else f"{document['threads']} threads"
     kernels = " ".join(filter(None, (engine["isa"], engine["kernels"], "kernels")))
@@ -181,7 +181,7 @@ def _versions(versions: Mapping[str, str | None]) -> str:
 
 
 def peers(document: ResultDocument) -> str:
-    """Of a comparison: medians of every engine, and how octavo stands to the best other."""
+    """Describe a comparison: medians of every engine, and the ratio of octavo to the best other."""
     engines: Mapping[str, ResultDocument] = document["engines"]
     by_workload: dict[str, dict[str, ResultDocument]] = {}
     for row in document["summary"]:
@@ -225,8 +225,8 @@ def _title(workload: str) -> str:
 
 
 def _lead(workload: str, rows: Mapping[str, ResultDocument]) -> str:
-    """Of the weights as they are in the file, where octavo ran them: by the medians, and the least
-    and the greatest of the rounds."""
+    """Ratio of octavo, with weights as in the file where it ran those, to the best other: by the
+    medians, and the range over the rounds."""
     ours = [name for name in rows if name.startswith("octavo:")]
     others = {name: row["median"] for name, row in rows.items() if name not in ours}
     if not ours or not others:
@@ -257,11 +257,11 @@ def _bandwidths(document: ResultDocument) -> list[float]:
     return [value for value in measured if value is not None]
 
 
-# -- how far what is foreseen is off ---------------------------------------------------------------
+# -- how large errors of predictions are ----------------------------------------------------------
 
 
 def prediction_errors(document: ResultDocument) -> str:
-    """Of a validation: errors of simulations, by figure, and how often intervals were right."""
+    """Describe a validation: errors of simulations, by figure, and how often intervals held."""
     run, about = document["run"], document["calibration"]["about"]
     rows = [
         (
@@ -306,7 +306,7 @@ _PREDICTED = {
 
 
 def markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    """A table; a column without a word in any row is left out."""
+    """Return the lines of a table; a column that is empty in all rows is left out."""
     kept = list(rows)
     columns = [i for i in range(len(head)) if i == 0 or any(row[i] for row in kept)]
     lines = [[head[i] for i in columns], ["---"] * len(columns)]
@@ -315,7 +315,7 @@ def markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
 
 
 def _spread(spread: Mapping[str, float] | None, unit: str, digits: int = 0) -> tuple[str, str]:
-    """The median with its unit, and the range."""
+    """Format the median with its unit, and the range."""
     if spread is None:
         return "", ""
     median, low, high = (_number(spread[name], digits) for name in ("median", "min", "max"))
@@ -323,7 +323,7 @@ def _spread(spread: Mapping[str, float] | None, unit: str, digits: int = 0) -> t
 
 
 def _number(value: float | None, digits: int = 0) -> str:
-    """With as many digits as a noisy machine leaves: 1,773  41.2  0.23."""
+    """Format with as many digits as a noisy machine leaves: 1,773  41.2  0.23."""
     if value is None:
         return ""
     if digits:

@@ -1,6 +1,6 @@
-"""The short standard set behind ``scripts/bench``: some minutes, and README's table is new.
+"""The short standard set behind ``scripts/bench``, which renews README's table in some minutes.
 
-Each measurement is an ``octavo bench`` of its own, in a process of its own, so that none meets
+Each measurement is an ``octavo bench`` of its own, in a process of its own, so that none finds
 memory, threads or caches of another.
 """
 
@@ -32,6 +32,7 @@ STANDARD: dict[str, tuple[str, ...]] = {
     ),
 }
 COMPARE = ("compare", "--rounds=3")
+PREDICTION_MARKER = "foreseen"  # in documents that name it so
 
 EPILOG = """\
 examples:
@@ -43,7 +44,7 @@ examples:
 
 
 def measure(arguments: Sequence[str], model: str) -> dict[str, Any]:
-    """What an ``octavo bench`` says, as JSON; its progress and log go where ours go.
+    """Run ``octavo bench`` and return its JSON; its progress and log go where ours go.
 
     Raises:
         BenchmarkError: it failed.
@@ -60,7 +61,7 @@ def measure(arguments: Sequence[str], model: str) -> dict[str, Any]:
 
 
 def run_standard(model: str, extra: Sequence[str] = ()) -> dict[str, Any]:
-    """The whole set. ``extra``: engine flags, for all of them."""
+    """Run the whole set. ``extra``: engine flags, for all of them."""
     found = {name: measure([*flags, *extra], model) for name, flags in STANDARD.items()}
     runs = {name: document["run"] for name, document in found.items()}
     first = runs["latency"]
@@ -78,7 +79,8 @@ def run_standard(model: str, extra: Sequence[str] = ()) -> dict[str, Any]:
 
 
 def without_raw_data(value: Any) -> Any:
-    """A document without samples and without long lists of numbers: small enough to be kept."""
+    """Return a document without samples and without long lists of numbers: small enough to
+    be kept."""
     if isinstance(value, Mapping):
         return {
             name: without_raw_data(item)
@@ -93,23 +95,23 @@ def _is_long(value: Any) -> bool:
 
 
 def file_name(document: Mapping[str, Any]) -> str:
-    """``2026-01-31-amd-epyc-9654.json``"""
+    """Name a result: ``2026-01-31-amd-epyc-9654.json``."""
     cpu = re.sub(r"[^a-z0-9]+", "-", document["machine"]["cpu"]["model"].lower()).strip("-")
     return f"{document['date'][:10]}-{cpu or 'unknown'}.json"
 
 
 def sections_of(document: Mapping[str, Any]) -> dict[str, str]:
-    """What a stored document has to say in README, by the name of its markers.
+    """Return the sections of README that a stored document fills, by the name of their markers.
 
     Raises:
-        BenchmarkError: it is the document of something else.
+        BenchmarkError: it is a document of another kind.
     """
     if "measurements" in document:
         return {"how-fast": readme.how_fast(document)}
     if "summary" in document and "engines" in document:
         return {"peers": readme.peers(document)}
     if "summary" in document and "calibration" in document:
-        return {"foreseen": readme.prediction_errors(document)}
+        return {PREDICTION_MARKER: readme.prediction_errors(document)}
     raise BenchmarkError("this is of none of scripts/bench, octavo bench compare, octavo validate")
 
 
@@ -168,7 +170,7 @@ def run(args: argparse.Namespace, engine_flags: Sequence[str]) -> None:
 
 
 def check_markers(args: argparse.Namespace) -> None:
-    """BenchmarkError if README cannot be rewritten."""
+    """Raise BenchmarkError if README cannot be rewritten."""
     try:
         text = args.readme.read_bytes().decode()
     except (OSError, UnicodeDecodeError) as error:

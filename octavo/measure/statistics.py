@@ -31,7 +31,7 @@ def percentile(values: Sequence[float], percent: float) -> float:
 
 def mean_or_percentile(values: Sequence[float], percent: float | None) -> float:
     """Return a percentile of some values; their mean for None."""
-    return statistics.fmean(values) if percent is None else percentile(values, percent)
+    return sum(values) / len(values) if percent is None else percentile(values, percent)
 
 
 @dataclass(frozen=True, slots=True)

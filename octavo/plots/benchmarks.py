@@ -1,4 +1,4 @@
-"""Pictures of what benchmarks have measured."""
+"""Plots of benchmark results."""
 
 from __future__ import annotations
 
@@ -32,7 +32,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class CurvePoint:
-    """Of a throughput curve: requests in flight, tokens/s, and milliseconds for an output token."""
+    """A point of a throughput curve: requests in flight, tokens/s, and milliseconds for an output
+    token."""
 
     concurrency: int
     output_tps: MedianRange
@@ -111,7 +112,7 @@ def _mark(
     chosen: int | None,
     side: Side,
 ) -> bool:
-    """Ring a point that is the knee or the chosen one; whether it is."""
+    """Ring a point that is the knee or the chosen one; return whether it is."""
     words = [f"knee: {knee}"] if point.concurrency == knee else []
     words += [f"chosen: {chosen}"] if point.concurrency == chosen else []
     if not words:
@@ -141,7 +142,7 @@ def time_bars(times: Mapping[str, MedianRange], *, title: str, unit: str) -> Fig
 
 @dataclass(frozen=True, slots=True)
 class WorthBar:
-    """What one optimisation is worth, and what that was measured by."""
+    """The effect of one optimisation, and the figure by which it was measured."""
 
     name: str
     figure: str

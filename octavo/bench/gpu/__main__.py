@@ -55,7 +55,7 @@ def _say(line: str) -> None:
 
 
 def _chosen(cases: Sequence[GpuCase], names: Sequence[str]) -> list[GpuCase]:
-    """All, or those of these names."""
+    """Return all cases, or those of these names."""
     if unknown := set(names) - {case.name for case in cases}:
         there = ", ".join(case.name for case in cases)
         raise BenchmarkError(f"no case is called {', '.join(sorted(unknown))}: there are {there}")
@@ -63,7 +63,7 @@ def _chosen(cases: Sequence[GpuCase], names: Sequence[str]) -> list[GpuCase]:
 
 
 def _dry_run_kernels() -> str:
-    """The twin of the GPU path, which a CPU can run."""
+    """Return the counterpart of the GPU kernels that a CPU can run."""
     (kernels,) = (each for each in fields(EngineArgs) if each.name == "kernels")
     choices = kernels.metadata["choices"]
     return "fused" if "fused" in choices else "reference"

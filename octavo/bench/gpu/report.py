@@ -1,4 +1,4 @@
-"""The figures of a run as tables."""
+"""Tables of the figures of a run."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from octavo.bench.peers.workers.workloads import FIGURES, PeerWorkload
 def print_report(document: GpuReport, console: Console) -> None:
     device = document.device
     if document.is_dry_run:
-        console.print("a rehearsal on the CPU: no figure means anything")
+        console.print("a dry run on the CPU: no figure means anything")
     peaks = ", ".join(
         f"{name} {ops / 1e12:,.1f}" for name, ops in device["ops_per_s"].items() if ops
     )
@@ -30,13 +30,15 @@ def print_report(document: GpuReport, console: Console) -> None:
     for outcome in document.outcomes:
         kernels = outcome.about.get("engine", {}).get("kernels", "fused")
         if kernels != "fused":
-            console.print(f"{outcome.case.name}: run by {kernels} kernels, as fused ones refused")
+            console.print(
+                f"{outcome.case.name}: run by {kernels} kernels, since the fused ones refused"
+            )
         for what, reason in outcome.left_out.items():
             console.print(f"left out: {outcome.case.name}, {what}: {reason}", markup=False)
 
 
 def _rates(document: GpuReport) -> Table:
-    """Tokens a second by case and workload."""
+    """Tokens per second by case and workload."""
     table = Table("tokens/s", "start, s", box=None)
     workloads = _workloads(document)
     for workload in workloads:
@@ -68,7 +70,7 @@ def _workloads(document: GpuReport) -> list[PeerWorkload]:
 
 
 def _rate(outcome: CaseOutcome, workload: PeerWorkload) -> str:
-    """Of batches those of decoding: prompts have columns of their own."""
+    """Rate of a workload; of batches the decode rate: prompts have columns of their own."""
     names = [figure.name for figure in FIGURES[workload.kind]]
     name = "decode_tps" if "decode_tps" in names else names[0]
     value = outcome.figures.get(workload.name, {}).get(name)
@@ -97,7 +99,7 @@ def _agreements(document: GpuReport) -> Table:
 
 
 def _failures(document: GpuReport) -> Table:
-    """With the last line of each reason; the document has all of it."""
+    """Failed cases with the last line of each reason; the document has all of it."""
     table = Table("failed", "by", box=None)
     for outcome in document.outcomes:
         if outcome.failed is not None:

@@ -1,5 +1,5 @@
-"""Measures cases one after the other as far as the time goes, each in a process of its own: an
-engine that fails, or hangs, costs its own figures only."""
+"""Measures cases one after the other as time allows, each in a process of its own: an engine that
+fails, or hangs, costs its own figures only."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ Figures = dict[str, float | None]
 
 @dataclass(slots=True)
 class CaseOutcome:
-    """What became of a case. ``figures`` by workload; ``left_out`` says why some were not begun,
-    ``failed`` what ended the case before its end."""
+    """The outcome of a case. ``figures`` by workload; ``left_out`` says why some were not begun,
+    ``failed`` what ended the case early."""
 
     case: GpuCase
     about: dict[str, Any] = field(default_factory=dict)
@@ -63,7 +63,7 @@ class CaseOutcome:
 
 @dataclass(slots=True)
 class GpuReport:
-    """A whole run. ``device`` is what ``checks.py`` says of it."""
+    """The report on a whole run. ``device``: as ``checks.py`` describes it."""
 
     device: dict[str, Any]
     outcomes: list[CaseOutcome] = field(default_factory=list)
@@ -91,9 +91,9 @@ class GpuRun:
 
     Args:
         folder: where models are made, and logs.
-        seconds: that it may take; what does not fit any more is left out, and said.
-        keep: is given what there is after each case, so that nothing is lost by a later one. What
-            it raises of BenchmarkErrors is said.
+        seconds: budget of time; cases that do not fit are left out, and told.
+        keep: called with the report so far after each case, so that a later failure loses
+            nothing. Its BenchmarkErrors are told.
     """
 
     def __init__(
@@ -110,7 +110,11 @@ class GpuRun:
         self._meter: EnergyMeter | None = None
 
     def run(self, cases: Sequence[GpuCase]) -> GpuReport:
-        """BenchmarkError if nothing can be learned of the device itself."""
+        """Measure the cases.
+
+        Raises:
+            BenchmarkError: the device itself cannot be described.
+        """
         facts = _ask([*_CHECKS, "device", self._device], self._left)
         document = GpuReport(facts, is_dry_run=self._device == "cpu")
         self._say(f"{facts['name']}: {facts['bytes_per_s'] / 1e9:,.0f} GB/s")
@@ -127,7 +131,7 @@ class GpuRun:
         return document
 
     def _tell(self, outcome: CaseOutcome, document: GpuReport) -> None:
-        """What a case came to, and what there is by now."""
+        """Tell the outcome of a case, and save the report so far."""
         for what, reason in outcome.left_out.items():
             self._say(f"{outcome.case.name}: {what} is left out: {reason}")
         if outcome.failed is not None:
@@ -139,7 +143,7 @@ class GpuRun:
 
     @property
     def _left(self) -> float:
-        """Seconds that may still be taken."""
+        """Seconds that are left."""
         return self._begin + self._seconds - time.monotonic()
 
     def _fill(self, outcome: CaseOutcome, facts: dict[str, Any]) -> None:
@@ -197,7 +201,7 @@ class GpuRun:
             worker.close()
 
     def _figures(self, worker: Worker, workload: PeerWorkload) -> Figures:
-        """Medians over the repetitions; ``watts`` is the mean with the warm-up."""
+        """Return medians over the repetitions; ``watts`` is the mean with the warm-up."""
         begin, joules = time.monotonic(), self._joules()
         samples = worker.measure(workload, 0, max(1.0, self._left))
         figures: Figures = {name: median(sample[name] for sample in samples) for name in samples[0]}
@@ -213,8 +217,9 @@ class GpuRun:
 def shares(
     case: GpuCase, workload: PeerWorkload, figures: Figures, facts: dict[str, Any]
 ) -> Figures:
-    """How near a single stream comes to the bandwidth that was measured, by the bytes of weights
-    alone, and a prompt to the peak of products in 16 bits, by those with the layers alone."""
+    """Return the share of the measured bandwidth that a single stream reaches, by the bytes of
+    weights alone, and the share of the peak of 16-bit products that a prompt reaches, by the
+    products of the layers alone."""
     shape: LlamaShape = SHAPES[case.shape]
     if workload.kind == "decode":
         rate = figures["decode_tps"] or 0.0
@@ -226,7 +231,7 @@ def shares(
 
 
 def _ask(command: Sequence[str], seconds: float) -> dict[str, Any]:
-    """What a check answers."""
+    """Return the answer of a check."""
     try:
         done = subprocess.run(
             command,

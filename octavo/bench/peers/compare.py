@@ -1,4 +1,4 @@
-"""Rounds of measurements in which octavo and its peers take turns.
+"""Comparison rounds, in which octavo and its peers take turns.
 
 In every round each engine runs each workload, one engine at a time; the others wait, stopped. On a
 shared machine speeds drift by the minute, so only ratios within one run mean something.
@@ -27,7 +27,8 @@ Log = Callable[[str], None]
 
 @dataclass(frozen=True)
 class ComparisonPlan:
-    """``names``: the engines with their weights, in the order of their turns."""
+    """The plan of a comparison. ``names``: the engines with their weights, in the order of their
+    turns."""
 
     names: Sequence[str]
     workloads: Sequence[PeerWorkload]
@@ -40,7 +41,8 @@ class ComparisonPlan:
 
 @dataclass
 class ComparisonResult:
-    """``engines``: what each says about itself, by name. ``ours``: octavo's among them."""
+    """The result of a comparison. ``engines``: how each describes itself, by name. ``ours``:
+    octavo's among them."""
 
     rows: list[report.ComparisonRow]
     engines: dict[str, dict[str, Any]]
@@ -67,7 +69,7 @@ class ComparisonResult:
 
 
 class TurnTaker:
-    """The turns that were taken, and everything that has to be known about them."""
+    """Gives engines their turns, and collects samples and warnings."""
 
     def __init__(self, probe: BandwidthProbe | None, log: Log):
         self.samples: list[report.TurnSample] = []
@@ -80,7 +82,7 @@ class TurnTaker:
     def run(
         self, rounds: int, workloads: Sequence[PeerWorkload], engines: Sequence[Contender]
     ) -> None:
-        """A B C A B C …: all engines take turns at one workload, then at the next."""
+        """Run A B C A B C …: all engines take turns at one workload, then at the next."""
         for number in range(rounds):
             for workload in workloads:
                 for engine in engines:
@@ -119,7 +121,7 @@ class TurnTaker:
 
 
 def compare(plan: ComparisonPlan, settings: PeerSettings, log: Log) -> ComparisonResult:
-    """Start the engines that can be had, let them take turns, and end them, whatever happens.
+    """Start the engines that are available, give them turns, and end them in any case.
 
     After Ctrl-C the turns that were taken are the result.
 
@@ -129,7 +131,7 @@ def compare(plan: ComparisonPlan, settings: PeerSettings, log: Log) -> Compariso
     missing = missing_engines(plan.names, settings, log)
     asked = {"model": str(settings.gguf), "octavo": settings.octavo, **plan.as_json()}
     recorder = Recorder(asked, settings.threads)
-    # Engines are started and ended within: only children that have ended are known to be ours.
+    # Engines are started and ended within: only the use of ended children is known.
     with recorder, _ending_on_sigterm():
         engines, about, left_out = start_all(plan.names, missing, settings, log)
         comparison = TurnTaker(BandwidthProbe(settings.threads), log)
@@ -155,7 +157,8 @@ def compare(plan: ComparisonPlan, settings: PeerSettings, log: Log) -> Compariso
 
 
 def missing_engines(names: Sequence[str], settings: PeerSettings, log: Log) -> dict[str, str]:
-    """How to have those engines that are not here, by name; said before any other is started.
+    """Return how to install the engines that are missing, by name; told before any other is
+    started.
 
     Raises:
         BenchmarkError: others than octavo were asked for, and none of them is here.
@@ -172,7 +175,8 @@ def missing_engines(names: Sequence[str], settings: PeerSettings, log: Log) -> d
 def start_all(
     names: Iterable[str], missing: Mapping[str, str], settings: PeerSettings, log: Log
 ) -> tuple[list[Contender], dict[str, Any], dict[str, str]]:
-    """The engines that can be had, started; what each says about itself; why others are not."""
+    """Start the available engines. Return them, how each describes itself, and why others are left
+    out."""
     engines: list[Contender] = []
     about: dict[str, Any] = {}
     left_out = {name: f"to have it, {how}" for name, how in missing.items()}
@@ -202,7 +206,7 @@ def start_all(
 def _check_company(
     names: Sequence[str], engines: Sequence[Contender], left_out: Mapping[str, str]
 ) -> None:
-    """Raises BenchmarkError where others were asked for, and only octavo has started."""
+    """Raise BenchmarkError where others were asked for, and only octavo has started."""
     others = [name for name in names if not name.startswith("octavo:")]
     if others and not any(engine.name in others for engine in engines):
         reasons = "; ".join(f"{name}: {left_out[name]}" for name in others)
@@ -216,7 +220,7 @@ def stop_all(engines: Iterable[Contender]) -> None:
 
 @contextmanager
 def _ending_on_sigterm() -> Iterator[None]:
-    """SIGTERM ends the block like an exception, so that no child is left behind."""
+    """SIGTERM ends the block like an exception, so that no child is left running."""
     if threading.current_thread() is not threading.main_thread():
         yield  # signals are the main thread's
         return

@@ -1,4 +1,4 @@
-"""Who is compared: an engine, the weights that it runs, and how both are set going."""
+"""Contenders: an engine with the weights that it runs, and how both are started."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ _TIMEOUT_S = 900.0
 
 @dataclass(frozen=True)
 class PeerSettings:
-    """``folder``: where the peers are set up. ``gguf``: the model. ``octavo``: engine settings."""
+    """Settings of a comparison. ``folder``: where the peers are set up. ``gguf``: the model.
+    ``octavo``: engine settings."""
 
     folder: Path
     gguf: Path
@@ -51,7 +52,7 @@ class PeerSettings:
 
 
 class Contender(Protocol):
-    """``name``: engine and weights, as the command line has them."""
+    """An engine in a comparison. ``name``: engine and weights, as on the command line."""
 
     name: str
     engine: str
@@ -64,11 +65,12 @@ class Contender(Protocol):
         ...
 
     def start(self) -> dict[str, Any]:
-        """Make ready what is needed; says what runs. ChildError if it cannot be had."""
+        """Prepare the engine; return a description. ChildError if it cannot be started."""
         ...
 
     def measure(self, workload: PeerWorkload, seed: int) -> list[dict[str, float]]:
-        """One dictionary of figures for each repetition; none where there is nothing to add."""
+        """Return one dictionary of figures for each repetition; empty where there is none
+        to add."""
         ...
 
     def close(self) -> None: ...
@@ -203,8 +205,8 @@ DEFAULT_NAMES = tuple(name for name in NAMES if name not in ("llama.cpp:bf16", "
 
 
 def choose(wanted: Sequence[str]) -> list[str]:
-    """Names from what a user wrote: ``octavo`` means each ``octavo:…`` that runs by default, or
-    all of them where none does."""
+    """Return the names that a user means: ``octavo`` means each ``octavo:…`` that runs by default,
+    or all of them where none does."""
     chosen: list[str] = []
     for word in wanted:
         matches = [name for name in DEFAULT_NAMES if word in (name, name.partition(":")[0])]
@@ -216,7 +218,7 @@ def choose(wanted: Sequence[str]) -> list[str]:
 
 
 def why_missing(name: str, settings: PeerSettings) -> str | None:
-    """What to do to have the engine; None if it is there."""
+    """Return what to do to get the engine; None if it is there."""
     engine, _, weights = name.partition(":")
     if (how := how_to_install(engine, settings.folder)) is not None:
         return how
@@ -226,7 +228,8 @@ def why_missing(name: str, settings: PeerSettings) -> str | None:
 
 
 def how_to_install(engine: str, folder: Path) -> str | None:
-    """What to do to have the engine's programs, whatever it is to run; None if they are there."""
+    """Return what to do to get the engine's programs, whatever it is to run; None if they are
+    there."""
     settings = PeerSettings(folder, Path(), 1)
     if engine == "llama.cpp" and not (settings.llama_programs / "llama-completion").exists():
         return _how_to_set_up(
@@ -251,8 +254,8 @@ def _how_to_have(packages: set[str]) -> str | None:
 
 
 def _how_to_set_up(script: str, by_hand: str, folder: Path) -> str:
-    """The script of the source tree, as it is called from here; octavo that was installed from a
-    wheel has none."""
+    """Name the script of the source tree, as it is called from here; octavo that was installed from
+    a wheel has none."""
     if not (path := SETUP / script).exists():
         return by_hand
     here = Path.cwd()
@@ -261,8 +264,8 @@ def _how_to_set_up(script: str, by_hand: str, folder: Path) -> str:
 
 
 def nothing_to_compare(names: Sequence[str], missing: Mapping[str, str]) -> str | None:
-    """Why a comparison would be of octavo alone, although others were asked for. ``missing``: how
-    to have those that are not there, by name."""
+    """Return why a comparison would be of octavo alone, although others were asked for.
+    ``missing``: how to get those that are not there, by name."""
     others = [name for name in names if not name.startswith("octavo:")]
     if not others or any(name not in missing for name in others):
         return None
@@ -314,7 +317,7 @@ def make(name: str, settings: PeerSettings) -> Contender:
 
 
 def file_weights(gguf: Path) -> str:
-    """The format that a file's name says it has: ``Q4_1``."""
+    """Return the format in the name of a file: ``Q4_1``."""
     found = re.findall(r"(?:I?Q\d\w*|BF16|F16|F32)(?=$|[.-])", gguf.stem, flags=re.IGNORECASE)
     return found[-1].lower() if found else "file"
 
@@ -340,14 +343,15 @@ def make_hf_folder(settings: PeerSettings) -> None:
 
 
 def octavo_environment() -> dict[str, str]:
-    """In which this octavo is found, wherever this process has it from."""
+    """Return an environment that imports this octavo, wherever it is installed."""
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     return environment(PYTHONPATH=path)
 
 
 def vllm_environment(settings: PeerSettings) -> dict[str, str]:
-    """As vLLM's documentation of its CPU backend advises: cores given by hand (by itself it would
-    leave one of two unused), and Intel's OpenMP, which its package brings along, loaded first."""
+    """Return the environment that vLLM's documentation of its CPU backend advises: cores given by
+    hand (by itself it would leave one of two unused), and Intel's OpenMP, which its package brings
+    along, loaded first."""
     cpus = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else range(64)
     caches = settings.folder / "vllm-cache"
     variables = {

@@ -1,4 +1,4 @@
-"""What samples come to: medians, ranges, and how many times faster octavo is."""
+"""Medians and ranges of samples, and how many times faster octavo is."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class TurnSample:
 
 @dataclass(frozen=True)
 class SpeedRatio:
-    """How many times faster octavo is: by the medians over all rounds, and round by round."""
+    """Number of times that octavo is faster: by the medians over all rounds, and round by round."""
 
     of_medians: float
     by_round: list[float]
@@ -60,9 +60,10 @@ class ComparisonRow:
 
 
 def summarize(samples: Iterable[TurnSample], ours: Sequence[str]) -> list[ComparisonRow]:
-    """Rows in the order of workloads and figures, then of contenders as they were first measured.
+    """Return rows in the order of workloads and figures, then of contenders as they were first
+    measured.
 
-    ``ours``: the contenders whose lead over each other contender is wanted.
+    ``ours``: the contenders whose ratio to each other contender is wanted.
     """
     by_workload: dict[str, dict[str, dict[int, TurnSample]]] = {}
     for sample in samples:
@@ -109,7 +110,7 @@ def _ratio(
 
 
 def doubts(sample: TurnSample) -> list[str]:
-    """What speaks against a sample, a line each."""
+    """Return reasons to doubt a sample, a line each."""
     found = []
     before, after = sample.bandwidth_before, sample.bandwidth_after
     if before and after and has_moved(before, after):

@@ -1,4 +1,4 @@
-"""octavo's worker: the public API, with the defaults that every user gets."""
+"""The worker of octavo: the public API, with the defaults that every user gets."""
 
 from __future__ import annotations
 

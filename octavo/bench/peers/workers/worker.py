@@ -26,14 +26,16 @@ TokenIds = list[int]
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """``elapsed_s``: the whole call. ``decode_s``: of one request, from its first token to its
-    last, where the engine says when they came."""
+    """Seconds of a call. ``elapsed_s``: the whole call. ``decode_s``: of one request, from its
+    first token to its last, where the engine tells."""
 
     elapsed_s: float
     decode_s: float | None = None
 
 
 class WorkerEngine(Protocol):
+    """An engine, as a worker measures it."""
+
     vocab_size: int
 
     def generate(self, prompts: list[TokenIds], max_tokens: int) -> Timing:
@@ -41,19 +43,20 @@ class WorkerEngine(Protocol):
         ...
 
     def about(self) -> dict[str, Any]:
-        """Version and settings, for the record."""
+        """Return version and settings, for the record."""
         ...
 
 
 def check_lengths(answers: Sequence[Sequence[int]], expected: int) -> None:
-    """An engine that stopped early did less work than is counted."""
+    """Raise RuntimeError if an answer has another length: an engine that stopped early did less
+    work."""
     lengths = {len(answer) for answer in answers}
     if lengths != {expected}:
         raise RuntimeError(f"answers of {sorted(lengths)} tokens instead of {expected}")
 
 
 def measure(engine: WorkerEngine, workload: PeerWorkload, seed: int) -> list[dict[str, float]]:
-    """The figures of every repetition."""
+    """Return the figures of every repetition."""
     # Not counted: buffers, code and caches that exist from the first batch of this shape on.
     warm_up = workload.prompts(seed, engine.vocab_size, repetition=-1)
     engine.generate(warm_up, min(4, workload.output_len))
