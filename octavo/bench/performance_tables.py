@@ -1,4 +1,4 @@
-"""Results as tables in Markdown, written between two markers of a README:
+"""Results as tables in Markdown, written between two markers of a document:
 
 <!-- how-fast:begin -->
 …
@@ -257,10 +257,10 @@ def _bandwidths(document: ResultDocument) -> list[float]:
     return [value for value in measured if value is not None]
 
 
-# -- how large errors of predictions are ----------------------------------------------------------
+# -- how far predictions are off ------------------------------------------------------------------
 
 
-def prediction_errors(document: ResultDocument) -> str:
+def predicted(document: ResultDocument) -> str:
     """Describe a validation: errors of simulations, by figure, and how often intervals held."""
     run, about = document["run"], document["calibration"]["about"]
     rows = [
