@@ -1,10 +1,10 @@
-"""What each optimisation is worth: the same work with it and without, turn by turn.
+"""Ablations: the effect of each optimisation, by the same work with it and without, turn by turn.
 
-An ablation is a row of `ABLATIONS`: the settings that take an optimisation away, the work that
-shows what it is for, and the figure by which that is seen. With and without take turns (see
-``ablation_study.py``); "worth" is the ratio of their figures in one turn, so that a machine
-that drifts between turns does not enter it. Where an optimisation promises not to change answers,
-that is checked.
+An ablation is a row of `ABLATIONS`: the settings that take an optimisation away, a workload that
+shows its effect, and the figure by which the effect is measured. With and without take turns (see
+``ablation_study.py``); "worth" is the ratio of their figures in one turn, so that a drift of the
+machine between turns cancels out. Where an optimisation promises not to change answers, that is
+checked.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ RunWork = Callable[[OfflineSession, AblationWorkload, list[WorkloadRequest]], Ab
 
 @dataclass(frozen=True, slots=True)
 class AblationFigure:
-    """A figure of a workload; ``of`` gives None where the work was too short to have it."""
+    """A figure of a workload; ``of`` returns None where the work was too short to have it."""
 
     name: str
     label: str
@@ -48,7 +48,7 @@ class AblationFigure:
     of: Callable[[AblationWork], float | None]
 
     def worth(self, on: float, off: float) -> float:
-        """How many times better it is with the optimisation."""
+        """Return how many times better it is with the optimisation."""
         return on / off if self.higher_is_better else off / on
 
 
@@ -60,7 +60,7 @@ FIGURES = (OUTPUT_TPS, TTFT, TPOT, ITL_P99)
 
 
 def _is_invariant(info: EngineInfo) -> bool:
-    """Whether answers do not depend on how work is cut: see docs/architecture.md."""
+    """True if answers do not depend on how work is cut: see docs/architecture.md."""
     return bool(info["device"] == "cpu" and info["dtype"] == "float32")
 
 
@@ -69,7 +69,7 @@ def _is_native(info: EngineInfo) -> bool:
 
 
 def _never(info: EngineInfo) -> bool:
-    """It computes with other numbers."""
+    """Never: the optimisation changes the arithmetic."""
     return False
 
 
@@ -91,13 +91,14 @@ def _needs_cuda(info: EngineInfo) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class Ablation:
-    """An optimisation, and how to do without it.
+    """An optimisation, and how to turn it off.
 
     Args:
-        what: it does, in a few words.
+        what: its effect, in a few words.
         off: engine settings without it; ``on``: with it, beside those given by the user.
         figure: by which it is judged.
-        promises_answers: whether, with an engine (its ``info``), answers are the same without it.
+        promises_answers: whether, with an engine (its ``info``), answers are the same without
+            it.
         needs: why it cannot be measured with an engine (its ``info``), or None.
         run_off: does the work without it, where no setting can.
         prepare_off: changes the engine without it, where no setting can.
@@ -137,10 +138,10 @@ ABLATIONS = (
     ),
     Ablation(
         "continuous-batching",
-        "a seat is filled when it is free; without: when all are",
+        "a slot is filled when it is free; without: when all are",
         UNEVEN_ANSWERS,
         OUTPUT_TPS,
-        on={"max_num_seqs": 4},  # fewer seats than requests
+        on={"max_num_seqs": 4},  # fewer slots than requests
         off={"batching": "static"},
     ),
     Ablation(
@@ -231,7 +232,8 @@ ABLATIONS = (
 
 @dataclass(frozen=True, slots=True)
 class AblationResult:
-    """``on`` and ``off`` in turn: the work of each repetition, with and without."""
+    """The result of an ablation. ``on`` and ``off``: the work of each repetition, with and
+    without."""
 
     ablation: Ablation
     workload: str
@@ -242,7 +244,8 @@ class AblationResult:
     def spreads(
         self, figure: AblationFigure
     ) -> tuple[MedianRange, MedianRange, MedianRange] | None:
-        """With, without, and how many times better; None if the work has no such figure."""
+        """Return the figure with and without, and how many times better it is; None if the work has
+        no such figure."""
         with_it = [figure.of(work) for work in self.on]
         without = [figure.of(work) for work in self.off]
         pairs = [
@@ -278,7 +281,7 @@ class AblationResult:
 
     @property
     def same_answers(self) -> str:
-        """ "yes", "no" or "not promised"."""
+        """Whether answers are equal: "yes", "no" or "not promised"."""
         if not self.are_answers_promised:
             return "not promised"
         return "yes" if self.num_same_answers == self.num_answers else "no"
@@ -309,7 +312,8 @@ def _worth_json(spreads: tuple[MedianRange, MedianRange, MedianRange]) -> dict[s
 
 
 def choose_ablations(names: Collection[str] | None) -> tuple[Ablation, ...]:
-    """Those with these names, in the order of the table; all for None. Raises ConfigError."""
+    """Return the ablations with these names, in the order of the table; all for None. Raises
+    ConfigError."""
     known = [ablation.name for ablation in ABLATIONS]
     for name in names or ():
         if name not in known:

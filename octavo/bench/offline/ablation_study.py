@@ -19,16 +19,16 @@ from octavo.bench.offline.session import OfflineSession
 from octavo.settings.engine import EngineArgs
 from octavo.workload.requests import WorkloadRequest
 
-# Seats and tokens of KV that are enough for every workload here.
+# Slots and tokens of KV that are enough for every workload here.
 _SLOTS = 8
 _KV_TOKENS = _SLOTS * CONTEXT
 
 
 def ablation_settings(args: EngineArgs) -> EngineArgs:
-    """The user's settings, with what these workloads need where nothing was said.
+    """Return the user's settings, with those that these workloads need where none was given.
 
-    The number of threads is said in any case: engines in one process would else count on what the
-    one before has left them.
+    The number of threads is set in any case: an engine would else take the number that another
+    engine of this process has set.
     """
     from octavo.kernels.cpu.library import usable_threads
 
@@ -46,7 +46,7 @@ class AblationStudy:
     """Measures ablations one after another, beside an engine with all optimisations.
 
     Args:
-        session: made with ``ablation_settings``; stays open, and is the caller's to close.
+        session: made with ``ablation_settings``; stays open, and the caller closes it.
         open_session: loads a further engine.
         repeat: turns of each ablation.
         is_quick: with less work.
@@ -71,7 +71,7 @@ class AblationStudy:
         )
 
     def why_not(self, ablation: Ablation) -> str | None:
-        """Why it cannot be measured with these settings; None if it can be."""
+        """Return why an ablation cannot be measured with these settings; None if it can."""
         reason = ablation.needs(self._session.info)
         if reason is not None:
             return reason
@@ -81,7 +81,8 @@ class AblationStudy:
         return None
 
     def measure(self, ablation: Ablation) -> AblationResult:
-        """Raises what loading an engine raises, and BenchmarkError if a request failed."""
+        """Measure an ablation. Raises the errors of loading an engine, and BenchmarkError if a
+        request failed."""
         with ExitStack() as stack:
             on = self._session
             if self._on(ablation) != self._session.args:
@@ -114,7 +115,7 @@ class AblationStudy:
         requests: Sequence[WorkloadRequest] = ()
         for repetition in range(self._repeat):
             requests = ablation.workload.create(self._scale, 10 * repetition)
-            # Who goes first changes, too.
+            # The order alternates.
             for is_on in (True, False) if repetition % 2 == 0 else (False, True):
                 session, run = (on, run_engine) if is_on else (off, ablation.run_off)
                 _use_threads(session)
@@ -129,7 +130,8 @@ class AblationStudy:
 
 
 def _use_threads(session: OfflineSession) -> None:
-    """PyTorch's threads are the process's: the last engine that was loaded has set them."""
+    """Set PyTorch's threads, which are those of the process: the engine that was loaded last has
+    set them."""
     if session.info["kernels"] != "native" and session.args.threads is not None:
         import torch
 

@@ -1,7 +1,7 @@
-"""The work by which an optimisation is judged: each kind shows what one of them is for.
+"""Workloads of ablations: each kind shows the effect of one optimisation.
 
 A workload is made for the context of the model and for a seed. Every repetition has a seed of its
-own, as the prefix cache would know the prompts of the one before.
+own, as the prefix cache would contain the prompts of the one before.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ CONTEXT = 2048
 
 @dataclass(frozen=True, slots=True)
 class WorkloadScale:
-    """What prompts are made for: a vocabulary, the tokens of a context, and whether in a hurry."""
+    """The scale of a workload: the vocabulary, the tokens of a context, and whether to do less
+    work."""
 
     vocab_size: int
     context: int
@@ -51,7 +52,7 @@ class WorkloadScale:
 
 @dataclass(frozen=True, slots=True)
 class AblationWorkload:
-    """``concurrency``: requests in flight; None gives all at once."""
+    """A kind of workload. ``concurrency``: requests in flight; None gives all at once."""
 
     name: str
     create: Callable[[WorkloadScale, int], list[WorkloadRequest]]
@@ -60,7 +61,7 @@ class AblationWorkload:
 
 @dataclass(slots=True)
 class AblationWork:
-    """What became of a workload. Seconds; TPOT and gaps of all requests together."""
+    """Figures of a workload that was run. Seconds; TPOT and gaps of all requests together."""
 
     elapsed_s: float = 0.0
     num_output_tokens: int = 0
@@ -89,7 +90,7 @@ class AblationWork:
 def run_engine(
     session: OfflineSession, workload: AblationWorkload, requests: list[WorkloadRequest]
 ) -> AblationWork:
-    """As the engine does it."""
+    """Run the requests as the engine does."""
     requests = [replace(each, request_id=str(index)) for index, each in enumerate(requests)]
     timing = run_closed_loop(session, requests, workload.concurrency or len(requests))
     stats = [each.stats for each in timing.requests]
@@ -106,10 +107,10 @@ def run_engine(
 def run_without_kv_cache(
     session: OfflineSession, workload: AblationWorkload, requests: list[WorkloadRequest]
 ) -> AblationWork:
-    """Every token by a forward pass over the whole text so far, all requests side by side.
+    """Compute every token by a forward pass over the whole text so far, all requests side by side.
 
-    No engine has a setting for that. Here each token is the only one of a new prompt; the
-    session's prefix cache must be off, or it would know that prompt but for its last token.
+    No engine has a setting for that. Here each token is the only one of a new prompt; the session's
+    prefix cache must be off, or it would contain that prompt except for its last token.
     """
     assert not session.loaded.config.cache.enable_prefix_caching
     texts = {str(index): list(each.prompt_token_ids or ()) for index, each in enumerate(requests)}
@@ -139,7 +140,8 @@ def run_without_kv_cache(
 
 
 def describe(requests: Sequence[WorkloadRequest]) -> str:
-    """``8 × 32 + 32``: requests, tokens of prompt and answer; ranges where lengths differ."""
+    """Describe requests: ``8 × 32 + 32``: their number, tokens of prompt and answer; ranges where
+    lengths differ."""
     inputs = [len(each.prompt_token_ids or ()) for each in requests]
     outputs = [each.output_len or 0 for each in requests]
     return f"{len(requests)} × {_range(inputs)} + {_range(outputs)}"
@@ -174,7 +176,8 @@ def _long_context(scale: WorkloadScale, seed: int) -> list[WorkloadRequest]:
 
 
 def _uneven_answers(scale: WorkloadScale, seed: int) -> list[WorkloadRequest]:
-    """One answer in four is eight times as long as the others: who waits for it, wastes seats."""
+    """One answer in four is eight times as long as the others: a batch that waits for it wastes
+    slots."""
     requests = scale.requests(16, 32, 8, seed)
     return [
         replace(request, output_len=scale.length(64)) if index % 4 == 0 else request

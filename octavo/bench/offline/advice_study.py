@@ -1,9 +1,9 @@
-"""What an advice brings on this machine: the same requests on an engine as it is, and on one that
-is changed, in turns.
+"""Measures the advice of a plan on this machine: the same requests on the engine as it is, and on
+one that is changed, in turns.
 
-Both are loaded at once and take turns, so that a machine that drifts does not enter the quotient of
-a turn. The requests are those that a plan is asked about, given at once: of a rate, as many as are
-under way by the plan.
+Both engines are loaded at once and take turns, so that a drift of the machine cancels out in the
+ratio of a turn. The requests are those of the plan, given at once: for a rate, as many as are under
+way by the plan.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from octavo.workload.requests import WorkloadRequest
 
 UNIT = "times the output tokens/s"
 LEAST_TURNS, MOST_TURNS = 3, 9
-# Kinds of texts that guesses are made of: one that answers quote, one of which they copy parts, and
-# one of which they hardly copy.
+# Kinds of prompts for drafting: answers quote the first, copy parts of the second, and hardly copy
+# the third.
 _TEXTS = ("summary", "rag", "chat")
 _TEXT_TOKENS = 400  # of the longest of these prompts
 _SPARE_TOKENS = 16  # that a request may have beside those that are asked for
@@ -38,7 +38,7 @@ Batches = Sequence[Sequence[WorkloadRequest]]
 
 @dataclass(frozen=True, slots=True)
 class AdviceLoad:
-    """``count`` requests at once, of so many tokens each."""
+    """``count`` requests at once, with prompts and answers of given lengths in tokens."""
 
     count: int
     input_len: int
@@ -47,7 +47,7 @@ class AdviceLoad:
 
 @dataclass(frozen=True, slots=True)
 class TrialRun:
-    """Output tokens a second of all requests, and means of their milliseconds."""
+    """Output tokens per second of all requests, and mean milliseconds of their latencies."""
 
     output_tps: float
     ttft_ms: float
@@ -69,7 +69,7 @@ class TrialRun:
 
     @classmethod
     def median(cls, runs: Sequence[TrialRun]) -> TrialRun:
-        """Of each figure."""
+        """Return the median of each figure."""
         names = ("output_tps", "ttft_ms", "e2e_ms")
         return cls(*(statistics.median(getattr(run, name) for run in runs) for name in names))
 
@@ -79,19 +79,18 @@ class TrialRun:
 
 @dataclass(frozen=True, slots=True)
 class TrialOutcome:
-    """``turns``: each without the change, and with it."""
+    """The outcome of a trial. ``turns``: each without the change, and with it."""
 
     turns: tuple[tuple[TrialRun, TrialRun], ...]
 
     @property
     def gain(self) -> Prediction:
-        """How many times the output tokens a second: the median of the turns, and from the least
-        to the most of them."""
+        """The ratio of output tokens per second: the median of the turns, and their range."""
         return _middle([after.output_tps / before.output_tps for before, after in self.turns])
 
     @property
     def helps(self) -> bool:
-        """Whether answers came faster in every turn, all of them or each for itself."""
+        """True if answers came faster in every turn, by throughput or by latency."""
         sooner = _middle([before.e2e_ms / after.e2e_ms for before, after in self.turns])
         return max(self.gain.low, sooner.low) > 1
 
@@ -113,7 +112,7 @@ class TrialOutcome:
 
 @dataclass(frozen=True, slots=True)
 class TriedAdvice:
-    """An advice, and what came of it: ``outcome``, or ``why_not``."""
+    """An advice, and its ``outcome``, or ``why_not``."""
 
     advice: Advice
     outcome: TrialOutcome | None = None
@@ -130,14 +129,15 @@ class TriedAdvice:
 
     @property
     def order(self) -> tuple[int, float]:
-        """First what helped, the most first; then what could not be tried; then what did not."""
+        """Sort key: advice that helped, the most first; then advice that was not tried; then the
+        rest."""
         if self.outcome is None:
             return 1, 0.0
         return (0 if self.outcome.helps else 2), -self.outcome.gain.value
 
 
 def advice_without_formula(args: EngineArgs, load: AdviceLoad) -> list[Advice]:
-    """What no formula says anything about, so that it is only tried."""
+    """Return advice that no formula predicts, so that it is only tried."""
     found = []
     cores = machine.cpu()
     threads = args.threads or cores.usable_cores
@@ -159,11 +159,11 @@ def _only_tried(what: str, why: str, settings: dict[str, Any]) -> Advice:
 
 
 def settings_for(args: EngineArgs, load: AdviceLoad, longest: int) -> EngineArgs:
-    """The user's settings, with room for the requests of all trials where nothing was said, and no
-    more than the ``longest`` of the model.
+    """Return the user's settings, with a context for the requests of all trials where none was
+    given, and no more than the ``longest`` of the model.
 
-    The number of threads is said in any case: engines in one process would else count on what the
-    one before has left them.
+    The number of threads is set in any case: an engine would else take the number that another
+    engine of this process has set.
     """
     from octavo.kernels.cpu.library import usable_threads
 
@@ -177,10 +177,10 @@ def settings_for(args: EngineArgs, load: AdviceLoad, longest: int) -> EngineArgs
 
 
 class AdviceStudy:
-    """Tries out one change after the other, beside an engine as it is.
+    """Tries one change after the other, beside an engine as it is.
 
     Args:
-        session: of that engine, made with ``settings_for``; it is the caller's to close.
+        session: of that engine, made with ``settings_for``; the caller closes it.
         seconds: that a trial may take, about, beside loading; three turns are run in any case.
         open_session: loads a further engine.
     """
@@ -200,7 +200,7 @@ class AdviceStudy:
         self._count = 0
 
     def tried(self, advice: Advice) -> TriedAdvice:
-        """What comes of it."""
+        """Return the outcome of an advice."""
         if isinstance(advice.trial, str):
             return TriedAdvice(advice, why_not=advice.trial)
         try:
@@ -209,7 +209,11 @@ class AdviceStudy:
             return TriedAdvice(advice, why_not=f"it could not be tried: {error}")
 
     def measure(self, trial: AdviceTrial) -> TrialOutcome:
-        """In turns. OctavoError: the changed engine cannot be had, or cannot serve this."""
+        """Run a trial in turns.
+
+        Raises:
+            OctavoError: the changed engine cannot be loaded, or cannot serve the requests.
+        """
         with ExitStack() as stack:
             changed = self._session
             if trial.settings:
@@ -224,7 +228,7 @@ class AdviceStudy:
             return TrialOutcome(tuple(self._turns(*sides)))
 
     def _turns(self, before: _TrialSide, after: _TrialSide) -> list[tuple[TrialRun, TrialRun]]:
-        """Who begins changes from turn to turn."""
+        """Run both sides in turns, in alternating order."""
         self._warm_up(before, after)
         begin, found = time.perf_counter(), list[tuple[TrialRun, TrialRun]]()
         while len(found) < MOST_TURNS:
@@ -239,7 +243,7 @@ class AdviceStudy:
         return found
 
     def _warm_up(self, *sides: _TrialSide) -> None:
-        """Of engines that have not run yet; it does not count."""
+        """Run engines that have not run yet; the result does not count."""
         for side in sides:
             if side.session not in self._warm:
                 side.run(self._salt())
@@ -257,7 +261,7 @@ class AdviceStudy:
         )
 
     def _texts(self) -> Batches:
-        """As many at once of each kind, with answers of the length that is asked about."""
+        """Return a batch of each kind of text, with answers of the length of the plan."""
         load = self._load
         return [
             [
@@ -274,8 +278,9 @@ class AdviceStudy:
 
 @dataclass(frozen=True, slots=True)
 class _TrialSide:
-    """An engine, and what it is given. ``num_known``: tokens that the prompts begin with, whose
-    keys and values it has before the clock starts; elsewhere no prompt finds any."""
+    """An engine, and its requests. ``num_known``: number of tokens that the prompts begin with, and
+    that are in the prefix cache before the clock starts; elsewhere no prompt finds a cached prefix.
+    """
 
     session: OfflineSession
     batches: Batches

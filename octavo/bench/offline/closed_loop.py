@@ -1,9 +1,9 @@
-"""So many requests in flight at all times: as one ends the next begins.
+"""A closed loop: a fixed number of requests in flight, in which the next begins as one ends.
 
-A batch that is given at once shows an engine at its start and at its end, with everybody's prompt
-at the same moment and a tail that only few still take part in. An engine that is always in use
-does neither. Here the first requests, the *ramp*, are only to fill the engine, and a *window* is
-measured that opens when all of them have begun to answer and closes while it is still full.
+A batch that is given at once shows an engine at its start and at its end, with all prompts at the
+same moment and a tail of few requests. An engine that is always in use does neither. Here the first
+requests, the *ramp*, only fill the engine, and a *window* is measured that opens when all of them
+have begun to answer and closes while it is still full.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class LoopRequest:
 
 @dataclass(slots=True)
 class LoopTiming:
-    """What was seen in the window.
+    """Figures of the window.
 
     ``num_prompt_tokens``: of requests whose first token came in it; ``mean_batch``: requests in a
     step, each step weighted by its time. ``requests``: those that arrived and ended in the window,
@@ -81,11 +81,11 @@ def run_closed_loop(
 
 
 def staggered(requests: Sequence[WorkloadRequest]) -> list[WorkloadRequest]:
-    """The same with answers of 1/n, 2/n, … n/n of their lengths.
+    """Return the same requests with answers of 1/n, 2/n, … n/n of their lengths.
 
-    As a ramp, they end one after another, and so does what follows them: requests of one length
-    that begin together would end together for ever, and their successors' prompts would all come
-    at once.
+    As a ramp, they end one after another, and so do those that follow them: requests of one length
+    that begin together would end together for ever, and their successors' prompts would all come at
+    once.
     """
     count = len(requests)
     return [
@@ -140,7 +140,7 @@ class _ClosedLoop:
         return timing
 
     def abort(self) -> None:
-        """Give up what is in flight, and let the engine hear of it."""
+        """Abort the requests in flight, and let the engine process that."""
         for request_id in self._in_flight:
             self._engine.abort(request_id)
         while self._engine.has_unfinished_requests:

@@ -1,4 +1,4 @@
-"""Many questions about one document: what the prefix cache saves of the time to first token.
+"""Time to first token of many questions about one document, with a prefix cache and without.
 
 The first question (*cold*) has the document computed; the later ones (*warm*) find it in the cache,
 and only they themselves are computed. The same questions go to an engine without a cache, turn by
@@ -21,10 +21,11 @@ from octavo.workload.requests import WorkloadRequest
 
 @dataclass(frozen=True, slots=True)
 class PrefixPlan:
-    """Lengths in tokens.
+    """The settings of a run; lengths in tokens.
 
-    ``document``: what the prefix is cut from; None makes one up. The cache must not know it from
-    the repetition before: each has another that is made up, or this one behind another mark.
+    ``document``: the prefix is cut from it; None takes random tokens. The cache must not contain it
+    from the repetition before: each repetition has another random document, or this one after
+    another first token.
     """
 
     prefix_len: int = 1024
@@ -45,7 +46,7 @@ class PrefixPlan:
             )
 
     def requests(self, repetition: int, vocab_size: int) -> list[WorkloadRequest]:
-        """The questions of one repetition, each behind the document."""
+        """Return the questions of one repetition, each after the document."""
         made_up = random_requests(
             self.questions,
             vocab_size,
@@ -61,10 +62,10 @@ class PrefixPlan:
 
 
 def _with_document(request: WorkloadRequest, document: tuple[int, ...]) -> WorkloadRequest:
-    """The document between the mark, which is the first token, and the question."""
+    """Put the document between the first token, which differs by repetition, and the question."""
     assert request.prompt_token_ids is not None
-    mark, *question = request.prompt_token_ids
-    prompt = (mark, *document, *question)
+    first, *question = request.prompt_token_ids
+    prompt = (first, *document, *question)
     return WorkloadRequest(
         request.request_id,
         prompt_token_ids=prompt,
@@ -75,7 +76,7 @@ def _with_document(request: WorkloadRequest, document: tuple[int, ...]) -> Workl
 
 @dataclass(frozen=True, slots=True)
 class TimedAnswer:
-    """To one question, by one engine. Seconds."""
+    """The answer to one question, by one engine. Seconds."""
 
     ttft: float
     e2e: float
@@ -111,8 +112,8 @@ class PrefixSample:
 
 @dataclass(frozen=True, slots=True)
 class PrefixResult:
-    """``speedup`` is cold over warm, and ``total_speedup`` the time of all questions without a
-    cache over that with it, each of one repetition."""
+    """The result of a run. ``speedup`` is cold over warm, and ``total_speedup`` the time of all
+    questions without a cache over that with it, each of one repetition."""
 
     plan: PrefixPlan
     samples: list[PrefixSample]
@@ -144,7 +145,7 @@ class PrefixResult:
 
     @property
     def hit_rate(self) -> float:
-        """Prompt tokens found in the cache / prompt tokens, cold questions included."""
+        """Cached prompt tokens over prompt tokens, cold questions included."""
         return _hit_rate([answer for sample in self.samples for answer in sample.cached])
 
     @property

@@ -1,9 +1,9 @@
-"""Many questions about one document, asked all at once: what it saves to read the document's KV
+"""Decoding of many questions about one document at once: the effect of reading the document's KV
 once a step for all of them.
 
-The document is computed first. Then all questions are asked together, and what counts are the steps
-in which each of them decodes a token. An engine that reads the KV anew for every request, as others
-do, answers the same, turn by turn.
+The document is computed first. Then all questions are asked together, and the steps in which each
+of them decodes a token are timed. An engine that reads the KV anew for every request answers the
+same questions, turn by turn.
 """
 
 from __future__ import annotations
@@ -25,8 +25,9 @@ from octavo.workload.requests import WorkloadRequest
 class DecodeRun:
     """The steps of one engine in which all questions decode.
 
-    ``kv_bytes``: of a step in the middle, the keys and values that requests see, in all layers;
-    ``shared_kv_bytes``: those of them that a step may leave out, as it has read them for another.
+    ``kv_bytes``: of a step in the middle, the keys and values that requests attend to, in all
+    layers; ``shared_kv_bytes``: those of them that a step need not read again, as it has read them
+    for another request.
     """
 
     num_steps: int
@@ -47,7 +48,7 @@ class DecodeRun:
 
 @dataclass(frozen=True, slots=True)
 class PrefixDecodeSample:
-    """One document."""
+    """The runs of one document."""
 
     together: DecodeRun
     apart: DecodeRun
@@ -62,7 +63,8 @@ class PrefixDecodeSample:
 
 @dataclass(frozen=True, slots=True)
 class PrefixDecodeResult:
-    """``speedup``: decoded tokens a second over those without sharing, each of one document."""
+    """The result of a run. ``speedup``: decoded tokens per second over those without sharing, each
+    of one document."""
 
     plan: PrefixPlan
     samples: list[PrefixDecodeSample]
@@ -92,7 +94,7 @@ class PrefixDecodeResult:
 
     @property
     def kv_bytes(self) -> float:
-        """That a step reads."""
+        """Number of bytes of keys and values that a step reads."""
         run = self.samples[0].together
         return run.kv_bytes - run.shared_kv_bytes
 

@@ -1,8 +1,8 @@
-"""How long a start takes, from the start of the process to the first token.
+"""Startup time, from the start of the process to the first token.
 
-A warm start finds everything as a start before it has left it: the model's files in the memory of
-the system, its weights packed for the kernels. A cold one packs them anew, into a folder that is
-empty, and reads the model's files from the disk, as far as the system lets go of them.
+A warm start finds everything as an earlier start has left it: the model's files in the memory of
+the system, its weights packed for the kernels. A cold one packs them anew, into an empty folder,
+and reads the model's files from the disk, as far as the system drops them from memory.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ class StartupPlan:
 
 @dataclass(frozen=True, slots=True)
 class StartTimes:
-    """One start. Seconds from the start of the process: until its engine was ready, until its first
-    token; and where they went: the interpreter and its imports, and the phases of ``load_engine``.
-    """
+    """Times of one start. Seconds from the start of the process until its engine was ready, and
+    until its first token; and their parts: the interpreter and its imports, and the phases of
+    ``load_engine``."""
 
     ready_s: float
     first_token_s: float
@@ -102,12 +102,13 @@ def measure_startup(
     settings: Mapping[str, Any],
     advance: Callable[[], None] = lambda: None,
 ) -> StartupResult:
-    """Start processes, one after the other: one that does not count, then warm ones, then cold.
+    """Start processes, one after the other: one that does not count, then warm ones, then cold
+    ones.
 
     Args:
         model: it must be here already.
         engine_settings: further keyword arguments of ``LLM``.
-        settings: what the user asked for, to be kept with the result.
+        settings: those of the user, to be kept with the result.
         advance: called after each start.
 
     Raises:
@@ -145,7 +146,8 @@ _CAN_DROP = hasattr(os, "posix_fadvise")
 def start_once(
     arguments: Mapping[str, Any], variables: Mapping[str, str] | None = None
 ) -> tuple[StartTimes, dict[str, Any]]:
-    """A process that loads an engine with ``arguments`` and generates a token; what the engine is.
+    """Start a process that loads an engine with ``arguments`` and generates a token; return its
+    times and a description of the engine.
 
     Args:
         variables: of its environment, beside this process's own.
@@ -195,15 +197,15 @@ def start_once(
 
 
 def _wait(process: subprocess.Popen[bytes]) -> int:
-    """Wait for the end of a process; the bytes of memory that it has had at most."""
+    """Wait for the end of a process; return the most bytes of memory that it has had."""
     _, status, usage = os.wait4(process.pid, 0)
     process.returncode = os.waitstatus_to_exitcode(status)
     return peak_rss_bytes(usage)
 
 
 def model_files(path: Path) -> list[Path]:
-    """All that may be read of a model: its file, with the other parts of a split one; a folder's
-    files."""
+    """Return all files of a model that may be read: its file, with the other parts of a split one;
+    a folder's files."""
     if path.is_dir():
         return sorted(file for file in path.iterdir() if file.is_file())
     part = re.fullmatch(r"(.*-)\d{5}(-of-\d{5}\.gguf)", path.name)
@@ -213,7 +215,7 @@ def model_files(path: Path) -> list[Path]:
 
 
 def drop_from_memory(files: Sequence[Path]) -> None:
-    """Ask the system to forget the contents of files that it keeps in memory."""
+    """Ask the system to drop the contents of files from its memory."""
     if not _CAN_DROP:
         return
     for path in files:
@@ -222,6 +224,7 @@ def drop_from_memory(files: Sequence[Path]) -> None:
 
 
 def _scratch_folder() -> Path | None:
-    """On the disk that models are on, where that can be; a temporary folder may be in memory."""
+    """Return a folder on the disk of the models, if possible; a temporary folder may be in
+    memory."""
     home = hub.home()
     return home if os.access(home, os.W_OK) else None
