@@ -13,6 +13,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from octavo.base.errors import ConfigError
+from octavo.base.renamed import RenamedAttribute
 from octavo.cost.engine_profile import Limits, profile
 from octavo.cost.hardware import Device
 from octavo.cost.hardware_table import find_device
@@ -161,6 +162,8 @@ class Plan:
     question: Question
     verdict: Verdict
     slo: Slo
+
+    nearest = RenamedAttribute("feasible_alternatives")
 
     @property
     def is_feasible(self) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from octavo.base.renamed import RenamedAttribute
 from octavo.measure.request_record import RequestRecord
 from octavo.sim.prompts import PromptSpec
 
@@ -26,6 +27,8 @@ class SimRequest:
     replica: str = ""
     times_sent: int = 0
     is_over: bool = False
+
+    ask = RenamedAttribute("prompt")
 
     @property
     def num_missing(self) -> int:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from octavo.base.renamed import RenamedAttribute
 from octavo.cost.measured_steps import MeasuredSteps
 from octavo.cost.model_spec import ModelSpec
 from octavo.cost.open_spec import open_spec
@@ -37,6 +38,8 @@ class Simulation:
     setting: Mapping[str, Any]
     slo: RequestSlo | None = None
     seed: int = 0
+
+    asks = RenamedAttribute("prompts")
 
     def run(
         self,

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from octavo.base.gc_pause import no_collections
+from octavo.base.renamed import RenamedAttribute
 from octavo.measure.request_record import RequestRecord
 from octavo.sim.agenda import Agenda
 from octavo.sim.clients import Clients
@@ -30,6 +31,8 @@ class SimulationResult:
 
     requests: Sequence[SimRequest]
     replicas: Sequence[ReplicaTotals]
+
+    flights = RenamedAttribute("requests")
 
     @property
     def makespan_s(self) -> float:
