@@ -6,7 +6,6 @@ computes them without a server. A field that has its default is left out of the 
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import MISSING, asdict, fields
@@ -14,6 +13,7 @@ from itertools import groupby
 from typing import Any, TypeVar, get_args
 
 from octavo.base.errors import ConfigError
+from octavo.base.json_values import finite_or_none
 from octavo.cost.communication import link_of
 from octavo.cost.efficiency import PROFILES, Efficiency, efficiency_of
 from octavo.cost.engine_profile import EngineProfile, Limits, profile
@@ -181,8 +181,7 @@ def efficiency_json(efficiency: Efficiency) -> dict[str, Any]:
     """Return an efficiency without the link, which is told with the device. JSON has no infinity:
     None stands for it."""
     found = {name: value for name, value in asdict(efficiency).items() if name != "link"}
-    sharpness = efficiency.sharpness
-    return {**found, "sharpness": sharpness if math.isfinite(sharpness) else None}
+    return {**found, "sharpness": finite_or_none(efficiency.sharpness)}
 
 
 def engine_json(name: str) -> dict[str, Any]:

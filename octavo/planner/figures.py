@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from octavo.base.json_values import finite_or_none
 from octavo.cost.prediction import Prediction
 
 
@@ -23,7 +24,7 @@ def ms(seconds: float) -> str:
 def figure_json(prediction: Prediction, unit: float = 1.0) -> dict[str, Any]:
     """Return a prediction times ``unit``; infinity is null, which JSON has instead."""
     return {
-        name: value if isinstance(value, str) or math.isfinite(value) else None
+        name: value if isinstance(value, str) else finite_or_none(value)
         for name, value in (prediction * unit).as_json().items()
     }
 

@@ -13,7 +13,7 @@ from itertools import count, repeat
 
 from octavo.base.errors import ConfigError
 from octavo.workload.requests import WorkloadRequest
-from octavo.workload.traces import TraceEntry
+from octavo.workload.traces import TraceEntry, check_replay
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,10 +107,7 @@ def prompts_of_trace(
     Raises:
         ConfigError: the speed-up or the limit is out of range.
     """
-    if not 0 < speedup < math.inf:
-        raise ConfigError(f"a trace is replayed at a positive speed, not {speedup}")
-    if max_input_len is not None and max_input_len < 1:
-        raise ConfigError(f"prompts cannot be cut to {max_input_len} tokens: at least 1")
+    check_replay(speedup, max_input_len)
     tokens = _TokenSupply()
     start = min((entry.arrival_s for entry in entries), default=0.0)
     last_turns: dict[str, str] = {}

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from octavo.base.json_values import finite_or_none
 from octavo.measure.metrics import latency_values, run_duration
 from octavo.measure.request_record import RequestRecord
 from octavo.measure.slo import RequestSlo, goodput
@@ -70,8 +71,10 @@ class LoadOutcome:
             "attainment": self.attainment,
             "output_throughput": self.output_throughput,
             "request_rate": self.rate,
-            "strain": _finite(self.strain),
-            **{f"{name}_ms": _finite(1e3 * value) for name, value in self.seconds_of.items()},
+            "strain": finite_or_none(self.strain),
+            **{
+                f"{name}_ms": finite_or_none(1e3 * value) for name, value in self.seconds_of.items()
+            },
         }
 
 
@@ -124,8 +127,3 @@ def _of_requests(slo: Slo) -> RequestSlo:
     for limit in slo:
         loosest[limit.latency] = max(limit.seconds, loosest.get(limit.latency, 0.0))
     return RequestSlo(**loosest)
-
-
-def _finite(value: float) -> float | None:
-    """None for infinity, which JSON does not have."""
-    return value if math.isfinite(value) else None

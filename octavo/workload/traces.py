@@ -50,6 +50,7 @@ __all__ = [
     "TraceStatistics",
     "WorkloadFileError",
     "allowed_token_ids",
+    "check_replay",
     "detect_trace",
     "lost_fields",
     "random_token_ids",
@@ -246,10 +247,7 @@ def to_requests(
     Raises:
         ConfigError: the speed-up, the limit or the vocabulary is out of range.
     """
-    if not 0 < speedup < math.inf:
-        raise ConfigError(f"a trace is replayed at a positive speed, not {speedup}")
-    if max_input_len is not None and max_input_len < 1:
-        raise ConfigError(f"prompts cannot be cut to {max_input_len} tokens: at least 1")
+    check_replay(speedup, max_input_len)
     allowed = allowed_token_ids(vocab_size, avoid)
     blocks: dict[tuple[int, int], list[int]] = {}
     start = min((entry.arrival_s for entry in entries), default=0.0)
@@ -268,6 +266,14 @@ def to_requests(
         )
         requests.append(request)
     return requests
+
+
+def check_replay(speedup: float, max_input_len: int | None) -> None:
+    """Raise ConfigError unless a trace can be replayed so fast, with prompts cut so short."""
+    if not 0 < speedup < math.inf:
+        raise ConfigError(f"a trace is replayed at a positive speed, not {speedup}")
+    if max_input_len is not None and max_input_len < 1:
+        raise ConfigError(f"prompts cannot be cut to {max_input_len} tokens: at least 1")
 
 
 def _prompt(

@@ -60,6 +60,14 @@ class PrefixPlan:
         kept = self.document[: self.prefix_len - 1]
         return [_with_document(request, kept) for request in made_up]
 
+    def as_json(self) -> dict[str, int]:
+        return {
+            "prefix_len": self.prefix_len,
+            "question_len": self.question_len,
+            "questions": self.questions,
+            "output_len": self.output_len,
+        }
+
 
 def _with_document(request: WorkloadRequest, document: tuple[int, ...]) -> WorkloadRequest:
     """Put the document between the first token, which differs by repetition, and the question."""
@@ -161,12 +169,8 @@ class PrefixResult:
         )
 
     def as_json(self) -> dict[str, Any]:
-        plan = self.plan
         return {
-            "prefix_len": plan.prefix_len,
-            "question_len": plan.question_len,
-            "questions": plan.questions,
-            "output_len": plan.output_len,
+            **self.plan.as_json(),
             "cold_ttft_ms": self.cold_ttft.scaled(1e3).as_json(),
             "warm_ttft_ms": self.warm_ttft.scaled(1e3).as_json(),
             "no_cache_ttft_ms": self.no_cache_ttft.scaled(1e3).as_json(),

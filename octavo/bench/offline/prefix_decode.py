@@ -107,12 +107,8 @@ class PrefixDecodeResult:
         return all(each.together.token_ids == each.apart.token_ids for each in self.samples)
 
     def as_json(self) -> dict[str, Any]:
-        plan = self.plan
         return {
-            "prefix_len": plan.prefix_len,
-            "question_len": plan.question_len,
-            "questions": plan.questions,
-            "output_len": plan.output_len,
+            **self.plan.as_json(),
             "decode_tps": self.decode_tps.as_json(),
             "separate_decode_tps": self.separate_decode_tps.as_json(),
             "speedup": self.speedup.as_json(),
