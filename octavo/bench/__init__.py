@@ -1,1 +1,1 @@
-"""Benchmarks: of an engine in this process, of servers, of peers, of GPUs; and their records."""
+"""Benchmarks of an engine in this process, of servers, of peers and of GPUs, and their records."""

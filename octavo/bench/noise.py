@@ -1,5 +1,5 @@
-"""Noise of the machine: short probes of memory and arithmetic, and the use of the processors by
-others.
+"""Probes of memory and arithmetic, and of the use of the processors by others, which tell how quiet
+the machine is.
 
 A figure that was measured while another program ran, or while a neighbour on the same host used the
 memory, is worth nothing. Neither can be prevented here; both can be detected, and are recorded

@@ -1,4 +1,4 @@
-"""A calibration: one minute of loads on the machine itself, whose steps are timed and fitted."""
+"""Runs a calibration, in which the steps of scripted loads are timed for a minute and fitted."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Calibrations on disk: a file for each model, processor and way of running it.
+"""Stores calibrations on disk, in a file for each model, processor and way of running it.
 
 $OCTAVO_HOME/calibrations/<name>-<hash>.json
 """

@@ -1,4 +1,4 @@
-"""Validation of predictions: the same requests, simulated and live.
+"""Validates predictions, by the same requests simulated and live.
 
 Every trace is run several times, each time with other requests, and simulated with just those. A
 simulation is run three times: with predicted step times, and with their lower and upper bounds;

@@ -1,4 +1,4 @@
-"""Ways to lay a model out over devices: tensor, pipeline, expert and data parallelism.
+"""Ways to lay a model out over devices, by tensor, pipeline, expert and data parallelism.
 
 Tensor parallelism (tp) splits matrices among devices with fast links to each other. Pipelines (pp)
 split the layers across machines, or where links are slow. Experts (ep) are split among the devices

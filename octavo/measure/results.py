@@ -1,4 +1,4 @@
-"""Writes result files: whole, or not at all."""
+"""Writes result files atomically."""
 
 from __future__ import annotations
 

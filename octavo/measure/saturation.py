@@ -1,4 +1,4 @@
-"""Saturation: whether the server kept up with its load, or a queue grew.
+"""Tells whether the server kept up with its load, or a queue grew.
 
 Latencies of a run with more load than the server can bear depend on the length of the run, and on
 nothing else: the queue grows for as long as requests are sent. Three signs show it; one of them

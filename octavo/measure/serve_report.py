@@ -1,4 +1,4 @@
-"""The report of ``octavo bench serve``: as text, as JSON, as files.
+"""The report of ``octavo bench serve`` as text, as JSON and as files.
 
 Names of lines, keys and files are those of ``vllm bench serve``, so that programs that read its
 results read these. Figures that it does not have are in sections, and under a key, of their own.

@@ -1,4 +1,4 @@
-"""Limits of the latencies of a request, and how many requests keep them: goodput and attainment.
+"""Limits of the latencies of a request, and the goodput and attainment of a run within them.
 
 Goodput is that of Zhong et al. ("DistServe", OSDI 2024): requests within the limits, per second.
 Attainment is their share of all requests.

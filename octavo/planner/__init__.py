@@ -1,4 +1,5 @@
-"""Planning: whether a model fits, its speed, concurrency and cost, what binds, and what helps.
+"""Planning of deployments: whether a model fits, its speed, concurrency and cost, what binds, and
+what helps.
 
     from octavo.planner import Traffic, plan
 

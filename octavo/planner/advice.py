@@ -1,4 +1,4 @@
-"""Advice: changes to a deployment, each judged as a plan of its own, with its gain in figures.
+"""Advises changes to a deployment, each judged as a plan of its own, with its gain in figures.
 
 Nothing is advised because it is usual. A change is tried on the model, the hardware and the traffic
 of the plan, and is advised only if it makes the traffic feasible, or improves figures by more than

@@ -1,5 +1,5 @@
-"""The plan of a model on some hardware: whether it fits, its speed, concurrency and cost, what
-binds, what to change, and how certain that is.
+"""The plan of a model on some hardware, with its speed, concurrency and cost, what binds, what to
+change, and how certain that is.
 
 Nothing is loaded or started; only the shape of the model is read.
 """

@@ -1,5 +1,4 @@
-"""The cheapest hardware for a question: found by formula, confirmed by simulation; or the reasons
-why there is none."""
+"""The cheapest hardware for a question, found by formula and confirmed by simulation."""
 
 from __future__ import annotations
 

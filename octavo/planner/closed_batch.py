@@ -1,4 +1,5 @@
-"""A closed batch: requests that begin together, followed step by step to their ends.
+"""Latency and throughput of requests that begin together, which are followed step by step to their
+ends.
 
 They are alike, and steps go by the rules of octavo's scheduler (`octavo.core.scheduler`): streams
 first, then prompts in their order as far as the budget of tokens goes. So nothing but the costs of

@@ -1,4 +1,4 @@
-"""Confirmation of a plan: its traffic on production's own scheduler, in virtual time.
+"""Confirms a plan, by its traffic on production's own scheduler in virtual time.
 
 Formulas approximate a queue; a simulation follows it, request by request, on the same costs of
 steps. It takes a second or more, so that only the plan that was chosen is confirmed.

@@ -1,4 +1,5 @@
-"""A model on devices, run by an engine: its memory, and the latency and throughput of traffic."""
+"""A model on devices, run by an engine, with its memory, and the latency and throughput
+of traffic."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Latency and throughput of requests: the types that `closed_batch` and `steady_state` share.
+"""Types of latency and throughput that `closed_batch` and `steady_state` share.
 
 Both are computed from the costs of steps alone. Metrics are those of `octavo.measure`: the time to
 the first token from the arrival of a request (TTFT), the mean time between two tokens of one answer

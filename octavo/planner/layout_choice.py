@@ -1,4 +1,4 @@
-"""Chooses the layout of a model over devices: judges each that is possible, and takes the best."""
+"""Chooses the layout of a model over devices, by judging each that is possible."""
 
 from __future__ import annotations
 

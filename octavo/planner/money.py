@@ -1,4 +1,4 @@
-"""The cost of answers: the price of an hour, over the tokens and requests of that hour.
+"""The cost of answers, from the price of an hour and the tokens and requests of that hour.
 
 Prices are US dollars. A device costs money whether it works or not, so that the cost of a token
 depends on the utilisation, which is told with every figure.

@@ -1,4 +1,4 @@
-"""Queueing formulas: waiting times, and the number of requests under way.
+"""Queueing formulas for waiting times, and for the number of requests under way.
 
 Rates are per second, times in seconds. An overloaded queue waits for ever: ``math.inf``.
 

@@ -1,4 +1,4 @@
-"""A ranking of hardware: a plan of the same question for each device that it names."""
+"""Ranks hardware, by a plan of the same question for each device that it names."""
 
 from __future__ import annotations
 

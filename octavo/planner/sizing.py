@@ -1,4 +1,4 @@
-"""Sizing: the number of devices that traffic takes, of which kind, and at what price."""
+"""Finds the number of devices that traffic takes, of which kind, and at what price."""
 
 from __future__ import annotations
 

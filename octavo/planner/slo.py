@@ -1,4 +1,4 @@
-"""Limits of latency, as a user writes them: ``ttft=500,tpot=50,e2e=10s@p99``.
+"""Limits of latency over all requests, as a user writes them: ``ttft=500,tpot=50,e2e=10s@p99``.
 
 A limit is of a percentile of all requests, or of their mean. How many requests of a run keep such
 limits is computed in `octavo.measure.slo`.

@@ -1,4 +1,4 @@
-"""Requests with Poisson arrivals in the long run: where the load settles, and the latencies there.
+"""Latency and throughput of Poisson arrivals in the long run, where the load settles.
 
 Streams get a token in each step. A step with a piece of a prompt takes longer, for all streams in
 it. Beside B others, steps with and without prompts make a stream's mean time between tokens; and

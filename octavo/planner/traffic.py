@@ -1,4 +1,4 @@
-"""The traffic of a deployment: lengths, rate and number of requests."""
+"""The lengths, rate and number of requests of a deployment."""
 
 from __future__ import annotations
 

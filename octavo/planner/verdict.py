@@ -1,4 +1,4 @@
-"""The verdict on a deployment: whether it is feasible, and what binds if it is not."""
+"""Judges whether a deployment is feasible, and what binds if it is not."""
 
 from __future__ import annotations
 

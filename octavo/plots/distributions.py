@@ -1,4 +1,4 @@
-"""Plots of distributions: empirical CDFs of latencies."""
+"""Plots of empirical distributions of latencies."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Plots of a plan: the use of memory, and latencies and throughput under more or less load."""
+"""Plots of a plan, with the use of memory, and latencies and throughput under more or less load."""
 
 from __future__ import annotations
 

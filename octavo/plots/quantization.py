@@ -1,4 +1,4 @@
-"""Plots of quantized models: quality against size, and speed."""
+"""Plots of the quality, size and speed of quantized models."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Plots of a simulated run: engines over time, and latencies of requests."""
+"""Plots of a simulated run, with engines over time and latencies of requests."""
 
 from __future__ import annotations
 

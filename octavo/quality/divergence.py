@@ -1,4 +1,4 @@
-"""The divergence of a run from another one of the same text: KL, and differences of paired values.
+"""The KL divergence of a run from another one of the same text, and differences of paired values.
 
 With base p and model q, of each scored token: KL(p || q) = sum of p ln(p / q) over the vocabulary,
 in nats; whether both rate the same token most probable; and the difference of the probabilities

@@ -1,4 +1,4 @@
-"""Perplexity of a model on a text: e to the mean of -ln p over the scored tokens.
+"""The perplexity of a model on a text, from the scores of windows that run through the engine.
 
 A window is a request like any other: several at once, in chunks, preempted where the pool is small.
 The only difference is that the logits of its prompt are observed.

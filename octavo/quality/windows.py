@@ -1,4 +1,4 @@
-"""Windows of a text: the tokens that are computed together, and those of them that are scored.
+"""Windows of a text, whose tokens are computed together, and the tokens of each that are scored.
 
 The definition is that of llama.cpp's ``llama-perplexity`` (tools/perplexity), so that figures can
 be put side by side. A text of n tokens, BOS first if the model wants one, is cut into n // ctx

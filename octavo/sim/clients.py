@@ -1,4 +1,4 @@
-"""Clients that send requests: in an open or a closed loop, in conversations, and with limited
+"""Clients that send requests in an open or a closed loop, in conversations, and with limited
 patience.
 
 The rules are those of the load generator (`octavo.bench.serving.load`), so that a simulated run and

@@ -1,4 +1,5 @@
-"""The servers of a simulation: replicas behind a router, with or without disaggregated prefill."""
+"""The servers of a simulation, as replicas behind a router, with or without
+disaggregated prefill."""
 
 from __future__ import annotations
 

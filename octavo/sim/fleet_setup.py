@@ -1,5 +1,5 @@
-"""The servers of a simulation: from the settings of a fleet to replicas with the configuration that
-octavo's engine resolves on such a device, and with the cost of their steps."""
+"""Makes the servers of a simulation from the settings of a fleet, with the configuration that
+octavo's engine resolves on such a device, and the cost of their steps."""
 
 from __future__ import annotations
 

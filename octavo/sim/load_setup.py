@@ -1,4 +1,5 @@
-"""The load of a simulation: prompts by the settings of a workload, and what is typical of them."""
+"""Makes the prompts of a simulation from the settings of a workload, and describes what is typical
+of them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Outages: failures of replicas, at given times."""
+"""Outages of replicas, at given times."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The prompts of a simulated load: pieces that become tokens when they are sent.
+"""The prompts of a simulated load, as pieces that become tokens when they are sent.
 
 No model reads these prompts, so that a token need not be of any vocabulary. All that matters is
 which of them are equal: prompts share in the prefix cache what they share here.

@@ -1,4 +1,4 @@
-"""One server of a simulation: production's own engine, over a simulated executor."""
+"""One server of a simulation, with production's own engine over a simulated executor."""
 
 from __future__ import annotations
 

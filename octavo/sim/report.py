@@ -1,4 +1,4 @@
-"""The report on a simulation: that of the load benchmark, and what only a simulation knows."""
+"""The report on a simulation, as that of the load benchmark, with what only a simulation knows."""
 
 from __future__ import annotations
 

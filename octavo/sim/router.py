@@ -1,4 +1,4 @@
-"""Routers: rules that choose the replica of a request."""
+"""Rules that choose the replica of a request."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Settings of a simulation that no real run has: hardware, replicas, outages, clients. The others
-are those of the engine, the workload and the load."""
+"""Settings that only a simulation has, of hardware, replicas, outages and clients."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Prepares a simulation: from settings to an object that can be run."""
+"""Prepares a simulation, from settings to an object that can be run."""
 
 from __future__ import annotations
 

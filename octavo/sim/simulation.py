@@ -1,4 +1,4 @@
-"""A run in virtual time: clients, a fleet of engines, and the record of each request.
+"""Runs clients and a fleet of engines in virtual time, and records each request.
 
 Everything that decides (scheduler, block manager, prefix cache, lookahead) is production's own.
 Simulated are the time of a step, clients, and tokens that mean nothing. Nothing here reads a clock,

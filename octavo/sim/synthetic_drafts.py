@@ -1,4 +1,5 @@
-"""Speculative decoding without a model: drafts that cost nothing, accepted at given rates."""
+"""Speculative decoding without a model, with drafts that cost nothing and are accepted at given
+rates."""
 
 from __future__ import annotations
 

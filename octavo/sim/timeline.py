@@ -1,4 +1,5 @@
-"""The course of a simulation: steps and requests as a trace for Perfetto, and series over time."""
+"""The course of a simulation, with steps and requests as a trace for Perfetto, and series over
+time."""
 
 from __future__ import annotations
 

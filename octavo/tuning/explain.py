@@ -1,4 +1,5 @@
-"""Explains tuned settings: what binds, the effect of each setting, the results of live runs."""
+"""Explains tuned settings, by what binds, the effect of each setting, and the results
+of live runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Objectives: the best service of a given load, or the highest rate at which all limits hold."""
+"""Objectives of tuning, such as the best service of a given load, or the highest rate at which all
+limits hold."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The search space: settings and their values, and the candidates that are tried."""
+"""The settings that are searched with their values, and the candidates that are tried."""
 
 from __future__ import annotations
 

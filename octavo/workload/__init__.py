@@ -1,1 +1,1 @@
-"""Workloads of a server or a simulator: data sets, traces, arrival processes."""
+"""Workloads of a server or a simulator, made of data sets, traces and arrival processes."""

@@ -1,4 +1,4 @@
-"""Arrival processes of an open loop: when requests are sent, drawn before the run.
+"""Arrival times of requests in an open loop, drawn before the run.
 
 A renewal process: gaps between arrivals are independent, and the first arrival comes after one of
 them. Gaps are gamma distributed with mean 1/rate and shape ``burstiness``, as in vLLM: 1 is

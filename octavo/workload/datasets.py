@@ -1,4 +1,4 @@
-"""Data sets: random prompts of given lengths, and prompts out of files.
+"""Data sets of random prompts of given lengths, and of prompts out of files.
 
 The same seed gives the same requests, in every process. Prompts of token ids have exactly the
 wanted length; text is counted by the tokenizer of the model that is measured.

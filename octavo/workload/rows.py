@@ -1,4 +1,4 @@
-"""Rows of request files: JSON lines and CSV, checked field by field.
+"""Reads rows of request files, JSON lines and CSV, checked field by field.
 
 Files come from elsewhere: errors tell their name and the line.
 """

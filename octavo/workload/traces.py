@@ -1,4 +1,4 @@
-"""Traces of the requests to real servers: arrival times and lengths.
+"""Traces of the requests to real servers, with arrival times and lengths.
 
 ``read_trace`` and ``write_trace`` convert the formats of ``trace_formats``; ``to_requests`` makes
 prompts that share what the trace says they shared; ``statistics`` describes a trace.

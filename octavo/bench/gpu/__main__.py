@@ -1,4 +1,4 @@
-"""``scripts/bench-gpu``: one command, some minutes, no network."""
+"""The command ``scripts/bench-gpu``, which takes some minutes and no network."""
 
 from __future__ import annotations
 

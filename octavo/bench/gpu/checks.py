@@ -1,5 +1,5 @@
-"""Checks of a GPU in a process of its own, each with one JSON object as its answer: the speed of
-the device, and the agreement of octavo's kernels with the reference ops.
+"""Checks of a GPU in a process of its own: the speed of the device, and the agreement of octavo's
+kernels with the reference ops, each as one JSON object.
 
     python -m octavo.bench.gpu.checks device cuda
     python -m octavo.bench.gpu.checks agreement FOLDER '{"kernels": "auto"}'

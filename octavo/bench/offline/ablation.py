@@ -1,4 +1,4 @@
-"""Ablations: the effect of each optimisation, by the same work with it and without, turn by turn.
+"""Ablations, which measure the effect of each optimisation by the same work with it and without.
 
 An ablation is a row of `ABLATIONS`: the settings that take an optimisation away, a workload that
 shows its effect, and the figure by which the effect is measured. With and without take turns (see

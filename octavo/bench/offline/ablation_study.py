@@ -1,4 +1,5 @@
-"""Runs ablations: engines with and without an optimisation, loaded at once, take turns."""
+"""Runs ablations on engines with and without an optimisation, which are loaded at once and take
+turns."""
 
 from __future__ import annotations
 

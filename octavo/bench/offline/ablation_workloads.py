@@ -1,4 +1,4 @@
-"""Workloads of ablations: each kind shows the effect of one optimisation.
+"""Workloads of ablations, each of which shows the effect of one kind of optimisation.
 
 A workload is made for the context of the model and for a seed. Every repetition has a seed of its
 own, as the prefix cache would contain the prompts of the one before.

@@ -1,5 +1,5 @@
-"""Measures the advice of a plan on this machine: the same requests on the engine as it is, and on
-one that is changed, in turns.
+"""Measures the advice of a plan on this machine, on an engine with the change and on one without
+it, in turns.
 
 Both engines are loaded at once and take turns, so that a drift of the machine cancels out in the
 ratio of a turn. The requests are those of the plan, given at once: for a rate, as many as are under

@@ -1,4 +1,4 @@
-"""A closed loop: a fixed number of requests in flight, in which the next begins as one ends.
+"""A closed loop with a fixed number of requests in flight, in which the next begins as one ends.
 
 A batch that is given at once shows an engine at its start and at its end, with all prompts at the
 same moment and a tail of few requests. An engine that is always in use does neither. Here the first

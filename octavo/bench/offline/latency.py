@@ -1,4 +1,4 @@
-"""Latency of one batch of requests that are given at once, over and over.
+"""Measures the latency of one batch of requests that are given at once, over and over.
 
 Prompts are random, and differ from one repetition to the next, so that nothing is cached.
 """

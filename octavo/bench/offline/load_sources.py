@@ -1,4 +1,4 @@
-"""Load sources of a sweep: an engine in this process, or a server."""
+"""The engine in this process, or the server, that a sweep puts under load."""
 
 from __future__ import annotations
 

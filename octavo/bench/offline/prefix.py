@@ -1,4 +1,5 @@
-"""Time to first token of many questions about one document, with a prefix cache and without.
+"""Measures the time to first token of many questions about one document, with a prefix cache and
+without.
 
 The first question (*cold*) has the document computed; the later ones (*warm*) find it in the cache,
 and only they themselves are computed. The same questions go to an engine without a cache, turn by

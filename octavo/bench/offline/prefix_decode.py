@@ -1,5 +1,5 @@
-"""Decoding of many questions about one document at once: the effect of reading the document's KV
-once a step for all of them.
+"""Measures decoding of many questions about one document at once, with the document's KV read once
+a step for all of them, or for each.
 
 The document is computed first. Then all questions are asked together, and the steps in which each
 of them decodes a token are timed. An engine that reads the KV anew for every request answers the

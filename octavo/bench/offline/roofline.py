@@ -1,4 +1,4 @@
-"""The roofline of a run: how close it came to the limits of the machine, and which limit binds.
+"""The share of the speed of the machine that a run reached, and whether memory or arithmetic binds.
 
 The least work of the steps (`octavo.cost.work`: every weight read once a step, keys and values
 once, two operations for each weight and token) is divided by two measured ceilings: bytes that the

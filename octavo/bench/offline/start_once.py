@@ -1,5 +1,5 @@
-"""One start of octavo in a process of its own: ``python -m octavo.bench.offline.start_once
-SETTINGS``.
+"""The process that `startup` measures, which starts octavo once: ``python -m
+octavo.bench.offline.start_once SETTINGS``.
 
 SETTINGS are the keyword arguments of ``LLM`` as JSON. Prints a line of JSON when the engine is
 ready, with the seconds of each phase of loading, and another one with the first token.

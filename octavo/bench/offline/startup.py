@@ -1,4 +1,4 @@
-"""Startup time, from the start of the process to the first token.
+"""Measures startup, from the start of the process to the first token.
 
 A warm start finds everything as an earlier start has left it: the model's files in the memory of
 the system, its weights packed for the kernels. A cold one packs them anew, into an empty folder,

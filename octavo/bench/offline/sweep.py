@@ -1,4 +1,4 @@
-"""Throughput and latencies against the number of requests in flight.
+"""Measures throughput and latencies against the number of requests in flight.
 
 At each point a closed loop keeps so many requests in flight and is measured while it is full
 (``closed_loop.py``). The points are gone through over and over (A B C A B C): a machine

@@ -1,4 +1,4 @@
-"""Throughput of many requests that are given at once."""
+"""Measures the throughput of many requests that are given at once."""
 
 from __future__ import annotations
 

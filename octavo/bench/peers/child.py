@@ -1,4 +1,4 @@
-"""Child processes: a worker that is stopped while others are measured, and a timed first byte."""
+"""Child processes of a comparison, such as workers that are stopped while others are measured."""
 
 from __future__ import annotations
 

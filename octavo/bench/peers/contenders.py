@@ -1,4 +1,4 @@
-"""Contenders: an engine with the weights that it runs, and how both are started."""
+"""The engines of a comparison, each with its weights, its start and its environment."""
 
 from __future__ import annotations
 

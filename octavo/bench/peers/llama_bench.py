@@ -1,4 +1,4 @@
-"""llama.cpp's own benchmarks: their command lines, and parsers of their output."""
+"""Command lines of llama.cpp's own benchmarks, and parsers of their output."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A server under test: how it is asked, which model it serves, and how long it is waited for."""
+"""A server under test, with the form of its requests, and the time for which it is waited for."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The load generator: sends requests when they are due, and records their answers.
+"""The load generator, which sends requests when they are due, and records their answers.
 
 In an *open loop* requests are sent by a schedule, whatever has become of those before: real users
 behave so, who do not know of each other. In a *closed loop* there are as many users as places, and

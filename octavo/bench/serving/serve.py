@@ -1,4 +1,4 @@
-"""``octavo bench serve``: sends a workload to a server, and reports on it."""
+"""Runs ``octavo bench serve``, which sends a workload to a server, and reports on it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The worker of octavo: the public API, with the defaults that every user gets."""
+"""The worker of octavo, by the public API, with the defaults that every user gets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""transformers' worker: `generate` in bfloat16, as its documentation shows it.
+"""The worker of transformers, by `generate` in bfloat16, as its documentation shows it.
 
 Engine settings, for GPUs: `device`, and `cache_implementation`, which `generate` is given.
 """

@@ -1,4 +1,5 @@
-"""vLLM's worker: runs in the environment that setup_vllm makes, knows nothing of octavo.
+"""The worker of vLLM, which runs in the environment that setup_vllm makes, and knows nothing of
+octavo.
 
 Its environment variables (threads, memory, caches) are set by the process that starts it.
 """

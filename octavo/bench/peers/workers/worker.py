@@ -1,4 +1,5 @@
-"""The child process of an engine that has a Python API: it loads once and is measured many times.
+"""The loop of a worker, the child process of an engine with a Python API, which loads once and is
+measured many times.
 
 A worker reads one JSON object a line from standard input and answers each with one, on what was
 its standard output; what the engine itself prints goes to standard error. It ends when its input
