@@ -37,19 +37,21 @@ class Audit:
 
     def __init__(self, num_blocks: int):
         self.num_blocks = num_blocks
+        self.pauses: list[tuple[float, float]] = []  # of replicas that had work
         self.seconds: dict[str, float] = defaultdict(float)
+        self._last_begin: dict[str, float] = defaultdict(float)
         self._last_end: dict[str, float] = defaultdict(float)
         self._has_work: dict[str, bool] = defaultdict(bool)
 
     def note(self, times) -> None:
         name, stats = times.replica, times.step.stats
         assert self._last_end[name] <= times.begun <= times.ended
-        if self._has_work[name]:  # then the next step begins at once
-            assert times.begun == self._last_end[name]
+        if self._has_work[name] and times.begun != self._last_end[name]:
+            self.pauses.append((self._last_begin[name], times.begun))
         total = stats.num_free_blocks + stats.num_cached_blocks + stats.num_used_blocks
         assert total == self.num_blocks and stats.num_invariant_violations == 0
         self.seconds[name] += times.ended - times.begun
-        self._last_end[name] = times.ended
+        self._last_begin[name], self._last_end[name] = times.begun, times.ended
         self._has_work[name] = bool(stats.num_running or stats.num_waiting)
 
 
@@ -118,6 +120,9 @@ def test_nothing_is_lost_and_nothing_comes_before_its_cause(run):
         if request.prompt.follows is not None:
             before = done[request.prompt.follows].record
             assert record.scheduled == pytest.approx(before.ended + request.prompt.think_s)
+    ends = [each.record.ended for each in result.requests if each.record.error is not None]
+    for begin, end in audit.pauses:  # only a client that hangs up takes a replica's work away
+        assert any(begin <= moment < end for moment in ends)
     for totals in result.replicas:
         # Step accounting: what is not busy is idle, and nothing is counted twice.
         assert totals.busy_s == pytest.approx(audit.seconds.get(totals.name, 0.0))
@@ -420,7 +425,7 @@ def test_a_fleet_that_cannot_be_is_refused(fields, message):
         FleetSpec(replica_spec(), **fields)
 
 
-def test_guesses_need_rates():
+def test_drafts_need_acceptance_rates():
     with pytest.raises(ConfigError, match="synthetic_acceptance_rates"):
         fleet_spec(speculation=SpeculativeConfig(method="ngram"))
 

@@ -61,16 +61,16 @@ def test_live_figures_stand_beside_those_of_the_defaults():
     assert said.endswith("What binds is tpot_p99: 55 of 50 ms, which does not hold.")
 
 
-def test_guesses_stand_beside_the_same_without_them():
-    guessing = BEST.having(SPECULATION, "auto")
+def test_speculation_stands_beside_the_same_without_it():
+    speculating = BEST.having(SPECULATION, "auto")
     measured = {
         DEFAULTS: outcome(0.9, 2.0),
         BEST: outcome(0.8, 2.0),
-        guessing: outcome(0.5, 2.0),
+        speculating: outcome(0.5, 2.0),
     }
-    made = decision(guessing, outcome(0.7), outcome(0.9), (), measured, simulated=BEST)
-    assert made.outcome == measured[guessing]
-    assert "Live, with guesses, 100% of 2 requests/s within the limits, 50%" in why(made)
+    made = decision(speculating, outcome(0.7), outcome(0.9), (), measured, simulated=BEST)
+    assert made.outcome == measured[speculating]
+    assert "Live, with speculation, 100% of 2 requests/s within the limits, 50%" in why(made)
     assert "without, 100% of 2 requests/s within the limits, 80%" in why(made)
 
 

@@ -58,11 +58,11 @@ def test_steps_are_those_of_the_part_of_a_candidate_that_they_depend_on():
     assert both.seconds_of["tpot_p99"] < 0.7 * usual
 
 
-def test_guesses_are_right_as_often_as_somebody_says_or_not_made():
-    guessing = DEFAULTS.having(SPECULATION, "auto")
+def test_drafts_are_accepted_at_the_given_rates_or_not_made():
+    speculating = DEFAULTS.having(SPECULATION, "auto")
     plain = study().judge(DEFAULTS, 30)
-    assert study().judge(guessing, 30) == plain
-    sure = study(acceptance=(0.9, 0.9)).judge(guessing, 30)
+    assert study().judge(speculating, 30) == plain
+    sure = study(acceptance=(0.9, 0.9)).judge(speculating, 30)
     assert sure.seconds_of["tpot_p99"] < 0.7 * plain.seconds_of["tpot_p99"]
 
 
