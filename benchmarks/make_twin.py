@@ -29,7 +29,7 @@ from octavo.models.config import ModelConfig
 from octavo.models.hf_writer import float_tensor, write_hf_folder
 from octavo.models.parameters import Parameters
 from octavo.models.safetensors_writer import NewTensor
-from octavo.quality.report import Judge, built_in_text
+from octavo.quality.report import QuantizationJudge, built_in_text
 from octavo.quantization.base import float_bytes
 from octavo.quantization.ggml_types import GGMLType
 from octavo.quantize.hadamard import random_orthogonal
@@ -148,7 +148,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
     write_twin(args.out, resolve(args.model), _DTYPES[args.dtype], args.seed)
-    with Judge(args.model, built_in_text()) as judge:
+    with QuantizationJudge(args.model, built_in_text()) as judge:
         quality = judge.quality(str(args.out))
     print(f"{args.out}: KL divergence to {args.model} {quality['kl_mean']:.2e}")
 

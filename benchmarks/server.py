@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from octavo.bench.offline.session import OfflineSession
 from octavo.bench.serving.http_stream import StreamResult, stream_request
 from octavo.bench.serving.server_process import running_server
-from octavo.measure.statistics import Spread, percentile
+from octavo.measure.statistics import MedianRange, percentile
 from octavo.settings.engine import EngineArgs
 from octavo.workload.datasets import random_requests
 from octavo.workload.requests import WorkloadRequest
@@ -100,9 +100,9 @@ def main() -> None:
     waits = [each.first - each.sent for each in streams if each.first is not None]
     found = {
         "streams": args.streams,
-        "offline_tps": Spread.of(offline).as_json(),
-        "served_tps": Spread.of(served).as_json(),
-        "ratio": Spread.of(ratios).as_json(),
+        "offline_tps": MedianRange.of(offline).as_json(),
+        "served_tps": MedianRange.of(served).as_json(),
+        "ratio": MedianRange.of(ratios).as_json(),
         "ttft_ms": percentiles_ms(waits),
         "itl_ms": percentiles_ms(gaps(streams)),
     }

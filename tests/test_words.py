@@ -42,7 +42,7 @@ _PRIVATE = re.compile(
     re.IGNORECASE,
 )
 # Keys of JSON and of files, and names of metrics, which clients read: they stay, whole.
-KEPT: frozenset[str] = frozenset()
+KEPT: frozenset[str] = frozenset({"is_rehearsal"})
 
 # A docstring begins with a verb, or with the noun that it describes.
 _BEGINNINGS = {

@@ -63,6 +63,22 @@ def renamed(package: str, name: str) -> Any:
     return getattr(import_module(home), new_name)
 
 
+class RenamedAttribute:
+    """An attribute or a method of a class under its old name: to read it warns."""
+
+    def __init__(self, new: str):
+        self._new = new
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._old = f"{owner.__name__}.{name}"
+
+    def __get__(self, instance: Any, owner: type) -> Any:
+        if instance is None:
+            return self
+        _warn(self._old, f"{owner.__name__}.{self._new}")
+        return getattr(instance, self._new)
+
+
 def _warn(old: str, new: str, stacklevel: int = 3) -> None:
     message = f"{old} is now {new}; the old name will be gone in the next release"
     warnings.warn(message, DeprecationWarning, stacklevel=stacklevel)

@@ -1,1 +1,1 @@
-"""Measuring: how fast a model runs here, what a server gives, and how both are said."""
+"""Benchmarks of an engine in this process, of servers, of peers and of GPUs, and their records."""

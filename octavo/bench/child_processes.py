@@ -1,4 +1,4 @@
-"""What benchmarks need of the system for the processes that they start."""
+"""System features that benchmarks need for the processes that they start."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from octavo.system import machine
 
 
 def need_process_groups(what: str) -> None:
-    """BenchmarkError where processes cannot be stopped as a group, nor tell what they used."""
+    """Raise BenchmarkError where processes cannot be stopped as a group, or their resource use is
+    not told."""
     if not machine.has_process_groups():
         raise BenchmarkError(
             f"{what} cannot run on this system, which has no groups of processes (os.killpg, "

@@ -1,7 +1,8 @@
-"""How quiet the machine is: short probes of memory and arithmetic, and who uses the processors.
+"""Probes of memory and arithmetic, and of the use of the processors by others, which tell how quiet
+the machine is.
 
-A figure that was measured while something else ran, or while a neighbour on the same host took the
-memory, is worth nothing. Neither can be prevented here; both can be seen, and are written down
+A figure that was measured while another program ran, or while a neighbour on the same host used the
+memory, is worth nothing. Neither can be prevented here; both can be detected, and are recorded
 beside every sample.
 """
 
@@ -34,7 +35,7 @@ class BandwidthProbe:
         self._pool = ThreadPoolExecutor(threads)
 
     def measure(self) -> float:
-        """GB/s, the median over the passes."""
+        """Return GB/s, the median over the passes."""
         rates: list[float] = []
         begin = time.perf_counter()
         while len(rates) < 3 or time.perf_counter() - begin < self._seconds:
@@ -47,7 +48,7 @@ class BandwidthProbe:
 class GemmProbe:
     """Multiplies two float32 matrices that stay in the caches, over and over.
 
-    It shows a processor that is slower than it was: shared with a neighbour, or clocked down.
+    It detects a processor that has become slower: shared with a neighbour, or clocked down.
     """
 
     def __init__(self, size: int = 512, seconds: float = 0.1):
@@ -58,7 +59,7 @@ class GemmProbe:
         self._seconds = seconds
 
     def measure(self) -> float:
-        """GFLOP/s, the median over the passes, with the threads of numpy's own library."""
+        """Return GFLOP/s, the median over the passes, with the threads of numpy's own library."""
         rates: list[float] = []
         begin = time.perf_counter()
         while len(rates) < 3 or time.perf_counter() - begin < self._seconds:
@@ -69,15 +70,15 @@ class GemmProbe:
 
 
 @dataclass(frozen=True, slots=True)
-class Probe:
-    """What the machine could do at one moment."""
+class NoiseProbe:
+    """Speed of the machine at one moment."""
 
     read_gbytes_per_s: float
     gemm_gflops: float
 
 
-def probe_machine(threads: int) -> Probe:
-    """Both probes, in a process of their own, whose memory and threads end with it.
+def probe_machine(threads: int) -> NoiseProbe:
+    """Run both probes in a process of their own, whose memory and threads end with it.
 
     Raises:
         BenchmarkError: the process failed.
@@ -89,7 +90,7 @@ def probe_machine(threads: int) -> Probe:
     )
     if done.returncode != 0:
         raise BenchmarkError(f"the probe of the machine failed: {done.stderr.strip()[-500:]}")
-    return Probe(**json.loads(done.stdout))
+    return NoiseProbe(**json.loads(done.stdout))
 
 
 # Probes that differ by more from one another, and more of a processor in use by others, make a
@@ -104,7 +105,7 @@ def has_moved(before: float, after: float) -> bool:
 
 @dataclass
 class CpuUse:
-    """Of an interval, in processors kept busy: by all processes, and by those measured."""
+    """Processors kept busy in an interval: by all processes, and by the measured ones."""
 
     elapsed_s: float = 0.0
     machine: float | None = None
@@ -112,15 +113,15 @@ class CpuUse:
 
     @property
     def others(self) -> float | None:
-        """Processors that were kept busy by something else; None where that cannot be known."""
+        """Processors that other processes kept busy; None where that is not known."""
         return None if self.machine is None else max(0.0, self.machine - self.measured)
 
 
 @contextmanager
 def watch_cpu(process_group: int | None = None) -> Iterator[CpuUse]:
-    """Account for the processors in the block; the result is filled at its end.
+    """Measure the use of the processors in the block; the result is filled at its end.
 
-    What is measured is a process group that lives on, and children that start and end within.
+    Measured processes are a process group that lives on, and children that start and end within.
     """
     use = CpuUse()
     machine, measured, started = _machine_cpu_s(), _measured_cpu_s(process_group), time.monotonic()
@@ -135,7 +136,7 @@ def watch_cpu(process_group: int | None = None) -> Iterator[CpuUse]:
 
 
 def group_cpu_s(process_group: int, proc: Path = Path("/proc")) -> float:
-    """Processor time that the processes of a group have used, with those that ended in it."""
+    """Processor seconds of the processes of a group, and of those that ended in it."""
     ticks = 0
     for stat in proc.glob("[0-9]*/stat"):
         try:
@@ -150,7 +151,8 @@ def group_cpu_s(process_group: int, proc: Path = Path("/proc")) -> float:
 
 
 def parse_machine_cpu_s(stat: str) -> float:
-    """Busy time of all processors since boot, from /proc/stat; stolen time is busy, too."""
+    """Return the busy seconds of all processors since boot, from /proc/stat; stolen time is busy,
+    too."""
     user, nice, system, _idle, _iowait, irq, softirq, steal = map(int, stat.split()[1:9])
     return (user + nice + system + irq + softirq + steal) / os.sysconf("SC_CLK_TCK")
 
@@ -170,4 +172,6 @@ def _measured_cpu_s(process_group: int | None) -> float:
 
 if __name__ == "__main__":
     num_threads = int(sys.argv[1])
-    print(json.dumps(asdict(Probe(BandwidthProbe(num_threads).measure(), GemmProbe().measure()))))
+    print(
+        json.dumps(asdict(NoiseProbe(BandwidthProbe(num_threads).measure(), GemmProbe().measure())))
+    )

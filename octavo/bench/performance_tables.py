@@ -1,4 +1,4 @@
-"""Results as tables in Markdown, and their place in a document, between two markers.
+"""Results as tables in Markdown, written between two markers of a document:
 
 <!-- how-fast:begin -->
 …
@@ -13,18 +13,18 @@ from typing import Any
 
 from octavo.base.errors import BenchmarkError
 from octavo.bench.noise import OTHERS_BUSY
-from octavo.bench.peers.report import Ratio
+from octavo.bench.peers.report import SpeedRatio
 from octavo.bench.peers.workers.workloads import FIGURES, WORKLOADS
 from octavo.measure.results import write_bytes
 
-Document = Mapping[str, Any]
+ResultDocument = Mapping[str, Any]
 
 
 # -- a place in a file ---------------------------------------------------------------------------
 
 
 def rewrite(text: str, name: str, content: str) -> str:
-    """``text`` with what is between the markers of ``name`` replaced; all else stays as it is.
+    """Return ``text`` with the content between the markers of ``name`` replaced; all else stays.
 
     Raises:
         BenchmarkError: a marker is missing, is there twice, or they are in the wrong order.
@@ -50,7 +50,7 @@ def rewrite_file(path: Path, sections: Mapping[str, str]) -> None:
     """Rewrite each section, by its name; the file is replaced as a whole or not at all.
 
     Raises:
-        BenchmarkError: a marker is not as it should be, or the file cannot be read or written.
+        BenchmarkError: a marker is missing or repeated, or the file cannot be read or written.
     """
     try:
         text = path.read_bytes().decode()  # with the ends of lines that it has
@@ -67,9 +67,9 @@ def rewrite_file(path: Path, sections: Mapping[str, str]) -> None:
 # -- how fast octavo is --------------------------------------------------------------------------
 
 
-def how_fast(document: Document) -> str:
-    """Of the standard set (see ``standard.py``): where it was measured, figures, and doubts."""
-    done: Mapping[str, Document] = document["measurements"]
+def how_fast(document: ResultDocument) -> str:
+    """Describe the standard set (see ``standard.py``): machine, figures, and warnings."""
+    done: Mapping[str, ResultDocument] = document["measurements"]
     rows: list[Sequence[str]] = []
     for name, describe in _ROWS.items():
         if name in done:
@@ -85,8 +85,8 @@ def how_fast(document: Document) -> str:
     return "\n".join(lines)
 
 
-def _doubts(document: Document) -> str:
-    """One line; the stored document has every warning."""
+def _doubts(document: ResultDocument) -> str:
+    """One line on the noise of the machine; the stored document has every warning."""
     noise = [each["run"]["noise"] for each in document["measurements"].values()]
     probes = [each[when] for each in noise for when in ("before", "after") if each[when]]
     others = [use for each in noise if (use := each["other_processors"] or 0.0) >= OTHERS_BUSY]
@@ -104,13 +104,13 @@ def _count(warnings: Sequence[str]) -> str:
     return f"{len(warnings)} warning{'' if len(warnings) == 1 else 's'}"
 
 
-def _startup(result: Document) -> Iterable[Sequence[str]]:
+def _startup(result: ResultDocument) -> Iterable[Sequence[str]]:
     for kind in ("warm", "cold"):
         first_token = _spread(result[kind]["first_token_s"], "s", 2)
         yield (f"process start to first token, {kind}", *first_token, "")
 
 
-def _latency(result: Document) -> Iterable[Sequence[str]]:
+def _latency(result: ResultDocument) -> Iterable[Sequence[str]]:
     requests = "one request" if result["batch_size"] == 1 else f"{result['batch_size']} requests"
     tokens = f"{result['input_len']} tokens"
     roofline = result["roofline"]
@@ -124,7 +124,7 @@ def _latency(result: Document) -> Iterable[Sequence[str]]:
     yield (f"Python outside the kernels, for a token of {requests}", *overhead, "")
 
 
-def _throughput(result: Document) -> Iterable[Sequence[str]]:
+def _throughput(result: ResultDocument) -> Iterable[Sequence[str]]:
     settings = result["run"]["settings"]
     lengths = f"{settings['input_len']} in, {settings['output_len']} out"
     work = f"{settings['num_prompts']} × ({lengths}) at once, output"
@@ -133,13 +133,13 @@ def _throughput(result: Document) -> Iterable[Sequence[str]]:
     yield ("peak memory meanwhile", f"{result['peak_rss_bytes'] / 2**20:,.0f} MiB", "", "")
 
 
-def _prefix(result: Document) -> Iterable[Sequence[str]]:
+def _prefix(result: ResultDocument) -> Iterable[Sequence[str]]:
     about = f"TTFT, a question about {result['prefix_len']:,} tokens"
     yield (f"{about}, the first", *_spread(result["cold_ttft_ms"], "ms"), "")
     yield (f"{about}, further ones", *_spread(result["warm_ttft_ms"], "ms"), "")
 
 
-def _serve(result: Document) -> Iterable[Sequence[str]]:
+def _serve(result: ResultDocument) -> Iterable[Sequence[str]]:
     streams = f"{result['max_concurrency']} streams over HTTP"
     yield (f"{streams}, output", f"{result['output_throughput']:,.0f} tokens/s", "", "")
     for name, title in (("ttft", "TTFT"), ("itl", "time between tokens")):
@@ -157,14 +157,14 @@ _ROWS = {
 }
 
 
-def _achieved(utilisation: Document | None) -> str:
+def _achieved(utilisation: ResultDocument | None) -> str:
     if utilisation is None:
         return ""
     return f"{utilisation['achieved']:.0%} ({utilisation['bound']})"
 
 
-def _machine(document: Document) -> str:
-    """``2 threads of an AMD EPYC (2 cores, avx512bf16 kernels)``"""
+def _machine(document: ResultDocument) -> str:
+    """Describe the machine: ``2 threads of an AMD EPYC (2 cores, avx512bf16 kernels)``."""
     cpu, engine = document["machine"]["cpu"], document["engine"]
     threads = "1 thread" if document["threads"] == 1 else f"{document['threads']} threads"
     kernels = " ".join(filter(None, (engine["isa"], engine["kernels"], "kernels")))
@@ -180,10 +180,10 @@ def _versions(versions: Mapping[str, str | None]) -> str:
 # -- how fast others are -------------------------------------------------------------------------
 
 
-def peers(document: Document) -> str:
-    """Of a comparison: medians of every engine, and how octavo stands to the best other."""
-    engines: Mapping[str, Document] = document["engines"]
-    by_workload: dict[str, dict[str, Document]] = {}
+def peers(document: ResultDocument) -> str:
+    """Describe a comparison: medians of every engine, and the ratio of octavo to the best other."""
+    engines: Mapping[str, ResultDocument] = document["engines"]
+    by_workload: dict[str, dict[str, ResultDocument]] = {}
     for row in document["summary"]:
         if row["figure"] == FIGURES[WORKLOADS[row["workload"]].kind][0].name:
             by_workload.setdefault(row["workload"], {})[row["contender"]] = row
@@ -224,9 +224,9 @@ def _title(workload: str) -> str:
     return f"{WORKLOADS[workload].title}, {unit}"
 
 
-def _lead(workload: str, rows: Mapping[str, Document]) -> str:
-    """Of the weights as they are in the file, where octavo ran them: by the medians, and the least
-    and the greatest of the rounds."""
+def _lead(workload: str, rows: Mapping[str, ResultDocument]) -> str:
+    """Ratio of octavo, with weights as in the file where it ran those, to the best other: by the
+    medians, and the range over the rounds."""
     ours = [name for name in rows if name.startswith("octavo:")]
     others = {name: row["median"] for name, row in rows.items() if name not in ours}
     if not ours or not others:
@@ -234,15 +234,15 @@ def _lead(workload: str, rows: Mapping[str, Document]) -> str:
     is_better = max if FIGURES[WORKLOADS[workload].kind][0].higher_is_better else min
     best = is_better(others, key=lambda name: others[name])
     our = "octavo:file" if "octavo:file" in ours else ours[0]
-    return str(Ratio(**rows[best]["ratios"][our]))
+    return str(SpeedRatio(**rows[best]["ratios"][our]))
 
 
-def _weights(about: Document) -> str:
+def _weights(about: ResultDocument) -> str:
     weights: str = about["weights"]
     return weights.upper() if weights.startswith(("q", "iq")) else weights
 
 
-def _software(engines: Mapping[str, Document]) -> str:
+def _software(engines: Mapping[str, ResultDocument]) -> str:
     found: dict[str, str] = {}
     for name, about in engines.items():
         version = about.get("version") or about.get("build_commit")
@@ -251,7 +251,7 @@ def _software(engines: Mapping[str, Document]) -> str:
     return ", ".join(f"{name} {version}" for name, version in found.items())
 
 
-def _bandwidths(document: Document) -> list[float]:
+def _bandwidths(document: ResultDocument) -> list[float]:
     turns = document["run"]["samples"].get("turns", ())
     measured = (turn[name] for turn in turns for name in ("bandwidth_before", "bandwidth_after"))
     return [value for value in measured if value is not None]
@@ -260,12 +260,12 @@ def _bandwidths(document: Document) -> list[float]:
 # -- how far predictions are off ------------------------------------------------------------------
 
 
-def predicted(document: Document) -> str:
-    """Of a validation: errors of simulations, by figure, and how often intervals were right."""
+def predicted(document: ResultDocument) -> str:
+    """Describe a validation: errors of simulations, by figure, and how often intervals held."""
     run, about = document["run"], document["calibration"]["about"]
     rows = [
         (
-            _FORESEEN[metric],
+            _PREDICTED[metric],
             f"{each['mean_abs_error']:.1%}",
             f"{each['max_abs_error']:.1%}",
             f"{each['inside_interval']:.0%}",
@@ -294,7 +294,7 @@ def predicted(document: Document) -> str:
     return "\n".join(lines)
 
 
-_FORESEEN = {
+_PREDICTED = {
     "output_throughput": "output tokens a second",
     "mean_tpot_ms": "mean time per output token",
     "mean_ttft_ms": "mean time to first token",
@@ -306,7 +306,7 @@ _FORESEEN = {
 
 
 def markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    """A table; a column without a word in any row is left out."""
+    """Return the lines of a table; a column that is empty in all rows is left out."""
     kept = list(rows)
     columns = [i for i in range(len(head)) if i == 0 or any(row[i] for row in kept)]
     lines = [[head[i] for i in columns], ["---"] * len(columns)]
@@ -315,7 +315,7 @@ def markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
 
 
 def _spread(spread: Mapping[str, float] | None, unit: str, digits: int = 0) -> tuple[str, str]:
-    """The median with its unit, and the range."""
+    """Format the median with its unit, and the range."""
     if spread is None:
         return "", ""
     median, low, high = (_number(spread[name], digits) for name in ("median", "min", "max"))
@@ -323,7 +323,7 @@ def _spread(spread: Mapping[str, float] | None, unit: str, digits: int = 0) -> t
 
 
 def _number(value: float | None, digits: int = 0) -> str:
-    """With as many digits as a noisy machine leaves: 1,773  41.2  0.23."""
+    """Format with as many digits as a noisy machine leaves: 1,773  41.2  0.23."""
     if value is None:
         return ""
     if digits:

@@ -1,7 +1,8 @@
-"""What surrounds a measurement, kept with every result: a figure without it cannot be repeated.
+"""The conditions of a measurement, kept with every result: a figure without them cannot be
+repeated.
 
-A `Recorder` is entered when the engine is warm and left when the last sample is in. It notes when
-and with what software, settings and machine the run was made, and whether the machine was quiet.
+A `Recorder` is entered when the engine is warm and left after the last sample. It records date,
+software, settings and machine of the run, and whether the machine was quiet.
 """
 
 from __future__ import annotations
@@ -17,7 +18,14 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from octavo import __version__
-from octavo.bench.noise import OTHERS_BUSY, CpuUse, Probe, has_moved, probe_machine, watch_cpu
+from octavo.bench.noise import (
+    OTHERS_BUSY,
+    CpuUse,
+    NoiseProbe,
+    has_moved,
+    probe_machine,
+    watch_cpu,
+)
 from octavo.doctor import find_cuda, package_version
 from octavo.system import machine
 from octavo.system.gpu_power import Draw, EnergyMeter, NotMetered, open_energy
@@ -31,14 +39,14 @@ _VARIABLES = ("OMP_", "GOMP_", "KMP_", "MKL_", "OPENBLAS_", "OCTAVO_ISA", "OCTAV
 
 
 class Recorder:
-    """Notes the conditions of a run.
+    """Records the conditions of a run.
 
     Args:
-        settings: what the user asked for, as JSON.
+        settings: those of the user, as JSON.
         threads: of the bandwidth probe; None takes as many as an engine would.
         owns_work: whether the work is done by this process and its ended children, so that
-            whatever else keeps the processors busy is a disturbance. A server that is measured
-            from outside would be taken for one.
+            other use of the processors is a disturbance. A server that is measured from outside
+            would count as one.
     """
 
     def __init__(
@@ -50,7 +58,7 @@ class Recorder:
         self.engine: dict[str, Any] | None = None
         self._owns_work = owns_work
         self._threads = threads or machine.cpu().usable_cores
-        self._probes: list[Probe] = []
+        self._probes: list[NoiseProbe] = []
         self._cpu_use: CpuUse | None = None
         self._energy = GpuEnergy()
         self._stack = ExitStack()
@@ -72,11 +80,11 @@ class Recorder:
 
     @property
     def read_bandwidth(self) -> float:
-        """Bytes a second: the best that a probe of this run has seen."""
+        """Bytes per second: the best of the probes of this run."""
         return max(probe.read_gbytes_per_s for probe in self._probes) * 1e9
 
     def as_json(self) -> dict[str, Any]:
-        """The "run" object of a result."""
+        """Return the "run" object of a result."""
         return {
             "date": self.started.isoformat(timespec="seconds"),
             "elapsed_s": round(time.monotonic() - self._begin, 3),
@@ -106,8 +114,8 @@ class Recorder:
             return None
         return self._cpu_use.others
 
-    def _doubts(self, before: Probe, after: Probe) -> list[str]:
-        """What speaks against the run, a line each."""
+    def _doubts(self, before: NoiseProbe, after: NoiseProbe) -> list[str]:
+        """Return reasons to doubt the run, a line each."""
         found = []
         if has_moved(before.read_gbytes_per_s, after.read_gbytes_per_s):
             found.append(
@@ -125,7 +133,7 @@ class Recorder:
 
 
 class GpuEnergy:
-    """What the first GPU that this process may use takes between two points, with idling.
+    """Energy of the first GPU that this process may use between two points, idling included.
 
     Where torch is not loaded, no GPU has worked, and none is looked for.
     """
@@ -158,18 +166,20 @@ class GpuEnergy:
 
 
 def columns(rows: Sequence[Any]) -> dict[str, list[Any]]:
-    """Samples, instances of one dataclass, as a list for each of its fields."""
+    """Return samples, instances of one dataclass, as a list for each of its fields."""
     return {field.name: [getattr(row, field.name) for row in rows] for field in fields(rows[0])}
 
 
 def versions() -> dict[str, str | None]:
-    """Of octavo, Python, and the packages that do work; None where one is not installed."""
+    """Return the versions of octavo, Python, and the packages that compute; None where one is not
+    installed."""
     found: dict[str, str | None] = {"octavo": __version__, "python": platform.python_version()}
     return found | {name: package_version(name) for name in _PACKAGES}
 
 
 def machine_facts() -> dict[str, Any]:
-    """Processor, memory and GPUs. GPUs are looked for only where torch is loaded anyway."""
+    """Describe processor, memory and GPUs. GPUs are looked for only where torch is loaded
+    anyway."""
     cpu = machine.cpu()
     facts: dict[str, Any] = {
         "system": platform.platform(),
@@ -184,13 +194,13 @@ def machine_facts() -> dict[str, Any]:
 
 
 def environment() -> dict[str, str]:
-    """Variables that change how fast, or what, is computed."""
+    """Return the variables that change how fast, or what, is computed."""
     return {name: value for name, value in os.environ.items() if name.startswith(_VARIABLES)}
 
 
 def peak_rss_bytes(usage: resource.struct_rusage | None = None) -> int:
-    """The most memory that a process has had, mapped model files included; None is this one, so
-    far. 0 where the system does not tell."""
+    """Return the most memory that a process has had, mapped model files included; None is this one,
+    so far. 0 where the system does not tell."""
     try:
         import resource
     except ImportError:  # there is none for Windows

@@ -1,6 +1,6 @@
-"""The short standard set behind ``scripts/bench``: it renews the tables of docs/performance.md.
+"""The short standard set behind ``scripts/bench``, which renews the tables of docs/performance.md.
 
-Each measurement is an ``octavo bench`` of its own, in a process of its own, so that none meets
+Each measurement is an ``octavo bench`` of its own, in a process of its own, so that none finds
 memory, threads or caches of another.
 """
 
@@ -43,7 +43,7 @@ examples:
 
 
 def measure(arguments: Sequence[str], model: str) -> dict[str, Any]:
-    """What an ``octavo bench`` says, as JSON; its progress and log go where ours go.
+    """Run ``octavo bench`` and return its JSON; its progress and log go where ours go.
 
     Raises:
         BenchmarkError: it failed.
@@ -60,7 +60,7 @@ def measure(arguments: Sequence[str], model: str) -> dict[str, Any]:
 
 
 def run_standard(model: str, extra: Sequence[str] = ()) -> dict[str, Any]:
-    """The whole set. ``extra``: engine flags, for all of them."""
+    """Run the whole set. ``extra``: engine flags, for all of them."""
     found = {name: measure([*flags, *extra], model) for name, flags in STANDARD.items()}
     runs = {name: document["run"] for name, document in found.items()}
     first = runs["latency"]
@@ -78,7 +78,8 @@ def run_standard(model: str, extra: Sequence[str] = ()) -> dict[str, Any]:
 
 
 def without_raw_data(value: Any) -> Any:
-    """A document without samples and without long lists of numbers: small enough to be kept."""
+    """Return a document without samples and without long lists of numbers: small enough to
+    be kept."""
     if isinstance(value, Mapping):
         return {
             name: without_raw_data(item)
@@ -93,16 +94,16 @@ def _is_long(value: Any) -> bool:
 
 
 def file_name(document: Mapping[str, Any]) -> str:
-    """``2026-01-31-amd-epyc-9654.json``"""
+    """Name a result: ``2026-01-31-amd-epyc-9654.json``."""
     cpu = re.sub(r"[^a-z0-9]+", "-", document["machine"]["cpu"]["model"].lower()).strip("-")
     return f"{document['date'][:10]}-{cpu or 'unknown'}.json"
 
 
 def sections_of(document: Mapping[str, Any]) -> dict[str, str]:
-    """The sections of docs/performance.md that a stored document fills, by name.
+    """Return the sections of docs/performance.md that a stored document fills, by name.
 
     Raises:
-        BenchmarkError: it is the document of something else.
+        BenchmarkError: it is a document of another kind.
     """
     if "measurements" in document:
         return {"how-fast": performance_tables.how_fast(document)}

@@ -1,5 +1,5 @@
-"""Measuring what an engine's steps take on this machine, so that what is foreseen is known.
+"""Calibration of predictions, by measured step times of an engine on this machine.
 
-A few scripted loads run through the live engine; each of its steps is written down with what it
-computed; a line is put through them (`fit`), and kept (`store`) for simulations.
+A few scripted loads run through the live engine; the time of each step is recorded with its batch;
+a line is fitted to them (`fit`), and kept (`store`) for simulations.
 """

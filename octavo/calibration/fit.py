@@ -1,8 +1,8 @@
-"""From steps that were timed to what steps take.
+"""Fits step times to measured steps.
 
 Least squares in which every step counts by its relative error, with coefficients that are not
 negative (Lawson and Hanson, Solving Least Squares Problems, 1974, chapter 23). Steps that were
-disturbed, by who knows what on a shared machine, are found by their residuals and left out.
+disturbed, as happens on a shared machine, are found by their residuals and left out.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from octavo.cost.step_cost import StepFeatures
 
 Array = NDArray[np.float64]
 
-# A residual beyond so many times the median one is a disturbance, not a property of steps; and so
-# is no step that took less than that many times as long: on a machine that others use, too, such
-# steps come again, and belong to the mean.
+# A residual beyond _OUTLIER times the median one is a disturbance, not a property of steps; but a
+# step within USUAL times its prediction never is: on a shared machine such steps come again, and
+# belong to the mean.
 _OUTLIER = 5.0
 USUAL = 2.5
 _ROUNDS = 4  # of leaving out
@@ -39,22 +39,23 @@ _TOLERANCE = 1e-12
 
 @dataclass(frozen=True, slots=True)
 class TimedStep:
-    """What a step computed, pass after pass, and the seconds that it took."""
+    """A measured step: the features of its passes, one after the other, and its seconds."""
 
     passes: tuple[StepFeatures, ...]
     seconds: float
 
     def terms(self) -> Iterator[tuple[str, float]]:
-        """What each coefficient is multiplied with; a name may come more than once."""
+        """Yields the factor of each coefficient; a name may come more than once."""
         yield from step_terms(self.passes[0].num_seqs)
         for features in self.passes:
             yield from pass_terms(features)
 
 
 def fit(steps: Sequence[TimedStep], drift: float = 0.0) -> MeasuredSteps:
-    """What the steps say of others. ``drift``: as of ``MeasuredSteps``.
+    """Fit step times to measured steps. ``drift``: as of ``MeasuredSteps``.
 
-    BenchmarkError: there are too few of them.
+    Raises:
+        BenchmarkError: there are too few of them.
     """
     if len(steps) < _LEAST_STEPS:
         raise BenchmarkError(
@@ -65,8 +66,8 @@ def fit(steps: Sequence[TimedStep], drift: float = 0.0) -> MeasuredSteps:
     seconds = np.array([step.seconds for step in steps])
     scale, kept = seconds, np.ones(len(steps), dtype=bool)
     for _ in range(_ROUNDS):
-        # Errors are relative to what is said, not to what came: else steps that chance made quick
-        # would weigh most, and all would be said to be quicker than they are.
+        # Errors are relative to the prediction, not to the measurement: else steps that chance made
+        # quick would weigh most, and all predictions would be too low.
         relative, share = amounts / scale[:, None], seconds / scale
         coefficients = nonnegative_least_squares(relative[kept], share[kept])
         scale = np.maximum(amounts @ coefficients, _TOLERANCE)
@@ -90,12 +91,12 @@ def fit(steps: Sequence[TimedStep], drift: float = 0.0) -> MeasuredSteps:
 
 
 def usual(seconds: float, said: float) -> bool:
-    """Whether a step took about as long as is said of it, and was not disturbed."""
+    """True if a step took about as long as predicted, and was not disturbed."""
     return said / USUAL <= seconds <= said * USUAL
 
 
 def nonnegative_least_squares(a: Array, b: Array) -> Array:
-    """The x >= 0 for which |a x - b| is least: float64 [n], of a [m, n] and b [m]."""
+    """Return the x >= 0 for which |a x - b| is least: float64 [n], of a [m, n] and b [m]."""
     scale = np.linalg.norm(a, axis=0)
     scale[scale == 0] = 1.0
     a = a / scale
@@ -112,8 +113,8 @@ def nonnegative_least_squares(a: Array, b: Array) -> Array:
 
 
 def _step_to_best(a: Array, b: Array, x: Array, is_free: NDArray[np.bool_]) -> Array:
-    """From x towards the best of the free coefficients; what would become negative on the way is
-    held at 0."""
+    """Move from x towards the best of the free coefficients; those that would become negative on
+    the way are held at 0."""
     while True:
         best = np.zeros_like(x)
         best[is_free] = np.linalg.lstsq(a[:, is_free], b, rcond=None)[0]
@@ -135,7 +136,7 @@ def _amounts(steps: Sequence[TimedStep], names: Sequence[str]) -> Array:
 
 
 def _standard_errors(relative: Array, share: Array, coefficients: Array) -> Array:
-    """Of those that are not at 0; for the others there is none, and 0 is said."""
+    """Standard errors of coefficients above 0; 0 for the others."""
     errors = np.zeros_like(coefficients)
     is_free = coefficients > 0
     a = relative[:, is_free]
@@ -147,8 +148,8 @@ def _standard_errors(relative: Array, share: Array, coefficients: Array) -> Arra
 
 
 def _quotients(relative: Array, share: Array, coefficients: Array) -> Array:
-    """What each step took, to what would be said of it had it not been seen: residuals are as much
-    larger as a step has pulled the line towards itself (its leverage)."""
+    """Time of each step over its prediction by the others: residuals are larger by the leverage
+    with which a step has pulled the line towards itself."""
     q, _ = np.linalg.qr(relative[:, coefficients > 0])
     leverage = np.minimum((q * q).sum(axis=1), 0.9)
     said = share - (share - relative @ coefficients) / (1 - leverage)
@@ -156,7 +157,7 @@ def _quotients(relative: Array, share: Array, coefficients: Array) -> Array:
 
 
 def _spreads(steps: Sequence[TimedStep], quotients: Array) -> dict[str, Spread]:
-    """By regime; ``quotients``: of what steps took and what is said of them."""
+    """Spreads by regime; ``quotients``: of the time of steps and their predictions."""
     spreads = {}
     regimes = [regime_of(step.passes[0]) for step in steps]
     for regime in sorted(set(regimes)):

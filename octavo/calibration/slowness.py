@@ -1,7 +1,7 @@
-"""How fast the machine is now, beside when it was calibrated.
+"""Measures how fast the machine is now, relative to its calibration.
 
-What a shared machine gives changes within minutes, by a tenth or two: by the clock of its
-processors, and by what others do on it. A second of the same kinds of steps says by how much.
+The speed of a shared machine changes within minutes, by a tenth or two: by the clock of its
+processors, and by other work on it. A second of the same kinds of steps shows by how much.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from octavo.calibration.calibration_run import size_of, steps_of
 from octavo.calibration.fit import TimedStep, usual
-from octavo.calibration.trials import CalibrationLoad, fits
+from octavo.calibration.loads import CalibrationLoad, fits
 from octavo.cost.measured_steps import MeasuredSteps, regime_of
 
 if TYPE_CHECKING:
@@ -22,14 +22,14 @@ _DECODE, _PROMPTS = "decode", ("prompt", "mixed")
 
 
 def slowness_now(session: OfflineSession, steps: MeasuredSteps, seed: int) -> dict[str, float]:
-    """By regime, the time of steps now to what was measured. Every call has a ``seed`` of its own:
-    prompts that were there before would be found in the cache."""
+    """Return the time of steps now over their calibrated time, by regime. Every call has a ``seed``
+    of its own: prompts of an earlier call would be found in the cache."""
     size = size_of(session)
     timed = [
         step
-        for trial in _TRIALS
-        if fits(trial, size)
-        for step in steps_of(session, trial, f"now {seed}")
+        for load in _LOADS
+        if fits(load, size)
+        for step in steps_of(session, load, f"now {seed}")
     ]
     prompts = _quotient(steps, [each for each in timed if _regime(each) in _PROMPTS])
     decode = _quotient(steps, [each for each in timed if _regime(each) == _DECODE])
@@ -37,7 +37,7 @@ def slowness_now(session: OfflineSession, steps: MeasuredSteps, seed: int) -> di
 
 
 def between(one: Mapping[str, float], other: Mapping[str, float]) -> dict[str, float]:
-    """The middle of two slownesses."""
+    """Return the mean of two slownesses."""
     return {name: (value + other[name]) / 2 for name, value in one.items()}
 
 
@@ -46,8 +46,8 @@ def _requests(count: int, seed: int) -> tuple[tuple[int, int], ...]:
     return tuple((rng.randint(64, 192), rng.randint(12, 36)) for _ in range(count))
 
 
-# Steps as those of a server are: a few requests that decode, and prompts that come to them.
-_TRIALS = (
+# Steps like those of a server: a few requests that decode, and prompts that join them.
+_LOADS = (
     CalibrationLoad("a lone stream", ((16, 26),)),
     CalibrationLoad("4 short streams", ((16, 16),) * 4),
     *(CalibrationLoad(f"a prompt of {length}", ((length, 1),)) for length in (96, 192)),
@@ -60,7 +60,7 @@ def _regime(step: TimedStep) -> str:
 
 
 def _quotient(steps: MeasuredSteps, timed: Sequence[TimedStep]) -> float:
-    """1 where there are none that nothing has disturbed."""
+    """Measured over predicted time; 1 where every step was disturbed."""
     said = [steps.step_seconds(each.passes) for each in timed]
     kept = [
         (each.seconds, value)

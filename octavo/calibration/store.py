@@ -1,4 +1,4 @@
-"""Where calibrations are kept: a file for each model, processor and way of running it.
+"""Stores calibrations on disk, in a file for each model, processor and way of running it.
 
 $OCTAVO_HOME/calibrations/<name>-<hash>.json
 """
@@ -25,13 +25,14 @@ SCHEMA = 2
 
 
 @dataclass(frozen=True, slots=True)
-class Profile:
+class CalibrationProfile:
     """A calibration.
 
     Args:
-        about: what it holds for: the model's file and size, processor, instruction set, threads,
-            types of activations and of the KV cache. Another of any of these is another profile.
-        engine: settings of the engine that was timed, to be read by people.
+        about: what it holds for: the model's file and size, processor, instruction set,
+            threads, types of activations and of the KV cache. A change of any of these takes
+            another profile.
+        engine: settings of the engine that was timed, for readers.
         measured_at: ISO 8601, UTC.
     """
 
@@ -59,8 +60,9 @@ def folder() -> Path:
     return home() / "calibrations"
 
 
-def keep(profile: Profile) -> Path:
-    """Write a profile in the place of an older one; where it is. ConfigError if it cannot be."""
+def keep(profile: CalibrationProfile) -> Path:
+    """Write a profile in the place of an older one, and return its path. ConfigError if it cannot
+    be written."""
     path = folder() / profile.file_name
     try:
         replace_file(path, (json.dumps(profile.as_json(), indent=1) + "\n").encode())
@@ -70,8 +72,8 @@ def keep(profile: Profile) -> Path:
 
 
 def model_and_processor(path: Path) -> dict[str, Any]:
-    """What is known of a profile before a model is loaded: its file or folder, and the processor
-    of this machine."""
+    """Return what a profile is found by before a model is loaded: its file or folder, and the
+    processor of this machine."""
     files = [path] if path.is_file() else [each for each in path.iterdir() if each.is_file()]
     return {
         "model": path.name,
@@ -80,10 +82,10 @@ def model_and_processor(path: Path) -> dict[str, Any]:
     }
 
 
-def find(known: Mapping[str, Any]) -> Profile | None:
-    """The newest profile that holds for all that is known; None if there is none.
+def find(known: Mapping[str, Any]) -> CalibrationProfile | None:
+    """Return the newest profile that agrees with all that is known; None if there is none.
 
-    Files that are damaged, or of another version, are as if they were not there.
+    Files that are damaged, or of another version, are ignored.
     """
     found = []
     for path in folder().glob("*.json"):
@@ -94,10 +96,11 @@ def find(known: Mapping[str, Any]) -> Profile | None:
     return max(found, key=lambda profile: profile.measured_at, default=None)
 
 
-def read(path: Path) -> Profile | None:
-    """A profile from its file; None if it is of another version.
+def read(path: Path) -> CalibrationProfile | None:
+    """Read a profile from its file; None if it is of another version.
 
-    ModelFileError: the file is damaged.
+    Raises:
+        ModelFileError: the file is damaged.
     """
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
@@ -106,7 +109,7 @@ def read(path: Path) -> Profile | None:
     if not isinstance(document, dict) or document.get("schema") != SCHEMA:
         return None
     fields = Fields(path, document)
-    return Profile(
+    return CalibrationProfile(
         fields.table("about"),
         fields.table("engine"),
         MeasuredSteps.of_json(fields.section("steps")),

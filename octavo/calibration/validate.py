@@ -1,12 +1,12 @@
-"""The same requests, simulated and live: how far what is foreseen is from what comes.
+"""Validates predictions, by the same requests simulated and live.
 
 Every trace is run several times, each time with other requests, and simulated with just those. A
-simulation is run three times: with what steps take, and with the least and the most that they may;
-what is measured should lie in between nine times out of ten.
+simulation is run three times: with predicted step times, and with their lower and upper bounds;
+measured figures should lie in between nine times out of ten.
 
-Before and after each run a second of other work says how fast the machine is just then
-(`slowness`), and that is what is simulated. What would have been said without, of the machine as it
-was calibrated, is told beside it: the difference is the machine's, not the model's.
+Before and after each run a second of other work measures the speed of the machine at that time
+(`slowness`), and the simulation is of that speed. The prediction for the machine as it was
+calibrated is told beside it: the difference is due to the machine, not to the model of steps.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from octavo.cost.hardware import Device
 from octavo.cost.measured_steps import MeasuredSteps, calibrated
 from octavo.measure.metrics import summarize
 from octavo.measure.request_record import RequestRecord
-from octavo.sim.costs import Cost, Costs, costs
-from octavo.sim.demand import asks_of_requests
+from octavo.sim.costs import BatchCost, BatchCosts, batch_costs
 from octavo.sim.fleet import FleetSpec
+from octavo.sim.prompts import prompts_of_requests
 from octavo.sim.replica import ReplicaSpec
 from octavo.sim.simulation import simulate
 from octavo.workload.arrivals import arrival_times
@@ -37,20 +37,20 @@ if TYPE_CHECKING:
     from octavo.bench.offline.session import OfflineSession
 
 _RANGE = 0.25  # of lengths, around their mean
-_FULL = 4  # times as many requests as an engine runs at once show what it gets through
+_FULL = 4  # times the requests that an engine runs at once are enough to measure its throughput
 
 METRICS = ("output_throughput", "mean_tpot_ms", "mean_ttft_ms", "p99_ttft_ms")
 
 
 @dataclass(frozen=True, slots=True)
-class Trace:
+class ValidationTrace:
     """Random prompts at a rate.
 
     Args:
-        load: the rate, as a share of what the engine can do at most. burstiness: as of
-            ``LoadSettings``.
+        load: the rate, as a share of the throughput of the engine.
+        burstiness: as of ``LoadSettings``.
         input_len, output_len: mean tokens; lengths vary by a quarter of that.
-        prefix_len: tokens that all prompts begin with, besides.
+        prefix_len: number of tokens that all prompts begin with, besides.
     """
 
     name: str
@@ -73,15 +73,15 @@ class Trace:
 
 
 TRACES = (
-    Trace("half of capacity", 0.5),
-    Trace("85 % of capacity", 0.85),
-    Trace("bursts", 0.6, burstiness=0.25),
-    Trace("shared prefix", 0.6, input_len=64, prefix_len=256),
+    ValidationTrace("half of capacity", 0.5),
+    ValidationTrace("85 % of capacity", 0.85),
+    ValidationTrace("bursts", 0.6, burstiness=0.25),
+    ValidationTrace("shared prefix", 0.6, input_len=64, prefix_len=256),
 )
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class ValidationRow:
     """One figure of one run.
 
     Args:
@@ -100,7 +100,7 @@ class Row:
 
     @property
     def error(self) -> float:
-        """Simulated to live, less one."""
+        """Simulated over live, less one."""
         return self.simulated / self.live - 1
 
     @property
@@ -120,8 +120,9 @@ class Row:
         }
 
 
-def summary(rows: Sequence[Row]) -> dict[str, dict[str, float]]:
-    """By metric: errors as shares, and how often what came was in the interval."""
+def summary(rows: Sequence[ValidationRow]) -> dict[str, dict[str, float]]:
+    """Return, by metric, relative errors, and the share of live figures inside of their
+    intervals."""
     found = {}
     for metric in dict.fromkeys(row.metric for row in rows):
         own = [row for row in rows if row.metric == metric]
@@ -138,10 +139,10 @@ def summary(rows: Sequence[Row]) -> dict[str, dict[str, float]]:
 
 
 Progress = Callable[[str, int, int], None]
-"""Is told what runs, and which it is of how many."""
+"""Called with the name of a trace, its number, and how many there are."""
 
 
-class Case(NamedTuple):
+class ValidationCase(NamedTuple):
     """Requests, and the seconds from the start at which they are sent, in order."""
 
     trace: str
@@ -150,7 +151,7 @@ class Case(NamedTuple):
     times: Sequence[float]
 
 
-def cases(
+def validation_cases(
     session: OfflineSession,
     device: Device,
     steps: MeasuredSteps,
@@ -158,9 +159,9 @@ def cases(
     repeats: int = 3,
     num_requests: int = 100,
     seed: int = 0,
-    traces: Sequence[Trace] = TRACES,
-) -> Iterator[Case]:
-    """All traces, drawn anew for each repeat."""
+    traces: Sequence[ValidationTrace] = TRACES,
+) -> Iterator[ValidationCase]:
+    """Yields all traces, drawn anew for each repeat."""
     for trace in traces:
         rate = trace.load * _capacity(session, device, steps, trace)
         for repeat in range(repeats):
@@ -169,25 +170,26 @@ def cases(
             times = arrival_times(
                 len(requests), rate, burstiness=trace.burstiness, seed=drawn, rescaled=False
             )
-            yield Case(trace.name, repeat, requests, times)
+            yield ValidationCase(trace.name, repeat, requests, times)
 
 
 def validate(
     session: OfflineSession,
     device: Device,
     steps: MeasuredSteps,
-    cases: Sequence[Case],
+    validation_cases: Sequence[ValidationCase],
     progress: Progress = lambda what, done, total: None,
-) -> list[Row]:
-    """Run all cases live on the engine of a session, and simulated with what its steps take.
+) -> list[ValidationRow]:
+    """Run all cases live on the engine of a session, and simulate them with its step times.
 
     Raises:
-        BenchmarkError: a request failed. QueueFullError: a case is more than the engine takes.
+        BenchmarkError: a request failed.
+        QueueFullError: a case is more than the engine takes.
     """
-    rows: list[Row] = []
+    rows: list[ValidationRow] = []
     before = slowness_now(session, steps, seed=-1)
-    for number, case in enumerate(cases):
-        progress(case.trace, number, len(cases))
+    for number, case in enumerate(validation_cases):
+        progress(case.trace, number, len(validation_cases))
         salt = f"{case.trace} {case.repeat}"
         live = _figures(_completed(run_live(session, case.requests, case.times, cache_salt=salt)))
         after = slowness_now(session, steps, seed=number)
@@ -203,22 +205,24 @@ def validate(
 
 
 def _rows(
-    case: Case,
+    case: ValidationCase,
     live: Mapping[str, float],
-    foreseen: Sequence[Mapping[str, float]],
+    predicted: Sequence[Mapping[str, float]],
     as_calibrated: Mapping[str, float],
-) -> Iterator[Row]:
+) -> Iterator[ValidationRow]:
     for metric in METRICS:
         if metric in live:
-            values = [figures[metric] for figures in foreseen]
-            yield Row(
+            values = [figures[metric] for figures in predicted]
+            yield ValidationRow(
                 *(case.trace, case.repeat, metric, live[metric]),
                 *(values[0], min(values), max(values), as_calibrated[metric]),
             )
 
 
-def _capacity(session: OfflineSession, device: Device, steps: MeasuredSteps, trace: Trace) -> float:
-    """Requests a second that the simulated engine gets through when all are there at once."""
+def _capacity(
+    session: OfflineSession, device: Device, steps: MeasuredSteps, trace: ValidationTrace
+) -> float:
+    """Requests per second of the simulated engine when all are sent at once."""
     count = _FULL * session.loaded.config.scheduler.max_num_seqs
     requests = trace.requests(count, session.vocab_size, seed=0)
     cost = _costs(session, device, steps).value
@@ -226,23 +230,23 @@ def _capacity(session: OfflineSession, device: Device, steps: MeasuredSteps, tra
     return count / max(record.ended for record in records)
 
 
-def _costs(session: OfflineSession, device: Device, steps: MeasuredSteps) -> Costs:
+def _costs(session: OfflineSession, device: Device, steps: MeasuredSteps) -> BatchCosts:
     model = calibrated(session.rank_model, device, steps)
-    return costs(model, session.loaded.config.cache.block_size)
+    return batch_costs(model, session.loaded.config.cache.block_size)
 
 
-def _simulated(session: OfflineSession, case: Case, cost: Cost) -> dict[str, float]:
+def _simulated(session: OfflineSession, case: ValidationCase, cost: BatchCost) -> dict[str, float]:
     return _figures(_records(session, cost, case.requests, case.times))
 
 
 def _records(
     session: OfflineSession,
-    cost: Cost,
+    cost: BatchCost,
     requests: Sequence[WorkloadRequest],
     times: Sequence[float],
 ) -> list[RequestRecord]:
     replica = ReplicaSpec(session.loaded.config, cost)
-    result = simulate(asks_of_requests(requests), LoadPlan(times), FleetSpec(replica))
+    result = simulate(prompts_of_requests(requests), LoadPlan(times), FleetSpec(replica))
     return _completed(result.records)
 
 

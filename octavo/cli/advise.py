@@ -12,7 +12,7 @@ from octavo.cli.busy_machine import warn_if_busy
 from octavo.cli.plan_flags import add_plan_flags, question_of
 
 if TYPE_CHECKING:
-    from octavo.bench.offline.advice_trial import AdviceOutcome, Tried
+    from octavo.bench.offline.advice_study import TrialOutcome, TriedAdvice
     from octavo.planner.advice import Advice
     from octavo.planner.answer import Plan, Question
     from octavo.planner.decisions import ServingDecision
@@ -60,7 +60,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from octavo.bench.offline.advice_trial import Tried
+    from octavo.bench.offline.advice_study import TriedAdvice
     from octavo.planner.answer import answer
     from octavo.planner.decisions import decisions
     from octavo.planner.report import deployment_json
@@ -69,7 +69,7 @@ def run(args: argparse.Namespace) -> int:
     question = question_of(args)
     plan = answer(question)
     decided = decisions(plan.verdict)
-    tried = _tried(args, plan) if args.measure else [Tried(each) for each in plan.advice]
+    tried = _tried(args, plan) if args.measure else [TriedAdvice(each) for each in plan.advice]
     if args.json:
         terminal.print_json(
             {
@@ -108,17 +108,22 @@ def _check(args: argparse.Namespace) -> None:
 # -- measured -------------------------------------------------------------------------------------
 
 
-def _tried(args: argparse.Namespace, plan: Plan) -> list[Tried]:
+def _tried(args: argparse.Namespace, plan: Plan) -> list[TriedAdvice]:
     """All of the advice that can be, what helps most first; and what no formula foresees, where it
     helped."""
-    from octavo.bench.offline.advice_trial import AdviceStudy, Load, settings_for, unforeseen
+    from octavo.bench.offline.advice_study import (
+        AdviceLoad,
+        AdviceStudy,
+        advice_without_formula,
+        settings_for,
+    )
 
     traffic = plan.traffic
-    load = Load(max(1, round(_under_way(plan))), traffic.input_len, traffic.output_len)
+    load = AdviceLoad(max(1, round(_under_way(plan))), traffic.input_len, traffic.output_len)
     longest = plan.deployment.settled.max_model_len
     settings = settings_for(_engine_args(plan.question).serving(), load, longest)
     foreseen = [*plan.advice, *(_candidate(plan, each) for each in args.candidates)]
-    others = unforeseen(settings, load)
+    others = advice_without_formula(settings, load)
     warn_if_busy()
     with open_session(settings) as session:
         study = AdviceStudy(session, load, _SECONDS / len([*foreseen, *others]))
@@ -175,7 +180,7 @@ def _candidate(plan: Plan, model: str) -> Advice:
 # -- for people -----------------------------------------------------------------------------------
 
 
-def _print(tried: list[Tried], decided: list[ServingDecision]) -> None:
+def _print(tried: list[TriedAdvice], decided: list[ServingDecision]) -> None:
 
     console = terminal.console()
     for decision in decided:
@@ -195,7 +200,7 @@ def _print(tried: list[Tried], decided: list[ServingDecision]) -> None:
         console.print("nothing that was tried")
 
 
-def _measured_line(outcome: AdviceOutcome) -> str:
+def _measured_line(outcome: TrialOutcome) -> str:
     """What was before, and with the change."""
     gain, before, after = outcome.gain, outcome.before, outcome.after
     return (

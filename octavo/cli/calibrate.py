@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from octavo.bench.offline.session import OfflineSession
-    from octavo.calibration.store import Profile
+    from octavo.calibration.store import CalibrationProfile
 
 EXAMPLES = """\
 A minute of the engine's own steps is timed: prompts of all lengths, few and many requests, short
@@ -64,7 +64,7 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def known_or_measured(session: OfflineSession, *, quick: bool = False) -> Profile:
+def known_or_measured(session: OfflineSession, *, quick: bool = False) -> CalibrationProfile:
     """What is known of the engine of a session; measured first, and kept, if nothing is."""
     from octavo.calibration.calibration_run import about
     from octavo.calibration.store import find, keep
@@ -78,7 +78,7 @@ def known_or_measured(session: OfflineSession, *, quick: bool = False) -> Profil
     return profile
 
 
-def measured(session: OfflineSession, *, quick: bool) -> Profile:
+def measured(session: OfflineSession, *, quick: bool) -> CalibrationProfile:
     """Calibrate the engine of a session, with a progress bar."""
     from datetime import UTC, datetime
 
@@ -98,7 +98,7 @@ def measured(session: OfflineSession, *, quick: bool) -> Profile:
     return profile_of(session, steps, datetime.now(UTC).isoformat(timespec="seconds"))
 
 
-def print_profile(profile: Profile, path: str, console: Console) -> None:
+def print_profile(profile: CalibrationProfile, path: str, console: Console) -> None:
     from octavo.cost.step_cost import StepFeatures
     from octavo.cost.work import Span, passes
 

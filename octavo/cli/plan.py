@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from octavo.cost.prediction import Prediction
     from octavo.cost.step_cost import StepCost
     from octavo.planner.answer import Plan, Question
-    from octavo.planner.cheapest import Solution
-    from octavo.planner.confirmation import Confirmed
+    from octavo.planner.cheapest import CheapestPlan
+    from octavo.planner.confirmation import SimulatedLimit
 
 EXAMPLES = """\
 MODEL is a name of the catalogue, a model that is here, a config.json, a folder or a GGUF file;
@@ -119,7 +119,7 @@ def _run_plan(args: argparse.Namespace) -> int:
     return 0 if plan.is_feasible and all(each.holds for each in confirmed) else INFEASIBLE
 
 
-def _confirmed(plan: Plan) -> Sequence[Confirmed]:
+def _confirmed(plan: Plan) -> Sequence[SimulatedLimit]:
     """Nothing where there is nothing to simulate."""
     from octavo.planner.confirmation import confirm
 
@@ -319,7 +319,7 @@ def _roofline_table(phase: str, cost: StepCost) -> Table:
 
 
 def _nearest_lines(plan: Plan) -> Iterator[str]:
-    nearest = plan.nearest
+    nearest = plan.feasible_alternatives
     if nearest is None:
         return
     if nearest.num_devices is not None:
@@ -381,7 +381,7 @@ def _print_left_out(console: Console, question: Question) -> None:
         )
 
 
-def _print_search(console: Console, solution: Solution) -> None:
+def _print_search(console: Console, solution: CheapestPlan) -> None:
     table = _table("offer", "layout", "devices", "USD/h", "TTFT ms", "TPOT ms")
     for offer in solution.search.offers[:_MOST_OFFERS]:
         deployment, service = offer.deployment, offer.verdict.service
@@ -402,7 +402,7 @@ def _print_search(console: Console, solution: Solution) -> None:
     _print_confirmed(console, solution.confirmed)
 
 
-def _print_confirmed(console: Console, confirmed: Sequence[Confirmed]) -> None:
+def _print_confirmed(console: Console, confirmed: Sequence[SimulatedLimit]) -> None:
     for each in confirmed:
         verdict = "holds" if each.holds else "does not hold"
         console.print(

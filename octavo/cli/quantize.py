@@ -304,13 +304,13 @@ def _rows(
     base: str, made: Sequence[QuantizeResult], text: tuple[str, str] | None, failures: Failures
 ) -> list[dict[str, Any]]:
     """With what was lost and gained; models that cannot be judged are there all the same."""
-    from octavo.quality.report import Judge, built_in_text
+    from octavo.quality.report import QuantizationJudge, built_in_text
 
     rows = [_row(each, None) for each in made]
     if rows:
         with (
             failures.of("the report"),
-            Judge(base, text or built_in_text(), say=terminal.say) as judge,
+            QuantizationJudge(base, text or built_in_text(), say=terminal.say) as judge,
         ):
             for row in rows:
                 with failures.of(f"the report on {row['out']}"):

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
+
+from octavo.base.json_values import finite_or_none
 
 if TYPE_CHECKING:
     from octavo.core.sampling_params import SamplingParams
@@ -69,7 +70,7 @@ def _completion_json(completion: CompletionOutput, num_top: int | None) -> dict[
         "token_ids": list(completion.token_ids),
         "finish_reason": completion.finish_reason,
         "stop_reason": completion.stop_reason,
-        "cumulative_logprob": _finite(completion.cumulative_logprob),
+        "cumulative_logprob": finite_or_none(completion.cumulative_logprob),
         "logprobs": positions and _logprobs_json(positions, completion.token_ids, num_top),
     }
 
@@ -91,18 +92,13 @@ def _position_json(position: PositionLogprobs, token_id: int, num_top: int) -> d
     return {
         "token_id": token_id,
         "token": own.decoded_token,
-        "logprob": _finite(own.logprob),
+        "logprob": finite_or_none(own.logprob),
         "rank": own.rank,
         "top": [
-            {"token_id": other, "token": it.decoded_token, "logprob": _finite(it.logprob)}
+            {"token_id": other, "token": it.decoded_token, "logprob": finite_or_none(it.logprob)}
             for other, it in ranked
         ],
     }
-
-
-def _finite(value: float | None) -> float | None:
-    """JSON has no infinity: the log-probability of an impossible token is null."""
-    return value if value is not None and math.isfinite(value) else None
 
 
 def _metrics_json(metrics: RequestMetrics, speculation: str | None) -> dict[str, Any]:

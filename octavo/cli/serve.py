@@ -19,7 +19,7 @@ from octavo.server.settings import ServerSettings
 from octavo.settings.engine import EngineArgs
 
 if TYPE_CHECKING:
-    from octavo.calibration.store import Profile
+    from octavo.calibration.store import CalibrationProfile
 
 EXAMPLES = """\
 examples:
@@ -64,7 +64,7 @@ def run(args: argparse.Namespace) -> int:
     return serve(engine_args, settings, partial(_calibration, model))
 
 
-def _calibration(model: str) -> Profile | None:
+def _calibration(model: str) -> CalibrationProfile | None:
     from octavo.calibration.known_profiles import profile_here
 
     return profile_here(model)

@@ -107,9 +107,10 @@ def run(args: argparse.Namespace) -> int:
 
 def _prepare(args: argparse.Namespace) -> Simulation:
     from octavo.cost.open_spec import open_spec
-    from octavo.measure.slo import Slo
-    from octavo.planner.fleet import laid_out
-    from octavo.sim.setup import limits_of, prepare
+    from octavo.measure.slo import RequestSlo
+    from octavo.planner.fleet_layout import with_planned_layout
+    from octavo.sim.fleet_setup import limits_of
+    from octavo.sim.setup import prepare
 
     fleet = FleetSettings(**given_settings(args, FleetSettings))
     spec, limits = open_spec(args.model), limits_of(engine_kwargs(args))
@@ -120,9 +121,9 @@ def _prepare(args: argparse.Namespace) -> Simulation:
         LoadSettings(**given_settings(args, LoadSettings)),
         engine=engine_kwargs(args),
         clients=ClientSettings(**given_settings(args, ClientSettings)),
-        slo=Slo.from_texts(args.goodput),
+        slo=RequestSlo.from_texts(args.goodput),
         measured=_measured(args.model, fleet),
-        lay_out=lambda fleet, asked: laid_out(spec, fleet, asked, limits),
+        lay_out=lambda fleet, asked: with_planned_layout(spec, fleet, asked, limits),
     )
 
 

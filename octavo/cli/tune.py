@@ -19,16 +19,16 @@ if TYPE_CHECKING:
     from octavo.bench.offline.session import OfflineSession
     from octavo.bench.record import Recorder
     from octavo.cost.measured_steps import MeasuredSteps
-    from octavo.sim.demand import PromptSpec
+    from octavo.sim.prompts import PromptSpec
     from octavo.text.tokenizer import Tokenizer
     from octavo.tuning.live_confirmation import LiveRuns
     from octavo.tuning.objective import Objective
-    from octavo.tuning.search import Progress, Search
+    from octavo.tuning.search import Progress, SearchResult
     from octavo.tuning.simulated_engines import SimulatedEngines
-    from octavo.tuning.space import Candidate
-    from octavo.tuning.study import Study
+    from octavo.tuning.space import CandidateSettings
+    from octavo.tuning.study import TuningStudy
 
-    Steps = Mapping[Candidate, MeasuredSteps | None]
+    Steps = Mapping[CandidateSettings, MeasuredSteps | None]
 
 INFEASIBLE = 2
 # Beside those that are searched: nobody knows of them what steps take without loading a model.
@@ -78,11 +78,11 @@ def _steps(question: Question) -> Steps:
     return known if DEFAULTS in known else dict.fromkeys([DEFAULTS, *changes])
 
 
-def _steps_known_here(question: Question, engines: Sequence[Candidate]) -> Steps:
+def _steps_known_here(question: Question, engines: Sequence[CandidateSettings]) -> Steps:
     """Of those engines that have been calibrated; none, if they are not as they usually are."""
     from octavo.cli.calibrated_steps import steps_here
 
-    known: dict[Candidate, MeasuredSteps | None] = {}
+    known: dict[CandidateSettings, MeasuredSteps | None] = {}
     if question.held.keys() & _STEPS_DEPEND_ON:
         return known
     for engine in engines:
@@ -96,7 +96,7 @@ def _steps_known_here(question: Question, engines: Sequence[Candidate]) -> Steps
     return known
 
 
-def _measured_steps(question: Question, engines: Sequence[Candidate]) -> Steps:
+def _measured_steps(question: Question, engines: Sequence[CandidateSettings]) -> Steps:
     """Those that this machine cannot run are left out, but for the first."""
     from octavo.cli.calibrate import known_or_measured
 
@@ -112,23 +112,23 @@ def _measured_steps(question: Question, engines: Sequence[Candidate]) -> Steps:
     return steps
 
 
-def _engine_args(question: Question, candidate: Candidate) -> EngineArgs:
+def _engine_args(question: Question, candidate: CandidateSettings) -> EngineArgs:
     settings = {**question.held, **candidate.settings}
     model = settings.pop("model", question.model)
     if question.acceptance is not None and settings.pop("spec_method", None) is not None:
-        from octavo.tuning.simulated_engines import guesses_at
+        from octavo.tuning.simulated_engines import synthetic_drafts
 
-        settings["speculative_config"] = guesses_at(question.acceptance)
+        settings["speculative_config"] = synthetic_drafts(question.acceptance)
     return EngineArgs.from_kwargs(model, **settings)
 
 
 # -- the search -----------------------------------------------------------------------------------
 
 
-def _study(question: Question, steps: Steps) -> Study:
+def _study(question: Question, steps: Steps) -> TuningStudy:
     from octavo.cost.open_spec import open_spec
     from octavo.tuning.simulated_engines import SimulatedEngines
-    from octavo.tuning.study import Study
+    from octavo.tuning.study import TuningStudy
 
     engines = SimulatedEngines(
         {name: open_spec(name) for name in (question.model, *question.also)},
@@ -138,20 +138,20 @@ def _study(question: Question, steps: Steps) -> Study:
         steps,
         question.acceptance,
     )
-    asks = _asks(question, engines)
-    return Study(engines, asks, _objective(question, asks), question.slo)
+    prompts = _prompts(question, engines)
+    return TuningStudy(engines, prompts, _objective(question, prompts), question.slo)
 
 
-def _asks(question: Question, engines: SimulatedEngines) -> Sequence[PromptSpec]:
+def _prompts(question: Question, engines: SimulatedEngines) -> Sequence[PromptSpec]:
     """Turns of conversations come when their trace says, whenever the ones before were answered:
     so they do live."""
     from octavo.tuning.space import DEFAULTS
 
     tokenizer = _tokenizer(question) if question.is_here else None
     prepared = engines.simulation(DEFAULTS, question.workload, question.load, tokenizer)
-    if not prepared.asks:
+    if not prepared.prompts:
         raise ConfigError("there is no request in this load")
-    return [replace(ask, follows=None) for ask in prepared.asks]
+    return [replace(ask, follows=None) for ask in prepared.prompts]
 
 
 def _tokenizer(question: Question) -> Tokenizer:
@@ -161,26 +161,26 @@ def _tokenizer(question: Question) -> Tokenizer:
     return load_tokenizer(hub.resolve(question.model))
 
 
-def _objective(question: Question, asks: Sequence[PromptSpec]) -> Objective:
+def _objective(question: Question, prompts: Sequence[PromptSpec]) -> Objective:
     from octavo.tuning.objective import GivenLoad, HighestRate
     from octavo.workload.arrivals import arrival_times
     from octavo.workload.plan import create_plan
 
     load, seed = question.load, question.workload.seed
-    has_times = load.request_rate < float("inf") or asks[0].arrival_s is not None
+    has_times = load.request_rate < float("inf") or prompts[0].arrival_s is not None
     if has_times:
-        return GivenLoad(question.slo, create_plan(load, asks, seed).times or ())
-    unit_times = arrival_times(len(asks), 1.0, burstiness=load.burstiness, seed=seed)
+        return GivenLoad(question.slo, create_plan(load, prompts, seed).times or ())
+    unit_times = arrival_times(len(prompts), 1.0, burstiness=load.burstiness, seed=seed)
     return HighestRate(question.slo, unit_times)
 
 
-def _candidates(question: Question, study: Study, steps: Steps) -> list[Candidate]:
-    from octavo.tuning.space import DEFAULTS, candidates, guessing_knob, scheduling_knobs
+def _candidates(question: Question, study: TuningStudy, steps: Steps) -> list[CandidateSettings]:
+    from octavo.tuning.space import DEFAULTS, candidates, scheduling_settings, speculation_setting
 
     config = study.engines.fleet(DEFAULTS).replica.config
-    knobs = scheduling_knobs(config, question.held)
+    knobs = scheduling_settings(config, question.held)
     if question.acceptance is not None and question.may_guess:
-        knobs.append(guessing_knob())
+        knobs.append(speculation_setting())
     engines = [engine for engine in steps if engine != DEFAULTS]
     return candidates(knobs, engines, question.num_candidates, question.workload.seed)
 
@@ -209,7 +209,7 @@ def _progress() -> Iterator[Progress]:
 
 
 def _run_live(
-    args: argparse.Namespace, question: Question, study: Study, found: Search
+    args: argparse.Namespace, question: Question, study: TuningStudy, found: SearchResult
 ) -> tuple[LiveRuns | None, Recorder | None]:
     """The defaults and the best few, and what surrounded them; nothing if nothing is to be run, or
     if requests come too seldom."""
@@ -222,7 +222,7 @@ def _run_live(
     requests = create_requests(question.workload, _tokenizer(question))
     recorder = Recorder(common.asked_for(args), question.held.get("threads"))
 
-    def open_session(candidate: Candidate) -> OfflineSession:
+    def open_session(candidate: CandidateSettings) -> OfflineSession:
         session = OfflineSession(_engine_args(question, candidate).serving())
         recorder.engine = recorder.engine or session.info
         return session
@@ -243,7 +243,7 @@ def _run_live(
     return runs, recorder
 
 
-def _chosen(question: Question, found: Search, *, is_text: bool) -> list[Candidate]:
+def _chosen(question: Question, found: SearchResult, *, is_text: bool) -> list[CandidateSettings]:
     """The defaults and the best few; where guesses can be judged live only, the first and the best
     of them with guesses, too."""
     from octavo.tuning.space import DEFAULTS, SPECULATION

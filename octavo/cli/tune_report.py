@@ -20,15 +20,15 @@ if TYPE_CHECKING:
     from octavo.bench.record import Recorder
     from octavo.tuning.explain import TuningDecision
     from octavo.tuning.live_confirmation import LiveRuns
-    from octavo.tuning.outcome import Outcome
-    from octavo.tuning.search import Search, Tried
+    from octavo.tuning.outcome import LoadOutcome
+    from octavo.tuning.search import JudgedCandidate, SearchResult
 
 
 @dataclass(frozen=True)
 class Result:
     """``live`` is None where nothing was run."""
 
-    found: Search
+    found: SearchResult
     live: LiveRuns | None
     decision: TuningDecision
 
@@ -106,7 +106,7 @@ def _print(console: Console, result: Result) -> None:
 _HEAD = ("requests/s", "within limits", "tightest limit used", "which", "tokens/s")
 
 
-def _searched(tried: Tried) -> tuple[str, ...]:
+def _searched(tried: JudgedCandidate) -> tuple[str, ...]:
     return (str(tried.candidate), str(tried.num_requests), *_figures(tried.outcome))
 
 
@@ -116,7 +116,7 @@ def _lived(live: LiveRuns) -> Iterator[tuple[str, ...]]:
         yield ("", "simulated", *_figures(live.predicted[candidate]))
 
 
-def _figures(outcome: Outcome) -> tuple[str, ...]:
+def _figures(outcome: LoadOutcome) -> tuple[str, ...]:
     return (
         f"{outcome.goodput:.2f}",
         f"{outcome.attainment:.0%}",

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from octavo.bench.offline.session import OfflineSession
-    from octavo.calibration.validate import Case, Row
+    from octavo.calibration.validate import ValidationCase, ValidationRow
     from octavo.cost.hardware import Device
     from octavo.cost.measured_steps import MeasuredSteps
 
@@ -73,13 +73,15 @@ def run(args: argparse.Namespace) -> int:
     with common.open_session(common.engine_args(args, seed=args.seed)) as session:
         profile = known_or_measured(session)
         device, steps = find_device("auto")[0], profile.steps
-        cases = _cases(args, session, device, steps)
+        validation_cases = _cases(args, session, device, steps)
         with (
             Recorder(common.asked_for(args), session.args.threads) as recorder,
-            common.progress_over("running", len(cases)) as advance,
+            common.progress_over("running", len(validation_cases)) as advance,
         ):
             recorder.engine = session.info
-            rows = validate(session, device, steps, cases, lambda what, done, total: advance())
+            rows = validate(
+                session, device, steps, validation_cases, lambda what, done, total: advance()
+            )
     document = {
         "rows": [row.as_json() for row in rows],
         "summary": summary(rows),
@@ -95,7 +97,7 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _figure(model: str, rows: Sequence[Row]) -> Figure:
+def _figure(model: str, rows: Sequence[ValidationRow]) -> Figure:
     from octavo.plots.validation import live_and_simulated
 
     return live_and_simulated(rows, title=f"{model}: simulated and live")
@@ -103,13 +105,13 @@ def _figure(model: str, rows: Sequence[Row]) -> Figure:
 
 def _cases(
     args: argparse.Namespace, session: OfflineSession, device: Device, steps: MeasuredSteps
-) -> Sequence[Case]:
-    from octavo.calibration.validate import Case, cases
+) -> Sequence[ValidationCase]:
+    from octavo.calibration.validate import ValidationCase, validation_cases
     from octavo.workload.datasets import load_dataset
 
     if args.trace is None:
         return list(
-            cases(
+            validation_cases(
                 session,
                 device,
                 steps,
@@ -125,10 +127,10 @@ def _cases(
     if not times or None in times:
         raise ConfigError(f"{args.trace} does not say when requests come")
     sent = [time or 0.0 for time in times]
-    return [Case(args.trace, repeat, requests, sent) for repeat in range(args.repeats)]
+    return [ValidationCase(args.trace, repeat, requests, sent) for repeat in range(args.repeats)]
 
 
-def print_result(rows: Sequence[Row], document: dict[str, Any], console: Console) -> None:
+def print_result(rows: Sequence[ValidationRow], document: dict[str, Any], console: Console) -> None:
     common.print_figures(
         console,
         "simulated and live",

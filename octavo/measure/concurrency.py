@@ -1,7 +1,7 @@
-"""How many requests are in flight over a run, and the part of it in which that is steady.
+"""Requests in flight over a run, and its steady state.
 
-A run begins with an empty server and ends with an idle one; what it does in between, under load,
-is what a server that is always on would do.
+A run begins with an empty server and ends with an idle one; the part in between, under load, shows
+a server that is always on.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from itertools import pairwise
 
 from octavo.measure.request_record import RequestRecord
 
-# A closed loop replaces a request only when it has ended: dips that are this small a part of what
-# a request takes are no change of the load.
+# A closed loop replaces a request only when it has ended: dips shorter than this share of a request
+# are no change of the load.
 _BRIDGED_SHARE = 0.1
 
 
 def concurrency_curve(
     records: Iterable[RequestRecord], *, from_scheduled: bool = False
 ) -> list[tuple[float, int]]:
-    """(time, requests in flight from then on), in order of time; one entry for each time.
+    """Return pairs (time, requests in flight from then on), in order of time; one for each time.
 
-    ``from_scheduled``: those that should be in flight, that is with those that wait to be sent.
+    ``from_scheduled``: count from the time of schedule, with requests that wait to be sent.
     """
     changes: dict[float, int] = {}
     for record in records:
@@ -38,7 +38,7 @@ def concurrency_curve(
 
 
 def mean_concurrency(curve: Sequence[tuple[float, int]], begin: float, end: float) -> float:
-    """The mean over time; 0 before the curve begins and after it ends."""
+    """Return the mean over time; 0 before the curve begins and after it ends."""
     if end <= begin:
         return 0.0
     area = 0.0
@@ -48,7 +48,7 @@ def mean_concurrency(curve: Sequence[tuple[float, int]], begin: float, end: floa
 
 
 @dataclass(frozen=True, slots=True)
-class Window:
+class TimeWindow:
     """A part of a run, in seconds of its clock."""
 
     begin: float
@@ -59,12 +59,12 @@ class Window:
         return self.end - self.begin
 
     def holds(self, record: RequestRecord) -> bool:
-        """The whole request is in it."""
+        """True if the whole request is in it."""
         return record.sent >= self.begin and record.ended <= self.end
 
 
-def steady_window(records: Sequence[RequestRecord], share: float = 0.8) -> Window | None:
-    """The longest interval with at least ``share`` of the peak's requests in flight.
+def steady_window(records: Sequence[RequestRecord], share: float = 0.8) -> TimeWindow | None:
+    """Return the longest interval with at least ``share`` of the peak's requests in flight.
 
     Dips that last less than a tenth of the median request are passed over. None without requests.
     """
@@ -73,12 +73,12 @@ def steady_window(records: Sequence[RequestRecord], share: float = 0.8) -> Windo
         return None
     least = share * max(number for _, number in curve)
     bridge = _BRIDGED_SHARE * statistics.median(record.ended - record.sent for record in records)
-    spans: list[Window] = []
+    spans: list[TimeWindow] = []
     for (time, number), (until, _) in pairwise(curve):
         if number < least:
             continue
         if spans and time - spans[-1].end <= bridge:
-            spans[-1] = Window(spans[-1].begin, until)
+            spans[-1] = TimeWindow(spans[-1].begin, until)
         else:
-            spans.append(Window(time, until))
+            spans.append(TimeWindow(time, until))
     return max(spans, key=lambda span: span.length, default=None)

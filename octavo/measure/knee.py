@@ -1,11 +1,11 @@
-"""Where more load stops paying: the knee of a throughput curve.
+"""The knee of a throughput curve, from which on more load brings little.
 
 It is found as in Satopää et al., "Finding a 'Kneedle' in a Haystack" (ICDCSW 2011): both axes are
-brought to 0…1, and the knee is the point that stands highest above the straight line from the first
+scaled to 0…1, and the knee is the point that stands highest above the straight line from the first
 point to the last. Here the axis of concurrency is logarithmic, as it is swept by doubling, and the
 curve is that of the best throughput so far, as more load may well bring less.
 
-A highest point there always is; a knee there is not. What stands no higher than the noise of the
+A highest point always exists; a knee does not. A point that stands no higher than the noise of the
 measurement is none.
 """
 
@@ -18,9 +18,9 @@ from dataclasses import asdict, dataclass
 from itertools import accumulate
 from typing import Any
 
-from octavo.measure.statistics import Spread
+from octavo.measure.statistics import MedianRange
 
-# Of the height of the whole curve: what a knee must at least stand out by.
+# Share of the height of the whole curve by which a knee must stand out.
 LEAST_HEIGHT = 0.05
 # A curve that gains less than this in all is flat; one that gains as much by its last doubling is
 # still rising.
@@ -29,11 +29,12 @@ LEAST_GAIN = 0.1
 
 @dataclass(frozen=True, slots=True)
 class Knee:
-    """``verdict``: "knee", "rising", "flat", "unclear" or "too few points".
+    """The knee of a curve, or why there is none.
 
-    ``concurrency``: of the knee; of the first point if the curve is flat, which is all that is
-    needed then; else None. ``share``: of the best throughput that it has. ``height``: of the
-    highest point above the line, where the whole curve is 1 high.
+    ``verdict``: "knee", "rising", "flat", "unclear" or "too few points". ``concurrency``: of the
+    knee; of the first point if the curve is flat, which is all that is needed then; else None.
+    ``share``: of the best throughput that it has. ``height``: of the highest point above the line,
+    where the whole curve is 1 high.
     """
 
     verdict: str
@@ -45,7 +46,7 @@ class Knee:
         if self.verdict == "knee":
             return (
                 f"knee at {self.concurrency}: {self.share:.0%} of the best throughput; from there "
-                "on more load brings less, and makes everybody wait longer"
+                "on more load brings less, and makes every request wait longer"
             )
         return {
             "rising": "no knee: throughput still rises at the last point; sweep further",
@@ -58,8 +59,9 @@ class Knee:
         return asdict(self)
 
 
-def find_knee(concurrencies: Sequence[int], throughputs: Sequence[Spread]) -> Knee:
-    """The knee of throughput against concurrency. Concurrencies rise; throughputs are above 0."""
+def find_knee(concurrencies: Sequence[int], throughputs: Sequence[MedianRange]) -> Knee:
+    """Return the knee of throughput against concurrency. Concurrencies rise; throughputs are above
+    0."""
     if len(concurrencies) < 3:
         return Knee("too few points")
     medians = [spread.median for spread in throughputs]

@@ -1,4 +1,4 @@
-"""All that is made of the records of a load test, whether a server or a simulator answered."""
+"""The report on a load test, from its records, whether a server or a simulator answered."""
 
 from __future__ import annotations
 
@@ -8,25 +8,25 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from octavo.measure.concurrency import Window, steady_window
+from octavo.measure.concurrency import TimeWindow, steady_window
 from octavo.measure.metrics import LoadMetrics, bootstrap_intervals, summarize
 from octavo.measure.request_record import RequestRecord
 from octavo.measure.saturation import Saturation, saturation
-from octavo.measure.slo import Goodput, Slo, goodput
+from octavo.measure.slo import Goodput, RequestSlo, goodput
 from octavo.measure.statistics import percentile
 
 _LAG_SHARE = 0.1  # of the median TTFT that the 99th percentile of the send lag may be
 
 
 @dataclass(frozen=True)
-class SteadyState:
-    """The part of the run with much the same load.
+class SteadyStateMetrics:
+    """Metrics of the part of a run with a steady load.
 
-    ``metrics`` are those of the requests that are wholly in it. Its rates are those of what came in
-    the window, whichever request it belongs to: no work is left out at its edges.
+    ``metrics`` are those of the requests that are wholly in it. Its rates count every token and
+    completion in the window, whichever request it belongs to: no work is left out at its edges.
     """
 
-    window: Window
+    window: TimeWindow
     metrics: LoadMetrics
     request_throughput: float
     output_throughput: float
@@ -34,7 +34,7 @@ class SteadyState:
     @classmethod
     def of(
         cls, records: Sequence[RequestRecord], percents: Sequence[float], share: float
-    ) -> SteadyState | None:
+    ) -> SteadyStateMetrics | None:
         window = steady_window(records, share)
         if window is None or window.length <= 0:
             return None
@@ -65,12 +65,12 @@ class SteadyState:
 
 @dataclass(frozen=True)
 class LoadReport:
-    """Metrics, and how far they can be trusted."""
+    """Metrics of a run, with how far they can be trusted."""
 
     records: Sequence[RequestRecord]
     metrics: LoadMetrics
     intervals: dict[str, tuple[float, float]]
-    steady_state: SteadyState | None
+    steady_state: SteadyStateMetrics | None
     saturation: Saturation
     goodput: Goodput | None
     goodput_from_scheduled: Goodput | None
@@ -79,13 +79,14 @@ class LoadReport:
 
     @property
     def limits_ms(self) -> dict[str, float]:
-        """Of the SLO, by the upper-case names of latencies; none without one."""
+        """Limits of the SLO, by the upper-case names of latencies; empty without an SLO."""
         slo = self.goodput.slo.as_json() if self.goodput else {}
         return {name.removesuffix("_ms").upper(): limit for name, limit in slo.items()}
 
     @property
     def output_tokens_from(self) -> dict[str, int]:
-        """How many answers were counted by the server, by a tokenizer, or by their events."""
+        """Number of answers whose tokens were counted by the server, by a tokenizer, or by their
+        events."""
         return dict(Counter(each.output_tokens_from for each in self.records if each.completed))
 
 
@@ -94,11 +95,11 @@ def create_report(
     *,
     is_open_loop: bool,
     percents: Sequence[float] = (50, 90, 99),
-    slo: Slo | None = None,
+    slo: RequestSlo | None = None,
     steady_share: float = 0.8,
     seed: int = 0,
 ) -> LoadReport:
-    """The report on a run.
+    """Return the report on a run.
 
     Args:
         is_open_loop: requests came by a schedule, and not when others had ended.
@@ -112,7 +113,7 @@ def create_report(
         records,
         metrics,
         bootstrap_intervals(records, percents, seed),
-        SteadyState.of(records, percents, steady_share),
+        SteadyStateMetrics.of(records, percents, steady_share),
         saturation(records, is_open_loop=is_open_loop),
         goodput(records, slo, metrics.duration) if slo else None,
         goodput(records, slo, metrics.duration, from_scheduled=True) if slo else None,
@@ -124,13 +125,13 @@ def create_report(
 
 
 def error_line(record: RequestRecord) -> str:
-    """HTTP 429: too many requests"""
+    """Describe an error: ``HTTP 429: too many requests``."""
     status = "" if record.status in (0, 200) else f"HTTP {record.status}: "
     return status + " ".join((record.error or "").split())
 
 
 def _doubts(report: LoadReport) -> list[str]:
-    """What speaks against the figures, a line each."""
+    """Return reasons to doubt the figures, a line each."""
     found = []
     metrics, latencies = report.metrics, report.metrics.latencies
     if metrics.failed:

@@ -1,8 +1,8 @@
-"""What a load test says, from the records of its requests: latencies and throughputs.
+"""Metrics of a load test, from the records of its requests: latencies and throughputs.
 
-The definitions are those of ``vllm bench serve``, so that figures can be put side by side, except
-where it is known to be wrong: peak throughput counts tokens and not chunks, and peak concurrency
-is exact and not by whole seconds. docs/metrics.md has them all. Nothing here reads a clock.
+The definitions are those of ``vllm bench serve``, so that figures can be compared, except where
+those are known to be wrong: peak throughput counts tokens and not chunks, and peak concurrency is
+exact and not by whole seconds. docs/metrics.md has them all. Nothing here reads a clock.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ LATENCIES = (
 
 @dataclass(frozen=True, slots=True)
 class Distribution:
-    """Of at least one value, in the unit of the values. ``std`` is that of a population."""
+    """The distribution of one value or more, in their unit. ``std`` is that of a population."""
 
     count: int
     mean: float
@@ -46,7 +46,7 @@ class Distribution:
             len(ordered),
             mean,
             statistics.median(ordered),
-            # What statistics.pstdev gives, which computes with fractions, and so for a long time.
+            # As statistics.pstdev, which computes with fractions, and takes long.
             math.sqrt(math.fsum([(value - mean) ** 2 for value in ordered]) / len(ordered)),
             ordered[0],
             ordered[-1],
@@ -54,7 +54,7 @@ class Distribution:
         )
 
     def as_json(self, scale: float = 1e3) -> dict[str, Any]:
-        """By default in milliseconds, of seconds."""
+        """Return the figures, by default in milliseconds, of seconds."""
         return {
             "count": self.count,
             "mean": self.mean * scale,
@@ -67,13 +67,13 @@ class Distribution:
 
 
 def percent_name(percent: float) -> str:
-    """p99, p99.9"""
+    """Name a percentile: p99, p99.9."""
     return f"p{percent:g}"
 
 
 @dataclass(frozen=True, slots=True)
 class LoadMetrics:
-    """Of a run, or of a part of it. Seconds, and rates for each second.
+    """Metrics of a run, or of a part of it. Seconds, and rates per second.
 
     ``latencies`` lacks those that no request has, such as TPOT where all answers are one token.
     """
@@ -110,10 +110,10 @@ def summarize(
     percents: Sequence[float] = (50, 90, 99),
     duration: float | None = None,
 ) -> LoadMetrics:
-    """The metrics of these requests.
+    """Return the metrics of these requests.
 
-    Tokens and latencies are those of completed requests. ``duration`` is that of the run, from
-    the first sending to the last answer, if not given.
+    Tokens and latencies are those of completed requests. ``duration`` is that of the run, from the
+    first sending to the last answer, if not given.
     """
     completed = [record for record in records if record.completed]
     unfinished = sum(record.unfinished for record in records)
@@ -139,7 +139,7 @@ def summarize(
 
 
 def run_duration(records: Sequence[RequestRecord]) -> float:
-    """From the first sending to the last answer, or failure."""
+    """Seconds from the first sending to the last answer, or failure."""
     if not records:
         return 0.0
     ends = (record.last_token if record.completed else record.ended for record in records)
@@ -147,8 +147,8 @@ def run_duration(records: Sequence[RequestRecord]) -> float:
 
 
 def latency_values(records: Sequence[RequestRecord]) -> dict[str, list[float]]:
-    """Seconds, one value a completed request; for ITL one for each gap, of all requests together;
-    for the send lag one for each that was sent."""
+    """Return seconds, one value for each completed request; for ITL one for each gap, of all
+    requests together; for the send lag one for each that was sent."""
     completed = [record for record in records if record.completed]
     return {
         "ttft": [record.ttft for record in completed],
@@ -167,8 +167,8 @@ def latency_values(records: Sequence[RequestRecord]) -> dict[str, list[float]]:
 
 
 def peak_output_rate(completed: Sequence[RequestRecord], duration: float) -> float:
-    """The most output tokens of any second since the first sending; a run that is shorter than a
-    second is one bin."""
+    """Return the most output tokens of any second since the first sending; a run that is shorter
+    than a second is one bin."""
     if not completed or not duration:
         return 0.0
     begin = min(record.sent for record in completed)
@@ -184,10 +184,10 @@ def peak_output_rate(completed: Sequence[RequestRecord], duration: float) -> flo
 def bootstrap_intervals(
     records: Sequence[RequestRecord], percents: Sequence[float], seed: int = 0
 ) -> dict[str, tuple[float, float]]:
-    """95 % intervals of means, medians and percentiles, as if the requests were drawn again.
+    """Return 95 % intervals of means, medians and percentiles, by resampling the requests.
 
     Keys are as in the report: ``mean_ttft_ms``; values are in milliseconds. The gaps of one request
-    belong together, so that of ITL only the mean has one. None for fewer than two requests.
+    belong together, so that of ITL only the mean has one. Empty for fewer than two requests.
     """
     found: dict[str, tuple[float, float]] = {}
     completed = [record for record in records if record.completed]

@@ -1,4 +1,4 @@
-"""A file with one JSON object for each request of a load test."""
+"""A log file with one JSON object for each request of a load test."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def write_request_log(
 
 
 def read_request_log(path: str | Path) -> list[RequestRecord]:
-    """The records of a log in octavo's format.
+    """Read the records of a log in octavo's format.
 
     Raises:
         BenchmarkError: the file cannot be read, or a line is no record; says which.
@@ -57,7 +57,8 @@ def _read_lines(path: str | Path, text: str) -> Iterator[RequestRecord]:
 
 
 def to_aiperf(record: RequestRecord) -> dict[str, Any]:
-    """``{metadata, metrics: {name: {value, unit}}, error}``; times in the metadata are ns."""
+    """Return ``{metadata, metrics: {name: {value, unit}}, error}``; times in the metadata
+    are ns."""
     metrics: dict[str, tuple[float | list[float] | None, str]] = {}
     if record.completed:
         metrics = {

@@ -1,4 +1,4 @@
-"""What became of one request of a load test, and the metrics of one request.
+"""The record of one request of a load test, and its metrics.
 
 Times are seconds on one clock, which begins with the run; whether they were taken from sockets or
 from a simulator makes no difference here.
@@ -25,7 +25,7 @@ class RequestRecord:
     scheduled: float  # when it should have been sent
     sent: float
     ended: float  # when nothing more could come
-    queue_time: float = 0.0  # of waiting for one of the places that a concurrency limit leaves
+    queue_time: float = 0.0  # of waiting for a place below the concurrency limit
     connected: float | None = None
     first_byte: float | None = None
     first_token: float | None = None
@@ -35,7 +35,7 @@ class RequestRecord:
     prompt_tokens: int | None = None
     cached_tokens: int | None = None
     output_tokens: int = 0
-    output_tokens_from: str = "events"  # who counted: "usage", "tokenizer" or "events"
+    output_tokens_from: str = "events"  # counted by "usage", "tokenizer" or "events"
     finish_reason: str | None = None
     status: int = 200
     error: str | None = None
@@ -48,7 +48,7 @@ class RequestRecord:
 
     @property
     def send_lag(self) -> float:
-        """By how much the load generator itself was late."""
+        """Seconds by which the load generator itself was late."""
         return self.sent - self.scheduled - self.queue_time
 
     @property
@@ -63,7 +63,7 @@ class RequestRecord:
 
     @property
     def delay(self) -> float:
-        """From the time at which it should have been sent to that at which it was."""
+        """Seconds from the time at which it should have been sent to that at which it was."""
         return self.sent - self.scheduled
 
     @property
@@ -75,7 +75,7 @@ class RequestRecord:
 
     @property
     def itls(self) -> list[float]:
-        """The gaps between events with content; one event may carry several tokens."""
+        """Gaps between events with content; one event may carry several tokens."""
         return [after - before for before, after in pairwise(self.event_times)]
 
     @property
@@ -84,7 +84,8 @@ class RequestRecord:
         return self.e2el / self.output_tokens if self.output_tokens else None
 
     def tokens_of_events(self) -> list[int]:
-        """Tokens of each event. What is not known is what is left of the total, spread evenly."""
+        """Return the tokens of each event. Where the number is not known, it is the rest of the
+        total, spread evenly."""
         if None not in self.event_tokens:
             return list(self.event_tokens)  # type: ignore[arg-type]
         known = sum(count for count in self.event_tokens if count is not None)
@@ -94,7 +95,7 @@ class RequestRecord:
         return [next(shares) if count is None else count for count in self.event_tokens]
 
     def as_json(self) -> dict[str, Any]:
-        """Every field, by its name, times in seconds."""
+        """Return every field, by its name, times in seconds."""
         return dataclasses.asdict(self)
 
     @classmethod

@@ -1,4 +1,4 @@
-"""Result files: whole, or not there at all."""
+"""Writes result files atomically."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Did the server keep up with what it was sent, or did a queue grow?
+"""Tells whether the server kept up with its load, or a queue grew.
 
-Latencies of a run with more load than the server can bear say how long the run was, and nothing
-else: the queue grows for as long as requests are sent. Three signs tell it, of which one alone may
-be chance.
+Latencies of a run with more load than the server can bear depend on the length of the run, and on
+nothing else: the queue grows for as long as requests are sent. Three signs show it; one of them
+alone may be chance.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from octavo.measure.statistics import percentile
 KEEPING_UP, SATURATED, CANNOT_SAY = "keeping up", "saturated", "cannot say"
 
 _MIN_REQUESTS = 20
-_MIN_WINDOW = 3.0  # in what a request takes while there is no queue
+_MIN_WINDOW = 3.0  # times a request without a queue
 _MAX_DEFICIT = 0.1
 _MAX_GROWTH = 1.5  # from the first half to the second
 _LEAST_REQUESTS, _LEAST_SECONDS = 2.0, 0.01  # growth below that is no growth
@@ -27,7 +27,7 @@ _LEAST_REQUESTS, _LEAST_SECONDS = 2.0, 0.01  # growth below that is no growth
 
 @dataclass(frozen=True, slots=True)
 class Trend:
-    """A quantity in the first and in the second half of the window, and its slope a second."""
+    """A quantity in the first and in the second half of the window, and its slope per second."""
 
     first: float
     second: float
@@ -46,10 +46,10 @@ class Trend:
 
 @dataclass(frozen=True, slots=True)
 class Saturation:
-    """The verdict, why, and what it rests on; the figures are None where nothing can be said.
+    """The verdict, its reason and its figures, which are None where nothing can be said.
 
     ``deficit``: 1 - completions / arrivals while requests were sent. TTFT is from the scheduled
-    time, in seconds; ``concurrency`` counts what waits in the load generator, too.
+    time, in seconds; ``concurrency`` counts requests that wait in the load generator, too.
     """
 
     verdict: str
@@ -73,10 +73,10 @@ class Saturation:
 
 
 def saturation(records: Sequence[RequestRecord], *, is_open_loop: bool) -> Saturation:
-    """The verdict on a run.
+    """Return the verdict on a run.
 
     Args:
-        is_open_loop: requests came by a schedule, whatever became of those before.
+        is_open_loop: requests came by a schedule, not when others had ended.
     """
     if not is_open_loop:
         return Saturation(
@@ -157,7 +157,7 @@ def _concurrency_trend(records: Sequence[RequestRecord], begin: float, end: floa
 
 
 def _slope(points: Sequence[tuple[float, float]]) -> float:
-    """Of the line of least squares; 0 where it would be upright."""
+    """Slope of the line of least squares; 0 where it would be vertical."""
     mean_x = statistics.fmean(x for x, _ in points)
     mean_y = statistics.fmean(y for _, y in points)
     spread = sum((x - mean_x) ** 2 for x, _ in points)

@@ -1,7 +1,7 @@
-"""The report of ``octavo bench serve``: as text, as JSON, as files.
+"""The report of ``octavo bench serve`` as text, as JSON and as files.
 
-Names of lines, keys and files are those of ``vllm bench serve``, so that what reads its results
-reads these. What it does not have is told in sections, and under a key, of our own.
+Names of lines, keys and files are those of ``vllm bench serve``, so that programs that read its
+results read these. Figures that it does not have are in sections, and under a key, of their own.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _FEW_REQUESTS = 10
 
 @dataclass(frozen=True)
 class ServeSummary:
-    """What was asked for, as a result tells it."""
+    """The settings of a run, as a result tells them."""
 
     backend: str
     model_id: str
@@ -60,7 +60,8 @@ class ServeSummary:
         return self.request_rate if math.isfinite(self.request_rate) else "inf"
 
     def file_name(self) -> str:
-        """vLLM's pattern: ``{label}-{rate}qps[-concurrencyN]-{model}-{date}.json``."""
+        """Return a name of vLLM's pattern:
+        ``{label}-{rate}qps[-concurrencyN]-{model}-{date}.json``."""
         rate = f"{float(self.request_rate)}qps"
         if self.ramp_up is not None:
             strategy, start, end = self.ramp_up.values()
@@ -77,7 +78,7 @@ class ServeSummary:
 def to_text(
     report: LoadReport, summary: ServeSummary, shown: tuple[str, ...] = ("ttft", "tpot", "itl")
 ) -> str:
-    """The block that ``vllm bench serve`` prints, with our own sections behind it.
+    """Return the block that ``vllm bench serve`` prints, with our own sections after it.
 
     Args:
         shown: the latencies of ``SECTIONS`` that get a section.
@@ -277,7 +278,7 @@ def _latency_keys(name: str, distribution: Distribution | None) -> dict[str, flo
 
 
 def _arrays(report: LoadReport) -> dict[str, Any]:
-    """In the order of sending; zeros and an error for requests that failed, as vLLM has it."""
+    """Arrays in the order of sending; zeros and an error for requests that failed, as in vLLM."""
     done = [(record, record.completed) for record in report.records]
     return {
         "input_lens": [record.prompt_tokens or 0 for record, _ in done],
@@ -328,10 +329,10 @@ def save_result(
     *,
     append: bool = False,
 ) -> Path:
-    """Write the result; returns where it is.
+    """Write the result, and return its path.
 
     Args:
-        append: one result a line, behind those that are there.
+        append: one result a line, after those that are there.
 
     Raises:
         BenchmarkError: it cannot be written; what was there stays.

@@ -1,7 +1,7 @@
-"""Limits that a request must keep, and how many do: goodput and attainment.
+"""Limits of the latencies of a request, and the goodput and attainment of a run within them.
 
-Goodput is that of Zhong et al. ("DistServe", OSDI 2024): what is served within the limits, in each
-second. Attainment is the share of the requests that are.
+Goodput is that of Zhong et al. ("DistServe", OSDI 2024): requests within the limits, per second.
+Attainment is their share of all requests.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ _EXAMPLE = "write ttft:200 tpot:50 e2el:5000, in milliseconds"
 
 
 @dataclass(frozen=True, slots=True)
-class Slo:
-    """Limits in seconds; None where there is none. All must be met."""
+class RequestSlo:
+    """Limits of a request in seconds; None where there is none. All must be met."""
 
     ttft: float | None = None
     tpot: float | None = None
     e2el: float | None = None
 
     @classmethod
-    def from_texts(cls, texts: Iterable[str]) -> Slo | None:
-        """From ``ttft:200``, ``tpot=50ms``, ``e2el:5s``, apart or joined by commas; None from
-        nothing.
+    def from_texts(cls, texts: Iterable[str]) -> RequestSlo | None:
+        """Parse ``ttft:200``, ``tpot=50ms``, ``e2el:5s``, apart or joined by commas; None without
+        any.
 
         Raises:
             ConfigError: one is no such limit, or comes twice.
@@ -47,7 +47,7 @@ class Slo:
         return cls(**limits) if limits else None
 
     def met_limits(self, record: RequestRecord, from_scheduled: bool = False) -> dict[str, bool]:
-        """For each limit, whether a completed request met it; a failed one met none.
+        """Return, for each limit, whether a completed request met it; a failed one met none.
 
         An answer of one token has no TPOT, which counts as 0.
         """
@@ -63,7 +63,7 @@ class Slo:
         return {name: times[name] <= limit for name, limit in limits.items()}
 
     def as_json(self) -> dict[str, float]:
-        """Limits in milliseconds."""
+        """Return the limits in milliseconds."""
         values = {name: getattr(self, name) for name in LIMITS}
         return {f"{name}_ms": value * 1e3 for name, value in values.items() if value is not None}
 
@@ -83,7 +83,7 @@ def _parse_limit(text: str) -> tuple[str, float]:
 
 @dataclass(frozen=True, slots=True)
 class Attainment:
-    """How many of the requests met a limit, or all of them, with a 95 % interval (Wilson)."""
+    """Number of requests that met a limit, or all of them, with a 95 % interval (Wilson)."""
 
     good: int
     requests: int
@@ -108,9 +108,9 @@ class Attainment:
 
 @dataclass(frozen=True, slots=True)
 class Goodput:
-    """What was served within the limits. Rates are for each second of the run."""
+    """Requests and tokens within the limits. Rates are per second of the run."""
 
-    slo: Slo
+    slo: RequestSlo
     request_goodput: float
     token_goodput: float
     attainment: Attainment
@@ -128,14 +128,19 @@ class Goodput:
 
 
 def goodput(
-    records: Sequence[RequestRecord], slo: Slo, duration: float, *, from_scheduled: bool = False
+    records: Sequence[RequestRecord],
+    slo: RequestSlo,
+    duration: float,
+    *,
+    from_scheduled: bool = False,
 ) -> Goodput:
-    """Of the requests that have ended; those that an interruption cut off are left out.
+    """Return the goodput of the requests that have ended; those that an interruption cut off are
+    left out.
 
     Args:
         duration: of the run, in seconds.
-        from_scheduled: TTFT and E2EL from when a request should have been sent, as in MLPerf, so
-            that waiting in the load generator counts.
+        from_scheduled: measure TTFT and E2EL from when a request should have been sent, as in
+            MLPerf, so that waiting in the load generator counts.
     """
     ended = [record for record in records if not record.unfinished]
     met = [slo.met_limits(record, from_scheduled) for record in ended]

@@ -1,4 +1,4 @@
-"""Medians, percentiles and intervals, as every benchmark here reports them."""
+"""Medians, percentiles and intervals for all benchmarks."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from dataclasses import dataclass
 
 
 def percentile(values: Sequence[float], percent: float) -> float:
-    """By linear interpolation between the two nearest ranks; exact, from all values.
+    """Return a percentile, by linear interpolation between the two nearest ranks; exact, from all
+    values.
 
     ``percent`` is 0 to 100. The same as numpy's default ("linear", type 7 of Hyndman and Fan 1996).
 
@@ -28,28 +29,33 @@ def percentile(values: Sequence[float], percent: float) -> float:
     return ordered[low] + (ordered[high] - ordered[low]) * (place - low)
 
 
+def mean_or_percentile(values: Sequence[float], percent: float | None) -> float:
+    """Return a percentile of some values; their mean for None."""
+    return sum(values) / len(values) if percent is None else percentile(values, percent)
+
+
 @dataclass(frozen=True, slots=True)
-class Spread:
-    """A figure over repetitions: a machine that others use gives no two equal ones."""
+class MedianRange:
+    """The median and the range of a figure over repetitions."""
 
     median: float
     min: float
     max: float
 
     @classmethod
-    def of(cls, values: Sequence[float]) -> Spread:
+    def of(cls, values: Sequence[float]) -> MedianRange:
         return cls(statistics.median(values), min(values), max(values))
 
     def as_json(self) -> dict[str, float]:
         return {"median": self.median, "min": self.min, "max": self.max}
 
-    def scaled(self, factor: float) -> Spread:
-        return Spread(self.median * factor, self.min * factor, self.max * factor)
+    def scaled(self, factor: float) -> MedianRange:
+        return MedianRange(self.median * factor, self.min * factor, self.max * factor)
 
 
 def wilson_interval(successes: int, trials: int, z: float = 1.959964) -> tuple[float, float]:
-    """The interval of a share (Wilson 1927), by default for 95 %: sound for few trials, and for
-    shares near 0 and 1. (0, 1) where nothing was tried."""
+    """Return the interval of a share (Wilson 1927), by default for 95 %: sound for few trials, and
+    for shares near 0 and 1. (0, 1) without trials."""
     if trials == 0:
         return 0.0, 1.0
     share = successes / trials
@@ -60,7 +66,7 @@ def wilson_interval(successes: int, trials: int, z: float = 1.959964) -> tuple[f
 
 
 def resamples(count: int, rounds: int = 200, seed: int = 0) -> list[list[int]]:
-    """For each round, the indices of ``count`` values that are drawn from as many, with
+    """Return, for each round, the indices of ``count`` values that are drawn from as many, with
     replacement. The same seed gives the same ones."""
     draws, indices = random.Random(seed), list(range(count))
     return [draws.choices(indices, k=count) for _ in range(rounds)]
@@ -73,8 +79,8 @@ def bootstrap(
     *,
     confidence: float = 0.95,
 ) -> dict[str, tuple[float, float]]:
-    """The percentile intervals of statistics over samples, as ``resamples`` draws them (Efron
-    1979). Statistics are handed a sample in ascending order."""
+    """Return the percentile intervals of statistics over samples, as ``resamples`` draws them
+    (Efron 1979). Statistics are given a sample in ascending order."""
     found: dict[str, list[float]] = {name: [] for name in statistics}
     for drawn in samples:
         sample = sorted([values[index] for index in drawn])
@@ -94,6 +100,6 @@ def bootstrap_interval(
     rounds: int = 200,
     seed: int = 0,
 ) -> tuple[float, float]:
-    """The interval of one statistic; see ``bootstrap``."""
+    """Return the interval of one statistic; see ``bootstrap``."""
     samples = resamples(len(values), rounds, seed)
     return bootstrap(values, {"": statistic}, samples, confidence=confidence)[""]

@@ -58,8 +58,8 @@ def _case(lengths: str, slots: int, arrivals: str) -> dict[str, Any]:
     load = LoadSettings(request_rate=ARRIVALS[arrivals])
     for batching in BATCHINGS:
         engine = {"batching": batching, "max_num_seqs": slots}
-        flights, case["runs"][batching] = _run(workload, load, engine)
-        case["requests"] = [_request(flight) for flight in flights]
+        requests, case["runs"][batching] = _run(workload, load, engine)
+        case["requests"] = [_request(request) for request in requests]
     return case
 
 
@@ -70,16 +70,17 @@ def _run(
     simulation = prepare(MODEL, fleet, workload, load, engine=engine)
     steps: list[ReplicaStepTimes] = []
     result = simulation.run(watch=steps.append).result
-    numbers = {flight.ask.request_id: flight.number for flight in result.flights}
-    return result.flights, {
+    numbers = {each.prompt.request_id: each.number for each in result.requests}
+    return result.requests, {
         "seconds": _rounded(result.makespan_s),
-        "ttft": [_rounded(flight.record.ttft) for flight in result.flights],
+        "ttft": [_rounded(request.record.ttft) for request in result.requests],
         "steps": [_step(times, numbers) for times in steps],
     }
 
 
-def _request(flight: SimRequest) -> list[float]:
-    return [_rounded(flight.record.sent), flight.ask.input_len, flight.ask.output_len]
+def _request(request: SimRequest) -> list[float]:
+    prompt = request.prompt
+    return [_rounded(request.record.sent), prompt.input_len, prompt.output_len]
 
 
 def _step(times: ReplicaStepTimes, numbers: dict[str, int]) -> list[Any]:

@@ -1,16 +1,17 @@
-"""Planning: does it fit, how fast is it, for how many, at what cost, what binds, what to change.
+"""Planning of deployments: whether a model fits, its speed, concurrency and cost, what binds, and
+what helps.
 
     from octavo.planner import Traffic, plan
 
     found = plan("llama-3.1-8b", "h100-sxm", Traffic(1024, 256, rate=10), slo="ttft=500,tpot=50")
     print(found.is_feasible, found.service.latency(99).tpot, found.bill.per_million_output_tokens)
 
-    answer -> deployment -> closed_batch, steady_state   what becomes of traffic, by what steps cost
-              verdict, sizing, advice                whether that will do, what would, what helps
+    answer -> deployment -> closed_batch, steady_state   latency and throughput, from step costs
+              verdict, sizing, advice                feasibility, sizes that do, improvements
               queueing, money, slo                   formulas
 
-All of it is formula on `octavo.cost`, in plain Python. Importing this package is cheap: a name
-below brings in what it needs when it is first used.
+All of it is formulas over `octavo.cost`, in plain Python. Importing this package is cheap: a name
+below is imported when it is first used.
 """
 
 from __future__ import annotations

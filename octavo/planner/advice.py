@@ -1,8 +1,8 @@
-"""What to change, and what it would bring: each advice is another plan, computed like the first.
+"""Advises changes to a deployment, each judged as a plan of its own, with its gain in figures.
 
 Nothing is advised because it is usual. A change is tried on the model, the hardware and the traffic
-that are asked about, and is named only if it makes possible what was not, or makes it better by
-more than a twentieth; its gain is said in figures before and after.
+of the plan, and is advised only if it makes the traffic feasible, or improves figures by more than
+a twentieth.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from octavo.speculation.analysis import batched_speedup, expected_tokens
 # A change that brings less than this share is not worth the trouble.
 LEAST_GAIN = 0.05
 
-# How often a token that is looked up in the request's own text is right, where answers copy a part
-# of what they were asked; and how many are guessed at once.
+# Acceptance rate of draft tokens that are looked up in the request's own text, where answers copy a
+# part of their prompt; and how many are drafted at once.
 _ACCEPTANCE, _DRAFT_LENGTH = 0.6, 4
 
-# Of a device that has nothing else to do; the rest is for what no allocator counts.
+# Share of a device that has no other work; the rest is for memory that no allocator counts.
 _UTILIZATION = 0.95
 
-# Why a change cannot be tried out with the model at hand, on the machine that it is on.
+# Why a change cannot be measured with the model at hand, on this machine.
 _OTHER_WEIGHTS = "it takes a model with such weights: name one with --try"
 _OTHER_DEVICES = "it takes other devices"
 
@@ -43,12 +43,12 @@ _SHARED_PREFIX = 0.5  # of a prompt, where it begins with instructions that all 
 
 @dataclass(frozen=True, slots=True)
 class AdviceTrial:
-    """How octavo's engine can show what a change brings.
+    """A trial by which octavo's own engine can measure the gain of an advice.
 
     Args:
-        settings: of `EngineArgs`, that are changed.
-        shared_prefix: tokens that prompts begin with, whose keys and values are known.
-        on_text: answers go on from real texts, of which guesses can be made.
+        settings: fields of `EngineArgs` that are changed.
+        shared_prefix: tokens that prompts begin with, and that are in the prefix cache.
+        on_text: prompts are real texts, from which tokens can be drafted.
     """
 
     settings: Mapping[str, Any] = field(default_factory=dict)
@@ -58,9 +58,9 @@ class AdviceTrial:
 
 @dataclass(frozen=True, slots=True)
 class Advice:
-    """``what`` to do, ``why`` it matters here, and the ``gain`` in figures.
+    """A change that helps: ``what`` to do, ``why`` it matters here, and the ``gain`` in figures.
 
-    ``trial``: how to see that, or in words what that would take.
+    ``trial``: how to measure that, or what a measurement would take, in words.
     """
 
     what: str
@@ -73,7 +73,7 @@ class Advice:
 
 
 class _Change(NamedTuple):
-    """Something that could be done, and the deployment that it would make."""
+    """A change, and the deployment that it makes."""
 
     what: str
     why: str
@@ -82,28 +82,28 @@ class _Change(NamedTuple):
 
 
 def advise(verdict: Verdict, slo: Slo) -> list[Advice]:
-    """What would help, what helps most first."""
+    """Return the changes that help, the most helpful first."""
     found: list[tuple[float, Advice]] = []
-    foreseen = _foreseen(verdict, slo)
+    predicted = _predicted_only(verdict, slo)
     for change in _changes(verdict.deployment, verdict.traffic, slo):
         try:
             after = judge(change.deployment, verdict.traffic, slo)
         except ConfigError:
             continue  # such a model cannot be laid out so, or nothing is known of it
-        before = verdict if change.deployment.is_measured else foreseen
+        before = verdict if change.deployment.is_measured else predicted
         worth, gain = gain_of(before, after)
         if worth > LEAST_GAIN:
             found.append((worth, Advice(change.what, change.why, gain, change.trial)))
     found += _shorter_requests(verdict)
     if verdict.service is not None and verdict.service.is_stable:
-        found += _guessing(verdict)
+        found += _speculative_decoding(verdict)
         found += _sharing_prompts(verdict, slo)
     return [advice for _, advice in sorted(found, key=lambda pair: -pair[0])]
 
 
-def _foreseen(verdict: Verdict, slo: Slo) -> Verdict:
-    """The same with no step measured: what a change that was not would bring is told by what is
-    known of both in the same way."""
+def _predicted_only(verdict: Verdict, slo: Slo) -> Verdict:
+    """Judge the same deployment without measured steps: both sides of a change that was not
+    measured are predicted in the same way."""
     if not verdict.deployment.is_measured:
         return verdict
     return judge(replace(verdict.deployment, measured=None), verdict.traffic, slo)
@@ -117,13 +117,13 @@ def _changes(deployment: Deployment, traffic: Traffic, slo: Slo) -> Iterator[_Ch
     yield from _smaller_kv(deployment, traffic)
     yield from _other_layouts(deployment)
     yield from _other_budgets(deployment)
-    yield from _other_seats(deployment, traffic)
+    yield from _other_slots(deployment, traffic)
     yield from _more_memory(deployment)
     yield from _more_devices(deployment, traffic, slo)
 
 
 def _fewer_bits(deployment: Deployment, traffic: Traffic) -> Iterator[_Change]:
-    """Of weights: they are read for every token of a small batch."""
+    """Quantize the weights, which are read for every token of a small batch."""
     spec, device, held = deployment.spec, deployment.device, deployment.memory.weights_bytes
     reading = ms(held / device.memory_bandwidth)
     has_experts = any(each.experts is not None for each in deployment.steps.model.matrices)
@@ -139,7 +139,7 @@ def _fewer_bits(deployment: Deployment, traffic: Traffic) -> Iterator[_Change]:
 
 
 def _smaller_kv(deployment: Deployment, traffic: Traffic) -> Iterator[_Change]:
-    """Keys and values of 8 bits: more requests fit, and less is read for each."""
+    """Keep keys and values in 8 bits: more requests fit, and less is read for each."""
     precision = deployment.precision
     kv = precision_of(deployment.spec, None, deployment.profile.kv_dtype("fp8")).kv
     changed = replace(deployment, precision=replace(precision, kv=kv))
@@ -154,7 +154,7 @@ def _smaller_kv(deployment: Deployment, traffic: Traffic) -> Iterator[_Change]:
 
 
 def _other_layouts(deployment: Deployment) -> Iterator[_Change]:
-    """The same devices, with each matrix on twice as many of them, or on half."""
+    """Split each matrix over twice as many of the same devices, or over half."""
     parallel, replicas = deployment.parallel, deployment.replicas
     reading = ms(deployment.memory.weights_bytes / deployment.device.memory_bandwidth)
     if replicas % 2 == 0:
@@ -179,7 +179,7 @@ def _with_tp(parallel: Parallel, factor: float) -> Parallel:
 
 
 def _other_budgets(deployment: Deployment) -> Iterator[_Change]:
-    """How much of prompts a step computes."""
+    """Compute more or fewer prompt tokens in a step."""
     limits = deployment.settled
     for factor in (2.0, 0.5):
         budget = max(1, int(limits.max_num_batched_tokens * factor))
@@ -196,8 +196,8 @@ def _other_budgets(deployment: Deployment) -> Iterator[_Change]:
         )
 
 
-def _other_seats(deployment: Deployment, traffic: Traffic) -> Iterator[_Change]:
-    """How many run at once: as many as are asked for and fit, and no memory for more."""
+def _other_slots(deployment: Deployment, traffic: Traffic) -> Iterator[_Change]:
+    """Change the number of slots to the requests that are asked for and fit."""
     limits, fitting = deployment.settled, deployment.max_concurrency(traffic.total_len)
     asked = traffic.concurrency or (1 if traffic.rate is None else fitting)
     each = -(-min(asked, fitting or asked) // deployment.num_groups)
@@ -215,7 +215,7 @@ def _other_seats(deployment: Deployment, traffic: Traffic) -> Iterator[_Change]:
 
 
 def _more_memory(deployment: Deployment) -> Iterator[_Change]:
-    """What an engine leaves alone of a device that nobody else uses."""
+    """Let the engine use more of a device that no other program uses."""
     memory, share = deployment.memory, deployment.settled.utilization
     if deployment.device.kind == "gpu" and share < _UTILIZATION:
         yield _Change(
@@ -227,7 +227,7 @@ def _more_memory(deployment: Deployment) -> Iterator[_Change]:
 
 
 def _more_devices(deployment: Deployment, traffic: Traffic, slo: Slo) -> Iterator[_Change]:
-    """As many as it takes, where those that there are do not do."""
+    """Use as many devices as the traffic takes, where there are too few."""
     if judge(deployment, traffic, slo).is_feasible:
         return
     enough = fewest_devices(deployment, traffic, slo)
@@ -244,8 +244,9 @@ def _more_devices(deployment: Deployment, traffic: Traffic, slo: Slo) -> Iterato
 def _several_at_once(
     deployment: Deployment, traffic: Traffic, slo: Slo, enough: Verdict | None
 ) -> Iterator[_Change]:
-    """Fewer bits of weights, of keys and values, and more devices, together: what takes the fewest
-    devices, and changes least among these. Nothing where fewer ``enough`` as they are would do."""
+    """Combine fewer bits of weights and KV cache with more devices: the combination that takes the
+    fewest devices, and of these the one that changes least. Nothing where more devices alone
+    (``enough``) are as few."""
     found: list[tuple[tuple[int, int, float], list[str], Deployment]] = []
     for changes, changed in _with_fewer_bits(deployment):
         verdict = fewest_devices(changed, traffic, slo)
@@ -271,7 +272,7 @@ def _several_at_once(
 
 
 def _with_fewer_bits(deployment: Deployment) -> Iterator[tuple[list[str], Deployment]]:
-    """Weights and cache in fewer bits, in all combinations but none, and how each is said."""
+    """Yields combinations of weights and cache in fewer bits, with how each change is named."""
     spec, now = deployment.spec, deployment.precision
     caches = [("", now.kv)]
     fp8 = precision_of(spec, None, deployment.profile.kv_dtype("fp8")).kv
@@ -291,7 +292,7 @@ def _with_fewer_bits(deployment: Deployment) -> Iterator[tuple[list[str], Deploy
 
 
 def _devices(deployment: Deployment) -> str:
-    """``2 A100-80 SXM, with tp = 2``."""
+    """Name the devices and the layout, as in ``2 A100-80 SXM, with tp = 2``."""
     parallel = deployment.parallel
     return f"{deployment.num_devices} {deployment.device.name}, with tp = {parallel.tp}"
 
@@ -300,7 +301,7 @@ def _devices(deployment: Deployment) -> str:
 
 
 def gain_of(before: Verdict, after: Verdict) -> tuple[float, str]:
-    """How much a change is worth, 0 where it is not, and in which figures."""
+    """Return how much a change is worth (0 where it does not help), and its gain in figures."""
     if after.service is None or (before.is_feasible and not after.is_feasible):
         return 0.0, ""
     if before.service is None or not before.service.is_stable:
@@ -315,8 +316,8 @@ def gain_of(before: Verdict, after: Verdict) -> tuple[float, str]:
 
 
 def _log_gain(before: Verdict, after: Verdict) -> float:
-    """Of answers a second from each device, of the time that they take, and a little of how many
-    fit, which somebody may need."""
+    """Sum of the logarithms of the gains in requests per second and device, in latency, and, with
+    less weight, in the number of requests that fit."""
     assert before.service is not None and after.service is not None
     rates = [
         each.service.requests_per_second.value / each.deployment.num_devices
@@ -346,7 +347,8 @@ def _figures(verdict: Verdict) -> str:
 
 
 def _shorter_requests(verdict: Verdict) -> Iterator[tuple[float, Advice]]:
-    """Most engines do not start where one request of the greatest length would not fit."""
+    """Lower the context length, where one request of the full length does not fit: most engines
+    then refuse to start."""
     memory, most = verdict.deployment.memory, verdict.deployment.settled.max_model_len
     if memory.num_blocks == 0 or memory.max_concurrency(most) >= 1:
         return
@@ -362,9 +364,9 @@ def _shorter_requests(verdict: Verdict) -> Iterator[tuple[float, Advice]]:
     )
 
 
-def _guessing(verdict: Verdict) -> Iterator[tuple[float, Advice]]:
-    """Speculative decoding, if further rows of a step cost less than the tokens that they bring.
-    States cannot be taken back by what turns out to be wrong, as keys and values can."""
+def _speculative_decoding(verdict: Verdict) -> Iterator[tuple[float, Advice]]:
+    """Use speculative decoding, if further rows of a step cost less than the tokens that they
+    bring. Recurrent states rule it out: unlike keys and values, they cannot be rolled back."""
     deployment, service, traffic = verdict.deployment, verdict.service, verdict.traffic
     assert service is not None
     if any(each.state_bytes for each in deployment.steps.model.attention):
@@ -383,18 +385,19 @@ def _guessing(verdict: Verdict) -> Iterator[tuple[float, Advice]]:
     yield (
         math.log(speed),
         Advice(
-            f"guess {_DRAFT_LENGTH} tokens ahead (speculation)",
+            f"draft {_DRAFT_LENGTH} tokens in each step (speculative decoding)",
             f"with {batch} under way, a step that verifies them takes {rows / plain:.2f} times as "
             "long as one that does not",
-            f"{speed:.2f} × the tokens of a stream, where {_ACCEPTANCE:.0%} of the guesses are "
-            "right; measure that with `octavo bench spec`",
+            f"{speed:.2f} × the tokens of a stream, where {_ACCEPTANCE:.0%} of the draft "
+            "tokens are accepted; measure that with `octavo bench spec`",
             AdviceTrial({"spec_method": "auto"}, on_text=True),
         ),
     )
 
 
 def _sharing_prompts(verdict: Verdict, slo: Slo) -> Iterator[tuple[float, Advice]]:
-    """Prefix caching, if prompts take a good part of the time: prompts of the rest alone."""
+    """Use prefix caching, if prompts take a good part of the time; judged as traffic with shorter
+    prompts."""
     service, traffic = verdict.service, verdict.traffic
     assert service is not None
     shared = int(traffic.input_len * _SHARED_PREFIX)

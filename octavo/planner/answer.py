@@ -1,7 +1,7 @@
-"""A plan: whether a model fits on some hardware, how fast it is there, for how many, at what cost,
-what binds, what to change, and how sure that is.
+"""The plan of a model on some hardware, with its speed, concurrency and cost, what binds, what to
+change, and how certain that is.
 
-Nothing is loaded or started, and nothing but the shape of the model is read.
+Nothing is loaded or started; only the shape of the model is read.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from octavo.base.errors import ConfigError
+from octavo.base.renamed import RenamedAttribute
 from octavo.cost.engine_profile import Limits, profile
 from octavo.cost.hardware import Device
 from octavo.cost.hardware_table import find_device
@@ -25,8 +26,8 @@ from octavo.cost.step_cost import StepCost
 from octavo.cost.work import Span
 from octavo.planner.calibrated_steps import CalibratedSteps
 from octavo.planner.deployment import Deployment
-from octavo.planner.latency import Service, decode_time, prefill_time, prompt_chunks
-from octavo.planner.layouts import best_layout
+from octavo.planner.latency import ServiceEstimate, decode_time, prefill_time, prompt_chunks
+from octavo.planner.layout_choice import best_layout
 from octavo.planner.money import USUAL_UTILIZATION, Bill, Price, bill, listed, watts_of
 from octavo.planner.slo import Slo, parse_slo
 from octavo.planner.traffic import Traffic
@@ -34,25 +35,26 @@ from octavo.planner.verdict import Verdict, judge
 
 if TYPE_CHECKING:
     from octavo.planner.advice import Advice
-    from octavo.planner.feasible_alternatives import Nearest
+    from octavo.planner.feasible_alternatives import FeasibleAlternatives
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
-    """What is asked of the planner. None is chosen, or what is usual.
+    """The question that a plan answers. A field that is None is chosen, or takes the usual value.
 
     Args:
-        hardware: a device and how many, as `octavo.cost.hardware_table.find_device` has them.
-        hardware_file: of devices of one's own, beside those of the table.
-        tp, pp, ep, dp: where none is given, the best layout over all of the devices is taken.
+        hardware: a device and how many, as `octavo.cost.hardware_table.find_device` reads them.
+        hardware_file: devices of one's own, beside those of the table.
+        tp, pp, ep, dp: the layout; where none is given, the best one over all of the devices is
+            taken.
         slo: see `octavo.planner.slo.parse_slo`.
         engine: whose rules of memory and overheads hold; see `octavo.cost.engine_profile`.
         limits: of the engine.
         price: of one device; None is what it was found for.
-        utilization: share of its capacity at which it works, as far as cost goes. Where a rate is
-            given it follows from that.
-        measured: steps of this model that were timed; they are used where nothing else is asked
-            about than what was timed.
+        utilization: share of its capacity at which it works, for the cost. Where a rate is
+            given, it follows from that.
+        measured: step times of this model; they are used where the plan is of the configuration
+            that was measured.
     """
 
     model: str | ModelSpec
@@ -75,7 +77,7 @@ class Question:
 
     @property
     def parallel(self) -> Parallel | None:
-        """The layout that was given, None where it is to be chosen."""
+        """The layout that was given; None where it is to be chosen."""
         degrees = (self.tp, self.pp, self.ep, self.dp)
         if all(degree is None for degree in degrees):
             return None
@@ -83,7 +85,7 @@ class Question:
 
     @property
     def spec(self) -> ModelSpec:
-        """Of the model; nothing is fetched."""
+        """The shape of the model; nothing is fetched."""
         return self.model if isinstance(self.model, ModelSpec) else open_spec(self.model)
 
     @property
@@ -96,22 +98,22 @@ class Question:
 def plan(
     model: str | ModelSpec, hardware: str = "auto", traffic: Traffic | None = None, **choices: Any
 ) -> Plan:
-    """What becomes of a model on some hardware.
+    """Return the plan of a model on some hardware.
 
     Args:
         model: a name of the catalogue, a model that is here, a ``config.json``, folder or GGUF.
         choices: other fields of `Question`.
 
     Raises:
-        ConfigError: something that is asked cannot be, or contradicts something else; names that
-            are not known come with the nearest ones.
-        ModelError: a file of the model is damaged, or of a kind that is not known.
+        ConfigError: a value is not possible, or contradicts another one; for unknown names,
+            similar known ones are told.
+        ModelError: a file of the model is damaged, or of an unknown kind.
     """
     return answer(Question(model=model, hardware=hardware, traffic=traffic or Traffic(), **choices))
 
 
 def answer(question: Question) -> Plan:
-    """The same of a question."""
+    """Return the plan that answers a question; see `plan`."""
     slo, traffic, parallel = question.limits_of_answers, question.traffic, question.parallel
     if question.utilization is not None and traffic.rate is not None:
         raise ConfigError(
@@ -129,7 +131,7 @@ def answer(question: Question) -> Plan:
 def deployment_of(
     question: Question, spec: ModelSpec, device: Device, quantization: str | None
 ) -> Deployment:
-    """One replica as the question has it, on other hardware or in other bits."""
+    """Return one replica as the question asks for it, on some device and with some weights."""
     engine = profile(question.engine)
     kv_cache_dtype = engine.kv_dtype(question.kv_cache_dtype)
     return Deployment(
@@ -154,11 +156,14 @@ def _replicas(count: int, parallel: Parallel) -> int:
 
 @dataclass(frozen=True)
 class Plan:
-    """The answer. What cannot be, as the latency of what does not fit, is None."""
+    """The answer to a question. Figures that do not exist, such as the latency of a model that does
+    not fit, are None."""
 
     question: Question
     verdict: Verdict
     slo: Slo
+
+    nearest = RenamedAttribute("feasible_alternatives")
 
     @property
     def is_feasible(self) -> bool:
@@ -173,14 +178,14 @@ class Plan:
         return self.verdict.traffic
 
     @property
-    def service(self) -> Service | None:
-        """What becomes of the traffic, if all of it is answered."""
+    def service(self) -> ServiceEstimate | None:
+        """The latency and throughput of the traffic, if all of it is answered."""
         service = self.verdict.service
         return service if service is not None and service.is_stable else None
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """What there is to say of the model's files, of the engine, and of who waits."""
+        """Remarks on the files of the model, on the engine, and on requests that wait."""
         spec, others = self.deployment.spec, self._of_the_engine()
         if self.question.quantization is not None or spec.source is not None:
             return (*spec.notes, *others)
@@ -189,7 +194,7 @@ class Plan:
         return (*spec.notes, *notes(spec), *others)
 
     def _of_the_engine(self) -> Iterator[str]:
-        """Where it does not run, and who waits."""
+        """Yields remarks on devices that the engine does not run on, and on requests that wait."""
         deployment, traffic = self.deployment, self.traffic
         engine, device = deployment.profile.name, deployment.device
         if not deployment.profile.runs_on(device):
@@ -197,7 +202,7 @@ class Plan:
                 f"{engine} does not run on {device.name}: the figures are those that it would have "
                 "there; --profile names an engine that does"
             )
-        places = deployment.seats(traffic.total_len).max_num_seqs * deployment.num_groups
+        places = deployment.slots(traffic.total_len).max_num_seqs * deployment.num_groups
         asked = traffic.concurrency or 1
         if traffic.rate is None and self.service is not None and places < asked:
             ttft = self.service.latency(99).ttft.value
@@ -210,9 +215,9 @@ class Plan:
 
     @property
     def streams(self) -> int:
-        """Answers under way in a step: those that are asked for, or that fit."""
+        """Number of requests in a decode step: those that are asked for, or that fit."""
         deployment = self.deployment
-        most = deployment.seats(self.traffic.total_len).max_num_seqs
+        most = deployment.slots(self.traffic.total_len).max_num_seqs
         if self.service is not None and self.traffic.rate is not None:
             under_way = self.service.streams.value / deployment.num_groups
         else:
@@ -232,13 +237,13 @@ class Plan:
 
     @cached_property
     def prefill_cost(self) -> StepCost:
-        """Of the first step of a prompt alone, by operation."""
+        """Cost of the first step of a prompt alone, by operation."""
         budget = self.deployment.settled.max_num_batched_tokens
         return self.deployment.step_cost(prompt_chunks(self.traffic.input_len, budget)[:1])
 
     @cached_property
     def decode_cost(self) -> StepCost:
-        """Of a step of all streams, half way to their ends, by operation."""
+        """Cost of a step of all streams, half way to their ends, by operation."""
         return self.deployment.step_cost([Span(self._context - 1, 1)] * self.streams)
 
     @property
@@ -249,8 +254,8 @@ class Plan:
 
     @cached_property
     def capacity(self) -> Prediction | None:
-        """Requests a second that are answered at the most, limits or not: at a rate the highest
-        that is, else what becomes of those that begin together."""
+        """Requests per second that are answered at most, limits or not: the highest stable rate, or
+        the throughput of the requests that begin together."""
         service = self.service
         if service is None:
             return None
@@ -266,7 +271,7 @@ class Plan:
 
     @cached_property
     def bill(self) -> Bill | None:
-        """None where nothing is answered, or no price is known."""
+        """The cost; None where nothing is answered, or no price is known."""
         capacity, device = self.capacity, self.deployment.device
         price = self.question.price or listed(device)
         if capacity is None or price is None or self.service is None:
@@ -287,7 +292,7 @@ class Plan:
             return min(1.0, self.traffic.rate / capacity.value)
         return self.question.utilization or USUAL_UTILIZATION
 
-    # -- what to change: imported where it is asked for, as plans themselves need nothing of it --
+    # -- what to change: imported where it is asked for, as plans themselves do not need it --
 
     @cached_property
     def advice(self) -> list[Advice]:
@@ -296,8 +301,8 @@ class Plan:
         return advise(self.verdict, self.slo)
 
     @cached_property
-    def nearest(self) -> Nearest | None:
-        """What could be had instead; None where what is asked can."""
-        from octavo.planner.feasible_alternatives import nearest
+    def feasible_alternatives(self) -> FeasibleAlternatives | None:
+        """Traffic, limits and sizes that are feasible instead; None where the plan is."""
+        from octavo.planner.feasible_alternatives import feasible_alternatives
 
-        return None if self.is_feasible else nearest(self.verdict, self.slo)
+        return None if self.is_feasible else feasible_alternatives(self.verdict, self.slo)

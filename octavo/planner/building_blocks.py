@@ -1,13 +1,11 @@
-"""What deployments are made of, as JSON: models, devices, engines, types of numbers.
+"""The parts of deployments as JSON: models, devices, engines, number types.
 
-From these and from what somebody chooses, whoever has the formulas of docs/planning.md computes any
-deployment: the page does, without a server. A field that has its default is left out of the parts
-of a model.
+From these and a choice among them, the formulas of docs/planning.md give any deployment: the page
+computes them without a server. A field that has its default is left out of the parts of a model.
 """
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import MISSING, asdict, fields
@@ -15,6 +13,7 @@ from itertools import groupby
 from typing import Any, TypeVar, get_args
 
 from octavo.base.errors import ConfigError
+from octavo.base.json_values import finite_or_none
 from octavo.cost.communication import link_of
 from octavo.cost.efficiency import PROFILES, Efficiency, efficiency_of
 from octavo.cost.engine_profile import EngineProfile, Limits, profile
@@ -40,8 +39,8 @@ T = TypeVar("T")
 
 
 def model_json(spec: ModelSpec) -> dict[str, Any]:
-    """Its shape. ``layers`` that are alike are told once, with their ``count``; ``order`` has them
-    from the first to the last, as pairs of an index and how many of it follow."""
+    """Return the shape of a model. Equal ``layers`` are told once, with their ``count``; ``order``
+    has them from the first to the last, as pairs of an index and of how many of it follow."""
     kinds = Counter(spec.layers)
     indices = {layer: index for index, layer in enumerate(kinds)}
     order = groupby(indices[layer] for layer in spec.layers)
@@ -61,7 +60,7 @@ _TOLD_OTHERWISE = ("layers", "inputs", "dtype", "quantization", "source")
 
 
 def _weights_json(spec: ModelSpec) -> dict[str, Any]:
-    """What its numbers are unless somebody asks for others, and weights before the layers."""
+    """Number types of the weights as published, and weights before the layers."""
     floats = FLOATS[FLOAT_ALIASES.get(spec.dtype, spec.dtype)]
     found: dict[str, Any] = {"dtype": floats.name}
     if spec.source is not None:
@@ -86,7 +85,8 @@ def _layer_json(layer: LayerSpec, count: int, spec: ModelSpec) -> dict[str, Any]
 
 
 def _mixer_json(mixer: Mixer, spec: ModelSpec) -> dict[str, Any]:
-    """Attention by what it is made of; of what keeps a state, what follows from that."""
+    """Attention by its fields; a recurrent mixer by the weights and the state that follow from its
+    fields."""
     if not isinstance(mixer, Recurrence):
         return _part_json(mixer)
     return {
@@ -106,7 +106,7 @@ def _part_json(part: Mixer | Mlp) -> dict[str, Any]:
 
 
 def _given(part: Any) -> dict[str, Any]:
-    """Fields that are not what they are anyhow."""
+    """Fields that differ from their defaults."""
     return {
         field.name: getattr(value, "name", value).lower() if field.name == "split" else value
         for field in fields(part)
@@ -119,8 +119,8 @@ def _given(part: Any) -> dict[str, Any]:
 
 
 def hardware_json(devices: Iterable[Device]) -> dict[str, Any]:
-    """Devices, and what engines reach on each and default to: ``efficiencies`` and ``limits``,
-    which many devices have in common, by their places in the two lists."""
+    """Return devices, and what engines reach on each and default to: ``efficiencies`` and
+    ``limits``, which many devices have in common, by their places in the two lists."""
     efficiencies: list[Efficiency] = []
     limits: list[Limits] = []
     found = [
@@ -144,14 +144,14 @@ def hardware_json(devices: Iterable[Device]) -> dict[str, Any]:
 
 
 def _place(value: T, values: list[T]) -> int:
-    """Of a value in a list, which it is added to if it is not there."""
+    """Return the index of a value in a list, which it is added to if it is missing."""
     if value not in values:
         values.append(value)
     return values.index(value)
 
 
 def _device_json(device: Device) -> dict[str, Any]:
-    """``computes``: what products of each type are computed in, and how fast."""
+    """``computes``: the arithmetic and the speed of products of each type."""
     link = None if device.link_bandwidth is None else asdict(link_of(device))
     return {
         "name": device.name,
@@ -178,14 +178,14 @@ def _computes(device: Device) -> Iterator[tuple[str, tuple[str, float]]]:
 
 
 def efficiency_json(efficiency: Efficiency) -> dict[str, Any]:
-    """Without the link, which is a device's. JSON knows no infinity: None is that."""
+    """Return an efficiency without the link, which is told with the device. JSON has no infinity:
+    None stands for it."""
     found = {name: value for name, value in asdict(efficiency).items() if name != "link"}
-    sharpness = efficiency.sharpness
-    return {**found, "sharpness": sharpness if math.isfinite(sharpness) else None}
+    return {**found, "sharpness": finite_or_none(efficiency.sharpness)}
 
 
 def engine_json(name: str) -> dict[str, Any]:
-    """How it uses memory: on a GPU, and elsewhere."""
+    """Return how an engine uses memory: on a GPU, and elsewhere."""
     from octavo.settings.engine import SERVING_ITL_TARGET_MS  # it takes a while to import
 
     engine = profile(name)
@@ -210,11 +210,11 @@ def _profile_json(engine: EngineProfile) -> dict[str, Any]:
     }
 
 
-_MUCH = 1 << 40  # bytes of weights, far enough from none to tell how graphs grow with them
+_MUCH = 1 << 40  # bytes of weights, far enough from 0 for the slope of graph memory
 
 
 def _line_json(none: Prediction, much: Prediction) -> dict[str, Any]:
-    """A straight line through two predictions, with the same share of doubt everywhere."""
+    """A straight line through two predictions, with the same relative spread everywhere."""
     spread = none.high / none.value - 1 if none.value else 0.0
     return {
         "bytes": none.value,
@@ -228,8 +228,8 @@ def _line_json(none: Prediction, much: Prediction) -> dict[str, Any]:
 
 
 def number_types_json() -> dict[str, Any]:
-    """``weights``: which weight has which type, by names of ``precision_of``; of a recipe, others
-    are as the model has them."""
+    """Return ``weights``: the type of each weight, by names of ``precision_of``; weights that a
+    recipe does not name keep the type of the model."""
     quantized = {**QUANTIZED, "int4-g32": int4(32)}
     mixes = mixes_json()
     return {
@@ -262,7 +262,7 @@ def _recipe_json(recipe: Recipe) -> dict[str, Any]:
 
 
 def _stored_json(rule: StoredRule) -> dict[str, Any]:
-    """Bits of a number of each part, by layer; "" is outside of them."""
+    """Bits of a number of each part, by layer; "" is outside of the layers."""
     bits: dict[str, dict[str, float]] = {}
     for (layer, part), each in rule.bits.items():
         bits.setdefault(part, {})["" if layer is None else str(layer)] = each

@@ -1,4 +1,4 @@
-"""Steps that were timed, where a plan may use them."""
+"""Step times that `octavo calibrate` measured, and the deployments that they are valid for."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from octavo.cost.precision import Precision, precision_of
 
 if TYPE_CHECKING:
     from octavo.cost.measured_steps import MeasuredSteps
-    from octavo.planner.deployment import Deployment
 
 _ENGINE = "octavo"
 
 
 @dataclass(frozen=True, slots=True)
 class CalibratedSteps:
-    """``steps`` as octavo took them for a model on one device, and what they are true of: other
-    bits, other devices or another layout make other steps.
+    """Step times of one model, measured with octavo on one device.
+
+    With another precision, device or layout steps take other times.
 
     Args:
-        device: its name; of a processor, that has its threads.
-        precision: of the weights and of the cache.
+        device: its name; that of a processor includes its number of threads.
+        precision: of the weights and of the KV cache.
     """
 
     steps: MeasuredSteps
@@ -35,14 +35,14 @@ class CalibratedSteps:
     def of(
         cls, steps: MeasuredSteps, spec: ModelSpec, device: str, kv_dtype: str | None = None
     ) -> CalibratedSteps:
-        """Of a model as its file has it, with keys and values of a type of octavo's."""
+        """Steps of a model in the precision of its file, with a KV cache type of octavo's."""
         return cls(steps, device, precision_of(spec, None, profile(_ENGINE).kv_dtype(kv_dtype)))
 
-    def hold_for(self, deployment: Deployment) -> bool:
-        """Whether it is that model, as it was timed."""
+    def hold_for(self, device: str, precision: Precision, parallel: Parallel, engine: str) -> bool:
+        """True if these are the times of that engine, on that device, in that precision."""
         return (
-            deployment.device.name == self.device
-            and deployment.precision == self.precision
-            and deployment.parallel == Parallel()
-            and deployment.profile.name == _ENGINE
+            device == self.device
+            and precision == self.precision
+            and parallel == Parallel()
+            and engine == _ENGINE
         )

@@ -1,5 +1,4 @@
-"""The cheapest hardware that does what is asked: found by formula, confirmed by simulation, or the
-reason why there is none."""
+"""The cheapest hardware for a question, found by formula and confirmed by simulation."""
 
 from __future__ import annotations
 
@@ -11,11 +10,11 @@ from octavo.cost.engine_profile import profile
 from octavo.cost.hardware import Device
 from octavo.cost.hardware_table import devices, find_device
 from octavo.planner.answer import Plan, Question, deployment_of
-from octavo.planner.confirmation import Confirmed, confirm
+from octavo.planner.confirmation import SimulatedLimit, confirm
 from octavo.planner.deployment import Deployment
 from octavo.planner.money import Price, listed
 from octavo.planner.report import deployment_json, latency_json
-from octavo.planner.sizing import Offer, Search, search
+from octavo.planner.sizing import DeploymentOffer, SizingResult, search
 from octavo.planner.verdict import Verdict
 
 ANY = "any"  # hardware of the table that is for rent
@@ -25,21 +24,27 @@ _TRIED = 3  # offers that are simulated before the first is taken as it is
 
 
 @dataclass(frozen=True, slots=True)
-class Solution:
-    """``plan`` is that of the best offer, or else of what comes nearest, for as much of the traffic
-    as proves that it will not do: if one request alone is too slow, for that. ``confirmed`` is
-    empty where there is no offer, and where no limit was given."""
+class CheapestPlan:
+    """The best offer of a search, as a plan.
+
+    Args:
+        plan: of the best offer. Where there is none, of the deployment nearest to an answer,
+            for as much of the traffic as proves it infeasible: if one request alone is too
+            slow, for that.
+        confirmed: the limits in simulation; empty where there is no offer, and where no limit
+            was given.
+    """
 
     plan: Plan
-    search: Search
-    confirmed: tuple[Confirmed, ...] = ()
+    search: SizingResult
+    confirmed: tuple[SimulatedLimit, ...] = ()
 
     @property
     def is_confirmed(self) -> bool:
         return bool(self.search.offers) and all(each.holds for each in self.confirmed)
 
     def as_json(self) -> dict[str, Any]:
-        """Beside what its plan says of itself."""
+        """Return the keys that the JSON of its plan does not have."""
         return {
             "confirmed": self.is_confirmed,
             "simulated": [each.as_json() for each in self.confirmed],
@@ -48,9 +53,9 @@ class Solution:
         }
 
 
-def cheapest(question: Question, most_devices: int = MOST_DEVICES) -> Solution:
-    """Of the hardware that the question names (joined by commas, or ``any``), in any layout, with
-    weights as they are, in fp8 and in int4 if it names none.
+def cheapest(question: Question, most_devices: int = MOST_DEVICES) -> CheapestPlan:
+    """Search the hardware that the question names (joined by commas, or ``any``), in any layout,
+    with weights as they are, in fp8 and in int4 if it names no quantization.
 
     Raises:
         ConfigError: see `octavo.planner.plan`.
@@ -64,13 +69,13 @@ def cheapest(question: Question, most_devices: int = MOST_DEVICES) -> Solution:
         most_devices=most_devices,
     )
     if not found.offers:
-        return Solution(Plan(question, found.refused[0], slo), found)
+        return CheapestPlan(Plan(question, found.refused[0], slo), found)
     for offer in found.offers[:_TRIED]:
         confirmed = confirm(offer.verdict, slo)
         if all(each.holds for each in confirmed):
-            return Solution(Plan(question, offer.verdict, slo), found, confirmed)
+            return CheapestPlan(Plan(question, offer.verdict, slo), found, confirmed)
     best = found.offers[0].verdict
-    return Solution(Plan(question, best, slo), found, confirm(best, slo))
+    return CheapestPlan(Plan(question, best, slo), found, confirm(best, slo))
 
 
 def _bases(question: Question) -> Iterator[Deployment]:
@@ -81,8 +86,8 @@ def _bases(question: Question) -> Iterator[Deployment]:
 
 
 def named(question: Question) -> list[tuple[Device, str]]:
-    """The devices that a question names, and how it says them; of ``any`` those that are for rent
-    and that its engine runs on."""
+    """Return the devices that a question names, with the names it uses; for ``any``, those that are
+    for rent and that its engine runs on."""
     own = question.hardware_file
     if is_any(question.hardware):
         runs_on = profile(question.engine).runs_on
@@ -91,7 +96,7 @@ def named(question: Question) -> list[tuple[Device, str]]:
 
 
 def left_out(question: Question) -> list[str]:
-    """Names of those that are for rent and that the engine does not run on, where any will do."""
+    """Return the names of devices for rent that the engine does not run on, where any will do."""
     if not is_any(question.hardware):
         return []
     runs_on = profile(question.engine).runs_on
@@ -110,7 +115,7 @@ def _price(question: Question, device: Device) -> Price | None:
     return question.price or listed(device)
 
 
-def _offer_json(offer: Offer) -> dict[str, Any]:
+def _offer_json(offer: DeploymentOffer) -> dict[str, Any]:
     dollars, service = offer.dollars_per_hour, offer.verdict.service
     assert service is not None
     return {

@@ -1,9 +1,9 @@
-"""Requests that begin together, followed step by step to their ends.
+"""Latency and throughput of requests that begin together, which are followed step by step to their
+ends.
 
 They are alike, and steps go by the rules of octavo's scheduler (`octavo.core.scheduler`): streams
-first, then prompts in their order as far as the budget of tokens goes. So there is nothing to
-estimate but what steps cost, and steps in which nothing changes but the length of the streams are
-taken many at a time.
+first, then prompts in their order as far as the budget of tokens goes. So nothing but the costs of
+steps is estimated. Steps in which only the lengths of the streams change are taken many at a time.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from typing import NamedTuple
 from octavo.core.prefill_pacing import Pacer
 from octavo.cost.prediction import Prediction, worst
 from octavo.cost.work import Span
-from octavo.measure.statistics import percentile as percentile_of
+from octavo.measure.statistics import mean_or_percentile
 from octavo.planner.latency import ENDS, BatchSlots, Latency, StepTime, between
 from octavo.planner.traffic import Traffic
 
-# What pacing remembers of steps that are alike.
+# Number of similar steps that pacing remembers.
 _REMEMBERED = 20
 
 # Steps that are taken at once, at the mean cost of the first and the last of them: costs rise with
@@ -27,21 +27,22 @@ _REMEMBERED = 20
 _STRIDE = 64
 
 
-class Together:
-    """What becomes of requests that begin together; a `octavo.planner.latency.Service`."""
+class ClosedBatch:
+    """Latency and throughput of requests that begin together; an
+    `octavo.planner.latency.ServiceEstimate`."""
 
-    is_stable = True  # they are so many, and no more come
+    is_stable = True  # no more requests come
 
-    def __init__(self, step_time: StepTime, traffic: Traffic, seats: BatchSlots):
-        walk = _Walk(step_time, traffic, seats)
+    def __init__(self, step_time: StepTime, traffic: Traffic, slots: BatchSlots):
+        walk = _BatchRun(step_time, traffic, slots)
         walk.run()
         self._source = worst(stride.source for stride in walk.strides)
-        self._outcomes = [_Outcome.of(walk, end) for end in ENDS]
+        self._outcomes = [_RequestTimes.of(walk, end) for end in ENDS]
         self.prefill_share = walk.prefill_seconds / self._outcomes[0].makespan
 
     @property
     def streams(self) -> Prediction:
-        """On average, until the last of them ends."""
+        """Mean number of streams, until the last of them ends."""
         return self._between(*(sum(each.e2e) / each.makespan for each in self._outcomes))
 
     @property
@@ -50,31 +51,25 @@ class Together:
 
     def latency(self, percentile: float | None = None) -> Latency:
         return Latency(
-            self._between(*(_of(each.ttft, percentile) for each in self._outcomes)),
-            self._between(*(_of(each.tpot, percentile) for each in self._outcomes)),
-            self._between(*(_of(each.e2e, percentile) for each in self._outcomes)),
+            self._between(*(mean_or_percentile(each.ttft, percentile) for each in self._outcomes)),
+            self._between(*(mean_or_percentile(each.tpot, percentile) for each in self._outcomes)),
+            self._between(*(mean_or_percentile(each.e2e, percentile) for each in self._outcomes)),
         )
 
     def _between(self, *ends: float) -> Prediction:
         return between(ends, self._source)
 
 
-def _of(values: tuple[float, ...], percentile: float | None) -> float:
-    if percentile is None:
-        return sum(values) / len(values)
-    return percentile_of(values, percentile)
-
-
 @dataclass(frozen=True, slots=True)
-class _Outcome:
-    """By one end of what the steps may cost: seconds of each request."""
+class _RequestTimes:
+    """Seconds of each request, by one end of the interval of step costs."""
 
     ttft: tuple[float, ...]
     tpot: tuple[float, ...]
     e2e: tuple[float, ...]
 
     @classmethod
-    def of(cls, walk: _Walk, end: str) -> _Outcome:
+    def of(cls, walk: _BatchRun, end: str) -> _RequestTimes:
         clock = list(accumulate(getattr(stride, end) for stride in walk.strides))
         ttft = tuple(clock[request.first] for request in walk.requests)
         e2e = tuple(clock[request.last] for request in walk.requests)
@@ -90,7 +85,8 @@ class _Outcome:
 
 @dataclass(slots=True, eq=False)
 class _Request:
-    """How far it is. ``first`` and ``last``: the strides that brought those tokens."""
+    """Progress of a request. ``first`` and ``last``: indices of the strides that brought those
+    tokens."""
 
     computed: int = 0
     produced: int = 0
@@ -98,8 +94,8 @@ class _Request:
     last: int = 0
 
 
-class _Step(NamedTuple):
-    """What pacing sees of a step."""
+class _PacedStep(NamedTuple):
+    """A step, as far as pacing needs it."""
 
     items: list[Span]
 
@@ -108,25 +104,26 @@ class _Step(NamedTuple):
         return sum(item.num_tokens for item in self.items)
 
 
-class _Walk:
-    """``strides`` are the seconds of steps, or of many that are alike, in their order."""
+class _BatchRun:
+    """The course of a batch. ``strides`` are the seconds of steps, or of several similar ones, in
+    their order."""
 
-    def __init__(self, step_time: StepTime, traffic: Traffic, seats: BatchSlots):
+    def __init__(self, step_time: StepTime, traffic: Traffic, slots: BatchSlots):
         self.traffic = traffic
         self.strides: list[Prediction] = []
         self.prefill_seconds = 0.0
         self.requests = [_Request() for _ in range(traffic.concurrency or 1)]
         self._step_time = step_time
-        self._seats = seats
+        self._slots = slots
         self._waiting = self.requests[::-1]
         self._running: list[_Request] = []
-        self._pacer = Pacer(seats.target_step_seconds)
+        self._pacer = Pacer(slots.target_step_seconds)
 
     def run(self) -> None:
         while self._waiting or self._running:
             # Those that need a single token come first: streams, and prompts but for one.
             singles = [each for each in self._running if each.produced or self._left(each) == 1]
-            singles = singles[: self._seats.max_num_batched_tokens]
+            singles = singles[: self._slots.max_num_batched_tokens]
             decoding = [each for each in singles if each.produced]
             prompts = [(each, 1) for each in singles if not each.produced]
             prompts += self._prompts(self._budget(len(singles)))
@@ -139,22 +136,23 @@ class _Walk:
             ]
 
     def _left(self, request: _Request) -> int:
-        """Tokens of its prompt."""
+        """Number of tokens of its prompt that are still to be computed."""
         return self.traffic.input_len - request.computed
 
     def _budget(self, num_singles: int) -> int:
-        """Tokens of a step that are left for prompts."""
-        left = self._seats.max_num_batched_tokens - num_singles
+        """Number of tokens of a step that are left for prompts."""
+        left = self._slots.max_num_batched_tokens - num_singles
         return int(min(left, self._pacer.prompt_tokens(num_singles)))
 
     def _prompts(self, budget: int) -> list[tuple[_Request, int]]:
-        """Who computes how many tokens of its prompt; whoever is admitted for it runs then."""
+        """Return the prompts of a step with their numbers of tokens; requests that are admitted for
+        it run then."""
         chunks = []
         started = [each for each in self._running if self._left(each) > 1]
         while budget > 0:
             if started:
                 request = started.pop(0)
-            elif self._waiting and len(self._running) < self._seats.max_num_seqs:
+            elif self._waiting and len(self._running) < self._slots.max_num_seqs:
                 request = self._waiting.pop()
                 self._running.append(request)
             else:
@@ -165,7 +163,7 @@ class _Walk:
         return chunks
 
     def _step(self, decoding: list[_Request], prompts: list[tuple[_Request, int]]) -> None:
-        """One step, with pieces of prompts in it."""
+        """Compute one step, with pieces of prompts in it."""
         streams = self._chunks(decoding)
         rows = streams.copy()
         for request, tokens in prompts:
@@ -179,26 +177,26 @@ class _Walk:
             self._produce(request, 1)
         seconds = self._step_time(rows)
         self.strides.append(seconds)
-        self._pacer.observe(_Step(rows), seconds.value)
-        # What the streams beside them would have taken anyhow is not the prompts'.
+        self._pacer.observe(_PacedStep(rows), seconds.value)
+        # The time of the streams alone is not counted as the prompts'.
         beside = self._step_time(streams).value if streams else 0.0
         self.prefill_seconds += seconds.value - beside
 
     def _stride(self, decoding: list[_Request]) -> None:
-        """As many steps as nobody begins or ends in."""
+        """Compute as many steps as no request begins or ends in."""
         left = min(self.traffic.output_len - each.produced for each in decoding)
         count = min(left, _STRIDE)
         first = self._step_time(self._chunks(decoding))
         last = first if count == 1 else self._step_time(self._chunks(decoding, count - 1))
-        if self._seats.target_step_seconds:
+        if self._slots.target_step_seconds:
             for _ in range(min(count, _REMEMBERED)):
-                self._pacer.observe(_Step(self._chunks(decoding)), last.value)
+                self._pacer.observe(_PacedStep(self._chunks(decoding)), last.value)
         for request in decoding:
             self._produce(request, count)
         self.strides.append((first + last) * (count / 2))
 
     def _chunks(self, decoding: list[_Request], later: int = 0) -> list[Span]:
-        """The next tokens of streams, or those of some steps later."""
+        """Return the next tokens of streams, or those of some steps later."""
         before = self.traffic.input_len + later - 1
         return [Span(before + each.produced, 1) for each in decoding]
 

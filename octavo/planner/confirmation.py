@@ -1,7 +1,7 @@
-"""What production's own scheduler makes of the traffic of a plan, in virtual time.
+"""Confirms a plan, by its traffic on production's own scheduler in virtual time.
 
-Formulas approximate what a queue does; a simulation follows it, request by request, on the same
-costs of steps. It takes a second or more, so it is for the plan that is going to be followed.
+Formulas approximate a queue; a simulation follows it, request by request, on the same costs of
+steps. It takes a second or more, so that only the plan that was chosen is confirmed.
 """
 
 from __future__ import annotations
@@ -12,28 +12,26 @@ from typing import Any
 from octavo.base.errors import ConfigError
 from octavo.core.scheduler import SchedulerConfig
 from octavo.measure.metrics import latency_values
-from octavo.measure.statistics import percentile
+from octavo.measure.statistics import mean_or_percentile
 from octavo.planner.deployment import Deployment
 from octavo.planner.slo import Limit, Slo
 from octavo.planner.traffic import Traffic
 from octavo.planner.verdict import Verdict
 from octavo.settings.engine import CacheConfig, EngineConfig
-from octavo.sim.demand import PromptSpec
 from octavo.sim.fleet import FleetSpec
+from octavo.sim.prompts import PromptSpec
 from octavo.sim.replica import ReplicaSpec
 from octavo.sim.simulation import SimulationResult, simulate
 from octavo.workload.arrivals import arrival_times
 from octavo.workload.plan import LoadPlan
 
-# Of which one per cent are a few, and which take a few seconds to simulate.
+# Enough for a 99th percentile, and few enough to be simulated within seconds.
 NUM_REQUESTS = 300
-
-_NAMES = {"ttft": "ttft", "tpot": "tpot", "e2e": "e2el"}
 
 
 @dataclass(frozen=True, slots=True)
-class Confirmed:
-    """A limit, and what became of it in simulation."""
+class SimulatedLimit:
+    """A limit, and the latency that a simulation found for it."""
 
     limit: Limit
     seconds: float
@@ -53,28 +51,31 @@ class Confirmed:
 
 def confirm(
     verdict: Verdict, slo: Slo, *, num_requests: int = NUM_REQUESTS, seed: int = 0
-) -> tuple[Confirmed, ...]:
-    """What simulated requests make of each limit.
+) -> tuple[SimulatedLimit, ...]:
+    """Simulate requests, and return the latency of each limit.
 
     Raises:
-        ConfigError: what is asked does not fit, so that there is nothing to simulate.
+        ConfigError: the model or a request does not fit, so that there is nothing to simulate.
     """
     if verdict.service is None:
         raise ConfigError("what does not fit into memory cannot be simulated")
     result = simulated(verdict.deployment, verdict.traffic, num_requests, seed)
     values = latency_values(result.records)
-    return tuple(Confirmed(limit, _of(values[_NAMES[limit.metric]], limit)) for limit in slo)
+    return tuple(
+        SimulatedLimit(limit, mean_or_percentile(values[limit.latency], limit.percentile))
+        for limit in slo
+    )
 
 
 def simulated(
     deployment: Deployment, traffic: Traffic, num_requests: int = NUM_REQUESTS, seed: int = 0
 ) -> SimulationResult:
-    """A run of requests that come at the rate of the traffic, or begin together."""
+    """Run requests that come at the rate of the traffic, or begin together."""
     if traffic.rate is None:
         times = [0.0] * (traffic.concurrency or 1)
     else:
         times = arrival_times(num_requests, traffic.rate, seed=seed)
-    asks = [_ask(number, traffic) for number in range(len(times))]
+    prompts = [_ask(number, traffic) for number in range(len(times))]
     copies = deployment.replicas * deployment.parallel.dp
     fleet = FleetSpec(
         ReplicaSpec(
@@ -82,11 +83,11 @@ def simulated(
         ),
         copies,
     )
-    return simulate(asks, LoadPlan(times, traffic.concurrency), fleet)
+    return simulate(prompts, LoadPlan(times, traffic.concurrency), fleet)
 
 
 def _ask(number: int, traffic: Traffic) -> PromptSpec:
-    """A prompt that shares nothing with others."""
+    """Return a prompt that shares nothing with others."""
     first = number * traffic.input_len
     return PromptSpec(str(number), (range(first, first + traffic.input_len),), traffic.output_len)
 
@@ -112,9 +113,3 @@ def _engine(deployment: Deployment, traffic: Traffic) -> EngineConfig:
             target_step_seconds=deployment.target_step_seconds,
         ),
     )
-
-
-def _of(values: list[float], limit: Limit) -> float:
-    if limit.percentile is None:
-        return sum(values) / len(values)
-    return percentile(values, limit.percentile)

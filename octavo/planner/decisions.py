@@ -1,5 +1,5 @@
-"""The questions that decide how a model is served, in their order, each with the number that
-answers it for this model, hardware and traffic."""
+"""The decisions of serving a model, as questions in their order, each with the numbers that answer
+it for this model, hardware and traffic."""
 
 from __future__ import annotations
 
@@ -7,22 +7,23 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from octavo.base.errors import ConfigError
+from octavo.cost.layouts import fast_link_devices, has_slow_link
 from octavo.cost.parallel import Parallel
 from octavo.cost.prediction import Prediction
 from octavo.cost.work import Span
 from octavo.planner.deployment import Deployment
 from octavo.planner.figures import gib, ms
-from octavo.planner.layouts import has_slow_link, island_of
 from octavo.planner.traffic import Traffic
 from octavo.planner.verdict import Verdict
 
-# Of the memory that may be used, what is left for keys and values where a model has room.
+# Share of the usable memory that should be left for keys and values.
 _ROOMY = 0.2
 
 
 @dataclass(frozen=True, slots=True)
 class ServingDecision:
-    """``because``: the numbers. ``then``: what follows from the answer."""
+    """A question and its answer. ``because``: the numbers. ``then``: what follows from the
+    answer."""
 
     question: str
     answer: bool
@@ -39,7 +40,7 @@ class ServingDecision:
 
 
 def decisions(verdict: Verdict) -> list[ServingDecision]:
-    """All that apply."""
+    """Return the decisions that apply."""
     deployment, traffic = verdict.deployment, verdict.traffic
     found = [_fits_one_device(deployment, traffic)]
     found += _gains_by_tensors(deployment, traffic)
@@ -70,8 +71,8 @@ def _fits_one_device(deployment: Deployment, traffic: Traffic) -> ServingDecisio
 
 
 def _gains_by_tensors(deployment: Deployment, traffic: Traffic) -> Iterator[ServingDecision]:
-    """What reading and computing win by twice as many devices, against what talking costs. Nothing
-    where such a model cannot be laid out so, or devices have no link."""
+    """Compare what twice as many devices save in reading and computing with the communication that
+    they add. Yields nothing where such a layout is impossible, or devices have no link."""
     tp = deployment.parallel.tp
     try:
         wider = replace(deployment, parallel=Parallel(tp=2 * tp), replicas=1)
@@ -92,7 +93,7 @@ def _gains_by_tensors(deployment: Deployment, traffic: Traffic) -> Iterator[Serv
 
 
 def _step(deployment: Deployment, traffic: Traffic) -> tuple[Prediction, Prediction]:
-    """Of a lone stream: its operations, and its communication."""
+    """Cost of a step of one stream: its operations, and its communication."""
     cost = deployment.step_cost([Span(traffic.input_len, 1)])
     return cost.compute, cost.comm
 
@@ -112,12 +113,13 @@ def _has_fast_link(deployment: Deployment) -> ServingDecision:
 
 
 def _stays_in_a_machine(deployment: Deployment) -> ServingDecision:
-    each, island = deployment.parallel.num_devices, island_of(deployment.device)
+    each = deployment.parallel.num_devices
+    linked = fast_link_devices(deployment.device)
     return ServingDecision(
         "does a replica stay within one machine?",
-        each <= island,
-        f"{each} devices a replica, {island} that have fast links to each other",
-        "tensors within it" if each <= island else "pipelines across machines, tensors within",
+        each <= linked,
+        f"{each} devices a replica, {linked} that have fast links to each other",
+        "tensors within it" if each <= linked else "pipelines across machines, tensors within",
     )
 
 
@@ -133,7 +135,7 @@ def _waits_for_memory(verdict: Verdict) -> ServingDecision:
         waits,
         f"{streams} under way: {biggest.intensity:,.1f} operations a byte in {biggest.name}, and "
         f"{biggest.ridge:,.0f} would balance; {cost.bound} takes most of {ms(cost.total.value)}",
-        "more streams at once, fewer bits, or guessing ahead cost little"
+        "more streams at once, fewer bits, or speculative decoding cost little"
         if waits
         else f"what helps is less {cost.bound}: more devices, or a smaller model",
     )
@@ -155,19 +157,19 @@ def _waits_for_prompts(verdict: Verdict) -> ServingDecision:
 
 def _is_short_of_cache(deployment: Deployment, traffic: Traffic) -> ServingDecision:
     fitting = deployment.max_concurrency(traffic.total_len)
-    seats = deployment.settled.max_num_seqs * deployment.num_groups
+    slots = deployment.settled.max_num_seqs * deployment.num_groups
     return ServingDecision(
         "is memory for keys and values what bounds how many run at once?",
-        fitting < seats,
-        f"{fitting:,} requests of {traffic.total_len:,} tokens fit, and {seats:,} have a seat",
+        fitting < slots,
+        f"{fitting:,} requests of {traffic.total_len:,} tokens fit, and there are {slots:,} slots",
         "keys and values of 8 bits, or a larger share of the memory"
-        if fitting < seats
-        else "seats (max_num_seqs) do",
+        if fitting < slots
+        else "slots (max_num_seqs) do",
     )
 
 
 def _streams(verdict: Verdict) -> int:
-    """Of one lot of requests."""
+    """Number of streams of one group of requests."""
     deployment, service = verdict.deployment, verdict.service
     if service is None or not service.is_stable:
         return 1

@@ -1,4 +1,5 @@
-"""A model on devices, as an engine runs it there: what it holds, and what becomes of traffic."""
+"""A model on devices, run by an engine, with its memory, and the latency and throughput
+of traffic."""
 
 from __future__ import annotations
 
@@ -18,8 +19,8 @@ from octavo.cost.rank import rank_model
 from octavo.cost.step_cost import StepCost, StepModel
 from octavo.cost.work import Span
 from octavo.planner.calibrated_steps import CalibratedSteps
-from octavo.planner.closed_batch import Together
-from octavo.planner.latency import BatchSlots, Latency, Service
+from octavo.planner.closed_batch import ClosedBatch
+from octavo.planner.latency import BatchSlots, Latency, ServiceEstimate
 from octavo.planner.steady_state import SteadyState, StepTable
 from octavo.planner.traffic import Traffic
 
@@ -29,8 +30,8 @@ class Deployment:
     """``replicas`` of a model, each laid out over devices of one kind.
 
     Args:
-        measured: steps of this model, which are used where they hold; they may come along to a
-            deployment with other bits, devices or layout, and count for nothing there.
+        measured: step times of this model, which are used where they hold. A copy with another
+            precision, device or layout keeps and ignores them.
 
     Raises:
         ConfigError: the model cannot be laid out so.
@@ -51,8 +52,8 @@ class Deployment:
 
     @property
     def num_groups(self) -> int:
-        """How many lots the requests are dealt out to: each replica, each copy within one, and the
-        stages of a pipeline, which work on a lot each."""
+        """Number of groups among which requests are divided: each replica, each data-parallel copy,
+        and each stage of a pipeline works on a group."""
         return self.parallel.pp * self.parallel.dp * self.replicas
 
     @cached_property
@@ -61,27 +62,29 @@ class Deployment:
         return self.profile.settle(self.limits, self.spec, self.device)
 
     def times(self, replicas: int) -> Deployment:
-        """As many replicas. What is known of one of them is known of all."""
+        """Return as many replicas, which share what was computed of one."""
         copy = replace(self, replicas=replicas)
         for name in ("settled", "memory", "steps", "_tables"):
             copy.__dict__[name] = getattr(self, name)
         return copy
 
     def limited(self, **limits: Any) -> Deployment:
-        """The same with other limits."""
+        """Return the same deployment with other limits."""
         return replace(self, limits=replace(self.limits, **limits))
 
     @cached_property
     def memory(self) -> MemoryPlan:
-        """Of the device that has least left."""
+        """Memory of the device that has least left."""
         return memory(
             self.spec, self.precision, self.parallel, self.device, self.profile, self.limits
         )
 
     @property
     def is_measured(self) -> bool:
-        """Whether its steps were timed."""
-        return self.measured is not None and self.measured.hold_for(self)
+        """True if its step times were measured."""
+        return self.measured is not None and self.measured.hold_for(
+            self.device.name, self.precision, self.parallel, self.profile.name
+        )
 
     @cached_property
     def steps(self) -> StepModel:
@@ -99,11 +102,12 @@ class Deployment:
         return self.steps.cost(chunks).total
 
     def max_concurrency(self, total_len: int) -> int:
-        """Requests of so many tokens whose keys and values fit, in all replicas and copies."""
+        """Number of requests of ``total_len`` tokens whose keys and values fit, in all replicas and
+        copies."""
         return self.memory.max_concurrency(total_len) * self.parallel.dp * self.replicas
 
-    def seats(self, total_len: int) -> BatchSlots:
-        """Of one lot of requests."""
+    def slots(self, total_len: int) -> BatchSlots:
+        """Return the slots of one group of requests."""
         fitting = self.memory.max_concurrency(total_len)
         most = min(self.settled.max_num_seqs, fitting) // self.parallel.pp
         return BatchSlots(
@@ -112,25 +116,27 @@ class Deployment:
 
     @property
     def target_step_seconds(self) -> float:
-        """Octavo's server keeps prompts from holding up answers; others compute what they can."""
+        """Bound of a step with prompt tokens: octavo's server keeps prompts from delaying answers,
+        other engines do not."""
         if self.profile.name != "octavo":
             return 0.0
         from octavo.settings.engine import SERVING_ITL_TARGET_MS  # it takes a while to import
 
         return SERVING_ITL_TARGET_MS / 1e3
 
-    def serve(self, traffic: Traffic, seats: BatchSlots | None = None) -> Service:
-        """What becomes of traffic. ``seats``: of each lot, others than there are."""
-        lot, seats = traffic.share(self.num_groups), seats or self.seats(traffic.total_len)
-        if lot.rate is None:
-            number = (traffic.concurrency or 1) / (lot.concurrency or 1)
-            return _Lots(Together(self.step_time, lot, seats), number)
-        if lot.concurrency is not None:
-            seats = replace(seats, max_num_seqs=min(seats.max_num_seqs, lot.concurrency))
-        return _Lots(SteadyState(self._table(traffic), lot, seats), self.num_groups)
+    def serve(self, traffic: Traffic, slots: BatchSlots | None = None) -> ServiceEstimate:
+        """Return the latency and throughput of traffic. ``slots``: of each group, instead of its
+        own."""
+        group, slots = traffic.share(self.num_groups), slots or self.slots(traffic.total_len)
+        if group.rate is None:
+            number = (traffic.concurrency or 1) / (group.concurrency or 1)
+            return _EqualGroups(ClosedBatch(self.step_time, group, slots), number)
+        if group.concurrency is not None:
+            slots = replace(slots, max_num_seqs=min(slots.max_num_seqs, group.concurrency))
+        return _EqualGroups(SteadyState(self._table(traffic), group, slots), self.num_groups)
 
     def _table(self, traffic: Traffic) -> StepTable:
-        """One for all rates of requests of the same lengths."""
+        """Return the step table that all rates of requests of the same lengths share."""
         lengths = (traffic.input_len, traffic.output_len)
         if lengths not in self._tables:
             self._tables[lengths] = StepTable(self.step_time, traffic)
@@ -141,28 +147,29 @@ class Deployment:
         return {}
 
 
-class _Lots:
-    """What becomes of so many equal lots of requests, beside each other; a `Service`."""
+class _EqualGroups:
+    """Latency and throughput of several equal groups of requests beside each other; a
+    `ServiceEstimate`."""
 
-    def __init__(self, lot: Service, number: float):
-        self._lot = lot
+    def __init__(self, group: ServiceEstimate, number: float):
+        self._group = group
         self._number = number
 
     @property
     def is_stable(self) -> bool:
-        return self._lot.is_stable
+        return self._group.is_stable
 
     @property
     def streams(self) -> Prediction:
-        return self._lot.streams * self._number
+        return self._group.streams * self._number
 
     @property
     def requests_per_second(self) -> Prediction:
-        return self._lot.requests_per_second * self._number
+        return self._group.requests_per_second * self._number
 
     @property
     def prefill_share(self) -> float:
-        return self._lot.prefill_share
+        return self._group.prefill_share
 
     def latency(self, percentile: float | None = None) -> Latency:
-        return self._lot.latency(percentile)
+        return self._group.latency(percentile)

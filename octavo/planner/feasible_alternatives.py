@@ -1,4 +1,4 @@
-"""What could be had where what is asked cannot."""
+"""Feasible alternatives to a deployment or traffic that is not feasible."""
 
 from __future__ import annotations
 
@@ -12,17 +12,18 @@ from octavo.planner.verdict import Verdict, judge
 
 
 @dataclass(frozen=True, slots=True)
-class Nearest:
-    """Each of these would do, by itself.
+class FeasibleAlternatives:
+    """Changes that are feasible, each by itself.
 
     Args:
-        num_devices: of the same kind that would do, with each matrix on one or on several of them;
-            None where no number does.
-        rate: requests a second that these devices answer within the limits, where a rate is asked.
-        concurrency: requests that have room at once.
-        output_len: tokens of answers that end in time; None where no limit is of whole answers, or
-            not even one token does.
-        limits: seconds that limits would have to be for what is asked, by their names.
+        num_devices: of the same kind that would do, with each matrix on one or on several of
+            them; None where no number does.
+        rate: requests per second that these devices answer within the limits, where a rate is
+            asked.
+        concurrency: requests that fit at once.
+        output_len: tokens of answers that end in time; None where no limit is of whole answers,
+            or not even one token does.
+        limits: seconds at which limits would hold, by their names.
     """
 
     num_devices: int | None
@@ -41,11 +42,11 @@ class Nearest:
         }
 
 
-def nearest(verdict: Verdict, slo: Slo) -> Nearest:
-    """Of a deployment that does not do what is asked."""
+def feasible_alternatives(verdict: Verdict, slo: Slo) -> FeasibleAlternatives:
+    """Return the alternatives to a deployment that is not feasible."""
     deployment, traffic = verdict.deployment, verdict.traffic
     enough = fewest_devices(deployment, traffic, slo)
-    return Nearest(
+    return FeasibleAlternatives(
         num_devices=None if enough is None else enough.deployment.num_devices,
         rate=None if traffic.rate is None else highest_rate(deployment, traffic, slo),
         concurrency=deployment.max_concurrency(traffic.total_len),
@@ -57,7 +58,8 @@ def nearest(verdict: Verdict, slo: Slo) -> Nearest:
 
 
 def _longest_answer(verdict: Verdict, slo: Slo) -> int | None:
-    """Tokens of an answer that keeps the limits where that of the traffic ends too late."""
+    """Number of tokens of an answer that keeps the limits, where answers of the traffic end too
+    late."""
     if not any(each.limit.metric == "e2e" and not each.holds for each in verdict.kept):
         return None
 

@@ -1,10 +1,11 @@
-"""Figures as reasons, gains and JSON say them."""
+"""Figures in reasons, gains and JSON."""
 
 from __future__ import annotations
 
 import math
 from typing import Any
 
+from octavo.base.json_values import finite_or_none
 from octavo.cost.prediction import Prediction
 
 
@@ -13,7 +14,7 @@ def gib(count: float) -> str:
 
 
 def ms(seconds: float) -> str:
-    """Of seconds, with as many digits as tell apart what matters."""
+    """Format seconds as milliseconds, with the digits that matter."""
     if not math.isfinite(seconds):
         return "without end"
     digits = 0 if seconds >= 0.1 else 1 if seconds >= 0.01 else 2
@@ -21,9 +22,9 @@ def ms(seconds: float) -> str:
 
 
 def figure_json(prediction: Prediction, unit: float = 1.0) -> dict[str, Any]:
-    """Of so many units each; what has no end is null, as JSON knows no infinity."""
+    """Return a prediction times ``unit``; infinity is null, which JSON has instead."""
     return {
-        name: value if isinstance(value, str) or math.isfinite(value) else None
+        name: value if isinstance(value, str) else finite_or_none(value)
         for name, value in (prediction * unit).as_json().items()
     }
 

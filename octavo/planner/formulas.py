@@ -1,8 +1,8 @@
-"""A deployment as numbers and formulas: a JSON from which a page computes what steps take, what
-fits, and what it costs, as this package does, without it.
+"""A deployment as JSON of numbers and formulas, from which a page computes step times, memory and
+cost as this package does.
 
-docs/planning.md has the formula of each field. ``golden`` are inputs with what they come to here:
-whoever evaluates the document elsewhere can see that it does the same.
+docs/planning.md has the formula of each field. ``golden`` are inputs with the results of this
+package, by which another evaluation of the document can be tested.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from octavo.planner.report import deployment_json, memory_json
 SCHEMA = 2
 NUM_GOLDEN = 240
 _LENGTHS = (1, 15, 16, 17, 100, 1000, 4096, 4097, 10_000, 100_000)
-_MANY = 1 << 20  # rows, far enough from one to tell how transfers grow with them
+_MANY = 1 << 20  # rows, far enough from 1 for the slope of transfers
 
 
 def formulas_json(
     deployment: Deployment, price: Price | None = None, *, num_golden: int = NUM_GOLDEN
 ) -> dict[str, Any]:
-    """All that steps, memory and money of a deployment depend on.
+    """Return all that the steps, the memory and the cost of a deployment depend on.
 
     Args:
         price: of one device; None is what it was found for.
@@ -75,7 +75,7 @@ def formulas_json(
 
 
 def _rank_json(model: RankModel) -> dict[str, Any]:
-    """What the rank that has most to do computes."""
+    """The computation of the rank with the most work."""
     return {
         "hidden_size": model.hidden_size,
         "vocab_size": model.vocab_size,
@@ -91,7 +91,8 @@ def _rank_json(model: RankModel) -> dict[str, Any]:
 
 
 def _ops_json(steps: StepModel) -> Iterator[dict[str, Any]]:
-    """In their order: matrices, each attention by singles and by prompts, and what is small."""
+    """Operations in their order: matrices, each attention by single tokens and by prompts, and
+    small ops."""
     model = steps.model
     works: list[dict[str, Any]] = [
         *({"work": "matrix", "index": index} for index in range(len(model.matrices))),
@@ -108,7 +109,7 @@ def _ops_json(steps: StepModel) -> Iterator[dict[str, Any]]:
 
 
 def _price_json(op: PricedOp) -> dict[str, float | None]:
-    # What is neither of a matrix nor of attention moves so much for each row.
+    # Only the small ops are described by their bytes for each row.
     is_small = op.name == SMALL_OPS
     return {
         "stages": op.stages,
@@ -122,7 +123,7 @@ def _price_json(op: PricedOp) -> dict[str, float | None]:
 
 
 def _communication_json(model: RankModel, link: Link | None) -> list[dict[str, Any]]:
-    """Each transfer takes seconds for itself and for each row: two points make the line."""
+    """Transfers as straight lines: a fixed time each, and a time for each row."""
     if link is None:
         return []
     found = []
@@ -180,12 +181,12 @@ def _money_json(deployment: Deployment, price: Price | None) -> dict[str, Any]:
     }
 
 
-# -- steps that are computed here -----------------------------------------------------------------
+# -- golden steps --------------------------------------------------------------------------------
 
 
 def _cases(count: int) -> Iterator[tuple[list[Span], int]]:
-    """Yield chunks of a step, and its number of decode steps: of streams, of prompts, of both, of
-    drafts; few and many, at short contexts and long ones. The same for the same count."""
+    """Yields the chunks of a step and its number of multi-steps: of streams, of prompts, of both,
+    of drafts; few and many, at short contexts and long ones. The same for the same count."""
     draws = random.Random(count)
 
     def decoding() -> list[Span]:
@@ -217,16 +218,16 @@ def _cases(count: int) -> Iterator[tuple[list[Span], int]]:
 
 
 def _length(draws: random.Random, most: int = 131_072) -> int:
-    """From 1 to ``most``, of each order of magnitude as many."""
+    """Return a number from 1 to ``most``, log-uniform."""
     return round(math.exp(draws.uniform(0.0, math.log(most))))
 
 
 def _golden_json(steps: StepModel, case: tuple[Sequence[Span], int]) -> dict[str, Any]:
-    spans, num_steps = case
-    cost = steps.cost(spans, num_steps)
+    spans, rounds = case
+    cost = steps.cost(spans, rounds)
     return {
         "chunks": [_chunk_json(span) for span in spans],
-        "rounds": num_steps,
+        "rounds": rounds,
         "total": cost.total.as_json(),
         "compute": cost.compute.as_json(),
         "communication": cost.comm.as_json(),

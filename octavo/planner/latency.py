@@ -1,8 +1,8 @@
-"""How long answers take, and how many come out: of requests that begin together, or of a stream.
+"""Types of latency and throughput that `closed_batch` and `steady_state` share.
 
-Both work on nothing but what steps cost. Metrics are those of `octavo.measure`: the time to the
-first token from when a request came (TTFT), the mean time between two tokens of one answer (TPOT),
-and the time to the last (E2E).
+Both are computed from the costs of steps alone. Metrics are those of `octavo.measure`: the time to
+the first token from the arrival of a request (TTFT), the mean time between two tokens of one answer
+(TPOT), and the time to the last token (E2E).
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ StepTime = Callable[[Sequence[Span]], Prediction]
 
 @dataclass(frozen=True, slots=True)
 class BatchSlots:
-    """How many requests run at once, and how many tokens of them a step computes: no more of
-    prompts than ``target_step_seconds`` allow while others are being answered, 0 is no bound; see
+    """Slots of a batch, and the tokens that a step computes. While others are being answered, a
+    step computes no more prompt tokens than ``target_step_seconds`` allow (0 is no bound); see
     `octavo.core.prefill_pacing`."""
 
     max_num_seqs: int
@@ -31,7 +31,7 @@ class BatchSlots:
 
 @dataclass(frozen=True, slots=True)
 class Latency:
-    """Seconds, of some percentile of the requests or of their mean."""
+    """Seconds, at some percentile of the requests or of their mean."""
 
     ttft: Prediction
     tpot: Prediction
@@ -47,21 +47,21 @@ ENDS = ("value", "low", "high")
 
 
 def between(ends: Sequence[float], source: Source) -> Prediction:
-    """A prediction of what follows from each of the ``ENDS`` of others."""
+    """Return a prediction from its values at each of the ``ENDS`` of other predictions."""
     return Prediction(ends[0], min(ends), max(ends), source)
 
 
-class Service(Protocol):
-    """What becomes of some traffic."""
+class ServiceEstimate(Protocol):
+    """Latency and throughput of some traffic."""
 
     @property
     def is_stable(self) -> bool:
-        """Whether all of it is answered, and no queue grows without end."""
+        """True if all of it is answered, and no queue grows without end."""
         ...
 
     @property
     def streams(self) -> Prediction:
-        """Answers that are under way at once, on average."""
+        """Mean number of answers under way at once."""
         ...
 
     @property
@@ -69,16 +69,16 @@ class Service(Protocol):
 
     @property
     def prefill_share(self) -> float:
-        """Of the time of the device, what goes into prompts."""
+        """Share of the time of the device that prompts take."""
         ...
 
     def latency(self, percentile: float | None = None) -> Latency:
-        """Of a percentile of the requests; None for their mean."""
+        """Latency at a percentile of the requests; None for their mean."""
         ...
 
 
 def prefill_time(step_time: StepTime, input_len: int, budget: int) -> Prediction:
-    """Of a prompt that is alone, in as many steps as the budget of tokens makes it take."""
+    """Seconds of a prompt that is alone, in as many steps as the budget of tokens makes it take."""
     total = Prediction(0.0, 0.0, 0.0, "measured")
     for chunk in prompt_chunks(input_len, budget):
         total += step_time([chunk])
@@ -86,7 +86,7 @@ def prefill_time(step_time: StepTime, input_len: int, budget: int) -> Prediction
 
 
 def prompt_chunks(input_len: int, size: int) -> list[Span]:
-    """A prompt in pieces of so many tokens. A token is sampled after the last."""
+    """Split a prompt into pieces of ``size`` tokens. A token is sampled after the last."""
     return [
         Span(start, min(size, input_len - start), int(start + size >= input_len))
         for start in range(0, input_len, size)
@@ -94,5 +94,5 @@ def prompt_chunks(input_len: int, size: int) -> list[Span]:
 
 
 def decode_time(step_time: StepTime, streams: int, context: int) -> Prediction:
-    """Of a step in which each of some streams gets a token after ``context`` others."""
+    """Seconds of a step in which each of some streams gets a token after ``context`` others."""
     return step_time([Span(context - 1, 1)] * streams)

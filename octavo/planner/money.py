@@ -1,7 +1,7 @@
-"""What answers cost: a price by the hour, over what comes out of the hour.
+"""The cost of answers, from the price of an hour and the tokens and requests of that hour.
 
-Prices are US dollars. A device costs whether it works or not, so what a token costs depends on how
-much of the time it has work: the utilisation, which is said with every figure.
+Prices are US dollars. A device costs money whether it works or not, so that the cost of a token
+depends on the utilisation, which is told with every figure.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from octavo.cost.hardware import Device
 from octavo.cost.prediction import Prediction, worst
 from octavo.planner.figures import figure_json
 
-# Mean load over capacity, where nobody says how many come. Services that people use by day, and
-# that have room for their best hour, are seldom above it.
+# Mean load over capacity, where no rate is given. Services that people use by day, and that have
+# capacity for their peak hour, are seldom above it.
 USUAL_UTILIZATION = 0.6
 
 HOURS_PER_YEAR = 8760
 _SECONDS_PER_HOUR = 3600.0
 
 # Watts of a device with its share of processors, network and cooling, as InferenceX counts them.
-# Where a device is missing, its own power is all that is known.
+# For other devices, only their own power is known.
 _ALL_IN_WATTS = {
     "H100 SXM": 1730.0,
     "B200": 2170.0,
@@ -34,31 +34,32 @@ _ALL_IN_WATTS = {
 
 @dataclass(frozen=True, slots=True)
 class Price:
-    """Of one device. ``fixed`` dollars an hour are due always, ``running`` ones while it works."""
+    """The price of one device. ``fixed`` dollars an hour are due always, ``running`` ones while it
+    works."""
 
     fixed: Prediction
     running: float = 0.0
 
     def per_hour_of_work(self, utilization: float) -> Prediction:
-        """Dollars; an hour without work is paid for by those with."""
+        """Dollars; hours without work are charged to those with."""
         return self.per_hour(utilization) * (1 / utilization)
 
     def per_hour(self, utilization: float) -> Prediction:
-        """Dollars, of an hour of which it works a part."""
+        """Dollars of an hour in which it works for a part of the time."""
         if not 0 < utilization <= 1:
             raise ConfigError(f"utilization is above 0 and at most 1, not {utilization}")
         return self.fixed.map(lambda dollars: dollars + self.running * utilization)
 
 
 def rented(dollars_per_hour: float) -> Price:
-    """At a price that somebody states."""
+    """Return the price of a rented device."""
     if not dollars_per_hour > 0:
         raise ConfigError(f"a price is above 0 dollars an hour, not {dollars_per_hour}")
     return Price(Prediction.around(dollars_per_hour, 0.0, "measured"))
 
 
 def listed(device: Device) -> Price | None:
-    """Between the prices at which it was found for rent; None where it was not."""
+    """Return the price between those at which a device was found for rent; None without any."""
     if device.usd_per_hour is None:
         return None
     low, high = device.usd_per_hour
@@ -68,8 +69,8 @@ def listed(device: Device) -> Price | None:
 def owned(
     dollars: float, years: float, watts: float, dollars_per_kwh: float, overhead: float = 1.0
 ) -> Price:
-    """Bought, and paid for within so many years. ``overhead``: power drawn from the wall for each
-    watt of the device (PUE)."""
+    """Return the price of a device that is bought, and paid for within ``years``. ``overhead``:
+    power drawn from the wall for each watt of the device (PUE)."""
     if not (dollars > 0 and years > 0 and watts >= 0 and dollars_per_kwh >= 0 and overhead >= 1):
         raise ConfigError(
             "owned hardware has a price and years above 0, power and its price of 0 or more, and "
@@ -80,12 +81,13 @@ def owned(
 
 
 def watts_of(device: Device) -> float | None:
-    """Of a device at work, with all that it needs where that is known; None where nothing is."""
+    """Power of a device at work, with its share of the server, network and cooling where known;
+    None where nothing is known."""
     return _ALL_IN_WATTS.get(device.name, device.tdp_watts)
 
 
 def watts_text(device: Device) -> str:
-    """What ``watts_of`` a device counts, for people; empty where nothing is known."""
+    """Describe what ``watts_of`` a device counts; empty where nothing is known."""
     watts = watts_of(device)
     if watts is None:
         return ""
@@ -96,14 +98,15 @@ def watts_text(device: Device) -> str:
 
 
 def per_million(dollars_per_hour: Prediction, tokens_per_second: Prediction) -> Prediction:
-    """Dollars for a million tokens, of devices that together cost and yield so much."""
+    """Return the dollars for a million tokens, of devices with that cost and throughput in all."""
     each = _SECONDS_PER_HOUR / 1e6
     return _ratio(dollars_per_hour, tokens_per_second * each)
 
 
 @dataclass(frozen=True, slots=True)
 class Bill:
-    """What is paid, by what is got; ``joules_per_output_token``: None where no power is known."""
+    """The cost by hour, request and token; ``joules_per_output_token``: None where no power is
+    known."""
 
     utilization: float
     per_hour: Prediction
@@ -140,11 +143,11 @@ def bill(
     utilization: float = USUAL_UTILIZATION,
     watts: float | None = None,
 ) -> Bill:
-    """Of devices that answer so many requests a second while they work.
+    """Return the bill of devices that answer so many requests per second while they work.
 
     ``per_million_output_tokens`` has all of the cost, prompts included, and ``per_million_tokens``
-    spreads it over both kinds; ``input_per_million`` and ``output_per_million`` split it by who
-    takes the time: ``prefill_share`` of it are prompts.
+    spreads it over both kinds; ``input_per_million`` and ``output_per_million`` split it by time:
+    ``prefill_share`` of it goes to prompts.
     """
     working = price.per_hour_of_work(utilization) * num_devices
     outputs = requests_per_second * output_len
@@ -167,7 +170,7 @@ def bill(
 
 
 def _ratio(dollars: Prediction, amount: Prediction) -> Prediction:
-    """Least where little is paid for much."""
+    """Dollars over an amount; lowest where little is paid for much."""
     return Prediction(
         dollars.value / amount.value,
         dollars.low / amount.high,

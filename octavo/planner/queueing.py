@@ -1,6 +1,6 @@
-"""How long requests wait, and how many are under way, by formula.
+"""Queueing formulas for waiting times, and for the number of requests under way.
 
-Rates are per second, times in seconds. What is overloaded waits for ever: ``math.inf``.
+Rates are per second, times in seconds. An overloaded queue waits for ever: ``math.inf``.
 
 Sources: M/D/1 and M/M/k as in Kleinrock, "Queueing Systems" (1975); the distribution of waiting
 times of M/D/1 as in Franx (Operations Research Letters 29, 2001), whose sums have positive terms
@@ -20,11 +20,11 @@ from octavo.base.errors import ConfigError
 _HEAVY = 0.97
 
 
-# -- one server that takes the same time for everybody: M/D/1 -------------------------------------
+# -- one server, the same time for every request: M/D/1 ------------------------------------------
 
 
 def md1_wait(rate: float, service: float) -> float:
-    """Mean wait before ``service`` seconds of service, of arrivals at random (Poisson)."""
+    """Mean wait before ``service`` seconds of service, with Poisson arrivals."""
     load = _load(rate, service)
     return math.inf if load >= 1 else load * service / (2 * (1 - load))
 
@@ -35,7 +35,7 @@ def md1_wait_quantile(rate: float, service: float, share: float) -> float:
     load = _load(rate, service)
     if load >= 1:
         return math.inf
-    if share <= 1 - load:  # so many find nobody there
+    if share <= 1 - load:  # this share finds an empty queue
         return 0.0
     if load > _HEAVY:
         return md1_wait(rate, service) * -math.log1p(-share) / load
@@ -55,28 +55,29 @@ class _MD1Waits:
         self._load = rate * service
         self._in_system = [1 - self._load]  # probability of n requests
         self._up_to = [1 - self._load]  # and of at most n
-        # Of so many arrivals, or more, while one is served.
+        # Probabilities of n arrivals, or more, while one is served.
         self._arrivals = _poisson_tails(self._load)
 
     def share_up_to(self, wait: float) -> float:
-        """Of the requests that wait no longer."""
+        """Share of the requests that wait no longer."""
         services = int(wait / self._service) + 1
         past = self._rate * (services * self._service - wait)
         term, total = math.exp(-past), 0.0
         for count in range(services):
-            # So many wait, or fewer, beside the one that is served.
+            # This number or fewer wait, beside the one that is served.
             total += term * self._at_most(services - count)
             term *= past / (count + 1)
         return total
 
     def _at_most(self, number: int) -> float:
-        """The probability that so many requests are there, or fewer."""
+        """The probability that ``number`` requests or fewer are in the system."""
         while len(self._up_to) <= number:
             self._add_one()
         return self._up_to[number]
 
     def _add_one(self) -> None:
-        """As many services lead from n - 1 requests, or fewer, to n or more as lead back."""
+        """Compute the probability of one request more: as many services lead from n - 1 requests,
+        or fewer, to n or more as lead back."""
         number = len(self._in_system)
         upwards = self._in_system[0] * self._tail(number) + sum(
             self._in_system[before] * self._tail(number - before + 1) for before in range(1, number)
@@ -103,7 +104,7 @@ def _poisson_tails(mean: float) -> list[float]:
 
 
 def erlang_c(servers: int, offered: float) -> float:
-    """The share that has to wait. ``offered``: arrivals in the time of a service."""
+    """Share of the arrivals that have to wait. ``offered``: arrivals in the time of a service."""
     if servers < 1:
         raise ConfigError(f"a queue has one server or more, not {servers}")
     if offered >= servers:
@@ -143,13 +144,14 @@ def prefill_latency(rate: float, prefill: float) -> float:
 
 
 def prefill_latency_in_stages(rate: float, prefill: float) -> float:
-    """The same with its layers on two devices, one after the other: the next prompt begins when
-    the first stage is free, after half of the time."""
+    """Mean time to the first token with the layers on two devices, one after the other: the next
+    prompt begins when the first stage is free, after half of the time."""
     return prefill + md1_wait(rate, prefill / 2)
 
 
 def prefill_latency_shared(rate: float, prefill: float, speedup: float) -> float:
-    """The same with each matrix on several devices, which makes it ``speedup`` times as fast."""
+    """Mean time to the first token with each matrix on several devices, which makes it ``speedup``
+    times as fast."""
     return prefill_latency(rate, prefill / speedup)
 
 
@@ -157,15 +159,15 @@ def prefill_latency_shared(rate: float, prefill: float, speedup: float) -> float
 
 
 def number_under_way(rate: float, seconds: float) -> float:
-    """Little's law: of requests that stay so long."""
+    """Little's law: the mean number of requests that stay for ``seconds``."""
     return rate * seconds
 
 
 def balance(arriving: Callable[[float], float], most: float) -> float | None:
-    """The number of streams at which as many are there as come: the least B = ``arriving(B)``.
+    """Return the number of streams at which the load settles: the least B = ``arriving(B)``.
 
-    ``arriving``: how many would be under way if each went on as beside B others, such as
-    ``rate * output_len * tpot(B)``. None: more than ``most`` would be, and the queue grows.
+    ``arriving``: how many would be under way if each went on as beside B others, such as ``rate *
+    output_len * tpot(B)``. None: more than ``most`` would be, and the queue grows.
     """
     if arriving(0.0) <= 0.0:
         return 0.0
@@ -178,10 +180,10 @@ def balance(arriving: Callable[[float], float], most: float) -> float | None:
 
 
 def delays_quantile(mean: float, further: float, share: float) -> int:
-    """How many delays meet a ``share`` of those who stay a while, or fewer.
+    """Number of delays that a ``share`` of the streams meet at most.
 
-    ``mean`` of them come at random while one would stay anyhow, and each keeps one so much longer
-    that ``further`` more come, on average: a generalized Poisson distribution (Consul and Jain,
+    ``mean`` delays come at random during a stream without any, and each prolongs it so that
+    ``further`` more come, on average: a generalized Poisson distribution (Consul and Jain,
     Technometrics 15, 1973), whose mean is ``mean / (1 - further)``.
     """
     _check_share(share)
@@ -199,7 +201,7 @@ def delays_quantile(mean: float, further: float, share: float) -> int:
 
 
 def _root(rising: Callable[[float], float], low: float, high: float) -> float:
-    """Where a function that rises becomes 0, by bisection, to a part in 10^12."""
+    """Return where an increasing function becomes 0, by bisection, to a part in 10^12."""
     for _ in range(80):
         middle = (low + high) / 2
         if rising(middle) < 0:

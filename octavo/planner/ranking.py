@@ -1,4 +1,4 @@
-"""Hardware side by side: a plan of the same question for each device that it names."""
+"""Ranks hardware, by a plan of the same question for each device that it names."""
 
 from __future__ import annotations
 
@@ -13,17 +13,16 @@ from octavo.planner.report import deployment_json, latency_json
 
 
 def is_of_several(hardware: str) -> bool:
-    """Whether a text names several devices: ``any``, or names joined by commas."""
+    """True if a text names several devices: ``any``, or names joined by commas."""
     return is_any(hardware) or "," in hardware
 
 
 def ranked(question: Question) -> list[Plan]:
-    """The best first: of those that do what is asked the one whose tokens cost least, then those
-    that do not, by how near they are to it. As many of each device as the question says, 1 where it
-    says nothing.
+    """Return the plans, the best first: feasible ones by the cost of their tokens, then the others
+    by how near they are to feasible. The number of each device is that of the question, or 1.
 
     Raises:
-        ConfigError: what is asked cannot be on any of them.
+        ConfigError: the question has no answer on any of the devices.
     """
     plans: list[Plan] = []
     refused: ConfigError | None = None
@@ -38,7 +37,7 @@ def ranked(question: Question) -> list[Plan]:
 
 
 def ranked_json(plans: list[Plan]) -> list[dict[str, Any]]:
-    """What tells them apart."""
+    """Return the figures that tell the plans apart."""
     return [
         {
             **deployment_json(plan.deployment),
@@ -52,7 +51,7 @@ def ranked_json(plans: list[Plan]) -> list[dict[str, Any]]:
 
 
 def dollars_of(plan: Plan) -> float | None:
-    """Of a million output tokens."""
+    """Dollars for a million output tokens."""
     return None if plan.bill is None else plan.bill.per_million_output_tokens.value
 
 

@@ -1,5 +1,5 @@
-"""A plan as the JSON of ``octavo plan --json``: bytes and counts, milliseconds in keys that end in
-``_ms``, and what is foreseen as its value, from where to where, and how it is known."""
+"""The JSON of ``octavo plan --json``: bytes and counts, milliseconds in keys that end in ``_ms``,
+and predictions with their value, interval and source."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from octavo.planner.money import watts_text
 
 
 def plan_json(plan: Plan) -> dict[str, Any]:
-    """All of a plan; what cannot be is null."""
+    """Return all of a plan; figures that do not exist are null."""
     deployment, traffic = plan.deployment, plan.traffic
     spec, memory = deployment.spec, deployment.memory
     return {
@@ -69,7 +69,8 @@ def deployment_json(deployment: Deployment) -> dict[str, Any]:
 
 
 def memory_json(memory: MemoryPlan) -> dict[str, Any]:
-    """Of one device. ``missing_bytes`` is what there would have to be more for the weights."""
+    """Return the memory of one device. ``missing_bytes``: how much more it would need for the
+    weights."""
     return {
         "total_bytes": memory.total_bytes,
         "usable_bytes": memory.usable_bytes,
@@ -91,7 +92,7 @@ def latency_json(latency: Latency) -> dict[str, Any]:
 
 
 def cost_json(cost: StepCost) -> dict[str, Any]:
-    """What a step goes to."""
+    """Return the parts of the time of a step."""
     return {
         "total_ms": ms_json(cost.total),
         "bound": cost.bound,
@@ -102,7 +103,7 @@ def cost_json(cost: StepCost) -> dict[str, Any]:
 
 
 def _binding_json(plan: Plan) -> dict[str, Any]:
-    binding, nearest = plan.verdict.binding, plan.nearest
+    binding, nearest = plan.verdict.binding, plan.feasible_alternatives
     return {
         "binding": None if binding is None else binding.name,
         "violated": [] if binding is None else list(binding.violated),

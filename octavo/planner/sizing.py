@@ -1,4 +1,4 @@
-"""How many devices do what is asked, of which kind, and at what price."""
+"""Finds the number of devices that traffic takes, of which kind, and at what price."""
 
 from __future__ import annotations
 
@@ -9,22 +9,23 @@ from dataclasses import dataclass, replace
 
 from octavo.base.errors import ConfigError
 from octavo.cost.hardware import Device
+from octavo.cost.layouts import fast_link_devices
 from octavo.cost.parallel import Parallel
 from octavo.cost.prediction import Prediction
 from octavo.planner.deployment import Deployment
-from octavo.planner.layouts import island_of, laid_out
+from octavo.planner.layout_choice import candidate_deployments
 from octavo.planner.money import Price
 from octavo.planner.slo import Slo
 from octavo.planner.traffic import Traffic
 from octavo.planner.verdict import Verdict, judge
 
-MOST_DEVICES = 1024  # nobody is told to buy more
+MOST_DEVICES = 1024  # that are ever advised
 _PER_REPLICA = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Offer:
-    """A deployment that does what is asked. ``dollars_per_hour``: None where no price is known."""
+class DeploymentOffer:
+    """A feasible deployment. ``dollars_per_hour``: None where no price is known."""
 
     verdict: Verdict
     dollars_per_hour: Prediction | None
@@ -35,12 +36,12 @@ class Offer:
 
 
 @dataclass(frozen=True, slots=True)
-class Search:
-    """``offers``: the cheapest first. ``refused``: what no number of replicas makes good, the
-    nearest to an answer first: judged by a single request if that is too slow already, which has
-    all for itself, else by one replica."""
+class SizingResult:
+    """The result of a search. ``offers``: feasible deployments, the cheapest first. ``refused``:
+    deployments that no number of replicas makes feasible, the nearest first; judged by a single
+    request if that is too slow already, else by one replica."""
 
-    offers: tuple[Offer, ...]
+    offers: tuple[DeploymentOffer, ...]
     refused: tuple[Verdict, ...]
 
 
@@ -52,14 +53,14 @@ def search(
     price_of: Callable[[Device], Price | None],
     most_devices: int = MOST_DEVICES,
     per_replica: int = _PER_REPLICA,
-) -> Search:
-    """The least number of devices of each kind, and in each layout, that does what is asked.
+) -> SizingResult:
+    """Return the least number of devices of each kind, and in each layout, that is feasible.
 
     Args:
         bases: one for each kind of device, precision and engine; their layouts do not matter.
         per_replica: devices that one replica may be laid out over.
     """
-    offers: list[Offer] = []
+    offers: list[DeploymentOffer] = []
     refused: list[Verdict] = []
     for base in bases:
         for deployment in _all_laid_out(base, min(per_replica, most_devices)):
@@ -70,16 +71,17 @@ def search(
             if enough is None:
                 refused.append(alone if not alone.is_feasible else judge(deployment, traffic, slo))
             else:
-                offers.append(Offer(enough, _dollars(enough.deployment, price_of)))
+                offers.append(DeploymentOffer(enough, _dollars(enough.deployment, price_of)))
     offers.sort(key=_by_price)
     refused.sort(key=lambda verdict: verdict.order)
-    return Search(tuple(offers), tuple(refused))
+    return SizingResult(tuple(offers), tuple(refused))
 
 
 def fewest_replicas(
     deployment: Deployment, traffic: Traffic, slo: Slo, most_devices: int = MOST_DEVICES
 ) -> Verdict | None:
-    """What the least number of replicas makes of the traffic; None where that is too many.
+    """Return the verdict on the least number of replicas that is feasible; None where that is too
+    many.
 
     More replicas never make it worse: each has less to do.
     """
@@ -105,10 +107,11 @@ def fewest_replicas(
 def fewest_devices(
     deployment: Deployment, traffic: Traffic, slo: Slo, most_devices: int = MOST_DEVICES
 ) -> Verdict | None:
-    """The same with each matrix on as many devices as it takes; None where no number does."""
+    """Return the same with each matrix on as many devices as it takes; None where no
+    number does."""
     found: list[Verdict] = []
-    island, tp = min(island_of(deployment.device), most_devices), 1
-    while tp <= island:
+    linked, tp = min(fast_link_devices(deployment.device), most_devices), 1
+    while tp <= linked:
         parallel = deployment.parallel.with_tp(tp)
         with suppress(ConfigError):  # such a model cannot be laid out so
             enough = fewest_replicas(
@@ -120,8 +123,8 @@ def fewest_devices(
 
 
 def highest_rate(deployment: Deployment, traffic: Traffic, slo: Slo) -> float:
-    """Requests a second that are answered within the limits, to one per cent; 0.0 where not even a
-    single one is."""
+    """Requests per second that are answered within the limits, to one per cent; 0.0 where not even
+    a single request is."""
     if not judge(deployment, _lone(traffic), slo).is_feasible:
         return 0.0
 
@@ -138,16 +141,16 @@ def highest_rate(deployment: Deployment, traffic: Traffic, slo: Slo) -> float:
 
 
 def _lone(traffic: Traffic) -> Traffic:
-    """A request that has a deployment for itself: the least that its kind takes."""
+    """Return one request that has a deployment for itself: the least traffic of its kind."""
     return Traffic(traffic.input_len, traffic.output_len, concurrency=1)
 
 
 def _all_laid_out(base: Deployment, num_devices: int) -> Sequence[Deployment]:
-    """By numbers of devices that are powers of two, each layout once."""
+    """Return each layout once, over numbers of devices that are powers of two."""
     found: dict[Parallel, Deployment] = {}
     count = 1
     while count <= num_devices:
-        found.update((each.parallel, each) for each in laid_out(base, count))
+        found.update((each.parallel, each) for each in candidate_deployments(base, count))
         count *= 2
     return list(found.values())
 
@@ -159,8 +162,8 @@ def _dollars(
     return None if price is None else price.per_hour(1.0) * deployment.num_devices
 
 
-def _by_price(offer: Offer) -> tuple[float, ...]:
-    """Those without a price come last, the fewest devices first."""
+def _by_price(offer: DeploymentOffer) -> tuple[float, ...]:
+    """Sort key: deployments without a price come last, the fewest devices first."""
     dollars = offer.dollars_per_hour
     service = offer.verdict.service
     assert service is not None

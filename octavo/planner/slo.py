@@ -1,7 +1,7 @@
-"""Limits that answers must keep, as somebody says them: ``ttft=500,tpot=50,e2e=10s@p99``.
+"""Limits of latency over all requests, as a user writes them: ``ttft=500,tpot=50,e2e=10s@p99``.
 
-A limit is of a percentile of all requests, or of their mean. What a run made of such limits is
-`octavo.measure.slo`'s part.
+A limit is of a percentile of all requests, or of their mean. How many requests of a run keep such
+limits is computed in `octavo.measure.slo`.
 """
 
 from __future__ import annotations
@@ -45,25 +45,31 @@ _MLPERF = {
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """``metric``: ttft, tpot or e2e. ``percentile``: of all requests, None for their mean."""
+    """A limit of one metric. ``metric``: ttft, tpot or e2e. ``percentile``: of all requests, None
+    for their mean."""
 
     metric: str
     seconds: float
     percentile: float | None = 99.0
 
     @property
+    def latency(self) -> str:
+        """Name of its metric in `octavo.measure.metrics.LATENCIES`."""
+        return "e2el" if self.metric == "e2e" else self.metric
+
+    @property
     def name(self) -> str:
-        """Such as ``ttft_p99``."""
+        """Name of the limit, such as ``ttft_p99``."""
         of = MEAN if self.percentile is None else f"p{self.percentile:g}"
         return f"{self.metric}_{of}"
 
 
 @dataclass(frozen=True, slots=True)
 class Slo:
-    """All of these are to be kept.
+    """Limits, all of which are to be kept.
 
     Raises:
-        ConfigError: one is said twice, or they contradict each other.
+        ConfigError: one is given twice, or they contradict each other.
     """
 
     limits: tuple[Limit, ...] = ()
@@ -84,7 +90,7 @@ class Slo:
         return {f"{limit.name}_ms": limit.seconds * 1e3 for limit in self.limits}
 
     def _check_percentiles(self) -> None:
-        """What more requests must keep cannot be stricter than what fewer must."""
+        """Raise ConfigError if a limit of more requests is stricter than one of fewer."""
         by_metric: dict[str, list[tuple[float, Limit]]] = defaultdict(list)
         for limit in self.limits:
             if limit.percentile is not None:
@@ -99,7 +105,7 @@ class Slo:
                     )
 
     def _check_whole_and_part(self) -> None:
-        """An answer ends after its first token."""
+        """Raise ConfigError if an answer would have to end before its first token."""
         parts = {limit.percentile: limit for limit in self.limits if limit.metric == "ttft"}
         for whole in self.limits:
             part = parts.get(whole.percentile)
@@ -111,13 +117,14 @@ class Slo:
 
 
 def parse_slo(text: str) -> Slo:
-    """From limits joined by commas, in milliseconds unless they say ``s``.
+    """Parse limits joined by commas, in milliseconds unless they say ``s``, or the name of a
+    preset: see `presets`.
 
-    ``@p95`` holds for its limit and those before it that have none of their own; where nothing is
-    said, a limit is of the 99th percentile. Or from the name of a preset: see `presets`.
+    ``@p95`` holds for its limit and those before it that have none of their own; without one, a
+    limit is of the 99th percentile.
 
     Raises:
-        ConfigError: it is no such text, or its limits contradict each other.
+        ConfigError: the text cannot be parsed, or its limits contradict each other.
     """
     text = text.strip().lower()
     if text in presets():
@@ -145,7 +152,8 @@ def parse_slo(text: str) -> Slo:
 
 
 def presets() -> Mapping[str, Slo]:
-    """The limits of MLPerf Inference, by names such as ``mlperf:llama-2-70b-interactive``."""
+    """Return the limits of MLPerf Inference, by names such as
+    ``mlperf:llama-2-70b-interactive``."""
     return _PRESETS
 
 

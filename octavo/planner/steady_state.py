@@ -1,15 +1,14 @@
-"""Requests that come at random, for as long as one likes: where the load settles, and how long
-answers take there.
+"""Latency and throughput of Poisson arrivals in the long run, where the load settles.
 
-Streams get a token in each step. Prompts come in between: a step that has a piece of one takes
-longer, for everybody. Beside B others, steps with and without prompts make a stream's mean time
-between tokens; and with that time, requests at a given rate make a number of streams. The load
-settles where both agree (`octavo.planner.queueing.balance`), or grows without end. As arrivals at
-random see the mean of what is there, so do streams: each has B others beside it where B are there.
+Streams get a token in each step. A step with a piece of a prompt takes longer, for all streams in
+it. Beside B others, steps with and without prompts make a stream's mean time between tokens; and
+with that time, requests at a given rate make a number of streams. The load settles where both agree
+(`octavo.planner.queueing.balance`), or grows without end. As arrivals at random see the mean of
+what is there, so do streams: each has B others beside it where B are there.
 
 A prompt waits for the step that is under way, then for the prompts before it (M/D/1), and for a
-seat where all are taken (M/M/k). These are approximations. The number of streams, and that of
-prompts which come meanwhile, are taken to vary as arrivals do (Poisson).
+slot where all are taken (M/M/k). These are approximations. The number of streams, and the number of
+prompts that come during a stream, are taken to vary as arrivals do (Poisson).
 """
 
 from __future__ import annotations
@@ -61,21 +60,21 @@ class StepTable:
 
 
 class SteadyState:
-    """Where the load settles; a `octavo.planner.latency.Service`.
+    """Latency and throughput where the load settles; an `octavo.planner.latency.ServiceEstimate`.
 
-    What is said of an end of the predictions at which the queue grows is ``math.inf``.
+    At an end of the predictions at which the queue grows, figures are ``math.inf``.
     """
 
-    def __init__(self, costs: StepTable, traffic: Traffic, seats: BatchSlots):
+    def __init__(self, costs: StepTable, traffic: Traffic, slots: BatchSlots):
         assert traffic.rate is not None
         self._rate = traffic.rate
-        steps = [_Steps(costs, traffic, seats, end) for end in ENDS]
-        self._loads = [_Load(each, traffic.rate, seats.max_num_seqs) for each in steps]
+        steps = [_Steps(costs, traffic, slots, end) for end in ENDS]
+        self._loads = [_Load(each, traffic.rate, slots.max_num_seqs) for each in steps]
         self._source = worst(cost.source for cost in costs.known.values())
 
     @property
     def is_stable(self) -> bool:
-        """Whether the queue stays finite, by the middle of the predictions."""
+        """True if the queue stays finite, by the middle of the predictions."""
         return self._loads[0].is_stable
 
     @property
@@ -84,7 +83,7 @@ class SteadyState:
 
     @property
     def requests_per_second(self) -> Prediction:
-        """In the long run as many end as come."""
+        """Completions, which in the long run are as many as arrivals."""
         return Prediction.around(self._rate, 0.0, self._source)
 
     @property
@@ -109,20 +108,20 @@ class _Steps:
     Numbers of streams need not be whole: between two, the cost is a straight line.
     """
 
-    def __init__(self, costs: StepTable, traffic: Traffic, seats: BatchSlots, end: str):
+    def __init__(self, costs: StepTable, traffic: Traffic, slots: BatchSlots, end: str):
         self.input_len = traffic.input_len
         self.gaps = traffic.output_len - 1  # between the tokens of an answer
-        self._budget = seats.max_num_batched_tokens
-        self._target = seats.target_step_seconds
+        self._budget = slots.max_num_batched_tokens
+        self._target = slots.target_step_seconds
         self._costs = costs
         self._end = end
 
     def decode(self, streams: float) -> float:
-        """Without prompts; of one stream at the least."""
+        """Seconds of a step without prompts, of one stream at least."""
         return self._line(max(1.0, streams))
 
     def prompt(self, streams: float) -> float:
-        """Of all the steps that one prompt takes beside some streams."""
+        """Seconds of all the steps that one prompt takes beside some streams."""
         chunks = prompt_chunks(self.input_len, self.room(streams))
         return sum(self._line(streams, chunk) for chunk in chunks)
 
@@ -130,14 +129,12 @@ class _Steps:
         return math.ceil(self.input_len / self.room(streams))
 
     def full(self, streams: float) -> float:
-        """Of one step with as many whole prompts as there is room for."""
+        """Seconds of one step with as many whole prompts as it can hold."""
         return self._line(streams, Span(0, self.input_len), self.room(streams) // self.input_len)
 
     def room(self, streams: float) -> int:
-        """Tokens of a step that are left for prompts; 1, lest nothing goes on, at the least.
-
-        Fewer where a step would keep streams waiting for longer than the target.
-        """
+        """Number of prompt tokens that a step can hold, at least 1; fewer where a step would keep
+        streams waiting for longer than the target."""
         room = max(1, self._budget - math.ceil(streams))
         if not self._target or streams < 1:
             return room
@@ -146,7 +143,7 @@ class _Steps:
         return min(room, prompt_tokens_in_step(self._target, decode, each))
 
     def _line(self, streams: float, chunk: Span | None = None, count: int = 1) -> float:
-        """Between the costs at the whole numbers of streams around it."""
+        """Interpolate between the costs at the whole numbers of streams around it."""
         below = math.floor(streams)
         low = self._cost(below, chunk, count)
         if below == streams:
@@ -159,32 +156,34 @@ class _Steps:
 
 
 def _joint(one: float, other: float) -> float:
-    """The deviation of a sum from its mean, of parts that have nothing to do with each other."""
+    """Return the deviation of a sum from its mean, of independent parts."""
     return math.copysign(math.hypot(one, other), one + other)
 
 
 class _Load:
-    """How it is at some rate, by one end of what steps cost."""
+    """The load at some rate, by one end of the predictions."""
 
-    def __init__(self, steps: _Steps, rate: float, seats: int):
+    def __init__(self, steps: _Steps, rate: float, slots: int):
         self._steps = steps
         self._rate = rate
-        self._seats = seats
-        settled = balance(lambda others: rate * steps.gaps * self._tpot_beside(others), seats)
+        self._slots = slots
+        settled = balance(lambda others: rate * steps.gaps * self._tpot_beside(others), slots)
         self.streams = math.inf if settled is None else settled
         self.is_stable = settled is not None and self._ends()
 
     def _ends(self) -> bool:
-        """Whether what comes is also computed where the load settles. Answers of one token leave no
-        streams, and prompts may be too many all the same. And pacing may leave prompts less room
-        beside the streams that there are than beside one more: then a delay may bring another one
-        or more, which none of the sums below would come to an end with."""
+        """True if all that comes is also computed where the load settles.
+
+        Answers of one token leave no streams, and prompts may be too many all the same. And pacing
+        may leave prompts less room beside the streams that there are than beside one more: then a
+        delay may bring another one or more, and the sums below would not converge.
+        """
         has_gaps_that_end = math.isfinite(self._tpot_beside(self.streams))
         return has_gaps_that_end and self._rate * self._delay < 1
 
     @cached_property
     def prefill_share(self) -> float:
-        """Of the time, what steps take longer for the prompts in them."""
+        """Share of the time by which prompts prolong steps."""
         return min(1.0, self._rate * self._delay)
 
     def ttft(self, percentile: float | None) -> float:
@@ -193,11 +192,11 @@ class _Load:
         service = own if steps.num_chunks(streams) > 1 else self._packed(streams)
         stay = steps.gaps * self._tpot_beside(streams)
         if percentile is None:
-            waits = md1_wait(self._rate, service) + mmk_wait(self._rate, stay, self._seats)
+            waits = md1_wait(self._rate, service) + mmk_wait(self._rate, stay, self._slots)
             return own + step / 2 + waits
         share = percentile / 100
         waits = md1_wait_quantile(self._rate, service, share)
-        waits += mmk_wait_quantile(self._rate, stay, self._seats, share)
+        waits += mmk_wait_quantile(self._rate, stay, self._slots, share)
         return own + step * share + waits
 
     def tpot(self, percentile: float | None) -> float:
@@ -223,10 +222,10 @@ class _Load:
         return mean + _joint(first, rest)
 
     def _tpot_beside(self, others: float) -> float:
-        """Mean time between two tokens of a stream, as prompts come in between: ``math.inf`` where
+        """Mean time between two tokens of a stream, with prompts in between: ``math.inf`` where
         they come faster than they are computed."""
         steps, rate = self._steps, self._rate
-        streams = min(others + 1, self._seats)
+        streams = min(others + 1, self._slots)
         decode, prompt = steps.decode(streams), steps.prompt(streams)
         if rate * prompt < 1:
             extra = prompt - steps.num_chunks(streams) * decode
@@ -260,12 +259,12 @@ class _Load:
     @property
     def _decode_spread(self) -> float:
         """Standard deviation of the time of a step, for the number of streams in it."""
-        more = min(self.streams + math.sqrt(self.streams), self._seats)
+        more = min(self.streams + math.sqrt(self.streams), self._slots)
         return self._steps.decode(more) - self._steps.decode(min(self.streams, more))
 
     @property
     def _step_under_way(self) -> float:
-        """Mean seconds of the step that a request comes into; it finds none where nobody is there.
+        """Mean seconds of the step that an arrival meets; 0 where the engine is idle.
 
         Prompts of several steps are counted where they are waited for.
         """
@@ -273,5 +272,5 @@ class _Load:
         decode, prompt = steps.decode(streams), steps.prompt(streams)
         busy = min(1.0, self._rate * prompt)
         with_prompt = prompt if steps.num_chunks(streams) == 1 else 0.0
-        somebody = 1 - math.exp(-streams)
-        return busy * with_prompt + (1 - busy) * somebody * decode
+        not_idle = 1 - math.exp(-streams)
+        return busy * with_prompt + (1 - busy) * not_idle * decode

@@ -1,4 +1,4 @@
-"""What one step takes, for who has names, and a batch in mind."""
+"""The time of one step, for a batch on a model and a device given by name."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ class StepSeconds:
     """Seconds of a step.
 
     Args:
-        ops: what each operation takes on one rank; in a pipeline, on its longest stage.
-        comm, overhead: between devices; what comes once a step.
-        total: all of it, on all stages; from ``low`` to ``high`` nine times out of ten.
+        ops: of each operation on one rank; in a pipeline, on its longest stage.
+        comm, overhead: between devices; once in each step.
+        total: of all stages; nine times out of ten it is from ``low`` to ``high``.
         source: how that is known; see `octavo.cost.prediction`.
     """
 
@@ -50,16 +50,19 @@ def step_cost(
     parallel: Parallel | None = None,
     quantization: str | Precision | None = None,
 ) -> StepSeconds:
-    """What a step of an engine takes; `octavo.cost.step_cost.StepModel` is for many of them.
+    """Return the time of a step of an engine; `octavo.cost.step_cost.StepModel` is for many of
+    them.
 
     Args:
         batch: of an engine, or chunks of sequences: (tokens before, tokens computed now) is one
-            after which a token is sampled, a ``Span`` says more.
-        parallel: the layout; None shares out matrices (tp) to as many devices as ``hardware`` says.
+            after which a token is sampled; a ``Span`` says more.
+        parallel: the layout; None takes tensor parallelism over as many devices as ``hardware``
+            says.
         quantization: of the weights, or the precision of everything; None is as the model is.
 
     Raises:
-        ConfigError: a name is not known, the batch is empty, or the model cannot be laid out so.
+        ConfigError: a name is not known, the batch is empty, or the model cannot be laid out
+            so.
     """
     spec = open_spec(model) if isinstance(model, str) else model
     engine = _engine(profile)
@@ -85,7 +88,7 @@ def _engine(name: str | EngineProfile) -> EngineProfile:
 
 
 def _chunks(batch: StepBatch | Chunks) -> tuple[list[Chunk], int]:
-    """Return the chunks of a step and its number of decode steps in one call."""
+    """Return the chunks, and the number of multi-steps."""
     if isinstance(batch, Iterable):
         chunks, num_steps = [Span(*each) if isinstance(each, tuple) else each for each in batch], 1
     else:

@@ -1,4 +1,4 @@
-"""What is asked of a deployment: how long requests are, and how many there are."""
+"""The lengths, rate and number of requests of a deployment."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class Traffic:
 
     Args:
         input_len, output_len: tokens of a prompt and of its answer.
-        rate: requests a second that come at random, however many are under way. None: there are
+        rate: Poisson arrivals per second, however many are under way. None: there are
             ``concurrency`` requests, which begin together.
         concurrency: the most requests that are answered at once; others wait. Without rate and
             concurrency there is one.
@@ -41,8 +41,8 @@ class Traffic:
         return self.input_len + self.output_len
 
     def share(self, replicas: int) -> Traffic:
-        """What one of so many copies gets of it. Of requests that begin together, the copy that
-        gets most."""
+        """Return the traffic of one of ``replicas`` copies. Of requests that begin together, that
+        of the copy with the most."""
         rate = None if self.rate is None else self.rate / replicas
         concurrency = None if self.concurrency is None else math.ceil(self.concurrency / replicas)
         return Traffic(self.input_len, self.output_len, rate, concurrency)

@@ -1,4 +1,4 @@
-"""Whether a deployment does what is asked of it, and what is in the way if it does not."""
+"""Judges whether a deployment is feasible, and what binds if it is not."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from typing import Any
 from octavo.cost.prediction import Prediction
 from octavo.planner.deployment import Deployment
 from octavo.planner.figures import gib, ms, ms_json
-from octavo.planner.latency import Service
+from octavo.planner.latency import ServiceEstimate
 from octavo.planner.slo import Limit, Slo
 from octavo.planner.traffic import Traffic
 
-# What is in the way, from what is farthest from an answer to what is nearest.
+# What binds, from the farthest from feasible to the nearest.
 _BY_NEARNESS = ("max_model_len", "weights", "kv", "throughput", "max_num_seqs", "ttft", "tpot")
 
 # Beyond these, more streams in a step hardly make it yield more.
-_MANY_SEATS = 1024
+_MANY_SLOTS = 1024
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
-    """A limit, and what is foreseen for it."""
+class LimitCheck:
+    """A limit, and the latency that is predicted for it."""
 
     limit: Limit
     predicted: Prediction
@@ -34,14 +34,14 @@ class Kept:
 
     @property
     def is_certain(self) -> bool:
-        """Whether it holds, or does not, over all of the interval."""
+        """True if it holds over the whole interval of the prediction, or nowhere in it."""
         return self.holds == (self.predicted.high <= self.limit.seconds) and self.holds == (
             self.predicted.low <= self.limit.seconds
         )
 
     @property
     def slack(self) -> float:
-        """What is left of the limit, as a share of it; below 0 where it is not kept."""
+        """Share of the limit that is left; below 0 where it does not hold."""
         return 1 - self.predicted.value / self.limit.seconds
 
     def as_json(self) -> dict[str, Any]:
@@ -56,7 +56,7 @@ class Kept:
 
 @dataclass(frozen=True, slots=True)
 class Binding:
-    """What is in the way.
+    """The reason why a deployment is not feasible.
 
     ``name``: ``max_model_len``, ``weights``, ``kv``, ``max_num_seqs``, ``throughput``, ``ttft`` or
     ``tpot``. ``violated``: the limits that are not kept because of it.
@@ -69,12 +69,13 @@ class Binding:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """``service`` is None where the model, or what is asked, does not fit into memory."""
+    """A judged deployment. ``service`` is None where the model, or a request, does not fit into
+    memory; ``kept`` checks each limit."""
 
     deployment: Deployment
     traffic: Traffic
-    service: Service | None
-    kept: tuple[Kept, ...]
+    service: ServiceEstimate | None
+    kept: tuple[LimitCheck, ...]
     binding: Binding | None
 
     @property
@@ -83,8 +84,8 @@ class Verdict:
 
     @property
     def order(self) -> tuple[float, ...]:
-        """Less is better: what does what is asked comes before what does not, then who answers
-        most, then who is soonest; of those that do not, who is nearest to it."""
+        """Sort key, the best first: feasible deployments by throughput, then by latency; then the
+        others by how near they are to feasible."""
         service, binding = self.service, self.binding
         if service is not None and binding is None:
             return (0, -service.requests_per_second.value, service.latency().e2e.value)
@@ -94,23 +95,25 @@ class Verdict:
 
     @property
     def is_certain(self) -> bool:
-        """Whether no limit lies inside of an interval."""
+        """True if no limit lies inside of an interval."""
         return all(each.is_certain for each in self.kept)
 
 
 def judge(deployment: Deployment, traffic: Traffic, slo: Slo) -> Verdict:
-    """By formula. Limits are kept if the middle of what is foreseen keeps them."""
+    """Judge a deployment by formula. A limit is kept if the middle of its prediction keeps it."""
     binding = _does_not_fit(deployment, traffic)
     if binding is not None:
         return Verdict(deployment, traffic, None, (), binding)
     service = deployment.serve(traffic)
     if not service.is_stable:
         return Verdict(deployment, traffic, service, (), _overload(deployment, traffic))
-    kept = tuple(Kept(limit, service.latency(limit.percentile).of(limit.metric)) for limit in slo)
+    kept = tuple(
+        LimitCheck(limit, service.latency(limit.percentile).of(limit.metric)) for limit in slo
+    )
     return Verdict(deployment, traffic, service, kept, _late(kept, service, traffic))
 
 
-# -- what is in the way ---------------------------------------------------------------------------
+# -- what binds -----------------------------------------------------------------------------------
 
 
 def _does_not_fit(deployment: Deployment, traffic: Traffic) -> Binding | None:
@@ -140,10 +143,10 @@ def _does_not_fit(deployment: Deployment, traffic: Traffic) -> Binding | None:
 
 
 def _overload(deployment: Deployment, traffic: Traffic) -> Binding:
-    """Who comes cannot be answered: for want of seats, of memory for more, or of speed."""
+    """Say why arrivals cannot be answered: for want of slots, of memory for more, or of speed."""
     limits, fitting = deployment.settled, deployment.max_concurrency(traffic.total_len)
-    seats = deployment.seats(traffic.total_len)
-    more = replace(seats, max_num_seqs=max(seats.max_num_seqs, _MANY_SEATS))
+    slots = deployment.slots(traffic.total_len)
+    more = replace(slots, max_num_seqs=max(slots.max_num_seqs, _MANY_SLOTS))
     if not deployment.serve(traffic, more).is_stable:
         return Binding(
             "throughput",
@@ -162,8 +165,8 @@ def _overload(deployment: Deployment, traffic: Traffic) -> Binding:
     )
 
 
-def _late(kept: Iterable[Kept], service: Service, traffic: Traffic) -> Binding | None:
-    """The part of the worst limit that takes most of the time."""
+def _late(kept: Iterable[LimitCheck], service: ServiceEstimate, traffic: Traffic) -> Binding | None:
+    """Return the part of the worst limit that takes most of the time."""
     broken = [each for each in kept if not each.holds]
     if not broken:
         return None

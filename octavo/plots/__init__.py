@@ -1,1 +1,1 @@
-"""Pictures of results. A function for each draws numbers that are there, and returns a figure."""
+"""Plots of results. Each function draws numbers that were measured before, and returns a figure."""

@@ -1,4 +1,4 @@
-"""Pictures of what benchmarks have measured."""
+"""Plots of benchmark results."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from octavo.measure.statistics import Spread
+from octavo.measure.statistics import MedianRange
 from octavo.plots.style import (
     ABOVE,
     BELOW,
@@ -32,10 +32,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class CurvePoint:
-    """Of a throughput curve: requests in flight, tokens/s, and milliseconds for an output token."""
+    """A point of a throughput curve: requests in flight, tokens/s, and milliseconds for an output
+    token."""
 
     concurrency: int
-    output_tps: Spread
+    output_tps: MedianRange
     tpot_p50_ms: float | None = None
     tpot_p99_ms: float | None = None
 
@@ -111,7 +112,7 @@ def _mark(
     chosen: int | None,
     side: Side,
 ) -> bool:
-    """Ring a point that is the knee or the chosen one; whether it is."""
+    """Ring a point that is the knee or the chosen one; return whether it is."""
     words = [f"knee: {knee}"] if point.concurrency == knee else []
     words += [f"chosen: {chosen}"] if point.concurrency == chosen else []
     if not words:
@@ -122,7 +123,7 @@ def _mark(
     return True
 
 
-def time_bars(times: Mapping[str, Spread], *, title: str, unit: str) -> Figure:
+def time_bars(times: Mapping[str, MedianRange], *, title: str, unit: str) -> Figure:
     """A bar for each time, from the top down, with a line from the least to the greatest."""
     figure = new_figure(title, width=8, height=1.2 + 0.42 * len(times))
     axes = figure.subplots()
@@ -140,15 +141,15 @@ def time_bars(times: Mapping[str, Spread], *, title: str, unit: str) -> Figure:
 
 
 @dataclass(frozen=True, slots=True)
-class Bar:
-    """What one optimisation is worth, and what that was measured by."""
+class WorthBar:
+    """The effect of one optimisation, and the figure by which it was measured."""
 
     name: str
     figure: str
-    worth: Spread
+    worth: MedianRange
 
 
-def worth_bars(bars: Sequence[Bar], *, title: str) -> Figure:
+def worth_bars(bars: Sequence[WorthBar], *, title: str) -> Figure:
     """A bar for each optimisation, on a logarithmic axis that begins at "makes no difference"."""
     ordered = sorted(bars, key=lambda bar: bar.worth.median)
     figure = new_figure(title, width=8, height=1.2 + 0.42 * len(ordered))

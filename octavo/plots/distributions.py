@@ -1,4 +1,4 @@
-"""How values are distributed, all of them."""
+"""Plots of empirical distributions of latencies."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ def latency_distributions(
     title: str,
     bounds_ms: Mapping[str, float] | None = None,
 ) -> Figure:
-    """For each latency, by its name, the share of values that are no larger (empirical CDF).
+    """Plot for each latency, by its name, the share of values that are no larger (empirical CDF).
 
-    The median and the 99th percentile are marked; ``bounds_ms`` are drawn as lines. What has no
-    values is left out.
+    The median and the 99th percentile are marked; ``bounds_ms`` are drawn as lines. Latencies
+    without values are left out.
     """
     shown = {name: sorted(values) for name, values in samples_ms.items() if values}
     if not shown:

@@ -1,4 +1,4 @@
-"""A plan: where memory goes, and what more or less load would make of answers."""
+"""Plots of a plan, with the use of memory, and latencies and throughput under more or less load."""
 
 from __future__ import annotations
 
@@ -32,16 +32,15 @@ if TYPE_CHECKING:
 
 _GIB = 2**30
 _NAMES = {"ttft": "time to first token", "tpot": "time per output token", "e2e": "whole answer"}
-# Rates, as shares of the highest; there the queue has no end.
+# Rates, as shares of the highest one, at which the queue has no end.
 _SHARES = tuple(percent / 100 for percent in (2, 10, 20, 30, 40, 50, 60, 70, 80, 85, 90, 95))
 _MOST_AT_ONCE = 1024
 _ROOM = 1.4  # above the highest value, for what is left of its interval
 
 
 def plan_figure(plan: Plan, *, title: str) -> Figure:
-    """The memory of a device; and latencies with their intervals and limits, and throughput,
-    against the rate or the number of requests at once, whichever is asked for. What does not fit
-    has memory alone."""
+    """Plot the memory of a device; and latencies with their intervals and limits, and throughput,
+    against the rate or the concurrency. A model that does not fit has memory alone."""
     loads = _loads(plan)
     if not loads:
         figure = new_figure(title, width=8, height=2.9)
@@ -67,8 +66,8 @@ def plan_figure(plan: Plan, *, title: str) -> Figure:
 
 
 def _draw_memory(axes: Axes, memory: MemoryPlan) -> None:
-    """From the top down: what there is, and what is taken from it, until keys and values are
-    left."""
+    """Draw from the top down the memory, and what is taken from it, until keys and values
+    are left."""
     usable, kept_back = memory.usable_bytes, memory.kept_back_bytes
     after_weights = usable - memory.weights_bytes
     left = after_weights - kept_back
@@ -99,7 +98,7 @@ def _draw_memory(axes: Axes, memory: MemoryPlan) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Point:
-    """What becomes of one load: a rate, or so many requests at once."""
+    """Latencies and throughput of one load: a rate, or a concurrency."""
 
     load: float
     latency_ms: dict[str, Prediction]
@@ -119,7 +118,7 @@ class _Point:
 
 
 def _loads(plan: Plan) -> list[Traffic]:
-    """As the traffic that is asked for, but more or less of it."""
+    """The traffic of the plan at several rates, or concurrencies."""
     traffic, deployment = plan.traffic, plan.deployment
     if plan.verdict.service is None:
         return []
@@ -142,7 +141,7 @@ def _powers_of_two(most: int) -> Iterator[int]:
 
 
 def _limit(slo: Slo, metric: str) -> Limit | None:
-    """The one that most requests must keep."""
+    """The limit that most requests must keep."""
     limits = [limit for limit in slo if limit.metric == metric]
     return max(limits, key=lambda limit: limit.percentile or 0.0, default=None)
 

@@ -1,4 +1,4 @@
-"""What quantized models cost: pictures of quality against size, and of speed."""
+"""Plots of the quality, size and speed of quantized models."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 
 
 def quantization_costs(points: Sequence[Tradeoff], *, title: str) -> Figure:
-    """KL divergence against bits of a weight, and the speed of decoding against bytes.
+    """Plot KL divergence against bits per weight, and the speed of decoding against bytes.
 
-    A model that is no different from its original is at the lower edge, and said to be.
+    A model with no divergence from its original is at the lower edge, and labelled so.
     """
     figure = new_figure(title, width=11)
     quality, speed = figure.subplots(1, 2)

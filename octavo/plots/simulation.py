@@ -1,4 +1,4 @@
-"""A simulated run: what the engines did over time, and how long requests took."""
+"""Plots of a simulated run, with engines over time and latencies of requests."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def run_over_time(
     title: str,
     bounds_ms: Mapping[str, float] | None = None,
 ) -> Figure:
-    """Requests, the KV pool and tokens over time, and beside them the distribution of each latency
-    that has values."""
+    """Plot requests, the KV pool and tokens over time, and beside them the distribution of each
+    latency that has values."""
     shown = {name: sorted(values) for name, values in samples_ms.items() if values}
     figure = new_figure(title, width=11 if shown else 7, height=7.6)
     if not shown:

@@ -1,4 +1,4 @@
-"""How pictures here look, and how they become files: PNG or SVG, with matplotlib (``pip install
+"""The style of plots, and their files: PNG or SVG, with matplotlib (``pip install
 "octavo[plots]"``).
 
 Only matplotlib's objects are used, never pyplot, which keeps figures and settings in globals.
@@ -27,7 +27,7 @@ INK, PALE = "#333333", "#999999"
 
 
 class Side(NamedTuple):
-    """Where the words beside a point stand, in points of type."""
+    """The place of a label beside a point, in points of type."""
 
     offset: tuple[float, float]
     align: Literal["left", "right"]
@@ -39,7 +39,7 @@ OVER = Side((2, 8), "left")  # of a mark on a curve of points that are named bel
 
 
 def check_can_plot(paths: Iterable[str | Path]) -> None:
-    """To be called before anything is measured.
+    """Check that plots can be written, before anything is measured.
 
     Raises:
         ConfigError: a suffix is no format that is written.
@@ -53,7 +53,7 @@ def check_can_plot(paths: Iterable[str | Path]) -> None:
 
 
 def plot_format(path: str | Path) -> str:
-    """ "png" or "svg", by the suffix. Raises ConfigError for another."""
+    """Return "png" or "svg", by the suffix. Raises ConfigError for another."""
     suffix = Path(path).suffix.lower().removeprefix(".")
     if suffix not in FORMATS:
         raise ConfigError(f"{path}: a plot is written as .png or .svg")
@@ -110,7 +110,7 @@ def annotate(axes: Axes, text: str, place: tuple[float, float], color: str, side
 
 
 def draw_bound(axes: Axes, milliseconds: float) -> None:
-    """A line that values should stay to the left of."""
+    """Draw a line that values should stay to the left of."""
     axes.axvline(milliseconds, color=PALE, linestyle="--", linewidth=1)
     axes.annotate(
         f"bound {milliseconds:g} ms",
@@ -136,5 +136,5 @@ def name_bar(axes: Axes, text: str, end: float, place: float) -> None:
 
 
 def short(value: float) -> str:
-    """Three significant digits, never as a power of ten."""
+    """Format with three significant digits, never as a power of ten."""
     return f"{value:.3g}" if value < 1000 else f"{value:.0f}"

@@ -1,4 +1,4 @@
-"""Settings that were tried for a load."""
+"""Plots of the settings that were tried for a load."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class TunedPoint:
-    """Settings that were tried: requests a second within the limits, and the largest share of a
-    limit that was used. ``is_best``: nothing is better in both; ``name``: to be marked."""
+    """Settings that were tried: requests per second within the limits, and the largest share of a
+    limit that was used. ``is_best``: no other is better in both; ``name``: a label."""
 
     goodput: float
     strain: float
@@ -26,9 +26,9 @@ class TunedPoint:
 
 
 def tuning_pareto(points: Sequence[TunedPoint], *, title: str) -> Figure:
-    """Goodput against how much of the limits latencies use; the best are joined.
+    """Plot goodput against the share of the limits that latencies use; the best are joined.
 
-    What uses a limit more than ten times over is left out. BenchmarkError if that is all.
+    Points that use a limit more than ten times over are left out. BenchmarkError if that is all.
     """
     shown = sorted((each for each in points if 0 < each.strain <= 10), key=_by_strain)
     if not shown:
@@ -56,7 +56,7 @@ def tuning_pareto(points: Sequence[TunedPoint], *, title: str) -> Figure:
 
 
 def _tick_shares(axes: Axes) -> None:
-    """In per cent, on a logarithmic axis."""
+    """Label a logarithmic axis in per cent."""
     low, high = axes.get_xlim()
     shares = [
         share * scale for scale in (0.001, 0.01, 0.1, 1, 10) for share in (1, 1.5, 2, 3, 5, 7)

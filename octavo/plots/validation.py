@@ -1,4 +1,4 @@
-"""What was simulated beside what came of it live."""
+"""Plots of simulated figures beside live ones."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from octavo.calibration.validate import Row
+    from octavo.calibration.validate import ValidationRow
 
 _LABELS = {
     "output_throughput": "output tokens/s",
@@ -23,9 +23,10 @@ _LABELS = {
 _WIDTH = 0.6  # of a trace's repeats together, where traces are 1 apart
 
 
-def live_and_simulated(rows: Sequence[Row], *, title: str) -> Figure:
-    """A panel for each figure, in it for each repeat of each trace what was simulated, with its
-    interval, and what came live: a ring, of another colour where it is outside of the interval."""
+def live_and_simulated(rows: Sequence[ValidationRow], *, title: str) -> Figure:
+    """Plot a panel for each figure, in it for each repeat of each trace the simulated value, with
+    its interval, and the live one: a ring, of another colour where it is outside of the interval.
+    """
     metrics = list(dict.fromkeys(row.metric for row in rows))
     traces = list(dict.fromkeys(row.trace for row in rows))
     num_columns = min(2, len(metrics))
@@ -43,7 +44,7 @@ def live_and_simulated(rows: Sequence[Row], *, title: str) -> Figure:
     return figure
 
 
-def _draw(axes: Axes, rows: Sequence[Row], traces: Sequence[str]) -> None:
+def _draw(axes: Axes, rows: Sequence[ValidationRow], traces: Sequence[str]) -> None:
     num_repeats = 1 + max(row.repeat for row in rows)
     for row in rows:
         place = traces.index(row.trace) + _WIDTH * ((row.repeat + 0.5) / num_repeats - 0.5)
@@ -60,14 +61,14 @@ def _draw(axes: Axes, rows: Sequence[Row], traces: Sequence[str]) -> None:
 
 
 def _in_lines(name: str) -> str:
-    """A name of several words, in two lines."""
+    """Break a name of several words into two lines."""
     words = name.split()
     middle = (len(words) + 1) // 2
     return "\n".join(" ".join(part) for part in (words[:middle], words[middle:]) if part)
 
 
 def _explain(figure: Figure, axes: Axes) -> None:
-    """One legend for all panels, below them."""
+    """Draw one legend for all panels, below them."""
     entries: dict[str, Artist] = {}
     for panel in figure.axes:
         handles, labels = panel.get_legend_handles_labels()

@@ -1,10 +1,10 @@
-"""How far a run is from another one of the same text: KL divergence, and what follows from pairs.
+"""The KL divergence of a run from another one of the same text, and differences of paired values.
 
 With base p and model q, of each scored token: KL(p || q) = sum of p ln(p / q) over the vocabulary,
-in nats; whether both hold the same token for the most probable one; and the difference of the
-probabilities that they give to the token that is there. Standard errors of differences are those of
-paired values: what makes a token hard for both cancels out. The figures, and their names in the
-table, are those of llama.cpp's ``llama-perplexity --kl-divergence``.
+in nats; whether both rate the same token most probable; and the difference of the probabilities
+that they give to the token of the text. Standard errors of differences are those of paired values:
+difficulty that a token has for both cancels out. The figures, and their names in the table, are
+those of llama.cpp's ``llama-perplexity --kl-divergence``.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from octavo.quality.scoring import ScoredRow, log_sum_of
 def kl_divergence(
     base: np.ndarray, base_log_sum: float, distances: np.ndarray, log_sum: float
 ) -> float:
-    """KL(base || other) in nats of one position, from distances as in ``ScoredRow``.
+    """Return KL(base || other) in nats of one position, from distances as in ``ScoredRow``.
 
     ``base`` has to be float64, and so is the result; at least 0.
     """
@@ -35,7 +35,7 @@ def kl_divergence(
     return max(0.0, float(mean_difference) + log_sum - base_log_sum)
 
 
-class Comparison:
+class DivergenceMeter:
     """Compares rows with those of a file, as they come."""
 
     def __init__(self, base: LogitFile):
@@ -51,13 +51,15 @@ class Comparison:
         )
 
     def result(self, nll: np.ndarray) -> Divergence:
-        """When all rows have come; ``nll`` float64 [num_scored] is this run's."""
+        """Return the divergence when all rows have come; ``nll`` float64 [num_scored] is this
+        run's."""
         return Divergence.of(self.kl, self.same_top, nll, self._base.nll.astype(np.float64))
 
 
 @dataclass(frozen=True)
 class Divergence:
-    """KL in nats. ``same_top`` is a share; ``delta_p`` a difference of probabilities (0 to 1)."""
+    """The divergence of a run. KL in nats. ``same_top`` is a share; ``delta_p`` a difference of
+    probabilities (0 to 1)."""
 
     kl: Estimate
     kl_median: float
@@ -76,7 +78,7 @@ class Divergence:
     def of(
         cls, kl: np.ndarray, same_top: np.ndarray, nll: np.ndarray, base_nll: np.ndarray
     ) -> Divergence:
-        """From one value for each scored token."""
+        """Compute the figures from one value for each scored token."""
         ppl, base_ppl = math.exp(nll.mean()), math.exp(base_nll.mean())
         values = kl.tolist()
         delta_p = np.exp(-nll) - np.exp(-base_nll)
@@ -88,7 +90,7 @@ class Divergence:
             kl_max=max(values),
             same_top=Estimate.mean_of(same_top.astype(np.float64)),
             base_perplexity=Estimate.mean_of(base_nll).exp(),
-            # To first order, a perplexity moves by itself times the mean nll's move.
+            # To first order, a perplexity changes by itself times the change of the mean nll.
             delta_ppl=Estimate(ppl - base_ppl, standard_error(ppl * nll - base_ppl * base_nll)),
             ln_ppl_ratio=Estimate.mean_of(nll - base_nll),
             correlation=_correlation(nll, base_nll),

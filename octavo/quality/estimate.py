@@ -1,4 +1,4 @@
-"""A mean and how sure it is."""
+"""A mean with its standard error."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ class Estimate(NamedTuple):
 
     @classmethod
     def mean_of(cls, values: np.ndarray) -> Estimate:
-        """The mean. Its standard error takes the values, one a token, for independent."""
+        """Return the mean. Its standard error treats the values, one a token, as independent."""
         return cls(float(values.mean()), standard_error(values))
 
     def exp(self) -> Estimate:
-        """e to the power of it; the error to first order."""
+        """Return e to the power of the estimate; the error to first order."""
         value = math.exp(self.value)
         return Estimate(value, None if self.stderr is None else value * self.stderr)
 
@@ -29,7 +29,7 @@ class Estimate(NamedTuple):
 
 
 def standard_error(values: np.ndarray) -> float | None:
-    """Of the mean: sqrt((E[x^2] - E[x]^2) / (n - 1)), computed from deviations."""
+    """Standard error of the mean: sqrt((E[x^2] - E[x]^2) / (n - 1)), computed from deviations."""
     if len(values) < 2:
         return None
     return float(values.std() / math.sqrt(len(values) - 1))

@@ -1,4 +1,4 @@
-"""What a model thought of every token of a text, in a file: the base of later comparisons.
+"""A file of the probabilities that a model gives to the tokens of a text: a base of comparisons.
 
 Little endian, one part after the other::
 
@@ -50,8 +50,8 @@ _REMEDY = "make it again with --save-base"
 
 
 @dataclass(frozen=True)
-class Header:
-    """What a file says of itself. ``tokens_sha256``: of the token ids as they are in the file."""
+class LogitFileHeader:
+    """The header of a file. ``tokens_sha256``: of the token ids as they are in the file."""
 
     version: int
     model: str
@@ -63,7 +63,7 @@ class Header:
     tokens_sha256: str
 
     @classmethod
-    def of(cls, windows: ScoringWindows, vocab_size: int, model: str) -> Header:
+    def of(cls, windows: ScoringWindows, vocab_size: int, model: str) -> LogitFileHeader:
         return cls(
             VERSION,
             model,
@@ -76,7 +76,7 @@ class Header:
         )
 
     def to_bytes(self) -> bytes:
-        """Magic, size and JSON, so long that what follows is aligned."""
+        """Return magic, size and JSON, padded so that what follows is aligned."""
         text = json.dumps(asdict(self)).encode()
         text += b" " * (-(len(MAGIC) + 4 + len(text)) % _ALIGNMENT)
         return MAGIC + struct.pack("<I", len(text)) + text
@@ -87,7 +87,7 @@ class Header:
 
     @property
     def body_bytes(self) -> int:
-        """Of everything behind the header."""
+        """Number of bytes after the header."""
         each = 4 + self.row_type.itemsize
         return 4 * self.num_windows * self.ctx + each * self.num_scored
 
@@ -97,7 +97,7 @@ def tokens_sha256(token_ids: np.ndarray) -> str:
 
 
 def encode_row(distances: np.ndarray) -> tuple[float, np.ndarray]:
-    """Step and codes, uint16 [V], of a row's distances, float32 [V], all at least 0."""
+    """Return step and codes, uint16 [V], of a row's distances, float32 [V], all at least 0."""
     step = min(np.float32(distances.max() / _LAST_CODE), _MAX_STEP)
     if step < np.finfo(np.float32).tiny:  # all are equal, or as good as
         return 0.0, np.zeros(len(distances), np.uint16)
@@ -106,15 +106,15 @@ def encode_row(distances: np.ndarray) -> tuple[float, np.ndarray]:
 
 
 class LogitFileWriter:
-    """Writes a file row by row, in any order; it appears under its name when all are there.
+    """Writes a file row by row, in any order; it appears under its name when all rows are there.
 
     Raises:
-        BenchmarkError: the file cannot be written, or there is no room for it.
+        BenchmarkError: the file cannot be written, or the disk is too full.
     """
 
     def __init__(self, path: str | Path, windows: ScoringWindows, vocab_size: int, model: str):
         self.path = Path(path).expanduser()
-        self._header = Header.of(windows, vocab_size, model)
+        self._header = LogitFileHeader.of(windows, vocab_size, model)
         head = self._header.to_bytes()
         self._nll_at = len(head) + 4 * windows.token_ids.size
         self._rows_at = self._nll_at + 4 * windows.num_scored
@@ -143,7 +143,7 @@ class LogitFileWriter:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        """What is not finished leaves nothing behind."""
+        """Remove a file that is not finished."""
         self._new.__exit__(*exception)
 
     def _create(self, size: int) -> NewFile:
@@ -171,7 +171,7 @@ class LogitFileWriter:
 
 
 class LogitFile:
-    """A file that was written before, checked, and mapped into memory.
+    """A logit file, checked, and mapped into memory.
 
     Raises:
         BenchmarkError: it cannot be read, or it is not a whole logit file of this version.
@@ -203,8 +203,8 @@ class LogitFile:
             raise self._damaged("a log-probability in it is none")
 
     def distances(self, index: int) -> tuple[int, np.ndarray]:
-        """Of scored token ``index``: the most probable token, and all tokens' distances from it,
-        float64 [V]."""
+        """Return, of scored token ``index``, the most probable token, and all tokens' distances
+        from it, float64 [V]."""
         row = self._rows[index]
         top, step = int(row["top"]), float(row["step"])
         if not (0 <= top < self.header.vocab_size and 0 <= step <= _MAX_STEP):
@@ -237,8 +237,8 @@ class LogitFile:
                 "that it was made from, and a model with the same tokenizer"
             )
 
-    def _read_header(self, file: BinaryIO) -> tuple[Header, int]:
-        """The header, and where what follows begins."""
+    def _read_header(self, file: BinaryIO) -> tuple[LogitFileHeader, int]:
+        """Return the header, and the offset of what follows."""
         start = file.read(len(MAGIC) + 4)
         if not start.startswith(MAGIC):
             raise BenchmarkError(f"{self.path} is no logit file of octavo: {_REMEDY}")
@@ -257,16 +257,16 @@ class LogitFile:
             )
         return self._checked(values), len(start) + size
 
-    def _checked(self, values: Any) -> Header:
-        """The header of which every field is there, of its type, and in agreement with others."""
-        names = [field.name for field in fields(Header)]
+    def _checked(self, values: Any) -> LogitFileHeader:
+        """Return the header if every field is there, of its type, and consistent with others."""
+        names = [field.name for field in fields(LogitFileHeader)]
         if not isinstance(values, dict) or sorted(values) != sorted(names):
             raise self._damaged("its header does not have the fields that it should")
         texts = ("model", "score", "tokens_sha256")
         for name in names:
             if type(values[name]) is not (str if name in texts else int):
                 raise self._damaged(f"{name} of its header is of the wrong type")
-        header = Header(**values)
+        header = LogitFileHeader(**values)
         numbers = (header.vocab_size, header.ctx, header.num_windows, header.num_scored)
         if header.score not in SCORES or min(numbers) < 1 or max(numbers) >= 1 << 31:
             raise self._damaged("a value of its header is out of range")

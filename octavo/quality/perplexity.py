@@ -1,7 +1,7 @@
-"""Perplexity of a model on a text: e to the mean of -ln p over the scored tokens.
+"""The perplexity of a model on a text, from the scores of windows that run through the engine.
 
 A window is a request like any other: several at once, in chunks, preempted where the pool is small.
-The only special thing is that somebody looks at the logits of its prompt.
+The only difference is that the logits of its prompt are observed.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from octavo.base.errors import ConfigError, EngineError
 from octavo.core.engine import Engine
 from octavo.core.request import Request
 from octavo.core.sampling_params import SamplingParams
-from octavo.quality.divergence import Comparison, Divergence
+from octavo.quality.divergence import Divergence, DivergenceMeter
 from octavo.quality.estimate import Estimate
 from octavo.quality.logit_file import LogitFile, LogitFileWriter
 from octavo.quality.scoring import RowSink, Scorer
@@ -35,9 +35,10 @@ Progress = Callable[[int, int, float], None]
 
 
 @dataclass(frozen=True)
-class Scores:
-    """``nll``: float64 [num_scored], -ln p of each scored token in nats. ``num_computed``: tokens
-    that went through the model, those of a preempted window counted once."""
+class WindowScores:
+    """Scores of windows. ``nll``: float64 [num_scored], -ln p of each scored token in nats.
+    ``num_computed``: tokens that went through the model, those of a preempted window counted once.
+    """
 
     windows: ScoringWindows
     nll: np.ndarray
@@ -51,15 +52,15 @@ class Scores:
 
     @property
     def tokens_per_s(self) -> float:
-        """Computed, scored or not, in the whole time: what a saved file costs is in it."""
+        """Computed tokens, scored or not, in the whole time, the writing of a file included."""
         return self.num_computed / self.elapsed_s
 
 
 @dataclass(frozen=True)
 class PerplexityResult:
-    """``divergence``: from a base, where there is one."""
+    """The scores of a run. ``divergence``: from a base, where there is one."""
 
-    scores: Scores
+    scores: WindowScores
     divergence: Divergence | None = None
 
     def as_json(self) -> dict[str, Any]:
@@ -83,11 +84,12 @@ class PerplexityResult:
 
 
 def engine_args(model: str, ctx: int, **settings: Any) -> EngineArgs:
-    """Settings of an engine for windows of ``ctx`` tokens; the user's own go before.
+    """Return the settings of an engine for windows of ``ctx`` tokens; the user's own take
+    precedence.
 
-    No window has a prefix of another, but for BOS. There are seats for as many as fill a step, and
-    one that it cuts through: further ones would only hold memory. Where requests see a part of
-    their tokens (``core/sink_window.py``), windows may be longer than the context.
+    No window has a prefix of another, except for BOS. There are slots for as many windows as fill a
+    step, and one that it cuts through: further ones would only take memory. With a sink window
+    (``core/sink_window.py``), windows may be longer than the context.
     """
     fixed: dict[str, Any] = {"max_model_len": ctx, "enable_prefix_caching": False}
     if settings.get("window") or settings.get("context_shift"):
@@ -110,13 +112,15 @@ def measure(
     save_base: str | Path | None = None,
     progress: Progress | None = None,
 ) -> PerplexityResult:
-    """The perplexity of windows; compared with the run in ``base``, or kept in a file for others.
+    """Compute the perplexity of windows; compare it with the run in ``base``, or keep the run in a
+    file.
 
     Args:
-        text_engine: as made from ``engine_args``; ``model`` is what a saved file calls it.
+        text_engine: as made from ``engine_args``; ``model`` is its name in a saved file.
 
     Raises:
-        BenchmarkError: the base is of something else, or a file cannot be read or written.
+        BenchmarkError: the base is of other windows or another vocabulary, or a file cannot be
+            read or written.
         RequestError, EngineError: see ``score_windows``.
     """
     sinks: list[RowSink] = []
@@ -124,7 +128,7 @@ def measure(
     with ExitStack() as stack:
         if base is not None:
             base.check_fits(windows, text_engine.vocab_size)
-            sinks.append(comparison := Comparison(base))
+            sinks.append(comparison := DivergenceMeter(base))
         if save_base is not None:
             writer = LogitFileWriter(save_base, windows, text_engine.vocab_size, model)
             sinks.append(stack.enter_context(writer))
@@ -139,14 +143,14 @@ def score_windows(
     windows: ScoringWindows,
     sinks: Sequence[RowSink] = (),
     progress: Progress | None = None,
-) -> Scores:
-    """Run windows through an engine that has nothing else to do.
+) -> WindowScores:
+    """Run windows through an engine that has no other work.
 
-    The last token of a window is judged and judges none: it is not computed.
+    The last token of a window is scored and scores none: it is not computed.
 
     Raises:
         RequestError: a window does not fit the engine's context or KV pool.
-        EngineError: the model's numbers are no numbers. What a sink raises.
+        EngineError: logits are not finite, or an error of a sink.
     """
     probe = engine.executor.probe()
     scorer = Scorer(windows, sinks)
@@ -168,7 +172,7 @@ def score_windows(
             engine.abort(request_id)
     elapsed = time.perf_counter() - begin
     assert scorer.num_seen == windows.num_scored
-    return Scores(
+    return WindowScores(
         windows,
         scorer.nll,
         len(windows) * (windows.ctx - 1),

@@ -1,8 +1,8 @@
-"""What was lost and gained when a model was quantized: measured, beside what it was made of.
+"""Quality and speed of a quantized model, measured beside the model that it was made of.
 
 Quality is that of ``octavo perplexity``, with every token of a window scored; with exact
-activations, keys and values, so that what is judged are the weights. Speed is that of one stream as
-users have it, of both models in turns, so that a machine that is shared slows down both.
+activations, keys and values, so that only the weights are judged. Speed is that of one stream with
+the default settings, of both models in turns, so that a shared machine slows down both.
 """
 
 from __future__ import annotations
@@ -28,17 +28,16 @@ _PROMPT, _ANSWER, _ROUNDS = 256, 64, 3
 
 _EXACT = {"activations": "int16", "kv_cache_dtype": "f32"}
 
-# What is being done, for who waits.
+# Called with the current task.
 Say = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
 class QuantizationReport:
-    """``tokens`` of ``text`` were scored. KL divergences are from the base, in nats; ``same_top``
-    is the share of tokens that both hold for the most probable; speeds are tokens/s of one stream.
-    ``served_…``: of the model with the activations and KV that it is served with by default, from
-    the exact base.
-    """
+    """The report on a model. ``tokens`` of ``text`` were scored. KL divergences are from the base,
+    in nats; ``same_top`` is the share of tokens that both rate most probable; speeds are tokens/s
+    of one stream. ``served_…``: of the model with the activations and KV that it is served with by
+    default, from the exact base."""
 
     text: str
     tokens: int
@@ -59,20 +58,22 @@ class QuantizationReport:
 
 
 def built_in_text() -> tuple[str, str]:
-    """A name, and a text of octavo's own: about 4,000 tokens that no calibration has seen."""
+    """Return the name and the content of octavo's own text: about 4,000 tokens that no calibration
+    has seen."""
     return "built-in", (files(__package__) / "report_text.txt").read_text("utf-8")
 
 
-class Judge:
-    """Compares models with the one that they were made of, which is looked at once.
+class QuantizationJudge:
+    """Compares models with the one that they were made of, which is scored once.
 
     Args:
         base: a model that octavo runs.
-        text: a name for it, and what is scored of it: the first tokens, up to ``max_tokens``.
+        text: a name for it, and its content, which is scored up to ``max_tokens``.
         engine: settings of the engines that both models run in.
 
     Raises:
-        BenchmarkError: the text is shorter than a window. ModelError, ConfigError: see ``LLM``.
+        BenchmarkError: the text is shorter than a window.
+        ModelError, ConfigError: see ``LLM``.
     """
 
     def __init__(
@@ -100,7 +101,7 @@ class Judge:
         return QuantizationReport(**quality, **self._speeds(model))
 
     def quality(self, model: str) -> dict[str, Any]:
-        """The fields of a report but for speeds."""
+        """Return the fields of a report except for speeds."""
         self._say(f"scoring {model}")
         with self._open(model, **_EXACT) as session:
             scored = self._score(session, model, base=LogitFile(self._file))
@@ -123,7 +124,7 @@ class Judge:
     def close(self) -> None:
         self._folder.cleanup()
 
-    def __enter__(self) -> Judge:
+    def __enter__(self) -> QuantizationJudge:
         return self
 
     def __exit__(self, *exception: object) -> None:

@@ -1,7 +1,7 @@
-"""From rows of logits to what a model thought of each scored token.
+"""Scores tokens from rows of logits.
 
-Rows are taken one at a time, on the CPU and in float64 where anything is summed: none depends on
-those that happen to be computed with it, and each stays in the cache while it is looked at.
+Rows are taken one at a time, on the CPU, with sums in float64: none depends on others of its batch,
+and each stays in the cache while it is used.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from octavo.quality.windows import ScoringWindows
 
 
 class ScoredRow(NamedTuple):
-    """What a model thought at one position.
+    """The prediction of a model at one position.
 
-    ``number``: which of the scored tokens. ``nll``: its -ln p, in nats. ``top``: the most probable
+    ``number``: index of the scored token. ``nll``: its -ln p, in nats. ``top``: the most probable
     token. ``distances``: float32 [V], ln p(top) - ln p(token). ``log_sum``: -ln p(top).
     """
 
@@ -33,33 +33,34 @@ class ScoredRow(NamedTuple):
 
 
 class RowSink(Protocol):
-    """What is to be made of the rows besides a perplexity."""
+    """A consumer of rows besides the perplexity."""
 
     def take(self, scored: ScoredRow) -> None:
-        """Every scored token comes once, in no order. The row is gone after the call."""
+        """Take a row. Every scored token comes once, in no order; the row is not valid after the
+        call."""
         ...
 
 
 class Scorer:
-    """Sees the logits of windows (a ``LogitsObserver``): the request "7" is window 7.
+    """Observes the logits of windows (a ``LogitsObserver``): the request "7" is window 7.
 
-    ``nll``: float64 [num_scored]; NaN where nothing was seen yet. ``failure``: what a sink raised,
-    or was wrong with the logits. It must not be raised within the engine, which would take it for
-    a fault of the request's.
+    ``nll``: float64 [num_scored]; NaN where nothing was observed yet. ``failure``: an error of a
+    sink or of the logits. It must not be raised within the engine, which would blame the request
+    for it.
     """
 
     def __init__(self, windows: ScoringWindows, sinks: Sequence[RowSink] = ()):
         self.nll = np.full(windows.num_scored, np.nan)
         self.num_seen = 0
-        self.nll_sum = 0.0  # of what was seen
+        self.nll_sum = 0.0  # so far
         self.failure: OctavoError | None = None
         self._windows, self._sinks = windows, sinks
-        # A preempted window comes back to positions that were seen before.
+        # A preempted window returns to positions that were scored before.
         self._next = [windows.first_judge] * len(windows)
 
     @property
     def perplexity(self) -> float:
-        """Of what was seen so far."""
+        """Perplexity of the tokens scored so far."""
         return math.exp(self.nll_sum / self.num_seen) if self.num_seen else math.nan
 
     def wants(self, request: Request) -> range:
@@ -96,5 +97,5 @@ class Scorer:
 
 
 def log_sum_of(distances: np.ndarray) -> float:
-    """ln of the sum of e^-distance: -ln p of the token that distances are from."""
+    """Return ln of the sum of e^-distance: -ln p of the token that distances are from."""
     return math.log(np.exp(np.negative(distances, dtype=np.float64)).sum())

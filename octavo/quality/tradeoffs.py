@@ -1,4 +1,4 @@
-"""What quantized models cost and gain, as points that can be drawn: from what was measured.
+"""Measured size, quality and speed of quantized models, as points that can be drawn.
 
     points = read_tradeoffs("compared.json")     what octavo quantize --compare ... --json printed
     [(point.bits_per_weight, point.kl) for point in points]
@@ -44,8 +44,12 @@ class Tradeoff:
 
 
 def read_tradeoffs(path: str | Path) -> list[Tradeoff]:
-    """The points of a file that has what ``octavo quantize --report`` or ``--compare`` prints with
-    ``--json``. BenchmarkError, naming the file, if it has something else."""
+    """Read the points of a file with the output of ``octavo quantize --report`` or ``--compare``
+    with ``--json``.
+
+    Raises:
+        BenchmarkError: the file has other contents; it is named.
+    """
     try:
         return tradeoffs(json.loads(Path(path).read_text("utf-8")))
     except OSError as error:
@@ -57,9 +61,10 @@ def read_tradeoffs(path: str | Path) -> list[Tradeoff]:
 
 
 def tradeoffs(document: Any) -> list[Tradeoff]:
-    """The points of such a document: one row, or all ``rows`` of a comparison.
+    """Return the points of such a document: one row, or all ``rows`` of a comparison.
 
-    BenchmarkError, naming the row, if a field is missing or nothing was measured.
+    Raises:
+        BenchmarkError: a field is missing, or nothing was measured; the row is named.
     """
     if not isinstance(document, Mapping):
         raise BenchmarkError("is not what octavo quantize prints with --json")

@@ -1,4 +1,4 @@
-"""Which tokens of a text are computed together, and which of them are scored.
+"""Windows of a text, whose tokens are computed together, and the tokens of each that are scored.
 
 The definition is that of llama.cpp's ``llama-perplexity`` (tools/perplexity), so that figures can
 be put side by side. A text of n tokens, BOS first if the model wants one, is cut into n // ctx
@@ -40,7 +40,7 @@ class ScoringWindows:
 
     @property
     def first_judge(self) -> int:
-        """The first position of a window whose logits judge a token: the one after it."""
+        """The first position of a window whose logits score a token: the one after it."""
         return first_judge(self.ctx, self.score)
 
     @property
@@ -84,7 +84,7 @@ def cut(
 
     Args:
         token_ids: of the whole text, with BOS in front if the model wants one.
-        bos_token_id: what is put in place of the first token of every window, if anything.
+        bos_token_id: replaces the first token of every window, if given.
         max_tokens: only so many tokens of the text are taken.
 
     Raises:
@@ -105,9 +105,9 @@ def cut(
 
 
 def tokenize(text: str, tokenizer: Tokenizer) -> tuple[list[int], int | None]:
-    """The tokens of a text, and the BOS token that every window has to begin with, if any.
+    """Return the tokens of a text, and the BOS token that every window has to begin with, if any.
 
-    The text of special tokens is text like any other, and no EOS is put behind it.
+    The text of special tokens is text like any other, and no EOS is put after it.
     """
     bos = tokenizer.leading_bos
     ids = tokenizer.encode(text, add_special_tokens=False)

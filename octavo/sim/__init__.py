@@ -10,7 +10,7 @@ function says. No torch.
 
 `prepare` makes what `octavo simulate` runs. Below it, `simulate` takes any requests, any plan of
 them, and any function of a batch as the time of a step. Importing this package is cheap: a name
-below brings in what it needs when it is first used.
+below is imported when it is first used.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _HOMES = {
     "FleetSpec": ".fleet",
     "LoadPlan": "octavo.workload.plan",
     "LoadSettings": "octavo.workload.settings",
-    "PromptSpec": ".demand",
+    "PromptSpec": ".prompts",
     "ReplicaSpec": ".replica",
     "Simulation": ".setup",
     "SimulationReport": ".report",

@@ -1,7 +1,7 @@
 # Names of the package for type checkers; at run time `__getattr__` imports each when it is used.
 
-from octavo.sim.demand import PromptSpec
 from octavo.sim.fleet import FleetSpec
+from octavo.sim.prompts import PromptSpec
 from octavo.sim.replica import ReplicaSpec
 from octavo.sim.report import SimulationReport
 from octavo.sim.settings import ClientSettings, FleetSettings

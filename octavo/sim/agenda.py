@@ -1,4 +1,4 @@
-"""What is to happen when, in virtual time."""
+"""The events of a simulation, in virtual time."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from itertools import count
 
 
 class Agenda:
-    """Things to do, by the moment at which they are due; those of one moment in the order in which
-    they were put down. ``now`` never goes back, and nobody asks a real clock."""
+    """A queue of actions, each due at a moment; those of one moment run in the order in which they
+    were added. ``now`` never goes back, and no real clock is read."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -17,12 +17,12 @@ class Agenda:
         self._numbers = count()
 
     def at(self, moment: float, action: Callable[[], None]) -> None:
-        """Have something done. What should have been done in the past is done next."""
+        """Schedule an action. One that was due in the past runs next."""
         heapq.heappush(self._due, (max(moment, self.now), next(self._numbers), action))
 
     def run(self, after_each_moment: Callable[[], None]) -> None:
-        """Do all there is to do, and what comes of it; ``after_each_moment`` is called when
-        everything that is due at one moment has been done."""
+        """Run all actions, and those that they schedule; ``after_each_moment`` is called when
+        everything that is due at one moment has run."""
         due = self._due
         while due:
             self.now = due[0][0]

@@ -1,4 +1,4 @@
-"""What the steps of a simulated engine take, by a model of them."""
+"""The cost of a simulated step, by a model of step times."""
 
 from __future__ import annotations
 
@@ -8,24 +8,25 @@ from typing import NamedTuple
 from octavo.core.batch import Batch, ScheduledRequest
 from octavo.cost.step_cost import StepModel
 
-Cost = Callable[[Batch], float]  # seconds
+BatchCost = Callable[[Batch], float]  # seconds
 
 
-class Costs(NamedTuple):
-    """Of steps: what they take, and the least and the most that they may."""
+class BatchCosts(NamedTuple):
+    """Functions of a batch: the predicted seconds of its step, and their lower and upper bound."""
 
-    value: Cost
-    low: Cost
-    high: Cost
+    value: BatchCost
+    low: BatchCost
+    high: BatchCost
 
 
-def costs(model: StepModel, block_size: int) -> Costs:
-    """By a model that knows what sharing is worth; ``block_size``: of the KV pool."""
+def batch_costs(model: StepModel, block_size: int) -> BatchCosts:
+    """Return costs that count a KV block once for all sequences that share it; ``block_size``: of
+    the KV pool."""
 
     def shared(batch: Batch) -> int:
         return shared_keys(batch.items, block_size)
 
-    return Costs(
+    return BatchCosts(
         lambda batch: model.seconds(batch, shared(batch)),
         lambda batch: model.cost(batch.items, batch.num_multi_steps, shared(batch)).total.low,
         lambda batch: model.cost(batch.items, batch.num_multi_steps, shared(batch)).total.high,
@@ -33,7 +34,8 @@ def costs(model: StepModel, block_size: int) -> Costs:
 
 
 def shared_keys(items: Iterable[ScheduledRequest], block_size: int) -> int:
-    """The ``Rows.shared_keys`` of a step, by the block tables of its requests."""
+    """Number of keys that a step needs not read again, since several sequences share their block;
+    see ``RowCounts.shared_keys``."""
     tables: dict[int, list[list[int]]] = {}
     for item in items:
         if item.num_tokens == 1 or item.draft is not None:

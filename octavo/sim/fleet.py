@@ -1,4 +1,5 @@
-"""The servers of a simulation: replicas behind a router, apart for prompts and answers or not."""
+"""The servers of a simulation, as replicas behind a router, with or without
+disaggregated prefill."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ from octavo.core.batch import Batch, ScheduledRequest
 from octavo.core.request import Request
 from octavo.core.sampling_params import SamplingParams
 from octavo.sim.agenda import Agenda
-from octavo.sim.costs import Cost
+from octavo.sim.costs import BatchCost
 from octavo.sim.outage import Outage
 from octavo.sim.replica import Replica, ReplicaSpec, ReplicaStepTimes, ReplicaTotals
 from octavo.sim.request import SimRequest
@@ -22,8 +23,9 @@ from octavo.sim.synthetic_drafts import check_drafts
 
 @dataclass(frozen=True, slots=True)
 class Disaggregation:
-    """The first ``num_prefill`` replicas compute prompts and the first token, the others the rest
-    of the answers (Zhong et al., "DistServe"; Patel et al., "Splitwise"; both 2024).
+    """Disaggregated prefill: the first ``num_prefill`` replicas compute prompts and the first
+    token, the others the rest of the answers (Zhong et al., "DistServe"; Patel et al., "Splitwise";
+    both 2024).
 
     Args:
         transfer_seconds: until the KV of so many tokens is where the answer is computed.
@@ -42,7 +44,7 @@ class FleetSpec:
         router: a name of ``octavo.sim.router.ROUTERS``.
 
     Raises:
-        ConfigError: numbers do not fit together, or something cannot be simulated.
+        ConfigError: numbers contradict each other, or a setting cannot be simulated.
     """
 
     replica: ReplicaSpec
@@ -73,10 +75,11 @@ class FleetSpec:
 
 
 class Fleet:
-    """Sends each request to a replica, sends it again when that fails, and says when it has ended.
+    """Sends each request to a replica, and again when that replica fails; reports when it has
+    ended.
 
     Args:
-        on_end: called with each flight that is over.
+        on_end: called with each request that is over.
         watch: called with every step of every replica.
     """
 
@@ -90,7 +93,7 @@ class Fleet:
         self._agenda = agenda
         self._on_end = on_end
         self._apart = spec.disaggregation
-        self._flights: dict[str, SimRequest] = {}
+        self._sim_requests: dict[str, SimRequest] = {}
         num_first = spec.num_replicas if self._apart is None else self._apart.num_prefill
         specs = [spec.replica] * num_first
         specs += [_for_answers(spec.replica)] * (spec.num_replicas - num_first)
@@ -103,18 +106,18 @@ class Fleet:
         for outage in spec.outages:
             self._plan(outage)
 
-    def send(self, flight: SimRequest) -> None:
-        """Queue a request at a replica. What comes of it, if only a refusal, comes later."""
-        flight.times_sent += 1
-        self._flights[flight.ask.request_id] = flight
-        max_tokens = flight.num_missing if self._apart is None else 1
-        self._add(self._first, flight, flight.token_ids, max_tokens)
+    def send(self, sim_request: SimRequest) -> None:
+        """Queue a request at a replica. What comes of it, even a refusal, is reported later."""
+        sim_request.times_sent += 1
+        self._sim_requests[sim_request.prompt.request_id] = sim_request
+        max_tokens = sim_request.num_missing if self._apart is None else 1
+        self._add(self._first, sim_request, sim_request.token_ids, max_tokens)
 
-    def abort(self, flight: SimRequest) -> None:
-        """Nobody waits for a request any more."""
-        self._first.abort(flight)
-        self._second.abort(flight)
-        self._flights.pop(flight.ask.request_id)
+    def abort(self, sim_request: SimRequest) -> None:
+        """Stop serving a request whose client has hung up."""
+        self._first.abort(sim_request)
+        self._second.abort(sim_request)
+        self._sim_requests.pop(sim_request.prompt.request_id)
 
     def begin(self) -> None:
         """Begin every step that can be begun now."""
@@ -124,59 +127,61 @@ class Fleet:
     def totals(self) -> list[ReplicaTotals]:
         return [each.totals() for each in self.replicas]
 
-    # -- what replicas say -------------------------------------------------------------------
+    # -- calls from replicas -----------------------------------------------------------------
 
     def received(self, request: Request, token_ids: list[int], now: float) -> None:
-        flight = self._flights[request.request_id]
-        if not flight.output:
-            flight.first_scheduled = request.stats.first_scheduled_time
-            flight.record.cached_tokens = request.stats.num_cached_tokens
-        flight.take(token_ids, now)
+        sim_request = self._sim_requests[request.request_id]
+        if not sim_request.output:
+            sim_request.first_scheduled = request.stats.first_scheduled_time
+            sim_request.record.cached_tokens = request.stats.num_cached_tokens
+        sim_request.take(token_ids, now)
 
     def ended(self, request: Request, now: float) -> None:
-        flight = self._flights[request.request_id]
-        flight.num_preemptions += request.num_preemptions
-        if self._apart is None or not self._is_first_token_of_more(flight, request):
-            del self._flights[request.request_id]
+        sim_request = self._sim_requests[request.request_id]
+        sim_request.num_preemptions += request.num_preemptions
+        if self._apart is None or not self._is_first_token_of_more(sim_request, request):
+            del self._sim_requests[request.request_id]
             assert request.finish_reason is not None
-            flight.end(now, request.finish_reason.value)
-            self._on_end(flight)
+            sim_request.end(now, request.finish_reason.value)
+            self._on_end(sim_request)
             return
         arrives = now + self._apart.transfer_seconds(request.num_prompt_tokens)
-        attempt = flight.times_sent
-        self._agenda.at(arrives, lambda: self._go_on(flight, attempt))
+        attempt = sim_request.times_sent
+        self._agenda.at(arrives, lambda: self._go_on(sim_request, attempt))
 
     def refused(self, request: Request, error: RequestError) -> None:
-        flight = self._flights.pop(request.request_id, None)
-        if flight is not None:  # its client may have hung up
+        sim_request = self._sim_requests.pop(request.request_id, None)
+        if sim_request is not None:  # its client may have hung up
             status = 429 if isinstance(error, QueueFullError) else 400
-            flight.fail(self._agenda.now, str(error), status)
-            self._on_end(flight)
+            sim_request.fail(self._agenda.now, str(error), status)
+            self._on_end(sim_request)
 
     # -- inside ------------------------------------------------------------------------------
 
-    def _add(self, pool: _Pool, flight: SimRequest, token_ids: list[int], max_tokens: int) -> None:
+    def _add(
+        self, pool: _Pool, sim_request: SimRequest, token_ids: list[int], max_tokens: int
+    ) -> None:
         request = Request(
-            flight.ask.request_id,
+            sim_request.prompt.request_id,
             token_ids,
             _params(max_tokens),
             self._agenda.now,
-            flight.ask.priority,
-            tenant=flight.ask.tenant,
-            seed=flight.number,
+            sim_request.prompt.priority,
+            tenant=sim_request.prompt.tenant,
+            seed=sim_request.number,
         )
-        pool.add(flight, request)
+        pool.add(sim_request, request)
 
-    def _is_first_token_of_more(self, flight: SimRequest, request: Request) -> bool:
-        """Whether a request that has ended was for the prompt and the first token alone."""
-        is_first = len(flight.output) == 1 and request.params.max_tokens == 1
-        return is_first and flight.num_missing > 0
+    def _is_first_token_of_more(self, sim_request: SimRequest, request: Request) -> bool:
+        """True if a request that has ended was for the prompt and the first token alone."""
+        is_first = len(sim_request.output) == 1 and request.params.max_tokens == 1
+        return is_first and sim_request.num_missing > 0
 
-    def _go_on(self, flight: SimRequest, attempt: int) -> None:
-        """The KV of a prompt has arrived where its answer is computed."""
-        if not flight.is_over and flight.times_sent == attempt:
-            known = flight.token_ids + flight.output
-            self._add(self._second, flight, known, flight.num_missing)
+    def _go_on(self, sim_request: SimRequest, attempt: int) -> None:
+        """Continue an answer where the KV of its prompt has arrived."""
+        if not sim_request.is_over and sim_request.times_sent == attempt:
+            known = sim_request.token_ids + sim_request.output
+            self._add(self._second, sim_request, known, sim_request.num_missing)
 
     def _plan(self, outage: Outage) -> None:
         self._agenda.at(outage.at_s, lambda: self._fail(outage))
@@ -185,9 +190,9 @@ class Fleet:
 
     def _fail(self, outage: Outage) -> None:
         for request in self.replicas[outage.replica].fail():
-            flight = self._flights[request.request_id]
-            flight.begin_anew()
-            self.send(flight)
+            sim_request = self._sim_requests[request.request_id]
+            sim_request.begin_anew()
+            self.send(sim_request)
 
     def _come_back(self, outage: Outage) -> None:
         self.replicas[outage.replica].is_up = True
@@ -196,35 +201,35 @@ class Fleet:
 
 
 class _Pool:
-    """Replicas that do the same, and who waits because none of them is up."""
+    """Replicas that do the same work, and the requests that wait since none of them is up."""
 
     def __init__(self, replicas: Sequence[Replica], router: Router):
         self._replicas = replicas
         self._router = router
         self._waiting: dict[str, tuple[SimRequest, Request]] = {}
 
-    def add(self, flight: SimRequest, request: Request) -> None:
+    def add(self, sim_request: SimRequest, request: Request) -> None:
         up = [replica for replica in self._replicas if replica.is_up]
         if not up:
-            self._waiting[request.request_id] = (flight, request)
+            self._waiting[request.request_id] = (sim_request, request)
             return
         chosen = self._router.choose(request, up) if len(up) > 1 else up[0]
-        flight.replica = chosen.name
+        sim_request.replica = chosen.name
         chosen.add(request)
 
-    def abort(self, flight: SimRequest) -> None:
-        self._waiting.pop(flight.ask.request_id, None)
+    def abort(self, sim_request: SimRequest) -> None:
+        self._waiting.pop(sim_request.prompt.request_id, None)
         for replica in self._replicas:
-            replica.abort(flight.ask.request_id)
+            replica.abort(sim_request.prompt.request_id)
 
     def send_those_who_wait(self) -> None:
         waiting, self._waiting = self._waiting, {}
-        for flight, request in waiting.values():
-            self.add(flight, request)
+        for sim_request, request in waiting.values():
+            self.add(sim_request, request)
 
 
 def _for_answers(spec: ReplicaSpec) -> ReplicaSpec:
-    """A replica that is sent the KV of prompts. It takes in each of them at once, in no time."""
+    """Return a replica that receives the KV of prompts, and admits each of them at once."""
     limits = spec.config.scheduler
     limits = replace(
         limits,
@@ -237,10 +242,10 @@ def _for_answers(spec: ReplicaSpec) -> ReplicaSpec:
 
 
 class _WithoutPrompts:
-    """The cost of a step where the KV of prompts comes from elsewhere. That of a request which was
-    preempted is lost, and has to be computed."""
+    """Cost of a step where the KV of prompts comes from elsewhere. The KV of a preempted request is
+    lost, and has to be computed."""
 
-    def __init__(self, cost: Cost):
+    def __init__(self, cost: BatchCost):
         self._cost = cost
 
     def __call__(self, batch: Batch) -> float:
@@ -249,7 +254,8 @@ class _WithoutPrompts:
 
 
 def _without_prompt(item: ScheduledRequest) -> ScheduledRequest | None:
-    """What is to be computed of an item: of the known tokens, only the last has come without KV."""
+    """Return what is left to compute of an item: of its known tokens, only the last has come
+    without KV."""
     request = item.request
     first = request.num_prompt_tokens - 1
     if request.num_preemptions or item.start >= first:

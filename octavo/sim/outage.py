@@ -1,4 +1,4 @@
-"""When replicas fail."""
+"""Outages of replicas, at given times."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _WRITTEN = re.compile(r"(\d+)@(\d+(?:\.\d+)?)(?:\+(\d+(?:\.\d+)?))?")
 
 @dataclass(frozen=True, slots=True)
 class Outage:
-    """A replica fails, and comes back with an empty cache. Its requests are sent again."""
+    """A failure of a replica, which comes back with an empty cache. Its requests are sent again."""
 
     replica: int
     at_s: float
@@ -21,7 +21,7 @@ class Outage:
 
     @classmethod
     def read(cls, text: str) -> Outage:
-        """From ``0@30``, or ``0@30+10`` where it lasts ten seconds; else ConfigError."""
+        """Parse ``0@30``, or ``0@30+10`` for an outage of ten seconds; else ConfigError."""
         match = _WRITTEN.fullmatch(text)
         if match is None:
             raise ConfigError(f"fail: {text!r} is no outage: write 0@30, or 0@30+10 for 10 seconds")

@@ -1,4 +1,4 @@
-"""One server of a simulation: production's own engine, over a simulated executor."""
+"""One server of a simulation, with production's own engine over a simulated executor."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from octavo.core.request import Request
 from octavo.executor.simulated import SimulatedExecutor
 from octavo.settings.engine import EngineConfig
 from octavo.sim.agenda import Agenda
-from octavo.sim.costs import Cost
+from octavo.sim.costs import BatchCost
 from octavo.sim.synthetic_drafts import acceptance, draft_proposer
 
 
 @dataclass(frozen=True, slots=True)
 class ReplicaSpec:
-    """What one replica is.
+    """Configuration of one replica.
 
     Args:
         config: of its engine, as of a real one; ``config.cache.num_blocks`` is the KV pool.
@@ -31,7 +31,7 @@ class ReplicaSpec:
     """
 
     config: EngineConfig
-    cost: Cost
+    cost: BatchCost
     depth: int = 1
     feeds_tokens: bool = False
     host_seconds: float = 0.0
@@ -39,7 +39,7 @@ class ReplicaSpec:
 
 @dataclass(slots=True)
 class ReplicaTotals:
-    """What a replica has done. ``busy_s``: with at least one step under way."""
+    """Counters of a replica. ``busy_s``: seconds with at least one step under way."""
 
     name: str
     num_steps: int = 0
@@ -56,7 +56,7 @@ class ReplicaTotals:
 
 
 class ReplicaStepTimes(NamedTuple):
-    """A step of a replica, and when it was."""
+    """A step of a replica, with the moments at which it began and ended."""
 
     replica: str
     begun: float
@@ -64,25 +64,25 @@ class ReplicaStepTimes(NamedTuple):
     step: EngineStep
 
 
-class Front(Protocol):
-    """Who stands before a replica, and hears what comes of requests."""
+class ReplicaListener(Protocol):
+    """Receives what comes of the requests of a replica."""
 
     def received(self, request: Request, token_ids: list[int], now: float) -> None:
-        """Tokens of an answer have come."""
+        """Handle new tokens of an answer."""
         ...
 
     def ended(self, request: Request, now: float) -> None:
-        """No more will come."""
+        """Handle the end of an answer."""
         ...
 
     def refused(self, request: Request, error: RequestError) -> None:
-        """The request cannot be served. Not said while it is being added."""
+        """Handle a request that cannot be served. Never called while the request is being added."""
         ...
 
 
 class Replica:
-    """Drives an engine as ``EngineLoop`` does: it obeys and steps in turns, so that what comes
-    while a step runs waits for its end.
+    """Drives an engine as ``EngineLoop`` does: commands that come while a step runs wait for its
+    end.
 
     Args:
         watch: called with every step that has ended; None costs nothing.
@@ -93,15 +93,15 @@ class Replica:
         name: str,
         spec: ReplicaSpec,
         agenda: Agenda,
-        front: Front,
+        listener: ReplicaListener,
         watch: Callable[[ReplicaStepTimes], None] | None = None,
     ):
         self.name = name
         self.spec = spec
         self.is_up = True
-        self.requests: dict[str, Request] = {}  # that it has, and that have not ended
+        self.requests: dict[str, Request] = {}  # unfinished ones
         self._agenda = agenda
-        self._front = front
+        self._listener = listener
         self._watch = watch
         self._totals = ReplicaTotals(name)
         self._start_engine()
@@ -109,7 +109,7 @@ class Replica:
     def _start_engine(self) -> None:
         spec, speculation = self.spec, self.spec.config.speculation
         self._clock = VirtualClock()
-        self._cost = _Cost(spec.cost)
+        self._cost = _CheckedCost(spec.cost)
         self._inbox: list[Callable[[], object]] = []
         self._begun: deque[float] = deque()  # of the steps in flight
         self._awaits_step = False
@@ -133,13 +133,13 @@ class Replica:
         self._tell(lambda: self._add(request))
 
     def abort(self, request_id: str) -> None:
-        """Whoever has asked wants no more of it: nothing of it is delivered from now on."""
+        """Stop a request: nothing more of it is delivered."""
         if self.requests.pop(request_id, None) is not None:
             self._tell(lambda: self.engine.abort(request_id))
 
     def fail(self) -> list[Request]:
-        """It dies, and comes back with an empty memory when ``is_up`` is set; returns the requests
-        that it had."""
+        """Lose the engine and its cache, and return the requests that it had; setting ``is_up``
+        ends the outage."""
         lost = list(self.requests.values())
         self._totals = replace(self.totals(), num_failures=self._totals.num_failures + 1)
         self.is_up = False
@@ -148,7 +148,7 @@ class Replica:
         return lost
 
     def begin(self) -> None:
-        """Begin what steps can be begun now, if none is being waited for."""
+        """Begin the steps that can be begun now, unless one is being waited for."""
         if self._awaits_step or not (self.is_up and self.engine.has_unfinished_requests):
             return
         self._clock.advance_to(self._agenda.now)
@@ -164,7 +164,7 @@ class Replica:
             self._agenda.at(ends, lambda: self._finish(engine))
 
     def totals(self) -> ReplicaTotals:
-        """What it has done so far, its engines before a failure included."""
+        """Return the counters so far, those of engines before a failure included."""
         before, scheduler = self._totals, self.engine.scheduler
         drafts = scheduler.drafts
         return replace(
@@ -187,18 +187,18 @@ class Replica:
 
     def _add(self, request: Request) -> None:
         if request.request_id not in self.requests:
-            return  # aborted before the engine came to hear of it
+            return  # aborted before the engine received it
         try:
             self.engine.add(request)
         except RequestError as error:
             del self.requests[request.request_id]
             refusal = error
-            self._agenda.at(self._agenda.now, lambda: self._front.refused(request, refusal))
+            self._agenda.at(self._agenda.now, lambda: self._listener.refused(request, refusal))
 
     def _finish(self, engine: Engine) -> None:
-        """The oldest step ends."""
+        """Finish the oldest step."""
         if engine is not self.engine:
-            return  # one that has failed meanwhile
+            return  # the engine has failed meanwhile
         step, now = engine.finish_step(), self._agenda.now
         self._awaits_step = False
         begun, totals = self._begun.popleft(), self._totals
@@ -214,22 +214,22 @@ class Replica:
             command()
 
     def _deliver(self, step: EngineStep, now: float) -> None:
-        requests, received = self.requests, self._front.received
+        requests, received = self.requests, self._listener.received
         for update in step.updates:
             request = update.request
             if request.request_id not in requests:
-                continue  # nobody listens any more
+                continue  # aborted
             received(request, update.new_token_ids, now)
             if request.finish_reason is not None:
                 del requests[request.request_id]
-                self._front.ended(request, now)
+                self._listener.ended(request, now)
 
 
-class _Cost:
-    """The cost of steps. For what it raises the engine would blame the requests of the step, and
-    let them fail, one after the other."""
+class _CheckedCost:
+    """The cost of steps, whose errors are kept: raised within the engine, they would be blamed on
+    the requests of the step, which would fail one after the other."""
 
-    def __init__(self, cost: Cost):
+    def __init__(self, cost: BatchCost):
         self._cost = cost
         self._error: Exception | None = None
 
@@ -241,11 +241,12 @@ class _Cost:
             raise
 
     def check(self) -> None:
-        """Raises an EngineError if the last step had no cost."""
+        """Raise an EngineError if the last step had no cost."""
         if self._error is not None:
             raise EngineError(f"a step could not be costed: {self._error}") from self._error
 
 
 def _next_token(request: Request, position: int) -> int:
-    """A token that is in no prompt and in no other answer: its request's seed is its number."""
+    """Return a token that is in no prompt and in no other answer: the seed of a request is its
+    number."""
     return ~(request.seed << 32 | position)

@@ -1,4 +1,4 @@
-"""What a simulation says: the report of the load benchmark, and what only a simulation knows."""
+"""The report on a simulation, as that of the load benchmark, with what only a simulation knows."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 from octavo.measure.load_report import LoadReport, create_report
 from octavo.measure.results import write_json, write_text
 from octavo.measure.serve_report import QUEUE_LATENCIES, ServeSummary, to_json, to_text
-from octavo.measure.slo import Slo
+from octavo.measure.slo import RequestSlo
 from octavo.sim.replica import ReplicaTotals
 from octavo.sim.simulation import SimulationResult
 from octavo.sim.tenant_report import tenants, tenants_text
@@ -25,7 +25,7 @@ _PERCENTS = (90.0, 99.0)  # as `octavo bench serve` tells by default
 
 @dataclass(frozen=True)
 class SimulationReport:
-    """A result, told as `octavo bench serve` tells it.
+    """A result, in the form of `octavo bench serve`.
 
     ``setting``: what was simulated, as JSON: hardware, replicas, limits.
     """
@@ -36,7 +36,7 @@ class SimulationReport:
     setting: Mapping[str, Any] = field(default_factory=dict)
 
     def as_json(self, *, is_detailed: bool = False) -> dict[str, Any]:
-        """The keys of ``bench serve --json``, ``"simulated": true``, and "simulation"."""
+        """Return the keys of ``bench serve --json``, ``"simulated": true``, and "simulation"."""
         document = to_json(self.report, self.summary, is_detailed=is_detailed)
         document["simulated"] = True
         document["simulation"] = {**self.setting, **_simulation_json(self.result)}
@@ -49,13 +49,19 @@ class SimulationReport:
         return to_text(self.report, self.summary, shown) + tenants_text(tenants(self.result))
 
     def write(self, folder: str | Path, timeline: Timeline) -> list[Path]:
-        """result.json, series.csv and timeline.json; each is whole, and depends on the arguments of
-        the simulation alone. BenchmarkError if one cannot be written."""
+        """Write result.json, series.csv and timeline.json, each whole or not at all; return their
+        paths.
+
+        The files depend on the arguments of the simulation alone.
+
+        Raises:
+            BenchmarkError: a file cannot be written.
+        """
         at = Path(folder).expanduser()
         series = timeline.series(self.result.makespan_s)
         write_json(at / "result.json", self.as_json(is_detailed=True))
         write_text(at / "series.csv", series_csv(series))
-        write_text(at / "timeline.json", trace_json(timeline.trace(self.result.flights)))
+        write_text(at / "timeline.json", trace_json(timeline.trace(self.result.requests)))
         return [at / name for name in ("result.json", "series.csv", "timeline.json")]
 
 
@@ -66,10 +72,10 @@ def report_on(
     *,
     is_open_loop: bool,
     setting: Mapping[str, Any] | None = None,
-    slo: Slo | None = None,
+    slo: RequestSlo | None = None,
     seed: int = 0,
 ) -> SimulationReport:
-    """The report on a simulation of requests that were sent as ``load`` says."""
+    """Return the report on a simulation of requests that were sent as ``load`` says."""
     return SimulationReport(
         result,
         create_report(
@@ -79,7 +85,7 @@ def report_on(
             backend="simulated",
             model_id=model,
             tokenizer_id=None,
-            num_prompts=len(result.flights),
+            num_prompts=len(result.requests),
             request_rate=load.request_rate,
             burstiness=load.burstiness,
             max_concurrency=load.max_concurrency,
@@ -98,7 +104,7 @@ def _simulation_json(result: SimulationResult) -> dict[str, Any]:
         "num_preemptions": result.num_preemptions,
         "prefix_hit_rate": hit / queried if queried else None,
         "tenants": [each.as_json() for each in tenants(result)],
-        "times_sent_again": sum(flight.times_sent - 1 for flight in result.flights),
+        "times_sent_again": sum(request.times_sent - 1 for request in result.requests),
         "replicas": [_replica_json(each, result.makespan_s) for each in result.replicas],
     }
 

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from octavo.base.renamed import RenamedAttribute
 from octavo.measure.request_record import RequestRecord
-from octavo.sim.demand import PromptSpec
+from octavo.sim.prompts import PromptSpec
 
 
 @dataclass(eq=False, slots=True)
 class SimRequest:
-    """One request that was sent, and what has come of it so far.
+    """One request that was sent, and its answer so far.
 
     ``number``: how many were sent before it. ``token_ids``: of its prompt. ``replica``: the name of
-    who had it last. ``times_sent``: more than once where a replica failed under it.
+    the one that served it last. ``times_sent``: more than 1 if a replica failed meanwhile.
     """
 
-    ask: PromptSpec
+    prompt: PromptSpec
     number: int
     token_ids: list[int]
     record: RequestRecord
@@ -27,19 +28,21 @@ class SimRequest:
     times_sent: int = 0
     is_over: bool = False
 
+    ask = RenamedAttribute("prompt")
+
     @property
     def num_missing(self) -> int:
-        """Tokens of the answer that are still to come."""
-        return self.ask.output_len - len(self.output)
+        """Number of tokens of the answer that are still to come."""
+        return self.prompt.output_len - len(self.output)
 
     def take(self, token_ids: list[int], now: float) -> None:
-        """Some tokens of the answer have come."""
+        """Record tokens of the answer."""
         self.record.event_times.append(now)
         self.record.event_tokens.append(len(token_ids))
         self.output.extend(token_ids)
 
     def begin_anew(self) -> None:
-        """Whoever was at it has failed: what came until then is worth nothing."""
+        """Drop the answer so far: the replica that computed it has failed."""
         self.record.cached_tokens = None
         self.record.event_times.clear()
         self.record.event_tokens.clear()
@@ -47,7 +50,7 @@ class SimRequest:
         self.first_scheduled = None
 
     def end(self, now: float, finish_reason: str | None = None) -> None:
-        """All has come that will."""
+        """Record that the answer is complete, or that nothing more will come."""
         record = self.record
         record.ended = now
         if record.event_times:
@@ -58,6 +61,6 @@ class SimRequest:
         self.is_over = True
 
     def fail(self, now: float, error: str, status: int = 200) -> None:
-        """Nothing more will come, because of an error."""
+        """Record that nothing more will come, because of an error."""
         self.record.error, self.record.status = error, status
         self.end(now)

@@ -1,4 +1,4 @@
-"""Which replica gets a request."""
+"""Rules that choose the replica of a request."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from octavo.sim.replica import Replica
 
 
 class Router(Protocol):
-    """Asked for each request, with the replicas that are up, of which there is at least one."""
+    """Chooses a replica for each request, among the one or more that are up."""
 
     def choose(self, request: Request, replicas: Sequence[Replica]) -> Replica: ...
 
 
 class RoundRobin:
-    """One after the other."""
+    """Chooses replicas in turn."""
 
     def __init__(self) -> None:
         self._numbers = count()
@@ -28,25 +28,27 @@ class RoundRobin:
 
 
 class LeastLoaded:
-    """Who has the fewest requests, running and waiting; of equals the first."""
+    """Chooses the replica with the fewest requests, running and waiting; of equals the first."""
 
     def choose(self, request: Request, replicas: Sequence[Replica]) -> Replica:
         return min(replicas, key=lambda replica: len(replica.requests))
 
 
 class PrefixAware:
-    """Who has the least to do until the request is answered, what is cached of its prompt deducted.
+    """Chooses the replica with the least work until the request is answered, cached prompt tokens
+    deducted.
 
     The rule is that of NVIDIA Dynamo's router: prompt tokens that are still to be computed, the
     request's own included, and tokens whose KV is held, which every decoding step reads. It sees
-    the caches as they are, as a router does that hears of every change.
+    the caches as they are, as a router does that is told of every change.
     """
 
     def choose(self, request: Request, replicas: Sequence[Replica]) -> Replica:
         return min(replicas, key=lambda replica: self._work(request, replica))
 
     def _work(self, request: Request, replica: Replica) -> tuple[int, int]:
-        """Tokens; and of equals, whose pool has the most to lose."""
+        """Return the work in tokens, and the negative number of free blocks: of equals, the pool
+        with most of these."""
         prompt = request.prompt_token_ids
         blocks = replica.engine.scheduler.block_manager
         num_cached = blocks.match(request, len(prompt) - 1).num_tokens
@@ -65,7 +67,7 @@ ROUTERS: dict[str, Callable[[], Router]] = {
 
 
 def router_named(name: str) -> Router:
-    """A router of its own; ConfigError for a name that is none of ``ROUTERS``."""
+    """Return a new router; ConfigError for a name that is none of ``ROUTERS``."""
     if name not in ROUTERS:
         raise ConfigError(f"{name!r} is no router: choose from {', '.join(ROUTERS)}")
     return ROUTERS[name]()

@@ -1,5 +1,4 @@
-"""The settings of a simulation that no real run has: which hardware, how many replicas, what goes
-wrong, who the clients are. The rest are those of the engine, the workload and the load."""
+"""Settings that only a simulation has, of hardware, replicas, outages and clients."""
 
 from __future__ import annotations
 
@@ -25,7 +24,7 @@ TRANSFER_GB_S = 50.0  # a network card of 400 Gb/s
 
 @dataclass(frozen=True)
 class FleetSettings:
-    """What serves. Raises ConfigError for a value that is out of range."""
+    """The servers. Raises ConfigError for a value that is out of range."""
 
     hardware: str = option(
         "auto", "device by name, and how many in all: h100-sxm, a100-80gb:4; auto is this machine"
@@ -52,7 +51,7 @@ class FleetSettings:
         None,
         "whole engines, each with devices of its own; default: as many as there are devices for",
     )
-    router: str = option("least_loaded", "who gets a request", ROUTER_NAMES)
+    router: str = option("least_loaded", "how the replica of a request is chosen", ROUTER_NAMES)
     prefill_replicas: int = option(
         0, "of the replicas, those that compute prompts only; the others then compute answers only"
     )
@@ -78,7 +77,7 @@ class FleetSettings:
 
     @property
     def has_layout(self) -> bool:
-        """Whether anything is said of how devices share the work."""
+        """True if a setting says how devices share the work."""
         open_ones = self.tp is self.replicas is None and self.pp == self.ep == self.dp == 1
         return not open_ones or self.prefill_replicas > 0
 
@@ -89,7 +88,7 @@ class FleetSettings:
 
 @dataclass(frozen=True)
 class ClientSettings:
-    """Who asks, beside what a benchmark says of it. Raises ConfigError for a wrong value."""
+    """The clients, beside the settings of a benchmark. Raises ConfigError for a wrong value."""
 
     trace: str | None = option(None, "file of requests, in any format that `octavo trace` reads")
     arrival: str | None = option(
@@ -100,7 +99,7 @@ class ClientSettings:
     turns: int = option(1, "requests of a conversation: each goes on from all that was said before")
     think_time: float = option(0.0, "seconds between an answer and the next turn")
     patience: float | None = option(
-        None, "seconds after which a client hangs up who has no whole answer"
+        None, "seconds after which a client without a whole answer hangs up"
     )
 
     def __post_init__(self) -> None:
@@ -113,7 +112,7 @@ class ClientSettings:
             raise ConfigError(f"patience must be above 0, not {self.patience}")
 
     def load(self, load: LoadSettings) -> LoadSettings:
-        """The load with gaps as ``arrival`` says. ConfigError if that contradicts it."""
+        """Return the load with gaps as ``arrival`` says. ConfigError if that contradicts it."""
         if self.arrival is None:
             return load
         if load.ramp_up_strategy is None and load.request_rate == math.inf:

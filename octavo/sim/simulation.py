@@ -1,4 +1,4 @@
-"""A run in virtual time: clients, a fleet of engines, and what became of each request.
+"""Runs clients and a fleet of engines in virtual time, and records each request.
 
 Everything that decides (scheduler, block manager, prefix cache, lookahead) is production's own.
 Simulated are the time of a step, clients, and tokens that mean nothing. Nothing here reads a clock,
@@ -11,11 +11,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from octavo.base.gc_pause import no_collections
+from octavo.base.renamed import RenamedAttribute
 from octavo.measure.request_record import RequestRecord
 from octavo.sim.agenda import Agenda
 from octavo.sim.clients import Clients
-from octavo.sim.demand import PromptSpec
 from octavo.sim.fleet import Fleet, FleetSpec
+from octavo.sim.prompts import PromptSpec
 from octavo.sim.replica import ReplicaStepTimes, ReplicaTotals
 from octavo.sim.request import SimRequest
 from octavo.workload.plan import LoadPlan
@@ -25,20 +26,22 @@ Progress = Callable[[int, int], None]  # requests that have ended, and all
 
 @dataclass(frozen=True, slots=True)
 class SimulationResult:
-    """What happened. ``flights`` are in the order of sending; ``makespan_s`` ends with the last
-    request and the last step."""
+    """The requests of a run, in the order of sending, and the counters of its replicas.
+    ``makespan_s`` ends with the last request and the last step."""
 
-    flights: Sequence[SimRequest]
+    requests: Sequence[SimRequest]
     replicas: Sequence[ReplicaTotals]
+
+    flights = RenamedAttribute("requests")
 
     @property
     def makespan_s(self) -> float:
-        ends = [flight.record.ended for flight in self.flights]
+        ends = [request.record.ended for request in self.requests]
         return max([*ends, *(each.last_step_s for each in self.replicas)], default=0.0)
 
     @property
     def records(self) -> list[RequestRecord]:
-        return [flight.record for flight in self.flights]
+        return [request.record for request in self.requests]
 
     @property
     def num_preemptions(self) -> int:
@@ -46,17 +49,17 @@ class SimulationResult:
 
 
 def simulate(
-    asks: Sequence[PromptSpec],
+    prompts: Sequence[PromptSpec],
     plan: LoadPlan,
     spec: FleetSpec,
     *,
     watch: Callable[[ReplicaStepTimes], None] | None = None,
     progress: Progress | None = None,
 ) -> SimulationResult:
-    """Have requests served by a simulated fleet, until all of them have ended.
+    """Serve requests by a simulated fleet, until all of them have ended.
 
     Args:
-        plan: when those are sent that follow no other; see ``Clients``.
+        plan: the times of sending of requests that follow no other; see ``Clients``.
         watch: called with every step, such as ``Timeline.note``.
         progress: called with every request that ends.
 
@@ -67,19 +70,19 @@ def simulate(
     agenda = Agenda()
     num_ended = 0
 
-    def end(flight: SimRequest) -> None:
+    def end(request: SimRequest) -> None:
         nonlocal num_ended
         num_ended += 1
-        clients.ended(flight)
+        clients.ended(request)
         if progress is not None:
-            progress(num_ended, len(asks))
+            progress(num_ended, len(prompts))
 
     fleet = Fleet(spec, agenda, end, watch)
-    clients = Clients(asks, plan, agenda, fleet.send, fleet.abort, end)
+    clients = Clients(prompts, plan, agenda, fleet.send, fleet.abort, end)
     clients.start()
     with no_collections():
         agenda.run(fleet.begin)
-    for flight in clients.flights:
-        if not flight.is_over:  # every replica that could serve it has failed for good
-            flight.fail(agenda.now, "no replica was left to serve it", status=503)
-    return SimulationResult(clients.flights, fleet.totals())
+    for request in clients.requests:
+        if not request.is_over:  # every replica that could serve it has failed for good
+            request.fail(agenda.now, "no replica was left to serve it", status=503)
+    return SimulationResult(clients.requests, fleet.totals())

@@ -1,4 +1,5 @@
-"""Speculation without a model: drafts that cost nothing, accepted at given rates."""
+"""Speculative decoding without a model, with drafts that cost nothing and are accepted at given
+rates."""
 
 from __future__ import annotations
 
@@ -14,18 +15,18 @@ if TYPE_CHECKING:
 
 
 def check_drafts(config: SpeculativeConfig | None) -> None:
-    """Raise a ConfigError if a simulation cannot tell how often drafts are right."""
+    """Raise a ConfigError if a simulation cannot tell how often drafts are accepted."""
     if config is not None:
         acceptance(config)
 
 
 def acceptance(config: SpeculativeConfig) -> SyntheticAcceptance:
-    """Which drafted tokens are right: by coins that depend on the request and the place alone."""
+    """Return a rule that accepts draft tokens at given rates, by request and position alone."""
     rates = config.synthetic_acceptance_rates
     if config.method != "auto" or rates is None:
         raise ConfigError(
-            "a simulation has no text to guess from: say how often guesses are right, as in "
-            "--speculative-config '{\"synthetic_acceptance_rates\": [0.8, 0.7, 0.6]}'"
+            "a simulation has no text to draft from: give the rates at which drafts are accepted, "
+            "as in --speculative-config '{\"synthetic_acceptance_rates\": [0.8, 0.7, 0.6]}'"
         )
     from octavo.runtime.acceptance import (
         SyntheticAcceptance,  # and numpy, which a start needs not wait for

@@ -1,4 +1,4 @@
-"""What each tenant of a simulated load got: requests, tokens, and how long it waited."""
+"""The service that each tenant of a simulated load got: requests, tokens, latencies."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ class TenantReport:
 
 
 def tenants(result: SimulationResult) -> list[TenantReport]:
-    """By name; none where no request says whose it is."""
+    """Return the reports by name; none if no request has a tenant."""
     records: dict[str, list[RequestRecord]] = {}
-    for flight in result.flights:
-        records.setdefault(flight.ask.tenant, []).append(flight.record)
+    for request in result.requests:
+        records.setdefault(request.prompt.tenant, []).append(request.record)
     if not any(records):
         return []
     found = {name: summarize(records[name], _PERCENTS) for name in sorted(records)}
@@ -54,7 +54,7 @@ def _tokens(metrics: LoadMetrics) -> int:
 
 
 def tenants_text(reports: Sequence[TenantReport]) -> str:
-    """A table with a line for each tenant; empty without any."""
+    """Return a table with a line for each tenant; empty without any."""
     if not reports:
         return ""
     width = max(len("tenant"), *(len(each.tenant) for each in reports))

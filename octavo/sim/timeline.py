@@ -1,4 +1,5 @@
-"""What a simulation did when: steps and requests as a trace for Perfetto, and series over time."""
+"""The course of a simulation, with steps and requests as a trace for Perfetto, and series over
+time."""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ _MAX_POINTS = 600  # of a series, by default
 
 
 class StepNote(NamedTuple):
-    """One step in figures; those of the engine are as it stood after the step."""
+    """Figures of one step; those of the engine are as it stood after the step."""
 
     replica: str
     begun: float
@@ -75,11 +76,12 @@ class Timeline:
     def series(
         self, makespan_s: float, span_s: float | None = None, *, max_points: int = _MAX_POINTS
     ) -> list[SeriesPoint]:
-        """The run in spans of equal length; None takes one that gives no more than so many."""
+        """Return the run in spans of equal length; None for ``span_s`` makes ``max_points`` spans
+        or fewer."""
         if makespan_s <= 0:
             return []
         width = span_s or _round_span(makespan_s / max_points)
-        areas = [_Areas() for _ in range(math.ceil(makespan_s / width))]
+        areas = [_SpanTotals() for _ in range(math.ceil(makespan_s / width))]
         by_replica: dict[str, list[StepNote]] = defaultdict(list)
         for note in self.steps:
             by_replica[note.replica].append(note)
@@ -92,12 +94,12 @@ class Timeline:
         replicas = max(1, len(by_replica))
         return [area.point(index * width, width, replicas) for index, area in enumerate(areas)]
 
-    def trace(self, flights: Sequence[SimRequest]) -> dict[str, Any]:
-        """Chrome's trace format, which https://ui.perfetto.dev opens: a track for each replica with
-        its steps, and one for each request with queue, prefill and decode."""
-        events = [*_names(self.steps, flights), *self._step_events()]
-        for flight in flights:
-            events.extend(_request_events(flight))
+    def trace(self, requests: Sequence[SimRequest]) -> dict[str, Any]:
+        """Return the run in Chrome's trace format, which https://ui.perfetto.dev opens: a track for
+        each replica with its steps, and one for each request with queue, prefill and decode."""
+        events = [*_names(self.steps, requests), *self._step_events()]
+        for request in requests:
+            events.extend(_request_events(request))
         return {"displayTimeUnit": "ms", "traceEvents": events}
 
     def _step_events(self) -> Iterator[dict[str, Any]]:
@@ -122,7 +124,7 @@ class Timeline:
 
 
 def series_csv(points: Iterable[SeriesPoint]) -> str:
-    """One line a point, with names in the first."""
+    """Return one line for each point, with names in the first."""
     text = io.StringIO(newline="")
     writer = csv.writer(text, lineterminator="\n")
     names = SeriesPoint.__slots__
@@ -139,8 +141,8 @@ def trace_json(trace: dict[str, Any]) -> str:
 
 
 @dataclass(slots=True)
-class _Areas:
-    """Of one span: counts, and figures times the seconds for which they held."""
+class _SpanTotals:
+    """Totals of one span: counts, and figures times the seconds for which they held."""
 
     steps: int = 0
     computed: int = 0
@@ -162,9 +164,9 @@ class _Areas:
 
 
 def _spread(
-    notes: Sequence[StepNote], areas: Sequence[_Areas], width: float, makespan_s: float
+    notes: Sequence[StepNote], areas: Sequence[_SpanTotals], width: float, makespan_s: float
 ) -> None:
-    """Add what each note of a replica says, for the time until the next one's end."""
+    """Add the figures of each note of a replica, for the time until the next one's end."""
     for index, note in enumerate(notes):
         until = notes[index + 1].ended if index + 1 < len(notes) else makespan_s
         begin = note.ended
@@ -180,7 +182,7 @@ def _spread(
 
 
 def _round_span(least: float) -> float:
-    """The next of 1, 2, 5 times a power of ten."""
+    """Return the next of 1, 2, 5 times a power of ten."""
     power = 10.0 ** math.floor(math.log10(least))
     return next(factor * power for factor in (1, 2, 5, 10, 20) if factor * power >= least)
 
@@ -189,11 +191,11 @@ def _round_span(least: float) -> float:
 
 
 def _tracks(steps: Iterable[StepNote]) -> dict[str, int]:
-    """A number for each replica."""
+    """Return a number for each replica."""
     return {name: index for index, name in enumerate(sorted({note.replica for note in steps}))}
 
 
-def _names(steps: Iterable[StepNote], flights: Iterable[SimRequest]) -> Iterator[dict[str, Any]]:
+def _names(steps: Iterable[StepNote], requests: Iterable[SimRequest]) -> Iterator[dict[str, Any]]:
     def named(kind: str, pid: int, tid: int, name: str) -> dict[str, Any]:
         return {"ph": "M", "name": kind, "pid": pid, "tid": tid, "args": {"name": name}}
 
@@ -201,21 +203,23 @@ def _names(steps: Iterable[StepNote], flights: Iterable[SimRequest]) -> Iterator
     yield named("process_name", _REQUESTS, 0, "requests")
     for name, index in _tracks(steps).items():
         yield named("thread_name", _REPLICAS, index, name)
-    for flight in flights:
-        yield named("thread_name", _REQUESTS, flight.number, f"request {flight.ask.request_id}")
+    for request in requests:
+        yield named(
+            "thread_name", _REQUESTS, request.number, f"request {request.prompt.request_id}"
+        )
 
 
-def _request_events(flight: SimRequest) -> Iterator[dict[str, Any]]:
-    record = flight.record
-    place = {"pid": _REQUESTS, "tid": flight.number}
+def _request_events(request: SimRequest) -> Iterator[dict[str, Any]]:
+    record = request.record
+    place = {"pid": _REQUESTS, "tid": request.number}
     figures: dict[str, Any] = {"prompt": record.prompt_tokens, "answer": record.output_tokens}
-    figures |= {"cached": record.cached_tokens, "replica": flight.replica}
-    if flight.first_scheduled is None:
+    figures |= {"cached": record.cached_tokens, "replica": request.replica}
+    if request.first_scheduled is None:
         yield _span(place, record.error or "queue", record.sent, record.ended, figures)
         return
     assert record.first_token is not None
-    yield _span(place, "queue", record.sent, flight.first_scheduled, figures)
-    yield _span(place, "prefill", flight.first_scheduled, record.first_token, figures)
+    yield _span(place, "queue", record.sent, request.first_scheduled, figures)
+    yield _span(place, "prefill", request.first_scheduled, record.first_token, figures)
     yield _span(place, "decode", record.first_token, record.ended, figures)
 
 

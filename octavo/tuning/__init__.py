@@ -1,12 +1,12 @@
-"""Settings for a load and its limits: searched in simulation, confirmed live, and explained.
+"""Tuning of settings for a load and its limits, in simulation and live.
 
-space       what may be set, and which settings are tried
-outcome     what a load made of some settings, and which of two outcomes is the better one
-objective   what is asked for: a given load served best, or the highest rate
-search      successive halving; changes that bring nothing put back; what the others bring
-simulated   a load on a simulated engine of some settings
-study       all of these put together
-live        the best few on real engines, in turns
-explain     why, in a few sentences
-config_text what `octavo serve --config` reads
+space                the settings that are searched, and the candidates
+outcome              latencies and goodput of a load under some settings, and how they compare
+objective            the goal: the best service of a given load, or the highest rate
+search               successive halving; changes without effect undone; ablations of the others
+simulated_engines    a load on a simulated engine with some settings
+study                all of these put together
+live_confirmation    the best few on real engines, in turns
+explain              the reasons, in a few sentences
+config_text          the file that `octavo serve --config` reads
 """

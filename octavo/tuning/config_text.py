@@ -16,15 +16,15 @@ _WIDTH = 98  # of notes
 
 
 def check_name(path: str | Path) -> None:
-    """ConfigError if the suffix is of no format that is written."""
+    """Raise ConfigError if the suffix is of no format that is written."""
     if Path(path).suffix not in _BETWEEN:
         raise ConfigError(f"{path}: a config file is written as .yaml or .toml")
 
 
 def config_text(path: str | Path, settings: Mapping[str, Any], notes: Sequence[str]) -> str:
-    """The contents of a file with some settings, whose values are numbers, texts and yes or no.
+    """Return the contents of a file of settings, whose values are numbers, texts and booleans.
 
-    ``notes``: paragraphs to be read by people, which come first.
+    ``notes``: paragraphs for readers, which come first.
     """
     check_name(path)
     between = _BETWEEN[Path(path).suffix]

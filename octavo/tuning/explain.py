@@ -1,4 +1,5 @@
-"""Why these settings: what binds, what each of them brings, what live runs said."""
+"""Explains tuned settings, by what binds, the effect of each setting, and the results
+of live runs."""
 
 from __future__ import annotations
 
@@ -7,43 +8,43 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from octavo.planner.slo import Slo
-from octavo.tuning.outcome import Outcome
-from octavo.tuning.search import SettingAblation, Tried
-from octavo.tuning.space import DEFAULTS, Candidate, said
+from octavo.tuning.outcome import LoadOutcome
+from octavo.tuning.search import JudgedCandidate, SettingAblation
+from octavo.tuning.space import DEFAULTS, CandidateSettings, said
 
 _CHANGES_ANSWERS = {"kv_cache_dtype", "model"}
 
 
 @dataclass(frozen=True, slots=True)
 class TuningDecision:
-    """What was chosen, and all that speaks for it.
+    """The settings that were chosen, and the evidence for them.
 
     Args:
-        simulated: what of the best settings is in simulations: all but guesses, unless somebody
-            has said how often they are right.
-        predicted, defaults: of those, and of the defaults, by the same requests.
-        favourite: what was best in simulation.
-        measured: live, the defaults among them; empty where nothing was run.
+        simulated: the best settings as far as they were simulated: without speculative
+            decoding, unless acceptance rates were given.
+        predicted, defaults: outcomes of these and of the defaults, by the same requests.
+        favourite: the best candidate in simulation.
+        measured: live outcomes, that of the defaults among them; empty where nothing was run.
     """
 
     slo: Slo
-    best: Candidate
-    simulated: Candidate
-    predicted: Outcome
-    defaults: Outcome
-    favourite: Tried
+    best: CandidateSettings
+    simulated: CandidateSettings
+    predicted: LoadOutcome
+    defaults: LoadOutcome
+    favourite: JudgedCandidate
     num_tried: int
     ablations: tuple[SettingAblation, ...] = ()
-    measured: Mapping[Candidate, Outcome] = field(default_factory=dict)
+    measured: Mapping[CandidateSettings, LoadOutcome] = field(default_factory=dict)
 
     @property
-    def outcome(self) -> Outcome:
-        """Of the chosen settings: measured, if it was."""
+    def outcome(self) -> LoadOutcome:
+        """Outcome of the chosen settings: measured, if it was."""
         return self.measured.get(self.best, self.predicted)
 
 
 def why(decision: TuningDecision) -> str:
-    """A short paragraph."""
+    """Return a short paragraph."""
     return " ".join(_sentences(decision))
 
 
@@ -77,7 +78,7 @@ def _live(decision: TuningDecision) -> Iterator[str]:
         yield f"Live, no other was better in every turn: {_told_live(own)}."
     elif decision.best != decision.simulated:
         without = decision.measured[decision.simulated]
-        yield f"Live, with guesses, {_told_live(own)}; without, {_told_live(without)}."
+        yield f"Live, with speculation, {_told_live(own)}; without, {_told_live(without)}."
     else:
         yield f"Live, {_told_live(own)}; the defaults, {_told_live(usual)}."
     favourite = decision.favourite
@@ -90,8 +91,9 @@ def _live(decision: TuningDecision) -> Iterator[str]:
         yield _binding(decision.slo, own)
 
 
-def _told(outcome: Outcome) -> str:
-    """``up to 3.1 requests/s within the limits, 93% of the tightest limit used``"""
+def _told(outcome: LoadOutcome) -> str:
+    """Describe an outcome: ``up to 3.1 requests/s within the limits, 93% of the tightest limit
+    used``."""
     if outcome.holds and outcome.rate is not None:
         served = f"up to {outcome.rate:.3g} requests/s within the limits"
     else:
@@ -99,18 +101,18 @@ def _told(outcome: Outcome) -> str:
     return f"{served}, {_strain(outcome)}"
 
 
-def _told_live(outcome: Outcome) -> str:
+def _told_live(outcome: LoadOutcome) -> str:
     came = "" if outcome.rate is None else f" of {outcome.rate:.3g} requests/s"
     return f"{outcome.attainment:.0%}{came} within the limits, {_strain(outcome)}"
 
 
-def _strain(outcome: Outcome) -> str:
+def _strain(outcome: LoadOutcome) -> str:
     if outcome.strain == math.inf:
         return "with requests that failed, or a queue that grew"
     return f"{outcome.strain:.0%} of the tightest limit used"
 
 
-def _binding(slo: Slo, outcome: Outcome) -> str:
+def _binding(slo: Slo, outcome: LoadOutcome) -> str:
     limit = next((each for each in slo if each.name == outcome.binding), None)
     if limit is None:
         return f"What binds is {outcome.binding}."

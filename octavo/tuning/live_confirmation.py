@@ -1,5 +1,5 @@
-"""The best few on real engines of this machine, in turns, so that whatever slows the machine down
-for a while slows down all of them."""
+"""Confirms the best candidates on real engines of this machine. They take turns, so that a
+disturbance of the machine affects all of them."""
 
 from __future__ import annotations
 
@@ -10,29 +10,29 @@ from typing import TYPE_CHECKING, Any
 from octavo.calibration.live_run import run_live
 from octavo.measure.request_record import RequestRecord
 from octavo.planner.slo import Slo
-from octavo.tuning.outcome import Outcome, first_best, outcome_of
+from octavo.tuning.outcome import LoadOutcome, first_best, load_outcome
 from octavo.tuning.search import Progress
-from octavo.tuning.space import Candidate
+from octavo.tuning.space import CandidateSettings
 
 if TYPE_CHECKING:
     from octavo.bench.offline.session import OfflineSession
     from octavo.workload.requests import WorkloadRequest
 
-OpenSession = Callable[[Candidate], "OfflineSession"]
+OpenSession = Callable[[CandidateSettings], "OfflineSession"]
 
-_WARMING = 4  # requests before those that count
+_WARMUP_REQUESTS = 4
 
 
 @dataclass(frozen=True, slots=True)
 class LiveMeasurement:
-    """What live runs of a candidate made of a load: all of them together, and each."""
+    """Outcome of the live runs of a candidate: of all of them together, and of each."""
 
-    total: Outcome
-    turns: tuple[Outcome, ...]
+    total: LoadOutcome
+    turns: tuple[LoadOutcome, ...]
 
     def beats(self, other: LiveMeasurement) -> bool:
-        """Whether it is noticeably better, and was no worse in any turn: what a disturbance has
-        done was seldom done twice."""
+        """True if it is noticeably better, and was no worse in any turn: a disturbance seldom
+        repeats."""
         pairs = zip(self.turns, other.turns, strict=True)
         return self.total.is_better_than(other.total) and all(
             own.rank >= theirs.rank for own, theirs in pairs
@@ -40,7 +40,7 @@ class LiveMeasurement:
 
 
 def measure(
-    candidates: Sequence[Candidate],
+    candidates: Sequence[CandidateSettings],
     open_session: OpenSession,
     requests: Sequence[WorkloadRequest],
     times: Sequence[float],
@@ -48,53 +48,52 @@ def measure(
     *,
     turns: int,
     progress: Progress = lambda what, done, total: None,
-) -> dict[Candidate, LiveMeasurement]:
-    """What each makes of the same requests: forth, back, and forth through the candidates.
+) -> dict[CandidateSettings, LiveMeasurement]:
+    """Run each candidate on the same requests: forth, back, and forth through the candidates.
 
     Each run has an engine of its own, made for it and closed after it.
     """
-    runs: dict[Candidate, list[list[RequestRecord]]] = {each: [] for each in candidates}
+    runs: dict[CandidateSettings, list[list[RequestRecord]]] = {each: [] for each in candidates}
     for turn in range(turns):
         for number, candidate in enumerate(candidates[:: -1 if turn % 2 else 1]):
             done = turn * len(candidates) + number
             progress(f"live: {candidate}", done, turns * len(candidates))
             with open_session(candidate) as session:
-                session.run(requests[:_WARMING], cache_salt="to be warm")
+                session.run(requests[:_WARMUP_REQUESTS], cache_salt="to be warm")
                 runs[candidate].append(run_live(session, requests, times, cache_salt="counts"))
     rate = len(times) / times[-1] if times[-1] else None
     return {
         candidate: LiveMeasurement(
-            outcome_of(own, slo, rate), tuple(outcome_of([run], slo, rate) for run in own)
+            load_outcome(own, slo, rate), tuple(load_outcome([run], slo, rate) for run in own)
         )
         for candidate, own in runs.items()
     }
 
 
 def within(times: Sequence[float], seconds: float) -> Sequence[float]:
-    """The times in the first so many seconds."""
+    """Return the times within the first ``seconds``."""
     return [time for time in times if time <= seconds]
 
 
 @dataclass(frozen=True, slots=True)
 class LiveRuns:
-    """What came of candidates live, and in simulation by the same requests.
+    """Outcomes of candidates live, and in simulation by the same requests.
 
     Args:
-        runs, predicted: the defaults first, then those that did better in the search before those
-            that did worse.
+        runs, predicted: the defaults first, then the others in the order of the search.
         times: when requests were sent.
     """
 
-    runs: Mapping[Candidate, LiveMeasurement]
-    predicted: Mapping[Candidate, Outcome]
+    runs: Mapping[CandidateSettings, LiveMeasurement]
+    predicted: Mapping[CandidateSettings, LoadOutcome]
     times: Sequence[float]
 
     @property
-    def measured(self) -> dict[Candidate, Outcome]:
+    def measured(self) -> dict[CandidateSettings, LoadOutcome]:
         return {candidate: each.total for candidate, each in self.runs.items()}
 
     @property
-    def best(self) -> Candidate:
+    def best(self) -> CandidateSettings:
         return first_best(self.runs, LiveMeasurement.beats)
 
     @property

@@ -1,4 +1,4 @@
-"""What a load made of some settings, and which of two outcomes is the better one."""
+"""Outcomes of a load under some settings, and how they compare."""
 
 from __future__ import annotations
 
@@ -7,35 +7,33 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from octavo.base.json_values import finite_or_none
 from octavo.measure.metrics import latency_values, run_duration
 from octavo.measure.request_record import RequestRecord
-from octavo.measure.slo import Slo as RequestLimits
-from octavo.measure.slo import goodput
-from octavo.measure.statistics import percentile
+from octavo.measure.slo import RequestSlo, goodput
+from octavo.measure.statistics import mean_or_percentile
 from octavo.planner.slo import Limit, Slo
 
 K = TypeVar("K")
 V = TypeVar("V")
 
-# Of the records of requests, by the name of a limit's metric.
-_LATENCIES = {"ttft": "ttft", "tpot": "tpot", "e2e": "e2el"}
-# Shares of a score, or of a limit, that say nothing: runs of one engine differ by as much, and
-# simulations are off by more.
+# Relative differences of a score, or of a limit, below which outcomes count as equal: runs of one
+# engine differ by as much, and simulations are off by more.
 NOTICEABLE = 0.05
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
-    """Of a load that was served, in earnest or in simulation.
+class LoadOutcome:
+    """Latencies and throughput of a load, live or simulated.
 
     Args:
-        seconds_of: what each limit is of, by its name; infinite where a request has failed.
+        seconds_of: the latency of each limit; infinite where a request has failed.
         strain: the largest share of a limit that was used up; all limits hold up to 1.
         binding: the name of that limit.
-        attainment: the share of the requests that kept their limits: of limits of one metric, the
-            loosest, since the stricter ones are of fewer requests, or of their mean.
-        goodput: those requests, and output_throughput: tokens of all, each second.
-        score: what is to be as large as can be, among outcomes of one objective; here it is the
+        attainment: the share of the requests that kept their limits: of limits of one metric,
+            the loosest, since the stricter ones are of fewer requests, or of their mean.
+        goodput, output_throughput: those requests, and tokens of all requests, per second.
+        score: to be as large as possible, among outcomes of one objective; by default the
             attainment in whole per cent.
         rate: at which requests were sent, where an objective has chosen that.
     """
@@ -55,11 +53,11 @@ class Outcome:
 
     @property
     def rank(self) -> tuple[bool, float, float]:
-        """Larger is better."""
+        """Sort key; larger is better."""
         return self.holds, self.score, -self.strain
 
-    def is_better_than(self, other: Outcome) -> bool:
-        """Whether it is ranked higher, and by what can be noticed."""
+    def is_better_than(self, other: LoadOutcome) -> bool:
+        """True if it ranks higher by a noticeable difference."""
         if self.holds != other.holds:
             return self.holds
         if abs(self.score - other.score) > NOTICEABLE * other.score:
@@ -73,13 +71,15 @@ class Outcome:
             "attainment": self.attainment,
             "output_throughput": self.output_throughput,
             "request_rate": self.rate,
-            "strain": _finite(self.strain),
-            **{f"{name}_ms": _finite(1e3 * value) for name, value in self.seconds_of.items()},
+            "strain": finite_or_none(self.strain),
+            **{
+                f"{name}_ms": finite_or_none(1e3 * value) for name, value in self.seconds_of.items()
+            },
         }
 
 
 def first_best(figures: Mapping[K, V], is_better: Callable[[V, V], bool]) -> K:
-    """The first, unless one that comes later is better."""
+    """Return the first, unless a later one is better."""
     best, *others = figures
     for each in others:
         if is_better(figures[each], figures[best]):
@@ -87,11 +87,11 @@ def first_best(figures: Mapping[K, V], is_better: Callable[[V, V], bool]) -> K:
     return best
 
 
-def outcome_of(
+def load_outcome(
     runs: Sequence[Sequence[RequestRecord]], slo: Slo, rate: float | None = None
-) -> Outcome:
-    """Of runs of the same load, whose latencies are taken together. Nothing holds where a request
-    has failed."""
+) -> LoadOutcome:
+    """Return the outcome of runs of the same load, whose latencies are taken together. No limit
+    holds where a request has failed."""
     records = [record for run in runs for record in run]
     completed = [record for record in records if record.completed]
     seconds_of = {limit.name: math.inf for limit in slo}
@@ -103,7 +103,7 @@ def outcome_of(
     duration = sum(map(run_duration, runs))
     good = goodput(records, _of_requests(slo), duration)
     share = good.attainment.share or 0.0
-    return Outcome(
+    return LoadOutcome(
         seconds_of,
         strains[binding],
         binding,
@@ -116,24 +116,14 @@ def outcome_of(
 
 
 def _reached(values: Mapping[str, Sequence[float]], limit: Limit) -> float:
-    """What a limit is of; 0 where no request has such a latency, as answers of one token have no
-    time between tokens."""
-    own = values.get(_LATENCIES[limit.metric])
-    if not own:
-        return 0.0
-    if limit.percentile is None:
-        return sum(own) / len(own)
-    return percentile(own, limit.percentile)
+    """Return the latency that a limit is of; 0 where no request has one, as answers of one token
+    have no time between tokens."""
+    own = values.get(limit.latency)
+    return mean_or_percentile(own, limit.percentile) if own else 0.0
 
 
-def _of_requests(slo: Slo) -> RequestLimits:
+def _of_requests(slo: Slo) -> RequestSlo:
     loosest: dict[str, float] = {}
     for limit in slo:
-        name = _LATENCIES[limit.metric]
-        loosest[name] = max(limit.seconds, loosest.get(name, 0.0))
-    return RequestLimits(**loosest)
-
-
-def _finite(value: float) -> float | None:
-    """JSON has no infinity."""
-    return value if math.isfinite(value) else None
+        loosest[limit.latency] = max(limit.seconds, loosest.get(limit.latency, 0.0))
+    return RequestSlo(**loosest)

@@ -1,4 +1,4 @@
-"""A load on simulated engines of some settings."""
+"""A load on simulated engines with some settings."""
 
 from __future__ import annotations
 
@@ -8,30 +8,30 @@ from typing import Any
 from octavo.cost.measured_steps import MeasuredSteps
 from octavo.cost.model_spec import ModelSpec
 from octavo.measure.request_record import RequestRecord
-from octavo.sim.demand import PromptSpec
 from octavo.sim.fleet import FleetSpec
+from octavo.sim.prompts import PromptSpec
 from octavo.sim.settings import ENGINE_SETTINGS, FleetSettings
 from octavo.sim.setup import Simulation, prepare
 from octavo.sim.simulation import simulate
-from octavo.tuning.objective import Run
-from octavo.tuning.space import SPECULATION, Candidate
+from octavo.tuning.objective import LoadRunner
+from octavo.tuning.space import SPECULATION, CandidateSettings
 from octavo.workload.plan import LoadPlan, PromptMaker
 from octavo.workload.settings import LoadSettings, Workload
 
-# Of which nothing is wanted but the engine that would serve it.
+# A workload of which only the engine is used.
 _LEAST_WORKLOAD = Workload(num_prompts=1, input_len=1, output_len=1)
 
 
 class SimulatedEngines:
-    """Engines on some hardware, by candidates.
+    """Simulated engines on some hardware, by candidates.
 
     Args:
         specs: the shape of each model by name; ``model`` is that of candidates that name none.
         held: settings of the engine that all candidates have.
-        steps: what steps take, by the part of a candidate that they depend on; None where nothing
-            was measured, and the roofline says it.
-        acceptance: how often guesses are right, by place. Without it nothing is guessed, whatever
-            candidates say.
+        steps: measured step times, by the part of a candidate that they depend on; None takes
+            those of the roofline.
+        acceptance: rates at which draft tokens are accepted, by position. Without it there is
+            no speculative decoding, even for candidates that ask for it.
     """
 
     def __init__(
@@ -40,7 +40,7 @@ class SimulatedEngines:
         model: str,
         hardware: str,
         held: Mapping[str, Any],
-        steps: Mapping[Candidate, MeasuredSteps | None],
+        steps: Mapping[CandidateSettings, MeasuredSteps | None],
         acceptance: Sequence[float] | None = None,
     ):
         self._specs = specs
@@ -49,23 +49,24 @@ class SimulatedEngines:
         self._held = held
         self._steps = steps
         self._acceptance = acceptance
-        self._fleets: dict[Candidate, FleetSpec] = {}
+        self._fleets: dict[CandidateSettings, FleetSpec] = {}
 
     @property
-    def can_guess(self) -> bool:
+    def can_speculate(self) -> bool:
         return self._acceptance is not None
 
     def simulation(
         self,
-        candidate: Candidate,
+        candidate: CandidateSettings,
         workload: Workload,
         load: LoadSettings,
         tokenizer: PromptMaker | None = None,
     ) -> Simulation:
-        """A load on one engine with these settings. ConfigError: they contradict each other."""
+        """Return a load on one engine with these settings. ConfigError: they contradict
+        each other."""
         settings = {**self._held, **candidate.settings}
         if settings.pop(SPECULATION, None) is not None and self._acceptance is not None:
-            settings["speculative_config"] = guesses_at(self._acceptance)
+            settings["speculative_config"] = synthetic_drafts(self._acceptance)
         fleet = FleetSettings(
             hardware=self._hardware,
             kv_cache_dtype=settings.get("kv_cache_dtype"),
@@ -81,23 +82,23 @@ class SimulatedEngines:
             measured=self._steps[candidate.engine],
         )
 
-    def fleet(self, candidate: Candidate) -> FleetSpec:
-        """The engine alone."""
+    def fleet(self, candidate: CandidateSettings) -> FleetSpec:
+        """Return the engine alone."""
         if candidate not in self._fleets:
             least = self.simulation(candidate, _LEAST_WORKLOAD, LoadSettings())
             self._fleets[candidate] = least.fleet
         return self._fleets[candidate]
 
-    def run_of(self, candidate: Candidate, asks: Sequence[PromptSpec]) -> Run:
-        """How a candidate serves the first of some requests."""
+    def run_of(self, candidate: CandidateSettings, prompts: Sequence[PromptSpec]) -> LoadRunner:
+        """Return a function that has a candidate serve the first requests."""
         fleet = self.fleet(candidate)
 
         def run(times: Sequence[float]) -> Sequence[RequestRecord]:
-            return simulate(asks[: len(times)], LoadPlan(times), fleet).records
+            return simulate(prompts[: len(times)], LoadPlan(times), fleet).records
 
         return run
 
 
-def guesses_at(rates: Sequence[float]) -> dict[str, Any]:
-    """A ``speculative_config`` of guesses that are right so often, for any engine."""
+def synthetic_drafts(rates: Sequence[float]) -> dict[str, Any]:
+    """Return a ``speculative_config`` with given acceptance rates, for any engine."""
     return {"synthetic_acceptance_rates": list(rates)}

@@ -1,4 +1,4 @@
-"""What may be set, and which settings are tried."""
+"""The settings that are searched with their values, and the candidates that are tried."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ _ITL_TARGETS_MS = (0.0, 20.0, 40.0, 80.0, 160.0, 320.0)
 
 
 @dataclass(frozen=True, slots=True)
-class Candidate:
-    """Settings that are not as they would be if nobody said anything, by name and in order."""
+class CandidateSettings:
+    """Settings that differ from the defaults, by name and in order."""
 
     changes: tuple[tuple[str, Any], ...] = ()
 
@@ -29,73 +29,76 @@ class Candidate:
         return dict(self.changes)
 
     @property
-    def engine(self) -> Candidate:
-        """What of it steps depend on."""
-        return Candidate(tuple(each for each in self.changes if each[0] in ENGINE_SETTINGS))
+    def engine(self) -> CandidateSettings:
+        """The settings among them that step times depend on."""
+        return CandidateSettings(tuple(each for each in self.changes if each[0] in ENGINE_SETTINGS))
 
-    def having(self, name: str, value: Any) -> Candidate:
-        return Candidate(tuple(sorted({**self.settings, name: value}.items())))
+    def having(self, name: str, value: Any) -> CandidateSettings:
+        return CandidateSettings(tuple(sorted({**self.settings, name: value}.items())))
 
-    def without(self, name: str) -> Candidate:
-        """The same, and this one setting as by default."""
-        return Candidate(tuple(each for each in self.changes if each[0] != name))
+    def without(self, name: str) -> CandidateSettings:
+        """Return the same with this one setting at its default."""
+        return CandidateSettings(tuple(each for each in self.changes if each[0] != name))
 
     def __str__(self) -> str:
         return ", ".join(starmap(said, self.changes)) or "the defaults"
 
 
-DEFAULTS = Candidate()
+DEFAULTS = CandidateSettings()
 
 
 def said(name: str, value: Any) -> str:
-    """A setting in words: ``itl_target_ms 40``."""
+    """Describe a setting: ``itl_target_ms 40``."""
     if isinstance(value, bool):
         return f"{name} {'on' if value else 'off'}"
     return f"{name} {value:g}" if isinstance(value, float) else f"{name} {value}"
 
 
 @dataclass(frozen=True, slots=True)
-class Knob:
-    """One setting: what it is by default, and what else it might be."""
+class SearchedSetting:
+    """One setting: its default, and the other values that are tried."""
 
     name: str
     default: Any
     others: tuple[Any, ...]
 
 
-def scheduling_knobs(config: EngineConfig, held: Collection[str]) -> list[Knob]:
-    """How an engine puts steps together, around its defaults.
+def scheduling_settings(config: EngineConfig, held: Collection[str]) -> list[SearchedSetting]:
+    """Return the settings of scheduling, with values around their defaults.
 
     ``held``: the names of settings that are to stay as they are.
     """
     limits = config.scheduler
     seqs, budget = limits.max_num_seqs, limits.max_num_batched_tokens
     target_ms = limits.target_step_seconds * 1e3
-    knobs = [
-        Knob("max_num_seqs", seqs, _around(seqs, (1 / 8, 1 / 4, 1 / 2, 2, 4))),
-        Knob("max_num_batched_tokens", budget, _around(budget, (1 / 4, 1 / 2, 2, 4))),
-        Knob("itl_target_ms", target_ms, tuple(x for x in _ITL_TARGETS_MS if x != target_ms)),
-        Knob("enable_chunked_prefill", True, (False,)),
+    found = [
+        SearchedSetting("max_num_seqs", seqs, _around(seqs, (1 / 8, 1 / 4, 1 / 2, 2, 4))),
+        SearchedSetting("max_num_batched_tokens", budget, _around(budget, (1 / 4, 1 / 2, 2, 4))),
+        SearchedSetting(
+            "itl_target_ms", target_ms, tuple(x for x in _ITL_TARGETS_MS if x != target_ms)
+        ),
+        SearchedSetting("enable_chunked_prefill", True, (False,)),
     ]
-    return [knob for knob in knobs if knob.name not in held]
+    return [each for each in found if each.name not in held]
 
 
-def guessing_knob() -> Knob:
-    """Whether tokens are guessed ahead."""
-    return Knob(SPECULATION, None, ("auto",))
+def speculation_setting() -> SearchedSetting:
+    """Return the setting that turns speculative decoding on."""
+    return SearchedSetting(SPECULATION, None, ("auto",))
 
 
 def engine_changes(
     held: Collection[str], *, on_gpu: bool, threads: Iterable[int] = (), also: Iterable[str] = ()
-) -> list[Candidate]:
-    """The engines beside the usual one, each with one change.
+) -> list[CandidateSettings]:
+    """Return the engines beside the usual one, each with one change.
 
     Of the types of the KV cache, that of eight bits is tried: with fewer, answers differ more, and
-    nothing here would see that.
+    nothing here would measure that.
 
     Args:
         held: the names of settings that are to stay as they are.
-        threads: numbers of them, beside the usual one. also: other files of the model.
+        threads: numbers of them, beside the usual one.
+        also: other files of the model.
     """
     changes = [
         ("kv_cache_dtype", "fp8" if on_gpu else "int8"),
@@ -106,24 +109,27 @@ def engine_changes(
 
 
 def fewer_threads(cpu: Cpu) -> list[int]:
-    """Numbers of threads that may be as good as all: one for each core, and half."""
+    """Return numbers of threads that may be as fast as all: one for each core, and half."""
     usable = cpu.usable_cores
     return sorted({usable // 2, cpu.physical_cores or usable} & set(range(1, usable)))
 
 
 def candidates(
-    knobs: Sequence[Knob], engines: Sequence[Candidate], count: int, seed: int = 0
-) -> list[Candidate]:
-    """The defaults, each change alone, and then random draws of several, no candidate twice.
+    searched: Sequence[SearchedSetting],
+    engines: Sequence[CandidateSettings],
+    count: int,
+    seed: int = 0,
+) -> list[CandidateSettings]:
+    """Return the defaults, each change alone, and then random draws of several, no candidate twice.
 
     Args:
-        engines: changes of ``ENGINE_SETTINGS`` that were measured; a candidate has one of them or
-            none.
-        count: how many there are at most, but all that change one setting are.
+        engines: changes of ``ENGINE_SETTINGS`` that were measured; a candidate has one of them
+            or none.
+        count: how many there are at most; the changes alone are in any case.
     """
-    alone = [DEFAULTS.having(knob.name, value) for knob in knobs for value in knob.others]
+    alone = [DEFAULTS.having(each.name, value) for each in searched for value in each.others]
     found = dict.fromkeys([DEFAULTS, *engines, *alone])
-    draws = _draws(knobs, engines, random.Random(f"candidates {seed}"))
+    draws = _draws(searched, engines, random.Random(f"candidates {seed}"))
     for _ in range(20 * count):  # there may be fewer than are wanted
         if len(found) >= count:
             break
@@ -132,14 +138,14 @@ def candidates(
 
 
 def _draws(
-    knobs: Sequence[Knob], engines: Sequence[Candidate], rng: random.Random
-) -> Iterator[Candidate]:
+    searched: Sequence[SearchedSetting], engines: Sequence[CandidateSettings], rng: random.Random
+) -> Iterator[CandidateSettings]:
     while True:
         drawn = rng.choice([DEFAULTS, *engines])
-        for knob in knobs:
-            value = rng.choice([knob.default, *knob.others])
-            if value != knob.default:
-                drawn = drawn.having(knob.name, value)
+        for each in searched:
+            value = rng.choice([each.default, *each.others])
+            if value != each.default:
+                drawn = drawn.having(each.name, value)
         yield drawn
 
 

@@ -1,4 +1,4 @@
-"""A load, an objective and simulated engines put together: from candidates to a decision."""
+"""Puts a load, an objective and simulated engines together: from candidates to a decision."""
 
 from __future__ import annotations
 
@@ -8,47 +8,50 @@ from dataclasses import dataclass, field
 
 from octavo.base.errors import ConfigError
 from octavo.planner.slo import Slo
-from octavo.sim.demand import PromptSpec
+from octavo.sim.prompts import PromptSpec
 from octavo.tuning.explain import TuningDecision
 from octavo.tuning.live_confirmation import LiveRuns, OpenSession, measure, within
 from octavo.tuning.objective import Objective
-from octavo.tuning.outcome import Outcome, outcome_of
-from octavo.tuning.search import Progress, Search, ablations, search
+from octavo.tuning.outcome import LoadOutcome, load_outcome
+from octavo.tuning.search import Progress, SearchResult, ablations, search
 from octavo.tuning.simulated_engines import SimulatedEngines
-from octavo.tuning.space import DEFAULTS, SPECULATION, Candidate
+from octavo.tuning.space import DEFAULTS, SPECULATION, CandidateSettings
 from octavo.workload.requests import WorkloadRequest
 
-_FEWEST_LIVE = 5  # requests by which anything can be judged
+_FEWEST_LIVE = 5  # requests
 
 
 @dataclass(frozen=True, slots=True)
-class Study:
-    """``asks``: of the load, in the order of sending."""
+class TuningStudy:
+    """A tuning run. ``prompts``: of the load, in the order of sending."""
 
     engines: SimulatedEngines
-    asks: Sequence[PromptSpec]
+    prompts: Sequence[PromptSpec]
     objective: Objective
     slo: Slo
-    _known: dict[tuple[Candidate, int], Outcome] = field(default_factory=dict, init=False)
+    _known: dict[tuple[CandidateSettings, int], LoadOutcome] = field(
+        default_factory=dict, init=False
+    )
 
-    def judge(self, candidate: Candidate, count: int) -> Outcome:
-        """What a candidate makes of the first requests, as the objective sends them."""
+    def judge(self, candidate: CandidateSettings, count: int) -> LoadOutcome:
+        """Return the outcome of a candidate on the first requests, as the objective sends them."""
         key = candidate, count
         if key not in self._known:
             self._known[key] = self._judge(candidate, count)
         return self._known[key]
 
-    def search(self, candidates: Sequence[Candidate], progress: Progress) -> Search:
-        return search(candidates, self.judge, len(self.asks), progress)
+    def search(self, candidates: Sequence[CandidateSettings], progress: Progress) -> SearchResult:
+        return search(candidates, self.judge, len(self.prompts), progress)
 
-    def predicted(self, candidate: Candidate, times: Sequence[float]) -> Outcome:
-        """What a candidate makes of requests at given times, such as those of a live run."""
-        return outcome_of([self.engines.run_of(candidate, self.asks)(times)], self.slo)
+    def predicted(self, candidate: CandidateSettings, times: Sequence[float]) -> LoadOutcome:
+        """Return the simulated outcome of a candidate on requests at given times, such as those of
+        a live run."""
+        return load_outcome([self.engines.run_of(candidate, self.prompts)(times)], self.slo)
 
     def run_live(
         self,
-        best: Outcome,
-        candidates: Sequence[Candidate],
+        best: LoadOutcome,
+        candidates: Sequence[CandidateSettings],
         open_session: OpenSession,
         requests: Sequence[WorkloadRequest],
         *,
@@ -56,9 +59,11 @@ class Study:
         turns: int,
         progress: Progress,
     ) -> LiveRuns | None:
-        """Candidates on real engines, the defaults first, at the load that the objective says for
-        the ``best`` outcome that is foreseen; at a lower one, if none keeps the limits and there is
-        one. Each run gets the requests of the first so many ``seconds``: None if they are too few.
+        """Run candidates on real engines, the defaults first.
+
+        The load is what the objective derives from ``best``, the best simulated outcome; a lower
+        one, if no candidate keeps the limits and the objective has one. Each run gets the requests
+        of the first ``seconds``: returns None if they are too few.
         """
         found = None
         for plan in self.objective.trials(best):
@@ -75,12 +80,11 @@ class Study:
                 break
         return found
 
-    def decide(self, found: Search, live: LiveRuns | None = None) -> TuningDecision:
-        """All that there is to say about the settings that are chosen: the best live, if they were
-        run."""
+    def decide(self, found: SearchResult, live: LiveRuns | None = None) -> TuningDecision:
+        """Return the decision for the best settings: live, if they were run, else in simulation."""
         best = found.best.candidate if live is None else live.best
-        count = len(self.asks)
-        simulated = best if self.engines.can_guess else best.without(SPECULATION)
+        count = len(self.prompts)
+        simulated = best if self.engines.can_speculate else best.without(SPECULATION)
         return TuningDecision(
             self.slo,
             best,
@@ -93,9 +97,9 @@ class Study:
             {} if live is None else live.measured,
         )
 
-    def _judge(self, candidate: Candidate, count: int) -> Outcome:
+    def _judge(self, candidate: CandidateSettings, count: int) -> LoadOutcome:
         try:
-            run = self.engines.run_of(candidate, self.asks)
+            run = self.engines.run_of(candidate, self.prompts)
         except ConfigError:
             if candidate == DEFAULTS:
                 raise
@@ -103,6 +107,6 @@ class Study:
         return self.objective.judge(run, count)
 
 
-def _impossible(slo: Slo) -> Outcome:
+def _impossible(slo: Slo) -> LoadOutcome:
     seconds_of = {limit.name: math.inf for limit in slo}
-    return Outcome(seconds_of, math.inf, next(iter(seconds_of)), 0.0, 0.0, 0.0, score=0.0)
+    return LoadOutcome(seconds_of, math.inf, next(iter(seconds_of)), 0.0, 0.0, 0.0, score=0.0)

@@ -1,1 +1,1 @@
-"""What is asked, and when: data sets, traces, arrival processes; of a server, or of a simulator."""
+"""Workloads of a server or a simulator, made of data sets, traces and arrival processes."""

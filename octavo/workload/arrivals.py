@@ -1,4 +1,4 @@
-"""When requests are sent: open-loop arrivals, drawn before the run.
+"""Arrival times of requests in an open loop, drawn before the run.
 
 A renewal process: gaps between arrivals are independent, and the first arrival comes after one of
 them. Gaps are gamma distributed with mean 1/rate and shape ``burstiness``, as in vLLM: 1 is
@@ -7,9 +7,9 @@ Poisson, less comes in bursts, more is steadier, infinity is a metronome. The va
 
 *Ramps* change the rate r(t) from r0 to r1 while the N requests come. They are the same process on
 another clock: with the expected number of arrivals L(t), the integral of r from 0 to t, the k-th
-arrival is where L(t) equals the k-th arrival of a process with rate 1. For Poisson gaps this is
-the non-homogeneous Poisson process (Cinlar 1975); there is no first rate that lasts for a whole
-gap, as there is when each gap is drawn at the rate of its index.
+arrival is where L(t) equals the k-th arrival of a process with rate 1. For Poisson gaps this is the
+non-homogeneous Poisson process (Cinlar 1975); there is no first rate that lasts for a whole gap, as
+there is when each gap is drawn at the rate of its index.
 
 The ramp takes the time T in which N requests are expected, L(T) = N; the rate stays r1 after it.
 
@@ -22,8 +22,8 @@ The ramp takes the time T in which N requests are expected, L(T) = N; the rate s
 
 (So a rate that grows evenly from request to request, vLLM's "linear", is exponential in time.)
 
-Arrivals are not stretched to end at N/rate, as vLLM does: that would make the number of arrivals
-in a given time less random than it is in life, and queues shorter. ``rescaled`` does it.
+Arrivals are not stretched to end at N/rate, as vLLM does: that would make the number of arrivals in
+a given time less random than it is in life, and queues shorter. ``rescaled`` does it.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from octavo.base.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class Ramp:
-    """A rate that changes, in requests a second. A linear one may start at 0.
+    """A rate that changes, in requests per second. A linear one may start at 0.
 
     Raises:
         ConfigError: no such kind, or a rate is out of range.
@@ -61,11 +61,11 @@ class Ramp:
             raise ConfigError("an exponential ramp cannot start at 0: nothing would grow")
 
     def duration_s(self, num: int) -> float:
-        """The time in which ``num`` requests are expected."""
+        """Seconds in which ``num`` requests are expected."""
         return self.time_of(num, num)
 
     def time_of(self, expected: float, num: int) -> float:
-        """Seconds until ``expected`` arrivals are, of a ramp over ``num`` requests."""
+        """Seconds until ``expected`` arrivals are expected, of a ramp over ``num`` requests."""
         start, end = self.start_rps, self.end_rps
         if expected > num:
             return self.time_of(num, num) + (expected - num) / end
@@ -89,11 +89,11 @@ def arrival_times(
     ramp: Ramp | None = None,
     rescaled: bool = False,
 ) -> list[float]:
-    """Seconds from the start at which ``num`` requests are sent, in order.
+    """Return the seconds from the start at which ``num`` requests are sent, in order.
 
-    ``rate``: requests a second; infinity sends all at once, and goes with ``ramp``, which has
-    rates of its own.
-    ``rescaled``: the last request comes exactly at ``num / rate``, or at the end of the ramp.
+    ``rate``: requests per second; infinity sends all at once, and goes with ``ramp``, which has
+    rates of its own. ``rescaled``: the last request comes exactly at ``num / rate``, or at the end
+    of the ramp.
 
     Raises:
         ConfigError: a number is out of range, or both a rate and a ramp are given.

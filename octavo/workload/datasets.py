@@ -1,7 +1,7 @@
-"""What is asked: made-up prompts of given lengths, and prompts out of files.
+"""Data sets of random prompts of given lengths, and of prompts out of files.
 
-The same seed gives the same requests, in every process. Prompts of token ids ask exactly for the
-length that was wanted; text is counted by the tokenizer of the model that is measured.
+The same seed gives the same requests, in every process. Prompts of token ids have exactly the
+wanted length; text is counted by the tokenizer of the model that is measured.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from octavo.workload.rows import (
     open_text,
     peek,
 )
-from octavo.workload.trace_formats import Octavo
+from octavo.workload.trace_formats import OctavoTrace
 from octavo.workload.traces import (
     KINDS,
     allowed_token_ids,
@@ -48,14 +48,14 @@ DATASETS = (
     *KINDS,
 )
 
-# Which conversations of ShareGPT are used, as by everyone since vLLM's first benchmark.
+# The conversations of ShareGPT that are used, as in vLLM's benchmark and others since.
 SHAREGPT_MIN_TOKENS = 4
 SHAREGPT_MAX_PROMPT = 1024
 SHAREGPT_MAX_TOTAL = 2048
 
 
 class TextCounter(Protocol):
-    """What is needed of a tokenizer."""
+    """A tokenizer, as far as data sets need one."""
 
     @property
     def vocab_size(self) -> int: ...
@@ -63,7 +63,7 @@ class TextCounter(Protocol):
     def encode(self, text: str) -> Sequence[int]: ...
 
 
-# -- made up --------------------------------------------------------------------------------------
+# -- random -------------------------------------------------------------------------------------
 
 
 def random_requests(
@@ -78,13 +78,14 @@ def random_requests(
     seed: int = 0,
     avoid: Collection[int] = (),
 ) -> list[WorkloadRequest]:
-    """Random token ids, behind ``prefix_len`` random ones that all prompts begin with.
+    """Return prompts of random token ids, after ``prefix_len`` random ones that all prompts begin
+    with.
 
     Lengths (without the prefix) are uniform over the whole numbers from ``len * (1 - ratio)``,
     rounded down, to ``len * (1 + ratio)``, rounded up; answers have at least one token. This is
     what vLLM's ``--random-range-ratio`` has meant since 2025. With ``length_cv`` they are
-    log-normal instead, more or less as those of people are: ``len`` is their mean, and so many
-    times that their standard deviation. ``avoid``: ids that must not occur.
+    log-normal instead, as lengths of real prompts roughly are: ``len`` is their mean, and
+    ``length_cv`` times that their standard deviation. ``avoid``: ids that must not occur.
 
     Raises:
         ConfigError: a number is out of range.
@@ -129,9 +130,10 @@ def prefix_repetition(
     seed: int = 0,
     avoid: Collection[int] = (),
 ) -> list[WorkloadRequest]:
-    """``num`` prompts that begin with one of ``num_prefixes`` long beginnings, in random order.
+    """Return ``num`` prompts that begin with one of ``num_prefixes`` long prefixes, in random
+    order.
 
-    Each beginning is used as often as any other, give or take one.
+    Each prefix is used as often as any other, give or take one.
 
     Raises:
         ConfigError: a number is out of range.
@@ -162,7 +164,7 @@ def _spread(length: int, ratio: float, least: int) -> range:
 
 
 def _log_normal(mean: float, variation: float, draws: random.Random) -> int:
-    """A length of at least 1, whose standard deviation is ``variation`` times its mean."""
+    """Draw a length of at least 1, whose standard deviation is ``variation`` times its mean."""
     variance = math.log1p(variation**2)  # of the logarithm
     return max(1, round(draws.lognormvariate(math.log(max(mean, 1)) - variance / 2, variance**0.5)))
 
@@ -190,15 +192,16 @@ def read_sharegpt(
     output_len: int | None = None,
     seed: int = 0,
 ) -> list[WorkloadRequest]:
-    """First turns of ShareGPT conversations; an answer asks for as many tokens as the one given.
+    """Read first turns of ShareGPT conversations; each request asks for as many tokens as its
+    answer has there.
 
     The file is a list of ``{"id", "conversations": [{"from", "value"}, …]}``. The rules are vLLM's,
     down to the order: of the conversations with two turns or more, shuffled, the first ``num`` with
     4 tokens or more each way, 1024 or fewer in the prompt and 2048 or fewer together. If there are
-    not so many, random ones of them come again. ``output_len`` replaces the answers' lengths.
+    fewer, random ones of them are repeated. ``output_len`` replaces the answers' lengths.
 
     Raises:
-        WorkloadFileError: not such a file, or no conversation fits.
+        WorkloadFileError: the file has another format, or no conversation fits.
     """
     conversations = _sharegpt_conversations(path)
     random.Random(seed).shuffle(conversations)
@@ -227,7 +230,7 @@ def read_sharegpt(
 
 
 def _sharegpt_conversations(path: str | Path) -> list[tuple[str, str]]:
-    """The first two turns of each conversation that has as many."""
+    """Return the first two turns of each conversation that has two or more."""
     with open_text(path) as file:
         try:
             document = json.load(file)
@@ -264,16 +267,16 @@ def read_jsonl(
     output_len: int | None = None,
     seed: int = 0,
 ) -> list[WorkloadRequest]:
-    """One JSON object a line, with ``prompt`` (text or token ids) or ``messages``.
+    """Read one JSON object a line, with ``prompt`` (text or token ids) or ``messages``.
 
-    The tokens to ask for: ``output_len`` here, else the line's ``output_len``, ``output_tokens``
-    or ``max_tokens``, else None. Other fields are ignored; lines of vLLM's "custom" data sets fit.
+    The tokens to ask for: ``output_len`` here, else the line's ``output_len``, ``output_tokens`` or
+    ``max_tokens``, else None. Other fields are ignored; lines of vLLM's "custom" data sets fit.
     ``num``: None is all lines in their order; fewer are a random choice, still in order; more are
-    all, and then random ones again. ``input_len`` needs a tokenizer, and is None for messages:
-    only the model's template knows what they become.
+    all, and then random ones again. ``input_len`` needs a tokenizer, and is None for messages: only
+    the model's template knows what they become.
 
     Raises:
-        WorkloadFileError: naming the line that is not as it should be.
+        WorkloadFileError: a line has another format; says which.
     """
     requests: list[WorkloadRequest] = []
     with open_text(path) as file:
@@ -319,7 +322,7 @@ def _from_line(
 
 
 def _oversampled(requests: list[WorkloadRequest], num: int, seed: int) -> list[WorkloadRequest]:
-    """``num`` requests: those given, and random repetitions of them under new ids."""
+    """Return ``num`` requests: those given, and random repetitions of them under new ids."""
     draws = random.Random(seed)
     again = [
         replace(draws.choice(requests), request_id=str(index))
@@ -351,18 +354,18 @@ def load_dataset(
     keep_failures: bool = False,
     avoid: Collection[int] = (),
 ) -> list[WorkloadRequest]:
-    """The requests of ``source``: one of ``DATASETS``, with the file ``path`` where it needs one;
-    or just a file, which is recognised by what is in it.
+    """Return the requests of ``source``: one of ``DATASETS``, with the file ``path`` where it needs
+    one; or just a file, whose kind is detected.
 
-    ``num``: None is 1000 made-up or ShareGPT requests, and all of another file; a trace gives no
-    more than it has. ``output_len``: None leaves it to the file, and is 128 for made-up requests.
-    ``vocab_size``: the tokenizer's if not given; made-up prompts need one of the two.
-    ``prefix_len``: None is 0 for "random", and 256 for "prefix_repetition".
-    ``speedup``, ``max_input_len``, ``keep_failures``: of traces, see ``traces``.
+    ``num``: None is 1000 random or ShareGPT requests, and all of another file; a trace gives no
+    more than it has. ``output_len``: None leaves it to the file, and is 128 for random requests.
+    ``vocab_size``: the tokenizer's if not given; random prompts need one of the two.
+    ``prefix_len``: None is 0 for "random", and 256 for "prefix_repetition". ``speedup``,
+    ``max_input_len``, ``keep_failures``: of traces, see ``traces``.
 
     Raises:
-        ConfigError: no such data set, or something that it needs is missing.
-        WorkloadFileError: the file is not as it should be.
+        ConfigError: no such data set, or an argument that it needs is missing.
+        WorkloadFileError: the file has another format.
     """
     name = str(source)
     if path is None and name not in DATASETS:
@@ -426,7 +429,7 @@ def load_dataset(
 
 
 def detect_dataset(path: str | Path) -> str:
-    """ "sharegpt", "jsonl" or "trace", by how a file begins.
+    """Return "sharegpt", "jsonl" or "trace", by how a file begins.
 
     Raises:
         WorkloadFileError: it is none of them.
@@ -444,9 +447,11 @@ def detect_dataset(path: str | Path) -> str:
         row = json_row(first)
     except BadRow as problem:
         raise WorkloadFileError(path, f"{problem}; expected one object a line", 1) from None
-    if all(name in row for name in Octavo.columns):
+    if all(name in row for name in OctavoTrace.columns):
         return "trace"
     if "prompt" in row or "messages" in row:
         return "jsonl"
-    reason = "neither prompt nor messages, nor the fields of a trace: " + ", ".join(Octavo.columns)
+    reason = "neither prompt nor messages, nor the fields of a trace: " + ", ".join(
+        OctavoTrace.columns
+    )
     raise WorkloadFileError(path, reason, 1)

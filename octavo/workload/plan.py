@@ -1,4 +1,4 @@
-"""From settings to requests, and to the times at which they are sent."""
+"""Makes requests, and the times at which they are sent, from settings."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from octavo.workload.settings import LoadSettings, Workload
 
 
 class PromptMaker(TextCounter, Protocol):
-    """A tokenizer, as far as prompts are made up from its tokens."""
+    """A tokenizer, as far as prompts are made of its tokens."""
 
     def is_special(self, token_id: int) -> bool: ...
 
 
-class Timed(Protocol):
-    """A request, as far as its trace says when it came."""
+class HasArrival(Protocol):
+    """A request whose trace may tell its time of arrival."""
 
     @property
     def arrival_s(self) -> float | None: ...
@@ -29,7 +29,7 @@ class Timed(Protocol):
 
 @dataclass(frozen=True)
 class LoadPlan:
-    """When requests are sent.
+    """The times at which requests are sent.
 
     Args:
         times: seconds after the start, one for each request, in order; None is a closed loop.
@@ -51,7 +51,7 @@ class LoadPlan:
 
 
 def create_requests(workload: Workload, tokenizer: PromptMaker | None) -> list[WorkloadRequest]:
-    """What is asked, in order. Raises ConfigError, WorkloadFileError."""
+    """Return the requests in order. Raises ConfigError, WorkloadFileError."""
     name = workload.dataset_name
     if tokenizer is None and name in ("random", "prefix_repetition"):
         raise ConfigError(
@@ -81,8 +81,8 @@ def create_requests(workload: Workload, tokenizer: PromptMaker | None) -> list[W
     )
 
 
-def create_plan(settings: LoadSettings, requests: Sequence[Timed], seed: int) -> LoadPlan:
-    """When the requests are sent: by a ramp, at a rate, as their trace says, or as others end."""
+def create_plan(settings: LoadSettings, requests: Sequence[HasArrival], seed: int) -> LoadPlan:
+    """Return when the requests are sent: by a ramp, at a rate, by their trace, or as others end."""
     times: list[float] | None = None
     if settings.ramp_up_strategy is not None or math.isfinite(settings.request_rate):
         times = arrival_times(

@@ -9,7 +9,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class WorkloadRequest:
-    """One request, and what is known about it beforehand.
+    """One request of a workload.
 
     Exactly one of ``prompt`` (text), ``prompt_token_ids`` and ``messages`` (a conversation) is
     given. ``input_len``: tokens of the prompt, where known. ``output_len``: tokens that are asked

@@ -1,6 +1,6 @@
-"""Rows of the files that requests come from: JSON lines and CSV, checked field by field.
+"""Reads rows of request files, JSON lines and CSV, checked field by field.
 
-Files come from elsewhere. What is wrong with one is said with its name and the line.
+Files come from elsewhere: errors tell their name and the line.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ LARGEST_COUNT = 2**31 - 1  # of tokens: beyond it, a file is damaged
 LARGEST_NUMBER = 1e15  # of milliseconds: 30 000 years
 
 T = TypeVar("T")
-Row = tuple[int, Mapping[str, Any]]  # number of its line, fields
+NumberedRow = tuple[int, Mapping[str, Any]]  # line number, fields
 
 
 class WorkloadFileError(BenchmarkError):
-    """A file of requests cannot be read; says where in it, and what should be there."""
+    """An error in a file of requests; says where, and what is expected there."""
 
     def __init__(self, path: str | Path, reason: str, line: int | None = None):
         super().__init__(f"{path}{'' if line is None else f':{line}'}: {reason}")
@@ -32,7 +32,7 @@ class WorkloadFileError(BenchmarkError):
 
 
 class BadRow(ValueError):
-    """One row of a file is not as it should be; whoever reads the file adds where that is."""
+    """An error in one row of a file; the reader of the file adds the name and the line."""
 
 
 # -- lines ----------------------------------------------------------------------------------------
@@ -40,8 +40,8 @@ class BadRow(ValueError):
 
 @contextmanager
 def open_text(path: str | Path) -> Iterator[TextIO]:
-    """A text file, its line ends as they are. In the block too, what is wrong with the file is a
-    WorkloadFileError."""
+    """Open a text file, its line ends as they are. Errors of reading, in the block too, become
+    WorkloadFileErrors."""
     try:
         with open(Path(path).expanduser(), encoding="utf-8-sig", newline="") as file:
             yield file
@@ -52,7 +52,8 @@ def open_text(path: str | Path) -> Iterator[TextIO]:
 
 
 def peek(file: Iterable[str]) -> tuple[str, Iterator[str]]:
-    """The first line that is not blank, and all lines, it included: pipes cannot be rewound."""
+    """Return the first line that is not blank, and all lines, it included: pipes cannot be
+    rewound."""
     lines, head = iter(file), []
     for line in lines:
         head.append(line)
@@ -61,8 +62,8 @@ def peek(file: Iterable[str]) -> tuple[str, Iterator[str]]:
     return (head[-1].strip() if head else ""), chain(head, lines)
 
 
-def json_rows(path: str | Path, lines: Iterable[str]) -> Iterator[Row]:
-    """The object on each line; blank lines are skipped. Raises WorkloadFileError."""
+def json_rows(path: str | Path, lines: Iterable[str]) -> Iterator[NumberedRow]:
+    """Yields the object on each line; blank lines are skipped. Raises WorkloadFileError."""
     for line, written in enumerate(lines, start=1):
         if not written.strip():
             continue
@@ -73,11 +74,13 @@ def json_rows(path: str | Path, lines: Iterable[str]) -> Iterator[Row]:
         yield line, row
 
 
-def csv_rows(path: str | Path, lines: Iterable[str], needed: Sequence[str]) -> Iterator[Row]:
-    """Rows by the names of the columns, whatever their order; an empty cell is None.
+def csv_rows(
+    path: str | Path, lines: Iterable[str], needed: Sequence[str]
+) -> Iterator[NumberedRow]:
+    """Yields rows by the names of the columns, whatever their order; an empty cell is None.
 
     Raises:
-        WorkloadFileError: no CSV, a column of ``needed`` is not there, or a row is too short.
+        WorkloadFileError: not CSV, a column of ``needed`` is missing, or a row is too short.
     """
     reader = csv.reader(lines, strict=True)
     try:
@@ -99,7 +102,7 @@ def csv_rows(path: str | Path, lines: Iterable[str], needed: Sequence[str]) -> I
 
 # -- fields ---------------------------------------------------------------------------------------
 def json_row(line: str) -> dict[str, Any]:
-    """The object on one line. Raises BadRow."""
+    """Parse the object on one line. Raises BadRow."""
     try:
         row = json.loads(line, parse_constant=_refuse_constant)
     except RecursionError:
@@ -116,7 +119,7 @@ def _refuse_constant(name: str) -> Any:
 
 
 def number(row: Mapping[str, Any], name: str) -> float:
-    """A time, or an amount: not below zero."""
+    """Return a time or an amount, which is not below zero."""
     value = row.get(name)
     try:
         if isinstance(value, bool) or not isinstance(value, str | int | float):
@@ -130,7 +133,7 @@ def number(row: Mapping[str, Any], name: str) -> float:
 
 
 def integer(row: Mapping[str, Any], name: str) -> int:
-    """A whole number; 12.0 is one, as pandas writes a column with gaps."""
+    """Return a whole number; 12.0 is one, as pandas writes a column with gaps."""
     value = row.get(name)
     if isinstance(value, str):
         try:
@@ -163,7 +166,7 @@ def text(row: Mapping[str, Any], name: str) -> str:
 
 
 def label(row: Mapping[str, Any], name: str) -> str:
-    """A name; some number their sessions."""
+    """Return a name, which may be a number: some traces number their sessions."""
     value = row.get(name)
     if isinstance(value, bool) or not isinstance(value, str | int):
         raise BadRow(f"{name} is {value!r}, neither text nor a whole number")

@@ -1,7 +1,7 @@
-"""Which requests are sent, and when: settings that a benchmark of a server and a simulation share.
+"""Settings of requests and of their times, which server benchmarks and simulations share.
 
-As with `EngineArgs`, the fields are the one owner of names, defaults and help texts.
-Names are those of ``vllm bench serve``.
+As with `EngineArgs`, the fields are the one owner of names, defaults and help texts. Names are
+those of ``vllm bench serve``.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from octavo.base.options import option
 
 @dataclass(frozen=True)
 class Workload:
-    """What is asked. Raises ConfigError for a value that is out of range."""
+    """Settings of the requests. Raises ConfigError for a value that is out of range."""
 
     dataset_name: str = option(
         "random",
@@ -53,7 +53,7 @@ class Workload:
 
 @dataclass(frozen=True)
 class LoadSettings:
-    """When it is asked. Raises ConfigError for a value that is out of range."""
+    """Settings of the times of sending. Raises ConfigError for a value that is out of range."""
 
     request_rate: float = option(
         math.inf, "requests a second, drawn as a Poisson process; inf sends as soon as it may"
@@ -91,7 +91,7 @@ class LoadSettings:
 
     @property
     def ramp_up(self) -> Mapping[str, Any] | None:
-        """vLLM's keys."""
+        """The settings of the ramp by vLLM's keys; None without one."""
         if self.ramp_up_strategy is None:
             return None
         names = ("ramp_up_strategy", "ramp_up_start_rps", "ramp_up_end_rps")
@@ -99,7 +99,7 @@ class LoadSettings:
 
 
 def at_least(least: int, settings: Any, *names: str) -> None:
-    """Raises ConfigError, in the name of the setting."""
+    """Raise ConfigError, naming the setting, if one is less than ``least``."""
     for name in names:
         value = getattr(settings, name)
         if value < least:

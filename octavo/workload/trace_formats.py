@@ -1,4 +1,4 @@
-"""How other people write down request traces: one class a format, one row a request.
+"""Formats of published request traces: one class a format, one row a request.
 
     kind        file   time        blocks   from
     mooncake    JSONL  ms          512      Mooncake (Qin et al., FAST 2025)
@@ -9,9 +9,9 @@
     vidur       CSV    s                    Vidur's processed traces
     splitwise   CSV    s                    Splitwise's simulator
 
-A *block* is a run of prompt tokens that one id in ``hash_ids`` stands for: requests with equal ids
-have equal tokens there. An id also stands for all that is before it, so equal ids mean a shared
-prefix. The last block of a prompt may be partial.
+A *block* is a run of prompt tokens with one id in ``hash_ids``: requests with equal ids have equal
+tokens there. An id also stands for all blocks before it, so equal ids mean a shared prefix. The
+last block of a prompt may be partial.
 """
 
 from __future__ import annotations
@@ -52,9 +52,9 @@ class TraceEntry:
     """One request of a trace. ``arrival_s`` counts from the trace's own start.
 
     ``hash_ids``: one for each ``block_size`` tokens of the prompt, equal where prompts are equal.
-    ``turn``: from 1, within ``session_id``; ``think_ms``: the pause before it.
-    ``tenant``: whose it is, of those who get fair shares; any format may have such a column.
-    ``elapsed_s``, ``log_type``: how long it took, and through what it came, as BurstGPT says.
+    ``turn``: from 1, within ``session_id``; ``think_ms``: the pause before it. ``tenant``: whose
+    request it is, for fair shares; any format may have such a column. ``elapsed_s``, ``log_type``:
+    how long it took, and through what it came, as BurstGPT says.
     """
 
     arrival_s: float
@@ -81,11 +81,12 @@ ALL_FIELDS = frozenset(field.name for field in fields(TraceEntry))
 
 
 class TraceFormat(ABC):
-    """Rows to entries and back. One object reads or writes one file, and may keep what it saw.
+    """A format of traces, which converts rows to entries and back. One object reads or writes one
+    file, and may keep state about it.
 
-    ``columns``: those that a row must have, by which a file is recognised.
-    ``holds``: the fields of an entry that survive being written.
-    ``block_size``: the only one that the format knows; None if it says which, or has no blocks.
+    ``columns``: those that a row must have, by which a file is recognised. ``holds``: the fields of
+    an entry that survive being written. ``block_size``: the only one that the format has; None if
+    it says which, or has no blocks.
     """
 
     name: ClassVar[str]
@@ -100,14 +101,14 @@ class TraceFormat(ABC):
 
     @abstractmethod
     def render(self, entry: TraceEntry) -> dict[str, Any]:
-        """The row, its columns in the format's order."""
+        """Return the row, its columns in the format's order."""
 
 
 # -- JSON lines -----------------------------------------------------------------------------------
 
 
-class Octavo(TraceFormat):
-    """A superset of Mooncake's lines; optional fields are left out where there is nothing to say.
+class OctavoTrace(TraceFormat):
+    """A superset of Mooncake's lines; optional fields are left out where they are None.
 
     ``timestamp`` may have fractions of a millisecond, down to 100 ns.
     """
@@ -158,8 +159,9 @@ class Octavo(TraceFormat):
         return row
 
 
-class Mooncake(Octavo):
-    """As published: four fields. What octavo's lines have besides is read, and not written."""
+class MooncakeTrace(OctavoTrace):
+    """Mooncake's format as published: four fields. Further fields of octavo's lines are read, and
+    not written."""
 
     name = "mooncake"
     holds = REQUIRED | {"hash_ids"}
@@ -170,8 +172,9 @@ class Mooncake(Octavo):
         return {name: row[name] for name in (*self.columns, "hash_ids")}
 
 
-class Bailian(TraceFormat):
-    """Turns name the turn before them; a session is named here by the id of its first one.
+class BailianTrace(TraceFormat):
+    """Alibaba's format, in which a turn names the turn before it; a session is named here by the id
+    of its first turn.
 
     Written sessions keep together, under new names.
     """
@@ -229,10 +232,11 @@ class Bailian(TraceFormat):
 # -- CSV ------------------------------------------------------------------------------------------
 
 
-class Azure(TraceFormat):
-    """Dates with seven digits of a second's fraction; times count from the first row.
+class AzureTrace(TraceFormat):
+    """Azure's format: dates with seven digits of a second's fraction; times count from the first
+    row.
 
-    The format has no time zero. What is written begins at midnight of some day.
+    The format has no time zero: a written trace begins at midnight of some day.
     """
 
     name = "azure"
@@ -285,8 +289,9 @@ class Azure(TraceFormat):
         )
 
 
-class BurstGPT(TraceFormat):
-    """Read by the columns' names: their number and order have changed between releases.
+class BurstGPTTrace(TraceFormat):
+    """BurstGPT's format, read by the columns' names: their number and order have changed between
+    releases.
 
     Session and elapsed time are of the newer files. A request that failed has no response tokens.
     """
@@ -320,7 +325,7 @@ class BurstGPT(TraceFormat):
         }
 
 
-class Vidur(TraceFormat):
+class VidurTrace(TraceFormat):
     name = "vidur"
     is_csv = True
     columns = ("arrived_at", "num_prefill_tokens", "num_decode_tokens")
@@ -338,8 +343,9 @@ class Vidur(TraceFormat):
         return dict(zip(self.columns, values, strict=True))
 
 
-class Splitwise(TraceFormat):
-    """Rows are numbered; ``request_type`` 2 is a language model's. One prompt a row."""
+class SplitwiseTrace(TraceFormat):
+    """Splitwise's format. Rows are numbered; ``request_type`` 2 is a language model's. One prompt a
+    row."""
 
     name = "splitwise"
     is_csv = True
@@ -373,7 +379,16 @@ class Splitwise(TraceFormat):
 
 
 FORMATS: dict[str, type[TraceFormat]] = {
-    format.name: format for format in (Octavo, Mooncake, Bailian, Azure, BurstGPT, Vidur, Splitwise)
+    format.name: format
+    for format in (
+        OctavoTrace,
+        MooncakeTrace,
+        BailianTrace,
+        AzureTrace,
+        BurstGPTTrace,
+        VidurTrace,
+        SplitwiseTrace,
+    )
 }
 
 
@@ -408,5 +423,6 @@ def _from_ticks(ticks: int) -> float:
 
 
 def _plain(value: float) -> float | int:
-    """Whole numbers without a point: traces have them so, and readers may count on it."""
+    """Return whole numbers as int: traces write them without a point, and readers may rely
+    on it."""
     return int(value) if float(value).is_integer() else value

@@ -1,7 +1,7 @@
-"""Traces: when requests came to somebody's servers, and how long they were.
+"""Traces of the requests to real servers, with arrival times and lengths.
 
-``read_trace`` and ``write_trace`` know the formats of ``trace_formats``; ``to_requests`` makes
-prompts that share what the trace says they shared; ``statistics`` says what is in a trace.
+``read_trace`` and ``write_trace`` convert the formats of ``trace_formats``; ``to_requests`` makes
+prompts that share what the trace says they shared; ``statistics`` describes a trace.
 """
 
 from __future__ import annotations
@@ -50,6 +50,7 @@ __all__ = [
     "TraceStatistics",
     "WorkloadFileError",
     "allowed_token_ids",
+    "check_replay",
     "detect_trace",
     "lost_fields",
     "random_token_ids",
@@ -70,14 +71,14 @@ FIRST_ORDINARY_TOKEN = 1000  # special tokens and single bytes are at the beginn
 def read_trace(
     path: str | Path, kind: str = "auto", *, limit: int | None = None, keep_failures: bool = False
 ) -> list[TraceEntry]:
-    """The entries of a trace, by time of arrival (rows of the same time keep their order).
+    """Read the entries of a trace, by time of arrival (rows of the same time keep their order).
 
-    ``kind``: one of ``KINDS``; "auto" looks at the first line.
-    ``limit``: the first so many that count. ``keep_failures``: keep BurstGPT's requests without
-    an answer, which are dropped otherwise. The file is read once, and no further than needed.
+    ``kind``: one of ``KINDS``; "auto" detects it by the first line. ``limit``: the first so many
+    that count. ``keep_failures``: keep BurstGPT's requests without an answer, which are dropped
+    otherwise. The file is read once, and no further than needed.
 
     Raises:
-        WorkloadFileError: naming the line that is not as it should be, and what should be there.
+        WorkloadFileError: a line has another format; says which, and what is expected.
     """
     with open_text(path) as file:
         first, lines = peek(file)
@@ -94,7 +95,7 @@ def read_trace(
 
 
 def detect_trace(path: str | Path) -> str:
-    """The kind of a trace, by its first line. Raises WorkloadFileError if it is none."""
+    """Return the kind of a trace, by its first line. Raises WorkloadFileError if it is none."""
     with open_text(path) as file:
         return _detect(path, peek(file)[0])
 
@@ -145,7 +146,8 @@ def _from_zero(trace: Sequence[TraceEntry]) -> list[TraceEntry]:
 
 
 def write_trace(path: str | Path, kind: str, entries: Iterable[TraceEntry]) -> None:
-    """Replace ``path`` by a trace. What the format has no place for is left out: ``lost_fields``.
+    """Replace ``path`` by a trace. Fields that the format does not have are left out:
+    ``lost_fields``.
 
     Hash ids are restated for the blocks of the format.
 
@@ -165,7 +167,7 @@ def write_trace(path: str | Path, kind: str, entries: Iterable[TraceEntry]) -> N
 
 
 def _csv_text(format: TraceFormat, rows: Sequence[Mapping[str, Any]]) -> str:
-    """Optional columns in which there is nothing are left out: older readers go by position."""
+    """Empty optional columns are left out: older readers go by position."""
     names = list(rows[0]) if rows else list(format.columns)
     names = [name for name in names if any(row[name] is not None for row in rows) or not rows]
     text = io.StringIO(newline="")
@@ -176,7 +178,7 @@ def _csv_text(format: TraceFormat, rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def lost_fields(entries: Iterable[TraceEntry], kind: str) -> list[str]:
-    """What these entries say and a trace of ``kind`` cannot."""
+    """Return the fields of these entries that a trace of ``kind`` cannot hold."""
     holds = (
         _format(kind).holds | REQUIRED | (BLOCKS if "hash_ids" in _format(kind).holds else set())
     )
@@ -190,11 +192,11 @@ def lost_fields(entries: Iterable[TraceEntry], kind: str) -> list[str]:
 
 
 def with_block_size(entries: Iterable[TraceEntry], block_size: int) -> Iterator[TraceEntry]:
-    """Restate hash ids for blocks of another size. Prefixes share what they shared, as far as
-    whole new blocks can say it.
+    """Restate hash ids for blocks of another size. Prefixes stay shared, as far as whole new blocks
+    can express it.
 
-    A block that is split has as many ids of its own. Blocks that are joined get new ids from 0,
-    one for each sequence of blocks that a prompt begins with.
+    A block that is split has as many ids of its own. Blocks that are joined get new ids from 0, one
+    for each sequence of blocks that a prompt begins with.
 
     Raises:
         ConfigError: neither size is a multiple of the other.
@@ -233,7 +235,8 @@ def to_requests(
     max_input_len: int | None = None,
     avoid: Collection[int] = (),
 ) -> list[WorkloadRequest]:
-    """Requests with made-up prompts of the trace's lengths, which share what its prompts shared.
+    """Return requests with random prompts of the trace's lengths, which share what its prompts
+    shared.
 
     The tokens of a block depend on ``seed`` and its hash id alone; the last block is cut to the
     length of the prompt, and tokens without a hash id are the request's own. An entry that has a
@@ -244,10 +247,7 @@ def to_requests(
     Raises:
         ConfigError: the speed-up, the limit or the vocabulary is out of range.
     """
-    if not 0 < speedup < math.inf:
-        raise ConfigError(f"a trace is replayed at a positive speed, not {speedup}")
-    if max_input_len is not None and max_input_len < 1:
-        raise ConfigError(f"prompts cannot be cut to {max_input_len} tokens: at least 1")
+    check_replay(speedup, max_input_len)
     allowed = allowed_token_ids(vocab_size, avoid)
     blocks: dict[tuple[int, int], list[int]] = {}
     start = min((entry.arrival_s for entry in entries), default=0.0)
@@ -266,6 +266,14 @@ def to_requests(
         )
         requests.append(request)
     return requests
+
+
+def check_replay(speedup: float, max_input_len: int | None) -> None:
+    """Raise ConfigError unless a trace can be replayed so fast, with prompts cut so short."""
+    if not 0 < speedup < math.inf:
+        raise ConfigError(f"a trace is replayed at a positive speed, not {speedup}")
+    if max_input_len is not None and max_input_len < 1:
+        raise ConfigError(f"prompts cannot be cut to {max_input_len} tokens: at least 1")
 
 
 def _prompt(
@@ -291,12 +299,13 @@ def _prompt(
 
 
 def random_token_ids(allowed: Sequence[int], count: int, seed: str) -> list[int]:
-    """``count`` of the allowed ids. A text as a seed goes through SHA-512, never through hash()."""
+    """Draw ``count`` of the allowed ids. A text as a seed goes through SHA-512, never through
+    hash()."""
     return random.Random(seed).choices(allowed, k=count)
 
 
 def allowed_token_ids(vocab_size: int, avoid: Collection[int] = ()) -> Sequence[int]:
-    """Ids that a made-up prompt may have: ordinary tokens, as far as that can be told."""
+    """Return the ids that a random prompt may have: ordinary tokens, as far as that is known."""
     if vocab_size < 1:
         raise ConfigError(f"a vocabulary of {vocab_size} tokens has none to make prompts of")
     lowest = min(FIRST_ORDINARY_TOKEN, vocab_size // 2)
@@ -313,7 +322,7 @@ def allowed_token_ids(vocab_size: int, avoid: Collection[int] = ()) -> Sequence[
 
 @dataclass(frozen=True, slots=True)
 class LengthStatistics:
-    """Of the numbers of tokens of prompts, or of answers."""
+    """Statistics of the numbers of tokens of prompts, or of answers."""
 
     mean: float
     min: int
@@ -331,13 +340,13 @@ class LengthStatistics:
 
 @dataclass(frozen=True, slots=True)
 class TraceStatistics:
-    """What is in a trace.
+    """Statistics of a trace.
 
-    ``requests_per_s``: gaps between arrivals over the span; None if all come at once.
-    ``gap_cv``: standard deviation of the gaps over their mean: 0 is a metronome, 1 Poisson, more
-    is bursty; None without two gaps, or without a span.
-    ``shared_prefix_share``: of the prompt tokens, those in leading blocks that an earlier request
-    had too: what a prefix cache without bounds would save. None without hash ids.
+    ``requests_per_s``: gaps between arrivals over the span; None if all come at once. ``gap_cv``:
+    standard deviation of the gaps over their mean: 0 is a metronome, 1 Poisson, more is bursty;
+    None without two gaps, or without a span. ``shared_prefix_share``: of the prompt tokens, those
+    in leading blocks that an earlier request had too: the hit rate of an unbounded prefix cache.
+    None without hash ids.
     """
 
     count: int
@@ -354,7 +363,7 @@ class TraceStatistics:
 
 
 def statistics(entries: Sequence[TraceEntry]) -> TraceStatistics:
-    """Raises ValueError if there are no entries."""
+    """Compute the statistics of a trace. Raises ValueError if there are no entries."""
     if not entries:
         raise ValueError("statistics of nothing")
     arrivals = sorted(entry.arrival_s for entry in entries)
@@ -373,7 +382,8 @@ def statistics(entries: Sequence[TraceEntry]) -> TraceStatistics:
 
 
 def _shared_prefix_share(entries: Sequence[TraceEntry]) -> float | None:
-    """Ids stand for all that is before them, so that one seen before has its whole prefix there."""
+    """An id stands for all blocks before it, so that a known id has its whole prefix in
+    the cache."""
     total = sum(entry.input_len for entry in entries)
     if total == 0 or not any(entry.hash_ids for entry in entries):
         return None

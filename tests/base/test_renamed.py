@@ -32,6 +32,23 @@ def test_a_renamed_class_is_found_in_its_old_package(old):
         assert getattr(import_module(package), name) is getattr(import_module(home), new)
 
 
+ATTRIBUTES = [
+    ("octavo.planner.answer.Plan", "nearest", "feasible_alternatives"),
+    ("octavo.sim.request.SimRequest", "ask", "prompt"),
+    ("octavo.sim.setup.Simulation", "asks", "prompts"),
+    ("octavo.sim.simulation.SimulationResult", "flights", "requests"),
+]
+
+
+@pytest.mark.parametrize(("name", "old", "new"), ATTRIBUTES)
+def test_a_renamed_attribute_is_read_under_its_old_name(name, old, new):
+    home, _, class_name = name.rpartition(".")
+    there = type(class_name, (getattr(import_module(home), class_name),), {new: "there"})
+    instance = object.__new__(there)
+    with pytest.warns(DeprecationWarning, match=rf"{class_name}.{old} is now {class_name}.{new};"):
+        assert getattr(instance, old) == "there"
+
+
 def test_what_never_was_is_an_error():
     with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
         octavo.quantization.nothing  # noqa: B018

@@ -10,10 +10,10 @@ from rich.console import Console
 from octavo.base.errors import BenchmarkError
 from octavo.bench.gpu import random_model, run
 from octavo.bench.gpu.__main__ import main
-from octavo.bench.gpu.cases import CASES, Case, decode, prefill
+from octavo.bench.gpu.cases import CASES, GpuCase, decode, prefill
 from octavo.bench.gpu.random_model import FORMATS, SHAPES, write_random_model
 from octavo.bench.gpu.report import print_report
-from octavo.bench.gpu.run import CaseOutcome, Document, GpuRun, shares
+from octavo.bench.gpu.run import CaseOutcome, GpuReport, GpuRun, shares
 from octavo.bench.peers.workers.workloads import PeerWorkload
 from octavo.models.footprint import as_stored, matrices, weight_types
 from octavo.models.loader import load_model, open_checkpoint
@@ -44,7 +44,7 @@ def test_shapes_are_those_of_the_models_they_are_named_after():
 
 
 def test_shares_are_of_what_was_measured():
-    case = Case("8b", "8b", "bf16")
+    case = GpuCase("8b", "8b", "bf16")
     bytes_read = SHAPES["8b"].step_bytes("bf16")
     alone = shares(case, decode(1), {"decode_tps": 2e12 / bytes_read}, FACTS)
     assert alone == {"bandwidth_share": pytest.approx(0.5)}
@@ -73,7 +73,7 @@ def test_what_does_not_fit_into_the_time_is_left_out_and_said(tmp_path, monkeypa
     json.dumps(document.as_json(), allow_nan=False)
 
 
-CHECKED = [Case(name, "tiny", "bf16", checked=True) for name in ("a", "b")]
+CHECKED = [GpuCase(name, "tiny", "bf16", checked=True) for name in ("a", "b")]
 
 
 @pytest.mark.parametrize(
@@ -143,8 +143,10 @@ def test_what_there_is_is_kept_after_each_case(tmp_path, monkeypatch):
 
 def test_figures_of_other_kernels_are_not_taken_for_those_of_a_gpu(capsys):
     device = {"name": "GPU", "bytes_per_s": 1e12, "ops_per_s": {"bfloat16": 1e15}}
-    outcome = CaseOutcome(Case("slow", "tiny", "bf16"), about={"engine": {"kernels": "reference"}})
-    print_report(Document(device, [outcome]), Console(width=200))
+    outcome = CaseOutcome(
+        GpuCase("slow", "tiny", "bf16"), about={"engine": {"kernels": "reference"}}
+    )
+    print_report(GpuReport(device, [outcome]), Console(width=200))
     assert "slow: run by reference kernels" in capsys.readouterr().out
 
 

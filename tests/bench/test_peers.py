@@ -297,7 +297,7 @@ class FakeEngine:
 
 
 def run_comparison(rounds, workloads, *engines):
-    comparison = compare.Comparison(None, lambda line: None)
+    comparison = compare.TurnTaker(None, lambda line: None)
     comparison.run(rounds, [WORKLOADS[name] for name in workloads], engines)
     return comparison
 
@@ -335,7 +335,7 @@ def test_engines_are_chosen_by_name():
 
 @pytest.mark.parametrize("has_source_tree", [True, False])
 def test_a_peer_that_is_not_set_up_says_how_to_get_it(tmp_path, monkeypatch, has_source_tree):
-    settings = contenders.Settings(tmp_path / "peers", tmp_path / "m.Q4_1.gguf", 2)
+    settings = contenders.PeerSettings(tmp_path / "peers", tmp_path / "m.Q4_1.gguf", 2)
     setup = tmp_path / "benchmarks" / "peers"
     monkeypatch.setattr(contenders, "SETUP", setup)
     if has_source_tree:
@@ -367,7 +367,7 @@ def test_a_script_below_the_current_folder_is_named_as_it_is_called(tmp_path, mo
 
 
 def test_what_makes_the_bfloat16_folder_is_named_where_it_is_missing(tmp_path, monkeypatch):
-    settings = contenders.Settings(tmp_path, tmp_path / "m.Q4_1.gguf", 2)
+    settings = contenders.PeerSettings(tmp_path, tmp_path / "m.Q4_1.gguf", 2)
     monkeypatch.setattr(contenders, "find_spec", lambda package: None if package == "gguf" else 1)
     assert "install gguf beside octavo" in contenders.why_missing("octavo:bf16", settings)
     settings.gguf.touch()
@@ -396,7 +396,7 @@ def test_weights_are_named_after_the_file(stem, weights):
 
 def samples(workload, figure, **rates):
     return [
-        report.Sample(number, workload, name.replace("_", ":"), [{figure: rate}])
+        report.TurnSample(number, workload, name.replace("_", ":"), [{figure: rate}])
         for name, listed in rates.items()
         for number, rate in enumerate(listed)
         if rate is not None
@@ -427,16 +427,16 @@ def test_rounds_are_paired_by_number():
 
 def test_a_rounds_figure_is_the_median_of_its_repetitions():
     repeats = [{"decode_tps": rate} for rate in (1.0, 5.0, 4.0)]
-    (row,) = report.summarize([report.Sample(0, "decode", "a:b", repeats)], [])
+    (row,) = report.summarize([report.TurnSample(0, "decode", "a:b", repeats)], [])
     assert row.median == 4.0
 
 
 def test_noise_raises_doubts():
-    quiet = report.Sample(0, "decode", "a:b", [{}], 1.0, 60.0, 66.0, 0.02)
+    quiet = report.TurnSample(0, "decode", "a:b", [{}], 1.0, 60.0, 66.0, 0.02)
     assert report.doubts(quiet) == []
-    moved = report.Sample(0, "decode", "a:b", [{}], 1.0, 60.0, 40.0, None)
+    moved = report.TurnSample(0, "decode", "a:b", [{}], 1.0, 60.0, 40.0, None)
     assert report.doubts(moved) == ["memory bandwidth moved from 60 to 40 GB/s"]
-    busy = report.Sample(0, "decode", "a:b", [{}], 1.0, 60.0, 60.0, 0.8)
+    busy = report.TurnSample(0, "decode", "a:b", [{}], 1.0, 60.0, 60.0, 0.8)
     assert report.doubts(busy) == ["other processes kept 0.8 processors busy"]
 
 
@@ -472,7 +472,7 @@ def compare_fakes(monkeypatch, tmp_path):
     def make(name, settings):
         return ReadyEngine(name, journals.setdefault(name, []))
 
-    quiet = noise.Probe(read_gbytes_per_s=10.0, gemm_gflops=100.0)
+    quiet = noise.NoiseProbe(read_gbytes_per_s=10.0, gemm_gflops=100.0)
     monkeypatch.setattr(record, "probe_machine", lambda threads: quiet)
     monkeypatch.setattr(contenders, "make", make)
     monkeypatch.setattr(
@@ -480,7 +480,7 @@ def compare_fakes(monkeypatch, tmp_path):
     )
 
     def run(*names, rounds=1):
-        settings = contenders.Settings(tmp_path, tmp_path / "m.gguf", 1)
+        settings = contenders.PeerSettings(tmp_path, tmp_path / "m.gguf", 1)
         plan = compare.ComparisonPlan(names, [WORKLOADS["decode"]], rounds)
         return compare.compare(plan, settings, lambda line: None)
 

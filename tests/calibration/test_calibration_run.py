@@ -11,9 +11,16 @@ from octavo.bench.offline.session import OfflineSession
 from octavo.calibration.calibration_run import _drift, _Pace, about, calibrate, profile_of, steps_of
 from octavo.calibration.fit import TimedStep
 from octavo.calibration.live_run import run_live
+from octavo.calibration.loads import CalibrationLoad
 from octavo.calibration.slowness import between, slowness_now
-from octavo.calibration.trials import CalibrationLoad
-from octavo.calibration.validate import METRICS, TRACES, Row, cases, summary, validate
+from octavo.calibration.validate import (
+    METRICS,
+    TRACES,
+    ValidationRow,
+    summary,
+    validate,
+    validation_cases,
+)
 from octavo.cost.hardware import Device
 from octavo.cost.step_cost import StepFeatures
 from octavo.cost.work import Span, passes
@@ -124,7 +131,9 @@ def test_prefixes_are_shared_within_a_run_alone(session):
 
 
 def test_what_is_foreseen_stands_beside_what_comes(session, steps):
-    some = list(cases(session, DEVICE, steps, repeats=2, num_requests=6, traces=TRACES[1:3]))
+    some = list(
+        validation_cases(session, DEVICE, steps, repeats=2, num_requests=6, traces=TRACES[1:3])
+    )
     assert [(case.trace, case.repeat) for case in some] == [
         (trace.name, repeat) for trace in TRACES[1:3] for repeat in (0, 1)
     ]
@@ -137,14 +146,14 @@ def test_what_is_foreseen_stands_beside_what_comes(session, steps):
 
 def test_more_than_an_engine_takes_is_an_error(session, steps):
     with pytest.raises(BenchmarkError, match="request 0 failed"):
-        list(cases(session, DEVICE, steps, traces=TRACES[3:]))
+        list(validation_cases(session, DEVICE, steps, traces=TRACES[3:]))
 
 
 def test_the_summary_is_of_all_rows_of_a_figure():
     rows = [
-        Row("t", 0, "ttft", 10.0, 11.0, 9.0, 12.0, 13.0),
-        Row("t", 1, "ttft", 10.0, 7.0, 6.0, 8.0, 8.0),
-        Row("t", 0, "tpot", 2.0, 2.0, 2.0, 2.0, 2.0),
+        ValidationRow("t", 0, "ttft", 10.0, 11.0, 9.0, 12.0, 13.0),
+        ValidationRow("t", 1, "ttft", 10.0, 7.0, 6.0, 8.0, 8.0),
+        ValidationRow("t", 0, "tpot", 2.0, 2.0, 2.0, 2.0, 2.0),
     ]
     found = summary(rows)
     assert found["ttft"] == pytest.approx(

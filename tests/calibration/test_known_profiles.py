@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from octavo.calibration.known_profiles import profile_here
-from octavo.calibration.store import Profile, keep, model_and_processor
+from octavo.calibration.store import CalibrationProfile, keep, model_and_processor
 from octavo.cost.measured_steps import MeasuredSteps, Spread
 
 STEPS = MeasuredSteps({"pass": 1e-3}, {"decode": Spread(1.0, 1.0)}, 1, 1, 1)
@@ -24,8 +24,8 @@ def model(tmp_path, monkeypatch):
 def test_the_newest_of_this_model_and_processor(model):
     assert profile_here(str(model)) is None
     about = model_and_processor(model)
-    old = Profile({**about, "threads": 2}, {}, STEPS, "2026-01-01T00:00:00+00:00")
-    new = Profile({**about, "threads": 1}, {}, STEPS, "2026-01-02T00:00:00+00:00")
+    old = CalibrationProfile({**about, "threads": 2}, {}, STEPS, "2026-01-01T00:00:00+00:00")
+    new = CalibrationProfile({**about, "threads": 1}, {}, STEPS, "2026-01-02T00:00:00+00:00")
     for profile in (new, old, replace(new, about={**about, "processor": "another"})):
         keep(profile)
     assert profile_here(str(model)) == new

@@ -7,7 +7,14 @@ import json
 import pytest
 
 from octavo.base.errors import ModelFileError
-from octavo.calibration.store import Profile, find, folder, keep, model_and_processor, read
+from octavo.calibration.store import (
+    CalibrationProfile,
+    find,
+    folder,
+    keep,
+    model_and_processor,
+    read,
+)
 from octavo.cost.measured_steps import MeasuredSteps, Spread
 
 STEPS = MeasuredSteps(
@@ -26,9 +33,11 @@ def home(tmp_path, monkeypatch):
     monkeypatch.setenv("OCTAVO_HOME", str(tmp_path))
 
 
-def profile(threads: int = 2, measured_at: str = "2026-01-01T00:00:00+00:00", **about) -> Profile:
+def profile(
+    threads: int = 2, measured_at: str = "2026-01-01T00:00:00+00:00", **about
+) -> CalibrationProfile:
     about = {"model": "a model.gguf", "model_bytes": 7, "threads": threads, **about}
-    return Profile(about, {"max_num_seqs": 64}, STEPS, measured_at)
+    return CalibrationProfile(about, {"max_num_seqs": 64}, STEPS, measured_at)
 
 
 def test_what_is_kept_is_found():

@@ -10,9 +10,9 @@ import sys
 import pytest
 
 from octavo.bench import record
-from octavo.bench.noise import Probe
+from octavo.bench.noise import NoiseProbe
 from octavo.bench.offline import startup
-from octavo.bench.offline.startup import Start
+from octavo.bench.offline.startup import StartTimes
 from octavo.cli import main
 from octavo.kernels.cpu.library import runnable
 
@@ -29,7 +29,7 @@ KERNELS = [
 def noisy_machine(monkeypatch):
     """Its memory is slower after each run than before it."""
     rates = iter([30.0, 10.0] * 100)
-    monkeypatch.setattr(record, "probe_machine", lambda threads: Probe(next(rates), 200.0))
+    monkeypatch.setattr(record, "probe_machine", lambda threads: NoiseProbe(next(rates), 200.0))
 
 
 @pytest.fixture
@@ -123,7 +123,7 @@ def test_startup(bench, monkeypatch, tmp_path):
     def start_once(arguments, variables=None):
         assert arguments["threads"] == 1
         phases = (0.25, 0.1, 0.2, 0.3, 0.4, 0.5)
-        start = Start(next(times), 7.0, *phases, 2**20)
+        start = StartTimes(next(times), 7.0, *phases, 2**20)
         return start, {"device": "cpu", "kernels": "native"}
 
     monkeypatch.setattr(startup, "start_once", start_once)

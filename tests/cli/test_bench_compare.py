@@ -29,7 +29,7 @@ def result_of(measured, weights):
         "engine": None,
         "warnings": ["a neighbour is loud"],
     }
-    return library.Result(rows, engines, {}, {}, run)
+    return library.ComparisonResult(rows, engines, {}, {}, run)
 
 
 @pytest.fixture
@@ -37,8 +37,8 @@ def batch_result():
     figures = batch_figures(WORKLOADS["batch-32"], whole_s=10.0, prefill_s=2.0)
     twice = {name: 2 * value for name, value in figures.items()}
     measured = [
-        report.Sample(0, "batch-32", "octavo:file", [twice]),
-        report.Sample(0, "batch-32", "llama.cpp:q4_0", [figures]),
+        report.TurnSample(0, "batch-32", "octavo:file", [twice]),
+        report.TurnSample(0, "batch-32", "llama.cpp:q4_0", [figures]),
     ]
     weights = {"octavo:file": "q4_1", "octavo:bf16": "bf16", "llama.cpp:q4_0": "q4_0"}
     return result_of(measured, weights)

@@ -3,12 +3,12 @@ from __future__ import annotations
 import pytest
 
 from octavo.measure.concurrency import (
-    Window,
+    TimeWindow,
     concurrency_curve,
     mean_concurrency,
     steady_window,
 )
-from octavo.measure.load_report import SteadyState
+from octavo.measure.load_report import SteadyStateMetrics
 
 
 def test_the_curve(record):
@@ -35,8 +35,8 @@ def test_the_steady_state_is_the_longest_time_near_the_peak(record):
         record(0.0, 5.0),
         *[record(3.0, 5.0) for _ in range(3)],
     ]
-    assert steady_window(records) == Window(3.0, 5.0)
-    assert steady_window(records, 0.25) == Window(0.0, 5.0)
+    assert steady_window(records) == TimeWindow(3.0, 5.0)
+    assert steady_window(records, 0.25) == TimeWindow(0.0, 5.0)
     assert steady_window([]) is None
 
 
@@ -58,13 +58,13 @@ def test_what_is_in_the_steady_state(record):
         record(4.0, 4.5, 5.5, 6.0),  # outside: it ended after
         record(1.5, 2.0, 3.0, 3.5, ended=5.0, unfinished=True, error="interrupted"),
     ]
-    steady = SteadyState.of(records, (99,), 1.0)
-    assert steady.window == Window(1.5, 5.0)
+    steady = SteadyStateMetrics.of(records, (99,), 1.0)
+    assert steady.window == TimeWindow(1.5, 5.0)
     assert steady.metrics.completed == 0
     # Tokens after 1.5, up to 5.0: 3.0 5.0 | 2.0 4.0 | 4.5 | 2.0 3.0 3.5; answers: at 4.0 and 5.0.
     assert steady.output_throughput == pytest.approx(8 / 3.5)
     assert steady.request_throughput == pytest.approx(2 / 3.5)
-    inside = SteadyState.of([record(0.0, 1.0, 2.0), record(0.0, 1.5, 2.0)], (99,), 1.0)
+    inside = SteadyStateMetrics.of([record(0.0, 1.0, 2.0), record(0.0, 1.5, 2.0)], (99,), 1.0)
     assert inside.metrics.completed == 2
     assert inside.as_json()["ttft_ms"]["mean"] == pytest.approx(1250)
-    assert SteadyState.of([], (99,), 1.0) is None
+    assert SteadyStateMetrics.of([], (99,), 1.0) is None

@@ -5,13 +5,13 @@ import math
 import pytest
 
 from octavo.measure.knee import find_knee
-from octavo.measure.statistics import Spread
+from octavo.measure.statistics import MedianRange
 
 DOUBLING = (1, 2, 4, 8, 16, 32, 64)
 
 
 def spreads(values, noise=0.01):
-    return [Spread(value, value * (1 - noise), value * (1 + noise)) for value in values]
+    return [MedianRange(value, value * (1 - noise), value * (1 + noise)) for value in values]
 
 
 def test_the_corner_of_a_roofline_is_its_knee():

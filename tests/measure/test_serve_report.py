@@ -10,7 +10,7 @@ import pytest
 from octavo.base.errors import BenchmarkError
 from octavo.measure.load_report import create_report
 from octavo.measure.serve_report import ServeSummary, save_result, to_json, to_text
-from octavo.measure.slo import Slo
+from octavo.measure.slo import RequestSlo
 
 SUMMARY = ServeSummary(
     backend="openai",
@@ -33,7 +33,7 @@ def report(record):
         record(1.5, ended=2.0),
     ]
     return create_report(
-        records, is_open_loop=True, percents=(90, 99.9), slo=Slo(ttft=0.2, e2el=0.45)
+        records, is_open_loop=True, percents=(90, 99.9), slo=RequestSlo(ttft=0.2, e2el=0.45)
     )
 
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from octavo.base.errors import ConfigError
-from octavo.measure.slo import Attainment, Slo, goodput
+from octavo.measure.slo import Attainment, RequestSlo, goodput
 from octavo.measure.statistics import wilson_interval
 
 
@@ -16,7 +16,7 @@ from octavo.measure.statistics import wilson_interval
     ],
 )
 def test_limits_are_read(texts):
-    slo = Slo.from_texts(texts)
+    slo = RequestSlo.from_texts(texts)
     assert slo.as_json() == pytest.approx({"ttft_ms": 200, "tpot_ms": 50, "e2el_ms": 5000})
 
 
@@ -33,15 +33,15 @@ def test_limits_are_read(texts):
 )
 def test_what_is_no_limit_is_refused(text, message):
     with pytest.raises(ConfigError, match=message):
-        Slo.from_texts([text])
+        RequestSlo.from_texts([text])
 
 
 def test_no_limits():
-    assert Slo.from_texts([]) is None
+    assert RequestSlo.from_texts([]) is None
 
 
 def test_a_good_request_meets_every_limit(record):
-    slo = Slo(ttft=0.2, tpot=0.1, e2el=1.0)
+    slo = RequestSlo(ttft=0.2, tpot=0.1, e2el=1.0)
     records = [
         record(0.0, 0.2, 0.3, 0.4),  # good, at the limit
         record(0.0, 0.3, 0.35),  # late
@@ -64,13 +64,13 @@ def test_a_good_request_meets_every_limit(record):
 
 def test_waiting_to_be_sent_counts_from_the_scheduled_time(record):
     records = [record(1.0, 1.1, 1.2, scheduled=0.9), record(1.0, 1.1, 1.2, scheduled=1.0)]
-    slo = Slo(ttft=0.15, tpot=0.15)
+    slo = RequestSlo(ttft=0.15, tpot=0.15)
     assert goodput(records, slo, 1.0).attainment.good == 2
     assert goodput(records, slo, 1.0, from_scheduled=True).attainment.good == 1
-    assert goodput(records, Slo(e2el=0.25), 1.0, from_scheduled=True).attainment.good == 1
+    assert goodput(records, RequestSlo(e2el=0.25), 1.0, from_scheduled=True).attainment.good == 1
 
 
 def test_nothing_was_sent():
-    found = goodput([], Slo(ttft=1.0), 0.0)
+    found = goodput([], RequestSlo(ttft=1.0), 0.0)
     assert found.request_goodput == 0 and found.attainment.share is None
     assert found.as_json()["attainment"]["interval"] == [0.0, 1.0]

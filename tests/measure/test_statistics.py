@@ -8,7 +8,7 @@ import statistics
 import numpy as np
 import pytest
 
-from octavo.measure.statistics import Spread, bootstrap_interval, percentile, wilson_interval
+from octavo.measure.statistics import MedianRange, bootstrap_interval, percentile, wilson_interval
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 7, 100])
@@ -31,9 +31,9 @@ def test_percentiles_of_nothing_are_refused(values, percent):
 
 
 def test_a_spread_is_median_and_range():
-    spread = Spread.of([3.0, 1.0, 2.0, 10.0])
+    spread = MedianRange.of([3.0, 1.0, 2.0, 10.0])
     assert spread.as_json() == {"median": 2.5, "min": 1.0, "max": 10.0}
-    assert spread.scaled(2) == Spread(5.0, 2.0, 20.0)
+    assert spread.scaled(2) == MedianRange(5.0, 2.0, 20.0)
 
 
 @pytest.mark.parametrize(

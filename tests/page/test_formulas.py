@@ -211,7 +211,8 @@ BECAUSE: dict[str, Callable[[dict[str, Any]], str]] = {
     ),
     "prompts": lambda n: f"{n['share']:.0%} of it, in steps of up to {n['budget']:,} tokens",
     "cache": lambda n: (
-        f"{n['fitting']:,} requests of {n['length']:,} tokens fit, and {n['slots']:,} have a seat"
+        f"{n['fitting']:,} requests of {n['length']:,} tokens fit, "
+        f"and there are {n['slots']:,} slots"
     ),
 }
 

@@ -37,12 +37,12 @@ def test_nothing_is_advised_that_was_done():
     assert not any("quantize" in what or "keys and values in" in what for what in advice)
 
 
-def test_guessing_ahead_is_for_few_at_once():
+def test_speculative_decoding_is_for_few_at_once():
     """With many rows, a step is bound by arithmetic, and further rows cost what they bring."""
     few = advised("llama-3.1-8b", "a100-80-sxm", Traffic(128, 256, concurrency=1))
     many = advised("llama-3.1-8b", "a100-80-sxm", Traffic(128, 256, concurrency=512))
-    assert any("guess" in what for what in few)
-    assert not any("guess" in what for what in many)
+    assert any("speculative" in what for what in few)
+    assert not any("speculative" in what for what in many)
 
 
 def test_seats_are_advised_where_memory_has_room_for_more():

@@ -5,13 +5,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from simulated_service import figures, line_cost, serve
 
-from octavo.planner.closed_batch import Together
+from octavo.planner.closed_batch import ClosedBatch
 from octavo.planner.latency import BatchSlots, decode_time, prefill_time
 from octavo.planner.traffic import Traffic
 
 
-def together(traffic: Traffic, seats: BatchSlots, **cost) -> dict[str, float]:
-    service = Together(line_cost(**cost), traffic, seats)
+def together(traffic: Traffic, slots: BatchSlots, **cost) -> dict[str, float]:
+    service = ClosedBatch(line_cost(**cost), traffic, slots)
     found = {metric: service.latency().of(metric).value for metric in ("ttft", "tpot", "e2e")}
     return {**found, "requests_per_second": service.requests_per_second.value}
 
@@ -20,18 +20,18 @@ def together(traffic: Traffic, seats: BatchSlots, **cost) -> dict[str, float]:
 def test_without_a_queue_the_plan_is_what_the_simulator_does(input_len):
     """Reference case R34."""
     traffic = Traffic(input_len, output_len=128, concurrency=8)
-    seats = BatchSlots(max_num_seqs=64, max_num_batched_tokens=2048)
-    simulated = figures(serve(line_cost(), traffic, seats, 8))
-    assert together(traffic, seats) == pytest.approx(simulated, rel=0.01)
+    slots = BatchSlots(max_num_seqs=64, max_num_batched_tokens=2048)
+    simulated = figures(serve(line_cost(), traffic, slots, 8))
+    assert together(traffic, slots) == pytest.approx(simulated, rel=0.01)
 
 
 @pytest.mark.parametrize(
-    "seats", [BatchSlots(3, 512), BatchSlots(8, 100), BatchSlots(2, 64), BatchSlots(8, 3)]
+    "slots", [BatchSlots(3, 512), BatchSlots(8, 100), BatchSlots(2, 64), BatchSlots(8, 3)]
 )
-def test_who_waits_for_a_seat_and_who_for_tokens_too(seats):
+def test_who_waits_for_a_seat_and_who_for_tokens_too(slots):
     traffic = Traffic(150, output_len=40, concurrency=8)
-    simulated = figures(serve(line_cost(), traffic, seats, 8))
-    assert together(traffic, seats) == pytest.approx(simulated, rel=0.01)
+    simulated = figures(serve(line_cost(), traffic, slots, 8))
+    assert together(traffic, slots) == pytest.approx(simulated, rel=0.01)
 
 
 @settings(max_examples=100, deadline=None)
@@ -47,9 +47,9 @@ def test_whatever_the_shape_it_is_what_the_engine_does(
     input_len, output_len, concurrency, max_num_seqs, budget, target
 ):
     traffic = Traffic(input_len, output_len, concurrency=concurrency)
-    seats = BatchSlots(max_num_seqs, budget, target)
-    simulated = figures(serve(line_cost(), traffic, seats, concurrency))
-    assert together(traffic, seats) == pytest.approx(simulated, rel=0.01)
+    slots = BatchSlots(max_num_seqs, budget, target)
+    simulated = figures(serve(line_cost(), traffic, slots, concurrency))
+    assert together(traffic, slots) == pytest.approx(simulated, rel=0.01)
 
 
 def test_answers_of_one_token():
@@ -64,7 +64,9 @@ def test_answers_of_one_token():
 
 
 def test_what_steps_may_cost_is_what_answers_may_take():
-    service = Together(line_cost(spread=0.25), Traffic(100, 20, concurrency=2), BatchSlots(2, 512))
+    service = ClosedBatch(
+        line_cost(spread=0.25), Traffic(100, 20, concurrency=2), BatchSlots(2, 512)
+    )
     for percentile in (None, 50.0, 99.0):
         latency = service.latency(percentile)
         for figure in (latency.ttft, latency.tpot, latency.e2e):
@@ -78,7 +80,7 @@ def test_what_steps_may_cost_is_what_answers_may_take():
 def test_streams_and_the_share_of_prompts():
     """Prompts of 100 tokens at 1 ms each, beside 100 steps of 1 ms."""
     cost = line_cost(fixed=0.0, per_token=1e-3, per_key=0.0)
-    alone = Together(cost, Traffic(100, 101), BatchSlots(1, 512))
+    alone = ClosedBatch(cost, Traffic(100, 101), BatchSlots(1, 512))
     assert alone.prefill_share == pytest.approx(0.5)
     assert alone.streams.value == pytest.approx(1.0)
 

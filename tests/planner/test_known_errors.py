@@ -27,7 +27,7 @@ from octavo.cost.step_cost import StepModel
 from octavo.cost.weights import weights
 from octavo.cost.work import Span, seen_by_singles, seen_by_spans
 from octavo.planner import Traffic, plan
-from octavo.planner.closed_batch import Together
+from octavo.planner.closed_batch import ClosedBatch
 from octavo.planner.latency import BatchSlots
 from octavo.planner.money import owned, per_million, rented
 from octavo.planner.queueing import number_under_way
@@ -362,31 +362,31 @@ def test_links_are_of_one_direction():
 @pytest.mark.parametrize(
     "alpha, tokens", [(0.5, 1.38), (0.6, 1.65), (0.7, 1.98), (0.8, 2.40), (0.9, 2.93), (0.95, 3.23)]
 )
-def test_what_four_guesses_bring(alpha, tokens):
+def test_what_four_draft_tokens_bring(alpha, tokens):
     """At a tenth of a step each; the sum of powers has the token that follows them."""
     assert speedup(expected_tokens(alpha, 4), 4, 0.1) == pytest.approx(tokens, abs=0.005)
 
 
-def test_guesses_are_not_independent_of_those_before():
+def test_draft_tokens_are_not_independent_of_those_before():
     """Reference case R30: 2.18 times as fast, where k alpha + 1 tokens would be 3.3."""
     tokens = expected_tokens(0.7, 5)
     assert tokens == pytest.approx(2.941, abs=5e-4) and tokens < 5 * 0.7 + 1
     assert speedup(tokens, 5, 0.07) == pytest.approx(2.179, abs=5e-4)
 
 
-def test_how_many_to_guess():
+def test_how_many_tokens_to_draft():
     """Reference case R29: eight, not five to seven."""
     assert best_length(0.8, 0.05) == 8
 
 
-def test_guessing_is_for_lone_requests_and_not_for_many():
+def test_speculative_decoding_is_for_lone_requests_and_not_for_many():
     """Latency-sensitive single requests are what it is best for."""
     alone, many = (
         plan("llama-3.1-8b", "a100-80-sxm", Traffic(128, 256, concurrency=count), engine="vllm")
         for count in (1, 512)
     )
-    assert any("guess" in each.what for each in alone.advice)
-    assert not any("guess" in each.what for each in many.advice)
+    assert any("speculative" in each.what for each in alone.advice)
+    assert not any("speculative" in each.what for each in many.advice)
 
 
 # -- money and queues -----------------------------------------------------------------------------
@@ -412,7 +412,7 @@ def test_a_machine_that_is_owned_is_not_free():
 def test_the_design_challenge():
     """Reference case R41. 64 streams at 20 ms make 16 requests of 200 tokens a second, not 25;
     each takes 4 s; and 25 a second would make 100 under way."""
-    service = Together(
+    service = ClosedBatch(
         line_cost(fixed=0.020, per_token=0.0, per_key=0.0),
         Traffic(1, 200, concurrency=64),
         BatchSlots(64, 64),

@@ -94,9 +94,11 @@ def test_the_design_challenge_has_no_answer():
     assert found.verdict.binding.name == "tpot"
     assert found.verdict.binding.violated == ("e2e_p99",)
     assert "199 times" in found.verdict.binding.why
-    assert found.nearest.rate == 0.0 and found.nearest.num_devices is None
-    assert found.nearest.limits["e2e_p99"] > 1.0
-    shorter = Traffic(500, found.nearest.output_len, rate=100)
+    assert (
+        found.feasible_alternatives.rate == 0.0 and found.feasible_alternatives.num_devices is None
+    )
+    assert found.feasible_alternatives.limits["e2e_p99"] > 1.0
+    shorter = Traffic(500, found.feasible_alternatives.output_len, rate=100)
     asked = {"tp": 8, "quantization": "fp8", "engine": "vllm", "slo": "e2e=1s@p99"}
     assert 10 < shorter.output_len < 199
     assert plan("llama-3-70b", "h100-sxm:32", shorter, **asked).is_feasible

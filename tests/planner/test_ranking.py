@@ -89,9 +89,9 @@ def test_several_changes_are_advised_together_where_they_take_fewer_devices():
 @pytest.mark.parametrize("rate", [0.5, 5])
 def test_what_is_nearest_and_what_is_advised_are_the_same_number_of_devices(hardware, rate):
     found = plan("llama-3.3-70b", hardware, Traffic(512, 128, rate=rate))
-    assert not found.is_feasible and found.nearest is not None
+    assert not found.is_feasible and found.feasible_alternatives is not None
     advised = [each.what for each in found.advice if each.what.startswith("use ")]
-    number = found.nearest.num_devices
+    number = found.feasible_alternatives.num_devices
     assert [each.split()[1] for each in advised] == ([] if number is None else [str(number)])
 
 

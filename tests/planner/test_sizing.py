@@ -82,6 +82,6 @@ def test_what_is_known_of_one_replica_is_known_of_all():
 
 def test_no_more_run_at_once_than_have_a_seat_and_memory():
     base = deployment("llama-3.1-8b", "rtx4090")
-    assert base.limited(max_num_seqs=4).seats(2000).max_num_seqs == 4
+    assert base.limited(max_num_seqs=4).slots(2000).max_num_seqs == 4
     many = base.limited(max_num_seqs=200)
-    assert many.seats(2000).max_num_seqs == many.max_concurrency(2000) < 200
+    assert many.slots(2000).max_num_seqs == many.max_concurrency(2000) < 200

@@ -5,14 +5,14 @@ import struct
 import pytest
 from svg import texts_of
 
-from octavo.measure.statistics import Spread
+from octavo.measure.statistics import MedianRange
 from octavo.plots import benchmarks as plots
 from octavo.plots.style import save
 
 pytest.importorskip("matplotlib")
 
 CURVE = [
-    plots.CurvePoint(n, Spread(tps, tps * 0.9, tps * 1.1), n * 2.0, n * 3.0)
+    plots.CurvePoint(n, MedianRange(tps, tps * 0.9, tps * 1.1), n * 2.0, n * 3.0)
     for n, tps in ((1, 100), (2, 190), (4, 300), (8, 310))
 ]
 
@@ -50,15 +50,15 @@ def test_curves_have_the_values():
 
 
 def test_without_tpot_there_is_one_panel():
-    points = [plots.CurvePoint(n, Spread(n, n, n)) for n in (1, 2)]
+    points = [plots.CurvePoint(n, MedianRange(n, n, n)) for n in (1, 2)]
     assert len(plots.throughput_curve(points, title="").axes) == 1
 
 
 def test_png(tmp_path):
     path = tmp_path / "worth.PNG"
     bars = [
-        plots.Bar("kv-cache", "tok/s", Spread(20, 18, 22)),
-        plots.Bar("threads", "tok/s", Spread(0.8, 0.7, 0.9)),
+        plots.WorthBar("kv-cache", "tok/s", MedianRange(20, 18, 22)),
+        plots.WorthBar("threads", "tok/s", MedianRange(0.8, 0.7, 0.9)),
     ]
     save(plots.worth_bars(bars, title="worth"), path)
     content = path.read_bytes()
@@ -69,8 +69,8 @@ def test_png(tmp_path):
 
 def test_bars_begin_at_no_difference():
     bars = [
-        plots.Bar("good", "x", Spread(20, 18, 22)),
-        plots.Bar("bad", "x", Spread(0.5, 0.4, 0.6)),
+        plots.WorthBar("good", "x", MedianRange(20, 18, 22)),
+        plots.WorthBar("bad", "x", MedianRange(0.5, 0.4, 0.6)),
     ]
     (axes,) = plots.worth_bars(bars, title="").axes
     ends = [(bar.get_x(), bar.get_x() + bar.get_width()) for bar in axes.patches]
@@ -78,7 +78,7 @@ def test_bars_begin_at_no_difference():
 
 
 def test_times_are_bars_from_the_top_down():
-    times = {"cold": Spread(2.0, 1.8, 2.4), "warm": Spread(1.0, 0.9, 1.1)}
+    times = {"cold": MedianRange(2.0, 1.8, 2.4), "warm": MedianRange(1.0, 0.9, 1.1)}
     figure = plots.time_bars(times, title="a start", unit="s")
     (axes,) = figure.axes
     assert [label.get_text() for label in axes.get_yticklabels()] == ["cold", "warm"]

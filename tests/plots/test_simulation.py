@@ -13,9 +13,9 @@ pytest.importorskip("matplotlib")
 @pytest.fixture
 def run():
     timeline = Timeline()
-    asks = different_asks(12, 100, 10)
+    prompts = different_asks(12, 100, 10)
     spec = fleet_spec(num_blocks=16)
-    return at_times(asks, [0.05 * i for i in range(12)], spec, watch=timeline.note), timeline
+    return at_times(prompts, [0.05 * i for i in range(12)], spec, watch=timeline.note), timeline
 
 
 def test_a_run_is_drawn_over_its_time(run):

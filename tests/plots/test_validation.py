@@ -3,14 +3,14 @@ from __future__ import annotations
 import pytest
 from svg import texts_of
 
-from octavo.calibration.validate import Row
+from octavo.calibration.validate import ValidationRow
 from octavo.plots.style import ORANGE, save
 from octavo.plots.validation import live_and_simulated
 
 pytest.importorskip("matplotlib")
 
 ROWS = [
-    Row(trace, repeat, metric, live, 100.0, 90.0, 110.0, 100.0)
+    ValidationRow(trace, repeat, metric, live, 100.0, 90.0, 110.0, 100.0)
     for trace in ("half of capacity", "bursts")
     for metric in ("output_throughput", "mean_tpot_ms", "p99_ttft_ms")
     for repeat, live in enumerate((95.0, 120.0))

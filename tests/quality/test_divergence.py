@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from octavo.quality.divergence import Comparison, Divergence
+from octavo.quality.divergence import Divergence, DivergenceMeter
 from octavo.quality.estimate import Estimate, standard_error
 from octavo.quality.logit_file import LogitFile, LogitFileWriter
 from octavo.quality.windows import cut
@@ -23,7 +23,7 @@ def compare(tmp_path, to_row, base: np.ndarray, other: np.ndarray, targets: list
         for number, target in enumerate(targets):
             writer.take(to_row(number, base[number], target))
         writer.finish()
-    comparison = Comparison(LogitFile(path))
+    comparison = DivergenceMeter(LogitFile(path))
     rows = [to_row(number, other[number], target) for number, target in enumerate(targets)]
     for row in reversed(rows):
         comparison.take(row)

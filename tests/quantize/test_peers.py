@@ -18,7 +18,7 @@ from llama_cpp_peer import llama_perplexity, perplexity_by_llama_cpp
 
 from octavo import LLM, SamplingParams
 from octavo.bench.peers.child import environment
-from octavo.bench.peers.contenders import Settings, vllm_environment
+from octavo.bench.peers.contenders import PeerSettings, vllm_environment
 from octavo.kernels.cpu import library
 from octavo.models.checkpoint import open_checkpoint
 from octavo.quality.perplexity import engine_args, score_windows
@@ -32,7 +32,7 @@ from octavo.sources.open import load_tokenizer
 from octavo.system.machine import cpu
 
 ROOT = Path(__file__).parents[3]
-PEERS = Settings(Path.home() / ".cache" / "octavo-peers", Path(), cpu().usable_cores)
+PEERS = PeerSettings(Path.home() / ".cache" / "octavo-peers", Path(), cpu().usable_cores)
 WIKITEXT = ROOT.parent / "shared" / "data" / "wikitext-2" / "test.txt"
 CTX, NUM_WINDOWS, NUM_GREEDY = 256, 4, 16
 PROMPT = "The history of the city began when"

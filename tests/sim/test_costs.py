@@ -14,7 +14,7 @@ from octavo.core.sampling_params import SamplingParams
 from octavo.cost.hardware import Device
 from octavo.cost.measured_steps import MeasuredSteps, Spread, calibrated
 from octavo.cost.rank_model import MatrixOp, RankModel
-from octavo.sim.costs import costs, shared_keys
+from octavo.sim.costs import batch_costs, shared_keys
 
 BLOCK = 16
 DEVICE = Device(
@@ -67,7 +67,7 @@ def test_what_is_read_once_costs_once():
     )
     matrix = MatrixOp("matrix", 1, 8, 8, num_params=64, num_bytes=64, arithmetic="fp16")
     rank = RankModel((matrix,), (), hidden_size=8, vocab_size=8, num_layers=1)
-    value, low, high = costs(calibrated(rank, DEVICE, steps), BLOCK)
+    value, low, high = batch_costs(calibrated(rank, DEVICE, steps), BLOCK)
     apart = Batch(0, (decoding([1, 2]), decoding([3, 4])))
     together = Batch(1, (decoding([1, 2]), decoding([1, 4])))
     assert value(apart) - value(together) == pytest.approx(BLOCK * 1e-6)

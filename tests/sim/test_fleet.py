@@ -10,16 +10,16 @@ from statistics import fmean
 import pytest
 from simulating import at_times, different_asks, fleet_spec
 
-from octavo.sim.demand import PromptSpec
 from octavo.sim.fleet import Disaggregation
 from octavo.sim.outage import Outage
+from octavo.sim.prompts import PromptSpec
 from octavo.workload.arrivals import arrival_times
 
 ROUTERS = ("round_robin", "least_loaded", "prefix_aware")
 
 
 def served_by(result) -> list[str]:
-    return [flight.replica for flight in result.flights]
+    return [request.replica for request in result.requests]
 
 
 def test_round_robin_takes_turns():
@@ -30,15 +30,15 @@ def test_round_robin_takes_turns():
 
 
 def test_least_loaded_avoids_who_is_busy():
-    asks = different_asks(4, 10, 5)
-    asks[0] = replace(asks[0], output_len=500)
-    result = at_times(asks, [0.0, 1.0, 2.0, 3.0], fleet_spec(num_replicas=2))
+    prompts = different_asks(4, 10, 5)
+    prompts[0] = replace(prompts[0], output_len=500)
+    result = at_times(prompts, [0.0, 1.0, 2.0, 3.0], fleet_spec(num_replicas=2))
     assert served_by(result) == ["replica 0"] + ["replica 1"] * 3
 
 
 def test_prefix_aware_goes_where_the_prefix_is():
     shared = [range(10**6 * kind, 10**6 * kind + 800) for kind in (1, 2)]
-    asks = [
+    prompts = [
         PromptSpec(str(index), (shared[index % 2], range(index * 100, index * 100 + 20)), 5)
         for index in range(40)
     ]
@@ -47,7 +47,7 @@ def test_prefix_aware_goes_where_the_prefix_is():
     for router in ROUTERS:
         # Both prefixes do not fit into one pool.
         spec = fleet_spec(num_replicas=2, router=router, num_blocks=80, max_model_len=1024)
-        result = at_times(asks, times, spec)
+        result = at_times(prompts, times, spec)
         hits[router] = sum(record.cached_tokens for record in result.records)
     assert hits["prefix_aware"] == 38 * 800
     assert hits["prefix_aware"] > 1.5 * hits["least_loaded"]
@@ -55,11 +55,11 @@ def test_prefix_aware_goes_where_the_prefix_is():
 
 @pytest.mark.parametrize("router", ROUTERS)
 def test_twice_the_replicas_serve_twice_the_load(router):
-    asks = different_asks(300)
+    prompts = different_asks(300)
     unit = arrival_times(300, 1.0, seed=1)
     one, two = (
         at_times(
-            asks,
+            prompts,
             [time / (rate * num) for time in unit],
             fleet_spec(num_replicas=num, router=router, max_num_seqs=4),
         )
@@ -73,13 +73,13 @@ def test_twice_the_replicas_serve_twice_the_load(router):
 
 
 def test_who_was_at_a_replica_that_fails_is_served_by_another():
-    asks = different_asks(4, 50, 30)
+    prompts = different_asks(4, 50, 30)
     times = [0.0, 0.0, 0.0, 1.0]
-    calm = at_times(asks, times, fleet_spec(num_replicas=2))
+    calm = at_times(prompts, times, fleet_spec(num_replicas=2))
     spec = fleet_spec(num_replicas=2, outages=[Outage(0, 0.2)])
-    result = at_times(asks, times, spec)
+    result = at_times(prompts, times, spec)
     assert [record.output_tokens for record in result.records] == [30] * 4
-    assert [flight.times_sent for flight in result.flights] == [2, 1, 2, 1]
+    assert [request.times_sent for request in result.requests] == [2, 1, 2, 1]
     assert set(served_by(result)) == {"replica 1"}
     hit = result.records[0]
     assert hit.first_token > 0.2 and hit.ttft > calm.records[0].ttft  # what came before is lost
@@ -87,10 +87,10 @@ def test_who_was_at_a_replica_that_fails_is_served_by_another():
 
 
 def test_a_replica_comes_back_without_its_cache():
-    ask = PromptSpec("0", (range(160),), 5)
-    asks = [replace(ask, request_id=str(index)) for index in range(3)]
+    prompt = PromptSpec("0", (range(160),), 5)
+    prompts = [replace(prompt, request_id=str(index)) for index in range(3)]
     spec = fleet_spec(outages=[Outage(0, 5.0, 3.0)])
-    first, waits, after = at_times(asks, [0.0, 6.0, 9.0], spec).flights
+    first, waits, after = at_times(prompts, [0.0, 6.0, 9.0], spec).requests
     assert first.record.cached_tokens == 0
     assert waits.first_scheduled == 8.0 and waits.record.cached_tokens == 0
     assert after.record.cached_tokens > 0
@@ -110,19 +110,19 @@ def test_if_nobody_comes_back_the_rest_has_failed():
 def test_answers_begin_where_prompts_are_and_go_on_elsewhere():
     apart = Disaggregation(1, lambda tokens: 1.0 + tokens / 100)
     spec = fleet_spec(lambda batch: batch.num_tokens * 0.01, num_replicas=2, apart=apart)
-    (flight,) = at_times(different_asks(1, 100, 4), [0.0], spec).flights
-    record = flight.record
+    (request,) = at_times(different_asks(1, 100, 4), [0.0], spec).requests
+    record = request.record
     assert record.ttft == pytest.approx(1.0)  # a hundred tokens
     assert record.itls == pytest.approx([2.0 + 0.01, 0.01, 0.01])  # the transfer, and one token
-    assert flight.replica == "replica 1" and record.output_tokens == 4
+    assert request.replica == "replica 1" and record.output_tokens == 4
 
 
 def test_prompts_of_others_do_not_hold_up_answers_that_are_apart():
-    asks = different_asks(60, 1500, 60)
+    prompts = different_asks(60, 1500, 60)
     times = [0.2 * index for index in range(60)]
     apart = Disaggregation(1, lambda tokens: 0.01)
-    together = at_times(asks, times, fleet_spec(num_replicas=2))
-    separate = at_times(asks, times, fleet_spec(num_replicas=2, apart=apart))
+    together = at_times(prompts, times, fleet_spec(num_replicas=2))
+    separate = at_times(prompts, times, fleet_spec(num_replicas=2, apart=apart))
     worst = [max(max(record.itls[1:]) for record in r.records) for r in (together, separate)]
     assert worst[1] < 0.2 * worst[0]
     assert all(record.output_tokens == 60 for record in separate.records)
@@ -133,5 +133,5 @@ def test_one_token_needs_no_transfer():
         raise AssertionError("there is nothing to go on with")
 
     spec = fleet_spec(num_replicas=2, apart=Disaggregation(1, refuse))
-    (flight,) = at_times(different_asks(1, 10, 1), [0.0], spec).flights
-    assert flight.replica == "replica 0" and flight.record.output_tokens == 1
+    (request,) = at_times(different_asks(1, 10, 1), [0.0], spec).requests
+    assert request.replica == "replica 0" and request.record.output_tokens == 1

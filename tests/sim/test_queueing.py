@@ -55,8 +55,8 @@ def run_m_m_k(servers: int, rate: float, num: int):
 
     spec = fleet_spec(cost, num_replicas=servers, max_num_seqs=1, prefix_caching=False)
     times = arrival_times(num, rate, seed=4)
-    asks = different_asks(num, input_len=1, output_len=1)
-    records = simulate(asks, LoadPlan(times, max_concurrency=servers), spec).records
+    prompts = different_asks(num, input_len=1, output_len=1)
+    records = simulate(prompts, LoadPlan(times, max_concurrency=servers), spec).records
     assert [record.e2el for record in records] == pytest.approx(seconds)
     return times, seconds, [record.queue_time for record in records]
 
@@ -82,10 +82,10 @@ def test_random_service_from_one_queue_waits_as_erlang_says():
 
 
 def test_latency_rises_with_load_under_the_same_random_numbers():
-    asks = different_asks(400)
+    prompts = different_asks(400)
     unit = arrival_times(400, 1.0, seed=9)
     means = []
     for rate in (1.0, 4.0, 16.0, 64.0):
-        result = at_times(asks, [time / rate for time in unit], fleet_spec(max_num_seqs=8))
+        result = at_times(prompts, [time / rate for time in unit], fleet_spec(max_num_seqs=8))
         means.append(fmean(record.ttft for record in result.records))
     assert means == sorted(means) and means[-1] > 5 * means[0]

@@ -12,15 +12,15 @@ from octavo.core.clock import VirtualClock
 from octavo.core.request import Request
 from octavo.core.sampling_params import SamplingParams
 from octavo.executor.simulated import SimulatedExecutor
-from octavo.sim.demand import PromptSpec
 from octavo.sim.fleet import FleetSpec
+from octavo.sim.prompts import PromptSpec
 
 
 def by_shape(batch) -> float:
     return 0.005 + 1e-4 * batch.num_tokens + 1e-6 * sum(item.start for item in batch.items)
 
 
-def as_a_driver(spec, asks, times):
+def as_a_driver(spec, prompts, times):
     """``EngineLoop.step`` in virtual time: obey what has come, then step, or wait for a command.
     (tokens of each step, and when it ended)"""
     clock = VirtualClock()
@@ -33,16 +33,16 @@ def as_a_driver(spec, asks, times):
         host_seconds=spec.host_seconds,
     )
     engine = build_engine(spec.config, executor, clock)
-    pending = list(zip(asks, times, strict=True))
+    pending = list(zip(prompts, times, strict=True))
     steps = []
     while pending or engine.has_unfinished_requests:
         if not engine.has_unfinished_requests:
             clock.advance_to(pending[0][1])
         while pending and pending[0][1] <= clock.now():
-            ask, time = pending.pop(0)
-            tokens = [token for piece in ask.pieces for token in piece]
-            params = SamplingParams(max_tokens=ask.output_len, temperature=0.0, ignore_eos=True)
-            engine.add(Request(ask.request_id, tokens, params, time, ask.priority))
+            prompt, time = pending.pop(0)
+            tokens = [token for piece in prompt.pieces for token in piece]
+            params = SamplingParams(max_tokens=prompt.output_len, temperature=0.0, ignore_eos=True)
+            engine.add(Request(prompt.request_id, tokens, params, time, prompt.priority))
         step = engine.step()
         if step is not None:
             steps.append((shape_of(step), clock.now()))
@@ -59,7 +59,7 @@ def test_a_replica_is_driven_as_a_server_drives_its_engine(seed, depth):
     rng = random.Random(seed)
     shared = range(10**6, 10**6 + 40)
     lengths = [rng.randint(1, 60) for _ in range(40)]
-    asks = [
+    prompts = [
         PromptSpec(
             str(index),
             (shared[: rng.choice([0, 20, 40])], range(index * 100, index * 100 + length)),
@@ -68,7 +68,7 @@ def test_a_replica_is_driven_as_a_server_drives_its_engine(seed, depth):
         )
         for index, length in enumerate(lengths)
     ]
-    times = sorted(rng.uniform(0, 2) for _ in asks)
+    times = sorted(rng.uniform(0, 2) for _ in prompts)
     spec = replica_spec(
         by_shape,
         num_blocks=30,
@@ -80,7 +80,7 @@ def test_a_replica_is_driven_as_a_server_drives_its_engine(seed, depth):
         target_step_seconds=0.02,
     )
     seen = []
-    result = at_times(asks, times, FleetSpec(spec), watch=seen.append)
+    result = at_times(prompts, times, FleetSpec(spec), watch=seen.append)
     taken = [(shape_of(step_times.step), step_times.ended) for step_times in seen]
-    assert taken == as_a_driver(spec, asks, times)
+    assert taken == as_a_driver(spec, prompts, times)
     assert len(taken) > 60 and all(record.completed for record in result.records)

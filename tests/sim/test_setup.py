@@ -94,12 +94,12 @@ def test_the_engine_of_a_trace_hears_of_its_sessions_and_priorities(tmp_path):
     write_trace(path, "octavo", entries)
     workload = Workload(output_len=5)
     made = prepared(clients=ClientSettings(trace=str(path)), workload=workload, load=LoadSettings())
-    assert [(ask.priority, ask.follows, ask.output_len) for ask in made.asks] == [
+    assert [(prompt.priority, prompt.follows, prompt.output_len) for prompt in made.prompts] == [
         (3, None, 5),
         (0, "0", 5),
     ]
     named = replace(workload, dataset_name="mooncake", dataset_path=str(path))
-    assert prepared(workload=named, load=LoadSettings()).asks == made.asks
+    assert prepared(workload=named, load=LoadSettings()).prompts == made.prompts
     first, second = made.run().report.records
     assert second.scheduled == first.ended + 0.25 and second.cached_tokens == 592
     with pytest.raises(ConfigError, match="dataset-path"):
@@ -109,12 +109,12 @@ def test_the_engine_of_a_trace_hears_of_its_sessions_and_priorities(tmp_path):
 def test_clients_have_conversations_and_no_patience():
     clients = ClientSettings(turns=4, think_time=1.0, patience=30.0)
     made = prepared(clients=clients)
-    assert sum(ask.follows is None for ask in made.asks) == len(made.plan.times) == 5
+    assert sum(prompt.follows is None for prompt in made.prompts) == len(made.plan.times) == 5
     document = made.run().as_json()
     assert document["completed"] == 20
     # Turns after the first have all that was said before in the cache.
     assert document["simulation"]["prefix_hit_rate"] > 0.5
-    assert {ask.patience_s for ask in made.asks} == {30.0}
+    assert {prompt.patience_s for prompt in made.prompts} == {30.0}
 
 
 @pytest.mark.parametrize(

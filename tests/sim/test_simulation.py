@@ -21,9 +21,9 @@ from simulating import at_times, different_asks, fleet_spec, replica_spec
 from octavo.base.errors import ConfigError, EngineError
 from octavo.measure.concurrency import concurrency_curve
 from octavo.settings.speculation import SpeculativeConfig
-from octavo.sim.demand import PromptSpec, asks_of_trace
 from octavo.sim.fleet import Disaggregation, FleetSpec
 from octavo.sim.outage import Outage
+from octavo.sim.prompts import PromptSpec, prompts_of_trace
 from octavo.sim.simulation import simulate
 from octavo.workload.arrivals import arrival_times
 from octavo.workload.plan import LoadPlan
@@ -37,19 +37,21 @@ class Audit:
 
     def __init__(self, num_blocks: int):
         self.num_blocks = num_blocks
+        self.pauses: list[tuple[float, float]] = []  # of replicas that had work
         self.seconds: dict[str, float] = defaultdict(float)
+        self._last_begin: dict[str, float] = defaultdict(float)
         self._last_end: dict[str, float] = defaultdict(float)
         self._has_work: dict[str, bool] = defaultdict(bool)
 
     def note(self, times) -> None:
         name, stats = times.replica, times.step.stats
         assert self._last_end[name] <= times.begun <= times.ended
-        if self._has_work[name]:  # then the next step begins at once
-            assert times.begun == self._last_end[name]
+        if self._has_work[name] and times.begun != self._last_end[name]:
+            self.pauses.append((self._last_begin[name], times.begun))
         total = stats.num_free_blocks + stats.num_cached_blocks + stats.num_used_blocks
         assert total == self.num_blocks and stats.num_invariant_violations == 0
         self.seconds[name] += times.ended - times.begun
-        self._last_end[name] = times.ended
+        self._last_begin[name], self._last_end[name] = times.begun, times.ended
         self._has_work[name] = bool(stats.num_running or stats.num_waiting)
 
 
@@ -59,10 +61,10 @@ def runs(draw):
     num = draw(st.integers(1, 14))
     rng = random.Random(draw(st.integers(0, 10**6)))
     shared = range(10**6, 10**6 + 48)
-    asks = []
+    prompts = []
     for index in range(num):
         own = range(index * 100, index * 100 + rng.randint(1, 40))
-        ask = PromptSpec(
+        prompt = PromptSpec(
             str(index),
             (shared[: rng.choice([0, 16, 40])], own),
             rng.randint(1, 24),
@@ -70,11 +72,11 @@ def runs(draw):
             patience_s=rng.choice([None, None, None, 0.3]),
         )
         if index and rng.random() < 0.2:
-            ask = replace(
-                ask, follows=str(rng.randrange(index)), think_s=rng.random(), goes_on=True
+            prompt = replace(
+                prompt, follows=str(rng.randrange(index)), think_s=rng.random(), goes_on=True
             )
-        asks.append(ask)
-    num_firsts = sum(ask.follows is None for ask in asks)
+        prompts.append(prompt)
+    num_firsts = sum(prompt.follows is None for prompt in prompts)
     times = sorted(rng.uniform(0, 2) for _ in range(num_firsts)) if rng.random() < 0.7 else None
     plan = LoadPlan(times, rng.choice([2, 5]) if times is None else rng.choice([None, 3]))
     num_replicas = rng.choice([1, 1, 2, 3])
@@ -94,30 +96,33 @@ def runs(draw):
         max_model_len=192,
         max_multi_steps=rng.choice([1, 4]),
     )
-    return asks, plan, spec
+    return prompts, plan, spec
 
 
 @settings(max_examples=60)
 @given(runs())
 def test_nothing_is_lost_and_nothing_comes_before_its_cause(run):
-    asks, plan, spec = run
+    prompts, plan, spec = run
     audit = Audit(spec.replica.config.cache.num_blocks)
-    result = simulate(asks, plan, spec, watch=audit.note)
-    done = {flight.ask.request_id: flight for flight in result.flights}
-    assert len(done) == len(result.flights) == len(asks)  # each once
-    for flight in result.flights:
-        record = flight.record
+    result = simulate(prompts, plan, spec, watch=audit.note)
+    done = {request.prompt.request_id: request for request in result.requests}
+    assert len(done) == len(result.requests) == len(prompts)  # each once
+    for request in result.requests:
+        record = request.record
         assert 0 <= record.scheduled <= record.sent <= record.ended <= result.makespan_s
         if record.error is not None:
             assert "hung up" in record.error or record.status == 400
             continue
-        assert record.output_tokens == sum(record.event_tokens) == flight.ask.output_len
-        assert record.sent <= flight.first_scheduled < record.first_token <= record.last_token
+        assert record.output_tokens == sum(record.event_tokens) == request.prompt.output_len
+        assert record.sent <= request.first_scheduled < record.first_token <= record.last_token
         assert record.event_times == sorted(record.event_times)
         assert record.last_token == record.ended
-        if flight.ask.follows is not None:
-            before = done[flight.ask.follows].record
-            assert record.scheduled == pytest.approx(before.ended + flight.ask.think_s)
+        if request.prompt.follows is not None:
+            before = done[request.prompt.follows].record
+            assert record.scheduled == pytest.approx(before.ended + request.prompt.think_s)
+    ends = [each.record.ended for each in result.requests if each.record.error is not None]
+    for begin, end in audit.pauses:  # only a client that hangs up takes a replica's work away
+        assert any(begin <= moment < end for moment in ends)
     for totals in result.replicas:
         # Step accounting: what is not busy is idle, and nothing is counted twice.
         assert totals.busy_s == pytest.approx(audit.seconds.get(totals.name, 0.0))
@@ -127,31 +132,31 @@ def test_nothing_is_lost_and_nothing_comes_before_its_cause(run):
 @settings(max_examples=25)
 @given(runs(), st.integers(0, 10**6))
 def test_whoever_fails_nobody_is_forgotten(run, seed):
-    asks, plan, spec = run
+    prompts, plan, spec = run
     rng = random.Random(seed)
     lasting = (0.0, 0.5, math.inf)
     outages = tuple(
         Outage(rng.randrange(spec.num_replicas), rng.uniform(0, 2), rng.choice(lasting))
         for _ in range(rng.randint(1, 3))
     )
-    result = simulate(asks, plan, replace(spec, outages=outages))
-    assert len(result.flights) <= len(asks)  # who follows one that was never served is not sent
-    for flight in result.flights:
-        record = flight.record
-        assert flight.is_over
+    result = simulate(prompts, plan, replace(spec, outages=outages))
+    assert len(result.requests) <= len(prompts)  # who follows one that was never served is not sent
+    for request in result.requests:
+        record = request.record
+        assert request.is_over
         if record.error is None:
-            assert record.output_tokens == sum(record.event_tokens) == flight.ask.output_len
+            assert record.output_tokens == sum(record.event_tokens) == request.prompt.output_len
             assert record.sent <= record.first_token
     if all(outage.lasts_s < math.inf for outage in outages):
-        errors = [f.record.error for f in result.flights if f.record.error is not None]
+        errors = [f.record.error for f in result.requests if f.record.error is not None]
         assert all("hung up" in error or "tokens" in error for error in errors)
 
 
 def test_the_times_of_a_lone_request_are_the_costs_of_its_steps():
     result = at_times(different_asks(1, 100, 3), [1.0], fleet_spec())
-    (flight,) = result.flights
-    record = flight.record
-    assert (record.sent, flight.first_scheduled) == (1.0, 1.0)
+    (request,) = result.requests
+    record = request.record
+    assert (record.sent, request.first_scheduled) == (1.0, 1.0)
     assert record.ttft == pytest.approx(by_tokens_of(100))
     assert record.itls == pytest.approx([by_tokens_of(1)] * 2)
     (totals,) = result.replicas
@@ -166,15 +171,15 @@ def by_tokens_of(num_tokens: int) -> float:
 
 def test_who_comes_while_a_step_runs_waits_for_its_end():
     spec = fleet_spec(lambda batch: 1.0)
-    first, second = at_times(different_asks(2, 10, 2), [0.0, 0.5], spec).flights
+    first, second = at_times(different_asks(2, 10, 2), [0.0, 0.5], spec).requests
     assert first.record.event_times == [1.0, 2.0]
     assert second.first_scheduled == 1.0 and second.record.event_times == [2.0, 3.0]
 
 
 def test_steps_overlap_where_the_executor_can():
-    asks = different_asks(2, 10, 9)
+    prompts = different_asks(2, 10, 9)
     apart, overlapping = (
-        at_times(asks, [0, 0], fleet_spec(lambda batch: 1.0, depth=depth)) for depth in (1, 2)
+        at_times(prompts, [0, 0], fleet_spec(lambda batch: 1.0, depth=depth)) for depth in (1, 2)
     )
     for plain, ahead in zip(apart.records, overlapping.records, strict=True):
         assert ahead.output_tokens == plain.output_tokens == 9
@@ -187,17 +192,17 @@ def test_steps_overlap_where_the_executor_can():
 PROGRAM = """
 import json, sys
 from simulating import fleet_spec, at_times
-from octavo.sim.demand import asks_of_trace
+from octavo.sim.prompts import prompts_of_trace
 from octavo.workload.traces import TraceEntry
 from octavo.sim.timeline import Timeline, trace_json
 entries = [TraceEntry(i * 0.01, 40 + i, 9, (0, 1, i), 16, priority=i % 3) for i in range(60)]
-asks = asks_of_trace(entries)
+prompts = prompts_of_trace(entries)
 spec = fleet_spec(num_replicas=3, router="prefix_aware", num_blocks=60, max_num_seqs=6,
                   max_model_len=256)
 timeline = Timeline()
-result = at_times(asks, [ask.arrival_s for ask in asks], spec, watch=timeline.note)
+result = at_times(prompts, [each.arrival_s for each in prompts], spec, watch=timeline.note)
 print(json.dumps([record.as_json() for record in result.records]))
-print(trace_json(timeline.trace(result.flights)))
+print(trace_json(timeline.trace(result.requests)))
 """
 
 
@@ -237,10 +242,12 @@ def test_no_clock_is_read(monkeypatch):
 
 
 def test_static_batching_is_never_faster():
-    asks = [PromptSpec(str(i), (range(i * 50, i * 50 + 50),), 5 + 7 * (i % 5)) for i in range(80)]
+    prompts = [
+        PromptSpec(str(i), (range(i * 50, i * 50 + 50),), 5 + 7 * (i % 5)) for i in range(80)
+    ]
     times = arrival_times(80, 20.0, seed=2)
     static, continuous = (
-        at_times(asks, times, fleet_spec(batching=batching, max_num_seqs=8))
+        at_times(prompts, times, fleet_spec(batching=batching, max_num_seqs=8))
         for batching in ("static", "continuous")
     )
     assert fmean(r.e2el for r in static.records) > 1.2 * fmean(r.e2el for r in continuous.records)
@@ -258,9 +265,9 @@ def test_the_prefix_cache_hits_what_the_hashes_of_a_trace_say():
         )
         length = len(ids) * 512 - rng.randrange(512)
         entries.append(TraceEntry(index * 100.0, length, 4, ids))
-    asks = asks_of_trace(entries)
+    prompts = prompts_of_trace(entries)
     spec = fleet_spec(num_blocks=40_000, max_model_len=10_000, max_num_batched_tokens=8192)
-    result = at_times(asks, [ask.arrival_s for ask in asks], spec)
+    result = at_times(prompts, [prompt.arrival_s for prompt in prompts], spec)
     seen: set[int] = set()
     for entry, record in zip(entries, result.records, strict=True):
         num_seen = sum(1 for _ in takewhile(seen.__contains__, entry.hash_ids))
@@ -270,8 +277,8 @@ def test_the_prefix_cache_hits_what_the_hashes_of_a_trace_say():
         seen.update(entry.hash_ids)
     assert sum(record.cached_tokens for record in result.records) > 50_000
     without = at_times(
-        asks,
-        [ask.arrival_s for ask in asks],
+        prompts,
+        [prompt.arrival_s for prompt in prompts],
         fleet_spec(
             num_blocks=40_000,
             max_model_len=10_000,
@@ -318,10 +325,12 @@ def test_preemption_loses_no_token():
 
 
 def test_priorities_overtake():
-    asks = [replace(ask, priority=-ask_index) for ask_index, ask in enumerate(different_asks(4))]
-    result = at_times(asks, [0.0, 0.001, 0.001, 0.001], fleet_spec(max_num_seqs=1))
-    order = sorted(result.flights, key=lambda flight: flight.first_scheduled)
-    assert [flight.ask.request_id for flight in order] == ["0", "3", "2", "1"]
+    prompts = [
+        replace(prompt, priority=-ask_index) for ask_index, prompt in enumerate(different_asks(4))
+    ]
+    result = at_times(prompts, [0.0, 0.001, 0.001, 0.001], fleet_spec(max_num_seqs=1))
+    order = sorted(result.requests, key=lambda request: request.first_scheduled)
+    assert [request.prompt.request_id for request in order] == ["0", "3", "2", "1"]
 
 
 def test_multi_steps_are_those_of_production():
@@ -356,27 +365,27 @@ def test_nothing_is_sent_when_the_time_is_over():
 
 
 def test_who_hangs_up_costs_no_more():
-    asks = different_asks(2, 10, 1000)
-    asks[0] = replace(asks[0], patience_s=1.0)
+    prompts = different_asks(2, 10, 1000)
+    prompts[0] = replace(prompts[0], patience_s=1.0)
     steps = []
-    result = at_times(asks, [0.0, 0.0], fleet_spec(), watch=steps.append)
-    gone, served = result.flights
+    result = at_times(prompts, [0.0, 0.0], fleet_spec(), watch=steps.append)
+    gone, served = result.requests
     assert gone.record.ended == 1.0 and "hung up after 1 s" in gone.record.error
     assert served.record.completed and not gone.record.completed
     assert all(times.step.batch.num_seqs == 1 for times in steps if times.begun > 1.1)
 
 
 def test_a_run_ends_with_its_last_request_however_long_clients_would_have_waited():
-    asks = [replace(ask, patience_s=500.0) for ask in different_asks(2)]
+    prompts = [replace(prompt, patience_s=500.0) for prompt in different_asks(2)]
     spec = fleet_spec(num_replicas=2, outages=[Outage(1, 100.0, 50.0)])
-    result = at_times(asks, [0.0, 0.0], spec)
+    result = at_times(prompts, [0.0, 0.0], spec)
     assert result.makespan_s == max(record.ended for record in result.records) < 2.0
 
 
 def test_what_cannot_be_served_is_refused_as_the_engine_says():
     spec = fleet_spec(max_model_len=128, max_queued_requests=2, max_num_seqs=1)
-    asks = [*different_asks(5, 50, 10), PromptSpec("long", (range(200),), 10)]
-    records = {r.request_id: r for r in at_times(asks, [0.0] * 6, spec).records}
+    prompts = [*different_asks(5, 50, 10), PromptSpec("long", (range(200),), 10)]
+    records = {r.request_id: r for r in at_times(prompts, [0.0] * 6, spec).records}
     assert records["long"].status == 400 and "128" in records["long"].error
     assert [record.status for record in records.values()].count(429) == 3
     assert sum(record.completed for record in records.values()) == 2
@@ -416,7 +425,7 @@ def test_a_fleet_that_cannot_be_is_refused(fields, message):
         FleetSpec(replica_spec(), **fields)
 
 
-def test_guesses_need_rates():
+def test_drafts_need_acceptance_rates():
     with pytest.raises(ConfigError, match="synthetic_acceptance_rates"):
         fleet_spec(speculation=SpeculativeConfig(method="ngram"))
 

@@ -30,8 +30,8 @@ def simulated(tmp_path, tenants: bool):
 
 
 def last_seconds(report) -> float:
-    quiet = [flight for flight in report.result.flights if flight.number >= 300]
-    return max(flight.record.ended for flight in quiet)
+    quiet = [request for request in report.result.requests if request.number >= 300]
+    return max(request.record.ended for request in quiet)
 
 
 def test_a_flood_of_one_tenant_leaves_another_its_share(tmp_path):

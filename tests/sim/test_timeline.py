@@ -8,7 +8,7 @@ import pytest
 from simulating import at_times, different_asks, fleet_spec
 
 from octavo.measure.load_report import create_report
-from octavo.measure.slo import Slo
+from octavo.measure.slo import RequestSlo
 from octavo.sim.report import report_on
 from octavo.sim.timeline import Timeline, series_csv
 from octavo.workload.settings import LoadSettings
@@ -17,10 +17,10 @@ from octavo.workload.settings import LoadSettings
 @pytest.fixture(scope="module")
 def run():
     timeline = Timeline()
-    asks = different_asks(40, 60, 20)
+    prompts = different_asks(40, 60, 20)
     times = [0.01 * index for index in range(40)]
     spec = fleet_spec(num_replicas=2, max_num_seqs=6)
-    return timeline, at_times(asks, times, spec, watch=timeline.note)
+    return timeline, at_times(prompts, times, spec, watch=timeline.note)
 
 
 def test_a_series_adds_up(run):
@@ -49,7 +49,7 @@ def test_a_series_chooses_its_own_span(run):
 
 def test_the_trace_has_a_track_for_each_replica_and_each_request(run):
     timeline, result = run
-    events = timeline.trace(result.flights)["traceEvents"]
+    events = timeline.trace(result.requests)["traceEvents"]
     names = {(e["pid"], e["tid"]): e["args"]["name"] for e in events if e["name"] == "thread_name"}
     assert names[1, 0] == "replica 0" and names[1, 1] == "replica 1"
     spans = [event for event in events if event["ph"] == "X"]
@@ -69,14 +69,14 @@ def test_the_trace_has_a_track_for_each_replica_and_each_request(run):
 def test_the_report_is_that_of_the_load_benchmark(run, tmp_path):
     timeline, result = run
     load = LoadSettings(request_rate=33.0)
-    slo = Slo(ttft=0.5)
-    report = report_on(result, "none", load, is_open_loop=True, setting={"seats": 6}, slo=slo)
+    slo = RequestSlo(ttft=0.5)
+    report = report_on(result, "none", load, is_open_loop=True, setting={"slots": 6}, slo=slo)
     document = report.as_json()
     live = create_report(result.records, is_open_loop=True, slo=slo)
     assert document["mean_ttft_ms"] == live.metrics.latencies["ttft"].mean * 1e3
     assert document["goodput_attainment"] == live.goodput.attainment.share
     assert document["request_rate"] == 33.0 and document["completed"] == 40
-    assert document["simulated"] is True and document["simulation"]["seats"] == 6
+    assert document["simulated"] is True and document["simulation"]["slots"] == 6
     for each in document["simulation"]["replicas"]:
         assert each["busy_s"] + each["idle_s"] == pytest.approx(result.makespan_s)
     assert "Serving Benchmark Result" in report.as_text()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from octavo.calibration.store import Profile, keep, model_and_processor
+from octavo.calibration.store import CalibrationProfile, keep, model_and_processor
 from octavo.cost.measured_steps import MeasuredSteps, Spread
 from octavo.system import machine
 
@@ -29,4 +29,4 @@ def keep_calibration(model: Path, **about: Any) -> None:
         "activations": "auto",
     }
     known = {**model_and_processor(model), **usual, **about}
-    keep(Profile(known, {}, STEPS, "2026-01-01T00:00:00+00:00"))
+    keep(CalibrationProfile(known, {}, STEPS, "2026-01-01T00:00:00+00:00"))

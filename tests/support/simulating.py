@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from octavo.core.scheduler import SchedulerConfig
 from octavo.settings.engine import CacheConfig, EngineConfig
-from octavo.sim.demand import PromptSpec
 from octavo.sim.fleet import FleetSpec
+from octavo.sim.prompts import PromptSpec
 from octavo.sim.replica import ReplicaSpec
 from octavo.sim.simulation import SimulationResult, simulate
 from octavo.workload.plan import LoadPlan

@@ -4,23 +4,23 @@ import math
 
 from octavo.planner.slo import parse_slo
 from octavo.tuning.explain import TuningDecision, why
-from octavo.tuning.outcome import Outcome
-from octavo.tuning.search import SettingAblation, Tried
+from octavo.tuning.outcome import LoadOutcome
+from octavo.tuning.search import JudgedCandidate, SettingAblation
 from octavo.tuning.space import DEFAULTS, SPECULATION
 
 SLO = parse_slo("ttft_p99=500,tpot_p99=50")
 BEST = DEFAULTS.having("itl_target_ms", 40.0).having("kv_cache_dtype", "int8")
 
 
-def outcome(strain: float, rate: float | None = None, attainment: float = 1.0) -> Outcome:
+def outcome(strain: float, rate: float | None = None, attainment: float = 1.0) -> LoadOutcome:
     seconds_of = {"ttft_p99": 0.1, "tpot_p99": 0.05 * strain}
-    return Outcome(seconds_of, strain, "tpot_p99", attainment, 2.0, 100.0, 100.0, rate)
+    return LoadOutcome(seconds_of, strain, "tpot_p99", attainment, 2.0, 100.0, 100.0, rate)
 
 
 def decision(best, predicted, defaults, *rest, simulated=None, favourite=None) -> TuningDecision:
     """``rest``: ablations, and what was measured."""
     simulated = simulated or best
-    favourite = favourite or Tried(simulated, 200, predicted)
+    favourite = favourite or JudgedCandidate(simulated, 200, predicted)
     return TuningDecision(SLO, best, simulated, predicted, defaults, favourite, 40, *rest)
 
 
@@ -61,21 +61,21 @@ def test_live_figures_stand_beside_those_of_the_defaults():
     assert said.endswith("What binds is tpot_p99: 55 of 50 ms, which does not hold.")
 
 
-def test_guesses_stand_beside_the_same_without_them():
-    guessing = BEST.having(SPECULATION, "auto")
+def test_speculation_stands_beside_the_same_without_it():
+    speculating = BEST.having(SPECULATION, "auto")
     measured = {
         DEFAULTS: outcome(0.9, 2.0),
         BEST: outcome(0.8, 2.0),
-        guessing: outcome(0.5, 2.0),
+        speculating: outcome(0.5, 2.0),
     }
-    made = decision(guessing, outcome(0.7), outcome(0.9), (), measured, simulated=BEST)
-    assert made.outcome == measured[guessing]
-    assert "Live, with guesses, 100% of 2 requests/s within the limits, 50%" in why(made)
+    made = decision(speculating, outcome(0.7), outcome(0.9), (), measured, simulated=BEST)
+    assert made.outcome == measured[speculating]
+    assert "Live, with speculation, 100% of 2 requests/s within the limits, 50%" in why(made)
     assert "without, 100% of 2 requests/s within the limits, 80%" in why(made)
 
 
 def test_requests_that_failed_are_said():
-    failed = Outcome(
+    failed = LoadOutcome(
         {"ttft_p99": math.inf, "tpot_p99": math.inf}, math.inf, "ttft_p99", 0.5, 1.0, 9.0, 50.0
     )
     said = why(decision(DEFAULTS, failed, failed))
@@ -84,7 +84,7 @@ def test_requests_that_failed_are_said():
 
 def test_what_was_best_in_simulation_alone_is_said():
     measured = {DEFAULTS: outcome(0.8, 2.0), BEST: outcome(1.2, 2.0, 0.7)}
-    favourite = Tried(BEST, 200, outcome(0.5, 6.0))
+    favourite = JudgedCandidate(BEST, 200, outcome(0.5, 6.0))
     made = decision(DEFAULTS, outcome(0.7), outcome(0.7), (), measured, favourite=favourite)
     said = why(made)
     assert "itl_target_ms 40, kv_cache_dtype int8 was best in simulation, with up to 6" in said

@@ -8,15 +8,15 @@ from octavo.bench.offline.session import OfflineSession
 from octavo.planner.slo import parse_slo
 from octavo.settings.engine import EngineArgs
 from octavo.tuning.live_confirmation import LiveMeasurement, LiveRuns, measure, within
-from octavo.tuning.outcome import Outcome
+from octavo.tuning.outcome import LoadOutcome
 from octavo.tuning.space import DEFAULTS
 from octavo.workload.datasets import random_requests
 
 ONE = DEFAULTS.having("max_num_seqs", 1)
 
 
-def outcome(strain: float, score: float = 100.0) -> Outcome:
-    return Outcome({}, strain, "ttft_p99", 1.0, 1.0, 1.0, score)
+def outcome(strain: float, score: float = 100.0) -> LoadOutcome:
+    return LoadOutcome({}, strain, "ttft_p99", 1.0, 1.0, 1.0, score)
 
 
 def measured(*strains: float) -> LiveMeasurement:

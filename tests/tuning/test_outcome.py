@@ -8,18 +8,18 @@ from hypothesis import strategies as st
 
 from octavo.measure.request_record import RequestRecord
 from octavo.planner.slo import parse_slo
-from octavo.tuning.outcome import Outcome, first_best, outcome_of
+from octavo.tuning.outcome import LoadOutcome, first_best, load_outcome
 
 SLO = parse_slo("ttft_p50=100,tpot_mean=20")
 
 
-def outcome(strain: float, score: float = 100.0) -> Outcome:
-    return Outcome({}, strain, "ttft_p50", 1.0, 1.0, 1.0, score)
+def outcome(strain: float, score: float = 100.0) -> LoadOutcome:
+    return LoadOutcome({}, strain, "ttft_p50", 1.0, 1.0, 1.0, score)
 
 
 def test_limits_are_of_all_runs_together(answered):
     runs = [[answered(0.05), answered(0.09)], [answered(0.07, tpot=0.025)]]
-    made = outcome_of(runs, SLO)
+    made = load_outcome(runs, SLO)
     assert made.seconds_of == pytest.approx({"ttft_p50": 0.07, "tpot_mean": 0.015})
     assert (made.binding, made.strain) == ("tpot_mean", pytest.approx(0.75))
     assert made.holds and made.rate is None
@@ -31,19 +31,19 @@ def test_limits_are_of_all_runs_together(answered):
 
 def test_of_two_limits_of_a_metric_each_request_keeps_the_looser(answered):
     slo = parse_slo("ttft_p50=60,ttft_p99=200")
-    made = outcome_of([[answered(0.05), answered(0.05), answered(0.15)]], slo)
+    made = load_outcome([[answered(0.05), answered(0.05), answered(0.15)]], slo)
     assert made.holds and made.attainment == 1.0
 
 
 def test_nothing_holds_where_a_request_has_failed(answered):
     failed = RequestRecord("x", 0.0, 0.0, 1.0, error="the queue is full")
-    made = outcome_of([[answered(0.01), failed]], SLO)
+    made = load_outcome([[answered(0.01), failed]], SLO)
     assert not made.holds and made.attainment == 0.5
     assert made.as_json()["strain"] is None and made.as_json()["ttft_p50_ms"] is None
 
 
 def test_answers_of_one_token_have_no_time_between_tokens(answered):
-    made = outcome_of([[answered(0.05, tokens=1)]], SLO)
+    made = load_outcome([[answered(0.05, tokens=1)]], SLO)
     assert made.seconds_of["tpot_mean"] == 0.0 and made.binding == "ttft_p50"
 
 
@@ -78,6 +78,6 @@ def test_not_each_is_better_than_the_other(one, other):
 
 @given(st.lists(outcomes, min_size=1, max_size=6))
 def test_the_first_stays_unless_another_is_better(made):
-    best = first_best(dict(enumerate(made)), Outcome.is_better_than)
+    best = first_best(dict(enumerate(made)), LoadOutcome.is_better_than)
     beaten = [number for number in range(1, len(made)) if made[number].is_better_than(made[0])]
     assert best == 0 if not beaten else best >= beaten[0]

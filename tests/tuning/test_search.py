@@ -5,20 +5,20 @@ import random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from octavo.tuning.outcome import Outcome
-from octavo.tuning.search import Tried, ablations, pareto, search, simplest
-from octavo.tuning.space import DEFAULTS, Candidate
+from octavo.tuning.outcome import LoadOutcome
+from octavo.tuning.search import JudgedCandidate, ablations, pareto, search, simplest
+from octavo.tuning.space import DEFAULTS, CandidateSettings
 
 # What each change does to the score, of 100 without any.
 WORTH = {"a": 20.0, "b": 30.0, "c": 1.0, "d": -40.0}
 
 
-def candidate(names: str) -> Candidate:
-    return Candidate(tuple((name, 1) for name in sorted(names)))
+def candidate(names: str) -> CandidateSettings:
+    return CandidateSettings(tuple((name, 1) for name in sorted(names)))
 
 
-def outcome(score: float, strain: float = 0.5) -> Outcome:
-    return Outcome({}, strain, "ttft_p99", 1.0, score, score, score)
+def outcome(score: float, strain: float = 0.5) -> LoadOutcome:
+    return LoadOutcome({}, strain, "ttft_p99", 1.0, score, score, score)
 
 
 class Judge:
@@ -28,7 +28,7 @@ class Judge:
         self._noise = noise
         self.num_requests = 0
 
-    def __call__(self, judged: Candidate, count: int) -> Outcome:
+    def __call__(self, judged: CandidateSettings, count: int) -> LoadOutcome:
         self.num_requests += count
         rng = random.Random(f"{judged} {count}")
         score = 100.0 + sum(WORTH[name] for name in judged.settings)
@@ -86,7 +86,7 @@ def test_progress_is_told():
 def test_changes_that_bring_little_each_are_not_dropped_together():
     small = {"a": 4.0, "b": 4.0, "c": 4.0}
 
-    def judge(judged: Candidate, count: int) -> Outcome:
+    def judge(judged: CandidateSettings, count: int) -> LoadOutcome:
         return outcome(100.0 + sum(small[name] for name in judged.settings))
 
     left = simplest(candidate("abc"), judge, 10)
@@ -95,7 +95,7 @@ def test_changes_that_bring_little_each_are_not_dropped_together():
 
 
 def test_changes_of_the_engine_are_the_first_to_be_dropped():
-    def judge(judged: Candidate, count: int) -> Outcome:  # either would do
+    def judge(judged: CandidateSettings, count: int) -> LoadOutcome:  # either would do
         return outcome(120.0 if judged.changes else 100.0)
 
     both = DEFAULTS.having("kv_cache_dtype", "int8").having("itl_target_ms", 0.0)
@@ -108,7 +108,7 @@ def test_an_ablation_takes_one_change_back():
 
 
 tried = st.builds(
-    lambda score, strain: Tried(DEFAULTS, 1, outcome(score, strain)),
+    lambda score, strain: JudgedCandidate(DEFAULTS, 1, outcome(score, strain)),
     st.integers(0, 6).map(float),
     st.integers(1, 6).map(float),
 )

@@ -8,13 +8,13 @@ from octavo.base.errors import ConfigError
 from octavo.cost.measured_steps import MeasuredSteps, Spread
 from octavo.cost.open_spec import open_spec
 from octavo.planner.slo import parse_slo
-from octavo.sim.demand import PromptSpec
+from octavo.sim.prompts import PromptSpec
 from octavo.tuning.live_confirmation import LiveMeasurement
 from octavo.tuning.objective import GivenLoad, HighestRate
-from octavo.tuning.outcome import Outcome
+from octavo.tuning.outcome import LoadOutcome
 from octavo.tuning.simulated_engines import SimulatedEngines
-from octavo.tuning.space import DEFAULTS, SPECULATION, Candidate
-from octavo.tuning.study import Study
+from octavo.tuning.space import DEFAULTS, SPECULATION, CandidateSettings
+from octavo.tuning.study import TuningStudy
 
 MODEL, SLO = "llama-3.1-8b", parse_slo("ttft_p99=800,tpot_p99=30")
 FP8 = DEFAULTS.having("kv_cache_dtype", "fp8")
@@ -28,8 +28,8 @@ def engines(held=None, acceptance=None, steps=None) -> SimulatedEngines:
     return SimulatedEngines(specs, MODEL, "h100-sxm", held or {}, steps, acceptance)
 
 
-def study(**settings) -> Study:
-    return Study(engines(**settings), ASKS, GivenLoad(SLO, TIMES), SLO)
+def study(**settings) -> TuningStudy:
+    return TuningStudy(engines(**settings), ASKS, GivenLoad(SLO, TIMES), SLO)
 
 
 def test_settings_come_to_the_simulated_engine():
@@ -49,23 +49,27 @@ def test_steps_are_those_of_the_part_of_a_candidate_that_they_depend_on():
         MeasuredSteps({"pass": seconds}, {"decode": Spread(1.0, 1.0)}, 512, 64, 9999)
         for seconds in (0.02, 0.01)
     )
-    made = Study(engines(steps={DEFAULTS: slow, FP8: quick}), ASKS, GivenLoad(SLO, TIMES), SLO)
+    made = TuningStudy(
+        engines(steps={DEFAULTS: slow, FP8: quick}), ASKS, GivenLoad(SLO, TIMES), SLO
+    )
     usual = made.judge(DEFAULTS, 20).seconds_of["tpot_p99"]
     assert made.judge(FP8, 20).seconds_of["tpot_p99"] == pytest.approx(usual / 2, rel=0.05)
     both = made.judge(FP8.having("max_num_seqs", 100), 20)
     assert both.seconds_of["tpot_p99"] < 0.7 * usual
 
 
-def test_guesses_are_right_as_often_as_somebody_says_or_not_made():
-    guessing = DEFAULTS.having(SPECULATION, "auto")
+def test_drafts_are_accepted_at_the_given_rates_or_not_made():
+    speculating = DEFAULTS.having(SPECULATION, "auto")
     plain = study().judge(DEFAULTS, 30)
-    assert study().judge(guessing, 30) == plain
-    sure = study(acceptance=(0.9, 0.9)).judge(guessing, 30)
+    assert study().judge(speculating, 30) == plain
+    sure = study(acceptance=(0.9, 0.9)).judge(speculating, 30)
     assert sure.seconds_of["tpot_p99"] < 0.7 * plain.seconds_of["tpot_p99"]
 
 
 def test_settings_that_contradict_each_other_are_the_worst_and_no_error():
-    impossible = Candidate((("enable_chunked_prefill", False), ("max_num_batched_tokens", 64)))
+    impossible = CandidateSettings(
+        (("enable_chunked_prefill", False), ("max_num_batched_tokens", 64))
+    )
     made = study().judge(impossible, 20)
     assert not made.holds and made.goodput == 0
     with pytest.raises(ConfigError, match="without chunked prefill"):
@@ -93,7 +97,7 @@ def test_a_decision_has_what_speaks_for_it():
 def engines_that(monkeypatch):
     """Live engines with an outcome of their own; what they were sent is in the list."""
 
-    def make(*outcomes: Outcome) -> list[int]:
+    def make(*outcomes: LoadOutcome) -> list[int]:
         sent, left = [], list(outcomes)
 
         def measure(candidates, open_session, requests, times, slo, *, turns, progress):
@@ -108,11 +112,11 @@ def engines_that(monkeypatch):
     return make
 
 
-def outcome(strain: float) -> Outcome:
-    return Outcome({"ttft_p99": strain}, strain, "ttft_p99", 1.0, 1.0, 1.0, 100.0, rate=10.0)
+def outcome(strain: float) -> LoadOutcome:
+    return LoadOutcome({"ttft_p99": strain}, strain, "ttft_p99", 1.0, 1.0, 1.0, 100.0, rate=10.0)
 
 
-def run_live(made: Study, seconds: float):
+def run_live(made: TuningStudy, seconds: float):
     return made.run_live(
         outcome(0.5), [DEFAULTS, FP8], None, ASKS, seconds=seconds, turns=2, progress=None
     )
@@ -120,7 +124,7 @@ def run_live(made: Study, seconds: float):
 
 def test_live_runs_go_on_at_a_lower_rate_where_no_engine_keeps_the_limits(engines_that):
     highest = HighestRate(SLO, TIMES)
-    made = Study(engines(), ASKS, highest, SLO)
+    made = TuningStudy(engines(), ASKS, highest, SLO)
     sent = engines_that(outcome(1.5), outcome(0.9))
     runs = run_live(made, 0.5)
     plans = list(highest.trials(outcome(0.5)))

@@ -1,4 +1,4 @@
-"""``scripts/bench-gpu``: one command, some minutes, no network."""
+"""The command ``scripts/bench-gpu``, which takes some minutes and no network."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from dataclasses import fields
 from pathlib import Path
 
 from octavo.base.errors import BenchmarkError, OctavoError
-from octavo.bench.gpu.cases import CASES, Case, rehearsal
-from octavo.bench.gpu.run import Document, GpuRun
+from octavo.bench.gpu.cases import CASES, GpuCase, dry_run_cases
+from octavo.bench.gpu.run import GpuReport, GpuRun
 from octavo.measure.results import write_json
 from octavo.settings.engine import EngineArgs
 
@@ -25,7 +25,7 @@ examples:
 
 def main(argv: Sequence[str] | None = None) -> int:
     args = _parse(argv)
-    cases = rehearsal(_rehearsed_kernels()) if args.dry_run else CASES
+    cases = dry_run_cases(_dry_run_kernels()) if args.dry_run else CASES
     try:
         return _run(args, _chosen(cases, args.only))
     except OctavoError as error:
@@ -33,12 +33,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
 
 
-def _run(args: argparse.Namespace, cases: Sequence[Case]) -> int:
+def _run(args: argparse.Namespace, cases: Sequence[GpuCase]) -> int:
     from rich.console import Console
 
     from octavo.bench.gpu.report import print_report
 
-    def keep(document: Document) -> None:
+    def keep(document: GpuReport) -> None:
         if args.json is not None:
             write_json(Path(args.json), document.as_json())
 
@@ -54,16 +54,16 @@ def _say(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
-def _chosen(cases: Sequence[Case], names: Sequence[str]) -> list[Case]:
-    """All, or those of these names."""
+def _chosen(cases: Sequence[GpuCase], names: Sequence[str]) -> list[GpuCase]:
+    """Return all cases, or those of these names."""
     if unknown := set(names) - {case.name for case in cases}:
         there = ", ".join(case.name for case in cases)
         raise BenchmarkError(f"no case is called {', '.join(sorted(unknown))}: there are {there}")
     return [case for case in cases if not names or case.name in names]
 
 
-def _rehearsed_kernels() -> str:
-    """The twin of the GPU path, which a CPU can run."""
+def _dry_run_kernels() -> str:
+    """Return the counterpart of the GPU kernels that a CPU can run."""
     (kernels,) = (each for each in fields(EngineArgs) if each.name == "kernels")
     choices = kernels.metadata["choices"]
     return "fused" if "fused" in choices else "reference"

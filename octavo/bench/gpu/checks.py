@@ -1,5 +1,5 @@
-"""What of a GPU is asked in a process of its own, as one JSON object: what the device reaches, and
-whether octavo's kernels say what the reference ops say.
+"""Checks of a GPU in a process of its own: the speed of the device, and the agreement of octavo's
+kernels with the reference ops, each as one JSON object.
 
     python -m octavo.bench.gpu.checks device cuda
     python -m octavo.bench.gpu.checks agreement FOLDER '{"kernels": "auto"}'
@@ -18,8 +18,8 @@ _PEAKS = ("bfloat16", "float8_e4m3fn", "int8")
 
 
 def device_facts(device: str) -> dict[str, Any]:
-    """Name, versions, bytes a second of copies, and operations a second of products by type; None
-    for a type that has no products there."""
+    """Return name, versions, bytes per second of copies, and operations per second of products by
+    type; None for a type without products on the device."""
     import torch
 
     from octavo.bench.record import versions
@@ -50,10 +50,10 @@ def device_facts(device: str) -> dict[str, Any]:
 
 
 def agreement(model: str, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Greedy answers of an engine and of the reference ops: how many first tokens are the same, and
-    how far apart the log-probabilities are that both give to the tokens likeliest by the reference
-    after the prompts. Random weights have near ties, so that answers may part where nothing is
-    wrong; log-probabilities may not."""
+    """Compare greedy answers of an engine and of the reference ops: the number of equal first
+    tokens, and the largest difference of the log-probabilities that both give to the most probable
+    tokens after the prompts. Random weights have near ties, so that answers may differ where
+    nothing is wrong; log-probabilities may not."""
     reference = _answers(model, {**settings, "kernels": "reference"})
     ours = _answers(model, settings)
     pairs = list(zip(ours["answers"], reference["answers"], strict=True))

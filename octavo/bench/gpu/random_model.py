@@ -23,18 +23,18 @@ import numpy as np
 from octavo.models.safetensors_writer import NewTensor, write_safetensors
 
 FORMATS = ("bf16", "fp8", "w4")
-STD = 0.02  # of the weights
+STD = 0.02  # standard deviation of the weights
 
 _GROUP = 128  # inputs of a GPTQ scale
 _CHUNK_BYTES = 8 << 20
 # Of e4m3 codes below 0x60, and of 4-bit codes less their zero, about: for scales that fit STD.
 _FP8_DEVIATION, _INT4_DEVIATION = 8.0, 4.6
-_FP8_CODES = 0x60  # values below 32, and none that is no number
+_FP8_CODES = 0x60  # values below 32, and no NaN
 
 
 @dataclass(frozen=True, slots=True)
-class ModelShape:
-    """Of a Llama. Sizes are named as in ``config.json``."""
+class LlamaShape:
+    """The shape of a Llama. Sizes are named as in ``config.json``."""
 
     hidden_size: int
     intermediate_size: int
@@ -46,7 +46,7 @@ class ModelShape:
     tie_word_embeddings: bool
 
     def layer_matrices(self) -> Iterator[tuple[str, int, int]]:
-        """Name, outputs and inputs of each matrix of a layer."""
+        """Yields name, outputs and inputs of each matrix of a layer."""
         hidden, inner = self.hidden_size, self.intermediate_size
         queries = self.num_attention_heads * self.head_dim
         keys = self.num_key_value_heads * self.head_dim
@@ -59,33 +59,33 @@ class ModelShape:
         yield "mlp.down_proj", hidden, inner
 
     def step_bytes(self, format: str) -> float:
-        """Of the weights that a step reads: those of layers, and the head."""
+        """Number of bytes of the weights that a step reads: those of layers, and the head."""
         per_value = {"bf16": 2.0, "fp8": 1.0, "w4": 0.5 + 2 / _GROUP}[format]
         return per_value * self.layer_params + 2.0 * self.vocab_size * self.hidden_size
 
     @property
     def layer_params(self) -> int:
-        """Of the matrices of all layers."""
+        """Number of parameters of the matrices of all layers."""
         return self.num_hidden_layers * sum(n * k for _, n, k in self.layer_matrices())
 
 
 SHAPES = {
-    "tiny": ModelShape(128, 256, 2, 4, 2, 32, 512, True),
-    "0.6b": ModelShape(1024, 3072, 28, 16, 8, 128, 151_936, True),  # Qwen3-0.6B
-    "1b": ModelShape(2048, 8192, 16, 32, 8, 64, 128_256, True),  # Llama-3.2-1B
-    "8b": ModelShape(4096, 14_336, 32, 32, 8, 128, 128_256, False),  # Llama-3.1-8B
+    "tiny": LlamaShape(128, 256, 2, 4, 2, 32, 512, True),
+    "0.6b": LlamaShape(1024, 3072, 28, 16, 8, 128, 151_936, True),  # Qwen3-0.6B
+    "1b": LlamaShape(2048, 8192, 16, 32, 8, 64, 128_256, True),  # Llama-3.2-1B
+    "8b": LlamaShape(4096, 14_336, 32, 32, 8, 128, 128_256, False),  # Llama-3.1-8B
 }
 
 
-def write_random_model(folder: Path, shape: ModelShape, format: str, seed: int = 0) -> None:
-    """Make the folder, for as long as a benchmark runs: nothing waits until it is on the disk. It
-    is gone again if it cannot be finished."""
+def write_random_model(folder: Path, shape: LlamaShape, format: str, seed: int = 0) -> None:
+    """Make the folder, for as long as a benchmark runs: without waiting for the disk. It is removed
+    again if it cannot be finished."""
     folder.mkdir()
     try:
         config = {**_CONFIG, **asdict(shape)} | _QUANTIZATION[format]
         (folder / "config.json").write_text(json.dumps(config, indent=2))
         _write_tokenizer(folder)
-        write_safetensors(folder, _tensors(shape, _Numbers(format, seed)))
+        write_safetensors(folder, _tensors(shape, _RandomTensors(format, seed)))
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
         raise
@@ -118,7 +118,7 @@ _QUANTIZATION: dict[str, dict[str, Any]] = {
 }
 
 
-def _tensors(shape: ModelShape, numbers: _Numbers) -> Iterator[NewTensor]:
+def _tensors(shape: LlamaShape, numbers: _RandomTensors) -> Iterator[NewTensor]:
     hidden = shape.hidden_size
     yield numbers.floats("model.embed_tokens.weight", shape.vocab_size, hidden)
     if not shape.tie_word_embeddings:
@@ -132,8 +132,8 @@ def _tensors(shape: ModelShape, numbers: _Numbers) -> Iterator[NewTensor]:
     yield numbers.ones("model.norm.weight", hidden)
 
 
-class _Numbers:
-    """Tensors of a format, all made of the same few random bytes."""
+class _RandomTensors:
+    """Makes tensors of a format, all from the same few random bytes."""
 
     def __init__(self, format: str, seed: int):
         rng = np.random.default_rng(seed)

@@ -1,4 +1,4 @@
-"""The figures of a run as tables."""
+"""Tables of the figures of a run."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from octavo.bench.gpu.run import CaseOutcome, Document
+from octavo.bench.gpu.run import CaseOutcome, GpuReport
 from octavo.bench.peers.workers.workloads import FIGURES, PeerWorkload
 
 
-def print_report(document: Document, console: Console) -> None:
+def print_report(document: GpuReport, console: Console) -> None:
     device = document.device
-    if document.is_rehearsal:
-        console.print("a rehearsal on the CPU: no figure means anything")
+    if document.is_dry_run:
+        console.print("a dry run on the CPU: no figure means anything")
     peaks = ", ".join(
         f"{name} {ops / 1e12:,.1f}" for name, ops in device["ops_per_s"].items() if ops
     )
@@ -30,13 +30,15 @@ def print_report(document: Document, console: Console) -> None:
     for outcome in document.outcomes:
         kernels = outcome.about.get("engine", {}).get("kernels", "fused")
         if kernels != "fused":
-            console.print(f"{outcome.case.name}: run by {kernels} kernels, as fused ones refused")
+            console.print(
+                f"{outcome.case.name}: run by {kernels} kernels, since the fused ones refused"
+            )
         for what, reason in outcome.left_out.items():
             console.print(f"left out: {outcome.case.name}, {what}: {reason}", markup=False)
 
 
-def _rates(document: Document) -> Table:
-    """Tokens a second by case and workload."""
+def _rates(document: GpuReport) -> Table:
+    """Tokens per second by case and workload."""
     table = Table("tokens/s", "start, s", box=None)
     workloads = _workloads(document)
     for workload in workloads:
@@ -57,7 +59,7 @@ def _rates(document: Document) -> Table:
     return table
 
 
-def _workloads(document: Document) -> list[PeerWorkload]:
+def _workloads(document: GpuReport) -> list[PeerWorkload]:
     found = {
         workload.name: workload
         for outcome in document.outcomes
@@ -68,7 +70,7 @@ def _workloads(document: Document) -> list[PeerWorkload]:
 
 
 def _rate(outcome: CaseOutcome, workload: PeerWorkload) -> str:
-    """Of batches those of decoding: prompts have columns of their own."""
+    """Rate of a workload; of batches the decode rate: prompts have columns of their own."""
     names = [figure.name for figure in FIGURES[workload.kind]]
     name = "decode_tps" if "decode_tps" in names else names[0]
     value = outcome.figures.get(workload.name, {}).get(name)
@@ -80,7 +82,7 @@ def _greatest(outcome: CaseOutcome, name: str) -> str:
     return f"{max(found):.0%}" if found else ""
 
 
-def _agreements(document: Document) -> Table:
+def _agreements(document: GpuReport) -> Table:
     table = Table("against reference ops", box=None)
     for title in ("kernels", "first tokens alike", "log-probabilities apart by"):
         table.add_column(title, justify="right")
@@ -96,8 +98,8 @@ def _agreements(document: Document) -> Table:
     return table
 
 
-def _failures(document: Document) -> Table:
-    """With the last line of each reason; the document has all of it."""
+def _failures(document: GpuReport) -> Table:
+    """Failed cases with the last line of each reason; the document has all of it."""
     table = Table("failed", "by", box=None)
     for outcome in document.outcomes:
         if outcome.failed is not None:

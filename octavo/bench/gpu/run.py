@@ -1,5 +1,5 @@
-"""Measures cases one after the other as far as the time goes, each in a process of its own: an
-engine that fails, or hangs, costs its own figures only."""
+"""Measures cases one after the other as time allows, each in a process of its own: an engine that
+fails, or hangs, costs its own figures only."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from statistics import median
 from typing import Any
 
 from octavo.base.errors import BenchmarkError
-from octavo.bench.gpu.cases import Case
-from octavo.bench.gpu.random_model import SHAPES, ModelShape, write_random_model
+from octavo.bench.gpu.cases import GpuCase
+from octavo.bench.gpu.random_model import SHAPES, LlamaShape, write_random_model
 from octavo.bench.peers.child import ChildError, Worker, environment
 from octavo.bench.peers.contenders import WORKERS, octavo_environment
 from octavo.bench.peers.workers.workloads import PeerWorkload
@@ -29,16 +29,16 @@ _CHECKS = (sys.executable, "-m", "octavo.bench.gpu.checks")
 _DISK_SHARE = 1.3
 
 Say = Callable[[str], None]
-Keep = Callable[["Document"], None]
+SaveReport = Callable[["GpuReport"], None]
 Figures = dict[str, float | None]
 
 
 @dataclass(slots=True)
 class CaseOutcome:
-    """What became of a case. ``figures`` by workload; ``left_out`` says why some were not begun,
-    ``failed`` what ended the case before its end."""
+    """The outcome of a case. ``figures`` by workload; ``left_out`` says why some were not begun,
+    ``failed`` what ended the case early."""
 
-    case: Case
+    case: GpuCase
     about: dict[str, Any] = field(default_factory=dict)
     start_s: float | None = None
     figures: dict[str, Figures] = field(default_factory=dict)
@@ -62,12 +62,12 @@ class CaseOutcome:
 
 
 @dataclass(slots=True)
-class Document:
-    """A whole run. ``device`` is what ``checks.py`` says of it."""
+class GpuReport:
+    """The report on a whole run. ``device``: as ``checks.py`` describes it."""
 
     device: dict[str, Any]
     outcomes: list[CaseOutcome] = field(default_factory=list)
-    is_rehearsal: bool = False
+    is_dry_run: bool = False
     started: datetime = field(default_factory=lambda: datetime.now(UTC))
     elapsed_s: float = 0.0
 
@@ -75,7 +75,7 @@ class Document:
         return {
             "date": self.started.isoformat(timespec="seconds"),
             "elapsed_s": round(self.elapsed_s, 1),
-            "is_rehearsal": self.is_rehearsal,
+            "is_rehearsal": self.is_dry_run,
             "device": self.device,
             "cases": [outcome.as_json() for outcome in self.outcomes],
             "workloads": {
@@ -91,9 +91,9 @@ class GpuRun:
 
     Args:
         folder: where models are made, and logs.
-        seconds: that it may take; what does not fit any more is left out, and said.
-        keep: is given what there is after each case, so that nothing is lost by a later one. What
-            it raises of BenchmarkErrors is said.
+        seconds: budget of time; cases that do not fit are left out, and told.
+        keep: called with the report so far after each case, so that a later failure loses
+            nothing. Its BenchmarkErrors are told.
     """
 
     def __init__(
@@ -102,17 +102,21 @@ class GpuRun:
         device: str,
         seconds: float,
         say: Say,
-        keep: Keep = lambda document: None,
+        keep: SaveReport = lambda document: None,
     ):
         self._folder, self._device, self._say, self._keep = folder, device, say, keep
         self._begin = time.monotonic()
         self._seconds = seconds
         self._meter: EnergyMeter | None = None
 
-    def run(self, cases: Sequence[Case]) -> Document:
-        """BenchmarkError if nothing can be learned of the device itself."""
+    def run(self, cases: Sequence[GpuCase]) -> GpuReport:
+        """Measure the cases.
+
+        Raises:
+            BenchmarkError: the device itself cannot be described.
+        """
         facts = _ask([*_CHECKS, "device", self._device], self._left)
-        document = Document(facts, is_rehearsal=self._device == "cpu")
+        document = GpuReport(facts, is_dry_run=self._device == "cpu")
         self._say(f"{facts['name']}: {facts['bytes_per_s'] / 1e9:,.0f} GB/s")
         try:
             self._meter = open_energy(facts["uuid"]) if facts["uuid"] else None
@@ -126,8 +130,8 @@ class GpuRun:
             self._tell(outcome, document)
         return document
 
-    def _tell(self, outcome: CaseOutcome, document: Document) -> None:
-        """What a case came to, and what there is by now."""
+    def _tell(self, outcome: CaseOutcome, document: GpuReport) -> None:
+        """Tell the outcome of a case, and save the report so far."""
         for what, reason in outcome.left_out.items():
             self._say(f"{outcome.case.name}: {what} is left out: {reason}")
         if outcome.failed is not None:
@@ -139,7 +143,7 @@ class GpuRun:
 
     @property
     def _left(self) -> float:
-        """Seconds that may still be taken."""
+        """Seconds that are left."""
         return self._begin + self._seconds - time.monotonic()
 
     def _fill(self, outcome: CaseOutcome, facts: dict[str, Any]) -> None:
@@ -159,7 +163,7 @@ class GpuRun:
         except Exception as error:  # a full disk, an engine that ends, a driver that is gone
             outcome.failed = str(error) or type(error).__name__
 
-    def _why_not(self, case: Case) -> str | None:
+    def _why_not(self, case: GpuCase) -> str | None:
         if self._left < case.seconds:
             return f"it takes about {case.seconds:.0f} s, and {max(0.0, self._left):.0f} s are left"
         if case.engine != "octavo" and find_spec(case.engine) is None:
@@ -170,7 +174,7 @@ class GpuRun:
             return f"{self._folder} has {free / 1e9:.0f} GB free, and needs {needed / 1e9:.0f}"
         return None
 
-    def _model(self, case: Case) -> Path:
+    def _model(self, case: GpuCase) -> Path:
         folder = self._folder / case.model
         if not folder.exists():
             self._say(f"writing {case.model}")
@@ -197,7 +201,7 @@ class GpuRun:
             worker.close()
 
     def _figures(self, worker: Worker, workload: PeerWorkload) -> Figures:
-        """Medians over the repetitions; ``watts`` is the mean with the warm-up."""
+        """Return medians over the repetitions; ``watts`` is the mean with the warm-up."""
         begin, joules = time.monotonic(), self._joules()
         samples = worker.measure(workload, 0, max(1.0, self._left))
         figures: Figures = {name: median(sample[name] for sample in samples) for name in samples[0]}
@@ -210,10 +214,13 @@ class GpuRun:
         return None if self._meter is None else self._meter.joules
 
 
-def shares(case: Case, workload: PeerWorkload, figures: Figures, facts: dict[str, Any]) -> Figures:
-    """How near a single stream comes to the bandwidth that was measured, by the bytes of weights
-    alone, and a prompt to the peak of products in 16 bits, by those with the layers alone."""
-    shape: ModelShape = SHAPES[case.shape]
+def shares(
+    case: GpuCase, workload: PeerWorkload, figures: Figures, facts: dict[str, Any]
+) -> Figures:
+    """Return the share of the measured bandwidth that a single stream reaches, by the bytes of
+    weights alone, and the share of the peak of 16-bit products that a prompt reaches, by the
+    products of the layers alone."""
+    shape: LlamaShape = SHAPES[case.shape]
     if workload.kind == "decode":
         rate = figures["decode_tps"] or 0.0
         return {"bandwidth_share": rate * shape.step_bytes(case.format) / facts["bytes_per_s"]}
@@ -224,7 +231,7 @@ def shares(case: Case, workload: PeerWorkload, figures: Figures, facts: dict[str
 
 
 def _ask(command: Sequence[str], seconds: float) -> dict[str, Any]:
-    """What a check answers."""
+    """Return the answer of a check."""
     try:
         done = subprocess.run(
             command,

@@ -1,10 +1,10 @@
-"""What each optimisation is worth: the same work with it and without, turn by turn.
+"""Ablations, which measure the effect of each optimisation by the same work with it and without.
 
-An ablation is a row of `ABLATIONS`: the settings that take an optimisation away, the work that
-shows what it is for, and the figure by which that is seen. With and without take turns (see
-``ablation_study.py``); "worth" is the ratio of their figures in one turn, so that a machine
-that drifts between turns does not enter it. Where an optimisation promises not to change answers,
-that is checked.
+An ablation is a row of `ABLATIONS`: the settings that take an optimisation away, a workload that
+shows its effect, and the figure by which the effect is measured. With and without take turns (see
+``ablation_study.py``); "worth" is the ratio of their figures in one turn, so that a drift of the
+machine between turns cancels out. Where an optimisation promises not to change answers, that is
+checked.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ from octavo.bench.offline.ablation_workloads import (
     run_without_kv_cache,
 )
 from octavo.bench.offline.session import OfflineSession
-from octavo.measure.statistics import Spread
+from octavo.measure.statistics import MedianRange
 from octavo.workload.requests import WorkloadRequest
 
-Info = Mapping[str, Any]
-Run = Callable[[OfflineSession, AblationWorkload, list[WorkloadRequest]], AblationWork]
+EngineInfo = Mapping[str, Any]
+RunWork = Callable[[OfflineSession, AblationWorkload, list[WorkloadRequest]], AblationWork]
 
 
 @dataclass(frozen=True, slots=True)
-class Figure:
-    """A figure of a workload; ``of`` gives None where the work was too short to have it."""
+class AblationFigure:
+    """A figure of a workload; ``of`` returns None where the work was too short to have it."""
 
     name: str
     label: str
@@ -48,56 +48,57 @@ class Figure:
     of: Callable[[AblationWork], float | None]
 
     def worth(self, on: float, off: float) -> float:
-        """How many times better it is with the optimisation."""
+        """Return how many times better it is with the optimisation."""
         return on / off if self.higher_is_better else off / on
 
 
-OUTPUT_TPS = Figure("output_tps", "output tok/s", True, lambda work: work.output_tps)
-TTFT = Figure("ttft_ms", "median TTFT, ms", False, lambda work: work.ttft_ms)
-TPOT = Figure("tpot_ms", "median TPOT, ms", False, lambda work: work.tpot_ms)
-ITL_P99 = Figure("itl_p99_ms", "p99 ITL, ms", False, lambda work: work.itl_p99_ms)
+OUTPUT_TPS = AblationFigure("output_tps", "output tok/s", True, lambda work: work.output_tps)
+TTFT = AblationFigure("ttft_ms", "median TTFT, ms", False, lambda work: work.ttft_ms)
+TPOT = AblationFigure("tpot_ms", "median TPOT, ms", False, lambda work: work.tpot_ms)
+ITL_P99 = AblationFigure("itl_p99_ms", "p99 ITL, ms", False, lambda work: work.itl_p99_ms)
 FIGURES = (OUTPUT_TPS, TTFT, TPOT, ITL_P99)
 
 
-def _is_invariant(info: Info) -> bool:
-    """Whether answers do not depend on how work is cut: see docs/architecture.md."""
+def _is_invariant(info: EngineInfo) -> bool:
+    """True if answers do not depend on how work is cut: see docs/architecture.md."""
     return bool(info["device"] == "cpu" and info["dtype"] == "float32")
 
 
-def _is_native(info: Info) -> bool:
+def _is_native(info: EngineInfo) -> bool:
     return bool(info["kernels"] == "native")
 
 
-def _never(info: Info) -> bool:
-    """It computes with other numbers."""
+def _never(info: EngineInfo) -> bool:
+    """Never: the optimisation changes the arithmetic."""
     return False
 
 
-def _needs_nothing(info: Info) -> str | None:
+def _needs_nothing(info: EngineInfo) -> str | None:
     return None
 
 
-def _needs_native(info: Info) -> str | None:
+def _needs_native(info: EngineInfo) -> str | None:
     return None if _is_native(info) else "needs the native CPU kernels"
 
 
-def _needs_both_kernels(info: Info) -> str | None:
+def _needs_both_kernels(info: EngineInfo) -> str | None:
     return _needs_native(info) or (None if has_torch() else NO_TORCH)
 
 
-def _needs_cuda(info: Info) -> str | None:
+def _needs_cuda(info: EngineInfo) -> str | None:
     return None if info["device"].startswith("cuda") else "needs a CUDA device"
 
 
 @dataclass(frozen=True, slots=True)
 class Ablation:
-    """An optimisation, and how to do without it.
+    """An optimisation, and how to turn it off.
 
     Args:
-        what: it does, in a few words.
+        what: its effect, in a few words.
         off: engine settings without it; ``on``: with it, beside those given by the user.
         figure: by which it is judged.
-        promises_answers: whether, with an engine (its ``info``), answers are the same without it.
+        promises_answers: whether, with an engine (its ``info``), answers are the same without
+            it.
         needs: why it cannot be measured with an engine (its ``info``), or None.
         run_off: does the work without it, where no setting can.
         prepare_off: changes the engine without it, where no setting can.
@@ -106,12 +107,12 @@ class Ablation:
     name: str
     what: str
     workload: AblationWorkload
-    figure: Figure
+    figure: AblationFigure
     off: Mapping[str, Any] = field(default_factory=dict)
     on: Mapping[str, Any] = field(default_factory=dict)
-    promises_answers: Callable[[Info], bool] = _is_invariant
-    needs: Callable[[Info], str | None] = _needs_nothing
-    run_off: Run = run_engine
+    promises_answers: Callable[[EngineInfo], bool] = _is_invariant
+    needs: Callable[[EngineInfo], str | None] = _needs_nothing
+    run_off: RunWork = run_engine
     prepare_off: Callable[[OfflineSession], None] | None = None
 
 
@@ -137,10 +138,10 @@ ABLATIONS = (
     ),
     Ablation(
         "continuous-batching",
-        "a seat is filled when it is free; without: when all are",
+        "a slot is filled when it is free; without: when all are",
         UNEVEN_ANSWERS,
         OUTPUT_TPS,
-        on={"max_num_seqs": 4},  # fewer seats than requests
+        on={"max_num_seqs": 4},  # fewer slots than requests
         off={"batching": "static"},
     ),
     Ablation(
@@ -231,7 +232,8 @@ ABLATIONS = (
 
 @dataclass(frozen=True, slots=True)
 class AblationResult:
-    """``on`` and ``off`` in turn: the work of each repetition, with and without."""
+    """The result of an ablation. ``on`` and ``off``: the work of each repetition, with and
+    without."""
 
     ablation: Ablation
     workload: str
@@ -239,8 +241,11 @@ class AblationResult:
     off: list[AblationWork]
     are_answers_promised: bool
 
-    def spreads(self, figure: Figure) -> tuple[Spread, Spread, Spread] | None:
-        """With, without, and how many times better; None if the work has no such figure."""
+    def spreads(
+        self, figure: AblationFigure
+    ) -> tuple[MedianRange, MedianRange, MedianRange] | None:
+        """Return the figure with and without, and how many times better it is; None if the work has
+        no such figure."""
         with_it = [figure.of(work) for work in self.on]
         without = [figure.of(work) for work in self.off]
         pairs = [
@@ -251,13 +256,13 @@ class AblationResult:
         if not pairs:
             return None
         return (
-            Spread.of([on for on, _ in pairs]),
-            Spread.of([off for _, off in pairs]),
-            Spread.of([figure.worth(on, off) for on, off in pairs]),
+            MedianRange.of([on for on, _ in pairs]),
+            MedianRange.of([off for _, off in pairs]),
+            MedianRange.of([figure.worth(on, off) for on, off in pairs]),
         )
 
     @property
-    def worth(self) -> Spread:
+    def worth(self) -> MedianRange:
         found = self.spreads(self.ablation.figure)
         assert found is not None, f"{self.ablation.name} is judged by what its work has not"
         return found[2]
@@ -276,7 +281,7 @@ class AblationResult:
 
     @property
     def same_answers(self) -> str:
-        """ "yes", "no" or "not promised"."""
+        """Whether answers are equal: "yes", "no" or "not promised"."""
         if not self.are_answers_promised:
             return "not promised"
         return "yes" if self.num_same_answers == self.num_answers else "no"
@@ -300,14 +305,15 @@ class AblationResult:
         }
 
 
-def _worth_json(spreads: tuple[Spread, Spread, Spread]) -> dict[str, Any]:
+def _worth_json(spreads: tuple[MedianRange, MedianRange, MedianRange]) -> dict[str, Any]:
     return {
         name: spread.as_json() for name, spread in zip(("on", "off", "worth"), spreads, strict=True)
     }
 
 
 def choose_ablations(names: Collection[str] | None) -> tuple[Ablation, ...]:
-    """Those with these names, in the order of the table; all for None. Raises ConfigError."""
+    """Return the ablations with these names, in the order of the table; all for None. Raises
+    ConfigError."""
     known = [ablation.name for ablation in ABLATIONS]
     for name in names or ():
         if name not in known:

@@ -1,4 +1,5 @@
-"""Runs ablations: engines with and without an optimisation, loaded at once, take turns."""
+"""Runs ablations on engines with and without an optimisation, which are loaded at once and take
+turns."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ from octavo.bench.offline.ablation import Ablation, AblationResult
 from octavo.bench.offline.ablation_workloads import (
     CONTEXT,
     AblationWork,
-    Room,
+    WorkloadScale,
     describe,
     run_engine,
 )
@@ -19,22 +20,22 @@ from octavo.bench.offline.session import OfflineSession
 from octavo.settings.engine import EngineArgs
 from octavo.workload.requests import WorkloadRequest
 
-# Seats and tokens of KV that are enough for every workload here.
-_SEATS = 8
-_KV_TOKENS = _SEATS * CONTEXT
+# Slots and tokens of KV that are enough for every workload here.
+_SLOTS = 8
+_KV_TOKENS = _SLOTS * CONTEXT
 
 
 def ablation_settings(args: EngineArgs) -> EngineArgs:
-    """The user's settings, with what these workloads need where nothing was said.
+    """Return the user's settings, with those that these workloads need where none was given.
 
-    The number of threads is said in any case: engines in one process would else count on what the
-    one before has left them.
+    The number of threads is set in any case: an engine would else take the number that another
+    engine of this process has set.
     """
     from octavo.kernels.cpu.library import usable_threads
 
     changes: dict[str, Any] = {}
     if args.max_num_seqs is None:
-        changes["max_num_seqs"] = _SEATS
+        changes["max_num_seqs"] = _SLOTS
     if args.num_blocks is None and args.kv_cache_memory is None:
         changes["num_blocks"] = -(-_KV_TOKENS // args.block_size)
     if args.threads is None:
@@ -46,7 +47,7 @@ class AblationStudy:
     """Measures ablations one after another, beside an engine with all optimisations.
 
     Args:
-        session: made with ``ablation_settings``; stays open, and is the caller's to close.
+        session: made with ``ablation_settings``; stays open, and the caller closes it.
         open_session: loads a further engine.
         repeat: turns of each ablation.
         is_quick: with less work.
@@ -63,7 +64,7 @@ class AblationStudy:
         self._session = session
         self._open_session = open_session
         self._repeat = repeat
-        self._room = Room(
+        self._scale = WorkloadScale(
             session.vocab_size,
             min(session.loaded.config.scheduler.max_model_len, CONTEXT),
             is_quick,
@@ -71,7 +72,7 @@ class AblationStudy:
         )
 
     def why_not(self, ablation: Ablation) -> str | None:
-        """Why it cannot be measured with these settings; None if it can be."""
+        """Return why an ablation cannot be measured with these settings; None if it can."""
         reason = ablation.needs(self._session.info)
         if reason is not None:
             return reason
@@ -81,7 +82,8 @@ class AblationStudy:
         return None
 
     def measure(self, ablation: Ablation) -> AblationResult:
-        """Raises what loading an engine raises, and BenchmarkError if a request failed."""
+        """Measure an ablation. Raises the errors of loading an engine, and BenchmarkError if a
+        request failed."""
         with ExitStack() as stack:
             on = self._session
             if self._on(ablation) != self._session.args:
@@ -99,13 +101,13 @@ class AblationStudy:
         settings = {**ablation.on, **ablation.off}
         if not settings.get("enable_chunked_prefill", True):
             # A step must hold a whole prompt: no longer ones than there are.
-            settings["max_model_len"] = self._room.context
+            settings["max_model_len"] = self._scale.context
         return replace(self._session.args, **settings)
 
     def _warm_up(self, *sessions: OfflineSession) -> None:
         for session in sessions:
             _use_threads(session)
-            session.run(self._room.requests(2, 32, 4, seed=-1))
+            session.run(self._scale.requests(2, 32, 4, seed=-1))
 
     def _take_turns(
         self, ablation: Ablation, on: OfflineSession, off: OfflineSession
@@ -113,8 +115,8 @@ class AblationStudy:
         found: dict[bool, list[AblationWork]] = {True: [], False: []}
         requests: Sequence[WorkloadRequest] = ()
         for repetition in range(self._repeat):
-            requests = ablation.workload.create(self._room, 10 * repetition)
-            # Who goes first changes, too.
+            requests = ablation.workload.create(self._scale, 10 * repetition)
+            # The order alternates.
             for is_on in (True, False) if repetition % 2 == 0 else (False, True):
                 session, run = (on, run_engine) if is_on else (off, ablation.run_off)
                 _use_threads(session)
@@ -129,7 +131,8 @@ class AblationStudy:
 
 
 def _use_threads(session: OfflineSession) -> None:
-    """PyTorch's threads are the process's: the last engine that was loaded has set them."""
+    """Set PyTorch's threads, which are those of the process: the engine that was loaded last has
+    set them."""
     if session.info["kernels"] != "native" and session.args.threads is not None:
         import torch
 

@@ -1,7 +1,7 @@
-"""The work by which an optimisation is judged: each kind shows what one of them is for.
+"""Workloads of ablations, each of which shows the effect of one kind of optimisation.
 
 A workload is made for the context of the model and for a seed. Every repetition has a seed of its
-own, as the prefix cache would know the prompts of the one before.
+own, as the prefix cache would contain the prompts of the one before.
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ CONTEXT = 2048
 
 
 @dataclass(frozen=True, slots=True)
-class Room:
-    """What prompts are made for: a vocabulary, the tokens of a context, and whether in a hurry."""
+class WorkloadScale:
+    """The scale of a workload: the vocabulary, the tokens of a context, and whether to do less
+    work."""
 
     vocab_size: int
     context: int
@@ -51,16 +52,16 @@ class Room:
 
 @dataclass(frozen=True, slots=True)
 class AblationWorkload:
-    """``concurrency``: requests in flight; None gives all at once."""
+    """A kind of workload. ``concurrency``: requests in flight; None gives all at once."""
 
     name: str
-    create: Callable[[Room, int], list[WorkloadRequest]]
+    create: Callable[[WorkloadScale, int], list[WorkloadRequest]]
     concurrency: int | None = None
 
 
 @dataclass(slots=True)
 class AblationWork:
-    """What became of a workload. Seconds; TPOT and gaps of all requests together."""
+    """Figures of a workload that was run. Seconds; TPOT and gaps of all requests together."""
 
     elapsed_s: float = 0.0
     num_output_tokens: int = 0
@@ -89,7 +90,7 @@ class AblationWork:
 def run_engine(
     session: OfflineSession, workload: AblationWorkload, requests: list[WorkloadRequest]
 ) -> AblationWork:
-    """As the engine does it."""
+    """Run the requests as the engine does."""
     requests = [replace(each, request_id=str(index)) for index, each in enumerate(requests)]
     timing = run_closed_loop(session, requests, workload.concurrency or len(requests))
     stats = [each.stats for each in timing.requests]
@@ -106,10 +107,10 @@ def run_engine(
 def run_without_kv_cache(
     session: OfflineSession, workload: AblationWorkload, requests: list[WorkloadRequest]
 ) -> AblationWork:
-    """Every token by a forward pass over the whole text so far, all requests side by side.
+    """Compute every token by a forward pass over the whole text so far, all requests side by side.
 
-    No engine has a setting for that. Here each token is the only one of a new prompt; the
-    session's prefix cache must be off, or it would know that prompt but for its last token.
+    No engine has a setting for that. Here each token is the only one of a new prompt; the session's
+    prefix cache must be off, or it would contain that prompt except for its last token.
     """
     assert not session.loaded.config.cache.enable_prefix_caching
     texts = {str(index): list(each.prompt_token_ids or ()) for index, each in enumerate(requests)}
@@ -139,7 +140,8 @@ def run_without_kv_cache(
 
 
 def describe(requests: Sequence[WorkloadRequest]) -> str:
-    """``8 × 32 + 32``: requests, tokens of prompt and answer; ranges where lengths differ."""
+    """Describe requests: ``8 × 32 + 32``: their number, tokens of prompt and answer; ranges where
+    lengths differ."""
     inputs = [len(each.prompt_token_ids or ()) for each in requests]
     outputs = [each.output_len or 0 for each in requests]
     return f"{len(requests)} × {_range(inputs)} + {_range(outputs)}"
@@ -153,52 +155,53 @@ def _range(numbers: Sequence[int]) -> str:
 # -- the workloads --------------------------------------------------------------------------------
 
 
-def _lone(room: Room, seed: int) -> list[WorkloadRequest]:
-    return room.requests(1, 128, 32, seed)
+def _lone(scale: WorkloadScale, seed: int) -> list[WorkloadRequest]:
+    return scale.requests(1, 128, 32, seed)
 
 
-def _lone_answer(room: Room, seed: int) -> list[WorkloadRequest]:
-    return room.requests(1, 32, 64, seed)
+def _lone_answer(scale: WorkloadScale, seed: int) -> list[WorkloadRequest]:
+    return scale.requests(1, 32, 64, seed)
 
 
-def _few(room: Room, seed: int) -> list[WorkloadRequest]:
-    return room.requests(2, 16, 8, seed)
+def _few(scale: WorkloadScale, seed: int) -> list[WorkloadRequest]:
+    return scale.requests(2, 16, 8, seed)
 
 
-def _batch(room: Room, seed: int) -> list[WorkloadRequest]:
-    return room.requests(room.count(8), 32, 32, seed)
+def _batch(scale: WorkloadScale, seed: int) -> list[WorkloadRequest]:
+    return scale.requests(scale.count(8), 32, 32, seed)
 
 
-def _long_context(room: Room, seed: int) -> list[WorkloadRequest]:
-    return room.requests(room.count(4), 512, 32, seed)
+def _long_context(scale: WorkloadScale, seed: int) -> list[WorkloadRequest]:
+    return scale.requests(scale.count(4), 512, 32, seed)
 
 
-def _uneven_answers(room: Room, seed: int) -> list[WorkloadRequest]:
-    """One answer in four is eight times as long as the others: who waits for it, wastes seats."""
-    requests = room.requests(16, 32, 8, seed)
+def _uneven_answers(scale: WorkloadScale, seed: int) -> list[WorkloadRequest]:
+    """One answer in four is eight times as long as the others: a batch that waits for it wastes
+    slots."""
+    requests = scale.requests(16, 32, 8, seed)
     return [
-        replace(request, output_len=room.length(64)) if index % 4 == 0 else request
+        replace(request, output_len=scale.length(64)) if index % 4 == 0 else request
         for index, request in enumerate(requests)
     ]
 
 
-def _long_prompt_meanwhile(room: Room, seed: int) -> list[WorkloadRequest]:
+def _long_prompt_meanwhile(scale: WorkloadScale, seed: int) -> list[WorkloadRequest]:
     """Five answers under way; when the first has ended, a long prompt takes its place.
 
     The others' gaps at that moment are more than 1 % of all, so their 99th percentile shows it.
     """
-    short = room.requests(5, 32, 40, seed)
-    short[0] = replace(short[0], output_len=room.length(8))
-    (long,) = room.requests(1, 1536, 1, seed + 1)
+    short = scale.requests(5, 32, 40, seed)
+    short[0] = replace(short[0], output_len=scale.length(8))
+    (long,) = scale.requests(1, 1536, 1, seed + 1)
     return [*short, long]
 
 
-def _shared_prefix(room: Room, seed: int) -> list[WorkloadRequest]:
-    return room.requests(room.count(6), 32, 4, seed, prefix_len=512)
+def _shared_prefix(scale: WorkloadScale, seed: int) -> list[WorkloadRequest]:
+    return scale.requests(scale.count(6), 32, 4, seed, prefix_len=512)
 
 
-def _shared_document(room: Room, seed: int) -> list[WorkloadRequest]:
-    return room.requests(room.count(16), 32, 32, seed, prefix_len=1536)
+def _shared_document(scale: WorkloadScale, seed: int) -> list[WorkloadRequest]:
+    return scale.requests(scale.count(16), 32, 32, seed, prefix_len=1536)
 
 
 LONE = AblationWorkload("one request", _lone)

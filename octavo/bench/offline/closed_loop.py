@@ -1,9 +1,9 @@
-"""So many requests in flight at all times: as one ends the next begins.
+"""A closed loop with a fixed number of requests in flight, in which the next begins as one ends.
 
-A batch that is given at once shows an engine at its start and at its end, with everybody's prompt
-at the same moment and a tail that only few still take part in. An engine that is always in use
-does neither. Here the first requests, the *ramp*, are only to fill the engine, and a *window* is
-measured that opens when all of them have begun to answer and closes while it is still full.
+A batch that is given at once shows an engine at its start and at its end, with all prompts at the
+same moment and a tail of few requests. An engine that is always in use does neither. Here the first
+requests, the *ramp*, only fill the engine, and a *window* is measured that opens when all of them
+have begun to answer and closes while it is still full.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class LoopRequest:
 
 @dataclass(slots=True)
 class LoopTiming:
-    """What was seen in the window.
+    """Figures of the window.
 
     ``num_prompt_tokens``: of requests whose first token came in it; ``mean_batch``: requests in a
     step, each step weighted by its time. ``requests``: those that arrived and ended in the window,
@@ -81,11 +81,11 @@ def run_closed_loop(
 
 
 def staggered(requests: Sequence[WorkloadRequest]) -> list[WorkloadRequest]:
-    """The same with answers of 1/n, 2/n, … n/n of their lengths.
+    """Return the same requests with answers of 1/n, 2/n, … n/n of their lengths.
 
-    As a ramp, they end one after another, and so does what follows them: requests of one length
-    that begin together would end together for ever, and their successors' prompts would all come
-    at once.
+    As a ramp, they end one after another, and so do those that follow them: requests of one length
+    that begin together would end together for ever, and their successors' prompts would all come at
+    once.
     """
     count = len(requests)
     return [
@@ -95,7 +95,7 @@ def staggered(requests: Sequence[WorkloadRequest]) -> list[WorkloadRequest]:
 
 
 @dataclass(slots=True)
-class _Flight:
+class _RequestInFlight:
     request: WorkloadRequest
     group: SampleGroup
     is_ramp: bool
@@ -118,7 +118,7 @@ class _ClosedLoop:
         self._ramp_to_begin = num_ramp
         self._ramp_without_token = num_ramp
         self._busy_s = 0.0  # seconds of each step times its requests, in the window
-        self._flights: dict[str, _Flight] = {}
+        self._in_flight: dict[str, _RequestInFlight] = {}
         self._timing = LoopTiming()
         self._opened: float | None = None
 
@@ -127,7 +127,7 @@ class _ClosedLoop:
         if self._ramp_without_token == 0:
             self._open()
         self._refill()
-        while self._flights and (num_measured is None or len(timing.requests) < num_measured):
+        while self._in_flight and (num_measured is None or len(timing.requests) < num_measured):
             self._step()
             if self._opened is None and self._ramp_without_token == 0:
                 self._open()
@@ -140,8 +140,8 @@ class _ClosedLoop:
         return timing
 
     def abort(self) -> None:
-        """Give up what is in flight, and let the engine hear of it."""
-        for request_id in self._flights:
+        """Abort the requests in flight, and let the engine process that."""
+        for request_id in self._in_flight:
             self._engine.abort(request_id)
         while self._engine.has_unfinished_requests:
             self._engine.step()
@@ -154,7 +154,7 @@ class _ClosedLoop:
         return self._engine.engine.scheduler.num_preemptions
 
     def _refill(self) -> None:
-        while len(self._flights) < self._concurrency:
+        while len(self._in_flight) < self._concurrency:
             request = next(self._requests, None)
             if request is None:
                 return
@@ -166,7 +166,7 @@ class _ClosedLoop:
             is_ramp = self._ramp_to_begin > 0
             self._ramp_to_begin -= is_ramp
             is_measured = self._opened is not None
-            self._flights[request_id] = _Flight(request, group, is_ramp, is_measured)
+            self._in_flight[request_id] = _RequestInFlight(request, group, is_ramp, is_measured)
 
     def _step(self) -> None:
         begin = time.perf_counter()
@@ -181,29 +181,29 @@ class _ClosedLoop:
     def _take(self, done: EngineStep, now: float) -> None:
         for update in done.updates:
             request = update.request
-            flight = self._flights[request.request_id]
+            entry = self._in_flight[request.request_id]
             if request.error is not None:
                 raise BenchmarkError(f"request {request.request_id} failed: {request.error}")
             if update.new_token_ids:
-                self._note_tokens(flight, len(update.new_token_ids), now)
+                self._note_tokens(entry, len(update.new_token_ids), now)
             if request.is_finished:
-                del self._flights[request.request_id]
-                if flight.is_measured:
-                    self._timing.requests.append(_ended(flight))
+                del self._in_flight[request.request_id]
+                if entry.is_measured:
+                    self._timing.requests.append(_ended(entry))
 
-    def _note_tokens(self, flight: _Flight, count: int, now: float) -> None:
-        is_first = flight.last_token is None
-        if flight.last_token is not None:
-            flight.gaps_s.append(now - flight.last_token)
-        elif flight.is_ramp:
+    def _note_tokens(self, entry: _RequestInFlight, count: int, now: float) -> None:
+        is_first = entry.last_token is None
+        if entry.last_token is not None:
+            entry.gaps_s.append(now - entry.last_token)
+        elif entry.is_ramp:
             self._ramp_without_token -= 1
-        flight.last_token = now
+        entry.last_token = now
         if self._opened is not None:
             self._timing.num_output_tokens += count
             if is_first:
-                self._timing.num_prompt_tokens += len(flight.group.prompt_token_ids)
+                self._timing.num_prompt_tokens += len(entry.group.prompt_token_ids)
 
 
-def _ended(flight: _Flight) -> LoopRequest:
-    request = flight.group.samples[0].request
-    return LoopRequest(flight.request, request.stats, flight.gaps_s, list(request.output_token_ids))
+def _ended(entry: _RequestInFlight) -> LoopRequest:
+    request = entry.group.samples[0].request
+    return LoopRequest(entry.request, request.stats, entry.gaps_s, list(request.output_token_ids))

@@ -1,4 +1,4 @@
-"""One batch of requests that are given at once, over and over: how long a user waits for what.
+"""Measures the latency of one batch of requests that are given at once, over and over.
 
 Prompts are random, and differ from one repetition to the next, so that nothing is cached.
 """
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from octavo.base.errors import ConfigError
 from octavo.bench.offline.roofline import Roofline, draw
 from octavo.bench.record import Recorder, columns, peak_rss_bytes
-from octavo.measure.statistics import Spread, percentile
+from octavo.measure.statistics import MedianRange, percentile
 from octavo.workload.datasets import random_requests
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ _PERCENTS = (10, 25, 50, 75, 90, 99)
 
 @dataclass(frozen=True, slots=True)
 class LatencyPlan:
-    """What is asked for: ``batch_size`` prompts of exactly ``input_len`` tokens each."""
+    """The settings of a run: ``batch_size`` prompts of exactly ``input_len`` tokens each."""
 
     input_len: int = 512
     output_len: int = 128
@@ -42,8 +42,8 @@ class LatencySample:
     Args:
         prefill_tps: prompt tokens of all, from the first step to the last of the first tokens.
         decode_tps: tokens of the steps in which all requests decode, over their time.
-        step_overhead_us: the median of those steps: time outside of the kernels, for a token of
-            each request.
+        step_overhead_us: the median over those steps of the time outside of the kernels, for a
+            token of each request.
     """
 
     ttft_ms: float
@@ -64,10 +64,10 @@ class LatencyResult:
     engine: dict[str, Any]
     run: dict[str, Any]
 
-    def spread(self, name: str) -> Spread | None:
-        """A field of the samples; None where none of them has it."""
+    def spread(self, name: str) -> MedianRange | None:
+        """Return a field of the samples; None where none of them has it."""
         values = [getattr(sample, name) for sample in self.samples]
-        return None if None in values else Spread.of(values)
+        return None if None in values else MedianRange.of(values)
 
     def as_json(self) -> dict[str, Any]:
         latencies = [sample.e2e_ms / 1e3 for sample in self.samples]
@@ -94,10 +94,10 @@ def measure_latency(
     settings: dict[str, Any],
     advance: Callable[[], None] = lambda: None,
 ) -> LatencyResult:
-    """Warm up, run the batch ``plan.repeat`` times, and look at the machine before and after.
+    """Warm up, run the batch ``plan.repeat`` times, and probe the machine before and after.
 
     Args:
-        settings: what the user asked for, to be kept with the result.
+        settings: those of the user, to be kept with the result.
         advance: called after each batch, warm-up included.
 
     Raises:
@@ -146,7 +146,8 @@ def measure_latency(
 def one_stream(
     session: OfflineSession, input_len: int, output_len: int, seed: int
 ) -> LatencySample:
-    """A random prompt and its answer, alone; ConfigError if they are too long for the engine."""
+    """Run a random prompt and its answer, alone; ConfigError if they are too long for the
+    engine."""
     check_fits(session, input_len, output_len)
     return _sample(
         session.run(random_requests(1, session.vocab_size, input_len, output_len, seed=seed))
@@ -154,7 +155,7 @@ def one_stream(
 
 
 def check_fits(session: OfflineSession, input_len: int, output_len: int) -> None:
-    """ConfigError if a request of these lengths is longer than the engine's context."""
+    """Raise ConfigError if a request of these lengths is longer than the engine's context."""
     limit = session.info["max_model_len"]
     if input_len + output_len > limit:
         raise ConfigError(

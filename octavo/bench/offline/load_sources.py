@@ -1,4 +1,4 @@
-"""What a sweep puts under load: an engine in this process, or a server."""
+"""The engine in this process, or the server, that a sweep puts under load."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class EngineUnderLoad:
         self._avoid = session.loaded.text_engine.eos_token_ids
 
     def warm_up(self, plan: SweepPlan) -> None:
-        """One request, which also shows whether such requests can be served at all."""
+        """Run one request, which also checks that such requests can be served at all."""
         requests = random_requests(
             1, self._session.vocab_size, plan.input_len, plan.output_len, seed=-1
         )
@@ -76,7 +76,7 @@ class ServerUnderLoad:
         self._vocab_size = vocab_size
 
     def warm_up(self, plan: SweepPlan) -> None:
-        """One request. Raises ServerError if the server is not there, or refuses it."""
+        """Send one request. Raises ServerError if the server is not there, or refuses it."""
         requests = random_requests(
             1, self._vocab_size, plan.input_len, plan.output_len, seed=plan.seed - 1
         )
@@ -108,7 +108,7 @@ class ServerUnderLoad:
 
 
 def sample_of_records(records: Sequence[RequestRecord], concurrency: int) -> LoadSample:
-    """What a closed loop's records say of the time in which it was full.
+    """Return a sample of a closed loop, from its records, over the time in which it was full.
 
     The ramp is the first ``concurrency`` records; the window opens when all of it have had a token
     and closes when the last request is sent, after which the loop runs empty.

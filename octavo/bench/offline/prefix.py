@@ -1,4 +1,5 @@
-"""Many questions about one document: what the prefix cache saves of the time to first token.
+"""Measures the time to first token of many questions about one document, with a prefix cache and
+without.
 
 The first question (*cold*) has the document computed; the later ones (*warm*) find it in the cache,
 and only they themselves are computed. The same questions go to an engine without a cache, turn by
@@ -14,17 +15,18 @@ from typing import Any
 
 from octavo.base.errors import BenchmarkError, ConfigError
 from octavo.bench.offline.session import OfflineSession
-from octavo.measure.statistics import Spread
+from octavo.measure.statistics import MedianRange
 from octavo.workload.datasets import random_requests
 from octavo.workload.requests import WorkloadRequest
 
 
 @dataclass(frozen=True, slots=True)
 class PrefixPlan:
-    """Lengths in tokens.
+    """The settings of a run; lengths in tokens.
 
-    ``document``: what the prefix is cut from; None makes one up. The cache must not know it from
-    the repetition before: each has another that is made up, or this one behind another mark.
+    ``document``: the prefix is cut from it; None takes random tokens. The cache must not contain it
+    from the repetition before: each repetition has another random document, or this one after
+    another first token.
     """
 
     prefix_len: int = 1024
@@ -45,7 +47,7 @@ class PrefixPlan:
             )
 
     def requests(self, repetition: int, vocab_size: int) -> list[WorkloadRequest]:
-        """The questions of one repetition, each behind the document."""
+        """Return the questions of one repetition, each after the document."""
         made_up = random_requests(
             self.questions,
             vocab_size,
@@ -59,12 +61,20 @@ class PrefixPlan:
         kept = self.document[: self.prefix_len - 1]
         return [_with_document(request, kept) for request in made_up]
 
+    def as_json(self) -> dict[str, int]:
+        return {
+            "prefix_len": self.prefix_len,
+            "question_len": self.question_len,
+            "questions": self.questions,
+            "output_len": self.output_len,
+        }
+
 
 def _with_document(request: WorkloadRequest, document: tuple[int, ...]) -> WorkloadRequest:
-    """The document between the mark, which is the first token, and the question."""
+    """Put the document between the first token, which differs by repetition, and the question."""
     assert request.prompt_token_ids is not None
-    mark, *question = request.prompt_token_ids
-    prompt = (mark, *document, *question)
+    first, *question = request.prompt_token_ids
+    prompt = (first, *document, *question)
     return WorkloadRequest(
         request.request_id,
         prompt_token_ids=prompt,
@@ -74,8 +84,8 @@ def _with_document(request: WorkloadRequest, document: tuple[int, ...]) -> Workl
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
-    """To one question, by one engine. Seconds."""
+class TimedAnswer:
+    """The answer to one question, by one engine. Seconds."""
 
     ttft: float
     e2e: float
@@ -88,8 +98,8 @@ class Answer:
 class PrefixSample:
     """One repetition: the answers with the cache and without, in the order of the questions."""
 
-    cached: list[Answer]
-    uncached: list[Answer]
+    cached: list[TimedAnswer]
+    uncached: list[TimedAnswer]
 
     @property
     def cold_ttft(self) -> float:
@@ -111,40 +121,40 @@ class PrefixSample:
 
 @dataclass(frozen=True, slots=True)
 class PrefixResult:
-    """``speedup`` is cold over warm, and ``total_speedup`` the time of all questions without a
-    cache over that with it, each of one repetition."""
+    """The result of a run. ``speedup`` is cold over warm, and ``total_speedup`` the time of all
+    questions without a cache over that with it, each of one repetition."""
 
     plan: PrefixPlan
     samples: list[PrefixSample]
 
-    def spread(self, figure: Callable[[PrefixSample], float]) -> Spread:
-        return Spread.of([figure(sample) for sample in self.samples])
+    def spread(self, figure: Callable[[PrefixSample], float]) -> MedianRange:
+        return MedianRange.of([figure(sample) for sample in self.samples])
 
     @property
-    def cold_ttft(self) -> Spread:
+    def cold_ttft(self) -> MedianRange:
         return self.spread(lambda sample: sample.cold_ttft)
 
     @property
-    def warm_ttft(self) -> Spread:
+    def warm_ttft(self) -> MedianRange:
         return self.spread(lambda sample: sample.warm_ttft)
 
     @property
-    def no_cache_ttft(self) -> Spread:
+    def no_cache_ttft(self) -> MedianRange:
         return self.spread(
             lambda sample: statistics.median(answer.ttft for answer in sample.uncached)
         )
 
     @property
-    def speedup(self) -> Spread:
+    def speedup(self) -> MedianRange:
         return self.spread(lambda sample: sample.cold_ttft / sample.warm_ttft)
 
     @property
-    def total_speedup(self) -> Spread:
+    def total_speedup(self) -> MedianRange:
         return self.spread(lambda sample: _total_s(sample.uncached) / _total_s(sample.cached))
 
     @property
     def hit_rate(self) -> float:
-        """Prompt tokens found in the cache / prompt tokens, cold questions included."""
+        """Cached prompt tokens over prompt tokens, cold questions included."""
         return _hit_rate([answer for sample in self.samples for answer in sample.cached])
 
     @property
@@ -160,12 +170,8 @@ class PrefixResult:
         )
 
     def as_json(self) -> dict[str, Any]:
-        plan = self.plan
         return {
-            "prefix_len": plan.prefix_len,
-            "question_len": plan.question_len,
-            "questions": plan.questions,
-            "output_len": plan.output_len,
+            **self.plan.as_json(),
             "cold_ttft_ms": self.cold_ttft.scaled(1e3).as_json(),
             "warm_ttft_ms": self.warm_ttft.scaled(1e3).as_json(),
             "no_cache_ttft_ms": self.no_cache_ttft.scaled(1e3).as_json(),
@@ -181,11 +187,11 @@ class PrefixResult:
         }
 
 
-def _total_s(answers: Sequence[Answer]) -> float:
+def _total_s(answers: Sequence[TimedAnswer]) -> float:
     return sum(answer.e2e for answer in answers)
 
 
-def _hit_rate(answers: Sequence[Answer]) -> float:
+def _hit_rate(answers: Sequence[TimedAnswer]) -> float:
     return sum(answer.num_cached_tokens for answer in answers) / sum(
         answer.num_prompt_tokens for answer in answers
     )
@@ -216,11 +222,11 @@ def measure_prefix(
     return PrefixResult(plan, samples)
 
 
-def _ask(session: OfflineSession, question: WorkloadRequest) -> Answer:
+def _ask(session: OfflineSession, question: WorkloadRequest) -> TimedAnswer:
     timing = session.run([question])
     (stats,), (token_ids,) = timing.requests, timing.output_token_ids
     if stats.ttft is None or stats.e2e is None:
         raise BenchmarkError(f"question {question.request_id} got no answer")
-    return Answer(
+    return TimedAnswer(
         stats.ttft, stats.e2e, stats.num_prompt_tokens, stats.num_cached_tokens, tuple(token_ids)
     )

@@ -1,9 +1,9 @@
-"""Many questions about one document, asked all at once: what it saves to read the document's KV
-once a step for all of them.
+"""Measures decoding of many questions about one document at once, with the document's KV read once
+a step for all of them, or for each.
 
-The document is computed first. Then all questions are asked together, and what counts are the steps
-in which each of them decodes a token. An engine that reads the KV anew for every request, as others
-do, answers the same, turn by turn.
+The document is computed first. Then all questions are asked together, and the steps in which each
+of them decodes a token are timed. An engine that reads the KV anew for every request answers the
+same questions, turn by turn.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from octavo.base.errors import BenchmarkError
 from octavo.bench.offline.prefix import PrefixPlan
 from octavo.bench.offline.session import OfflineSession, StepTiming
 from octavo.core.batch import Batch
-from octavo.measure.statistics import Spread
+from octavo.measure.statistics import MedianRange
 from octavo.sim.costs import shared_keys
 from octavo.workload.requests import WorkloadRequest
 
@@ -25,8 +25,9 @@ from octavo.workload.requests import WorkloadRequest
 class DecodeRun:
     """The steps of one engine in which all questions decode.
 
-    ``kv_bytes``: of a step in the middle, the keys and values that requests see, in all layers;
-    ``shared_kv_bytes``: those of them that a step may leave out, as it has read them for another.
+    ``kv_bytes``: of a step in the middle, the keys and values that requests attend to, in all
+    layers; ``shared_kv_bytes``: those of them that a step need not read again, as it has read them
+    for another request.
     """
 
     num_steps: int
@@ -47,7 +48,7 @@ class DecodeRun:
 
 @dataclass(frozen=True, slots=True)
 class PrefixDecodeSample:
-    """One document."""
+    """The runs of one document."""
 
     together: DecodeRun
     apart: DecodeRun
@@ -62,37 +63,38 @@ class PrefixDecodeSample:
 
 @dataclass(frozen=True, slots=True)
 class PrefixDecodeResult:
-    """``speedup``: decoded tokens a second over those without sharing, each of one document."""
+    """The result of a run. ``speedup``: decoded tokens per second over those without sharing, each
+    of one document."""
 
     plan: PrefixPlan
     samples: list[PrefixDecodeSample]
 
-    def spread(self, figure: Callable[[PrefixDecodeSample], float]) -> Spread:
-        return Spread.of([figure(sample) for sample in self.samples])
+    def spread(self, figure: Callable[[PrefixDecodeSample], float]) -> MedianRange:
+        return MedianRange.of([figure(sample) for sample in self.samples])
 
     @property
-    def decode_tps(self) -> Spread:
+    def decode_tps(self) -> MedianRange:
         return self.spread(lambda sample: sample.together.tokens_per_s)
 
     @property
-    def separate_decode_tps(self) -> Spread:
+    def separate_decode_tps(self) -> MedianRange:
         return self.spread(lambda sample: sample.apart.tokens_per_s)
 
     @property
-    def step_seconds(self) -> Spread:
+    def step_seconds(self) -> MedianRange:
         return self.spread(lambda sample: sample.together.step_s)
 
     @property
-    def separate_step_seconds(self) -> Spread:
+    def separate_step_seconds(self) -> MedianRange:
         return self.spread(lambda sample: sample.apart.step_s)
 
     @property
-    def speedup(self) -> Spread:
+    def speedup(self) -> MedianRange:
         return self.spread(lambda s: s.together.tokens_per_s / s.apart.tokens_per_s)
 
     @property
     def kv_bytes(self) -> float:
-        """That a step reads."""
+        """Number of bytes of keys and values that a step reads."""
         run = self.samples[0].together
         return run.kv_bytes - run.shared_kv_bytes
 
@@ -105,12 +107,8 @@ class PrefixDecodeResult:
         return all(each.together.token_ids == each.apart.token_ids for each in self.samples)
 
     def as_json(self) -> dict[str, Any]:
-        plan = self.plan
         return {
-            "prefix_len": plan.prefix_len,
-            "question_len": plan.question_len,
-            "questions": plan.questions,
-            "output_len": plan.output_len,
+            **self.plan.as_json(),
             "decode_tps": self.decode_tps.as_json(),
             "separate_decode_tps": self.separate_decode_tps.as_json(),
             "speedup": self.speedup.as_json(),

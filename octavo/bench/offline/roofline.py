@@ -1,10 +1,10 @@
-"""How close a run came to what the machine can do, and what held it back.
+"""The share of the speed of the machine that a run reached, and whether memory or arithmetic binds.
 
-The least that the steps had to do (`octavo.cost.work`: every weight read once a step, keys and
-values once, two operations for each weight and token) is put over two measured ceilings: bytes that
-the processor reads a second, and operations that it does a second with the instruction that the
-kernels multiply with. Whichever of the two times is longer binds the run; nothing can be faster,
-but for what the caches still hold of the step before. docs/metrics.md has the definitions.
+The least work of the steps (`octavo.cost.work`: every weight read once a step, keys and values
+once, two operations for each weight and token) is divided by two measured ceilings: bytes that the
+processor reads per second, and operations per second of the instruction that the kernels multiply
+with. Whichever of the two times is longer binds the run; no run can be faster, except for data that
+the caches still hold from the step before. docs/metrics.md has the definitions.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class WeightKind:
 
     @property
     def bits(self) -> float:
-        """Of a weight, with its share of scales and of padding."""
+        """Bits per weight, with its share of scales and of padding."""
         return 8 * self.num_bytes / self.num_params
 
     def as_json(self) -> dict[str, Any]:
@@ -51,13 +51,13 @@ class WeightKind:
 
 @dataclass(frozen=True, slots=True)
 class Ceilings:
-    """The most that was ever measured here.
+    """The highest speeds that were measured on this machine.
 
     Args:
         bytes_per_s: of reads.
-        linear, head, attention: operations a second, in what each part is computed in.
-        arithmetic: what that is, for each part.
-        weights: what weights are computed in, in the order of the model.
+        linear, head, attention: operations per second, in the arithmetic of each part.
+        arithmetic: the arithmetic of each part.
+        weights: the kinds of weights, in the order of the model.
     """
 
     bytes_per_s: float
@@ -150,14 +150,14 @@ class Roofline:
 
 
 def draw(session: OfflineSession, steps: Iterable[StepTiming], read_bandwidth: float) -> Roofline:
-    """Measure the ceilings, now that the run is over, and put the steps under them.
+    """Measure the ceilings, after the run is over, and compare the steps with them.
 
     Args:
-        read_bandwidth: bytes a second that were seen before, as by the Recorder's probes; the
-            best of these and of a probe with the engine's own threads is the ceiling.
+        read_bandwidth: bytes per second that were measured before, as by the Recorder's probes;
+            the best of these and of a probe with the engine's own threads is the ceiling.
     """
     if session.info["device"] != "cpu":
-        read_bandwidth = 0.0  # that of other memory
+        read_bandwidth = 0.0  # it is of other memory
     return place(session.rank_model, measure_ceilings(session.probe, read_bandwidth), list(steps))
 
 
@@ -187,7 +187,8 @@ def place(model: RankModel, ceilings: Ceilings, steps: Sequence[StepTiming]) -> 
 
 
 def measure_ceilings(probe: Probe, read_bandwidth: float = 0.0) -> Ceilings:
-    """Operations a second for what each part of a step is computed in, and bytes a second."""
+    """Measure operations per second in the arithmetic of each part of a step, and bytes
+    per second."""
     found: dict[str, float] = {}
 
     def rate(name: str) -> float:
@@ -196,7 +197,7 @@ def measure_ceilings(probe: Probe, read_bandwidth: float = 0.0) -> Ceilings:
         return found[name]
 
     def rate_of(parts: Sequence[WeightMatrix]) -> float:
-        """Of one part after the other."""
+        """Return the rate of the parts one after the other."""
         seconds = sum(matrix.num_params / rate(matrix.arithmetic) for matrix in parts)
         return sum(matrix.num_params for matrix in parts) / seconds
 

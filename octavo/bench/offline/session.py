@@ -1,4 +1,4 @@
-"""Work given to an engine in this process, with its steps timed from outside."""
+"""A session that runs workloads on an engine in this process, and times its steps from outside."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class StepTiming:
 
 @dataclass(slots=True)
 class RunTiming:
-    """What a run of requests took. ``elapsed_s``: from the first arrival to the last token."""
+    """Timings of a run of requests. ``elapsed_s``: from the first arrival to the last token."""
 
     elapsed_s: float
     requests: list[RequestStats]
@@ -96,12 +96,13 @@ class OfflineSession:
 
     @property
     def probe(self) -> Probe:
-        """What the executor says of itself. Kept, it would keep a closed engine's memory."""
+        """Facts that the executor tells of itself. A reference to it would keep the memory of a
+        closed engine."""
         return self._text_engine.engine.executor.probe()
 
     @property
     def draft_seconds(self) -> float:
-        """Time spent in guessing so far."""
+        """Seconds spent in drafting so far."""
         proposer = self._text_engine.engine.scheduler.proposer
         return 0.0 if proposer is None else proposer.seconds
 
@@ -113,7 +114,7 @@ class OfflineSession:
 
     @property
     def info(self) -> dict[str, Any]:
-        """The engine as results describe it: device, kernels, resolved settings, choices."""
+        """Description of the engine in results: device, kernels, resolved settings, choices."""
         config = self.loaded.config
         return {
             **self.loaded.info,
@@ -138,16 +139,17 @@ class OfflineSession:
     ) -> RunTiming:
         """Give all requests at once, and run until the last has ended.
 
-        Decoding is greedy. A request with ``output_len`` generates exactly so many tokens,
-        whatever they are; without, it ends where the model ends it.
+        Decoding is greedy. A request with ``output_len`` generates exactly so many tokens, whatever
+        they are; without, it ends where the model ends it.
 
         Args:
             observe: called with every batch after its step, outside of the step's time.
             cache_salt: requests share prefixes only with those of the same salt.
-            ask: what is asked of a request, in place of that.
+            ask: returns the sampling parameters of a request, in place of these.
 
         Raises:
-            BenchmarkError: a request failed. RequestError: one cannot be served.
+            BenchmarkError: a request failed.
+            RequestError: a request cannot be served.
         """
         engine = self._text_engine
         probe = self.probe
@@ -163,7 +165,7 @@ class OfflineSession:
                 if observe is not None:
                     observe(done.batch)
 
-        # Tokenized before the clock starts: that is not the engine's work.
+        # Tokenized before the clock starts: that is no work of the engine.
         prepared = [(request, self.token_ids(request)) for request in requests]
         begin = time.perf_counter()
         try:
@@ -189,7 +191,8 @@ class OfflineSession:
         self.close()
 
     def token_ids(self, request: WorkloadRequest) -> list[int]:
-        """The prompt, with whatever the tokenizer or the chat template puts around it."""
+        """Return the tokens of the prompt, with those that the tokenizer or the chat
+        template adds."""
         if request.prompt_token_ids is not None:
             return list(request.prompt_token_ids)
         if request.messages is not None:
@@ -217,7 +220,7 @@ class OfflineSession:
 
 
 def sampling_params(request: WorkloadRequest) -> SamplingParams:
-    """Greedy; exactly ``output_len`` tokens where that is given."""
+    """Return greedy parameters, with exactly ``output_len`` tokens where that is given."""
     return SamplingParams(
         temperature=0,
         max_tokens=request.output_len,
@@ -242,7 +245,7 @@ def _timing(done: EngineStep, wall_s: float, kernel_s: float) -> StepTiming:
             Span(
                 item.start,
                 item.num_tokens,
-                # The request has moved on: what was sampled is known from what came of it.
+                # The request has moved on: the number of sampled tokens is known from its update.
                 new_tokens.get(item.request.request_id, 0),
                 None if item.draft is None else range(len(item.draft)),
             )

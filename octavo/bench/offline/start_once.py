@@ -1,7 +1,8 @@
-"""One start of octavo, told from inside: ``python -m octavo.bench.offline.start_once SETTINGS``.
+"""The process that `startup` measures, which starts octavo once: ``python -m
+octavo.bench.offline.start_once SETTINGS``.
 
 SETTINGS are the keyword arguments of ``LLM`` as JSON. Prints a line of JSON when the engine is
-ready, with the seconds that each phase of loading took, and another one with the first token.
+ready, with the seconds of each phase of loading, and another one with the first token.
 `octavo.bench.offline.startup` has the clock.
 """
 

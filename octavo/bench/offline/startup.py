@@ -1,8 +1,8 @@
-"""How long a start takes, from the start of the process to the first token.
+"""Measures startup, from the start of the process to the first token.
 
-A warm start finds everything as a start before it has left it: the model's files in the memory of
-the system, its weights packed for the kernels. A cold one packs them anew, into a folder that is
-empty, and reads the model's files from the disk, as far as the system lets go of them.
+A warm start finds everything as an earlier start has left it: the model's files in the memory of
+the system, its weights packed for the kernels. A cold one packs them anew, into an empty folder,
+and reads the model's files from the disk, as far as the system drops them from memory.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from octavo import hub
 from octavo.base.errors import BenchmarkError
 from octavo.bench.child_processes import need_process_groups
 from octavo.bench.record import Recorder, columns, peak_rss_bytes
-from octavo.measure.statistics import Spread
+from octavo.measure.statistics import MedianRange
 
 WARM = "files in memory, weights packed, by a start before that is not measured"
 COLD = (
@@ -43,10 +43,10 @@ class StartupPlan:
 
 
 @dataclass(frozen=True, slots=True)
-class Start:
-    """One start. Seconds from the start of the process: until its engine was ready, until its first
-    token; and where they went: the interpreter and its imports, and the phases of ``load_engine``.
-    """
+class StartTimes:
+    """Times of one start. Seconds from the start of the process until its engine was ready, and
+    until its first token; and their parts: the interpreter and its imports, and the phases of
+    ``load_engine``."""
 
     ready_s: float
     first_token_s: float
@@ -62,8 +62,8 @@ class Start:
 @dataclass(frozen=True, slots=True)
 class StartupResult:
     model: str
-    cold: tuple[Start, ...]
-    warm: tuple[Start, ...]
+    cold: tuple[StartTimes, ...]
+    warm: tuple[StartTimes, ...]
     cold_means: str
     engine: dict[str, Any]
     run: dict[str, Any]
@@ -72,8 +72,8 @@ class StartupResult:
         cold, warm = ([start.ready_s for start in starts] for starts in (self.cold, self.warm))
         return {
             "model": self.model,
-            "cold_s": Spread.of(cold).median,
-            "warm_s": Spread.of(warm).median,
+            "cold_s": MedianRange.of(cold).median,
+            "warm_s": MedianRange.of(warm).median,
             "first_token_s": spread(self.warm, "first_token_s").median,
             "cold": {"means": self.cold_means, **_details(self.cold)},
             "warm": {"means": WARM, **_details(self.warm)},
@@ -87,12 +87,12 @@ class StartupResult:
         }
 
 
-def spread(starts: Sequence[Start], name: str) -> Spread:
-    return Spread.of([getattr(start, name) for start in starts])
+def spread(starts: Sequence[StartTimes], name: str) -> MedianRange:
+    return MedianRange.of([getattr(start, name) for start in starts])
 
 
-def _details(starts: Sequence[Start]) -> dict[str, Any]:
-    return {name: spread(starts, name).as_json() for name in Start.__dataclass_fields__}
+def _details(starts: Sequence[StartTimes]) -> dict[str, Any]:
+    return {name: spread(starts, name).as_json() for name in StartTimes.__dataclass_fields__}
 
 
 def measure_startup(
@@ -102,12 +102,13 @@ def measure_startup(
     settings: Mapping[str, Any],
     advance: Callable[[], None] = lambda: None,
 ) -> StartupResult:
-    """Start processes, one after the other: one that does not count, then warm ones, then cold.
+    """Start processes, one after the other: one that does not count, then warm ones, then cold
+    ones.
 
     Args:
         model: it must be here already.
         engine_settings: further keyword arguments of ``LLM``.
-        settings: what the user asked for, to be kept with the result.
+        settings: those of the user, to be kept with the result.
         advance: called after each start.
 
     Raises:
@@ -117,13 +118,13 @@ def measure_startup(
     arguments = {**engine_settings, "model": model}
     engine: dict[str, Any] = {}
 
-    def start(variables: Mapping[str, str]) -> Start:
+    def start(variables: Mapping[str, str]) -> StartTimes:
         measured, info = start_once(arguments, variables)
         engine.update(info)
         advance()
         return measured
 
-    def cold_start() -> Start:
+    def cold_start() -> StartTimes:
         drop_from_memory(files)
         with tempfile.TemporaryDirectory(dir=_scratch_folder()) as folder:
             return start({"OCTAVO_PACKED_DIR": folder})
@@ -144,8 +145,9 @@ _CAN_DROP = hasattr(os, "posix_fadvise")
 
 def start_once(
     arguments: Mapping[str, Any], variables: Mapping[str, str] | None = None
-) -> tuple[Start, dict[str, Any]]:
-    """A process that loads an engine with ``arguments`` and generates a token; what the engine is.
+) -> tuple[StartTimes, dict[str, Any]]:
+    """Start a process that loads an engine with ``arguments`` and generates a token; return its
+    times and a description of the engine.
 
     Args:
         variables: of its environment, beside this process's own.
@@ -183,7 +185,7 @@ def start_once(
             reason = errors.read().decode(errors="replace").strip().splitlines()
             raise BenchmarkError(f"a start failed: {reason[-1] if reason else 'without a word'}")
     phases = json.loads(inside)
-    start = Start(
+    start = StartTimes(
         ready_s=ready,
         first_token_s=first_token,
         import_s=ready - sum(phases.values()),
@@ -195,15 +197,15 @@ def start_once(
 
 
 def _wait(process: subprocess.Popen[bytes]) -> int:
-    """Wait for the end of a process; the bytes of memory that it has had at most."""
+    """Wait for the end of a process; return the most bytes of memory that it has had."""
     _, status, usage = os.wait4(process.pid, 0)
     process.returncode = os.waitstatus_to_exitcode(status)
     return peak_rss_bytes(usage)
 
 
 def model_files(path: Path) -> list[Path]:
-    """All that may be read of a model: its file, with the other parts of a split one; a folder's
-    files."""
+    """Return all files of a model that may be read: its file, with the other parts of a split one;
+    a folder's files."""
     if path.is_dir():
         return sorted(file for file in path.iterdir() if file.is_file())
     part = re.fullmatch(r"(.*-)\d{5}(-of-\d{5}\.gguf)", path.name)
@@ -213,7 +215,7 @@ def model_files(path: Path) -> list[Path]:
 
 
 def drop_from_memory(files: Sequence[Path]) -> None:
-    """Ask the system to forget the contents of files that it keeps in memory."""
+    """Ask the system to drop the contents of files from its memory."""
     if not _CAN_DROP:
         return
     for path in files:
@@ -222,6 +224,7 @@ def drop_from_memory(files: Sequence[Path]) -> None:
 
 
 def _scratch_folder() -> Path | None:
-    """On the disk that models are on, where that can be; a temporary folder may be in memory."""
+    """Return a folder on the disk of the models, if possible; a temporary folder may be in
+    memory."""
     home = hub.home()
     return home if os.access(home, os.W_OK) else None

@@ -1,4 +1,4 @@
-"""Throughput and latencies against the number of requests in flight.
+"""Measures throughput and latencies against the number of requests in flight.
 
 At each point a closed loop keeps so many requests in flight and is measured while it is full
 (``closed_loop.py``). The points are gone through over and over (A B C A B C): a machine
@@ -14,19 +14,19 @@ from typing import Any, Protocol
 
 from octavo.bench.offline.closed_loop import staggered
 from octavo.measure.knee import Knee, find_knee
-from octavo.measure.statistics import Spread, percentile
+from octavo.measure.statistics import MedianRange, percentile
 from octavo.workload.datasets import random_requests
 from octavo.workload.requests import WorkloadRequest
 
 LATENCIES = ("ttft", "tpot", "itl", "e2e")
 PERCENTS = (50.0, 90.0, 99.0)
-# Fewer requests say nothing about a percentile, however few are in flight.
+# Fewer requests are too few for a percentile, however few are in flight.
 _LEAST_MEASURED = 4
 
 
 @dataclass(frozen=True, slots=True)
 class SweepPlan:
-    """What is asked for at each point. ``waves``: requests measured, for each one in flight."""
+    """The settings of each point. ``waves``: requests measured, for each one in flight."""
 
     concurrencies: tuple[int, ...]
     input_len: int = 128
@@ -41,9 +41,9 @@ class SweepPlan:
     def requests(
         self, concurrency: int, repetition: int, vocab_size: int, avoid: Collection[int] = ()
     ) -> list[WorkloadRequest]:
-        """The ramp, those that are measured, and enough to be in flight with the last of them.
+        """Return the ramp, the measured requests, and enough to be in flight with the last of them.
 
-        No prompt comes twice in a sweep: the prefix cache would know it.
+        No prompt comes twice in a sweep: the prefix cache would contain it.
         """
         number = self.num_measured(concurrency) + 3 * concurrency
         seed = (self.seed * 1000 + repetition) * 100_000 + concurrency
@@ -54,14 +54,15 @@ class SweepPlan:
 
 
 def powers_of_two(limit: int) -> tuple[int, ...]:
-    """1, 2, 4, … and ``limit`` itself."""
+    """Return 1, 2, 4, … and ``limit`` itself."""
     powers = [1 << exponent for exponent in range(limit.bit_length()) if 1 << exponent <= limit]
     return tuple(powers if powers[-1] == limit else [*powers, limit])
 
 
 @dataclass(frozen=True, slots=True)
 class LoadSample:
-    """One repetition of one point. Latencies in seconds: a value a request; for ITL one a gap.
+    """One repetition of one point. Latencies in seconds: a value for each request; for ITL one for
+    each gap.
 
     ``mean_batch`` and ``num_preemptions`` are None where only a server could know them.
     """
@@ -76,7 +77,7 @@ class LoadSample:
     num_preemptions: int | None = None
 
     def as_json(self) -> dict[str, Any]:
-        """Without the gaps: they are many, and their percentiles are in the result."""
+        """Return all but the gaps: they are many, and their percentiles are in the result."""
         kept = {name: values for name, values in self.latencies.items() if name != "itl"}
         return {
             **{name: value for name, value in asdict(self).items() if name != "latencies"},
@@ -92,12 +93,12 @@ class SweepPoint:
     samples: list[LoadSample]
 
     @property
-    def output_tps(self) -> Spread:
-        return Spread.of([each.num_output_tokens / each.elapsed_s for each in self.samples])
+    def output_tps(self) -> MedianRange:
+        return MedianRange.of([each.num_output_tokens / each.elapsed_s for each in self.samples])
 
     @property
-    def total_tps(self) -> Spread:
-        return Spread.of(
+    def total_tps(self) -> MedianRange:
+        return MedianRange.of(
             [
                 (each.num_prompt_tokens + each.num_output_tokens) / each.elapsed_s
                 for each in self.samples
@@ -115,7 +116,8 @@ class SweepPoint:
         return sum(known) if known else None
 
     def latency_ms(self, name: str, percent: float) -> float | None:
-        """A percentile over the requests of all repetitions; None if answers are of one token."""
+        """Return a percentile over the requests of all repetitions; None if answers are of one
+        token."""
         values = [value for each in self.samples for value in each.latencies[name]]
         return percentile(values, percent) * 1e3 if values else None
 
@@ -150,7 +152,7 @@ class LatencyBounds:
         return {name: bound for name, bound in bounds.items() if bound is not None}
 
     def excesses(self, point: SweepPoint) -> dict[str, float]:
-        """Each bounded latency over its bound: at most 1 is met."""
+        """Return each bounded latency over its bound: at most 1 meets it."""
         return {
             name: (point.latency_ms(name, self.percent) or 0.0) / bound
             for name, bound in self.given().items()
@@ -158,8 +160,8 @@ class LatencyBounds:
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
-    """The best point within bounds; where none is, the nearest to it, by its worst excess."""
+class ChosenPoint:
+    """The best point within bounds; where none is, the nearest to them, by its worst excess."""
 
     point: SweepPoint
     excesses: dict[str, float]
@@ -177,11 +179,12 @@ class Choice:
         }
 
 
-def choose_point(points: Sequence[SweepPoint], bounds: LatencyBounds) -> Choice | None:
-    """The highest output throughput whose latencies meet all bounds; None without bounds."""
+def choose_point(points: Sequence[SweepPoint], bounds: LatencyBounds) -> ChosenPoint | None:
+    """Return the point with the highest output throughput whose latencies meet all bounds; None
+    without bounds."""
     if not bounds.given():
         return None
-    choices = [Choice(point, bounds.excesses(point)) for point in points]
+    choices = [ChosenPoint(point, bounds.excesses(point)) for point in points]
     within = [choice for choice in choices if choice.is_met]
     if within:
         return max(within, key=lambda choice: choice.point.output_tps.median)
@@ -190,7 +193,7 @@ def choose_point(points: Sequence[SweepPoint], bounds: LatencyBounds) -> Choice 
 
 @dataclass(frozen=True, slots=True)
 class SweepResult:
-    """All points, in order of concurrency, and what they say."""
+    """All points, in order of concurrency, with their knee and the best one."""
 
     plan: SweepPlan
     points: list[SweepPoint]
@@ -204,7 +207,7 @@ class SweepResult:
         )
 
     @property
-    def best(self) -> Choice | None:
+    def best(self) -> ChosenPoint | None:
         return choose_point(self.points, self.bounds)
 
     def as_json(self) -> dict[str, Any]:
@@ -222,7 +225,7 @@ class SweepResult:
 
 
 class LoadSource(Protocol):
-    """What is put under load; see ``load_sources.py``."""
+    """An engine or a server that is put under load; see ``load_sources.py``."""
 
     def measure(self, plan: SweepPlan, concurrency: int, repetition: int) -> LoadSample: ...
 
@@ -236,7 +239,8 @@ def sweep(
     """Measure all points, interleaved. ``advance`` is called after each of their repetitions.
 
     Raises:
-        BenchmarkError: a request failed. RequestError: one cannot be served.
+        BenchmarkError: a request failed.
+        RequestError: a request cannot be served.
     """
     samples: dict[int, list[LoadSample]] = {number: [] for number in sorted(plan.concurrencies)}
     for repetition in range(plan.repeat):
@@ -257,7 +261,8 @@ CSV_COLUMNS = (
 
 
 def to_csv(points: Sequence[SweepPoint]) -> str:
-    """A header and a line a point, for spreadsheets; empty where a value is not known."""
+    """Return a header and a line for each point, for spreadsheets; empty where a value is not
+    known."""
     rows = [CSV_COLUMNS, *(_csv_row(point) for point in points)]
     return "".join(",".join(map(_csv_cell, row)) + "\n" for row in rows)
 

@@ -1,4 +1,4 @@
-"""Many requests given at once, to be through with as soon as possible."""
+"""Measures the throughput of many requests that are given at once."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from octavo.base.errors import BenchmarkError
 from octavo.bench.offline.latency import check_fits
 from octavo.bench.offline.roofline import Roofline, draw
 from octavo.bench.record import Recorder, columns, peak_rss_bytes
-from octavo.measure.statistics import Spread, percentile
+from octavo.measure.statistics import MedianRange, percentile
 from octavo.workload.datasets import load_dataset
 from octavo.workload.requests import WorkloadRequest
 
@@ -24,13 +24,13 @@ _WARMUP_PROMPTS = 4
 
 @dataclass(frozen=True, slots=True)
 class ThroughputPlan:
-    """What is asked for.
+    """The settings of a run.
 
     Args:
         dataset: a name of `octavo.workload.datasets.DATASETS`.
-        path: its file. Made-up prompts of ``input_len`` and ``output_len`` tokens need none.
-        num_prompts: None is 64 made-up prompts, and all of a file.
-        output_len: None is 128 for made-up prompts, and what a file says.
+        path: its file. Random prompts of ``input_len`` and ``output_len`` tokens need none.
+        num_prompts: None is 64 random prompts, and all of a file.
+        output_len: None is 128 for random prompts, and as the file says for others.
     """
 
     dataset: str = "random"
@@ -74,12 +74,12 @@ class ThroughputResult:
     engine: dict[str, Any]
     run: dict[str, Any]
 
-    def spread(self, name: str) -> Spread:
-        return Spread.of([getattr(sample, name) for sample in self.samples])
+    def spread(self, name: str) -> MedianRange:
+        return MedianRange.of([getattr(sample, name) for sample in self.samples])
 
     @property
     def joules_per_output_token(self) -> float | None:
-        """That the GPU took, prompts included; None where there is none, or it does not tell."""
+        """Energy of the GPU, prompts included; None where there is none, or it does not tell."""
         joules = self.run["gpu_energy"]["joules"]
         return None if joules is None else joules / (self.num_output_tokens * len(self.samples))
 
@@ -121,13 +121,13 @@ def measure_throughput(
     settings: dict[str, Any],
     advance: Callable[[], None] = lambda: None,
 ) -> ThroughputResult:
-    """Warm up with a few of the requests, run all of them ``plan.repeat`` times.
+    """Warm up with a few of the requests, then run all of them ``plan.repeat`` times.
 
-    No repetition finds prefixes of another one in the cache; what requests share among themselves
-    they do share.
+    No repetition finds prefixes of another one in the cache; requests of one repetition share
+    theirs.
 
     Raises:
-        ConfigError, WorkloadFileError: the requests cannot be had, or not fit the engine.
+        ConfigError, WorkloadFileError: the requests cannot be read, or do not fit the engine.
     """
     requests, left_out = find_requests(session, plan)
     for repetition in range(plan.warmup):
@@ -170,7 +170,7 @@ def measure_throughput(
 def find_requests(
     session: OfflineSession, plan: ThroughputPlan
 ) -> tuple[list[WorkloadRequest], int]:
-    """The requests as token ids, and how many more are too long for the engine's context."""
+    """Return the requests as token ids, and how many more are too long for the engine's context."""
     if plan.path is None:
         check_fits(session, plan.input_len, plan.output_len or 128)
     num = 64 if plan.num_prompts is None and plan.path is None else plan.num_prompts

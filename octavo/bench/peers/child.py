@@ -1,4 +1,4 @@
-"""Child processes: a worker that is stopped while others are measured, and a timed first byte."""
+"""Child processes of a comparison, such as workers that are stopped while others are measured."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from octavo.bench.child_processes import need_process_groups
 from octavo.bench.noise import group_cpu_s
 from octavo.bench.peers.workers.workloads import PeerWorkload
 
-# Of the process that starts an engine, nothing may decide how the engine's threads run.
+# Variables of this process that would change how the engine's threads run.
 _FOREIGN_VARIABLES = ("OMP_", "GOMP_", "KMP_", "MKL_", "TORCHINDUCTOR_", "VLLM_")
 
 
@@ -27,7 +27,8 @@ class ChildError(BenchmarkError):
 
 
 def environment(**variables: str) -> dict[str, str]:
-    """This process's environment without settings of thread pools, and with ``variables``."""
+    """Return this process's environment without settings of thread pools, and with
+    ``variables``."""
     kept = {
         name: value for name, value in os.environ.items() if not name.startswith(_FOREIGN_VARIABLES)
     }
@@ -35,7 +36,8 @@ def environment(**variables: str) -> dict[str, str]:
 
 
 def start_to_first_byte(command: Sequence[str], env: Mapping[str, str], timeout: float) -> float:
-    """Seconds from the start of a process to the first byte that it prints; waits for its end."""
+    """Return the seconds from the start of a process to the first byte that it prints; waits for
+    its end."""
     started = time.perf_counter()
     with subprocess.Popen(
         command,
@@ -62,8 +64,8 @@ class Worker:
     """A running worker.py, the leader of a process group of its own.
 
     Between its turns the whole group is stopped (SIGSTOP), so that an engine that polls for work
-    takes nothing from the one that is measured. A stopped process does not notice that the one
-    which started it is gone: a watchman does, and ends the group.
+    takes nothing from the one that is measured. A stopped process does not notice the end of its
+    parent: a watchdog does, and ends the group.
     """
 
     def __init__(self, command: Sequence[str], env: Mapping[str, str], log: Path, timeout: float):
@@ -84,7 +86,7 @@ class Worker:
         self.group = self._process.pid
         # Its input ends without a line when this process dies, however that happens.
         watch = f"read line || kill -KILL -{self.group}"
-        self._watchman = subprocess.Popen(
+        self._watchdog = subprocess.Popen(
             ["sh", "-c", watch], stdin=subprocess.PIPE, process_group=0
         )
         try:
@@ -99,8 +101,12 @@ class Worker:
     def measure(
         self, workload: PeerWorkload, seed: int, timeout: float | None = None
     ) -> list[dict[str, float]]:
-        """The figures of each repetition. ChildError if there is no answer within ``timeout``
-        seconds: by default, as many as the start may take."""
+        """Return the figures of each repetition.
+
+        Raises:
+            ChildError: there is no answer within ``timeout`` seconds: by default, as many as
+                the start may take.
+        """
         self._resume()
         try:
             request = {"workload": workload.as_json(), "seed": seed}
@@ -127,7 +133,7 @@ class Worker:
         self._signal(signal.SIGKILL)
         self._process.wait()
         self._process.stdout.close()
-        self._watchman.communicate(b"\n")
+        self._watchdog.communicate(b"\n")
 
     def _pause(self) -> None:
         self._signal(signal.SIGSTOP)
@@ -152,7 +158,7 @@ class Worker:
         return answer
 
     def _read_line(self, timeout: float) -> bytes:
-        """A line, or what there is of one when the output ends."""
+        """Return a line, or the rest when the output ends."""
         deadline = time.monotonic() + timeout
         assert self._process.stdout is not None
         with selectors.DefaultSelector() as selector:

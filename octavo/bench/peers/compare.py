@@ -1,4 +1,4 @@
-"""Rounds of measurements in which octavo and its peers take turns.
+"""Comparison rounds, in which octavo and its peers take turns.
 
 In every round each engine runs each workload, one engine at a time; the others wait, stopped. On a
 shared machine speeds drift by the minute, so only ratios within one run mean something.
@@ -18,7 +18,7 @@ from octavo.base.errors import BenchmarkError
 from octavo.bench.noise import BandwidthProbe, watch_cpu
 from octavo.bench.peers import contenders, report
 from octavo.bench.peers.child import ChildError
-from octavo.bench.peers.contenders import Contender, Settings
+from octavo.bench.peers.contenders import Contender, PeerSettings
 from octavo.bench.peers.workers.workloads import FIGURES, PeerWorkload
 from octavo.bench.record import Recorder
 
@@ -27,7 +27,8 @@ Log = Callable[[str], None]
 
 @dataclass(frozen=True)
 class ComparisonPlan:
-    """``names``: the engines with their weights, in the order of their turns."""
+    """The plan of a comparison. ``names``: the engines with their weights, in the order of their
+    turns."""
 
     names: Sequence[str]
     workloads: Sequence[PeerWorkload]
@@ -39,10 +40,11 @@ class ComparisonPlan:
 
 
 @dataclass
-class Result:
-    """``engines``: what each says about itself, by name. ``ours``: octavo's among them."""
+class ComparisonResult:
+    """The result of a comparison. ``engines``: how each describes itself, by name. ``ours``:
+    octavo's among them."""
 
-    rows: list[report.Row]
+    rows: list[report.ComparisonRow]
     engines: dict[str, dict[str, Any]]
     left_out: dict[str, str]
     idle_cpu_s: dict[str, float]
@@ -66,11 +68,11 @@ class Result:
         }
 
 
-class Comparison:
-    """The turns that were taken, and everything that has to be known about them."""
+class TurnTaker:
+    """Gives engines their turns, and collects samples and warnings."""
 
     def __init__(self, probe: BandwidthProbe | None, log: Log):
-        self.samples: list[report.Sample] = []
+        self.samples: list[report.TurnSample] = []
         self.warnings: list[str] = []
         self._log = log
         self._probe = probe
@@ -80,7 +82,7 @@ class Comparison:
     def run(
         self, rounds: int, workloads: Sequence[PeerWorkload], engines: Sequence[Contender]
     ) -> None:
-        """A B C A B C …: all engines take turns at one workload, then at the next."""
+        """Run A B C A B C …: all engines take turns at one workload, then at the next."""
         for number in range(rounds):
             for workload in workloads:
                 for engine in engines:
@@ -100,7 +102,7 @@ class Comparison:
         if not repeats:
             return
         self._bandwidth = self._probe_bandwidth()
-        sample = report.Sample(
+        sample = report.TurnSample(
             *(number, workload.name, engine.name, repeats, cpu.elapsed_s),
             *(before, self._bandwidth, cpu.others),
         )
@@ -118,8 +120,8 @@ class Comparison:
         return None if self._probe is None else self._probe.measure()
 
 
-def compare(plan: ComparisonPlan, settings: Settings, log: Log) -> Result:
-    """Start the engines that can be had, let them take turns, and end them, whatever happens.
+def compare(plan: ComparisonPlan, settings: PeerSettings, log: Log) -> ComparisonResult:
+    """Start the engines that are available, give them turns, and end them in any case.
 
     After Ctrl-C the turns that were taken are the result.
 
@@ -129,10 +131,10 @@ def compare(plan: ComparisonPlan, settings: Settings, log: Log) -> Result:
     missing = missing_engines(plan.names, settings, log)
     asked = {"model": str(settings.gguf), "octavo": settings.octavo, **plan.as_json()}
     recorder = Recorder(asked, settings.threads)
-    # Engines are started and ended within: only children that have ended are known to be ours.
+    # Engines are started and ended within: only the use of ended children is known.
     with recorder, _ending_on_sigterm():
         engines, about, left_out = start_all(plan.names, missing, settings, log)
-        comparison = Comparison(BandwidthProbe(settings.threads), log)
+        comparison = TurnTaker(BandwidthProbe(settings.threads), log)
         try:
             _check_company(plan.names, engines, left_out)
             comparison.run(plan.rounds, plan.workloads, engines)
@@ -151,11 +153,12 @@ def compare(plan: ComparisonPlan, settings: Settings, log: Log) -> Result:
     recorder.samples["turns"] = [asdict(sample) for sample in comparison.samples]
     ours = [name for name in about if name.startswith("octavo:")]
     rows = report.summarize(comparison.samples, ours)
-    return Result(rows, about, left_out, idle_cpu_s, recorder.as_json())
+    return ComparisonResult(rows, about, left_out, idle_cpu_s, recorder.as_json())
 
 
-def missing_engines(names: Sequence[str], settings: Settings, log: Log) -> dict[str, str]:
-    """How to have those engines that are not here, by name; said before any other is started.
+def missing_engines(names: Sequence[str], settings: PeerSettings, log: Log) -> dict[str, str]:
+    """Return how to install the engines that are missing, by name; told before any other is
+    started.
 
     Raises:
         BenchmarkError: others than octavo were asked for, and none of them is here.
@@ -170,9 +173,10 @@ def missing_engines(names: Sequence[str], settings: Settings, log: Log) -> dict[
 
 
 def start_all(
-    names: Iterable[str], missing: Mapping[str, str], settings: Settings, log: Log
+    names: Iterable[str], missing: Mapping[str, str], settings: PeerSettings, log: Log
 ) -> tuple[list[Contender], dict[str, Any], dict[str, str]]:
-    """The engines that can be had, started; what each says about itself; why others are not."""
+    """Start the available engines. Return them, how each describes itself, and why others are left
+    out."""
     engines: list[Contender] = []
     about: dict[str, Any] = {}
     left_out = {name: f"to have it, {how}" for name, how in missing.items()}
@@ -202,7 +206,7 @@ def start_all(
 def _check_company(
     names: Sequence[str], engines: Sequence[Contender], left_out: Mapping[str, str]
 ) -> None:
-    """Raises BenchmarkError where others were asked for, and only octavo has started."""
+    """Raise BenchmarkError where others were asked for, and only octavo has started."""
     others = [name for name in names if not name.startswith("octavo:")]
     if others and not any(engine.name in others for engine in engines):
         reasons = "; ".join(f"{name}: {left_out[name]}" for name in others)
@@ -216,7 +220,7 @@ def stop_all(engines: Iterable[Contender]) -> None:
 
 @contextmanager
 def _ending_on_sigterm() -> Iterator[None]:
-    """SIGTERM ends the block like an exception, so that no child is left behind."""
+    """SIGTERM ends the block like an exception, so that no child is left running."""
     if threading.current_thread() is not threading.main_thread():
         yield  # signals are the main thread's
         return

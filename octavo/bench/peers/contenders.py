@@ -1,4 +1,4 @@
-"""Who is compared: an engine, the weights that it runs, and how both are set going."""
+"""The engines of a comparison, each with its weights, its start and its environment."""
 
 from __future__ import annotations
 
@@ -25,8 +25,9 @@ _TIMEOUT_S = 900.0
 
 
 @dataclass(frozen=True)
-class Settings:
-    """``folder``: where the peers are set up. ``gguf``: the model. ``octavo``: engine settings."""
+class PeerSettings:
+    """Settings of a comparison. ``folder``: where the peers are set up. ``gguf``: the model.
+    ``octavo``: engine settings."""
 
     folder: Path
     gguf: Path
@@ -51,7 +52,7 @@ class Settings:
 
 
 class Contender(Protocol):
-    """``name``: engine and weights, as the command line has them."""
+    """An engine in a comparison. ``name``: engine and weights, as on the command line."""
 
     name: str
     engine: str
@@ -64,17 +65,18 @@ class Contender(Protocol):
         ...
 
     def start(self) -> dict[str, Any]:
-        """Make ready what is needed; says what runs. ChildError if it cannot be had."""
+        """Prepare the engine; return a description. ChildError if it cannot be started."""
         ...
 
     def measure(self, workload: PeerWorkload, seed: int) -> list[dict[str, float]]:
-        """One dictionary of figures for each repetition; none where there is nothing to add."""
+        """Return one dictionary of figures for each repetition; empty where there is none
+        to add."""
         ...
 
     def close(self) -> None: ...
 
 
-class PythonEngine:
+class PythonContender:
     """An engine that is measured through its Python API, in a worker."""
 
     def __init__(
@@ -83,7 +85,7 @@ class PythonEngine:
         weights: str,
         script: str,
         model: Path,
-        settings: Settings,
+        settings: PeerSettings,
         *,
         python: Path,
         env: dict[str, str],
@@ -130,7 +132,7 @@ class PythonEngine:
             self._worker = None
 
 
-class Octavo(PythonEngine):
+class OctavoContender(PythonContender):
     def measure(self, workload: PeerWorkload, seed: int) -> list[dict[str, float]]:
         if workload.kind != "start":
             return super().measure(workload, seed)
@@ -143,7 +145,7 @@ class Octavo(PythonEngine):
         return [{"start_s": start_to_first_byte(command, self.env, _TIMEOUT_S)}]
 
 
-class VLLM(PythonEngine):
+class VLLMContender(PythonContender):
     def start(self) -> dict[str, Any]:
         # The first start compiles for a minute or more, and stores the result; it is not counted.
         if not Path(self.env["TORCHINDUCTOR_CACHE_DIR"]).exists():
@@ -152,14 +154,14 @@ class VLLM(PythonEngine):
         return super().start()
 
 
-class LlamaCpp:
+class LlamaCppContender:
     """llama.cpp, measured by its own programs, each run a process that loads and ends."""
 
     engine = "llama.cpp"
     group = None
     idle_cpu_s = 0.0
 
-    def __init__(self, name: str, weights: str, model: Path, settings: Settings):
+    def __init__(self, name: str, weights: str, model: Path, settings: PeerSettings):
         self.name, self.weights, self.model, self.settings = name, weights, model, settings
 
     def start(self) -> dict[str, Any]:
@@ -203,8 +205,8 @@ DEFAULT_NAMES = tuple(name for name in NAMES if name not in ("llama.cpp:bf16", "
 
 
 def choose(wanted: Sequence[str]) -> list[str]:
-    """Names from what a user wrote: ``octavo`` means each ``octavo:…`` that runs by default, or
-    all of them where none does."""
+    """Return the names that a user means: ``octavo`` means each ``octavo:…`` that runs by default,
+    or all of them where none does."""
     chosen: list[str] = []
     for word in wanted:
         matches = [name for name in DEFAULT_NAMES if word in (name, name.partition(":")[0])]
@@ -215,8 +217,8 @@ def choose(wanted: Sequence[str]) -> list[str]:
     return chosen
 
 
-def why_missing(name: str, settings: Settings) -> str | None:
-    """What to do to have the engine; None if it is there."""
+def why_missing(name: str, settings: PeerSettings) -> str | None:
+    """Return what to do to get the engine; None if it is there."""
     engine, _, weights = name.partition(":")
     if (how := how_to_install(engine, settings.folder)) is not None:
         return how
@@ -226,8 +228,9 @@ def why_missing(name: str, settings: Settings) -> str | None:
 
 
 def how_to_install(engine: str, folder: Path) -> str | None:
-    """What to do to have the engine's programs, whatever it is to run; None if they are there."""
-    settings = Settings(folder, Path(), 1)
+    """Return what to do to get the engine's programs, whatever it is to run; None if they are
+    there."""
+    settings = PeerSettings(folder, Path(), 1)
     if engine == "llama.cpp" and not (settings.llama_programs / "llama-completion").exists():
         return _how_to_set_up(
             "setup_llama_cpp",
@@ -251,8 +254,8 @@ def _how_to_have(packages: set[str]) -> str | None:
 
 
 def _how_to_set_up(script: str, by_hand: str, folder: Path) -> str:
-    """The script of the source tree, as it is called from here; octavo that was installed from a
-    wheel has none."""
+    """Name the script of the source tree, as it is called from here; octavo that was installed from
+    a wheel has none."""
     if not (path := SETUP / script).exists():
         return by_hand
     here = Path.cwd()
@@ -261,8 +264,8 @@ def _how_to_set_up(script: str, by_hand: str, folder: Path) -> str:
 
 
 def nothing_to_compare(names: Sequence[str], missing: Mapping[str, str]) -> str | None:
-    """Why a comparison would be of octavo alone, although others were asked for. ``missing``: how
-    to have those that are not there, by name."""
+    """Return why a comparison would be of octavo alone, although others were asked for.
+    ``missing``: how to get those that are not there, by name."""
     others = [name for name in names if not name.startswith("octavo:")]
     if not others or any(name not in missing for name in others):
         return None
@@ -276,15 +279,17 @@ def nothing_to_compare(names: Sequence[str], missing: Mapping[str, str]) -> str 
     )
 
 
-def make(name: str, settings: Settings) -> Contender:
+def make(name: str, settings: PeerSettings) -> Contender:
     engine, _, weights = name.partition(":")
     label = file_weights(settings.gguf) if weights == "file" else weights
     if engine == "llama.cpp":
         made = settings.models / f"{settings.gguf.stem}-as-{weights}.gguf"
-        return LlamaCpp(name, label, settings.gguf if weights == "file" else made, settings)
+        return LlamaCppContender(
+            name, label, settings.gguf if weights == "file" else made, settings
+        )
     model = settings.gguf if weights == "file" else hf_folder(settings)
     if engine == "vllm":
-        return VLLM(
+        return VLLMContender(
             name,
             label,
             "vllm_worker.py",
@@ -296,10 +301,10 @@ def make(name: str, settings: Settings) -> Contender:
     if engine == "transformers":
         env = environment(OMP_NUM_THREADS=str(settings.threads))
         python = Path(sys.executable)
-        return PythonEngine(
+        return PythonContender(
             name, label, "transformers_worker.py", model, settings, python=python, env=env
         )
-    return Octavo(
+    return OctavoContender(
         name,
         label,
         "octavo_worker.py",
@@ -312,7 +317,7 @@ def make(name: str, settings: Settings) -> Contender:
 
 
 def file_weights(gguf: Path) -> str:
-    """The format that a file's name says it has: ``Q4_1``."""
+    """Return the format in the name of a file: ``Q4_1``."""
     found = re.findall(r"(?:I?Q\d\w*|BF16|F16|F32)(?=$|[.-])", gguf.stem, flags=re.IGNORECASE)
     return found[-1].lower() if found else "file"
 
@@ -322,15 +327,15 @@ def default_folder() -> Path:
     return Path(cache).expanduser() / "octavo-peers"
 
 
-def hf_folder(settings: Settings) -> Path:
+def hf_folder(settings: PeerSettings) -> Path:
     return settings.models / f"{settings.gguf.stem}-bf16"
 
 
-def has_hf_folder(settings: Settings) -> bool:
+def has_hf_folder(settings: PeerSettings) -> bool:
     return _is_current(hf_folder(settings) / "config.json", settings.gguf)
 
 
-def make_hf_folder(settings: Settings) -> None:
+def make_hf_folder(settings: PeerSettings) -> None:
     """Make the bfloat16 folder of the model, unless it is there."""
     if not has_hf_folder(settings):
         command = [sys.executable, "-m", "octavo.bench.peers.hf_model"]
@@ -338,14 +343,15 @@ def make_hf_folder(settings: Settings) -> None:
 
 
 def octavo_environment() -> dict[str, str]:
-    """In which this octavo is found, wherever this process has it from."""
+    """Return an environment that imports this octavo, wherever it is installed."""
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     return environment(PYTHONPATH=path)
 
 
-def vllm_environment(settings: Settings) -> dict[str, str]:
-    """As vLLM's documentation of its CPU backend advises: cores given by hand (by itself it would
-    leave one of two unused), and Intel's OpenMP, which its package brings along, loaded first."""
+def vllm_environment(settings: PeerSettings) -> dict[str, str]:
+    """Return the environment that vLLM's documentation of its CPU backend advises: cores given by
+    hand (by itself it would leave one of two unused), and Intel's OpenMP, which its package brings
+    along, loaded first."""
     cpus = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else range(64)
     caches = settings.folder / "vllm-cache"
     variables = {

@@ -1,9 +1,9 @@
-"""Make a Hugging Face folder in bfloat16 from a GGUF file.
+"""Makes a Hugging Face folder in bfloat16 from a GGUF file.
 
 vLLM and transformers want a folder; the model that octavo ships with is a GGUF file. Here its
-weights are dequantized and rounded to bfloat16, by transformers, and its tokenizer is written as
-a tokenizer.json. All engines that run in bfloat16, octavo too, then read the same folder. Needs
-the packages of octavo's `test` extra (transformers, gguf, accelerate).
+weights are dequantized and rounded to bfloat16, by transformers, and its tokenizer is written as a
+tokenizer.json. All engines that run in bfloat16, octavo too, then read the same folder. Needs the
+packages of octavo's `test` extra (transformers, gguf, accelerate).
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def make_hf_model(gguf: Path, folder: Path) -> Path:
 
 
 def check_tokenizer(gguf: Path, folder: Path) -> None:
-    """The same text must be the same tokens, or the folder is of no use as a peer's input."""
+    """Raise BenchmarkError unless the same text gives the same tokens in both."""
     from octavo.models.gguf import GGUFFile
     from octavo.text import Tokenizer
 

@@ -1,4 +1,4 @@
-"""llama.cpp's own benchmarks: how they are called, and what they print."""
+"""Command lines of llama.cpp's own benchmarks, and parsers of their output."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _BATCH, _MICRO_BATCH = 2048, 512
 
 
 def bench_command(programs: Path, model: Path, workload: PeerWorkload, threads: int) -> list[str]:
-    """The command that measures ``workload``; what it prints is for `parse`."""
+    """Return the command that measures ``workload``; `parse` reads its output."""
     if workload.kind == "batch":
         # Each sequence decodes one token less than it answers: see workloads.py.
         steps = workload.output_len - 1
@@ -38,7 +38,7 @@ def bench_command(programs: Path, model: Path, workload: PeerWorkload, threads: 
 
 
 def first_token_command(programs: Path, model: Path, threads: int) -> list[str]:
-    """A process that prints one token and nothing before it."""
+    """Return the command of a process that prints one token and nothing before it."""
     return [
         *(str(programs / "llama-completion"), "-m", str(model), "-p", "Hello", "-n", "1"),
         *("-no-cnv", "--no-display-prompt", "--temp", "0", "-c", "512", "-fa", "on"),
@@ -54,7 +54,7 @@ def quantize_command(
 
 
 def parse(workload: PeerWorkload, output: str) -> list[dict[str, float]]:
-    """The figures of every repetition, from what `bench_command` printed.
+    """Return the figures of every repetition, from the output of `bench_command`.
 
     Raises:
         ValueError: it is not the output of that command.
@@ -71,7 +71,7 @@ def parse(workload: PeerWorkload, output: str) -> list[dict[str, float]]:
 
 
 def about(output: str) -> dict[str, Any]:
-    """Version and settings, from what llama-bench printed."""
+    """Return version and settings, from the output of llama-bench."""
     result = _parse_llama_bench(output)
     names = ("build_commit", "build_number", "model_type", "n_threads", "flash_attn", "type_k")
     return {name: result[name] for name in names if name in result}

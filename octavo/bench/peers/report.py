@@ -1,4 +1,4 @@
-"""What samples come to: medians, ranges, and how many times faster octavo is."""
+"""Medians and ranges of samples, and how many times faster octavo is."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from octavo.bench.noise import OTHERS_BUSY, has_moved
-from octavo.bench.peers.workers.workloads import FIGURES, WORKLOADS, Figure
+from octavo.bench.peers.workers.workloads import FIGURES, WORKLOADS, PeerFigure
 
 
 @dataclass
-class Sample:
+class TurnSample:
     """One workload, one contender, one round. ``repeats``: the figures of each repetition."""
 
     round: int
@@ -29,8 +29,8 @@ class Sample:
 
 
 @dataclass(frozen=True)
-class Ratio:
-    """How many times faster octavo is: by the medians over all rounds, and round by round."""
+class SpeedRatio:
+    """Number of times that octavo is faster: by the medians over all rounds, and round by round."""
 
     of_medians: float
     by_round: list[float]
@@ -43,7 +43,7 @@ class Ratio:
 
 
 @dataclass
-class Row:
+class ComparisonRow:
     """One figure of one contender. ``ratios``: against each of octavo's contenders."""
 
     workload: str
@@ -53,18 +53,19 @@ class Row:
     min: float
     max: float
     num_samples: int
-    ratios: dict[str, Ratio] = field(default_factory=dict)
+    ratios: dict[str, SpeedRatio] = field(default_factory=dict)
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self)
 
 
-def summarize(samples: Iterable[Sample], ours: Sequence[str]) -> list[Row]:
-    """Rows in the order of workloads and figures, then of contenders as they were first measured.
+def summarize(samples: Iterable[TurnSample], ours: Sequence[str]) -> list[ComparisonRow]:
+    """Return rows in the order of workloads and figures, then of contenders as they were first
+    measured.
 
-    ``ours``: the contenders whose lead over each other contender is wanted.
+    ``ours``: the contenders whose ratio to each other contender is wanted.
     """
-    by_workload: dict[str, dict[str, dict[int, Sample]]] = {}
+    by_workload: dict[str, dict[str, dict[int, TurnSample]]] = {}
     for sample in samples:
         if sample.repeats:
             contenders = by_workload.setdefault(sample.workload, {})
@@ -83,14 +84,14 @@ def summarize(samples: Iterable[Sample], ours: Sequence[str]) -> list[Row]:
 
 def _row(
     workload: str,
-    figure: Figure,
+    figure: PeerFigure,
     name: str,
     values: Mapping[str, Mapping[int, float]],
     ours: Sequence[str],
-) -> Row:
+) -> ComparisonRow:
     of_all = list(values[name].values())
     median, low, high = statistics.median(of_all), min(of_all), max(of_all)
-    row = Row(workload, figure.name, name, median, low, high, len(of_all))
+    row = ComparisonRow(workload, figure.name, name, median, low, high, len(of_all))
     if name not in ours:
         row.ratios = {
             our: _ratio(values[our], values[name], figure) for our in ours if our in values
@@ -98,16 +99,18 @@ def _row(
     return row
 
 
-def _ratio(ours: Mapping[int, float], theirs: Mapping[int, float], figure: Figure) -> Ratio:
+def _ratio(
+    ours: Mapping[int, float], theirs: Mapping[int, float], figure: PeerFigure
+) -> SpeedRatio:
     def faster(our: float, their: float) -> float:
         return our / their if figure.higher_is_better else their / our
 
     of_medians = faster(statistics.median(ours.values()), statistics.median(theirs.values()))
-    return Ratio(of_medians, [faster(ours[n], theirs[n]) for n in sorted(ours) if n in theirs])
+    return SpeedRatio(of_medians, [faster(ours[n], theirs[n]) for n in sorted(ours) if n in theirs])
 
 
-def doubts(sample: Sample) -> list[str]:
-    """What speaks against a sample, a line each."""
+def doubts(sample: TurnSample) -> list[str]:
+    """Return reasons to doubt a sample, a line each."""
     found = []
     before, after = sample.bandwidth_before, sample.bandwidth_after
     if before and after and has_moved(before, after):

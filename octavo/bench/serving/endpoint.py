@@ -1,4 +1,4 @@
-"""A server under test: what a request of a workload looks like to it, and who it is."""
+"""A server under test, with the form of its requests, and the time for which it is waited for."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ class ServerError(BenchmarkError):
 
 @dataclass(frozen=True)
 class Endpoint:
-    """Where and how to ask.
+    """The address and the form of requests.
 
     Args:
-        client: for the server; closed by whoever made it.
-        path: of the endpoint, behind the client's prefix.
-        fields: of every request's body, such as sampling parameters; they win over all others.
+        client: for the server; its creator closes it.
+        path: of the endpoint, after the client's prefix.
+        fields: of every request's body, such as sampling parameters; they replace all others.
         timeout_s: for one request, connection included; None waits for ever.
     """
 
@@ -44,7 +44,8 @@ class Endpoint:
         return self.backend == "openai-chat"
 
     def body(self, request: WorkloadRequest) -> bytes:
-        """The body of a request. Raises ServerError if the endpoint does not take such a prompt."""
+        """Return the body of a request. Raises ServerError if the endpoint does not take such a
+        prompt."""
         document: dict[str, Any] = {
             "model": self.model,
             "temperature": 0.0,
@@ -84,12 +85,13 @@ def _prompt(request: WorkloadRequest) -> str | list[int]:
 
 
 def server_url(base_url: str) -> str:
-    """``base_url`` without the ``/v1`` that OpenAI's clients end theirs with: paths have it."""
+    """Return ``base_url`` without the ``/v1`` that OpenAI's clients end theirs with: paths
+    have it."""
     return base_url.rstrip("/").removesuffix("/v1")
 
 
 async def served_model(client: HttpClient, otherwise: str | None = None) -> str:
-    """The first model of ``/v1/models``.
+    """Return the first model of ``/v1/models``.
 
     Args:
         otherwise: the name to use if the server has no such list.
@@ -127,12 +129,12 @@ async def _first_model(client: HttpClient) -> str:
 
 @dataclass(frozen=True)
 class Patience:
-    """How long a server is waited for.
+    """The time for which a server is waited for.
 
     Args:
         unreachable_s: where nothing answers at its address.
-        unready_s: where something does, but not the first request.
-        say: told once what is waited for.
+        unready_s: where the server answers, but not the first request.
+        say: called once with the reason for waiting.
     """
 
     unreachable_s: float = 5.0
@@ -141,12 +143,12 @@ class Patience:
 
     @classmethod
     def of(cls, seconds: float | None, say: Callable[[str], None]) -> Patience:
-        """What a user says, who may say nothing."""
+        """Return the patience that a user asks for; None is the default."""
         return cls(say=say) if seconds is None else cls(seconds, seconds, say)
 
 
 async def wait_until_listening(client: HttpClient, patience: Patience) -> None:
-    """Until something answers at all, whatever it says. Raises ServerError."""
+    """Wait until the server answers at all, with any status. Raises ServerError."""
     deadline = time.monotonic() + patience.unreachable_s
     has_said = False
     while True:
@@ -169,7 +171,7 @@ async def wait_until_listening(client: HttpClient, patience: Patience) -> None:
 
 
 def _reason(error: Exception) -> str:
-    """In few words: an error of several addresses says each of them."""
+    """Describe an error in few words: an error of several addresses names each of them."""
     if isinstance(error, TimeoutError):
         return "no answer in time"
     if isinstance(error, ConnectionRefusedError) or "Connect call failed" in str(error):
@@ -180,8 +182,8 @@ def _reason(error: Exception) -> str:
 async def wait_until_ready(
     endpoint: Endpoint, request: WorkloadRequest, patience: Patience
 ) -> None:
-    """Until a request is answered. Raises ServerError when patience ends, or at once where waiting
-    would not help."""
+    """Wait until a request is answered. Raises ServerError when patience ends, or at once where
+    waiting would not help."""
     body = endpoint.body(request)
     started = time.monotonic()
     has_said = False

@@ -1,9 +1,9 @@
-"""An HTTP/1.1 client that costs next to nothing.
+"""An HTTP/1.1 client with little overhead.
 
-A load generator shares the machine with what it measures. General HTTP libraries take more time
-for a token than a small model's server does; this one takes the bytes off the socket as the event
-loop hands them over, notes when that was, and keeps connections for the next request, as clients
-of a real server do.
+A load generator shares the machine with the server that it measures. General HTTP libraries take
+more time for a token than a small model's server does; this one takes the bytes off the socket as
+the event loop hands them over, records when that was, and keeps connections for the next request,
+as clients of a real server do.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ BodySink = Callable[[bytes, float], None]
 
 
 class ProtocolError(ValueError):
-    """What the server sent is no HTTP/1.1, or it ended too early."""
+    """The response of the server is not HTTP/1.1, or ended too early."""
 
 
 class Response:
-    """Takes the bytes of one response apart: its head, and its body in any of the three framings.
+    """Parses the bytes of one response: its head, and its body in any of the three framings.
 
     ``is_complete``: nothing more belongs to it. ``is_reusable``: the connection can be kept.
     """
@@ -40,7 +40,7 @@ class Response:
         self._remaining: int | None = None  # bytes of the body, where its length was said
 
     def feed(self, data: bytes) -> bytes:
-        """The part of the body that ``data`` completes. Raises ProtocolError."""
+        """Return the part of the body that ``data`` completes. Raises ProtocolError."""
         if self.status == 0:
             data = self._take_head(self._pending + data)
             if self.status == 0:
@@ -57,7 +57,7 @@ class Response:
         return body
 
     def end(self) -> None:
-        """The connection is closed. Raises ProtocolError where that came too early."""
+        """Handle the end of the connection. Raises ProtocolError where that came too early."""
         self.is_reusable = False
         if self.status == 0:
             raise ProtocolError("the server closed the connection without an answer")
@@ -66,7 +66,7 @@ class Response:
         self.is_complete = True
 
     def _take_head(self, data: bytes) -> bytes:
-        """What follows the head; interim answers (1xx) are passed over."""
+        """Return the bytes after the head; interim answers (1xx) are passed over."""
         while (end := data.find(b"\r\n\r\n")) >= 0:
             first, *lines = data[:end].decode("latin-1").split("\r\n")
             data = data[end + 4 :]
@@ -97,7 +97,7 @@ class Response:
         self.is_reusable = has_end and version == "HTTP/1.1" and "close" not in connection
 
     def _take_chunks(self, data: bytes) -> bytes:
-        """The content of the chunks that are whole by now; the last one is empty."""
+        """Return the content of the chunks that are whole by now; the last one is empty."""
         pending, at = self._pending + data, 0
         pieces = []
         while (line_end := pending.find(b"\r\n", at)) >= 0:
@@ -125,7 +125,8 @@ def _chunk_size(line: bytes) -> int:
 
 
 class HttpClient:
-    """Requests to one server, ``scheme://host[:port][/prefix]``, over connections that are kept.
+    """Sends requests to one server, ``scheme://host[:port][/prefix]``, over connections that are
+    kept.
 
     Used from one event loop. There is no limit to the connections; proxies of the environment are
     not used.
@@ -171,13 +172,14 @@ class HttpClient:
     async def request(
         self, method: str, path: str, body: bytes, response: Response, sink: BodySink
     ) -> float:
-        """Ask, and give the body to ``sink`` as it comes.
+        """Send a request, and pass the body of the response to ``sink`` as it comes.
 
         Returns:
             when the connection was there, a ``time.perf_counter()``.
 
         Raises:
-            OSError: no connection, or it broke. ProtocolError: no whole answer came.
+            OSError: no connection, or it broke.
+            ProtocolError: no whole response came.
         """
         content = f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n"
         head = f"{method} {self._prefix}{path} HTTP/1.1\r\n{self._head}{content if body else ''}"
@@ -193,14 +195,14 @@ class HttpClient:
             except (OSError, ProtocolError):
                 if response.first_byte is not None:
                     raise
-                # It was closed as we wrote to it: the server has let go of an idle connection.
+                # It was closed as we wrote to it: the server had dropped an idle connection.
         connection = await self._connect()
         connected = time.perf_counter()
         await self._exchange(connection, message, response, sink)
         return connected
 
     async def fetch(self, method: str, path: str, body: bytes = b"") -> tuple[int, bytes]:
-        """Status and whole body of an answer. Raises as ``request``."""
+        """Return status and whole body of a response. Raises as ``request``."""
         pieces: list[bytes] = []
         response = Response()
         await self.request(method, path, body, response, lambda data, _: pieces.append(data))
@@ -272,7 +274,7 @@ class _Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         now = time.perf_counter()
-        if self._done is None or self._done.done():  # nobody asked for this
+        if self._done is None or self._done.done():  # no request is open
             self.abort()
             return
         response = self._response

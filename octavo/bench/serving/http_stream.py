@@ -1,4 +1,4 @@
-"""One streamed answer of an OpenAI-compatible server, and when each part of it came.
+"""One streamed answer of an OpenAI-compatible server, with the time of each of its events.
 
 The events are those of the HTML standard, §9.2 ("server-sent events"), in which such servers send
 ``chat.completion.chunk`` and ``text_completion`` objects, and ``[DONE]`` at the end.
@@ -16,13 +16,14 @@ from urllib.parse import urlsplit
 
 from octavo.bench.serving.http_client import HttpClient, Response
 
-INTERRUPTED = "interrupted"  # the error of a request that its caller gave up
+INTERRUPTED = "interrupted"  # the error of a request that its caller cancelled
 _MAX_MESSAGE_CHARS = 500
 
 
 @dataclass(slots=True)
 class StreamResult:
-    """What one request got. Times are ``time.perf_counter()``; ``error`` is None if all is well."""
+    """The result of one request. Times are ``time.perf_counter()``; ``error`` is None if it
+    succeeded."""
 
     sent: float  # before the connection was made, if one had to be
     status: int = 0
@@ -41,7 +42,7 @@ class StreamResult:
 
     @property
     def num_output_tokens(self) -> int:
-        """As the server says; where it does not, the events with content."""
+        """Number of output tokens that the server tells; else the number of events with content."""
         if self.usage is not None and self.usage.get("completion_tokens") is not None:
             return int(self.usage["completion_tokens"])
         return len(self.event_times)
@@ -68,9 +69,9 @@ async def read_stream(
 ) -> None:
     """POST ``body`` and fill ``result``, whose ``sent`` is now.
 
-    Raises nothing but CancelledError: what goes wrong is ``result.error``.
+    Raises nothing but CancelledError: other errors are in ``result.error``.
     """
-    response, answer = Response(), _Answer(result)
+    response, answer = Response(), _AnswerReader(result)
 
     def take(data: bytes, now: float) -> None:
         if response.status == 200 and answer.is_stream(response.headers):
@@ -96,8 +97,8 @@ async def read_stream(
         result.first_byte = response.first_byte
 
 
-class _Answer:
-    """Makes a StreamResult of the body, event by event."""
+class _AnswerReader:
+    """Builds a StreamResult from the body, event by event."""
 
     def __init__(self, result: StreamResult):
         self.result = result
@@ -117,7 +118,7 @@ class _Answer:
                 raise ValueError(f"no event of OpenAI's API: {event[:80]!r}") from error
 
     def end(self, response: Response) -> None:
-        """The answer has ended; say what is wrong with it, if anything is."""
+        """Check that the answer is whole, at its end."""
         result = self.result
         if response.status != 200:
             result.error = error_message(self.other_body) or f"HTTP {response.status}"
@@ -130,7 +131,7 @@ class _Answer:
             if result.error is None and not self.is_done and result.finish_reason is None:
                 result.error = "cut: the stream ended before the answer did"
             if result.error is None and result.first is None:
-                result.first = result.last  # an empty answer: its end is all that came of it
+                result.first = result.last  # of an empty answer only the end has come
 
     def _take(self, event: bytes, now: float) -> None:
         if event == b"[DONE]":
@@ -164,7 +165,7 @@ class _Answer:
             result.event_tokens.append(self._count(document, num_tokens))
 
     def _count(self, document: Mapping[str, Any], num_tokens: int) -> int | None:
-        """Tokens of an event: counted in it, or by the usage that came with it."""
+        """Return the tokens of an event: counted in it, or by the usage that came with it."""
         said = (document.get("usage") or {}).get("completion_tokens")
         if said is None:
             return num_tokens or None
@@ -173,9 +174,10 @@ class _Answer:
 
 
 def content_of(choice: Mapping[str, Any]) -> tuple[str | None, int]:
-    """The text of a choice, None if it brings nothing; and its tokens, 0 where they are not told.
+    """Return the text of a choice, None if it has no content; and its tokens, 0 where they are not
+    told.
 
-    Reasoning and calls of tools are content, too: they are tokens that the model wrote.
+    Reasoning and tool calls are content, too: they are tokens that the model wrote.
     """
     delta = choice.get("delta") or choice
     text = delta.get("content") or choice.get("text") or ""
@@ -188,7 +190,7 @@ def content_of(choice: Mapping[str, Any]) -> tuple[str | None, int]:
 
 
 def error_message(body: bytes) -> str:
-    """What a person should read of the body of an error."""
+    """Return the message in the body of an error."""
     try:
         document = json.loads(body)
     except ValueError:
@@ -205,13 +207,13 @@ def _short(error: Any) -> str:
 
 
 class EventSplitter:
-    """Takes server-sent events apart, however their bytes are cut. The result is their data."""
+    """Splits server-sent events, however their bytes are cut; returns their data."""
 
     def __init__(self) -> None:
         self._pending = b""
 
     def feed(self, data: bytes) -> list[bytes]:
-        """The data of the events that end within ``data``."""
+        """Return the data of the events that end within ``data``."""
         pending = self._pending + data
         held = b""
         if b"\r" in pending:
@@ -223,7 +225,7 @@ class EventSplitter:
         return [data for event in events if (data := _event_data(event))]
 
     def flush(self) -> list[bytes]:
-        """The data of a last event whose empty line is missing, if it is whole."""
+        """Return the data of a last event whose empty line is missing, if it is whole."""
         data = _event_data(self._pending.replace(b"\r", b"\n"))
         self._pending = b""
         if data == b"[DONE]":

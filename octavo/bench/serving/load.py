@@ -1,10 +1,10 @@
-"""Sending requests when they are due, and writing down what becomes of them.
+"""The load generator, which sends requests when they are due, and records their answers.
 
-In an *open loop* requests are sent by a schedule, whatever has become of those before: this is
-what users do, who do not know of each other. In a *closed loop* there are as many users as places,
-each of whom asks again when the answer is there; it can never ask more than the server gives.
-A schedule with a concurrency limit has both: what is due waits for a place, as in a client with a
-connection pool, and how long is told apart from the server's own latency.
+In an *open loop* requests are sent by a schedule, whatever has become of those before: real users
+behave so, who do not know of each other. In a *closed loop* there are as many users as places, and
+each sends the next request when the answer is there; the load can never exceed what the server
+serves. A schedule with a concurrency limit has both: due requests wait for a place, as in a client
+with a connection pool, and that wait is told apart from the server's own latency.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class LoadResult:
-    """``records`` in the order of sending. ``is_interrupted``: the user had enough."""
+    """``records`` in the order of sending. ``is_interrupted``: the user stopped the run."""
 
     records: list[RequestRecord]
     is_interrupted: bool = False
@@ -46,7 +46,8 @@ def run(main: Coroutine[Any, Any, T]) -> T:
 
 
 def _allow_many_connections() -> None:
-    """As many as the system grants: each takes a file descriptor, and 1024 are soon used up."""
+    """Raise the limit of file descriptors as far as the system allows: each connection takes one,
+    and 1024 are soon used up."""
     try:
         import resource
     except ImportError:  # there is none for Windows, which has no such limit
@@ -65,13 +66,13 @@ async def send_load(
 ) -> LoadResult:
     """Send all requests and wait for all answers.
 
-    When the task is cancelled, as Ctrl-C does, the requests in flight are given up, and the result
-    has what there is.
+    When the task is cancelled, as Ctrl-C does, the requests in flight are cancelled, and the result
+    has the records so far.
 
     Args:
         on_end: called with each request that has ended.
     """
-    run = _Run(endpoint, plan, on_end)
+    run = _LoadRun(endpoint, plan, on_end)
     gc.collect()
     gc.freeze()  # or the collector would go through all prompts again and again
     try:
@@ -84,7 +85,7 @@ async def send_load(
     return LoadResult(run.records())
 
 
-class _Run:
+class _LoadRun:
     def __init__(self, endpoint: Endpoint, plan: LoadPlan, on_end: Callable[[RequestRecord], None]):
         self._endpoint = endpoint
         self._plan = plan
@@ -119,7 +120,8 @@ class _Run:
         return sorted(self._records, key=lambda record: record.sent)
 
     async def _wait_for_turn(self, index: int) -> float | None:
-        """When the request should be sent, seconds after the start; None if it is too late."""
+        """Wait until the request is due; return when that was, in seconds after the start. None if
+        it is too late."""
         end = self._plan.duration_s
         if self._plan.times is None:
             assert self._places is not None
@@ -167,7 +169,8 @@ def to_record(
     queue_time: float = 0.0,
     start: float = 0.0,
 ) -> RequestRecord:
-    """The record of a request. ``start``: the beginning of the run on the clock of ``result``."""
+    """Return the record of a request. ``start``: the beginning of the run on the clock of
+    ``result``."""
 
     def since_start(moment: float | None) -> float | None:
         return None if moment is None else moment - start

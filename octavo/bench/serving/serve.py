@@ -1,4 +1,4 @@
-"""``octavo bench serve``: a workload and its arrivals, sent to a server, and the report on it."""
+"""Runs ``octavo bench serve``, which sends a workload to a server, and reports on it."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from octavo.measure.serve_report import (
     to_json,
     to_text,
 )
-from octavo.measure.slo import Slo
+from octavo.measure.slo import RequestSlo
 from octavo.workload.plan import LoadPlan, create_plan, create_requests
 from octavo.workload.requests import WorkloadRequest
 
@@ -48,7 +48,7 @@ Progress = Callable[[int, int], None]  # requests that have ended, and all
 
 @dataclass(frozen=True)
 class ServeResult:
-    """The report, and what is needed to tell it."""
+    """The report on a run, with all that its output needs."""
 
     report: LoadReport
     summary: ServeSummary
@@ -68,7 +68,7 @@ class ServeResult:
         return to_text(self.report, self.summary, shown)
 
     def write_files(self) -> list[str]:
-        """The files that the settings ask for; their paths. Raises BenchmarkError."""
+        """Write the files that the settings ask for; return their paths. Raises BenchmarkError."""
         settings = self.config.report
         written = []
         if settings.save_result or settings.append_result or settings.result_filename:
@@ -93,17 +93,18 @@ def run_serve_bench(
     progress: Progress | None = None,
     say: Callable[[str], None] = lambda message: None,
 ) -> ServeResult:
-    """Put the load on the server, which is started where there is no ``base_url``.
+    """Send the load to the server, which is started where there is no ``base_url``.
 
-    Ctrl-C ends the sending; the result then has what was measured until then.
+    Ctrl-C ends the sending; the result then has the records so far.
 
     Args:
         progress: called with (requests that have ended, requests in all).
-        say: told what is waited for.
+        say: called with the reason for waiting.
 
     Raises:
         ServerError: the server is not there, or answers no request.
-        ConfigError, WorkloadFileError: the settings do not fit together, or a file is wrong.
+        ConfigError, WorkloadFileError: the settings contradict each other, or a file is
+            damaged.
     """
     if config.target.base_url is not None:
         return load.run(_measure(config, progress, say))
@@ -148,7 +149,7 @@ async def _measure(
             result.records,
             is_open_loop=plan.is_open_loop,
             percents=config.report.percents,
-            slo=Slo.from_texts(config.report.goodput),
+            slo=RequestSlo.from_texts(config.report.goodput),
             steady_share=config.report.steady_state_share,
             seed=config.workload.seed,
         ),
@@ -186,7 +187,7 @@ def _create_client(config: ServeBenchConfig) -> HttpClient:
 
 
 def as_text(request: WorkloadRequest, tokenizer: Tokenizer) -> WorkloadRequest:
-    """Token ids as text, which may be other tokens when it is read: the server counts them."""
+    """Convert token ids to text, which the server may tokenize differently: it counts them."""
     if request.prompt_token_ids is None:
         return request
     text = tokenizer.decode(request.prompt_token_ids)
@@ -194,7 +195,7 @@ def as_text(request: WorkloadRequest, tokenizer: Tokenizer) -> WorkloadRequest:
 
 
 def count_tokens(records: Sequence[RequestRecord], tokenizer: Tokenizer) -> None:
-    """Count the answers that the server did not: tokens of the text, if it has any."""
+    """Count the tokens of answers that the server did not count, by the tokenizer."""
     for record in records:
         if record.completed and record.output_tokens_from == "events" and record.text:
             record.output_tokens = len(tokenizer.encode(record.text))
@@ -207,7 +208,7 @@ async def _warm_up(
     requests: Sequence[WorkloadRequest],
     patience: Patience,
 ) -> None:
-    """Prompts of the workload, backwards: no beginning of one that is measured gets cached."""
+    """Send prompts of the workload, reversed: no prefix of a measured prompt gets cached."""
     target = config.target
     if not requests:
         return
@@ -242,7 +243,7 @@ def _counter(total: int, progress: Progress | None) -> Callable[[RequestRecord],
 
 
 def _installed(name: str) -> str | None:
-    """``name``, if a model of this name is here: nothing is fetched for a guess."""
+    """Return ``name``, if a model of this name is here: nothing is fetched."""
     from octavo.hub import store
 
     return name if store.find(name) is not None else None
@@ -255,7 +256,7 @@ def _load_tokenizer(name: str) -> Tokenizer:
 
 
 def _shown_settings(config: ServeBenchConfig) -> dict[str, Any]:
-    """What a result says that was asked for: without keys, and as JSON has it."""
+    """Return the settings that a result tells: without keys, and as JSON has it."""
     settings: dict[str, Any] = asdict(config)
     settings["target"]["api_key"] = None if config.target.api_key is None else "(given)"
     settings["target"]["header"] = [*key_values("header", config.target.header)]

@@ -1,6 +1,7 @@
 """The settings of ``octavo bench serve``, named as ``vllm bench serve`` names them.
 
-What is asked, and when, is in `octavo.workload.settings`: other commands ask for it, too.
+Settings of the workload and its times are in `octavo.workload.settings`, which other commands
+share.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ SHOWN = ("ttft", "tpot", "itl", "e2el", "client_queue_time", "e2el_including_cli
 
 @dataclass(frozen=True)
 class ServerTarget:
-    """Whom to ask. Raises ConfigError for a value that is out of range."""
+    """The server and its requests. Raises ConfigError for a value that is out of range."""
 
     base_url: str | None = option(
         None, "server to measure, such as http://127.0.0.1:8000; without it, one is started"
@@ -76,7 +77,7 @@ class ServerTarget:
 
 @dataclass(frozen=True)
 class ServedWorkload(Workload):
-    """And what the body of every request has besides. Raises ConfigError likewise."""
+    """A workload, with the fields of every request's body. Raises ConfigError likewise."""
 
     temperature: float = option(0.0, "0 is greedy")
     top_p: float | None = option(None, "sample from the smallest set with this probability")
@@ -95,7 +96,7 @@ class ServedWorkload(Workload):
 
     @property
     def fields(self) -> dict[str, Any]:
-        """What every request's body has, beside prompt and length."""
+        """Fields of every request's body, beside prompt and length."""
         penalties = ("presence_penalty", "frequency_penalty", "repetition_penalty")
         names = ("top_p", "top_k", "min_p", *penalties)
         given = {name: value for name in names if (value := getattr(self, name)) is not None}
@@ -117,7 +118,7 @@ class ServedWorkload(Workload):
 
 @dataclass(frozen=True)
 class ReportSettings:
-    """What is told. Raises ConfigError for a value that is out of range."""
+    """Settings of the report. Raises ConfigError for a value that is out of range."""
 
     goodput: tuple[str, ...] = option(
         (), "limits that a good request meets, in ms: ttft:200 tpot:50 e2el:5000"
@@ -140,9 +141,9 @@ class ReportSettings:
     request_log_format: str = option("octavo", "its format", ("octavo", "aiperf"))
 
     def __post_init__(self) -> None:
-        from octavo.measure.slo import Slo
+        from octavo.measure.slo import RequestSlo
 
-        Slo.from_texts(self.goodput)
+        RequestSlo.from_texts(self.goodput)
         key_values("metadata", self.metadata)
         self.percents  # noqa: B018 - checks them
         if unknown := sorted(set(self.shown) - set(SHOWN)):
@@ -170,11 +171,11 @@ class ReportSettings:
 
 @dataclass(frozen=True)
 class ServeBenchConfig:
-    """All of ``octavo bench serve``.
+    """All settings of ``octavo bench serve``.
 
     Args:
         model: of the server that is started; beside a ``base_url``, the one whose tokenizer is
-            used, where that is to be had.
+            used, where that can be loaded.
         server_flags: command line of the server that is started.
     """
 
@@ -186,12 +187,12 @@ class ServeBenchConfig:
     server_flags: tuple[str, ...] = ()
 
     def at_url(self, base_url: str) -> ServeBenchConfig:
-        """The same load on another server."""
+        """Return the same load on another server."""
         return replace(self, target=replace(self.target, base_url=base_url))
 
 
 def key_values(name: str, texts: tuple[str, ...]) -> dict[str, str]:
-    """``KEY=VALUE`` each. Raises ConfigError, in the name of the setting."""
+    """Parse texts ``KEY=VALUE``. Raises ConfigError, naming the setting."""
     found = {}
     for text in texts:
         key, equals, value = text.partition("=")

@@ -1,4 +1,4 @@
-"""A server of our own, started to be measured, and ended whatever happens."""
+"""Runs a server of our own for the time of a measurement, and ends it in any case."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ _STOP_SECONDS = 10.0
 
 @contextmanager
 def running_server(model: str, flags: Sequence[str] = ()) -> Iterator[str]:
-    """The URL of ``octavo serve MODEL`` on a free port of this machine.
+    """Start ``octavo serve MODEL`` on a free port of this machine, and return its URL.
 
     It is in a process group of its own: Ctrl-C ends the measurement, which then ends the server.
 
     Raises:
-        ServerError: it did not start; with the last thing it said.
+        ServerError: it did not start; tells its last line of output.
     """
     need_process_groups("a server of the benchmark's own")
     command = [sys.executable, "-m", "octavo", "serve", model, "--port", "0"]
@@ -70,14 +70,14 @@ def _stop(server: subprocess.Popen[bytes]) -> None:
     except subprocess.TimeoutExpired:
         pass
     finally:
-        with suppress(ProcessLookupError):  # with its engine, if that is still there
+        with suppress(ProcessLookupError):  # and its engine, if that is still there
             os.killpg(server.pid, signal.SIGKILL)
         server.wait()
 
 
 @contextmanager
 def _termination_interrupts() -> Iterator[None]:
-    """SIGTERM is Ctrl-C, after which all is put away, where signals are ours to handle."""
+    """Treat SIGTERM as Ctrl-C, which cleans up, where signals are ours to handle."""
     if (
         threading.current_thread() is not threading.main_thread()
         or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL

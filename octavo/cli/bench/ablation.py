@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from octavo.base.errors import ConfigError
 from octavo.cli import UsageError
 from octavo.cli.bench import common
-from octavo.measure.statistics import Spread
+from octavo.measure.statistics import MedianRange
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -105,10 +105,11 @@ def _tell(
 
 
 def _figure(args: argparse.Namespace, results: list[AblationResult]) -> Figure:
-    from octavo.plots.benchmarks import Bar, worth_bars
+    from octavo.plots.benchmarks import WorthBar, worth_bars
 
     bars = [
-        Bar(result.ablation.name, result.ablation.figure.label, result.worth) for result in results
+        WorthBar(result.ablation.name, result.ablation.figure.label, result.worth)
+        for result in results
     ]
     return worth_bars(bars, title=f"{args.model}: what each optimisation is worth")
 
@@ -157,7 +158,7 @@ def _print(
         console.print(f"{name}: not measured: {reason}", markup=False)
 
 
-def _number(spread: Spread) -> str:
+def _number(spread: MedianRange) -> str:
     return f"{spread.median:.1f}" if spread.median < 1000 else f"{spread.median:.0f}"
 
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-    from octavo.bench.peers.compare import ComparisonPlan, Result
+    from octavo.bench.peers.compare import ComparisonPlan, ComparisonResult
 
 EXAMPLES = """\
 Peers are set up by benchmarks/peers/setup_llama_cpp and setup_vllm of octavo's source tree. One
@@ -70,7 +70,7 @@ def run(args: argparse.Namespace) -> int:
     plan = _plan(args)  # before anything is fetched
     from octavo.base.errors import ConfigError
     from octavo.bench.peers.compare import compare
-    from octavo.bench.peers.contenders import Settings, default_folder
+    from octavo.bench.peers.contenders import PeerSettings, default_folder
     from octavo.system import machine
 
     folder = (args.dir or default_folder()).expanduser().resolve()
@@ -79,7 +79,7 @@ def run(args: argparse.Namespace) -> int:
     if gguf.suffix != ".gguf":
         raise ConfigError(f"{args.model}: the comparison starts from a .gguf file")
     threads = engine.pop("threads", None) or machine.cpu().usable_cores
-    result = compare(plan, Settings(folder, gguf.resolve(), threads, engine), terminal.say)
+    result = compare(plan, PeerSettings(folder, gguf.resolve(), threads, engine), terminal.say)
     report(args, result.as_json(), lambda console: print_result(console, result))
     return 0
 
@@ -117,13 +117,13 @@ def _plan(args: argparse.Namespace) -> ComparisonPlan:
     return ComparisonPlan(names, [WORKLOADS[name] for name in dict.fromkeys(chosen)], args.rounds)
 
 
-def print_result(console: Console, result: Result) -> None:
+def print_result(console: Console, result: ComparisonResult) -> None:
     if not console.is_terminal:
         console.width = max(console.width, 160)  # one line for each row
     console.print(create_table(result))
 
 
-def create_table(result: Result) -> Table:
+def create_table(result: ComparisonResult) -> Table:
     """A section for each figure, with a column for the lead of each of octavo's own weights."""
     from rich.table import Table
 

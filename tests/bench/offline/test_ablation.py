@@ -20,16 +20,16 @@ from octavo.bench.offline.ablation_workloads import (
     SHARED_PREFIX,
     UNEVEN_ANSWERS,
     AblationWork,
-    Room,
+    WorkloadScale,
     describe,
     run_engine,
     run_without_kv_cache,
 )
 from octavo.bench.offline.session import OfflineSession
-from octavo.measure.statistics import Spread
+from octavo.measure.statistics import MedianRange
 from octavo.settings.engine import EngineArgs
 
-ROOM = Room(vocab_size=256, context=256)
+ROOM = WorkloadScale(vocab_size=256, context=256)
 NAMES = [ablation.name for ablation in ABLATIONS]
 
 
@@ -152,8 +152,8 @@ def test_without_a_kv_cache_is_no_use_with_a_prefix_cache(settings):
 
 def test_a_long_prompt_shows_in_the_tail_of_gaps():
     """By a schedule made by hand: with the long prompt, all others' gaps are 100 times as long."""
-    room = Room(1000, 2048)
-    short = LONG_PROMPT_MEANWHILE.create(room, 0)[:-1]
+    scale = WorkloadScale(1000, 2048)
+    short = LONG_PROMPT_MEANWHILE.create(scale, 0)[:-1]
     num_gaps = sum(each.output_len - 1 for each in short)
     gaps = [1.0] * (num_gaps - (len(short) - 1)) + [100.0] * (len(short) - 1)
     assert AblationWork(1.0, 1, gaps=gaps).itl_p99_ms == 100_000
@@ -162,17 +162,17 @@ def test_a_long_prompt_shows_in_the_tail_of_gaps():
 def test_workloads_differ_by_seed_and_fit_small_contexts():
     for ablation in ABLATIONS:
         for context in (256, 2048):
-            room = Room(1000, context)
-            requests = ablation.workload.create(room, 0)
+            scale = WorkloadScale(1000, context)
+            requests = ablation.workload.create(scale, 0)
             assert all(len(each.prompt_token_ids) + each.output_len <= context for each in requests)
-            others = ablation.workload.create(room, 10)
+            others = ablation.workload.create(scale, 10)
             prompts = {each.prompt_token_ids[:8] for each in requests}
             assert prompts.isdisjoint(each.prompt_token_ids[:8] for each in others)
 
 
 def test_work_is_described():
-    assert describe(LONE.create(Room(1000, 2048), 0)) == "1 × 128 + 32"
-    assert describe(UNEVEN_ANSWERS.create(Room(1000, 2048), 0)) == "16 × 32 + 8–64"
+    assert describe(LONE.create(WorkloadScale(1000, 2048), 0)) == "1 × 128 + 32"
+    assert describe(UNEVEN_ANSWERS.create(WorkloadScale(1000, 2048), 0)) == "16 × 32 + 8–64"
 
 
 def work(seconds, answer=(1,), gaps=()):
@@ -183,9 +183,9 @@ def test_worth_is_the_ratio_of_one_turn():
     ablation = by_name("batching")
     result = AblationResult(ablation, "", [work(1), work(2)], [work(4), work(4)], True)
     assert result.spreads(OUTPUT_TPS) == (
-        Spread(7.5, 5, 10),
-        Spread(2.5, 2.5, 2.5),
-        Spread(3, 2, 4),
+        MedianRange(7.5, 5, 10),
+        MedianRange(2.5, 2.5, 2.5),
+        MedianRange(3, 2, 4),
     )
     assert result.spreads(ITL_P99) is None
 

@@ -4,19 +4,19 @@ import pytest
 
 from octavo.base.errors import ConfigError
 from octavo.bench.offline.prefix import (
-    Answer,
     PrefixPlan,
     PrefixResult,
     PrefixSample,
+    TimedAnswer,
     measure_prefix,
 )
 from octavo.bench.offline.session import OfflineSession
-from octavo.measure.statistics import Spread
+from octavo.measure.statistics import MedianRange
 from octavo.settings.engine import EngineArgs
 
 
 def answer(ttft, cached=0, tokens=(1, 2), e2e=None):
-    return Answer(ttft, e2e or ttft + 0.1, 100, cached, tokens)
+    return TimedAnswer(ttft, e2e or ttft + 0.1, 100, cached, tokens)
 
 
 def test_figures_by_hand():
@@ -34,8 +34,8 @@ def test_figures_by_hand():
             ),
         ],
     )
-    assert result.cold_ttft == Spread(pytest.approx(0.85), 0.8, 0.9)
-    assert result.warm_ttft == Spread(pytest.approx(0.15), 0.1, pytest.approx(0.2))
+    assert result.cold_ttft == MedianRange(pytest.approx(0.85), 0.8, 0.9)
+    assert result.warm_ttft == MedianRange(pytest.approx(0.15), 0.1, pytest.approx(0.2))
     assert result.no_cache_ttft.max == 0.9
     assert result.speedup.min == pytest.approx(4) and result.speedup.max == pytest.approx(9)
     assert result.total_speedup.min == pytest.approx(2.7 / 1.4)  # of 2.0 and of 3.0 / 1.5

@@ -12,10 +12,10 @@ from octavo.bench.offline import spec
 from octavo.bench.offline.session import OfflineSession
 from octavo.bench.offline.spec import (
     Decoded,
+    MeasuredStepTimes,
     SpecPlan,
     SpecRow,
     SpecStudy,
-    StudyStepTimes,
     batches_of,
     check_workload,
     requests_of,
@@ -23,11 +23,11 @@ from octavo.bench.offline.spec import (
 from octavo.bench.spec_prompts import PROMPTS
 from octavo.core.batch import Draft
 from octavo.core.stats import DraftStats
-from octavo.measure.statistics import Spread
+from octavo.measure.statistics import MedianRange
 from octavo.settings.engine import EngineArgs
 from octavo.speculation.drafters import DraftFree
 
-TIMES = StudyStepTimes({1: 0.010, 2: 0.011, 4: 0.012, 8: 0.020})
+TIMES = MeasuredStepTimes({1: 0.010, 2: 0.011, 4: 0.012, 8: 0.020})
 
 
 class Lookup:
@@ -44,12 +44,12 @@ class Lookup:
 
     def propose(self, openings, batch_tokens):
         drafts = {}
-        for request, room in openings:
+        for request, scale in openings:
             self.asked[request.request_id] += 1
             *before, last = request.token_ids
             if last in before:
                 place = len(before) - before[::-1].index(last)
-                drafts[request.request_id] = Draft.chain(request.token_ids[place : place + room])
+                drafts[request.request_id] = Draft.chain(request.token_ids[place : place + scale])
         self.seconds += 1e-6
         return drafts
 
@@ -108,7 +108,7 @@ def test_figures_by_hand():
         drafts=DraftStats(10, 30, 15, [8, 4, 3]),
         draft_seconds=0.3,
     )
-    assert found.speedup == Spread(pytest.approx(2), 1, pytest.approx(3))
+    assert found.speedup == MedianRange(pytest.approx(2), 1, pytest.approx(3))
     assert found.base_decode_tps.median == 10 and found.decode_tps.median == 20
     assert found.accepted_by_position == [0.8, 0.4, 0.3]
     document = found.as_json()
@@ -132,8 +132,8 @@ def test_step_times_between_and_beyond():
     assert TIMES(1, 1) == 0.010 and TIMES(4, 2) == pytest.approx(0.020)
     assert TIMES(3, 1) == pytest.approx(0.0115)
     assert TIMES(4, 4) == pytest.approx(0.036)  # on from 4 and 8
-    assert StudyStepTimes({1: 0.01})(8, 8) == 0.01
-    assert StudyStepTimes({1: 0.01, 2: 0.009})(8, 8) == 0.01  # noise, not a gain
+    assert MeasuredStepTimes({1: 0.01})(8, 8) == 0.01
+    assert MeasuredStepTimes({1: 0.01, 2: 0.009})(8, 8) == 0.01  # noise, not a gain
 
 
 def test_break_even_of_measured_steps():

@@ -9,10 +9,10 @@ import pytest
 
 from octavo.base.errors import BenchmarkError
 from octavo.bench import record
-from octavo.bench.noise import Probe
+from octavo.bench.noise import NoiseProbe
 from octavo.bench.offline import startup
 from octavo.bench.offline.startup import (
-    Start,
+    StartTimes,
     StartupPlan,
     measure_startup,
     model_files,
@@ -26,7 +26,7 @@ PHASES = ("import", "header", "tokenizer", "weights", "program")
 @pytest.fixture(autouse=True)
 def quick_probes(monkeypatch):
     """The probes of the machine have tests of their own."""
-    monkeypatch.setattr(record, "probe_machine", lambda threads: Probe(30.0, 200.0))
+    monkeypatch.setattr(record, "probe_machine", lambda threads: NoiseProbe(30.0, 200.0))
 
 
 def test_a_start_of_a_model(tiny_model, tmp_path):
@@ -55,7 +55,7 @@ def starts(monkeypatch):
         packed = (variables or {}).get("OCTAVO_PACKED_DIR")
         given.append((arguments, packed, packed is None or os.listdir(packed)))
         seconds = float(next(times))
-        return Start(seconds, seconds + 0.5, *[0.1] * 6, 1000), {"device": "cpu"}
+        return StartTimes(seconds, seconds + 0.5, *[0.1] * 6, 1000), {"device": "cpu"}
 
     monkeypatch.setattr(startup, "start_once", start_once)
     return given

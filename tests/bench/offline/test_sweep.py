@@ -24,7 +24,7 @@ from octavo.bench.offline.sweep import (
 )
 from octavo.bench.serving.http_client import HttpClient
 from octavo.measure.request_record import RequestRecord
-from octavo.measure.statistics import Spread
+from octavo.measure.statistics import MedianRange
 from octavo.settings.engine import EngineArgs
 
 
@@ -51,7 +51,7 @@ def test_points_take_turns():
     assert source.asked == [(0, 1), (0, 2), (0, 4), (1, 1), (1, 2), (1, 4)]
     assert len(steps) == 6
     assert [point.concurrency for point in result.points] == [1, 2, 4]
-    assert result.points[2].output_tps == Spread(400.5, 400, 401)
+    assert result.points[2].output_tps == MedianRange(400.5, 400, 401)
     assert result.points[0].total_tps.min == 100 + 50 / 2
 
 

@@ -22,7 +22,7 @@ from octavo.bench.serving.http_client import HttpClient
 from octavo.bench.serving.load import send_load
 from octavo.measure.concurrency import concurrency_curve
 from octavo.measure.metrics import summarize
-from octavo.measure.slo import Slo, goodput
+from octavo.measure.slo import RequestSlo, goodput
 from octavo.workload.plan import LoadPlan
 from octavo.workload.requests import WorkloadRequest
 
@@ -114,7 +114,7 @@ def test_goodput_is_counted(fake_server, scripted):
     scripts += [{"status": 429}] * 2 + [{"cut": 1, "gaps": [0.01]}, {"error": "boom"}]
     requests = [scripted(i, **script) for i, script in enumerate(scripts)]
     records = send(fake_server, requests, at_once(23)).records
-    found = goodput(records, Slo.from_texts(["ttft:250", "tpot:300"]), duration=2.0)
+    found = goodput(records, RequestSlo.from_texts(["ttft:250", "tpot:300"]), duration=2.0)
     assert found.attainment.good == 12 and found.attainment.requests == 23
     assert found.request_goodput == 6.0 and found.token_goodput == 12.0
     assert found.attainment_by_limit["ttft"].good == 15

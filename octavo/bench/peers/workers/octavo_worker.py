@@ -1,4 +1,4 @@
-"""octavo's worker: the public API, with the defaults that every user gets."""
+"""The worker of octavo, by the public API, with the defaults that every user gets."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import worker
 from octavo import LLM, SamplingParams, __version__
 
 
-class Octavo:
+class OctavoEngine:
     def __init__(self, settings: dict[str, Any]):
         self.settings = settings["engine"]
         self.llm = LLM(settings["model"], **self.settings)
@@ -38,4 +38,4 @@ class Octavo:
 
 
 if __name__ == "__main__":
-    worker.serve(Octavo)
+    worker.serve(OctavoEngine)

@@ -1,4 +1,4 @@
-"""transformers' worker: `generate` in bfloat16, as its documentation shows it.
+"""The worker of transformers, by `generate` in bfloat16, as its documentation shows it.
 
 Engine settings, for GPUs: `device`, and `cache_implementation`, which `generate` is given.
 """
@@ -13,7 +13,7 @@ import transformers
 import worker
 
 
-class Transformers:
+class TransformersEngine:
     def __init__(self, settings: dict[str, Any]):
         torch.set_num_threads(settings["threads"])
         self.options = dict(settings["engine"])
@@ -46,4 +46,4 @@ class Transformers:
 
 
 if __name__ == "__main__":
-    worker.serve(Transformers)
+    worker.serve(TransformersEngine)

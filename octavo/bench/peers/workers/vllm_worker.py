@@ -1,4 +1,5 @@
-"""vLLM's worker: runs in the environment that setup_vllm makes, knows nothing of octavo.
+"""The worker of vLLM, which runs in the environment that setup_vllm makes, and knows nothing of
+octavo.
 
 Its environment variables (threads, memory, caches) are set by the process that starts it.
 """
@@ -11,7 +12,7 @@ from typing import Any
 import worker
 
 
-class VLLM:
+class VLLMEngine:
     def __init__(self, settings: dict[str, Any]):
         import vllm
 
@@ -46,4 +47,4 @@ class VLLM:
 
 
 if __name__ == "__main__":  # vLLM's own processes import this file again
-    worker.serve(VLLM)
+    worker.serve(VLLMEngine)

@@ -1,4 +1,5 @@
-"""The child process of an engine that has a Python API: it loads once and is measured many times.
+"""The loop of a worker, the child process of an engine with a Python API, which loads once and is
+measured many times.
 
 A worker reads one JSON object a line from standard input and answers each with one, on what was
 its standard output; what the engine itself prints goes to standard error. It ends when its input
@@ -26,14 +27,16 @@ TokenIds = list[int]
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """``elapsed_s``: the whole call. ``decode_s``: of one request, from its first token to its
-    last, where the engine says when they came."""
+    """Seconds of a call. ``elapsed_s``: the whole call. ``decode_s``: of one request, from its
+    first token to its last, where the engine tells."""
 
     elapsed_s: float
     decode_s: float | None = None
 
 
-class Engine(Protocol):
+class WorkerEngine(Protocol):
+    """An engine, as a worker measures it."""
+
     vocab_size: int
 
     def generate(self, prompts: list[TokenIds], max_tokens: int) -> Timing:
@@ -41,19 +44,20 @@ class Engine(Protocol):
         ...
 
     def about(self) -> dict[str, Any]:
-        """Version and settings, for the record."""
+        """Return version and settings, for the record."""
         ...
 
 
 def check_lengths(answers: Sequence[Sequence[int]], expected: int) -> None:
-    """An engine that stopped early did less work than is counted."""
+    """Raise RuntimeError if an answer has another length: an engine that stopped early did less
+    work."""
     lengths = {len(answer) for answer in answers}
     if lengths != {expected}:
         raise RuntimeError(f"answers of {sorted(lengths)} tokens instead of {expected}")
 
 
-def measure(engine: Engine, workload: PeerWorkload, seed: int) -> list[dict[str, float]]:
-    """The figures of every repetition."""
+def measure(engine: WorkerEngine, workload: PeerWorkload, seed: int) -> list[dict[str, float]]:
+    """Return the figures of every repetition."""
     # Not counted: buffers, code and caches that exist from the first batch of this shape on.
     warm_up = workload.prompts(seed, engine.vocab_size, repetition=-1)
     engine.generate(warm_up, min(4, workload.output_len))
@@ -63,7 +67,7 @@ def measure(engine: Engine, workload: PeerWorkload, seed: int) -> list[dict[str,
 
 
 def _measure_once(
-    engine: Engine, workload: PeerWorkload, seed: int, repetition: int
+    engine: WorkerEngine, workload: PeerWorkload, seed: int, repetition: int
 ) -> dict[str, float]:
     # "Alone" is the same work up to the first tokens. Its prompts are others, so that nothing of
     # them is in a prefix cache.
@@ -88,7 +92,7 @@ def _measure_once(
     raise ValueError(f"a worker does not measure workloads of kind {workload.kind!r}")
 
 
-def serve(load: Callable[[dict[str, Any]], Engine]) -> None:
+def serve(load: Callable[[dict[str, Any]], WorkerEngine]) -> None:
     """Load the engine with the settings in the first argument, then answer until input ends."""
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # an engine, or a library of it, that prints must not end up among the answers

@@ -1,4 +1,4 @@
-"""What is measured: the workloads, and the figures that each of them gives.
+"""Workloads of a comparison, and the figures of each.
 
 Standard library only: the workers of all engines import it, each in its own environment.
 
@@ -14,17 +14,18 @@ import random
 from dataclasses import asdict, dataclass
 from typing import Any
 
-# Of prompts of a mix, by their mean: no single one is to decide how much work a mix is.
+# Times their mean, the longest prompts of a mix: no single one is to dominate it.
 _LONGEST = 8
 
 
 @dataclass(frozen=True, slots=True)
 class PeerWorkload:
-    """``num_seqs`` prompts of ``input_len`` random tokens at once, ``output_len`` answered to each.
+    """A workload: ``num_seqs`` prompts of ``input_len`` random tokens at once, ``output_len``
+    answered to each.
 
     ``kind``: "prefill" and "decode" are of one request; "batch" is of many at once; "start" is a
     new process, to its first token; "mix" is of prompts whose lengths are log-normal, ``length_cv``
-    times their mean being the deviation. ``repeat``: runs in a round, of which the median counts.
+    times their mean being the deviation. ``repeat``: runs in a round, whose median counts.
     """
 
     name: str
@@ -40,8 +41,9 @@ class PeerWorkload:
         return asdict(self)
 
     def prompts(self, seed: int, vocab_size: int, repetition: int) -> list[list[int]]:
-        """The same for all engines with that vocabulary, and new in every round and repetition, so
-        that no prefix cache has seen them. The first ids are special tokens in many models."""
+        """Return the prompts: the same for all engines with that vocabulary, and new in every round
+        and repetition, so that no prefix cache has them. The first ids are special tokens in many
+        models."""
         rng = random.Random(f"{self.name} {seed} {repetition}")
         first = min(1000, vocab_size // 2)
         return [
@@ -71,7 +73,7 @@ WORKLOADS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Figure:
+class PeerFigure:
     """One figure of a workload, as the table and the JSON file name it."""
 
     name: str
@@ -79,10 +81,10 @@ class Figure:
     higher_is_better: bool = True
 
 
-OUTPUT_TPS = Figure("output_tps", "output tokens/s, prefill included")
-DECODE_TPS = Figure("decode_tps", "decode tokens/s")
-PREFILL_TPS = Figure("prefill_tps", "prefill tokens/s")
-START_S = Figure("start_s", "s", higher_is_better=False)
+OUTPUT_TPS = PeerFigure("output_tps", "output tokens/s, prefill included")
+DECODE_TPS = PeerFigure("decode_tps", "decode tokens/s")
+PREFILL_TPS = PeerFigure("prefill_tps", "prefill tokens/s")
+START_S = PeerFigure("start_s", "s", higher_is_better=False)
 
 FIGURES = {
     "decode": (DECODE_TPS,),
@@ -94,7 +96,8 @@ FIGURES = {
 
 
 def batch_figures(workload: PeerWorkload, whole_s: float, prefill_s: float) -> dict[str, float]:
-    """The figures of a batch from the time of the whole run and that of the prompts alone."""
+    """Return the figures of a batch from the time of the whole run and that of the prompts
+    alone."""
     decoded = workload.num_seqs * (workload.output_len - 1)
     return {
         "output_tps": workload.num_seqs * workload.output_len / whole_s,

@@ -1,9 +1,9 @@
 from __future__ import annotations
 
 from octavo.cost.hardware_table import find_device
+from octavo.cost.layouts import layouts
 from octavo.cost.open_spec import open_spec
 from octavo.cost.parallel import Parallel
-from octavo.planner.layouts import layouts
 
 
 def test_tensors_are_shared_within_a_machine_and_layers_across():

@@ -1,8 +1,8 @@
-"""The loads that a calibration runs: together they hold every kind of step there is.
+"""The loads of a calibration, which together have steps of every kind.
 
 Steps are those of production: prompts of every length, alone and beside requests that decode; few
-and many requests, short and long; a lone stream, several steps a call. What a step
-costs is asked of all of them at once (`fit`), so no load has to show one thing alone.
+and many requests, short and long; a single stream with multi-step. The cost is fitted to all of
+them at once (`fit`), so that no load has to show one thing alone.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ _LONG_CONTEXTS = ((1, 2048), (4, 1024), (16, 384))  # streams, and tokens before
 
 
 @dataclass(frozen=True, slots=True)
-class Size:
-    """What an engine takes: requests and tokens of a step, tokens of a request, tokens of the KV
+class EngineSize:
+    """Limits of an engine: requests and tokens of a step, tokens of a request, tokens of the KV
     pool."""
 
     max_num_seqs: int
@@ -33,7 +33,7 @@ class CalibrationLoad:
 
     Args:
         lengths: tokens of each prompt, and of its answer.
-        shared: tokens that all prompts begin with, of theirs; computed, and cached, before.
+        shared: number of tokens that all prompts begin with; computed, and cached, before.
     """
 
     name: str
@@ -42,13 +42,13 @@ class CalibrationLoad:
 
     @property
     def num_tokens(self) -> int:
-        """To compute."""
+        """Number of tokens to compute."""
         own = sum(prompt - self.shared + answer for prompt, answer in self.lengths)
         return self.shared + own
 
 
-def trials(size: Size, *, quick: bool = False) -> list[CalibrationLoad]:
-    """The loads for an engine, the most telling ones first; ``quick``: fewer of them."""
+def calibration_loads(size: EngineSize, *, quick: bool = False) -> list[CalibrationLoad]:
+    """Return the loads for an engine, the most telling ones first; ``quick``: fewer of them."""
     found = [
         CalibrationLoad("a lone stream", ((_SHORT, _MULTI_STEP_OUTPUT),)),
         *_batches(size, quick),
@@ -57,41 +57,41 @@ def trials(size: Size, *, quick: bool = False) -> list[CalibrationLoad]:
         *_long_contexts(size, quick),
         _shared_prefix(size),
     ]
-    return [trial for trial in found if fits(trial, size)]
+    return [load for load in found if fits(load, size)]
 
 
-def _batches(size: Size, quick: bool) -> Iterator[CalibrationLoad]:
-    """So many requests, decoding together."""
+def _batches(size: EngineSize, quick: bool) -> Iterator[CalibrationLoad]:
+    """Batches of 2, 4, 8, … short requests that decode together."""
     count, factor = 2, 4 if quick else 2
     while count <= size.max_num_seqs:
         yield CalibrationLoad(f"{count} short streams", ((_SHORT, 10),) * count)
         count *= factor
 
 
-def _prompts(size: Size, quick: bool) -> Iterator[CalibrationLoad]:
-    """Prompts alone, of which one token is sampled; the longest in several chunks."""
+def _prompts(size: EngineSize, quick: bool) -> Iterator[CalibrationLoad]:
+    """Prompts alone, each with one sampled token; the longest in several chunks."""
     length, factor = 8, 4 if quick else 2
     end = min(2 * size.max_num_batched_tokens, size.max_model_len)
     while length < end:
         yield CalibrationLoad(f"a prompt of {length}", ((length, 1),))
         between = length * 3 // 2
-        if not quick and length >= 64 and between < end:  # where steps of a server mostly are
+        if not quick and length >= 64 and between < end:  # most steps of a server are in this range
             yield CalibrationLoad(f"a prompt of {between}", ((between, 1),))
         length *= factor
 
 
-def _long_contexts(size: Size, quick: bool) -> Iterator[CalibrationLoad]:
-    """Answers far into a text, alone and together. The more of them, the shorter the texts: else
-    prompts would take most of the time."""
+def _long_contexts(size: EngineSize, quick: bool) -> Iterator[CalibrationLoad]:
+    """Answers after long contexts, alone and together. The more streams, the shorter the contexts:
+    else prompts would take most of the time."""
     for count, length in _LONG_CONTEXTS[: 2 if quick else None]:
         length = min(length, size.max_model_len - 16, size.kv_tokens // count - 32)
         if length > 4 * _SHORT and count <= size.max_num_seqs:
             yield CalibrationLoad(f"{count} streams after {length} tokens", ((length, 10),) * count)
 
 
-def _shared_prefix(size: Size) -> CalibrationLoad:
-    """Answers to prompts that begin alike: keys and values of that are read by all, from a cache
-    of the processor, mostly."""
+def _shared_prefix(size: EngineSize) -> CalibrationLoad:
+    """Answers to prompts with a shared prefix, whose keys and values all of them read, mostly from
+    a cache of the processor."""
     count = min(8, size.max_num_seqs)
     shared = min(512, size.max_model_len // 2, size.kv_tokens // 2)
     return CalibrationLoad(
@@ -99,8 +99,8 @@ def _shared_prefix(size: Size) -> CalibrationLoad:
     )
 
 
-def _mixed(size: Size, quick: bool) -> CalibrationLoad:
-    """More requests than there is room for, of all lengths: some begin while others go on."""
+def _mixed(size: EngineSize, quick: bool) -> CalibrationLoad:
+    """More requests than there are slots, of all lengths: some begin while others go on."""
     rng = random.Random(0)
     longest = min(512, size.max_model_len // 2)
     count = 2 * min(size.max_num_seqs, 16) // (2 if quick else 1)
@@ -108,6 +108,6 @@ def _mixed(size: Size, quick: bool) -> CalibrationLoad:
     return CalibrationLoad("requests of all lengths", lengths)
 
 
-def fits(trial: CalibrationLoad, size: Size) -> bool:
-    """Whether an engine takes its requests."""
-    return all(prompt + answer <= size.max_model_len for prompt, answer in trial.lengths)
+def fits(load: CalibrationLoad, size: EngineSize) -> bool:
+    """True if an engine takes the requests of a load."""
+    return all(prompt + answer <= size.max_model_len for prompt, answer in load.lengths)

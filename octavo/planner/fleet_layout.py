@@ -1,4 +1,4 @@
-"""A fleet that is simulated, laid out as a plan of the same requests would be."""
+"""Lays out a simulated fleet as a plan of the same requests would."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from octavo.cost.hardware_table import find_device
 from octavo.cost.model_spec import ModelSpec
 from octavo.planner.answer import Question, answer
 from octavo.planner.traffic import Traffic
+from octavo.sim.load_setup import TypicalLoad
 from octavo.sim.settings import FleetSettings
-from octavo.sim.setup import Typical
 
-# Requests that are all there at once are followed one by one: so many tell layouts apart.
+# Requests that begin together are followed one by one: so many tell layouts apart.
 _MOST_TOGETHER = 128
 
 
-def laid_out(
-    spec: ModelSpec, fleet: FleetSettings, asked: Typical, limits: Limits
+def with_planned_layout(
+    spec: ModelSpec, fleet: FleetSettings, asked: TypicalLoad, limits: Limits
 ) -> FleetSettings:
-    """The same fleet with the layout that a plan chooses for its devices.
+    """Return the same fleet with the layout that a plan chooses for its devices.
 
     Raises:
-        ConfigError: a setting of the fleet cannot be.
+        ConfigError: a setting of the fleet is not possible.
     """
     if find_device(fleet.hardware)[1] == 1:
         return fleet
@@ -38,7 +38,9 @@ def laid_out(
     )
 
 
-def _question(spec: ModelSpec, fleet: FleetSettings, asked: Typical, limits: Limits) -> Question:
+def _question(
+    spec: ModelSpec, fleet: FleetSettings, asked: TypicalLoad, limits: Limits
+) -> Question:
     at_once = asked.concurrency
     if asked.rate is None:
         at_once = min(at_once or 1, _MOST_TOGETHER)

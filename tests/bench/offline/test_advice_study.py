@@ -7,21 +7,21 @@ from types import SimpleNamespace
 import pytest
 
 from octavo.base.errors import ConfigError
-from octavo.bench.offline.advice_trial import (
-    AdviceOutcome,
+from octavo.bench.offline.advice_study import (
+    AdviceLoad,
     AdviceStudy,
-    Load,
-    Run,
-    Tried,
+    TrialOutcome,
+    TrialRun,
+    TriedAdvice,
+    advice_without_formula,
     settings_for,
-    unforeseen,
 )
 from octavo.bench.offline.session import RunTiming
 from octavo.core.stats import RequestStats
 from octavo.planner.advice import Advice, AdviceTrial
 from octavo.settings.engine import EngineArgs
 
-LOAD = Load(count=2, input_len=40, output_len=8)
+LOAD = AdviceLoad(count=2, input_len=40, output_len=8)
 
 
 class Session:
@@ -67,8 +67,10 @@ def advice(trial) -> Advice:
     return Advice("do it", "so", "much", trial)
 
 
-def outcome(*quotients: float) -> AdviceOutcome:
-    return AdviceOutcome(tuple((Run(10.0, 1.0, 1.0), Run(10.0 * q, 1.0, 1.0)) for q in quotients))
+def outcome(*quotients: float) -> TrialOutcome:
+    return TrialOutcome(
+        tuple((TrialRun(10.0, 1.0, 1.0), TrialRun(10.0 * q, 1.0, 1.0)) for q in quotients)
+    )
 
 
 def test_the_gain_is_that_of_turns():
@@ -76,7 +78,9 @@ def test_the_gain_is_that_of_turns():
     found = bench.study.measure(AdviceTrial({"kv_cache_dtype": "int8"}))
     assert found.gain.value == found.gain.low == found.gain.high == 2.0
     assert found.gain.source == "measured" and found.helps
-    assert found.before == Run(16.0, 500.0, 1000.0) and found.after == Run(32.0, 250.0, 500.0)
+    assert found.before == TrialRun(16.0, 500.0, 1000.0) and found.after == TrialRun(
+        32.0, 250.0, 500.0
+    )
     assert len(found.turns) == 3  # though there was no time for them
 
 
@@ -144,28 +148,30 @@ def test_what_cannot_be_tried_says_why():
 
 def test_what_helped_comes_first_and_what_did_not_last():
     some = [
-        Tried(advice("words"), outcome=outcome(0.9)),
-        Tried(advice("words"), why_not="no"),
-        Tried(advice("words"), outcome=outcome(1.2)),
-        Tried(advice("words"), outcome=outcome(1.5)),
+        TriedAdvice(advice("words"), outcome=outcome(0.9)),
+        TriedAdvice(advice("words"), why_not="no"),
+        TriedAdvice(advice("words"), outcome=outcome(1.2)),
+        TriedAdvice(advice("words"), outcome=outcome(1.5)),
     ]
     order = sorted(some, key=lambda each: each.order)
     assert order == [some[3], some[2], some[1], some[0]]
 
 
 def test_what_no_formula_foresees():
-    lone, several = Load(1, 8, 8), Load(4, 8, 8)
+    lone, several = AdviceLoad(1, 8, 8), AdviceLoad(4, 8, 8)
     args = EngineArgs("m", threads=4).serving()
-    names = [set(each.trial.settings) for each in unforeseen(args, several)]
+    names = [set(each.trial.settings) for each in advice_without_formula(args, several)]
     assert names == [{"threads"}, {"kv_cache_dtype"}, {"itl_target_ms"}]
-    assert {"itl_target_ms"} not in [set(each.trial.settings) for each in unforeseen(args, lone)]
+    assert {"itl_target_ms"} not in [
+        set(each.trial.settings) for each in advice_without_formula(args, lone)
+    ]
     single = EngineArgs("m", threads=1, kv_cache_dtype="int8")
-    assert unforeseen(single, several) == []
+    assert advice_without_formula(single, several) == []
 
 
 @pytest.mark.parametrize("longest, expected", [(100_000, 5016 + 8), (2048, 2048)])
 def test_there_is_room_for_all_requests(longest, expected):
-    settings = settings_for(EngineArgs("m"), Load(2, 5000, 8), longest)
+    settings = settings_for(EngineArgs("m"), AdviceLoad(2, 5000, 8), longest)
     assert settings.max_model_len == expected and settings.threads
     given = settings_for(EngineArgs("m", max_model_len=70, threads=3), LOAD, longest)
     assert (given.max_model_len, given.threads) == (70, 3)

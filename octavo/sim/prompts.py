@@ -1,7 +1,7 @@
-"""What is asked of a simulated server: prompts as pieces, which become tokens when they are sent.
+"""The prompts of a simulated load, as pieces that become tokens when they are sent.
 
 No model reads these prompts, so that a token need not be of any vocabulary. All that matters is
-which of them are equal: prompts share in the prefix cache what is said here that they share.
+which of them are equal: prompts share in the prefix cache what they share here.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from itertools import count, repeat
 
 from octavo.base.errors import ConfigError
 from octavo.workload.requests import WorkloadRequest
-from octavo.workload.traces import TraceEntry
+from octavo.workload.traces import TraceEntry, check_replay
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
-    """The same token again and again: a long prompt that takes no room until it is sent, and then
-    not that of different numbers."""
+class RepeatedToken:
+    """A sequence of one token, again and again. A long prompt takes no memory until it is sent, and
+    then none for its many numbers."""
 
     token_id: int
     num_tokens: int
@@ -30,8 +30,8 @@ class Run:
     def __iter__(self) -> Iterator[int]:
         return repeat(self.token_id, self.num_tokens)
 
-    def first(self, num_tokens: int) -> Run:
-        return Run(self.token_id, min(num_tokens, self.num_tokens))
+    def first(self, num_tokens: int) -> RepeatedToken:
+        return RepeatedToken(self.token_id, min(num_tokens, self.num_tokens))
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,14 +43,15 @@ class PromptSpec:
         output_len: tokens of the answer.
         arrival_s: seconds after the start, if a trace says so.
         priority: smaller is served first, as in ``Request``.
-        tenant: who asks; tenants get fair shares, as in ``Request``.
-        follows: the id of the request whose end it waits for; it is sent ``think_s`` seconds later.
+        tenant: whose request it is; tenants get fair shares, as in ``Request``.
+        follows: the id of the request whose end it waits for; it is sent ``think_s`` seconds
+            later.
         goes_on: its prompt begins with the one that it follows, and with the answer to that.
         patience_s: after so long without the whole answer, the client hangs up.
     """
 
     request_id: str
-    pieces: tuple[Sequence[int] | Run, ...]
+    pieces: tuple[Sequence[int] | RepeatedToken, ...]
     output_len: int
     arrival_s: float | None = None
     priority: int = 0
@@ -62,25 +63,25 @@ class PromptSpec:
 
     @property
     def input_len(self) -> int:
-        """Tokens of its own pieces."""
+        """Number of tokens of its own pieces."""
         return sum(map(len, self.pieces))
 
 
-def asks_of_requests(requests: Iterable[WorkloadRequest]) -> list[PromptSpec]:
-    """Requests as a benchmark would send them. Prompts that are text share nothing.
+def prompts_of_requests(requests: Iterable[WorkloadRequest]) -> list[PromptSpec]:
+    """Convert the requests of a benchmark. Prompts that are text share nothing.
 
     Raises:
-        ConfigError: nothing says how long an answer or a text is.
+        ConfigError: the length of an answer or of a text is not known.
     """
     tokens = _TokenSupply()
-    asks = []
+    prompts = []
     for request in requests:
         if request.output_len is None:
             raise ConfigError(
                 f"nothing says how long the answer to request {request.request_id} is, and no "
                 "model decides that in a simulation: give --output-len"
             )
-        piece: Sequence[int] | Run | None = request.prompt_token_ids
+        piece: Sequence[int] | RepeatedToken | None = request.prompt_token_ids
         if piece is None:
             if not request.input_len:
                 raise ConfigError(
@@ -88,14 +89,16 @@ def asks_of_requests(requests: Iterable[WorkloadRequest]) -> list[PromptSpec]:
                     "simulate a trace, or prompts of token ids"
                 )
             piece = tokens.fresh(request.input_len)
-        asks.append(PromptSpec(request.request_id, (piece,), request.output_len, request.arrival_s))
-    return asks
+        prompts.append(
+            PromptSpec(request.request_id, (piece,), request.output_len, request.arrival_s)
+        )
+    return prompts
 
 
-def asks_of_trace(
+def prompts_of_trace(
     entries: Sequence[TraceEntry], *, speedup: float = 1.0, max_input_len: int | None = None
 ) -> list[PromptSpec]:
-    """Requests whose prompts share exactly the blocks that the trace says they share.
+    """Return prompts that share exactly the blocks that a trace says they share.
 
     Arrivals count from the first entry, divided by ``speedup``, and so do pauses: an entry with a
     session and a ``think_ms`` is sent that long after the one before it in its session has ended.
@@ -104,17 +107,14 @@ def asks_of_trace(
     Raises:
         ConfigError: the speed-up or the limit is out of range.
     """
-    if not 0 < speedup < math.inf:
-        raise ConfigError(f"a trace is replayed at a positive speed, not {speedup}")
-    if max_input_len is not None and max_input_len < 1:
-        raise ConfigError(f"prompts cannot be cut to {max_input_len} tokens: at least 1")
+    check_replay(speedup, max_input_len)
     tokens = _TokenSupply()
     start = min((entry.arrival_s for entry in entries), default=0.0)
     last_turns: dict[str, str] = {}
-    asks = []
+    prompts = []
     for index, entry in enumerate(entries):
         length = min(max(1, entry.input_len), max_input_len or entry.input_len + 1)
-        ask = PromptSpec(
+        prompt = PromptSpec(
             str(index),
             tokens.prompt(entry, length),
             max(1, entry.output_len),
@@ -125,43 +125,43 @@ def asks_of_trace(
         if entry.session_id is not None:
             before = last_turns.get(entry.session_id)
             if before is not None and entry.think_ms is not None:
-                ask = replace(ask, follows=before, think_s=entry.think_ms / 1e3 / speedup)
-            last_turns[entry.session_id] = ask.request_id
-        asks.append(ask)
-    return asks
+                prompt = replace(prompt, follows=before, think_s=entry.think_ms / 1e3 / speedup)
+            last_turns[entry.session_id] = prompt.request_id
+        prompts.append(prompt)
+    return prompts
 
 
 def as_conversations(
-    asks: Sequence[PromptSpec], turns: int, think_s: float = 0.0
+    prompts: Sequence[PromptSpec], turns: int, think_s: float = 0.0
 ) -> list[PromptSpec]:
-    """The same requests as turns of conversations of ``turns`` each, in their order: a turn says
-    its own prompt after all that was said before, ``think_s`` after the last answer."""
+    """Return the same requests as turns of conversations of ``turns`` each, in their order: the
+    prompt of a turn follows the whole conversation before it, ``think_s`` after the last answer."""
     if turns < 1:
         raise ConfigError(f"a conversation has at least one turn, not {turns}")
     if not 0 <= think_s < math.inf:
         raise ConfigError(f"a pause between turns is from 0 s on, not {think_s}")
     return [
-        replace(ask, follows=asks[index - 1].request_id, think_s=think_s, goes_on=True)
+        replace(prompt, follows=prompts[index - 1].request_id, think_s=think_s, goes_on=True)
         if index % turns
-        else ask
-        for index, ask in enumerate(asks)
+        else prompt
+        for index, prompt in enumerate(prompts)
     ]
 
 
 class _TokenSupply:
-    """Runs of tokens, each of another one: pieces are equal only where they are the same block of a
-    trace, as far as both of them go."""
+    """Makes runs of tokens, each of a new token: pieces are equal only where they are the same
+    block of a trace."""
 
     def __init__(self) -> None:
         self._token_ids = count()
-        self._blocks: dict[tuple[int, int], Run] = {}
+        self._blocks: dict[tuple[int, int], RepeatedToken] = {}
 
-    def fresh(self, num_tokens: int) -> Run:
-        return Run(next(self._token_ids), num_tokens)
+    def fresh(self, num_tokens: int) -> RepeatedToken:
+        return RepeatedToken(next(self._token_ids), num_tokens)
 
-    def prompt(self, entry: TraceEntry, length: int) -> tuple[Run, ...]:
-        """Pieces of so many tokens: the blocks of an entry, then tokens of its own."""
-        pieces: list[Run] = []
+    def prompt(self, entry: TraceEntry, length: int) -> tuple[RepeatedToken, ...]:
+        """Return pieces of ``length`` tokens: the blocks of an entry, then tokens of its own."""
+        pieces: list[RepeatedToken] = []
         left = length
         for hash_id in entry.hash_ids[: math.ceil(length / entry.block_size)]:
             key = (hash_id, entry.block_size)

@@ -1,9 +1,9 @@
-"""What an advice brings on this machine: the same requests on an engine as it is, and on one that
-is changed, in turns.
+"""Measures the advice of a plan on this machine, on an engine with the change and on one without
+it, in turns.
 
-Both are loaded at once and take turns, so that a machine that drifts does not enter the quotient of
-a turn. The requests are those that a plan is asked about, given at once: of a rate, as many as are
-under way by the plan.
+Both engines are loaded at once and take turns, so that a drift of the machine cancels out in the
+ratio of a turn. The requests are those of the plan, given at once: for a rate, as many as are under
+way by the plan.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from octavo.workload.requests import WorkloadRequest
 
 UNIT = "times the output tokens/s"
 LEAST_TURNS, MOST_TURNS = 3, 9
-# Kinds of texts that guesses are made of: one that answers quote, one of which they copy parts, and
-# one of which they hardly copy.
+# Kinds of prompts for drafting: answers quote the first, copy parts of the second, and hardly copy
+# the third.
 _TEXTS = ("summary", "rag", "chat")
 _TEXT_TOKENS = 400  # of the longest of these prompts
 _SPARE_TOKENS = 16  # that a request may have beside those that are asked for
@@ -37,8 +37,8 @@ Batches = Sequence[Sequence[WorkloadRequest]]
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
-    """``count`` requests at once, of so many tokens each."""
+class AdviceLoad:
+    """``count`` requests at once, with prompts and answers of given lengths in tokens."""
 
     count: int
     input_len: int
@@ -46,15 +46,15 @@ class Load:
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
-    """Output tokens a second of all requests, and means of their milliseconds."""
+class TrialRun:
+    """Output tokens per second of all requests, and mean milliseconds of their latencies."""
 
     output_tps: float
     ttft_ms: float
     e2e_ms: float
 
     @classmethod
-    def of(cls, timings: Sequence[RunTiming]) -> Run:
+    def of(cls, timings: Sequence[RunTiming]) -> TrialRun:
         requests = [request for timing in timings for request in timing.requests]
         firsts = [each.ttft for each in requests if each.ttft is not None]
         wholes = [each.e2e for each in requests if each.e2e is not None]
@@ -68,8 +68,8 @@ class Run:
         )
 
     @classmethod
-    def median(cls, runs: Sequence[Run]) -> Run:
-        """Of each figure."""
+    def median(cls, runs: Sequence[TrialRun]) -> TrialRun:
+        """Return the median of each figure."""
         names = ("output_tps", "ttft_ms", "e2e_ms")
         return cls(*(statistics.median(getattr(run, name) for run in runs) for name in names))
 
@@ -78,30 +78,29 @@ class Run:
 
 
 @dataclass(frozen=True, slots=True)
-class AdviceOutcome:
-    """``turns``: each without the change, and with it."""
+class TrialOutcome:
+    """The outcome of a trial. ``turns``: each without the change, and with it."""
 
-    turns: tuple[tuple[Run, Run], ...]
+    turns: tuple[tuple[TrialRun, TrialRun], ...]
 
     @property
     def gain(self) -> Prediction:
-        """How many times the output tokens a second: the median of the turns, and from the least
-        to the most of them."""
+        """The ratio of output tokens per second: the median of the turns, and their range."""
         return _middle([after.output_tps / before.output_tps for before, after in self.turns])
 
     @property
     def helps(self) -> bool:
-        """Whether answers came faster in every turn, all of them or each for itself."""
+        """True if answers came faster in every turn, by throughput or by latency."""
         sooner = _middle([before.e2e_ms / after.e2e_ms for before, after in self.turns])
         return max(self.gain.low, sooner.low) > 1
 
     @property
-    def before(self) -> Run:
-        return Run.median([before for before, _ in self.turns])
+    def before(self) -> TrialRun:
+        return TrialRun.median([before for before, _ in self.turns])
 
     @property
-    def after(self) -> Run:
-        return Run.median([after for _, after in self.turns])
+    def after(self) -> TrialRun:
+        return TrialRun.median([after for _, after in self.turns])
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -112,11 +111,11 @@ class AdviceOutcome:
 
 
 @dataclass(frozen=True, slots=True)
-class Tried:
-    """An advice, and what came of it: ``outcome``, or ``why_not``."""
+class TriedAdvice:
+    """An advice, and its ``outcome``, or ``why_not``."""
 
     advice: Advice
-    outcome: AdviceOutcome | None = None
+    outcome: TrialOutcome | None = None
     why_not: str | None = None
 
     def as_json(self) -> dict[str, Any]:
@@ -130,14 +129,15 @@ class Tried:
 
     @property
     def order(self) -> tuple[int, float]:
-        """First what helped, the most first; then what could not be tried; then what did not."""
+        """Sort key: advice that helped, the most first; then advice that was not tried; then the
+        rest."""
         if self.outcome is None:
             return 1, 0.0
         return (0 if self.outcome.helps else 2), -self.outcome.gain.value
 
 
-def unforeseen(args: EngineArgs, load: Load) -> list[Advice]:
-    """What no formula says anything about, so that it is only tried."""
+def advice_without_formula(args: EngineArgs, load: AdviceLoad) -> list[Advice]:
+    """Return advice that no formula predicts, so that it is only tried."""
     found = []
     cores = machine.cpu()
     threads = args.threads or cores.usable_cores
@@ -158,29 +158,29 @@ def _only_tried(what: str, why: str, settings: dict[str, Any]) -> Advice:
     return Advice(what, why, "by the trial alone", AdviceTrial(settings))
 
 
-def settings_for(args: EngineArgs, load: Load, longest: int) -> EngineArgs:
-    """The user's settings, with room for the requests of all trials where nothing was said, and no
-    more than the ``longest`` of the model.
+def settings_for(args: EngineArgs, load: AdviceLoad, longest: int) -> EngineArgs:
+    """Return the user's settings, with a context for the requests of all trials where none was
+    given, and no more than the ``longest`` of the model.
 
-    The number of threads is said in any case: engines in one process would else count on what the
-    one before has left them.
+    The number of threads is set in any case: an engine would else take the number that another
+    engine of this process has set.
     """
     from octavo.kernels.cpu.library import usable_threads
 
-    room = max(load.input_len, _TEXT_TOKENS) + load.output_len + _SPARE_TOKENS
+    scale = max(load.input_len, _TEXT_TOKENS) + load.output_len + _SPARE_TOKENS
     changes: dict[str, Any] = {}
     if args.max_model_len is None:
-        changes["max_model_len"] = min(room, longest)
+        changes["max_model_len"] = min(scale, longest)
     if args.threads is None:
         changes["threads"] = usable_threads()
     return replace(args, **changes)
 
 
 class AdviceStudy:
-    """Tries out one change after the other, beside an engine as it is.
+    """Tries one change after the other, beside an engine as it is.
 
     Args:
-        session: of that engine, made with ``settings_for``; it is the caller's to close.
+        session: of that engine, made with ``settings_for``; the caller closes it.
         seconds: that a trial may take, about, beside loading; three turns are run in any case.
         open_session: loads a further engine.
     """
@@ -188,7 +188,7 @@ class AdviceStudy:
     def __init__(
         self,
         session: OfflineSession,
-        load: Load,
+        load: AdviceLoad,
         seconds: float,
         open_session: Callable[[EngineArgs], OfflineSession] = OfflineSession,
     ):
@@ -199,17 +199,21 @@ class AdviceStudy:
         self._warm: set[OfflineSession] = set()
         self._count = 0
 
-    def tried(self, advice: Advice) -> Tried:
-        """What comes of it."""
+    def tried(self, advice: Advice) -> TriedAdvice:
+        """Return the outcome of an advice."""
         if isinstance(advice.trial, str):
-            return Tried(advice, why_not=advice.trial)
+            return TriedAdvice(advice, why_not=advice.trial)
         try:
-            return Tried(advice, self.measure(advice.trial))
+            return TriedAdvice(advice, self.measure(advice.trial))
         except OctavoError as error:
-            return Tried(advice, why_not=f"it could not be tried: {error}")
+            return TriedAdvice(advice, why_not=f"it could not be tried: {error}")
 
-    def measure(self, trial: AdviceTrial) -> AdviceOutcome:
-        """In turns. OctavoError: the changed engine cannot be had, or cannot serve this."""
+    def measure(self, trial: AdviceTrial) -> TrialOutcome:
+        """Run a trial in turns.
+
+        Raises:
+            OctavoError: the changed engine cannot be loaded, or cannot serve the requests.
+        """
         with ExitStack() as stack:
             changed = self._session
             if trial.settings:
@@ -217,13 +221,16 @@ class AdviceStudy:
                 changed = stack.enter_context(self._open_session(args))
             before = self._texts() if trial.on_text else [self._random()]
             after = [self._random(trial.shared_prefix)] if trial.shared_prefix else before
-            sides = _Side(self._session, before), _Side(changed, after, trial.shared_prefix)
-            return AdviceOutcome(tuple(self._turns(*sides)))
+            sides = (
+                _TrialSide(self._session, before),
+                _TrialSide(changed, after, trial.shared_prefix),
+            )
+            return TrialOutcome(tuple(self._turns(*sides)))
 
-    def _turns(self, before: _Side, after: _Side) -> list[tuple[Run, Run]]:
-        """Who begins changes from turn to turn."""
+    def _turns(self, before: _TrialSide, after: _TrialSide) -> list[tuple[TrialRun, TrialRun]]:
+        """Run both sides in turns, in alternating order."""
         self._warm_up(before, after)
-        begin, found = time.perf_counter(), list[tuple[Run, Run]]()
+        begin, found = time.perf_counter(), list[tuple[TrialRun, TrialRun]]()
         while len(found) < MOST_TURNS:
             if len(found) % 2:
                 second, first = after.run(self._salt()), before.run(self._salt())
@@ -235,8 +242,8 @@ class AdviceStudy:
                 break
         return found
 
-    def _warm_up(self, *sides: _Side) -> None:
-        """Of engines that have not run yet; it does not count."""
+    def _warm_up(self, *sides: _TrialSide) -> None:
+        """Run engines that have not run yet; the result does not count."""
         for side in sides:
             if side.session not in self._warm:
                 side.run(self._salt())
@@ -254,7 +261,7 @@ class AdviceStudy:
         )
 
     def _texts(self) -> Batches:
-        """As many at once of each kind, with answers of the length that is asked about."""
+        """Return a batch of each kind of text, with answers of the length of the plan."""
         load = self._load
         return [
             [
@@ -270,15 +277,16 @@ class AdviceStudy:
 
 
 @dataclass(frozen=True, slots=True)
-class _Side:
-    """An engine, and what it is given. ``num_known``: tokens that the prompts begin with, whose
-    keys and values it has before the clock starts; elsewhere no prompt finds any."""
+class _TrialSide:
+    """An engine, and its requests. ``num_known``: number of tokens that the prompts begin with, and
+    that are in the prefix cache before the clock starts; elsewhere no prompt finds a cached prefix.
+    """
 
     session: OfflineSession
     batches: Batches
     num_known: int = 0
 
-    def run(self, salt: str) -> Run:
+    def run(self, salt: str) -> TrialRun:
         timings = []
         for number, batch in enumerate(self.batches):
             if self.num_known:
@@ -286,7 +294,7 @@ class _Side:
                 timings.append(self.session.run(batch, cache_salt=salt))
             else:
                 timings.append(self.session.run(batch, cache_salt=f"{salt} {number}"))
-        return Run.of(timings)
+        return TrialRun.of(timings)
 
 
 def _middle(quotients: Sequence[float]) -> Prediction:
