@@ -101,7 +101,7 @@ def test_the_folder_is_whole_and_asks_nobody(folder):
 def test_a_folder_that_is_there_stays_as_it_is(folder, tmp_path, capsys):
     assert cli.main(["page", str(tmp_path)]) == 0  # it was empty
     assert cli.main(["page", str(tmp_path)]) == 1
-    assert "is there already" in capsys.readouterr().err
+    assert "exists already" in capsys.readouterr().err
     (tmp_path / "file").write_text("mine")
     with pytest.raises(ConfigError):
         write_static_folder(tmp_path / "file")

@@ -62,7 +62,7 @@ def test_what_is_served_here_is_simulated_from_its_files(post, monkeypatch, tiny
     async def repeat(self, question, tenant):
         return json.dumps(question).encode()
 
-    monkeypatch.setattr(simulations.OwnProcess, "answer", repeat)
+    monkeypatch.setattr(simulations.BoundedSubprocess, "answer", repeat)
     asked = post({"hardware": "auto"}).json()
     assert (asked["model"], asked["path"]) == ("tiny", str(tiny_model))
     assert asked["device"] == "cpu"
