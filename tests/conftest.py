@@ -151,9 +151,9 @@ def quiet_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     """The machine is found to be as fast after each measurement as before it. To probe it takes
     seconds of all cores; bench/test_noise.py does for all."""
     from octavo.bench import record
-    from octavo.bench.noise import Probe
+    from octavo.bench.noise import NoiseProbe
 
-    monkeypatch.setattr(record, "probe_machine", lambda threads: Probe(10.0, 100.0))
+    monkeypatch.setattr(record, "probe_machine", lambda threads: NoiseProbe(10.0, 100.0))
 
 
 @pytest.fixture(scope="session")

@@ -69,14 +69,14 @@ class GemmProbe:
 
 
 @dataclass(frozen=True, slots=True)
-class Probe:
+class NoiseProbe:
     """What the machine could do at one moment."""
 
     read_gbytes_per_s: float
     gemm_gflops: float
 
 
-def probe_machine(threads: int) -> Probe:
+def probe_machine(threads: int) -> NoiseProbe:
     """Both probes, in a process of their own, whose memory and threads end with it.
 
     Raises:
@@ -89,7 +89,7 @@ def probe_machine(threads: int) -> Probe:
     )
     if done.returncode != 0:
         raise BenchmarkError(f"the probe of the machine failed: {done.stderr.strip()[-500:]}")
-    return Probe(**json.loads(done.stdout))
+    return NoiseProbe(**json.loads(done.stdout))
 
 
 # Probes that differ by more from one another, and more of a processor in use by others, make a
@@ -170,4 +170,6 @@ def _measured_cpu_s(process_group: int | None) -> float:
 
 if __name__ == "__main__":
     num_threads = int(sys.argv[1])
-    print(json.dumps(asdict(Probe(BandwidthProbe(num_threads).measure(), GemmProbe().measure()))))
+    print(
+        json.dumps(asdict(NoiseProbe(BandwidthProbe(num_threads).measure(), GemmProbe().measure())))
+    )

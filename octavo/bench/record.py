@@ -17,7 +17,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from octavo import __version__
-from octavo.bench.noise import OTHERS_BUSY, CpuUse, Probe, has_moved, probe_machine, watch_cpu
+from octavo.bench.noise import OTHERS_BUSY, CpuUse, NoiseProbe, has_moved, probe_machine, watch_cpu
 from octavo.doctor import find_cuda, package_version
 from octavo.system import machine
 from octavo.system.gpu_power import Draw, EnergyMeter, NotMetered, open_energy
@@ -50,7 +50,7 @@ class Recorder:
         self.engine: dict[str, Any] | None = None
         self._owns_work = owns_work
         self._threads = threads or machine.cpu().usable_cores
-        self._probes: list[Probe] = []
+        self._probes: list[NoiseProbe] = []
         self._cpu_use: CpuUse | None = None
         self._energy = GpuEnergy()
         self._stack = ExitStack()
@@ -106,7 +106,7 @@ class Recorder:
             return None
         return self._cpu_use.others
 
-    def _doubts(self, before: Probe, after: Probe) -> list[str]:
+    def _doubts(self, before: NoiseProbe, after: NoiseProbe) -> list[str]:
         """What speaks against the run, a line each."""
         found = []
         if has_moved(before.read_gbytes_per_s, after.read_gbytes_per_s):

@@ -61,7 +61,7 @@ _CHOSEN_WITH = {"plan_attention": "paged_attention"}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Candidate:
+class OpBackend:
     """One implementation of some or all ops.
 
     Devices and dtypes are named as torch names them, and here without it: ``cuda:0``, ``bfloat16``.
@@ -122,24 +122,24 @@ class _OpsOf(Mapping[str, Op]):
         return len(OP_NAMES)
 
 
-REFERENCE = Candidate("reference", _OpsOf("octavo.kernels.reference"), _refuses_nothing)
-NATIVE = Candidate(
+REFERENCE = OpBackend("reference", _OpsOf("octavo.kernels.reference"), _refuses_nothing)
+NATIVE = OpBackend(
     "native", _OpsOf("octavo.kernels.recorder"), _native_refuses, lambda: library.load().isa
 )
 
 # For who only wants to know what a model asks of ops, on whatever device it is to run.
-RECORDER = Candidate("recorder", NATIVE.ops, _refuses_nothing)
+RECORDER = OpBackend("recorder", NATIVE.ops, _refuses_nothing)
 
 # In order of preference; the reference takes anything and stands last.
-CANDIDATES: tuple[Candidate, ...] = (NATIVE, REFERENCE)
+CANDIDATES: tuple[OpBackend, ...] = (NATIVE, REFERENCE)
 # Those whose ops compute when they are called.
-EAGER: tuple[Candidate, ...] = (REFERENCE,)
+EAGER: tuple[OpBackend, ...] = (REFERENCE,)
 
 
 def create_ops(
     device: str,
     dtype: str = "float32",
-    candidates: tuple[Candidate, ...] = EAGER,
+    candidates: tuple[OpBackend, ...] = EAGER,
 ) -> Ops:
     """The best implementation of every op for activations of ``dtype`` on ``device``."""
     chosen = _choose(device, dtype, candidates)
@@ -158,7 +158,7 @@ def create_ops(
 def explain(
     device: str,
     dtype: str = "float32",
-    candidates: tuple[Candidate, ...] = CANDIDATES,
+    candidates: tuple[OpBackend, ...] = CANDIDATES,
 ) -> list[OpChoice]:
     """For every op what :func:`create_ops` chooses, and why not a candidate before it."""
     chosen = _choose(device, dtype, candidates)
@@ -166,15 +166,15 @@ def explain(
 
 
 class _Choice(NamedTuple):
-    candidate: Candidate
+    candidate: OpBackend
     refused: tuple[tuple[str, str], ...]
 
 
-def _choose(device: str, dtype: str, candidates: tuple[Candidate, ...]) -> dict[str, _Choice]:
+def _choose(device: str, dtype: str, candidates: tuple[OpBackend, ...]) -> dict[str, _Choice]:
     return {op: _choose_one(_CHOSEN_WITH.get(op, op), device, dtype, candidates) for op in OP_NAMES}
 
 
-def _choose_one(op: str, device: str, dtype: str, candidates: tuple[Candidate, ...]) -> _Choice:
+def _choose_one(op: str, device: str, dtype: str, candidates: tuple[OpBackend, ...]) -> _Choice:
     refused: list[tuple[str, str]] = []
     for candidate in candidates:
         reason = (

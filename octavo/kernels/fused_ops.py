@@ -16,7 +16,7 @@ import numpy as np
 
 from octavo.kernels.recorder import RopeTable, Value
 from octavo.kernels.recurrence_specs import RecurrentSpec
-from octavo.kernels.routing import Expert, Routing
+from octavo.kernels.routing import ExpertWeights, Routing
 
 MAX_SEGMENTS = 4  # as OCT_MAX_SEGMENTS
 
@@ -159,7 +159,7 @@ class FusedExperts:
 
     source: Value
     logits: Value
-    experts: Sequence[Expert]
+    experts: Sequence[ExpertWeights]
     routing: Routing
     activation: str  # as of a Linear, or ``CLAMPED_SWIGLU``
     correction: np.ndarray | None
@@ -203,34 +203,34 @@ MIXERS = (FusedAttention, FusedLatentAttention)
 Place = TypeVar("Place")  # of a value in memory, for whoever allocates it
 
 
-def reads(phase: FusedOp) -> Iterator[Value]:
+def reads(op: FusedOp) -> Iterator[Value]:
     """What a phase reads, each as the value that others are views of."""
-    match phase:
+    match op:
         case FusedLinear():
-            values = [phase.source, phase.added, phase.residual]
+            values = [op.source, op.added, op.residual]
         case FusedAttention():
-            values = [phase.q, phase.k, phase.v]
+            values = [op.q, op.k, op.v]
         case FusedLatentAttention():
-            values = [phase.q, phase.ckv]
+            values = [op.q, op.ckv]
         case FusedRows():
-            values = [phase.a, phase.b]
+            values = [op.a, op.b]
         case FusedCheck() | FusedHead():
-            values = [phase.source]
+            values = [op.source]
         case FusedExperts():
-            values = [phase.source, phase.logits, phase.residual]
+            values = [op.source, op.logits, op.residual]
         case FusedRecurrence():
-            values = [*phase.inputs]
+            values = [*op.inputs]
         case FusedEmbedding():
             values = []
     return (value.source for value in values if value is not None)
 
 
-def writes(phase: FusedOp) -> Iterator[Value]:
+def writes(op: FusedOp) -> Iterator[Value]:
     """What a phase writes."""
-    match phase:
+    match op:
         case FusedLinear():
-            outs = phase.segments[:1] if phase.activation else phase.segments
-            values = [phase.sum_out, *(segment.out for segment in outs)]
+            outs = op.segments[:1] if op.activation else op.segments
+            values = [op.sum_out, *(segment.out for segment in outs)]
         case (
             FusedEmbedding()
             | FusedAttention()
@@ -239,28 +239,28 @@ def writes(phase: FusedOp) -> Iterator[Value]:
             | FusedLatentAttention()
             | FusedRecurrence()
         ):
-            values = [phase.out]
+            values = [op.out]
         case FusedCheck() | FusedHead():
             values = []
     return (value.source for value in values if value is not None)
 
 
-def residual_stream(phases: Sequence[FusedOp], num_layers: int) -> tuple[Value, FusedNorm]:
+def residual_stream(ops: Sequence[FusedOp], num_layers: int) -> tuple[Value, FusedNorm]:
     """The activations that ``num_layers`` layers have made, and the norm that reads them next: that
     of the layer which follows, or after all layers that of the head.
 
     CannotFuse if no norm stands there.
     """
-    _refuse_recurrences(phases)
+    _refuse_recurrences(ops)
     reader = next(
-        (p for p in phases if isinstance(p, MIXERS) and p.layer == num_layers),
-        phases[-1],
+        (p for p in ops if isinstance(p, MIXERS) and p.layer == num_layers),
+        ops[-1],
     )
     if isinstance(reader, MIXERS):
         # Of latent attention, queries may be two products away.
         made = (reader.ckv if isinstance(reader, FusedLatentAttention) else reader.q).source
         reader = next(
-            p for p in phases if isinstance(p, FusedLinear | FusedRows) and made in writes(p)
+            p for p in ops if isinstance(p, FusedLinear | FusedRows) and made in writes(p)
         )
     if not isinstance(reader, FusedLinear | FusedHead) or reader.norm is None:
         raise CannotFuse(f"no norm reads what {num_layers} layers make")
@@ -270,7 +270,7 @@ def residual_stream(phases: Sequence[FusedOp], num_layers: int) -> tuple[Value, 
 
 
 def place(
-    phases: Sequence[FusedOp],
+    ops: Sequence[FusedOp],
     allocate: Callable[[Value], Place],
     free: Callable[[Place], None],
     kept: Collection[Value] = (),
@@ -281,63 +281,63 @@ def place(
     together; but for a residual, of which a thread only reads what it is about to write. Values in
     ``kept`` are there when the last phase has ended, and so are inputs, which no phase writes.
     """
-    last_read = {value: i for i, phase in enumerate(phases) for value in reads(phase)}
+    last_read = {value: i for i, op in enumerate(ops) for value in reads(op)}
     inputs = dict.fromkeys(last_read)
-    for phase in phases:
-        for value in writes(phase):
+    for op in ops:
+        for value in writes(op):
             inputs.pop(value, None)
     places = {value: allocate(value) for value in inputs}
     stays = {*kept, *inputs}
-    for i, phase in enumerate(phases):
+    for i, op in enumerate(ops):
         ending = [
             value
-            for value in dict.fromkeys(reads(phase))
+            for value in dict.fromkeys(reads(op))
             if last_read[value] == i and value not in stays
         ]
-        overwritten = _overwritten(phase, ending)
-        for value in writes(phase):
-            if overwritten is not None and value is _product(phase):
+        overwritten = _overwritten(op, ending)
+        for value in writes(op):
+            if overwritten is not None and value is _product(op):
                 places[value] = places[overwritten]
                 ending.remove(overwritten)
             else:
                 places[value] = allocate(value)
         # The head may run again over what it reads: that stays.
-        if not isinstance(phase, FusedHead):
+        if not isinstance(op, FusedHead):
             for value in ending:
                 free(places[value])
     return places
 
 
-def _overwritten(phase: FusedOp, ending: list[Value]) -> Value | None:
+def _overwritten(op: FusedOp, ending: list[Value]) -> Value | None:
     """The residual that a product may replace where it lies."""
     if (
-        isinstance(phase, FusedLinear | FusedExperts)
-        and phase.residual in ending
-        and phase.residual is not phase.source
+        isinstance(op, FusedLinear | FusedExperts)
+        and op.residual in ending
+        and op.residual is not op.source
     ):
-        return phase.residual
+        return op.residual
     return None
 
 
-def _product(phase: FusedOp) -> Value | None:
-    if isinstance(phase, FusedExperts):
-        return phase.out.source
-    return phase.segments[0].out.source if isinstance(phase, FusedLinear) else None
+def _product(op: FusedOp) -> Value | None:
+    if isinstance(op, FusedExperts):
+        return op.out.source
+    return op.segments[0].out.source if isinstance(op, FusedLinear) else None
 
 
-def exit_after(phases: Sequence[FusedOp], num_layers: int) -> list[FusedOp]:
+def exit_after(ops: Sequence[FusedOp], num_layers: int) -> list[FusedOp]:
     """The phases of a model that ends after its first ``num_layers`` layers: what the next one
     would begin with goes through the last norm to the head. CannotFuse if that is not known."""
-    _refuse_recurrences(phases)
-    head = phases[-1]
+    _refuse_recurrences(ops)
+    head = ops[-1]
     assert isinstance(head, FusedHead)
-    if num_layers == sum(isinstance(phase, MIXERS) for phase in phases):
-        return list(phases)
-    index = _first_of_layer(phases, num_layers)
-    entry = phases[index]
+    if num_layers == sum(isinstance(op, MIXERS) for op in ops):
+        return list(ops)
+    index = _first_of_layer(ops, num_layers)
+    entry = ops[index]
     if not isinstance(entry, FusedLinear) or entry.norm is None:
         raise CannotFuse(f"layer {num_layers} does not begin with a norm")
-    kept = list(phases[:index])
+    kept = list(ops[:index])
     stream = entry.source
     if entry.added is not None:
         added = entry.added
@@ -350,27 +350,27 @@ def exit_after(phases: Sequence[FusedOp], num_layers: int) -> list[FusedOp]:
     return [*kept, FusedCheck(stream), replace(head, source=stream)]
 
 
-def _refuse_recurrences(phases: Sequence[FusedOp]) -> None:
-    if any(isinstance(phase, FusedRecurrence) for phase in phases):
+def _refuse_recurrences(ops: Sequence[FusedOp]) -> None:
+    if any(isinstance(op, FusedRecurrence) for op in ops):
         raise CannotFuse("layers are counted by their attention, and recurrent ones have none")
 
 
-def _first_of_layer(phases: Sequence[FusedOp], layer: int) -> int:
+def _first_of_layer(ops: Sequence[FusedOp], layer: int) -> int:
     """The place of the linear that reads what the layers before ``layer`` leave."""
-    attentions = {p.layer: i for i, p in enumerate(phases) if isinstance(p, MIXERS)}
+    attentions = {p.layer: i for i, p in enumerate(ops) if isinstance(p, MIXERS)}
     if layer not in attentions or layer - 1 not in attentions:
         raise CannotFuse(f"nothing ends after {layer} of {len(attentions)} layers")
-    wanted = set(reads(phases[attentions[layer]]))
+    wanted = set(reads(ops[attentions[layer]]))
     first = attentions[layer]
     for index in range(attentions[layer] - 1, attentions[layer - 1], -1):
-        phase = phases[index]
-        if wanted.isdisjoint(writes(phase)):
+        op = ops[index]
+        if wanted.isdisjoint(writes(op)):
             continue
         first = index
-        if isinstance(phase, FusedLinear):  # the way from here on leads through the residual stream
-            wanted.difference_update(writes(phase))
+        if isinstance(op, FusedLinear):  # the way from here on leads through the residual stream
+            wanted.difference_update(writes(op))
         else:
-            wanted.update(reads(phase))
+            wanted.update(reads(op))
     return first
 
 

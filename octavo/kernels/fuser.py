@@ -64,7 +64,7 @@ class _Fusion:
     """
 
     tape: Tape
-    phases: list[FusedOp] = field(default_factory=list)
+    ops: list[FusedOp] = field(default_factory=list)
     readers: dict[Value, list[Call]] = field(default_factory=lambda: defaultdict(list))
     made: set[Value] = field(default_factory=set)  # values that a phase so far writes
     taken: set[int] = field(default_factory=set)  # ids of calls that need no phase of their own
@@ -77,9 +77,9 @@ class _Fusion:
         for call in self.tape.calls:
             if id(call) not in self.taken:
                 self._take(call)
-        if not self.phases or not isinstance(self.phases[-1], FusedHead):
+        if not self.ops or not isinstance(self.ops[-1], FusedHead):
             raise CannotFuse("the forward pass does not end with lm_head")
-        return self.phases
+        return self.ops
 
     def _take(self, call: Call) -> None:
         match call.name:
@@ -115,18 +115,18 @@ class _Fusion:
 
     def _embed(self, call: Call) -> None:
         weight, scale = call.arguments["weight"], call.arguments["scale"]
-        phase = FusedEmbedding(
+        op = FusedEmbedding(
             call.inputs[0], weight, 1.0 if scale is None else scale, call.outputs[0]
         )
-        sum_call = self._only_reader(phase.out, "add")
-        positions = sum_call and _other(sum_call, phase.out).source.producer
+        sum_call = self._only_reader(op.out, "add")
+        positions = sum_call and _other(sum_call, op.out).source.producer
         if sum_call and positions and positions.name == "embed_positions":
             self.taken.update((id(sum_call), id(positions)))
-            phase.positions = positions.arguments["weight"]
-            phase.position_offset = positions.arguments["offset"]
-            phase.out = sum_call.outputs[0]
-        self.phases.append(phase)
-        self.made.add(phase.out)
+            op.positions = positions.arguments["weight"]
+            op.position_offset = positions.arguments["offset"]
+            op.out = sum_call.outputs[0]
+        self.ops.append(op)
+        self.made.add(op.out)
 
     def _linear(self, call: Call) -> None:
         source = call.inputs[0].source
@@ -136,32 +136,32 @@ class _Fusion:
             group = [call]
         for member in group:
             self.taken.add(id(member))
-        phase = FusedLinear(
+        op = FusedLinear(
             source,
             [FusedSegment(c.arguments["weight"], c.arguments["bias"], c.outputs[0]) for c in group],
         )
-        self._absorb_input(phase)
+        self._absorb_input(op)
         if activation is not None:
             self.taken.add(id(activation))
-            phase.activation = _activation(activation)
-            phase.segments[0].out = activation.outputs[0]
+            op.activation = _activation(activation)
+            op.segments[0].out = activation.outputs[0]
         elif (sum_call := self._sum_reader(call)) is not None:
-            self._absorb_sum(phase, sum_call)
-        self.phases.append(phase)
-        self.made.update(segment.out for segment in phase.segments)
+            self._absorb_sum(op, sum_call)
+        self.ops.append(op)
+        self.made.update(segment.out for segment in op.segments)
 
     def _router(self, call: Call) -> None:
         segment = FusedSegment(call.arguments["weight"], call.arguments["bias"], call.outputs[0])
-        phase = FusedLinear(call.inputs[0].source, [segment])
-        self._absorb_input(phase)
-        self.phases.append(phase)
+        op = FusedLinear(call.inputs[0].source, [segment])
+        self._absorb_input(op)
+        self.ops.append(op)
         self.made.add(segment.out)
 
     def _experts(self, call: Call) -> None:
         x, logits = call.inputs
         source, norm = self._normed(x)
         activation = call.arguments["activation"]
-        phase = FusedExperts(
+        op = FusedExperts(
             source,
             self._need(logits),
             call.arguments["experts"],
@@ -172,12 +172,12 @@ class _Fusion:
             norm,
         )
         if (sum_call := self._sum_reader(call)) is not None:
-            phase.residual, scale = self._sum_of(phase.out, sum_call)
-            if phase.residual is not None:
-                phase.routing = replace(phase.routing, scale=phase.routing.scale * (scale or 1.0))
-                phase.out = sum_call.outputs[0]
-        self.phases.append(phase)
-        self.made.add(phase.out)
+            op.residual, scale = self._sum_of(op.out, sum_call)
+            if op.residual is not None:
+                op.routing = replace(op.routing, scale=op.routing.scale * (scale or 1.0))
+                op.out = sum_call.outputs[0]
+        self.ops.append(op)
+        self.made.add(op.out)
 
     def _group(self, call: Call) -> list[Call]:
         """The linears that read what ``call`` reads, and become one phase with it: the two of a
@@ -197,11 +197,11 @@ class _Fusion:
         reader = self._only_reader(call.outputs[0])
         return reader if reader is not None and reader.name in ("silu_mul", "gelu_mul") else None
 
-    def _absorb_sum(self, phase: FusedLinear, sum_call: Call) -> None:
+    def _absorb_sum(self, op: FusedLinear, sum_call: Call) -> None:
         """Take in the sum of a linear's output, scaled or not, and the residual stream."""
-        phase.residual, phase.scale = self._sum_of(phase.segments[0].out, sum_call)
-        if phase.residual is not None:
-            phase.segments[0].out = sum_call.outputs[0]
+        op.residual, op.scale = self._sum_of(op.segments[0].out, sum_call)
+        if op.residual is not None:
+            op.segments[0].out = sum_call.outputs[0]
 
     def _sum_of(self, product: Value, sum_call: Call) -> tuple[Value | None, float | None]:
         """What a product is added to, if that is there, and what it is scaled by before. The calls
@@ -216,15 +216,15 @@ class _Fusion:
         self.taken.add(id(scale))
         return other.source, scale.arguments["factor"]
 
-    def _absorb_input(self, phase: FusedLinear) -> None:
+    def _absorb_input(self, op: FusedLinear) -> None:
         """Take in the norm that makes a linear's input, and the sum that it or the linear reads."""
-        norm_call = phase.source.producer
-        if norm_call is not None and phase.source not in self.made and _is_row_norm(norm_call):
-            phase.norm = FusedNorm(norm_call.arguments["weight"], norm_call.arguments["eps"])
-            phase.source = norm_call.inputs[0].source
-        sum_call = phase.source.producer
-        if sum_call is None or phase.source in self.made or sum_call.name != "add":
-            phase.source = self._need(phase.source)
+        norm_call = op.source.producer
+        if norm_call is not None and op.source not in self.made and _is_row_norm(norm_call):
+            op.norm = FusedNorm(norm_call.arguments["weight"], norm_call.arguments["eps"])
+            op.source = norm_call.inputs[0].source
+        sum_call = op.source.producer
+        if sum_call is None or op.source in self.made or sum_call.name != "add":
+            op.source = self._need(op.source)
             return
         # x + y, of which one is there, and the other is there or is the norm of one that is.
         for x, y in (sum_call.inputs, sum_call.inputs[::-1]):
@@ -234,11 +234,11 @@ class _Fusion:
                 y_norm = FusedNorm(maker.arguments["weight"], maker.arguments["eps"])
                 y = maker.inputs[0].source
             if x in self.made and y in self.made and x is not y:
-                phase.sum_out = sum_call.outputs[0]
-                phase.source, phase.added, phase.added_norm = x, y, y_norm
-                self.made.add(phase.sum_out)
+                op.sum_out = sum_call.outputs[0]
+                op.source, op.added, op.added_norm = x, y, y_norm
+                self.made.add(op.sum_out)
                 return
-        phase.source = self._need(phase.source)
+        op.source = self._need(op.source)
 
     def _store_of(self, layer: int, name: str) -> Call:
         """What keeps the step's tokens for the attention of a layer."""
@@ -257,7 +257,7 @@ class _Fusion:
         store = self._store_of(arguments["layer"], "store_latents")
         q, ckv = call.inputs[0], store.inputs[0]
         weight, eps = store.arguments["norm"]
-        phase = FusedLatentAttention(
+        op = FusedLatentAttention(
             arguments["layer"],
             self._need(q).view(-1, *q.shape),
             self._need(ckv),
@@ -268,8 +268,8 @@ class _Fusion:
             arguments["table"],
             arguments["interleaved"],
         )
-        self.phases.append(phase)
-        self.made.add(phase.out)
+        self.ops.append(op)
+        self.made.add(op.out)
 
     def _attention(self, call: Call) -> None:
         layer = call.arguments["layer"]
@@ -277,7 +277,7 @@ class _Fusion:
         q, k, v = call.inputs[0], store.inputs[0], store.inputs[1]
         if self.readers[k.source] != [store]:
             raise CannotFuse(f"the keys of layer {layer} are read by more than the KV cache")
-        phase = FusedAttention(
+        op = FusedAttention(
             layer,
             q,
             k,
@@ -293,18 +293,18 @@ class _Fusion:
             if k.source.producer is not rope:
                 raise CannotFuse(f"queries and keys of layer {layer} are rotated apart")
             self.taken.add(id(rope))
-            phase.rope, phase.interleaved = rope.arguments["table"], rope.arguments["interleaved"]
-            phase.q, phase.k = rope.inputs
-        phase.q, phase.q_norm = self._head_norm(phase.q)
-        phase.k, phase.k_norm = self._head_norm(phase.k)
-        self.phases.append(phase)
-        self.made.add(phase.out)
+            op.rope, op.interleaved = rope.arguments["table"], rope.arguments["interleaved"]
+            op.q, op.k = rope.inputs
+        op.q, op.q_norm = self._head_norm(op.q)
+        op.k, op.k_norm = self._head_norm(op.k)
+        self.ops.append(op)
+        self.made.add(op.out)
 
     def _recurrence(self, call: Call) -> None:
         spec, layer = call.arguments["spec"], call.arguments["layer"]
         inputs = tuple(self._need(value) for value in call.inputs)
         out = call.outputs[0]
-        self.phases.append(FusedRecurrence(spec, layer, inputs, call.arguments["constants"], out))
+        self.ops.append(FusedRecurrence(spec, layer, inputs, call.arguments["constants"], out))
         self.made.add(out)
 
     def _head_norm(self, value: Value) -> tuple[Value, FusedNorm | None]:
@@ -318,21 +318,21 @@ class _Fusion:
 
     def _head(self, call: Call) -> None:
         source, norm = self._normed(call.inputs[0])
-        phase = FusedHead(source, call.arguments["weight"], norm)
-        self._absorb_logits(phase, call.outputs[0])
-        self.phases += [FusedCheck(source), phase]
+        op = FusedHead(source, call.arguments["weight"], norm)
+        self._absorb_logits(op, call.outputs[0])
+        self.ops += [FusedCheck(source), op]
 
-    def _absorb_logits(self, phase: FusedHead, logits: Value) -> None:
+    def _absorb_logits(self, op: FusedHead, logits: Value) -> None:
         """Take in what is done to logits: a scale, and then a soft cap."""
         for reader in self.readers[logits]:
-            if reader.name == "scale" and phase.softcap is None and phase.scale is None:
-                phase.scale = reader.arguments["factor"]
-            elif reader.name == "softcap" and phase.softcap is None:
-                phase.softcap = reader.arguments["cap"]
+            if reader.name == "scale" and op.softcap is None and op.scale is None:
+                op.scale = reader.arguments["factor"]
+            elif reader.name == "softcap" and op.softcap is None:
+                op.softcap = reader.arguments["cap"]
             else:
                 raise CannotFuse(f"{reader.name} of logits has no native kernel")
             self.taken.add(id(reader))
-            self._absorb_logits(phase, reader.outputs[0])
+            self._absorb_logits(op, reader.outputs[0])
 
     def _normed(self, value: Value) -> tuple[Value, FusedNorm | None]:
         """What a norm of rows reads, if ``value`` is made by one, and the norm."""
@@ -355,9 +355,9 @@ class _Fusion:
         self._rows(_row_op(call, x, source, *more))
         return source
 
-    def _rows(self, phase: FusedRows) -> None:
-        self.phases.append(phase)
-        self.made.add(phase.out)
+    def _rows(self, op: FusedRows) -> None:
+        self.ops.append(op)
+        self.made.add(op.out)
 
     def _only_reader(self, value: Value, name: str | None = None) -> Call | None:
         """What alone reads a value, if it has this name."""

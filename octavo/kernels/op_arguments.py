@@ -12,7 +12,7 @@ class RowNorm(NamedTuple):
     eps: float
 
 
-class Rotation(NamedTuple):
+class RopeArguments(NamedTuple):
     """Where tokens stand, int64 [T], and by what they are turned: as the op ``rope`` has it."""
 
     positions: Any

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from octavo.kernels.op_arguments import Rotation, RowNorm
+from octavo.kernels.op_arguments import RopeArguments, RowNorm
 from octavo.kernels.recurrence_specs import (
     ConvSpec,
     DeltaSpec,
@@ -23,7 +23,7 @@ from octavo.kernels.recurrence_specs import (
     RecurrentSpec,
     ScanSpec,
 )
-from octavo.kernels.routing import Expert, Router, Routing
+from octavo.kernels.routing import ExpertWeights, RouterWeights, Routing
 from octavo.quantization.base import Weight
 
 
@@ -90,13 +90,13 @@ class Value:
         return Value(self.tape, self.producer, shape, self.source)
 
 
-class LayerKV(NamedTuple):
+class KVRef(NamedTuple):
     """Stands for the keys or the values of a layer's KV cache."""
 
     layer: int
 
 
-class LayerState(NamedTuple):
+class StateRef(NamedTuple):
     """Stands for the states of a layer."""
 
     layer: int
@@ -158,7 +158,7 @@ def rope(
     return turned[0].view(-1, *q.shape), turned[1].view(-1, *k.shape)
 
 
-def store_kv(k: Value, v: Value, k_cache: LayerKV, v_cache: LayerKV, slot_mapping: Any) -> None:
+def store_kv(k: Value, v: Value, k_cache: KVRef, v_cache: KVRef, slot_mapping: Any) -> None:
     k.tape.record("store_kv", (k, v), (), layer=k_cache.layer)
 
 
@@ -168,8 +168,8 @@ def plan_attention(*arguments: Any) -> None:
 
 def paged_attention(
     q: Value,
-    k_cache: LayerKV,
-    v_cache: LayerKV,
+    k_cache: KVRef,
+    v_cache: KVRef,
     plan: Any,
     scale: float,
     window: int | None = None,
@@ -192,9 +192,9 @@ def paged_attention(
 def store_latents(
     ckv: Value,
     norm: RowNorm,
-    rotation: Rotation,
-    latents: LayerKV,
-    rotated: LayerKV,
+    rotation: RopeArguments,
+    latents: KVRef,
+    rotated: KVRef,
     slot_mapping: Any,
 ) -> None:
     ckv.tape.record("store_latents", (ckv,), (), layer=latents.layer, norm=norm)
@@ -203,9 +203,9 @@ def store_latents(
 def latent_attention(
     q: Value,
     kv_b: Weight,
-    rotation: Rotation,
-    latents: LayerKV,
-    rotated: LayerKV,
+    rotation: RopeArguments,
+    latents: KVRef,
+    rotated: KVRef,
     plan: Any,
     scale: float,
 ) -> Value:
@@ -242,7 +242,11 @@ def sigmoid_mul(gate: Value, x: Value) -> Value:
 
 
 def moe(
-    x: Value, router: Router, experts: Sequence[Expert], routing: Routing, activation: str
+    x: Value,
+    router: RouterWeights,
+    experts: Sequence[ExpertWeights],
+    routing: Routing,
+    activation: str,
 ) -> Value:
     """Two calls: the router is a product like any other, but for its logits to be float32."""
     num_experts = (router.weight.shape[0],)
@@ -259,7 +263,7 @@ def moe(
 
 
 def short_conv(
-    x: Value, weight: np.ndarray, bias: np.ndarray | None, state: LayerState, spec: ConvSpec
+    x: Value, weight: np.ndarray, bias: np.ndarray | None, state: StateRef, spec: ConvSpec
 ) -> Value:
     return _recurrent("short_conv", (x,), (weight, bias), spec, state)
 
@@ -270,7 +274,7 @@ def selective_scan(
     a_log: np.ndarray,
     skip: np.ndarray,
     step_bias: np.ndarray,
-    state: LayerState,
+    state: StateRef,
     spec: ScanSpec,
 ) -> Value:
     return _recurrent("selective_scan", (x, steps), (a_log, skip, step_bias), spec, state)
@@ -281,7 +285,7 @@ def delta_rule(
     gates: Value,
     a_log: np.ndarray,
     step_bias: np.ndarray,
-    state: LayerState,
+    state: StateRef,
     spec: DeltaSpec,
 ) -> Value:
     return _recurrent("delta_rule", (x, gates), (a_log, step_bias), spec, state)
@@ -296,7 +300,7 @@ def _recurrent(
     inputs: tuple[Value, ...],
     constants: tuple[np.ndarray | None, ...],
     spec: RecurrentSpec,
-    state: LayerState | None = None,
+    state: StateRef | None = None,
 ) -> Value:
     return inputs[0].tape.record(
         name,

@@ -31,9 +31,9 @@ from torch import Tensor
 from octavo.kernels.attention import ReferenceAttentionPlan, paged_attention, plan_attention
 from octavo.kernels.experts import add_up, clamped_swiglu, route
 from octavo.kernels.kv_stores import JoinedStore, KVStore
-from octavo.kernels.op_arguments import Rotation, RowNorm
+from octavo.kernels.op_arguments import RopeArguments, RowNorm
 from octavo.kernels.recurrence import delta_rule, gated_norm, selective_scan, short_conv
-from octavo.kernels.routing import CLAMPED_SWIGLU, Expert, Router, Routing
+from octavo.kernels.routing import CLAMPED_SWIGLU, ExpertWeights, RouterWeights, Routing
 from octavo.quantization.tensors import WeightTensor
 
 __all__ = [
@@ -169,7 +169,7 @@ def store_kv(
 def store_latents(
     ckv: Tensor,
     norm: RowNorm,
-    rotation: Rotation,
+    rotation: RopeArguments,
     latents: KVStore,
     rotated: KVStore,
     slot_mapping: Tensor,
@@ -186,7 +186,7 @@ def store_latents(
 def latent_attention(
     q: Tensor,
     kv_b: WeightTensor,
-    rotation: Rotation,
+    rotation: RopeArguments,
     latents: KVStore,
     rotated: KVStore,
     plan: ReferenceAttentionPlan,
@@ -231,7 +231,11 @@ def sigmoid_mul(gate: Tensor, x: Tensor) -> Tensor:
 
 
 def moe(
-    x: Tensor, router: Router, experts: Sequence[Expert], routing: Routing, activation: str
+    x: Tensor,
+    router: RouterWeights,
+    experts: Sequence[ExpertWeights],
+    routing: Routing,
+    activation: str,
 ) -> Tensor:
     """x [T, K] by ``routing.top_k`` of the ``experts`` a token, weighed and added up: [T, K].
 
@@ -255,7 +259,7 @@ def softcap(x: Tensor, cap: float) -> Tensor:
     return torch.tanh(x / cap) * cap
 
 
-def _turned(heads: Tensor, rotation: Rotation) -> Tensor:
+def _turned(heads: Tensor, rotation: RopeArguments) -> Tensor:
     """heads [T, H, R], all of whose values are turned."""
     turned, _ = rope(heads, heads[:, :0], *rotation)
     return turned

@@ -62,7 +62,7 @@ class Routing:
         return None
 
 
-class Router(NamedTuple):
+class RouterWeights(NamedTuple):
     """What makes logits of activations: weight [E, K], float32; bias and correction [E] or None."""
 
     weight: Any
@@ -70,7 +70,7 @@ class Router(NamedTuple):
     correction: Any = None
 
 
-class Expert(NamedTuple):
+class ExpertWeights(NamedTuple):
     """down(activation(gate(x)) * up(x)): gate and up [F, K], down [K, F]; biases, or None."""
 
     gate: Any

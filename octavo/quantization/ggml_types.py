@@ -1,4 +1,4 @@
-"""The tensor types of GGUF files, and the sizes of their blocks; without torch."""
+"""Tensor types of GGUF files and the sizes of their blocks, without torch."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from enum import IntEnum
 
 
 class GGMLType(IntEnum):
-    """Type ids of GGUF tensors. Ids that are missing here were withdrawn, or are newer."""
+    """Type ids of GGUF tensors; ids that are missing here were withdrawn, or are newer."""
 
     F32 = 0
     F16 = 1
@@ -96,7 +96,7 @@ _BLOCK_SHAPES: dict[GGMLType, tuple[int, int]] = {
 
 
 def block_shape(type: GGMLType) -> tuple[int, int]:
-    """(values, bytes) of one block of ``type``; unquantized types have blocks of one value."""
+    """Values and bytes of one block of ``type``; unquantized types have blocks of one value."""
     return _BLOCK_SHAPES[type]
 
 

@@ -1,7 +1,7 @@
-"""What codes stand for that are looked up: float32 [2 ** bits], by code.
+"""Lookup tables of codes: float32 [2 ** bits], by code.
 
-Source of floats of 4 and 8 bits: OCP Microscaling Formats (MX) Specification 1.0, sections 5.3 and
-5.4; OCP 8-bit Floating Point Specification 1.0. Every value of theirs is exact in float32.
+Sources of floats of 4 and 8 bits: OCP Microscaling Formats (MX) Specification 1.0, sections 5.3 and
+5.4; OCP 8-bit Floating Point Specification 1.0. All of their values are exact in float32.
 """
 
 from __future__ import annotations

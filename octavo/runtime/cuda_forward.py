@@ -40,7 +40,7 @@ from octavo.runtime import cuda_warmup
 from octavo.runtime.capacity import RankLimits
 from octavo.runtime.cuda_graphs import DecodeGraphs
 from octavo.runtime.cuda_inputs import DeviceInputs, StepShape, StepViews
-from octavo.runtime.cuda_sampling import REASONS, JudgedRows, SamplingArrays, needs_host
+from octavo.runtime.cuda_sampling import REASONS, LogprobRows, SamplingArrays, needs_host
 from octavo.runtime.forward import ForwardOutput, Observed, SampledRows
 from octavo.runtime.kv_cache import KVCache
 from octavo.runtime.prompt_logits import LOGITS_ROWS
@@ -171,7 +171,7 @@ class CudaForward:
             return self._stream.host_buffer(tensor.numel(), tensor.dtype).view(tensor.shape)
 
         words = self._stream.host_buffer(self._inputs.num_words, torch.int32)
-        sampled = SampledTokens(like(self._sampled.answers), like(self._sampled.judged))
+        sampled = SampledTokens(like(self._sampled.answers), like(self._sampled.logprobs))
         return StepBuffer(words, sampled, like(self.program.damaged), self._stream.mark())
 
     def feeds(self, request: Request) -> bool:
@@ -217,12 +217,12 @@ class CudaForward:
         compute = self._as_launched(views, parts)
         if self.graphs is not None and size is not None:
             compute = self._as_replayed(self.graphs[size], views, parts)
-        num_judged = len(sampling.at) if any(p.asked.num_top is not None for p in parts) else 0
+        num_logprobs = len(sampling.at) if any(p.asked.num_top is not None for p in parts) else 0
 
         def work() -> None:
             self._inputs.upload(staged, lane.words)
             compute()
-            lane.fetch(self._sampled, num_judged, self.program.damaged, starts[-1])
+            lane.fetch(self._sampled, num_logprobs, self.program.damaged, starts[-1])
 
         try:
             self._stream.launch(work)
@@ -328,7 +328,7 @@ class CudaForward:
                 edits,
             ),
             part.asked,
-            SampledTokens(self._sampled.answers[:, rows], self._sampled.judged[rows]),
+            SampledTokens(self._sampled.answers[:, rows], self._sampled.logprobs[rows]),
         )
 
     # -- what else is asked of the last step ------------------------------------------------------
@@ -376,12 +376,12 @@ class CudaForward:
         damaged = lane.damaged[: step.starts[-1]].numpy().nonzero()[0].tolist()
         rows = ForwardOutput(step.starts, damaged)
         token_ids, status = lane.sampled.answers[:, :count].tolist()
-        judged = JudgedRows(lane.sampled.judged.numpy(), self.program.vocab_size)
+        logprob_rows = LogprobRows(lane.sampled.logprobs.numpy(), self.program.vocab_size)
         sampling.give(
             rows,
             token_ids,
             {row: REASONS[code] for row, code in enumerate(status) if code},
-            lambda row: judged.entry(
+            lambda row: logprob_rows.entry(
                 row, token_ids[row], sampling.requests[row].params.logprobs or 0
             ),
         )
@@ -441,13 +441,15 @@ class StepBuffer:
     event: Event
 
     def fetch(
-        self, sampled: SampledTokens, num_judged: int, damaged: Tensor, num_tokens: int
+        self, sampled: SampledTokens, num_logprobs: int, damaged: Tensor, num_tokens: int
     ) -> None:
         """Copy what a step leaves, to be launched."""
         self.sampled.answers.copy_(sampled.answers, non_blocking=True)
         self.damaged[:num_tokens].copy_(damaged[:num_tokens], non_blocking=True)
-        if num_judged:
-            self.sampled.judged[:num_judged].copy_(sampled.judged[:num_judged], non_blocking=True)
+        if num_logprobs:
+            self.sampled.logprobs[:num_logprobs].copy_(
+                sampled.logprobs[:num_logprobs], non_blocking=True
+            )
 
 
 @dataclass(frozen=True, slots=True)

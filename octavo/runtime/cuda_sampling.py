@@ -230,7 +230,7 @@ class Edits:
 
 
 @dataclass(frozen=True, slots=True)
-class JudgedRows:
+class LogprobRows:
     """What was found of the rows of a step, on the host."""
 
     words: np.ndarray  # int32 [R, JUDGED_WORDS]

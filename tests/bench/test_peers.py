@@ -472,7 +472,7 @@ def compare_fakes(monkeypatch, tmp_path):
     def make(name, settings):
         return ReadyEngine(name, journals.setdefault(name, []))
 
-    quiet = noise.Probe(read_gbytes_per_s=10.0, gemm_gflops=100.0)
+    quiet = noise.NoiseProbe(read_gbytes_per_s=10.0, gemm_gflops=100.0)
     monkeypatch.setattr(record, "probe_machine", lambda threads: quiet)
     monkeypatch.setattr(contenders, "make", make)
     monkeypatch.setattr(

@@ -10,7 +10,7 @@ import pytest
 
 from octavo import __version__
 from octavo.bench import record
-from octavo.bench.noise import CpuUse, Probe
+from octavo.bench.noise import CpuUse, NoiseProbe
 from octavo.bench.record import Recorder
 from octavo.doctor import Cuda, CudaDevice
 
@@ -19,10 +19,10 @@ from octavo.doctor import Cuda, CudaDevice
 def probes(monkeypatch):
     """``probes(Probe(…), Probe(…))``: what the machine will be found to be."""
 
-    def prepare(*found: Probe) -> list[int]:
+    def prepare(*found: NoiseProbe) -> list[int]:
         left, asked = list(found), []
 
-        def probe_machine(threads: int) -> Probe:
+        def probe_machine(threads: int) -> NoiseProbe:
             asked.append(threads)
             return left.pop(0)
 
@@ -32,11 +32,11 @@ def probes(monkeypatch):
     return prepare
 
 
-QUIET = Probe(30.0, 200.0)
+QUIET = NoiseProbe(30.0, 200.0)
 
 
 def test_a_run_is_described_as_json(probes):
-    asked = probes(QUIET, Probe(33.0, 190.0))
+    asked = probes(QUIET, NoiseProbe(33.0, 190.0))
     recorder = Recorder({"repeat": 3}, threads=5)
     with recorder:
         recorder.samples["a"] = [1.0, 2.0]
@@ -81,7 +81,7 @@ def test_a_gpu_says_what_it_took(probes, monkeypatch):
 
 
 def test_the_best_bandwidth_is_the_ceiling(probes):
-    probes(QUIET, Probe(33.0, 190.0))
+    probes(QUIET, NoiseProbe(33.0, 190.0))
     with Recorder({}) as recorder:
         pass
     assert recorder.read_bandwidth == 33e9
@@ -90,9 +90,9 @@ def test_the_best_bandwidth_is_the_ceiling(probes):
 @pytest.mark.parametrize(
     ("after", "warning"),
     [
-        (Probe(20.0, 200.0), "memory bandwidth moved from 30 to 20 GB/s"),
-        (Probe(30.0, 300.0), "arithmetic moved from 200 to 300 GFLOP/s"),
-        (Probe(29.0, 180.0), None),
+        (NoiseProbe(20.0, 200.0), "memory bandwidth moved from 30 to 20 GB/s"),
+        (NoiseProbe(30.0, 300.0), "arithmetic moved from 200 to 300 GFLOP/s"),
+        (NoiseProbe(29.0, 180.0), None),
     ],
 )
 def test_a_machine_that_moved_is_warned_of(probes, after, warning, monkeypatch):

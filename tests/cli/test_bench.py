@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from octavo.bench import record
-from octavo.bench.noise import Probe
+from octavo.bench.noise import NoiseProbe
 from octavo.bench.offline import startup
 from octavo.bench.offline.startup import Start
 from octavo.cli import main
@@ -29,7 +29,7 @@ KERNELS = [
 def noisy_machine(monkeypatch):
     """Its memory is slower after each run than before it."""
     rates = iter([30.0, 10.0] * 100)
-    monkeypatch.setattr(record, "probe_machine", lambda threads: Probe(next(rates), 200.0))
+    monkeypatch.setattr(record, "probe_machine", lambda threads: NoiseProbe(next(rates), 200.0))
 
 
 @pytest.fixture

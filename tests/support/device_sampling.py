@@ -13,7 +13,7 @@ from octavo.kernels.cuda.sampling import (
     SampledTokens,
     SamplingTensors,
 )
-from octavo.runtime.cuda_sampling import REASONS, JudgedRows, Row, SamplingArrays
+from octavo.runtime.cuda_sampling import REASONS, LogprobRows, Row, SamplingArrays
 from octavo.runtime.sampler import SamplerOutput
 from octavo.runtime.streams import HostStream
 
@@ -71,12 +71,12 @@ def sample_on_device(
 
 def _output(rows: Sequence[Row], out: SampledTokens, vocab_size: int) -> SamplerOutput:
     token_ids, status = (part[: len(rows)].tolist() for part in out.answers.cpu())
-    judged = JudgedRows(out.judged.cpu().numpy(), vocab_size)
+    logprob_rows = LogprobRows(out.logprobs.cpu().numpy(), vocab_size)
     errors = {index: REASONS[code] for index, code in enumerate(status) if code}
     logprobs = [
         None
         if row.params.logprobs is None or index in errors
-        else judged.entry(index, token_ids[index], row.params.logprobs)
+        else logprob_rows.entry(index, token_ids[index], row.params.logprobs)
         for index, row in enumerate(rows)
     ]
     return SamplerOutput(token_ids, logprobs, errors)

@@ -32,11 +32,11 @@ ACTIVATIONS = {
 DEFAULT = "mixed"
 
 
-def round_activations(phases: Sequence[FusedOp], activations: str) -> None:
+def round_activations(ops: Sequence[FusedOp], activations: str) -> None:
     """Set ``remainder_above`` of all products. ``activations``: "auto", or one of `ACTIVATIONS`."""
     above = ACTIVATIONS[DEFAULT if activations == "auto" else activations]
-    for phase in phases:
-        if isinstance(phase, FusedLinear | FusedHead | FusedExperts):
-            phase.remainder_above = above.other if phase.norm is None else above.normed
-        if isinstance(phase, FusedExperts):
-            phase.inner_remainder_above = above.other
+    for op in ops:
+        if isinstance(op, FusedLinear | FusedHead | FusedExperts):
+            op.remainder_above = above.other if op.norm is None else above.normed
+        if isinstance(op, FusedExperts):
+            op.inner_remainder_above = above.other

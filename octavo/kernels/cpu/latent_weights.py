@@ -43,18 +43,18 @@ class LatentWeights:
         self._packed, self._library, self._pool = packed, library, pool
         self._made: dict[int, HeadMatrices] = {}  # by the layer
 
-    def of(self, phase: FusedLatentAttention) -> HeadMatrices:
+    def of(self, op: FusedLatentAttention) -> HeadMatrices:
         """Of a ``kv_b`` in any packed format."""
-        if phase.layer not in self._made:
-            self._made[phase.layer] = self._make(phase)
-        return self._made[phase.layer]
+        if op.layer not in self._made:
+            self._made[op.layer] = self._make(op)
+        return self._made[op.layer]
 
-    def _make(self, phase: FusedLatentAttention) -> HeadMatrices:
-        packed, library = self._packed(phase.kv_b), self._library
+    def _make(self, op: FusedLatentAttention) -> HeadMatrices:
+        packed, library = self._packed(op.kv_b), self._library
         floats = np.empty((packed.n, packed.k), dtype=np.float32)
         library.check(library.lib.oct_unpack(self._pool, ctypes.byref(packed), floats.ctypes.data))
-        num_heads, query_dim = phase.q.shape
-        nope_dim = query_dim - phase.rope.rotary_dim
+        num_heads, query_dim = op.q.shape
+        nope_dim = query_dim - op.rope.rotary_dim
         heads, format = floats.reshape(num_heads, -1, packed.k), latent_weight_format(packed.format)
         return HeadMatrices(
             format,
@@ -63,11 +63,11 @@ class LatentWeights:
         )
 
 
-def planned_bytes(phase: FusedLatentAttention, packed_format: int) -> int:
+def planned_bytes(op: FusedLatentAttention, packed_format: int) -> int:
     """Of the ``HeadMatrices`` of a layer, before there are any."""
-    format, rank = latent_weight_format(packed_format), phase.norm.weight.shape[0]
-    num_heads, query_dim = phase.q.shape
-    nope_dim, value_dim = query_dim - phase.rope.rotary_dim, phase.out.width // num_heads
+    format, rank = latent_weight_format(packed_format), op.norm.weight.shape[0]
+    num_heads, query_dim = op.q.shape
+    nope_dim, value_dim = query_dim - op.rope.rotary_dim, op.out.width // num_heads
     depth = 2 if format == abi.OCT_BF16 else 1
     numbers = sum(
         -(-inputs // depth) * depth * -(-outputs // TILE) * TILE

@@ -24,10 +24,10 @@ from torch import Tensor
 from octavo.kernels.cuda.attention_kernels import attend_rows, attend_splits
 from octavo.kernels.cuda.attention_plan import (
     AttentionLimits,
-    AttentionPlan,
     AttentionPlanner,
     Cut,
     Gpu,
+    GpuAttentionPlan,
     HeadShape,
     Scoring,
     ScratchSize,
@@ -86,7 +86,7 @@ class GpuAttention:
         """Count from 0 again, after launches of which some may be missing."""
         self._scratch.counters.zero_()
 
-    def plan(self, num_seqs: int, max_query: int, longest: int | None = None) -> AttentionPlan:
+    def plan(self, num_seqs: int, max_query: int, longest: int | None = None) -> GpuAttentionPlan:
         """As :meth:`AttentionPlanner.plan`: what :meth:`attend` needs, for all layers of a step."""
         return self._planner.plan(num_seqs, max_query, longest)
 
@@ -98,7 +98,7 @@ class GpuAttention:
         tables: StepTables,
         scoring: Scoring,
         out: Tensor,
-        plan: AttentionPlan,
+        plan: GpuAttentionPlan,
     ) -> None:
         """Of q [T, H, D] over the caches of a layer, to ``out`` [T, H, DV] of the same type."""
         cut = plan.cuts[HeadShape.of(q, k_cache, v_cache)]
@@ -113,7 +113,7 @@ class GpuAttention:
         tables: StepTables,
         scale: float,
         out: Tensor,
-        plan: AttentionPlan,
+        plan: GpuAttentionPlan,
     ) -> None:
         """Of q [T, H, C], and turned_q [T, H, R] beside it, over latents and the keys beside them:
         to ``out`` [T, H, C], which may be where q is."""

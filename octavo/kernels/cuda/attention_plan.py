@@ -123,7 +123,7 @@ class Gpu:
 
 
 @dataclass(frozen=True, slots=True)
-class Tiles:
+class AttentionTiles:
     """How a kernel cuts its work. ``rows`` and ``keys`` are powers of two, 16 at least."""
 
     rows: int
@@ -142,7 +142,7 @@ class Cut:
     ``few`` is a further launch, for sequences that it has rows for: then they are not this one's.
     """
 
-    tiles: Tiles
+    tiles: AttentionTiles
     num_splits: int = 0
     split_keys: int = 0
     saved_rows: int = 0
@@ -171,7 +171,7 @@ class ScratchSize:
 
 
 @dataclass(frozen=True, slots=True)
-class AttentionPlan:
+class GpuAttentionPlan:
     """How a step is cut, in each kind of layer."""
 
     cuts: Mapping[HeadShape, Cut]
@@ -188,10 +188,10 @@ class AttentionPlanner:
         is_invariant: bool = False,
     ):
         self._kinds = frozenset(kinds)
-        self._plans: dict[tuple[int, int, int], AttentionPlan] = {}
+        self._plans: dict[tuple[int, int, int], GpuAttentionPlan] = {}
         self._limits, self._gpu, self._is_invariant = limits, gpu, is_invariant
 
-    def plan(self, num_seqs: int, max_query: int, longest: int | None = None) -> AttentionPlan:
+    def plan(self, num_seqs: int, max_query: int, longest: int | None = None) -> GpuAttentionPlan:
         """For steps of ``num_seqs`` sequences, of ``max_query`` tokens each at most.
 
         They may be ``longest`` slots long, and as long as any if that is not said.
@@ -202,13 +202,13 @@ class AttentionPlanner:
             self._plans[of_step] = self._plan(*of_step)
         return self._plans[of_step]
 
-    def _plan(self, num_seqs: int, max_query: int, longest: int) -> AttentionPlan:
+    def _plan(self, num_seqs: int, max_query: int, longest: int) -> GpuAttentionPlan:
         limits = self._limits
         if num_seqs > limits.max_num_seqs:
             make = self._cut_rows
         else:
             make = self._cut_keys if max_query <= limits.max_query else self._cut_both
-        return AttentionPlan(
+        return GpuAttentionPlan(
             {heads: make(heads, num_seqs, max_query, longest) for heads in self._kinds}
         )
 
@@ -274,15 +274,17 @@ def scratch_size(cut: Cut, heads: HeadShape, num_seqs: int) -> ScratchSize:
     return ScratchSize(num_items * cut.num_splits * state, num_items)
 
 
-def prefill_tiles(heads: HeadShape, gpu: Gpu) -> Tiles:
+def prefill_tiles(heads: HeadShape, gpu: Gpu) -> AttentionTiles:
     """Of rows, the largest that spill no registers."""
     if heads.is_latent:
         return _latent_tiles(heads, 32)  # of 64, registers are put aside on compute 9.0
     if heads.number_bytes > 2:  # no tensor cores
-        tiles = Tiles(rows=16, keys=32 if heads.row_bytes <= 512 else 16, num_warps=4, num_stages=2)
+        tiles = AttentionTiles(
+            rows=16, keys=32 if heads.row_bytes <= 512 else 16, num_warps=4, num_stages=2
+        )
     else:
         is_narrow, is_large = heads.row_bytes <= 256, gpu.has_large_tiles
-        tiles = Tiles(
+        tiles = AttentionTiles(
             rows=(128 if is_narrow else 64) >> (heads.is_coded and not is_large),
             keys=64 if is_narrow and is_large and not heads.is_coded else 32,
             num_warps=8,
@@ -291,27 +293,31 @@ def prefill_tiles(heads: HeadShape, gpu: Gpu) -> Tiles:
     return replace(tiles, rows=max(tiles.rows, power_of_two(heads.group)))
 
 
-def decode_tiles(heads: HeadShape, num_rows: int) -> Tiles:
+def decode_tiles(heads: HeadShape, num_rows: int) -> AttentionTiles:
     """Of splits: ``num_rows`` are a sequence's tokens times heads of a group."""
     rows = max(_LEAST_ROWS, power_of_two(num_rows))
     if heads.is_latent:
         return _latent_tiles(heads, rows)
     if heads.number_bytes > 2:
-        return Tiles(rows, keys=32 if heads.row_bytes <= 512 else 16, num_warps=4, num_stages=2)
+        return AttentionTiles(
+            rows, keys=32 if heads.row_bytes <= 512 else 16, num_warps=4, num_stages=2
+        )
     # At five, two look up blocks, and two tiles of keys and values are on their way.
     if rows * heads.row_bytes > _MAX_SPLIT_TILE >> (2 if heads.is_coded else 1):
-        return Tiles(rows, keys=32, num_warps=8, num_stages=5)
-    return Tiles(rows, keys=64 if heads.row_bytes <= 256 else 32, num_warps=4, num_stages=5)
+        return AttentionTiles(rows, keys=32, num_warps=8, num_stages=5)
+    return AttentionTiles(
+        rows, keys=64 if heads.row_bytes <= 256 else 32, num_warps=4, num_stages=5
+    )
 
 
-def _latent_tiles(heads: HeadShape, rows: int) -> Tiles:
+def _latent_tiles(heads: HeadShape, rows: int) -> AttentionTiles:
     """A row's values are more than of any head, and what is read of a key is all that there is."""
     if heads.number_bytes > 2:
-        return Tiles(rows, keys=16, num_warps=4, num_stages=2)
-    return Tiles(rows, keys=32, num_warps=8, num_stages=2 if rows > _LEAST_ROWS else 4)
+        return AttentionTiles(rows, keys=16, num_warps=4, num_stages=2)
+    return AttentionTiles(rows, keys=32, num_warps=8, num_stages=2 if rows > _LEAST_ROWS else 4)
 
 
-def invariant_tiles(heads: HeadShape) -> Tiles:
+def invariant_tiles(heads: HeadShape) -> AttentionTiles:
     """The same for prompts and for single tokens, so that either gives the same bits.
 
     Prompts take smaller tiles than they would, and read keys more often; a single token computes
@@ -320,7 +326,7 @@ def invariant_tiles(heads: HeadShape) -> Tiles:
     if heads.number_bytes > 2 or heads.is_latent:
         return decode_tiles(heads, heads.group)
     rows = 64 if heads.row_bytes <= 256 else 32
-    return Tiles(max(rows, power_of_two(heads.group)), keys=32, num_warps=8, num_stages=3)
+    return AttentionTiles(max(rows, power_of_two(heads.group)), keys=32, num_warps=8, num_stages=3)
 
 
 def power_of_two(n: int) -> int:

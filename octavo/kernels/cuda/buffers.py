@@ -59,7 +59,7 @@ class Buffers:
 
     def __init__(
         self,
-        phases: Sequence[FusedOp],
+        ops: Sequence[FusedOp],
         max_tokens: int,
         dtype: torch.dtype,
         device: torch.device,
@@ -67,21 +67,21 @@ class Buffers:
         lent: Buffers | None = None,
     ):
         self._max_tokens, self._dtype, self._device = max_tokens, dtype, device
-        self._joined = dict(_joined_values(phases))
+        self._joined = dict(_joined_values(ops))
         self._opened: dict[Value, _Columns] = {}  # for values whose product was given a buffer
         # By what there is of them, those that are of no use to anyone just now.
         self._free: dict[_Kind, list[_Buffer]] = defaultdict(list)
         # Routers are computed in float32, and so are their logits.
         self._wide = {
-            each.logits.source for each in phases if isinstance(each, fused_ops.FusedExperts)
+            each.logits.source for each in ops if isinstance(each, fused_ops.FusedExperts)
         }
         self._used: list[_Buffer] = []
         self.num_bytes = 0
         if lent is not None:
             self._borrow(lent)
-        self._places = fused_ops.place(phases, self._allocate, self._release, kept)
+        self._places = fused_ops.place(ops, self._allocate, self._release, kept)
         self._kept = [self._places[value.source].buffer for value in kept]
-        self._between = self._room_between(max_tokens * max(map(self._width_between, phases)), lent)
+        self._between = self._room_between(max_tokens * max(map(self._width_between, ops)), lent)
 
     def tensor(self, value: Value) -> Tensor:
         """[max_tokens, width]; rows may be farther apart than they are long."""
@@ -144,23 +144,23 @@ class Buffers:
         if not place.buffer.num_users:
             self._free[place.buffer.kind].append(place.buffer)
 
-    def _width_between(self, phase: FusedOp) -> int:
+    def _width_between(self, op: FusedOp) -> int:
         """Of a row that is written and read by the same phase: queries for attention, and what is
         brought together for it; the norm of a sum for products, and a product that is scaled; the
         norm of what experts read; learned positions."""
-        match phase:
+        match op:
             case fused_ops.FusedAttention():
-                parts = phase.q, phase.k, phase.v
+                parts = op.q, op.k, op.v
                 together = 0 if self.are_joint(parts) else sum(part.width for part in parts)
-                return phase.q.width + together
-            case fused_ops.FusedLinear() if phase.added is not None:
-                return phase.source.width
-            case fused_ops.FusedLinear() if phase.scale is not None:
-                return phase.segments[0].out.width
-            case fused_ops.FusedExperts() if phase.norm is not None:
-                return phase.source.width
-            case fused_ops.FusedEmbedding() if phase.positions is not None:
-                return phase.out.width
+                return op.q.width + together
+            case fused_ops.FusedLinear() if op.added is not None:
+                return op.source.width
+            case fused_ops.FusedLinear() if op.scale is not None:
+                return op.segments[0].out.width
+            case fused_ops.FusedExperts() if op.norm is not None:
+                return op.source.width
+            case fused_ops.FusedEmbedding() if op.positions is not None:
+                return op.out.width
         return 0
 
     def _room_between(self, size: int, lent: Buffers | None) -> Tensor:
@@ -174,10 +174,10 @@ class Buffers:
         return tensor
 
 
-def _joined_values(phases: Sequence[FusedOp]) -> Iterator[tuple[Value, tuple[Value, ...]]]:
+def _joined_values(ops: Sequence[FusedOp]) -> Iterator[tuple[Value, tuple[Value, ...]]]:
     """Each value that is one of several outputs of a product, with all of these in their order."""
-    for phase in phases:
-        if isinstance(phase, fused_ops.FusedLinear) and phase.activation is None:
-            group = tuple(segment.out.source for segment in phase.segments)
+    for op in ops:
+        if isinstance(op, fused_ops.FusedLinear) and op.activation is None:
+            group = tuple(segment.out.source for segment in op.segments)
             if len(group) > 1:
                 yield from ((value, group) for value in group)

@@ -35,7 +35,7 @@ _BLOCK = 1024  # values of a row that are summed at a time
 
 
 @dataclass(frozen=True, slots=True)
-class Tiles:
+class ExpertTiles:
     """Of a product: rows and outputs of a program, and inputs that it has at a time."""
 
     rows: int
@@ -93,7 +93,7 @@ class ExpertProducts:
         residual: Tensor | None,
         out: Tensor,
     ) -> None:
-        """As :meth:`octavo.kernels.cuda.ops.FusedOps.run_experts`."""
+        """As :meth:`octavo.kernels.cuda.ops.StepOps.run_experts`."""
         for start in range(0, len(x), PIECE_TOKENS):
             rows = slice(start, start + PIECE_TOKENS)
             before = None if residual is None else residual[rows]
@@ -142,15 +142,15 @@ class ExpertProducts:
 
 def tiles_of(
     weight: Matrix, num_pairs: int, routing: Routing, is_gated: bool, is_invariant: bool = False
-) -> Tiles:
+) -> ExpertTiles:
     """Rows are as many as an expert has of so many pairs, were they spread evenly."""
     each = triton.next_power_of_2(triton.cdiv(num_pairs, routing.num_experts))
     rows = _INVARIANT_ROWS if is_invariant else min(max(each, _FEWEST_ROWS), _MOST_ROWS)
     if not isinstance(weight, DenseWeight):
-        return Tiles(rows, 32 if is_gated else 64, BLOCK_K, 4 if rows < _MOST_ROWS else 3)
+        return ExpertTiles(rows, 32 if is_gated else 64, BLOCK_K, 4 if rows < _MOST_ROWS else 3)
     if rows < _MOST_ROWS or weight.values.element_size() > 2:
-        return Tiles(rows, 32, BLOCK_K, 4)
-    return Tiles(rows, 64 if is_gated else 128, BLOCK_K // 2, 3)
+        return ExpertTiles(rows, 32, BLOCK_K, 4)
+    return ExpertTiles(rows, 64 if is_gated else 128, BLOCK_K // 2, 3)
 
 
 def multiply(
@@ -162,7 +162,7 @@ def multiply(
     routing: Routing,
     activation: str | None,
     out: Tensor,
-    tiles: Tiles,
+    tiles: ExpertTiles,
 ) -> None:
     """What each expert makes of its rows, in float32, rounded once.
 

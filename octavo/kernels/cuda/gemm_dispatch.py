@@ -36,7 +36,7 @@ class GemmKind(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Conditions:
+class GemmConditions:
     """What decides beside the weight and the rows.
 
     Args:
@@ -53,7 +53,7 @@ class Conditions:
     activations: str = "auto"
 
 
-def gemm_kind(weight: DeviceWeight, num_rows: int, conditions: Conditions) -> GemmKind:
+def gemm_kind(weight: DeviceWeight, num_rows: int, conditions: GemmConditions) -> GemmKind:
     """How so many rows are multiplied with a weight."""
     if isinstance(weight, JoinedWeight):
         return GemmKind.PARTS
@@ -75,21 +75,23 @@ def _few_rows(weight: W4Weight | W8Weight) -> int:
     return FEW_DENSE_ROWS if is_odd else FEW_CODED_ROWS
 
 
-def multiplied_as(weight: DeviceWeight, conditions: Conditions) -> torch.dtype:
+def multiplied_as(weight: DeviceWeight, conditions: GemmConditions) -> torch.dtype:
     """The type in which the rows of a long prompt are multiplied with a weight."""
-    way = gemm_kind(weight, 512, conditions)
-    return {GemmKind.FP8: torch.float8_e4m3fn, GemmKind.INT8: torch.int8}.get(way, conditions.dtype)
+    kind = gemm_kind(weight, 512, conditions)
+    return {GemmKind.FP8: torch.float8_e4m3fn, GemmKind.INT8: torch.int8}.get(
+        kind, conditions.dtype
+    )
 
 
 def table(
-    conditions: Conditions, rows: tuple[int, ...] = (1, 16, 64, 512)
+    conditions: GemmConditions, rows: tuple[int, ...] = (1, 16, 64, 512)
 ) -> Iterator[tuple[str, list[GemmKind]]]:
     """For each kind of weight its format, and how it is multiplied with so many rows."""
     for weight in _of_each_kind(conditions.dtype):
         yield weight.format, [gemm_kind(weight, num, conditions) for num in rows]
 
 
-def _in_8_bits(weight: W4Weight | W8Weight, conditions: Conditions) -> GemmKind | None:
+def _in_8_bits(weight: W4Weight | W8Weight, conditions: GemmConditions) -> GemmKind | None:
     """FP8 where the GPU multiplies it, and int8, of rows with one scale each: the products of
     torch have results in bfloat16 alone, and take dimensions that are multiples of 16."""
     if isinstance(weight, W4Weight) or weight.group is not None:

@@ -20,14 +20,14 @@ import triton.language as tl
 from torch import Tensor
 
 from octavo.kernels.cuda.attention import GpuAttention
-from octavo.kernels.cuda.attention_plan import AttentionPlan, StepTables
+from octavo.kernels.cuda.attention_plan import GpuAttentionPlan, StepTables
 from octavo.kernels.cuda.kv_codes import kind_of, pointers
 from octavo.kernels.cuda.kv_write import store_vectors, turned
 from octavo.kernels.cuda.ops import LatentLayer, Rope
-from octavo.kernels.cuda.products import Norm
 from octavo.kernels.cuda.splits import add_product
 from octavo.kernels.cuda.weights import DenseWeight
 from octavo.kernels.kv_stores import KVStore
+from octavo.kernels.op_arguments import RowNorm
 
 _FEW_ROWS, _MANY_ROWS, _INVARIANT_ROWS = 16, 64, 32
 _BLOCK_N, _BLOCK_K = 64, 64
@@ -77,7 +77,7 @@ class GpuLatents:
         caches: tuple[KVStore, KVStore],
         layer: LatentLayer,
         attention: GpuAttention,
-        plan: AttentionPlan,
+        plan: GpuAttentionPlan,
         out: Tensor,
     ) -> None:
         """As :meth:`octavo.kernels.cuda.ops.LatentOps.attend_latents`."""
@@ -109,7 +109,7 @@ def write_latents(
     positions: Tensor,
     slots: Tensor,
     caches: tuple[KVStore, KVStore],
-    norm: Norm,
+    norm: RowNorm,
     rope: Rope,
     beside: Tensor,
 ) -> None:

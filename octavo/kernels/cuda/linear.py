@@ -26,7 +26,7 @@ from torch import Tensor
 
 from octavo.kernels.cuda.elementwise import activate
 from octavo.kernels.cuda.kv_codes import code_values
-from octavo.kernels.cuda.products import Around
+from octavo.kernels.cuda.products import GemmFusion
 from octavo.kernels.cuda.splits import (
     BLOCK_K,
     Tiling,
@@ -74,7 +74,7 @@ def tiling_of(
 
 
 def linear(
-    x: Tensor, weight: Matrix, out: Tensor, tiling: Tiling, workspace: Workspace, around: Around
+    x: Tensor, weight: Matrix, out: Tensor, tiling: Tiling, workspace: Workspace, fusion: GemmFusion
 ) -> None:
     """out = x @ weight.T, summed in float32.
 
@@ -87,14 +87,14 @@ def linear(
     """
     (num_rows, k), (num_rows_out, n) = x.shape, out.shape
     assert num_rows <= tiling.max_rows and num_rows_out == num_rows, (x.shape, out.shape)
-    assert weight.shape == (n if around.activation is None else 2 * n, k), (weight.shape, out.shape)
+    assert weight.shape == (n if fusion.activation is None else 2 * n, k), (weight.shape, out.shape)
     assert x.stride(1) == out.stride(1) == 1
-    assert around.norm is None or x.dtype != torch.float16
+    assert fusion.norm is None or x.dtype != torch.float16
     workspace.check(tiling)
     if num_rows == 0:
         return
     kind, group, values, scales, mins = parts_of(weight, x.dtype)
-    norm = around.norm
+    norm = fusion.norm
     _linear[tiling.grid(num_rows)](
         x,
         x.stride(0),
@@ -103,7 +103,7 @@ def linear(
         scales,
         mins,
         0 if scales is None else scales.stride(0),
-        around.bias,
+        fusion.bias,
         None if norm is None else norm.weight,
         0.0 if norm is None else norm.eps,
         out,
@@ -116,8 +116,8 @@ def linear(
         tiling.split_k,
         KIND=kind,
         GROUP=group,
-        ACTIVATION=around.activation,
-        ACCUMULATE=around.accumulate,
+        ACTIVATION=fusion.activation,
+        ACCUMULATE=fusion.accumulate,
         ROWS=tiling.rows,
         BLOCK_N=tiling.block_n,
         BLOCK_K=tiling.block_k,

@@ -16,19 +16,19 @@ import triton.language as tl
 from torch import Tensor
 
 from octavo.kernels.cuda.elementwise import CODE_TYPES, to_codes
-from octavo.kernels.cuda.products import Norm
+from octavo.kernels.op_arguments import RowNorm
 
 MAX_WIDTH = 16384  # what the registers of a program hold
 
 
 def rmsnorm(
     x: Tensor,
-    norm: Norm,
+    norm: RowNorm,
     out: Tensor,
     *,
     residual: Tensor | None = None,
     total: Tensor | None = None,
-    norm_before_add: Norm | None = None,
+    norm_before_add: RowNorm | None = None,
     rows: Tensor | None = None,
     scales: Tensor | None = None,
 ) -> None:
@@ -78,7 +78,7 @@ def rmsnorm(
     )
 
 
-def layernorm(x: Tensor, norm: Norm, bias: Tensor | None, out: Tensor) -> None:
+def layernorm(x: Tensor, norm: RowNorm, bias: Tensor | None, out: Tensor) -> None:
     """out = (x - mean) / sqrt(mean((x - mean)^2) + eps) * weight + bias over rows [T, K], in
     float32, rounded once at the end; they may be farther apart than K."""
     num_rows, width = out.shape

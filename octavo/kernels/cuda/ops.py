@@ -1,6 +1,6 @@
 """What a fused step on a GPU takes, and the ops that its phases call.
 
-A :class:`FusedOps` computes on tensors that are there already: it allocates nothing, waits for
+A :class:`StepOps` computes on tensors that are there already: it allocates nothing, waits for
 nothing, and launches what shapes alone decide, so that a step can be captured in a CUDA graph.
 ``triton_ops.py`` has that of the kernels, ``plain_ops.py`` its slow twin in plain torch, which runs
 anywhere and need not keep these promises.
@@ -18,9 +18,10 @@ from typing import Protocol, runtime_checkable
 from torch import Tensor
 
 from octavo.kernels.cuda.attention_plan import Scoring, StepTables
-from octavo.kernels.cuda.products import Norm, Products
+from octavo.kernels.cuda.products import Products
 from octavo.kernels.cuda.weights import DeviceWeight
 from octavo.kernels.kv_stores import KVStore
+from octavo.kernels.op_arguments import RowNorm
 from octavo.kernels.routing import Routing
 
 
@@ -68,7 +69,7 @@ class LatentLayer:
     """What a layer of latent attention has of its own: as the reference ops take it."""
 
     kv_b: DeviceWeight
-    norm: Norm
+    norm: RowNorm
     rope: Rope
     scale: float
 
@@ -116,7 +117,7 @@ class Attend(Protocol):
         ...
 
 
-class FusedOps(Protocol):
+class StepOps(Protocol):
     """Results are rounded to the type of the tensor that takes them, sums are in float32.
 
     Tensors [T, K] may be columns of wider ones; the last dimension is contiguous.
@@ -127,12 +128,18 @@ class FusedOps(Protocol):
         """Who multiplies with weights, and reads their rows."""
         ...
 
-    def norm(self, x: Tensor, norm: Norm, out: Tensor, rows: Tensor | None = None) -> None:
+    def norm(self, x: Tensor, norm: RowNorm, out: Tensor, rows: Tensor | None = None) -> None:
         """out [R, K] = the rmsnorm of x [T, K]; of its ``rows`` (int32 [R]) if there are some."""
         ...
 
     def add_norm(
-        self, x: Tensor, y: Tensor, y_norm: Norm | None, total: Tensor, norm: Norm, out: Tensor
+        self,
+        x: Tensor,
+        y: Tensor,
+        y_norm: RowNorm | None,
+        total: Tensor,
+        norm: RowNorm,
+        out: Tensor,
     ) -> None:
         """total = x + y, y being normed before if there is a norm for it, and out = norm(total);
         all of them [T, K]."""
@@ -142,7 +149,7 @@ class FusedOps(Protocol):
         """out = activation(gate) * up, [T, F]; "silu", "gelu_tanh" or "gelu_erf"."""
         ...
 
-    def layernorm(self, x: Tensor, norm: Norm, bias: Tensor | None, out: Tensor) -> None:
+    def layernorm(self, x: Tensor, norm: RowNorm, bias: Tensor | None, out: Tensor) -> None:
         """out [T, K] = the layernorm of x [T, K]."""
         ...
 

@@ -19,17 +19,17 @@ from octavo.kernels.cuda.ops import (
     Rope,
     StepTensors,
 )
-from octavo.kernels.cuda.products import ACTIVATIONS, Norm, PlainProducts
+from octavo.kernels.cuda.products import ACTIVATIONS, PlainProducts
 from octavo.kernels.experts import add_up, clamped_swiglu, route
 from octavo.kernels.kv_stores import KVStore
-from octavo.kernels.op_arguments import Rotation, RowNorm
+from octavo.kernels.op_arguments import RopeArguments, RowNorm
 from octavo.kernels.routing import CLAMPED_SWIGLU
 
 _GATES = {**ACTIVATIONS, CLAMPED_SWIGLU: clamped_swiglu}
 
 
 class PlainOps:
-    """See :class:`octavo.kernels.cuda.ops.FusedOps`, and ``LatentOps``."""
+    """See :class:`octavo.kernels.cuda.ops.StepOps`, and ``LatentOps``."""
 
     def __init__(self) -> None:
         self.products = PlainProducts()
@@ -37,11 +37,17 @@ class PlainOps:
     def reset(self) -> None:
         self.products.reset()
 
-    def norm(self, x: Tensor, norm: Norm, out: Tensor, rows: Tensor | None = None) -> None:
+    def norm(self, x: Tensor, norm: RowNorm, out: Tensor, rows: Tensor | None = None) -> None:
         out.copy_(_normed(x if rows is None else x[rows], norm))
 
     def add_norm(
-        self, x: Tensor, y: Tensor, y_norm: Norm | None, total: Tensor, norm: Norm, out: Tensor
+        self,
+        x: Tensor,
+        y: Tensor,
+        y_norm: RowNorm | None,
+        total: Tensor,
+        norm: RowNorm,
+        out: Tensor,
     ) -> None:
         total.copy_(x + (y if y_norm is None else _normed(y, y_norm)))
         out.copy_(_normed(total, norm))
@@ -49,7 +55,7 @@ class PlainOps:
     def activate(self, gate: Tensor, up: Tensor, activation: str, out: Tensor) -> None:
         out.copy_(ACTIVATIONS[activation](gate.float(), up.float()))
 
-    def layernorm(self, x: Tensor, norm: Norm, bias: Tensor | None, out: Tensor) -> None:
+    def layernorm(self, x: Tensor, norm: RowNorm, bias: Tensor | None, out: Tensor) -> None:
         out.copy_(reference.layernorm(x, norm.weight, bias, norm.eps))
 
     def activate_alone(self, x: Tensor, activation: str, out: Tensor) -> None:
@@ -102,7 +108,7 @@ class PlainOps:
         heads = qkv.unflatten(1, (-1, head_dim))
         q, k, v = heads.split([num_heads, num_kv_heads, num_kv_heads], dim=1)
         if norms is not None:
-            q, k = _normed(q, Norm(norms.q, norms.eps)), _normed(k, Norm(norms.k, norms.eps))
+            q, k = _normed(q, RowNorm(norms.q, norms.eps)), _normed(k, RowNorm(norms.k, norms.eps))
         if rope is not None:
             q, k = reference.rope(q, k, step.positions, rope.cos_sin, rope.interleaved)
         q_out.copy_(q)
@@ -125,8 +131,8 @@ class PlainOps:
         is_written = slots >= 0
         reference.store_latents(
             ckv[is_written],
-            RowNorm(*layer.norm),
-            Rotation(step.positions[is_written], rope.cos_sin, rope.interleaved),
+            layer.norm,
+            RopeArguments(step.positions[is_written], rope.cos_sin, rope.interleaved),
             latents,
             rotated,
             slots[is_written].long(),
@@ -135,7 +141,7 @@ class PlainOps:
         if plan is None:
             out.zero_()
             return
-        rotation = Rotation(step.positions, rope.cos_sin, rope.interleaved)
+        rotation = RopeArguments(step.positions, rope.cos_sin, rope.interleaved)
         kv_b = layer.kv_b.dense(q.dtype)
         out.copy_(
             reference.latent_attention(q, kv_b, rotation, latents, rotated, plan, layer.scale)
@@ -203,5 +209,5 @@ def _by_expert(
     return list(zip(matrix.chunk(num_experts), biases, strict=True))
 
 
-def _normed(x: Tensor, norm: Norm) -> Tensor:
+def _normed(x: Tensor, norm: RowNorm) -> Tensor:
     return reference.rmsnorm(x, norm.weight, norm.eps)

@@ -10,13 +10,14 @@ torch, for any device, and those of ``triton_products.py`` are of kernels.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from octavo.kernels import reference
 from octavo.kernels.cuda.weights import DeviceWeight
+from octavo.kernels.op_arguments import RowNorm
 
 ACTIVATIONS = {
     "silu": reference.silu_mul,
@@ -25,15 +26,8 @@ ACTIVATIONS = {
 }
 
 
-class Norm(NamedTuple):
-    """An rmsnorm: its weight [K], to which Gemma's 1 has been added, and the epsilon."""
-
-    weight: Tensor
-    eps: float
-
-
 @dataclass(frozen=True, slots=True)
-class Around:
+class GemmFusion:
     """What is done before a product, and behind it; nothing, if nothing is said.
 
     Args:
@@ -43,7 +37,7 @@ class Around:
         accumulate: the product is added to what is in ``out``, the residual stream.
     """
 
-    norm: Norm | None = None
+    norm: RowNorm | None = None
     bias: Tensor | None = None
     activation: str | None = None
     accumulate: bool = False
@@ -52,7 +46,7 @@ class Around:
 class Products(Protocol):
     """Who multiplies, with what memory that takes. One stream's: it is used again and again."""
 
-    def linear(self, x: Tensor, weight: DeviceWeight, out: Tensor, around: Around) -> None:
+    def linear(self, x: Tensor, weight: DeviceWeight, out: Tensor, fusion: GemmFusion) -> None:
         """out = x @ weight.T, and what is around it.
 
         x [T, K] and out [T, N], or [T, N / 2] with an activation: of float types, rows may be
@@ -72,14 +66,14 @@ class Products(Protocol):
 class PlainProducts:
     """In float32, and rounded once at the end: what all others are measured against."""
 
-    def linear(self, x: Tensor, weight: DeviceWeight, out: Tensor, around: Around) -> None:
+    def linear(self, x: Tensor, weight: DeviceWeight, out: Tensor, fusion: GemmFusion) -> None:
         values = x.float()
-        if around.norm is not None:
-            values = reference.rmsnorm(values, around.norm.weight.float(), around.norm.eps)
-        made = reference.linear(values, weight.dense(torch.float32), around.bias)
-        if around.activation is not None:
-            made = ACTIVATIONS[around.activation](*made.chunk(2, dim=1))
-        out.copy_(out + made if around.accumulate else made)
+        if fusion.norm is not None:
+            values = reference.rmsnorm(values, fusion.norm.weight.float(), fusion.norm.eps)
+        made = reference.linear(values, weight.dense(torch.float32), fusion.bias)
+        if fusion.activation is not None:
+            made = ACTIVATIONS[fusion.activation](*made.chunk(2, dim=1))
+        out.copy_(out + made if fusion.accumulate else made)
 
     def rows(self, weight: DeviceWeight, ids: Tensor, out: Tensor) -> None:
         out.copy_(weight.dense(torch.float32)[ids])

@@ -31,7 +31,7 @@ from torch import Tensor
 
 from octavo.kernels.cuda import sampling
 from octavo.kernels.cuda.sampler_cuts import CutScratch, pick_cut
-from octavo.kernels.cuda.sampler_logprobs import JudgeScratch, judge
+from octavo.kernels.cuda.sampler_logprobs import LogprobScratch, write_logprobs
 from octavo.kernels.cuda.sampler_parts import (
     CHUNK,
     LogitsOf,
@@ -90,12 +90,12 @@ class TritonSampler:
         num_chunks = triton.cdiv(vocab_size, CHUNK)
         self._scratch = _Scratch.allocate(max_rows, num_chunks, device)
         self._cuts = CutScratch.allocate(max_rows, vocab_size, num_chunks, device)
-        self._judging = JudgeScratch.allocate(max_rows, num_chunks, device)
+        self._logprobs = LogprobScratch.allocate(max_rows, num_chunks, device)
 
     @property
     def nbytes(self) -> int:
         """Of the memory that it keeps."""
-        parts = self._scratch, self._cuts, self._judging
+        parts = self._scratch, self._cuts, self._logprobs
         return sum(getattr(part, f.name).nbytes for part in parts for f in fields(part))
 
     def sample(
@@ -106,7 +106,7 @@ class TritonSampler:
         scratch = self._scratch
         assert logits.dtype == torch.float32 and logits.stride(1) == 1
         assert triton.cdiv(vocab_size, CHUNK) == scratch.weights.shape[1]
-        assert num_rows <= min(len(scratch.weights), len(rows.records), len(out.judged))
+        assert num_rows <= min(len(scratch.weights), len(rows.records), len(out.logprobs))
         if num_rows == 0:
             return
         logits_of, blocks = LogitsOf.rows(logits, rows, asked), block_sizes(vocab_size)
@@ -119,14 +119,14 @@ class TritonSampler:
             _find_peaks[grid](*logits_of, *peaks, **blocks)
         _sum_weights[grid](*logits_of, peaks[0], scratch.weights, **blocks)
         chunks = raw[0], *peaks, scratch.weights
-        given = out.status, out.token_ids, rows.seats, rows.last_tokens
+        given = out.status, out.token_ids, rows.slots, rows.last_tokens
         _pick[(num_rows,)](*logits_of, *chunks, *given, **blocks)
         if asked.cuts:
             pick_cut(logits_of, peaks[0], *given, self._cuts, has_typical=asked.typical)
         if originals is not None:
             _undo(logits, rows, originals)
         if asked.num_top is not None:
-            judge(logits_of, raw[0], out, asked.num_top, self._judging)
+            write_logprobs(logits_of, raw[0], out, asked.num_top, self._logprobs)
 
     def resolve(self, token_ids: Tensor, last_tokens: Tensor) -> None:
         """As ``DeviceSampler.resolve``."""
@@ -194,7 +194,7 @@ def _pick(
     weights,
     status,
     token_ids,
-    seats,
+    slots,
     last_tokens,
     CHUNK: tl.constexpr,
     CHUNKS: tl.constexpr,
@@ -221,7 +221,7 @@ def _pick(
             token = tl.load(ids + row * num_chunks + likeliest)
     tl.store(status + row, state)
     tl.store(token_ids + row, token)
-    remember(last_tokens, seats, row, token)
+    remember(last_tokens, slots, row, token)
 
 
 @triton.jit

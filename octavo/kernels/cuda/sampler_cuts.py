@@ -93,7 +93,7 @@ def pick_cut(
     peaks: Tensor,
     status: Tensor,
     token_ids: Tensor,
-    seats: Tensor,
+    slots: Tensor,
     last_tokens: Tensor,
     scratch: CutScratch,
     *,
@@ -116,7 +116,7 @@ def pick_cut(
     of_lists = vocab_size, logits_of.records, status, *listed
     if has_typical:
         _keep_typical[(num_rows,)](*of_lists, BLOCK=_BLOCK, num_warps=16)
-    given = token_ids, seats, last_tokens
+    given = token_ids, slots, last_tokens
     _pick_cut[(num_rows,)](*of_lists, *given, BLOCK=_BLOCK, num_warps=16)
 
 
@@ -237,7 +237,7 @@ def _pick_cut(
     listed,
     ids,
     token_ids,
-    seats,
+    slots,
     last_tokens,
     BLOCK: tl.constexpr,
 ):
@@ -262,7 +262,7 @@ def _pick_cut(
             place = _place_of(values, length, 0, target, 0.0, _BY_ID, BLOCK)
         token = tl.load(ids + row * vocab_size + place)
         tl.store(token_ids + row, token)
-        remember(last_tokens, seats, row, token)
+        remember(last_tokens, slots, row, token)
 
 
 @triton.jit

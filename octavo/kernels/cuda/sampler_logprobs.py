@@ -29,7 +29,7 @@ from octavo.kernels.cuda.sampling import SampledTokens
 _WIDTH = triton.next_power_of_2(sampling.MAX_TOP)  # of a chunk's keys, in memory
 
 _LOGPROBS = tl.constexpr(sampling.LOGPROBS)
-_WORDS = tl.constexpr(sampling.JUDGED_WORDS)
+_WORDS = tl.constexpr(sampling.LOGPROB_WORDS)
 _TOTAL = tl.constexpr(sampling.TOTAL)
 _PEAK = tl.constexpr(sampling.PEAK)
 _LOGIT = tl.constexpr(sampling.LOGIT)
@@ -42,7 +42,7 @@ _GREATEST = tl.constexpr(2**63 - 1)
 
 
 @dataclass(frozen=True, slots=True)
-class JudgeScratch:
+class LogprobScratch:
     """What is found of each chunk of each row."""
 
     weights: Tensor  # int64 [rows, chunks]: sums of 2^44 exp(logit - peak of the row)
@@ -59,14 +59,14 @@ class JudgeScratch:
         )
 
 
-def judge(
+def write_logprobs(
     logits_of: LogitsOf,
     peaks: Tensor,
     out: SampledTokens,
     num_top: int,
-    scratch: JudgeScratch,
+    scratch: LogprobScratch,
 ) -> None:
-    """Write ``out.judged`` of the rows that ask and have a token.
+    """Write ``out.logprobs`` of the rows that ask and have a token.
 
     Args:
         peaks: float32 [R, chunks], of those logits.
@@ -75,12 +75,12 @@ def judge(
     blocks = {"WIDTH": _WIDTH, **block_sizes(vocab_size)}
     row = *logits_of.unmasked(), peaks, *out.answers, num_top
     found = scratch.weights, scratch.ranks, scratch.keys
-    _judge_chunk[(num_rows, scratch.weights.shape[1])](*row, *found, **blocks)
-    _judge_row[(num_rows,)](*row, *found, out.judged, **blocks)
+    _logprobs_of_chunk[(num_rows, scratch.weights.shape[1])](*row, *found, **blocks)
+    _logprobs_of_row[(num_rows,)](*row, *found, out.logprobs, **blocks)
 
 
 @triton.jit(do_not_specialize=["mask_stride", "num_top"])
-def _judge_chunk(
+def _logprobs_of_chunk(
     logits,
     stride,
     vocab_size,
@@ -116,7 +116,7 @@ def _judge_chunk(
 
 
 @triton.jit(do_not_specialize=["mask_stride", "num_top"])
-def _judge_row(
+def _logprobs_of_row(
     logits,
     stride,
     vocab_size,
@@ -131,14 +131,14 @@ def _judge_row(
     weights,
     ranks,
     keys,
-    judged,
+    logprobs,
     WIDTH: tl.constexpr,
     CHUNK: tl.constexpr,
     CHUNKS: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
     if (int_of(records, row, _LOGPROBS) >= 0) & (tl.load(status + row) == _HAS_TOKEN):
-        out = judged + row * _WORDS
+        out = logprobs + row * _WORDS
         total, _ = total_of(weights, row, num_chunks, CHUNKS)
         tl.store(out + _TOTAL, total.to(tl.int32))
         tl.store(out + _TOTAL + 1, (total >> 32).to(tl.int32))

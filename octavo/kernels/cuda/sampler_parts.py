@@ -183,7 +183,7 @@ def exceeds(weights, target):
 
 
 @triton.jit
-def remember(last_tokens, seats, row, token):
+def remember(last_tokens, slots, row, token):
     """At a row's seat, if it has one."""
-    seat = tl.load(seats + row)
-    tl.store(last_tokens + seat, token, mask=seat >= 0)
+    slot = tl.load(slots + row)
+    tl.store(last_tokens + slot, token, mask=slot >= 0)

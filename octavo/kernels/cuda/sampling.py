@@ -34,7 +34,7 @@ HAS_TOKEN, BAD_LOGITS, OVERFLOW, NO_TOKEN_LEFT = range(4)
 TOTAL, PEAK, LOGIT, RANK = 0, 2, 3, 4  # int64, float32, float32, int32
 MAX_TOP = 20  # most likely tokens
 TOP_IDS, TOP_LOGITS = 6, 6 + MAX_TOP  # int32, float32; the fifth word is nobody's
-JUDGED_WORDS = 6 + 2 * MAX_TOP
+LOGPROB_WORDS = 6 + 2 * MAX_TOP
 
 
 class Asked(NamedTuple):
@@ -52,13 +52,13 @@ class Asked(NamedTuple):
 class SamplingTensors:
     """How each of R rows becomes a token, on the device.
 
-    ``records``, ``seats`` and ``last_tokens`` stay where they are. ``masks`` and the edits are as
+    ``records``, ``slots`` and ``last_tokens`` stay where they are. ``masks`` and the edits are as
     large as a step wants them, so that a graph which has captured them holds for that step alone;
     the edits are of the R rows that are sampled, without padding.
     """
 
     records: Tensor  # int32 [R, RECORD_WORDS]
-    seats: Tensor  # int32 [R]: where the token of a row is remembered, -1 for nowhere
+    slots: Tensor  # int32 [R]: where the token of a row is remembered, -1 for nowhere
     last_tokens: Tensor  # int32 [seats + 1], of which the last is where nobody looks
     masks: Tensor | None = None  # int32 [M, at least V / 32]: bits of tokens that may come
     edit_starts: Tensor | None = None  # int32 [R + 1]: where the edits of each row begin
@@ -73,12 +73,12 @@ class SampledTokens:
     """What became of R rows or more."""
 
     answers: Tensor  # int32 [2, R]: token ids, 0 where there is none; HAS_TOKEN, or why not
-    judged: Tensor  # int32 [R, JUDGED_WORDS], written for the rows that ask for log-probabilities
+    logprobs: Tensor  # int32 [R, JUDGED_WORDS], written for the rows that ask for log-probabilities
 
     @classmethod
     def allocate(cls, num_rows: int, device: torch.device | str) -> Self:
         answers = torch.zeros((2, num_rows), dtype=torch.int32, device=device)
-        return cls(answers, torch.zeros(num_rows, JUDGED_WORDS, dtype=torch.int32, device=device))
+        return cls(answers, torch.zeros(num_rows, LOGPROB_WORDS, dtype=torch.int32, device=device))
 
     @property
     def token_ids(self) -> Tensor:

@@ -17,7 +17,7 @@ from octavo.kernels.cuda.activations import (
 from octavo.kernels.cuda.attention import GpuAttention
 from octavo.kernels.cuda.attention_plan import AttentionLimits, Gpu, HeadShape, Scoring
 from octavo.kernels.cuda.expert_products import ExpertProducts, ExpertSizes
-from octavo.kernels.cuda.gemm_dispatch import Conditions
+from octavo.kernels.cuda.gemm_dispatch import GemmConditions
 from octavo.kernels.cuda.kv_codes import kind_of
 from octavo.kernels.cuda.kv_write import write_kv
 from octavo.kernels.cuda.latents import GpuLatents, LatentSizes
@@ -31,15 +31,16 @@ from octavo.kernels.cuda.ops import (
     Rope,
     StepTensors,
 )
-from octavo.kernels.cuda.products import Norm, Products
-from octavo.kernels.cuda.triton_products import TritonProducts, Use
+from octavo.kernels.cuda.products import Products
+from octavo.kernels.cuda.triton_products import TritonProducts, WeightUse
 from octavo.kernels.cuda.weights import DeviceWeight
 from octavo.kernels.fused_ops import FusedOp, WeightRef
 from octavo.kernels.kv_stores import KVStore
+from octavo.kernels.op_arguments import RowNorm
 
 
 class TritonOps:
-    """See :class:`octavo.kernels.cuda.ops.FusedOps`, and ``LatentOps``.
+    """See :class:`octavo.kernels.cuda.ops.StepOps`, and ``LatentOps``.
 
     Args:
         products: who multiplies; has memory for what a product leaves between its launches.
@@ -57,18 +58,24 @@ class TritonOps:
         self.products = products
         self._attention, self._experts, self._latents = attention, experts, latents
 
-    def norm(self, x: Tensor, norm: Norm, out: Tensor, rows: Tensor | None = None) -> None:
+    def norm(self, x: Tensor, norm: RowNorm, out: Tensor, rows: Tensor | None = None) -> None:
         rmsnorm(x, norm, out, rows=rows)
 
     def add_norm(
-        self, x: Tensor, y: Tensor, y_norm: Norm | None, total: Tensor, norm: Norm, out: Tensor
+        self,
+        x: Tensor,
+        y: Tensor,
+        y_norm: RowNorm | None,
+        total: Tensor,
+        norm: RowNorm,
+        out: Tensor,
     ) -> None:
         rmsnorm(y, norm, out, residual=x, total=total, norm_before_add=y_norm)
 
     def activate(self, gate: Tensor, up: Tensor, activation: str, out: Tensor) -> None:
         activation_mul_apart(gate, up, out, activation)
 
-    def layernorm(self, x: Tensor, norm: Norm, bias: Tensor | None, out: Tensor) -> None:
+    def layernorm(self, x: Tensor, norm: RowNorm, bias: Tensor | None, out: Tensor) -> None:
         layernorm(x, norm, bias, out)
 
     def activate_alone(self, x: Tensor, activation: str, out: Tensor) -> None:
@@ -154,7 +161,7 @@ class TritonOps:
 
 
 def create_triton_ops(
-    phases: Sequence[FusedOp],
+    ops: Sequence[FusedOp],
     weight_of: Callable[[Sequence[WeightRef]], DeviceWeight],
     kv_cache: LayerStores,
     dtype: torch.dtype,
@@ -173,59 +180,59 @@ def create_triton_ops(
     Args:
         attention: of steps in which sequences have few tokens.
         is_invariant: what a token becomes has the same bits whatever other tokens there are.
-        activations: as in ``Conditions``.
+        activations: as in ``GemmConditions``.
     """
-    uses = _uses(phases, weight_of, max_tokens, max_rows)
-    conditions = Conditions(gpu, dtype, is_invariant, activations)
+    uses = _uses(ops, weight_of, max_tokens, max_rows)
+    conditions = GemmConditions(gpu, dtype, is_invariant, activations)
     products = TritonProducts(uses, conditions, device)
-    kinds = _head_shapes(phases, kv_cache, dtype)
-    experts = ExpertProducts(_expert_sizes(phases), max_tokens, dtype, device, is_invariant)
+    kinds = _head_shapes(ops, kv_cache, dtype)
+    experts = ExpertProducts(_expert_sizes(ops), max_tokens, dtype, device, is_invariant)
     gpu_attention = GpuAttention(kinds, attention, gpu, device, is_invariant)
-    latents = GpuLatents(_latent_sizes(phases), max_tokens, dtype, device, is_invariant)
+    latents = GpuLatents(_latent_sizes(ops), max_tokens, dtype, device, is_invariant)
     return TritonOps(products, gpu_attention, experts, latents)
 
 
 def _uses(
-    phases: Sequence[FusedOp],
+    ops: Sequence[FusedOp],
     weight_of: Callable[[Sequence[WeightRef]], DeviceWeight],
     max_tokens: int,
     max_rows: int,
-) -> Iterator[Use]:
-    for phase in phases:
-        if isinstance(phase, fused_ops.FusedLinear):
-            weight = weight_of([segment.weight for segment in phase.segments])
-            yield Use(weight, max_tokens, gated=phase.activation is not None)
-        elif isinstance(phase, fused_ops.FusedHead):
-            yield Use(weight_of([phase.weight]), max_rows)
+) -> Iterator[WeightUse]:
+    for op in ops:
+        if isinstance(op, fused_ops.FusedLinear):
+            weight = weight_of([segment.weight for segment in op.segments])
+            yield WeightUse(weight, max_tokens, gated=op.activation is not None)
+        elif isinstance(op, fused_ops.FusedHead):
+            yield WeightUse(weight_of([op.weight]), max_rows)
 
 
-def _expert_sizes(phases: Sequence[FusedOp]) -> Iterator[ExpertSizes]:
-    for phase in phases:
-        if isinstance(phase, fused_ops.FusedExperts):
-            inner, width = phase.experts[0].gate.shape
-            yield ExpertSizes(phase.routing, inner, width)
+def _expert_sizes(ops: Sequence[FusedOp]) -> Iterator[ExpertSizes]:
+    for op in ops:
+        if isinstance(op, fused_ops.FusedExperts):
+            inner, width = op.experts[0].gate.shape
+            yield ExpertSizes(op.routing, inner, width)
 
 
-def _latent_sizes(phases: Sequence[FusedOp]) -> Iterator[LatentSizes]:
-    for phase in phases:
-        if isinstance(phase, fused_ops.FusedLatentAttention):
-            yield LatentSizes(phase.q.shape[0], phase.kv_b.shape[1], phase.rope.rotary_dim)
+def _latent_sizes(ops: Sequence[FusedOp]) -> Iterator[LatentSizes]:
+    for op in ops:
+        if isinstance(op, fused_ops.FusedLatentAttention):
+            yield LatentSizes(op.q.shape[0], op.kv_b.shape[1], op.rope.rotary_dim)
 
 
 def _head_shapes(
-    phases: Sequence[FusedOp], kv_cache: LayerStores, dtype: torch.dtype
+    ops: Sequence[FusedOp], kv_cache: LayerStores, dtype: torch.dtype
 ) -> set[HeadShape]:
     """Of all layers. ConfigError if no kernel reads what their keys and values are kept as."""
     shapes = set()
-    for phase in phases:
-        if not isinstance(phase, fused_ops.MIXERS):
+    for op in ops:
+        if not isinstance(op, fused_ops.MIXERS):
             continue
-        stores = kv_cache.layer(phase.layer)
+        stores = kv_cache.layer(op.layer)
         for store in stores:
             kind_of(store)
-        if isinstance(phase, fused_ops.FusedAttention):
-            shapes.add(HeadShape.of(torch.empty(0, *phase.q.shape, dtype=dtype), *stores))
+        if isinstance(op, fused_ops.FusedAttention):
+            shapes.add(HeadShape.of(torch.empty(0, *op.q.shape, dtype=dtype), *stores))
         else:
-            heads = phase.q.shape[0], phase.kv_b.shape[1]
+            heads = op.q.shape[0], op.kv_b.shape[1]
             shapes.add(HeadShape.of_latents(torch.empty(0, *heads, dtype=dtype), *stores))
     return shapes

@@ -15,15 +15,16 @@ from octavo.kernels.cuda.dequantize import dequantize, room_for
 from octavo.kernels.cuda.gemm_dispatch import (
     FEW_CODED_ROWS,
     FEW_DENSE_ROWS,
-    Conditions,
+    GemmConditions,
     GemmKind,
     gemm_kind,
 )
 from octavo.kernels.cuda.linear import linear, tiling_of
 from octavo.kernels.cuda.norms import rmsnorm
-from octavo.kernels.cuda.products import Around, Norm
+from octavo.kernels.cuda.products import GemmFusion
 from octavo.kernels.cuda.splits import Tiling, Workspace
 from octavo.kernels.cuda.weights import DenseWeight, DeviceWeight, JoinedWeight, W4Weight, W8Weight
+from octavo.kernels.op_arguments import RowNorm
 
 # Products of more rows are several: what lies between a norm, a product and an activation is no
 # larger than for these.
@@ -38,7 +39,7 @@ FAST_SUMS = False
 
 
 @dataclass(frozen=True, slots=True)
-class Use:
+class WeightUse:
     """What a weight is multiplied with at most: so many rows, with an activation behind it or
     without."""
 
@@ -57,8 +58,8 @@ class TritonProducts:
 
     def __init__(
         self,
-        uses: Iterable[Use],
-        conditions: Conditions,
+        uses: Iterable[WeightUse],
+        conditions: GemmConditions,
         device: torch.device | str,
     ):
         self._conditions, dtype = conditions, conditions.dtype
@@ -87,11 +88,11 @@ class TritonProducts:
         """See ``Products``."""
         self._workspace.counters.zero_()
 
-    def linear(self, x: Tensor, weight: DeviceWeight, out: Tensor, around: Around) -> None:
+    def linear(self, x: Tensor, weight: DeviceWeight, out: Tensor, fusion: GemmFusion) -> None:
         """See ``Products``. A residual is added to without an activation."""
-        assert around.activation is None or not around.accumulate
+        assert fusion.activation is None or not fusion.accumulate
         for rows in _evenly(len(x), PIECE_ROWS):
-            self._piece(x[rows], weight, out[rows], around)
+            self._piece(x[rows], weight, out[rows], fusion)
 
     def rows(self, weight: DeviceWeight, ids: Tensor, out: Tensor) -> None:
         """See ``Products``. ``out`` is of the type of the weight, if that is of floats."""
@@ -101,89 +102,91 @@ class TritonProducts:
             assert isinstance(weight, W4Weight | W8Weight), weight.format
             dequantize(weight, out, ids)
 
-    def _prepare(self, use: Use, needs: _Needs) -> None:
+    def _prepare(self, use: WeightUse, needs: _Needs) -> None:
         """Cut what is cut, and note what memory a use takes."""
         weight, (n, k), most = use.weight, use.weight.shape, min(use.max_rows, PIECE_ROWS)
         num_processors = self._conditions.gpu.num_processors
         for rows in _rows_to_look_at(most):
-            way = gemm_kind(weight, rows, self._conditions)
-            if way in (GemmKind.FUSED, GemmKind.TILES):
+            kind = gemm_kind(weight, rows, self._conditions)
+            if kind in (GemmKind.FUSED, GemmKind.TILES):
                 assert isinstance(weight, DenseWeight | W4Weight | W8Weight)
-                key, tiles = self._key(way, weight, rows, use.gated), _num_row_tiles(way, most)
+                key, tiles = self._key(kind, weight, rows, use.gated), _num_row_tiles(kind, most)
                 self._tilings[key] = tiling_of(
                     weight, key[1], num_processors, gated=use.gated, row_tiles=tiles
                 )
                 needs.of_one_launch(rows, k, self._conditions.dtype)
             else:
-                needs.of_several(way, rows, n, k, use.gated)
+                needs.of_several(kind, rows, n, k, use.gated)
         if isinstance(weight, JoinedWeight):
             for part in weight.parts:
-                self._prepare(Use(part, use.max_rows), needs)
+                self._prepare(WeightUse(part, use.max_rows), needs)
 
     def _key(
-        self, way: GemmKind, weight: DeviceWeight, rows: int, gated: bool
+        self, kind: GemmKind, weight: DeviceWeight, rows: int, gated: bool
     ) -> tuple[int, int, bool]:
         """What tilings are looked up by: the weight, rows of a program, and an activation."""
-        if way is GemmKind.TILES:
+        if kind is GemmKind.TILES:
             of_program = _INVARIANT_ROWS
         else:
             of_program = max(FEW_DENSE_ROWS, triton.next_power_of_2(rows))
         return id(weight), of_program, gated
 
-    def _piece(self, x: Tensor, weight: DeviceWeight, out: Tensor, around: Around) -> None:
-        way = gemm_kind(weight, len(x), self._conditions)
-        if way in (GemmKind.FUSED, GemmKind.TILES):
-            self._in_one_launch(way, x, weight, out, around)
-        elif around.activation is None:
-            self._product(way, x, weight, out, around)
+    def _piece(self, x: Tensor, weight: DeviceWeight, out: Tensor, fusion: GemmFusion) -> None:
+        kind = gemm_kind(weight, len(x), self._conditions)
+        if kind in (GemmKind.FUSED, GemmKind.TILES):
+            self._in_one_launch(kind, x, weight, out, fusion)
+        elif fusion.activation is None:
+            self._product(kind, x, weight, out, fusion)
         else:
             wide = _room(self._wide, len(x), weight.shape[0])
-            self._product(way, x, weight, wide, replace(around, activation=None))
-            activation_mul(wide, out, around.activation)
+            self._product(kind, x, weight, wide, replace(fusion, activation=None))
+            activation_mul(wide, out, fusion.activation)
 
     def _in_one_launch(
-        self, way: GemmKind, x: Tensor, weight: DeviceWeight, out: Tensor, around: Around
+        self, kind: GemmKind, x: Tensor, weight: DeviceWeight, out: Tensor, fusion: GemmFusion
     ) -> None:
         if x.dtype == torch.float16:
-            x, around = self._norm(x, around.norm), replace(around, norm=None)
+            x, fusion = self._norm(x, fusion.norm), replace(fusion, norm=None)
         assert isinstance(weight, DenseWeight | W4Weight | W8Weight)
-        tiling = self._tilings[self._key(way, weight, len(x), around.activation is not None)]
+        tiling = self._tilings[self._key(kind, weight, len(x), fusion.activation is not None)]
         for rows in _slices(len(x), tiling.max_rows):
-            linear(x[rows], weight, out[rows], tiling, self._workspace, around)
+            linear(x[rows], weight, out[rows], tiling, self._workspace, fusion)
 
     def _product(
-        self, way: GemmKind, x: Tensor, weight: DeviceWeight, out: Tensor, around: Around
+        self, kind: GemmKind, x: Tensor, weight: DeviceWeight, out: Tensor, fusion: GemmFusion
     ) -> None:
         """In several launches, without an activation."""
-        if isinstance(weight, W8Weight) and way is GemmKind.FP8:
-            return self._in_fp8(x, weight, out, around)
-        if isinstance(weight, W8Weight) and way is GemmKind.INT8:
-            return self._in_int8(x, weight, out, around)
-        x = self._norm(x, around.norm)
+        if isinstance(weight, W8Weight) and kind is GemmKind.FP8:
+            return self._in_fp8(x, weight, out, fusion)
+        if isinstance(weight, W8Weight) and kind is GemmKind.INT8:
+            return self._in_int8(x, weight, out, fusion)
+        x = self._norm(x, fusion.norm)
         if isinstance(weight, DenseWeight):
-            _gemm(x, weight.values.t(), out, around.bias, around.accumulate)
+            _gemm(x, weight.values.t(), out, fusion.bias, fusion.accumulate)
         elif isinstance(weight, JoinedWeight):
             for outputs, part in _parts(weight):
-                bias = None if around.bias is None else around.bias[outputs]
-                self._piece(x, part, out[:, outputs], replace(around, norm=None, bias=bias))
+                bias = None if fusion.bias is None else fusion.bias[outputs]
+                self._piece(x, part, out[:, outputs], replace(fusion, norm=None, bias=bias))
         else:
             assert isinstance(weight, W4Weight | W8Weight)
-            self._expand(x, weight, out, around)
+            self._expand(x, weight, out, fusion)
 
-    def _expand(self, x: Tensor, weight: W4Weight | W8Weight, out: Tensor, around: Around) -> None:
+    def _expand(
+        self, x: Tensor, weight: W4Weight | W8Weight, out: Tensor, fusion: GemmFusion
+    ) -> None:
         n, k = weight.shape
         for outputs in _slices(n, _outputs_at_a_time(k)):
             part = weight.narrow(outputs.start, outputs.stop)
             numbers = room_for(part, self._scratch)
             dequantize(part, numbers)
-            bias = None if around.bias is None else around.bias[outputs]
-            _gemm(x, numbers.t(), out[:, outputs], bias, around.accumulate)
+            bias = None if fusion.bias is None else fusion.bias[outputs]
+            _gemm(x, numbers.t(), out[:, outputs], bias, fusion.accumulate)
 
-    def _in_fp8(self, x: Tensor, weight: W8Weight, out: Tensor, around: Around) -> None:
-        codes, scales = self._coded(x, around.norm, torch.float8_e4m3fn)
+    def _in_fp8(self, x: Tensor, weight: W8Weight, out: Tensor, fusion: GemmFusion) -> None:
+        codes, scales = self._coded(x, fusion.norm, torch.float8_e4m3fn)
         if out.dtype == torch.float32:
-            return self._fp8_logits(codes, scales, weight, out, around)
-        is_final = out.is_contiguous() and not around.accumulate
+            return self._fp8_logits(codes, scales, weight, out, fusion)
+        is_final = out.is_contiguous() and not fusion.accumulate
         made = out if is_final else _room(self._scratch, len(x), weight.shape[0])
         torch._scaled_mm(
             codes,
@@ -195,16 +198,16 @@ class TritonProducts:
             out=made,
         )
         if not is_final:
-            out.add_(made) if around.accumulate else out.copy_(made)
-        if around.bias is not None:
-            out.add_(around.bias)
+            out.add_(made) if fusion.accumulate else out.copy_(made)
+        if fusion.bias is not None:
+            out.add_(fusion.bias)
 
     def _fp8_logits(
-        self, codes: Tensor, scales: Tensor, weight: W8Weight, out: Tensor, around: Around
+        self, codes: Tensor, scales: Tensor, weight: W8Weight, out: Tensor, fusion: GemmFusion
     ) -> None:
         """In float32, which torch gives where codes have one scale for all: rows and outputs are
         multiplied with theirs afterwards."""
-        assert out.is_contiguous() and not around.accumulate
+        assert out.is_contiguous() and not fusion.accumulate
         torch._scaled_mm(
             codes,
             weight.codes.t(),
@@ -214,10 +217,10 @@ class TritonProducts:
             use_fast_accum=FAST_SUMS,
             out=out,
         )
-        scale_products(out, scales, weight.scales[0], out, bias=around.bias)
+        scale_products(out, scales, weight.scales[0], out, bias=fusion.bias)
 
-    def _in_int8(self, x: Tensor, weight: W8Weight, out: Tensor, around: Around) -> None:
-        codes, scales = self._coded(x, around.norm, torch.int8)
+    def _in_int8(self, x: Tensor, weight: W8Weight, out: Tensor, fusion: GemmFusion) -> None:
+        codes, scales = self._coded(x, fusion.norm, torch.int8)
         for rows in _evenly(len(x), _INTEGER_ROWS):
             integers = _room(self._integers, len(codes[rows]), weight.shape[0])
             torch._int_mm(codes[rows], weight.codes.t(), out=integers)
@@ -226,11 +229,11 @@ class TritonProducts:
                 scales[rows],
                 weight.scales[0],
                 out[rows],
-                bias=around.bias,
-                accumulate=around.accumulate,
+                bias=fusion.bias,
+                accumulate=fusion.accumulate,
             )
 
-    def _coded(self, x: Tensor, norm: Norm | None, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    def _coded(self, x: Tensor, norm: RowNorm | None, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """x, normed, as codes [T, K] with a scale for each row."""
         codes = _room(self._codes, *x.shape).view(dtype)
         scales = self._scales[: len(x)]
@@ -240,7 +243,7 @@ class TritonProducts:
             rmsnorm(x, norm, codes, scales=scales)
         return codes, scales
 
-    def _norm(self, x: Tensor, norm: Norm | None) -> Tensor:
+    def _norm(self, x: Tensor, norm: RowNorm | None) -> Tensor:
         if norm is None:
             return x
         normed = _room(self._normed, *x.shape)
@@ -263,18 +266,18 @@ class _Needs:
         if dtype == torch.float16:
             self.normed = max(self.normed, rows * k)
 
-    def of_several(self, way: GemmKind, rows: int, n: int, k: int, gated: bool) -> None:
+    def of_several(self, kind: GemmKind, rows: int, n: int, k: int, gated: bool) -> None:
         if gated:
             self.wide = max(self.wide, rows * n)
-        if way in (GemmKind.FP8, GemmKind.INT8):
+        if kind in (GemmKind.FP8, GemmKind.INT8):
             self.codes, self.scales = max(self.codes, rows * k), max(self.scales, rows)
         else:
             self.normed = max(self.normed, rows * k)
-        if way is GemmKind.INT8:
+        if kind is GemmKind.INT8:
             self.integers = max(self.integers, min(rows, _INTEGER_ROWS) * n)
-        if way is GemmKind.FP8:
+        if kind is GemmKind.FP8:
             self.scratch = max(self.scratch, rows * n)
-        if way is GemmKind.EXPANDED:
+        if kind is GemmKind.EXPANDED:
             self.scratch = max(self.scratch, min(n, _outputs_at_a_time(k)) * k)
 
 
@@ -284,8 +287,8 @@ def _rows_to_look_at(most: int) -> list[int]:
     return [*steps, *(step - 1 for step in steps if step > 1), most]
 
 
-def _num_row_tiles(way: GemmKind, most: int) -> int:
-    return min(_INVARIANT_TILES, -(-most // _INVARIANT_ROWS)) if way is GemmKind.TILES else 1
+def _num_row_tiles(kind: GemmKind, most: int) -> int:
+    return min(_INVARIANT_TILES, -(-most // _INVARIANT_ROWS)) if kind is GemmKind.TILES else 1
 
 
 def _outputs_at_a_time(k: int) -> int:

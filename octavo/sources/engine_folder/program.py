@@ -40,7 +40,7 @@ from octavo.kernels.fused_ops import (
     writes,
 )
 from octavo.kernels.recorder import RopeTable, Tape, Value
-from octavo.kernels.routing import CLAMPED_SWIGLU, Expert, Routing
+from octavo.kernels.routing import CLAMPED_SWIGLU, ExpertWeights, Routing
 from octavo.layers.module import Module
 from octavo.layers.rope import RotaryEmbedding
 from octavo.models.config import ModelConfig
@@ -100,20 +100,20 @@ class _Writer:
         self._numbers: dict[Value, int] = {}
 
     def document(self) -> dict[str, Any]:
-        for phase in self._plan.phases:
-            for value in writes(phase):
+        for op in self._plan.ops:
+            for value in writes(op):
                 self._numbers[value] = len(self._numbers)
-        phases = [self._phase(phase) for phase in self._plan.phases]
+        ops = [self._op(op) for op in self._plan.ops]
         ropes = [self._rope_json(self._rotary[make]) for make in self._ropes]
         return {
             "values": [value.width for value in self._numbers],
             "ropes": ropes,
-            "phases": [{k: v for k, v in phase.items() if v is not None} for phase in phases],
+            "phases": [{k: v for k, v in op.items() if v is not None} for op in ops],
         }
 
-    def _phase(self, phase: FusedOp) -> dict[str, Any]:
+    def _op(self, op: FusedOp) -> dict[str, Any]:
         name, value, norm = self._plan.name_of, self._value, self._norm
-        match phase:
+        match op:
             case FusedEmbedding(_, weight, scale, out, positions, offset):
                 return {
                     "kind": "embed",
@@ -126,48 +126,48 @@ class _Writer:
             case FusedLinear():
                 return {
                     "kind": "linear",
-                    "source": value(phase.source),
-                    "norm": norm(phase.norm),
-                    "added": value(phase.added),
-                    "added_norm": norm(phase.added_norm),
-                    "sum_out": value(phase.sum_out),
-                    "residual": value(phase.residual),
-                    "activation": phase.activation,
-                    "scale": phase.scale,
-                    "remainder_above": _finite(phase.remainder_above),
+                    "source": value(op.source),
+                    "norm": norm(op.norm),
+                    "added": value(op.added),
+                    "added_norm": norm(op.added_norm),
+                    "sum_out": value(op.sum_out),
+                    "residual": value(op.residual),
+                    "activation": op.activation,
+                    "scale": op.scale,
+                    "remainder_above": _finite(op.remainder_above),
                     "segments": [
                         {
                             "weight": name(segment.weight),
                             "bias": self._constant(segment.bias),
                             "out": value(segment.out),
                         }
-                        for segment in phase.segments
+                        for segment in op.segments
                     ],
                 }
             case FusedAttention():
                 return {
                     "kind": "attention",
-                    "layer": phase.layer,
-                    **{each: value(getattr(phase, each)) for each in ("q", "k", "v", "out")},
-                    "scale": phase.scale,
-                    "window": phase.window,
-                    "softcap": phase.softcap,
-                    "sinks": self._constant(phase.sinks),
-                    "q_norm": norm(phase.q_norm),
-                    "k_norm": norm(phase.k_norm),
-                    "rope": None if phase.rope is None else self._rope(phase.rope),
-                    "interleaved": phase.interleaved,
+                    "layer": op.layer,
+                    **{each: value(getattr(op, each)) for each in ("q", "k", "v", "out")},
+                    "scale": op.scale,
+                    "window": op.window,
+                    "softcap": op.softcap,
+                    "sinks": self._constant(op.sinks),
+                    "q_norm": norm(op.q_norm),
+                    "k_norm": norm(op.k_norm),
+                    "rope": None if op.rope is None else self._rope(op.rope),
+                    "interleaved": op.interleaved,
                 }
             case FusedLatentAttention():
                 return {
                     "kind": "latent_attention",
-                    "layer": phase.layer,
-                    **{each: value(getattr(phase, each)) for each in ("q", "ckv", "out")},
-                    "weight": name(phase.kv_b),
-                    "norm": norm(phase.norm),
-                    "scale": phase.scale,
-                    "rope": self._rope(phase.rope),
-                    "interleaved": phase.interleaved,
+                    "layer": op.layer,
+                    **{each: value(getattr(op, each)) for each in ("q", "ckv", "out")},
+                    "weight": name(op.kv_b),
+                    "norm": norm(op.norm),
+                    "scale": op.scale,
+                    "rope": self._rope(op.rope),
+                    "interleaved": op.interleaved,
                 }
             case FusedRows(kind, a, out, b, its_norm, bias, factor):
                 return {
@@ -185,30 +185,30 @@ class _Writer:
             case FusedHead():
                 return {
                     "kind": "head",
-                    "source": value(phase.source),
-                    "weight": name(phase.weight),
-                    "norm": norm(phase.norm),
-                    "softcap": phase.softcap,
-                    "scale": phase.scale,
-                    "remainder_above": _finite(phase.remainder_above),
+                    "source": value(op.source),
+                    "weight": name(op.weight),
+                    "norm": norm(op.norm),
+                    "softcap": op.softcap,
+                    "scale": op.scale,
+                    "remainder_above": _finite(op.remainder_above),
                 }
             case FusedRecurrence():
-                return recurrence_json(phase, value, self._constant)
+                return recurrence_json(op, value, self._constant)
             case FusedExperts():
                 return {
                     "kind": "experts",
-                    **{each: value(getattr(phase, each)) for each in ("source", "logits", "out")},
-                    "norm": norm(phase.norm),
-                    "residual": value(phase.residual),
-                    "routing": dataclasses.asdict(phase.routing),
-                    "correction": self._constant(phase.correction),
-                    "activation": phase.activation,
-                    "remainder_above": _finite(phase.remainder_above),
-                    "inner_remainder_above": _finite(phase.inner_remainder_above),
-                    "experts": [self._expert(expert) for expert in phase.experts],
+                    **{each: value(getattr(op, each)) for each in ("source", "logits", "out")},
+                    "norm": norm(op.norm),
+                    "residual": value(op.residual),
+                    "routing": dataclasses.asdict(op.routing),
+                    "correction": self._constant(op.correction),
+                    "activation": op.activation,
+                    "remainder_above": _finite(op.remainder_above),
+                    "inner_remainder_above": _finite(op.inner_remainder_above),
+                    "experts": [self._expert(expert) for expert in op.experts],
                 }
 
-    def _expert(self, expert: Expert) -> dict[str, Any]:
+    def _expert(self, expert: ExpertWeights) -> dict[str, Any]:
         values = expert._asdict()
         weights = {each: self._plan.name_of(values[each]) for each in _MATRICES}
         biases = {each: self._constant(values[each]) for each in _BIASES}
@@ -272,8 +272,8 @@ def read_program(
     Raises:
         ModelFileError: it is no program, or not of this model.
     """
-    phases = _Reader(fields, config, shapes, constants).phases()
-    return StepPlan(phases, lambda matrix: matrix.name)  # type: ignore[attr-defined]
+    ops = _Reader(fields, config, shapes, constants).ops()
+    return StepPlan(ops, lambda matrix: matrix.name)  # type: ignore[attr-defined]
 
 
 class _Reader:
@@ -298,9 +298,9 @@ class _Reader:
             config.recurrence, self._read, self._constant, self._out
         )
 
-    def phases(self) -> list[FusedOp]:
-        phases: list[FusedOp] = self._fields.each("phases", lambda f, name: self._phase(f, name))
-        kinds = [type(phase) for phase in phases]
+    def ops(self) -> list[FusedOp]:
+        ops: list[FusedOp] = self._fields.each("phases", lambda f, name: self._op(f, name))
+        kinds = [type(op) for op in ops]
         if kinds[:1] != [FusedEmbedding] or kinds[-2:] != [FusedCheck, FusedHead]:
             raise self._fields.error("phases", "do not begin with embed, or end with check, head")
         for kind in (FusedEmbedding, FusedCheck, FusedHead):
@@ -311,9 +311,9 @@ class _Reader:
             raise self._fields.error(
                 "phases", f"attend in {len(self._layers)} of {num_layers} layers"
             )
-        return phases
+        return ops
 
-    def _phase(self, parent: Fields, name: str) -> FusedOp:
+    def _op(self, parent: Fields, name: str) -> FusedOp:
         fields = parent.section(name)
         kind = fields.text("kind")
         readers: dict[str, Callable[[Fields], FusedOp]] = {
@@ -325,7 +325,7 @@ class _Reader:
             "check": lambda f: FusedCheck(self._flat(f, "source")),
             "head": self._head,
             "experts": self._experts,
-            "recurrence": self._recurrences.phase,
+            "recurrence": self._recurrences.op,
         }
         if kind not in readers:
             raise fields.error("kind", f"{kind!r:.60} is none of {', '.join(readers)}")
@@ -346,54 +346,52 @@ class _Reader:
     def _linear(self, fields: Fields) -> FusedLinear:
         source = self._flat(fields, "source")
         k = source.width
-        phase = FusedLinear(
+        op = FusedLinear(
             source, [], self._norm(fields, "norm", k), remainder_above=self._bound(fields)
         )
-        phase.added = self._flat(fields, "added", k) if "added" in fields else None
-        if phase.added is not None:
-            phase.added_norm = self._norm(fields, "added_norm", k)
+        op.added = self._flat(fields, "added", k) if "added" in fields else None
+        if op.added is not None:
+            op.added_norm = self._norm(fields, "added_norm", k)
         elif "added_norm" in fields or "sum_out" in fields:
             raise fields.error("added", "is missing, where there is a norm or a place for the sum")
         if "residual" in fields:
-            phase.residual = self._flat(fields, "residual")
-        phase.activation = fields.text("activation", None)
-        if phase.activation not in (None, *GATES):
+            op.residual = self._flat(fields, "residual")
+        op.activation = fields.text("activation", None)
+        if op.activation not in (None, *GATES):
             raise fields.error("activation", f"is none of {', '.join(GATES)}")
-        phase.scale = fields.number("scale", None)
-        if phase.scale is not None and phase.residual is None:
+        op.scale = fields.number("scale", None)
+        if op.scale is not None and op.residual is None:
             raise fields.error("scale", "is of products that are added to a residual")
         # Written once all that is read has been: a phase does not read what it writes.
-        if phase.added is not None:
-            phase.sum_out = self._out(fields, "sum_out", k)
-        phase.segments = fields.each(
-            "segments", lambda f, name: self._segment(f.section(name), k, phase)
-        )
-        self._check_segments(fields, phase)
-        return phase
+        if op.added is not None:
+            op.sum_out = self._out(fields, "sum_out", k)
+        op.segments = fields.each("segments", lambda f, name: self._segment(f.section(name), k, op))
+        self._check_segments(fields, op)
+        return op
 
-    def _segment(self, fields: Fields, k: int, phase: FusedLinear) -> FusedSegment:
+    def _segment(self, fields: Fields, k: int, op: FusedLinear) -> FusedSegment:
         weight = self._matrix(fields, "weight")
         n = weight.shape[0]
         if weight.shape[1] != k:
             raise fields.error("weight", f"has {weight.shape[1]} columns for {k} inputs")
         bias = self._constant(fields, "bias", n) if "bias" in fields else None
-        if phase.activation is not None and "out" not in fields:
+        if op.activation is not None and "out" not in fields:
             return FusedSegment(weight, bias, Value(self._tape, None, (n,)))
         return FusedSegment(weight, bias, self._out(fields, "out", n))
 
-    def _check_segments(self, fields: Fields, phase: FusedLinear) -> None:
-        count = len(phase.segments)
-        sizes = {segment.weight.shape[0] for segment in phase.segments}
-        places = [segment.out in self._values for segment in phase.segments]
+    def _check_segments(self, fields: Fields, op: FusedLinear) -> None:
+        count = len(op.segments)
+        sizes = {segment.weight.shape[0] for segment in op.segments}
+        places = [segment.out in self._values for segment in op.segments]
         if not 1 <= count <= MAX_SEGMENTS:
             raise fields.error("segments", f"are {count}: 1 to {MAX_SEGMENTS} are possible")
-        if phase.activation is not None and (
-            count != 2 or len(sizes) != 1 or places != [True, False] or phase.residual is not None
+        if op.activation is not None and (
+            count != 2 or len(sizes) != 1 or places != [True, False] or op.residual is not None
         ):
             raise fields.error(
                 "segments", "a gate takes two of the same size, writes the first, and adds nothing"
             )
-        if phase.residual is not None and (count != 1 or sizes != {phase.residual.width}):
+        if op.residual is not None and (count != 1 or sizes != {op.residual.width}):
             raise fields.error("residual", "is not of the size of the one segment added to it")
 
     def _attention(self, fields: Fields) -> FusedAttention:
@@ -499,7 +497,7 @@ class _Reader:
             out=self._out(fields, "out", hidden),
         )
 
-    def _expert(self, fields: Fields) -> Expert:
+    def _expert(self, fields: Fields) -> ExpertWeights:
         gate, up, down = (self._matrix(fields, name) for name in _MATRICES)
         inner, hidden = gate.shape
         if up.shape != (inner, hidden) or down.shape != (hidden, inner):
@@ -508,7 +506,7 @@ class _Reader:
             self._constant(fields, name, size) if name in fields else None
             for name, size in zip(_BIASES, (inner, inner, hidden), strict=True)
         )
-        return Expert(gate, up, down, *biases)
+        return ExpertWeights(gate, up, down, *biases)
 
     # -- what phases are made of ------------------------------------------------------------------
 

@@ -20,19 +20,19 @@ _OPS = ("conv", "scan", "norm")  # of a RecurrenceConfig
 
 
 def recurrence_json(
-    phase: FusedRecurrence,
+    op: FusedRecurrence,
     value: Callable[[Value], Any],
     constant: Callable[[np.ndarray | None], int | None],
 ) -> dict[str, Any]:
     """``value`` and ``constant``: what stands for these."""
-    arrays = [None if each is None else each.reshape(-1) for each in phase.constants]
+    arrays = [None if each is None else each.reshape(-1) for each in op.constants]
     return {
         "kind": "recurrence",
-        "op": _op_of(phase.spec),
-        "layer": phase.layer,
-        **{f"input_{i}": value(each) for i, each in enumerate(phase.inputs)},
+        "op": _op_of(op.spec),
+        "layer": op.layer,
+        **{f"input_{i}": value(each) for i, each in enumerate(op.inputs)},
         **{f"constant_{i}": constant(each) for i, each in enumerate(arrays)},
-        "out": value(phase.out),
+        "out": value(op.out),
     }
 
 
@@ -55,7 +55,7 @@ class RecurrenceReader:
         self._read, self._constant, self._out = read, constant, out
         self._taken: set[tuple[int, str]] = set()
 
-    def phase(self, fields: Fields) -> FusedRecurrence:
+    def op(self, fields: Fields) -> FusedRecurrence:
         op = fields.text("op")
         spec: RecurrentSpec | None = getattr(self._config, op) if op in _OPS else None
         if spec is None:

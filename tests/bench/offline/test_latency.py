@@ -8,7 +8,7 @@ import pytest
 
 from octavo.base.errors import ConfigError
 from octavo.bench import record
-from octavo.bench.noise import Probe
+from octavo.bench.noise import NoiseProbe
 from octavo.bench.offline import latency
 from octavo.bench.offline.latency import LatencyPlan, measure_latency
 from octavo.bench.offline.session import OfflineSession, RunTiming, StepTiming
@@ -19,7 +19,7 @@ from octavo.settings.engine import EngineArgs
 @pytest.fixture(autouse=True)
 def quick_probes(monkeypatch):
     """The probes of the machine have tests of their own."""
-    monkeypatch.setattr(record, "probe_machine", lambda threads: Probe(30.0, 200.0))
+    monkeypatch.setattr(record, "probe_machine", lambda threads: NoiseProbe(30.0, 200.0))
 
 
 @pytest.fixture(scope="module")

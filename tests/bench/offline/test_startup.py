@@ -9,7 +9,7 @@ import pytest
 
 from octavo.base.errors import BenchmarkError
 from octavo.bench import record
-from octavo.bench.noise import Probe
+from octavo.bench.noise import NoiseProbe
 from octavo.bench.offline import startup
 from octavo.bench.offline.startup import (
     Start,
@@ -26,7 +26,7 @@ PHASES = ("import", "header", "tokenizer", "weights", "program")
 @pytest.fixture(autouse=True)
 def quick_probes(monkeypatch):
     """The probes of the machine have tests of their own."""
-    monkeypatch.setattr(record, "probe_machine", lambda threads: Probe(30.0, 200.0))
+    monkeypatch.setattr(record, "probe_machine", lambda threads: NoiseProbe(30.0, 200.0))
 
 
 def test_a_start_of_a_model(tiny_model, tmp_path):

@@ -19,17 +19,17 @@ from octavo.kernels.cuda.attention import (
 )
 from octavo.kernels.cuda.attention_plan import (
     AttentionLimits,
+    AttentionTiles,
     Cut,
     Gpu,
     HeadShape,
     Scoring,
     StepTables,
-    Tiles,
     scratch_size,
 )
 from octavo.kernels.kv_stores import KVStore
 
-TILES = Tiles(rows=16, keys=32, num_warps=4, num_stages=2)
+TILES = AttentionTiles(rows=16, keys=32, num_warps=4, num_stages=2)
 ROWS = Cut(TILES)
 
 

@@ -7,14 +7,20 @@ import torch
 from device_weights import KINDS, device_weight
 
 from octavo.kernels.cuda.attention_plan import Gpu
-from octavo.kernels.cuda.gemm_dispatch import Conditions, GemmKind, gemm_kind, multiplied_as, table
+from octavo.kernels.cuda.gemm_dispatch import (
+    GemmConditions,
+    GemmKind,
+    gemm_kind,
+    multiplied_as,
+    table,
+)
 
 ADA, AMPERE = Gpu(89, 128), Gpu(80, 108)
 
 
 def ways(kind, gpu=ADA, dtype=torch.bfloat16, n=64, activations="auto", k=512):
     weight = device_weight(kind, n, k, dtype)
-    conditions = Conditions(gpu, dtype, activations=activations)
+    conditions = GemmConditions(gpu, dtype, activations=activations)
     return [gemm_kind(weight, rows, conditions) for rows in (1, 16, 32, 64, 65)]
 
 
@@ -69,21 +75,23 @@ def test_groups_are_never_multiplied_in_8_bits():
 )
 def test_the_type_of_products_is_that_of_their_way(conditions, type):
     weight = device_weight("int8 for int8", 64, 512)
-    assert multiplied_as(weight, Conditions(ADA, **conditions)) == type
+    assert multiplied_as(weight, GemmConditions(ADA, **conditions)) == type
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_invariant_is_one_way_for_any_rows(kind):
     weight = device_weight(kind, 64, 512)
-    conditions = Conditions(ADA, invariant=True)
+    conditions = GemmConditions(ADA, invariant=True)
     assert {gemm_kind(weight, rows, conditions) for rows in range(1, 600)} == {GemmKind.TILES}
 
 
 def test_the_table_has_every_kind():
-    rows = dict(table(Conditions(ADA)))
+    rows = dict(table(GemmConditions(ADA)))
     assert len(rows) == 13 and rows["bfloat16"] == [GemmKind.FUSED] * 2 + [GemmKind.GEMM] * 2
     assert rows["FP8 by rows"] == [GemmKind.FUSED] * 3 + [GemmKind.EXPANDED]
     assert (
         rows["FP8 by rows, for activations of 8 bits"] == [GemmKind.FUSED] * 2 + [GemmKind.FP8] * 2
     )
-    assert all(ways == [GemmKind.TILES] * 4 for _, ways in table(Conditions(ADA, invariant=True)))
+    assert all(
+        ways == [GemmKind.TILES] * 4 for _, ways in table(GemmConditions(ADA, invariant=True))
+    )

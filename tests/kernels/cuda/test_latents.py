@@ -15,9 +15,9 @@ from octavo.kernels.cuda.attention_plan import AttentionLimits, Gpu, HeadShape, 
 from octavo.kernels.cuda.latents import GpuLatents, LatentSizes, multiply_heads
 from octavo.kernels.cuda.ops import LatentLayer, Rope, StepTensors
 from octavo.kernels.cuda.plain_ops import PlainOps
-from octavo.kernels.cuda.products import Norm
 from octavo.kernels.cuda.weights import DenseWeight
 from octavo.kernels.kv_stores import KVStore, codecs_of
+from octavo.kernels.op_arguments import RowNorm
 
 BLOCK_SIZE, FEW_BYTES = 4, 16
 
@@ -61,7 +61,7 @@ def layer_of(heads, rank, nope_dim, rope_dim, value_dim, device, interleaved=Tru
     kv_b = random(heads * (nope_dim + value_dim), rank, device=device, seed=5) / rank**0.5
     angles = random(200, rope_dim // 2, device=device, seed=6)
     rope = Rope(torch.cat([angles.cos(), angles.sin()], dim=1), interleaved)
-    norm = Norm(random(rank, device=device, seed=7), 1e-5)
+    norm = RowNorm(random(rank, device=device, seed=7), 1e-5)
     return LatentLayer(DenseWeight(kv_b), norm, rope, 0.2)
 
 
@@ -175,7 +175,7 @@ def test_compiled(arch, kv, heads, is_invariant, num_tokens, max_query):
     caches = caches_of(kv, 3, 512, 64, "cpu", block_size=16)
     rope = Rope(torch.zeros(10, 64), True)
     kv_b = DenseWeight(torch.zeros(heads * 256, 512, dtype=torch.bfloat16))
-    layer = LatentLayer(kv_b, Norm(torch.ones(512), 1e-5), rope, 0.1)
+    layer = LatentLayer(kv_b, RowNorm(torch.ones(512), 1e-5), rope, 0.1)
     settings = {"dtype": torch.bfloat16, "gpu": Gpu(arch, 132), "is_invariant": is_invariant}
     attention, latents = gpu_latents(layer, heads, step, caches, num_tokens, **settings)
     q = torch.zeros(num_tokens, heads, 192, dtype=torch.bfloat16)

@@ -34,7 +34,7 @@ from octavo.executor.hash_model import GuessingProposer
 from octavo.executor.local import LocalExecutor
 from octavo.kernels.cuda import triton_products
 from octavo.kernels.cuda.attention_plan import Gpu
-from octavo.kernels.cuda.gemm_dispatch import Conditions
+from octavo.kernels.cuda.gemm_dispatch import GemmConditions
 from octavo.layers.rope_config import RopeConfig
 from octavo.models.config import ModelConfig
 from octavo.models.kv_groups import group_layers
@@ -79,7 +79,7 @@ HOPPER = Gpu(90, 8)
 # 8 bits at 32 rows, on compute 9.0.
 FEW_BYTES = 32
 # Some of those that are launched.
-KERNELS = {"_linear", "attend_rows", "attend_splits", "_pick_cut", "_change", "_judge_row"}
+KERNELS = {"_linear", "attend_rows", "attend_splits", "_pick_cut", "_change", "_logprobs_of_row"}
 
 
 class NotedKit(TritonComponents):
@@ -93,12 +93,12 @@ class NotedKit(TritonComponents):
 
 
 def started(config: ModelConfig, type: GGMLType, gpu: Gpu = HOPPER, dtype: str = "float32") -> Rank:
-    kit = NotedKit(torch.device("cpu"), Conditions(gpu, getattr(torch, dtype)))
+    kit = NotedKit(torch.device("cpu"), GemmConditions(gpu, getattr(torch, dtype)))
     spec = RankSpec(Path(), dtype=dtype, block_size=BLOCK_SIZE)
     rank = Rank(spec, config, FusedBackend(spec, random_model(config, type), config, kit=kit))
     groups = group_layers(config.kv_layers)
     rank.start(RankLimits(NUM_BLOCKS, MAX_SEQS, MAX_LEN, MAX_TOKENS, groups))
-    rank.forward._sampled.judged.fill_(1)  # log-probabilities, as nobody computes any
+    rank.forward._sampled.logprobs.fill_(1)  # log-probabilities, as nobody computes any
     return rank
 
 

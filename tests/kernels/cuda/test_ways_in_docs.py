@@ -13,7 +13,7 @@ PAGE = Path(__file__).parents[3] / "docs" / "gpu.md"
 def test_the_table_of_products_is_the_codes():
     rows = [
         f"| {format} | {' | '.join(way.name for way in found)} |"
-        for format, found in gemm_dispatch.table(gemm_dispatch.Conditions(Gpu(90, 132)))
+        for format, found in gemm_dispatch.table(gemm_dispatch.GemmConditions(Gpu(90, 132)))
     ]
     text = PAGE.read_text("utf-8")
     table = text.partition("<!-- ways -->\n")[2].partition("<!-- /ways -->")[0]
