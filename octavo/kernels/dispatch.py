@@ -1,11 +1,11 @@
-"""Which implementation of an op is used on a device, and why not another.
+"""Choice of an implementation for each op on a device, with the reasons against better ones.
 
-Models call ops only through an :class:`Ops` table that they are handed, so that a table can be put
-together per device. Between two ops a model does nothing to a tensor but ``view`` it.
+Models call ops only through an :class:`Ops` table that they are given, so that a table can be put
+together for each device. Between two ops a model only calls ``view`` on a tensor.
 
 The native CPU kernels run a whole step at once. Their ops compute nothing when they are called:
 they record (``recorder.py``), and ``runtime/op_program.py`` makes a program of the recording. Such
-a table is for that use only, so :func:`create_ops` does not choose it unless asked to.
+a table is for that use only, so :func:`create_ops` does not choose it by default.
 """
 
 from __future__ import annotations
@@ -64,9 +64,9 @@ _CHOSEN_WITH = {"plan_attention": "paged_attention"}
 class OpBackend:
     """One implementation of some or all ops.
 
-    Devices and dtypes are named as torch names them, and here without it: ``cuda:0``, ``bfloat16``.
-    ``refuses(op, device, dtype)`` gives why it cannot run an op there, or None; ``isa()``
-    the instruction set that its kernels are for, where they are for one.
+    Devices and dtypes have torch's names as strings: ``cuda:0``, ``bfloat16``.
+    ``refuses(op, device, dtype)`` returns why the backend cannot run an op there, or None.
+    ``isa()`` returns the instruction set of its kernels, if they are for one.
     """
 
     name: str
@@ -76,7 +76,7 @@ class OpBackend:
 
 
 class OpChoice(NamedTuple):
-    """What an op is run by, and each better candidate that was refused, with the reason."""
+    """The backend that runs an op, and each better one that was refused, with the reason."""
 
     op: str
     chosen: str
@@ -100,8 +100,8 @@ def _native_refuses(op: str, device: str, dtype: str) -> str | None:
 
 
 class _OpsOf(Mapping[str, Op]):
-    """All ops, in a module that is imported when one of them is looked up: the reference brings
-    torch with it."""
+    """All ops of a module, which is imported when the first of them is looked up: the reference
+    imports torch."""
 
     def __init__(self, module: str):
         self._module = module
@@ -141,7 +141,8 @@ def create_ops(
     dtype: str = "float32",
     candidates: tuple[OpBackend, ...] = EAGER,
 ) -> Ops:
-    """The best implementation of every op for activations of ``dtype`` on ``device``."""
+    """Create the table of the best implementation of every op for activations of ``dtype`` on
+    ``device``."""
     chosen = _choose(device, dtype, candidates)
     ops = {op: candidate.ops[op] for op, (candidate, _) in chosen.items()}
     for op in ("embed", "embed_positions"):
@@ -160,7 +161,7 @@ def explain(
     dtype: str = "float32",
     candidates: tuple[OpBackend, ...] = CANDIDATES,
 ) -> list[OpChoice]:
-    """For every op what :func:`create_ops` chooses, and why not a candidate before it."""
+    """Return what :func:`create_ops` chooses for every op, and why not a better candidate."""
     chosen = _choose(device, dtype, candidates)
     return [OpChoice(op, candidate.name, refused) for op, (candidate, refused) in chosen.items()]
 

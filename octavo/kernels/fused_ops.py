@@ -1,8 +1,9 @@
-"""The phases of a step, on CPUs and GPUs, and what is asked of a list of them.
+"""Fused ops: the steps of a forward pass on CPUs and GPUs, and queries about a list of them.
 
-A phase is what the threads of a CPU do between two barriers, and a few launches on a GPU: fewer and
-longer ones are faster. ``fuser.py`` makes them of a recorded forward pass; :func:`place` finds
-memory for what they pass on; :func:`exit_after` has those of a model that ends earlier.
+A CPU's threads run one fused op between two barriers, and a GPU runs it in a few launches: fewer
+and longer ones are faster. ``fuser.py`` makes them from a recorded forward pass; :func:`place`
+allocates memory for the values between them; :func:`exit_after` returns those of a model that ends
+early.
 """
 
 from __future__ import annotations
@@ -22,12 +23,12 @@ MAX_SEGMENTS = 4  # as OCT_MAX_SEGMENTS
 
 
 class CannotFuse(Exception):
-    """The recorded ops are none that fused kernels can run together; says which."""
+    """Raised where fused kernels cannot run the recorded ops; the message says which ones."""
 
 
 class WeightRef(Protocol):
-    """A weight. Phases say which one, and how large it is; what is in it is the business of those
-    who pack it."""
+    """A reference to a weight. Fused ops know its identity and shape; its contents are read when
+    weights are packed."""
 
     @property
     def shape(self) -> tuple[int, ...]: ...
@@ -43,6 +44,8 @@ class FusedNorm:
 
 @dataclass(slots=True)
 class FusedSegment:
+    """One of the matrices of a linear, with its bias and its output."""
+
     weight: WeightRef
     bias: np.ndarray | None
     out: Value
@@ -50,6 +53,8 @@ class FusedSegment:
 
 @dataclass(slots=True)
 class FusedEmbedding:
+    """Embeddings of tokens, scaled, and of positions if the model has these."""
+
     ids: Value
     weight: WeightRef
     scale: float
@@ -60,7 +65,11 @@ class FusedEmbedding:
 
 @dataclass(slots=True)
 class FusedLinear:
-    """x = source (+ added, normed by ``added_norm``) -> ``sum_out``; normed; times the weights."""
+    """Matrix product with the work before and behind it.
+
+    x = source (+ ``added``, which is normed by ``added_norm``), written to ``sum_out``; then
+    normed; then multiplied with the weights of all segments.
+    """
 
     source: Value
     segments: list[FusedSegment]
@@ -76,6 +85,8 @@ class FusedLinear:
 
 @dataclass(slots=True)
 class FusedAttention:
+    """Attention of a layer, with norms of heads, rotation, and the writing of KV."""
+
     layer: int
     q: Value
     k: Value
@@ -93,11 +104,11 @@ class FusedAttention:
 
 @dataclass(slots=True)
 class FusedRows:
-    """An element-wise op or a norm alone.
+    """An element-wise op, or a norm alone.
 
-    Kinds: "norm" and "layernorm", which has a ``bias`` or not; of a and b "add", "silu",
-    "gelu_tanh", "gelu_erf" (an activation of a, times b), "sigmoid" (of b, which has a number for
-    each of a's, or one for all of a token, times a); of a alone "scale", by ``factor``, and
+    Kinds: "norm" and "layernorm" (with a ``bias`` or without); of a and b "add", "silu",
+    "gelu_tanh" and "gelu_erf" (activation of a, times b), and "sigmoid" (a times the sigmoid of b,
+    which has a number for each of a's, or one per token); of a alone "scale", by ``factor``, and
     those of ``ALONE``.
     """
 
@@ -121,7 +132,7 @@ ALONE = {
 
 @dataclass(slots=True)
 class FusedCheck:
-    """Finds the tokens whose activations are no longer numbers."""
+    """Finds the tokens whose activations are NaN or infinite."""
 
     source: Value
 
@@ -155,7 +166,8 @@ class FusedLatentAttention:
 
 @dataclass(slots=True)
 class FusedExperts:
-    """x = source, normed, by the experts that ``logits`` choose, and the residual added."""
+    """Mixture of experts: source, normed, through the experts that ``logits`` choose, plus the
+    residual."""
 
     source: Value
     logits: Value
@@ -172,10 +184,10 @@ class FusedExperts:
 
 @dataclass(slots=True)
 class FusedRecurrence:
-    """An op of a recurrent layer, of which ``spec`` says which; ``kernels/recurrence.py`` has what
-    its inputs and its constants are, in their order.
+    """An op of a recurrent layer, given by ``spec``; ``kernels/recurrence.py`` documents its inputs
+    and constants, in the same order.
 
-    ``layer`` counts the layers that have states; None where the op has none.
+    ``layer`` counts the layers that have states; it is None if the op has no state.
     """
 
     spec: RecurrentSpec
@@ -204,7 +216,7 @@ Place = TypeVar("Place")  # of a value in memory, for whoever allocates it
 
 
 def reads(op: FusedOp) -> Iterator[Value]:
-    """What a phase reads, each as the value that others are views of."""
+    """Yields the values that an op reads; views are resolved to their source."""
     match op:
         case FusedLinear():
             values = [op.source, op.added, op.residual]
@@ -226,7 +238,7 @@ def reads(op: FusedOp) -> Iterator[Value]:
 
 
 def writes(op: FusedOp) -> Iterator[Value]:
-    """What a phase writes."""
+    """Yields the values that an op writes."""
     match op:
         case FusedLinear():
             outs = op.segments[:1] if op.activation else op.segments
@@ -246,10 +258,11 @@ def writes(op: FusedOp) -> Iterator[Value]:
 
 
 def residual_stream(ops: Sequence[FusedOp], num_layers: int) -> tuple[Value, FusedNorm]:
-    """The activations that ``num_layers`` layers have made, and the norm that reads them next: that
-    of the layer which follows, or after all layers that of the head.
+    """The output of the first ``num_layers`` layers, and the norm that reads it next: that of the
+    following layer, or of the head after the last layer.
 
-    CannotFuse if no norm stands there.
+    Raises:
+        CannotFuse: no norm reads it.
     """
     _refuse_recurrences(ops)
     reader = next(
@@ -275,11 +288,11 @@ def place(
     free: Callable[[Place], None],
     kept: Collection[Value] = (),
 ) -> dict[Value, Place]:
-    """A place for every value, reused once its last reader is done.
+    """Assign a place in memory to every value, reused once its last reader is done.
 
-    What a phase writes never lies where the same phase reads, since threads do not finish rows
-    together; but for a residual, of which a thread only reads what it is about to write. Values in
-    ``kept`` are there when the last phase has ended, and so are inputs, which no phase writes.
+    Outputs of an op never lie where the same op reads, since threads do not finish rows together.
+    The exception is a residual, of which a thread reads only what it is about to overwrite. Values
+    in ``kept`` survive until the last op has ended, and so do inputs, which no op writes.
     """
     last_read = {value: i for i, op in enumerate(ops) for value in reads(op)}
     inputs = dict.fromkeys(last_read)
@@ -309,7 +322,7 @@ def place(
 
 
 def _overwritten(op: FusedOp, ending: list[Value]) -> Value | None:
-    """The residual that a product may replace where it lies."""
+    """The residual that a product may overwrite in place."""
     if (
         isinstance(op, FusedLinear | FusedExperts)
         and op.residual in ending
@@ -320,14 +333,19 @@ def _overwritten(op: FusedOp, ending: list[Value]) -> Value | None:
 
 
 def _product(op: FusedOp) -> Value | None:
+    """The output of an op that may overwrite its residual."""
     if isinstance(op, FusedExperts):
         return op.out.source
     return op.segments[0].out.source if isinstance(op, FusedLinear) else None
 
 
 def exit_after(ops: Sequence[FusedOp], num_layers: int) -> list[FusedOp]:
-    """The phases of a model that ends after its first ``num_layers`` layers: what the next one
-    would begin with goes through the last norm to the head. CannotFuse if that is not known."""
+    """The ops of a model that ends after its first ``num_layers`` layers: the input of the next
+    layer goes through the last norm to the head.
+
+    Raises:
+        CannotFuse: that input is not found.
+    """
     _refuse_recurrences(ops)
     head = ops[-1]
     assert isinstance(head, FusedHead)
@@ -356,7 +374,7 @@ def _refuse_recurrences(ops: Sequence[FusedOp]) -> None:
 
 
 def _first_of_layer(ops: Sequence[FusedOp], layer: int) -> int:
-    """The place of the linear that reads what the layers before ``layer`` leave."""
+    """Index of the linear that reads the output of the layers before ``layer``."""
     attentions = {p.layer: i for i, p in enumerate(ops) if isinstance(p, MIXERS)}
     if layer not in attentions or layer - 1 not in attentions:
         raise CannotFuse(f"nothing ends after {layer} of {len(attentions)} layers")
@@ -375,5 +393,5 @@ def _first_of_layer(ops: Sequence[FusedOp], layer: int) -> int:
 
 
 def _like(value: Value) -> Value:
-    """Another value of the same shape."""
+    """A new value of the same shape."""
     return Value(value.tape, None, value.shape)

@@ -1,6 +1,6 @@
-"""From a recorded forward pass to the phases of a step.
+"""Fuses the ops of a recorded forward pass.
 
-A linear takes in what is done to its input and its output row by row; attention takes in everything
+A linear takes in the row-wise work on its input and its output; attention takes in everything
 between the projections::
 
     rmsnorm > q, k, v                       one Linear of three segments, with a norm before it
@@ -12,12 +12,12 @@ between the projections::
     down > rmsnorm > add > rmsnorm > q ...  (Gemma) the norm and the add go before the next Linear
     down > rmsnorm > add > q ...            (OLMo 2) the same
     o > scale > add                         (Granite) one Linear, scaled
-    embed, positions > add                  (GPT-2) one Embed
+    embed, positions > add                  (GPT-2) one Embedding
 
     rmsnorm > router, experts > add         one Linear and one Experts, with the norm in both
 
-So five phases a layer, as with experts. What fits no pattern becomes a phase of its own
-(:class:`FusedRows`): layernorms, activations that multiply nothing.
+So a layer is five fused ops, with experts too. A call that fits no pattern becomes an op of its own
+(:class:`FusedRows`): layernorms, activations without a product.
 """
 
 from __future__ import annotations
@@ -52,15 +52,20 @@ _WAITING = (
 
 
 def fuse(tape: Tape) -> list[FusedOp]:
-    """The phases of a recorded forward pass, the head last. CannotFuse if one cannot be made."""
+    """Fuse a recorded forward pass into a list of ops, the head last.
+
+    Raises:
+        CannotFuse: a call cannot be fused.
+    """
     return _Fusion(tape).run()
 
 
 @dataclass(slots=True)
 class _Fusion:
-    """Calls are taken in their order; norms and sums wait until someone reads them.
+    """State of a fusion. Calls are taken in order; norms and sums wait until an op reads them.
 
-    A reader that can take such a call in does; for any other, :meth:`_need` makes it a phase.
+    A reader that can take in such a call does so; for any other reader, :meth:`_need` makes it an
+    op.
     """
 
     tape: Tape
@@ -180,8 +185,8 @@ class _Fusion:
         self.made.add(op.out)
 
     def _group(self, call: Call) -> list[Call]:
-        """The linears that read what ``call`` reads, and become one phase with it: the two of a
-        gate, or those that are of none."""
+        """The linears that read the same value as ``call`` and become one op with it: the two of a
+        gate, or those without a gate."""
         gate = self._gate_of(call)
         return [
             other
@@ -192,8 +197,8 @@ class _Fusion:
         ][:MAX_SEGMENTS]
 
     def _gate_of(self, call: Call) -> Call | None:
-        """The op that multiplies a linear's output, or what an activation makes of it, with another
-        one's."""
+        """The op that multiplies a linear's output, or its activation, with another linear's
+        output."""
         reader = self._only_reader(call.outputs[0])
         return reader if reader is not None and reader.name in ("silu_mul", "gelu_mul") else None
 
@@ -204,8 +209,8 @@ class _Fusion:
             op.segments[0].out = sum_call.outputs[0]
 
     def _sum_of(self, product: Value, sum_call: Call) -> tuple[Value | None, float | None]:
-        """What a product is added to, if that is there, and what it is scaled by before. The calls
-        are taken then."""
+        """The residual that a product is added to, if it exists already, and the scale of the
+        product before the sum. Both calls are then taken."""
         scale = self._only_reader(product, "scale")
         other = _other(sum_call, product if scale is None else scale.outputs[0])
         if other.source not in self.made:
@@ -241,7 +246,7 @@ class _Fusion:
         op.source = self._need(op.source)
 
     def _store_of(self, layer: int, name: str) -> Call:
-        """What keeps the step's tokens for the attention of a layer."""
+        """Take the call that stores the step's tokens for the attention of a layer."""
         stores = [
             c
             for c in self.tape.calls
@@ -308,7 +313,8 @@ class _Fusion:
         self.made.add(out)
 
     def _head_norm(self, value: Value) -> tuple[Value, FusedNorm | None]:
-        """The value that a norm of every head reads, if ``value`` is made by one."""
+        """The input of the norm of every head that makes ``value``, and that norm; without one,
+        ``value`` itself and None."""
         call = value.source.producer
         is_of_heads = call is not None and call.name == "rmsnorm" and not _is_row_norm(call)
         if call is None or value.source in self.made or not is_of_heads:
@@ -323,7 +329,7 @@ class _Fusion:
         self.ops += [FusedCheck(source), op]
 
     def _absorb_logits(self, op: FusedHead, logits: Value) -> None:
-        """Take in what is done to logits: a scale, and then a soft cap."""
+        """Take in the ops on logits: a scale, and then a soft cap."""
         for reader in self.readers[logits]:
             if reader.name == "scale" and op.softcap is None and op.scale is None:
                 op.scale = reader.arguments["factor"]
@@ -335,7 +341,8 @@ class _Fusion:
             self._absorb_logits(op, reader.outputs[0])
 
     def _normed(self, value: Value) -> tuple[Value, FusedNorm | None]:
-        """What a norm of rows reads, if ``value`` is made by one, and the norm."""
+        """The input of the row norm that makes ``value``, and that norm; without one, ``value``
+        itself and None."""
         source, norm = value.source, None
         norm_call = source.producer
         if norm_call is not None and source not in self.made and _is_row_norm(norm_call):
@@ -344,7 +351,7 @@ class _Fusion:
         return self._need(source), norm
 
     def _need(self, value: Value) -> Value:
-        """Make sure that a phase writes ``value``; gives what it is a view of."""
+        """Make sure that an op writes ``value``, and return the source that it is a view of."""
         source = value.source
         call = source.producer
         if source in self.made:
@@ -360,7 +367,7 @@ class _Fusion:
         self.made.add(op.out)
 
     def _only_reader(self, value: Value, name: str | None = None) -> Call | None:
-        """What alone reads a value, if it has this name."""
+        """The only reader of a value, if it has this name."""
         readers = self.readers[value]
         is_it = len(readers) == 1 and name in (None, readers[0].name)
         return readers[0] if is_it else None
@@ -380,7 +387,7 @@ class _Fusion:
         return call
 
     def _sum_reader(self, call: Call) -> Call | None:
-        """The add that alone reads what a product makes, or what a scale makes of it."""
+        """The add that alone reads a product, or the scaled product."""
         scale = self._only_reader(call.outputs[0], "scale")
         return self._only_reader((scale or call).outputs[0], "add")
 
@@ -390,7 +397,7 @@ def _is_row_norm(call: Call) -> bool:
 
 
 def _row_op(call: Call, a: Value, out: Value, b: Value | None = None) -> FusedRows:
-    """An op that waited for its reader, as a phase of its own."""
+    """Make an op of its own from a call that waited for its reader."""
     arguments = call.arguments
     match call.name:
         case "rmsnorm":

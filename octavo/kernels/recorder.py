@@ -1,8 +1,8 @@
-"""Ops that compute nothing and write down what was asked: a forward pass becomes a list.
+"""Ops that record their calls and compute nothing: a forward pass becomes a list.
 
 A model that is called with these ops, and with a :class:`Value` for its token ids, runs once, in
 Python, and leaves the sequence of its ops on the value's tape. Shapes have no number of tokens: the
-list is the same for every step, whatever mix of prompts and single tokens that has. The native
+list is the same for every step, whatever mix of prompts and single tokens it has. The native
 kernels run such a list in one call (``fuser.py`` and ``cpu/program.py``).
 """
 
@@ -29,7 +29,7 @@ from octavo.quantization.base import Weight
 
 @dataclass(eq=False, slots=True)
 class Call:
-    """One recorded op: what it reads and makes, and its other arguments by name."""
+    """One recorded op: its inputs and outputs, and its other arguments by name."""
 
     name: str
     inputs: tuple[Value, ...]
@@ -41,14 +41,14 @@ class Call:
 class Tape:
     """The ops of a forward pass, in the order in which they were called.
 
-    ``inputs`` are activations that are there before the first of them: whoever runs it fills them.
+    ``inputs`` are activations that exist before the first op; the caller of a program fills them.
     """
 
     calls: list[Call] = field(default_factory=list)
     inputs: list[Value] = field(default_factory=list)
 
     def input(self, *shape: int) -> Value:
-        """Activations of this shape, for each token, that no op makes."""
+        """Create activations of this shape, for each token, that no op makes."""
         value = Value(self, None, shape)
         self.inputs.append(value)
         return value
@@ -56,7 +56,7 @@ class Tape:
     def record(
         self, name: str, inputs: tuple[Value, ...], widths: tuple[int, ...], **arguments: Any
     ) -> tuple[Value, ...]:
-        """Write down a call, and give its results: one for each of ``widths``, values a token."""
+        """Record a call and return its results: one for each of ``widths``, in values per token."""
         for value in inputs:
             assert value.tape is self, f"{name} mixes values of two recordings"
         call = Call(name, inputs, arguments)
@@ -66,7 +66,7 @@ class Tape:
 
 
 class Value:
-    """Activations that do not exist yet: [T, *shape], for any number of tokens T."""
+    """Activations that are yet to be computed: [T, *shape], for any number of tokens T."""
 
     __slots__ = ("producer", "shape", "source", "tape")
 
@@ -80,11 +80,11 @@ class Value:
 
     @property
     def width(self) -> int:
-        """Numbers per token."""
+        """Number of values per token."""
         return math.prod(self.shape)
 
     def view(self, tokens: int, *shape: int) -> Value:
-        """The same numbers in another shape. The first dimension must be -1, that of tokens."""
+        """The same values in another shape, whose first dimension must be -1, that of tokens."""
         if tokens != -1 or math.prod(shape) != self.width:
             raise ValueError(f"{[-1, *self.shape]} cannot be seen as {[tokens, *shape]}")
         return Value(self.tape, self.producer, shape, self.source)
@@ -97,13 +97,14 @@ class KVRef(NamedTuple):
 
 
 class StateRef(NamedTuple):
-    """Stands for the states of a layer."""
+    """Stands for the states of a recurrent layer."""
 
     layer: int
 
 
 class RopeTable(NamedTuple):
-    """Stands for a table of cosines and sines, which ``make(num_positions)`` gives at each step."""
+    """Stands for a table of cosines and sines, which ``make(num_positions)`` returns at each
+    step."""
 
     rotary_dim: int
     make: Callable[[int], np.ndarray]
@@ -152,10 +153,10 @@ def lm_head(hidden: Value, weight: Weight) -> Value:
 def rope(
     q: Value, k: Value, positions: Any, cos_sin: RopeTable, interleaved: bool = False
 ) -> tuple[Value, Value]:
-    turned = q.tape.record(
+    rotated = q.tape.record(
         "rope", (q, k), (q.width, k.width), table=cos_sin, interleaved=interleaved
     )
-    return turned[0].view(-1, *q.shape), turned[1].view(-1, *k.shape)
+    return rotated[0].view(-1, *q.shape), rotated[1].view(-1, *k.shape)
 
 
 def store_kv(k: Value, v: Value, k_cache: KVRef, v_cache: KVRef, slot_mapping: Any) -> None:
@@ -163,7 +164,7 @@ def store_kv(k: Value, v: Value, k_cache: KVRef, v_cache: KVRef, slot_mapping: A
 
 
 def plan_attention(*arguments: Any) -> None:
-    """Nothing to plan: the kernel reads block tables and lengths itself."""
+    """Plans nothing: the kernel reads block tables and lengths itself."""
 
 
 def paged_attention(
@@ -248,7 +249,8 @@ def moe(
     routing: Routing,
     activation: str,
 ) -> Value:
-    """Two calls: the router is a product like any other, but for its logits to be float32."""
+    """Record two calls: the router is a product like any other, except that its logits are
+    float32."""
     num_experts = (router.weight.shape[0],)
     (logits,) = x.tape.record("router", (x,), num_experts, weight=router.weight, bias=router.bias)
     return x.tape.record(

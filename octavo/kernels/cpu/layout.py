@@ -1,8 +1,7 @@
-"""How many bytes the native kernels keep things in, without a library and without torch.
+"""Sizes of what the native kernels store, without a library and without torch, for planning.
 
-The kernels have the last word: ``oct_packed_bytes``, ``oct_gguf_format``, ``oct_experts_bytes`` and
-``oct_kv_chunk_bytes`` say the same of a library that is loaded, and tests hold the two together.
-This is for those who only plan.
+The kernels define them: ``oct_packed_bytes``, ``oct_gguf_format``, ``oct_experts_bytes`` and
+``oct_kv_chunk_bytes`` return the same numbers, and tests compare both.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ MAX_HEAD_SIZE = 512
 
 @dataclass(frozen=True, slots=True)
 class Traits:
-    """What a packed format of integers is made of; see `traits_of` in csrc/pack.h."""
+    """Properties of a packed integer format; see `traits_of` in csrc/pack.h."""
 
     bits: int
     has_min: bool = False
@@ -37,7 +36,7 @@ class Traits:
 
     @property
     def groups(self) -> tuple[int, ...]:
-        """How many inputs may share a scale."""
+        """Possible numbers of inputs that share a scale."""
         return (self.nested_group,) if self.nested_group else self.own_groups
 
 
@@ -155,12 +154,12 @@ def packed_bytes(format: int, n: int, k: int, group: int) -> int:
 
 
 def columns_bytes(k: int, is_reordered: bool) -> int:
-    """Bytes behind a matrix for the inputs of its columns, where these are in another order."""
+    """Bytes behind a matrix for the inputs of its columns, if these are permuted."""
     return 4 * k if is_reordered else 0
 
 
 def _block_bytes(traits: Traits) -> int:
-    """Of a block of a K format, in a tile."""
+    """Bytes of a block of a K format, in a tile."""
     scales = _BLOCK // traits.nested_group * TILE
     if traits.has_min and traits.bits > 2:  # of 2 bits, a byte is a scale and a min
         scales *= 2
@@ -168,7 +167,7 @@ def _block_bytes(traits: Traits) -> int:
 
 
 def experts_bytes(hidden: int, inner: int, top_k: int, tokens: int) -> int:
-    """Bytes that a step of so many tokens keeps between the phases of its experts, at most; see
+    """Maximal bytes that a step of ``tokens`` tokens keeps between the products of its experts; see
     ``csrc/experts.cpp``, which cuts long steps into chunks of tokens."""
     encoded = -(-max(hidden, inner) // _BLOCK) * _BLOCK
     row_bytes = 4 * (hidden + inner + 2 + encoded)
@@ -177,31 +176,32 @@ def experts_bytes(hidden: int, inner: int, top_k: int, tokens: int) -> int:
 
 
 def padded_head(head_dim: int) -> int:
-    """The numbers that a KV cache keeps of a head's key or value, zeros behind its own included."""
+    """Numbers that a KV cache stores for a head's key or value, including padding with zeros."""
     return -(-head_dim // _HEAD_UNIT) * _HEAD_UNIT
 
 
 def kv_token_bytes(dtype: str, head_dim: int) -> int:
-    """Bytes of the key and the value of a token, of one head, in any kernels; at most, as a GPU
-    keeps no zeros behind them."""
+    """Bytes of the key and the value of a token and head, at most: GPU kernels do not pad."""
     keys, values = _KV_VECTORS[dtype]
     size = padded_head(head_dim)
     return keys(size) + values(size)
 
 
 def latent_row_bytes(dtype: str, rank: int, rope_dim: int) -> int:
-    """Bytes of what latent attention keeps of a token: ``rank`` values, and ``rope_dim`` of a
-    rotated key, each with a scale of its own where they are codes; in any kernels.
+    """Bytes that latent attention caches for a token: ``rank`` values, and ``rope_dim`` of a
+    rotated key, each with a scale of its own if they are codes; in any kernels.
 
-    ``dtype`` is one of LATENT_TYPES: what is key and value at once is not kept in all of them.
+    ``dtype`` is one of LATENT_TYPES: a latent vector is key and value at once, which rules out
+    some.
     """
     vector = LATENT_TYPES[dtype]
     return vector(rank) + vector(rope_dim)
 
 
 def latent_weight_format(packed_format: int) -> int:
-    """In which the kernels keep what makes keys and values of latents, of a weight of this format:
-    its own if it has no scales; otherwise float16, whose rounding is a small part of its own."""
+    """Format in which kernels keep the matrices of latents, for a weight of ``packed_format``: the
+    same if that has no scales; otherwise float16, whose rounding is small beside the weight's own.
+    """
     exact = abi.OCT_F32, abi.OCT_F16, abi.OCT_BF16
     return packed_format if packed_format in exact else abi.OCT_F16
 

@@ -1,7 +1,7 @@
-"""The phases of a step as structs that the native library walks through, and its activations.
+"""The fused ops of a step as structs that the native library executes, and their activations.
 
 One :class:`Program` serves every step of a model: what differs between steps (tokens, lengths,
-block tables, rows to sample) comes with each call as a ``oct_batch``.
+block tables, rows to sample) is in the ``oct_batch`` of each call.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ _EMBED, _LINEAR = ctypes.POINTER(abi.EmbedArgs), ctypes.POINTER(abi.LinearArgs)
 
 @dataclass(frozen=True, slots=True)
 class KVLayout:
-    """Where the native kernels find keys and values; see ``oct_attention_args``."""
+    """Addresses of the KV cache for the native kernels; see ``oct_attention_args``."""
 
     format: int  # OCT_KV_*
     num_kv_heads: int
@@ -68,9 +68,9 @@ class KVLayout:
 class Program:
     """A model's step, for the kernels of one library.
 
-    ``packed(weight)`` gives the struct of a weight that was packed before; it must stay valid as
-    long as the program. ``kept`` are values that :meth:`buffer` shows when a step has ended, beside
-    those of the head and of inputs, which it always does.
+    ``packed(weight)`` returns the struct of a weight that was packed before; it must stay valid as
+    long as the program. ``kept`` are values that :meth:`buffer` can return after a step, in
+    addition to those of the head and of inputs.
     """
 
     def __init__(
@@ -111,7 +111,7 @@ class Program:
         self._kept.append(nodes)
 
     def exit_after(self, num_layers: int) -> Program:
-        """The program of the first layers and the head: of the same weights, keys and values."""
+        """The program of the first layers and the head, with the same weights and KV cache."""
         ops = fused_ops.exit_after(self.ops, num_layers)
         return Program(
             ops,
@@ -133,7 +133,8 @@ class Program:
         self.library.check(code)
 
     def logprob_rows(self, count: int, logits: int, token_ids: int, logprobs: int) -> None:
-        """Log-probabilities of rows of logits: arrays of ``count`` entries, by their addresses."""
+        """Compute log-probabilities of rows of logits: arrays of ``count`` entries, by their
+        addresses."""
         begin = time.perf_counter()
         code = self.library.lib.oct_logprob_rows(
             self.pool, count, self.vocab_size, logits, token_ids, logprobs
@@ -142,9 +143,9 @@ class Program:
         self.library.check(code)
 
     def weights(self) -> Iterator[tuple[int, abi.Weight, tuple[int, int] | None]]:
-        """Every packed matrix that a step uses, with the op (OCT_OP_*) that reads it, and of an
-        expert's, how many of how many a token uses. Of latent attention there is no more than how
-        it is kept (``latent_weights.py``)."""
+        """Yields every packed matrix that a step uses, with the op (OCT_OP_*) that reads it and,
+        for experts, the number of experts that a token uses and of all. Latent attention has its
+        own layout (``latent_weights.py``), so its struct has no data."""
         for index in range(self.num_ops):
             node = self._struct.nodes[index]
             if node.op == abi.OCT_OP_EMBED:
@@ -169,8 +170,8 @@ class Program:
                 yield node.op, abi.Weight(latent.weight_format, outputs, latent.rank), None
 
     def buffer(self, value: Value) -> np.ndarray:
-        """The activations of a value, float32 [max_tokens, width], as the last step left them; or
-        those of an input, as the next is to find them."""
+        """Activations of a value, float32 [max_tokens, width], as the last step left them; for an
+        input, where the next step reads it."""
         return self._buffers.array(value)
 
     def _extend_tables(self, num_positions: int) -> None:
@@ -391,7 +392,7 @@ class Program:
         return self._buffers.address(value)
 
     def _constant(self, values: np.ndarray | None) -> int | None:
-        """The address of a small array, in float32, that is kept as long as the program."""
+        """Address of a small array, in float32, that is kept as long as the program."""
         if values is None:
             return None
         values = np.ascontiguousarray(values, dtype=np.float32)
@@ -402,7 +403,7 @@ class Program:
 class _Arena:
     """Memory for the activations of ``max_tokens`` tokens, shared by values in turn.
 
-    It counts as memory only as far as steps have used it.
+    It is zero-initialized lazily, and resident only as far as steps have used it.
     """
 
     def __init__(self, ops: Sequence[FusedOp], max_tokens: int, kept: Collection[Value]):

@@ -1,4 +1,4 @@
-"""The phases of recurrent layers as structs for the native kernels; the others: ``program.py``."""
+"""Structs of recurrent layers' ops for the native kernels; ``program.py`` has the other ops."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _FLOAT_BYTES = 4
 
 @dataclass(frozen=True, slots=True)
 class StateLayout:
-    """Where the native kernels find states: see ``oct_states``."""
+    """Addresses of states for the native kernels; see ``oct_states``."""
 
     layers: list[list[int]]  # the address of each of a layer's states in the first slot
     slot_floats: int
@@ -36,10 +36,10 @@ def recurrence_struct(
     constant: Callable[[np.ndarray | None], int | None],
     states: StateLayout | None,
 ) -> tuple[int, ctypes.Structure]:
-    """The op (OCT_OP_*) of a phase, and its arguments.
+    """The op code (OCT_OP_*) of an op, and its arguments.
 
     Args:
-        at, constant: the address of a value, and of a small array.
+        at, constant: return the address of a value, and of a small array.
     """
     spec = op.spec
     if isinstance(spec, GatedNormSpec):

@@ -2,9 +2,9 @@
 
 The outputs of one product are columns of one tensor, side by side in each row::
 
-    [max_tokens, q | k | v]     three values, of which each is a view
+    [max_tokens, q | k | v]     three values, each of which is a view
 
-It serves another value once all of them have been read.
+The tensor is reused once all of its values have been read.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from octavo.kernels.recorder import Value
 
 
 class _Kind(NamedTuple):
-    """Buffers of one kind serve each other's values."""
+    """Width and type of buffers that can be reused for each other."""
 
     width: int
     dtype: torch.dtype
@@ -42,7 +42,7 @@ class _Buffer:
 
 @dataclass(frozen=True, slots=True)
 class _Columns:
-    """Where a value is."""
+    """Place of a value: the columns of a buffer from ``start`` on."""
 
     buffer: _Buffer
     start: int
@@ -52,9 +52,9 @@ class Buffers:
     """A place for every value of a program, for up to ``max_tokens`` tokens.
 
     Args:
-        kept: values that nothing overwrites, as ``fusion.place`` has them.
-        lent: of another program, which runs before or after this one: what it does not keep, these
-            overwrite.
+        kept: values that nothing overwrites, as in ``fused_ops.place``.
+        lent: buffers of another program, which runs before or after this one. They are reused,
+            except those that it keeps.
     """
 
     def __init__(
@@ -84,28 +84,29 @@ class Buffers:
         self._between = self._room_between(max_tokens * max(map(self._width_between, ops)), lent)
 
     def tensor(self, value: Value) -> Tensor:
-        """[max_tokens, width]; rows may be farther apart than they are long."""
+        """Tensor of a value, [max_tokens, width]; its row stride may be larger than the width."""
         place = self._places[value.source]
         return place.buffer.tensor[:, place.start : place.start + value.width]
 
     def are_joint(self, values: Sequence[Value]) -> bool:
-        """Whether these are all that one product makes, in this order; or one that is alone."""
+        """True if these values are all outputs of one product, in this order, or one value that is
+        alone."""
         group = tuple(value.source for value in values)
         return self._joined.get(group[0], group[:1]) == group
 
     def joint(self, values: Sequence[Value]) -> Tensor:
-        """[max_tokens, all widths] of values that are joint."""
+        """Tensor [max_tokens, all widths] of values that are joint."""
         assert self.are_joint(values), [value.width for value in values]
         if len(values) == 1:
             return self.tensor(values[0])
         return self._places[values[0].source].buffer.tensor
 
     def between(self, width: int) -> Tensor:
-        """[max_tokens, width] for what is there between two launches of one phase only."""
+        """Scratch [max_tokens, width] between two launches of one fused op."""
         return self.rooms_between(width)[0]
 
     def rooms_between(self, *widths: int) -> list[Tensor]:
-        """The same for several at once, each contiguous."""
+        """Several such scratch tensors at once, each contiguous."""
         ends = [self._max_tokens * end for end in accumulate(widths)]
         return [
             self._between[end - self._max_tokens * width : end].view(-1, width)
@@ -113,7 +114,7 @@ class Buffers:
         ]
 
     def is_same(self, value: Value, other: Value) -> bool:
-        """Whether they lie at the same place."""
+        """True if both values have the same place."""
         return self._places[value.source] == self._places[other.source]
 
     def _allocate(self, value: Value) -> _Columns:
@@ -145,9 +146,9 @@ class Buffers:
             self._free[place.buffer.kind].append(place.buffer)
 
     def _width_between(self, op: FusedOp) -> int:
-        """Of a row that is written and read by the same phase: queries for attention, and what is
-        brought together for it; the norm of a sum for products, and a product that is scaled; the
-        norm of what experts read; learned positions."""
+        """Scratch per row of a fused op: queries for attention, and its inputs if they are not
+        joint; the norm of a sum before a product, or a product that is scaled; the norm of an
+        experts' input; learned positions."""
         match op:
             case fused_ops.FusedAttention():
                 parts = op.q, op.k, op.v
@@ -175,7 +176,7 @@ class Buffers:
 
 
 def _joined_values(ops: Sequence[FusedOp]) -> Iterator[tuple[Value, tuple[Value, ...]]]:
-    """Each value that is one of several outputs of a product, with all of these in their order."""
+    """Yields each value that is one of several outputs of a product, with all of these in order."""
     for op in ops:
         if isinstance(op, fused_ops.FusedLinear) and op.activation is None:
             group = tuple(segment.out.source for segment in op.segments)

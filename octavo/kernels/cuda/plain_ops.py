@@ -1,5 +1,5 @@
-"""The ops of a fused step in plain torch, on any device: what those of the kernels are measured
-against, and what runs the GPU path where there is no GPU.
+"""The ops of a fused step in plain torch, on any device: the oracle of the Triton ops, and their
+substitute where there is no GPU.
 
 On the CPU in float32 they are made of the reference ops, and round where these round.
 """
@@ -10,18 +10,15 @@ import torch
 from torch import Tensor
 
 from octavo.kernels import attention, reference
-from octavo.kernels.cuda.attention_plan import Scoring
 from octavo.kernels.cuda.ops import (
     Attend,
+    AttentionLayer,
     ExpertLayer,
-    HeadNorms,
     LatentLayer,
-    Rope,
     StepTensors,
 )
 from octavo.kernels.cuda.products import ACTIVATIONS, PlainProducts
 from octavo.kernels.experts import add_up, clamped_swiglu, route
-from octavo.kernels.kv_stores import KVStore
 from octavo.kernels.op_arguments import RopeArguments, RowNorm
 from octavo.kernels.routing import CLAMPED_SWIGLU
 
@@ -29,7 +26,7 @@ _GATES = {**ACTIVATIONS, CLAMPED_SWIGLU: clamped_swiglu}
 
 
 class PlainOps:
-    """See :class:`octavo.kernels.cuda.ops.StepOps`, and ``LatentOps``."""
+    """Implements :class:`octavo.kernels.cuda.ops.StepOps` and ``LatentOps`` in plain torch."""
 
     def __init__(self) -> None:
         self.products = PlainProducts()
@@ -94,17 +91,10 @@ class PlainOps:
         out.copy_(made if residual is None else residual + made)
 
     def write_kv(
-        self,
-        qkv: Tensor,
-        step: StepTensors,
-        group: int,
-        k_cache: KVStore,
-        v_cache: KVStore,
-        q_out: Tensor,
-        norms: HeadNorms | None,
-        rope: Rope | None,
+        self, qkv: Tensor, step: StepTensors, layer: AttentionLayer, q_out: Tensor
     ) -> None:
-        (_, num_heads, head_dim), num_kv_heads = q_out.shape, k_cache.num_heads
+        (_, num_heads, head_dim), num_kv_heads = q_out.shape, layer.k_cache.num_heads
+        norms, rope = layer.norms, layer.rope
         heads = qkv.unflatten(1, (-1, head_dim))
         q, k, v = heads.split([num_heads, num_kv_heads, num_kv_heads], dim=1)
         if norms is not None:
@@ -112,40 +102,32 @@ class PlainOps:
         if rope is not None:
             q, k = reference.rope(q, k, step.positions, rope.cos_sin, rope.interleaved)
         q_out.copy_(q)
-        slots = step.slots[group]
+        slots = step.slots[layer.group]
         is_written = slots >= 0
-        reference.store_kv(k[is_written], v[is_written], k_cache, v_cache, slots[is_written].long())
+        reference.store_kv(
+            *(k[is_written], v[is_written], layer.k_cache, layer.v_cache),
+            slots[is_written].long(),
+        )
 
     def attend_latents(
-        self,
-        q: Tensor,
-        ckv: Tensor,
-        step: StepTensors,
-        group: int,
-        latents: KVStore,
-        rotated: KVStore,
-        layer: LatentLayer,
-        out: Tensor,
+        self, q: Tensor, ckv: Tensor, step: StepTensors, layer: LatentLayer, out: Tensor
     ) -> None:
-        slots, rope = step.slots[group], layer.rope
+        slots, rope, caches = step.slots[layer.group], layer.rope, (layer.latents, layer.rope_keys)
         is_written = slots >= 0
         reference.store_latents(
             ckv[is_written],
             layer.norm,
             RopeArguments(step.positions[is_written], rope.cos_sin, rope.interleaved),
-            latents,
-            rotated,
+            *caches,
             slots[is_written].long(),
         )
-        plan = _Plan(step).of_group(group, latents.parts[0].shape[1])
+        plan = _Plan(step).of_group(layer.group, layer.latents.parts[0].shape[1])
         if plan is None:
             out.zero_()
             return
         rotation = RopeArguments(step.positions, rope.cos_sin, rope.interleaved)
         kv_b = layer.kv_b.dense(q.dtype)
-        out.copy_(
-            reference.latent_attention(q, kv_b, rotation, latents, rotated, plan, layer.scale)
-        )
+        out.copy_(reference.latent_attention(q, kv_b, rotation, *caches, plan, layer.scale))
 
     def plan_attention(self, step: StepTensors) -> Attend:
         plan = _Plan(step)
@@ -160,7 +142,8 @@ class PlainOps:
 
 
 class _Plan:
-    """Those of the reference ops, one for each group, made for the first layer that asks."""
+    """Attention plans of the reference ops, one for each group, made for the first layer that needs
+    it."""
 
     def __init__(self, step: StepTensors):
         self._tables = step.tables
@@ -168,24 +151,17 @@ class _Plan:
             tuple[int, int], attention.ReferenceAttentionPlan
         ] = {}  # by group and block size
 
-    def attend(
-        self,
-        q: Tensor,
-        group: int,
-        k_cache: KVStore,
-        v_cache: KVStore,
-        scoring: Scoring,
-        out: Tensor,
-    ) -> None:
-        plan = self.of_group(group, k_cache.parts[0].shape[1])
+    def attend(self, q: Tensor, layer: AttentionLayer, out: Tensor) -> None:
+        plan = self.of_group(layer.group, layer.k_cache.parts[0].shape[1])
         if plan is None:
             out.zero_()
             return
+        scoring = layer.scoring
         options = scoring.scale, scoring.window, scoring.softcap, scoring.sinks
-        out.copy_(reference.paged_attention(q, k_cache, v_cache, plan, *options))
+        out.copy_(reference.paged_attention(q, layer.k_cache, layer.v_cache, plan, *options))
 
     def of_group(self, group: int, block_size: int) -> attention.ReferenceAttentionPlan | None:
-        """None where there is only padding, for which plans have no place."""
+        """The plan of a group; None for a step of padding only, which plans do not support."""
         if not self._tables[group].seq_lens.any():
             return None
         if (group, block_size) not in self._made:
@@ -204,7 +180,7 @@ class _Plan:
 def _by_expert(
     matrix: Tensor, bias: Tensor | None, num_experts: int
 ) -> list[tuple[Tensor, Tensor | None]]:
-    """Of each expert, its rows of a matrix, and of a bias."""
+    """Rows of a matrix, and of a bias, for each expert."""
     biases = [None] * num_experts if bias is None else bias.chunk(num_experts)
     return list(zip(matrix.chunk(num_experts), biases, strict=True))
 

@@ -1,10 +1,9 @@
-"""Products of activations with weights of any kind: what is asked for, and its slow twin.
+"""Products of activations with weights of any kind: the interface, and an implementation in torch.
 
     x [T, K] --(norm)--> times weight [N, K] --(+ bias)--> out [T, N], or added to it
                                                `-----------> activation(first half) * second half
 
-A weight says what its numbers are, ``Products`` how they are multiplied with: these are of plain
-torch, for any device, and those of ``triton_products.py`` are of kernels.
+``triton_products.py`` has the implementation by kernels.
 """
 
 from __future__ import annotations
@@ -28,13 +27,13 @@ ACTIVATIONS = {
 
 @dataclass(frozen=True, slots=True)
 class GemmFusion:
-    """What is done before a product, and behind it; nothing, if nothing is said.
+    """Work fused with a product; nothing by default.
 
     Args:
-        norm: of x.
+        norm: of x, before the product.
         bias: [N].
         activation: "silu", "gelu_tanh" or "gelu_erf": of the first N / 2 outputs, times the others.
-        accumulate: the product is added to what is in ``out``, the residual stream.
+        accumulate: the product is added to ``out``, the residual stream.
     """
 
     norm: RowNorm | None = None
@@ -44,27 +43,27 @@ class GemmFusion:
 
 
 class Products(Protocol):
-    """Who multiplies, with what memory that takes. One stream's: it is used again and again."""
+    """Products of one stream, which reuse the same memory."""
 
     def linear(self, x: Tensor, weight: DeviceWeight, out: Tensor, fusion: GemmFusion) -> None:
-        """out = x @ weight.T, and what is around it.
+        """Compute out = x @ weight.T, with the fused work before and behind it.
 
-        x [T, K] and out [T, N], or [T, N / 2] with an activation: of float types, rows may be
-        farther apart than they are long.
+        x is [T, K] and out [T, N], or [T, N / 2] with an activation: of float types, with any row
+        stride.
         """
         ...
 
     def rows(self, weight: DeviceWeight, ids: Tensor, out: Tensor) -> None:
-        """The rows ``ids`` (int32 [T]) of a weight, in ``out`` [T, K]."""
+        """Write the rows ``ids`` (int32 [T]) of a weight to ``out`` [T, K]."""
         ...
 
     def reset(self) -> None:
-        """Count from 0 again, after launches of which some may be missing."""
+        """Reset the counters, after a step of which some launches may be missing."""
         ...
 
 
 class PlainProducts:
-    """In float32, and rounded once at the end: what all others are measured against."""
+    """Products in float32, rounded once at the end: the oracle of all others."""
 
     def linear(self, x: Tensor, weight: DeviceWeight, out: Tensor, fusion: GemmFusion) -> None:
         values = x.float()

@@ -1,11 +1,11 @@
-"""A model's step on a device: its phases as functions of a step, over memory that stays in place.
+"""A model's step on a device: its fused ops as launches over memory that stays in place.
 
     Linear        (the norm of a sum >) one product with all of its matrices, side by side
     Attention     norms of heads, rotation, the writing of KV > attention
     Rows, Check   one op each
-    Head          rows that are asked for > norm > product > softcap
+    Head          requested rows > norm > product > softcap
 
-What an op writes to was there before, so a step allocates nothing, and a CUDA graph of it can be
+All outputs are allocated in advance, so a step allocates nothing, and a CUDA graph of it can be
 replayed.
 """
 
@@ -24,6 +24,7 @@ from octavo.kernels.cuda.attention_plan import Scoring
 from octavo.kernels.cuda.buffers import Buffers
 from octavo.kernels.cuda.ops import (
     Attend,
+    AttentionLayer,
     ExpertLayer,
     HeadNorms,
     LatentLayer,
@@ -41,14 +42,14 @@ from octavo.kernels.recorder import RopeTable, Value
 
 
 class _Running(NamedTuple):
-    """A step that is being computed: its attention, planned, and its rows of all tensors."""
+    """A step that is being computed: its planned attention, and its rows of all tensors."""
 
     step: StepTensors
     attend: Attend
     rows: Sequence[Tensor]
 
 
-_Part = Callable[[_Running], None]
+_Launch = Callable[[_Running], None]
 """Something that is launched for a step."""
 
 # What ops call the activations that multiply nothing, and the kinds of Rows.
@@ -56,18 +57,20 @@ _ALONE = {("gelu_erf" if name == "gelu" else name): kind for name, kind in fused
 
 
 class FusedProgram:
-    """A model's step, by the ops of one device.
-
-    CannotFuse, with the reason, if a phase asks for something that these ops do not have.
+    """A model's step, computed by the ops of one device.
 
     Args:
-        phases: of ``fuser.fuse``.
-        weight_of: gives matrices one below the other; for the same ones, the same each time.
+        ops: from ``fuser.fuse``.
+        kernels: compute the ops.
+        weight_of: returns matrices stacked in one; the same object for the same matrices.
         dtype: of activations.
         max_tokens: of a step.
-        max_rows: of which logits are asked for at once.
+        max_rows: for which logits are computed at once.
         max_positions: of a sequence. Rotations are computed for all of them, once.
-        kept: values that :meth:`buffer` shows when a step has ended.
+        kept: values that :meth:`buffer` can return after a step.
+
+    Raises:
+        CannotFuse: the kernels do not support an op; says why.
     """
 
     def __init__(
@@ -96,30 +99,32 @@ class FusedProgram:
         self._build(ops, kept)
 
     def exit_after(self, num_layers: int) -> FusedProgram:
-        """The program of the first layers and the head: of the same weights, keys and values, and
-        in the same memory, so that what either has left is gone when the other has run; but for
-        what is kept.
+        """The program of the first layers and the head, with the same weights and KV cache.
 
-        CannotFuse if the model cannot be ended there.
+        Both programs use the same memory, so that each overwrites the other's activations, except
+        kept values.
+
+        Raises:
+            CannotFuse: the model cannot end there.
         """
         program = copy.copy(self)
         program._build(fused_ops.exit_after(self.ops, num_layers), (), self._buffers)
         return program
 
     def run(self, step: StepTensors) -> None:
-        """All of a step but the head. What it leaves is there until the next one."""
+        """Compute a step without its head. Its results are valid until the next step."""
         running = _Running(
             step, self._kernels.plan_attention(step), self._tensors.cut(step.num_tokens)
         )
-        for part in self._parts:
-            part(running)
+        for launch in self._launches:
+            launch(running)
 
     def reset(self) -> None:
-        """Undo what a step leaves behind of which not all was launched."""
+        """Restore the state of kernels after a step of which some launches may be missing."""
         self._kernels.reset()
 
     def logits(self, rows: Tensor, out: Tensor) -> None:
-        """Logits of ``rows`` (int32 [R]) of the last step, to out (float32 [R, V])."""
+        """Compute logits of ``rows`` (int32 [R]) of the last step, to out (float32 [R, V])."""
         head, hidden = self._head, self._hidden[: len(rows)]
         source = self._buffers.tensor(head.source)
         if self._head_norm is None:
@@ -133,12 +138,12 @@ class FusedProgram:
             self._kernels.softcap(out, head.softcap)
 
     def buffer(self, value: Value) -> Tensor:
-        """The activations of a value that is kept, or of an input: [max_tokens, width]."""
+        """Activations of a kept value, or of an input: [max_tokens, width]."""
         return self._buffers.tensor(value)
 
     @property
     def num_bytes(self) -> int:
-        """Of activations."""
+        """Bytes of activations."""
         return self._buffers.num_bytes + self._hidden.nbytes + self.damaged.nbytes
 
     def _build(
@@ -150,10 +155,10 @@ class FusedProgram:
         self.vocab_size = head.weight.shape[0]
         self._buffers = Buffers(ops, self._max_tokens, self._dtype, self._device, kept, lent)
         self._tensors = _Tensors()
-        self._parts = [part for op in ops for part in self._parts_of(op)]
+        self._launches = [launch for op in ops for launch in self._launches_of(op)]
         self._head_norm, self._head_weight = self._norm(head.norm), self._weight_of([head.weight])
 
-    def _parts_of(self, op: FusedOp) -> Iterator[_Part]:
+    def _launches_of(self, op: FusedOp) -> Iterator[_Launch]:
         match op:
             case fused_ops.FusedEmbedding():
                 yield from self._embed(op)
@@ -173,7 +178,7 @@ class FusedProgram:
             case fused_ops.FusedHead():
                 pass  # its rows are asked for
 
-    def _embed(self, op: fused_ops.FusedEmbedding) -> Iterator[_Part]:
+    def _embed(self, op: fused_ops.FusedEmbedding) -> Iterator[_Launch]:
         rows, table = self._kernels.products.rows, self._weight_of([op.weight])
         out = self._buffers.tensor(op.out)
         (at,) = self._tensors.places(out)
@@ -185,7 +190,7 @@ class FusedProgram:
         if op.positions is not None:
             yield self._embed_positions(op.positions, op.position_offset, out)
 
-    def _embed_positions(self, matrix: WeightRef, offset: int, out: Tensor) -> _Part:
+    def _embed_positions(self, matrix: WeightRef, offset: int, out: Tensor) -> _Launch:
         rows, table = self._kernels.products.rows, self._weight_of([matrix])
         ids = torch.zeros(self._max_tokens, dtype=torch.int32, device=self._device)
         places = self._tensors.places(ids, self._buffers.between(out.shape[1]), out)
@@ -198,7 +203,7 @@ class FusedProgram:
 
         return embed_positions
 
-    def _linear(self, op: fused_ops.FusedLinear) -> Iterator[_Part]:
+    def _linear(self, op: fused_ops.FusedLinear) -> Iterator[_Launch]:
         source, norm = self._buffers.tensor(op.source), self._norm(op.norm)
         if op.added is not None and norm is None:
             assert op.sum_out is not None
@@ -219,8 +224,8 @@ class FusedProgram:
         fusion = GemmFusion(norm, bias, op.activation, accumulate=op.residual is not None)
         yield self._each_row(lambda x, y: linear(x, weight, y, fusion), source, out)
 
-    def _residual(self, op: fused_ops.FusedLinear, out: Tensor) -> Iterator[_Part]:
-        """What the product is added to, where it does not lie there already."""
+    def _residual(self, op: fused_ops.FusedLinear, out: Tensor) -> Iterator[_Launch]:
+        """Copies the residual to the output of a product, unless both have the same place."""
         assert op.residual is not None
         if not self._buffers.is_same(op.residual, op.segments[0].out):
             yield self._each_row(Tensor.copy_, out, self._buffers.tensor(op.residual))
@@ -232,15 +237,15 @@ class FusedProgram:
         weight: DeviceWeight,
         fusion: GemmFusion,
         out: Tensor,
-    ) -> Iterator[_Part]:
+    ) -> Iterator[_Launch]:
         linear, scale = self._kernels.products.linear, op.scale
         product = self._buffers.between(out.shape[1])
         yield self._each_row(lambda x, y: linear(x, weight, y, fusion), source, product)
         yield from self._residual(op, out)
         yield self._each_row(lambda x, y: x.add_(y, alpha=scale), out, product)
 
-    def _sum(self, op: fused_ops.FusedLinear) -> Iterator[_Part]:
-        """The sum that a linear reads as it is."""
+    def _sum(self, op: fused_ops.FusedLinear) -> Iterator[_Launch]:
+        """Launches of a linear's input sum that has no norm behind it."""
         kernels, y_norm = self._kernels, self._norm(op.added_norm)
         assert op.added is not None and op.sum_out is not None
         x, y, total = map(self._buffers.tensor, (op.source, op.added, op.sum_out))
@@ -250,7 +255,7 @@ class FusedProgram:
             y = normed
         yield self._each_row(lambda x, y, out: torch.add(x, y, out=out), x, y, total)
 
-    def _add_norm(self, op: fused_ops.FusedLinear, normed: Tensor) -> _Part:
+    def _add_norm(self, op: fused_ops.FusedLinear, normed: Tensor) -> _Launch:
         assert op.added is not None and op.sum_out is not None
         sum_of = map(self._buffers.tensor, (op.source, op.added, op.sum_out))
         norm, y_norm = self._norm(op.norm), self._norm(op.added_norm)
@@ -261,16 +266,13 @@ class FusedProgram:
         )
 
     def _outputs(self, op: fused_ops.FusedLinear) -> Tensor:
-        """Where the product of all segments goes, or what an activation makes of it."""
+        """Tensor of a linear's outputs side by side, or of its activation."""
         if op.activation is not None:
             return self._buffers.tensor(op.segments[0].out)
         return self._buffers.joint([segment.out for segment in op.segments])
 
-    def _attention(self, op: fused_ops.FusedAttention) -> Iterator[_Part]:
-        kernels, scoring = self._kernels, self._scoring(op)
-        norms, rope = self._head_norms(op), self._rope(op)
-        k_cache, v_cache = self._kv_cache.layer(op.layer)
-        group = self._kv_cache.group_of(op.layer)
+    def _attention(self, op: fused_ops.FusedAttention) -> Iterator[_Launch]:
+        kernels, layer = self._kernels, self._attention_layer(op)
         parts = op.q, op.k, op.v
         if self._buffers.are_joint(parts):
             qkv, q = self._buffers.joint(parts), self._buffers.between(op.q.width)
@@ -290,20 +292,34 @@ class FusedProgram:
 
         def attention(running: _Running) -> None:
             qkv, q, attended = (running.rows[place] for place in places)
-            kernels.write_kv(qkv, running.step, group, k_cache, v_cache, q, norms, rope)
-            running.attend(q, group, k_cache, v_cache, scoring, attended)
+            kernels.write_kv(qkv, running.step, layer, q)
+            running.attend(q, layer, attended)
 
         yield attention
 
-    def _latent_attention(self, op: fused_ops.FusedLatentAttention) -> _Part:
+    def _attention_layer(self, op: fused_ops.FusedAttention) -> AttentionLayer:
+        sinks = None if op.sinks is None else self._constants.vector(op.sinks)
+        return AttentionLayer(
+            *self._kv_cache.layer(op.layer),
+            Scoring(op.scale, op.window, op.softcap, sinks),
+            self._head_norms(op),
+            None if op.rope is None else self._rope(op.rope, op.interleaved),
+            self._kv_cache.group_of(op.layer),
+        )
+
+    def _latent_attention(self, op: fused_ops.FusedLatentAttention) -> _Launch:
         if not isinstance(self._kernels, LatentOps):
             raise CannotFuse("these ops have no latent attention")
-        attend, group = self._kernels.attend_latents, self._kv_cache.group_of(op.layer)
-        norm = self._norm(op.norm)
+        attend, norm = self._kernels.attend_latents, self._norm(op.norm)
         assert norm is not None
-        rope = Rope(self._constants.rotations(op.rope), op.interleaved)
-        layer = LatentLayer(self._weight_of([op.kv_b]), norm, rope, op.scale)
-        stores = self._kv_cache.layer(op.layer)
+        layer = LatentLayer(
+            self._weight_of([op.kv_b]),
+            norm,
+            self._rope(op.rope, op.interleaved),
+            op.scale,
+            *self._kv_cache.layer(op.layer),
+            self._kv_cache.group_of(op.layer),
+        )
         places = self._tensors.places(
             self._buffers.tensor(op.q).unflatten(1, op.q.shape),
             self._buffers.tensor(op.ckv),
@@ -312,11 +328,11 @@ class FusedProgram:
 
         def latent_attention(running: _Running) -> None:
             q, ckv, out = (running.rows[place] for place in places)
-            attend(q, ckv, running.step, group, *stores, layer, out)
+            attend(q, ckv, running.step, layer, out)
 
         return latent_attention
 
-    def _experts(self, op: fused_ops.FusedExperts) -> Iterator[_Part]:
+    def _experts(self, op: fused_ops.FusedExperts) -> Iterator[_Launch]:
         source, norm = self._buffers.tensor(op.source), self._norm(op.norm)
         kernels, layer = self._kernels, self._expert_layer(op)
         if norm is not None:
@@ -347,11 +363,11 @@ class FusedProgram:
         )
 
     def _joint_vector(self, parts: Sequence[np.ndarray | None]) -> Tensor | None:
-        """Of parts that are all there, or none of them."""
+        """Concatenate parts, which are all present or all None."""
         there = [part for part in parts if part is not None]
         return self._constants.vector(np.concatenate(there)) if there else None
 
-    def _rows(self, op: fused_ops.FusedRows) -> _Part:
+    def _rows(self, op: fused_ops.FusedRows) -> _Launch:
         kernels, kind = self._kernels, op.kind
         a, out = self._buffers.tensor(op.a), self._buffers.tensor(op.out)
         if op.norm is not None:
@@ -370,7 +386,7 @@ class FusedProgram:
 
     def _norm_rows(
         self, op: fused_ops.FusedRows, of: fused_ops.FusedNorm, a: Tensor, out: Tensor
-    ) -> _Part:
+    ) -> _Launch:
         if len(op.a.shape) > 1:
             raise CannotFuse("norms of heads are made with attention, and not alone")
         kernels, norm = self._kernels, RowNorm(self._constants.vector(of.weight), of.eps)
@@ -378,10 +394,6 @@ class FusedProgram:
             return self._each_row(lambda a, out: kernels.norm(a, norm, out), a, out)
         bias = None if op.bias is None else self._constants.vector(op.bias)
         return self._each_row(lambda a, out: kernels.layernorm(a, norm, bias, out), a, out)
-
-    def _scoring(self, op: fused_ops.FusedAttention) -> Scoring:
-        sinks = None if op.sinks is None else self._constants.vector(op.sinks)
-        return Scoring(op.scale, op.window, op.softcap, sinks)
 
     def _head_norms(self, op: fused_ops.FusedAttention) -> HeadNorms | None:
         q, k = self._norm(op.q_norm), self._norm(op.k_norm)
@@ -391,10 +403,8 @@ class FusedProgram:
             raise CannotFuse(f"queries and keys of layer {op.layer} are not normed alike")
         return HeadNorms(q.weight, k.weight, q.eps)
 
-    def _rope(self, op: fused_ops.FusedAttention) -> Rope | None:
-        if op.rope is None:
-            return None
-        return Rope(self._constants.rotations(op.rope), op.interleaved)
+    def _rope(self, table: RopeTable, interleaved: bool) -> Rope:
+        return Rope(self._constants.rotations(table), interleaved)
 
     def _norm(self, norm: fused_ops.FusedNorm | None) -> RowNorm | None:
         return None if norm is None else RowNorm(self._constants.vector(norm.weight), norm.eps)
@@ -407,8 +417,9 @@ class FusedProgram:
         ]
         return torch.from_numpy(np.concatenate(parts)).to(self._device, self._dtype)
 
-    def _each_row(self, op: Callable[..., object], *tensors: Tensor) -> _Part:
-        """``op`` over as many rows of tensors [max_tokens, ...] as a step has tokens."""
+    def _each_row(self, op: Callable[..., object], *tensors: Tensor) -> _Launch:
+        """A launch of ``op`` over as many rows of tensors [max_tokens, ...] as a step has
+        tokens."""
         places = self._tensors.places(*tensors)
 
         def part(running: _Running) -> None:
@@ -418,15 +429,17 @@ class FusedProgram:
 
 
 class _Tensors:
-    """Tensors [max_tokens, ...], each of which is cut to the rows of a step once, for all parts:
-    layers have the same ones in turn, and to cut one takes as long as a part takes to be called."""
+    """Tensors [max_tokens, ...], each cut to the rows of a step once for all launches.
+
+    Layers use the same tensors in turn, and cutting one takes as long as calling a launch.
+    """
 
     def __init__(self) -> None:
         self._all: list[Tensor] = []
         self._places: dict[Hashable, int] = {}
 
     def places(self, *tensors: Tensor) -> list[int]:
-        """Where these are in what :meth:`cut` gives."""
+        """Indices of tensors in the result of :meth:`cut`."""
         return [self._place(tensor) for tensor in tensors]
 
     def cut(self, count: int) -> list[Tensor]:
@@ -441,7 +454,7 @@ class _Tensors:
 
 
 class _Constants:
-    """Small arrays on the device, as float32; one that several phases use is there once."""
+    """Small arrays on the device, as float32; an array that several ops use is uploaded once."""
 
     def __init__(self, device: torch.device, max_positions: int):
         self._device, self._max_positions = device, max_positions

@@ -1,7 +1,7 @@
-"""What the logits of a row say of its token, and which tokens they make the likeliest.
+"""Log-probabilities of sampled tokens, and the likeliest tokens, on the GPU.
 
-The greatest are found as keys, which have a logit in their high bits and what a token id leaves of
-2^32 - 1 in the low ones: no two are the same, and of equal logits the lowest id comes first.
+The greatest logits are found as keys, with the logit in the high bits and 2^32 - 1 minus the token
+id in the low ones: no two keys are equal, and of equal logits the lowest id comes first.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _GREATEST = tl.constexpr(2**63 - 1)
 
 @dataclass(frozen=True, slots=True)
 class LogprobScratch:
-    """What is found of each chunk of each row."""
+    """Results of each chunk of each row."""
 
     weights: Tensor  # int64 [rows, chunks]: sums of 2^44 exp(logit - peak of the row)
     ranks: Tensor  # int32 [rows, chunks]: tokens with a greater logit than the row's token
@@ -66,7 +66,7 @@ def write_logprobs(
     num_top: int,
     scratch: LogprobScratch,
 ) -> None:
-    """Write ``out.logprobs`` of the rows that ask and have a token.
+    """Write ``out.logprobs`` of the rows that request them and have a token.
 
     Args:
         peaks: float32 [R, chunks], of those logits.
@@ -166,11 +166,11 @@ def _keys_of(logits, tokens):
 
 @triton.jit
 def _swapped(bits):
-    """From the bits of a float to an integer that is in their order, and back."""
+    """Map the bits of a float to an integer of the same order, and back."""
     return bits ^ ((bits >> 31) & 0x7FFFFFFF)
 
 
 @triton.jit
 def _next(keys, key):
-    """The greatest that is less than a key."""
+    """The greatest key that is less than ``key``."""
     return tl.max(tl.where(keys < key, keys, _LEAST), 0)

@@ -1,11 +1,11 @@
-"""What goes from logits to tokens on a device, and what comes back: tensors that stay in place.
+"""Inputs and results of sampling on a device, as tensors that stay in place.
 
-There are two samplers that take them, ``TritonSampler`` (``sampler.py``) and ``PlainSampler``
-(``runtime/plain_sampler.py``), its twin in operations of PyTorch. Neither waits for the device nor
-asks it anything, so that what they do can be captured in a graph, and is right for all steps whose
-rows ask for no more (``Asked``).
+Two samplers take them, ``TritonSampler`` (``sampler.py``) and ``PlainSampler``
+(``runtime/plain_sampler.py``) in operations of PyTorch. Neither synchronizes with the device, so
+that their work can be captured in a graph, which is valid for all steps whose rows need no more
+options (``Asked``).
 
-All that is known of a row is one record of sixteen words, so that a step uploads one piece.
+The options of a row are one record of sixteen words, so that a step uploads one tensor.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ LOGPROB_WORDS = 6 + 2 * MAX_TOP
 
 
 class Asked(NamedTuple):
-    """What at least one row of a step asks of a sampler. The launches of a step depend on this, and
-    on the shapes of tensors, and on nothing else."""
+    """Options that at least one row of a step uses. The launches of a step depend on them, and on
+    the shapes of tensors, and on nothing else."""
 
     cuts: bool = False  # top_k, top_p or typical_p
     masks: bool = False
@@ -50,11 +50,11 @@ class Asked(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SamplingTensors:
-    """How each of R rows becomes a token, on the device.
+    """Options of R rows that become tokens, on the device.
 
-    ``records``, ``slots`` and ``last_tokens`` stay where they are. ``masks`` and the edits are as
-    large as a step wants them, so that a graph which has captured them holds for that step alone;
-    the edits are of the R rows that are sampled, without padding.
+    ``records``, ``slots`` and ``last_tokens`` stay in place. ``masks`` and the edits have the size
+    that a step needs, so that a graph which has captured them is valid for that step alone; the
+    edits are of the R rows that are sampled, without padding.
     """
 
     records: Tensor  # int32 [R, RECORD_WORDS]
@@ -70,7 +70,7 @@ class SamplingTensors:
 
 @dataclass(frozen=True, slots=True)
 class SampledTokens:
-    """What became of R rows or more."""
+    """Results of R rows or more."""
 
     answers: Tensor  # int32 [2, R]: token ids, 0 where there is none; HAS_TOKEN, or why not
     logprobs: Tensor  # int32 [R, JUDGED_WORDS], written for the rows that ask for log-probabilities
@@ -90,24 +90,25 @@ class SampledTokens:
 
 
 class DeviceSampler(Protocol):
-    """From logits to tokens, without a word from the host."""
+    """Sampling of tokens from logits, without synchronizing with the host."""
 
     def sample(
         self, logits: Tensor, rows: SamplingTensors, asked: Asked, out: SampledTokens
     ) -> None:
-        """The next tokens: into ``out``, and remembered at their seats.
+        """Sample the next tokens into ``out``, and store them in their slots of ``last_tokens``.
 
         Args:
-            logits: float32 [R, V], for as many of the first rows of all else; as they were when the
-                call is over, and maybe not meanwhile.
+            logits: float32 [R, V], for the first R rows of all other tensors. They may change
+                during the call, and are restored at its end.
         """
         ...
 
     def resolve(self, token_ids: Tensor, last_tokens: Tensor) -> None:
-        """Put the last token of seat s where ``token_ids`` (int32 [T]) say -1 - s."""
+        """Replace entries of ``token_ids`` (int32 [T]) that are -1 - s by the last token of slot
+        s."""
         ...
 
 
 def field(records: Tensor, word: int, dtype: torch.dtype) -> Tensor:
-    """A field of all records (int32 [R, words]) as a view: [R] of its own type."""
+    """View of a field of all records (int32 [R, words]): [R] of its own type."""
     return records.view(dtype)[:, word * 4 // dtype.itemsize]

@@ -1,4 +1,4 @@
-"""The ops of a fused step by Triton's kernels: nothing is allocated, nothing is waited for."""
+"""The ops of a fused step by Triton kernels, without allocation or synchronization."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from octavo.kernels.cuda.activations import (
     sigmoid_mul,
 )
 from octavo.kernels.cuda.attention import GpuAttention
-from octavo.kernels.cuda.attention_plan import AttentionLimits, Gpu, HeadShape, Scoring
+from octavo.kernels.cuda.attention_plan import AttentionLimits, Gpu, HeadShape
 from octavo.kernels.cuda.expert_products import ExpertProducts, ExpertSizes
 from octavo.kernels.cuda.gemm_dispatch import GemmConditions
 from octavo.kernels.cuda.kv_codes import kind_of
@@ -24,28 +24,26 @@ from octavo.kernels.cuda.latents import GpuLatents, LatentSizes
 from octavo.kernels.cuda.norms import layernorm, rmsnorm
 from octavo.kernels.cuda.ops import (
     Attend,
+    AttentionLayer,
     ExpertLayer,
-    HeadNorms,
     LatentLayer,
     LayerStores,
-    Rope,
     StepTensors,
 )
 from octavo.kernels.cuda.products import Products
 from octavo.kernels.cuda.triton_products import TritonProducts, WeightUse
 from octavo.kernels.cuda.weights import DeviceWeight
 from octavo.kernels.fused_ops import FusedOp, WeightRef
-from octavo.kernels.kv_stores import KVStore
 from octavo.kernels.op_arguments import RowNorm
 
 
 class TritonOps:
-    """See :class:`octavo.kernels.cuda.ops.StepOps`, and ``LatentOps``.
+    """Implements :class:`octavo.kernels.cuda.ops.StepOps` and ``LatentOps`` by Triton kernels.
 
     Args:
-        products: who multiplies; has memory for what a product leaves between its launches.
-        attention: that of the model; has memory for sequences that several programs share.
-        experts, latents: those of the model, with memory for what lies between their products.
+        products: of the model; owns the memory between the launches of a product.
+        attention: of the model; owns the memory of sequences that several programs share.
+        experts, latents: of the model, with the memory between their products.
     """
 
     def __init__(
@@ -97,57 +95,23 @@ class TritonOps:
         self._experts.run(x, logits, step.slots[0], layer, residual, out)
 
     def write_kv(
-        self,
-        qkv: Tensor,
-        step: StepTensors,
-        group: int,
-        k_cache: KVStore,
-        v_cache: KVStore,
-        q_out: Tensor,
-        norms: HeadNorms | None,
-        rope: Rope | None,
+        self, qkv: Tensor, step: StepTensors, layer: AttentionLayer, q_out: Tensor
     ) -> None:
-        write_kv(qkv, step.positions, step.slots[group], k_cache, v_cache, q_out, norms, rope)
+        write_kv(qkv, step.positions, step.slots[layer.group], layer, q_out)
 
     def plan_attention(self, step: StepTensors) -> Attend:
         # How launches are cut depends on shapes, which are those of all groups.
         plan, tables = self._attention.plan(step.num_seqs, step.max_query), step.tables
 
-        def attend(
-            q: Tensor,
-            group: int,
-            k_cache: KVStore,
-            v_cache: KVStore,
-            scoring: Scoring,
-            out: Tensor,
-        ) -> None:
-            self._attention.attend(q, k_cache, v_cache, tables[group], scoring, out, plan)
+        def attend(q: Tensor, layer: AttentionLayer, out: Tensor) -> None:
+            self._attention.attend(q, layer, tables[layer.group], out, plan)
 
         return attend
 
     def attend_latents(
-        self,
-        q: Tensor,
-        ckv: Tensor,
-        step: StepTensors,
-        group: int,
-        latents: KVStore,
-        rotated: KVStore,
-        layer: LatentLayer,
-        out: Tensor,
+        self, q: Tensor, ckv: Tensor, step: StepTensors, layer: LatentLayer, out: Tensor
     ) -> None:
-        self._latents.attend(
-            q,
-            ckv,
-            step.positions,
-            step.slots[group],
-            step.tables[group],
-            (latents, rotated),
-            layer,
-            self._attention,
-            self._attention.plan(step.num_seqs, step.max_query),
-            out,
-        )
+        self._latents.attend(q, ckv, step, layer, self._attention, out)
 
     def find_damage(self, x: Tensor, damaged: Tensor) -> None:
         row_kernels.find_damage(x, damaged)
@@ -173,14 +137,16 @@ def create_triton_ops(
     is_invariant: bool = False,
     activations: str = "auto",
 ) -> TritonOps:
-    """The ops of a :class:`FusedProgram`, whose arguments these are, with all the memory they need.
-
-    ConfigError if they do not read a KV cache like this one.
+    """Create the ops of a :class:`FusedProgram`, which has the same arguments, with all their
+    memory.
 
     Args:
-        attention: of steps in which sequences have few tokens.
-        is_invariant: what a token becomes has the same bits whatever other tokens there are.
+        attention: limits of steps in which sequences have few tokens.
+        is_invariant: a token's results have the same bits whatever other tokens there are.
         activations: as in ``GemmConditions``.
+
+    Raises:
+        ConfigError: the kernels cannot read a KV cache like this one.
     """
     uses = _uses(ops, weight_of, max_tokens, max_rows)
     conditions = GemmConditions(gpu, dtype, is_invariant, activations)
@@ -222,7 +188,8 @@ def _latent_sizes(ops: Sequence[FusedOp]) -> Iterator[LatentSizes]:
 def _head_shapes(
     ops: Sequence[FusedOp], kv_cache: LayerStores, dtype: torch.dtype
 ) -> set[HeadShape]:
-    """Of all layers. ConfigError if no kernel reads what their keys and values are kept as."""
+    """Head shapes of all layers; ConfigError if no kernel reads the format of their keys and
+    values."""
     shapes = set()
     for op in ops:
         if not isinstance(op, fused_ops.MIXERS):

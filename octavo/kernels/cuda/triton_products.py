@@ -1,4 +1,4 @@
-"""Products by Triton's kernels and cuBLAS: which of them is said by ``ways.py``."""
+"""Products by Triton kernels and cuBLAS, as ``gemm_dispatch.py`` chooses."""
 
 from __future__ import annotations
 
@@ -40,8 +40,7 @@ FAST_SUMS = False
 
 @dataclass(frozen=True, slots=True)
 class WeightUse:
-    """What a weight is multiplied with at most: so many rows, with an activation behind it or
-    without."""
+    """The largest product with a weight: its rows, and whether it has an activation."""
 
     weight: DeviceWeight
     max_rows: int
@@ -49,11 +48,11 @@ class WeightUse:
 
 
 class TritonProducts:
-    """The products of one stream, with memory for those that are named beforehand.
+    """Products of one stream, with memory for those that are declared in advance.
 
     Args:
-        uses: of each weight that is multiplied with; those that are only looked up are none.
-        conditions: those that ``gemm_kind`` is asked with.
+        uses: of each weight that is multiplied with, but not of those that are only looked up.
+        conditions: for ``gemm_kind``.
     """
 
     def __init__(
@@ -85,17 +84,17 @@ class TritonProducts:
         return sum(buffer.nbytes for buffer in buffers)
 
     def reset(self) -> None:
-        """See ``Products``."""
+        """See ``Products.reset``."""
         self._workspace.counters.zero_()
 
     def linear(self, x: Tensor, weight: DeviceWeight, out: Tensor, fusion: GemmFusion) -> None:
-        """See ``Products``. A residual is added to without an activation."""
+        """See ``Products.linear``. It cannot both accumulate and apply an activation."""
         assert fusion.activation is None or not fusion.accumulate
         for rows in _evenly(len(x), PIECE_ROWS):
             self._piece(x[rows], weight, out[rows], fusion)
 
     def rows(self, weight: DeviceWeight, ids: Tensor, out: Tensor) -> None:
-        """See ``Products``. ``out`` is of the type of the weight, if that is of floats."""
+        """See ``Products.rows``. ``out`` is of the type of the weight, if that is of floats."""
         if isinstance(weight, DenseWeight):
             torch.index_select(weight.values, 0, ids, out=out)
         else:
@@ -103,7 +102,7 @@ class TritonProducts:
             dequantize(weight, out, ids)
 
     def _prepare(self, use: WeightUse, needs: _Needs) -> None:
-        """Cut what is cut, and note what memory a use takes."""
+        """Plan the tilings of a use, and note the memory that it takes."""
         weight, (n, k), most = use.weight, use.weight.shape, min(use.max_rows, PIECE_ROWS)
         num_processors = self._conditions.gpu.num_processors
         for rows in _rows_to_look_at(most):
@@ -124,7 +123,8 @@ class TritonProducts:
     def _key(
         self, kind: GemmKind, weight: DeviceWeight, rows: int, gated: bool
     ) -> tuple[int, int, bool]:
-        """What tilings are looked up by: the weight, rows of a program, and an activation."""
+        """Key of a tiling: the weight, the rows of a program, and whether there is an
+        activation."""
         if kind is GemmKind.TILES:
             of_program = _INVARIANT_ROWS
         else:
@@ -155,7 +155,7 @@ class TritonProducts:
     def _product(
         self, kind: GemmKind, x: Tensor, weight: DeviceWeight, out: Tensor, fusion: GemmFusion
     ) -> None:
-        """In several launches, without an activation."""
+        """Multiply in several launches, without an activation."""
         if isinstance(weight, W8Weight) and kind is GemmKind.FP8:
             return self._in_fp8(x, weight, out, fusion)
         if isinstance(weight, W8Weight) and kind is GemmKind.INT8:
@@ -205,8 +205,8 @@ class TritonProducts:
     def _fp8_logits(
         self, codes: Tensor, scales: Tensor, weight: W8Weight, out: Tensor, fusion: GemmFusion
     ) -> None:
-        """In float32, which torch gives where codes have one scale for all: rows and outputs are
-        multiplied with theirs afterwards."""
+        """Multiply FP8 codes in float32, which torch does only with one scale for all: scales of
+        rows and outputs are applied afterwards."""
         assert out.is_contiguous() and not fusion.accumulate
         torch._scaled_mm(
             codes,
@@ -234,7 +234,7 @@ class TritonProducts:
             )
 
     def _coded(self, x: Tensor, norm: RowNorm | None, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """x, normed, as codes [T, K] with a scale for each row."""
+        """Norm x and convert it to codes [T, K] with a scale for each row."""
         codes = _room(self._codes, *x.shape).view(dtype)
         scales = self._scales[: len(x)]
         if norm is None:
@@ -253,7 +253,7 @@ class TritonProducts:
 
 @dataclass(slots=True)
 class _Needs:
-    """How many numbers each kind of memory has to have."""
+    """Numbers that each kind of memory has to hold."""
 
     normed: int = 0
     wide: int = 0  # gates and ups
@@ -282,7 +282,7 @@ class _Needs:
 
 
 def _rows_to_look_at(most: int) -> list[int]:
-    """Numbers of rows that have all ways among them, and the most that each is used for."""
+    """Numbers of rows that cover all kinds of products, and the most rows of each."""
     steps = [1 << power for power in range(most.bit_length()) if 1 << power <= FEW_CODED_ROWS]
     return [*steps, *(step - 1 for step in steps if step > 1), most]
 
@@ -292,7 +292,7 @@ def _num_row_tiles(kind: GemmKind, most: int) -> int:
 
 
 def _outputs_at_a_time(k: int) -> int:
-    """Of a weight that becomes numbers: a multiple of what its kernels have."""
+    """Outputs of a weight that are dequantized at a time: a multiple of the kernels' tiles."""
     return max(128, _EXPANDED_VALUES // k // 128 * 128)
 
 
@@ -301,7 +301,7 @@ def _slices(count: int, size: int) -> Iterator[slice]:
 
 
 def _evenly(count: int, most: int) -> Iterator[slice]:
-    """The fewest slices; of nearly one size, as products in 8 bits are of no fewer than 17 rows."""
+    """Yields the fewest slices, of nearly one size, as products in 8 bits need at least 17 rows."""
     return _slices(count, -(-count // max(1, -(-count // most))))
 
 
@@ -318,7 +318,7 @@ def _room(memory: Tensor, rows: int, columns: int) -> Tensor:
 
 
 def _gemm(x: Tensor, weight: Tensor, out: Tensor, bias: Tensor | None, accumulate: bool) -> None:
-    """out = x @ weight [K, N] + bias, or that added to ``out``; by cuBLAS."""
+    """Compute out = x @ weight [K, N] + bias, or add that to ``out``; by cuBLAS."""
     if accumulate:
         torch.addmm(out, x, weight, out=out)
     elif out.dtype != x.dtype:
