@@ -39,9 +39,9 @@ from octavo.kernels.kv_stores import Vectors
 
 QUERY_TILE = 8
 
-# Items go through together up to this many tiles of keys (all heads of a tile count as one).
+# Tiles of keys that the items of a group have at most (all heads of a tile count as one).
 _TILES_AT_ONCE = 128
-# Groups are kept from layer to layer, unless a long prompt makes their indices large.
+# Groups are cached for all layers, unless a long prompt makes their indices large.
 _KEPT_INDICES = 1 << 21
 
 
@@ -92,9 +92,9 @@ class _Group:
 
     num_items: int
     num_tiles: int
-    # [items, 1 or tiles, QUERY_TILE] row of q; an item's missing ones repeat its last
+    # [items, 1 or tiles, QUERY_TILE] row of q; short items repeat their last query
     query_rows: Tensor
-    tokens: Tensor  # [n] row of the output, for each query that is not such a repetition
+    tokens: Tensor  # [n] row of the output, for each query that is no repetition
     rows: Tensor  # [n] the same queries as places in items * QUERY_TILE
     cache_rows: Tensor  # [items, tiles, Hk * KEY_TILE] row of a cache seen as [slots * Hk, D]
     hidden: Tensor  # bool [items, tiles, 1, QUERY_TILE, 1, KEY_TILE]
@@ -120,7 +120,7 @@ class _Trees:
         drafted = self.num_rows(len(seq_lens))
         self._num_known = (seq_lens - drafted)[self.request]
         self.position = self._num_known + lengths - 1
-        # [R, longest path], where the tokens of each row's path are, itself the last.
+        # [R, longest path], the slots of each row's path, which ends with its own.
         self._paths = np.zeros((len(paths), lengths.max(initial=0)), dtype=np.int64)
         for row, path in zip(self._paths, paths.values(), strict=True):
             row[: len(path)] = path
@@ -159,8 +159,8 @@ class ReferenceAttentionPlan:
         self._block_size = block_size
         self._device = device
         self._sink_windows = sink_windows
-        # How many positions the rotations of the step's queries and keys are of; and where queries
-        # stand beside their own positions, int64 [T] each, if keys see them in different places.
+        # Number of positions that rotations are needed for; and positions of queries besides their
+        # own, int64 [T] each, if keys are compared at different relative positions.
         self.num_angles = max_seq_len
         self.angles: tuple[Tensor, ...] = ()
         if sink_windows is not None:
@@ -180,7 +180,7 @@ class ReferenceAttentionPlan:
         self._token = query_start[request] + first
         self._position = seq_lens[request] - query_lens[request] + first  # of the first query
         self._trees = trees
-        self._first_drafted = len(request)  # items from here on are those of trees
+        self._first_drafted = len(request)  # index of the first item of a tree
         if trees is not None:
             self._request = np.concatenate([request, trees.request])
             self._num_queries = np.concatenate([self._num_queries, np.ones_like(trees.rows)])
@@ -262,7 +262,7 @@ def _split(num_tiles: np.ndarray) -> Iterator[np.ndarray]:
     order = np.argsort(num_tiles, kind="stable")
     group: list[int] = []
     for item in order.tolist():
-        # Sorted, so the item at hand is the longest of its group and sets the padding.
+        # Items are sorted, so this one is the longest of its group and sets the padding.
         if group and (len(group) + 1) * num_tiles[item] > _TILES_AT_ONCE:
             yield np.array(group)
             group = []

@@ -56,7 +56,7 @@ class Ops:
 
 OP_NAMES = tuple(f.name for f in fields(Ops) if f.name not in ("name", "isa", "dtype"))
 
-# A plan is private to the implementation of attention that made it.
+# A plan can only be used by the backend that made it.
 _CHOSEN_WITH = {"plan_attention": "paged_attention"}
 
 
@@ -127,10 +127,10 @@ NATIVE = OpBackend(
     "native", _OpsOf("octavo.kernels.recorder"), _native_refuses, lambda: library.load().isa
 )
 
-# For who only wants to know what a model asks of ops, on whatever device it is to run.
+# For recording a model's ops, whatever device it will run on.
 RECORDER = OpBackend("recorder", NATIVE.ops, _refuses_nothing)
 
-# In order of preference; the reference takes anything and stands last.
+# In order of preference; the reference supports everything and is last.
 CANDIDATES: tuple[OpBackend, ...] = (NATIVE, REFERENCE)
 # Those whose ops compute when they are called.
 EAGER: tuple[OpBackend, ...] = (REFERENCE,)

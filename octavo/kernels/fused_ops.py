@@ -59,7 +59,7 @@ class FusedEmbedding:
     weight: WeightRef
     scale: float
     out: Value
-    positions: WeightRef | None = None  # of which the row of a token's position is added
+    positions: WeightRef | None = None  # learned positions, added to the embeddings
     position_offset: int = 0
 
 
@@ -78,8 +78,8 @@ class FusedLinear:
     added_norm: FusedNorm | None = None
     sum_out: Value | None = None
     residual: Value | None = None  # the product is added to it
-    activation: str | None = None  # "silu", "gelu_tanh", "gelu_erf": of segment 0, times segment 1
-    remainder_above: float = math.inf  # see activations.py
+    activation: str | None = None  # "silu", "gelu_tanh", "gelu_erf" of segment 0, times segment 1
+    remainder_above: float = math.inf  # see cpu/activation_precision.py
     scale: float | None = None  # of the product, before it is added to a residual
 
 
@@ -121,7 +121,7 @@ class FusedRows:
     factor: float = 1.0
 
 
-# Activations that multiply nothing: from what an op calls them to a kind of Rows.
+# Activations without a product: from the name in an op to the kind of FusedRows.
 ALONE = {
     "silu": "silu_alone",
     "gelu_tanh": "gelu_tanh_alone",
@@ -173,13 +173,13 @@ class FusedExperts:
     logits: Value
     experts: Sequence[ExpertWeights]
     routing: Routing
-    activation: str  # as of a Linear, or ``CLAMPED_SWIGLU``
+    activation: str  # as in FusedLinear, or ``CLAMPED_SWIGLU``
     correction: np.ndarray | None
     out: Value
     norm: FusedNorm | None = None
     residual: Value | None = None
     remainder_above: float = math.inf
-    inner_remainder_above: float = math.inf  # of what goes into ``down``
+    inner_remainder_above: float = math.inf  # of the input of ``down``
 
 
 @dataclass(slots=True)
@@ -209,10 +209,10 @@ FusedOp = (
     | FusedExperts
 )
 
-# Where a layer looks at other positions.
+# The ops that read other positions.
 MIXERS = (FusedAttention, FusedLatentAttention)
 
-Place = TypeVar("Place")  # of a value in memory, for whoever allocates it
+Place = TypeVar("Place")  # place of a value in memory, as the allocator has it
 
 
 def reads(op: FusedOp) -> Iterator[Value]:
@@ -270,7 +270,7 @@ def residual_stream(ops: Sequence[FusedOp], num_layers: int) -> tuple[Value, Fus
         ops[-1],
     )
     if isinstance(reader, MIXERS):
-        # Of latent attention, queries may be two products away.
+        # In latent attention, queries may be two products away.
         made = (reader.ckv if isinstance(reader, FusedLatentAttention) else reader.q).source
         reader = next(
             p for p in ops if isinstance(p, FusedLinear | FusedRows) and made in writes(p)
@@ -314,7 +314,7 @@ def place(
                 ending.remove(overwritten)
             else:
                 places[value] = allocate(value)
-        # The head may run again over what it reads: that stays.
+        # The head may run again over its input, which is therefore kept.
         if not isinstance(op, FusedHead):
             for value in ending:
                 free(places[value])
@@ -385,7 +385,7 @@ def _first_of_layer(ops: Sequence[FusedOp], layer: int) -> int:
         if wanted.isdisjoint(writes(op)):
             continue
         first = index
-        if isinstance(op, FusedLinear):  # the way from here on leads through the residual stream
+        if isinstance(op, FusedLinear):  # from here on, follow the residual stream
             wanted.difference_update(writes(op))
         else:
             wanted.update(reads(op))

@@ -44,7 +44,7 @@ from octavo.kernels.fused_ops import (
 )
 from octavo.kernels.recorder import Call, Tape, Value
 
-# Ops that wait for who reads what they make.
+# Ops that wait for the readers of their outputs.
 _WAITING = (
     *("rmsnorm", "layernorm", "add", "scale", "embed_positions", "rope"),
     *("store_kv", "store_latents"),
@@ -71,8 +71,8 @@ class _Fusion:
     tape: Tape
     ops: list[FusedOp] = field(default_factory=list)
     readers: dict[Value, list[Call]] = field(default_factory=lambda: defaultdict(list))
-    made: set[Value] = field(default_factory=set)  # values that a phase so far writes
-    taken: set[int] = field(default_factory=set)  # ids of calls that need no phase of their own
+    made: set[Value] = field(default_factory=set)  # values that an op so far writes
+    taken: set[int] = field(default_factory=set)  # ids of calls that need no op of their own
 
     def run(self) -> list[FusedOp]:
         self.made.update(self.tape.inputs)
@@ -231,7 +231,7 @@ class _Fusion:
         if sum_call is None or op.source in self.made or sum_call.name != "add":
             op.source = self._need(op.source)
             return
-        # x + y, of which one is there, and the other is there or is the norm of one that is.
+        # x + y: one of them exists, and the other exists too or is the norm of an existing value.
         for x, y in (sum_call.inputs, sum_call.inputs[::-1]):
             x, y, y_norm = x.source, y.source, None
             maker = y.producer

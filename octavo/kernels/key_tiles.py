@@ -15,7 +15,7 @@ import numpy as np
 
 KEY_TILE = 64
 
-# How a query may be rotated: as its key is, as keys of the turn before want, and as sinks do.
+# Rotations of a query: as its key is, as keys of the turn before need it, and as sinks do.
 OWN, TURN_BEFORE, FOR_SINKS = range(3)
 
 

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from octavo.kernels.cpu.layout import KV_NIBBLE_GROUP, padded_head
 
-_TINY = 1e-30  # below this there are no units: their reciprocal might not be finite
+_TINY = 1e-30  # smaller scales count as 0: their reciprocal might not be finite
 
 
 class StoredPart(NamedTuple):
@@ -75,7 +75,7 @@ class Int8Codec:
         x = x.float()
         top = x.abs().amax(dim=-1, keepdim=True)
         units = torch.round(x * _quotient(127, top))
-        # By a tensor: a GPU would multiply by the reciprocal of a number.
+        # Divided by a tensor: a GPU would multiply by the reciprocal of a number.
         return (units + 128).to(torch.uint8), top / torch.full_like(top, 127)
 
     def decode(self, *parts: Tensor) -> Tensor:
@@ -229,7 +229,7 @@ def _quotient(of: float, by: Tensor) -> Tensor:
     return torch.where(by > _TINY, torch.full_like(by, of) / by, 0.0)
 
 
-# Of keys and of values, by the name of the KV cache's type in results.
+# Codecs of keys and of values, by the name of the KV cache's type in results.
 CODECS: dict[str, tuple[Codec, Codec]] = {
     "float32": (FloatCodec(torch.float32), FloatCodec(torch.float32)),
     "bfloat16": (FloatCodec(torch.bfloat16), FloatCodec(torch.bfloat16)),

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from octavo.kernels.recurrence_specs import ConvSpec, DeltaSpec, GatedNormSpec, ScanSpec
 
-# Of the length of a key or query, before it is divided by it.
+# Added to the squared length of a key or query before its root.
 _TINY = 1e-6
 
 
@@ -25,7 +25,7 @@ class SequenceStates(NamedTuple):
 
     begin: int
     end: int
-    source: int | None  # None: it begins here
+    source: int | None  # None for a new sequence
     target: int
 
 

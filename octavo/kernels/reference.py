@@ -303,7 +303,7 @@ def _linear_in_tiles(x: Tensor, weight: WeightTensor) -> Tensor:
     for start, piece in _pieces(weight, x.dtype):
         for tile, columns in zip(tiles, out, strict=True):
             torch.mm(piece, tile, out=columns[start : start + piece.shape[0]])
-    # Of one tile that would be a view, whose rows others would add up in another order.
+    # Contiguous: for a single tile it would be a view, over which later sums have another order.
     return out.transpose(1, 2).contiguous().view(-1, weight.shape[0])[:num_rows]
 
 

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
-# What a normalizing sum is kept from being: sigmoids may all be zero.
+# Added to a normalizing sum, since all sigmoids may be zero.
 LEAST_SUM = 1e-20
 
 # gpt-oss's gate: clamp(up, -limit, limit) + 1, times gate * sigmoid(alpha * gate), which is first

@@ -65,7 +65,7 @@ class Parameter:
 
     def _in_float32(self, weight: Weight) -> Any:
         values = weight.dequantize() if weight.is_quantized else weight.floats()
-        # A copy even of float32: reading a page of the file for every norm would be slower.
+        # Float32 is copied too: reading a page of the file for every norm would be slower.
         values = values + np.float32(self.plus)
         values = (values.T * np.asarray(self.times, dtype=np.float32)).T
         if len(self.shape) != 2:

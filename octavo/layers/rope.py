@@ -29,8 +29,8 @@ from octavo.layers.module import Module
 from octavo.layers.parameter import Parameter
 from octavo.layers.rope_config import RopeConfig
 
-# Tables grow by whole pieces, so that decoding does not extend them at every step; and by a share
-# of what they are, as each time all of it is copied.
+# Tables grow by whole pieces, so that decoding does not extend them at every step, and by a share
+# of their size, since growing copies them.
 _GROWTH = 1024
 _GROWTH_SHARE = 8
 
@@ -70,8 +70,8 @@ class RotaryEmbedding(Module):
         return self._table
 
     def _cos_sin(self, positions: np.ndarray) -> np.ndarray:
-        # Angles in float32 throughout, as these models were trained: more exact ones would be
-        # others. Their functions by way of float64, so that they are the same on any processor.
+        # Angles are float32 throughout, as these models were trained: more exact ones would
+        # differ. Cosines and sines go through float64, so that they are equal on any processor.
         frequencies = inverse_frequencies(self._with_factors(), positions)
         if self.freq_factors is not None:
             frequencies = frequencies / self.freq_factors.value
@@ -148,7 +148,7 @@ def _longrope(config: RopeConfig) -> np.ndarray:
 def _llama3(config: RopeConfig) -> np.ndarray:
     kept = _unscaled(config)
     divided = kept / np.float32(config.factor)
-    # In the trained length.
+    # Number of rotations in the trained length.
     turns = np.float32(config.original_max_position) * kept / np.float32(2 * math.pi)
     low, high = np.float32(config.low_freq_factor), np.float32(config.high_freq_factor)
     smooth = (turns - low) / (high - low)

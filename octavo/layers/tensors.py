@@ -34,7 +34,7 @@ def with_tensors(
     exact = {id(p.value) for _, p in named_parameters(model) if p.exact}
     total, done = sum(value.nbytes for value in values.values()), 0
     upload = upload_to(device)
-    made: dict[int, WeightTensor] = {}  # by what it is made of: tied weights stay one
+    made: dict[int, WeightTensor] = {}  # by the weight's id: tied weights stay one tensor
     for key, value in values.items():
         if isinstance(value, np.ndarray):
             made[key] = torch.from_numpy(value).to(device)

@@ -174,7 +174,7 @@ def entry_of(weight: Weight, index: int, count: int) -> Weight:
     dims = len(weight.shape)
     if weight.shape[0] != count and (dims != 2 or weight.shape[0] % count):
         raise ValueError(f"the shape is {list(weight.shape)}, for {count} experts")
-    if not isinstance(weight, StoredWeight):  # whose rows are all one below the other
+    if not isinstance(weight, StoredWeight):  # codes, whose rows are all stacked
         size = weight.shape[0] // count
         return weight.narrow(index * size, (index + 1) * size)
     size = len(weight.data) // count
@@ -203,7 +203,7 @@ def float_bytes(values: np.ndarray, type: GGMLType) -> np.ndarray:
 
 def _bfloat16_bits(values: np.ndarray) -> np.ndarray:
     bits = np.ascontiguousarray(values).view(np.uint32)
-    # Half a unit of the last place that stays, less one where that place is even.
+    # Half a unit of the last kept place, minus one where that place is even.
     rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
     # The addition would carry a NaN's mantissa into its sign; a quiet NaN stays one.
     return np.where(np.isnan(values), (bits >> 16) | 0x40, rounded).astype("<u2")

@@ -70,7 +70,9 @@ def _unpack(packed: Tensor, bits: int, group: int) -> Tensor:
     Byte ``i`` of each ``group`` bytes holds value ``i`` in its lowest bits, value ``group + i`` in
     the next ones, and so on; all formats of ggml with several values a byte are laid out like this.
     """
-    packed = packed.contiguous().view(packed.shape[0], -1, group)  # dense bytes shift much faster
+    packed = packed.contiguous().view(
+        packed.shape[0], -1, group
+    )  # contiguous bytes shift much faster
     fields = torch.stack([packed, *(packed >> shift for shift in range(bits, 8, bits))], dim=2)
     return fields.bitwise_and_((1 << bits) - 1).flatten(1)
 

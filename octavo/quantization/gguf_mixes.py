@@ -192,7 +192,7 @@ def type_of(name: str, shape: tuple[int, ...], target: str, facts: ModelFacts) -
     if wanted in FLOAT_TYPES:
         return wanted
     is_output = name == "output.weight" or (facts.is_tied and name == "token_embd.weight")
-    # llama.cpp asks whether the output's rows are whole blocks of the base, not of its own type.
+    # llama.cpp checks whether the output's rows are whole blocks of the base, not of its own type.
     if is_output and shape[-1] % block_shape(_mix(target).base)[0]:
         return _that_fits(GGMLType.Q8_0, shape[-1])
     return _that_fits(wanted, shape[-1])

@@ -43,7 +43,7 @@ from octavo.quantization.gguf_search import (
 
 _CHUNK_VALUES = 1 << 17  # for which the temporaries of a search fit a core's cache
 _LARGEST = 65504.0  # of float16
-_LEAST_IMPORTANCE = 1e-4  # of the mean: an input that was always 0 may not always be
+_LEAST_IMPORTANCE = 1e-4  # of the mean: an input that was always 0 in calibration may not always be
 
 
 @dataclass(frozen=True)

@@ -24,8 +24,8 @@ _REFITS = 2  # of the best range of a block
 _ROUNDS = 2  # of the integer scales of a super-block, each followed by a refit of the shared ones
 
 # Where the ends of a block's values are put, in steps between levels beyond the last level: more
-# than 0 clips them, less leaves levels unused. The error depends on the scale in jumps, and of many
-# scales that are about as good one is lucky.
+# than 0 clips them, less leaves levels unused. The error jumps as the scale changes, so some of
+# many similar scales is much better than the others.
 _SHIFTS_OF_ENDS = (-1.0, -0.5, 0.0, 0.5, 1.0)
 _SHIFTS_OF_EXTREME = tuple(0.15 * i for i in range(-10, 11))
 
@@ -226,7 +226,7 @@ def _fit_scale(x: Tensor, weights: Tensor, levels: Levels) -> Tensor:
     for place in _places_of_extreme(levels):
         sums = blocks.moments(largest / place)
         trial = quotient(sums.projection, sums.norm)
-        # Less the sum of squares of x, which is the same for all.
+        # Without the sum of squares of x, which is the same for all.
         a, error = _better((a, error), (trial, -trial * sums.projection))
     return a
 

@@ -34,7 +34,7 @@ E5M2[[*range(0x7D, 0x80), *range(0xFD, 0x100)]] = np.nan
 E8M0 = np.append(np.ldexp(np.float32(1), np.arange(255) - 127), np.float32(np.nan))
 """Powers of two, for scales."""
 
-FP8_BLOCK = 128  # rows, and columns, where blocks have a scale
+FP8_BLOCK = 128  # rows and columns of a block
 NF4_BLOCK = 64
 NF4_LEVELS = np.array(
     [

@@ -169,7 +169,7 @@ def _(
 
         def codes(start: int, stop: int) -> Tensor:
             return torch.from_numpy(weight.codes.rows(start, stop))
-    else:  # a byte each: files are read once
+    else:  # one byte each: files are read once
         unpacked = upload(weight.codes.rows(0, rows), torch.uint8, torch.uint8)
 
         def codes(start: int, stop: int) -> Tensor:

@@ -87,8 +87,8 @@ class ChunkedUpload:
     def __init__(self, queue: CopyQueue, chunk_bytes: int = CHUNK_BYTES):
         self._queue, self._chunk_bytes = queue, chunk_bytes
         self._buffers = [queue.pinned(chunk_bytes) for _ in range(2)]
-        self._marks: list[Mark | None] = [None, None]  # behind the last copy from each buffer
-        self._staging: Tensor | None = None  # on the device, for what is converted there
+        self._marks: list[Mark | None] = [None, None]  # after the last copy from each buffer
+        self._staging: Tensor | None = None  # on the device, for conversions
 
     def __call__(self, data: np.ndarray, of: torch.dtype, to: torch.dtype) -> Tensor:
         flat = torch.from_numpy(data).reshape(-1)

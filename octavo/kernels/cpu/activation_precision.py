@@ -20,8 +20,8 @@ from octavo.kernels.fused_ops import FusedExperts, FusedHead, FusedLinear, Fused
 class Above(NamedTuple):
     """Multiples of a row's root mean square above which groups have remainders."""
 
-    normed: float  # where the row comes out of a norm
-    other: float  # and where it does not: products of a gate are uneven, and outliers matter less
+    normed: float  # for rows that come out of a norm
+    other: float  # for other rows: products of a gate are uneven, and outliers matter less
 
 
 ACTIVATIONS = {

@@ -45,7 +45,7 @@ _ASYMMETRIC = {
 }
 _CODES = {abi.OCT_NF4: NF4_LEVELS, abi.OCT_FP4: FP4_LEVELS, abi.OCT_E4M3: E4M3}
 _LARGEST_HALF = 65504.0
-_SMALL = 2.0**-6  # the largest of a matrix: below it, float16 have few bits for the others
+_SMALL = 2.0**-6  # if a matrix's largest is below it, float16 has few bits for the others
 _ROUNDING, _ROUNDING_IN_ROW = 2.0**-10, 2.0**-16
 
 
@@ -203,7 +203,7 @@ def _in_groups(
     k, own = weight.shape[1], weight.group_size
     possible = INTEGER_FORMATS[format].groups
     fitting = [group for group in possible if own % group == 0]
-    if own >= k:  # one for a row: a group may end behind it, but that takes memory
+    if own >= k:  # one group for a row: packed groups may reach beyond it, but that takes memory
         fitting = [group for group in possible if k % group == 0] or [min(possible)]
     if fitting:
         yield Integers(format, max(fitting), moved, step)

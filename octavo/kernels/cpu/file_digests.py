@@ -29,7 +29,7 @@ from octavo.system import machine
 DIGEST_BYTES = 32
 _CHUNK_BYTES = 16 << 20
 _MAX_SEAL_BYTES = 1 << 16
-_OLD_SECONDS = 30 * 86400.0  # a disk may be away for a while
+_OLD_SECONDS = 30 * 86400.0  # a disk may be unmounted for a while
 
 
 def digest(header: bytes, content: np.ndarray, num_threads: int) -> bytes:

@@ -22,7 +22,7 @@ class Better(NamedTuple):
     """Integers of as many bits as the codes of a float format."""
 
     bits: int
-    prompt: str  # what share of the time they take there
+    prompt: str  # share of the time for prompts
     made_by: str
 
 

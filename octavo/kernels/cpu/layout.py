@@ -17,10 +17,10 @@ _LINE = 64
 _UNIT = 32  # inputs whose integers lie together
 _BLOCK = 256  # inputs of a block of K formats
 KV_CHUNK = 16  # tokens whose keys lie together; see csrc/attention.h
-_EXPERTS_BYTES = 32 << 20  # of rows of experts in a chunk, which has _FEW_ROWS tokens or more
+_EXPERTS_BYTES = 32 << 20  # of experts' rows in a chunk, which has at least _FEW_ROWS tokens
 _FEW_ROWS = 8
 KV_NIBBLE_GROUP = 32  # dimensions that share a scale in KV of 4 bits
-_HEAD_UNIT = 16  # of which a head in the KV cache has whole ones: the rest is zeros
+_HEAD_UNIT = 16  # heads in the KV cache are padded to a multiple of it
 MAX_HEAD_SIZE = 512
 
 
@@ -64,10 +64,10 @@ INTEGER_FORMATS = {
 }
 # Codes of floats: bits, and the inputs that share a float32 scale.
 CODE_FORMATS = {abi.OCT_NF4: (4, 64), abi.OCT_FP4: (4, 64), abi.OCT_E4M3: (8, 128)}
-# Bytes of a value, and how many inputs there always are a multiple of.
+# Bytes of a value, and the number that inputs are padded to a multiple of.
 FLOAT_FORMATS = {abi.OCT_BF16: (2, 16), abi.OCT_F16: (2, 16), abi.OCT_F32: (4, 8)}
 
-# What products with weights of a packed format are computed in.
+# Arithmetic of products with weights of a packed format.
 ARITHMETIC = {format: traits.arithmetic for format, traits in INTEGER_FORMATS.items()} | {
     abi.OCT_BF16: "bfloat16",
     abi.OCT_F16: "float32",
@@ -77,7 +77,7 @@ ARITHMETIC = {format: traits.arithmetic for format, traits in INTEGER_FORMATS.it
     abi.OCT_E4M3: "float32",
 }
 
-# What a tensor of a file becomes: the format, and the inputs of a group.
+# Packed form of a file's tensor: the format, and the inputs of a group.
 PACKED_FORMATS = {
     GGMLType.F32: (abi.OCT_F32, 0),
     GGMLType.F16: (abi.OCT_F16, 0),
@@ -107,7 +107,7 @@ def _coded_in_nibbles(head_dim: int) -> int:
     return head_dim // 2 + groups * 4  # a scale and a minimum in bfloat16
 
 
-# Bytes of a key of so many dimensions, and of a value, by what results call the cache's type.
+# Bytes of a key and of a value, by their dimensions, for each type of the cache.
 _KV_VECTORS: dict[str, tuple[Callable[[int], int], Callable[[int], int]]] = {
     "bfloat16": (lambda dim: 2 * dim, lambda dim: 2 * dim),
     "float16": (lambda dim: 2 * dim, lambda dim: 2 * dim),
@@ -118,11 +118,11 @@ _KV_VECTORS: dict[str, tuple[Callable[[int], int], Callable[[int], int]]] = {
     "k8v4": (_coded_in_bytes, _coded_in_nibbles),
 }
 NIBBLE_TYPES = "int4", "k8v4"  # two numbers in a byte
-# Of each vector that latent attention keeps.
+# Bytes of a vector that latent attention caches, by its dimensions.
 LATENT_TYPES: dict[str, Callable[[int], int]] = {
     dtype: vectors[0] for dtype, vectors in _KV_VECTORS.items() if dtype not in NIBBLE_TYPES
 }
-# Those that the native kernels have.
+# Formats of the native kernels.
 KV_FORMATS = {
     "bfloat16": abi.OCT_KV_BF16,
     "float32": abi.OCT_KV_F32,
@@ -131,7 +131,6 @@ KV_FORMATS = {
     "int4": abi.OCT_KV_INT4,
     "k8v4": abi.OCT_KV_K8V4,
 }
-_KV_NAMES = {format: name for name, format in KV_FORMATS.items()}
 
 
 def packed_bytes(format: int, n: int, k: int, group: int) -> int:
@@ -161,7 +160,7 @@ def columns_bytes(k: int, is_reordered: bool) -> int:
 def _block_bytes(traits: Traits) -> int:
     """Bytes of a block of a K format, in a tile."""
     scales = _BLOCK // traits.nested_group * TILE
-    if traits.has_min and traits.bits > 2:  # of 2 bits, a byte is a scale and a min
+    if traits.has_min and traits.bits > 2:  # with 2 bits, a byte holds a scale and a min
         scales *= 2
     return _LINE + scales + _BLOCK * TILE * traits.bits // 8
 
@@ -204,8 +203,3 @@ def latent_weight_format(packed_format: int) -> int:
     """
     exact = abi.OCT_F32, abi.OCT_F16, abi.OCT_BF16
     return packed_format if packed_format in exact else abi.OCT_F16
-
-
-def kv_chunk_bytes(format: int, head_dim: int) -> int:
-    """Bytes of the keys and values of ``KV_CHUNK`` tokens, of one head."""
-    return KV_CHUNK * kv_token_bytes(_KV_NAMES[format], head_dim)

@@ -25,7 +25,7 @@ from octavo.system import machine
 
 _AVX2 = ("avx2", "fma", "f16c")
 _AVX512 = (*_AVX2, "avx512f", "avx512bw", "avx512vl", "avx512_vnni")
-# What each level needs of a processor; the best level first. csrc/build.py has the compiler's side.
+# CPU features that each level needs; the best level first. csrc/build.py has compiler flags.
 LEVELS: dict[str, tuple[str, ...]] = {
     "avx512bf16": (*_AVX512, "avx512_bf16"),
     "avx512vnni": _AVX512,

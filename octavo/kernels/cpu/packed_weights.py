@@ -29,7 +29,7 @@ from octavo.kernels.cpu.packing import (
 )
 from octavo.quantization.base import Weight
 
-# To be raised whenever the kernels read another order of bytes.
+# Increase it when the byte layout of kernels changes.
 LAYOUT = "v16.3"
 
 _PIECE_BYTES = 16 << 20  # of a weight in its file, packed at a time
@@ -72,7 +72,7 @@ def lay_out(
         spec = packed_format(weight, library)
         entries[name] = (spec, offset)
         offset += -(-spec.num_bytes // ALIGNMENT) * ALIGNMENT
-    return entries, max(offset, 1)  # nothing at all cannot be mapped
+    return entries, max(offset, 1)  # an empty file cannot be mapped
 
 
 def as_stored(weights: Mapping[str, Weight], library: Library) -> Stored:

@@ -31,7 +31,7 @@ _FLOAT_FORMATS = {
     GGMLType.BF16: abi.OCT_BF16,
 }
 _COLUMN = np.dtype("<i4")
-_DTYPES = {abi.OCT_F32: np.float32, abi.OCT_F16: np.float16}  # of numpy's own
+_DTYPES = {abi.OCT_F32: np.float32, abi.OCT_F16: np.float16}  # numpy types
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from octavo.kernels.cpu.library import Library, Pool
 
 READ_BYTES = 256 * 2**20  # more than any cache holds
 
-# A packed format that stands for all whose products are computed in the same.
+# A packed format for each arithmetic.
 _FORMAT_OF = {name: format for format, name in reversed(ARITHMETIC.items())}
 
 

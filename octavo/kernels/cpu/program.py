@@ -61,7 +61,7 @@ class KVLayout:
     num_blocks: int
     block_bytes: int  # from one block to the next
     layers: list[int]  # the address of each layer's part of the first block
-    groups: list[int]  # of each layer, the group whose block tables are its own
+    groups: list[int]  # the group of each layer, whose block tables it uses
     states: StateLayout | None = None  # of recurrent layers
 
 
@@ -85,8 +85,7 @@ class Program:
         latent_weights: LatentWeights | None = None,
     ):
         self.library, self.pool = library, pool
-        self.ops, self.max_tokens = ops, max_tokens
-        self.num_ops = len(ops)
+        self.ops, self.num_ops = ops, len(ops)
         self.max_tokens = max_tokens
         head = ops[-1]
         assert isinstance(head, fused_ops.FusedHead)
@@ -99,7 +98,7 @@ class Program:
         self._cos_sin: list[np.ndarray] = []  # of each of these, as long as steps read it
         self._num_positions = 0
         self.seconds = 0.0  # spent in steps so far
-        # Of each phase of experts, the tokens that each of them has got so far: int64 [E].
+        # For each op of experts, the tokens that each expert has processed so far: int64 [E].
         self.expert_loads: list[np.ndarray] = []
         self._buffers = _Arena(ops, max_tokens, kept)
         nodes = (abi.Node * len(ops))()
@@ -175,8 +174,8 @@ class Program:
         return self._buffers.array(value)
 
     def _extend_tables(self, num_positions: int) -> None:
-        # Many layers have one table. Its owner may replace it, for another program too, so it is
-        # held here; those that were too short are let go.
+        # Many layers share one table. Its owner may replace it, for another program too, so it is
+        # kept alive here; tables that were too short are released.
         tables = [rope.make(num_positions) for _, rope in self._tables]
         for (arguments, _), table in zip(self._tables, tables, strict=True):
             assert table.dtype == np.float32 and table.flags.c_contiguous
@@ -255,7 +254,7 @@ class Program:
         arguments = abi.LinearArgs(
             k=source.width, ldin=source.width, remainder_above=remainder_above
         )
-        setattr(arguments, "in", self._at(source))  # a word of Python's, so no keyword
+        setattr(arguments, "in", self._at(source))  # "in" is a keyword in Python
         if norm is not None:
             arguments.norm, arguments.eps = self._constant(norm.weight), norm.eps
         return arguments
@@ -419,7 +418,7 @@ class _Arena:
                 return free[value.width].pop()
             offsets.append(size)
             widths.append(value.width)
-            # In steps of a cache line and one more, so that rows of buffers do not share sets.
+            # Padded by a cache line, so that rows of different buffers do not share cache sets.
             size += -(-max_tokens * value.width * 4 // _ALIGNMENT) * _ALIGNMENT + _ALIGNMENT
             return len(offsets) - 1
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from octavo.kernels.cuda.elementwise import CODE_TYPES, activate, scale_of, sigmoid, to_codes
 
-_BLOCK = 1024  # values that four warps have at a time
+_BLOCK = 1024  # values that four warps process at a time
 
 
 def activation_mul(

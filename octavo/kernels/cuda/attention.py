@@ -158,7 +158,7 @@ def attend_by_rows(
     """Attend sequences of any number of tokens, except those that ``cut.few`` has rows for."""
     group, num_seqs = inputs.heads.group, len(tables.seq_lens)
     most_of_others = 0 if cut.few is None else cut.few.saved_rows // group
-    # Of a sequence, the last tile of rows may be a part: so many there are at most.
+    # The last tile of a sequence may be partial, so this is the maximum.
     num_tiles = len(inputs.q) // (cut.tiles.rows // group) + num_seqs
     attend_rows[(num_tiles, inputs.heads.num_kv_heads)](
         **_arguments(inputs, tables, scoring, out, cut),
@@ -213,7 +213,7 @@ def _arguments(
         "seq_lens": tables.seq_lens,
         "sinks": scoring.sinks,
         "out": out,
-        # Either way, what comes out is a score in units of base 2.
+        # Either way, scores are exponents of base 2.
         "scale": scoring.scale * _LOG2_E if softcap is None else scoring.scale / softcap,
         "softcap": 0.0 if softcap is None else softcap * _LOG2_E,
         "num_kv_heads": heads.num_kv_heads,
@@ -234,6 +234,6 @@ def _arguments(
         "STAGES": cut.tiles.num_stages,
         "ROPE_DIM": 0 if inputs.rope_q is None else inputs.rope_q.shape[-1],
         "num_warps": cut.tiles.num_warps,
-        # What is fused depends on what else is in a kernel.
+        # The compiler's choice of fused operations differs between kernels.
         "enable_fp_fusion": not cut.split_keys,
     }

@@ -31,7 +31,7 @@ from octavo.kernels.cuda.kv_codes import code_values
 STATE_EXTRA = tl.constexpr(_STATE_EXTRA)
 
 
-# Compiled once for all batches.
+# These arguments do not specialize, so that it is compiled once for all batches.
 @triton.jit(do_not_specialize=["table_stride", "num_seqs", "most_of_others"])
 def attend_rows(
     q,
@@ -75,7 +75,7 @@ def attend_rows(
     Sequences of no more tokens than ``most_of_others`` are handled by another launch.
     """
     TOKENS: tl.constexpr = ROWS // GROUP
-    # The last tokens of a prompt have the most keys: what takes longest begins first.
+    # The last tokens of a prompt have the most keys: the longest work begins first.
     tile, head = tl.num_programs(0) - 1 - tl.program_id(0), tl.program_id(1)
     seq = _sequence_of(tile, query_start, num_seqs, TOKENS)
     start = tl.load(query_start + seq)
@@ -207,7 +207,7 @@ def attend_splits(
         size = saved_rows * (VALUE_WIDTH + STATE_EXTRA)
         of_item = states + item.to(tl.int64) * num_splits * size
         _save(of_item + split * size, total, norm, top, saved_rows, VALUE_WIDTH, ROWS)
-        # All threads have saved their part before one of them says so.
+        # All threads have saved their part before one of them counts it.
         tl.debug_barrier()
         if tl.atomic_add(counters + item, 1, sem="acq_rel", scope="gpu") < num_used - 1:
             return

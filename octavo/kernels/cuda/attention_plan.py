@@ -22,17 +22,17 @@ from torch import Tensor
 
 from octavo.kernels.kv_stores import FloatCodec, KVStore
 
-# Programs for each multiprocessor, where sequences are split; and the least tiles of keys of each.
+# Programs for each multiprocessor, if sequences are split, and the least tiles of keys of each.
 _PROGRAMS_EACH = 2
 _LEAST_TILES = 4
 _LEAST_ROWS = 16  # of a tile
-# Bytes of a tile of rows at most of sequences that are split: states of more have no room.
+# Maximal bytes of a tile of rows of split sequences: larger states do not fit.
 _MAX_SPLIT_TILE = 16 << 10
-# Batch-invariant splits have so many keys, and there are so many for each multiprocessor at most.
+# Keys of a batch-invariant split, and the maximal splits for each multiprocessor.
 INVARIANT_SPLIT = 512
 _MAX_INVARIANT_EACH = 32
 
-# Numbers of a row's state beside its values: two, and two so that rows begin at 16 bytes.
+# Numbers of a row's state besides its values: two, and two for 16-byte alignment.
 STATE_EXTRA = 4
 
 
@@ -67,8 +67,8 @@ class HeadShape:
     num_kv_heads: int
     key_dim: int
     value_dim: int
-    number_bytes: int  # of a number of q
-    is_coded: bool = False  # what is cached are codes, which take registers to unpack
+    number_bytes: int  # bytes of a number of q
+    is_coded: bool = False  # the cache has codes, which take registers to unpack
     is_latent: bool = False  # keys are values too; their heads are tiles of those of queries
 
     @classmethod
@@ -283,7 +283,7 @@ def scratch_size(cut: Cut, heads: HeadShape, num_seqs: int) -> ScratchSize:
 def prefill_tiles(heads: HeadShape, gpu: Gpu) -> AttentionTiles:
     """The largest tiles of rows that spill no registers."""
     if heads.is_latent:
-        return _latent_tiles(heads, 32)  # of 64, registers are put aside on compute 9.0
+        return _latent_tiles(heads, 32)  # 64 rows spill registers on compute 9.0
     if heads.number_bytes > 2:  # no tensor cores
         tiles = AttentionTiles(
             rows=16, keys=32 if heads.row_bytes <= 512 else 16, num_warps=4, num_stages=2
@@ -308,7 +308,7 @@ def decode_tiles(heads: HeadShape, num_rows: int) -> AttentionTiles:
         return AttentionTiles(
             rows, keys=32 if heads.row_bytes <= 512 else 16, num_warps=4, num_stages=2
         )
-    # At five, two look up blocks, and two tiles of keys and values are on their way.
+    # With five stages, two look up blocks, and two tiles of keys and values are in flight.
     if rows * heads.row_bytes > _MAX_SPLIT_TILE >> (2 if heads.is_coded else 1):
         return AttentionTiles(rows, keys=32, num_warps=8, num_stages=5)
     return AttentionTiles(

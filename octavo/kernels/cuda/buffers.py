@@ -33,7 +33,7 @@ class _Kind(NamedTuple):
 @dataclass(slots=True, eq=False)
 class _Buffer:
     tensor: Tensor  # [max_tokens, width]
-    num_users: int = 0  # values that are there and will be read
+    num_users: int = 0  # values in it that will still be read
 
     @property
     def kind(self) -> _Kind:
@@ -69,7 +69,7 @@ class Buffers:
         self._max_tokens, self._dtype, self._device = max_tokens, dtype, device
         self._joined = dict(_joined_values(ops))
         self._opened: dict[Value, _Columns] = {}  # for values whose product was given a buffer
-        # By what there is of them, those that are of no use to anyone just now.
+        # Buffers that hold no value at the moment.
         self._free: dict[_Kind, list[_Buffer]] = defaultdict(list)
         # Routers are computed in float32, and so are their logits.
         self._wide = {

@@ -54,7 +54,7 @@ def compile_ahead(launch: Callable[[], None], threads: int) -> int:
                 kernel.preload(specialization)
     except (
         Exception
-    ) as error:  # of Triton's own: a launch compiles without it, or says what is wrong
+    ) as error:  # an error of Triton: a launch compiles the kernel, or reports what is wrong
         _log.warning("kernels are compiled one after the other: %s", error)
         return len(wanted)
     _log.info("%d kernels are compiled after %.1f s", len(wanted), time.perf_counter() - begin)
@@ -68,7 +68,7 @@ def _collect(launch: Callable[[], None]) -> dict[str, tuple[Any, str]]:
     def note(*, fn: Any, compile: dict[str, Any], **_: Any) -> bool:
         specialization: str = compile["specialization_data"]
         wanted[specialization] = fn.jit_function, specialization
-        return True  # it is neither compiled nor launched
+        return True  # neither compile nor launch it
 
     with knobs.runtime.scope():
         knobs.runtime.jit_cache_hook = note

@@ -35,7 +35,7 @@ def activate(gate, ACTIVATION: tl.constexpr):
     if ACTIVATION == "silu":
         share = sigmoid(gate)
     elif ACTIVATION == "relu":
-        share = tl.where(gate < 0.0, 0.0, 1.0)  # of a NaN, which stays one
+        share = tl.where(gate < 0.0, 0.0, 1.0)  # a NaN stays one
     elif ACTIVATION == "gelu_tanh":
         # (1 + tanh x) / 2 is the sigmoid of 2 x.
         share = sigmoid(1.5957691216057308 * (gate + 0.044715 * gate * gate * gate))
@@ -49,7 +49,7 @@ def activate(gate, ACTIVATION: tl.constexpr):
 def gated(gate, up, ACTIVATION: tl.constexpr):
     """activation(gate) * up, in float32; or gpt-oss's "clamped_swiglu" of both."""
     if ACTIVATION == "clamped_swiglu":
-        # No minima and maxima, which a NaN would not be.
+        # No minimum and maximum, which would drop a NaN.
         gate = tl.where(gate > SWIGLU_LIMIT, SWIGLU_LIMIT, gate)
         up = tl.where(up > SWIGLU_LIMIT, SWIGLU_LIMIT, up)
         up = tl.where(up < -SWIGLU_LIMIT, -SWIGLU_LIMIT, up)
@@ -80,7 +80,7 @@ def to_codes(values, scale, TYPE: tl.constexpr):
         codes = e4m3(scaled)
     else:
         tl.static_assert(TYPE == "int8")
-        # In between, there are no fractions.
+        # Adding and subtracting 1.5 * 2^23 rounds to an integer.
         codes = ((scaled + 12582912.0) - 12582912.0).to(tl.int8).to(tl.uint8, bitcast=True)
     return codes
 

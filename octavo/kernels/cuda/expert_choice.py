@@ -17,7 +17,7 @@ from torch import Tensor
 
 from octavo.kernels.routing import LEAST_SUM, Routing
 
-_BLOCK = 1024  # pairs that a program looks at at a time
+_BLOCK = 1024  # pairs that a program processes at a time
 
 
 def choose(
@@ -123,9 +123,9 @@ def _choose(
         choice = tl.where(place == best, float("-inf"), choice)
     if NORMALIZE:
         weight = weight / (tl.sum(weight, 0) + least_sum)
-    # NaN, which choices may have left out, if one of the logits is.
+    # NaN if one of the logits is; the choice may have skipped it.
     weight = weight * factor + tl.sum(tl.where(exists, values, 0.0) * 0.0, 0)
-    # And what is chosen among NaNs may be a place of none.
+    # The choice among NaNs may be an unused place.
     chosen = tl.minimum(chosen, NUM_EXPERTS - 1)
     if tl.load(slots + token) < 0:
         chosen = tl.full([RANKS], NUM_EXPERTS, tl.int32)

@@ -29,9 +29,9 @@ from octavo.kernels.cuda.splits import BLOCK_K
 from octavo.kernels.cuda.weights import PLANES, DenseWeight, W4Weight, W8Weight
 from octavo.kernels.routing import Routing
 
-PIECE_TOKENS = 4096  # of more, what lies between the products would take too much memory
+PIECE_TOKENS = 4096  # more would take too much memory between the products
 _FEWEST_ROWS, _MOST_ROWS, _INVARIANT_ROWS = 16, 64, 32
-_BLOCK = 1024  # values of a row that are summed at a time
+_BLOCK = 1024  # values of a row summed at a time
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,7 +267,7 @@ def _multiply(
     place = first + tl.arange(0, ROWS)
     row_exists = place < end
     pair = tl.load(order + place, mask=row_exists, other=0)
-    # Gated rows are read where their token is, and written in order; then the other way round.
+    # Gated rows are read at their token and written in order; the second product does the reverse.
     source = place if ACTIVATION is None else pair // TOP_K
     target = pair if ACTIVATION is None else place
     output = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)

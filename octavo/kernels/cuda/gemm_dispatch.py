@@ -18,9 +18,9 @@ from octavo.kernels.cuda.weights import (
     W8Weight,
 )
 
-FEW_DENSE_ROWS = 16  # what an instruction that multiplies matrices takes anyway
-FEW_CODED_ROWS = 64  # more are worth a copy of the weight
-CODED_ACTIVATION_ROWS = 32  # from which products in 8 bits are worth the rounding of activations
+FEW_DENSE_ROWS = 16  # rows of a tensor-core instruction
+FEW_CODED_ROWS = 64  # more rows are worth dequantizing the weight
+CODED_ACTIVATION_ROWS = 32  # from here on 8-bit products are worth the rounding
 
 
 class GemmKind(Enum):

@@ -39,7 +39,7 @@ def code_values(codes, dtype: tl.constexpr, KIND: tl.constexpr):
     They become floats by their bits: GPUs have few units that convert integers.
     """
     if KIND == "int8":
-        # 2^23 + code has the code as its last bits.
+        # 2^23 + code has the code in its last bits.
         bits = codes.to(tl.uint32) | 0x4B000000
         return (bits.to(tl.float32, bitcast=True) - (8388608.0 + 128.0)).to(dtype)
     if KIND == "fp8":
@@ -56,7 +56,7 @@ def encoded(x, KIND: tl.constexpr):
     top = tl.max(tl.abs(x), axis=1) + tl.sum(x * 0.0, axis=1)
     if KIND == "int8":
         units = x * _quotient(127.0, top)[:, None]
-        # In between, there are no fractions: rounded to the nearest, of two to the even one.
+        # Adding and subtracting 1.5 * 2^23 rounds to nearest even.
         whole = (units + 12582912.0) - 12582912.0
         return (whole + 128.0).to(tl.uint8), tl.div_rn(top, tl.zeros_like(top) + 127.0)
     codes, scale, least = _fp8_of(x, top, 448.0)
@@ -74,7 +74,7 @@ def e4m3(x):
     sign = (bits >> 24) & 0x80
     bits &= 0x7FFFFFFF
     normal = ((bits + 0x7FFFF + ((bits >> 20) & 1)) >> 20) - ((127 - 7) << 3)
-    # Less than 2^-6, codes count units of 2^-9, which are the last bit of 2^14.
+    # Below 2^-6, codes count units of 2^-9, which are the last bit of 2^14.
     small = (tl.abs(x) + 16384.0).to(tl.uint32, bitcast=True) & 0xF
     return (sign | tl.where(bits < (127 - 6) << 23, small, normal)).to(tl.uint8)
 

@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-_WORDS = 2048  # of 4 bytes, that a program copies of each unit
+_WORDS = 2048  # words of 4 bytes that a program copies of each unit
 _MOST = 4  # memories of a launch: keys, values and the scales of both
 
 
@@ -17,7 +17,7 @@ def copy_units(memories: Sequence[Tensor], pairs: Sequence[tuple[int, int]]) -> 
     """Compute :func:`octavo.runtime.kv_cache.copy_units` on a GPU."""
     if pairs:
         device = memories[0].device
-        # Pinned memory is not given to others before it was copied.
+        # The allocator does not reuse pinned memory before it was copied.
         given = torch.tensor(pairs, dtype=torch.int32, pin_memory=device.type == "cuda")
         launch_copies(memories, given.to(device, non_blocking=True))
 
@@ -79,7 +79,7 @@ def _copy(
 def _copy_piece(words, size, pairs, num_pairs, num_units, WORDS: tl.constexpr):
     place = tl.program_id(0) * WORDS + tl.arange(0, WORDS)
     first = tl.program_id(1).to(tl.int64) * num_units
-    # No load is moved before a store of the turn before.
+    # No load may move before a store of the previous iteration.
     for pair in tl.range(0, num_pairs, num_stages=1):
         source, target = tl.load(pairs + 2 * pair), tl.load(pairs + 2 * pair + 1)
         if target >= 0:

@@ -29,7 +29,7 @@ def write_kv(
     num_tokens, num_heads, head_dim = q_out.shape
     num_kv_heads = k_cache.num_heads
     width = triton.next_power_of_2(head_dim)
-    # Few tokens are to be spread over many processors, many to be done in few programs.
+    # Few tokens are spread over many processors, many are done in few programs.
     heads = 1 if num_tokens < 64 else max(1, 512 // width)
     num_tiles = triton.cdiv(num_heads, heads) + 2 * triton.cdiv(num_kv_heads, heads)
     keys, key_scales = pointers(k_cache)
@@ -148,7 +148,7 @@ def normed_and_rotated(
         factor = 1 / tl.sqrt_rn(tl.sum(wide * wide, axis=1) / HEAD_DIM + eps)
         x = _normed(x, factor, weight, dim, HEAD_DIM)
     if ROTARY:
-        # Dimensions turn in pairs: of each, the other one, and which of the two it is.
+        # Dimensions are rotated in pairs: the partner of each, and whether it is the first.
         if INTERLEAVED:
             other, angle, is_first = dim ^ 1, dim // 2, dim % 2 == 0
         else:

@@ -61,7 +61,7 @@ def tiling_of(
         block_n = 32 if num_outputs >= 64 * num_processors else 16
     else:
         block_n = 32 if gated else 64
-    # Of each program: the squares, the sums, and those of the ups.
+    # For each program: the squares, the sums, and the sums of ups.
     part_size = rows * (1 + block_n * (2 if gated else 1))
     return cut(
         num_outputs,
@@ -165,7 +165,7 @@ def _linear(
     k,
     split_k,
     KIND: tl.constexpr,  # "float", "nibbles", "int8", "fp8"
-    GROUP: tl.constexpr,  # None: of "float", and where a row has one scale
+    GROUP: tl.constexpr,  # None for "float", and for one scale a row
     ACTIVATION: tl.constexpr,  # None: no gates
     ACCUMULATE: tl.constexpr,
     ROWS: tl.constexpr,
@@ -336,7 +336,7 @@ def load_numbers(
     places = weight + columns.to(tl.int64)[:, None] * stride + inputs[None, :]
     codes = tl.load(places, mask=exists[:, None] & (inputs < k)[None, :], other=0)
     if KIND == "int8":
-        codes ^= 128  # counted from 0, as ``code_values`` has them
+        codes ^= 128  # unsigned, as ``code_values`` takes them
     if GROUP is None:
         numbers = code_values(codes, dtype, KIND)
     else:

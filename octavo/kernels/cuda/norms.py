@@ -18,7 +18,7 @@ from torch import Tensor
 from octavo.kernels.cuda.elementwise import CODE_TYPES, to_codes
 from octavo.kernels.op_arguments import RowNorm
 
-MAX_WIDTH = 16384  # what the registers of a program hold
+MAX_WIDTH = 16384  # values that the registers of a program hold
 
 
 def rmsnorm(

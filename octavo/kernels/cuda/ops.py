@@ -104,7 +104,7 @@ class ExpertLayer:
     """The E experts of a layer: matrices and biases are stacked. ``activation`` as in a fused
     op."""
 
-    gate_up: DeviceWeight  # [E 2 F, K], of each the gate before the up
+    gate_up: DeviceWeight  # [E 2 F, K], for each expert the gate before the up
     down: DeviceWeight  # [E K, F]
     routing: Routing
     activation: str

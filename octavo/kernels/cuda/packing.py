@@ -52,7 +52,7 @@ from octavo.quantization.levels import E2M1, E4M3
 Upload: TypeAlias = Callable[[Tensor], Tensor]
 """Brings a tensor of the host to the device."""
 
-_PIECE_VALUES = 1 << 23  # that are on their way at a time
+_PIECE_VALUES = 1 << 23  # uploaded at a time
 _GROUPS = (128, 64, 32, 16)
 _ROUNDING, _ROUNDING_IN_ROW = 2.0**-10, 2.0**-16  # as kernels/cpu/coded.py allows
 

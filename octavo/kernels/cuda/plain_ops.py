@@ -84,7 +84,7 @@ class PlainOps:
         def run(index: int, taken: Tensor) -> Tensor:
             gate, up = reference.linear(taken, *gates_up[index]).chunk(2, dim=1)
             inner = _GATES[layer.activation](gate, up)
-            # Between its two products, an expert rounds as the ops of the kernels do.
+            # Between its two products, an expert rounds as the kernels do.
             return reference.linear(inner.to(x.dtype).float(), *downs[index])
 
         made = add_up(rows, ids, weights, run)

@@ -52,7 +52,7 @@ class _Running(NamedTuple):
 _Launch = Callable[[_Running], None]
 """Something that is launched for a step."""
 
-# What ops call the activations that multiply nothing, and the kinds of Rows.
+# Activations without a product: names of kernels, and kinds of FusedRows.
 _ALONE = {("gelu_erf" if name == "gelu" else name): kind for name, kind in fused_ops.ALONE.items()}
 
 
@@ -92,9 +92,9 @@ class FusedProgram:
         self._constants = _Constants(device, max_positions)
         head = ops[-1]
         assert isinstance(head, fused_ops.FusedHead)
-        # Of the rows that are asked for.
+        # Hidden states of the requested rows.
         self._hidden = torch.zeros(max_rows, head.source.width, dtype=dtype, device=device)
-        # 1 where the activations of a token are no longer numbers.
+        # 1 where the activations of a token are NaN or infinite.
         self.damaged = torch.zeros(max_tokens, dtype=torch.int32, device=device)
         self._build(ops, kept)
 
@@ -176,7 +176,7 @@ class FusedProgram:
             case fused_ops.FusedExperts():
                 yield from self._experts(op)
             case fused_ops.FusedHead():
-                pass  # its rows are asked for
+                pass  # ``logits`` computes it
 
     def _embed(self, op: fused_ops.FusedEmbedding) -> Iterator[_Launch]:
         rows, table = self._kernels.products.rows, self._weight_of([op.weight])
@@ -458,7 +458,7 @@ class _Constants:
 
     def __init__(self, device: torch.device, max_positions: int):
         self._device, self._max_positions = device, max_positions
-        self._vectors: dict[int, tuple[np.ndarray, Tensor]] = {}  # by id, with who has it
+        self._vectors: dict[int, tuple[np.ndarray, Tensor]] = {}  # by id; the array is kept alive
         self._rotations: dict[RopeTable, Tensor] = {}
 
     def vector(self, values: np.ndarray) -> Tensor:

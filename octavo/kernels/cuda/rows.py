@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-_BLOCK = 1024  # values that four warps have at a time
+_BLOCK = 1024  # values that four warps process at a time
 
 
 def find_damage(x: Tensor, damaged: Tensor) -> None:
@@ -47,6 +47,6 @@ def _softcap(logits, stride, width, cap, BLOCK: tl.constexpr):
     places, exists = logits + row * stride + columns, columns < width
     values = tl.load(places, mask=exists, other=0.0).to(tl.float32)
     x = 2 * values / cap
-    x = tl.where(x > 80.0, 80.0, x)  # as good as infinite; no minimum, which a NaN would not be
+    x = tl.where(x > 80.0, 80.0, x)  # tanh is 1 there; a minimum would drop a NaN
     tanh = 1 - 2 / (tl.exp(x) + 1)
     tl.store(places, (cap * tanh).to(logits.dtype.element_ty), mask=exists)

@@ -52,7 +52,7 @@ from octavo.kernels.cuda.sampling import Asked, SampledTokens, SamplingTensors
 from octavo.kernels.cuda.token_feed import resolve_placeholders
 
 _MAX_VOCAB_SIZE = 2**19 - 1  # the sum of so many weights is less than 2^63
-_EDITS = 512  # that a program makes at a time
+_EDITS = 512  # edits that a program makes at a time
 
 _TEMPERATURE = tl.constexpr(sampling.TEMPERATURE)
 _LOG_MIN_P = tl.constexpr(sampling.LOG_MIN_P)
@@ -69,9 +69,9 @@ _NO_TOKEN_LEFT = tl.constexpr(sampling.NO_TOKEN_LEFT)
 class _Scratch:
     """Results of each chunk of each row that kernels pass on: [rows, chunks]."""
 
-    raw_peaks: Tensor  # float32, of logits as they come; NaN if there is one
-    raw_ids: Tensor  # int32, the lowest that have them
-    peaks: Tensor  # the same of logits that were changed
+    raw_peaks: Tensor  # float32, of the original logits; NaN if there is one
+    raw_ids: Tensor  # int32, the lowest ids that have them
+    peaks: Tensor  # the same for changed logits
     ids: Tensor
     weights: Tensor  # int64
 

@@ -41,7 +41,7 @@ from octavo.kernels.cuda.sampler_parts import (
 )
 from octavo.kernels.cuda.sampling import SampledTokens, SamplingTensors
 
-_BLOCK = 1024  # of a list, that a program looks at together
+_BLOCK = 1024  # entries of a list processed at a time
 _NUM_LEVELS = 16
 
 _LEVELS = tl.constexpr(_NUM_LEVELS)
@@ -54,9 +54,9 @@ _TOP_P = tl.constexpr(sampling.TOP_P)
 _TYPICAL_P = tl.constexpr(sampling.TYPICAL_P)
 _HAS_TOKEN = tl.constexpr(sampling.HAS_TOKEN)
 
-# Orders, and what is summed in them.
-_COUNTS = tl.constexpr(0)  # of tokens, the likeliest first
-_WEIGHTS = tl.constexpr(1)  # the likeliest first
+# Orders, and the numbers that are summed in them.
+_COUNTS = tl.constexpr(0)  # counts of tokens, the likeliest first
+_WEIGHTS = tl.constexpr(1)  # weights, the likeliest first
 _TYPICAL = tl.constexpr(2)  # weights, the most typical first
 _BY_ID = tl.constexpr(3)  # weights, in the order of the list
 
@@ -301,7 +301,7 @@ def _low_enough(records, row, vocab_size, num_chunks, counts, masses, total, CHU
         is_enough = above >= int_of(records, row, _TOP_K)
     else:
         mass = tl.sum(tl.load(masses + at, mask=exists, other=0), 0)
-        # A little more than enough: as a float64, a mass may be off by a thousand.
+        # With a margin: as a float64, a mass may be off by a thousand.
         limit = double_of(records, row, _TOP_P) * total.to(tl.float64)
         is_enough = (mass - 4096).to(tl.float64) >= limit
     first = tl.min(tl.where(is_enough, level, _LEVELS - 1), 0)
@@ -338,7 +338,7 @@ def _locate(values, length, target, mean, ORDER: tl.constexpr, BLOCK: tl.constex
     for step in range(11):
         shift = tl.maximum(28 - 3 * step, 0)
         sums = _sums_below(values, length, key + (digits << shift), mean, ORDER, BLOCK)
-        digit = tl.sum((sums <= target).to(tl.int32), 0) - 1  # sums ascend, from one that is
+        digit = tl.sum((sums <= target).to(tl.int32), 0) - 1  # sums ascend from 0
         key += digit << shift
         before = tl.sum(tl.where(digits == digit, sums, 0), 0)
     return key, before

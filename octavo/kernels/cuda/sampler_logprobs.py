@@ -26,7 +26,7 @@ from octavo.kernels.cuda.sampler_parts import (
 )
 from octavo.kernels.cuda.sampling import SampledTokens
 
-_WIDTH = triton.next_power_of_2(sampling.MAX_TOP)  # of a chunk's keys, in memory
+_WIDTH = triton.next_power_of_2(sampling.MAX_TOP)  # memory for a chunk's keys
 
 _LOGPROBS = tl.constexpr(sampling.LOGPROBS)
 _WORDS = tl.constexpr(sampling.LOGPROB_WORDS)

@@ -14,7 +14,7 @@ from torch import Tensor
 from octavo.kernels.cuda import sampling
 from octavo.kernels.cuda.sampling import Asked, SamplingTensors
 
-CHUNK = 2048  # tokens, of which a thread has sixteen
+CHUNK = 2048  # tokens, sixteen for each thread
 WEIGHT_ONE = tl.constexpr(2.0**44)
 
 _RECORD_WORDS = tl.constexpr(sampling.RECORD_WORDS)

@@ -17,23 +17,23 @@ from typing import NamedTuple, Protocol, Self
 import torch
 from torch import Tensor
 
-# A record, by the word at which each of its fields begins. Those of 64 bits have two words.
+# Fields of a record, by their first word. Fields of 64 bits have two words.
 TOP_P, TYPICAL_P, SEED = 0, 2, 4  # float64, float64, 64 bits
 TEMPERATURE, LOG_MIN_P = 6, 7  # float32; a temperature of 0 takes the likeliest token
 TOP_K, SAMPLE_INDEX, POSITION = 8, 9, 10  # int32, unsigned bits, int32; no top_k is 0
-LOGPROBS = 11  # int32: how many most likely tokens are asked for, -1 for no log-probabilities
+LOGPROBS = 11  # int32: requested number of likeliest tokens, -1 for no log-probabilities
 REPETITION, FREQUENCY, PRESENCE = 12, 13, 14  # float32
 MASK_ROW = 15  # int32: the row of the masks, -1 for none
 RECORD = struct.Struct("=2dQ2fiIii3fi")
 RECORD_WORDS = RECORD.size // 4
 
-# What became of a row: it has a token, or none, and then why.
+# Status of a row: it has a token, or the reason why not.
 HAS_TOKEN, BAD_LOGITS, OVERFLOW, NO_TOKEN_LEFT = range(4)
 
-# What is found of a row that asks for log-probabilities, likewise.
+# Fields of a row's log-probabilities, likewise.
 TOTAL, PEAK, LOGIT, RANK = 0, 2, 3, 4  # int64, float32, float32, int32
 MAX_TOP = 20  # most likely tokens
-TOP_IDS, TOP_LOGITS = 6, 6 + MAX_TOP  # int32, float32; the fifth word is nobody's
+TOP_IDS, TOP_LOGITS = 6, 6 + MAX_TOP  # int32, float32; the sixth word is unused
 LOGPROB_WORDS = 6 + 2 * MAX_TOP
 
 
@@ -44,7 +44,9 @@ class Asked(NamedTuple):
     cuts: bool = False  # top_k, top_p or typical_p
     masks: bool = False
     edits: bool = False  # logit_bias or penalties
-    num_top: int | None = None  # most likely tokens, with log-probabilities; None for neither
+    num_top: int | None = (
+        None  # likeliest tokens with log-probabilities; None for no log-probabilities
+    )
     typical: bool = False  # typical_p, which is a cut
 
 
@@ -58,13 +60,13 @@ class SamplingTensors:
     """
 
     records: Tensor  # int32 [R, RECORD_WORDS]
-    slots: Tensor  # int32 [R]: where the token of a row is remembered, -1 for nowhere
-    last_tokens: Tensor  # int32 [seats + 1], of which the last is where nobody looks
-    masks: Tensor | None = None  # int32 [M, at least V / 32]: bits of tokens that may come
+    slots: Tensor  # int32 [R]: slot that stores the token of a row, -1 for none
+    last_tokens: Tensor  # int32 [slots + 1]; the last entry is never read
+    masks: Tensor | None = None  # int32 [M, at least V / 32]: bits of allowed tokens
     edit_starts: Tensor | None = None  # int32 [R + 1]: where the edits of each row begin
-    # int32 [3, E]: token ids, no two the same in a row; the bits of a float32 that is added to the
-    # logit; and how often the output has the token: 0 if only the prompt has it, -1 if neither.
-    # E is a multiple of 4, and the last columns may be no row's.
+    # int32 [3, E]: token ids, unique in a row; the bits of a float32 that is added to the
+    # logit; and the token's count in the output: 0 if only the prompt has it, -1 if neither.
+    # E is a multiple of 4, and the last columns may be padding.
     edits: Tensor | None = None
 
 
@@ -73,7 +75,7 @@ class SampledTokens:
     """Results of R rows or more."""
 
     answers: Tensor  # int32 [2, R]: token ids, 0 where there is none; HAS_TOKEN, or why not
-    logprobs: Tensor  # int32 [R, JUDGED_WORDS], written for the rows that ask for log-probabilities
+    logprobs: Tensor  # int32 [R, LOGPROB_WORDS], written for rows that request log-probabilities
 
     @classmethod
     def allocate(cls, num_rows: int, device: torch.device | str) -> Self:

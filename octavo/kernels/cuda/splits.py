@@ -18,7 +18,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-# Inputs that a program works on at a time, and runs of them for which a split is worth its sum.
+# Inputs that a program processes at a time, and the least number of such steps of a split.
 BLOCK_K = 128
 _MIN_STEPS = 4
 _PROGRAMS_PER_PROCESSOR = 4
@@ -37,9 +37,9 @@ class Tiling:
     block_k: int
     splits: int
     split_k: int
-    part_size: int  # numbers that a program leaves to the last one
+    part_size: int  # numbers that a program stores for the last one
     rows: int = 16
-    row_tiles: int = 1  # the most that one launch has
+    row_tiles: int = 1  # most tiles of rows in one launch
     num_warps: int = 4
     num_stages: int = 4
 
@@ -117,7 +117,7 @@ def add_product(sums, x, weight):
 def arrives_last(counter, NUM: tl.constexpr):
     """True if NUM - 1 programs arrived before this one, which then sees all that they stored, and
     has reset the counter to 0."""
-    tl.debug_barrier()  # all threads of this program have stored what they had to
+    tl.debug_barrier()  # all threads of this program have stored their part
     is_last = tl.atomic_add(counter, 1, sem="acq_rel", scope="gpu") == NUM - 1
     if is_last:
         tl.store(counter, 0)

@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-_TOKENS = 128  # that a program looks at
+_TOKENS = 128  # tokens of a program
 
 
 def resolve_placeholders(token_ids: Tensor, last_tokens: Tensor) -> None:

@@ -91,7 +91,7 @@ class TritonOps:
         residual: Tensor | None,
         out: Tensor,
     ) -> None:
-        # A token that is there is written in each of its groups.
+        # A token that is no padding has a slot in every group.
         self._experts.run(x, logits, step.slots[0], layer, residual, out)
 
     def write_kv(
@@ -100,7 +100,7 @@ class TritonOps:
         write_kv(qkv, step.positions, step.slots[layer.group], layer, q_out)
 
     def plan_attention(self, step: StepTensors) -> Attend:
-        # How launches are cut depends on shapes, which are those of all groups.
+        # How launches are cut depends on shapes, which all groups share.
         plan, tables = self._attention.plan(step.num_seqs, step.max_query), step.tables
 
         def attend(q: Tensor, layer: AttentionLayer, out: Tensor) -> None:

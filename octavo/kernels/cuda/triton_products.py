@@ -26,11 +26,11 @@ from octavo.kernels.cuda.splits import Tiling, Workspace
 from octavo.kernels.cuda.weights import DenseWeight, DeviceWeight, JoinedWeight, W4Weight, W8Weight
 from octavo.kernels.op_arguments import RowNorm
 
-# Products of more rows are several: what lies between a norm, a product and an activation is no
+# Products of more rows are split: memory between a norm, a product and an activation is no
 # larger than for these.
 PIECE_ROWS = 4096
-_INTEGER_ROWS = 1024  # likewise, of integers, which are of 4 bytes
-_EXPANDED_VALUES = 1 << 26  # of a weight at a time
+_INTEGER_ROWS = 1024  # likewise for int32 products
+_EXPANDED_VALUES = 1 << 26  # values of a weight dequantized at a time
 _INVARIANT_ROWS, _INVARIANT_TILES = 32, 16
 # Products of FP8 are summed in float32 throughout. With fast sums, Hopper's tensor cores keep about
 # 14 bits, an error of up to 2 % of a sum of 4,096 (DeepSeek-V3, arXiv 2412.19437, 3.3.2), on top of
@@ -257,7 +257,7 @@ class _Needs:
 
     normed: int = 0
     wide: int = 0  # gates and ups
-    scratch: int = 0  # weights that were codes; products that cannot be put where they belong
+    scratch: int = 0  # dequantized weights; products that cannot be written in place
     codes: int = 0
     scales: int = 0
     integers: int = 0

@@ -22,7 +22,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-TILE_K = 128  # inputs of 16 words, of which a kernel reads all
+TILE_K = 128  # inputs of 16 words, which a kernel reads together
 PLANES = 8  # nibbles of a word
 PLANE_K = TILE_K // PLANES
 

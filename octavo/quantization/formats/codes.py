@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-# Unpacked is a code in each byte of a wide integer: all of them in a few steps.
+# Wide integers with one code in each byte, so that all are unpacked in a few steps.
 _WIDE: dict[int, np.dtype[Any]] = {2: np.dtype("<u4"), 4: np.dtype("<u2")}
 
 
@@ -21,7 +21,7 @@ def unpack_stream(data: np.ndarray, bits: int, count: int) -> np.ndarray:
         return data[:, :count]
     if bits in _WIDE:
         packed, codes_each = data.astype(_WIDE[bits]), 8 // bits
-    else:  # eight codes are ``bits`` bytes
+    else:  # eight codes take ``bits`` bytes
         padded = np.pad(data, ((0, 0), (0, -data.shape[1] % bits)))
         packed, codes_each = _big_integers(padded.reshape(-1, bits)).reshape(len(data), -1), 8
     return _spread(packed, bits, codes_each)[:, :count]
@@ -118,7 +118,7 @@ class ColumnStreams:
         return unpack_stream(as_bytes(self.words[:, start:stop].T), self.bits, self.num_inputs)
 
 
-# Where a word of AWQ has the values 0 to 7, whose order is that of its kernels.
+# Nibbles of an AWQ word that have the values 0 to 7, in the order of its kernels.
 _AWQ_FIELDS = (0, 4, 1, 5, 2, 6, 3, 7)
 
 

@@ -390,7 +390,7 @@ def _groups(parts: Parts, num_inputs: int, group_size: int) -> np.ndarray | None
     if stored is None:
         return None
     groups = stored.of("I32", "I64").shaped(num_inputs).array()
-    if (groups == -1).all():  # never filled in: groups are runs
+    if (groups == -1).all():  # never filled in: groups are consecutive
         return None
     last = ceil_div(num_inputs, group_size) - 1
     if groups.min() < 0 or groups.max() > last:

@@ -38,7 +38,7 @@ class FP8:
         if "weight_block_size" in fields:
             rows, columns = fields.each("weight_block_size", Fields.integer, 2)
             self._block = rows, columns
-        # FBGEMM's configs do not say so: they know no other.
+        # FBGEMM's configs do not have it: it is always dynamic.
         scheme = fields.text("activation_scheme", "dynamic")
         self._rounds_activations = scheme in _ACTIVATION_SCHEMES
 

@@ -33,8 +33,8 @@ from octavo.quantization.formats.stored import FLOATS, Parts, StoredTensor
 
 _PARTS = ("qweight", "qzeros", "scales", "g_idx")
 
-# What writers subtract from the words of zeros. For 3 bits it is what GPTQModel subtracts from each
-# three of them, which is a one for every value only if the words are taken in reverse.
+# Numbers that writers subtract from the words of zeros. For 3 bits GPTQModel subtracts these from
+# each three words, which is a one for every value only if the words are taken in reverse.
 _ONES = {
     2: [0x55555555],
     3: [0x24924924, 0x92492492, 0x49249249],
@@ -202,7 +202,7 @@ def _groups(parts: Parts, num_inputs: int, num_groups: int, group_size: int) -> 
         raise g_idx.error(
             f"groups {groups.min()} to {groups.max()}, where there are only 0 to {num_groups - 1}"
         )
-    # One that was never filled in has nothing but zeros.
+    # A g_idx that was never filled in has only zeros.
     if not groups.any() or np.array_equal(groups, np.arange(num_inputs) // group_size):
         return None
     return groups.astype(np.int32)

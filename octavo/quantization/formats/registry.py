@@ -52,7 +52,7 @@ def _method(fields: Fields) -> str:
     method = fields.text("quant_method", None) or fields.text("method", None)
     if method is not None:
         return method.lower()
-    # Before it had a name, there was only one.
+    # Old configs without a name are bitsandbytes'.
     if fields.raw("load_in_4bit") or fields.raw("load_in_8bit"):
         return "bitsandbytes"
     return "an unnamed method"

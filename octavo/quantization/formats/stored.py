@@ -13,9 +13,9 @@ from octavo.base.errors import ModelFileError
 from octavo.quantization.base import Weight
 from octavo.quantization.levels import E4M3, E5M2, E8M0
 
-# Of safetensors' dtypes, those that numpy has too.
+# safetensors' dtypes that numpy has.
 _NUMPY = {"U8": "<u1", "I8": "<i1", "I32": "<i4", "I64": "<i8", "F16": "<f2", "F32": "<f4"}
-# Floats of one byte, looked up.
+# Floats of one byte, as lookup tables.
 FLOAT8 = {"F8_E4M3": E4M3, "F8_E5M2": E5M2}
 _TABLES = {**FLOAT8, "F8_E8M0": E8M0}
 FLOATS = ("F32", "F16", "BF16")

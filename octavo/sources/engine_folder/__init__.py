@@ -7,7 +7,7 @@
 
     manifest.py         what is said of the whole: format, versions, files with digests, settings
     model_config.py     the model's config
-    program.py          the phases of a step
+    program.py          the fused ops of a step
     tokenizer_files.py  the tokenizer
     writer.py           makes a folder of a model
     folder.py           `EngineFolder`, which is one more kind of model

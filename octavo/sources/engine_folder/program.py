@@ -1,12 +1,12 @@
-"""The phases of a step (``kernels/fused_ops.py``) as JSON, and back.
+"""Fused ops of a step (``kernels/fused_ops.py``) as JSON, and back.
 
-    values      how many numbers a token has of each value that phases hand to each other
+    values      width of each value that ops pass on, in numbers per token
     ropes       tables of cosines and sines: a rope of the model's config, and maybe divisors
     phases      in their order; a value is [number, *shape], a weight a name, a constant a number
 
 What is read back may have been written by anybody, and the kernels check no sizes: they have only
-addresses. So every phase is held against the shapes of its weights, of its constants and of the
-values that phases before it have written, and the whole against the model's config.
+addresses. So every op is checked against the shapes of its weights, of its constants and of the
+values that earlier ops have written, and the whole against the model's config.
 """
 
 from __future__ import annotations
@@ -277,7 +277,7 @@ def read_program(
 
 
 class _Reader:
-    """Reads phases in their order; each may read what others before it have written."""
+    """Reads ops in order; each may read values that earlier ops have written."""
 
     def __init__(
         self,
@@ -305,7 +305,7 @@ class _Reader:
             raise self._fields.error("phases", "do not begin with embed, or end with check, head")
         for kind in (FusedEmbedding, FusedCheck, FusedHead):
             if kinds.count(kind) != 1:
-                raise self._fields.error("phases", f"have more than one {kind.__name__.lower()}")
+                raise self._fields.error("phases", f"have more than one {kind.__name__.removeprefix('Fused').lower()}")
         num_layers = len(self._config.kv_layers)
         if len(self._layers) != num_layers:
             raise self._fields.error(
@@ -362,7 +362,7 @@ class _Reader:
         op.scale = fields.number("scale", None)
         if op.scale is not None and op.residual is None:
             raise fields.error("scale", "is of products that are added to a residual")
-        # Written once all that is read has been: a phase does not read what it writes.
+        # Written once all that is read has been: an op does not read what it writes.
         if op.added is not None:
             op.sum_out = self._out(fields, "sum_out", k)
         op.segments = fields.each("segments", lambda f, name: self._segment(f.section(name), k, op))
@@ -508,7 +508,7 @@ class _Reader:
         )
         return ExpertWeights(gate, up, down, *biases)
 
-    # -- what phases are made of ------------------------------------------------------------------
+    # -- parts of ops -----------------------------------------------------------------------------
 
     def _vocabulary(self, fields: Fields) -> WeightRef:
         weight = self._matrix(fields, "weight")
@@ -520,7 +520,7 @@ class _Reader:
         return weight
 
     def _layer(self, fields: Fields) -> int:
-        """That of a phase which looks at other positions, of which each layer has one."""
+        """The layer of an op that attends, of which each layer has one."""
         layer: int = fields.integer("layer", minimum=0, maximum=self._config.num_layers - 1)
         if layer in self._layers:
             raise fields.error("layer", f"layer {layer} has its attention already")
@@ -588,7 +588,7 @@ class _Reader:
     def _read(self, fields: Fields, name: str) -> Value:
         number, value = self._value(fields, name)
         if number not in self._written:
-            raise fields.error(name, f"value {number} is read before a phase writes it")
+            raise fields.error(name, f"value {number} is read before an op writes it")
         return value
 
     def _flat(self, fields: Fields, name: str, width: int | None = None) -> Value:

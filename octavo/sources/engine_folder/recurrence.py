@@ -1,4 +1,4 @@
-"""The phases of recurrent layers as JSON, and back; ``program.py`` has the others.
+"""Fused ops of recurrent layers as JSON, and back; ``program.py`` has the others.
 
 What they are told is not said again: it is in the model's config, which has been checked.
 """
@@ -37,7 +37,7 @@ def recurrence_json(
 
 
 class RecurrenceReader:
-    """Reads such phases; ``taken`` has the layer and the op of each that was read.
+    """Reads such ops; ``taken`` has the layer and the op of each that was read.
 
     Args:
         read: gives the value of a field. constant: the array of one, if it has this size. out: the
