@@ -119,7 +119,7 @@ class Work:
         self.program = abi.Program(
             nodes=nodes, num_nodes=len(nodes), vocab=1, max_tokens=seqs * new
         )
-        self.batch = abi.Batch(num_rounds=1, token_ids=self.ints[3].ctypes.data)
+        self.batch = abi.Batch(num_multi_steps=1, token_ids=self.ints[3].ctypes.data)
         self.batch.seqs = abi.Sequences(
             seqs,
             seqs * new,

@@ -114,7 +114,7 @@ class LatentWork(Work):
         for node, args in zip(nodes, self.args, strict=True):
             node.op, node.args = abi.OCT_OP_LATENT, ctypes.addressof(args)
         self.program = abi.Program(nodes=nodes, num_nodes=layers, vocab=1, max_tokens=tokens)
-        self.batch = abi.Batch(num_rounds=1, token_ids=self.ints[3].ctypes.data)
+        self.batch = abi.Batch(num_multi_steps=1, token_ids=self.ints[3].ctypes.data)
         self.batch.seqs = abi.Sequences(
             seqs,
             tokens,

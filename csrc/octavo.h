@@ -331,7 +331,7 @@ enum {
   OCT_TOKEN_OK = 0,
   OCT_TOKEN_BAD_LOGITS = 1,
   OCT_TOKEN_OVERFLOW = 2,
-  OCT_TOKEN_NONE = 3,  /* of a round that was not run, see oct_batch */
+  OCT_TOKEN_NONE = 3,  /* of a step that was not run, see oct_batch */
   OCT_TOKEN_NO_CHOICE = 4 /* the mask leaves no token */
 };
 
@@ -576,14 +576,15 @@ typedef struct oct_program {
  *     probabilities   written to probabilities[r], as oct_sample_rows does
  * A row whose logits are asked for is not sampled: its token is the most likely one.
  *
- * With N rounds, the step is followed by N - 1 others, each of the tokens that the one before chose.
+ * With num_multi_steps of N, the step is followed by N - 1 others, each of the tokens that the one
+ * before chose.
  * Then every sequence has one token, which is row s of the head, and is sampled without penalties
  * or a mask, as these differ from token to token, and its block table reaches to kv_len + N - 1. No
- * probabilities are asked for. Rounds after one in which a row failed are not run. */
+ * probabilities are asked for. Steps after one in which a row failed are not run. */
 typedef struct oct_batch {
   oct_sequences seqs;
   const int32_t* token_ids; /* [T] */
-  int32_t num_rounds;
+  int32_t num_multi_steps;
   int32_t num_out;
   int32_t head_only; /* only the head, over the activations that the last step left */
   const int32_t* out_rows;

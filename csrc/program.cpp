@@ -20,7 +20,7 @@
 namespace octavo {
 namespace {
 
-constexpr int32_t kMaxRounds = 1024;
+constexpr int32_t kMaxMultiSteps = 1024;
 constexpr float kGreedyTemperature = 1e-5f;  // a lower temperature is treated as 0
 constexpr int kUnchangedSlot = 5;            // of scratch: a row of logits as the model gave it
 
@@ -158,10 +158,10 @@ void run_node(const oct_node& node, const oct_program& program, const oct_batch&
   }
 }
 
-// The rounds of a step: its batch, and what becomes of it when each sequence goes on from its token.
-class Rounds {
+// The decode steps of one call: the batch, and what it becomes as each sequence goes on from its token.
+class MultiStep {
  public:
-  explicit Rounds(const oct_batch& first) : batch_(first), left_(first.num_rounds - 1) {
+  explicit MultiStep(const oct_batch& first) : batch_(first), left_(first.num_multi_steps - 1) {
     if (left_ == 0) return;
     const int32_t seqs = first.seqs.num_seqs;
     kv_len_.reset(new (std::nothrow) int32_t[seqs]);
@@ -171,13 +171,13 @@ class Rounds {
     std::copy_n(first.samples, seqs, samples_.get());
     batch_.seqs.kv_len = kv_len_.get();
     batch_.samples = samples_.get();
-    std::fill_n(first.status, int64_t{first.num_rounds} * seqs, OCT_TOKEN_NONE);
+    std::fill_n(first.status, int64_t{first.num_multi_steps} * seqs, OCT_TOKEN_NONE);
   }
 
   bool has_memory() const { return left_ == 0 || (kv_len_ && samples_); }
   const oct_batch& current() const { return batch_; }
 
-  // Go on to the next round, if there is one: by all workers, after a barrier.
+  // Go on to the next step, if there is one: by all workers, after a barrier.
   bool next(const Worker& worker) {
     if (left_ == 0) return false;
     if (!worker.barrier()) return false;  // all have seen `left_`
@@ -225,7 +225,7 @@ int32_t check_batch(const oct_program& program, const oct_batch& batch) {
   return OCT_OK;
 }
 
-// A head may have another vocabulary than the table, but not one that rounds could not go on from.
+// A head may have another vocabulary than the table, but not one that further steps could not go on from.
 int32_t check_embed(const oct_embed_args& args, const oct_program& program, const oct_batch& batch) {
   for (int32_t t = 0; t < batch.seqs.num_tokens; t++) {
     if (batch.token_ids[t] < 0 || batch.token_ids[t] >= args.table.n) {
@@ -234,41 +234,41 @@ int32_t check_embed(const oct_embed_args& args, const oct_program& program, cons
     }
   }
   for (int32_t s = 0; args.positions.data && s < batch.seqs.num_seqs; s++) {
-    const int32_t last = batch.seqs.kv_len[s] + batch.num_rounds - 2 + args.position_offset;
+    const int32_t last = batch.seqs.kv_len[s] + batch.num_multi_steps - 2 + args.position_offset;
     if (last >= args.positions.n) {
       return fail(OCT_ERR_ARGUMENT, "sequence %d goes to row %d of a table of %d positions", s, last,
                   args.positions.n);
     }
   }
-  if (batch.num_rounds > 1 && program.vocab > args.table.n) {
-    return fail(OCT_ERR_ARGUMENT, "rounds of a head of %d tokens, and a table of %d", program.vocab,
+  if (batch.num_multi_steps > 1 && program.vocab > args.table.n) {
+    return fail(OCT_ERR_ARGUMENT, "several steps with a head of %d tokens, and a table of %d", program.vocab,
                 args.table.n);
   }
   return OCT_OK;
 }
 
-int32_t check_rounds(const oct_program& program, const oct_batch& batch) {
-  if (batch.num_rounds == 1) return OCT_OK;
+int32_t check_multi_step(const oct_program& program, const oct_batch& batch) {
+  if (batch.num_multi_steps == 1) return OCT_OK;
   const int32_t seqs = batch.seqs.num_seqs;
-  if (batch.num_rounds < 1 || batch.num_rounds > kMaxRounds || batch.head_only) {
-    return fail(OCT_ERR_ARGUMENT, "%d rounds of a step: 1 to %d are possible, and 1 of the head alone",
-                batch.num_rounds, kMaxRounds);
+  if (batch.num_multi_steps < 1 || batch.num_multi_steps > kMaxMultiSteps || batch.head_only) {
+    return fail(OCT_ERR_ARGUMENT, "%d steps in one call: 1 to %d are possible, and 1 of the head alone",
+                batch.num_multi_steps, kMaxMultiSteps);
   }
   if (batch.probabilities)
-    return fail(OCT_ERR_ARGUMENT, "probabilities are asked of %d rounds: they are those of one",
-                batch.num_rounds);
+    return fail(OCT_ERR_ARGUMENT, "probabilities are asked of %d steps: they are those of one",
+                batch.num_multi_steps);
   if (batch.seqs.num_tokens != seqs || batch.num_out != seqs) {
-    return fail(OCT_ERR_ARGUMENT, "%d rounds with %d tokens and %d rows of the head for %d sequences: "
-                "each needs one of both", batch.num_rounds, batch.seqs.num_tokens, batch.num_out, seqs);
+    return fail(OCT_ERR_ARGUMENT, "%d steps with %d tokens and %d rows of the head for %d sequences: "
+                "each needs one of both", batch.num_multi_steps, batch.seqs.num_tokens, batch.num_out, seqs);
   }
   for (int32_t s = 0; s < seqs; s++) {
     if (batch.seqs.q_start[s] != s || batch.out_rows[s] != s || batch.logits[s] ||
         batch.samples[s].mask || has_penalties(batch.samples[s])) {
-      return fail(OCT_ERR_ARGUMENT, "%d rounds, but sequence %d wants logits, a mask or penalties, or "
-                  "is not row %d of the head", batch.num_rounds, s, s);
+      return fail(OCT_ERR_ARGUMENT, "%d steps, but sequence %d wants logits, a mask or penalties, or "
+                  "is not row %d of the head", batch.num_multi_steps, s, s);
     }
   }
-  // At their last lengths; those of the first round have been checked with its nodes.
+  // At their last lengths; those of the first step have been checked with its nodes.
   for (int32_t i = 0; i < program.num_nodes; i++) {
     const oct_node& node = program.nodes[i];
     if (node.op != OCT_OP_ATTENTION && node.op != OCT_OP_LATENT) continue;
@@ -276,17 +276,17 @@ int32_t check_rounds(const oct_program& program, const oct_batch& batch) {
         node.op == OCT_OP_LATENT ? as_attention(*static_cast<const oct_latent_args*>(node.args))
                                  : *static_cast<const oct_attention_args*>(node.args);
     for (int32_t s = 0; s < seqs; s++) {
-      const int32_t code = check_blocks(args, batch.seqs, s, batch.seqs.kv_len[s] + batch.num_rounds - 1);
+      const int32_t code = check_blocks(args, batch.seqs, s, batch.seqs.kv_len[s] + batch.num_multi_steps - 1);
       if (code != OCT_OK) return code;
     }
   }
   return OCT_OK;
 }
 
-// Room for log-probabilities, of all rounds: their number has been checked.
+// Room for log-probabilities, of all steps: their number has been checked.
 int32_t check_asked(const oct_program& program, const oct_batch& batch) {
   if (!batch.logprobs || batch.head_only) return OCT_OK;
-  for (int32_t r = 0; r < batch.num_rounds * batch.num_out; r++) {
+  for (int32_t r = 0; r < batch.num_multi_steps * batch.num_out; r++) {
     const int32_t code = check_logprobs(batch.logprobs[r], program.vocab, r);
     if (code != OCT_OK) return code;
   }
@@ -328,7 +328,7 @@ int32_t check_step(const oct_program& program, const oct_batch& batch, int32_t b
   for (int32_t i = begin; i < program.num_nodes && code == OCT_OK; i++) {
     code = check_node(program.nodes[i], program, batch);
   }
-  if (code == OCT_OK) code = check_rounds(program, batch);
+  if (code == OCT_OK) code = check_multi_step(program, batch);
   return code == OCT_OK ? check_asked(program, batch) : code;
 }
 
@@ -340,17 +340,17 @@ int32_t oct_step(oct_pool* pool, const oct_program* program, const oct_batch* ba
   const int32_t begin = batch->head_only ? program->num_nodes - program->num_head_nodes : 0;
   const int32_t code = check_step(*program, *batch, begin);
   if (code != OCT_OK) return code;
-  Rounds rounds(*batch);
+  MultiStep steps(*batch);
   StepPrefixes prefixes;
-  if (!rounds.has_memory() || !prefixes.find(*program, *batch)) {
-    return fail(OCT_ERR_MEMORY, "no memory for the rounds of a step, or for what sequences share");
+  if (!steps.has_memory() || !prefixes.find(*program, *batch)) {
+    return fail(OCT_ERR_MEMORY, "no memory for the steps of one call, or for what sequences share");
   }
   return run(reinterpret_cast<Pool*>(pool), [&](const Worker& worker) {
     do {
       for (int32_t i = begin; i < program->num_nodes; i++) {
-        run_node(program->nodes[i], *program, rounds.current(), prefixes, worker);
+        run_node(program->nodes[i], *program, steps.current(), prefixes, worker);
         if (!worker.barrier()) return;
       }
-    } while (rounds.next(worker));
+    } while (steps.next(worker));
   });
 }

@@ -165,7 +165,7 @@ def tiny_model(tmp_path_factory) -> Path:
 @pytest.fixture(scope="session")
 def runner_of() -> Callable[[Any], Any]:
     """The runner inside an engine, for the tests that take it apart; others ask its probe."""
-    return lambda engine: engine.executor.rank.runner
+    return lambda engine: engine.executor.runner
 
 
 @pytest.fixture(scope="session")

@@ -10,16 +10,15 @@ import pytest
 from octavo.core.block_manager import BlockManager
 from octavo.core.clock import VirtualClock
 from octavo.core.engine import Engine
-from octavo.core.lookahead import MAX_ROUNDS
+from octavo.core.lookahead import MAX_MULTI_STEPS
 from octavo.core.prefix_cache import RadixPrefixCache
 from octavo.core.request import Request
 from octavo.core.sampling_params import SamplingParams
 from octavo.core.scheduler import Scheduler, SchedulerConfig
-from octavo.executor.hash_model import GuessingProposer, HashDrafts, HashExecutor, expected_tokens
-from octavo.executor.local import LocalExecutor
+from octavo.executor.hash_model import FunctionProposer, HashDrafts, HashExecutor, expected_tokens
 from octavo.executor.simulated import SimulatedExecutor
 from octavo.models.loader import load_model
-from octavo.runtime.acceptance import Synthetic
+from octavo.runtime.acceptance import SyntheticAcceptance
 from octavo.runtime.capacity import RankLimits, RankSpec
 from octavo.runtime.rank import Rank
 from octavo.speculation.synthetic import SyntheticProposer
@@ -52,9 +51,9 @@ def workload(seed: int) -> list[tuple[int, dict]]:
 
 
 class AllRounds(HashExecutor):
-    """Takes every round that it may, as a fast model does."""
+    """Takes every decode step that it may, as a fast model does."""
 
-    def _num_rounds(self, work) -> int:
+    def _num_multi_steps(self, work) -> int:
         return work.num_sampled
 
 
@@ -136,7 +135,7 @@ def start_rank(tiny_model, acceptance=None) -> Rank:
 @pytest.mark.parametrize("seed", range(4))
 def test_a_model_and_its_simulation_take_the_same_steps(tiny_model, seed):
     arrivals = workload(seed)
-    real, answers = trace(LocalExecutor(start_rank(tiny_model)), None, arrivals)
+    real, answers = trace(start_rank(tiny_model), None, arrivals)
     simulated, replayed = simulate(arrivals, answers)
     assert len(real) > 40 and any(preempted for _, _, preempted, *_ in real)
     assert simulated == real and replayed == answers
@@ -156,7 +155,7 @@ def test_so_do_the_hash_model_and_its_simulation(seed):
 
 @pytest.mark.parametrize("seed", range(10))
 def test_also_in_rounds_which_are_production_s_default(seed):
-    config = replace(CONFIG, max_rounds=MAX_ROUNDS)
+    config = replace(CONFIG, max_multi_steps=MAX_MULTI_STEPS)
     arrivals = workload(200 + seed)
     params = SamplingParams(max_tokens=20, ignore_eos=True)
     last = {"request_id": "last", "prompt_token_ids": [1, 2], "params": params, "arrival_time": 0.0}
@@ -185,10 +184,10 @@ def test_also_when_steps_overlap(seed, depth):
 @pytest.mark.parametrize("seed", range(3))
 def test_also_with_drafts_that_are_accepted_at_random(tiny_model, seed):
     """The model is asked, and has no say; the simulation has the same luck."""
-    rule = Synthetic((0.8, 0.6, 0.9))
+    rule = SyntheticAcceptance((0.8, 0.6, 0.9))
     rank = start_rank(tiny_model, rule)
     arrivals = workload(400 + seed)
-    real, answers = trace(LocalExecutor(rank), None, arrivals, CONFIG, SyntheticProposer(3))
+    real, answers = trace(rank, None, arrivals, CONFIG, SyntheticProposer(3))
     num_drafts, _, accepted = real[-1]
     assert num_drafts > 40 and num_drafts > accepted[0] > accepted[2] > 0
     simulated, replayed = simulate(
@@ -201,8 +200,8 @@ def test_also_with_drafts_that_are_accepted_at_random(tiny_model, seed):
 def test_also_with_drafts_that_the_hash_model_verifies(seed):
     arrivals = workload(500 + seed)
 
-    def proposer() -> GuessingProposer:
-        return GuessingProposer(HashDrafts(random.Random(seed)), passes=4)
+    def proposer() -> FunctionProposer:
+        return FunctionProposer(HashDrafts(random.Random(seed)), passes=4)
 
     real, _ = trace(HashExecutor(NUM_BLOCKS, BLOCK_SIZE), None, arrivals, CONFIG, proposer())
     answers = {  # also of who is aborted, as a draft may be right until then

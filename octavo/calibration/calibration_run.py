@@ -147,7 +147,7 @@ def _timed(step: StepTiming, shared: int) -> TimedStep:
     """``shared``: tokens that are the same, and in the same place, for all."""
     num_decoding = sum(chunk.num_tokens == 1 for chunk in step.chunks)
     shared_keys = shared * max(0, num_decoding - 1)
-    rows = passes(step.chunks, max(1, step.num_rounds), shared_keys)
+    rows = passes(step.chunks, max(1, step.num_multi_steps), shared_keys)
     return TimedStep(tuple(StepFeatures.of(each) for each in rows), step.wall_s)
 
 

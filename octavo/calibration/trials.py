@@ -1,8 +1,8 @@
 """The loads that a calibration runs: together they hold every kind of step there is.
 
 Steps are those of production: prompts of every length, alone and beside requests that decode; few
-and many requests, short and long; a lone stream in rounds. What a step costs is asked of all of
-them at once (`fit`), so no load has to show one thing alone.
+and many requests, short and long; a lone stream, several steps a call. What a step
+costs is asked of all of them at once (`fit`), so no load has to show one thing alone.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 _SHORT = 16  # tokens of a prompt that is there to be decoded from
-_ROUNDS_OUTPUT = 26  # three rounds of eight tokens, and two that end the answer
+_MULTI_STEP_OUTPUT = 26  # three calls of eight tokens, and two that end the answer
 _LONG_CONTEXTS = ((1, 2048), (4, 1024), (16, 384))  # streams, and tokens before their answers
 
 
@@ -50,7 +50,7 @@ class CalibrationLoad:
 def trials(size: Size, *, quick: bool = False) -> list[CalibrationLoad]:
     """The loads for an engine, the most telling ones first; ``quick``: fewer of them."""
     found = [
-        CalibrationLoad("a lone stream", ((_SHORT, _ROUNDS_OUTPUT),)),
+        CalibrationLoad("a lone stream", ((_SHORT, _MULTI_STEP_OUTPUT),)),
         *_batches(size, quick),
         *_prompts(size, quick),
         _mixed(size, quick),

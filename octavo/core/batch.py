@@ -103,7 +103,7 @@ class ScheduledRequest:
     the last known token, else one, or up to that many:
 
     - with a ``draft``, as many of it as are right, along one path, and the one that follows;
-    - without, in rounds: it may go on by itself, each round from the token of the one before.
+    - without one, by multi-step scheduling: each further step goes on from the token before.
 
     ``states`` are None for models whose layers keep something of each token, and nothing else.
 
@@ -173,8 +173,8 @@ class Batch:
         return len(self.items)
 
     @property
-    def num_rounds(self) -> int:
-        """The tokens that a lone request may decode; 1 where there is more, or only a chunk."""
+    def num_multi_steps(self) -> int:
+        """Number of steps that a lone request may decode in one call, 1 for any other batch."""
         alone = len(self.items) == 1 and self.items[0].draft is None
         return max(1, self.items[0].num_sampled) if alone else 1
 

@@ -192,7 +192,7 @@ class Engine:
                     stats.first_token_time = now
                 stats.last_token_time = now
         if self.meter is not None and seconds:
-            self.meter.measure(batch, _num_rounds(batch, updates), seconds)
+            self.meter.measure(batch, _num_multi_steps(batch, updates), seconds)
         return EngineStep(batch, updates, self._stats(batch, updates, seconds))
 
     def _note_time(self, batch: Batch, begun_at: float) -> float:
@@ -353,7 +353,7 @@ class Engine:
             num_waiting_tokens=scheduler.waiting.num_tokens,
             num_due_tokens=_num_due_tokens(scheduler.running),
             num_seqs=batch.num_seqs,
-            num_tokens=batch.num_known_tokens + _tokens_of_further_rounds(updates),
+            num_tokens=batch.num_known_tokens + _tokens_of_further_steps(updates),
             num_prompt_tokens=batch.num_prompt_tokens,
             num_preempted=len(batch.preempted_ids),
             num_finished=sum([update.request.is_finished for update in updates]),
@@ -414,10 +414,10 @@ def _num_due_tokens(running: Iterable[Request]) -> int:
     return sum([due - 1 for each in running if (due := each.num_uncomputed_tokens) > 1])
 
 
-def _num_rounds(batch: Batch, updates: Sequence[RequestUpdate]) -> int:
+def _num_multi_steps(batch: Batch, updates: Sequence[RequestUpdate]) -> int:
     """That a lone request decoded in a step: it may have ended before those that were planned."""
-    return max(1, len(updates[0].new_token_ids)) if batch.num_rounds > 1 and updates else 1
+    return max(1, len(updates[0].new_token_ids)) if batch.num_multi_steps > 1 and updates else 1
 
 
-def _tokens_of_further_rounds(updates: Iterable[RequestUpdate]) -> int:
+def _tokens_of_further_steps(updates: Iterable[RequestUpdate]) -> int:
     return sum([len(tokens) - 1 for update in updates if len(tokens := update.new_token_ids) > 1])

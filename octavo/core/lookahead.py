@@ -4,8 +4,8 @@ Three ways lead there:
 
 - *running ahead*: where steps overlap, the next one may be planned before the last one has ended.
   The token between them is awaited; the executor feeds it to the next step itself;
-- *rounds*: a request that is alone may decode several tokens in one call of the executor, which
-  saves what lies between two calls;
+- *multi-step scheduling*: requests that only decode may take several steps in one call of the
+  executor, each from the token of the one before, which saves what lies between two calls;
 - *drafts*: guesses at the next tokens, of a ``DraftProposer``, are computed together with the last
   known one, which costs little while memory is the bound; those that turn out to be right need no
   step of their own (``core/drafting.py``).
@@ -27,25 +27,25 @@ from octavo.core.request import Request
 
 # A lone stream gets several tokens of one call, as long as all take no longer than this: readers
 # see no difference, and what arrives meanwhile does not wait long.
-MAX_ROUNDS = 8
-ROUNDS_SECONDS = 0.02
+MAX_MULTI_STEPS = 8
+MULTI_STEP_SECONDS = 0.02
 
 
-def rounds_in_time(num_sampled: int, round_seconds: float) -> int:
-    """Of the rounds that an executor may take, those that it should, if one takes so long."""
-    if round_seconds * num_sampled <= ROUNDS_SECONDS:
+def multi_steps_in_time(num_sampled: int, decode_seconds: float) -> int:
+    """Return how many of the planned decode steps fit into MULTI_STEP_SECONDS, at least one."""
+    if decode_seconds * num_sampled <= MULTI_STEP_SECONDS:
         return num_sampled
-    return max(1, int(ROUNDS_SECONDS / round_seconds))
+    return max(1, int(MULTI_STEP_SECONDS / decode_seconds))
 
 
 class Lookahead:
-    """Plans rounds and drafts, once it is decided what a step computes anyhow.
+    """Plans multi-step decoding and drafts, once it is decided what a step computes anyhow.
 
     What is planned here takes the budget and the blocks that are left over, and never anybody's
     place: nobody is preempted for a guess.
 
     Args:
-        max_rounds: tokens that a request which is alone may decode in one step.
+        max_multi_steps: tokens that a request which is alone may decode in one step.
         proposer: who makes drafts, None for nobody.
         runs_ahead: a request may be in several steps at once.
     """
@@ -53,29 +53,29 @@ class Lookahead:
     def __init__(
         self,
         block_manager: BlockManager,
-        max_rounds: int = 1,
+        max_multi_steps: int = 1,
         proposer: DraftProposer | None = None,
         *,
         runs_ahead: bool = False,
     ):
         self.block_manager = block_manager
-        self.max_rounds = max_rounds
+        self.max_multi_steps = max_multi_steps
         self.proposer = proposer
         self.runs_ahead = runs_ahead
 
     def plan(
         self, items: Collection[ScheduledRequest], budget: int, *, is_alone: bool
     ) -> tuple[ScheduledRequest, ...]:
-        """The items of a step, with the drafts and rounds that they may take.
+        """The items of a step, with the drafts and the further decode steps that they may take.
 
         ``budget`` is what is left of the step's tokens. Block tables grow by the slots of what is
-        planned. ``is_alone``: nobody else is there, who would have to wait for further rounds.
+        planned. ``is_alone``: nobody else is there, who would have to wait for further steps.
         """
         planned = tuple(items)
         if self.proposer is not None and budget > 0:
             planned = self._with_drafts(self.proposer, planned, budget)
-        if is_alone and self.max_rounds > 1:
-            planned = tuple(map(self._with_rounds, planned))
+        if is_alone and self.max_multi_steps > 1:
+            planned = tuple(map(self._with_multi_step, planned))
         return planned
 
     def may_run_ahead(self, request: Request) -> bool:
@@ -143,19 +143,19 @@ class Lookahead:
         most = max_tokens if asked is None else min(asked, max_tokens)
         return min(most, request.max_total_tokens - len(request.token_ids) - 1)
 
-    def _with_rounds(self, item: ScheduledRequest) -> ScheduledRequest:
-        """An item that decodes, with as many rounds as its length and the blocks allow.
+    def _with_multi_step(self, item: ScheduledRequest) -> ScheduledRequest:
+        """Return an item that decodes with as many steps as its length and the blocks allow.
 
         Not under a mask, which has to see each token before the next.
         """
         request = item.request
-        rounds = min(self.max_rounds, request.max_total_tokens - item.end)
-        rounds = self.block_manager.states.cut(request, item.start, rounds)
-        if item.num_tokens != 1 or item.num_sampled != 1 or rounds < 2 or request.is_masked:
+        steps = min(self.max_multi_steps, request.max_total_tokens - item.end)
+        steps = self.block_manager.states.cut(request, item.start, steps)
+        if item.num_tokens != 1 or item.num_sampled != 1 or steps < 2 or request.is_masked:
             return item
-        if self._drafts(request) or not self._can_hold(item, rounds - 1):
+        if self._drafts(request) or not self._can_hold(item, steps - 1):
             return item
-        return replace(item, num_sampled=rounds)
+        return replace(item, num_sampled=steps)
 
     def _can_hold(self, item: ScheduledRequest, num_further: int) -> bool:
         """Whether so many tokens may be computed beyond those of an item; then there are slots.

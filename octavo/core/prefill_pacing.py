@@ -73,7 +73,7 @@ class Pacer:
         return room_of_prompts(self.target_seconds, self._decode_seconds, each)
 
     def observe(self, batch: Step, seconds: float) -> None:
-        """A step took so long. Of those with guesses or rounds, nothing is to be learned."""
+        """A step took so long. Of those with drafts or several steps, nothing is to be learned."""
         if not self.target_seconds or any(item.num_sampled > 1 for item in batch.items):
             return
         num_decoding = _num_decoding(batch.items)

@@ -46,7 +46,7 @@ class SchedulerConfig:
             with all tokens that they may come to have (``RequestWork``); None is no bound.
         target_step_seconds: what a step may last while somebody is being answered: prompts are cut
             into chunks that take no longer (``core/prefill_pacing.py``). 0 is no bound.
-        max_rounds: tokens that a request which is alone may decode in one step.
+        max_multi_steps: tokens that a request which is alone may decode in one step.
         runs_ahead: a request may be in several steps at once; see ``Executor.feeds_tokens``.
         ageing_steps: waiting this many steps counts as much as one level of priority, so that no
             priority can starve another.
@@ -63,7 +63,7 @@ class SchedulerConfig:
     max_queued_requests: int | None = None
     max_queued_tokens: int | None = None
     target_step_seconds: float = 0.0
-    max_rounds: int = 1
+    max_multi_steps: int = 1
     runs_ahead: bool = False
     ageing_steps: int = 128
     max_priority: int = 64
@@ -74,7 +74,7 @@ class SchedulerConfig:
             "max_num_batched_tokens",
             "max_num_seqs",
             "max_model_len",
-            "max_rounds",
+            "max_multi_steps",
             "ageing_steps",
             "max_priority",
         ):
@@ -119,7 +119,7 @@ class Scheduler:
         self.admission: AdmissionPolicy = admission or ContinuousAdmission()
         self.proposer = proposer
         self.lookahead = Lookahead(
-            block_manager, config.max_rounds, proposer, runs_ahead=config.runs_ahead
+            block_manager, config.max_multi_steps, proposer, runs_ahead=config.runs_ahead
         )
         # Without chunks there is nothing to pace.
         self.pacer = Pacer(config.target_step_seconds if config.enable_chunked_prefill else 0.0)

@@ -16,8 +16,8 @@ from octavo.core.executor import Probe
 class StepMeter(Protocol):
     """Is shown every step that ran, and asked for what came of it at the step's end."""
 
-    def measure(self, batch: Batch, num_rounds: int, seconds: float) -> None:
-        """A step took so long, in which a lone request decoded in so many rounds (else 1)."""
+    def measure(self, batch: Batch, num_multi_steps: int, seconds: float) -> None:
+        """A step took so long, of so many decode steps in one call (else 1)."""
         ...
 
     @property
@@ -33,8 +33,8 @@ class CountedExperts:
     def __init__(self, meter: StepMeter, probe: Probe):
         self._meter, self._probe = meter, probe
 
-    def measure(self, batch: Batch, num_rounds: int, seconds: float) -> None:
-        self._meter.measure(batch, num_rounds, seconds)
+    def measure(self, batch: Batch, num_multi_steps: int, seconds: float) -> None:
+        self._meter.measure(batch, num_multi_steps, seconds)
 
     @property
     def figures(self) -> Mapping[str, Any]:

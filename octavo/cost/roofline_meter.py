@@ -49,9 +49,9 @@ class RooflineMeter:
         self._floor_seconds = self._predicted_seconds = 0.0
         self._bound = {"memory": 0, "compute": 0, "overhead": 0}
 
-    def measure(self, batch: StepBatch, num_rounds: int, seconds: float) -> None:
+    def measure(self, batch: StepBatch, num_multi_steps: int, seconds: float) -> None:
         memory = compute = predicted = 0.0
-        for rows, count in _few_of(passes(batch.items, num_rounds)):
+        for rows, count in _few_of(passes(batch.items, num_multi_steps)):
             more_memory, more_compute = self._least_seconds(rows)
             memory, compute = memory + count * more_memory, compute + count * more_compute
             predicted += count * self._steps.pass_seconds(rows)
@@ -107,10 +107,10 @@ class RooflineMeter:
 
 
 def _few_of(passes: Iterable[RowCounts]) -> Iterator[tuple[RowCounts, float]]:
-    """The passes of a step, and how often each counts. Of many rounds, which differ by one key
-    each, the first and the last stand for all."""
-    first, *rounds = passes
+    """The passes of a step, and how often each counts. Of many decode steps, which differ by one
+    key each, the first and the last stand for all."""
+    first, *later = passes
     yield first, 1.0
-    ends = rounds if len(rounds) < 3 else (rounds[0], rounds[-1])
+    ends = later if len(later) < 3 else (later[0], later[-1])
     for rows in ends:
-        yield rows, len(rounds) / len(ends)
+        yield rows, len(later) / len(ends)

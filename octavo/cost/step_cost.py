@@ -1,7 +1,7 @@
 """How long a step takes: a roofline for each operation, summed, and what comes on top.
 
     pass     sum of operations, times the stages of a pipeline, and of transfers between ranks
-    step     sum of passes (one, or as many as a lone stream has rounds) + t0 + t1 x sequences
+    step     sum of passes (one, or one for each step of a multi-step batch) + t0 + t1 x sequences
 
 `StepModel.cost` says what a step is made of, and between what it lies; `StepModel.seconds` is the
 same sum without the telling, for simulations, which ask for every step.
@@ -30,7 +30,7 @@ class StepBatch(Protocol):
     @property
     def items(self) -> Sequence[Chunk]: ...
     @property
-    def num_rounds(self) -> int: ...
+    def num_multi_steps(self) -> int: ...
 
 
 class StepFeatures(NamedTuple):
@@ -151,17 +151,19 @@ class StepModel:
         return cls(model, device, efficiency, measured)
 
     def seconds(self, batch: StepBatch, shared_keys: int = 0) -> float:
-        """Of a step: ``cost(batch.items, batch.num_rounds, shared_keys).total.value``."""
+        """Of a step: ``cost(batch.items, batch.num_multi_steps, shared_keys).total.value``."""
         num_seqs, total = 0, 0.0
-        for rows in passes(batch.items, batch.num_rounds, shared_keys):
+        for rows in passes(batch.items, batch.num_multi_steps, shared_keys):
             num_seqs = max(num_seqs, rows.num_seqs)
             total += self.pass_seconds(rows)
         return total + self.overhead(num_seqs)
 
-    def cost(self, chunks: Iterable[Chunk], num_rounds: int = 1, shared_keys: int = 0) -> StepCost:
+    def cost(
+        self, chunks: Iterable[Chunk], num_multi_steps: int = 1, shared_keys: int = 0
+    ) -> StepCost:
         """Of a step, and what it is made of. ``shared_keys``: as of `octavo.cost.work.Rows`; only
         what was measured knows their worth."""
-        done = [self._pass_cost(rows) for rows in passes(chunks, num_rounds, shared_keys)]
+        done = [self._pass_cost(rows) for rows in passes(chunks, num_multi_steps, shared_keys)]
         overhead = self.overhead(max(each.num_seqs for each in done))
         return StepCost(
             merge_ops(chain.from_iterable(each.ops for each in done)),

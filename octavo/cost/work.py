@@ -95,10 +95,10 @@ class StepWork:
         return self.linear + self.head + self.attention
 
 
-def step_work(model: RankModel, chunks: Iterable[Chunk], num_rounds: int = 1) -> StepWork:
-    """Of one rank in a step with these chunks; see `passes` for rounds."""
+def step_work(model: RankModel, chunks: Iterable[Chunk], num_multi_steps: int = 1) -> StepWork:
+    """Of one rank in a step with these chunks; see `passes` for multi-step batches."""
     done = StepWork()
-    for rows in passes(chunks, num_rounds):
+    for rows in passes(chunks, num_multi_steps):
         products = {True: NOTHING, False: NOTHING}
         for matrix in model.matrices:
             products[matrix.sampled_only] += matrix_work(matrix, rows, model)
@@ -138,17 +138,17 @@ class RowCounts:
 
 
 def passes(
-    chunks: Iterable[Chunk], num_rounds: int = 1, shared_keys: int = 0
+    chunks: Iterable[Chunk], num_multi_steps: int = 1, shared_keys: int = 0
 ) -> Iterator[RowCounts]:
-    """The passes of a step. In rounds after the first, each chunk that samples goes on with one
+    """The passes of a step. In steps after the first, each chunk that samples goes on with one
     token, and all weights are read again. ``shared_keys``: as of ``RowCounts``."""
     chunks = list(chunks)
     first = _first_pass(chunks)
     first.shared_keys = shared_keys
     yield first
-    if num_rounds > 1:
+    if num_multi_steps > 1:
         ends = [chunk.num_seen + chunk.num_tokens for chunk in chunks if chunk.num_sampled]
-        for later in range(num_rounds - 1):
+        for later in range(num_multi_steps - 1):
             yield RowCounts(len(ends), len(ends), [end + later for end in ends])
 
 

@@ -18,7 +18,7 @@ from octavo.core.sampling_params import SamplingParams
 from octavo.models.config import ModelConfig
 from octavo.models.registry import CausalLM
 from octavo.runtime.capacity import RankLimits, RankSpec
-from octavo.runtime.hidden_states import Computed, States
+from octavo.runtime.hidden_states import ComputedTokens, States
 from octavo.runtime.rank import Rank
 from octavo.speculation.native_target import normalized
 
@@ -106,7 +106,7 @@ class _Kept:
         self._last, self._depths = last, depths
         self.rows: list[tuple[np.ndarray, np.ndarray]] = []
 
-    def follow(self, batch: Batch, computed: Sequence[Computed], states: States) -> None:
+    def follow(self, batch: Batch, computed: Sequence[ComputedTokens], states: States) -> None:
         self.rows = []
         for each in computed:
             last = states(self._last)[each.rows]

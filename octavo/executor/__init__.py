@@ -1,1 +1,4 @@
-"""Where a batch is run: on a model (``local``), or in virtual time (``simulated``, ``hashing``)."""
+"""Executors without a model: in simulated time, on a hash model, and with injected faults.
+
+The executor of a model is ``runtime/rank.py``.
+"""

@@ -1,4 +1,4 @@
-"""What misbehaves on demand, to show that nobody is hurt.
+"""Fault injection: a scheduler, an executor and a forward pass that fail on demand.
 
 engine.executor = FaultyExecutor(engine.executor, raises=sometimes(0.1, seed=1))
 engine.scheduler = FaultyScheduler.in_place_of(engine.scheduler, preempts=every(3))
@@ -26,9 +26,16 @@ from octavo.core.scheduler import Scheduler, SchedulerConfig
 if TYPE_CHECKING:
     import numpy as np
 
-    from octavo.runtime.forward import Blocks, Forward, ForwardOutput, Logits, Observed, PendingRows
+    from octavo.runtime.forward import (
+        Forward,
+        ForwardOutput,
+        KVBlocks,
+        Logits,
+        ObservedRunner,
+        PendingForward,
+    )
 
-# Says whether a fault happens this time.
+# Returns whether a fault happens this time.
 Trigger = Callable[[], bool]
 
 
@@ -37,7 +44,7 @@ def never() -> bool:
 
 
 def every(count: int) -> Trigger:
-    """Each ``count``-th time."""
+    """Return a trigger that fires at each ``count``-th call."""
     calls = 0
 
     def trigger() -> bool:
@@ -49,17 +56,17 @@ def every(count: int) -> Trigger:
 
 
 def sometimes(rate: float, seed: int) -> Trigger:
-    """With probability ``rate``, from ``seed``."""
+    """Return a trigger that fires with probability ``rate``, by a random ``seed``."""
     rng = random.Random(seed)
     return lambda: rng.random() < rate
 
 
 class FaultyScheduler(Scheduler):
-    """A scheduler that takes blocks from requests without need.
+    """A scheduler that preempts requests without need.
 
     Args:
-        preempts: whether a running request loses its blocks before a step. Like in earnest, only
-            one that has produced a token since it was admitted, and that is not in flight.
+        preempts: whether a running request is preempted before a step: as in real preemption, one
+            that has produced a token since its admission, and that is not in flight.
     """
 
     def __init__(
@@ -76,7 +83,7 @@ class FaultyScheduler(Scheduler):
 
     @classmethod
     def in_place_of(cls, scheduler: Scheduler, *, preempts: Trigger) -> FaultyScheduler:
-        """A scheduler of the same parts, for an engine without requests."""
+        """Return a faulty scheduler with the parts of another, for an engine without requests."""
         return cls(
             scheduler.config,
             scheduler.block_manager,
@@ -95,7 +102,7 @@ class FaultyScheduler(Scheduler):
 
 
 class FaultyExecutor(ExecutorAround):
-    """Another executor, with steps that fail and prompts that it cannot stand.
+    """Wraps an executor with steps that fail and prompts that make them fail.
 
     Args:
         poison: what happens in a step with a request whose prompt holds a token, by kind:
@@ -144,10 +151,10 @@ class FaultyExecutor(ExecutorAround):
 
 
 class FaultyForward:
-    """Another forward pass, whose numbers are sometimes none.
+    """Wraps a forward pass that sometimes reports NaN.
 
     Args:
-        damages: whether the first row of a batch has turned to NaN.
+        damages: whether the first row of a batch is reported as NaN.
     """
 
     def __init__(self, forward: Forward, damages: Trigger):
@@ -155,7 +162,7 @@ class FaultyForward:
         self._damages = damages
 
     @property
-    def kv_cache(self) -> Blocks:
+    def kv_cache(self) -> KVBlocks:
         return self._forward.kv_cache
 
     @property
@@ -169,11 +176,8 @@ class FaultyForward:
     def feeds(self, request: Request) -> bool:
         return self._forward.feeds(request)
 
-    def submit(self, batch: Batch, weighed: Collection[str] = ()) -> PendingRows:
+    def submit(self, batch: Batch, weighed: Collection[str] = ()) -> PendingForward:
         return _FaultyRows(self._forward.submit(batch, weighed), self._damages)
-
-    def run(self, batch: Batch, weighed: Collection[str] = ()) -> ForwardOutput:
-        return self.submit(batch, weighed).result()
 
     def logits(self, rows: range) -> Logits:
         return self._forward.logits(rows)
@@ -184,13 +188,13 @@ class FaultyForward:
     def hidden_states(self, depth: int) -> np.ndarray:
         return self._forward.hidden_states(depth)
 
-    def probe(self, runner: Observed) -> Probe:
+    def probe(self, runner: ObservedRunner) -> Probe:
         return self._forward.probe(runner)
 
 
 @dataclass(frozen=True, slots=True)
 class _FaultyRows:
-    pending: PendingRows
+    pending: PendingForward
     damages: Trigger
 
     def result(self) -> ForwardOutput:

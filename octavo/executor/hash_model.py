@@ -1,20 +1,20 @@
-"""A model whose every answer depends on all of the KV it reads: the touchstone of paging.
+"""A model of hashes, whose every answer depends on all KV that it reads: a test of paging.
 
 The "KV" of a position is a number computed from its token and its position; the next token is a
 fold over the KV of all positions so far, *read through the block table*. A stale, lost or wrongly
 shared block changes the text, and the right text follows from the request alone, so that it can
 be computed without an engine (``expected_tokens``).
 
-With windows there is a fold over the KV that each group of layers sees, and all together make the
-*state* that the next token follows from. KV in a window also depends on the state before it, as a
-layer's does on all that the layers below have seen. To read a slot that has left its window is an
-error. A window is of two positions at least: a step goes on from the state of the one before it.
+With sliding windows there is a fold over the KV that each group of layers attends to, and all folds
+together are the *state* that determines the next token. KV in a window also depends on the state
+before it, as a layer's KV depends on all layers below. Reading a slot that has left its window is
+an error. A window has two positions at least: a step goes on from the state of the one before it.
 
-A request with a ``SinkWindow`` has in all groups what that sees; as far as it sees all, its KV is
-that of others.
-With recurrent layers (``core/state_slots.py``) there is one number more, which each token changes
-in turn: it is *carried* from step to step in a slot, and KV and answers depend on it. A slot that
-is stale, or another's, changes the text, too.
+A request with a ``SinkWindow`` attends to its sinks and window in all groups; until that excludes
+a position, its KV is that of other requests.
+With recurrent layers (``core/state_slots.py``) there is one more number, which each token changes:
+it is *carried* from step to step in a state slot, and KV and answers depend on it. A slot that is
+stale, or another request's, changes the text, too.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from octavo.core.kv_tables import ONE_TABLE, Windows
 from octavo.core.request import Request
 from octavo.core.sink_window import SinkWindow
 
-# Guesses at what follows a prompt from a position on.
+# Drafts the tokens that follow a prompt from a position on.
 Propose = Callable[[Sequence[int], int], Draft | None]
 
 _MASK = 2**61 - 1
@@ -42,15 +42,15 @@ _FREED = -1
 
 
 def _mix(state: int, value: int) -> int:
-    """One step of a multiplicative hash. Order matters: reading two blocks swapped shows."""
+    """Compute one step of a multiplicative hash, in which order matters."""
     return ((state ^ value) * 0x9E3779B97F4A7C15 + 0x165667B19E3779F9) & _MASK
 
 
 class _Slot(NamedTuple):
-    """What a group keeps of a position."""
+    """The KV of a position in a layer group."""
 
     kv: int
-    fold: int  # over all KV up to this one's, in a group that sees all
+    fold: int  # over all KV up to this position's, in a group without a window
     state: int  # of all groups
 
 
@@ -61,14 +61,14 @@ _Read: TypeAlias = Callable[[int, int], int]  # the KV that a group has of a pos
 def _seen_before(
     window: int | None, sink_window: SinkWindow | None, position: int
 ) -> list[int] | None:
-    """The positions before it that a query sees in a group; None for all."""
+    """Return the earlier positions that a query attends to in a group; None for all."""
     if sink_window is not None and position >= sink_window.num_tokens:
         return [*range(sink_window.sinks), *range(sink_window.first_seen(position), position)]
     return None if window is None else [*range(max(0, position - window + 1), position)]
 
 
 def _carry(carried: int | None, token_id: int, position: int) -> int | None:
-    """What is carried on beyond a token; None by a model without recurrent layers."""
+    """Return the carried number after a token; None for a model without recurrent layers."""
     return None if carried is None else _mix(carried, _mix(token_id, position))
 
 
@@ -81,7 +81,7 @@ def _next(
     carried: int | None = None,
     sink_window: SinkWindow | None = None,
 ) -> _Slots:
-    """The slots of a position that follows those of ``before``; ``carried`` beyond its token."""
+    """Return the slots of a position from those ``before`` it and the number ``carried`` after."""
     kvs: list[int] = []
     folds: list[int] = []
     for group, window in enumerate(windows):
@@ -103,13 +103,13 @@ def _next(
 
 
 def _state(folds: Sequence[int], carried: int | None) -> int:
-    """What the next token follows from."""
+    """Return the state that determines the next token."""
     state = reduce(_mix, folds)
     return state if carried is None else _mix(state, carried)
 
 
 def _first(windows: Windows) -> _Slots:
-    """What comes before the first position."""
+    """Return the slots before the first position."""
     return (_Slot(0, 0, 0),) * len(windows)
 
 
@@ -122,7 +122,7 @@ def expected_tokens(
     *,
     has_states: bool = False,
 ) -> list[int]:
-    """What the hash model answers to a prompt, computed without blocks."""
+    """Return the hash model's answer to a prompt, computed without blocks."""
     tokens = list(prompt_token_ids)
     slots: list[_Slots] = []
     last = _first(windows)
@@ -142,7 +142,7 @@ def _read_list(slots: Sequence[_Slots], group: int, position: int) -> int:
 
 
 class HashDrafts:
-    """Guesses at what the hash model will say: chains and trees, right here and wrong there."""
+    """Drafts for the hash model: chains and trees, with right tokens and wrong ones."""
 
     def __init__(
         self,
@@ -182,12 +182,12 @@ class HashDrafts:
         return Draft(tuple(token_ids), tuple(parents)) if token_ids else None
 
 
-class GuessingProposer:
-    """A ``DraftProposer`` that asks a function.
+class FunctionProposer:
+    """A ``DraftProposer`` that calls a function.
 
     Args:
-        passes: it does not want to be asked of a request that has so many tokens, or a multiple of
-            that; such a request may run ahead. 0: it always wants.
+        passes: it does not draft for a request whose number of tokens is a multiple of this, so
+            that the request may run ahead. 0: it always drafts.
     """
 
     max_tokens = 16
@@ -196,7 +196,7 @@ class GuessingProposer:
     def __init__(self, propose: Propose, passes: int = 0):
         self._propose = propose
         self._passes = passes
-        self.known: set[str] = set()  # of whom it was asked, and who have not ended
+        self.known: set[str] = set()  # ids of requests it drafted for that have not ended
 
     def wants(self, request: Request) -> bool:
         return not self._passes or len(request.token_ids) % self._passes != 0
@@ -225,11 +225,11 @@ _Tables: TypeAlias = Sequence[list[int]]  # of each group
 
 @dataclass(frozen=True, slots=True)
 class _Work:
-    """An item as it stood when it was submitted."""
+    """An item of a batch, as it was when it was submitted."""
 
     request_id: str
     tables: _Tables
-    token_ids: list[int]  # from ``start`` on; those that no step has brought yet are not there
+    token_ids: list[int]  # from ``start`` on, without those that are still awaited
     start: int
     end: int
     num_sampled: int
@@ -254,7 +254,7 @@ class _Work:
 
 
 class _Step:
-    """A step that is run when its result is asked for, and not before."""
+    """A step that runs when its result is taken."""
 
     ready_at = None
 
@@ -273,12 +273,12 @@ class HashExecutor:
     ``audit_every``-th item is also folded from the start through the block tables, which reads
     every slot that is seen.
 
-    Steps are run when their results are asked for, from what was submitted. With a ``depth`` above
-    one that is when later steps have been planned, and a sampled token is fed to the next step
-    here, before the scheduler has heard of it; not to requests that ``feeds`` says no to.
+    Steps run when their results are taken, from copies of what was submitted. With a ``depth``
+    above one, later steps have been planned by then, and a sampled token is fed to the next step
+    here, before the scheduler has received it, but only for requests for which ``feeds`` is true.
 
-    A ``shelf`` has what blocks hold as bytes, so that any store can keep them.
-    With ``num_state_slots`` there are recurrent layers, and no drafts.
+    ``host_blocks`` holds the content of blocks as bytes, so that any store can keep them. With
+    ``num_state_slots`` the model has recurrent layers, and takes no drafts.
     """
 
     def __init__(
@@ -290,7 +290,7 @@ class HashExecutor:
         depth: int = 1,
         feeds: Callable[[Request], bool] = lambda request: True,
         windows: Windows = ONE_TABLE,
-        num_shelf_blocks: int = 0,
+        num_host_blocks: int = 0,
         num_state_slots: int = 0,
     ):
         assert all(window is None or window > 1 for window in windows), windows
@@ -305,7 +305,7 @@ class HashExecutor:
         self._num_items = 0
         self._slots = [_Slot(_FREED, _FREED, _FREED)] * (num_blocks * block_size)
         self._packing = struct.Struct(f"<{len(_Slot._fields) * block_size}q")
-        self.shelf = [bytearray(self._packing.size) for _ in range(num_shelf_blocks)]
+        self.host_blocks = [bytearray(self._packing.size) for _ in range(num_host_blocks)]
         self._carried = [_FREED] * num_state_slots
         # The token that was sampled last of each request, and its position.
         self._sampled: dict[str, tuple[int, int]] = {}
@@ -346,20 +346,20 @@ class HashExecutor:
         return output
 
     def _copy(self, source: int, target: int) -> None:
-        """Copy a block. Those after the pool's are of the shelf."""
+        """Copy a block. Ids after those of the pool are host blocks."""
         size, first = self._block_size, self._num_blocks
         if source < first:
             slots = self._slots[source * size : (source + 1) * size]
         else:
-            values = iter(self._packing.unpack(self.shelf[source - first]))
+            values = iter(self._packing.unpack(self.host_blocks[source - first]))
             slots = [_Slot(*each) for each in zip(values, values, values, strict=True)]
         if target < first:
             self._slots[target * size : (target + 1) * size] = slots
         else:
-            self.shelf[target - first][:] = self._packing.pack(*chain.from_iterable(slots))
+            self.host_blocks[target - first][:] = self._packing.pack(*chain.from_iterable(slots))
 
     def _compute(self, work: _Work) -> list[int]:
-        """Run an item; the tokens that it samples."""
+        """Run an item, and return the tokens that it samples."""
         tables, token_ids = work.tables, work.token_ids
         if len(token_ids) < work.end - work.start:
             position, token_id = self._sampled.get(work.request_id, (-1, -1))
@@ -371,7 +371,7 @@ class HashExecutor:
         sampled = [state % self._vocab_size] if work.num_sampled else []
         if work.draft is not None:
             return self._verify(tables, work.draft, state, work.end)
-        for position in range(work.end, work.end + self._num_rounds(work) - 1):
+        for position in range(work.end, work.end + self._num_multi_steps(work) - 1):
             state, carried = self._forward(
                 tables, sampled[-1:], position, carried, work.sink_window
             )
@@ -382,22 +382,22 @@ class HashExecutor:
         return sampled
 
     def _carried_by(self, work: _Work) -> int | None:
-        """What an item goes on from."""
+        """Return the carried number that an item goes on from."""
         if work.states is None:
             return None
         if work.draft is not None or (work.states.source == NO_STATE) != (work.start == 0):
             raise RuntimeError(f"{work.request_id} has a state that is not of its tokens")
         return self._carried[work.states.source] if work.start else 0
 
-    def _num_rounds(self, work: _Work) -> int:
-        """Of those that are allowed now more, now fewer."""
+    def _num_multi_steps(self, work: _Work) -> int:
+        """Return how many of the allowed decode steps to take: varies from item to item."""
         return 1 + self._num_items % work.num_sampled if work.num_sampled else 0
 
     def _verify(self, tables: _Tables, draft: Draft, state: int, base: int) -> list[int]:
-        """The drafted tokens that are right, down one path, and the one that follows them.
+        """Return the right tokens of a draft, down one path, and the token after them.
 
-        ``state`` is the one before the draft, which takes the slots from ``base`` on. The KV of
-        the path moves to the slots of its positions; what is left of the rest is wrong for them.
+        ``state`` is the state before the draft, whose KV is written to the slots from ``base`` on.
+        The KV of the right path moves to the slots of its positions; the rest is left as garbage.
         """
         drafted: list[_Slots] = []
         paths: list[list[_Slots]] = []  # to each token, itself the last
@@ -418,7 +418,7 @@ class HashExecutor:
         return sampled
 
     def _move(self, tables: _Tables, path: Sequence[int], base: int) -> None:
-        """Put the KV of a path to the slots of its positions. None is written before it is read."""
+        """Move the KV of a path to the slots of its positions, none of which is read later."""
         for place, index in enumerate(path):
             self._write(tables, base + place, self._read_slots(tables, base + index))
 
@@ -430,8 +430,8 @@ class HashExecutor:
         carried: int | None,
         sink_window: SinkWindow | None,
     ) -> tuple[int, int | None]:
-        """Write the KV of tokens from position ``start`` on; the state after the last of them, and
-        what is carried on."""
+        """Write the KV of tokens from position ``start`` on; return the state and the carried
+        number after the last of them."""
         slots = self._read_slots(tables, start - 1) if start else _first(self._windows)
         read = partial(self._read_kv, tables)
         for position, token_id in enumerate(token_ids, start):
@@ -455,8 +455,7 @@ class HashExecutor:
         carried: int | None = None,
         sink_window: SinkWindow | None = None,
     ) -> int:
-        """The state after a sequence, from what is kept of it: slot by slot through its block
-        tables."""
+        """Compute the state after a sequence from the KV in its slots, through its block tables."""
         folds: list[int] = []
         for group, window in enumerate(self._windows):
             before = _seen_before(window, sink_window, num_tokens - 1)
@@ -467,7 +466,7 @@ class HashExecutor:
     def _read_path(
         self, tables: _Tables, path: Sequence[_Slots], base: int, group: int, position: int
     ) -> int:
-        """``_Read`` of a sequence that a path of a draft follows."""
+        """Read the KV of a sequence followed by a path of a draft."""
         if position < base:
             return self._read_kv(tables, group, position)
         return path[position - base][group].kv

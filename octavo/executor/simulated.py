@@ -1,6 +1,7 @@
-"""An executor without a model: a cost function and a virtual clock.
+"""The executor of simulations: a cost function and a virtual clock in place of a model.
 
-It runs the production scheduler and block manager, so what is simulated is their own behaviour.
+The scheduler and the block manager above it are those of production, so that a simulation shows
+their behaviour.
 """
 
 from __future__ import annotations
@@ -12,18 +13,18 @@ from zlib import crc32
 from octavo.core.batch import Batch, Draft, ScheduledRequest, StepOutput
 from octavo.core.clock import VirtualClock
 from octavo.core.executor import NoModel
-from octavo.core.lookahead import rounds_in_time
+from octavo.core.lookahead import multi_steps_in_time
 from octavo.core.request import Request
 
 
 def filler_token(request: Request, position: int) -> int:
-    """A token that no prompt contains and that differs between requests and positions."""
+    """Return a token that no prompt contains and that differs by request and position."""
     return -1 - crc32(f"{request.request_id} {position}".encode())
 
 
 @dataclass(frozen=True, slots=True)
 class SimulatedStep:
-    """A step that is over when the clock says so."""
+    """A step that ends at a time of the virtual clock."""
 
     ready_at: float
     output: StepOutput
@@ -35,20 +36,20 @@ class SimulatedStep:
 
 
 class SimulatedExecutor:
-    """Computes no tokens and takes no time.
+    """Runs batches in simulated time, with made-up tokens.
 
     Args:
-        cost: seconds of a batch; see :meth:`octavo.cost.step_cost.StepModel.seconds`.
+        cost: returns the seconds of a batch; see :meth:`octavo.cost.step_cost.StepModel.seconds`.
         clock: the clock of the engine, which a step's result moves to the step's end.
         num_blocks: the size of the simulated KV pool.
-        next_token: the token of a request at a position. The default makes up tokens; a replay
-            can return those that a real run produced.
-        depth: batches in flight.
+        next_token: returns the token of a request at a position. The default makes up tokens; a
+            replay can return those of a real run.
+        depth: batches that may be in flight.
         feeds_tokens: a request may be in several of them; they are run one after the other.
             Otherwise each begins when the one before it is through the first of ``depth`` equal
             stages, as in a pipeline.
-        host_seconds: what it takes to plan and submit a batch, whatever is running meanwhile.
-        accept: the drafted tokens that are right, as indices down one path, such as
+        host_seconds: the time to plan and submit a batch, which overlaps with running steps.
+        accept: returns the accepted tokens of a draft, as indices down one path, such as
             ``runtime.acceptance.Synthetic.path``. The default goes by ``next_token``.
     """
 
@@ -83,7 +84,7 @@ class SimulatedExecutor:
 
     def submit(self, batch: Batch) -> SimulatedStep:
         self._clock.advance_to(self._clock.now() + self._host_seconds)
-        batch = self._in_rounds(batch)
+        batch = self._with_multi_steps_in_time(batch)
         cost = self._cost(batch)
         start = max(self._clock.now(), self._first_stage_free_at)
         self._first_stage_free_at = start + cost / self._num_stages
@@ -98,13 +99,13 @@ class SimulatedExecutor:
     def close(self) -> None:
         pass
 
-    def _in_rounds(self, batch: Batch) -> Batch:
-        """A batch that takes as many of its rounds as the native kernels would."""
-        if batch.num_rounds == 1:
+    def _with_multi_steps_in_time(self, batch: Batch) -> Batch:
+        """Return the batch with as many decode steps as the native kernels would take."""
+        if batch.num_multi_steps == 1:
             return batch
         single = replace(batch, items=tuple(replace(item, num_sampled=1) for item in batch.items))
-        rounds = rounds_in_time(batch.num_rounds, self._cost(single))
-        return replace(batch, items=tuple(replace(i, num_sampled=rounds) for i in batch.items))
+        steps = multi_steps_in_time(batch.num_multi_steps, self._cost(single))
+        return replace(batch, items=tuple(replace(i, num_sampled=steps) for i in batch.items))
 
     def _tokens(self, item: ScheduledRequest) -> list[int]:
         if item.num_sampled == 1:

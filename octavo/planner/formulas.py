@@ -184,8 +184,8 @@ def _money_json(deployment: Deployment, price: Price | None) -> dict[str, Any]:
 
 
 def _cases(count: int) -> Iterator[tuple[list[Span], int]]:
-    """Chunks of a step, and its rounds: of streams, of prompts, of both, of drafts; few and many,
-    at short contexts and long ones. The same for the same count."""
+    """Yield chunks of a step, and its number of decode steps: of streams, of prompts, of both, of
+    drafts; few and many, at short contexts and long ones. The same for the same count."""
     draws = random.Random(count)
 
     def decoding() -> list[Span]:
@@ -222,11 +222,11 @@ def _length(draws: random.Random, most: int = 131_072) -> int:
 
 
 def _golden_json(steps: StepModel, case: tuple[Sequence[Span], int]) -> dict[str, Any]:
-    spans, rounds = case
-    cost = steps.cost(spans, rounds)
+    spans, num_steps = case
+    cost = steps.cost(spans, num_steps)
     return {
         "chunks": [_chunk_json(span) for span in spans],
-        "rounds": rounds,
+        "rounds": num_steps,
         "total": cost.total.as_json(),
         "compute": cost.compute.as_json(),
         "communication": cost.comm.as_json(),

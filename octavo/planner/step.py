@@ -85,11 +85,11 @@ def _engine(name: str | EngineProfile) -> EngineProfile:
 
 
 def _chunks(batch: StepBatch | Chunks) -> tuple[list[Chunk], int]:
-    """And how many rounds."""
+    """Return the chunks of a step and its number of decode steps in one call."""
     if isinstance(batch, Iterable):
-        chunks, rounds = [Span(*each) if isinstance(each, tuple) else each for each in batch], 1
+        chunks, num_steps = [Span(*each) if isinstance(each, tuple) else each for each in batch], 1
     else:
-        chunks, rounds = list(batch.items), batch.num_rounds
+        chunks, num_steps = list(batch.items), batch.num_multi_steps
     if not chunks:
         raise ConfigError("a step of nothing: the batch has no chunk")
-    return chunks, rounds
+    return chunks, num_steps

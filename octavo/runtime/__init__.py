@@ -1,1 +1,1 @@
-"""One rank: a batch becomes tensors, logits and tokens. torch starts here."""
+"""The model runner of one device: a batch becomes tensors, logits and tokens."""

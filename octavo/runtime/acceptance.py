@@ -1,8 +1,9 @@
-"""Other rules than the exact one, by which drafted tokens are accepted.
+"""Acceptance rules of speculative decoding beside the exact one of ``verification.py``.
 
-:class:`Typical` accepts what is likely enough, which changes what a model says; :class:`Synthetic`
-asks no model. Neither looks at anything but a request's own rows and its own random numbers: so the
-same drafts give the same answer, whatever else runs.
+:class:`TypicalAcceptance` accepts tokens that are likely enough, which changes the distribution of
+the output; :class:`SyntheticAcceptance` accepts at random, without regard to the model. Both use
+only a request's own rows and its own random numbers: the same drafts give the same answer, whatever
+else is in the batch.
 """
 
 from __future__ import annotations
@@ -17,18 +18,18 @@ from octavo.core.batch import Batch, Draft
 from octavo.core.request import Request
 from octavo.runtime.random import uniform
 from octavo.runtime.sampling_row import is_greedy
-from octavo.runtime.verification import Exact, SampledDraft, Verified
+from octavo.runtime.verification import ExactAcceptance, SampledDraft, VerifiedDraft
 
-# A stream of random numbers, apart from the one that a request samples with.
+# A stream of random numbers other than the one that a request samples with.
 _SYNTHETIC = 2 << 16
 
-# Of typical acceptance, as its authors choose them.
+# Typical acceptance: the constants of the Medusa paper.
 TYPICAL_THRESHOLD = 0.09
 TYPICAL_SCALE = 0.3
 
 
 def _children(draft: Draft) -> dict[int, list[int]]:
-    """The indices of the tokens that follow each token, or -1, in their order."""
+    """Return the indices of the tokens that follow each token of a draft; -1 is the root."""
     children: dict[int, list[int]] = defaultdict(list)
     for index, parent in enumerate(draft.parents):
         children[parent].append(index)
@@ -36,22 +37,22 @@ def _children(draft: Draft) -> dict[int, list[int]]:
 
 
 def _coin(request: Request, depth: int) -> float:
-    """A random number of the token that is ``depth`` places after the next one of a request."""
+    """Return a uniform random number for the token ``depth`` places after a request's next one."""
     place = request.num_output_tokens + depth
     return uniform(request.seed, request.sample_index, place, _SYNTHETIC)
 
 
-class Typical:
-    """Accepts a token whose probability is above a threshold, that is lower where the entropy H of
-    the distribution is higher: min(0.09, 0.3 exp(-H)). Of all paths so accepted the longest counts.
+class TypicalAcceptance:
+    """Accepts a token whose probability exceeds min(0.09, 0.3 exp(-H)), with H the entropy of the
+    distribution it comes from. Of all accepted paths of a draft the longest counts.
 
     Cai et al., "Medusa: Simple LLM Inference Acceleration Framework with Multiple Decoding Heads",
-    2024. The distribution is not that of the model: what a drafter likes becomes more likely. A
-    greedy request has only one token that is likely, so the rule is the exact one for it.
+    2024. The output is not distributed as the model's: tokens that the drafter prefers become more
+    likely. A greedy request has a single likely token, so its drafts are verified exactly.
     """
 
     def __init__(self) -> None:
-        self._exact = Exact()
+        self._exact = ExactAcceptance()
 
     def weighs(self, batch: Batch) -> Collection[str]:
         return frozenset(
@@ -60,32 +61,33 @@ class Typical:
             if item.draft is not None and not is_greedy(item.request.params)
         )
 
-    def verify(self, guess: SampledDraft) -> Verified:
-        if guess.probabilities is None:
-            return self._exact.verify(guess)
+    def verify(self, sampled_draft: SampledDraft) -> VerifiedDraft:
+        if sampled_draft.probabilities is None:
+            return self._exact.verify(sampled_draft)
         paths: dict[int, list[int]] = {-1: []}  # to each token that is accepted
-        for node, siblings in sorted(_children(guess.draft).items()):  # parents before children
-            if node not in paths or node + 1 in guess.unsound:
+        nodes = sorted(_children(sampled_draft.draft).items())  # parents before children
+        for node, siblings in nodes:
+            if node not in paths or node + 1 in sampled_draft.unsound:
                 continue
-            row = guess.probabilities[node + 1]
+            row = sampled_draft.probabilities[node + 1]
             threshold = typical_threshold(row)
             for index in siblings:
-                token_id = guess.draft.token_ids[index]
-                if row[token_id] > threshold or token_id == guess.token_ids[node + 1]:
+                token_id = sampled_draft.draft.token_ids[index]
+                if row[token_id] > threshold or token_id == sampled_draft.token_ids[node + 1]:
                     paths[index] = [*paths[node], index]
         longest: list[int] = max(paths.values(), key=len)  # of equals the first
-        return guess.along(longest)
+        return sampled_draft.along(longest)
 
 
 def typical_threshold(probabilities: np.ndarray) -> float:
-    """The probability above which a token of this distribution [V] is typical."""
+    """Return the probability above which typical acceptance takes a token of a distribution [V]."""
     p = probabilities[probabilities > 0.0].astype(np.float64)
     entropy = -float((p * np.log(p)).sum())
     return min(TYPICAL_THRESHOLD, TYPICAL_SCALE * float(np.exp(-entropy)))
 
 
-class Synthetic:
-    """Accepts at random, whatever the model says: for load tests, and to simulate them.
+class SyntheticAcceptance:
+    """Accepts drafted tokens at random, for load tests and simulations of them.
 
     Args:
         rates: ``rates[i]`` is the probability that the i-th token of a draft is accepted, given
@@ -100,7 +102,7 @@ class Synthetic:
         return ()
 
     def path(self, request: Request, draft: Draft) -> list[int]:
-        """The indices of the tokens that are accepted: known before any model is asked."""
+        """Return the indices of the accepted tokens, which do not depend on the model."""
         children = _children(draft)
         path: list[int] = []
         node = -1
@@ -110,11 +112,13 @@ class Synthetic:
             path.append(node := children[node][0])
         return path
 
-    def verify(self, guess: SampledDraft) -> Verified:
-        path = self.path(guess.request, guess.draft)
+    def verify(self, sampled_draft: SampledDraft) -> VerifiedDraft:
+        path = self.path(sampled_draft.request, sampled_draft.draft)
         node = path[-1] if path else -1
-        refused = {guess.draft.token_ids[index] for index in _children(guess.draft)[node]}
-        sampled = guess.token_ids[node + 1]
-        # What has been refused is not to come all the same: then the nearest token that may.
+        rejected = {
+            sampled_draft.draft.token_ids[index] for index in _children(sampled_draft.draft)[node]
+        }
+        sampled = sampled_draft.token_ids[node + 1]
+        # A rejected token must not be sampled after all: take the nearest one that was not drafted.
         others = chain(range(sampled, -1, -1), count(sampled + 1))
-        return guess.along(path, next(i for i in others if i not in refused))
+        return sampled_draft.along(path, next(i for i in others if i not in rejected))

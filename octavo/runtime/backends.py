@@ -1,9 +1,9 @@
-"""What runs a loaded model: the native CPU kernels, the fused program of a GPU
-(``cuda_backend.py``), or ops of PyTorch on any device (``torch_backend.py``). The last two are
-imported when they are needed.
+"""Choice of the backend that runs a loaded model, and the backend of the native CPU kernels.
 
-A backend is made for a model before it is known how much it is to hold, as that depends on what the
-model leaves; then it makes the forward pass over a KV cache of its own kind.
+The others are the fused program of a GPU (``cuda_backend.py``) and ops of PyTorch on any device
+(``torch_backend.py``), which are imported when they are needed. A backend is made before the size
+of the KV cache is known, as that depends on the memory that the model leaves; then it creates the
+forward pass over a KV cache of its own kind.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ from octavo.kernels.fused_ops import CannotFuse
 from octavo.models.config import ModelConfig
 from octavo.runtime.capacity import RankLimits, RankSpec, kv_dtype_of
 from octavo.runtime.forward import Forward
-from octavo.runtime.memory_ledger import Line, scratch_line
+from octavo.runtime.memory_ledger import MemoryLine, scratch_line
 from octavo.runtime.native_forward import NativeForward
 from octavo.runtime.native_kv_cache import create_native_cache
 from octavo.runtime.op_program import NativeModel, plan_step
-from octavo.runtime.state_memory import StateMemory
+from octavo.runtime.state_memory import create_state_memory
 
 if TYPE_CHECKING:
     from octavo.models.registry import CausalLM
@@ -50,7 +50,7 @@ _MAX_LATENT = 4064  # and the rotated key; see csrc/latent.h
 
 
 class Backend(Protocol):
-    """Made for one model; ``name`` and ``isa`` are what the JSON outputs call it."""
+    """The kernels for one model; ``name`` and ``isa`` are what the JSON outputs call them."""
 
     @property
     def name(self) -> str: ...
@@ -60,28 +60,31 @@ class Backend(Protocol):
     def weights_bytes(self) -> int: ...
     @property
     def pool(self) -> Pool | None:
-        """Its threads, if they are our own."""
+        """The thread pool of native kernels, None without them."""
         ...
 
-    def planned_memory(self) -> Sequence[Line]:
-        """What it will allocate beside weights, keys and values, for steps of the size that its
-        ``RankSpec`` names: on a GPU all of it; on a CPU, where half of what is free stays free,
-        what such steps need beside their activations."""
+    def planned_memory(self) -> Sequence[MemoryLine]:
+        """Return the memory that steps of the sizes of ``RankSpec`` take beside weights and the KV
+        cache: on a GPU all of it; on a CPU, where half of the free memory is left over, only what
+        is needed beside activations."""
         ...
 
     @property
     def has_window_tables(self) -> bool:
-        """Whether it reads a block table for each group of layers, so that those which see a window
-        only can give back what left it."""
+        """Whether layer groups have block tables of their own, so that sliding-window layers can
+        free the blocks that have left the window."""
         ...
 
     @property
     def has_sinks(self) -> bool:
-        """Whether it knows what a request sees (``core/sink_window.py``), where that is not all."""
+        """Whether requests may have attention sinks and a window (``core/sink_window.py``)."""
         ...
 
     def create_forward(self, limits: RankLimits, depths: Collection[int] = ()) -> Forward:
-        """``depths``: of the hidden states that are to be kept. ConfigError if one cannot be."""
+        """Create the forward pass over a new KV cache.
+
+        ``depths``: the hidden states to keep for a drafter. ConfigError if one cannot be kept.
+        """
         ...
 
 
@@ -92,11 +95,11 @@ def choose_backend(
     files: Sequence[Path] = (),
     progress: Progress | None = None,
 ) -> Backend:
-    """The native kernels on the CPU and the fused ones on a GPU, where they can run this model,
-    unless ``spec`` says otherwise.
+    """Choose the native kernels on a CPU and the fused ones on a GPU where they can run this model,
+    else ops of PyTorch, unless ``spec`` says otherwise.
 
-    ``files`` are the model's: packed weights are kept beside them. ConfigError if kernels are asked
-    for that cannot be had.
+    ``files`` are the model's; packed weights are kept beside them. ConfigError if ``spec`` asks for
+    kernels that cannot run.
     """
     check_invariance(spec)
     if spec.device != "cpu":
@@ -153,7 +156,7 @@ def _fused_backend(
 
 
 def check_invariance(spec: RankSpec) -> None:
-    """ConfigError if a token is to have the same bits in any company, and none can promise it."""
+    """Raise ConfigError if ``batch_invariant`` is set where no backend can guarantee it."""
     if spec.batch_invariant and spec.device == "cpu" and spec.dtype != "float32":
         raise ConfigError(
             f"batch_invariant: on a CPU products in {spec.dtype} are left to libraries, which add "
@@ -162,7 +165,7 @@ def check_invariance(spec: RankSpec) -> None:
 
 
 def why_not_fused(spec: RankSpec) -> str | None:
-    """What keeps the kernels of a GPU, or their twin in plain ops, from running here."""
+    """Return why the fused program cannot run here, None if it can."""
     if reason := _why_not_rounded(spec):
         return reason
     if spec.device == "cpu":
@@ -183,7 +186,7 @@ def why_not_fused(spec: RankSpec) -> str | None:
 
 
 def has_python_headers() -> bool:
-    """Whether there is the Python.h that Triton compiles the launchers of its kernels with."""
+    """Whether Python.h is installed, which Triton needs to compile kernel launchers."""
     scheme = sysconfig.get_default_scheme()
     # Debian's own scheme for /usr/local, which has no headers: Triton does not look there either.
     scheme = "posix_prefix" if scheme == "posix_local" else scheme
@@ -191,7 +194,7 @@ def has_python_headers() -> bool:
 
 
 def _why_not_rounded(spec: RankSpec) -> str | None:
-    """What keeps the kernels of a GPU from rounding activations as they are asked to."""
+    """Return why the fused program cannot round activations as ``spec`` asks, None if it can."""
     if spec.activations == "mixed" or (spec.activations == "int8" and spec.device == "cpu"):
         return (
             f"activations {spec.activations} needs the native CPU kernels: on a GPU auto is 8 bits "
@@ -207,7 +210,7 @@ def _why_not_rounded(spec: RankSpec) -> str | None:
 
 
 def why_not_native(spec: RankSpec, model_config: ModelConfig) -> str | None:
-    """What keeps the native kernels from running a model of this config here, None if nothing."""
+    """Return why the native kernels cannot run a model of this config here, None if they can."""
     for choice in explain(spec.device, spec.dtype, CANDIDATES):
         if choice.chosen != "native":
             return dict(choice.refused)["native"]
@@ -223,11 +226,11 @@ def why_not_native(spec: RankSpec, model_config: ModelConfig) -> str | None:
 
 
 class NativeBackend:
-    """One native call a step, on our own threads.
+    """Runs a step as one call of the native kernels, on a thread pool of octavo's.
 
     Args:
-        prepare: makes the model for a library, with the threads of a pool. What it raises is
-            raised here.
+        prepare: packs the model's weights for a library, on the threads of a pool. Its exceptions
+            are passed on.
     """
 
     name = "native"
@@ -249,11 +252,11 @@ class NativeBackend:
 
     @property
     def shared(self) -> tuple[NativeModel, Library, Pool]:
-        """The model, and what runs it, for heads that go on from its hidden states."""
+        """The packed model, the library and the thread pool, for draft heads that share them."""
         return self._model, self._library, self.pool
 
-    def planned_memory(self) -> Sequence[Line]:
-        lines = [Line("weights of latent attention", self._model.latent_bytes, "counted")]
+    def planned_memory(self) -> Sequence[MemoryLine]:
+        lines = [MemoryLine("weights of latent attention", self._model.latent_bytes, "counted")]
         experts, tokens = self._model_config.experts, self._spec.max_num_batched_tokens
         if experts is not None:
             sizes = self._model_config.hidden_size, experts.inner, experts.routing.top_k
@@ -270,8 +273,8 @@ class NativeBackend:
             self._spec.block_size,
             kv_format,
             limits.kv_groups,
-            limits.num_shelf_blocks,
-            state_memory(model, limits),
+            limits.num_host_blocks,
+            create_state_memory(model.state_layers, limits.num_state_slots),
         )
         try:
             streams = self._model.plan.streams(depths)
@@ -293,20 +296,16 @@ class NativeBackend:
         )
 
 
-def state_memory(model: ModelConfig, limits: RankLimits) -> StateMemory | None:
-    """For the states of a model's recurrent layers, if it has any."""
-    return StateMemory(model.state_layers, limits.num_state_slots) if model.state_layers else None
-
-
 def pack_model(
     spec: RankSpec,
     model: CausalLM,
     files: Sequence[Path] = (),
     progress: Progress | None = None,
 ) -> Callable[[Library, Pool], NativeModel]:
-    """A loaded model for a ``NativeBackend``, its weights packed as ``choose_backend`` says.
+    """Return a function that packs a loaded model's weights for a ``NativeBackend``.
 
-    CannotFuse if its ops do not fit the native kernels, UnsupportedModelError if weights do not.
+    It raises CannotFuse if the model's ops do not fit the native kernels, UnsupportedModelError if
+    a weight's format does not.
     """
 
     from octavo.kernels.cpu.pack_cache import open_or_pack  # an engine folder has none of that

@@ -1,4 +1,7 @@
-"""What one rank is asked for, and what it can do: settings are resolved by it, without weights."""
+"""A rank's settings, its capacity, and the limits it is started with.
+
+Engine settings are resolved from these, without any weights.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from octavo.core.lookahead import MAX_ROUNDS
+from octavo.core.lookahead import MAX_MULTI_STEPS
 from octavo.models.kv_groups import KVGroups, group_layers
 
 if TYPE_CHECKING:
@@ -19,28 +22,28 @@ _KV_DTYPES = {"f32": "float32", "bf16": "bfloat16"}
 
 _NO_KERNELS_FOR_SINKS = "the kernels of a GPU do not know sinks: set kernels to reference"
 
-# Without a word from the user, a KV pool on the CPU takes at most this, and half of what is free.
+# By default a KV pool on the CPU takes at most this, and at most half of the free memory.
 _CPU_KV_BYTES = 4 << 30
 
 
 @dataclass(frozen=True, slots=True)
 class RankSpec:
-    """What a rank loads, and what it is to run it on.
+    """The model that a rank loads, and the device and kernels to run it on.
 
     Args:
         path: a model folder or a GGUF file.
-        device, dtype: of the activations.
+        device, dtype: where and in which type activations are computed.
         kernels, kv_cache_dtype, activations, block_size, threads: as in ``EngineArgs``.
-        packed_folder: octavo's own: its notes of packed weights, and those that cannot be kept
-            beside the model. None keeps none.
-        memory_utilization: share of a GPU's memory that this rank may have.
-        max_num_seqs, max_num_batched_tokens, max_model_len: of steps, for which a GPU's memory is
-            kept back; ``RankLimits`` are these or less. A length of None is the model's.
-        enforce_eager: steps are never captured in graphs, where they could be.
-        async_scheduling: two steps may be under way, where a device computes beside the host.
-        batch_invariant: what is computed of a token has the same bits in any company.
-        shared_prefix_decode: native kernels read what block tables begin with alike once a step.
-        pool: threads of another rank, which never runs when this one does; None makes its own.
+        packed_folder: octavo's cache folder, for packed weights that cannot be kept beside the
+            model and records of them. None keeps none.
+        memory_utilization: share of a GPU's memory that this rank may use.
+        max_num_seqs, max_num_batched_tokens, max_model_len: sizes of a step for which a GPU's
+            memory is reserved; ``RankLimits`` must not exceed them. A length of None: the model's.
+        enforce_eager: never capture steps in CUDA graphs.
+        async_scheduling: two steps may be in flight on a GPU.
+        batch_invariant: a token's logits have the same bits whatever else is in the batch.
+        shared_prefix_decode: native kernels read blocks that sequences share once a step.
+        pool: the threads of another rank, which never runs at the same time; None makes its own.
     """
 
     path: Path
@@ -65,11 +68,11 @@ class RankSpec:
 
 @dataclass(frozen=True, slots=True)
 class RankLimits:
-    """How much a rank is to hold at once; what ``Rank.start`` makes room for.
+    """Sizes of the KV cache and of steps, which ``Rank.start`` allocates memory for.
 
-    ``kv_groups`` are those whose tables requests bring; None: one table for all layers.
-    ``num_shelf_blocks``: that can be copied to host memory; their ids follow those of the pool.
-    ``num_state_slots`` are for sequences of a model with recurrent layers.
+    ``kv_groups``: the layer groups with block tables of their own; None: one table for all layers.
+    ``num_host_blocks``: blocks of the host KV cache; their ids follow those of the pool.
+    ``num_state_slots``: slots for the recurrent states of sequences.
     """
 
     num_blocks: int
@@ -77,31 +80,31 @@ class RankLimits:
     max_model_len: int
     max_num_batched_tokens: int
     kv_groups: KVGroups | None = None
-    num_shelf_blocks: int = 0
+    num_host_blocks: int = 0
     num_state_slots: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
-    """What a device and a model allow.
+    """Limits that a device and a model set, from which an engine's settings are resolved.
 
-    ``ledger``: where a GPU's memory goes. ``kv_groups`` are those of the model's layers that may
-    have block tables of their own; None: all have to share one. ``no_sinks`` is what keeps
-    requests from sinks and windows of their own (``core/sink_window.py``); empty for nothing.
-    ``state_bytes``: that recurrent layers keep of a sequence.
+    ``ledger``: the uses of a GPU's memory. ``kv_groups``: the model's layer groups that may have
+    block tables of their own; None: all layers share one. ``no_sinks``: why requests cannot have
+    attention sinks and a window (``core/sink_window.py``); empty if they can. ``state_bytes``: size
+    of the recurrent states of one sequence.
     """
 
     device: str
     dtype: str
     model_max_len: int
     kv_bytes_per_token: int
-    kv_memory_bytes: int  # that the pool may use if nothing else is said
+    kv_memory_bytes: int  # size of the KV pool by default
     kv_dtype: str
-    max_rounds: int = 1  # tokens that a lone request may decode in one step
+    max_multi_steps: int = 1  # decode steps of one call, where a request is alone
     ledger: MemoryLedger | None = None
     kv_groups: KVGroups | None = None
     no_sinks: str = ""
-    kv_memory_most: int = 0  # that it may use for a longer context, where that is asked for
+    kv_memory_most: int = 0  # its size at most, where a longer context is asked for
     state_bytes: int = 0
 
 
@@ -116,10 +119,10 @@ def capacity_of(
     has_sinks: bool = True,
     ledger: MemoryLedger | None = None,
 ) -> Capacity:
-    """The capacity of a rank that runs a model on the native kernels, or on ops of PyTorch.
+    """Return the capacity of a rank by its settings and its model's config.
 
-    ``has_window_tables``: it reads a block table for each group of layers. ``has_sinks``: it knows
-    what requests see.
+    ``is_native``: it runs the native CPU kernels. ``has_window_tables``, ``has_sinks``: see
+    ``Backend``.
     """
     from octavo.models.footprint import kv_bytes_per_token
 
@@ -132,7 +135,7 @@ def capacity_of(
         kv_memory_bytes=max(0, kv_memory_bytes),
         kv_memory_most=max(0, kv_memory_most),
         kv_dtype=kv_dtype,
-        max_rounds=MAX_ROUNDS if is_native else 1,
+        max_multi_steps=MAX_MULTI_STEPS if is_native else 1,
         ledger=ledger,
         kv_groups=group_layers(config.kv_layers) if has_window_tables else None,
         no_sinks=_why_no_sinks(config) if has_sinks else _NO_KERNELS_FOR_SINKS,
@@ -141,7 +144,7 @@ def capacity_of(
 
 
 def _why_no_sinks(config: ModelConfig) -> str:
-    """What keeps the layers of a model from seeing sinks and a window."""
+    """Return why a model cannot have attention sinks and a window, empty if it can."""
     kinds = {spec.kind for spec in config.kv_layers}
     if kinds != {"full"}:
         return f"only layers that see all can, and {config.name} has others ({', '.join(kinds)})"
@@ -155,19 +158,19 @@ def _why_no_sinks(config: ModelConfig) -> str:
 
 
 def cpu_kv_bytes(free: int) -> int:
-    """What a KV pool on the CPU takes of the memory that is free beside the weights."""
+    """Return the default size of a KV pool on the CPU, given the free memory beside the weights."""
     return min(_CPU_KV_BYTES, free // 2)
 
 
 def cpu_kv_most(free: int) -> int:
-    """And what it may take where somebody asks for the longest context that fits: activations, and
-    others on this machine, need some."""
+    """Return the size of a KV pool for the longest context that fits on the CPU: a quarter of the
+    free memory is left to activations and other programs."""
     return free // 4 * 3
 
 
 def kv_dtype_of(spec: RankSpec, is_native: bool) -> str:
-    """The type of cached keys and values, by its whole name."""
+    """Return the type of cached keys and values by its full name, such as ``bfloat16``."""
     if spec.kv_cache_dtype == "auto":
-        # Beside activations of 15 bits, bfloat16 would be what loses most.
+        # Beside activations of 15 bits, bfloat16 would lose the most precision.
         return "bfloat16" if is_native and spec.activations != "int16" else spec.dtype
     return _KV_DTYPES.get(spec.kv_cache_dtype, spec.kv_cache_dtype)

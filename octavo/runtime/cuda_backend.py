@@ -1,4 +1,4 @@
-"""Runs a model by its fused program: on a GPU, or with plain ops on the CPU, as its slow twin."""
+"""The backend that runs a model's fused program, on a GPU or with PyTorch ops on the CPU."""
 
 from __future__ import annotations
 
@@ -30,23 +30,23 @@ from octavo.models.loader import weights_bytes
 from octavo.models.registry import CausalLM
 from octavo.quantization.base import Weight
 from octavo.runtime.capacity import RankLimits, RankSpec, kv_dtype_of
-from octavo.runtime.cuda_components import DeviceComponents, kit_of
+from octavo.runtime.cuda_components import DeviceComponents, components_of
 from octavo.runtime.cuda_forward import CudaForward, num_logits_rows
 from octavo.runtime.cuda_graphs import graph_sizes
 from octavo.runtime.device_memory import (
-    NOWHERE,
+    META_DEVICE,
     CountedMemory,
-    StreamNowhere,
+    MetaStream,
     device_memory,
-    out_of_memory_told,
+    explain_out_of_memory,
 )
-from octavo.runtime.forward import Observed
+from octavo.runtime.forward import ObservedRunner
 from octavo.runtime.kv_cache import KVCache, create_kv_cache
 from octavo.runtime.memory_ledger import (
     STEP,
     WEIGHTS,
-    Line,
     MemoryLedger,
+    MemoryLine,
     activations_line,
     check_weights,
     gib,
@@ -65,12 +65,13 @@ _log = logging.getLogger("octavo")
 
 
 class FusedBackend:
-    """A model whose phases are launched one after the other, or replayed.
+    """A model as fused ops, launched one after the other or replayed from a CUDA graph.
 
-    CannotFuse if its ops do not make phases, if they ask for what the kernels do not have, or if
-    the kernels do not compile and run on this GPU.
+    ``components``: the kernels and queues of a device; by default those of ``spec.device``.
 
-    ``kit``: what computes it; that of the device by default.
+    Raises:
+        CannotFuse: its ops cannot be fused, need what the kernels lack, or the kernels do not
+            compile and run on this GPU.
     """
 
     name = "fused"
@@ -85,32 +86,32 @@ class FusedBackend:
         model: CausalLM,
         model_config: ModelConfig,
         progress: Progress | None = None,
-        kit: DeviceComponents | None = None,
+        components: DeviceComponents | None = None,
     ):
         self._spec, self._model_config = spec, model_config
-        self._kit = kit or kit_of(spec)
+        self._components = components or components_of(spec)
         self._plan, weights = plan_step(model)
-        if reason := self._kit.why_not(self._plan.ops):
+        if reason := self._components.why_not(self._plan.ops):
             raise CannotFuse(reason)
-        self._weights = PackedOnce(self._plan, weights, self._kit)
+        self._weights = PackedDeviceWeights(self._plan, weights, self._components)
         if spec.device != "cpu":
             check_weights(device_memory(spec.device), weights_bytes(model))
-        with out_of_memory_told(WEIGHTS, self._ledger):
+        with explain_out_of_memory(WEIGHTS, self._ledger):
             self._weights.pack_all(progress)
         self._tell_activations()
         self.weights_bytes = self._weights.num_bytes
-        if self._kit.compiles:
+        if self._components.compiles:
             self._try_kernels()
 
     def _ledger(self) -> MemoryLedger:
-        """While weights are packed."""
+        """The uses of the GPU's memory while weights are packed."""
         return open_ledger(device_memory(self._spec.device), 1.0, self._weights.num_bytes, ())
 
     def _tell_activations(self) -> None:
-        """Say so if activations are to be rounded, and meet no weight that takes them so."""
+        """Warn if activations are to be rounded to int8 and no weight takes them so."""
         in_8_bits = torch.int8, torch.float8_e4m3fn
         if self._spec.activations == "int8" and not any(
-            self._kit.multiplied_as(part) in in_8_bits for part in self._weights.all_parts()
+            self._components.multiplied_as(part) in in_8_bits for part in self._weights.all_parts()
         ):
             _log.warning(
                 "activations int8 change nothing for %s: it has no weights that this GPU "
@@ -120,7 +121,7 @@ class FusedBackend:
             )
 
     def _planned_limits(self) -> RankLimits:
-        """Steps as large as they may become, over a KV cache of one block."""
+        """Limits of the largest step, over a KV cache of one block."""
         spec = self._spec
         return RankLimits(
             num_blocks=1,
@@ -131,32 +132,29 @@ class FusedBackend:
         )
 
     def _try_kernels(self) -> None:
-        """Compile and launch every kernel that steps will, while another backend can still be
-        chosen: what a GPU, its driver or a compiler cannot do shows here.
-
-        CannotFuse if one does not run.
-        """
+        """Compile and launch every kernel that steps use, while another backend can still be
+        chosen. CannotFuse if the GPU, its driver or the compiler fails at one."""
         try:
-            with out_of_memory_told(STEP, self._ledger):
+            with explain_out_of_memory(STEP, self._ledger):
                 forward = self._made_forward(self._planned_limits())
-                self._kit.compile_ahead(forward.warm_up)
+                self._components.compile_ahead(forward.warm_up)
                 forward.warm_up()
         except ConfigError:
             raise
-        except Exception as error:  # of Triton, of a compiler, of the driver: of many types
+        except Exception as error:  # Triton, compilers and drivers raise many types
             raise CannotFuse(f"a kernel does not run on this GPU: {_in_a_line(error)}") from error
 
-    def planned_memory(self) -> Sequence[Line]:
-        """What is allocated at the start: counted by making all of it where there is no memory."""
+    def planned_memory(self) -> Sequence[MemoryLine]:
+        """Return the memory that the start takes, counted by allocating all of it on ``meta``."""
         spec, limits = self._spec, self._planned_limits()
-        kv_cache = self._create_kv_cache(limits, NOWHERE)
+        kv_cache = self._create_kv_cache(limits, META_DEVICE)
         with CountedMemory() as counted:
-            ops = self._create_ops(kv_cache, limits, NOWHERE)
+            ops = self._create_ops(kv_cache, limits, META_DEVICE)
             scratch = counted.take()
-            program = self._create_program(ops, kv_cache, limits, NOWHERE)
+            program = self._create_program(ops, kv_cache, limits, META_DEVICE)
             activations = counted.take()
-            sampler = self._create_sampler(limits, NOWHERE)
-            self._create_forward(program, kv_cache, sampler, StreamNowhere(), limits)
+            sampler = self._create_sampler(limits, META_DEVICE)
+            self._create_forward(program, kv_cache, sampler, MetaStream(), limits)
             tokens = counted.take()
         lines = activations_line(activations), tokens_line(tokens), scratch_line(scratch)
         if spec.enforce_eager:
@@ -170,7 +168,7 @@ class FusedBackend:
         except CannotFuse as error:
             raise ConfigError(f"hidden states of {self._model_config.name}: {error}") from error
         forward = self._made_forward(limits, kept)
-        if self._kit.compiles:
+        if self._components.compiles:
             begin = time.perf_counter()
             forward.warm_up()
             _log.info("kernels are there after %.1f s", time.perf_counter() - begin)
@@ -180,14 +178,14 @@ class FusedBackend:
     def _made_forward(
         self, limits: RankLimits, kept: Mapping[int, Value] = MappingProxyType({})
     ) -> CudaForward:
-        """With all of its memory, on a stream of its own."""
-        here = self._kit.device
+        """Create a forward with all of its memory, on a stream of its own."""
+        here = self._components.device
         kv_cache = self._create_kv_cache(limits, here)
         ops = self._create_ops(kv_cache, limits, here)
         program = self._create_program(ops, kv_cache, limits, here, kept.values())
         sampler = self._create_sampler(limits, here)
         return self._create_forward(
-            program, kv_cache, sampler, self._kit.create_stream(), limits, kept
+            program, kv_cache, sampler, self._components.create_stream(), limits, kept
         )
 
     def _create_forward(
@@ -211,15 +209,17 @@ class FusedBackend:
             kept=kept,
         )
 
-    def _create_probe(self, runner: Observed, kv_cache: KVCache) -> FusedProbe:
+    def _create_probe(self, runner: ObservedRunner, kv_cache: KVCache) -> FusedProbe:
         weights = [
             (isinstance(op, FusedHead), self._weights(together), share_of(op))
             for op in self._plan.ops
             if not isinstance(op, FusedEmbedding)
             for together in products_of(op)
         ]
-        kit = self._kit
-        return FusedProbe(runner, weights, kit.multiplied_as, kv_cache, kit.device, kit.dtype)
+        components = self._components
+        return FusedProbe(
+            runner, weights, components.multiplied_as, kv_cache, components.device, components.dtype
+        )
 
     def _create_program(
         self,
@@ -234,7 +234,7 @@ class FusedBackend:
             ops,
             self._weights,
             kv_cache,
-            self._kit.dtype,
+            self._components.dtype,
             device,
             limits.max_num_batched_tokens,
             num_logits_rows(limits),
@@ -243,10 +243,10 @@ class FusedBackend:
         )
 
     def _create_ops(self, kv_cache: KVCache, limits: RankLimits, device: torch.device) -> StepOps:
-        return self._kit.create_ops(self._plan.ops, self._weights, kv_cache, limits, device)
+        return self._components.create_ops(self._plan.ops, self._weights, kv_cache, limits, device)
 
     def _create_sampler(self, limits: RankLimits, device: torch.device) -> DeviceSampler:
-        return self._kit.create_sampler(self._model_config.vocab_size, limits, device)
+        return self._components.create_sampler(self._model_config.vocab_size, limits, device)
 
     def _create_kv_cache(self, limits: RankLimits, device: torch.device) -> KVCache:
         return create_kv_cache(
@@ -255,28 +255,28 @@ class FusedBackend:
             self._spec.block_size,
             limits,
             device,
-            self._kit.copy_units,
+            self._components.copy_units,
         )
 
 
 def _in_a_line(error: Exception) -> str:
-    """An error's type and the first line of what it says, which may be long."""
+    """Return an error's type and the first line of its message, cut to 300 characters."""
     said = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
     name = type(error).__name__
     return f"{name}: {said[:300]}" if said else name
 
 
-class PackedOnce:
-    """The weights of a plan on a device. Those that are multiplied with together are one matrix;
-    one that is asked for again is there already."""
+class PackedDeviceWeights:
+    """The packed weights of a plan on a device. Matrices that are multiplied with the same rows are
+    joined; each is packed once."""
 
     def __init__(
         self,
         plan: StepPlan,
         weights: dict[str, Weight],
-        kit: DeviceComponents,
+        components: DeviceComponents,
     ):
-        self._plan, self._weights, self._kit = plan, weights, kit
+        self._plan, self._weights, self._components = plan, weights, components
         self._made: dict[tuple[str, ...], DeviceWeight] = {}
 
     @property
@@ -284,16 +284,16 @@ class PackedOnce:
         return sum(weight.nbytes for weight in self._made.values())
 
     def all_parts(self) -> Iterator[DeviceWeight]:
-        """Of what is there, each matrix that is of one kind."""
+        """Yield each packed matrix; a joined matrix of several formats as its parts."""
         for weight in self._made.values():
             yield from parts_of(weight)
 
     def pack_all(self, progress: Progress | None) -> None:
-        """Pack what any phase multiplies with. Files are read once, in the order of phases.
+        """Pack the weights of all fused ops, reading files once and in the order of ops.
 
-        ``progress`` is called with the bytes of files that were read, and those of all.
+        ``progress`` is called with (bytes read, bytes in all).
         """
-        upload = self._kit.create_upload()
+        upload = self._components.create_upload()
         total, done = sum(weight.nbytes for weight in self._weights.values()), 0
         products = ((p, together) for p in self._plan.ops for together in products_of(p))
         for op, together in products:
@@ -320,7 +320,7 @@ class PackedOnce:
         self, names: Sequence[str], upload: Upload | None = None, **forms: bool
     ) -> DeviceWeight:
         joined = [self._weights[name] for name in names]
-        return pack(joined, self._kit.device, self._kit.dtype, upload, **forms)
+        return pack(joined, self._components.device, self._components.dtype, upload, **forms)
 
     def _tell_expanded(self) -> None:
         found = expanded({", ".join(names): weight for names, weight in self._made.items()})
@@ -330,5 +330,5 @@ class PackedOnce:
                 "no kernel reads %s: %s of weights are kept as %s",
                 formats,
                 gib(num_bytes),
-                str(self._kit.dtype).removeprefix("torch."),
+                str(self._components.dtype).removeprefix("torch."),
             )

@@ -1,4 +1,7 @@
-"""What computes a fused model: the kernels of a GPU, or their slow twin in plain PyTorch."""
+"""The parts of the fused backend that differ by device: Triton kernels of a GPU, or PyTorch ops.
+
+The ops of the CPU compute the same in plain PyTorch, slowly, to test the code around the kernels.
+"""
 
 from __future__ import annotations
 
@@ -23,23 +26,25 @@ from octavo.runtime.plain_sampler import PlainSampler
 from octavo.runtime.streams import CudaStream, HostStream, Stream
 from octavo.system import machine
 
-# Tokens of a sequence, a draft's among them, for which attention still splits its keys.
+# The most query tokens of a sequence, drafts included, for which attention splits its keys.
 _SPLIT_QUERIES = 16
-_BESIDE_LATENTS = 16, 32, 64, 128  # values of the keys there
+_ROPE_DIMS = 16, 32, 64, 128  # sizes of rotated keys beside latent vectors
 
 WeightOf: TypeAlias = Callable[[Sequence[WeightRef]], DeviceWeight]
 
 
 class DeviceComponents(Protocol):
-    """All that a device has of its own. ``where`` is where memory is made: the device, or NOWHERE,
-    to count it."""
+    """The kernels, sampler, stream and upload of a device.
+
+    ``where``: the device that memory is allocated on, which may be META_DEVICE to count it.
+    """
 
     device: torch.device
     dtype: torch.dtype  # of activations
-    compiles: bool  # its kernels, when they are first launched
+    compiles: bool  # kernels are compiled when they are first launched
 
     def why_not(self, ops: Sequence[FusedOp]) -> str | None:
-        """What keeps it from running a model of these phases, None if nothing."""
+        """Return why it cannot run a model of these fused ops, None if it can."""
         ...
 
     def create_ops(
@@ -58,26 +63,26 @@ class DeviceComponents(Protocol):
     def create_stream(self) -> Stream: ...
 
     def compile_ahead(self, launch: Callable[[], None]) -> None:
-        """Compile what ``launch`` would launch, side by side, if it ``compiles``."""
+        """Compile in parallel the kernels that ``launch`` would launch, if it ``compiles``."""
         ...
 
     def create_upload(self) -> Upload | None:
-        """What brings weights to the device, for as long as it is kept; None: they are there."""
+        """Create an upload of weights to the device; None: host memory is the device's."""
         ...
 
     @property
     def copy_units(self) -> CopyUnits:
-        """What copies parts of the KV cache."""
+        """The function that copies blocks and slots of the KV cache."""
         ...
 
     def multiplied_as(self, weight: DeviceWeight) -> torch.dtype:
-        """The type in which the rows of a long prompt are multiplied with a weight."""
+        """Return the type in which many rows are multiplied with a weight."""
         ...
 
 
-def kit_of(spec: RankSpec) -> DeviceComponents:
-    """That of a device. On the CPU a token's bits are the same in any company, and activations are
-    not rounded to 8 bits, whatever a checkpoint was made for."""
+def components_of(spec: RankSpec) -> DeviceComponents:
+    """Return the components of a device. Those of the CPU are always batch-invariant, and never
+    round activations to 8 bits."""
     device, dtype = torch.device(spec.device), getattr(torch, spec.dtype)
     if device.type == "cpu":
         return PlainComponents(dtype)
@@ -86,7 +91,7 @@ def kit_of(spec: RankSpec) -> DeviceComponents:
 
 
 class PlainComponents:
-    """Of the CPU."""
+    """The CPU, with ops of PyTorch."""
 
     device = torch.device("cpu")
     compiles = False
@@ -127,7 +132,7 @@ class PlainComponents:
 
 
 class TritonComponents:
-    """Of a GPU. Modules with kernels are imported when they are needed, and Triton with them."""
+    """A GPU, with Triton kernels, which are imported when they are needed."""
 
     compiles = True
 
@@ -137,10 +142,10 @@ class TritonComponents:
 
     def why_not(self, ops: Sequence[FusedOp]) -> str | None:
         for op in ops:
-            if isinstance(op, FusedLatentAttention) and op.rope.rotary_dim not in _BESIDE_LATENTS:
+            if isinstance(op, FusedLatentAttention) and op.rope.rotary_dim not in _ROPE_DIMS:
                 return (
                     f"keys of {op.rope.rotary_dim} values beside latent vectors: kernels of "
-                    f"GPUs have {', '.join(map(str, _BESIDE_LATENTS))}"
+                    f"GPUs have {', '.join(map(str, _ROPE_DIMS))}"
                 )
         return None
 

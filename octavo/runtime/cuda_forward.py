@@ -1,12 +1,12 @@
-"""A forward pass on a GPU, which the host only launches: two steps may be in flight.
+"""A forward pass on a GPU that the host launches asynchronously: two steps may be in flight.
 
-Of a step the host writes the inputs into a buffer of its own and queues the rest: the copy, the
-fused program, the choice of tokens, and the copy of these back to the host, which looks at them
-when it has launched the next step. Nothing on the way asks the device anything. A step of plain
-decoding is one graph, replayed; any other is launched kernel by kernel.
+The host writes the inputs of a step into a pinned buffer and queues the rest: the copy to the
+device, the fused program, sampling, and the copy of tokens back to the host, which reads them after
+it has launched the next step. Nothing in between synchronizes with the device. A step of plain
+decoding replays a CUDA graph; any other is launched kernel by kernel.
 
-On the CPU, with the ops of ``kernels/cuda/plain_ops.py`` and a ``HostStream``, this is the slow
-twin of that: the same code but for the kernels, and answers like those of ``eager_forward.py``.
+On the CPU, with the ops of ``kernels/cuda/plain_ops.py`` and a ``HostStream``, the same code runs
+without kernels, for tests; its answers match those of ``eager_forward.py``.
 """
 
 from __future__ import annotations
@@ -41,20 +41,20 @@ from octavo.runtime.capacity import RankLimits
 from octavo.runtime.cuda_graphs import DecodeGraphs
 from octavo.runtime.cuda_inputs import DeviceInputs, StepShape, StepViews
 from octavo.runtime.cuda_sampling import REASONS, LogprobRows, SamplingArrays, needs_host
-from octavo.runtime.forward import ForwardOutput, Observed, SampledRows
+from octavo.runtime.forward import ForwardOutput, ObservedRunner, SampledRows
 from octavo.runtime.kv_cache import KVCache
 from octavo.runtime.prompt_logits import LOGITS_ROWS
 from octavo.runtime.sampler import compute_logprobs, probabilities
 from octavo.runtime.sampling_row import DraftedRow, sampling_row
 from octavo.runtime.streams import Event, Stream, Work
 
-# What a graph samples for. Steps that ask for more are sampled again, from the same logits.
+# The sampling that graphs capture. Steps that ask for more sample again from the same logits.
 _CAPTURED = Asked(cuts=True)
-_NUM_LANES = 2  # steps in flight
+_NUM_BUFFERS = 2  # steps in flight
 
 
 def num_logits_rows(limits: RankLimits) -> int:
-    """Rows of which logits are made at once. Those of more, of drafts, come in several parts."""
+    """Return how many rows get logits at once; steps with more rows sample in several parts."""
     return max(limits.max_num_seqs, LOGITS_ROWS)
 
 
@@ -66,23 +66,23 @@ class StepProgram(Protocol):
 
     @property
     def damaged(self) -> Tensor:
-        """int32 [max_tokens]: not 0 for rows of the last step that are no numbers."""
+        """int32 [max_tokens]: nonzero for rows of the last step with a NaN or an infinity."""
         ...
 
     def run(self, step: StepTensors) -> None:
-        """All of a step but its head."""
+        """Compute a step up to its hidden states, without the head."""
         ...
 
     def reset(self) -> None:
-        """Undo what a step leaves behind of which not all was launched."""
+        """Reset the state that a partly launched step leaves behind."""
         ...
 
     def logits(self, rows: Tensor, out: Tensor) -> None:
-        """The head, over some rows (int32 [R]) of the last step: float32 [R, V]."""
+        """Write the logits of rows (int32 [R]) of the last step to ``out``, float32 [R, V]."""
         ...
 
     def buffer(self, value: Value) -> Tensor:
-        """What the last step has left of a value that is kept: [max_tokens, width]."""
+        """Return a kept value of the last step: [max_tokens, width]."""
         ...
 
     def exit_after(self, num_layers: int) -> StepProgram: ...
@@ -92,12 +92,12 @@ class CudaForward:
     """Runs batches of one model by its fused program.
 
     Args:
-        make_probe: what says of the model what a runner is asked.
-        captures: whether decode steps are captured, where the stream is any faster by it.
-        runs_ahead: a step may be launched before the results of the one before it are there.
-        kept: the values that the program keeps, by their depth.
-        beside: another forward of the same stream, in whose memory steps leave their logits and
-            tokens: what either has left is gone when the other has run.
+        make_probe: creates the probe of the model for a runner.
+        captures: capture decode steps as graphs, if the stream can.
+        runs_ahead: a step may be launched before the results of the last one have arrived.
+        kept: the hidden states that the program keeps, by their depth.
+        beside: another forward on the same stream, whose memory for logits and tokens this one
+            shares: a step of either overwrites the results of the other.
     """
 
     def __init__(
@@ -107,7 +107,7 @@ class CudaForward:
         sampler: DeviceSampler,
         stream: Stream,
         limits: RankLimits,
-        make_probe: Callable[[Observed], Probe],
+        make_probe: Callable[[ObservedRunner], Probe],
         *,
         captures: bool = True,
         runs_ahead: bool = True,
@@ -115,15 +115,15 @@ class CudaForward:
         beside: CudaForward | None = None,
     ):
         self.program = program
-        self.depth = _NUM_LANES if runs_ahead else 1
-        self.kv_cache = QueuedBlocks(kv_cache, stream)
+        self.depth = _NUM_BUFFERS if runs_ahead else 1
+        self.kv_cache = StreamOrderedBlocks(kv_cache, stream)
         self.kernel_seconds = 0.0
         self._stream, self._sampler, self._limits = stream, sampler, limits
         self._make_probe, self._kept = make_probe, kept
-        seats, tokens = limits.max_num_seqs, limits.max_num_batched_tokens
+        max_seqs, tokens = limits.max_num_seqs, limits.max_num_batched_tokens
         self._inputs = DeviceInputs(
             stream.device,
-            seats,
+            max_seqs,
             limits.max_model_len,
             tokens,
             kv_cache.block_size,
@@ -131,42 +131,44 @@ class CudaForward:
         )
         rows = num_logits_rows(limits)
         if beside is None:
-            self._sampled = SampledTokens.allocate(max(seats, tokens), stream.device)
+            self._sampled = SampledTokens.allocate(max(max_seqs, tokens), stream.device)
             self._logits = torch.zeros(rows, program.vocab_size, device=stream.device)
         else:
             self._sampled, self._logits = beside._sampled, beside._logits
         self._records = torch.zeros(rows, RECORD_WORDS, dtype=torch.int32)
         self._arrays = SamplingArrays(self._records, program.vocab_size, stream.host_buffer)
-        self._lanes = [self._make_lane() for _ in range(_NUM_LANES)]
+        self._buffers = [self._create_buffer() for _ in range(_NUM_BUFFERS)]
         self._last_result_at: float | None = None
         self._num_tokens = 0  # of the last step
         self.graphs: DecodeGraphs | None = None
         if captures and stream.captures:
             self.graphs = DecodeGraphs(
                 stream,
-                min(seats, tokens),
+                min(max_seqs, tokens),
                 self._decode,
                 program.reset,
-                lambda size: self._stage_nothing(StepShape.decode(size)),
+                lambda size: self._stage_padding(StepShape.decode(size)),
             )
-        stream.catch_up()  # with all that was made here, and before
+        stream.catch_up()  # with all tensors that were made so far
 
     def warm_up(self) -> None:
-        """Have all kernels compiled, by steps of nobody (``cuda_warmup.py``), and wait for it."""
-        for shape in cuda_warmup.shapes(self._limits, len(self._records)):
+        """Compile all kernels by running steps of padding (``cuda_warmup.py``), and wait."""
+        for shape in cuda_warmup.warm_up_shapes(self._limits, len(self._records)):
             views, rows = self._inputs.views(shape), slice(0, shape.num_rows)
-            asked = cuda_warmup.everything(shape.num_rows, self.program.vocab_size)
-            self._stage_nothing(shape)
-            self._stream.launch(self._as_launched(views, [_Part(rows, *each) for each in asked]))
+            asked = cuda_warmup.warm_up_sampling(shape.num_rows, self.program.vocab_size)
+            self._stage_padding(shape)
+            self._stream.launch(
+                self._as_launched(views, [_SampledPart(rows, *each) for each in asked])
+            )
         self.kv_cache.copy_blocks([(0, 0)])
         self._stream.mark().wait()
 
     def capture(self) -> None:
-        """Capture decode steps of all sizes (``cuda_graphs.py``), where that is wanted."""
+        """Capture decode steps of all sizes (``cuda_graphs.py``), if graphs are enabled."""
         if self.graphs is not None:
             self.graphs.capture()
 
-    def _make_lane(self) -> StepBuffer:
+    def _create_buffer(self) -> StepBuffer:
         def like(tensor: Tensor) -> Tensor:
             return self._stream.host_buffer(tensor.numel(), tensor.dtype).view(tensor.shape)
 
@@ -175,12 +177,11 @@ class CudaForward:
         return StepBuffer(words, sampled, like(self.program.damaged), self._stream.mark())
 
     def feeds(self, request: Request) -> bool:
-        """Whether steps may go on from tokens of a request that the host has not seen."""
+        """Return whether a step may go on from a token that the host has not received yet."""
         return needs_host(request.params) is None
 
     def exit_after(self, num_layers: int) -> CudaForward:
-        """As :meth:`octavo.runtime.forward.Forward.exit_after`. It takes memory for its inputs, and
-        shares all else."""
+        """See :meth:`octavo.runtime.forward.Forward.exit_after`. Only inputs take new memory."""
         try:
             program = self.program.exit_after(num_layers)
         except CannotFuse as error:
@@ -197,22 +198,19 @@ class CudaForward:
             beside=self,
         )
 
-    def probe(self, runner: Observed) -> Probe:
+    def probe(self, runner: ObservedRunner) -> Probe:
         return self._make_probe(runner)
 
-    def run(self, batch: Batch, weighed: Collection[str] = ()) -> ForwardOutput:
-        return self.submit(batch, weighed).result()
-
     def submit(self, batch: Batch, weighed: Collection[str] = ()) -> LaunchedStep:
-        """Launch a batch. Of the steps before it, the results of all but the last have been taken,
-        and tokens of requests that it goes on from are fed to it if they are not known yet."""
+        """Launch a batch. The results of all steps but the last must have been taken; tokens that
+        the last one has yet to sample are fed to this one on the device."""
         size = self._size_of(batch)
-        lane = self._free_lane()
+        buffer = self._free_buffer()
         starts = [0, *accumulate([item.num_tokens for item in batch.items])]
         sampling = SampledRows(batch, starts, weighed)
         parts, records = self._describe(batch, sampling.requests)
         padded = None if size is None else StepShape.decode(size)
-        staged = self._inputs.stage(batch, sampling.at, records, lane.words, padded)
+        staged = self._inputs.stage(batch, sampling.at, records, buffer.words, padded)
         views = self._inputs.views(staged.shape)
         compute = self._as_launched(views, parts)
         if self.graphs is not None and size is not None:
@@ -220,44 +218,44 @@ class CudaForward:
         num_logprobs = len(sampling.at) if any(p.asked.num_top is not None for p in parts) else 0
 
         def work() -> None:
-            self._inputs.upload(staged, lane.words)
+            self._inputs.upload(staged, buffer.words)
             compute()
-            lane.fetch(self._sampled, num_logprobs, self.program.damaged, starts[-1])
+            buffer.fetch(self._sampled, num_logprobs, self.program.damaged, starts[-1])
 
         try:
             self._stream.launch(work)
-        except Exception:  # its requests are run again, or fail; the next step must not see it
+        except Exception:  # its requests run again or fail; the next step must not be affected
             self._stream.launch(self.program.reset)
             raise
-        lane.event = self._stream.mark()
-        self._lanes.append(self._lanes.pop(0))
+        buffer.event = self._stream.mark()
+        self._buffers.append(self._buffers.pop(0))
         self._num_tokens = starts[-1]
-        return LaunchedStep(self, lane, starts, sampling, time.perf_counter())
+        return LaunchedStep(self, buffer, starts, sampling, time.perf_counter())
 
     def _size_of(self, batch: Batch) -> int | None:
-        """The size of the graph that a batch is launched as, None for kernel by kernel."""
+        """Return the size of the graph that runs a batch, None for kernel by kernel."""
         return None if self.graphs is None else self.graphs.size_of(batch)
 
-    def _free_lane(self) -> StepBuffer:
-        """The one that was used longest ago, whose results have been taken."""
-        lane = self._lanes[0]
-        lane.event.wait()
-        return lane
+    def _free_buffer(self) -> StepBuffer:
+        """Return the least recently used buffer, whose results have been taken."""
+        buffer = self._buffers[0]
+        buffer.event.wait()
+        return buffer
 
     def _describe(
         self, batch: Batch, requests: Sequence[Request | DraftedRow]
-    ) -> tuple[list[_Part], np.ndarray]:
-        """How rows become tokens: what they ask for, and their records, int32 [R, words]."""
+    ) -> tuple[list[_SampledPart], np.ndarray]:
+        """Return the parts that sample together, and the sampling records, int32 [R, words]."""
         positions = _positions(batch)
         records = np.empty((len(requests), RECORD_WORDS), np.int32)
-        parts: list[_Part] = []
+        parts: list[_SampledPart] = []
         for first in range(0, len(requests), len(self._records)):
             rows = slice(first, first + len(self._records))
             own, arrays = requests[rows], self._arrays
             asked = arrays.write(own, positions[rows])
             records[rows] = self._records[: len(own)].numpy()
             parts.append(
-                _Part(
+                _SampledPart(
                     slice(first, first + len(own)),
                     asked,
                     arrays.masks,
@@ -267,10 +265,10 @@ class CudaForward:
             )
         return parts, records
 
-    # -- what the device does ----------------------------------------------------------------
+    # -- work for the device -----------------------------------------------------------------
 
-    def _as_launched(self, views: StepViews, parts: Iterable[_Part]) -> Work:
-        """A step, kernel by kernel."""
+    def _as_launched(self, views: StepViews, parts: Iterable[_SampledPart]) -> Work:
+        """Return the work of a step, kernel by kernel."""
 
         def work() -> None:
             self._compute(views)
@@ -280,8 +278,8 @@ class CudaForward:
 
         return work
 
-    def _as_replayed(self, replay: Work, views: StepViews, parts: Iterable[_Part]) -> Work:
-        """A step by its graph, and by what its rows ask beyond that."""
+    def _as_replayed(self, replay: Work, views: StepViews, parts: Iterable[_SampledPart]) -> Work:
+        """Return the work of a step by its graph, and the sampling that graphs do not capture."""
 
         def work() -> None:
             replay()
@@ -292,16 +290,16 @@ class CudaForward:
         return work
 
     def _decode(self, size: int) -> Work:
-        """A decode step of a size, whatever is in its inputs by then."""
+        """Return the work of a decode step of ``size`` sequences, on the inputs of that time."""
         views = self._inputs.views(StepShape.decode(size))
-        return self._as_launched(views, [_Part(slice(0, size), _CAPTURED)])
+        return self._as_launched(views, [_SampledPart(slice(0, size), _CAPTURED)])
 
-    def _stage_nothing(self, shape: StepShape) -> None:
-        """Queue the inputs of a step of nobody."""
-        lane = self._free_lane()
-        staged = self._inputs.stage_nothing(shape, lane.words)
-        self._stream.launch(lambda: self._inputs.upload(staged, lane.words))
-        lane.event = self._stream.mark()
+    def _stage_padding(self, shape: StepShape) -> None:
+        """Queue the inputs of a step of padding alone."""
+        buffer = self._free_buffer()
+        staged = self._inputs.stage_padding(shape, buffer.words)
+        self._stream.launch(lambda: self._inputs.upload(staged, buffer.words))
+        buffer.event = self._stream.mark()
 
     def _compute(self, views: StepViews) -> None:
         self._inputs.gather_tables(views)
@@ -311,7 +309,7 @@ class CudaForward:
     def _find_logits(self, views: StepViews, rows: slice) -> None:
         self.program.logits(views.rows[rows], self._logits[: rows.stop - rows.start])
 
-    def _choose(self, views: StepViews, part: _Part) -> None:
+    def _choose(self, views: StepViews, part: _SampledPart) -> None:
         rows = part.rows
         masks, starts, edits = (
             each if each is None else each.to(self._stream.device, non_blocking=True)
@@ -321,7 +319,7 @@ class CudaForward:
             self._logits[: rows.stop - rows.start],
             SamplingTensors(
                 views.records[rows],
-                views.row_seats[rows],
+                views.row_slots[rows],
                 self._inputs.last_tokens,
                 masks,
                 starts,
@@ -331,7 +329,7 @@ class CudaForward:
             SampledTokens(self._sampled.answers[:, rows], self._sampled.logprobs[rows]),
         )
 
-    # -- what else is asked of the last step ------------------------------------------------------
+    # -- further results of the last step -------------------------------------------------------
 
     def logits(self, rows: range) -> Tensor:
         return self._logits_of(rows)
@@ -345,7 +343,7 @@ class CudaForward:
         return kept[: self._num_tokens].float().cpu().numpy()
 
     def _logits_of(self, rows: Sequence[int]) -> Tensor:
-        """A further call, of the head alone."""
+        """Run the head alone over some rows of the last step, and wait."""
         found = self._logits[: len(rows)]
         at = torch.tensor(rows, dtype=torch.int32)
         self._stream.launch(lambda: self.program.logits(at.to(self._stream.device), found))
@@ -355,7 +353,7 @@ class CudaForward:
     def _probabilities(
         self, rows: Sequence[int], requests: Sequence[Request | DraftedRow]
     ) -> np.ndarray:
-        """What rows of the last step are sampled from: float32 [R, V]."""
+        """Return the distributions that rows of the last step are sampled from: float32 [R, V]."""
         found = []
         most = len(self._records)
         with torch.inference_mode():
@@ -366,17 +364,17 @@ class CudaForward:
         return np.concatenate(found)
 
     def rows_of(self, step: LaunchedStep) -> ForwardOutput:
-        """What a step has left, when it has ended."""
-        lane, sampling = step.lane, step.sampling
-        lane.event.wait()
+        """Wait for a step and return its results."""
+        buffer, sampling = step.buffer, step.sampling
+        buffer.event.wait()
         now, begun = time.perf_counter(), step.begun_at
         self.kernel_seconds += now - max(begun, self._last_result_at or begun)
         self._last_result_at = now
         count = len(sampling.at)
-        damaged = lane.damaged[: step.starts[-1]].numpy().nonzero()[0].tolist()
+        damaged = buffer.damaged[: step.starts[-1]].numpy().nonzero()[0].tolist()
         rows = ForwardOutput(step.starts, damaged)
-        token_ids, status = lane.sampled.answers[:, :count].tolist()
-        logprob_rows = LogprobRows(lane.sampled.logprobs.numpy(), self.program.vocab_size)
+        token_ids, status = buffer.sampled.answers[:, :count].tolist()
+        logprob_rows = LogprobRows(buffer.sampled.logprobs.numpy(), self.program.vocab_size)
         sampling.give(
             rows,
             token_ids,
@@ -394,10 +392,10 @@ class CudaForward:
 
 @dataclass(frozen=True, slots=True)
 class LaunchedStep:
-    """A step that was launched: ``PendingRows``."""
+    """A launched step; see ``PendingForward``."""
 
     forward: CudaForward
-    lane: StepBuffer
+    buffer: StepBuffer
     starts: list[int]
     sampling: SampledRows
     begun_at: float
@@ -406,8 +404,8 @@ class LaunchedStep:
         return self.forward.rows_of(self)
 
 
-class QueuedBlocks:
-    """Memory behind block ids, which is written to when its turn comes."""
+class StreamOrderedBlocks:
+    """A KV cache whose copies are queued on a stream, in order with the steps."""
 
     def __init__(self, cache: KVCache, stream: Stream):
         self.cache, self._stream = cache, stream
@@ -420,8 +418,8 @@ class QueuedBlocks:
         self._stream.launch(lambda: self.cache.copy_blocks(copies))
 
     @property
-    def shelf(self) -> np.ndarray:
-        return self.cache.shelf
+    def host_blocks(self) -> np.ndarray:
+        return self.cache.host_blocks
 
     def wait(self) -> None:
         self._stream.mark().wait()
@@ -433,7 +431,7 @@ class QueuedBlocks:
 
 @dataclass(slots=True)
 class StepBuffer:
-    """Buffers of the host for one step in flight; the device has done with them after ``event``."""
+    """Host buffers of one step in flight; the device is done with them after ``event``."""
 
     words: Tensor
     sampled: SampledTokens
@@ -443,7 +441,7 @@ class StepBuffer:
     def fetch(
         self, sampled: SampledTokens, num_logprobs: int, damaged: Tensor, num_tokens: int
     ) -> None:
-        """Copy what a step leaves, to be launched."""
+        """Copy the results of a step to the host. To be launched on the stream."""
         self.sampled.answers.copy_(sampled.answers, non_blocking=True)
         self.damaged[:num_tokens].copy_(damaged[:num_tokens], non_blocking=True)
         if num_logprobs:
@@ -453,8 +451,8 @@ class StepBuffer:
 
 
 @dataclass(frozen=True, slots=True)
-class _Part:
-    """Rows that become tokens together, and what they need for it, on the host."""
+class _SampledPart:
+    """Rows that are sampled together, and the inputs of their sampling on the host."""
 
     rows: slice
     asked: Asked
@@ -464,8 +462,8 @@ class _Part:
 
 
 def _positions(batch: Batch) -> list[int]:
-    """Of the tokens that a batch samples, among those that their requests have generated. That of a
-    token which is awaited counts, though its request does not know it yet."""
+    """Return the position of each sampled token of a batch in its request's output, counting a
+    token that is still awaited."""
     positions: list[int] = []
     for item in batch.items:
         if item.num_sampled:

@@ -1,15 +1,14 @@
-"""Decode steps that were captured, and are launched as one.
+"""CUDA graphs of decode steps, each of which is launched as one.
 
-A captured step has a size, and computes as many tokens, one of each sequence; a step of fewer is
-filled up with those of nobody. Sizes are close enough together that little is computed for nobody::
+A graph has a size, the number of its sequences with one token each; a smaller step is padded to it.
+Sizes are close together, so that little is computed for padding::
 
-    1  2  4  8  16  32  48 ... the most that run at once, at most 256
+    1  2  4  8  16  32  48 ... max_num_seqs, at most 256
 
-All sizes are captured at the start, before anybody waits for a token: a capture stops the device
-and gives memory back to it, which would delay the tokens of whoever is being answered. The largest
-comes first, so that the memory that it needs serves the others too. What is no plain decode step
-(chunks of prompts, drafts, more sequences than that) is launched kernel by kernel. So are steps for
-which no graph could be captured, where no other one is large enough.
+All sizes are captured at the start, before any request waits for a token: a capture synchronizes
+the device and frees cached memory, which would delay running requests. The largest comes first, so
+that the smaller ones reuse its memory. Other steps (chunks of prompts, drafts, more sequences) are
+launched kernel by kernel, and so are those for which no graph that is large enough was captured.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from octavo.core.batch import Batch
 from octavo.runtime.memory_ledger import gib
 
 if TYPE_CHECKING:
-    from octavo.runtime.streams import Graph, Stream, Work
+    from octavo.runtime.streams import CapturedGraph, Stream, Work
 
 MAX_SIZE = 256
 _STEP = 16
@@ -33,24 +32,24 @@ _log = logging.getLogger("octavo")
 
 
 def graph_sizes(max_num_seqs: int) -> list[int]:
-    """The sizes that are captured, ascending; the last one is ``max_num_seqs``, up to 256."""
+    """Return the sizes to capture, ascending up to ``max_num_seqs``, at most 256."""
     most = min(max_num_seqs, MAX_SIZE)
     return sorted({most, *(n for n in (1, 2, 4, 8, *range(_STEP, most, _STEP)) if n < most)})
 
 
 def is_plain_decode(batch: Batch) -> bool:
-    """Whether each request of a step has one token computed, and gets one."""
+    """Return whether a step computes and samples one token of each request."""
     return all(item.num_tokens == item.num_sampled == 1 for item in batch.items)
 
 
 class DecodeGraphs:
-    """Captures decode steps, and knows which one a batch is launched as.
+    """Captures decode steps, and chooses the graph for a batch.
 
     Args:
-        step_of: the work of a decode step of a size.
-        reset: undoes what a step leaves behind of which not all was launched.
-        idle: puts an empty step in place of the inputs, for that work to be launched once before it
-            is captured: kernels are compiled, and libraries take what memory they need.
+        step_of: returns the work of a decode step of a size.
+        reset: resets the state that a partly launched step leaves behind.
+        idle: writes inputs of padding, so that the work can run once before it is captured:
+            kernels are compiled then, and libraries allocate their memory.
     """
 
     def __init__(
@@ -65,15 +64,15 @@ class DecodeGraphs:
         self._step_of, self._reset, self._idle = step_of, reset, idle
         self._missing = graph_sizes(max_num_seqs)
         self._sizes: list[int] = []  # that are captured, ascending
-        self._graphs: dict[int, Graph] = {}
+        self._graphs: dict[int, CapturedGraph] = {}
 
     @property
     def bytes_by_size(self) -> dict[int, int]:
-        """What the device holds for each graph that is captured, the largest first."""
+        """The device memory of each captured graph, in bytes by size, the largest first."""
         return {size: graph.num_bytes for size, graph in self._graphs.items()}
 
     def size_of(self, batch: Batch) -> int | None:
-        """The size of the graph that a batch fits best; None if it fits none."""
+        """Return the size of the smallest graph that a batch fits in, None if there is none."""
         if not self._sizes or batch.num_seqs > self._sizes[-1] or not is_plain_decode(batch):
             return None
         return self._sizes[bisect_left(self._sizes, batch.num_seqs)]
@@ -100,8 +99,8 @@ class DecodeGraphs:
             self._idle(size)
             self._stream.launch(step)
             graph = self._stream.capture(step)
-        except RuntimeError as error:  # of PyTorch, of Triton, of what they call
-            # It is not tried again: each try would cost time, and say the same.
+        except RuntimeError as error:  # PyTorch, Triton and the driver raise this
+            # It is not tried again: each try would take time, and fail in the same way.
             _log.warning("decode steps of %d requests are not captured: %s", size, error)
             self._stream.launch(self._reset)
         else:

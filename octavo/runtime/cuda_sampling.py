@@ -1,7 +1,7 @@
-"""How the sampler of a GPU is told of rows, and what it says of their tokens.
+"""Inputs of the GPU's sampler, and the log-probabilities that it returns.
 
-``kernels/cuda/sampling.py`` has the form of both. What a request asks stays the same from step to
-step, and is written once; only the place of the token is new.
+``kernels/cuda/sampling.py`` defines the layout of both. The sampling parameters of a request stay
+the same from step to step and are packed once; only the position of the token changes.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from octavo.runtime.cuda_inputs import aligned
 from octavo.runtime.logits import WEIGHT_ONE
 from octavo.runtime.sampling_row import DraftedRow, SamplingRow, is_greedy
 
-# A request will do: to make a row of it copies its output.
+# Requests are rows as they are: a ``SamplingRow`` of one would copy its output.
 Row = SamplingRow | DraftedRow | Request
 HostBuffer = Callable[[int, torch.dtype], Tensor]
 
@@ -39,10 +39,10 @@ _SEED_BITS = 2**64 - 1
 
 
 def needs_host(params: SamplingParams) -> str | None:
-    """Why a token cannot be sampled before the host has seen those before it; None if it can.
+    """Return why sampling a token needs its predecessors on the host, None if it does not.
 
-    A mask that follows a request's tokens is another reason (``Request.is_masked``). All else is
-    done on the device, as it is told before the step.
+    A mask that depends on a request's tokens is another reason (``Request.is_masked``). All other
+    parameters are known to the device before the step.
     """
     if params.has_penalties:
         return "penalties depend on how often each token has come, which the host counts"
@@ -50,14 +50,14 @@ def needs_host(params: SamplingParams) -> str | None:
 
 
 class SamplingArrays:
-    """What a step uploads for its sampler; written anew for each.
+    """The sampler's inputs of a step, which are written anew for each step.
 
-    Masks and edits are in new buffers each time, which the device may read as long as it takes.
+    Masks and edits get new buffers each time, because the device may still read the last ones.
 
     Args:
-        records: int32 [rows, RECORD_WORDS] of the host, pinned where that helps; contiguous.
-        vocab_size: tokens beyond it are no concern of masks and edits.
-        host_buffer: as of ``Stream``, for masks and edits.
+        records: int32 [rows, RECORD_WORDS] in host memory, contiguous.
+        vocab_size: tokens beyond it are ignored in biases and penalties.
+        host_buffer: ``Stream.host_buffer``, for masks and edits.
     """
 
     def __init__(self, records: Tensor, vocab_size: int, host_buffer: HostBuffer):
@@ -70,14 +70,14 @@ class SamplingArrays:
         self._words = records.numpy()
         self._bytes = self._words.data.cast("B")
         self._vocab_size, self._host_buffer = vocab_size, host_buffer
-        self._known: dict[int, _Known] = {}  # by the identity of requests, those of the last step
+        self._known: dict[int, _RequestSampling] = {}  # by id() of requests, of the last step
 
     def write(self, rows: Sequence[Row], positions: Sequence[int]) -> Asked:
-        """Describe rows in the first records, and in as many masks and edits as they need.
+        """Write the records of rows, and the masks and edits that they need; return their options.
 
-        ``positions`` are those of the tokens to be sampled, among the generated ones.
+        ``positions``: the positions of the tokens to sample in the output of their requests.
         """
-        known, kept = self._known, dict[int, _Known]()
+        known, kept = self._known, dict[int, _RequestSampling]()
         records, size = self._bytes, RECORD.size
         end, num_top = 0, -1
         cuts = edits = typical = False
@@ -86,7 +86,7 @@ class SamplingArrays:
             key = id(owner)
             entry = kept.get(key)
             if entry is None:
-                entry = kept[key] = known.get(key) or _Known(owner)
+                entry = kept[key] = known.get(key) or _RequestSampling(owner)
             records[end : end + size] = entry.record
             end += size
             cuts |= entry.has_cuts
@@ -102,7 +102,7 @@ class SamplingArrays:
         return Asked(cuts, masks, edits, None if num_top < 0 else num_top, typical)
 
     def _write_masks(self, rows: Sequence[Row]) -> bool:
-        """Returns whether there are any."""
+        """Write the masks of rows; return whether there are any."""
         self.masks = None
         masks: list[array[int]] = []
         for index, row in enumerate(rows):
@@ -126,7 +126,7 @@ class SamplingArrays:
         np.concatenate(own, axis=1, out=self.edits.numpy()[:, : starts[-1]])
 
     def _table(self, num_rows: int, width: int) -> Tensor:
-        """Zeros, int32."""
+        """Allocate zeros, int32 [num_rows, width], in host memory."""
         return self._host_buffer(num_rows * width, torch.int32).view(num_rows, width)
 
     def _edits_of(self, row: Row) -> np.ndarray:
@@ -135,30 +135,30 @@ class SamplingArrays:
         if not entry.has_edits:
             return _NO_EDITS
         if entry.edits is None or entry.edits.num_followed > owner.num_output_tokens:
-            entry.edits = Edits(owner.params, owner.prompt_token_ids, self._vocab_size)
+            entry.edits = LogitEdits(owner.params, owner.prompt_token_ids, self._vocab_size)
         entry.edits.follow(owner)
         return entry.edits.after(row.drafted if isinstance(row, DraftedRow) else ())
 
 
-class _Known:
-    """What is the same in all steps of a request, and how far its tokens have been counted."""
+class _RequestSampling:
+    """The sampling record of a request, and the edits of its logits."""
 
     __slots__ = ("edits", "has_cuts", "has_edits", "has_typical", "num_top", "owner", "record")
 
     def __init__(self, owner: SamplingRow | Request):
         params = owner.params
-        self.owner = owner  # kept alive: it is found by its identity
+        self.owner = owner  # kept alive, because entries are found by its id()
         self.record = _record(params, owner.seed, owner.sample_index)
         draws = not is_greedy(params)
         self.has_typical = draws and params.typical_p < 1
         self.has_cuts = self.has_typical or (draws and (params.top_k > 0 or params.top_p < 1))
         self.has_edits = bool(params.logit_bias) or params.has_penalties
         self.num_top = -1 if params.logprobs is None else params.logprobs
-        self.edits: Edits | None = None
+        self.edits: LogitEdits | None = None
 
 
 def _record(params: SamplingParams, seed: int, sample_index: int) -> bytes:
-    """All of a record but what changes from step to step."""
+    """Pack the sampling parameters of a request; position and mask follow at each step."""
     return RECORD.pack(
         params.top_p,
         params.typical_p,
@@ -180,18 +180,18 @@ def _record(params: SamplingParams, seed: int, sample_index: int) -> bytes:
 _NO_EDITS = np.zeros((3, 0), np.int32)
 
 
-class Edits:
+class LogitEdits:
     """The tokens of one request whose logits change, as columns of ``SamplingTensors.edits``.
 
-    Tokens are counted as they come, so that a step costs what is new, and the copy of the columns:
-    twelve bytes for each distinct token. (Counts of all tokens, for each request that may run,
-    could be brought up to date by the device itself; but they would take 128 MiB of it for 256
-    requests with 128k tokens, whether anybody asks for penalties or not.)
+    Tokens are counted as they are sampled, so that a step costs its new tokens and the copy of the
+    columns: twelve bytes for each distinct token. (The device itself could count all tokens for
+    all requests, but 256 requests with a vocabulary of 128k would take 128 MiB, with or without
+    penalties.)
     """
 
     def __init__(self, params: SamplingParams, prompt: Iterable[int], vocab_size: int):
         self._vocab_size = vocab_size
-        self.num_followed = 0  # tokens of the output
+        self.num_followed = 0  # tokens of the output that are counted
         self._counts_output = params.has_penalties
         bias = {t: b for t, b in (params.logit_bias or {}).items() if 0 <= t < vocab_size}
         seen = set(prompt) if params.repetition_penalty != 1 else set()
@@ -204,13 +204,13 @@ class Edits:
         self._columns[2, : len(token_ids)] = [0 if t in seen else -1 for t in token_ids]
 
     def follow(self, owner: SamplingRow | Request) -> None:
-        """Count the tokens that are new. Those that a request has been given it keeps."""
+        """Count the new tokens of a request's output."""
         if self._counts_output and owner.num_output_tokens > self.num_followed:
             self._count(owner.output_since(self.num_followed))
             self.num_followed = owner.num_output_tokens
 
     def after(self, token_ids: Sequence[int]) -> np.ndarray:
-        """The columns as they are, or would be after further tokens."""
+        """Return the columns as they would be after further tokens."""
         later = self
         if token_ids and self._counts_output:
             later = copy(self)
@@ -231,13 +231,13 @@ class Edits:
 
 @dataclass(frozen=True, slots=True)
 class LogprobRows:
-    """What was found of the rows of a step, on the host."""
+    """The log-probabilities of the rows of a step, on the host."""
 
-    words: np.ndarray  # int32 [R, JUDGED_WORDS]
+    words: np.ndarray  # int32 [R, LOGPROB_WORDS]
     vocab_size: int
 
     def entry(self, row: int, token_id: int, num_top: int) -> TokenLogprobs:
-        """What the logits of a row, which has a token, say of it and of the likeliest ones."""
+        """Return the log-probabilities of a row's token and of the ``num_top`` most likely ones."""
         words, num_top = self.words[row], min(num_top, self.vocab_size)
         floats = words.view(np.float32)
         total = int(words[sampling.TOTAL : sampling.TOTAL + 2].view(np.int64)[0])

@@ -1,10 +1,9 @@
-"""Steps of nobody, by which kernels are compiled before a request would wait for it.
+"""Steps of padding that compile all kernels before a request would wait for them.
 
-Triton compiles a kernel when it is first launched with arguments of a kind: of some types and
-constants, some of them multiples of 16. Which kinds there are depends on how many tokens and rows a
-step has, on the most tokens of a sequence, and on what rows ask of the sampler, and never on what
-is in a step. So steps of nobody, of a few shapes, have them all; what was compiled on a machine
-once, Triton finds on its disk.
+Triton compiles a kernel when it is first launched with a combination of types, constants and
+divisibility by 16. The combinations depend on the number of tokens and rows of a step, on the most
+tokens of a sequence and on the sampling parameters, but not on the values. So a few steps of
+padding cover them all; Triton caches compiled kernels on disk.
 """
 
 from __future__ import annotations
@@ -20,17 +19,17 @@ from octavo.kernels.cuda.sampling import MAX_TOP, Asked
 from octavo.runtime.capacity import RankLimits
 from octavo.runtime.cuda_inputs import StepShape, aligned
 
-# From so many tokens on, only tiles of experts still change: with powers of two.
+# From so many tokens on, only the tiles of experts depend on the number: by powers of two.
 _MANY_TOKENS = 2 * FEW_CODED_ROWS
 
 
-def shapes(limits: RankLimits, max_rows: int) -> Iterator[StepShape]:
-    """Steps of single tokens, and of prompts, of each number of tokens at which kernels change:
-    powers of two, and one less if it is few; and the largest, by which libraries take what memory
-    they need.
+def warm_up_shapes(limits: RankLimits, max_rows: int) -> Iterator[StepShape]:
+    """Yield shapes of decode and prompt steps for each number of tokens at which kernels change:
+    powers of two, and one less where it is small; and the largest step, in which libraries
+    allocate their memory.
 
     Args:
-        max_rows: of which logits are made at once.
+        max_rows: the rows that get logits at once.
     """
     most = limits.max_num_batched_tokens
     powers = [1 << power for power in range(max(most, _MANY_TOKENS).bit_length())]
@@ -39,17 +38,17 @@ def shapes(limits: RankLimits, max_rows: int) -> Iterator[StepShape]:
         if num_tokens <= min(limits.max_num_seqs, most):
             yield StepShape.decode(num_tokens)
         if num_tokens <= most:
-            num_seqs = min(2, limits.max_num_seqs)  # of which one is of few tokens, maybe
+            num_seqs = min(2, limits.max_num_seqs)  # one of which may have few tokens
             yield StepShape(
                 num_tokens, num_seqs, min(num_tokens, max_rows), power_of_two(num_tokens)
             )
 
 
-def everything(
+def warm_up_sampling(
     num_rows: int, vocab_size: int
 ) -> Iterator[tuple[Asked, Tensor | None, Tensor, Tensor]]:
-    """All that rows may ask of a sampler, without masks and with them: with the masks, and with
-    edits of nobody, of as many rows, as in ``SamplingTensors``."""
+    """Yield all options of the sampler, without masks and with them, each with masks, edit starts
+    and padding edits for ``num_rows`` rows as in ``SamplingTensors``."""
     starts = torch.zeros(num_rows + 1, dtype=torch.int32)
     edits = torch.zeros(3, aligned(1), dtype=torch.int32)
     masks = torch.full((1, -(-vocab_size // 32)), -1, dtype=torch.int32)

@@ -1,5 +1,5 @@
-"""A GPU's memory as PyTorch has it: what there is, what something would allocate, and what is said
-when there is no more."""
+"""A GPU's memory as PyTorch reports it: its size, what code would allocate, and errors that explain
+where it went."""
 
 from __future__ import annotations
 
@@ -18,36 +18,36 @@ from octavo.core.executor import StepHandle
 from octavo.runtime.memory_ledger import STEP, MemoryLedger, MemoryUse
 from octavo.runtime.streams import HostStream
 
-NOWHERE = torch.device("meta")
-"""Tensors here have a shape, and no memory."""
+META_DEVICE = torch.device("meta")
+"""PyTorch's device of tensors that have a shape and no memory."""
 
 
 def device_memory(device: str) -> MemoryUse:
-    """That of a GPU, once our allocator has given back what it does not use."""
+    """Return the memory of a GPU in use, after PyTorch has released its unused cache."""
     torch.cuda.empty_cache()
     free, total = torch.cuda.mem_get_info(torch.device(device))
     return MemoryUse(total, free, torch.cuda.memory_reserved(torch.device(device)))
 
 
 def use_device(device: str) -> None:
-    """Make a GPU that is named by its number the current one of this thread: kernels are compiled
-    for it, and pinned memory is made in its context. Steps say themselves on which GPU they run."""
+    """Make a GPU with a number, such as ``cuda:1``, the current one of this thread: kernels are
+    compiled for it, and pinned memory is allocated in its context."""
     index = torch.device(device).index
     if index is not None:
         torch.cuda.set_device(index)
 
 
 class CountedMemory(TorchDispatchMode):
-    """Counts the bytes of tensors that are made NOWHERE while it is entered: what the same code
-    would allocate elsewhere. Several views of one tensor are counted once."""
+    """Counts the bytes of tensors that are made on META_DEVICE while it is entered: the memory
+    that the same code would allocate on a GPU. Views of one tensor are counted once."""
 
     def __init__(self) -> None:
         super().__init__()
-        self._seen: dict[int, Any] = {}  # storages, which stay as long as they are counted by id
+        self._seen: dict[int, Any] = {}  # storages, kept alive because they are counted by id
         self._taken = 0
 
     def take(self) -> int:
-        """Bytes since the last call."""
+        """Return the bytes counted since the last call."""
         total = sum(storage.nbytes() for storage in self._seen.values())
         taken, self._taken = total - self._taken, total
         return taken
@@ -57,21 +57,21 @@ class CountedMemory(TorchDispatchMode):
     ) -> Any:
         made = function(*args, **(kwargs or {}))
         for tensor in tree_leaves(made):
-            if isinstance(tensor, Tensor) and tensor.device == NOWHERE:
+            if isinstance(tensor, Tensor) and tensor.device == META_DEVICE:
                 storage = tensor.untyped_storage()
                 self._seen.setdefault(storage._cdata, storage)
         return made
 
 
-class StreamNowhere(HostStream):
-    """For what is made to be counted, and never run."""
+class MetaStream(HostStream):
+    """The stream of a forward that is made to count its memory, and never runs."""
 
-    device = NOWHERE
+    device = META_DEVICE
 
 
 @contextmanager
-def out_of_memory_told(name: str, ledger: Callable[[], MemoryLedger]) -> Iterator[None]:
-    """Has a GPU without memory for ``name``, a line, answer with a ConfigError by its ledger."""
+def explain_out_of_memory(name: str, ledger: Callable[[], MemoryLedger]) -> Iterator[None]:
+    """Turn out-of-memory errors of the block into a ConfigError that lists the ledger's lines."""
     try:
         yield
     except RuntimeError as error:
@@ -82,8 +82,8 @@ def out_of_memory_told(name: str, ledger: Callable[[], MemoryLedger]) -> Iterato
 
 
 def _is_out_of_memory(error: RuntimeError) -> bool:
-    """Of PyTorch's allocator; or of the driver or a library, which Triton and PyTorch pass on as
-    RuntimeErrors with a text: "CUDA error: out of memory", "CUBLAS_STATUS_ALLOC_FAILED"."""
+    """Return whether PyTorch's allocator, the driver or a library has run out of memory. The latter
+    two are RuntimeErrors: "CUDA error: out of memory", "CUBLAS_STATUS_ALLOC_FAILED"."""
     text = str(error)
     return (
         isinstance(error, torch.OutOfMemoryError)
@@ -92,17 +92,17 @@ def _is_out_of_memory(error: RuntimeError) -> bool:
     )
 
 
-def submit_told(
+def submit_explaining_memory(
     submit: Callable[[Batch], StepHandle], batch: Batch, ledger: MemoryLedger
 ) -> StepHandle:
-    """A step under way, whose lack of memory is told likewise, then or when its result is asked
-    for: the requests of a step that raised are run again, fewer at a time."""
-    with out_of_memory_told(STEP, lambda: ledger):
-        return _ToldStep(submit(batch), ledger)
+    """Submit a step, and explain a lack of memory then or when its result is taken: the engine runs
+    the requests of a failed step again, fewer at a time."""
+    with explain_out_of_memory(STEP, lambda: ledger):
+        return _ExplainingStep(submit(batch), ledger)
 
 
 @dataclass(frozen=True, slots=True)
-class _ToldStep:
+class _ExplainingStep:
     step: StepHandle
     ledger: MemoryLedger
 
@@ -111,5 +111,5 @@ class _ToldStep:
         return self.step.ready_at
 
     def result(self) -> StepOutput:
-        with out_of_memory_told(STEP, lambda: self.ledger):
+        with explain_out_of_memory(STEP, lambda: self.ledger):
             return self.step.result()

@@ -1,4 +1,4 @@
-"""Attention op by op, over the keys and values of a paged cache."""
+"""Paged attention of ops of PyTorch: its plan for a step, and its calls by layer."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from octavo.runtime.input_batch import StepInputs
 
 
 class LayerCaches(Protocol):
-    """Keys and values of all layers."""
+    """The KV cache, by layers."""
 
     def layer(self, index: int) -> tuple[KVStore, KVStore]: ...
 
 
 @dataclass(frozen=True, slots=True)
-class GroupOfStep:
-    """What layers with the same block tables need to know of a step."""
+class GroupInputs:
+    """The attention inputs of layers with the same block tables in one step."""
 
-    slots: Tensor  # int64 [T], where each token's keys and values go
+    slots: Tensor  # int64 [T], the KV slot of each token
     plan: ReferenceAttentionPlan
 
 
@@ -37,17 +37,17 @@ class GroupOfStep:
 class PagedAttention:
     """The ``StepAttention`` of one step.
 
-    ``groups`` are those of the block tables, and ``group_of`` says of each layer which is its own.
+    ``groups`` has the inputs of each layer group, and ``group_of`` the group of each layer.
     """
 
     ops: Ops
     kv_cache: LayerCaches
-    groups: Sequence[GroupOfStep]
+    groups: Sequence[GroupInputs]
     group_of: Sequence[int]
 
     @property
     def num_positions(self) -> int:
-        """That rotations are needed of."""
+        """The number of positions that rope tables must have."""
         return self.groups[0].plan.num_angles
 
     def attend(
@@ -93,7 +93,7 @@ class PagedAttention:
 
 
 class EagerAttention:
-    """Plans the attention of steps, by the ops of a device."""
+    """Creates the ``PagedAttention`` of steps for the ops of a device."""
 
     def __init__(
         self,
@@ -110,14 +110,14 @@ class EagerAttention:
         self._to_device = to_device
 
     def plan(self, inputs: StepInputs) -> PagedAttention:
-        """The attention of a step: what all its layers share is made here, once."""
+        """Return the attention of a step, with all that its layers share."""
         query_start = self._to_device(inputs.query_start)
         seq_lens = self._to_device(inputs.seq_lens)
         max_query_len = int(np.diff(inputs.query_start).max())
         max_seq_len = int(inputs.seq_lens.max())
         parents = None if inputs.parents is None else self._to_device(inputs.parents)
         groups = [
-            GroupOfStep(
+            GroupInputs(
                 self._to_device(slots),
                 self._ops.plan_attention(
                     self._to_device(tables),

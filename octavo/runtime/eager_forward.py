@@ -1,4 +1,4 @@
-"""A forward pass op by op, on any device that PyTorch knows."""
+"""A forward pass of one PyTorch op at a time, on any device that PyTorch supports."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import torch
 
 from octavo.core.batch import Batch, TokenLogprobs
 from octavo.core.executor import Probe
+from octavo.core.request import Request
 from octavo.kernels.dispatch import Ops
 from octavo.kernels.recurrence import LayerStates
 from octavo.layers.taps import with_taps
@@ -19,7 +20,7 @@ from octavo.models.kv_groups import KVGroups, one_table
 from octavo.models.registry import CausalLM
 from octavo.runtime.eager_attention import EagerAttention, PagedAttention
 from octavo.runtime.eager_states import EagerStates
-from octavo.runtime.forward import ForwardOutput, InTurn, Observed, SampledRows
+from octavo.runtime.forward import ForwardOutput, ObservedRunner, SampledRows
 from octavo.runtime.input_batch import InputBatch, StepInputs, blocks_of_row
 from octavo.runtime.kv_cache import KVCache
 from octavo.runtime.sampler import compute_logprobs, probabilities, sample
@@ -29,7 +30,7 @@ from octavo.runtime.torch_probe import TorchProbe
 
 
 class RopeTables:
-    """Tables of cosines and sines on a device, until they grow."""
+    """Rope tables (cosines and sines) on a device, kept until a longer one is needed."""
 
     def __init__(self) -> None:
         self._kept: dict[Callable[[int], np.ndarray], tuple[np.ndarray, torch.Tensor]] = {}
@@ -46,7 +47,7 @@ class RopeTables:
 
 @dataclass(slots=True)
 class EagerContext:
-    """A ``ForwardContext`` of tensors."""
+    """The ``ForwardContext`` of a step on ops of PyTorch."""
 
     positions: torch.Tensor
     attention: PagedAttention
@@ -61,8 +62,10 @@ class EagerContext:
         return self.rope_tables.get(table, self.attention.num_positions, self.positions.device)
 
 
-class EagerForward(InTurn):
-    """Calls a model with the ops of a device, and samples from its logits there."""
+class EagerForward:
+    """Runs a model on the ops of a device, and samples from its logits there."""
+
+    depth = 1
 
     def __init__(
         self,
@@ -98,14 +101,17 @@ class EagerForward(InTurn):
         self._rope_tables = RopeTables()
 
     def exit_after(self, num_layers: int) -> EagerForward:
-        """As :meth:`octavo.runtime.forward.Forward.exit_after`."""
+        """See :meth:`octavo.runtime.forward.Forward.exit_after`."""
         model = self.model.exit_after(num_layers)
         return EagerForward(
             model, self.kv_cache, self._ops, self._device, *self._limits, groups=self._groups
         )
 
+    def feeds(self, request: Request) -> bool:
+        return False
+
     @torch.inference_mode()
-    def run(self, batch: Batch, weighed: Collection[str] = ()) -> ForwardOutput:
+    def submit(self, batch: Batch, weighed: Collection[str] = ()) -> ForwardOutput:
         inputs = self._input_batch.build(batch)
         self._context = self._make_context(inputs, batch)
         begin = time.perf_counter()
@@ -137,7 +143,7 @@ class EagerForward(InTurn):
     def logprobs(self, rows: range, token_ids: Sequence[int], num_top: int) -> list[TokenLogprobs]:
         return compute_logprobs(self.logits(rows), token_ids, num_top)
 
-    def probe(self, runner: Observed) -> Probe:
+    def probe(self, runner: ObservedRunner) -> Probe:
         return TorchProbe(
             runner, self.model, self.kv_cache, self._device, getattr(torch, self._ops.dtype)
         )

@@ -1,4 +1,4 @@
-"""States of recurrent layers as tensors, for ops of PyTorch's."""
+"""States of recurrent layers as tensors, for ops of PyTorch."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from octavo.runtime.state_memory import StateMemory
 
 
 class EagerStates:
-    """The memory of all slots, on a device: on the CPU, the very memory that it is given."""
+    """The states of all slots on a device; on the CPU, they share the memory of ``StateMemory``."""
 
     def __init__(self, memory: StateMemory, device: torch.device):
         self._layers = [
@@ -20,7 +20,7 @@ class EagerStates:
         ]
 
     def of_step(self, inputs: StepInputs, batch: Batch) -> list[LayerStates]:
-        """The states of each layer, with the slots of a step."""
+        """Return the states of each layer with the slots of a step's sequences."""
         bounds = inputs.query_start.tolist()
         sequences = [
             SequenceStates(

@@ -1,13 +1,13 @@
-"""What runs a model over a batch, as the runner sees it, and what that leaves.
+"""The interface of forward passes, and their output.
 
-There are three: op by op (``eager_forward.py``), in one native call (``native_forward.py``), and on
-a GPU that is told ahead what to do (``cuda_forward.py``). A forward chooses tokens too, since it
-knows best where its logits are; all that comes after is the runner's, and the same for all.
+There are three: on PyTorch ops (``eager_forward.py``), in one native call (``native_forward.py``),
+and launched asynchronously on a GPU (``cuda_forward.py``). A forward also samples, because it knows
+where its logits are; verification, damage reports and log-probabilities of prompts are the same for
+all, in ``model_runner.py``.
 """
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol, TypeAlias
@@ -22,61 +22,64 @@ from octavo.runtime.sampling_row import DraftedRow, rows_of
 if TYPE_CHECKING:
     from torch import Tensor
 
-# Of PyTorch where it runs the model, and arrays where that need not even be installed.
+# Tensors where PyTorch runs the model; arrays of native kernels, which do not need PyTorch.
 Logits: TypeAlias = "np.ndarray | Tensor"
 
 
-class Blocks(Protocol):
-    """The memory behind the block ids."""
+class KVBlocks(Protocol):
+    """The blocks of a KV cache."""
 
     @property
     def num_blocks(self) -> int: ...
 
     @property
-    def shelf(self) -> np.ndarray:
-        """Blocks in host memory, which can be copied to and from under the ids that follow those of
-        the pool: uint8 [shelf blocks, bytes of a block], as it is and not as a copy."""
+    def host_blocks(self) -> np.ndarray:
+        """The blocks of the host KV cache: uint8 [host blocks, bytes of a block], a view. Their ids
+        follow those of the pool in ``copy_blocks``."""
         ...
 
     def copy_blocks(self, copies: Iterable[tuple[int, int]]) -> None: ...
 
     def wait(self) -> None:
-        """Until copies that were asked for have been made, if nothing was run after them."""
+        """Wait for copies after which no step was submitted."""
         ...
 
     def move(self, block_ids: Sequence[int], sources: Sequence[int], target: int) -> None:
-        """Move what a sequence has in some slots, in ascending order, to the slots from ``target``
-        on, none of which lies behind its own source. A slot is that of a position, by the
-        sequence's block table."""
+        """Move the KV of positions ``sources``, which ascend, to the positions from ``target`` on,
+        none of which is beyond its source. ``block_ids``: the sequence's block table."""
         ...
 
 
 @dataclass(slots=True)
 class ForwardOutput:
-    """What a pass over a batch of T tokens and S items leaves, until the next one.
+    """The output of a forward pass over T tokens of S items, valid until the next pass.
 
-    What was sampled is said of the items that sample, by their place among these: tokens in
-    rounds, or with a draft the one that follows the last known token, and then those that follow
-    each token of the draft.
+    ``tokens``, ``reasons``, ``logprobs`` and ``probabilities`` have an entry for each item that
+    samples, in their order: the tokens of its decode steps, or with a draft the one after the last
+    known token and those after each token of the draft.
     """
 
     starts: Sequence[int] | np.ndarray  # [S + 1]; the rows of item i are [starts[i], starts[i + 1])
     damaged: Sequence[int]  # rows with a NaN or an infinity, in their order
     tokens: list[list[int]] = field(default_factory=list)
-    # Why there is no valid token, by its place in the list.
+    # Why there is no valid token, by item and by the token's index.
     reasons: dict[int, dict[int, str]] = field(default_factory=dict)
-    # Of those who ask, one for each token; None where there is no valid one.
+    # For items that ask, one for each token; None where there is no valid one.
     logprobs: dict[int, list[TokenLogprobs | None]] = field(default_factory=dict)
-    # Of those who are weighed: what their tokens were drawn from, float32 [tokens, V].
+    # For weighed items: the distributions that tokens were drawn from, float32 [tokens, V].
     probabilities: dict[int, np.ndarray] = field(default_factory=dict)
+
+    def result(self) -> ForwardOutput:
+        """Return itself: a forward that computes before ``submit`` returns has nothing to await."""
+        return self
 
 
 class SampledRows:
-    """The rows of a step that become tokens, item after item.
+    """The rows of a step that are sampled, item after item.
 
     Args:
         starts: as in ``ForwardOutput``.
-        weighed: requests, by their ids, whose rows are asked for probabilities too.
+        weighed: ids of the requests whose rows return probabilities too.
     """
 
     def __init__(
@@ -85,10 +88,10 @@ class SampledRows:
         starts: Sequence[int] | np.ndarray,
         weighed: Collection[str] = (),
     ):
-        self.requests: list[Request | DraftedRow] = []  # what each row is sampled for
-        self.at: list[int] = []  # where it is in the step
-        self.weighed: list[int] = []  # those of these rows that are asked for probabilities
-        self._ends: list[int] = []  # of each item that samples
+        self.requests: list[Request | DraftedRow] = []  # the request of each row
+        self.at: list[int] = []  # the row in the step
+        self.weighed: list[int] = []  # indices of the rows that return probabilities
+        self._ends: list[int] = []  # where the rows of each item end
         for index, item in enumerate(batch.items):
             if not item.samples:
                 continue
@@ -110,8 +113,8 @@ class SampledRows:
         reasons: Mapping[int, str],
         logprobs: Callable[[int], TokenLogprobs | None],
     ) -> None:
-        """Hand out what was sampled: a token for each row, reasons by row for those that have none,
-        and a function of a row for what was asked of its token."""
+        """Store in ``rows`` what was sampled: a token for each row, reasons by row for those that
+        have none, and a function that returns the log-probabilities of a row."""
         begin = 0
         for place, end in enumerate(self._ends):
             rows.tokens.append([*token_ids[begin:end]])
@@ -124,7 +127,7 @@ class SampledRows:
             begin = end
 
     def give_probabilities(self, rows: ForwardOutput, probabilities: np.ndarray) -> None:
-        """Hand out what was found for the rows that are weighed, float32 [W, V]."""
+        """Store the distributions of the weighed rows, float32 [W, V], in ``rows``."""
         given = begin = 0
         for place, end in enumerate(self._ends):
             if given < len(self.weighed) and self.weighed[given] == begin:
@@ -133,26 +136,16 @@ class SampledRows:
             begin = end
 
 
-class PendingRows(Protocol):
-    """A pass that was begun."""
+class PendingForward(Protocol):
+    """A submitted forward pass."""
 
     def result(self) -> ForwardOutput:
-        """Wait for it. What it leaves is valid until the next pass but one is begun."""
+        """Wait for the pass. Its output is valid until the next pass but one is submitted."""
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class FinishedRows:
-    """A pass that was over when ``submit`` returned."""
-
-    rows: ForwardOutput
-
-    def result(self) -> ForwardOutput:
-        return self.rows
-
-
-class Observed(Protocol):
-    """Who keeps the observer of logits that a probe attaches: the runner."""
+class ObservedRunner(Protocol):
+    """The runner as a probe sees it: it keeps the observer of logits that a probe attaches."""
 
     logits_observer: LogitsObserver | None
 
@@ -160,35 +153,20 @@ class Observed(Protocol):
     def kernel_seconds(self) -> float: ...
 
 
-class InTurn(ABC):
-    """What forwards have in common whose passes are over when they return."""
-
-    depth = 1
-
-    @abstractmethod
-    def run(self, batch: Batch, weighed: Collection[str] = ()) -> ForwardOutput: ...
-
-    def submit(self, batch: Batch, weighed: Collection[str] = ()) -> FinishedRows:
-        return FinishedRows(self.run(batch, weighed))
-
-    def feeds(self, request: Request) -> bool:
-        return False
-
-
 class Forward(Protocol):
-    """A model's pass over a batch, on one device, with the KV cache that it reads and writes."""
+    """A model's pass over batches on one device, with its KV cache."""
 
     @property
-    def kv_cache(self) -> Blocks: ...
+    def kv_cache(self) -> KVBlocks: ...
 
     @property
     def depth(self) -> int:
-        """How many passes may have been begun whose results were not taken."""
+        """Number of passes that may be in flight: submitted, and their results not taken."""
         ...
 
     def feeds(self, request: Request) -> bool:
-        """Whether a pass may go on from a token of this request that was not taken. See
-        ``core/executor.py``."""
+        """Return whether a pass may go on from a token of this request that is still in flight;
+        see ``core/executor.py``."""
         ...
 
     @property
@@ -197,33 +175,30 @@ class Forward(Protocol):
         ...
 
     def exit_after(self, num_layers: int) -> Forward:
-        """A forward of the first layers, whose output goes to the last norm and the head, on the
-        same KV cache. ConfigError if the model cannot be ended there."""
+        """Return a forward of the first layers followed by the last norm and the head, on the same
+        KV cache. ConfigError if the model cannot exit there."""
         ...
 
-    def submit(self, batch: Batch, weighed: Collection[str] = ()) -> PendingRows:
-        """Begin to compute a batch. All that is read of it is read before this returns.
+    def submit(self, batch: Batch, weighed: Collection[str] = ()) -> PendingForward:
+        """Start to compute a batch, all of whose inputs are read before this returns.
 
-        ``weighed``: the ids of requests whose rows are asked for probabilities too. None of them is
-        greedy. Such a pass, and one of which anything below is asked, ends before the next begins.
+        ``weighed``: ids of requests, none of them greedy, whose rows return probabilities too. Such
+        a pass must end before the next is submitted, and so must one before ``logits``,
+        ``logprobs`` or ``hidden_states`` are called for it.
         """
         ...
 
-    def run(self, batch: Batch, weighed: Collection[str] = ()) -> ForwardOutput:
-        """Compute a batch. What it leaves is valid until anything is computed again."""
-        ...
-
     def logits(self, rows: range) -> Logits:
-        """Logits [R, V] of a few rows of the last batch, valid until the next call of anything."""
+        """Return the logits [R, V] of rows of the last batch, valid until the next call."""
         ...
 
     def logprobs(self, rows: range, token_ids: Sequence[int], num_top: int) -> list[TokenLogprobs]:
-        """What those logits say of a token each, and their ``num_top`` most likely ones."""
+        """Return the log-probability of a token in each row, and of its ``num_top`` likeliest."""
         ...
 
     def hidden_states(self, depth: int) -> np.ndarray:
-        """Float32 [T, hidden_size] of the last batch, after so many layers, where the forward was
-        made to keep them (``hidden_states.py``). Valid until the next run."""
+        """Return the hidden states of the last batch after ``depth`` layers, float32
+        [T, hidden_size], if the forward keeps them. Valid until the next pass."""
         ...
 
-    def probe(self, runner: Observed) -> Probe: ...
+    def probe(self, runner: ObservedRunner) -> Probe: ...

@@ -1,9 +1,10 @@
-"""Hidden states of a step, for those who go on from them: heads that draft (``speculation/``).
+"""Hidden states of a step, for draft heads that predict tokens from them (``speculation/``).
 
 A hidden state is named by its depth: the residual stream after so many layers, before the norm that
-reads it next. 0 is the embedding, and the number of layers what the last norm reads. A forward that
-was asked for a depth keeps it until it runs again, and the runner shows it to its follower, with
-what of the step is there to stay: of a draft, the path that was right.
+reads it next. Depth 0 is the embedding; the number of layers is the input of the last norm. A
+forward that was created with a depth keeps its hidden states until it runs again, and the model
+runner shows them to a follower, with the tokens that the step has computed for good: of a draft,
+those of the accepted path.
 """
 
 from __future__ import annotations
@@ -18,19 +19,19 @@ from octavo.core.batch import Batch, ScheduledRequest, StepOutput
 from octavo.core.request import Request
 from octavo.runtime.forward import ForwardOutput
 
-# Float32 [T, hidden_size] of the last step at a depth, valid until the next.
+# Returns the float32 [T, hidden_size] of the last step at a depth, valid until the next step.
 States = Callable[[int], np.ndarray]
 
 
 @dataclass(frozen=True, slots=True)
-class Computed:
-    """What a step has computed of a request.
+class ComputedTokens:
+    """The tokens of a request that a step has computed.
 
     Args:
         start: the position of the first token; the others follow.
-        rows: of the step, where each of them is.
-        next_token_ids: the tokens after each, known or just sampled.
-        samples: whether the last of these was sampled, so that nothing is known beyond it.
+        rows: the row of each token in the step.
+        next_token_ids: the token after each, known or just sampled.
+        samples: whether the last of these was sampled, so that no later token is known.
     """
 
     request: Request
@@ -46,29 +47,32 @@ class Computed:
 
 
 class StepFollower(Protocol):
-    """Sees every step after it has been run, and before anything else is."""
+    """Is shown every step after it has run, and before the next one."""
 
-    def follow(self, batch: Batch, computed: Sequence[Computed], states: States) -> None:
-        """``computed`` has every request of the batch that goes on. It must not raise."""
+    def follow(self, batch: Batch, computed: Sequence[ComputedTokens], states: States) -> None:
+        """Read the hidden states of a step. Must not raise.
+
+        ``computed``: the requests of the batch without an error.
+        """
         ...
 
 
-def computed_of(
+def computed_tokens(
     batch: Batch, rows: ForwardOutput, output: StepOutput, paths: Mapping[int, Sequence[int]]
-) -> list[Computed]:
-    """What a step has left of its batch.
+) -> list[ComputedTokens]:
+    """Return the computed tokens of each request of a batch that has no error.
 
     Args:
-        paths: by the index of an item, the drafted tokens that were right.
+        paths: the accepted path of drafts, by the index of their item.
     """
-    computed: list[Computed] = []
+    computed: list[ComputedTokens] = []
     for index, item in enumerate(batch.items):
         request_id = item.request.request_id
         if request_id in output.errors:
             continue
         sampled = output.token_ids.get(request_id, [])
         if item.draft is None and len(sampled) > 1:
-            computed.append(_last_round(item, int(rows.starts[index]), sampled))
+            computed.append(_last_of_multi_step(item, int(rows.starts[index]), sampled))
         elif sampled or not item.samples:
             first, path = int(rows.starts[index]), paths.get(index, ())
             computed.append(_of_item(item, first, path, sampled))
@@ -77,14 +81,14 @@ def computed_of(
 
 def _of_item(
     item: ScheduledRequest, first: int, path: Sequence[int], sampled: Sequence[int]
-) -> Computed:
+) -> ComputedTokens:
     known, count = item.request.token_ids, item.end - item.start
     at = [*range(first, first + count), *(first + count + index for index in path)]
     follows = [*known[item.start + 1 : item.end], *(sampled or known[item.end : item.end + 1])]
-    return Computed(item.request, item.start, at, follows, bool(sampled))
+    return ComputedTokens(item.request, item.start, at, follows, bool(sampled))
 
 
-def _last_round(item: ScheduledRequest, row: int, sampled: Sequence[int]) -> Computed:
-    """Rounds overwrite each other's states: those of the last are there."""
+def _last_of_multi_step(item: ScheduledRequest, row: int, sampled: Sequence[int]) -> ComputedTokens:
+    """Return the states of the last of several steps, each of which overwrites those before."""
     start = item.start + len(sampled) - 1
-    return Computed(item.request, start, [row], [sampled[-1]], samples=True)
+    return ComputedTokens(item.request, start, [row], [sampled[-1]], samples=True)

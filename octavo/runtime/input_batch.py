@@ -1,10 +1,10 @@
-"""From a batch of requests to the arrays that a forward pass reads.
+"""The input arrays of a forward pass, made from a batch of requests.
 
 A step mixes prompt chunks and single tokens in one ragged batch, laid end to end::
 
     request      A A A A A | B | C C C
     token_ids    . . . . . | . | . . .     T tokens
-    positions    0 1 2 3 4 | 9 | 4 5 6     where each stands in its own sequence
+    positions    0 1 2 3 4 | 9 | 4 5 6     in their own sequences
     query_start  0           5   6     9   S + 1 offsets
     seq_lens     5          10   7         KV that exists once the step has run
 
@@ -18,8 +18,9 @@ positions, too, except in drafts that are trees::
 
 Rows of a tree are rows of the step: here, the known token is row 5.
 
-Of a request that has a ``SinkWindow``, the executor knows no more than is seen: the blocks that it
-leaves behind are left out of its table, so that an endless stream has a table of bounded length::
+Of a request with a ``SinkWindow``, the executor gets only the blocks that are attended to: those
+that have left the window are omitted from its table, so that an endless stream has a table of
+bounded length::
 
     position     0 1 2 3 | 4 ... 515 | 516 .. 1019         a window of 504, after 4 sinks
     slot         0 1 2 3             | 260 ..  763         256 are left out, the others are gone
@@ -37,16 +38,16 @@ from octavo.core.batch import Batch, StateStep
 from octavo.core.request import Request
 from octavo.core.sink_window import SinkWindow, unit_left_out
 
-_ENDLESS = 1 << 62  # a turn that never ends
+_ENDLESS = 1 << 62  # the turn of requests without a sink window
 
 
 @dataclass(frozen=True, slots=True)
 class StepInputs:
-    """Arrays of one step, over T tokens and S requests. Groups are those of layers that share block
+    """Arrays of one step, over T tokens and S requests. A group is the layers that share block
     tables."""
 
     token_ids: np.ndarray  # [T] int64
-    positions: np.ndarray  # [T] int64, of which tables of rotations have rows
+    positions: np.ndarray  # [T] int64, rows of the rope tables
     slot_mapping: np.ndarray  # [groups, T] int64, where each token's KV is written
     query_start: np.ndarray  # [S + 1] int32
     seq_lens: np.ndarray  # [S] int32
@@ -54,28 +55,28 @@ class StepInputs:
     block_tables: np.ndarray
     # [T] int32, the row that each row of a tree follows, -1 for others; None if there is no tree.
     parents: np.ndarray | None
-    # Of each request, what it sees; None if all see all that they have.
+    # The sink window of each request; None if no request has one.
     sink_windows: Sequence[StepSinkWindow | None] | None = None
 
 
 class StepSinkWindow(NamedTuple):
-    """What a request sees in a step, and how many tokens behind its sinks have no slots."""
+    """The sink window of a request, and the number of tokens behind its sinks without slots."""
 
     sink_window: SinkWindow
     left_out: int
 
 
 def blocks_of_row(max_model_len: int, step_tokens: int, block_size: int) -> int:
-    """Blocks of the longest table: of all tokens of a context; or, where a request goes on for
-    ever, of what it sees in a step, of what is not left out yet, and of the step."""
+    """Return the blocks of the longest table: of a whole context; or, for an endless request, of
+    its window, the tokens that are not yet left out, and the tokens of a step."""
     return -(-(max_model_len + unit_left_out(block_size) + step_tokens) // block_size) + 4
 
 
 class BlockTables:
-    """Block tables of the running requests, each in a row of one persistent array for each group of
-    layers: int32 [groups, max_num_seqs, max_blocks_per_seq].
+    """Block tables of running requests, in rows of a persistent array: int32
+    [groups, max_num_seqs, max_blocks_per_seq].
 
-    A table changes by a block at a time, so a step only writes what is new.
+    A table changes by a block at a time, so a step writes only the new entries.
     """
 
     def __init__(
@@ -88,8 +89,8 @@ class BlockTables:
         self._written: dict[str, list[list[int]]] = {}
 
     def row(self, request: Request, left_out: int = 0) -> int:
-        """The row that holds a request's tables, brought up to date, without ``left_out`` tokens
-        behind its sinks."""
+        """Update a request's tables and return their row. ``left_out`` tokens behind its sinks are
+        omitted from them."""
         request_id = request.request_id
         row = self._rows.get(request_id)
         if row is None:
@@ -111,8 +112,8 @@ class BlockTables:
         return table[:first] + table[first + left_out // self.block_size :]
 
     def _write(self, group: int, row: int, written: list[int], table: list[int]) -> list[int]:
-        """Write what is new of a table; a copy of it."""
-        # Tables mostly grow at the end, but a block that is adopted or copied, or left behind by a
+        """Write the new entries of a table; return a copy of it."""
+        # Tables mostly grow at the end, but a block that is adopted or copied, or that leaves the
         # window, can change any entry.
         kept = len(written)
         if table[:kept] != written:
@@ -130,19 +131,19 @@ class BlockTables:
 
 
 class FlatBatch(NamedTuple):
-    """The items of a batch one after the other: tokens, and for each item the other lists."""
+    """The items of a batch as flat lists: of tokens, and one entry for each item in the others."""
 
     token_ids: list[int]
-    starts: list[int]  # slots
+    starts: list[int]  # the first KV slot
     counts: list[int]
-    rows: list[int]  # of the block tables
-    num_blocks: int  # of the longest
-    parents: list[int]  # of all tokens if any of them is of a tree, else empty; see ``StepInputs``
-    sink_windows: list[StepSinkWindow | None]  # empty if all see all
+    rows: list[int]  # in the block tables
+    num_blocks: int  # of the longest table
+    parents: list[int]  # of all tokens, empty without trees; see ``StepInputs``
+    sink_windows: list[StepSinkWindow | None]  # empty if no request has one
 
 
 def flatten(batch: Batch, tables: BlockTables) -> FlatBatch:
-    """Lists of a batch, whose block tables are brought up to date.
+    """Return the flat lists of a batch, and update its block tables.
 
     Lists, because entries of an array are slow to set one by one.
     """
@@ -184,14 +185,14 @@ def flatten(batch: Batch, tables: BlockTables) -> FlatBatch:
 
 
 def state_steps(batch: Batch) -> list[StateStep]:
-    """The slots of each item of a batch, of a model with recurrent layers."""
+    """Return the state slots of each item, for a model with recurrent layers."""
     steps = [item.states for item in batch.items]
     assert None not in steps, "a request without slots for its states"
     return cast(list[StateStep], steps)
 
 
 class InputBatch:
-    """Builds ``StepInputs``."""
+    """Builds the ``StepInputs`` of batches."""
 
     def __init__(
         self, max_num_seqs: int, max_blocks_per_seq: int, block_size: int, num_groups: int = 1
@@ -200,7 +201,7 @@ class InputBatch:
         self._tables = BlockTables(max_num_seqs, max_blocks_per_seq, block_size, num_groups)
 
     def build(self, batch: Batch) -> StepInputs:
-        """The arrays of a batch. They stay valid when the next one is built."""
+        """Return the arrays of a batch, which stay valid when the next one is built."""
         token_ids, starts, counts, rows, num_blocks, parents, sink_windows = flatten(
             batch, self._tables
         )
@@ -219,7 +220,7 @@ class InputBatch:
         slots = tables[:, seq_of_token, places // size].astype(np.int64) * size + places % size
         return StepInputs(
             token_ids=np.array(token_ids, dtype=np.int64),
-            positions=_positions(_in_turn(places, seq_of_token, sink_windows), parents),
+            positions=_positions(_wrapped_positions(places, seq_of_token, sink_windows), parents),
             slot_mapping=slots,
             query_start=query_start,
             seq_lens=(first + lengths).astype(np.int32),
@@ -229,10 +230,10 @@ class InputBatch:
         )
 
 
-def _in_turn(
+def _wrapped_positions(
     places: np.ndarray, seq_of_token: np.ndarray, sink_windows: Sequence[StepSinkWindow | None]
 ) -> np.ndarray:
-    """Where tokens are that have these slots: in their turn, where a request goes on for ever."""
+    """Return the positions of tokens by their KV slots; those of endless requests wrap around."""
     if not sink_windows:
         return places
     left_out = np.array([0 if each is None else each.left_out for each in sink_windows])
@@ -242,7 +243,7 @@ def _in_turn(
 
 
 def _positions(places: np.ndarray, parents: Sequence[int]) -> np.ndarray:
-    """Positions of tokens whose KV has these places in the slots of their sequence."""
+    """Return the positions of tokens by their KV slots; tokens of a tree follow their parents."""
     if not parents:
         return places
     positions = places.copy()

@@ -1,4 +1,4 @@
-"""The tensors behind the block ids, for ops of PyTorch's."""
+"""The paged KV cache as tensors, for PyTorch ops and the kernels of GPUs."""
 
 from __future__ import annotations
 
@@ -15,29 +15,32 @@ from octavo.kernels.cpu.layout import NIBBLE_TYPES
 from octavo.kernels.kv_stores import Codec, KVStore, codecs_of, padded_codec
 from octavo.models.kv_groups import KVGroups, one_table
 from octavo.runtime.capacity import RankLimits
-from octavo.runtime.lazy_zeros import untouched_zeros
+from octavo.runtime.lazy_zeros import lazy_zeros
 
 if TYPE_CHECKING:
     from octavo.models.config import KVSpec
 
-# Copies units of memories, [layers, units, ...] each, by pairs of a source and a target.
+# Copies units of memories [layers, units, ...], by pairs of a source and a target.
 CopyUnits: TypeAlias = Callable[[Sequence[Tensor], Sequence[tuple[int, int]]], None]
 
 
 def copy_units(memories: Sequence[Tensor], pairs: Sequence[tuple[int, int]]) -> None:
-    """One pair after the other: what was a target can be a source then."""
+    """Copy pair by pair: a target may be the source of a later pair."""
     for source, target in pairs:
         for memory in memories:
             memory[:, target] = memory[:, source]
 
 
 class KVCache:
-    """Keys and values of all layers, as the codecs of each keep them.
+    """Keys and values of all layers, encoded by a codec each.
 
-    A slot is one token position, ``block_id * block_size + offset``, in the layers of one group of
-    ``groups``; None: all have one table. ``copy_units`` copies blocks and slots on the device.
-    ``num_shelf_blocks``: in host memory, with the ids after those of the pool.
-    ``value_dim`` is the size of a token's second vector, if it is another than that of the first.
+    A slot is one token position, ``block_id * block_size + offset``, in the layers of one group.
+
+    Args:
+        groups: the layer groups with block tables of their own; None: all layers share one.
+        copy_units: copies blocks and slots on the device.
+        num_host_blocks: blocks in host memory, whose ids follow those of the pool.
+        value_dim: the size of a value vector, if it differs from ``head_dim``.
     """
 
     def __init__(
@@ -51,7 +54,7 @@ class KVCache:
         device: torch.device,
         groups: KVGroups | None = None,
         copy_units: CopyUnits = copy_units,
-        num_shelf_blocks: int = 0,
+        num_host_blocks: int = 0,
         value_dim: int | None = None,
     ):
         self.num_layers = num_layers
@@ -65,7 +68,7 @@ class KVCache:
             for codec, dim in zip(codecs, (head_dim, value_dim or head_dim), strict=True)
             for parts in [codec.parts(dim)]
         ]
-        self._shelf = _HostRows(self._parts, num_shelf_blocks)
+        self._host_rows = _HostRows(self._parts, num_host_blocks)
 
     @property
     def num_bytes(self) -> int:
@@ -73,12 +76,12 @@ class KVCache:
 
     @property
     def bytes_per_token(self) -> float:
-        """In all layers."""
+        """KV size of a token in all layers."""
         slot = self.num_bytes / (self.num_blocks * self.block_size)
         return slot / self._groups.layers_per_block * self.num_layers
 
     def layer(self, index: int) -> tuple[KVStore, KVStore]:
-        """Keys and values of one layer, as views."""
+        """Return views of the keys and the values of a layer."""
         _, place = self._groups.places[index]
         keys, values = (
             KVStore(codec, [memory[place] for memory in parts]) for codec, parts in self._stores
@@ -90,12 +93,12 @@ class KVCache:
         return self._groups.num_groups
 
     def group_of(self, index: int) -> int:
-        """The group of a layer."""
+        """Return the group of a layer."""
         group, _ = self._groups.places[index]
         return group
 
     def copy_blocks(self, copies: Iterable[tuple[int, int]]) -> None:
-        """As :meth:`NativeKVCache.copy_blocks`."""
+        """See :meth:`NativeKVCache.copy_blocks`."""
         end = self.num_blocks
         for leaves_pool, pairs in groupby(copies, lambda copy: max(copy) >= end):
             if not leaves_pool:
@@ -103,20 +106,20 @@ class KVCache:
                 continue
             for source, target in pairs:
                 if target >= end:
-                    self._shelf.put(target - end, source)
+                    self._host_rows.put(target - end, source)
                 else:
-                    self._shelf.get(source - end, target)
+                    self._host_rows.get(source - end, target)
 
     @property
-    def shelf(self) -> np.ndarray:
-        """As :meth:`octavo.runtime.forward.Blocks.shelf`."""
-        return self._shelf.rows.numpy()
+    def host_blocks(self) -> np.ndarray:
+        """See :meth:`octavo.runtime.forward.KVBlocks.host_blocks`."""
+        return self._host_rows.rows.numpy()
 
     def wait(self) -> None:
-        """As :meth:`octavo.runtime.forward.Blocks.wait`."""
+        """See :meth:`octavo.runtime.forward.KVBlocks.wait`."""
 
     def move(self, block_ids: Sequence[int], sources: Sequence[int], target: int) -> None:
-        """As :meth:`octavo.runtime.forward.Blocks.move`."""
+        """See :meth:`octavo.runtime.forward.KVBlocks.move`."""
 
         def slot(place: int) -> int:
             return block_ids[place // self.block_size] * self.block_size + place % self.block_size
@@ -130,8 +133,8 @@ class KVCache:
 
 
 class _HostRows:
-    """Blocks in host memory, pinned for copies from and to a GPU, each a row of bytes: what the
-    block has in each of ``parts``, one after the other."""
+    """Blocks in host memory, pinned for copies from and to a GPU. A row of bytes is a block: its
+    content in each of ``parts``, one after the other."""
 
     def __init__(self, parts: Sequence[Tensor], num_blocks: int):
         self._parts = parts
@@ -150,7 +153,7 @@ class _HostRows:
     def get(self, row: int, block_id: int) -> None:
         for part, piece in zip(self._parts, self._pieces(row), strict=True):
             memory = part[:, block_id]
-            # As a copy it begins where values of any type may begin.
+            # A copy is aligned for values of any type.
             content = piece.to(part.device, non_blocking=True, copy=True)
             memory.copy_(content.view(part.dtype).view(memory.shape))
 
@@ -166,10 +169,10 @@ def create_kv_cache(
     device: torch.device,
     copy_units: CopyUnits = copy_units,
 ) -> KVCache:
-    """The cache of layers that all keep as much of a token, in a type by its whole name.
+    """Create the cache of layers that all have KV of the same shape, in the type called ``dtype``.
 
-    Heads are padded as the native kernels do it, so that the same codes come of the same numbers;
-    but not for the kernels of a GPU, which need no padding.
+    On the CPU heads are padded as by the native kernels, so that equal values get equal codes; the
+    kernels of a GPU need no padding but for 4-bit types.
     """
     kept = layers[0]
     keys, values = codecs_of(dtype, kept.kind == "latent")
@@ -185,7 +188,7 @@ def create_kv_cache(
         device,
         limits.kv_groups,
         copy_units=copy_units,
-        num_shelf_blocks=limits.num_shelf_blocks,
+        num_host_blocks=limits.num_host_blocks,
         value_dim=kept.value_dim,
     )
 
@@ -193,5 +196,5 @@ def create_kv_cache(
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     if device.type != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device)
-    data = untouched_zeros(math.prod(shape) * dtype.itemsize)
+    data = lazy_zeros(math.prod(shape) * dtype.itemsize)
     return torch.from_numpy(data).view(dtype).view(shape)

@@ -1,4 +1,4 @@
-"""Memory that costs nothing before it is used."""
+"""Zeroed memory that the system allocates on first use."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import numpy as np
 _LINE_BYTES = 64
 
 
-def untouched_zeros(num_bytes: int) -> np.ndarray:
-    """Zeros (uint8, from the beginning of a cache line) that cost memory where they are written.
+def lazy_zeros(num_bytes: int) -> np.ndarray:
+    """Return zeros, uint8 [num_bytes] aligned to a cache line, whose pages exist once written.
 
-    numpy asks the system for pages that are zero already and that exist from their first use, where
-    torch fills what it allocates. A large pool then starts at once and counts as it fills.
+    numpy gets pages that are zero already from the system, where torch would write zeros to them.
+    So a large KV pool is allocated at once and takes memory as it fills.
     """
     data = np.zeros(num_bytes + _LINE_BYTES, dtype=np.uint8)
     start = -data.ctypes.data % _LINE_BYTES

@@ -1,4 +1,4 @@
-"""Pure functions over logits [R, V] and per-row parameters: the steps of sampling.
+"""The steps of sampling: pure functions over logits [R, V] and per-row parameters.
 
 Each returns a new tensor. A row of the result depends on nothing but that row and its parameters:
 not on its neighbours, their number, or the threads. Elementwise operations and maxima have that
@@ -33,7 +33,7 @@ class RankedLogits(NamedTuple):
 
 
 def apply_mask(logits: Tensor, rows: Tensor, bits: Tensor) -> Tensor:
-    """-inf for every token whose bit is 0, in the named rows.
+    """Set the logits of tokens whose bit is 0 to -inf, in the named rows.
 
     Args: logits float32 [R, V]; rows int64 [M]; bits uint8 [M, at least V / 8], as those of
     ``core/token_mask.py``. Returns a new [R, V].
@@ -83,7 +83,7 @@ def apply_penalties(
 def penalize(
     logits: Tensor, counts: Tensor, repetition: Tensor, frequency: Tensor, presence: Tensor
 ) -> Tensor:
-    """What ``apply_penalties`` makes of the logits of tokens that were seen: all are [M]."""
+    """Return the penalized logits of tokens that were seen; all arguments are [M]."""
     logits = torch.where(logits > 0, logits / repetition, logits * repetition)
     logits = logits - frequency * counts
     return logits - presence * (counts > 0)
@@ -93,9 +93,9 @@ def penalize(
 
 
 def apply_temperature(logits: Tensor, temperature: Tensor) -> Tensor:
-    """(logits - row maximum) / temperature, for float32 [R, V] and [R].
+    """Return (logits - row maximum) / temperature, for float32 [R, V] and [R].
 
-    The maximum goes first, so that no temperature can overflow.
+    The maximum is subtracted first, so that no temperature can overflow.
     """
     shifted = logits - logits.amax(-1, keepdim=True)
     return shifted.div_(temperature.unsqueeze(1))
@@ -155,7 +155,7 @@ def apply_top_p(ranked: Tensor, top_p: Tensor, row_weight: Tensor | None = None)
 
 
 def most_likely(logits: Tensor, num: int) -> RankedLogits:
-    """The ``num`` greatest of each row (float32 [R, V]), of equals the lowest id first.
+    """Return the ``num`` greatest logits of rows (float32 [R, V]), of equals the lowest id first.
 
     A topk over float32 may return any of equal logits. Keys that hold the logit in their high
     bits and the token id in their low ones are all different, so that there is one answer.
@@ -171,7 +171,7 @@ def most_likely(logits: Tensor, num: int) -> RankedLogits:
 
 
 def highest(logits: Tensor) -> tuple[Tensor, Tensor]:
-    """Row maximum (NaN if the row has one) and the lowest id that has it: [R], [R].
+    """Return each row's maximum (NaN if the row has one) and the lowest id that has it: [R], [R].
 
     ``Tensor.max`` does the same eight times slower on CPU, where only ``amax`` is vectorized:
     so blocks first, and then the first block that holds the maximum.
@@ -191,7 +191,7 @@ def highest(logits: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def token_weights(logits: Tensor) -> Tensor:
-    """Unnormalized probabilities as integers: int64 [R, V], WEIGHT_ONE for the greatest logit.
+    """Return integer weights of probabilities: int64 [R, V], WEIGHT_ONE for the greatest logit.
 
     Sums of integers are exact, hence the same in any order.
     """
@@ -201,8 +201,9 @@ def token_weights(logits: Tensor) -> Tensor:
 
 
 def draw(weights: Tensor, uniform: Tensor) -> Tensor:
-    """Inverse CDF: the column (int64 [R]) in which the running sum of weights (int64 [R, K])
-    exceeds ``uniform`` (float64 [R], in [0, 1)) times the total. Never one of weight 0."""
+    """Sample by inverse CDF: return the column (int64 [R]) in which the running sum of weights
+    (int64 [R, K]) exceeds ``uniform`` (float64 [R], in [0, 1)) times the total. Never a column of
+    weight 0."""
     cdf = weights.cumsum(-1)
     # uniform is at most 1 - 2**-53, by which the product always rounds to less than the total.
     target = (uniform * cdf[:, -1]).long()

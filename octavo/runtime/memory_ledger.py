@@ -1,10 +1,10 @@
-"""Where the memory of a GPU goes, line by line, and what of it is left for keys and values.
+"""A ledger of a GPU's memory: a line for each use, and the rest for the KV cache.
 
     keys and values = utilization x total - all other lines
 
-A line is counted from shapes, measured by the driver or the allocator, or estimated as long as
-neither can be done. What runs a model says its own lines before it takes the memory
-(``Backend.planned_memory``); `octavo plan --memory` foresees the same ones with the constants and
+A line is counted from shapes, measured by the driver or the allocator, or estimated where neither
+is possible. A backend declares its lines before it allocates the memory
+(``Backend.planned_memory``); `octavo plan --memory` predicts the same ones with the constants and
 formulas here, without weights and on any machine. Nothing in here needs PyTorch.
 """
 
@@ -18,18 +18,18 @@ from octavo.base.errors import ConfigError
 
 GIB = 1 << 30
 
-Known = Literal["counted", "measured", "estimated"]
+LineSource = Literal["counted", "measured", "estimated"]
 
-# Names of the lines that more than one module speaks of.
+# Names of lines that several modules use.
 WEIGHTS = "weights"
 KV = "keys and values"
 GRAPHS = "recorded graphs"
-STEP = "a step"  # what it allocates beyond all lines
+STEP = "a step"  # its allocations beyond all lines
 
-# Of the driver, of loaded kernels and of cuBLAS, before anything is allocated. vLLM's logs have 0.1
-# to 0.5 GiB of it on H100 (see octavo/cost/engine_profile.py); not measured with octavo.
+# Memory of the driver, loaded kernels and cuBLAS, before anything is allocated. vLLM's logs have
+# 0.1 to 0.5 GiB of it on H100 (see octavo/cost/engine_profile.py); not measured with octavo.
 CONTEXT_BYTES = 6 * GIB // 10
-# Of one recorded step: its nodes and their arguments, as its tensors are the program's own. vLLM
+# Memory of one captured step: its nodes and their arguments; its tensors are the program's. vLLM
 # takes 0.3 GiB for some 35 sizes of small models; not measured with octavo.
 GRAPH_BYTES = 16 << 20
 
@@ -43,19 +43,19 @@ _REMEDIES = {
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class MemoryLine:
     """One use of memory. ``remedy`` is what makes it smaller, where a setting does."""
 
     name: str
     num_bytes: int
-    known: Known
+    known: LineSource
     remedy: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryUse:
-    """Bytes of a GPU as its driver and our allocator have them: what there is, what is free, and
-    what this process holds in tensors, with what its allocator keeps for the next ones."""
+    """Bytes of a GPU as its driver and PyTorch report them: ``own`` is what this process holds in
+    tensors and in the allocator's cache."""
 
     total: int
     free: int
@@ -64,16 +64,16 @@ class MemoryUse:
 
 @dataclass(frozen=True, slots=True)
 class MemoryLedger:
-    """All lines of a GPU but the KV pool's, which is what they leave; once there is a pool, with
-    its line (``with_pool``)."""
+    """The lines of a GPU's memory. Before ``with_pool`` there is none for the KV pool, which gets
+    the rest."""
 
     total_bytes: int
     utilization: float
-    lines: tuple[Line, ...]
+    lines: tuple[MemoryLine, ...]
 
     @property
     def usable_bytes(self) -> int:
-        """That this engine, and whoever else is there already, may use."""
+        """Bytes that this engine and other programs on the GPU may use together."""
         return int(self.utilization * self.total_bytes)
 
     @property
@@ -82,23 +82,23 @@ class MemoryLedger:
 
     @property
     def kv_bytes(self) -> int:
-        """Left for keys and values; less than 0 is what is missing."""
+        """Bytes left for the KV pool; negative if the other lines exceed the usable memory."""
         return self.usable_bytes - self.taken_bytes
 
     def with_pool(self, num_bytes: int) -> MemoryLedger:
-        """With a KV pool of so many bytes."""
-        pool = Line(KV, num_bytes, "counted", _REMEDIES[KV])
+        """Return the ledger with a line for a KV pool of ``num_bytes``."""
+        pool = MemoryLine(KV, num_bytes, "counted", _REMEDIES[KV])
         return replace(self, lines=(*self.lines, pool))
 
     def check_first_block(self, num_bytes: int) -> None:
-        """ConfigError if not even one block of so many bytes is left for the KV pool."""
+        """Raise ConfigError if not even one block of ``num_bytes`` is left for the KV pool."""
         if self.kv_bytes < num_bytes:
             missing = gib(num_bytes - self.kv_bytes)
             raise self.out_of_memory(KV, f"{missing} are missing for their first block")
 
     def check_pool(self, num_bytes: int) -> None:
-        """ConfigError if a KV pool of so many bytes does not fit, whatever the utilization: it may
-        have been asked for by its size."""
+        """Raise ConfigError if a KV pool of ``num_bytes`` does not fit on the GPU, regardless of
+        the utilization: a user may have set its size."""
         room = self.total_bytes - self.taken_bytes
         if num_bytes > room:
             raise self.out_of_memory(
@@ -106,8 +106,8 @@ class MemoryLedger:
             )
 
     def out_of_memory(self, name: str, problem: str) -> ConfigError:
-        """The error of whom memory did not suffice for the line ``name``, with all lines and what
-        makes them smaller."""
+        """Return the error of a line ``name`` that did not fit: with all lines, and the settings
+        that make them smaller."""
         remedies = dict.fromkeys(self._remedies(name))
         return ConfigError(
             f"the GPU's memory does not suffice for {name}: {problem}; "
@@ -117,7 +117,7 @@ class MemoryLedger:
         )
 
     def _remedies(self, name: str) -> Iterator[str]:
-        """That of the line, and those of the greatest others."""
+        """Yield the remedies of a line, and then those of the others, the largest first."""
         if name in _REMEDIES:
             yield _REMEDIES[name]
         if self.utilization < 1.0 and name == KV:
@@ -127,7 +127,7 @@ class MemoryLedger:
                 yield line.remedy
 
     def described(self, kv_bytes: int) -> tuple[str, ...]:
-        """A line of text for each, with a pool of ``kv_bytes`` as the last one."""
+        """Return a text line for each use, with a KV pool of ``kv_bytes`` as the last one."""
         return (
             f"GPU memory: {gib(self.total_bytes)}, of which {gib(self.usable_bytes)} may be used",
             *(
@@ -150,18 +150,20 @@ class MemoryLedger:
 
 
 def open_ledger(
-    use: MemoryUse, utilization: float, weights_bytes: int, planned: Iterable[Line]
+    use: MemoryUse, utilization: float, weights_bytes: int, planned: Iterable[MemoryLine]
 ) -> MemoryLedger:
-    """The ledger of a GPU that has a model's weights and nothing else of it.
+    """Open the ledger of a GPU on which of this engine only the weights are allocated.
 
     Args:
-        use: now. weights_bytes: that are there. planned: what the engine will allocate.
+        use: the GPU's memory now.
+        weights_bytes: the size of the weights.
+        planned: the lines of memory that the engine will allocate.
     """
     others = use.total - use.free - use.own
     lines = (
-        Line(WEIGHTS, weights_bytes, "counted", _REMEDIES[WEIGHTS]),
-        Line("other tensors, such as a draft's", max(0, use.own - weights_bytes), "measured"),
-        Line(
+        MemoryLine(WEIGHTS, weights_bytes, "counted", _REMEDIES[WEIGHTS]),
+        MemoryLine("other tensors, such as a draft's", max(0, use.own - weights_bytes), "measured"),
+        MemoryLine(
             "the CUDA context, and other programs",
             max(0, others),
             "measured",
@@ -173,38 +175,38 @@ def open_ledger(
 
 
 def check_weights(use: MemoryUse, num_bytes: int) -> None:
-    """ConfigError if weights of so many bytes do not fit: before the first of them is copied."""
+    """Raise ConfigError if weights of ``num_bytes`` do not fit, before any is copied."""
     if num_bytes > use.free:
         raise open_ledger(use, 1.0, 0, ()).out_of_memory(
             WEIGHTS, f"they take {gib(num_bytes)}, and {gib(use.free)} are free"
         )
 
 
-def activations_line(num_bytes: int, known: Known = "counted") -> Line:
-    """Of the values of the largest step."""
-    return Line(
+def activations_line(num_bytes: int, known: LineSource = "counted") -> MemoryLine:
+    """Return the line of the largest step's activations."""
+    return MemoryLine(
         "activations of the largest step", num_bytes, known, "a smaller --max-num-batched-tokens"
     )
 
 
-def tokens_line(num_bytes: int, known: Known = "counted") -> Line:
-    """Of what a step is told, of its logits, and of what becomes of them."""
-    return Line("inputs, logits and tokens", num_bytes, known, "a smaller --max-num-seqs")
+def tokens_line(num_bytes: int, known: LineSource = "counted") -> MemoryLine:
+    """Return the line of a step's inputs, its logits and its sampled tokens."""
+    return MemoryLine("inputs, logits and tokens", num_bytes, known, "a smaller --max-num-seqs")
 
 
 def logits_bytes(max_num_seqs: int, vocab_size: int) -> int:
-    """Of the rows that a step samples from, in float32."""
+    """Return the size of a step's logits in float32."""
     return 4 * max_num_seqs * vocab_size
 
 
-def scratch_line(num_bytes: int) -> Line:
-    """Of what programs of a kernel leave to each other."""
-    return Line("scratch of kernels", num_bytes, "counted")
+def scratch_line(num_bytes: int) -> MemoryLine:
+    """Return the line of the scratch memory of kernels."""
+    return MemoryLine("scratch of kernels", num_bytes, "counted")
 
 
-def graphs_line(num_sizes: int) -> Line:
-    """Of steps recorded at so many sizes, before they are."""
-    return Line(GRAPHS, num_sizes * GRAPH_BYTES, "estimated", _REMEDIES[GRAPHS])
+def graphs_line(num_sizes: int) -> MemoryLine:
+    """Return the line of CUDA graphs of ``num_sizes`` steps, estimated before their capture."""
+    return MemoryLine(GRAPHS, num_sizes * GRAPH_BYTES, "estimated", _REMEDIES[GRAPHS])
 
 
 def gib(num_bytes: int) -> str:

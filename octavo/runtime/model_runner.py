@@ -1,7 +1,7 @@
-"""A batch in, tokens out: a forward pass, and all that is the same whatever made it.
+"""The model runner: a batch in, tokens out, on top of any forward pass.
 
-A row with NaN or infinite values ends its own request, and whoever wants logits of a prompt gets
-them.
+It verifies drafts, ends requests whose numbers are NaN or infinite, computes log-probabilities of
+prompts, and shows logits and hidden states of steps to observers.
 """
 
 from __future__ import annotations
@@ -11,24 +11,23 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from octavo.core.batch import DAMAGED, Batch, Draft, ScheduledRequest, StepOutput, TokenLogprobs
-from octavo.core.executor import FinishedStep, LogitsObserver, Probe, StepHandle
-from octavo.core.request import Request
+from octavo.core.executor import FinishedStep, LogitsObserver, StepHandle
 from octavo.runtime.forward import Forward, ForwardOutput
-from octavo.runtime.hidden_states import StepFollower, computed_of
-from octavo.runtime.prompt_logits import judge_prompt
-from octavo.runtime.verification import Acceptance, Exact, SampledDraft, Verified
+from octavo.runtime.hidden_states import StepFollower, computed_tokens
+from octavo.runtime.prompt_logits import add_prompt_logprobs
+from octavo.runtime.verification import Acceptance, ExactAcceptance, SampledDraft, VerifiedDraft
 
 
-class Runner:
+class ModelRunner:
     """Runs batches of one model on one device.
 
     Args:
-        acceptance: which drafted tokens are right.
+        acceptance: the rule that accepts drafted tokens; by default exact.
     """
 
     def __init__(self, forward: Forward, acceptance: Acceptance | None = None):
         self.forward = forward
-        self.acceptance: Acceptance = acceptance or Exact()
+        self.acceptance: Acceptance = acceptance or ExactAcceptance()
         self.logits_observer: LogitsObserver | None = None
         self.follower: StepFollower | None = None
 
@@ -36,62 +35,50 @@ class Runner:
     def kernel_seconds(self) -> float:
         return self.forward.kernel_seconds
 
-    @property
-    def depth(self) -> int:
-        """How many batches may be under way."""
-        return self.forward.depth
-
-    def feeds(self, request: Request) -> bool:
-        """As :meth:`octavo.core.executor.Executor.feeds`."""
-        return self.forward.feeds(request)
-
-    def probe(self) -> Probe:
-        return self.forward.probe(self)
-
     def run(self, batch: Batch) -> StepOutput:
-        """Compute a batch. A request whose numbers went wrong is reported in ``errors`` alone."""
+        """Compute a batch. Requests with NaN or infinite numbers are in ``errors`` alone."""
         return self.submit(batch).result()
 
     def submit(self, batch: Batch) -> StepHandle:
-        """Begin to compute a batch; as many as the forward's ``depth`` may be under way. One that
-        somebody has to look into when it has been computed is over when this returns."""
+        """Start to compute a batch; up to the forward's ``depth`` may be in flight. A batch of
+        which more than tokens is needed is finished when this returns."""
         if batch.block_copies:
             self.forward.kv_cache.copy_blocks(batch.block_copies)
         if not batch.items:
             self.forward.kv_cache.wait()
             return FinishedStep(StepOutput({}))
         rows = self.forward.submit(batch, self.acceptance.weighs(batch))
-        if self._looks_into(batch):
-            return FinishedStep(self._end(batch, rows.result(), looks_into=True))
-        return _Step(lambda: self._end(batch, rows.result(), looks_into=False))
+        if self._is_inspected(batch):
+            return FinishedStep(self._end(batch, rows.result(), is_inspected=True))
+        return _Step(lambda: self._end(batch, rows.result(), is_inspected=False))
 
-    def _looks_into(self, batch: Batch) -> bool:
-        """Whether more is asked of a pass than its tokens: what it has in memory, then, must not be
-        written over. Keys and values of a draft have to be moved before the next step, too."""
+    def _is_inspected(self, batch: Batch) -> bool:
+        """Return whether more than the tokens of a pass is needed, so that its memory must not be
+        overwritten yet. The KV of a draft must be moved before the next step, too."""
         if self.follower is not None or self.logits_observer is not None:
             return True
-        return any(item.draft is not None or _judges_prompt(item) for item in batch.items)
+        return any(item.draft is not None or _wants_prompt_logprobs(item) for item in batch.items)
 
-    def _end(self, batch: Batch, rows: ForwardOutput, *, looks_into: bool) -> StepOutput:
-        """What becomes of the rows of a batch, of which the forward may know no more."""
+    def _end(self, batch: Batch, rows: ForwardOutput, *, is_inspected: bool) -> StepOutput:
+        """Return the output of a batch. If it is not inspected, the forward may have gone on."""
         output = StepOutput(token_ids={})
         if rows.damaged:
             _report_damage(batch, rows, output)
         paths = self._take_tokens(batch, rows, output)
-        if not looks_into:
+        if not is_inspected:
             return output
         if self.follower is not None:
-            computed = computed_of(batch, rows, output, paths)
+            computed = computed_tokens(batch, rows, output, paths)
             self.follower.follow(batch, computed, self.forward.hidden_states)
         for index, item in enumerate(batch.items):
-            if self.logits_observer is not None or _judges_prompt(item):
-                self._judge_prompt(item, int(rows.starts[index]), output)
+            if self.logits_observer is not None or _wants_prompt_logprobs(item):
+                self._add_prompt_logprobs(item, int(rows.starts[index]), output)
         return output
 
     def _take_tokens(
         self, batch: Batch, rows: ForwardOutput, output: StepOutput
     ) -> dict[int, Sequence[int]]:
-        """Into ``output``. Returns what of drafts was right, by the index of their items."""
+        """Add sampled tokens to ``output``; return the accepted paths of drafts, by item index."""
         paths: dict[int, Sequence[int]] = {}
         sampling = ((index, item) for index, item in enumerate(batch.items) if item.samples)
         for place, (index, item) in enumerate(sampling):
@@ -104,7 +91,7 @@ class Runner:
                 continue
             token_ids, logprobs = rows.tokens[place], rows.logprobs.get(place)
             if item.draft is not None:
-                first = _first_guess(item, rows, index)
+                first = _first_drafted_row(item, rows, index)
                 verified = self._verify(item, item.draft, rows, place, first)
                 paths[index] = verified.path
                 token_ids = verified.token_ids
@@ -117,9 +104,9 @@ class Runner:
 
     def _verify(
         self, item: ScheduledRequest, draft: Draft, rows: ForwardOutput, place: int, first: int
-    ) -> Verified:
-        """What of a draft is right, whose rows begin at ``first``. Its keys and values then lie
-        where its positions are."""
+    ) -> VerifiedDraft:
+        """Verify a draft, whose rows begin at ``first``, and move the KV of its accepted path to
+        the slots of its positions."""
         unsound = {row - first + 1 for row in rows.damaged if first <= row < first + len(draft)}
         verified = self.acceptance.verify(
             SampledDraft(
@@ -138,10 +125,10 @@ class Runner:
         return verified
 
     def _logprobs_of(
-        self, verified: Verified, sampled: Sequence[TokenLogprobs | None], first_row: int
+        self, verified: VerifiedDraft, sampled: Sequence[TokenLogprobs | None], first_row: int
     ) -> list[TokenLogprobs | None]:
-        """What the rows that count say of their tokens, of which ``sampled`` has those that were
-        sampled there. Others were accepted: then the row is asked again."""
+        """Return the log-probabilities of the verified tokens. ``sampled`` has those of the tokens
+        that were sampled; for a token that was accepted instead they are computed anew."""
         entries: list[TokenLogprobs | None] = []
         for row, token_id in zip(verified.rows, verified.token_ids, strict=True):
             entry = sampled[row]
@@ -151,15 +138,17 @@ class Runner:
             entries.append(entry)
         return entries
 
-    def _judge_prompt(self, item: ScheduledRequest, first_row: int, output: StepOutput) -> None:
+    def _add_prompt_logprobs(
+        self, item: ScheduledRequest, first_row: int, output: StepOutput
+    ) -> None:
         if item.request.request_id in output.errors:
             return
-        judge_prompt(item, first_row, self.forward, self.logits_observer, output)
+        add_prompt_logprobs(item, first_row, self.forward, self.logits_observer, output)
 
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """A batch that is under way."""
+    """A step in flight."""
 
     end: Callable[[], StepOutput]
     ready_at: float | None = None
@@ -168,25 +157,27 @@ class _Step:
         return self.end()
 
 
-def _judges_prompt(item: ScheduledRequest) -> bool:
-    """Whether log-probabilities are asked of positions of a prompt that an item computes."""
+def _wants_prompt_logprobs(item: ScheduledRequest) -> bool:
+    """Return whether an item computes prompt positions whose log-probabilities are requested."""
     request = item.request
     asked = request.params.prompt_logprobs is not None
     return asked and item.start < request.num_prompt_tokens - 1
 
 
 def _report_damage(batch: Batch, rows: ForwardOutput, output: StepOutput) -> None:
-    """End requests with a NaN or an infinity anywhere in what this step computed of known tokens.
+    """End requests with a NaN or an infinity in any row of their known tokens.
 
-    All rows count, not only those that sample: that keeps damaged KV out of the prefix cache even
-    when it comes from the middle of a prompt. A guess may do what it likes.
+    Rows that are not sampled count too, which keeps damaged KV from the middle of a prompt out of
+    the prefix cache. Rows of drafted tokens do not count.
     """
     for index, item in enumerate(batch.items):
         first = bisect_left(rows.damaged, rows.starts[index])
-        if first < len(rows.damaged) and rows.damaged[first] < _first_guess(item, rows, index):
+        if first < len(rows.damaged) and rows.damaged[first] < _first_drafted_row(
+            item, rows, index
+        ):
             output.errors[item.request.request_id] = DAMAGED
 
 
-def _first_guess(item: ScheduledRequest, rows: ForwardOutput, index: int) -> int:
-    """The row after the last known token of item ``index`` of a batch."""
+def _first_drafted_row(item: ScheduledRequest, rows: ForwardOutput, index: int) -> int:
+    """Return the row after the last known token of item ``index`` of a batch."""
     return int(rows.starts[index]) + item.end - item.start

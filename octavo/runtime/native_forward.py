@@ -1,7 +1,7 @@
-"""A forward pass on the native kernels: one call a step.
+"""A forward pass on the native kernels: one call a step, sampling included.
 
-What ``eager_forward.py`` does op by op, the step program does at once, up to and with sampling.
-Here its arguments are written into arrays that persist from step to step, and its results are read.
+The arguments of the step program are written into arrays that persist from step to step, and its
+results are read from such arrays.
 """
 
 from __future__ import annotations
@@ -18,12 +18,13 @@ import numpy as np
 
 from octavo.base.errors import ConfigError
 from octavo.core.batch import Batch, TokenLogprobs
-from octavo.core.lookahead import MAX_ROUNDS, rounds_in_time
+from octavo.core.lookahead import MAX_MULTI_STEPS, multi_steps_in_time
+from octavo.core.request import Request
 from octavo.kernels.cpu import abi
 from octavo.kernels.cpu.program import Program
 from octavo.kernels.fused_ops import CannotFuse
 from octavo.kernels.recorder import Value
-from octavo.runtime.forward import ForwardOutput, InTurn, Observed, SampledRows
+from octavo.runtime.forward import ForwardOutput, ObservedRunner, SampledRows
 from octavo.runtime.input_batch import (
     BlockTables,
     StepSinkWindow,
@@ -37,8 +38,10 @@ from octavo.runtime.probe import NativeProbe
 from octavo.runtime.prompt_logits import LOGITS_ROWS
 
 
-class NativeForward(InTurn):
-    """Runs batches of one model through its step program, which chooses their tokens too."""
+class NativeForward:
+    """Runs batches of one model by its step program, which samples their tokens too."""
+
+    depth = 1
 
     def __init__(
         self,
@@ -63,9 +66,9 @@ class NativeForward(InTurn):
         self._table_address = self._tables.array.ctypes.data
         self._table_stride = max_blocks
         self._group_stride = max_num_seqs * max_blocks
-        rows = max(max_tokens, LOGITS_ROWS, MAX_ROUNDS)
-        # A step takes and brings a few numbers: without numpy, which costs more than they do when
-        # the weights have driven it out of the caches. None of these ever changes its length.
+        rows = max(max_tokens, LOGITS_ROWS, MAX_MULTI_STEPS)
+        # A step reads and writes a few numbers. Arrays of Python's, because numpy's code is slower
+        # for so few once the weights have evicted it from the caches. Their lengths never change.
         self._token_ids = _int32s(max_tokens)
         self._query_start = _int32s(max_num_seqs + 1)
         self._kv_len = _int32s(max_num_seqs)
@@ -83,11 +86,11 @@ class NativeForward(InTurn):
         self._logits = np.empty((0, program.vocab_size), dtype=np.float32)
         self._probabilities = np.empty((0, program.vocab_size), dtype=np.float32)
         self._probabilities_at = array("Q", bytes(8 * rows))
-        self._round_seconds = math.inf  # of the last decode of a lone stream; so the first is one
+        self._decode_seconds = math.inf  # of a decode step, lately; so the first call has one step
         self._arguments = self._make_arguments()
 
     def _make_arguments(self) -> abi.Batch:
-        """The struct of all steps: of its fields, those that are addresses stay."""
+        """Create the struct that all steps share: the addresses in it stay the same."""
         sequences = abi.Sequences(
             q_start=_address(self._query_start),
             kv_len=_address(self._kv_len),
@@ -112,7 +115,7 @@ class NativeForward(InTurn):
         return self.program.seconds
 
     def exit_after(self, num_layers: int) -> NativeForward:
-        """As :meth:`octavo.runtime.forward.Forward.exit_after`."""
+        """See :meth:`octavo.runtime.forward.Forward.exit_after`."""
         try:
             program = self.program.exit_after(num_layers)
         except CannotFuse as error:
@@ -125,18 +128,21 @@ class NativeForward(InTurn):
             share_prefixes=self._share_prefixes,
         )
 
-    def probe(self, runner: Observed) -> NativeProbe:
+    def probe(self, runner: ObservedRunner) -> NativeProbe:
         return NativeProbe(runner, self.program, self.kv_cache)
 
-    def run(self, batch: Batch, weighed: Collection[str] = ()) -> ForwardOutput:
+    def feeds(self, request: Request) -> bool:
+        return False
+
+    def submit(self, batch: Batch, weighed: Collection[str] = ()) -> ForwardOutput:
         num_tokens, longest = self._write_sequences(batch)
         if num_tokens == batch.num_seqs:  # one token each, so there are no drafts
             most = min(item.num_sampled for item in batch.items)
             if most > 1:
-                return self._run_rounds(batch, most, longest)
+                return self._run_multi_step(batch, most, longest)
         sampling = SampledRows(batch, self._query_start, weighed)
         self._write_sampling(sampling)
-        self._arguments.num_rounds = 1
+        self._arguments.num_multi_steps = 1
         asked = [request.params.logprobs for request in sampling.requests]
         self._arguments.logprobs = self._logprobs.ask(asked)
         self.program.step(self._arguments, longest)
@@ -153,24 +159,24 @@ class NativeForward(InTurn):
             sampling.give_probabilities(rows, self._probabilities)
         return rows
 
-    def _run_rounds(self, batch: Batch, most: int, longest: int) -> ForwardOutput:
-        """Several rounds of requests that decode, in one call: each goes on from its own token."""
+    def _run_multi_step(self, batch: Batch, most: int, longest: int) -> ForwardOutput:
+        """Run several decode steps in one call: each sequence goes on from its own token."""
         requests = [item.request for item in batch.items]
         count = len(requests)
-        rounds = rounds_in_time(min(most, len(self._tokens) // count), self._round_seconds)
+        steps = multi_steps_in_time(min(most, len(self._tokens) // count), self._decode_seconds)
         if any(request.params.has_penalties or request.is_masked for request in requests):
-            rounds = 1  # every token counts, here
+            steps = 1  # the next step depends on this one's token
         self._write_sampling(SampledRows(batch, self._query_start))
-        self._arguments.num_rounds = rounds
+        self._arguments.num_multi_steps = steps
         asked = [request.params.logprobs for request in requests]
-        self._arguments.logprobs = self._logprobs.ask(asked * rounds)
+        self._arguments.logprobs = self._logprobs.ask(asked * steps)
         before = self.kernel_seconds
-        self.program.step(self._arguments, longest + rounds - 1)
+        self.program.step(self._arguments, longest + steps - 1)
         # A coarse clock may have stood still.
-        self._round_seconds = max((self.kernel_seconds - before) / rounds, 1e-6)
+        self._decode_seconds = max((self.kernel_seconds - before) / steps, 1e-6)
         rows = ForwardOutput(self._query_start, self._damaged(count))
         for place, num_top in enumerate(asked):
-            taken = self._tokens_of_rounds(place, count, rounds, rows)
+            taken = self._tokens_of_steps(place, count, steps, rows)
             if num_top is not None:
                 rows.logprobs[place] = [
                     self._logprobs.entry(index * count + place, token_id)
@@ -178,12 +184,12 @@ class NativeForward(InTurn):
                 ]
         return rows
 
-    def _tokens_of_rounds(
-        self, place: int, count: int, rounds: int, rows: ForwardOutput
+    def _tokens_of_steps(
+        self, place: int, count: int, steps: int, rows: ForwardOutput
     ) -> list[int]:
-        """Hand out those of one of ``count`` requests. A failure in a later round is for the next
-        step, which meets it in its first."""
-        of_all = slice(place, count * rounds, count)
+        """Store and return the tokens of the request at ``place`` of ``count``. Tokens from a
+        failure on are dropped: the next call meets it in its first step."""
+        of_all = slice(place, count * steps, count)
         status, token_ids = self._status[of_all].tolist(), self._tokens[of_all].tolist()
         if status[0]:
             rows.reasons[place] = _reasons(status[:1])
@@ -202,8 +208,8 @@ class NativeForward(InTurn):
         return [row for row in range(num_rows) if not self._row_finite[row]]
 
     def _write_sequences(self, batch: Batch) -> tuple[int, int]:
-        """Tokens, lengths and block tables of a batch; returns T, and for how many positions
-        there have to be rotations."""
+        """Write tokens, lengths and block tables of a batch; return T, and the number of positions
+        that rope tables must have."""
         token_ids, starts, counts, rows, num_blocks, parents, sink_windows = flatten(
             batch, self._tables
         )
@@ -225,7 +231,7 @@ class NativeForward(InTurn):
         sequences.sink_windows = None
         num_angles = max(kv_len)
         if sink_windows:
-            num_angles = max(map(self._write_sight, range(num_seqs), sink_windows, kv_len))
+            num_angles = max(map(self._write_sink_window, range(num_seqs), sink_windows, kv_len))
             sequences.sink_windows = ctypes.addressof(self._sink_windows)
         if num_seqs == 1:
             sequences.table_stride = self._table_stride
@@ -238,8 +244,8 @@ class NativeForward(InTurn):
             sequences.block_table = self._step_tables.ctypes.data
         return num_tokens, num_angles
 
-    def _write_sight(self, index: int, of: StepSinkWindow | None, num_slots: int) -> int:
-        """What one sequence sees; returns how many positions rotations are needed for."""
+    def _write_sink_window(self, index: int, of: StepSinkWindow | None, num_slots: int) -> int:
+        """Write the sink window of a sequence; return the positions that rope tables must have."""
         target = self._sink_windows[index]
         if of is None:
             target.window = 0
@@ -254,7 +260,7 @@ class NativeForward(InTurn):
         return sink_window.num_angles(num_slots + of.left_out)
 
     def _write_sampling(self, sampling: SampledRows) -> None:
-        """Which rows become tokens, and how."""
+        """Write which rows are sampled, and their parameters."""
         count = len(sampling.at)
         self._arguments.num_out = count
         self._arguments.head_only = 0
@@ -266,7 +272,7 @@ class NativeForward(InTurn):
             self._ask_probabilities(sampling.weighed, count)
 
     def _ask_probabilities(self, weighed: Sequence[int], count: int) -> None:
-        """Have those of ``count`` rows written one below the other."""
+        """Have the probabilities of the weighed rows written to consecutive rows of an array."""
         if self._probabilities.shape[0] < len(weighed):
             self._probabilities = np.empty((len(weighed), self.program.vocab_size), np.float32)
         first, stride = self._probabilities.ctypes.data, self._probabilities.strides[0]
@@ -276,7 +282,7 @@ class NativeForward(InTurn):
         self._arguments.probabilities = self._probabilities_at.buffer_info()[0]
 
     def logits(self, rows: range) -> np.ndarray:
-        """A further call, of the head alone."""
+        """Compute the logits of rows of the last step by a call of the head alone."""
         count = len(rows)
         if self._logits.shape[0] < count:
             self._logits = np.empty((count, self.program.vocab_size), dtype=np.float32)
@@ -284,7 +290,7 @@ class NativeForward(InTurn):
         self._out_rows[:count] = array("i", rows)
         self._logits_at[:count] = array("Q", range(first, first + count * stride, stride))
         self._arguments.num_out, self._arguments.head_only = count, 1
-        self._arguments.num_rounds = 1
+        self._arguments.num_multi_steps = 1
         self.program.step(self._arguments, 0)
         return self._logits[:count]
 
@@ -311,5 +317,5 @@ def _address(values: array[int]) -> int:
 
 
 def _reasons(status: Sequence[int]) -> dict[int, str]:
-    """Why tokens could not be chosen, by place."""
+    """Return why tokens could not be sampled, by their index."""
     return {place: status_error(code) for place, code in enumerate(status) if code}

@@ -1,4 +1,4 @@
-"""The memory behind the block ids, for the native kernels."""
+"""The paged KV cache of the native kernels."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from octavo.kernels.cpu.layout import KV_CHUNK, padded_head
 from octavo.kernels.cpu.library import Library
 from octavo.kernels.cpu.program import KVLayout
 from octavo.models.kv_groups import KVGroups, one_table
-from octavo.runtime.lazy_zeros import untouched_zeros
+from octavo.runtime.lazy_zeros import lazy_zeros
 from octavo.runtime.state_memory import StateMemory
 
 if TYPE_CHECKING:
@@ -22,16 +22,16 @@ if TYPE_CHECKING:
 
 
 class NativeBlocks:
-    """Blocks of memory, each with what its tokens keep in all layers: [blocks, layers, bytes].
+    """Blocks of memory, each with the KV of its tokens in all layers: [blocks, layers, bytes].
 
-    What a block has of all layers lies together, so that the first token asks the system for one
-    huge page, and not for one of each layer. A block is of the layers of one group
-    (``models/kv_groups.py``), whichever it is at the time.
+    The layers of a block are adjacent, so that the first token takes one huge page of the system,
+    not one for each layer. A block holds the layers of one group (``models/kv_groups.py``) at a
+    time, which may be any group.
 
     Args:
-        layer_bytes: of a block, in one layer.
-        groups: of the layers; None: all have one table.
-        num_shelf_blocks: after those of the pool; no kernel knows of them.
+        layer_bytes: the size of a block in one layer.
+        groups: the layer groups with block tables of their own; None: all layers share one.
+        num_host_blocks: blocks after those of the pool, which no kernel reads.
     """
 
     states: StateMemory | None = None  # of recurrent layers, if there are any
@@ -43,7 +43,7 @@ class NativeBlocks:
         block_size: int,
         layer_bytes: int,
         groups: KVGroups | None = None,
-        num_shelf_blocks: int = 0,
+        num_host_blocks: int = 0,
     ):
         assert block_size % KV_CHUNK == 0, block_size
         self.num_blocks = num_blocks
@@ -51,35 +51,35 @@ class NativeBlocks:
         self.num_layers = num_layers
         self._groups = groups or one_table(num_layers)
         self.block_bytes = self._groups.layers_per_block * layer_bytes
-        data = untouched_zeros((num_blocks + num_shelf_blocks) * self.block_bytes)
+        data = lazy_zeros((num_blocks + num_host_blocks) * self.block_bytes)
         self._data = data.reshape(-1, self._groups.layers_per_block, layer_bytes)
 
     @property
     def num_bytes(self) -> int:
-        """Of the pool."""
+        """Size of the pool."""
         return self.num_blocks * self.block_bytes
 
     @property
-    def shelf(self) -> np.ndarray:
-        """As :meth:`octavo.runtime.forward.Blocks.shelf`."""
+    def host_blocks(self) -> np.ndarray:
+        """See :meth:`octavo.runtime.forward.KVBlocks.host_blocks`."""
         return self._data[self.num_blocks :].reshape(-1, self.block_bytes)
 
     @property
     def bytes_per_token(self) -> float:
-        """In all layers."""
+        """KV size of a token in all layers."""
         slot = self.block_bytes / self.block_size
         return slot / self._groups.layers_per_block * self.num_layers
 
     def copy_blocks(self, copies: Iterable[tuple[int, int]]) -> None:
-        """Copy (source, destination) blocks in all layers, one after the other.
+        """Copy blocks by pairs of source and destination, in all layers.
 
-        The order counts: a block may be the destination of one copy and the source of the next.
+        The order matters: a block may be the destination of one copy and the source of the next.
         """
         for source, target in copies:
             self._data[target] = self._data[source]
 
     def wait(self) -> None:
-        """As :meth:`octavo.runtime.forward.Blocks.wait`."""
+        """See :meth:`octavo.runtime.forward.KVBlocks.wait`."""
 
     def _layout(self, kv_format: int, num_kv_heads: int, head_dim: int) -> KVLayout:
         return KVLayout(
@@ -95,14 +95,14 @@ class NativeBlocks:
 
 
 class NativeKVCache(NativeBlocks):
-    """Keys and values of all layers in the kernels' own order of bytes.
+    """Keys and values of all layers, in the byte order of the kernels.
 
-    Of each layer a block holds, for each KV head, its tokens in chunks of 16, keys and values
-    together; csrc/attention.h has the order inside.
+    In each layer a block holds, for each KV head, its tokens in chunks of 16, keys and values
+    together; csrc/attention.h defines the order inside a chunk.
 
     Args:
         kv_format: OCT_KV_*.
-        states: of recurrent layers, if there are any.
+        states: memory for the recurrent layers, if there are any.
     """
 
     def __init__(
@@ -115,12 +115,12 @@ class NativeKVCache(NativeBlocks):
         head_dim: int,
         kv_format: int,
         groups: KVGroups | None = None,
-        num_shelf_blocks: int = 0,
+        num_host_blocks: int = 0,
         states: StateMemory | None = None,
     ):
         chunk_bytes = library.check(library.lib.oct_kv_chunk_bytes(kv_format, head_dim))
         layer_bytes = num_kv_heads * (block_size // KV_CHUNK) * chunk_bytes
-        super().__init__(num_layers, num_blocks, block_size, layer_bytes, groups, num_shelf_blocks)
+        super().__init__(num_layers, num_blocks, block_size, layer_bytes, groups, num_host_blocks)
         self._library, self.states = library, states
         self._memory = abi.KVMemory(
             kv_format=kv_format,
@@ -135,12 +135,12 @@ class NativeKVCache(NativeBlocks):
         )
 
     def layout(self) -> KVLayout:
-        """Where kernels find each layer's keys and values; valid as long as the cache."""
+        """Return the addresses of each layer's KV for the kernels, valid as long as the cache."""
         memory = self._memory
         return self._layout(memory.kv_format, memory.num_kv_heads, memory.head_dim)
 
     def move(self, block_ids: Sequence[int], sources: Sequence[int], target: int) -> None:
-        """As :meth:`octavo.runtime.forward.Blocks.move`."""
+        """See :meth:`octavo.runtime.forward.KVBlocks.move`."""
         table, slots = array("i", block_ids), array("i", sources)
         code = self._library.lib.oct_kv_move(
             ctypes.byref(self._memory),
@@ -154,11 +154,11 @@ class NativeKVCache(NativeBlocks):
 
 
 class NativeLatentCache(NativeBlocks):
-    """What latent attention keeps: of each layer a block holds a row for each of its tokens, one
-    after the other; csrc/latent_formats.h has what is in a row.
+    """The KV cache of latent attention (MLA): in each layer a block holds a row for each of its
+    tokens; csrc/latent_formats.h defines the row.
 
     Args:
-        rank, rope_dim: numbers of the latent vector of a token, and of its rotated key.
+        rank, rope_dim: sizes of a token's latent vector and of its rotated key.
         kv_format: OCT_KV_*.
     """
 
@@ -172,26 +172,26 @@ class NativeLatentCache(NativeBlocks):
         rope_dim: int,
         kv_format: int,
         groups: KVGroups | None = None,
-        num_shelf_blocks: int = 0,
+        num_host_blocks: int = 0,
     ):
         row_bytes = library.check(library.lib.oct_latent_row_bytes(kv_format, rank, rope_dim))
         layer_bytes = block_size * row_bytes
-        super().__init__(num_layers, num_blocks, block_size, layer_bytes, groups, num_shelf_blocks)
+        super().__init__(num_layers, num_blocks, block_size, layer_bytes, groups, num_host_blocks)
         self._kv_format, self._width = kv_format, rank + rope_dim
         blocks, layers, _ = self._data.shape
         self._rows = self._data.reshape(blocks, layers, block_size, row_bytes)
 
     def layout(self) -> KVLayout:
-        """As :meth:`NativeKVCache.layout`: one head, whose keys are rows."""
+        """See :meth:`NativeKVCache.layout`: there is one head, whose keys are the rows."""
         return self._layout(self._kv_format, 1, self._width)
 
     def move(self, block_ids: Sequence[int], sources: Sequence[int], target: int) -> None:
-        """As :meth:`octavo.runtime.forward.Blocks.move`."""
+        """See :meth:`octavo.runtime.forward.KVBlocks.move`."""
         for to, source in enumerate(sources, target):
             self._row(block_ids, to)[:] = self._row(block_ids, source)
 
     def _row(self, block_ids: Sequence[int], slot: int) -> np.ndarray:
-        """In all layers, [layers, row_bytes]."""
+        """Return the row of a slot in all layers, [layers, row_bytes]."""
         block, place = divmod(slot, self.block_size)
         return self._rows[block_ids[block], :, place]
 
@@ -206,15 +206,15 @@ def create_native_cache(
     block_size: int,
     kv_format: int,
     groups: KVGroups | None = None,
-    num_shelf_blocks: int = 0,
+    num_host_blocks: int = 0,
     states: StateMemory | None = None,
 ) -> NativeCache:
-    """The cache of layers that all keep as much of a token, and of the states of others."""
+    """Create the cache of layers whose KV has the same shape; it keeps ``states`` too."""
     kept = layers[0]
     blocks = len(layers), num_blocks, block_size
     if kept.kind == "latent":
         rows = kept.key_dim, kept.value_dim
         assert states is None, "no model has latents and states"
-        return NativeLatentCache(library, *blocks, *rows, kv_format, groups, num_shelf_blocks)
+        return NativeLatentCache(library, *blocks, *rows, kv_format, groups, num_host_blocks)
     heads = kept.num_kv_heads, padded_head(kept.key_dim)
-    return NativeKVCache(library, *blocks, *heads, kv_format, groups, num_shelf_blocks, states)
+    return NativeKVCache(library, *blocks, *heads, kv_format, groups, num_host_blocks, states)

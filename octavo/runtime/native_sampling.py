@@ -1,7 +1,7 @@
-"""What the native sampler reads and writes: ``oct_sample`` and ``oct_logprobs`` of csrc/octavo.h.
+"""Arrays of ``oct_sample`` and ``oct_logprobs`` (csrc/octavo.h), which the native sampler uses.
 
-It chooses the token of a row right after its logits, inside the one call of a step, and says there
-what the logits thought of it. ``runtime/sampler.py`` is the oracle against which it is tested.
+It samples a row right after its logits, inside the one call of a step, and computes the
+log-probabilities there. ``runtime/sampler.py`` is the reference that it is tested against.
 """
 
 from __future__ import annotations
@@ -40,32 +40,31 @@ class _Biases(NamedTuple):
     amounts: array[float]
 
 
-# A request will do: to make a row of it copies its output.
+# Requests are rows as they are: a ``SamplingRow`` of one would copy its output.
 Row = SamplingRow | DraftedRow | Request
 
 
 def status_error(status: int) -> str:
-    """What is wrong with a row of this ``OCT_TOKEN_*``: the words of ``runtime/sampler.py``."""
+    """Return the error of a row by its ``OCT_TOKEN_*``, in the words of ``runtime/sampler.py``."""
     return _REASONS[status]
 
 
 class SampleArray:
-    """A persistent C array of ``oct_sample``: ``array``, or its ``address``."""
+    """A persistent C array of ``oct_sample``."""
 
     def __init__(self, capacity: int):
         self.array = (abi.Sample * capacity)()
         self.address = ctypes.addressof(self.array)
-        # What the structs point to, alive until the next write. Prompts and biases do not change,
-        # so that their arrays are kept from step to step, found by the identity of what they were
-        # made of.
+        # Memory that the structs point to, kept alive until the next write. Prompts and biases do
+        # not change, so their arrays are kept from step to step, by the id() of their origin.
         self._prompts: dict[int, tuple[Sequence[int], array[int]]] = {}
         self._biases: dict[int, _Biases] = {}
-        # The outputs of requests grow, and are copied as they do: never as a whole.
+        # The outputs of requests grow: only their new tokens are copied.
         self._outputs: dict[int, tuple[Request, array[int]]] = {}
         self._of_this_step: list[array[int]] = []
 
     def write(self, rows: Sequence[Row]) -> None:
-        """Describe ``rows`` in the first entries."""
+        """Write ``rows`` to the first entries."""
         structs, pack, size = self.array, _SAMPLE.pack_into, _SAMPLE.size
         prompts, biases, outputs = self._prompts, self._biases, self._outputs
         self._prompts, self._biases, self._outputs, self._of_this_step = {}, {}, {}, []
@@ -114,7 +113,7 @@ class SampleArray:
     def _prompt(
         self, token_ids: Sequence[int], known: dict[int, tuple[Sequence[int], array[int]]]
     ) -> tuple[int, int]:
-        """Address and length of a prompt."""
+        """Return address and length of a prompt."""
         key = id(token_ids)
         entry = self._prompts.get(key) or known.get(key)
         if entry is None:
@@ -123,7 +122,7 @@ class SampleArray:
         return entry[1].buffer_info()
 
     def _output(self, row: Row, known: dict[int, tuple[Request, array[int]]]) -> tuple[int, int]:
-        """Address and length of the output of a row."""
+        """Return address and length of the output of a row."""
         if not isinstance(row, Request):
             return self._alive(array("i", row.output_since(0)))
         entry = self._outputs.get(id(row)) or known.get(id(row))
@@ -134,7 +133,7 @@ class SampleArray:
         return entry[1].buffer_info()
 
     def _bias(self, bias: Mapping[int, float], known: dict[int, _Biases]) -> tuple[int, int, int]:
-        """Addresses of the ids and of the amounts, and how many they are."""
+        """Return the addresses of ids and amounts, and their number."""
         key = id(bias)
         entry = self._biases.get(key) or known.get(key)
         if entry is None:
@@ -144,26 +143,26 @@ class SampleArray:
         return ids, amounts, count
 
     def _alive(self, values: array[int]) -> tuple[int, int]:
-        """Address and length of an array of this step, which lives as long as it."""
+        """Return address and length of an array, and keep it alive for this step."""
         self._of_this_step.append(values)
         return values.buffer_info()
 
 
 class LogprobArray:
-    """A C array of ``oct_logprobs`` for steps, one after the other."""
+    """A C array of ``oct_logprobs``, which is reused from step to step."""
 
     def __init__(self, capacity: int, vocab_size: int):
         self._structs = (abi.Logprobs * capacity)()
         self._address = ctypes.addressof(self._structs)
         self._vocab_size = vocab_size
-        # The first ranks of all rows, one row behind the other, and where each begins and ends.
+        # The top tokens of all rows in one array, and where those of each row end.
         self._top_ids: array[int] = array("i")
         self._top: array[float] = array("d")
         self._ends: list[int] = [0]
 
     def ask(self, counts: Sequence[int | None]) -> int:
-        """The address of an array that asks for so many first ranks of each row; of a row with
-        None for nothing, and if all are, NULL."""
+        """Return the address of structs that ask for the top ``count`` tokens of each row, for
+        nothing where it is None; NULL if all are None."""
         if all(count is None for count in counts):
             return 0
         asked = [-1 if count is None else min(count, self._vocab_size) for count in counts]
@@ -179,7 +178,7 @@ class LogprobArray:
         return self._address
 
     def entry(self, row: int, token_id: int) -> TokenLogprobs:
-        """What was found of a row, which asked, and of its token."""
+        """Return the log-probabilities of a row that asked for them."""
         _, rank, logprob, _, _ = _LOGPROBS.unpack_from(self._structs, row * _LOGPROBS.size)
         mine = slice(self._ends[row], self._ends[row + 1])
         top = tuple(zip(self._top_ids[mine], self._top[mine], strict=True))

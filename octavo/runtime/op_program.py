@@ -1,4 +1,4 @@
-"""A model's forward pass, recorded once: the plan of a step, and the native program of it."""
+"""The plan of a model's step, recorded from one forward pass, and its native program."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 
 
 class RecordedAttention:
-    """A ``StepAttention`` that says what is to be kept and attended: the kernels read slots, block
-    tables and lengths themselves."""
+    """A ``StepAttention`` that records its ops. Kernels read slots, block tables and lengths at
+    each step."""
 
     def __init__(self, ops: Ops):
         self._ops = ops
@@ -72,7 +72,7 @@ class RecordedAttention:
 
 
 class RecordingContext:
-    """A ``ForwardContext`` of no step in particular."""
+    """The ``ForwardContext`` of a recording, whose values hold for every step."""
 
     def __init__(self, ops: Ops, token_ids: Value):
         self.ops = ops
@@ -87,7 +87,7 @@ class RecordingContext:
 
 
 def record(model: CausalLM) -> Tape:
-    """Call ``model``, from token ids to logits, with the ops of ``kernels/recorder.py``."""
+    """Record the ops of ``model``, from token ids to logits."""
     ops = create_ops("", candidates=(RECORDER,))
     tape = Tape()
     token_ids = Value(tape, None, ())
@@ -98,26 +98,26 @@ def record(model: CausalLM) -> Tape:
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """A model's step: its phases, and what their weights are called.
+    """A model's step: its fused ops in their order, and the names of their weights.
 
     Args:
-        name_of: the name of a matrix of the phases; matrices that are the same have the same.
+        name_of: returns the name of a matrix; tied matrices have the same name.
     """
 
     ops: Sequence[fused_ops.FusedOp]
     name_of: Callable[[WeightRef], str]
 
     def streams(self, depths: Iterable[int]) -> dict[int, Value]:
-        """The values that are the hidden states of these depths. CannotFuse if there is none."""
+        """Return the hidden states of ``depths`` as values. CannotFuse if one does not exist."""
         return {depth: fused_ops.residual_stream(self.ops, depth)[0] for depth in depths}
 
     def matrices(self) -> Iterator[WeightRef]:
-        """Those of all phases, in their order; one that several phases use, as often."""
+        """Yield the matrices of all fused ops in their order, with repetitions."""
         for op in self.ops:
             yield from matrices_of(op)
 
     def gathered(self) -> set[str]:
-        """The names of those of which a step reads some rows only: an embedding that is no head."""
+        """Return the names of matrices of which a step reads only some rows: untied embeddings."""
         tables: set[str] = set()
         multiplied: set[str] = set()
         for op in self.ops:
@@ -127,13 +127,13 @@ class StepPlan:
 
 
 def matrices_of(op: fused_ops.FusedOp) -> Iterator[WeightRef]:
-    """What a phase multiplies with, or reads rows of."""
+    """Yield the matrices that a fused op multiplies with or reads rows of."""
     for together in products_of(op):
         yield from together
 
 
 def products_of(op: fused_ops.FusedOp) -> Iterator[Sequence[WeightRef]]:
-    """The same, those together that are multiplied with the same rows."""
+    """Yield the matrices of a fused op, those together that multiply the same rows."""
     if isinstance(op, fused_ops.FusedLinear):
         yield [segment.weight for segment in op.segments]
     elif isinstance(op, fused_ops.FusedExperts):
@@ -148,17 +148,17 @@ def products_of(op: fused_ops.FusedOp) -> Iterator[Sequence[WeightRef]]:
 
 
 def share_of(op: fused_ops.FusedOp) -> tuple[int, int] | None:
-    """How many of how many experts a token uses."""
+    """Return the experts that a token uses and their number in all, None for other ops."""
     if not isinstance(op, fused_ops.FusedExperts):
         return None
     return op.routing.top_k, op.routing.num_experts
 
 
 def plan_step(model: CausalLM, activations: str = "auto") -> tuple[StepPlan, dict[str, Weight]]:
-    """The plan of a model that is loaded, and the weights that it uses by name.
+    """Return the plan of a loaded model, and the weights that it uses by name.
 
-    ``activations`` as in ``EngineArgs``: for native kernels; on a GPU, ``ways.py`` has its say.
-    CannotFuse if the model's ops do not make phases.
+    ``activations``: as in ``EngineArgs``, for native kernels; ``kernels/cuda/gemm_dispatch.py``
+    decides on a GPU. CannotFuse if the model's ops cannot be fused.
     """
     assert isinstance(model, Module)
     ops = fuse(record(model))
@@ -173,10 +173,10 @@ def plan_step(model: CausalLM, activations: str = "auto") -> tuple[StepPlan, dic
 
 @dataclass(frozen=True, slots=True)
 class NativeModel:
-    """All that the native kernels need of a model.
+    """A model packed for the native kernels.
 
     Args:
-        weights_bytes: of the weights as the model's files have them.
+        weights_bytes: the size of the weights in the model's files.
     """
 
     plan: StepPlan
@@ -185,7 +185,7 @@ class NativeModel:
 
     @property
     def latent_bytes(self) -> int:
-        """That a program takes for the weights of latent attention, beside the packed ones."""
+        """Size of the weights that a program makes for latent attention, beside packed ones."""
         layers = (
             each for each in self.plan.ops if isinstance(each, fused_ops.FusedLatentAttention)
         )
@@ -202,7 +202,8 @@ class NativeModel:
         max_tokens: int,
         kept: Collection[Value] = (),
     ) -> Program:
-        """The program of a step, which reads this model's memory, and keeps some values."""
+        """Create the program of a step on this model's weights; the values ``kept`` stay
+        readable after a step."""
 
         def struct(matrix: WeightRef) -> abi.Weight:
             return self.packed.struct(self.plan.name_of(matrix))

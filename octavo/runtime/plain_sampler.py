@@ -1,7 +1,7 @@
-"""The sampler of GPUs in operations of PyTorch: slow, on any device, and its twin in tests.
+"""The sampler of GPUs in PyTorch ops: slow, on any device, the reference of the kernels in tests.
 
-It is made of the steps that ``sampler.py`` is made of. But it does all of them to all rows, and
-sorts whole rows, since it may not ask which of them need it.
+It uses the sampling steps of ``sampler.py``, but applies all of them to all rows and sorts whole
+rows, because parameters are on the device, where no control flow may depend on them.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class PlainSampler:
         if asked.masks and rows.masks is not None:
             changed = _masked(changed, field(records, sampling.MASK_ROW, torch.int32), rows.masks)
         peaks, likeliest = highest(changed)
-        drawn = _draw(changed, _Shape.of(records), asked.cuts)
+        drawn = _draw(changed, _RowParameters.of(records), asked.cuts)
         is_greedy = field(records, sampling.TEMPERATURE, torch.float32) == 0
         status = _status(logits.amax(-1), peaks)
         token_ids = torch.where(is_greedy, likeliest, drawn) * (status == sampling.HAS_TOKEN)
@@ -57,8 +57,8 @@ class PlainSampler:
         token_ids.copy_(torch.where(token_ids < 0, last_tokens[slots], token_ids))
 
 
-class _Shape(NamedTuple):
-    """What forms the distribution of each of R rows, and the numbers that are drawn: [R]."""
+class _RowParameters(NamedTuple):
+    """The parameters that shape the distributions of R rows, and their random numbers: [R]."""
 
     temperature: Tensor
     log_min_p: Tensor
@@ -68,7 +68,7 @@ class _Shape(NamedTuple):
     uniform: Tensor
 
     @classmethod
-    def of(cls, records: Tensor) -> _Shape:
+    def of(cls, records: Tensor) -> _RowParameters:
         return cls(
             field(records, sampling.TEMPERATURE, torch.float32),
             field(records, sampling.LOG_MIN_P, torch.float32),
@@ -84,11 +84,11 @@ class _Shape(NamedTuple):
 
 
 def _edited(logits: Tensor, records: Tensor, rows: SamplingTensors) -> Tensor:
-    """Logits with biases and penalties."""
+    """Return the logits with biases and penalties."""
     assert rows.edits is not None and rows.edit_starts is not None
     ends = rows.edit_starts[1 : len(logits) + 1]
     columns = torch.arange(rows.edits.shape[1], dtype=torch.int32, device=logits.device)
-    index = torch.searchsorted(ends, columns, right=True)  # columns of nobody: one row too many
+    index = torch.searchsorted(ends, columns, right=True)  # R for padding columns
     token_ids, counts = rows.edits[0].long(), rows.edits[2]
     repetition, frequency, presence = (
         field(records, word, torch.float32)[index.clamp(max=len(logits) - 1)]
@@ -102,7 +102,7 @@ def _edited(logits: Tensor, records: Tensor, rows: SamplingTensors) -> Tensor:
 
 
 def _masked(logits: Tensor, mask_rows: Tensor, masks: Tensor) -> Tensor:
-    """Logits, -inf where a row has a mask and the token's bit is 0."""
+    """Return the logits, -inf where a row has a mask and the token's bit is 0."""
     tokens = torch.arange(logits.shape[1], device=logits.device)
     words = masks[mask_rows.clamp(min=0).long()][:, tokens >> 5]
     is_allowed = (words >> (tokens & 31) & 1).bool() | (mask_rows < 0).unsqueeze(1)
@@ -110,14 +110,14 @@ def _masked(logits: Tensor, mask_rows: Tensor, masks: Tensor) -> Tensor:
 
 
 def _status(raw_peaks: Tensor, peaks: Tensor) -> Tensor:
-    """What becomes of rows, by their greatest logits before and after all that changed them."""
+    """Return the status of rows by their greatest logits before and after all changes."""
     status = torch.where(peaks == -math.inf, sampling.NO_TOKEN_LEFT, sampling.OVERFLOW)
     status = torch.where(peaks.isfinite(), sampling.HAS_TOKEN, status)
     return torch.where(raw_peaks.isfinite(), status, sampling.BAD_LOGITS)
 
 
-def _draw(logits: Tensor, shape: _Shape, has_cuts: bool) -> Tensor:
-    """A random token of each row, as if none were greedy."""
+def _draw(logits: Tensor, shape: _RowParameters, has_cuts: bool) -> Tensor:
+    """Draw a random token of each row, as if none were greedy."""
     vocab_size = logits.shape[1]
     is_greedy = shape.temperature == 0
     shaped = apply_temperature(logits, torch.where(is_greedy, 1.0, shape.temperature))
@@ -138,7 +138,7 @@ def _draw(logits: Tensor, shape: _Shape, has_cuts: bool) -> Tensor:
 
 
 def _uniform(seed: Tensor, sample_index: Tensor, position: Tensor) -> Tensor:
-    """``runtime/random.py``'s numbers: float64 [R]."""
+    """Return the random numbers of ``runtime/random.py``: float64 [R]."""
     nothing = torch.zeros_like(position)
     counter = (position & _WORD, nothing, sample_index, nothing)
     high, low, _, _ = philox(counter, (seed & _WORD, seed >> 32 & _WORD))
@@ -146,7 +146,7 @@ def _uniform(seed: Tensor, sample_index: Tensor, position: Tensor) -> Tensor:
 
 
 def _write_logprobs(logits: Tensor, token_ids: Tensor, num_top: int, logprobs: Tensor) -> None:
-    """What the logits say of a token of each row, and of the most likely ones."""
+    """Write the log-probability data of a token of each row and of the most likely ones."""
     own = logits.gather(1, token_ids.long().unsqueeze(1))
     top = most_likely(logits, min(num_top, logits.shape[1]))
     field(logprobs, sampling.TOTAL, torch.int64).copy_(token_weights(logits).sum(-1))

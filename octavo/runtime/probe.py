@@ -1,5 +1,7 @@
-"""What runners say of themselves; see ``octavo.core.executor.Probe``. On ops of PyTorch's it is
-``torch_probe.py``."""
+"""Probes of native model runners; see ``octavo.core.executor.Probe``.
+
+``torch_probe.py`` has those of PyTorch ops.
+"""
 
 from __future__ import annotations
 
@@ -14,20 +16,20 @@ from octavo.kernels.cpu.layout import ARITHMETIC, KV_FORMATS, columns_bytes
 from octavo.kernels.cpu.probes import products, reads
 from octavo.kernels.cpu.program import Program
 from octavo.models.footprint import WeightMatrix
-from octavo.runtime.forward import Observed
+from octavo.runtime.forward import ObservedRunner
 
 _KV_NAMES = {format: name for name, format in KV_FORMATS.items()}
 
 
-class Cache(Protocol):
+class SizedCache(Protocol):
     @property
     def bytes_per_token(self) -> float: ...
 
 
 class RunnerProbe:
-    """What is the same whatever a runner computes with."""
+    """The part of a probe that is the same for all backends."""
 
-    def __init__(self, runner: Observed, cache: Cache):
+    def __init__(self, runner: ObservedRunner, cache: SizedCache):
         self._runner, self._cache = runner, cache
 
     @property
@@ -46,9 +48,9 @@ class RunnerProbe:
 
 
 class NativeProbe(RunnerProbe):
-    """Of a step program, with the threads that run it."""
+    """The probe of a native step program."""
 
-    def __init__(self, runner: Observed, program: Program, cache: Cache):
+    def __init__(self, runner: ObservedRunner, program: Program, cache: SizedCache):
         super().__init__(runner, cache)
         self._program, self._library = program, program.library
         self.isa = program.library.isa

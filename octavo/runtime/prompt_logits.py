@@ -1,7 +1,7 @@
-"""What is wanted of the logits at a prompt's positions: log-probabilities, or all of them.
+"""Log-probabilities of prompts, and logits at prompt positions for an observer.
 
-Sampling needs one row of logits for each request. These need many, which a runner computes for
-them alone; here is said which, and what becomes of them.
+Sampling needs one row of logits for each request; these need a row for each prompt position, which
+the model runner computes separately, a few at a time.
 """
 
 from __future__ import annotations
@@ -14,20 +14,21 @@ from octavo.core.batch import ScheduledRequest, StepOutput, TokenLogprobs
 from octavo.core.executor import LogitsObserver
 from octavo.runtime.forward import Forward, Logits
 
-# So many rows at a time bound the memory.
+# Rows of logits at a time, which bounds the memory.
 LOGITS_ROWS = 64
 
 
-def judge_prompt(
+def add_prompt_logprobs(
     item: ScheduledRequest,
     first_row: int,
     forward: Forward,
     observer: LogitsObserver | None,
     output: StepOutput,
 ) -> None:
-    """Log-probabilities of an item's prompt tokens, if asked for, and what an observer wants.
+    """Add the log-probabilities of an item's prompt tokens to ``output``, if they are requested,
+    and show logits to ``observer``.
 
-    ``first_row``: where the item begins in the batch that ``forward`` has run last.
+    ``first_row``: the item's first row in the last batch of ``forward``.
     """
     request = item.request
     before = first_row - item.start
@@ -43,9 +44,9 @@ def judge_prompt(
 def _prompt_logprobs(
     item: ScheduledRequest, before: int, forward: Forward
 ) -> Iterator[TokenLogprobs]:
-    """What the model thought of prompt tokens: position p judges the token at p + 1.
+    """Yield the log-probabilities of prompt tokens: the logits of position p give those of p + 1.
 
-    After a preemption, the positions reported before are computed again and skipped here.
+    After a preemption, positions are computed again; those reported before are skipped.
     """
     request = item.request
     num_top = request.params.prompt_logprobs
@@ -67,7 +68,7 @@ def _as_array(logits: Logits) -> np.ndarray:
 
 
 def _computed(item: ScheduledRequest, wanted: range) -> Iterator[range]:
-    """Those of the wanted positions of a prompt that an item computes, a few at a time."""
+    """Yield the wanted prompt positions that an item computes, LOGITS_ROWS at a time."""
     first = max(item.start, wanted.start)
     stop = min(item.start + item.num_tokens, wanted.stop, item.request.num_prompt_tokens)
     for begin in range(first, stop, LOGITS_ROWS):

@@ -34,7 +34,7 @@ _SCALAR_BELOW = 32
 def philox(
     counter: tuple[Word, Word, Word, Word], key: tuple[Word, Word]
 ) -> tuple[Word, Word, Word, Word]:
-    """The Philox4x32-10 block function: four 32-bit words from a counter and a key.
+    """Compute the Philox4x32-10 block function: four 32-bit words from a counter and a key.
 
     Words are Python ints, uint64 arrays or int64 tensors of equal shape, whose values fit 32 bits.
     """
@@ -49,7 +49,7 @@ def philox(
 
 
 def uniform(seed: int, sample_index: int, position: int, stream: int = 0) -> float:
-    """A number in [0, 1), a multiple of 2**-53, that depends on the arguments alone.
+    """Return a number in [0, 1), a multiple of 2**-53, that depends on the arguments alone.
 
     Args:
         seed: taken modulo 2**64.
@@ -64,7 +64,7 @@ def uniform(seed: int, sample_index: int, position: int, stream: int = 0) -> flo
 def uniforms(
     seeds: Sequence[int], sample_indices: Sequence[int], positions: Sequence[int], stream: int = 0
 ) -> np.ndarray:
-    """``uniform`` for N triples at once: float64 [N], the same bits as N single calls."""
+    """Compute ``uniform`` for N triples at once: float64 [N], the same bits as N calls."""
     if len(seeds) < _SCALAR_BELOW:
         triples = zip(seeds, sample_indices, positions, strict=True)
         return np.array([uniform(*triple, stream) for triple in triples], dtype=np.float64)

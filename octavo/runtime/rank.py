@@ -1,11 +1,9 @@
-"""One rank: a model's weights on one device, its KV pool, and what runs batches on both.
+"""The executor of one device: a model's weights, its KV pool, and the runner of batches.
 
-    rank = Rank.load(spec)          weights, and how to run them
-    rank.capacity                   what fits: an engine is sized by it
-    rank.start(limits)              the KV pool, and room for steps
-    rank.run(batch)
-
-What wires an engine is in ``build.py``, and knows nothing of what is in here.
+rank = Rank.load(spec)          loads weights and chooses kernels
+rank.capacity                   the limits that an engine is sized by
+rank.start(limits)              allocates the KV pool and memory for steps
+rank.submit(batch)              starts a step, as an ``Executor`` of the core does
 """
 
 from __future__ import annotations
@@ -33,7 +31,7 @@ from octavo.runtime.capacity import (
 from octavo.runtime.forward import Forward
 from octavo.runtime.hidden_states import StepFollower
 from octavo.runtime.memory_ledger import KV, MemoryLedger, open_ledger
-from octavo.runtime.model_runner import Runner
+from octavo.runtime.model_runner import ModelRunner
 from octavo.runtime.verification import Acceptance
 from octavo.system import machine
 
@@ -47,8 +45,10 @@ Progress = Callable[[int, int], None]
 
 
 class Rank:
-    """A loaded model on one device. ``kernels`` and ``isa`` say what it is run by, ``pool`` has its
-    threads where they are our own."""
+    """A loaded model on one device; an ``Executor`` (``core/executor.py``) once it is started.
+
+    ``kernels`` and ``isa`` name its backend; ``pool`` is the thread pool of native kernels.
+    """
 
     def __init__(self, spec: RankSpec, model_config: ModelConfig, backend: Backend):
         self.spec = spec
@@ -58,9 +58,9 @@ class Rank:
         self._backend: Backend | None = backend
         self._has_window_tables = backend.has_window_tables
         self._has_sinks = backend.has_sinks
-        self.runner: Runner | None = None
+        self.runner: ModelRunner | None = None
         self._depths: set[int] = set()
-        self._ledger: MemoryLedger | None = None  # of a GPU, once there is a KV pool
+        self._ledger: MemoryLedger | None = None  # of a GPU, once the KV pool exists
 
     @classmethod
     def load(
@@ -69,10 +69,10 @@ class Rank:
         checkpoint: Checkpoint | None = None,
         progress: Progress | None = None,
     ) -> Rank:
-        """Read a model's weights.
+        """Load a model's weights.
 
         Args:
-            checkpoint: that of ``spec.path``, if it is open already.
+            checkpoint: the checkpoint of ``spec.path``, if it is open already.
             progress: called with (bytes loaded, bytes in all).
 
         Raises:
@@ -81,7 +81,7 @@ class Rank:
         from octavo.models.checkpoint import open_checkpoint  # an engine folder has none of that
         from octavo.models.loader import load_checkpoint
 
-        report_bus_errors()  # the files are mapped, and may be cut off under us
+        report_bus_errors()  # mapped files may be truncated while they are read
         checkpoint = checkpoint or open_checkpoint(spec.path)
         config = checkpoint.config().for_length(spec.max_model_len)
         model = load_checkpoint(checkpoint, config, progress=progress)
@@ -96,13 +96,13 @@ class Rank:
         files: Sequence[Path] = (),
         progress: Progress | None = None,
     ) -> Rank:
-        """Of a model that is loaded already; ``files`` are its own, beside which packed weights
-        are kept. ConfigError if ``spec`` asks for what cannot be had."""
+        """Create the rank of a loaded model; packed weights are kept beside its ``files``.
+        ConfigError if ``spec`` asks for kernels that cannot run."""
         return cls(spec, model_config, choose_backend(spec, model, model_config, files, progress))
 
     @property
     def capacity(self) -> Capacity:
-        """What fits beside the weights, now that they are loaded; on a GPU, before the start."""
+        """The capacity beside the loaded weights; on a GPU, valid before the start."""
         ledger = self._open_ledger()
         if ledger is None:
             free = max(0, machine.memory().available - self._planned_bytes)
@@ -122,12 +122,12 @@ class Rank:
 
     @property
     def _planned_bytes(self) -> int:
-        """That the start will take beside keys and values."""
+        """Bytes that the start will allocate beside the KV pool."""
         planned = self._backend.planned_memory() if self._backend is not None else ()
         return sum(line.num_bytes for line in planned)
 
     def _open_ledger(self) -> MemoryLedger | None:
-        """Where the memory of a GPU goes, before the start; of a CPU's nothing is kept back."""
+        """Open the memory ledger of a GPU before the start; return None on a CPU."""
         if self.spec.device == "cpu":
             return None
         from octavo.runtime.device_memory import device_memory
@@ -140,25 +140,25 @@ class Rank:
         )
 
     def start(self, limits: RankLimits, acceptance: Acceptance | None = None) -> None:
-        """Make the KV pool and room for steps; batches may come, up to these limits. Once.
+        """Allocate the KV pool and the memory of steps up to ``limits``. To be called once.
 
-        ``acceptance``: which drafted tokens are right; by default, those that are sampled.
+        ``acceptance``: the rule that accepts drafted tokens; by default exact.
 
         ConfigError if a GPU's memory does not suffice.
         """
         assert self._backend is not None, "a rank is started once"
         with self._within_memory(limits):
             forward = self._backend.create_forward(limits, sorted(self._depths))
-        self.runner = Runner(forward, acceptance)
-        self._backend = None  # with what only the start needs: weights that have been packed
+        self.runner = ModelRunner(forward, acceptance)
+        self._backend = None  # frees what only the start needs, such as unpacked weights
 
     @contextmanager
     def _within_memory(self, limits: RankLimits) -> Iterator[None]:
-        """Has a GPU refuse by its ledger what does not fit: the pool before it is allocated."""
+        """Check a GPU's KV pool against the ledger before its allocation, and explain errors."""
         if self.spec.device == "cpu":
             yield
             return
-        from octavo.runtime.device_memory import out_of_memory_told
+        from octavo.runtime.device_memory import explain_out_of_memory
 
         capacity = self.capacity
         ledger = capacity.ledger
@@ -168,72 +168,74 @@ class Rank:
             slot_bytes = limits.kv_groups.bytes_of_slot(slot_bytes)
         pool_bytes = limits.num_blocks * self.spec.block_size * slot_bytes
         ledger.check_pool(pool_bytes)
-        with out_of_memory_told(KV, lambda: ledger):
+        with explain_out_of_memory(KV, lambda: ledger):
             yield
         self._ledger = ledger.with_pool(pool_bytes)
 
     @property
     def forward(self) -> Forward:
-        """What runs the model, once it is started."""
+        """The forward pass of the model, once the rank is started."""
         return self._started.forward
 
     @property
     def backend(self) -> Backend:
-        """What runs the model, for those who share it: before the start."""
-        assert self._backend is not None, "a rank that has started has let go of it"
+        """The backend of the model, which draft heads share before the start."""
+        assert self._backend is not None, "the backend is released by the start"
         return self._backend
 
     def keep_hidden_states(self, depths: Iterable[int]) -> None:
-        """Have steps keep the hidden states of these depths, for a follower (``hidden_states.py``):
-        before the start."""
-        assert self._backend is not None, "what steps keep is settled by the start"
+        """Have steps keep the hidden states of ``depths`` for a follower (``hidden_states.py``). To
+        be called before the start."""
+        assert self._backend is not None, "hidden states must be requested before the start"
         self._depths.update(depths)
 
     def follow(self, follower: StepFollower) -> None:
         """Show every step to ``follower`` after it has been run."""
         self._started.follower = follower
 
-    @property
-    def num_blocks(self) -> int:
-        """Blocks of the KV pool, once it is started."""
-        return self._started.forward.kv_cache.num_blocks
+    def kv_capacity(self) -> int:
+        return self.forward.kv_cache.num_blocks
 
     @property
-    def shelf(self) -> np.ndarray:
-        """Of what is copied to host memory, once it is started: as ``Blocks.shelf``."""
-        return self._started.forward.kv_cache.shelf
+    def host_blocks(self) -> np.ndarray:
+        """The blocks of the host KV cache, once the rank is started; see ``KVBlocks``."""
+        return self.forward.kv_cache.host_blocks
+
+    # -- the executor, once it is started; see ``core/executor.py`` -----------------------------
 
     @property
     def depth(self) -> int:
-        """How many batches may be under way."""
-        return self._started.depth
+        return self.forward.depth
+
+    @property
+    def feeds_tokens(self) -> bool:
+        return self.forward.depth > 1
 
     def feeds(self, request: Request) -> bool:
-        """As :meth:`octavo.core.executor.Executor.feeds`."""
-        return self._started.feeds(request)
+        return self.forward.feeds(request)
 
     def run(self, batch: Batch) -> StepOutput:
         return self.submit(batch).result()
 
     def submit(self, batch: Batch) -> StepHandle:
-        """ConfigError, from here or from the step's ``result``, if a GPU's memory does not suffice
-        for what the step allocates."""
+        """Start a step. ConfigError, here or from the step's ``result``, if a GPU's memory does not
+        suffice for it."""
         if self._ledger is None:
             return self._started.submit(batch)
-        from octavo.runtime.device_memory import submit_told
+        from octavo.runtime.device_memory import submit_explaining_memory
 
-        return submit_told(self._started.submit, batch, self._ledger)
+        return submit_explaining_memory(self._started.submit, batch, self._ledger)
 
     def probe(self) -> Probe:
-        return self._started.probe()
+        return self.forward.probe(self._started)
 
     def close(self) -> None:
         """Release the KV pool and, with the last reference to it, the model."""
         self.runner = self.pool = None
         if self.spec.device != "cpu":
-            gc.collect()  # a forward refers to itself, and its memory is to be had at once
+            gc.collect()  # a forward refers to itself; its memory must be free at once
 
     @property
-    def _started(self) -> Runner:
+    def _started(self) -> ModelRunner:
         assert self.runner is not None, "start() comes first"
         return self.runner

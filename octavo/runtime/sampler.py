@@ -1,4 +1,4 @@
-"""From logits to tokens: a chain of small pure functions, batched over rows.
+"""The reference sampler: a chain of small pure functions from logits to tokens, batched over rows.
 
     logits [R, V]        NaN, +inf or nothing but -inf: an error, of that row alone
       | a mask (allowed_token_ids, bad_words, min_tokens, ...), logit_bias, penalties
@@ -56,7 +56,7 @@ class SamplerOutput(NamedTuple):
 
 
 def sample(logits: Tensor, rows: Sequence[SamplingRow]) -> SamplerOutput:
-    """The next token of each row of ``logits`` (float32 [R, V], not modified).
+    """Sample the next token of each row of ``logits`` (float32 [R, V], not modified).
 
     Logprobs, for rows that ask for them, are those of ``logits`` before any change. Nothing that
     a row contains raises: what cannot be sampled is reported in ``errors``.
@@ -84,7 +84,7 @@ def sample(logits: Tensor, rows: Sequence[SamplingRow]) -> SamplerOutput:
 def compute_logprobs(
     logits: Tensor, token_ids: Tensor | Sequence[int], num_top: int
 ) -> list[TokenLogprobs]:
-    """Log-probabilities of ``token_ids`` [R] and of the ``num_top`` most likely tokens.
+    """Compute log-probabilities of ``token_ids`` [R] and of the ``num_top`` most likely tokens.
 
     Computed from float32 ``logits`` [R, V] as they are. ``rank`` is one more than the number of
     tokens with a greater logit. A row that holds NaN or +inf, or only -inf, gets NaN.
@@ -116,9 +116,8 @@ def compute_logprobs(
 
 
 def probabilities(logits: Tensor, rows: Sequence[SamplingRow]) -> Tensor:
-    """From what ``sample`` draws the token of each row, none of which is greedy: float32 [R, V].
-
-    Of rows that have no token they mean nothing.
+    """Return the distributions that ``sample`` draws from, of rows that are not greedy: float32
+    [R, V]; undefined for rows without a token.
     """
     params = [row.params for row in rows]
     shaped = _shape(_constrain(logits, rows), params)
@@ -132,7 +131,7 @@ def probabilities(logits: Tensor, rows: Sequence[SamplingRow]) -> Tensor:
 
 
 def _sample_chunk(logits: Tensor, rows: Sequence[SamplingRow]) -> tuple[list[int], dict[int, str]]:
-    """Token ids of all rows, and the errors by row index."""
+    """Return token ids of all rows, and errors by row index."""
     token_ids = [0] * len(rows)
     errors: dict[int, str] = {}
     plain: list[int] = []
@@ -162,7 +161,7 @@ def _choose_plain(
     not_finite: str = BAD_LOGITS,
     all_masked: str = BAD_LOGITS,
 ) -> tuple[list[int], dict[int, str]]:
-    """Token ids of all rows as the logits are, and the errors by row index."""
+    """Return token ids of all rows by unchanged logits, and errors by row index."""
     peaks, best = highest(logits)
     errors = {
         i: all_masked if peak == -math.inf else not_finite
@@ -179,9 +178,9 @@ def _choose_plain(
 
 
 def _constrain(logits: Tensor, rows: Sequence[SamplingRow]) -> Tensor:
-    """Applies what the rows' params and histories demand, in the order of vLLM's sampler.
+    """Apply masks, biases and penalties of rows, in the order of vLLM's sampler.
 
-    Tokens that the vocabulary does not have are no concern of it.
+    Token ids outside the vocabulary are ignored.
     """
     device, vocab_size = logits.device, logits.shape[1]
     masked = [i for i, row in enumerate(rows) if row.bits is not None]
@@ -221,7 +220,7 @@ def _constrain(logits: Tensor, rows: Sequence[SamplingRow]) -> Tensor:
 def _seen_tokens(
     rows: Sequence[SamplingRow], vocab_size: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """What penalties touch: distinct (row, token id) pairs and their counts in the outputs."""
+    """Return the distinct (row, token id) pairs to penalize, and their counts in the outputs."""
     columns = [r.seen_tokens().columns() if r.params.has_penalties else ((), ()) for r in rows]
     index, token_ids = _flatten([ids for ids, _ in columns])
     _, counts = _flatten([counts for _, counts in columns])
@@ -230,7 +229,7 @@ def _seen_tokens(
 
 
 def _draw_rows(logits: Tensor, rows: Sequence[SamplingRow]) -> list[int]:
-    """One random token per row."""
+    """Draw one random token per row."""
     device = logits.device
     params = [row.params for row in rows]
     logits = _shape(logits, params)
@@ -261,7 +260,7 @@ def _draw_rows(logits: Tensor, rows: Sequence[SamplingRow]) -> list[int]:
 
 
 def _shape(logits: Tensor, params: Sequence[SamplingParams]) -> Tensor:
-    """What forms the distribution as a whole, before its ranks are cut."""
+    """Apply temperature, min_p and typical_p, which need no ranking of tokens by others."""
     logits = apply_temperature(logits, _floats([p.temperature for p in params], logits.device))
     min_p = {i: p.min_p for i, p in enumerate(params) if p.min_p > 0}
     logits = _on_rows(apply_min_p, logits, min_p)
@@ -270,11 +269,11 @@ def _shape(logits: Tensor, params: Sequence[SamplingParams]) -> Tensor:
 
 
 def _cut_widths(logits: Tensor, params: Sequence[SamplingParams]) -> tuple[list[int], Tensor]:
-    """How many of each row's most likely tokens top_k and top_p look at; 0 if both are off.
+    """Return how many of each row's most likely tokens top_k and top_p rank, 0 if both are off.
 
     Also int64 [R]: the weight of the whole row where top_p alone cuts it, else 0. There, tokens
     of at most (1 - top_p) / 2V of the mass are left out: all of them together cannot reach the
-    1 - top_p that the cut leaves over, so that the cut comes before any of them.
+    1 - top_p that is cut off, so that the cut comes before any of them.
     """
     vocab_size = logits.shape[1]
     widths = [p.top_k if 0 < p.top_k < vocab_size else 0 for p in params]
@@ -293,7 +292,7 @@ def _cut_widths(logits: Tensor, params: Sequence[SamplingParams]) -> tuple[list[
 
 
 def _similar(widths: Sequence[int]) -> Iterator[list[int]]:
-    """Row indices, grouped so that no row shares a ranking with one of twice its width."""
+    """Yield row indices in groups, in which no width is twice that of another."""
     groups = defaultdict(list)
     for i, width in enumerate(widths):
         groups[0 if width == 0 else max(64, width - 1).bit_length()].append(i)
@@ -308,7 +307,7 @@ def _row_chunks(logits: Tensor) -> Iterator[slice]:
 
 
 def _select(tensor: Tensor, indices: Sequence[int]) -> Tensor:
-    """Rows of a tensor; itself, uncopied, where that is all of them in order."""
+    """Return rows of a tensor; the tensor itself, uncopied, if they are all."""
     if len(indices) == tensor.shape[0]:
         return tensor
     return tensor.index_select(0, torch.tensor(indices, device=tensor.device))
@@ -317,7 +316,7 @@ def _select(tensor: Tensor, indices: Sequence[int]) -> Tensor:
 def _on_rows(
     function: Callable[[Tensor, Tensor], Tensor], logits: Tensor, values: dict[int, float]
 ) -> Tensor:
-    """Applies a step to the rows that have a value for it."""
+    """Apply a sampling step to the rows that have a value for it."""
     if not values:
         return logits
     indices = list(values)
@@ -329,7 +328,7 @@ def _on_rows(
 
 
 def _flatten(token_ids_by_row: Sequence[Sequence[int]]) -> tuple[np.ndarray, np.ndarray]:
-    """Row indices and token ids of a ragged list: int64 [M], int64 [M]."""
+    """Return row indices and token ids of a ragged list: int64 [M], int64 [M]."""
     ragged = [np.asarray(token_ids, dtype=np.int64) for token_ids in token_ids_by_row]
     rows = np.repeat(np.arange(len(ragged)), [len(token_ids) for token_ids in ragged])
     return rows, np.concatenate(ragged)

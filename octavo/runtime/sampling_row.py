@@ -1,4 +1,4 @@
-"""What a sampler needs to know of a request, be it the native one or that in Python."""
+"""Rows of logits with the sampling parameters and history that turn each into a token."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ GREEDY_TEMPERATURE = 1e-5
 
 
 def is_greedy(params: SamplingParams) -> bool:
-    """Whether the likeliest token is taken, and none is drawn."""
+    """Return whether the most likely token is taken, without drawing."""
     return params.temperature < GREEDY_TEMPERATURE
 
 
 @dataclass(slots=True)
 class SamplingRow:
-    """What one row of logits needs to become a token; built by the runner from a request."""
+    """The parameters and history of one row to sample, taken from a request."""
 
     params: SamplingParams
     seed: int  # 64 bits; the request's own, or drawn for it by the front end
     sample_index: int  # which of the n samples this is
     prompt_token_ids: Sequence[int]
     output_token_ids: Sequence[int]  # the token to sample has position len(output_token_ids)
-    bits: Bits | None = None  # which tokens may come; None: all
-    seen: SeenTokens | None = None  # where they are counted already
+    bits: Bits | None = None  # the allowed tokens; None: all
+    seen: SeenTokens | None = None  # counts of tokens, if they exist already
 
     @property
     def is_greedy(self) -> bool:
@@ -57,17 +57,17 @@ class SamplingRow:
 
     @property
     def is_constrained(self) -> bool:
-        """Whether anything but the model has a say in this row's logits."""
+        """True if a mask, a bias or a penalty changes this row's logits."""
         params = self.params
         return self.bits is not None or bool(params.logit_bias) or params.has_penalties
 
 
 @dataclass(frozen=True, slots=True)
 class DraftedRow:
-    """What a row of logits after drafted tokens needs: of its request, as it would be by then."""
+    """The row of a request as it would be after drafted tokens."""
 
     request: Request
-    drafted: tuple[int, ...]  # from the first one that follows the known tokens
+    drafted: tuple[int, ...]  # the path from the last known token
     bits: Bits | None
 
     @property
@@ -102,7 +102,7 @@ class DraftedRow:
 
 
 class _Output(Sequence[int]):
-    """The output of a request, and what is drafted after it, without a copy of the former."""
+    """A request's output followed by drafted tokens, without a copy."""
 
     __slots__ = ("_drafted", "_request")
 
@@ -117,7 +117,7 @@ class _Output(Sequence[int]):
 
 
 def sampling_row(request: Request | DraftedRow) -> SamplingRow:
-    """A request as it is now, in a row of its own."""
+    """Return the row of a request as it is now."""
     if isinstance(request, DraftedRow):
         output = _Output(request.request, request.drafted)
     else:
@@ -134,8 +134,8 @@ def sampling_row(request: Request | DraftedRow) -> SamplingRow:
 
 
 def rows_of(request: Request, draft: Draft) -> list[Request | DraftedRow]:
-    """The rows that a draft makes of a request: as it is now, and as it would be after each drafted
-    token. What each becomes is what a single step would have sampled there."""
+    """Return the rows of a request with a draft: as it is now, and as it would be after each
+    drafted token. Each samples what a single step would have sampled there."""
     paths: list[tuple[int, ...]] = []
     for token_id, parent in zip(draft.token_ids, draft.parents, strict=True):
         paths.append((*(paths[parent] if parent >= 0 else ()), token_id))

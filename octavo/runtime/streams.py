@@ -1,9 +1,8 @@
-"""Work that is queued on a device and done there in the order in which it was queued.
+"""Streams: queues of work that a device does in order, while the host goes on.
 
-Whoever queues goes on at once. So memory of the host that work reads or writes is the work's own
-until an event that was marked after it has come: a buffer that is written too early, or read too
-early, is a wrong answer. ``tests/support/queued_stream.py`` is a stream that puts this to the test:
-it does nothing before it has to.
+Host memory that queued work reads or writes must not be touched until an event marked after it has
+completed: a buffer that is written or read too early gives wrong answers.
+``tests/support/queued_stream.py`` tests this with a stream that defers all work as long as it may.
 """
 
 from __future__ import annotations
@@ -20,21 +19,21 @@ Work = Callable[[], None]
 
 class Event(Protocol):
     def wait(self) -> None:
-        """Until all that was queued before this event is done."""
+        """Wait until all work that was queued before this event is done."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
-class Graph:
-    """Work that was captured. ``replay``, launched, does it again: in the same memory, whatever is
-    in there by then, and with nothing left to decide."""
+class CapturedGraph:
+    """Captured work. Launching ``replay`` does it again with the present content of the same
+    memory."""
 
     replay: Work
-    num_bytes: int  # of the device's memory, which it holds as long as it lives
+    num_bytes: int  # of device memory, held as long as the graph lives
 
 
 class Stream(Protocol):
-    """The queue of a device. ``captures``: whether to replay work is any faster than to do it."""
+    """The queue of a device. ``captures``: replaying captured work is faster than launching it."""
 
     @property
     def device(self) -> torch.device: ...
@@ -43,32 +42,30 @@ class Stream(Protocol):
     def captures(self) -> bool: ...
 
     def host_buffer(self, count: int, dtype: torch.dtype) -> Tensor:
-        """Zeros [count] of the host's memory, which copies to and from the device need not wait
-        for: pinned, where the device is a GPU. Copies from it that were launched find it as it was,
-        even if nobody refers to it any more."""
+        """Allocate zeros [count] in host memory, pinned for a GPU, so that copies are asynchronous.
+        The memory is not reused before launched copies from it are done, even if it is freed."""
         ...
 
     def catch_up(self) -> None:
-        """Have what is launched from now on wait for what has been done to tensors outside of this
-        queue: zeros that were written, weights that were packed."""
+        """Have later work wait for operations outside of this queue, such as zeros that were
+        written and weights that were packed."""
         ...
 
     def launch(self, work: Work) -> None:
-        """Queue what ``work`` does to tensors. It may be called at once or later, but not after
-        work that is launched later; so what it reads of the host's is settled when it is launched.
-        """
+        """Queue the tensor operations of ``work``, which is called at once or later, in order. So
+        host memory that it reads must have its content when it is launched."""
         ...
 
     def mark(self) -> Event: ...
 
-    def capture(self, work: Work) -> Graph:
-        """Capture ``work``, which must have been launched before, in its present shape: it waits
-        for nothing, and allocates nothing that others see. Nothing is computed by this."""
+    def capture(self, work: Work) -> CapturedGraph:
+        """Capture ``work``, which must have been launched before, without running it. It must not
+        wait, and its allocations stay in the graph."""
         ...
 
 
 class HostStream:
-    """The CPU, which does everything at once."""
+    """The CPU, where work is done at once."""
 
     device = torch.device("cpu")
     captures = False
@@ -84,22 +81,22 @@ class HostStream:
             work()
 
     def mark(self) -> Event:
-        return _PAST
+        return _FINISHED
 
-    def capture(self, work: Work) -> Graph:
-        return Graph(work, 0)
+    def capture(self, work: Work) -> CapturedGraph:
+        return CapturedGraph(work, 0)
 
 
-class _Past:
+class _FinishedEvent:
     def wait(self) -> None:
         pass
 
 
-_PAST = _Past()
+_FINISHED = _FinishedEvent()
 
 
 class CudaStream:
-    """A stream of a GPU's own, beside the default one, on which nothing can be captured."""
+    """A CUDA stream other than the default one, on which nothing can be captured."""
 
     captures = True
 
@@ -109,8 +106,8 @@ class CudaStream:
         self._pool = torch.cuda.graph_pool_handle()
 
     def host_buffer(self, count: int, dtype: torch.dtype) -> Tensor:
-        # PyTorch gives such memory to others only when copies from it have been done, in the
-        # streams in which they were launched.
+        # PyTorch reuses pinned memory only after copies from it are done, on the streams on which
+        # they were launched.
         return torch.zeros(count, dtype=dtype, pin_memory=True)
 
     def catch_up(self) -> None:
@@ -123,24 +120,24 @@ class CudaStream:
     def mark(self) -> Event:
         return _CudaEvent(self._stream.record_event())
 
-    def capture(self, work: Work) -> Graph:
+    def capture(self, work: Work) -> CapturedGraph:
         torch.cuda.synchronize(self.device)
-        torch.cuda.empty_cache()  # as capturing does: what is free by then counts
+        torch.cuda.empty_cache()  # as capturing does, so that the difference counts
         free, _ = torch.cuda.mem_get_info(self.device)
         graph = torch.cuda.CUDAGraph()
-        # Other threads may ask the driver for what they like meanwhile.
+        # "thread_local": other threads may call the driver meanwhile.
         capturing = torch.cuda.graph(graph, self._pool, self._stream, "thread_local")
-        # A capture that fails leaves its stream behind as the current one: so it is that before.
+        # A failed capture leaves its stream as the current one: so make it current before.
         try:
             with torch.inference_mode(), torch.cuda.stream(self._stream), capturing:
                 work()
         except RuntimeError:
-            # Its pool may be left as one that is still captured into, and then is good for nothing
-            # more (PyTorch's CUDAGraph::capture_end, where the driver refuses to end a capture).
+            # The pool may stay in the state of being captured into, and is then unusable (PyTorch's
+            # CUDAGraph::capture_end, where the driver fails to end a capture).
             self._pool = torch.cuda.graph_pool_handle()
             raise
         left, _ = torch.cuda.mem_get_info(self.device)
-        return Graph(graph.replay, max(0, free - left))
+        return CapturedGraph(graph.replay, max(0, free - left))
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Runs a model on ops of PyTorch's, one call each: on a GPU, or where native kernels cannot."""
+"""The backend that runs a model by PyTorch ops, where no kernels of octavo can run it."""
 
 from __future__ import annotations
 
@@ -14,29 +14,29 @@ from octavo.layers.tensors import with_tensors
 from octavo.models.config import ModelConfig
 from octavo.models.loader import weights_bytes
 from octavo.models.registry import CausalLM
-from octavo.runtime.backends import state_memory
 from octavo.runtime.capacity import RankLimits, RankSpec, kv_dtype_of
-from octavo.runtime.device_memory import device_memory, out_of_memory_told
+from octavo.runtime.device_memory import device_memory, explain_out_of_memory
 from octavo.runtime.eager_forward import EagerForward
 from octavo.runtime.kv_cache import create_kv_cache
 from octavo.runtime.memory_ledger import (
     WEIGHTS,
-    Line,
+    MemoryLine,
     activations_line,
     check_weights,
     logits_bytes,
     open_ledger,
     tokens_line,
 )
+from octavo.runtime.state_memory import create_state_memory
 
 Progress = Callable[[int, int], None]
 
-# Sorted, with their places, as probabilities and as sums of these.
+# Copies of logits while sampling: sorted, their indices, as probabilities and as sums of these.
 _COPIES_OF_LOGITS = 5
 
 
 class TorchBackend:
-    """The reference ops, one call each."""
+    """A model on the reference ops, one PyTorch call each."""
 
     isa = None
     pool = None
@@ -55,12 +55,12 @@ class TorchBackend:
                 f"activations {spec.activations} needs the native CPU kernels, or a GPU's: the "
                 "reference ops round none"
             )
-        assert isinstance(model, Module)  # as all of our own
+        assert isinstance(model, Module)  # as all models of octavo
         self._spec, self._model_config = spec, model_config
         self._device = torch.device(spec.device)
         if self._device.type != "cpu":
             check_weights(device_memory(spec.device), weights_bytes(model))
-        with out_of_memory_told(
+        with explain_out_of_memory(
             WEIGHTS, lambda: open_ledger(device_memory(spec.device), 1.0, 0, ())
         ):
             self._model = with_tensors(model, self._device, getattr(torch, spec.dtype), progress)
@@ -71,9 +71,9 @@ class TorchBackend:
             spec.threads or min(torch.get_num_threads(), library.usable_threads())
         )
 
-    def planned_memory(self) -> Sequence[Line]:
-        """Of tensors that come and go, so that what they take at most is not known: values are held
-        in ``dtype`` and, for a while, in float32; and so is one matrix, the head above all."""
+    def planned_memory(self) -> Sequence[MemoryLine]:
+        """Estimate the memory of temporary tensors, whose peak is not known: activations in
+        ``dtype`` and in float32, and one matrix in float32, the head at most."""
         model, spec = self._model_config, self._spec
         heads = (model.num_heads + 2 * model.num_kv_heads) * model.head_dim
         values = 4 * model.hidden_size + 3 * model.intermediate_size + 2 * heads
@@ -81,7 +81,9 @@ class TorchBackend:
         num_bytes = spec.max_num_batched_tokens * values * value_bytes
         return (
             activations_line(num_bytes, "estimated"),
-            Line("a matrix in float32", 4 * model.vocab_size * model.hidden_size, "estimated"),
+            MemoryLine(
+                "a matrix in float32", 4 * model.vocab_size * model.hidden_size, "estimated"
+            ),
             tokens_line(
                 _COPIES_OF_LOGITS * logits_bytes(spec.max_num_seqs, model.vocab_size), "estimated"
             ),
@@ -106,5 +108,5 @@ class TorchBackend:
             limits.max_num_batched_tokens,
             depths,
             limits.kv_groups,
-            state_memory(model, limits),
+            create_state_memory(model.state_layers, limits.num_state_slots),
         )

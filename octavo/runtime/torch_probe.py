@@ -1,4 +1,4 @@
-"""What a runner on ops of PyTorch's says of itself; see ``octavo.core.executor.Probe``."""
+"""Probes of model runners on PyTorch; see ``octavo.core.executor.Probe``."""
 
 from __future__ import annotations
 
@@ -13,17 +13,19 @@ from octavo.layers.linear import Linear, LMHead
 from octavo.layers.module import Module
 from octavo.models.footprint import WeightMatrix
 from octavo.models.registry import CausalLM
-from octavo.runtime.forward import Observed
-from octavo.runtime.probe import Cache, RunnerProbe
+from octavo.runtime.forward import ObservedRunner
+from octavo.runtime.probe import RunnerProbe, SizedCache
 
 
 class DeviceProbe(RunnerProbe):
-    """Of a device as PyTorch runs it. Arithmetic is called by the type of what is multiplied:
+    """The probe of a device under PyTorch. Arithmetic is named by the multiplied type, such as
     "torch float32"."""
 
     isa: str | None = None
 
-    def __init__(self, runner: Observed, cache: Cache, device: torch.device, dtype: torch.dtype):
+    def __init__(
+        self, runner: ObservedRunner, cache: SizedCache, device: torch.device, dtype: torch.dtype
+    ):
         super().__init__(runner, cache)
         self._device = device
         self.attention_arithmetic = arithmetic_of(dtype)
@@ -40,13 +42,13 @@ class DeviceProbe(RunnerProbe):
 
 
 class TorchProbe(DeviceProbe):
-    """Of a model that runs op by op, in the type of the activations."""
+    """The probe of a model that runs op by op, in the type of the activations."""
 
     def __init__(
         self,
-        runner: Observed,
+        runner: ObservedRunner,
         model: CausalLM,
-        cache: Cache,
+        cache: SizedCache,
         device: torch.device,
         dtype: torch.dtype,
     ):
@@ -70,20 +72,20 @@ class TorchProbe(DeviceProbe):
 
 
 class FusedProbe(DeviceProbe):
-    """Of a model that runs phase by phase.
+    """The probe of a model that runs by fused ops.
 
     Args:
-        weights: what phases multiply with, whether it is the head, and its share if it is an
-            expert's.
-        multiplied_as: the type in which many rows are multiplied with a weight.
+        weights: triples of whether a weight is the head, the weight, and for experts how many of
+            how many a token uses.
+        multiplied_as: returns the type in which many rows are multiplied with a weight.
     """
 
     def __init__(
         self,
-        runner: Observed,
+        runner: ObservedRunner,
         weights: Iterable[tuple[bool, DeviceWeight, tuple[int, int] | None]],
         multiplied_as: Callable[[DeviceWeight], torch.dtype],
-        cache: Cache,
+        cache: SizedCache,
         device: torch.device,
         dtype: torch.dtype,
     ):
@@ -112,25 +114,26 @@ _PREFIX = "torch "
 
 
 def products(device: torch.device, dtype: torch.dtype) -> Callable[[int], float]:
-    """``run(rounds)`` multiplies square matrices of a type as fast libraries do, and returns the
-    operations. RuntimeError where a device has no such products, as FP8 before compute 8.9."""
+    """Return ``run(repeats)``, which multiplies square matrices of a type by the device's libraries
+    and returns the number of operations. RuntimeError where the device has no such products, as
+    FP8 before compute capability 8.9."""
     size = 512 if device.type == "cpu" else 8192
     multiply = _product(torch.ones(size, size, device=device).to(dtype))
 
-    def run(rounds: int) -> float:
+    def run(repeats: int) -> float:
         with torch.inference_mode():
-            for _ in range(rounds):
+            for _ in range(repeats):
                 multiply()
         _finish(device)
-        return 2.0 * size**3 * rounds
+        return 2.0 * size**3 * repeats
 
-    run(1)  # the first one loads what it runs
+    run(1)  # the first call loads the kernels
     return run
 
 
 def reads(device: torch.device) -> Callable[[], float]:
-    """``run()`` copies more memory than any cache holds, and returns the bytes: those that were
-    read, and as many written."""
+    """Return ``run()``, which copies more memory than any cache holds and returns the bytes that
+    were read and written."""
     num_bytes = READ_BYTES * (1 if device.type == "cpu" else 8)
     memory = torch.ones(num_bytes, dtype=torch.uint8, device=device)
 
@@ -145,7 +148,7 @@ def reads(device: torch.device) -> Callable[[], float]:
 
 
 def _product(factors: torch.Tensor) -> Callable[[], torch.Tensor]:
-    transposed = factors.t()  # as weights [N, K] are, and as these libraries want 8 bits to be
+    transposed = factors.t()  # like weights [N, K], and as the libraries require for 8 bits
     if factors.dtype == torch.int8:
         return lambda: torch._int_mm(factors, transposed)
     if factors.dtype == torch.float8_e4m3fn:

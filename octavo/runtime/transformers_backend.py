@@ -1,5 +1,7 @@
-"""Runs a model as transformers has it, with our scheduler and paged cache: slower than any kernels
-of ours, for families that octavo has none of."""
+"""The backend that runs a model of the transformers library, with octavo's scheduler and KV cache.
+
+It is slower than octavo's kernels, and serves the families that octavo does not implement.
+"""
 
 from __future__ import annotations
 
@@ -17,14 +19,15 @@ from octavo.models.footprint import WeightMatrix
 from octavo.models.transformers_model import TransformersModel
 from octavo.runtime.capacity import RankLimits, RankSpec, kv_dtype_of
 from octavo.runtime.eager_forward import EagerForward
-from octavo.runtime.forward import Observed
+from octavo.runtime.forward import ObservedRunner
 from octavo.runtime.kv_cache import KVCache, create_kv_cache
-from octavo.runtime.memory_ledger import Line, activations_line
+from octavo.runtime.memory_ledger import MemoryLine, activations_line
 from octavo.runtime.torch_probe import DeviceProbe, arithmetic_of
 
 
 class TransformersBackend:
-    """A :class:`octavo.runtime.backends.Backend`. ConfigError for what needs kernels of ours."""
+    """A :class:`octavo.runtime.backends.Backend`. ConfigError for settings that need octavo's
+    kernels."""
 
     name = "transformers"
     isa = None
@@ -41,8 +44,8 @@ class TransformersBackend:
             spec.threads or min(torch.get_num_threads(), library.usable_threads())
         )
 
-    def planned_memory(self) -> Sequence[Line]:
-        """As if no more than two layers' activations were alive at once."""
+    def planned_memory(self) -> Sequence[MemoryLine]:
+        """Estimate the memory of temporary tensors: the activations of two layers."""
         model, spec = self._model_config, self._spec
         values = 8 * model.hidden_size + 4 * model.intermediate_size
         value_bytes = getattr(torch, spec.dtype).itemsize + 4
@@ -76,17 +79,17 @@ class TransformersBackend:
 class _TransformersForward(EagerForward):
     model: TransformersModel
 
-    def probe(self, runner: Observed) -> Probe:
+    def probe(self, runner: ObservedRunner) -> Probe:
         dtype = getattr(torch, self._ops.dtype)
         return _Probe(runner, self.model, self.kv_cache, self._device, dtype)
 
 
 class _Probe(DeviceProbe):
-    """Its matrices are the linears that transformers made."""
+    """The probe of a transformers model, whose matrices are its ``nn.Linear`` modules."""
 
     def __init__(
         self,
-        runner: Observed,
+        runner: ObservedRunner,
         model: TransformersModel,
         cache: KVCache,
         device: torch.device,

@@ -84,7 +84,6 @@ def _load_engine(
     args: EngineArgs, progress: Callable[[int, int], None] | None, is_served: bool
 ) -> LoadedEngine:
     import octavo.runtime.rank  # noqa: F401  (with numpy: of any model, and so of no phase)
-    from octavo.executor.local import LocalExecutor
 
     phases = _Phases()
     source = open_source(hub.resolve(args.model), args.model_impl)
@@ -111,7 +110,7 @@ def _load_engine(
     rank.start(limits, acceptance_of(args.speculation()))
     proposer = drafter.start(limits) if drafter is not None else None
     store = _open_store(config, spec, rank, model_config, source.path)
-    engine = build_engine(config, LocalExecutor(rank), proposer=proposer, store=store)
+    engine = build_engine(config, rank, proposer=proposer, store=store)
     phases.end("program")
     eos_token_ids = {*tokenizer.stop_token_ids, *model_config.eos_token_ids}
     info = {
@@ -196,7 +195,7 @@ def _rank_limits(config: EngineConfig) -> RankLimits:
         max_model_len=scheduler.max_model_len,
         max_num_batched_tokens=scheduler.max_num_batched_tokens,
         kv_groups=config.cache.groups,
-        num_shelf_blocks=0 if config.cache.offload is None else config.cache.offload.num_places,
+        num_host_blocks=0 if config.cache.offload is None else config.cache.offload.num_places,
         num_state_slots=config.cache.num_state_slots,
     )
 
@@ -220,7 +219,7 @@ def _open_store(
     def rule() -> RestoreRule:
         return foreseen_rule(model, rank.probe(), config.scheduler)
 
-    rows = [memoryview(row) for row in rank.shelf]
+    rows = [memoryview(row) for row in rank.host_blocks]
     sizes = cache.num_blocks, cache.block_size, cache.windows
     return open_store(cache.offload, rows, *sizes, identity, rule)
 

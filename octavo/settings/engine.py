@@ -473,7 +473,7 @@ def resolve(args: EngineArgs, capacity: Capacity) -> EngineConfig:
             max_queued_requests=args.max_queued_requests,
             max_queued_tokens=args.max_queued_tokens,
             target_step_seconds=(args.itl_target_ms or 0.0) / 1e3,
-            max_rounds=capacity.max_rounds,
+            max_multi_steps=capacity.max_multi_steps,
             sink_windows=sink_windows,
         ),
         choices=tuple(choices),

@@ -27,8 +27,8 @@ def costs(model: StepModel, block_size: int) -> Costs:
 
     return Costs(
         lambda batch: model.seconds(batch, shared(batch)),
-        lambda batch: model.cost(batch.items, batch.num_rounds, shared(batch)).total.low,
-        lambda batch: model.cost(batch.items, batch.num_rounds, shared(batch)).total.high,
+        lambda batch: model.cost(batch.items, batch.num_multi_steps, shared(batch)).total.low,
+        lambda batch: model.cost(batch.items, batch.num_multi_steps, shared(batch)).total.high,
     )
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from octavo.base.errors import ConfigError
-from octavo.core.lookahead import MAX_ROUNDS
+from octavo.core.lookahead import MAX_MULTI_STEPS
 from octavo.cost.engine_profile import EngineProfile, Limits, profile
 from octavo.cost.hardware import Device
 from octavo.cost.hardware_table import find_device
@@ -255,7 +255,7 @@ def _engine_config(
         kv_bytes_per_token=int(held.kv_bytes_per_token),
         kv_memory_bytes=max(0, held.kv_bytes),
         kv_dtype=precision.kv.name,
-        max_rounds=MAX_ROUNDS if is_ours and on_cpu else 1,
+        max_multi_steps=MAX_MULTI_STEPS if is_ours and on_cpu else 1,
     )
     return resolve(args, capacity)
 

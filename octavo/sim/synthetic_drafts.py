@@ -10,7 +10,7 @@ from octavo.settings.speculation import SpeculativeConfig
 from octavo.speculation.synthetic import SyntheticProposer
 
 if TYPE_CHECKING:
-    from octavo.runtime.acceptance import Synthetic
+    from octavo.runtime.acceptance import SyntheticAcceptance
 
 
 def check_drafts(config: SpeculativeConfig | None) -> None:
@@ -19,7 +19,7 @@ def check_drafts(config: SpeculativeConfig | None) -> None:
         acceptance(config)
 
 
-def acceptance(config: SpeculativeConfig) -> Synthetic:
+def acceptance(config: SpeculativeConfig) -> SyntheticAcceptance:
     """Which drafted tokens are right: by coins that depend on the request and the place alone."""
     rates = config.synthetic_acceptance_rates
     if config.method != "auto" or rates is None:
@@ -27,9 +27,11 @@ def acceptance(config: SpeculativeConfig) -> Synthetic:
             "a simulation has no text to guess from: say how often guesses are right, as in "
             "--speculative-config '{\"synthetic_acceptance_rates\": [0.8, 0.7, 0.6]}'"
         )
-    from octavo.runtime.acceptance import Synthetic  # and numpy, which a start needs not wait for
+    from octavo.runtime.acceptance import (
+        SyntheticAcceptance,  # and numpy, which a start needs not wait for
+    )
 
-    return Synthetic(rates)
+    return SyntheticAcceptance(rates)
 
 
 def draft_proposer(config: SpeculativeConfig) -> DraftProposer:

@@ -22,7 +22,7 @@ from typing import Protocol
 
 from octavo.core.batch import Batch, Draft
 from octavo.core.drafting import DraftingRequest, DraftProposer
-from octavo.core.lookahead import rounds_in_time
+from octavo.core.lookahead import multi_steps_in_time
 from octavo.core.request import Request
 from octavo.speculation.analysis import best_drafts
 from octavo.speculation.draft_candidates import DraftCandidate
@@ -36,8 +36,8 @@ _LEAST_GAIN = 1.04
 # many each time, up to so many.
 _FIRST_REST = 2
 _LONGEST_REST = 32
-# A lone stream decodes in rounds when nobody is asked, which is that much faster.
-_ROUNDS_GAIN = 0.06
+# A lone stream takes several steps in one call when it does not draft, which is that much faster.
+_MULTI_STEP_GAIN = 0.06
 # Tokens that asking saves are expected to be so many at first, and judged by about so many times.
 _FIRST_GAIN = 0.2
 _GAIN_SPAN = 8
@@ -182,8 +182,8 @@ class AutoProposer:
         self._asking_seconds += 0.1 * (each - self._asking_seconds)
         step = self._times.seconds(len(openings)) if self._times.is_known else 1.0
         share = len(openings) * self._asking_seconds / step
-        if len(openings) == 1 and rounds_in_time(2, step) == 2:
-            share += _ROUNDS_GAIN
+        if len(openings) == 1 and multi_steps_in_time(2, step) == 2:
+            share += _MULTI_STEP_GAIN
         longest = min(_LONGEST_REST, int(share / _ASKING_SHARE))
         for request, _ in openings:
             standing = self._standings[request.request_id]

@@ -1,7 +1,7 @@
 """Drafts from a model: chains that it goes on with from its own tokens, for many requests at once.
 
 A call is a step that computes what the model lacks of each request and samples a first token, and
-then rounds in which each request goes on from its last one, as long as it is likely enough to be
+then steps in which each request goes on from its last one, as long as it is likely enough to be
 right. Answers do not depend on a draft, so that what goes wrong here costs speed and nothing else.
 """
 
@@ -225,7 +225,7 @@ class AutoregressiveProposer:
         while going := [c for c in chains if c.token_ids and not c.is_over]:
             if self._has_failed:  # slots that others share may be spoilt
                 break
-            self._step([_Work(chain, 1, self._num_rounds(chain)) for chain in going])
+            self._step([_Work(chain, 1, self._num_multi_steps(chain)) for chain in going])
 
     def _catch_up(self, chains: Sequence[_Chain], *, is_alone: bool) -> list[_Work]:
         """A step towards the last known token of each, within bounds: who lacks much of a prompt
@@ -244,7 +244,7 @@ class AutoregressiveProposer:
             works.append(_Work(chain, count, num_sampled=int(count == missing)))
         return works
 
-    def _num_rounds(self, chain: _Chain) -> int:
+    def _num_multi_steps(self, chain: _Chain) -> int:
         """Tokens to ask for at once: as far as it goes if it remains as sure as it is now."""
         most = chain.room - len(chain.token_ids)
         least = self._limits.min_probability

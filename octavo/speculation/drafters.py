@@ -169,8 +169,8 @@ def acceptance_of(config: SpeculativeConfig | None) -> Acceptance | None:
     """The rule by which drafts are verified, None for the exact one."""
     if config is None or (config.acceptance, config.synthetic_acceptance_rates) == ("exact", None):
         return None
-    from octavo.runtime.acceptance import Synthetic, Typical
+    from octavo.runtime.acceptance import SyntheticAcceptance, TypicalAcceptance
 
     if config.synthetic_acceptance_rates is not None:
-        return Synthetic(config.synthetic_acceptance_rates)
-    return Typical()
+        return SyntheticAcceptance(config.synthetic_acceptance_rates)
+    return TypicalAcceptance()

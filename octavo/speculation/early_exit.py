@@ -19,7 +19,7 @@ from octavo.core.request import Request
 from octavo.core.sampling_params import SamplingParams
 from octavo.runtime.capacity import RankLimits
 from octavo.runtime.forward import Forward
-from octavo.runtime.model_runner import Runner
+from octavo.runtime.model_runner import ModelRunner
 from octavo.settings.speculation import SpeculativeConfig
 from octavo.speculation.autoregressive import AutoregressiveLimits, AutoregressiveProposer
 from octavo.speculation.draft_kv import TargetKV
@@ -68,7 +68,7 @@ class EarlyExit:
             best = self._best_exit(forward, limits)
             layer, num_tokens, least = best.layer, best.num_tokens, best.least_probability
         return AutoregressiveProposer(
-            Runner(forward.exit_after(layer)).run,
+            ModelRunner(forward.exit_after(layer)).run,
             TargetKV(),
             AutoregressiveLimits(
                 max_tokens=config.num_speculative_tokens or num_tokens,
@@ -192,7 +192,7 @@ class Rehearsal:
         self._request.token_ids = [*text[: start + 1]]
         draft = Draft.chain(text[start + 1 :]) if count > 1 else None
         item = ScheduledRequest(self._request, start, count, count, draft)
-        return self._forward.run(Batch(0, (item,))).tokens[0]
+        return self._forward.submit(Batch(0, (item,))).result().tokens[0]
 
     def seconds(self, text: Sequence[int], num_tokens: int) -> float:
         """That a step of the last so many tokens of a text takes."""

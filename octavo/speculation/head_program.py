@@ -3,7 +3,7 @@
     program = HeadProgram(module, target, max_rows)
     program.input("hidden")[:2] = ...       of the rows to come
     program.run(2, ...)                     the most likely tokens of rows, with their probabilities
-    program.hidden[:2]                      what the head's own norm read: for a next round
+    program.hidden[:2]                      what the head's own norm read: for a next step
 
 Matrices of floats are packed with 8 bits, where the target has none of its own to share: a head is
 bound by memory as a model is, and what rounding changes is a guess.
@@ -147,7 +147,7 @@ class HeadProgram:
         batch = abi.Batch(
             seqs=sequences,
             token_ids=ids.ctypes.data,
-            num_rounds=1,
+            num_multi_steps=1,
             num_out=count,
             out_rows=out.ctypes.data,
             logits=self._logits.ctypes.data,

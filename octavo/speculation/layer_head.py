@@ -24,7 +24,7 @@ from octavo.kernels.cpu.layout import KV_FORMATS
 from octavo.models.config import ModelConfig
 from octavo.models.footprint import native_kv_bytes_per_token
 from octavo.runtime.capacity import RankLimits
-from octavo.runtime.hidden_states import Computed, States
+from octavo.runtime.hidden_states import ComputedTokens, States
 from octavo.runtime.native_kv_cache import create_native_cache
 from octavo.speculation.draft_tree import DraftTree, TreeShape, drafts_of
 from octavo.speculation.head_program import HeadCandidate, HeadModule, HeadProgram, Runs
@@ -52,7 +52,7 @@ class LayerKV:
             limits.num_blocks,
             native.block_size,
             KV_FORMATS[_KV_DTYPE],
-            num_shelf_blocks=limits.num_shelf_blocks,
+            num_host_blocks=limits.num_host_blocks,
         )
         self.layout = self.cache.layout()
 
@@ -106,7 +106,7 @@ class LayerProposer:
 
     # -- following the target --------------------------------------------------------------------
 
-    def follow(self, batch: Batch, computed: Sequence[Computed], states: States) -> None:
+    def follow(self, batch: Batch, computed: Sequence[ComputedTokens], states: States) -> None:
         """As of ``StepFollower``: run over what the target has computed."""
         begin = time.perf_counter()
         self._kv.cache.copy_blocks(batch.block_copies)
@@ -114,7 +114,7 @@ class LayerProposer:
             self._run_over(computed, states)
         self.seconds += time.perf_counter() - begin
 
-    def _run_over(self, computed: Sequence[Computed], states: States) -> None:
+    def _run_over(self, computed: Sequence[ComputedTokens], states: States) -> None:
         rows = [row for each in computed for row in each.rows]
         features = np.concatenate([states(depth)[rows] for depth in self._depths], axis=1)
         self._program.input(FEATURE)[: len(rows)] = self._make_features(features)

@@ -17,8 +17,8 @@ from octavo.speculation.token_index import TokenIndex
 
 # A step of eight rows is what the kernels compute in one pass: the last known token and these.
 DEFAULT_TOKENS = 7
-# A request without anything to go by for so many tokens may run ahead, or go in rounds, until there
-# is something again; before that the next token is likely to bring it.
+# A request without anything to go by for so many tokens may run ahead, or take several steps at
+# once, until there is something again; before that the next token is likely to bring it.
 PATIENCE = 8
 
 

@@ -10,7 +10,7 @@ import numpy as np
 from octavo.core.batch import Batch, Draft
 from octavo.core.drafting import DraftingRequest
 from octavo.core.request import Request
-from octavo.runtime.hidden_states import Computed, States
+from octavo.runtime.hidden_states import ComputedTokens, States
 from octavo.speculation.draft_tree import TreeShape
 
 
@@ -25,7 +25,7 @@ class LastStates:
         self._norm = norm
         self._kept: dict[str, tuple[int, np.ndarray]] = {}  # position, state
 
-    def follow(self, batch: Batch, computed: Sequence[Computed], states: States) -> None:
+    def follow(self, batch: Batch, computed: Sequence[ComputedTokens], states: States) -> None:
         """As of ``StepFollower``."""
         ends = [each for each in computed if each.samples]
         if ends:

@@ -58,7 +58,7 @@ class StepTimes:
         return self._step > 0
 
     def observe(self, batch: Batch, seconds: float) -> None:
-        """A step took so long. Nothing is learned of those with prompts or rounds in them."""
+        """A step took so long. Those with prompts, or with several decode steps, teach nothing."""
         rows = 0
         for item in batch.items:
             if item.num_sampled != item.num_tokens:

@@ -17,8 +17,8 @@ from octavo.cost.work import Span, passes
 STEP, SEQUENCE, PASS, ROW, KEY, SCORE = 2e-4, 1e-5, 2e-3, 2e-5, 1e-8, 3e-10
 
 
-def features_of(spans: list[Span], num_rounds: int = 1) -> tuple[StepFeatures, ...]:
-    return tuple(StepFeatures.of(rows) for rows in passes(spans, num_rounds))
+def features_of(spans: list[Span], num_multi_steps: int = 1) -> tuple[StepFeatures, ...]:
+    return tuple(StepFeatures.of(rows) for rows in passes(spans, num_multi_steps))
 
 
 def true_seconds(made: tuple[StepFeatures, ...]) -> float:
@@ -33,7 +33,7 @@ def true_seconds(made: tuple[StepFeatures, ...]) -> float:
 
 
 def steps(noise: float = 0.0, seed: int = 0) -> list[TimedStep]:
-    """Rounds, batches that decode, prompts, and both."""
+    """Multi-step decoding, batches that decode, prompts, and both."""
     rng = random.Random(seed)
     shapes: list[tuple[list[Span], int]] = []
     for _ in range(60):
@@ -41,7 +41,7 @@ def steps(noise: float = 0.0, seed: int = 0) -> list[TimedStep]:
         prompt = Span(rng.choice((0, 256)), rng.randint(2, 500), rng.randint(0, 1))
         shapes += [(decoding, 1), ([prompt], 1), ([*decoding, prompt], 1)]
         shapes.append(([decoding[0]], rng.randint(1, 8)))
-    made = [features_of(spans, rounds) for spans, rounds in shapes]
+    made = [features_of(spans, num_steps) for spans, num_steps in shapes]
     return [TimedStep(each, true_seconds(each) * rng.lognormvariate(0, noise)) for each in made]
 
 

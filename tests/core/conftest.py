@@ -13,7 +13,7 @@ from octavo.core.request import Request
 from octavo.core.sampling_params import SamplingParams
 from octavo.core.scheduler import Scheduler, SchedulerConfig
 from octavo.core.state_slots import StateSlots
-from octavo.executor.hash_model import GuessingProposer, HashExecutor
+from octavo.executor.hash_model import FunctionProposer, HashExecutor
 
 
 def make_request(request_id: str, prompt: list[int], max_tokens: int = 4, **fields) -> Request:
@@ -54,15 +54,15 @@ def make_engine(
         depth=depth,
         feeds=feeds,
         windows=windows,
-        num_shelf_blocks=num_places,
+        num_host_blocks=num_places,
         num_state_slots=state_slots,
     )
-    shelf = None
+    host_cache = None
     if num_places:
-        storage = make_depot(executor.shelf) if make_depot is not None else None
-        shelf = HostKVCache(num_blocks, num_places, block_size, 100, storage, rule, windows)
-    blocks = BlockManager(num_blocks, block_size, cache, windows, store=shelf, states=states)
-    proposer = GuessingProposer(propose, passes) if propose is not None else None
+        storage = make_depot(executor.host_blocks) if make_depot is not None else None
+        host_cache = HostKVCache(num_blocks, num_places, block_size, 100, storage, rule, windows)
+    blocks = BlockManager(num_blocks, block_size, cache, windows, store=host_cache, states=states)
+    proposer = FunctionProposer(propose, passes) if propose is not None else None
     scheduler = Scheduler(SchedulerConfig(**config), blocks, admission, proposer)
     return Engine(scheduler, executor)
 

@@ -411,18 +411,18 @@ except EngineError as error:
 
 
 class RoundsExecutor(HashExecutor):
-    """Takes all the rounds it may, and remembers them."""
+    """Takes all the decode steps it may, and remembers them."""
 
     def __init__(self, *args):
         super().__init__(*args)
-        self.rounds = []
+        self.num_steps = []
 
-    def _num_rounds(self, item):
-        self.rounds.append(item.num_sampled)
+    def _num_multi_steps(self, item):
+        self.num_steps.append(item.num_sampled)
         return item.num_sampled
 
 
-def rounds_of(engine, run, *requests):
+def steps_of(engine, run, *requests):
     engine.executor = RoundsExecutor(16, 4)
     for request in requests:
         engine.add(request)
@@ -431,40 +431,40 @@ def rounds_of(engine, run, *requests):
         assert request.output_token_ids == expected_tokens(
             request.prompt_token_ids, request.num_output_tokens, 97
         )
-    return engine.executor.rounds
+    return engine.executor.num_steps
 
 
 def test_a_lone_request_decodes_several_tokens_a_step(make_engine, make_request, run):
-    engine = make_engine(16, 4, max_rounds=4)
+    engine = make_engine(16, 4, max_multi_steps=4)
     request = make_request("a", [1, 2, 3], params=SamplingParams(max_tokens=12, ignore_eos=True))
-    assert rounds_of(engine, run, request) == [1, 4, 4, 3]
+    assert steps_of(engine, run, request) == [1, 4, 4, 3]
     assert request.finish_reason is FinishReason.LENGTH
-    # What the rounds computed is published as if it had come token by token.
+    # What the further steps computed is published as if it had come token by token.
     blocks = engine.scheduler.block_manager
     assert blocks.num_cached_blocks == (3 + 12 - 1) // 4
 
 
 def test_two_requests_decode_token_by_token(make_engine, make_request, run):
-    engine = make_engine(16, 4, max_rounds=4)
+    engine = make_engine(16, 4, max_multi_steps=4)
     params = SamplingParams(max_tokens=4, ignore_eos=True)
     requests = [make_request(name, [1, 2, 3], params=params) for name in "ab"]
-    assert set(rounds_of(engine, run, *requests)) == {1}
+    assert set(steps_of(engine, run, *requests)) == {1}
 
 
 def test_a_stop_token_ends_a_request_within_a_step(make_engine, make_request, run):
     stop = expected_tokens([1, 2, 3], 6, 97)[5]
     params = SamplingParams(max_tokens=20, ignore_eos=True, stop_token_ids=[stop])
-    engine = make_engine(16, 4, max_rounds=4)
+    engine = make_engine(16, 4, max_multi_steps=4)
     request = make_request("a", [1, 2, 3], params=params)
-    assert rounds_of(engine, run, request) == [1, 4, 4]
+    assert steps_of(engine, run, request) == [1, 4, 4]
     assert (request.num_output_tokens, request.stop_reason) == (6, stop)
     assert engine.scheduler.block_manager.num_cached_blocks == (3 + 6 - 1) // 4
 
 
-def test_rounds_end_where_the_context_does(make_engine, make_request, run):
+def test_multi_step_ends_where_the_context_does(make_engine, make_request, run):
     params = SamplingParams(max_tokens=None, ignore_eos=True)
-    engine = make_engine(16, 4, max_rounds=8, max_model_len=8)
-    assert rounds_of(engine, run, make_request("a", [1, 2, 3], params=params)) == [1, 4]
+    engine = make_engine(16, 4, max_multi_steps=8, max_model_len=8)
+    assert steps_of(engine, run, make_request("a", [1, 2, 3], params=params)) == [1, 4]
 
 
 def test_close_aborts_what_is_left(engine, make_request):
@@ -494,8 +494,8 @@ class Meter:
     def __init__(self):
         self.steps = []
 
-    def measure(self, batch, num_rounds, seconds):
-        self.steps.append((batch.num_tokens, num_rounds, seconds))
+    def measure(self, batch, num_multi_steps, seconds):
+        self.steps.append((batch.num_tokens, num_multi_steps, seconds))
 
     @property
     def figures(self):
@@ -530,15 +530,15 @@ def test_steps_are_timed_and_shown_to_a_meter(make_engine, make_request):
     assert engine.stats().seconds == 0.0  # between two steps
 
 
-def test_a_meter_hears_how_many_rounds_there_were(make_engine, make_request):
-    engine = timed(make_engine(max_rounds=4), 0.25)
+def test_a_meter_hears_how_many_steps_there_were(make_engine, make_request):
+    engine = timed(make_engine(max_multi_steps=4), 0.25)
     engine.meter = Meter()
     engine.add(make_request("a", [1, 2, 3], max_tokens=6))
     brought = []
     while engine.has_unfinished_requests:
         (update,) = engine.step().updates
         brought.append(len(update.new_token_ids))
-    assert [rounds for _, rounds, _ in engine.meter.steps] == brought
+    assert [num_steps for _, num_steps, _ in engine.meter.steps] == brought
     assert sum(brought) == 6 and max(brought) > 1
 
 

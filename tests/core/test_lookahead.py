@@ -1,4 +1,4 @@
-"""Steps that hold several future tokens: rounds, drafts, and steps that overlap."""
+"""Steps that hold several future tokens: multi-step decoding, drafts, and steps that overlap."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from octavo.core.batch import Draft
-from octavo.core.lookahead import ROUNDS_SECONDS, rounds_in_time
+from octavo.core.lookahead import MULTI_STEP_SECONDS, multi_steps_in_time
 from octavo.core.request import FinishReason
 from octavo.core.sampling_params import SamplingParams
 from octavo.executor.faulty import FaultyExecutor, FaultyScheduler, every
@@ -377,12 +377,12 @@ def test_steps_that_raise_now_and_then_change_no_answer(
             assert request.output_token_ids == answer(request)
 
 
-# -- rounds ----------------------------------------------------------------------------------
+# -- multi-step decoding ---------------------------------------------------------------------
 
 
-def test_rounds_end_where_somebody_would_have_to_wait():
-    assert rounds_in_time(8, ROUNDS_SECONDS / 100) == 8
-    assert rounds_in_time(8, ROUNDS_SECONDS / 4.5) == 4
-    assert rounds_in_time(8, ROUNDS_SECONDS * 3) == 1
-    assert rounds_in_time(8, 0.0) == 8
-    assert math.isclose(rounds_in_time(4, ROUNDS_SECONDS / 4), 4)
+def test_multi_step_ends_where_somebody_would_have_to_wait():
+    assert multi_steps_in_time(8, MULTI_STEP_SECONDS / 100) == 8
+    assert multi_steps_in_time(8, MULTI_STEP_SECONDS / 4.5) == 4
+    assert multi_steps_in_time(8, MULTI_STEP_SECONDS * 3) == 1
+    assert multi_steps_in_time(8, 0.0) == 8
+    assert math.isclose(multi_steps_in_time(4, MULTI_STEP_SECONDS / 4), 4)

@@ -50,7 +50,7 @@ def test_a_step_may_last_four_times_as_long_as_one_that_decodes(make_request):
     assert pacer.prompt_tokens(1) == MIN_CHUNK
 
 
-def test_rounds_teach_nothing(make_request):
+def test_multi_step_teaches_nothing(make_request):
     pacer = Pacer(0.080)
     pacer.observe(batch(make_request, 1, num_sampled=8), 5.0)
     pacer.observe(batch(make_request, 1, 100), 0.2)

@@ -108,7 +108,7 @@ class Press:
             enable_chunked_prefill=chunked,
             ageing_steps=rng.choice([1, 10, 100]),
             max_queued_requests=rng.choice([None, 4, 50]),
-            max_rounds=rng.choice([1, 1, 4]),
+            max_multi_steps=rng.choice([1, 1, 4]),
             windows=windows,
             **(store_of(random.Random(seed), len(windows)) if offloads else {}),
             # From as many as one request needs to more than there are requests.
@@ -229,10 +229,10 @@ class Press:
             held = sum(block != GONE for table in request.block_tables for block in table)
             num_tokens = max(len(request.token_ids), request.max_total_tokens)
             if (sink_window := request.sink_window) is not None:
-                most = step_tokens + config.max_rounds
+                most = step_tokens + config.max_multi_steps
                 assert held <= blocks.num_tables * sink_window.most_blocks(blocks.block_size, most)
             assert held <= most_blocks(
-                blocks.windows, num_tokens, blocks.block_size, step_tokens + config.max_rounds
+                blocks.windows, num_tokens, blocks.block_size, step_tokens + config.max_multi_steps
             )
 
     def run(self) -> int:

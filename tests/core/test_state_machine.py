@@ -17,7 +17,7 @@ from octavo.core.request import Request
 from octavo.core.sampling_params import SamplingParams
 from octavo.core.scheduler import Scheduler, SchedulerConfig
 from octavo.core.state_slots import StateSlots
-from octavo.executor.hash_model import GuessingProposer, HashDrafts, HashExecutor, expected_tokens
+from octavo.executor.hash_model import FunctionProposer, HashDrafts, HashExecutor, expected_tokens
 
 
 class EngineMachine(RuleBasedStateMachine):
@@ -29,7 +29,7 @@ class EngineMachine(RuleBasedStateMachine):
         budget=st.integers(1, 8),
         max_num_seqs=st.integers(1, 4),
         caching=st.booleans(),
-        max_rounds=st.sampled_from([1, 3]),
+        max_multi_steps=st.sampled_from([1, 3]),
         depth=st.sampled_from([1, 1, 2, 3]),
         drafts=st.one_of(st.none(), st.integers(0, 1000)),
         windows=st.sampled_from([(None,), (None,), (3,), (None, 2), (None, None, 5, 5)]),
@@ -43,7 +43,7 @@ class EngineMachine(RuleBasedStateMachine):
         budget,
         max_num_seqs,
         caching,
-        max_rounds,
+        max_multi_steps,
         depth,
         drafts,
         windows,
@@ -69,7 +69,7 @@ class EngineMachine(RuleBasedStateMachine):
             max_num_seqs=max_num_seqs,
             max_model_len=24,
             max_queued_requests=6,
-            max_rounds=max_rounds,
+            max_multi_steps=max_multi_steps,
             runs_ahead=depth > 1,
             ageing_steps=3,
         )
@@ -77,13 +77,13 @@ class EngineMachine(RuleBasedStateMachine):
         proposer = None
         if drafts is not None:
             guesses = HashDrafts(random.Random(drafts), windows=windows)
-            proposer = GuessingProposer(guesses, passes=drafts % 5)
+            proposer = FunctionProposer(guesses, passes=drafts % 5)
         executor = HashExecutor(
             num_blocks,
             block_size,
             depth=depth,
             windows=windows,
-            num_shelf_blocks=num_places,
+            num_host_blocks=num_places,
             num_state_slots=num_slots,
         )
         self.engine = Engine(Scheduler(config, blocks, proposer=proposer), executor)

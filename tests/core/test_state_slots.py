@@ -65,7 +65,7 @@ def test_a_longer_prompt_is_hit_at_the_last_snapshot_that_it_shares(make_engine,
     assert request.stats.num_cached_tokens == 16
 
 
-@pytest.mark.parametrize("how", [{}, {"depth": 2}, {"max_rounds": 8}, {"max_num_seqs": 1}])
+@pytest.mark.parametrize("how", [{}, {"depth": 2}, {"max_multi_steps": 8}, {"max_num_seqs": 1}])
 @pytest.mark.parametrize("snapshot_tokens", [8, 1000])
 def test_an_answer_is_hit_by_the_next_turn(make_engine, make_request, run, how, snapshot_tokens):
     engine = make_engine(state_slots=16, snapshot_tokens=snapshot_tokens, **how)
@@ -182,8 +182,8 @@ def test_samples_of_a_prompt_share_it_up_to_its_snapshot(make_engine, make_reque
     assert all(request.output_token_ids == expected for request in (first, *others))
 
 
-def test_rounds_stop_where_a_snapshot_is_wanted(make_engine, make_request, run):
-    engine = make_engine(state_slots=8, snapshot_tokens=8, max_rounds=8)
+def test_multi_step_stops_where_a_snapshot_is_wanted(make_engine, make_request, run):
+    engine = make_engine(state_slots=8, snapshot_tokens=8, max_multi_steps=8)
     engine.add(make_request("a", [1, 2, 3, 4, 5], max_tokens=20))
     ends = []
     while step := engine.step():

@@ -10,8 +10,8 @@ class Meter:
     def __init__(self):
         self.seen = []
 
-    def measure(self, batch, num_rounds, seconds):
-        self.seen.append((batch, num_rounds, seconds))
+    def measure(self, batch, num_multi_steps, seconds):
+        self.seen.append((batch, num_multi_steps, seconds))
 
     @property
     def figures(self):

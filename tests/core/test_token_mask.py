@@ -160,7 +160,7 @@ def test_thousands_of_bad_words_cost_no_more_than_a_few():
 
 def test_a_masked_request_takes_its_tokens_one_by_one():
     """And as many as the executor likes once nothing is masked any more."""
-    config = SchedulerConfig(max_model_len=64, max_rounds=8)
+    config = SchedulerConfig(max_model_len=64, max_multi_steps=8)
     scheduler = Scheduler(config, BlockManager(8, 16, NoPrefixCache()))
     params = SamplingParams(max_tokens=30, min_tokens=2)
     request = Request("r", [1, 2], params, 0.0, mask=create_mask(params, VOCAB, [0]))

@@ -46,27 +46,27 @@ SPANS = st.one_of(
 )
 
 
-def batch_of(*spans: Span, num_rounds: int = 1):
-    return SimpleNamespace(items=spans, num_rounds=num_rounds)
+def batch_of(*spans: Span, num_multi_steps: int = 1):
+    return SimpleNamespace(items=spans, num_multi_steps=num_multi_steps)
 
 
-def measured(batch, seconds: float, num_rounds: int = 1) -> dict:
+def measured(batch, seconds: float, num_multi_steps: int = 1) -> dict:
     meter = RooflineMeter(STEPS)
-    meter.measure(batch, num_rounds, seconds)
+    meter.measure(batch, num_multi_steps, seconds)
     return dict(meter.figures)
 
 
 @given(st.lists(SPANS, min_size=1, max_size=8), st.integers(1, 8))
-def test_the_floor_is_that_of_the_work_counted_plainly(spans, num_rounds):
-    figures = measured(batch_of(*spans), 0.5, num_rounds)
-    work = step_work(MODEL, spans, num_rounds)
+def test_the_floor_is_that_of_the_work_counted_plainly(spans, num_multi_steps):
+    figures = measured(batch_of(*spans), 0.5, num_multi_steps)
+    work = step_work(MODEL, spans, num_multi_steps)
     compute = work.linear.flops / 1e12 + (work.head.flops + work.attention.flops) / 0.5e12
     floor = max(work.total.bytes / 10e9, compute)
-    # Of more rounds than three only two are looked at, between which a window may fill.
-    exact = {"rel": 1e-6 if num_rounds < 4 else 2e-3}
+    # Of more steps than three only two are looked at, between which a window may fill.
+    exact = {"rel": 1e-6 if num_multi_steps < 4 else 2e-3}
     assert figures["floor_seconds"] == pytest.approx(floor, **exact)
     assert figures["roofline_share"] == pytest.approx(floor / 0.5, **exact)
-    foreseen = STEPS.seconds(batch_of(*spans, num_rounds=num_rounds))
+    foreseen = STEPS.seconds(batch_of(*spans, num_multi_steps=num_multi_steps))
     assert figures["predicted_seconds"] == pytest.approx(foreseen, **exact)
 
 

@@ -26,7 +26,7 @@ from octavo.cost.work import Span
 @dataclass
 class Batch:
     items: Sequence[Span]
-    num_rounds: int = 1
+    num_multi_steps: int = 1
 
 
 def steps(model: RankModel, hardware: str, profile: str = "vllm", **more) -> StepModel:
@@ -202,10 +202,10 @@ def test_a_pipeline_goes_through_all_stages_and_one_head():
     assert staged.comm.value == pytest.approx(3 * 4096 * 2 / 1e9)
 
 
-def test_rounds_are_steps_that_cost_their_overhead_once():
+def test_multi_steps_are_steps_that_cost_their_overhead_once():
     model = steps(llama_8b(), "h100 sxm")
     apart = [model.cost([Span(100 + later, 1)]) for later in range(4)]
-    together = model.cost([Span(100, 1, 4)], num_rounds=4)
+    together = model.cost([Span(100, 1, 4)], num_multi_steps=4)
     assert together.compute.value == pytest.approx(sum(each.compute.value for each in apart))
     assert together.overhead == apart[0].overhead
     assert sum(op.seconds for op in together.ops) == pytest.approx(together.compute.value)
@@ -294,9 +294,9 @@ MODELS = [
 
 
 @given(st.sampled_from(MODELS), chunks, st.integers(1, 4))
-def test_the_quick_way_agrees(model, spans, num_rounds):
-    told = model.cost(spans, num_rounds).total.value
-    assert model.seconds(Batch(spans, num_rounds)) == pytest.approx(told, rel=1e-9)
+def test_the_quick_way_agrees(model, spans, num_multi_steps):
+    told = model.cost(spans, num_multi_steps).total.value
+    assert model.seconds(Batch(spans, num_multi_steps)) == pytest.approx(told, rel=1e-9)
 
 
 @given(st.sampled_from(MODELS), chunks, st.data())

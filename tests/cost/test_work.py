@@ -58,8 +58,10 @@ def batch(*spans: tuple[int, int, int]) -> Batch:
     )
 
 
-def work(*spans: tuple[int, int, int], num_rounds: int = 1, model: RankModel = MODEL) -> StepWork:
-    return step_work(model, batch(*spans).items, num_rounds)
+def work(
+    *spans: tuple[int, int, int], num_multi_steps: int = 1, model: RankModel = MODEL
+) -> StepWork:
+    return step_work(model, batch(*spans).items, num_multi_steps)
 
 
 def test_a_decoded_token_reads_all_weights_and_its_keys():
@@ -103,9 +105,9 @@ def test_a_window_hides_what_is_far_behind(window):
         assert done == ResourceUse(keys + count, 4 * pairs)
 
 
-def test_rounds_are_the_steps_that_they_stand_for():
+def test_multi_steps_are_the_steps_that_they_stand_for():
     apart = work((19, 1, 20)) + work((20, 1, 21)) + work((21, 1, 22))
-    assert work((19, 1, 20), num_rounds=3) == apart
+    assert work((19, 1, 20), num_multi_steps=3) == apart
     assert apart.linear.bytes == 3 * 1500
 
 
@@ -169,8 +171,8 @@ def test_drafts_that_end_a_prompt_are_sampled_without_it():
     assert (rows.num_tokens, rows.num_sampled, rows.prompts) == (10, 3, [(0, 10)])
 
 
-def test_rounds_go_on_with_those_that_sample():
-    first, second, third = passes([Span(5, 1), Span(0, 4, 0), Span(0, 3)], num_rounds=3)
+def test_multi_steps_go_on_with_those_that_sample():
+    first, second, third = passes([Span(5, 1), Span(0, 4, 0), Span(0, 3)], num_multi_steps=3)
     assert (first.num_tokens, first.num_sampled, first.num_seqs) == (8, 2, 3)
     assert (second.singles, second.num_tokens, second.num_sampled) == ([6, 3], 2, 2)
     assert third.singles == [7, 4]

@@ -105,9 +105,9 @@ def test_steps_that_overlap_hide_what_the_host_does(num_requests):
     assert run(3) == pytest.approx(20 + 1)  # the device is never idle: there is nothing to gain
 
 
-def lone_stream(cost, max_rounds: int) -> tuple[list[int], float]:
+def lone_stream(cost, max_multi_steps: int) -> tuple[list[int], float]:
     """Tokens that each step brings, and when the last one comes."""
-    engine = make_engine(cost, max_rounds=max_rounds)
+    engine = make_engine(cost, max_multi_steps=max_multi_steps)
     engine.add(request("a", 8, 21))
     tokens = []
     while (step := engine.step()) is not None:
@@ -134,24 +134,24 @@ def reading(bandwidth: float, step_s: float = 0.0):
     return StepModel(model, device, replace(IDEAL, step_s=step_s)).seconds
 
 
-def test_a_lone_stream_goes_in_rounds_as_it_does_in_earnest():
+def test_a_lone_stream_takes_several_steps_at_once_as_it_does_in_earnest():
     """Eight tokens a step, or as many as there is time for; each costs what a step costs."""
     bandwidth = 2_000_000.0  # a token takes 1 ms
     cost = reading(bandwidth)
-    single, alone = lone_stream(cost, max_rounds=1)
-    rounds, together = lone_stream(cost, max_rounds=8)
-    assert single == [1] * 21 and rounds == [1, 8, 8, 4]
+    single, alone = lone_stream(cost, max_multi_steps=1)
+    taken, together = lone_stream(cost, max_multi_steps=8)
+    assert single == [1] * 21 and taken == [1, 8, 8, 4]
     assert together == pytest.approx(alone)
 
     slow = reading(bandwidth / 5.5)
-    assert lone_stream(slow, max_rounds=8)[0] == [1] + [3] * 6 + [2]  # in 20 ms
+    assert lone_stream(slow, max_multi_steps=8)[0] == [1] + [3] * 6 + [2]  # in 20 ms
 
 
-def test_rounds_save_what_a_step_costs_besides():
+def test_multi_step_saves_what_a_step_costs_besides():
     cost = reading(2_000_000.0, step_s=0.0003)
-    _, alone = lone_stream(cost, max_rounds=1)
-    rounds, together = lone_stream(cost, max_rounds=8)
-    assert alone - together == pytest.approx((21 - len(rounds)) * 0.0003)
+    _, alone = lone_stream(cost, max_multi_steps=1)
+    taken, together = lone_stream(cost, max_multi_steps=8)
+    assert alone - together == pytest.approx((21 - len(taken)) * 0.0003)
 
 
 def test_two_runs_are_identical():

@@ -1,4 +1,4 @@
-"""Recorded forward passes, and the phases that they become."""
+"""Recorded forward passes, and the fused ops that they become."""
 
 from __future__ import annotations
 

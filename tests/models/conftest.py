@@ -20,7 +20,7 @@ from octavo.layers.tensors import with_tensors
 from octavo.models.loader import load_model
 from octavo.runtime.backends import NativeBackend, pack_model
 from octavo.runtime.capacity import RankLimits, RankSpec
-from octavo.runtime.eager_attention import GroupOfStep, PagedAttention
+from octavo.runtime.eager_attention import GroupInputs, PagedAttention
 from octavo.runtime.eager_forward import EagerContext
 
 BLOCK_SIZE = 16
@@ -100,7 +100,7 @@ class Driver:
             max(seq_lens),
             BLOCK_SIZE,
         )
-        group = GroupOfStep(slots.to(self._device), plan)
+        group = GroupInputs(slots.to(self._device), plan)
         attention = PagedAttention(self.ops, caches, [group], [0] * self.config.num_layers)
         states = self._states(lengths, starts)
         ctx = EagerContext(positions.to(self._device), attention, self.ops, layer_states=states)
@@ -172,7 +172,7 @@ class NativeDriver:
                 block_size=BLOCK_SIZE,
                 **{name: at.pop(name) for name in of_sequences},
             ),
-            num_rounds=1,
+            num_multi_steps=1,
             num_out=len(rows),
             samples=(abi.Sample * len(rows))(),
             **at,

@@ -50,13 +50,13 @@ class FullFolder(BlockFolder):
 
 
 def create_engine(path: Path, rng: random.Random, *, depth: int = 1) -> Engine:
-    executor = HashExecutor(POOL, BLOCK, depth=depth, num_shelf_blocks=PLACES, audit_every=4)
-    rows = [memoryview(row) for row in executor.shelf]
+    executor = HashExecutor(POOL, BLOCK, depth=depth, num_host_blocks=PLACES, audit_every=4)
+    rows = [memoryview(row) for row in executor.host_blocks]
     storage = DiskStorage(
         FullFolder(path, 60 * 4096, random.Random(rng.random())), rows, b"hash model"
     )
-    shelf = HostKVCache(POOL, PLACES, BLOCK, len(rows[0]), storage)
-    blocks = BlockManager(POOL, BLOCK, RadixPrefixCache(BLOCK), store=shelf)
+    host_cache = HostKVCache(POOL, PLACES, BLOCK, len(rows[0]), storage)
+    blocks = BlockManager(POOL, BLOCK, RadixPrefixCache(BLOCK), store=host_cache)
     config = SchedulerConfig(max_num_batched_tokens=24, max_model_len=48, runs_ahead=depth > 1)
     return Engine(Scheduler(config, blocks), executor)
 

@@ -110,7 +110,7 @@ def a_deployment(draw: random.Random) -> Case:
 
 def ask(spec: ModelSpec, knobs, steps, lengths, traffic) -> Case:
     question = {"kind": "deployment", "spec": model_json(spec), **knobs}
-    question |= {"steps": [[list(map(chunk, spans)), rounds] for spans, rounds in steps]}
+    question |= {"steps": [[list(map(chunk, spans)), num_steps] for spans, num_steps in steps]}
     question |= {"lengths": lengths, "traffic": traffic}
     return Case(question, expected_of(spec, knobs, steps, lengths, traffic))
 
@@ -156,8 +156,8 @@ def expected_of(spec, knobs, steps, lengths, traffic) -> Any:
     }
 
 
-def expected_step(deployment: Deployment, spans: list[Span], rounds: int) -> Any:
-    cost = deployment.steps.cost(spans, rounds)
+def expected_step(deployment: Deployment, spans: list[Span], num_steps: int) -> Any:
+    cost = deployment.steps.cost(spans, num_steps)
     return {
         "total": numbers(cost.total),
         "parts": [numbers(each) for each in (cost.compute, cost.comm, cost.overhead)],
@@ -431,7 +431,7 @@ def mlp(draw: random.Random) -> DenseMlp | ExpertMlp | None:
 
 
 def a_step(draw: random.Random) -> tuple[list[Span], int]:
-    """Of streams, drafts, prompts, or all of these; of streams alone in several rounds, too."""
+    """Of streams, drafts, prompts, or all of these; of streams alone in several steps, too."""
     spans: list[Span] = []
     while not spans:
         if draw.random() < 0.7:
@@ -441,8 +441,8 @@ def a_step(draw: random.Random) -> tuple[list[Span], int]:
             spans += [Span.verifying(size(draw, 9000), drafted) for _ in range(size(draw, 30))]
         if draw.random() < 0.5:
             spans += [Span(size(draw, 9000) - 1, size(draw, 8000), draw.randint(0, 1))]
-    rounds = draw.randint(2, 5) if draw.random() < 0.2 else 1
-    return spans, rounds
+    num_steps = draw.randint(2, 5) if draw.random() < 0.2 else 1
+    return spans, num_steps
 
 
 def chunk(span: Span) -> list[int]:
@@ -457,8 +457,8 @@ ANSWERS = """
   const finite = (value) => (Number.isFinite(value) ? value : null);
   const flat = ({ value, seconds = value, low, high, source }) =>
     [...[seconds, low, high].map(finite), source];
-  const step = (found, [chunks, rounds]) => {
-    const cost = found.step(chunks, rounds);
+  const step = (found, [chunks, num_steps]) => {
+    const cost = found.step(chunks, num_steps);
     return {
       total: flat(cost.total),
       parts: [cost.compute, cost.communication, cost.overhead].map(flat),

@@ -66,7 +66,7 @@ def test_a_step_is_one_native_call(native, prompts, count_native_calls):
 
 def test_a_lone_stream_gets_eight_tokens_a_step(native, prompts, monkeypatch):
     """As long as eight take no longer than a reader would notice: here they take no time at all."""
-    monkeypatch.setattr(lookahead, "ROUNDS_SECONDS", 1e9)
+    monkeypatch.setattr(lookahead, "MULTI_STEP_SECONDS", 1e9)
     run = native.run(prompts(1, 8, 65))
     assert len(run.steps) <= 10  # the prompt, one that tells how long it takes, and by eights
 
@@ -92,7 +92,7 @@ def calls_per_step(session, requests, count_calls) -> float:
 # Measured: 246 and 2,625.
 @pytest.mark.parametrize(("batch_size", "limit"), [(1, 300), (32, 3100)])
 def test_calls_in_a_decode_step(native, prompts, count_calls, monkeypatch, batch_size, limit):
-    monkeypatch.setattr(lookahead, "ROUNDS_SECONDS", 0.0)  # a token a step
+    monkeypatch.setattr(lookahead, "MULTI_STEP_SECONDS", 0.0)  # a token a step
     calls = calls_per_step(native, prompts(batch_size, 8, 33), count_calls)
     assert calls <= limit
 
@@ -220,12 +220,12 @@ def test_they_see_a_second_native_call(native, program, prompts, count_native_ca
 
 
 def test_they_see_a_stream_that_gets_a_token_at_a_time(native, prompts, monkeypatch):
-    several = native_forward.NativeForward._run_rounds
+    several = native_forward.NativeForward._run_multi_step
 
     def one(self, sampled, most, longest):
         return several(self, sampled, 1, longest)
 
-    monkeypatch.setattr(native_forward.NativeForward, "_run_rounds", one)
+    monkeypatch.setattr(native_forward.NativeForward, "_run_multi_step", one)
     with pytest.raises(AssertionError):
         test_a_lone_stream_gets_eight_tokens_a_step(native, prompts, monkeypatch)
 

@@ -44,7 +44,7 @@ def kernel_time(session: OfflineSession, prompts, kind: str) -> float:
         return step.kernel_s
     few = 4 if session.info["kernels"] == "reference" else 24
     return min(
-        step.kernel_s / step.num_rounds for step in decode_steps(session, prompts(1, 8, few))
+        step.kernel_s / step.num_multi_steps for step in decode_steps(session, prompts(1, 8, few))
     )
 
 

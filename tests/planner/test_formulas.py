@@ -33,7 +33,7 @@ def seen(spans, reach):
     return keys, pairs
 
 
-def passes(chunks, rounds):
+def passes(chunks, num_steps):
     """Rows of each pass: by single tokens, drafts and prompts, as (start, count)."""
     first = {"tokens": 0, "sampled": 0, "singles": [], "drafts": [], "prompts": []}
     for start, count, samples, drafted in chunks:
@@ -44,7 +44,7 @@ def passes(chunks, rounds):
         first[kind].append((start, count))
     yield first
     ends = [start + count for start, count, samples, _ in chunks if samples]
-    for later in range(rounds - 1):
+    for later in range(num_steps - 1):
         singles = [(end + later, 1) for end in ends]
         number = len(ends)
         yield {"tokens": number, "sampled": number, "singles": singles, "drafts": [], "prompts": []}
@@ -145,13 +145,13 @@ def measured_pass(measured, rows):
 TRUST = ("measured", "interpolated", "published", "roofline", "extrapolated")
 
 
-def evaluate(document, chunks, rounds):
+def evaluate(document, chunks, num_steps):
     """A step, as ``golden`` has it."""
     efficiency, rank = document["efficiency"], document["rank"]
     ops, num_seqs = {}, 0
     compute, comm = [0.0] * 3, [0.0] * 3
     sources = [efficiency["source"], efficiency["overhead_source"]]
-    for rows in passes(chunks, rounds):
+    for rows in passes(chunks, num_steps):
         num_seqs = max(num_seqs, sum(len(rows[k]) for k in ("singles", "drafts", "prompts")))
         own, parts, said = {}, [0.0] * 3, 0.0
         for op in document["ops"]:
@@ -214,8 +214,8 @@ def exported(*arguments, **choices):
     return json.loads(text), deployment
 
 
-def check(document, chunks, rounds, golden):
-    found, ops, source = evaluate(document, chunks, rounds)
+def check(document, chunks, num_steps, golden):
+    found, ops, source = evaluate(document, chunks, num_steps)
     for name, values in found.items():
         expected = golden[name]
         ends = [expected[end] for end in ("value", "low", "high")]

@@ -22,10 +22,10 @@ from octavo.planner import step_cost
 NAMES = ("llama-3.1-70b", "h100-sxm:4", "vllm")
 
 
-def expected(spans, parallel, quantization=None, rounds=1):
+def expected(spans, parallel, quantization=None, num_steps=1):
     spec = open_spec("llama-3.1-70b")
     rank = rank_model(spec, precision_of(spec, quantization), parallel)
-    return StepModel.of(rank, find_device("h100-sxm")[0], "vllm").cost(spans, rounds)
+    return StepModel.of(rank, find_device("h100-sxm")[0], "vllm").cost(spans, num_steps)
 
 
 @pytest.mark.parametrize("quantization", [None, "fp8", "int4"])
@@ -44,7 +44,7 @@ def test_a_step_is_that_of_the_model_of_steps(parallel, quantization):
 def test_chunks_may_be_pairs_and_a_batch_may_be_an_engines():
     spans = [Span(1000, 1), Span(0, 512)]
     assert step_cost([(1000, 1), (0, 512)], *NAMES) == step_cost(iter(spans), *NAMES)
-    batch = SimpleNamespace(items=spans, num_rounds=4)
+    batch = SimpleNamespace(items=spans, num_multi_steps=4)
     assert step_cost(batch, *NAMES).total == expected(spans, Parallel(tp=4), None, 4).total.value
 
 

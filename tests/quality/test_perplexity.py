@@ -134,7 +134,7 @@ def test_preempted_windows_are_computed_again_and_scored_once(
 
         forward.program.step = count_native
     else:
-        compute, run = forward.model.compute_logits, forward.run
+        compute, submit = forward.model.compute_logits, forward.submit
 
         def count(hidden, ctx):
             rows.append(len(hidden))
@@ -142,9 +142,9 @@ def test_preempted_windows_are_computed_again_and_scored_once(
 
         def count_sampled(batch, *rest):
             sampled.append(sum(item.samples for item in batch.items))
-            return run(batch, *rest)
+            return submit(batch, *rest)
 
-        forward.model.compute_logits, forward.run = count, count_sampled
+        forward.model.compute_logits, forward.submit = count, count_sampled
     windows = windows_of(text_engine, text)
     scores = score_windows(text_engine.engine, windows, progress=preempt_often(text_engine.engine))
     assert scores.num_preemptions > 5

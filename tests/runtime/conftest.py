@@ -18,7 +18,6 @@ from octavo.core.prefix_cache import NoPrefixCache, RadixPrefixCache
 from octavo.core.request import Request
 from octavo.core.scheduler import Scheduler, SchedulerConfig
 from octavo.core.state_slots import StateSlots
-from octavo.executor.local import LocalExecutor
 from octavo.models.kv_groups import KVGroups
 from octavo.models.loader import load_model
 from octavo.runtime.capacity import RankLimits, RankSpec
@@ -71,27 +70,26 @@ class Bench:
                 scheduler_config.max_model_len,
                 scheduler_config.max_num_batched_tokens,
                 groups,
-                num_shelf_blocks=num_places,
+                num_host_blocks=num_places,
                 num_state_slots=state_slots,
             )
         )
         windows = ONE_TABLE if groups is None else groups.windows
-        shelf = (
+        host_cache = (
             HostKVCache(num_blocks, num_places, block_size, windows=windows) if num_places else None
         )
-        executor = LocalExecutor(rank)
         cache, states = NoPrefixCache(), None
         if prefix_caching:
             cache = RadixPrefixCache(block_size, windows, needs_states=state_slots > 0)
         if state_slots:
             states = StateSlots(state_slots, block_size, cache, snapshot_tokens=32)
         scheduler = Scheduler(
-            replace(scheduler_config, runs_ahead=executor.feeds_tokens),
-            BlockManager(num_blocks, block_size, cache, windows, store=shelf, states=states),
+            replace(scheduler_config, runs_ahead=rank.feeds_tokens),
+            BlockManager(num_blocks, block_size, cache, windows, store=host_cache, states=states),
             StaticAdmission() if static else None,
             proposer,
         )
-        return Engine(scheduler, executor)
+        return Engine(scheduler, rank)
 
 
 def load_bench(path: Path, device: str = "cpu") -> Bench:

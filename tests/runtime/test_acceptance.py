@@ -16,9 +16,9 @@ from scipy import stats
 from octavo.core.batch import Draft
 from octavo.core.request import Request
 from octavo.core.sampling_params import SamplingParams
-from octavo.runtime.acceptance import Synthetic, Typical, typical_threshold
+from octavo.runtime.acceptance import SyntheticAcceptance, TypicalAcceptance, typical_threshold
 from octavo.runtime.random import uniform
-from octavo.runtime.verification import Acceptance, Exact, SampledDraft
+from octavo.runtime.verification import Acceptance, ExactAcceptance, SampledDraft
 
 V = 5
 Prefix = tuple[int, ...]
@@ -45,7 +45,7 @@ def new_request(seed: int = 0, **params) -> Request:
     return Request("r", [0], SamplingParams(**params), 0.0, seed=seed)
 
 
-def guess(request: Request, draft: Draft, unsound=()) -> SampledDraft:
+def sampled_draft(request: Request, draft: Draft, unsound=()) -> SampledDraft:
     """What a pass leaves of a draft: each row's distribution, and the token drawn from it."""
     known = tuple(request.output_token_ids)
     paths: list[Prefix] = []
@@ -140,7 +140,7 @@ def first_tokens(rule: Acceptance, propose: Drafter, seed: int, count: int = 2) 
     rng = np.random.default_rng(seed)  # the drafter's own
     while request.num_output_tokens < count:
         draft = propose(tuple(request.output_token_ids), rng, request)
-        request.token_ids += rule.verify(guess(request, draft)).token_ids
+        request.token_ids += rule.verify(sampled_draft(request, draft)).token_ids
     return tuple(request.output_token_ids[:count])
 
 
@@ -161,13 +161,13 @@ def pair_g_test(rule: Acceptance, propose: Drafter, num: int) -> tuple[float, fl
 
 @pytest.mark.parametrize("name", DRAFTERS)
 def test_the_exact_rule_keeps_the_distribution(name):
-    p_value, impossible = pair_g_test(Exact(), DRAFTERS[name], 1500)
+    p_value, impossible = pair_g_test(ExactAcceptance(), DRAFTERS[name], 1500)
     assert impossible == 0
     assert p_value > FAMILY_ALPHA / NUM_G_TESTS
 
 
 def test_the_g_test_sees_a_rule_that_does_not():
-    p_value, _ = pair_g_test(Typical(), DRAFTERS["the second"], 2000)
+    p_value, _ = pair_g_test(TypicalAcceptance(), DRAFTERS["the second"], 2000)
     assert p_value < FAMILY_ALPHA / NUM_G_TESTS
 
 
@@ -175,38 +175,50 @@ def test_a_model_that_drafts_for_itself_is_always_right():
     """As it draws with the request's own numbers; with others it would be as often as p has it."""
     for seed in range(200):
         draft = model_itself((), None, new_request(seed))
-        assert Exact().verify(guess(new_request(seed), draft)).path == [0, 1, 2]
+        assert ExactAcceptance().verify(sampled_draft(new_request(seed), draft)).path == [0, 1, 2]
 
 
-@pytest.mark.parametrize("rule", [Typical(), Synthetic([0.9, 0.5])])
+@pytest.mark.parametrize("rule", [TypicalAcceptance(), SyntheticAcceptance([0.9, 0.5])])
 def test_a_seed_and_a_draft_give_the_same_answer(rule):
     draft = tree((), np.random.default_rng(0), new_request())
-    answers = [rule.verify(guess(new_request(seed), draft)) for seed in [*range(30), *range(30)]]
+    answers = [
+        rule.verify(sampled_draft(new_request(seed), draft)) for seed in [*range(30), *range(30)]
+    ]
     assert answers[:30] == answers[30:]
     assert len({tuple(answer.token_ids) for answer in answers}) > 1
 
 
-@pytest.mark.parametrize("rule", [Typical(), Synthetic([0.7, 0.7, 0.7]), Exact()])
+@pytest.mark.parametrize(
+    "rule", [TypicalAcceptance(), SyntheticAcceptance([0.7, 0.7, 0.7]), ExactAcceptance()]
+)
 @pytest.mark.parametrize("name", ["a tree", "siblings that are drawn", "q is uniform"])
 def test_the_last_token_is_none_that_was_drafted_there(rule, name):
     """So that the path of the tokens, which the engine counts, is that of the verdict."""
     for seed in range(100):
         request = new_request(seed)
         draft = DRAFTERS[name]((), np.random.default_rng(seed), request)
-        verified = rule.verify(guess(request, draft))
+        verified = rule.verify(sampled_draft(request, draft))
         assert draft.path(verified.token_ids) == verified.path
         assert len(verified.token_ids) == len(verified.rows) == len(verified.path) + 1
 
 
-@pytest.mark.parametrize("rule", [Typical(), Synthetic([1.0, 1.0]), Exact()])
+@pytest.mark.parametrize(
+    "rule", [TypicalAcceptance(), SyntheticAcceptance([1.0, 1.0]), ExactAcceptance()]
+)
 def test_a_walk_ends_before_a_row_that_is_unsound(rule):
     request = new_request()
-    sampled = guess(request, Draft.chain([0]))
+    sampled = sampled_draft(request, Draft.chain([0]))
     first = sampled.token_ids[0]  # so that even the exact rule accepts it
-    seeds = [s for s in range(200) if guess(new_request(s), Draft.chain([0])).token_ids[0] == first]
+    seeds = [
+        s
+        for s in range(200)
+        if sampled_draft(new_request(s), Draft.chain([0])).token_ids[0] == first
+    ]
     ends = 0
     for seed in seeds:
-        verified = rule.verify(guess(new_request(seed), Draft.chain([first, 2]), unsound={1}))
+        verified = rule.verify(
+            sampled_draft(new_request(seed), Draft.chain([first, 2]), unsound={1})
+        )
         if verified.token_ids[0] == first:  # accepted; what follows it is not known
             assert verified == ([0], [first])
             ends += 1
@@ -218,7 +230,7 @@ def test_greedy_requests_have_the_exact_rule():
     draft = Draft((1, 2, 3), (-1, -1, 1))
     for token_ids in ([1, 0, 0, 0], [2, 0, 3, 1], [4, 0, 0, 0]):
         plain = SampledDraft(request, draft, token_ids)
-        assert Typical().verify(plain) == Exact().verify(plain)
+        assert TypicalAcceptance().verify(plain) == ExactAcceptance().verify(plain)
 
 
 # ---- Typical acceptance
@@ -240,12 +252,19 @@ def test_the_threshold_falls_with_the_entropy(p, threshold):
 def test_typical_acceptance_is_of_all_that_is_above_the_threshold():
     table = np.array([[0.86, 0.08, 0.06, 0.0]] * 4, np.float32)  # the threshold is 0.09
     request = new_request()
-    assert Typical().verify(SampledDraft(request, Draft.chain([0]), [3, 3], (), table)).path == [0]
-    assert Typical().verify(SampledDraft(request, Draft.chain([1]), [3, 3], (), table)).path == []
-    assert Typical().verify(SampledDraft(request, Draft.chain([1]), [1, 3], (), table)).path == [0]
+    assert TypicalAcceptance().verify(
+        SampledDraft(request, Draft.chain([0]), [3, 3], (), table)
+    ).path == [0]
+    assert (
+        TypicalAcceptance().verify(SampledDraft(request, Draft.chain([1]), [3, 3], (), table)).path
+        == []
+    )
+    assert TypicalAcceptance().verify(
+        SampledDraft(request, Draft.chain([1]), [1, 3], (), table)
+    ).path == [0]
     even = np.full((4, 4), 0.25, np.float32)
     longest = Draft((0, 1, 2), (-1, -1, 1))
-    assert Typical().verify(SampledDraft(request, longest, [3, 3, 3, 3], (), even)) == (
+    assert TypicalAcceptance().verify(SampledDraft(request, longest, [3, 3, 3, 3], (), even)) == (
         [0, 2, 3],
         [1, 2, 3],
     )
@@ -256,7 +275,7 @@ def test_typical_acceptance_is_of_all_that_is_above_the_threshold():
 
 def test_rates_are_those_that_were_asked_for():
     rates, num = (0.9, 0.5, 0.0, 1.0), 4000
-    rule = Synthetic(rates)
+    rule = SyntheticAcceptance(rates)
     reached = np.zeros(5, int)
     for seed in range(num):
         request = new_request(seed % 50, max_tokens=200)
@@ -270,20 +289,20 @@ def test_rates_are_those_that_were_asked_for():
 
 def test_of_siblings_the_first_has_the_chance():
     draft = Draft((1, 2, 3, 4), (-1, -1, 0, 1))
-    assert Synthetic([1.0, 1.0, 1.0]).path(new_request(), draft) == [0, 2]
-    assert Synthetic([1.0]).path(new_request(), draft) == [0]
-    assert Synthetic([]).path(new_request(), draft) == []
+    assert SyntheticAcceptance([1.0, 1.0, 1.0]).path(new_request(), draft) == [0, 2]
+    assert SyntheticAcceptance([1.0]).path(new_request(), draft) == [0]
+    assert SyntheticAcceptance([]).path(new_request(), draft) == []
 
 
 @pytest.mark.parametrize(("sampled", "expected"), [(3, 3), (2, 0), (0, 0), (1, 0)])
 def test_what_was_refused_does_not_come_all_the_same(sampled, expected):
     draft = Draft((1, 2), (-1, -1))
     token_ids = [sampled, 0, 0]
-    assert Synthetic([0.0]).verify(SampledDraft(new_request(), draft, token_ids)).token_ids == [
-        expected
-    ]
+    assert SyntheticAcceptance([0.0]).verify(
+        SampledDraft(new_request(), draft, token_ids)
+    ).token_ids == [expected]
     all_below = Draft((0, 1), (-1, -1))
     if sampled < 2:
-        assert Synthetic([0.0]).verify(
+        assert SyntheticAcceptance([0.0]).verify(
             SampledDraft(new_request(), all_below, token_ids)
         ).token_ids == [2]

@@ -22,8 +22,7 @@ from octavo.core.sampling_params import SamplingParams
 from octavo.core.scheduler import Scheduler, SchedulerConfig
 from octavo.core.token_mask import create_mask
 from octavo.executor.faulty import FaultyExecutor, FaultyScheduler, sometimes
-from octavo.executor.hash_model import GuessingProposer
-from octavo.executor.local import LocalExecutor
+from octavo.executor.hash_model import FunctionProposer
 from octavo.kernels.kv_stores import CODECS
 from octavo.runtime import cuda_forward
 from octavo.runtime.capacity import RankLimits, RankSpec
@@ -84,11 +83,10 @@ def make_engine(
             num_blocks, config.max_num_seqs, config.max_model_len, config.max_num_batched_tokens
         )
     )
-    executor = LocalExecutor(rank)
     cache = RadixPrefixCache(block_size) if prefix_caching else NoPrefixCache()
-    limits = SchedulerConfig(**{**_fields(config), "runs_ahead": executor.feeds_tokens})
+    limits = SchedulerConfig(**{**_fields(config), "runs_ahead": rank.feeds_tokens})
     scheduler = Scheduler(limits, BlockManager(num_blocks, block_size, cache), None, proposer)
-    return Engine(scheduler, executor)
+    return Engine(scheduler, rank)
 
 
 def _fields(config: SchedulerConfig) -> dict:
@@ -185,7 +183,7 @@ def test_all_kinds_of_requests_get_what_is_theirs(seed):
         prefix_caching=rng.random() < 0.8,
         max_num_batched_tokens=rng.choice([5, 16, 64]),
         max_num_seqs=rng.choice([3, 8, 20]),
-        proposer=GuessingProposer(chains(rng), passes=3) if drafts else None,
+        proposer=FunctionProposer(chains(rng), passes=3) if drafts else None,
     )
     assert engine.executor.depth == 2
     engine.scheduler = FaultyScheduler.in_place_of(
@@ -252,10 +250,10 @@ def test_steps_overlap_and_who_needs_the_host_slows_nobody():
 def test_a_buffer_that_is_used_again_too_early_is_a_wrong_answer(waits):
     """So that the stream of these tests is worth something."""
     engine = make_engine(QueuedStream())
-    forward = engine.executor.rank.forward
-    forward._lanes = forward._lanes[:1]
+    forward = engine.executor.forward
+    forward._buffers = forward._buffers[:1]
     if not waits:
-        forward._free_lane = lambda: forward._lanes[0]
+        forward._free_buffer = lambda: forward._buffers[0]
     request = make_request("a", [1, 2, 3], max_tokens=12)
     engine.add(request)
     run(engine)
@@ -297,7 +295,7 @@ def test_an_observer_sees_the_logits_of_its_own_step():
             for position, row in enumerate(logits, first):
                 self.seen[position] = torch.from_numpy(row.copy())
 
-    engine.executor.rank.runner.logits_observer = Observer()
+    engine.executor.runner.logits_observer = Observer()
     request = make_request("a", [9, 8, 7, 6, 5, 4, 3])
     engine.add(request)
     run(engine)
@@ -343,7 +341,7 @@ def test_an_abort_in_flight_leaves_nothing_behind():
 def test_every_size_is_captured_before_the_first_request():
     stream = QueuedStream()
     engine = make_engine(stream, max_num_seqs=8)
-    forward = engine.executor.rank.forward
+    forward = engine.executor.forward
     assert [*forward.graphs.bytes_by_size] == [8, 4, 2, 1]
     requests = [make_request(f"r{i}", [i + 1, 2, 3], max_tokens=9) for i in range(3)]
     for request in requests:
@@ -357,7 +355,7 @@ def test_every_size_is_captured_before_the_first_request():
 def test_what_a_step_that_raised_has_left_is_undone():
     """Kernels count programs, and the next step would begin in the middle of a count."""
     engine = make_engine(HostStream(), captures=False)
-    program = engine.executor.rank.forward.program
+    program = engine.executor.forward.program
     run_step = program.run
     failures = iter([RuntimeError("out of resource: shared memory")])
 
@@ -389,7 +387,7 @@ def test_steps_are_captured_where_that_is_wanted(captures):
 def test_no_more_rows_than_seats_become_tokens_at_once(monkeypatch):
     """Drafts have many rows: their logits are made one part after another."""
     monkeypatch.setattr(cuda_forward, "LOGITS_ROWS", 4)
-    drafts = GuessingProposer(chains(random.Random(5)))
+    drafts = FunctionProposer(chains(random.Random(5)))
     engine = make_engine(QueuedStream(), max_num_seqs=3, proposer=drafts)
     kinds = [{}, {"temperature": 0.9, "logprobs": 1}, {"bad_words": ["x"], "logit_bias": {9: 3.0}}]
     requests = [

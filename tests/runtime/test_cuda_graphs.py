@@ -6,7 +6,7 @@ from octavo.core.batch import Batch, Draft, ScheduledRequest
 from octavo.core.request import Request
 from octavo.core.sampling_params import SamplingParams
 from octavo.runtime.cuda_graphs import DecodeGraphs, graph_sizes
-from octavo.runtime.streams import Graph
+from octavo.runtime.streams import CapturedGraph
 
 
 @pytest.mark.parametrize(
@@ -35,9 +35,9 @@ class Notes:
     def launch(self, work) -> None:
         self.told.append(("launch", work))
 
-    def capture(self, work) -> Graph:
+    def capture(self, work) -> CapturedGraph:
         self.told.append(("capture", work))
-        return Graph(lambda: None, 100)
+        return CapturedGraph(lambda: None, 100)
 
 
 def batch(*counts: int, **fields) -> Batch:
@@ -76,7 +76,7 @@ def test_all_sizes_are_captured_the_largest_first(caplog):
 )
 def test_a_size_that_cannot_be_captured_costs_no_other(failing, serving, caplog):
     class Failing(Notes):
-        def capture(self, work) -> Graph:
+        def capture(self, work) -> CapturedGraph:
             if work == failing:
                 raise RuntimeError("operation not permitted when stream is capturing")
             return super().capture(work)

@@ -39,7 +39,7 @@ def test_a_ragged_step():
     chunk, single = request("chunk", 9, [3, 1, 2]), request("single", 6, [5, 4])
     items = (ScheduledRequest(chunk, 2, 6, 0), ScheduledRequest(single, 5, 1, 1))
     inputs, views = inputs_of(Batch(0, items), [6])
-    step, first = views.step, inputs.seats.of(chunk)
+    step, first = views.step, inputs.device_slots.of(chunk)
     assert step.token_ids.tolist() == [102, 103, 104, 105, 106, 107, 105]
     assert step.positions.tolist() == [2, 3, 4, 5, 6, 7, 5]
     assert step.slots[0].tolist() == [14, 15, 4, 5, 6, 7, 17]
@@ -48,7 +48,7 @@ def test_a_ragged_step():
     assert step.tables[0].block_tables[:, :3].tolist() == [[3, 1, 2], [5, 4, 0]]
     assert step.max_query == 8  # 6, rounded up
     assert views.rows.tolist() == [6]
-    assert views.seats.tolist() == [first, views.row_seats.item()]
+    assert views.seq_slots.tolist() == [first, views.row_slots.item()]
     assert (views.records == 5).all()
 
 
@@ -60,7 +60,11 @@ def test_padding_belongs_to_nobody():
     assert step.slots[0].tolist() == [30, -1, -1, -1]
     assert step.tables[0].seq_lens.tolist() == [3, 0, 0, 0]
     assert step.tables[0].query_start.tolist() == [0, 1, 1, 1, 1]  # rows of no sequence
-    assert views.seats.tolist()[1:] == views.row_seats.tolist()[1:] == [inputs.seats.nobody] * 3
+    assert (
+        views.seq_slots.tolist()[1:]
+        == views.row_slots.tolist()[1:]
+        == [inputs.device_slots.padding] * 3
+    )
     assert not views.records[1:].any() and (step.token_ids[1:] == 0).all()
     # A captured step finds the next one in the same places.
     _, again = inputs_of(batch, [0], StepShape.decode(4), inputs)
@@ -96,7 +100,7 @@ def test_what_is_not_known_yet_is_a_placeholder():
     inputs_of(Batch(0, (ScheduledRequest(other, 0, 5, 1),)), [4], None, inputs)
     items = (ScheduledRequest(ahead, 5, 1, 1), ScheduledRequest(other, 5, 1, 1))
     _, views = inputs_of(Batch(1, items), [0, 1], None, inputs)
-    assert views.step.token_ids.tolist() == [-1 - seat for seat in views.seats.tolist()]
+    assert views.step.token_ids.tolist() == [-1 - slot for slot in views.seq_slots.tolist()]
 
 
 def test_drafts_are_chains():
@@ -104,7 +108,9 @@ def test_drafts_are_chains():
     chain = ScheduledRequest(known, 3, 3, 3, Draft.chain([8, 9]))
     inputs, views = inputs_of(Batch(0, (chain,)), [0, 1, 2])
     assert views.step.token_ids.tolist() == [103, 8, 9]
-    assert views.row_seats.tolist() == [inputs.seats.nobody] * 3  # which one counts is seen later
+    assert (
+        views.row_slots.tolist() == [inputs.device_slots.padding] * 3
+    )  # which one counts is seen later
     tree = ScheduledRequest(known, 3, 3, 3, Draft((8, 9), (-1, -1)))
     with pytest.raises(EngineError, match="trees"):
         inputs_of(Batch(0, (tree,)), [0, 1, 2])
@@ -137,7 +143,7 @@ def test_mirrored_tables_are_those_of_the_requests(steps):
             _change(live, name, kind, blocks)
         items = tuple(ScheduledRequest(live[name], 0, 1, 0) for name in changes)
         if not items:
-            inputs.seats.forget(gone)
+            inputs.device_slots.forget(gone)
             continue
         _, views = inputs_of(Batch(0, items, gone), [], None, inputs)
         for index, item in enumerate(items):
@@ -172,29 +178,29 @@ def _change(live: dict[str, Request], name: str, kind: str, blocks: list[int]) -
 
 
 def test_only_what_is_new_in_a_table_is_sent():
-    seats = DeviceSlots(2, 8)
+    device_slots = DeviceSlots(2, 8)
     made = request("a", 2, [5, 6])
-    seat = seats.of(made)
-    assert seats.take_changes() == {seat * 8: 5, seat * 8 + 1: 6}
+    slot = device_slots.of(made)
+    assert device_slots.take_changes() == {slot * 8: 5, slot * 8 + 1: 6}
     made.block_ids = [5, 6, 9]
-    seats.of(made)
-    assert seats.take_changes() == {seat * 8 + 2: 9}
-    seats.of(made)
-    assert seats.take_changes() == {}
-    seats.forget(["a", "unknown"])
-    assert seats.of(request("b", 2, [1])) == seat  # the place that is free again
+    device_slots.of(made)
+    assert device_slots.take_changes() == {slot * 8 + 2: 9}
+    device_slots.of(made)
+    assert device_slots.take_changes() == {}
+    device_slots.forget(["a", "unknown"])
+    assert device_slots.of(request("b", 2, [1])) == slot  # the place that is free again
 
 
 def test_nobody_is_told_what_is_gone():
     """Where no query looks any more; and a table that others have left gets what is new alone."""
-    seats = DeviceSlots(2, 8, num_groups=2)
+    device_slots = DeviceSlots(2, 8, num_groups=2)
     made = request("a", 2, [5, 6], [7, 8])
-    base = seats.of(made) * 16
-    assert seats.take_changes() == {base: 5, base + 1: 6, base + 8: 7, base + 9: 8}
+    base = device_slots.of(made) * 16
+    assert device_slots.take_changes() == {base: 5, base + 1: 6, base + 8: 7, base + 9: 8}
     made.num_published_blocks = 1
-    seats.of(made)
+    device_slots.of(made)
     made.further_tables[0][0] = GONE
     made.further_tables[0].append(3)
     made.block_ids.append(9)
-    seats.of(made)
-    assert seats.take_changes() == {base + 2: 9, base + 10: 3}
+    device_slots.of(made)
+    assert device_slots.take_changes() == {base + 2: 9, base + 10: 3}

@@ -15,7 +15,7 @@ from octavo.core.batch import Draft
 from octavo.core.request import Request
 from octavo.core.sampling_params import MAX_LOGPROBS, SamplingParams
 from octavo.kernels.cuda.sampling import MAX_TOP, RECORD_WORDS, Asked
-from octavo.runtime.cuda_sampling import Edits, SamplingArrays, needs_host
+from octavo.runtime.cuda_sampling import LogitEdits, SamplingArrays, needs_host
 from octavo.runtime.plain_sampler import PlainSampler
 from octavo.runtime.sampling_row import rows_of, sampling_row
 from octavo.runtime.streams import HostStream
@@ -137,7 +137,7 @@ def test_masks_are_as_many_as_there_are():
 
 
 def test_more_tokens_than_there_was_room_for():
-    edits = Edits(SamplingParams(presence_penalty=1.0), [1], 1000)
+    edits = LogitEdits(SamplingParams(presence_penalty=1.0), [1], 1000)
     row = make_row(output=[*range(300), 5, 1000])
     edits.follow(row)
     assert edits.after(()).tolist() == [[*range(300)], [0] * 300, [1] * 5 + [2] + [1] * 294]

@@ -14,7 +14,7 @@ from octavo.core.engine import Engine
 from octavo.core.request import Request
 from octavo.core.sampling_params import SamplingParams
 from octavo.core.token_mask import create_mask
-from octavo.executor.hash_model import GuessingProposer
+from octavo.executor.hash_model import FunctionProposer
 from octavo.kernels.cpu import library
 from octavo.kernels.cpu.layout import KV_FORMATS
 
@@ -23,7 +23,7 @@ KERNELS = [pytest.param("native", marks=needs_native), "reference"]
 MAX_LEN = 300  # across a split of 256
 
 
-class Trees(GuessingProposer):
+class Trees(FunctionProposer):
     """Drafts random trees, in which what is right is often somewhere.
 
     Args:
@@ -123,7 +123,7 @@ VARIANTS = {
     "blocks of 32": {"block_size": 32},
     "no prefix cache": {"prefix_caching": False},
     "tiny pool": {"num_blocks": 20},
-    "three seats": {"max_num_seqs": 3},
+    "three slots": {"max_num_seqs": 3},
     "budget 24": {"max_num_batched_tokens": 24},
     "two threads": {"threads": 2},
 }

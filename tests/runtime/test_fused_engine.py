@@ -17,8 +17,8 @@ from octavo.runtime import cuda_components
 from octavo.speculation.ngram import NgramProposer
 
 SOME = (
-    *("block size 32", "budget 7", "tiny pool", "tiny pool, no cache", "tiny pool, a shelf"),
-    *("three seats", "unchunked"),
+    *("block size 32", "budget 7", "tiny pool", "tiny pool, no cache", "tiny pool, host cache"),
+    *("three slots", "unchunked"),
 )
 
 PROMPTS = ["one", "and another one", "abc abc", "x", "the last of them"]
@@ -60,7 +60,7 @@ def test_answers_are_those_of_the_reference_ops(bench, run_all, reference, strea
     assert_same(answers, reference)
     assert engine.executor.depth == 2 and streams[0].num_replays > 10
     assert engine.scheduler.num_preemptions > 0 or "tiny pool" not in name
-    if "shelf" in name:
+    if "host cache" in name:
         assert (engine.stats().kv_blocks_restored or 0) > 0
 
 

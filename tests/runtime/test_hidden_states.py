@@ -13,8 +13,7 @@ from octavo.core.batch import Draft
 from octavo.core.request import Request
 from octavo.core.sampling_params import SamplingParams
 from octavo.core.scheduler import SchedulerConfig
-from octavo.executor.hash_model import GuessingProposer
-from octavo.executor.local import LocalExecutor
+from octavo.executor.hash_model import FunctionProposer
 from octavo.kernels import fused_ops
 from octavo.kernels.cpu import library
 from octavo.models.loader import load_model
@@ -53,19 +52,22 @@ class Recorder:
                 mine[each.start + place] = token_id, shown
 
 
-def engine_with(rank: Rank, follower, propose=None, budget: int = 64, max_rounds: int = 1):
+def engine_with(rank: Rank, follower, propose=None, budget: int = 64, max_multi_steps: int = 1):
     limits = RankLimits(32, 4, 96, budget)
     rank.keep_hidden_states(DEPTHS)
     rank.start(limits)
     rank.follow(follower)
     scheduler = SchedulerConfig(
-        max_num_batched_tokens=budget, max_num_seqs=4, max_model_len=96, max_rounds=max_rounds
+        max_num_batched_tokens=budget,
+        max_num_seqs=4,
+        max_model_len=96,
+        max_multi_steps=max_multi_steps,
     )
     config = EngineConfig(
         "tiny", "cpu", "float32", 0, "continuous", CacheConfig(16, 32, "float32", False), scheduler
     )
-    proposer = GuessingProposer(propose) if propose else None
-    return build_engine(config, LocalExecutor(rank), proposer=proposer)
+    proposer = FunctionProposer(propose) if propose else None
+    return build_engine(config, rank, proposer=proposer)
 
 
 def drain(engine, count: int = 3):
@@ -127,9 +129,9 @@ def load(model, kernels):
 
 
 @needs_native
-def test_of_rounds_the_last_is_seen(model):
+def test_of_several_steps_the_last_is_seen(model):
     recorder = Recorder()
-    engine = engine_with(load(model, "native"), recorder, max_rounds=4)
+    engine = engine_with(load(model, "native"), recorder, max_multi_steps=4)
     (request,) = drain(engine, count=1)
     seen = recorder.seen["r0"]
     assert len(seen) < len(request.token_ids) - 1

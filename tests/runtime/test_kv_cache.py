@@ -9,9 +9,9 @@ from octavo.kernels.kv_stores import CODECS
 from octavo.runtime.kv_cache import KVCache
 
 
-def make_cache(num_blocks: int = 4, dtype: str = "float32", num_shelf_blocks: int = 0) -> KVCache:
+def make_cache(num_blocks: int = 4, dtype: str = "float32", num_host_blocks: int = 0) -> KVCache:
     codecs, device = CODECS[dtype], torch.device("cpu")
-    return KVCache(2, num_blocks, 3, 1, 8, codecs, device, num_shelf_blocks=num_shelf_blocks)
+    return KVCache(2, num_blocks, 3, 1, 8, codecs, device, num_host_blocks=num_host_blocks)
 
 
 def test_layers_are_views_of_one_pool():
@@ -39,20 +39,20 @@ def test_copies_are_done_in_order(dtype):
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8", "int4"])
 def test_blocks_go_to_the_shelf_and_come_back_bit_for_bit(dtype):
-    cache = make_cache(dtype=dtype, num_shelf_blocks=2)
+    cache = make_cache(dtype=dtype, num_host_blocks=2)
     parts = [part for layer in range(2) for store in cache.layer(layer) for part in store.parts]
     for part in parts:
         part.copy_(torch.randint(0, 100, part.shape))
     before = [part.clone() for part in parts]
-    assert cache.shelf.shape == (2, cache.num_bytes // 4)
+    assert cache.host_blocks.shape == (2, cache.num_bytes // 4)
     # Out of the pool, written over, and back to other places; among copies within the pool.
     cache.copy_blocks([(1, 4), (2, 5), (0, 1), (4, 2), (5, 3)])
     for part, old in zip(parts, before, strict=True):
         assert torch.equal(part, old[[0, 0, 1, 2]])
-    kept = cache.shelf.copy()
-    cache.shelf[:] = 0
+    kept = cache.host_blocks.copy()
+    cache.host_blocks[:] = 0
     cache.copy_blocks([(2, 4), (3, 5)])
-    assert (cache.shelf == kept).all() and kept.any()
+    assert (cache.host_blocks == kept).all() and kept.any()
 
 
 def test_a_pool_costs_memory_only_where_it_is_used():

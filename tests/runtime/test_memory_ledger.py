@@ -18,7 +18,6 @@ from octavo.core.prefix_cache import RadixPrefixCache
 from octavo.core.request import Request
 from octavo.core.sampling_params import SamplingParams
 from octavo.core.scheduler import Scheduler, SchedulerConfig
-from octavo.executor.local import LocalExecutor
 from octavo.kernels.cuda.sampling import LOGPROB_WORDS, RECORD_WORDS
 from octavo.models.kv_groups import KVGroups
 from octavo.models.loader import load_config
@@ -160,7 +159,7 @@ def test_what_the_ledger_did_not_foresee_is_told_by_it(rank):
 class Greedy:
     """A runner whose steps want more memory than there is: at once, or when they end."""
 
-    ready_at, depth = None, 1
+    ready_at, forward = None, SimpleNamespace(depth=1)
 
     def __init__(self, at_once):
         self.at_once = at_once
@@ -179,7 +178,7 @@ def test_a_step_without_memory_ends_its_request_by_the_ledger(rank, monkeypatch,
     rank.runner = Greedy(at_once)
     engine = Engine(
         Scheduler(SchedulerConfig(32, 4, 64), BlockManager(4, 16, RadixPrefixCache(16))),
-        LocalExecutor(rank),
+        rank,
     )
     request = Request("r", [1, 2, 3], SamplingParams(max_tokens=2), 0.0)
     engine.add(request)
@@ -270,7 +269,7 @@ def test_a_gpu_that_has_no_more_answers_by_its_ledger(error):
     said = re.escape(str(error).partition("\n")[0].partition(". ")[0])
     with (
         pytest.raises(ConfigError, match=rf"not suffice for weights: {said}; of 24"),
-        device_memory.out_of_memory_told(WEIGHTS, ledger_of),
+        device_memory.explain_out_of_memory(WEIGHTS, ledger_of),
     ):
         allocate()
 
@@ -281,6 +280,6 @@ def test_what_else_goes_wrong_stays_what_it_is():
 
     with (
         pytest.raises(RuntimeError, match="illegal memory access"),
-        device_memory.out_of_memory_told(WEIGHTS, ledger_of),
+        device_memory.explain_out_of_memory(WEIGHTS, ledger_of),
     ):
         launch()

@@ -51,7 +51,7 @@ def test_damage_at_random_leaves_the_rest_untouched(bench, run_all):
     expected, _ = run_all(bench.engine(), requests())
     engine = bench.engine(max_num_seqs=5, max_num_batched_tokens=16)
     hurt = requests()
-    runner = engine.executor.rank.runner
+    runner = engine.executor.runner
     runner.forward = FaultyForward(runner.forward, damages=sometimes(0.15, seed=1))
     answers, _ = run_all(engine, hurt)
     failed = {r.request_id for r in hurt if r.finish_reason is FinishReason.ERROR}
@@ -73,7 +73,7 @@ def test_blocks_that_held_damage_serve_the_next_request(bench, run_all, poisoned
     expected, _ = run_all(bench.engine(num_blocks=8), [greedy("next", [3, 4, 5])])
     engine = bench.engine(num_blocks=8)
     for layer in range(bench.config.num_layers):
-        for cache in engine.executor.rank.runner.forward.kv_cache.layer(layer):
+        for cache in engine.executor.runner.forward.kv_cache.layer(layer):
             for memory in cache.parts:
                 memory.fill_(math.nan)
     answers, _ = run_all(engine, [greedy("next", [3, 4, 5])])

@@ -14,7 +14,7 @@ from octavo.core.request import FinishReason, Request
 from octavo.core.sampling_params import SamplingParams
 from octavo.core.token_mask import create_mask
 from octavo.executor.faulty import FaultyForward, FaultyScheduler, every
-from octavo.executor.hash_model import GuessingProposer
+from octavo.executor.hash_model import FunctionProposer
 from octavo.kernels.cpu import library
 
 pytestmark = pytest.mark.skipif(not library.runnable(), reason="no native library was built")
@@ -28,8 +28,8 @@ VARIANTS = {
     "no prefix cache": {"prefix_caching": False},
     "tiny pool": {"num_blocks": 10},
     "tiny pool, no cache": {"num_blocks": 10, "prefix_caching": False},
-    "tiny pool, a shelf": {"num_blocks": 10, "num_places": 30},
-    "three seats": {"max_num_seqs": 3},
+    "tiny pool, host cache": {"num_blocks": 10, "num_places": 30},
+    "three slots": {"max_num_seqs": 3},
     "static": {"static": True, "max_num_seqs": 4},
     "unchunked": {"enable_chunked_prefill": False, "max_num_batched_tokens": 128},
     "two threads": {"threads": 2},
@@ -95,7 +95,7 @@ def test_answers_are_the_same_to_the_last_bit(bench, run_all, alone, name):
     assert max(step.batch.num_seqs for step in steps) > 1 or "budget 1" in name
     if "tiny pool" in name:
         assert engine.scheduler.num_preemptions > 0
-    if "shelf" in name:
+    if "host cache" in name:
         assert (engine.stats().kv_blocks_restored or 0) > 0
 
 
@@ -120,8 +120,10 @@ def test_what_prompts_share_is_read_once(bench, run_all, kv_cache_dtype):
     settings = {"kernels": "native", "max_model_len": 256, "kv_cache_dtype": kv_cache_dtype}
     engine = bench.engine(**settings, prefix_caching=False)
     alone, _ = run_all(engine, make_questions(document), together=False)
-    guess = GuessingProposer(lambda prompt, length: Draft.chain([7, 8]) if length % 3 else None)
-    for proposer in (None, guess):
+    sampled_draft = FunctionProposer(
+        lambda prompt, length: Draft.chain([7, 8]) if length % 3 else None
+    )
+    for proposer in (None, sampled_draft):
         engine = bench.engine(128, **settings, proposer=proposer)
         run_all(engine, [Request("first", document, SamplingParams(max_tokens=1), 0.0)])
         answers, steps = run_all(engine, make_questions(document))
@@ -161,15 +163,15 @@ def test_what_the_logits_say_of_tokens_changes_none_of_them(bench, run_all):
     assert answers[0] == answers[1]
 
 
-def test_a_lone_stream_decodes_in_rounds(bench, run_all, alone, monkeypatch):
+def test_a_lone_stream_decodes_several_steps_in_one_call(bench, run_all, alone, monkeypatch):
     """Several tokens of one call, and the same ones."""
-    monkeypatch.setattr(lookahead, "ROUNDS_SECONDS", 3600.0)
-    engine = bench.engine(kernels="native", max_rounds=lookahead.MAX_ROUNDS)
+    monkeypatch.setattr(lookahead, "MULTI_STEP_SECONDS", 3600.0)
+    engine = bench.engine(kernels="native", max_multi_steps=lookahead.MAX_MULTI_STEPS)
     requests = make_requests(bench.config.vocab_size)
     answers, steps = run_all(engine, requests, together=False)
     assert answers == alone
     taken = {len(update.new_token_ids) for step in steps for update in step.updates}
-    assert lookahead.MAX_ROUNDS in taken
+    assert lookahead.MAX_MULTI_STEPS in taken
     most_with_logprobs = 0
     for request in requests:
         mine = [len(u.new_token_ids) for s in steps for u in s.updates if u.request is request]
@@ -177,12 +179,12 @@ def test_a_lone_stream_decodes_in_rounds(bench, run_all, alone, monkeypatch):
             assert max(mine) == 1
         elif request.params.logprobs is not None:
             most_with_logprobs = max(most_with_logprobs, *mine)
-    assert most_with_logprobs == lookahead.MAX_ROUNDS
+    assert most_with_logprobs == lookahead.MAX_MULTI_STEPS
 
 
-def test_several_requests_go_in_rounds_of_one_call(bench, run_all, monkeypatch):
+def test_several_requests_take_several_steps_of_one_call(bench, run_all, monkeypatch):
     """Each goes on from its own token, as it would in steps: the same tokens and logprobs."""
-    monkeypatch.setattr(lookahead, "ROUNDS_SECONDS", 3600.0)
+    monkeypatch.setattr(lookahead, "MULTI_STEP_SECONDS", 3600.0)
     params = [
         SamplingParams(max_tokens=9, temperature=0.0, ignore_eos=True, logprobs=2),
         SamplingParams(max_tokens=9, temperature=0.9, ignore_eos=True),
@@ -194,7 +196,7 @@ def test_several_requests_go_in_rounds_of_one_call(bench, run_all, monkeypatch):
         return [Request(f"r{i}", prompts[i], params[i], 0.0, seed=i) for i in range(3)]
 
     expected, _ = run_all(bench.engine(kernels="native"), make())
-    rank = bench.engine(kernels="native").executor.rank
+    rank = bench.engine(kernels="native").executor
     requests = make()
     for index, request in enumerate(requests):
         request.block_ids = [2 * index, 2 * index + 1]
@@ -212,18 +214,18 @@ def test_several_requests_go_in_rounds_of_one_call(bench, run_all, monkeypatch):
         assert sum((step.logprobs.get(request_id, []) for step in found), []) == logprobs
 
 
-def test_a_round_takes_as_long_as_it_should(bench, run_all, monkeypatch):
+def test_a_multi_step_call_takes_as_long_as_it_should(bench, run_all, monkeypatch):
     """Slow models decode token by token: nobody waits longer than for that."""
-    engine = bench.engine(kernels="native", max_rounds=lookahead.MAX_ROUNDS)
-    forward = engine.executor.rank.runner.forward
-    forward._round_seconds = lookahead.ROUNDS_SECONDS
+    engine = bench.engine(kernels="native", max_multi_steps=lookahead.MAX_MULTI_STEPS)
+    forward = engine.executor.runner.forward
+    forward._decode_seconds = lookahead.MULTI_STEP_SECONDS
     program = forward.program
 
     run_step = program.step
 
     def step_slowly(batch, max_seq_len):
         run_step(batch, max_seq_len)
-        program.seconds += 0.6 * lookahead.ROUNDS_SECONDS * batch.num_rounds
+        program.seconds += 0.6 * lookahead.MULTI_STEP_SECONDS * batch.num_multi_steps
 
     monkeypatch.setattr(program, "step", step_slowly)
     params = SamplingParams(max_tokens=12, ignore_eos=True)
@@ -231,15 +233,15 @@ def test_a_round_takes_as_long_as_it_should(bench, run_all, monkeypatch):
     assert all(len(u.new_token_ids) == 1 for step in steps for u in step.updates)
 
 
-def test_damage_in_a_round_ends_the_request_after_its_good_tokens(bench, run_all, monkeypatch):
-    monkeypatch.setattr(lookahead, "ROUNDS_SECONDS", 3600.0)
-    engine = bench.engine(kernels="native", max_rounds=lookahead.MAX_ROUNDS)
+def test_damage_in_a_later_step_ends_the_request_after_its_good_tokens(bench, run_all, monkeypatch):
+    monkeypatch.setattr(lookahead, "MULTI_STEP_SECONDS", 3600.0)
+    engine = bench.engine(kernels="native", max_multi_steps=lookahead.MAX_MULTI_STEPS)
     params = SamplingParams(max_tokens=30, ignore_eos=True)
     (good,) = run_all(engine, [Request("r", [5, 6, 7], params, 0.0, seed=1)])[0].values()
 
-    engine = bench.engine(kernels="native", max_rounds=lookahead.MAX_ROUNDS)
-    program = engine.executor.rank.runner.forward.program
-    position = 3 + 1 + 4  # in the middle of the first call of several rounds
+    engine = bench.engine(kernels="native", max_multi_steps=lookahead.MAX_MULTI_STEPS)
+    program = engine.executor.runner.forward.program
+    position = 3 + 1 + 4  # in the middle of the first call of several steps
     program._extend_tables(100)
     arguments, rope = program._tables[0]
     table = rope.make(100)
@@ -259,7 +261,7 @@ def test_damage_in_a_round_ends_the_request_after_its_good_tokens(bench, run_all
 def test_tables_of_positions_that_were_too_short_are_let_go(bench, run_all):
     """They double with the context: all of them together were gigabytes at 128k positions."""
     engine = bench.engine(kernels="native")
-    program = engine.executor.rank.runner.forward.program
+    program = engine.executor.runner.forward.program
     params = SamplingParams(max_tokens=2, ignore_eos=True)
     first, _ = run_all(engine, [Request("a", [5, 6, 7], params, 0.0, seed=1)])
     seen = []
@@ -332,7 +334,7 @@ def test_keys_and_values_with_scales(bench, run_all, kv, most, memory):
 def test_damaged_rows_end_their_requests_alone(bench, run_all, alone):
     engine = bench.engine(kernels="native")
     requests = make_requests(bench.config.vocab_size)
-    runner = engine.executor.rank.runner
+    runner = engine.executor.runner
     runner.forward = FaultyForward(runner.forward, damages=every(9))
     answers, _ = run_all(engine, requests)
     ended = [r for r in requests if r.finish_reason is FinishReason.ERROR]
@@ -348,7 +350,7 @@ def test_a_step_that_is_aborted_fails_and_the_next_runs(bench, run_all, alone):
     import threading
 
     engine = bench.engine(kernels="native", threads=2)
-    pool = engine.executor.rank.runner.forward.program.pool
+    pool = engine.executor.runner.forward.program.pool
     stop = threading.Event()
 
     def abort_all_the_time() -> None:

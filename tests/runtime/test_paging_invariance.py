@@ -34,7 +34,7 @@ def test_answers_are_the_same_to_the_last_bit(bench, run_all, alone, name):
     assert max(step.batch.num_seqs for step in steps) > 1 or "budget 1" in name
     if "tiny pool" in name:
         assert engine.scheduler.num_preemptions > 0
-    if "shelf" in name:
+    if "host cache" in name:
         assert (engine.stats().kv_blocks_restored or 0) > 0
 
 

@@ -43,7 +43,7 @@ def test_it_loads_says_what_fits_and_runs_a_batch(tiny_model, kernels):
     assert progress and progress[-1][0] == progress[-1][1]
     assert rank.weights_bytes > 0 and rank.capacity.kv_memory_bytes > 0
     rank.start(LIMITS)
-    assert rank.num_blocks == 4
+    assert rank.kv_capacity() == 4
 
     request = Request("r", [1, 2, 3], SamplingParams(temperature=0), 0.0)
     request.block_ids = [3]
@@ -105,15 +105,15 @@ def test_what_cannot_be_had_is_said(tiny_model, monkeypatch):
 def test_activations_that_no_weight_takes_in_8_bits_are_told(
     tiny_model, multiplied_as, is_told, monkeypatch, caplog
 ):
-    kit = PlainComponents(torch.float32)
-    monkeypatch.setattr(kit, "multiplied_as", lambda weight: getattr(torch, multiplied_as))
+    components = PlainComponents(torch.float32)
+    monkeypatch.setattr(components, "multiplied_as", lambda weight: getattr(torch, multiplied_as))
     config = load_config(tiny_model)
     spec = RankSpec(tiny_model, activations="int8")
-    FusedBackend(spec, load_model(tiny_model)[0], config, kit=kit)
+    FusedBackend(spec, load_model(tiny_model)[0], config, components=components)
     assert ("activations int8 change nothing" in caplog.text) == is_told
 
 
-class KitOfABrokenGpu(PlainComponents):
+class BrokenGpuComponents(PlainComponents):
     """Says what Triton would, where a kernel is launched."""
 
     compiles = True
@@ -145,7 +145,7 @@ def test_kernels_that_do_not_run_are_found_before_anything_is_sized(tiny_model, 
     pytest.importorskip("triton")
     model, config = load_model(tiny_model)[0], load_config(tiny_model)
     with pytest.raises(CannotFuse, match=f"a kernel does not run on this GPU: .*{told}") as raised:
-        FusedBackend(RankSpec(tiny_model), model, config, kit=KitOfABrokenGpu(error))
+        FusedBackend(RankSpec(tiny_model), model, config, components=BrokenGpuComponents(error))
     assert "\n" not in str(raised.value)
 
 

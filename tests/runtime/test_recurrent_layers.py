@@ -76,7 +76,7 @@ def test_a_warm_cache_changes_nothing(hybrid, run_all, name, kernels, alone):
 def test_the_next_turn_goes_on_from_the_answer(hybrid, run_all, name, kernels):
     """What it computes of the turn before is less than a block, and what it says is the same."""
     params = SamplingParams(temperature=0, max_tokens=39, ignore_eos=True)
-    turns = hybrid(name).engine(state_slots=12, max_rounds=4, **kernels)
+    turns = hybrid(name).engine(state_slots=12, max_multi_steps=4, **kernels)
     first = Request("first", [3 * i % VOCAB for i in range(21)], params, 0.0)
     run_all(turns, [first])
     prompt = [*first.token_ids, 5, 6, 7]  # 59 of these 63 were computed
@@ -89,14 +89,14 @@ def test_the_next_turn_goes_on_from_the_answer(hybrid, run_all, name, kernels):
 
 
 @needs_native
-def test_rounds_go_on_from_their_own_states(hybrid, run_all, name):
+def test_multi_step_decoding_goes_on_from_its_own_states(hybrid, run_all, name):
     answers = []
-    for rounds in (1, 8):
-        engine = hybrid(name).engine(state_slots=8, kernels="native", max_rounds=rounds)
+    for num_steps in (1, 8):
+        engine = hybrid(name).engine(state_slots=8, kernels="native", max_multi_steps=num_steps)
         found, steps = run_all(engine, requests(), together=False)
         answers.append(found)
     assert answers[0] == answers[1]
-    assert any(step.batch.num_rounds > 1 for step in steps)
+    assert any(step.batch.num_multi_steps > 1 for step in steps)
 
 
 @needs_native

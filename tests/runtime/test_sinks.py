@@ -155,7 +155,7 @@ VARIANTS = {
     "budget 5": {"max_num_batched_tokens": 5},
     "no prefix cache": {"prefix_caching": False, "max_num_batched_tokens": 24},
     "tiny pool": {"max_num_batched_tokens": 24, "num_blocks": 16},
-    "rounds": {"max_rounds": 8},
+    "multi-step": {"max_multi_steps": 8},
 }
 
 

@@ -13,12 +13,12 @@ from octavo.core.request import Request
 from octavo.core.sampling_params import SamplingParams
 from octavo.core.scheduler import Scheduler
 from octavo.core.token_mask import create_mask
-from octavo.executor.hash_model import GuessingProposer
+from octavo.executor.hash_model import FunctionProposer
 from octavo.kernels.cpu import library
-from octavo.runtime.acceptance import Synthetic, Typical
+from octavo.runtime.acceptance import SyntheticAcceptance, TypicalAcceptance
 from octavo.runtime.sampler import probabilities
 from octavo.runtime.sampling_row import rows_of, sampling_row
-from octavo.runtime.verification import Exact, SampledDraft, Verified
+from octavo.runtime.verification import ExactAcceptance, SampledDraft, VerifiedDraft
 
 V = 260
 KERNELS = ["reference", "fused", *(["native"] if library.runnable() else [])]
@@ -68,12 +68,12 @@ class Oracle:
 
 def engine_of(bench, kernels: str, acceptance=None, propose=None, **limits):
     engine = bench.engine(kernels=kernels, **limits)
-    runner = engine.executor.rank.runner
+    runner = engine.executor.runner
     if acceptance is not None:
         runner.acceptance = acceptance
     if propose is not None:
         old = engine.scheduler
-        proposer = GuessingProposer(propose)
+        proposer = FunctionProposer(propose)
         engine.scheduler = Scheduler(old.config, old.block_manager, old.admission, proposer)
     return engine, runner
 
@@ -83,14 +83,14 @@ class Watched:
 
     def __init__(self, rule):
         self.rule = rule
-        self.asked: list[tuple[SampledDraft, Verified]] = []
+        self.asked: list[tuple[SampledDraft, VerifiedDraft]] = []
 
     def weighs(self, batch):
         return self.rule.weighs(batch)
 
-    def verify(self, guess: SampledDraft) -> Verified:
-        verified = self.rule.verify(guess)
-        self.asked.append((guess, verified))
+    def verify(self, sampled_draft: SampledDraft) -> VerifiedDraft:
+        verified = self.rule.verify(sampled_draft)
+        self.asked.append((sampled_draft, verified))
         return verified
 
 
@@ -108,12 +108,12 @@ def oracle(answers) -> Oracle:
 @pytest.mark.parametrize("right", [True, False])
 def test_exact_acceptance_changes_nothing_and_asks_for_nothing(bench, run_all, plain, right):
     kernels, expected = plain
-    watched = Watched(Exact())
+    watched = Watched(ExactAcceptance())
     propose = oracle(expected) if right else guesses
     engine, runner = engine_of(bench, kernels, watched, propose)
     answers, steps = run_all(engine, requests())
     assert answers == expected
-    assert all(guess.probabilities is None for guess, _ in watched.asked)
+    assert all(sampled_draft.probabilities is None for sampled_draft, _ in watched.asked)
     accepted = sum(len(verified.path) for _, verified in watched.asked)
     assert accepted > 60 if right else accepted < 20
 
@@ -124,14 +124,16 @@ def test_probabilities_of_a_step_are_those_of_its_logits(bench, run_all, kernels
     compared: list[tuple[np.ndarray, np.ndarray]] = []
     weighed: dict[str, bool] = {}
 
-    class Compared(Typical):
-        def verify(self, guess: SampledDraft) -> Verified:
-            verified = super().verify(guess)
-            weighed[guess.request.request_id] = guess.probabilities is not None
-            if guess.probabilities is not None:
-                found = guess.probabilities.copy()
+    class Compared(TypicalAcceptance):
+        def verify(self, sampled_draft: SampledDraft) -> VerifiedDraft:
+            verified = super().verify(sampled_draft)
+            weighed[sampled_draft.request.request_id] = sampled_draft.probabilities is not None
+            if sampled_draft.probabilities is not None:
+                found = sampled_draft.probabilities.copy()
                 logits = runner.forward.logits(range(len(found)))  # it is alone
-                rows = [sampling_row(row) for row in rows_of(guess.request, guess.draft)]
+                rows = [
+                    sampling_row(row) for row in rows_of(sampled_draft.request, sampled_draft.draft)
+                ]
                 expected = probabilities(torch.as_tensor(logits).clone(), rows).numpy()
                 compared.append((found, expected))
             return verified
@@ -147,7 +149,7 @@ def test_probabilities_of_a_step_are_those_of_its_logits(bench, run_all, kernels
 
 
 @pytest.mark.parametrize("kernels", KERNELS)
-@pytest.mark.parametrize("rule", [Typical(), Synthetic([0.8, 0.5, 0.5])])
+@pytest.mark.parametrize("rule", [TypicalAcceptance(), SyntheticAcceptance([0.8, 0.5, 0.5])])
 def test_answers_do_not_depend_on_the_company(bench, run_all, kernels, rule):
     alone, _ = run_all(engine_of(bench, kernels, rule, guesses)[0], requests(), together=False)
     together, _ = run_all(engine_of(bench, kernels, rule, guesses)[0], requests())
@@ -157,13 +159,13 @@ def test_answers_do_not_depend_on_the_company(bench, run_all, kernels, rule):
 def test_greedy_answers_are_those_without_drafts(bench, run_all, plain):
     kernels, expected = plain
     for propose in (oracle(expected), guesses):
-        answers, _ = run_all(engine_of(bench, kernels, Typical(), propose)[0], requests())
+        answers, _ = run_all(engine_of(bench, kernels, TypicalAcceptance(), propose)[0], requests())
         for index in (1, 7):
             assert answers[f"r{index}"] == expected[f"r{index}"]
 
 
 @pytest.mark.skipif("native" not in KERNELS, reason="no native library was built")
-@pytest.mark.parametrize("rule", [Typical(), Synthetic([0.7, 0.7])])
+@pytest.mark.parametrize("rule", [TypicalAcceptance(), SyntheticAcceptance([0.7, 0.7])])
 def test_logprobs_are_those_of_the_tokens_that_came(bench, run_all, rule):
     """As of a prompt that has them already: bit for bit."""
     made = requests()
@@ -186,7 +188,10 @@ def test_logprobs_are_those_of_the_tokens_that_came(bench, run_all, rule):
 @pytest.mark.parametrize("kernels", KERNELS)
 def test_synthetic_rates_show_in_the_statistics(bench, run_all, kernels):
     engine, _ = engine_of(
-        bench, kernels, Synthetic([1.0, 0.5]), lambda prompt, position: Draft.chain([9, 9, 9])
+        bench,
+        kernels,
+        SyntheticAcceptance([1.0, 0.5]),
+        lambda prompt, position: Draft.chain([9, 9, 9]),
     )
     made = requests()[:4]
     _, steps = run_all(engine, made)

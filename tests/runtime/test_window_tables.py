@@ -13,7 +13,7 @@ from octavo.core.kv_tables import most_blocks
 from octavo.core.request import Request
 from octavo.core.sampling_params import SamplingParams
 from octavo.executor.faulty import FaultyScheduler, every
-from octavo.executor.hash_model import GuessingProposer
+from octavo.executor.hash_model import FunctionProposer
 from octavo.kernels.cpu import library
 from octavo.models.kv_groups import group_layers
 from octavo.runtime import cuda_components
@@ -29,14 +29,14 @@ KERNELS = [
 ]
 WINDOWS = {"all": (20, 20, 20), "some": (20, None, 33)}
 # What the others vary is the scheduler's, whatever the kernels; and these take long.
-OF_REFERENCE = ("as it comes", "budget 5", "tiny pool, a shelf")
+OF_REFERENCE = ("as it comes", "budget 5", "tiny pool, host cache")
 VARIANTS = {
     "as it comes": {},
     "blocks of 32": {"block_size": 32},
     "budget 5": {"max_num_batched_tokens": 5},
     "no prefix cache": {"prefix_caching": False, "max_num_batched_tokens": 24},
     "tiny pool": {"max_num_batched_tokens": 24},
-    "tiny pool, a shelf": {"max_num_batched_tokens": 24, "num_places": 60},
+    "tiny pool, host cache": {"max_num_batched_tokens": 24, "num_places": 60},
 }
 
 
@@ -107,7 +107,7 @@ def test_answers_are_the_same_to_the_last_bit(bench, run_all, one_table, streams
     assert again == answers
     if name.startswith("tiny pool"):
         assert engine.scheduler.num_preemptions > 0
-    if name == "tiny pool, a shelf":
+    if name == "tiny pool, host cache":
         assert engine.stats().kv_blocks_restored > 0
     if name == "as it comes":
         assert engine.scheduler.prefix_tokens_hit > 0
@@ -122,7 +122,7 @@ def test_neither_preemptions_nor_drafts_change_anything(bench, run_all, one_tabl
         for request in make_requests(bench.config.vocab_size)
     }
 
-    def guess(prompt, position):
+    def sampled_draft(prompt, position):
         """A tree, where one is known: what is right comes after a sibling that is not, so that its
         KV has to move."""
         next_ones = said[tuple(prompt)][position - len(prompt) :][:2]
@@ -135,7 +135,7 @@ def test_neither_preemptions_nor_drafts_change_anything(bench, run_all, one_tabl
     engine = bench.engine(
         kernels=kernels,
         groups=group_layers(bench.config.kv_layers),
-        proposer=GuessingProposer(guess),
+        proposer=FunctionProposer(sampled_draft),
     )
     engine.scheduler = FaultyScheduler.in_place_of(engine.scheduler, preempts=every(4))
     again, _ = run_all(engine, make_requests(bench.config.vocab_size))

@@ -92,7 +92,7 @@ def runs(draw):
         max_num_seqs=rng.choice([1, 3, 8]),
         max_num_batched_tokens=rng.choice([16, 64]),
         max_model_len=192,
-        max_rounds=rng.choice([1, 4]),
+        max_multi_steps=rng.choice([1, 4]),
     )
     return asks, plan, spec
 
@@ -324,9 +324,9 @@ def test_priorities_overtake():
     assert [flight.ask.request_id for flight in order] == ["0", "3", "2", "1"]
 
 
-def test_rounds_are_those_of_production():
-    cost = lambda batch: 0.001 * batch.num_rounds  # noqa: E731
-    spec = fleet_spec(cost, max_rounds=8)
+def test_multi_steps_are_those_of_production():
+    cost = lambda batch: 0.001 * batch.num_multi_steps  # noqa: E731
+    spec = fleet_spec(cost, max_multi_steps=8)
     (record,) = at_times(different_asks(1, 10, 41), [0.0], spec).records
     assert record.event_tokens == [1, 8, 8, 8, 8, 8]
 

@@ -140,7 +140,7 @@ def test_who_has_gained_by_asking_is_asked_on_for_longer():
 
 
 def test_where_steps_are_long_asking_costs_nothing_and_goes_on():
-    """Of several requests, none of which could go in rounds."""
+    """Of several requests, none of which could take several steps at once."""
     nothing = Oracle(length=0)
     proposer = AutoProposer([nothing])
     requests = [request_of(name) for name in "ab"]

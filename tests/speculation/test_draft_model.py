@@ -17,7 +17,6 @@ from octavo.base.errors import ConfigError, ModelError
 from octavo.core.request import Request
 from octavo.core.scheduler import SchedulerConfig
 from octavo.executor.faulty import FaultyScheduler, every
-from octavo.executor.local import LocalExecutor
 from octavo.kernels.cpu import library
 from octavo.models.loader import load_model
 from octavo.runtime.capacity import RankLimits, RankSpec
@@ -111,7 +110,7 @@ class Bench:
         proposer = drafter.start(sizes) if drafter is not None else None
         cache = CacheConfig(spec.block_size, num_blocks, "auto", True)
         config = EngineConfig("tiny", "cpu", "float32", 0, "continuous", cache, scheduler)
-        return build_engine(config, LocalExecutor(rank), proposer=proposer)
+        return build_engine(config, rank, proposer=proposer)
 
 
 def run_all(engine, requests, abort: str | None = None):
@@ -145,7 +144,7 @@ def plain(bench):
 @pytest.mark.parametrize(
     "settings",
     [{}, {"num_blocks": 12}, {"max_num_batched_tokens": 17}, {"max_num_seqs": 2}],
-    ids=["roomy", "tiny pool", "small steps", "two seats"],
+    ids=["roomy", "tiny pool", "small steps", "two slots"],
 )
 def test_answers_stay_what_they_are(bench, plain, draft, settings):
     engine = bench.engine(draft, **settings)

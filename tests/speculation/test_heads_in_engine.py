@@ -1,4 +1,4 @@
-"""Heads under what an engine does to requests: forks, preemption, rounds, engine folders."""
+"""Heads under what an engine does to requests: forks, preemption, multi-step, engine folders."""
 
 from __future__ import annotations
 

@@ -10,13 +10,13 @@ from octavo.core.sampling_params import SamplingParams
 from octavo.speculation.step_times import ROW_COST, StepTimes
 
 
-def step(*drafted: int, prompt: int = 0, rounds: int = 1) -> Batch:
+def step(*drafted: int, prompt: int = 0, num_steps: int = 1) -> Batch:
     """A step with a request for each number of drafted tokens, and maybe a chunk of a prompt."""
     request = Request("a", [1] * 100, SamplingParams(), 0.0)
     items = [
         ScheduledRequest(request, 50, 1 + n, 1 + n, Draft.chain(range(n)) if n else None)
-        if rounds == 1
-        else ScheduledRequest(request, 50, 1, rounds)
+        if num_steps == 1
+        else ScheduledRequest(request, 50, 1, num_steps)
         for n in drafted
     ]
     if prompt:
@@ -67,10 +67,10 @@ def test_a_disturbed_step_is_forgotten():
     assert times.seconds(4) < 0.005 * 4
 
 
-def test_steps_with_prompts_and_rounds_say_nothing():
+def test_steps_with_prompts_and_multi_steps_say_nothing():
     times = StepTimes()
     times.observe(step(0, prompt=30), 1.0)
-    times.observe(step(0, rounds=4), 1.0)
+    times.observe(step(0, num_steps=4), 1.0)
     assert not times.is_known
     times.observe(step(0, 2), 1.0)
     assert times.is_known

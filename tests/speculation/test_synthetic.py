@@ -5,7 +5,7 @@ import pytest
 from octavo import LLM, SamplingParams
 from octavo.core.drafting import DraftingRequest
 from octavo.core.request import Request
-from octavo.runtime.acceptance import Synthetic, Typical
+from octavo.runtime.acceptance import SyntheticAcceptance, TypicalAcceptance
 from octavo.settings.speculation import SpeculativeConfig
 from octavo.speculation.drafters import acceptance_of
 from octavo.speculation.synthetic import SyntheticProposer
@@ -37,9 +37,9 @@ def test_nothing_is_drafted_that_ends_a_request():
     [
         ({}, type(None)),
         ({"acceptance": "exact"}, type(None)),
-        ({"acceptance": "typical"}, Typical),
-        ({"synthetic_acceptance_rates": [0.5]}, Synthetic),
-        ({"synthetic_acceptance_rates": [0.5], "acceptance": "typical"}, Synthetic),
+        ({"acceptance": "typical"}, TypicalAcceptance),
+        ({"synthetic_acceptance_rates": [0.5]}, SyntheticAcceptance),
+        ({"synthetic_acceptance_rates": [0.5], "acceptance": "typical"}, SyntheticAcceptance),
     ],
 )
 def test_a_rule_is_what_was_asked_for(fields, kind):

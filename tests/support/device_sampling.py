@@ -27,14 +27,14 @@ def upload(arrays: SamplingArrays, device: str, num_rows: int) -> SamplingTensor
     def tensor(array: torch.Tensor | None) -> torch.Tensor | None:
         return None if array is None else array.to(device)
 
-    seats = torch.arange(len(arrays.records), dtype=torch.int32, device=device)
-    seats[num_rows:] = -1
-    last_tokens = torch.full((len(seats) + 1,), -7, dtype=torch.int32, device=device)
+    slots = torch.arange(len(arrays.records), dtype=torch.int32, device=device)
+    slots[num_rows:] = -1
+    last_tokens = torch.full((len(slots) + 1,), -7, dtype=torch.int32, device=device)
     records = tensor(arrays.records)
     assert records is not None
     return SamplingTensors(
         records,
-        seats,
+        slots,
         last_tokens,
         tensor(arrays.masks),
         tensor(arrays.edit_starts),

@@ -16,7 +16,7 @@ class DraftingDouble:
 
     Args:
         says: the next token of a text, and the probability that it is given.
-        most: rounds that it takes in one call.
+        most: steps that it takes in one call.
     """
 
     def __init__(

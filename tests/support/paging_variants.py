@@ -17,8 +17,8 @@ VARIANTS = {
     "no prefix cache": {"prefix_caching": False},
     "tiny pool": {"num_blocks": 30, "block_size": 4},
     "tiny pool, no cache": {"num_blocks": 30, "block_size": 4, "prefix_caching": False},
-    "tiny pool, a shelf": {"num_blocks": 30, "block_size": 4, "num_places": 60},
-    "three seats": {"max_num_seqs": 3},
+    "tiny pool, host cache": {"num_blocks": 30, "block_size": 4, "num_places": 60},
+    "three slots": {"max_num_seqs": 3},
     "static": {"static": True, "max_num_seqs": 4},
     "unchunked": {"enable_chunked_prefill": False, "max_num_batched_tokens": 128},
 }

@@ -7,7 +7,7 @@ from collections import deque
 
 import torch
 
-from octavo.runtime.streams import Event, Graph, Work
+from octavo.runtime.streams import CapturedGraph, Event, Work
 
 
 class QueuedStream:
@@ -38,12 +38,12 @@ class QueuedStream:
     def mark(self) -> Event:
         return _Mark(self, len(self._queue) + self._num_done)
 
-    def capture(self, work: Work) -> Graph:
+    def capture(self, work: Work) -> CapturedGraph:
         def replay() -> None:
             self.num_replays += 1
             work()
 
-        return Graph(replay, 1)
+        return CapturedGraph(replay, 1)
 
     def advance(self, count: int) -> None:
         """Do what is queued until ``count`` pieces of work have been done, of all."""

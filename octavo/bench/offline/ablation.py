@@ -115,8 +115,8 @@ class Ablation:
     prepare_off: Callable[[OfflineSession], None] | None = None
 
 
-def _one_round(session: OfflineSession) -> None:
-    session.loaded.text_engine.engine.scheduler.lookahead.max_rounds = 1
+def _single_step(session: OfflineSession) -> None:
+    session.loaded.text_engine.engine.scheduler.lookahead.max_multi_steps = 1
 
 
 ABLATIONS = (
@@ -181,7 +181,7 @@ ABLATIONS = (
         LONE_ANSWER,
         OUTPUT_TPS,
         needs=_needs_native,
-        prepare_off=_one_round,
+        prepare_off=_single_step,
     ),
     Ablation(
         "kv-bf16",

@@ -165,7 +165,9 @@ def place(model: RankModel, ceilings: Ceilings, steps: Sequence[StepTiming]) -> 
     def of(kind: Sequence[StepTiming]) -> Utilisation | None:
         if not kind:
             return None
-        work = sum((step_work(model, step.chunks, step.num_rounds) for step in kind), StepWork())
+        work = sum(
+            (step_work(model, step.chunks, step.num_multi_steps) for step in kind), StepWork()
+        )
         return Utilisation(
             len(kind),
             sum(step.wall_s for step in kind),

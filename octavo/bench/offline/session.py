@@ -28,15 +28,15 @@ if TYPE_CHECKING:
 class StepTiming:
     """One step: its batch's size, its wall time, and that part of it that the kernels' call took.
 
-    ``num_rounds``: tokens that the step brought to the request that got most of them, one after
-    the other; 1 where drafts were verified. ``num_new_tokens``: that it brought to all.
+    ``num_multi_steps``: tokens that the step brought to the request that got most of them, one
+    after the other; 1 where drafts were verified. ``num_new_tokens``: that it brought to all.
     ``kv_utilisation``: share of the KV blocks that requests held at its end.
     """
 
     num_seqs: int
     num_tokens: int
     is_pure_decode: bool
-    num_rounds: int
+    num_multi_steps: int
     wall_s: float
     kernel_s: float
     kv_utilisation: float = 0.0
@@ -46,7 +46,7 @@ class StepTiming:
     @property
     def overhead_s(self) -> float:
         """Wall time outside of the kernels, for one token of each request."""
-        return (self.wall_s - self.kernel_s) / max(1, self.num_rounds)
+        return (self.wall_s - self.kernel_s) / max(1, self.num_multi_steps)
 
 
 @dataclass(slots=True)

@@ -344,7 +344,7 @@ def measure_steps(session: OfflineSession) -> StudyStepTimes:
         requests = random_requests(rows, session.vocab_size, 8, 8, seed=rows)
         timing = session.run(requests, ask=_plainly, cache_salt=f"steps-{rows}")
         seconds = [
-            step.wall_s / step.num_rounds
+            step.wall_s / step.num_multi_steps
             for step in timing.steps
             if step.is_pure_decode and step.num_seqs == rows
         ]

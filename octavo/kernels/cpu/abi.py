@@ -474,7 +474,7 @@ class Batch(Structure):
     _fields_ = (
         ("seqs", Sequences),
         ("token_ids", c_void_p),
-        ("num_rounds", c_int32),
+        ("num_multi_steps", c_int32),
         ("num_out", c_int32),
         ("head_only", c_int32),
         ("out_rows", c_void_p),

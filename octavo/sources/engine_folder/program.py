@@ -305,7 +305,9 @@ class _Reader:
             raise self._fields.error("phases", "do not begin with embed, or end with check, head")
         for kind in (FusedEmbedding, FusedCheck, FusedHead):
             if kinds.count(kind) != 1:
-                raise self._fields.error("phases", f"have more than one {kind.__name__.removeprefix('Fused').lower()}")
+                raise self._fields.error(
+                    "phases", f"have more than one {kind.__name__.removeprefix('Fused').lower()}"
+                )
         num_layers = len(self._config.kv_layers)
         if len(self._layers) != num_layers:
             raise self._fields.error(

@@ -42,11 +42,11 @@ NATIVE = pytest.param(
 )
 
 
-def step(*chunks: tuple[int, int, bool], wall_s: float = 100.0, rounds: int = 1) -> StepTiming:
+def step(*chunks: tuple[int, int, bool], wall_s: float = 100.0, num_steps: int = 1) -> StepTiming:
     parts = tuple(Span(*chunk) for chunk in chunks)
     tokens = sum(part.num_tokens for part in parts)
     is_decode = all(part.num_tokens == 1 for part in parts)
-    return StepTiming(len(parts), tokens, is_decode, rounds, wall_s, wall_s, 0.0, parts)
+    return StepTiming(len(parts), tokens, is_decode, num_steps, wall_s, wall_s, 0.0, parts)
 
 
 def test_decode_by_hand():
@@ -80,9 +80,9 @@ def test_prefill_by_hand():
     assert prefill["achieved"] == prefill["mfu"] == pytest.approx(compute / 200)
 
 
-def test_rounds_read_the_weights_each_time():
+def test_multi_steps_read_the_weights_each_time():
     one = place(MODEL, CEILINGS, [step((4, 1, True))]).decode
-    three = place(MODEL, CEILINGS, [step((4, 1, True), rounds=3)]).decode
+    three = place(MODEL, CEILINGS, [step((4, 1, True), num_steps=3)]).decode
     assert one is not None and three is not None
     assert three.work.linear == ResourceUse(3 * 50, 3 * 200) and three.work.head.bytes == 3 * 60
     assert three.work.attention == ResourceUse((6 + 7 + 8) * 4, 8 * (5 + 6 + 7))

@@ -58,7 +58,7 @@ def test_a_prompt_in_pieces_samples_with_its_last_one(session):
     (first, second, third, decode) = timing.steps
     assert [step.chunks[0][:2] for step in timing.steps] == [(0, 32), (32, 32), (64, 6), (70, 1)]
     assert [step.chunks[0].samples for step in timing.steps] == [False, False, True, True]
-    assert first.num_rounds == second.num_rounds == 0 and third.num_rounds == 1
+    assert first.num_multi_steps == second.num_multi_steps == 0 and third.num_multi_steps == 1
     assert decode.is_pure_decode and not third.is_pure_decode
 
 
@@ -113,9 +113,9 @@ def test_the_engine_is_described(session, tiny_model):
 
 
 def test_overhead_is_per_token_of_a_request():
-    step = StepTiming(1, 1, True, num_rounds=4, wall_s=10e-3, kernel_s=6e-3)
+    step = StepTiming(1, 1, True, num_multi_steps=4, wall_s=10e-3, kernel_s=6e-3)
     assert step.overhead_s == pytest.approx(1e-3)
-    nothing = StepTiming(1, 8, False, num_rounds=0, wall_s=10e-3, kernel_s=6e-3)
+    nothing = StepTiming(1, 8, False, num_multi_steps=0, wall_s=10e-3, kernel_s=6e-3)
     assert nothing.overhead_s == pytest.approx(4e-3)
 
 

@@ -17,7 +17,7 @@ HEADS, NOPE, ROPE, VALUE, RANK = 3, 5, 4, 9, 64
 
 
 def op_of(layer: int) -> SimpleNamespace:
-    """What of a phase of latent attention says how its weight is cut."""
+    """The fields of a latent attention op that its weights depend on."""
     return SimpleNamespace(
         layer=layer,
         kv_b=f"kv_b of {layer}",

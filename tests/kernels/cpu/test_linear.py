@@ -597,7 +597,10 @@ def test_no_rows_are_nothing(native):
         (lambda a: setattr(a, "k", 31), "has 32 inputs, its activations have 31"),
         (lambda a: setattr(a, "ldin", 31), "rows of 31 floats for 32 inputs"),
         (lambda a: setattr(a, "in", None), "no input"),
-        (lambda a: setattr(a, "remainder_above", -1), "remainder_above -1: it must not be negative"),
+        (
+            lambda a: setattr(a, "remainder_above", -1),
+            "remainder_above -1: it must not be negative",
+        ),
         (lambda a: setattr(a, "remainder_above", math.nan), "remainder_above nan"),
         (lambda a: setattr(a, "epilogue", 7), "unknown epilogue 7"),
         (lambda a: setattr(a, "num_segments", 0), "has 0 segments"),

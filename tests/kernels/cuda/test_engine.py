@@ -24,8 +24,7 @@ from octavo.core.prefix_cache import RadixPrefixCache
 from octavo.core.request import Request
 from octavo.core.sampling_params import SamplingParams
 from octavo.core.scheduler import Scheduler, SchedulerConfig
-from octavo.executor.hash_model import GuessingProposer
-from octavo.executor.local import LocalExecutor
+from octavo.executor.hash_model import FunctionProposer
 from octavo.kernels.cuda.attention_plan import Gpu
 from octavo.kernels.cuda.gemm_dispatch import GemmConditions
 from octavo.models.config import ModelConfig
@@ -80,19 +79,19 @@ def kernels_on(device: str) -> TritonComponents:
     return kit_type(torch.device(device), GemmConditions(Gpu(90, 8), torch.float32))
 
 
-def answers(kit: DeviceComponents, model_config: ModelConfig) -> dict[str, list[int]]:
-    spec = RankSpec(Path(), kit.device.type, block_size=BLOCK_SIZE)
-    backend = FusedBackend(spec, random_model(model_config), model_config, kit=kit)
+def answers(components: DeviceComponents, model_config: ModelConfig) -> dict[str, list[int]]:
+    spec = RankSpec(Path(), components.device.type, block_size=BLOCK_SIZE)
+    backend = FusedBackend(spec, random_model(model_config), model_config, components=components)
     rank = Rank(spec, model_config, backend)
     groups = group_layers(model_config.kv_layers)
     rank.start(RankLimits(NUM_BLOCKS, 3, 48, 8, groups))
     config = SchedulerConfig(
         max_num_batched_tokens=8, max_num_seqs=3, max_model_len=48, runs_ahead=True
     )
-    drafts = GuessingProposer(lambda prompt, position: Draft.chain([position % VOCAB, 7]))
+    drafts = FunctionProposer(lambda prompt, position: Draft.chain([position % VOCAB, 7]))
     cache = RadixPrefixCache(BLOCK_SIZE, groups.windows)
     blocks = BlockManager(NUM_BLOCKS, BLOCK_SIZE, cache, groups.windows)
-    engine = Engine(Scheduler(config, blocks, proposer=drafts), LocalExecutor(rank))
+    engine = Engine(Scheduler(config, blocks, proposer=drafts), rank)
     requests = []
     for index, kind in enumerate(KINDS):
         params = SamplingParams(**(USUAL | kind))

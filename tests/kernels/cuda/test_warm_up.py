@@ -30,8 +30,7 @@ from octavo.core.request import Request
 from octavo.core.sampling_params import SamplingParams
 from octavo.core.scheduler import Scheduler, SchedulerConfig
 from octavo.core.token_mask import create_mask
-from octavo.executor.hash_model import GuessingProposer
-from octavo.executor.local import LocalExecutor
+from octavo.executor.hash_model import FunctionProposer
 from octavo.kernels.cuda import triton_products
 from octavo.kernels.cuda.attention_plan import Gpu
 from octavo.kernels.cuda.gemm_dispatch import GemmConditions
@@ -82,7 +81,7 @@ FEW_BYTES = 32
 KERNELS = {"_linear", "attend_rows", "attend_splits", "_pick_cut", "_change", "_logprobs_of_row"}
 
 
-class NotedKit(TritonComponents):
+class NotedComponents(TritonComponents):
     """The kernels of a GPU, to be launched on tensors of the CPU."""
 
     def create_stream(self) -> QueuedStream:
@@ -93,9 +92,11 @@ class NotedKit(TritonComponents):
 
 
 def started(config: ModelConfig, type: GGMLType, gpu: Gpu = HOPPER, dtype: str = "float32") -> Rank:
-    kit = NotedKit(torch.device("cpu"), GemmConditions(gpu, getattr(torch, dtype)))
+    components = NotedComponents(torch.device("cpu"), GemmConditions(gpu, getattr(torch, dtype)))
     spec = RankSpec(Path(), dtype=dtype, block_size=BLOCK_SIZE)
-    rank = Rank(spec, config, FusedBackend(spec, random_model(config, type), config, kit=kit))
+    rank = Rank(
+        spec, config, FusedBackend(spec, random_model(config, type), config, components=components)
+    )
     groups = group_layers(config.kv_layers)
     rank.start(RankLimits(NUM_BLOCKS, MAX_SEQS, MAX_LEN, MAX_TOKENS, groups))
     rank.forward._sampled.logprobs.fill_(1)  # log-probabilities, as nobody computes any
@@ -114,8 +115,8 @@ def serve(rank: Rank, seed: int) -> None:
     def guess(prompt, position) -> Draft | None:
         return Draft.chain([7] * rng.randint(1, 9)) if rng.random() < 0.2 else None
 
-    scheduler = Scheduler(config, blocks, proposer=GuessingProposer(guess))
-    engine = Engine(scheduler, LocalExecutor(rank))
+    scheduler = Scheduler(config, blocks, proposer=FunctionProposer(guess))
+    engine = Engine(scheduler, rank)
     requests = [request_of(index, rng) for index in range(30)]
     for request in requests:
         engine.add(request)

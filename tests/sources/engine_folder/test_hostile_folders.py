@@ -101,7 +101,7 @@ def step(program: Any, token_ids: list[int]) -> None:
         **{name: addresses.pop(name) for name in ("q_start", "kv_len", "block_table")},
     )
     samples = (abi.Sample * 1)()
-    batch = abi.Batch(seqs=sequences, num_rounds=1, num_out=1, samples=samples, **addresses)
+    batch = abi.Batch(seqs=sequences, num_multi_steps=1, num_out=1, samples=samples, **addresses)
     program.step(batch, count)
 
 

@@ -102,8 +102,8 @@ class Deployment {
 
   /** What a step takes: `total`, `compute`, `communication`, `overhead` as `{ seconds, low, high,
    * source }`; `ops`, `transfers` and `bound`. Chunks: see work.js. */
-  step(chunks, rounds = 1) {
-    const cost = this.stepCost(chunks, rounds);
+  step(chunks, numSteps = 1) {
+    const cost = this.stepCost(chunks, numSteps);
     const seconds = ({ value, ...rest }) => ({ seconds: value, ...rest });
     const [total, compute] = [seconds(cost.total), seconds(cost.compute)];
     const [communication, overhead] = [seconds(cost.communication), seconds(cost.overhead)];
@@ -111,8 +111,8 @@ class Deployment {
   }
 
   /** The same with predictions as predictions.js has them. */
-  stepCost(chunks, rounds = 1) {
-    return stepCost(this.ops, this.rank, this.efficiency, this.link, chunks, rounds);
+  stepCost(chunks, numSteps = 1) {
+    return stepCost(this.ops, this.rank, this.efficiency, this.link, chunks, numSteps);
   }
 
   /** The total of that alone, which is sooner found. */

@@ -54,8 +54,8 @@ function computeShare({ bytes, params, arithmetic }, device, { compute, dequanti
 }
 
 /** What a step takes, and what of it is what. */
-export function stepCost(ops, rank, efficiency, link, chunks, rounds = 1) {
-  const done = passes(chunks, rounds).map((rows) => passCost(ops, rank, efficiency, link, rows));
+export function stepCost(ops, rank, efficiency, link, chunks, numSteps = 1) {
+  const done = passes(chunks, numSteps).map((rows) => passCost(ops, rank, efficiency, link, rows));
   const parts = partsOf(done, efficiency);
   const merged = mergeOps(done.flatMap(({ rows }) => ops.map((op) => opCost(op, rows, efficiency)))
     .filter(({ bytes, flops }) => bytes || flops));

@@ -2,8 +2,8 @@
 // samples, drafted, alike]`: some tokens of a sequence, whether one is sampled after them (1 unless
 // it is said), how many of them are a draft, and how many sequences do the same (1 unless it is said).
 
-/** Rows of each pass of a step: later rounds go on with one token of each chunk that samples. */
-export function passes(chunks, rounds) {
+/** Rows of each pass of a step: later steps go on with one token of each chunk that samples. */
+export function passes(chunks, numSteps) {
   const first = { tokens: 0, sampled: 0, decoding: [], prompts: [] };
   const ends = [];
   let numEnds = 0;
@@ -16,10 +16,10 @@ export function passes(chunks, rounds) {
     ends.push([start + tokens, alike]);
     numEnds += alike;
   }
-  const later = Array.from({ length: rounds - 1 }, (_, round) => ({
+  const later = Array.from({ length: numSteps - 1 }, (_, step) => ({
     tokens: numEnds,
     sampled: numEnds,
-    decoding: ends.map(([end, alike]) => [end + round, 1, alike]),
+    decoding: ends.map(([end, alike]) => [end + step, 1, alike]),
     prompts: [],
   }));
   return [first, ...later];
