@@ -331,7 +331,7 @@ enum {
   OCT_TOKEN_OK = 0,
   OCT_TOKEN_BAD_LOGITS = 1,
   OCT_TOKEN_OVERFLOW = 2,
-  OCT_TOKEN_NONE = 3,  /* of a step that was not run, see oct_batch */
+  OCT_TOKEN_NONE = 3,  /* the step was not run, see oct_batch */
   OCT_TOKEN_NO_CHOICE = 4 /* the mask leaves no token */
 };
 
@@ -565,22 +565,21 @@ typedef struct oct_node {
 typedef struct oct_program {
   const oct_node* nodes;
   int32_t num_nodes;
-  int32_t num_head_nodes; /* of them, the last ones, that a step with head_only runs */
+  int32_t num_head_nodes; /* number of last nodes that a step with head_only runs */
   int32_t vocab;
-  int32_t max_tokens; /* rows that the activation buffers have room for */
+  int32_t max_tokens; /* rows of the activation buffers */
 } oct_program;
 
-/* What differs from step to step. Row r of the head is token out_rows[r] of the step. It becomes
+/* Arguments that differ from step to step. Row r of the head is token out_rows[r] of the step, with
  *     logits          written to logits[r], if that is not NULL
- *     a token         in tokens[r], its status in status[r]; sampled as samples[r] says
+ *     a token         in tokens[r], its status in status[r]; sampled by samples[r]
  *     probabilities   written to probabilities[r], as oct_sample_rows does
- * A row whose logits are asked for is not sampled: its token is the most likely one.
+ * A row whose logits are written is not sampled: its token is the most likely one.
  *
- * With num_multi_steps of N, the step is followed by N - 1 others, each of the tokens that the one
- * before chose.
- * Then every sequence has one token, which is row s of the head, and is sampled without penalties
- * or a mask, as these differ from token to token, and its block table reaches to kv_len + N - 1. No
- * probabilities are asked for. Steps after one in which a row failed are not run. */
+ * With num_multi_steps of N, the step is followed by N - 1 decode steps, each with the tokens of the
+ * one before. Then every sequence has one token, which is row s of the head, and is sampled without
+ * penalties or a mask, as these differ from token to token, and its block table reaches to
+ * kv_len + N - 1. Probabilities are NULL. Steps after one in which a row failed are not run. */
 typedef struct oct_batch {
   oct_sequences seqs;
   const int32_t* token_ids; /* [T] */
@@ -590,8 +589,8 @@ typedef struct oct_batch {
   const int32_t* out_rows;
   float* const* logits;      /* [num_out] */
   const oct_sample* samples; /* [num_out] */
-  oct_logprobs* logprobs;    /* [N, num_out], of the tokens that are sampled; NULL: not asked */
-  float* const* probabilities; /* [num_out]; NULL: not asked */
+  oct_logprobs* logprobs;    /* [N, num_out], of the sampled tokens; or NULL */
+  float* const* probabilities; /* [num_out] or NULL */
   int32_t* tokens;           /* [N, num_out] */
   int32_t* status;           /* [N, num_out] */
   uint8_t* row_finite;       /* [N, T] */
