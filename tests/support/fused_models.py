@@ -354,5 +354,5 @@ def eager_twin(
 
 def eager_logits(twin: EagerForward, step: Step) -> Tensor:
     """Of all rows of a step."""
-    twin.run(step.batch)
+    twin.submit(step.batch)
     return twin.logits(range(len(step.token_ids)))
