@@ -45,7 +45,7 @@ def test_the_planner_foresees_what_the_ledger_counts(model, monkeypatch, num_seq
     }
     rank = Rank.load(RankSpec(model, dtype="bfloat16", kernels="fused", **sizes))
     components = TritonComponents(torch.device("cuda"), GemmConditions(Gpu(90, 132)))
-    monkeypatch.setattr(rank.backend, "_kit", components)
+    monkeypatch.setattr(rank.backend, "_components", components)
     lines = {line.name: line.num_bytes for line in rank.backend.planned_memory()}
 
     spec, rules = open_spec(str(model)), profile("octavo")

@@ -151,7 +151,7 @@ def test_nothing_is_compiled_while_requests_wait(name):
 
 def test_without_it_much_is_compiled(monkeypatch):
     """So that these keys say something."""
-    monkeypatch.setattr(cuda_warmup, "shapes", lambda *_: ())
+    monkeypatch.setattr(cuda_warmup, "warm_up_shapes", lambda *_: ())
     monkeypatch.setattr(DecodeGraphs, "capture", lambda self: None)
     made = []
     # Copies of blocks, over the cache of the trial and that of the engine.
