@@ -76,8 +76,8 @@ class GPTQ:
         layout = fields.text("checkpoint_format", None) or fields.text("format", "gptq")
         if layout not in ("gptq", "gptq_v2") or fields.raw("is_marlin_format"):
             raise UnsupportedModelError(
-                f"{fields.path}: the weights are laid out for special kernels (Marlin, or the format "
-                f"{layout!r:.80}); use a GPTQ checkpoint in the layout gptq or gptq_v2"
+                f"{fields.path}: the weights are laid out for special kernels (Marlin, or the "
+                f"format {layout!r:.80}); use a GPTQ checkpoint in the layout gptq or gptq_v2"
             )
         self._has_true_zeros = layout == "gptq_v2"
         self._is_by_gptqmodel = _is_by_gptqmodel(fields)

@@ -609,7 +609,7 @@ def test_no_rows_are_nothing(native):
         (lambda a: setattr(a, "epilogue", abi.OCT_EPI_SILU_MUL), "has 1 segments"),
         (lambda a: setattr(a, "epilogue", abi.OCT_EPI_HEAD), "no best_logit or best_id"),
         (lambda a: setattr(a, "add", getattr(a, "in")), "x_out"),
-        (lambda a: setattr(a, "add_norm", getattr(a, "in")), "adds nothing"),
+        (lambda a: setattr(a, "add_norm", getattr(a, "in")), "but add is NULL"),
         (lambda a: setattr(a.segments[0], "y", None), "no y"),
         (lambda a: setattr(a.segments[0], "ldy", 3), "rows of 3 floats for 4 outputs"),
         (lambda a: setattr(a.segments[0].weight, "data", None), "64 bytes"),
