@@ -1,4 +1,4 @@
-// Rows of activations on their way into a linear: activations.h says what becomes of them.
+// Encodes rows of activations for a linear, see activations.h.
 #include "activations.h"
 
 #include <cmath>
@@ -13,9 +13,9 @@ using simd::I32;
 
 constexpr int kLanes = 16;
 constexpr float kSmallest = 1e-30f;  // 127 / it is still finite, by far
-constexpr bool kPairs = simd::kHasDot2;  // bf16 stays bf16; else it is widened, once and for all
+constexpr bool kPairs = simd::kHasDot2;  // bf16 stays bf16; otherwise it is widened once
 
-// By operations that are exactly rounded everywhere.
+// Only exactly rounded operations.
 float mean_square(const float* x, int k) {
   F32 squares = simd::zero();
   int i = 0;
@@ -34,7 +34,7 @@ float inverse_rms(const float* x, int k, float eps) {
   return 1.0f / std::sqrt(mean_square(x, k) + eps);
 }
 
-// body(i, n): lanes i .. i + n of k, n = 16 but at the end.
+// body(i, n): lanes i .. i + n of k; n is 16 except at the end.
 template <class Body>
 OCT_INLINE void for_lanes(int k, Body&& body) {
   int i = 0;
@@ -56,7 +56,7 @@ bool all_finite(const float* x, int padded) {
   return !simd::any(simd::is_nan(zeros));
 }
 
-// What is to become integers: a number, or what is left of it.
+// The value to encode as an integer: a number, or its remainder.
 struct Part {
   float scale, inverse;
   bool zero;  // whatever the numbers are
@@ -81,7 +81,7 @@ OCT_INLINE void encode_group(const Part& part, int r, int rows, uint8_t* block, 
     const size_t lies = static_cast<size_t>(i / kChunk * kChunk) * rows + r * kChunk + i % kChunk;
     simd::store_s8(reinterpret_cast<int8_t*>(block + lies), q);
   }
-  const float sum = simd::sum(simd::to_float(total));  // of small integers: exact
+  const float sum = simd::sum(simd::to_float(total));  // sums of small integers: exact
   const float scaled = part.scale * sum;
   const int32_t integer = static_cast<int32_t>(sum);
   uint8_t* scalars = block + static_cast<size_t>(rows) * kGroup + r * 4;
@@ -184,7 +184,7 @@ size_t Encoding::block_bytes(int rows) const {
 }
 
 Encoding encoding_for(const Layout& layout) {
-  // Of codes of floats too, in float32, with blocks as long as their groups make them.
+  // Codes of floats also take float32 activations, in blocks of their group size.
   const Encoding::Kind kind = is_quantized(layout.format) ? Encoding::kInt8
                               : layout.format == OCT_BF16 ? Encoding::kBf16
                                                           : Encoding::kF32;

@@ -1,4 +1,4 @@
-// What a linear does to rows of activations before the products: add, norm, encode.
+// The work of a linear on rows of activations before its products: add, norm, encode.
 //
 // Encoded rows lie in blocks of up to kMaxRows, one per kernel call. R rows of a block:
 //
@@ -13,7 +13,7 @@
 // int8 values. A group that is smaller than 1e-30 everywhere becomes zeros. A row with any number
 // that is not finite becomes zeros with scales of NaN, so that all of its outputs are NaN.
 //
-// A remainder is the same of what that leaves, x - int8 * scale, which is at most half a scale:
+// A remainder is a second code for the rest, x - int8 * scale, which is at most half a scale:
 // rounded to multiples of scale / 254. Where one number of a group is large, the others lose most;
 // so a group has a remainder if its largest is above a limit.
 #pragma once
@@ -26,8 +26,8 @@ namespace octavo {
 // x_out too, if `store_sum`.
 void prepare_row(const oct_linear_args& args, int r, bool store_sum, float* x);
 
-// What groups of a prepared row have to exceed to have remainders: `above` times its root mean
-// square. Infinite or NaN where that is no number.
+// The limit above which groups of a prepared row have remainders: `above` times its root mean
+// square. Infinite or NaN if that is not finite.
 float remainder_limit(const float* x, int k, float above);
 
 // A prepared row in the order of a weight's columns: out[i] = x[columns[i]], padded likewise.

@@ -1,26 +1,26 @@
-// Paged attention: the items of a step attended, and their results put together.
+// Paged attention: attends the items of a step and merges their results.
 //
-//     prepare         all new queries, keys and values      shared out by runs       kv_write.cpp
+//     prepare         all new queries, keys and values      divided by runs          kv_write.cpp
 //     -- barrier --
 //     attend shared   keys that sequences have in common,   by ticket          shared_prefix.cpp
-//     -- barrier --   if there are such
+//     -- barrier --   if there are any
 //     attend          the items                             by ticket         attention_plan.cpp
 //     -- barrier --   and
 //     merge           the splits of each tile of queries,   by ticket
 //                     if items were cut by splits
 //
-// What is shared leaves the softmax of each query after each split; an item of one sequence begins by
-// putting these together, and goes on with the keys of its own, so that all is added up in the order
-// in which it would be without sharing.
+// Shared items store the softmax state of each query after each split; an item of one sequence begins
+// by merging these, and continues with its own keys, so that sums have the same order as
+// without sharing.
 //
-// Where a sequence ends in a tree, the tokens of an item go through the first tiles together, and
+// If a sequence ends in a draft tree, the tokens of an item go through the first tiles together, and
 // through those from the tree on one by one, each with chunks of its own (draft_tree.h).
 //
 // In a step of decodes, each item's worker prepares what the item needs, without the first barrier:
-// nobody else reads the new key and value.
+// no other worker reads the new key and value.
 //
-// Where a sequence keeps sinks, an item goes through those first, and then through the keys behind
-// them, with queries that are rotated anew for each (sink_window.h).
+// With a sink window, an item goes through the sinks first, and then through the keys behind
+// them, with queries that are rotated for each of both (sink_window.h).
 #include <algorithm>
 #include <cstdint>
 
@@ -39,7 +39,7 @@ using simd::F32;
 
 constexpr int kMergedAtOnce = 16;  // splits: a vector
 
-// One worker's part in a call.
+// The work of one worker in a call.
 template <class Kv>
 class Attention {
   using Factor = typename Kv::Keys::Factor;  // of queries
@@ -99,7 +99,7 @@ class Attention {
 
   int num_rows(const Item& item) const { return item.num_tokens * group_; }
 
-  // Chunks that are not seen have the address of one that is: they may be fetched, if not attended.
+  // Chunks that are not seen have the address of a visible one, since they may be prefetched.
   template <class AnyItem>
   void look_up(const AnyItem& item, int index, KeyTile& tile) const {
     look_up(item, Seen{item.first_key, item.last_key}, index, tile);
@@ -118,7 +118,7 @@ class Attention {
     }
   }
 
-  // The last chunk of a sequence has slots that nobody has written yet. Their keys are masked, but
+  // The last chunk of a sequence has slots that are not written yet. Their keys are masked, but
   // the values of even a weight of 0 count if they are NaN: they are replaced by zeros. Codes are
   // finite whatever they are.
   void hide_unwritten(const Item& item, KeyTile& tile) const {
@@ -131,7 +131,7 @@ class Attention {
     }
   }
 
-  // The first tile of an item, if there is such an item and it sees something (sinks apart).
+  // The first tile of an item, if the item exists and sees keys besides sinks.
   bool look_up_first(int index, KeyTile& tile) const {
     if (index >= plan_.num_items()) return false;
     const Item item = plan_.item(index);
@@ -153,7 +153,7 @@ class Attention {
     return queries_ + row * query_factors<typename Kv::Keys>(args_.head_dim);
   }
 
-  // Attend one item; returns the next one to do. That is known while the last tile of this one is
+  // Attend one item; returns the next one. It is known while the last tile of this one is
   // attended, so that its keys can be fetched.
   int attend(int index) {
     const Item item = plan_.item(index);
@@ -216,18 +216,18 @@ class Attention {
     }
   }
 
-  // ---- What sequences share
+  // ---- Shared keys
 
   Softmax states_of(int shared_item) const {
     return Softmax(shared_ + shared_item * shared_floats_, plan_.max_shared_rows(), args_.head_dim);
   }
 
-  // Queries of several sequences see a split of keys, or what these share of it.
+  // Queries of several sequences see a split of keys, or the shared part of it.
   void attend_shared(int index) const {
     const SharedItem item = plan_.shared_item(index);
     const int first = item.first_key / kTile, last = item.last_key / kTile;
     const int rows = item.num_rows * group_;
-    std::fill_n(seen_, rows, Seen{0, item.last_key});  // or behind that: they see it all
+    std::fill_n(seen_, rows, Seen{0, item.last_key});  // or behind it: they see all of it
     Softmax states = states_of(index);
     states.reset();
     const Softmax into = states.part(0, rows);
@@ -241,8 +241,8 @@ class Attention {
     }
   }
 
-  // What the queries of an item have seen up to the end of a run: in `total` that of whole splits,
-  // or of the first one, and in `split` that of another one in which the run ends.
+  // Softmax states of an item's queries up to the end of a run: in `total` those of whole splits,
+  // or of the first one, and in `split` that of the split in which the run ends.
   void go_on_from(int index, const Item& item, const Softmax& total, const Softmax& split) const {
     const PrefixRun& run = plan_.run(index);
     if (run.before >= 0) go_on_from(run.before, item, total, split);
@@ -297,7 +297,7 @@ class Attention {
     }
   }
 
-  // Say of each token by which angle its queries are rotated, and what they see.
+  // Set for each token the angle that its queries are rotated by, and the keys that they see.
   template <class Say>
   void for_each_token(const Item& item, const Say& say) const {
     for (int i = 0; i < item.num_tokens; i++) {
@@ -307,7 +307,7 @@ class Attention {
     }
   }
 
-  // Those of some keys that are in one split.
+  // The part of some keys that is in one split.
   void attend_split(const Item& item, const Seen& keys, int split, const Softmax& into) const {
     constexpr int kTiles = kSplit / kTile;
     const int last = std::min(keys.last / kTile, (split + 1) * kTiles - 1);
@@ -320,7 +320,7 @@ class Attention {
     }
   }
 
-  // ---- Put together
+  // ---- Merge
 
   static int first_split(const Seen& keys) { return keys.first / kSplit; }
   static int end_split(const Seen& keys) {
@@ -329,7 +329,7 @@ class Attention {
 
   float* part(int index) const { return parts_ + index * state_floats_; }
 
-  // Add what was seen in further splits, in their order: `kMergedAtOnce` at most.
+  // Merge the states of further splits, in order: at most `kMergedAtOnce`.
   void merge(const Softmax& total, const Softmax* splits, int count) const {
     alignas(64) float keep[kMergedAtOnce] = {}, take[kMergedAtOnce] = {};
     for (int r = 0; r < total.rows; r++) {
@@ -380,7 +380,7 @@ class Attention {
     finish(all, total);
   }
 
-  // Divide by the sum, in which a head's sink has its part.
+  // Divide by the sum, which includes the head's sink.
   void finish(const Item& item, const Softmax& total) const {
     const int dim = args_.head_dim, size = args_.head_size, whole = size / 16 * 16;
     for (int r = 0; r < total.rows; r++) {

@@ -1,11 +1,11 @@
-// Paged attention: where keys and values lie, and how the work of a step is cut.
+// Paged attention: the layout of keys and values, and how the work of a step is cut.
 //
 //     kv  =  block 0 [ head 0 [chunk | chunk | ...] head 1 [...] ... ]  block 1 [...]  ...
 //
 // A chunk is 16 tokens of one head, whatever the size of a block, in the order in which products
 // read it: one vector is 16 tokens of the keys, or 16 dimensions of the values. D is the head size,
-// rounded up to a multiple of 16: what a model's heads lack of it is 0 in queries, keys and values,
-// which changes no product of them.
+// rounded up to a multiple of 16: missing dimensions of a model's heads are 0 in queries, keys and
+// values, which changes none of their products.
 //
 //             keys                                    values
 //     F32     [D][16 tokens]                          [16 tokens][D]
@@ -32,7 +32,7 @@
 // three as they are, to the bit. So it does not matter which other queries go along, whether some
 // worker skips the tile, or whether splits are attended by different workers and merged later:
 // results do not depend on the batch, on the cutting of a prompt, on the number of threads, nor on
-// where blocks lie. Nor on what else was drafted: a row of a tree sees its path as if it were alone
+// where blocks lie. Nor on other draft tokens: a row of a tree sees its path as if it were alone
 // (draft_tree.h).
 #pragma once
 
@@ -101,7 +101,7 @@ inline int slot_of(const oct_sequences& seqs, int seq, int row) {
   return seqs.kv_len[seq] - seqs.q_start[seq + 1] + row;
 }
 
-// Where a row stands: in a tree, after what it follows (draft_tree.h).
+// The position of a row: in a tree, after its parent (draft_tree.h).
 inline int position_of(const oct_sequences& seqs, int seq, int row) {
   int depth = 0;
   for (; seqs.parents && seqs.parents[row] >= 0; row = seqs.parents[row]) depth++;

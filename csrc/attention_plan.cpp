@@ -7,15 +7,15 @@
 namespace octavo {
 namespace {
 
-// Queries (tokens times heads) that go through the keys together, about: so many that loading keys
-// does not count, so few that what they need stays in the L2 cache.
+// Approximate queries (tokens times heads) that go through keys together: so many that loading keys
+// is cheap, so few that their data stays in the L2 cache.
 constexpr int kTileRows = 96;
-constexpr int kFewRows = 24;        // less is not worth it even if workers have nothing to do
+constexpr int kFewRows = 24;        // shorter splits are not worth it even if workers are idle
 constexpr int kItemsPerWorker = 4;  // so that all end at about the same time
 
 constexpr Seen kNothing = {0, -1};
 
-// Those keys that are in one split.
+// The part of some keys that is in one split.
 Seen within(const Seen& keys, int split) {
   return {std::max(keys.first, split * kSplit), std::min(keys.last, (split + 1) * kSplit - 1)};
 }
@@ -86,7 +86,7 @@ int Plan::first_key(int seq, const SinkWindow& sink_window, int position) const 
   return std::max(sink_window.behind_sinks(position).first, prefixes_ ? prefixes_->end_key(seq) : 0);
 }
 
-// Fewer tokens to a tile where that gives everybody something to do.
+// Fewer tokens to a tile if that gives work to all workers.
 int Plan::choose_tile_tokens(int num_workers) const {
   const int group = args_.num_heads / args_.num_kv_heads;
   int longest = 1;
@@ -102,7 +102,7 @@ int Plan::choose_tile_tokens(int num_workers) const {
   return tokens;
 }
 
-// The last sequence that does not begin after what is looked for.
+// The last sequence that does not begin after the given item.
 template <class Before>
 const Plan::Sequence& Plan::find(Before before) const {
   return *(std::partition_point(sequences_, sequences_ + num_sequences_, before) - 1);

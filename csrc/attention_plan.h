@@ -3,7 +3,7 @@
 //     item  =  sequence  x  key head  x  tile of queries  [ x  split of keys ]
 //
 // Items have splits of their own when there would be too few of them for all workers: for one long
-// sequence, say. Nothing of this makes a difference to the results.
+// sequence, say. None of this changes the results.
 //
 // Where sequences share a prefix, there are items of a first kind, whose queries are of several:
 //
@@ -41,12 +41,12 @@ struct SharedItem {
   int first_key, last_key;  // all are seen
 };
 
-// Where a token's state after a split is, that a run has seen: in the states of a shared item.
+// Place of a token's state after a split that a run has seen: in the states of a shared item.
 struct SharedState {
   int item, row;  // the first of its rows is `row` times the heads of a group
 };
 
-// The same for all workers, and worked out by each.
+// The same for all workers, and computed by each.
 class Plan {
  public:
   // Lives in scratch memory of the worker, slot 0.
@@ -57,7 +57,7 @@ class Plan {
   int num_tiles() const { return num_tiles_; }  // of queries, for each key head
   int max_rows() const { return max_rows_; }    // queries of an item: tokens times heads
   bool cut_by_splits() const { return cut_by_splits_; }
-  // Not where no sequence has more than one new token, and none shares: then items are on their own.
+  // False if all sequences have one new token, and none shares: then items are independent.
   bool prepares_ahead() const { return !single_tokens_ || prefixes_; }
   // Where the queries of each sequence go.
   const int32_t* first_rows() const { return prefixes_ ? prefixes_->first_rows() : seqs_.q_start; }

@@ -1,4 +1,4 @@
-// Some queries see a tile of keys: two products, with a softmax between them.
+// Attention of some queries over a tile of keys: two products, with a softmax between them.
 //
 //                        64 keys: chunk 0  chunk 1  chunk 2  chunk 3
 //                    row 0   |    scores |        |        |        |   softmax    D outputs
@@ -22,7 +22,7 @@
 namespace octavo {
 
 // Vectors of keys (chunks) that a block of rows goes through at a time, or of values (16
-// dimensions): as many as leave room in the registers for what they are multiplied with.
+// dimensions): as many as leave registers for their factors.
 template <class Kv>
 constexpr int max_vectors(int rows) {
   return kManyRegisters ? 4 : rows <= 2 && !Kv::kScaled ? 2 : 1;
@@ -32,7 +32,7 @@ constexpr int max_value_vectors(int rows) {
   return std::min(max_vectors<Kv>(rows), Kv::Values::kGroup / 16);
 }
 
-// The softmax so far of some rows; scores count in powers of two.
+// The softmax state of some rows; scores are exponents of two.
 struct Softmax {
   float* top;  // [rows] the largest score
   float* sum;  // [rows][16] of the weights, in 16 parts
@@ -80,7 +80,7 @@ struct KeyTile {
   const KeyTile* next;  // that will be attended after this one
 };
 
-// What is the same for all rows of a call.
+// Parameters of a call, the same for all rows.
 struct Scoring {
   int head_dim;
   float softcap;  // or 0; in powers of two, and scores come in units of it

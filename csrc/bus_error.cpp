@@ -1,5 +1,5 @@
 // A mapped file that is truncated, or whose disk fails, has no page behind an address: SIGBUS. The
-// process dies of it, as nothing can be computed without its weights, but not without a word.
+// process ends, as nothing can be computed without its weights, but reports the file first.
 #include "octavo.h"
 
 #include <atomic>
@@ -15,7 +15,7 @@ struct sigaction previous;
 std::atomic<bool> installed{false};
 std::atomic_flag reporting = ATOMIC_FLAG_INIT;
 
-// In the handler, only what is safe there: no allocation, no stdio, no locks.
+// The handler does only signal-safe things: no allocation, no stdio, no locks.
 
 void say(const char* text, size_t length) {
   while (length > 0) {
@@ -83,7 +83,7 @@ const char* mapped_at(uintptr_t address, char* line, size_t capacity) {
 
 void report(int, siginfo_t* info, void*) {
   if (reporting.test_and_set()) {
-    for (;;) pause();  // another thread is at it, and ends the process
+    for (;;) pause();  // another thread is handling it, and ends the process
   }
   if (info->si_code <= 0) {  // another process sent it: nothing will fail again
     sigaction(SIGBUS, &previous, nullptr);
@@ -93,15 +93,15 @@ void report(int, siginfo_t* info, void*) {
   char line[4352];  // a path has at most 4096 bytes
   const char* path = mapped_at(reinterpret_cast<uintptr_t>(info->si_addr), line, sizeof line);
 #if !defined(__linux__)
-  if (path == nullptr) path = "a file of the model";  // there is no /proc to look into
+  if (path == nullptr) path = "a file of the model";  // there is no /proc
 #endif
   if (path != nullptr) {
     say("octavo: ");
     say(path);
     say(" has been truncated or replaced while it was in use, or its disk has failed (SIGBUS). "
-        "Nothing can go on without it: see that the file is whole, and start again.\n");
+        "Restore the file, and start again.\n");
   }
-  // As if nobody had been here: the instruction fails again, and whoever came before gets it.
+  // Restore the previous handler, which the failing instruction calls again.
   sigaction(SIGBUS, &previous, nullptr);
 }
 

@@ -1,8 +1,8 @@
-// Short causal convolutions, of each channel by itself, and the gated norms that come after states.
+// Short causal depthwise convolutions, and the gated norms that follow recurrences.
 //
 // A worker has some channels, 16 at a time, and goes through all tokens of all sequences with the
-// last inputs of these channels at hand: so it reads a state before it writes it, and where a prompt
-// was cut makes no difference.
+// last inputs of these channels in registers: so it reads a state before it writes it, and where a
+// prompt was cut makes no difference.
 #include <algorithm>
 #include <cmath>
 
@@ -53,7 +53,7 @@ void convolve(const Channels& channels, const oct_sequences& seqs, int s) {
   for (int j = 0; j < past; j++) store_first(target + int64_t{j} * args.channels + c, last[j], n);
 }
 
-// What a gate of n values multiplies with.
+// The factors of a gate of n values.
 F32 opened(const oct_gated_norm_args& args, const float* gate, int n) {
   return silu(mul(load_first(gate, n), set1(args.gate_scale)));
 }
@@ -90,7 +90,7 @@ void norm_group(const oct_gated_norm_args& args, const float* x, const float* ga
 
 int32_t check_states(const oct_states& states, const oct_sequences& seqs) {
   if (!seqs.state_source || !seqs.state_target)
-    return fail(OCT_ERR_ARGUMENT, "a layer has states, and the step has no slots for them");
+    return fail(OCT_ERR_ARGUMENT, "a layer has states, but the step has no state slots");
   for (int s = 0; s < seqs.num_seqs; s++) {
     const int32_t source = seqs.state_source[s], target = seqs.state_target[s];
     if (source < -1 || source >= states.num_slots || target < 0 || target >= states.num_slots)

@@ -1,13 +1,13 @@
-// Drafted tokens that are a tree: where they stand, and what one of them sees.
+// Draft trees: the positions of their tokens, and the keys that each of them sees.
 //
 //     row         0    1    2    3    4       of the step; 0 is the last known token
 //     parent     -1    0    0    1    3
 //     slot        9   10   11   12   13       where key and value are stored
 //     position    9   10   10   11   12
 //
-// The sum over keys has to be the one that a row would have if its path were all there is, with the
-// same keys at the same places. So a row sees chunks in which the tokens of its path are where they
-// stand; those are put together from the others when the row's turn comes:
+// The sum over keys has to be the one that a row would have if its path were the whole draft, with the
+// same keys at the same places. So a row sees chunks in which the tokens of its path are at their
+// positions; those are assembled from the stored ones for each row:
 //
 //     stored         ... 8 9 | 1 2 3 4 .      row 4 sees     ... 8 9 | 1 3 4 . .
 #pragma once
@@ -47,7 +47,7 @@ class PathChunks {
   // Tiles from this one on have chunks of a path.
   int first_tile() const { return first_ / kTileChunks; }
 
-  // Let the chunks be what a row sees. What it does not see is there, or is 0.
+  // Assemble the chunks that a row sees. Keys that it does not see are present, or 0.
   void show(int row) {
     int position = position_of(seqs_, seq_, row);
     for (; seqs_.parents[row] >= 0; row = seqs_.parents[row], position--) {

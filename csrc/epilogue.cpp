@@ -20,7 +20,7 @@ constexpr float kLowest = -std::numeric_limits<float>::infinity();
 alignas(64) constexpr int32_t kLaneIds[16] = {0, 1, 2,  3,  4,  5,  6,  7,
                                               8, 9, 10, 11, 12, 13, 14, 15};
 
-// The variable comes second in minima and maxima: they keep a NaN.
+// The variable is the second operand of minima and maxima, which keeps a NaN.
 OCT_INLINE F32 clamped_swiglu(F32 gate, F32 up) {
   const F32 limit = simd::set1(7.0f), one = simd::set1(1.0f);
   gate = simd::min(limit, gate);

@@ -1,4 +1,4 @@
-// What a linear does with its products.
+// The work of a linear on its products: bias, gate, residual, soft cap, maximum.
 #pragma once
 
 #include "octavo.h"

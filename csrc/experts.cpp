@@ -1,19 +1,19 @@
-// Experts: each token goes to a few of them, and what these make of it is added up.
+// Mixtures of experts: each token is routed to a few experts, and their outputs are summed.
 //
 //     route      a token's logits -> its experts, best first, and their weights; of few tokens, every
-//                worker for itself, so that nobody waits
+//                worker for itself, so that none waits
 //     sort       every worker for itself: the rows of each expert that has any, one after the other
 //     gate, up   a linear for each of these experts, of its rows: gathered as they are encoded
 //     down       likewise
 //     combine    a token's rows, by weight and in the order of ranks, and the residual
 //
-// A linear computes a row of any number of rows in the same way, so that which tokens happen to share
-// an expert cannot be seen in the result. Of few rows, workers share out the weights of each expert
-// and go on to the next without meeting: what is read is what is hit, and nothing is waited for. Many
-// rows are encoded together, for which workers meet.
+// A linear computes a row in the same way for any number of rows, so that which tokens happen to share
+// an expert does not change the result. With few rows, workers divide the weights of each expert
+// and go on to the next without a barrier: only the weights of chosen experts are read. Many
+// rows are encoded together, which takes a barrier.
 //
-// Steps of many tokens are cut into chunks, so that a step needs no more memory than that of one:
-// large enough for the weights of an expert to be worth reading again for its rows.
+// Steps of many tokens are cut into chunks, so that a step needs the memory of one chunk only:
+// large enough that reading the weights of an expert again for its rows is worth it.
 #include <algorithm>
 #include <cstring>
 #include <limits>
@@ -29,7 +29,7 @@ namespace {
 
 using simd::F32;
 
-// Slots of scratch and shared memory, beside those of linear.cpp.
+// Slots of scratch and shared memory, besides those of linear.cpp.
 constexpr int kScoresSlot = 3, kSortedSlot = 4, kLinearsSlot = 6;
 constexpr int kRowsSlot = 2;
 
@@ -100,8 +100,8 @@ class Router {
     for (int e = 0; e < experts; e++) scores_[e] /= total;
   }
 
-  // The greatest choice of some experts, of equals the first, which is not to be chosen again. One
-  // is found in any case: numbers that are none are seen in the result.
+  // The expert with the greatest choice, of equals the first, which is not chosen again. One
+  // is found in any case; NaN is visible in the result.
   int take_best(int begin, int end) {
     int best = begin;
     for (int e = begin + 1; e < end; e++) {
@@ -110,11 +110,11 @@ class Router {
     choice_[best] = kTaken;
     return best;
   }
-  // No choice is so low: scores are not negative, and corrections are numbers of a model's file.
+  // Lower than any choice: scores are not negative, and corrections come from a model's file.
   static constexpr float kTaken = std::numeric_limits<float>::lowest();
   bool is_taken(int e) const { return choice_[e] == kTaken; }
 
-  // What experts of other groups have is taken away.
+  // Experts of other groups cannot be chosen.
   void keep_best_groups() {
     const int size = routing_.num_experts / routing_.num_groups;
     float worth[kMostGroups];
@@ -216,7 +216,7 @@ class Chunk {
   }
   int rows_of(int e) const { return begin_of_[e + 1] - begin_of_[e]; }
 
-  // A linear of each expert that has rows, all as one phase.
+  // A linear for each expert that has rows, all between two barriers.
   void run_experts(oct_linear_args (Chunk::*of)(int) const) const {
     const size_t most = static_cast<size_t>(std::min(num_experts_, tokens_ * top_k_));
     auto* args = static_cast<oct_linear_args*>(
@@ -262,7 +262,7 @@ class Chunk {
     return linear;
   }
 
-  // Sixteen values at a time, shared out over all tokens: one token has work for all workers.
+  // Sixteen values at a time, divided over all tokens: one token has work for all workers.
   void combine() const {
     const int lines = (args_.hidden + kTile - 1) / kTile;
     const Range mine = share(tokens_ * lines, worker_.rank, worker_.size);
@@ -347,10 +347,10 @@ int32_t oct_check_experts(const oct_experts_args* args) {
                 args->hidden, args->inner, args->epilogue);
   }
   if (!(args->remainder_above >= 0) || !(args->inner_remainder_above >= 0)) {
-    return fail(OCT_ERR_ARGUMENT, "experts have remainders above less than 0");
+    return fail(OCT_ERR_ARGUMENT, "experts: remainder_above must not be negative");
   }
   if (!args->experts || !args->in || !args->logits || !args->out || args->out == args->in) {
-    return fail(OCT_ERR_ARGUMENT, "experts lack what they read, or a place of its own for the sum");
+    return fail(OCT_ERR_ARGUMENT, "experts: an input or out is NULL, or out is the input");
   }
   for (int e = 0; e < args->routing.num_experts && code == OCT_OK; e++) {
     code = check_expert(*args, e);

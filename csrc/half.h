@@ -1,4 +1,4 @@
-// float16 by hand: for packing, where speed matters little and every machine must give the same.
+// float16 conversion in software: for packing, where results must be the same on every machine.
 #pragma once
 
 #include <cstdint>

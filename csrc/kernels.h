@@ -1,4 +1,4 @@
-// What the program calls inside a step: each is run by all workers at once.
+// Kernels of a step: each is run by all workers at once.
 //
 // On entry the inputs are complete (a barrier lies before); on return a worker's own part of the
 // outputs is, so that the caller needs a barrier before they are read. Arguments have been checked.
@@ -14,7 +14,7 @@ class SharedPrefixes;  // shared_prefix.h
 // Returns an error code if the arguments make no sense.
 int32_t check_linear(const oct_linear_args& args);
 void linear(const oct_linear_args& args, const Worker& worker);
-// Several that do not wait for each other, as one: no heads, and each with rows.
+// Several independent linears as one: no heads, and each with rows.
 void linears(const oct_linear_args* args, int count, const Worker& worker);
 
 // Of `tokens` rows. Weights have been checked by oct_check_experts().
@@ -31,7 +31,7 @@ void attention(const oct_attention_args& args, const oct_sequences& seqs,
 int32_t check_latent(const oct_latent_args& args, const oct_sequences& seqs);
 void latent(const oct_latent_args& args, const oct_sequences& seqs, const Worker& worker);
 
-// Whether a row's logits depend on the tokens before it; on anything but the model.
+// Whether sampling changes a row's logits, by the tokens before it or in other ways.
 bool has_penalties(const oct_sample& params);
 bool changes_logits(const oct_sample& params);
 // One row of logits to a token, by one worker; if it is drawn, and they are asked for (not NULL), the
@@ -39,7 +39,7 @@ bool changes_logits(const oct_sample& params);
 int32_t sample_row(float* logits, int32_t vocab, const oct_sample& params, const Worker& worker,
                    int32_t* token, float* probabilities);
 
-// What a row of logits, which stays as it is, says of a token: into `out`, by one worker.
+// Log-probabilities of a token in a row of logits, which stays unchanged: into `out`, by one worker.
 void logprobs_of_row(const float* logits, int32_t vocab, int32_t token, oct_logprobs& out,
                      const Worker& worker);
 int32_t check_logprobs(const oct_logprobs& row, int32_t vocab, int32_t r);

@@ -10,10 +10,10 @@
 //     acc            sum | sum | sum | ...
 //
 // A line of the cache, 64 bytes, has the lanes of `kLineSteps` such steps. A format has factors in
-// the type that its multiplication wants. Sums are float32, one term after the other, or exact
+// the type of its multiplication. Sums are float32, one term after the other, or exact
 // integers. See attention.h for the order inside of a chunk.
 //
-// A format `Kv` has, beside `write`, `read` and `copy_token`,
+// A format `Kv` has, besides `write`, `read` and `copy_token`,
 //
 //     Kv::Keys, Kv::Values   the two products
 //     Kv::kScaled            its vectors have scales, and any bytes stand for finite numbers
@@ -38,7 +38,7 @@ namespace octavo {
 constexpr bool kManyRegisters = simd::kNumRegisters >= 32;
 
 // Dimensions of a head that share a scale, for the product P, how many such groups there are, and
-// which one a dimension is of. Where it is always one, loops over groups cost nothing.
+// the one of a dimension. If there is always one group, loops over groups cost nothing.
 template <class P>
 constexpr bool kOneGroup = P::kGroup >= kMaxHeadDim;
 template <class P>

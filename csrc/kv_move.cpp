@@ -1,4 +1,4 @@
-// Tokens of the KV cache that change their slots: those of a draft that turned out to be right.
+// Moves tokens within the KV cache, as for accepted tokens of a draft tree.
 #include "attention.h"
 #include "kv_select.h"
 #include "pool.h"

@@ -1,9 +1,9 @@
-// The rotation of keys, and of the queries that they are multiplied by.
+// The Hadamard rotation of keys, and of the queries that they are multiplied by.
 //
 // A few dimensions of a model's keys are many times as large as the others, and one scale for all
 // leaves these little. So keys are rotated before they are stored, by a Hadamard matrix, which
-// spreads each dimension evenly over all; queries are rotated alike, and their products stay what
-// they were.
+// spreads each dimension evenly over all; queries are rotated alike, and their products stay
+// unchanged.
 #pragma once
 
 #include "simd.h"
@@ -27,7 +27,7 @@ alignas(64) inline constexpr HadamardSigns kHadamardSigns;
 // Dimensions that are rotated together: the largest power of two that divides those of a head.
 inline int rotated_together(int dim) { return dim & -dim; }
 
-// In place, without the factor that would keep lengths: twice makes x times rotated_together(dim).
+// In place and not normalized: applied twice, it multiplies x by rotated_together(dim).
 inline void rotate(float* x, int dim) {
   for (int d = 0; d < dim; d += 16) {
     simd::F32 sum = simd::zero();
@@ -57,7 +57,7 @@ inline void rotate_query(const float* query, simd::F32 factor, int dim, float* o
   rotate(out, dim);
 }
 
-// Back from what `rotate` made of a key.
+// The inverse of `rotate` for a key.
 inline void rotate_back(float* key, int dim) {
   rotate(key, dim);
   const float factor = 1.0f / static_cast<float>(rotated_together(dim));

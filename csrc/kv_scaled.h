@@ -77,10 +77,10 @@ struct FactorScale {
   float base;       // of weights: what the minima of values add to each output
 };
 
-// What products with codes that are integers are made of: how the codes lie in a line and are
-// multiplied, and what sums of them stand for. `start` is what a sum starts from; `score` is made of
-// a query's factors and 16 keys, of one group; `base` is what the minima of the values of a tile's
-// chunks add to all outputs of a group.
+// The parts of products with integer codes: how the codes lie in a line and are
+// multiplied, and the values of their sums. `start` is the start of a sum; `score` is made of
+// a query's factors and 16 keys, of one group; `base` is the part that the minima of a tile's
+// values add to all outputs of a group.
 struct Int8Terms {
   using Codes = Int8Codes;
   static constexpr int kLineSteps = 1;
@@ -141,7 +141,7 @@ struct IntegerProduct {
   static constexpr int kParts = Parts, kGroup = Terms::Codes::kGroup;
   static constexpr int kDepth = 4, kLineSteps = Terms::kLineSteps;
   // GCC carries integer sums through a loop twice, as vectors of 32 and of 64 bits, and runs out of
-  // registers; so the fewer rounds the better.
+  // registers; so the fewer iterations the better.
   static constexpr int kUnroll = 4 / kLineSteps;
 
   static constexpr int row_factors(int terms) {

@@ -1,4 +1,4 @@
-// From the number of a KV format to the type that implements it.
+// Selects the type that implements a KV format, by the format's number.
 #pragma once
 
 #include "kv_formats.h"

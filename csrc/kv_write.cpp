@@ -1,7 +1,7 @@
-// Norm, rope, and the writing of keys and values.
+// Norm, rotation, and the writing of keys and values.
 //
 // The work is cut into runs: the tokens of a sequence that fall into one chunk, for one key head
-// and the query heads that share it. A chunk belongs to one run, so nobody else writes to it.
+// and the query heads that share it. A chunk belongs to one run, so only one worker writes to it.
 //
 //     slots       0 .. 15   16 .. 31   32 .. 47
 //     new         .....|xx  xxxxxxxx   xxx|....      3 runs a head
@@ -39,7 +39,7 @@ void norm_head(const float* x, const float* weight, float eps, int size, float* 
   simd::store_first(out + whole, simd::mul(simd::mul(last, scale), weights), rest);
 }
 
-// Zeros behind a head, up to the dimensions that the KV memory has of it.
+// Zeros behind a head, up to its dimensions in the KV memory.
 void pad_head(const oct_attention_args& args, float* out) {
   std::fill(out + args.head_size, out + args.head_dim, 0.0f);
 }
@@ -60,11 +60,11 @@ void prepare_head(const oct_attention_args& args, const float* x, const float* n
 
 // A value that is not finite would spoil even the queries that do not see it, as 0 * NaN is NaN; a
 // key might do nothing to those that do, with a score of -inf. Both become a key of NaN with a
-// value of 0: that is NaN to all who see it, and nothing to all others.
+// value of 0: queries that see it become NaN, and all others are unaffected.
 void mark_if_damaged(int dim, float* key, float* value) {
   F32 zeros = simd::zero();  // 0 times all; NaN if one is not finite
   for (int d = 0; d < dim; d += 16) {
-    // Somewhat larger first: what bfloat16 rounds to infinity counts as infinite.
+    // Scaled up first: values that bfloat16 rounds to infinity count as infinite.
     const F32 a = simd::mul(simd::load(key + d), simd::set1(1.01f));
     const F32 b = simd::mul(simd::load(value + d), simd::set1(1.01f));
     zeros = simd::fma(a, simd::zero(), simd::fma(b, simd::zero(), zeros));
@@ -81,7 +81,7 @@ struct Run {
   int count;
 };
 
-// Ahead of time: the rows of q, k and v are too far apart for the processor to guess the next ones.
+// Prefetch: the rows of q, k and v are too far apart for the hardware prefetcher.
 void fetch(const float* x, int n) {
   for (int i = 0; i < n; i += 16) simd::prefetch(x + i);
 }

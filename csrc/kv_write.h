@@ -1,4 +1,4 @@
-// The first half of attention: queries, keys and values get where the second half reads them.
+// The first half of attention: prepares queries, keys and values for the second half.
 #pragma once
 
 #include "attention.h"
@@ -25,7 +25,7 @@ template <class Kv>
 void prepare_queries(const oct_attention_args& args, const Item& item, const int* angles,
                      typename Kv::Keys::Factor* queries);
 
-// What queries are multiplied by, beside the norm: scores come out in powers of two, or, where they
+// The factor of queries besides the norm: scores come out as exponents of two, or, if they
 // are capped, in units of the cap.
 float query_factor(const oct_attention_args& args);
 

@@ -1,14 +1,14 @@
-// Latent attention: rows stored, queries brought to them, attended, and outputs made.
+// Latent attention: stores rows, absorbs queries, attends, and expands the outputs.
 //
 //     store       norm, rotation and writing of the step's rows       by tokens
-//     for every so many tokens, as queries take much room:
+//     for each group of tokens, as queries take much memory:
 //         absorb      queries times U, and rotated                    by ticket, latent_heads.h
 //         -- barrier --
 //         attend      the items                                       by ticket, attention_plan.cpp
 //         -- barrier --   and
 //         merge       the splits of each vector, by ticket, if items were cut by splits
 //         -- barrier --
-//         expand      what was attended, times V                      by ticket, latent_heads.h
+//         expand      attended latents times V                        by ticket, latent_heads.h
 //         -- barrier --
 #include "latent.h"
 
@@ -35,7 +35,7 @@ using simd::F32;
 void mark_if_damaged(float* x, int count) {
   F32 zeros = simd::zero();
   for (int i = 0; i < count; i += 16) {
-    // Somewhat larger first: what bfloat16 rounds to infinity counts as infinite.
+    // Scaled up first: values that bfloat16 rounds to infinity count as infinite.
     const F32 larger = simd::mul(simd::load(x + i), simd::set1(1.01f));
     zeros = simd::fma(larger, simd::zero(), zeros);
   }
@@ -64,7 +64,7 @@ void store_rows(const oct_latent_args& args, const oct_sequences& seqs, const Wo
   }
 }
 
-// ---- One worker's part in a call
+// ---- The work of one worker in a call
 
 // `Rows` as in latent_formats.h.
 template <class Rows>
@@ -122,7 +122,7 @@ class Latent {
     }
     float* total = static_cast<float*>(worker_.scratch(3, sizeof(float) * 2 * item_floats));
     split_ = total + item_floats;
-    // Rows that were decoded, with room behind each for what is stored 16 at a time.
+    // Decoded rows, each with room behind it for stores of 16 values.
     decoded_ = static_cast<Factor*>(worker_.scratch(4, sizeof(Factor) * kTile * (width_ + 16)));
     columns_ = static_cast<Factor*>(worker_.scratch(6, sizeof(Factor) * kTile * column_));
     for (int i = worker_.ticket(); i < plan.num_items(); i = worker_.ticket()) {
@@ -159,7 +159,7 @@ class Latent {
     }
   }
 
-  // The first position whose slot depends on who looks, as drafted tokens are a tree.
+  // The first position whose slot depends on the row that sees it, as draft tokens are a tree.
   static int first_drafted_position(const oct_sequences& seqs, const Item& item) {
     const int last = item.first_token + item.num_tokens - 1;
     if (!seqs.parents || seqs.parents[last] < 0) return INT_MAX;
@@ -257,7 +257,7 @@ class Latent {
     for (int i = 0; i < kTile; i++) tile.next[i] = rows.row(std::min(first + i, item.last_key));
   }
 
-  // ---- Put together
+  // ---- Merge
 
   LaneSoftmax state(float* of_item, int vector) const {
     return LaneSoftmax(of_item + vector * state_floats_, args_.rank);
@@ -295,7 +295,7 @@ class Latent {
   const Worker& worker_;
   const int vectors_;  // of a token
   const int width_;    // numbers of a row, as products take it
-  // Factors from column to column: not a power of two, lest all lie in a few sets of a cache.
+  // Factors from column to column: not a power of two, which would map them to a few cache sets.
   const int64_t column_;
   const int64_t state_floats_;
   float* parts_ = nullptr;  // a state for each vector of each item; of all workers

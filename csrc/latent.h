@@ -1,11 +1,11 @@
-// Latent attention: one vector of a token stands for the keys and values of all heads.
+// Latent attention: one vector of a token gives the keys and values of all heads.
 //
 //     a row of the cache     c[rank] | k[rope]           of one token, in all heads
 //     key of head h          U[h] c, k                   U [nope, rank], V [value, rank]: kv_b
 //     value of head h        V[h] c
 //
-// A query q = (n, r) meets the key U c, k with the score n U c + r k = (U^T n) c + r k. So queries
-// are brought to where the rows are, once, instead of the keys to where the queries are, for every
+// A query q = (n, r) and the key (U c, k) have the score n U c + r k = (U^T n) c + r k. So queries
+// are mapped to the space of the rows, once, instead of the keys to that of the queries, for every
 // token that they see; and of rows weighted by scores, V makes the output at the end:
 //
 //     a = (U^T n, r)     scores = a (c, k)     output = V (weights c)
@@ -48,7 +48,7 @@ constexpr int filled_up(int numbers) {
   return num_terms<Product>(numbers) * Product::kDepth;
 }
 
-// What attention.h and attention_plan.h need to know: the one row of a token has as many queries as
+// Arguments for attention.h and attention_plan.h: the one row of a token has as many queries as
 // there are lanes.
 inline oct_attention_args as_attention(const oct_latent_args& args) {
   oct_attention_args same{};

@@ -1,5 +1,5 @@
-// How a row of latent attention is kept: its numbers side by side, and then a float32 scale of the
-// latent part and one of the rotated part, where they are codes of a byte.
+// Formats of a row of latent attention: its numbers side by side, and then a float32 scale of the
+// latent part and one of the rotated part, if they are codes of a byte.
 //
 // A format `Rows` has
 //

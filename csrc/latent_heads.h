@@ -1,5 +1,5 @@
-// What the heads have of their own: their queries, brought to the rows, and their outputs, made of
-// what was attended.
+// Work of each head in latent attention: absorbed queries, and outputs expanded from
+// attended latents.
 #pragma once
 
 #include <algorithm>
@@ -74,9 +74,9 @@ class LatentHeads {
  public:
   // Queries of all heads, times U, and rotated.
   virtual void absorb(const SubStep& step) const = 0;
-  // What a vector of a token has attended, divided by the sum: inputs of V.
+  // The attended latents of a token's vector, divided by the sum: inputs of V.
   virtual void take(int token, int vector, const LaneSoftmax& total) const = 0;
-  // What was attended, times V.
+  // Attended latents times V.
   virtual void expand(const SubStep& step) const = 0;
 
  protected:

@@ -1,4 +1,4 @@
-// Products with the matrices of heads: of queries with U, of what was attended with V.
+// Products with the matrices of heads: of queries with U, of attended latents with V.
 //
 // A matrix lies input by input, or pair of inputs by pair, so that 16 outputs are a vector; an
 // output is summed up from the first input to the last.

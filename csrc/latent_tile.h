@@ -1,4 +1,4 @@
-// Some vectors of queries see the same rows of a tile: two products, with a softmax between them.
+// Attention of some vectors of queries over the rows of a tile: two products and a softmax.
 //
 // A number of a row goes to all lanes, and is multiplied with 16 heads at once. Up to two vectors
 // share it.
@@ -60,7 +60,7 @@ OCT_INLINE typename Product::Lanes lanes_at(const typename Product::Factor* lane
       reinterpret_cast<const uint8_t*>(lanes + term * kHeads * Product::kDepth));
 }
 
-// The softmax so far of the heads of a vector; scores count in powers of two.
+// The softmax state of the heads of a vector; scores are exponents of two.
 struct LaneSoftmax {
   float* top;  // [16]
   float* sum;  // [16]
@@ -75,7 +75,7 @@ struct LaneSoftmax {
     simd::store(top, simd::set1(-std::numeric_limits<float>::max()));
     std::memset(sum, 0, sizeof(float) * kHeads * (rank + 1));
   }
-  // Add what was seen in a further split.
+  // Merge the state of a further split.
   void merge(const LaneSoftmax& other) const {
     const simd::F32 before = simd::load(top), after = simd::load(other.top);
     const simd::F32 most = simd::max(before, after);
@@ -195,7 +195,7 @@ OCT_INLINE void add_numbers(const typename Product::Factor* const* columns, int 
   }
   for (int r = 0; r < num_columns; r++) {
     const typename Product::Factor* column = columns[r] + kDepth * first;
-    // GCC would keep a register for each of the numbers' places, and has not so many.
+    // GCC would keep a register for each of the numbers' addresses, and runs out of them.
     asm("" : "+r"(column));
     typename Product::Lanes weight[V];
 #pragma GCC unroll 2

@@ -1,4 +1,4 @@
-// What a library says about itself, and how it reports errors.
+// Version and struct sizes of a library, and its error reports.
 #include <cstdarg>
 #include <cstdio>
 

@@ -1,22 +1,22 @@
-// The walk of a linear: who encodes which rows, who computes which tiles, in what order.
+// Scheduling of a linear: which worker encodes which rows and computes which tiles, in what order.
 //
 // A unit of work is a panel of 1 or 2 tiles of a segment (of both segments, if one gates the
 // other), for some blocks of rows.
 //
-//     few rows    Up to 8. Each worker encodes all rows for itself, so that nobody has to wait,
-//                 and streams a fixed, contiguous part of the weights: reading memory is what takes
-//                 the time. If they are one block, tile by tile, as a single sequential stream; it
-//                 is fetched a little ahead, because what processors fetch of it by themselves ends
-//                 with each page of 4 KB.
-//     many rows   Workers share out the encoding, meet, and then take units by ticket. The panel
+//     few rows    Up to 8. Each worker encodes all rows for itself, so that none has to wait,
+//                 and streams a fixed, contiguous part of the weights: reading memory takes
+//                 the time. One block is read tile by tile, as a single sequential stream, which
+//                 is prefetched a little ahead, because the hardware prefetcher stops at the end
+//                 of each page of 4 KB.
+//     many rows   Workers divide the encoding, meet, and then take units by ticket. The panel
 //                 stays in the cache while all blocks of a chunk of rows pass by, and the next panel
-//                 is fetched meanwhile. A chunk is as many rows as leave room in the L2 cache.
+//                 is prefetched meanwhile. A chunk is as many rows as leave room in the L2 cache.
 //
-// Several linears that do not wait for each other, as those of experts, are walked as if they were
-// one: parts and tickets go on from each to the next. Few rows of all, which are few of each, are
-// encoded by those workers whose part is of their linear, and once where linears have the same.
+// Several independent linears, as those of experts, are scheduled as if they were
+// one: parts and tickets continue from each to the next. Few rows are
+// encoded by the workers with a part of their linear, and once if linears have the same rows.
 //
-// Where int8 activations have remainders, the products of ten blocks wait in the L1 cache for those
+// If int8 activations have remainders, the products of ten blocks wait in the L1 cache for those
 // of the remainders, before the epilogue.
 #include "linear.h"
 
@@ -52,13 +52,13 @@ TileKernel kernel_of(const Layout& layout, int rows, int tiles) {
 
 bool is_gated(const oct_linear_args& args) { return gates(args.epilogue); }
 
-// What of the weights is read next, of both segments where one gates the other: whole lines.
+// The weights that are read next, of both segments if one gates the other: whole lines.
 struct Ahead {
   const uint8_t* data[2] = {};
   int64_t lines[2] = {};
 };
 
-// A linear, seen by one worker.
+// A linear, as one worker sees it.
 class Linear {
  public:
   Linear(const oct_linear_args& args, const Worker& worker, HeadMaxima* maxima = nullptr)
@@ -69,7 +69,7 @@ class Linear {
     }
     num_blocks_ = args.rows <= most_lone_rows() ? 1 : (args.rows + kMaxRows - 1) / kMaxRows;
     panel_tiles_ = num_blocks_ == 1 ? 1 : kMaxTiles;
-    // A gated segment is walked together with the one that gates it.
+    // A gated segment is scheduled together with the one that gates it.
     walked_ = is_gated(args) ? 1 : args.num_segments;
     for (int s = 0; s < walked_; s++) num_units_ += units_of(s);
   }
@@ -99,7 +99,7 @@ class Linear {
     run_units(units, Ahead(), 0, num_blocks_);
   }
 
-  // Many rows: where they are put, encoded, and how they are cut into pieces, `least` if possible.
+  // Many rows: where they are encoded to, and their pieces, at least `least` if possible.
   size_t encoded_bytes() const {
     size_t bytes = 0;
     for (int e = 0; e < num_encoded_; e++) {
@@ -170,7 +170,7 @@ class Linear {
   Ahead ahead_of_piece(int piece) const { return ahead_of(units_of_piece(piece).begin); }
 
  private:
-  // A block that is alone is multiplied with some units in a row, so that they are a stream.
+  // A single block is multiplied with several consecutive units, so that they are a stream.
   int run_length() const { return num_blocks_ == 1 ? kLoneRun : 1; }
   int num_runs() const { return (num_units_ + run_length() - 1) / run_length(); }
   Range units_of_piece(int piece) const {
@@ -253,7 +253,7 @@ class Linear {
   size_t flags_bytes(const Encoding& encoding) const {
     return static_cast<size_t>(encoding.num_groups()) * static_cast<size_t>(args_.rows) + 8;
   }
-  // Whether `other` put the same into the same memory.
+  // Whether `other` encodes the same rows into the same memory.
   bool encodes_as(const Linear& other) const {
     const oct_linear_args &a = args_, &b = other.args_;
     if (a.rows != b.rows || a.k != b.k || a.in != b.in || a.norm != b.norm || a.add || b.add ||
@@ -289,7 +289,7 @@ class Linear {
            tile * segments_[s].layout.tile_bytes;
   }
 
-  // Weights do not wait for activations: get the first ones on their way.
+  // Weights do not depend on activations: prefetch the first ones.
   void fetch_beginning(const Unit& u) const {
     constexpr int kLines = 64;
     const int64_t lines = segments_[u.segment].layout.tile_bytes / kLine;
@@ -298,7 +298,7 @@ class Linear {
     }
   }
 
-  // Rows of the residual are far apart, and would be waited for one by one.
+  // Rows of the residual are far apart, and would be loaded one by one.
   void fetch_residual(const Unit& u, int first, int count) const {
     if (args_.epilogue != OCT_EPI_RESIDUAL) return;
     const int end = std::min((u.tile + u.tiles) * kTile, segments_[0].layout.n);
@@ -346,8 +346,8 @@ class Linear {
     return {tile_at(s, tile), layout.tile_bytes, steps, layout.group / kUnit, nullptr, 0};
   }
 
-  // Products of segment s and block b. Meanwhile, fetch share `share` of `shares` of what is ahead;
-  // if that is nothing, of a block that is alone, a little more of the stream.
+  // Products of segment s and block b. Meanwhile, prefetch share `share` of `shares` of the next piece;
+  // for a single block, without a next piece, a little more of the stream.
   void multiply(int s, const Unit& u, int b, const Ahead& ahead, int part, int share, int shares,
                 float* out) const {
     const Layout& layout = segments_[s].layout;
@@ -372,7 +372,7 @@ class Linear {
     remainder_kernel(segments_[s].layout, u.tiles)(panel_at(s, u.tile), encoded.lists[list], out);
   }
 
-  // Looks up once what all units of a chunk of rows are going to need.
+  // Computes once what all units of a chunk of rows need.
   void list_remainders(int first, int last) {
     const int lists = (last - first + kTogether - 1) / kTogether;
     int groups = 0;
@@ -412,7 +412,7 @@ class Linear {
   int num_encoded_ = 0;
 };
 
-// Linears that do not wait for each other, walked by one worker.
+// Independent linears, as one worker processes them.
 class Walk {
  public:
   Walk(Linear* linears, int count, const Worker& worker)
@@ -539,7 +539,7 @@ int32_t check_linear(const oct_linear_args& args) {
                 args.epilogue, args.num_segments, most, several ? "at most are" : "is what is");
   }
   if (!(args.remainder_above >= 0)) {
-    return fail(OCT_ERR_ARGUMENT, "a linear has remainders above %g: 0 is the least",
+    return fail(OCT_ERR_ARGUMENT, "a linear has remainder_above %g: it must not be negative",
                 static_cast<double>(args.remainder_above));
   }
   if (args.in == nullptr || args.ldin < args.k) {
@@ -548,10 +548,10 @@ int32_t check_linear(const oct_linear_args& args) {
   }
   if (args.add && (args.x_out == nullptr || args.x_out == args.in || args.x_out == args.add)) {
     return fail(OCT_ERR_ARGUMENT,
-                "a linear that adds needs an x_out for the sum, other than what it adds");
+                "a linear with add needs an x_out for the sum, which is neither in nor add");
   }
   if (args.add_norm && !args.add) {
-    return fail(OCT_ERR_ARGUMENT, "a linear has a norm for what it adds, and adds nothing");
+    return fail(OCT_ERR_ARGUMENT, "a linear has add_norm, but add is NULL");
   }
   for (int s = 0; s < args.num_segments; s++) {
     const int32_t code = check_segment(args, s);
@@ -562,11 +562,11 @@ int32_t check_linear(const oct_linear_args& args) {
                 args.segments[1].weight.n);
   }
   if (args.epilogue == OCT_EPI_RESIDUAL && args.residual == nullptr) {
-    return fail(OCT_ERR_ARGUMENT, "a linear has no residual to add to");
+    return fail(OCT_ERR_ARGUMENT, "a linear with a residual epilogue has no residual");
   }
   if (args.epilogue == OCT_EPI_HEAD &&
       (args.head == nullptr || args.head->best_logit == nullptr || args.head->best_id == nullptr)) {
-    return fail(OCT_ERR_ARGUMENT, "a head has no place for its maxima");
+    return fail(OCT_ERR_ARGUMENT, "a head has no best_logit or best_id");
   }
   return OCT_OK;
 }
@@ -578,7 +578,7 @@ void linear(const oct_linear_args& args, const Worker& worker) {
     return Walk(&call, 1, worker).run();
   }
   HeadMaxima maxima(args, worker);
-  // Rows of logits and maxima may be memory of the pool that has only just been asked for.
+  // Rows of logits and maxima may be memory of the pool that was just allocated.
   if (!worker.barrier()) return;
   Linear call(args, worker, &maxima);
   Walk(&call, 1, worker).run();

@@ -1,4 +1,4 @@
-// How a linear is put together.
+// The parts of a linear.
 //
 //     prologue    rows of activations -> blocks of encoded rows                  activations.cpp
 //     products    a block of rows x a panel of 1 or 2 tiles -> float32           linear_int8.cpp
@@ -9,8 +9,8 @@
 //
 // An output is computed by one kernel call from its first input to its last, in one order of
 // operations that is the same in all kernels of a format; remainders come after that, in the same
-// order. So neither the number of rows and tiles of a call, nor which worker makes it, can be seen
-// in the result.
+// order. So neither the number of rows and tiles of a call, nor the worker that makes it, changes
+// the result.
 #pragma once
 
 #include <cstddef>
@@ -71,7 +71,7 @@ struct Remainders {
   }
 };
 
-// A panel of tiles, and where to look ahead meanwhile.
+// A panel of tiles, and the memory to prefetch meanwhile.
 struct Panel {
   const uint8_t* tiles;
   int64_t tile_bytes;  // from one tile to the next

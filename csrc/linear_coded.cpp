@@ -5,10 +5,10 @@
 //     sum = fma(level of the code, x, sum)      from 0 on, and from the first input to the last
 //     acc = fma(sum, d, acc)                    d of the group
 //
-// (Groups are longer, but a chain of all their inputs would take a single row longer than memory does.)
+// (Groups are longer, but with one row a chain of all their inputs would be slower than memory.)
 //
-// Codes lie as integers of as many bits do (pack.h): 16 lanes have 4 inputs of 16 outputs, in each of
-// their bytes one, or two in the nibbles. Nothing is rounded but sums.
+// Codes are laid out like integers of as many bits (pack.h): 16 lanes have 4 inputs of 16 outputs, in
+// each byte one, or two in the nibbles. Only sums are rounded.
 #include <utility>
 
 #include "linear.h"
@@ -28,7 +28,7 @@ OCT_INLINE F32 set1_at(const uint8_t* p) {
   return simd::set1(value);
 }
 
-// Of the code in bits `kFirst` and the following of each lane: what it stands for.
+// The value of the code in bits `kFirst` and the following of each lane.
 template <int kFormat, int kFirst>
 OCT_INLINE F32 level(I32 lanes) {
   if constexpr (kFormat != OCT_E4M3) {

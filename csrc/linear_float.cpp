@@ -6,7 +6,7 @@
 //     f32     acc = fma(w, x, acc)
 //     f16     the same in float32, in two chains that are added up: 8 inputs each in turn
 //
-// (One chain of float16 would take longer for a line than memory does, with one row.)
+// (With one row, a single chain of float16 would be slower than memory.)
 //
 // Both operands of bf16 are rounded to it on all instruction sets. Only the rounding of the sums
 // differs: BF16 instructions have their own, elsewhere a pair are two fused operations.

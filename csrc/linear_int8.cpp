@@ -8,9 +8,9 @@
 //
 // where d (and m) of K formats is a product of a float16 and a small integer, and so exact too.
 //
-// Weights are unsigned in memory. The zero point of symmetric ones is paid once per group and row:
-// the sum starts at -zero * (sum of a), or at what simd::centre makes of 128. Asymmetric formats of 8
-// bits take that back, as some instruction sets can only multiply signed weights.
+// Weights are unsigned in memory. The zero point of symmetric ones is applied once per group and row:
+// the sum starts at -zero * (sum of a), or at simd::centre of 128. Asymmetric formats of 8
+// bits undo that, as some instruction sets can only multiply signed weights.
 //
 // Where there are few registers, more than kAtOnce rows go through a group in parts. Its weights are
 // unpacked for each, out of the L1 cache.
@@ -31,7 +31,7 @@ using simd::U8;
 constexpr int kScalars = 3;  // of a row and group: scale, scale * sum, sum
 constexpr int kQuads = 8;    // of a unit
 
-// Quad j of the integers of a unit (pack.h): planes are put together, the low bits first.
+// Quad j of the integers of a unit (pack.h): planes are merged, the low bits first.
 template <int kBits, int j>
 OCT_INLINE U8 quad_of(const uint8_t* unit) {
   if constexpr (kBits == 8) return simd::load_bytes(unit + j * kLine);
@@ -55,7 +55,7 @@ OCT_INLINE U8 quad_of(const uint8_t* unit) {
   return value;
 }
 
-// Compilers would keep what two passes over a group both read, and have no registers for it.
+// Compilers would keep values that two passes over a group read, and run out of registers.
 OCT_INLINE void read_anew() { asm volatile("" ::: "memory"); }
 
 // How products of a format are summed up over a unit, or a group if that is less.
@@ -85,7 +85,7 @@ struct Sum<Integers::kCentred> {
   OCT_INLINE I32 end(I32) const { return value; }
 };
 
-// kGroup: inputs of a group, if these are 16 or 32, as in most files; 0 if the panel has to be asked.
+// kGroup: inputs of a group, if these are 16 or 32, as in most files; 0 for the panel's group.
 template <int kFormat, int kGroup, int kRows, int kTiles>
 struct Int8Kernel {
   static constexpr Traits kTraits = traits_of(kFormat);
@@ -467,8 +467,8 @@ struct Int8Kernel {
   }
 };
 
-// Products of remainders: group by group, of the rows that have one. They go on from the products
-// that the rows have so far, as if their groups came behind all others.
+// Products of remainders: group by group, of the rows that have one. They are added to the products
+// of the rows, as if their groups came behind all others.
 template <int kFormat, int kGroup, int kTiles>
 struct RemaindersKernel {
   using One = Int8Kernel<kFormat, kGroup, 1, kTiles>;  // for a row at a time

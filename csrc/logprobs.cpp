@@ -1,4 +1,4 @@
-// What a row of logits says of a token: its log-probability and rank, and who is before it.
+// Log-probability and rank of a token in a row of logits, and the tokens of the first ranks.
 //
 //   log p = logit - (maximum + log(sum of weights / 2^44))
 //
@@ -8,9 +8,9 @@
 //   63               32 31                0
 //   |  logit, ordered  |  ~id             |     the greatest key has rank 1
 //
-// The first ranks are found without sorting: a list takes in what may be one of them, and whenever
+// The first ranks are found without sorting: a list takes in candidates, and whenever
 // it is full, loses its lesser half. The least key that is left is a bound for all that follow,
-// which few pass.
+// candidates, which few exceed.
 #include <cmath>
 #include <functional>
 
@@ -22,7 +22,7 @@ namespace {
 
 using namespace sampling;
 
-// NaN has a place too: beyond infinity, on the side of its sign.
+// NaN is ordered too: beyond infinity, on the side of its sign.
 uint64_t key_of(float logit, int32_t id) {
   const float positive_zero = logit + 0.0f;  // of -0.0
   uint32_t bits;

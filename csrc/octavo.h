@@ -28,16 +28,16 @@ enum { OCT_OK = 0, OCT_ERR_ARGUMENT = -1, OCT_ERR_MEMORY = -2, OCT_ERR_ABORTED =
 int32_t oct_abi_version(void);
 const char* oct_isa(void);        /* "scalar", "avx2", "avxvnni", ..., "neoni8mm": of the level */
 const char* oct_last_error(void); /* of the calling thread; valid until its next failing call */
-/* sizeof of each struct below, in the order of its declaration, and how many there are: whoever
- * loads a library compares them with its own, as one of another build would read past its structs. */
+/* sizeof of each struct below, in the order of declaration, and their number: the loader of a
+ * library compares them with its own, as a library of another build would read past its structs. */
 int32_t oct_struct_sizes(const int32_t** sizes);
-/* From now on, a SIGBUS says on standard error which mapped file has lost what was in it, and then
- * does what it did before: it ends the process, unless another handler was there. */
+/* From now on, a SIGBUS reports on standard error the mapped file that has lost its contents, before
+ * the previous handler is called, or the process ends. */
 void oct_report_bus_errors(void);
 
 /* ---- Threads ------------------------------------------------------------------------------- */
 
-/* A pool of num_threads - 1 threads beside the caller, which works too. Between two calls they spin
+/* A pool of num_threads - 1 threads besides the caller, which works too. Between two calls they spin
  * for spin_us microseconds and then sleep. A pool runs one call at a time (callers wait), survives
  * a fork (the child starts its own threads at its first call), and pins no thread. */
 typedef struct oct_pool oct_pool;
@@ -51,8 +51,8 @@ void oct_abort(oct_pool* pool);
 
 /* ---- Weights ------------------------------------------------------------------------------- */
 
-/* Packed formats: 16 output columns to a tile, in the order that the kernels read (pack.h). Of
- * quantized ones the number says the bits of an integer q, and the last letter what it stands for:
+/* Packed formats: 16 output columns to a tile, in the order in which kernels read them (pack.h). The
+ * number in a quantized format's name is the bits of an integer q, and the last letter its value:
  *
  *     S  symmetric    d * (q - 2^(bits - 1))
  *     A  asymmetric   d * q + m
@@ -88,7 +88,7 @@ enum {
   OCT_NF4 = 21,
   OCT_FP4 = 22,
   OCT_E4M3 = 23,
-  OCT_STORED = 64 /* + a GGUF type: not packed, but rows as a model's file has them, see below */
+  OCT_STORED = 64 /* + a GGUF type: not packed, but rows as a model's file stores them, see below */
 };
 
 typedef struct oct_weight {
@@ -96,28 +96,28 @@ typedef struct oct_weight {
   int32_t n, k;    /* rows (outputs) and columns (inputs) of the matrix */
   int32_t group;   /* inputs that share a scale, see above; 0 for floats */
   const void* data; /* 64-byte aligned, oct_packed_bytes() of them; if stored, at any address */
-  /* [k], each input once, or NULL: column i as it is packed is that of input columns[i]. So inputs
-   * that share a scale can lie together, wherever they come from. NULL if stored. */
+  /* [k], each input once, or NULL: packed column i is that of input columns[i]. So inputs that share a
+   * scale can be adjacent, wherever they come from. NULL if stored. */
   const int32_t* columns;
 } oct_weight;
 
 int64_t oct_packed_bytes(int32_t format, int32_t n, int32_t k, int32_t group); /* or an error */
 
-/* A weight that is stored has the `group` 0. Rows of it can be gathered (oct_embed_args) and unpacked,
- * of every type that can be packed, with the same results. */
+/* A stored weight has the `group` 0. Its rows can be gathered (oct_embed_args) and unpacked, for every
+ * type that can be packed, with the same results. */
 
 /* Pack rows of q (uint8 [n, k], one value each), scales and mins (float16 [n, k / group], mins NULL
- * but for A) into a W format; codes in `q` with scales (float32 [n, k / group]) into NF4, FP4 or E4M3,
- * of which the two codes of NaN are none; or values of BF16, F16 or F32 in `q`, without scales. All
+ * except for A) into a W format; codes in `q` with scales (float32 [n, k / group]) into NF4, FP4 or
+ * E4M3, without its two codes of NaN; or values of BF16, F16 or F32 in `q`, without scales. All
  * columns are in the order in which they are packed. */
 int32_t oct_pack(oct_pool* pool, const oct_weight* weight, const void* q, const void* scales,
                  const void* mins, void* out);
-/* Pack n rows of a GGUF tensor (row-major blocks of ggml_type). The format that a type becomes is
- * told by oct_gguf_format: format and group, or an error for types that have none. */
+/* Pack n rows of a GGUF tensor (row-major blocks of ggml_type). oct_gguf_format returns the packed
+ * form of a type: format and group, or an error for types that have none. */
 int32_t oct_gguf_format(int32_t ggml_type, int32_t* format, int32_t* group);
 int32_t oct_pack_gguf(oct_pool* pool, const oct_weight* weight, int32_t ggml_type, const void* rows,
                       void* out);
-/* float32 [n, k] that a weight stands for, by inputs: for tests. */
+/* Unpack a weight to float32 [n, k], in the order of inputs. */
 int32_t oct_unpack(oct_pool* pool, const oct_weight* weight, float* out);
 
 /* ---- Linear -------------------------------------------------------------------------------- */
@@ -146,20 +146,20 @@ typedef struct oct_segment {
 
 /* The most likely token of each row while the head is computed, without writing its logits. */
 typedef struct oct_head {
-  float* const* logits; /* per row: [n] to write, or NULL where nobody reads them */
+  float* const* logits; /* per row: [n] to write, or NULL if they are not needed */
   float* best_logit;    /* per row: maximum; NaN if any logit is NaN */
   int32_t* best_id;     /* per row: the lowest id that has it */
   float softcap;        /* 0: none */
 } oct_head;
 
-/* What a linear does before its products, row by row:
+/* A linear; before its products, row by row:
  *     x   = in                                   (row row_index[r] of it if row_index)
  *     x   = x + add, or x + rmsnorm(add) * add_norm   if add        -> written to x_out
  *     x   = rmsnorm(x) * norm                    if norm
- * and then x in the order of the weights' columns, and in the encoding that they want: int8 with a
- * scale per group, bf16, or float32.
- * An int8 may have a remainder, a second int8 for what it leaves: then a number has 15 bits. Groups
- * have one if their largest number is above `remainder_above` times the root mean square of x. */
+ * and then x in the order of the weights' columns, and in their encoding: int8 with a scale per group,
+ * bf16, or float32.
+ * An int8 may have a remainder, a second int8 for the rest: then a number has 15 bits. Groups have one
+ * if their largest magnitude is above `remainder_above` times the root mean square of x. */
 typedef struct oct_linear_args {
   int32_t rows, k;
   const float* in; /* [rows, k], ldin floats from row to row */
@@ -195,32 +195,32 @@ enum {
 };
 int64_t oct_kv_chunk_bytes(int32_t kv_format, int32_t head_dim); /* or an error */
 
-/* What the rows of a sequence see of it: the first tokens and the last ones, as if nothing had ever
- * been between them (sink_window.h). */
+/* Attention sinks and a sliding window of one sequence: its rows see the first tokens and the last
+ * ones, as if there had been no tokens between them (sink_window.h). */
 typedef struct oct_sink_window {
   int32_t sinks;    /* the first tokens, which all rows see; 0: none */
-  int32_t window;   /* a row sees this many of the others, itself included; 0: all, as ever */
-  int32_t stride;   /* where the window is full, it lets so many tokens go at once: 1 or more */
-  int32_t turn;     /* positions after which angles begin anew: a multiple of 256, and of all that
-                     * sinks and window are, at least as many. Tables have turn + window rows */
+  int32_t window;   /* a row sees this many of the other tokens, itself included; 0: all */
+  int32_t stride;   /* a full window drops so many tokens at once: 1 or more */
+  int32_t turn;     /* positions after which angles begin anew: a multiple of 256, and at least sinks
+                     * plus window. Tables have turn + window rows */
   int64_t left_out; /* tokens without slots, a multiple of 256: behind the sinks, the slot of a
-                     * token is its position less these. No row sees any of them */
+                     * token is its position minus these. No row sees any of them */
 } oct_sink_window;
 
 /* The sequences of a step: sequence s has the rows q_start[s] .. q_start[s + 1] of the step's
- * tokens, the last ones of its kv_len[s] slots, and the blocks block_table[s * stride + i]. What a
- * sequence stores in this step, no other may need: it may be read before or after.
+ * tokens, the last ones of its kv_len[s] slots, and the blocks block_table[s * stride + i]. Sequences
+ * must not read slots that another one stores in this step, which happens in any order.
  *
- * Layers may be of groups with tables of their own: those of group g begin g * group_stride entries
- * further on. Of a table, entries are read of blocks that some row sees, or stores something in.
+ * Groups of layers may have tables of their own: those of group g begin g * group_stride entries
+ * further on. Only entries of blocks that some row sees or writes are read.
  *
- * With share_prefixes, keys and values in blocks that tables begin with alike are read once for all the
- * sequences that have them. That changes no bit of the results.
+ * With share_prefixes, keys and values in a common prefix of block tables are read once for all
+ * sequences that share it. That changes no bit of the results.
  *
- * A row stands at the position of its slot, and sees all before it. Or the last rows of a sequence are
- * a tree of drafted tokens: then parents[t] is the row that row t follows, an earlier one of the
- * tree, or the last one before the tree. Row t stands at the position after that, and sees itself,
- * what it follows, what that follows, and so on; its slot is still the next in turn. */
+ * A row is at the position of its slot, and sees all before it. Or the last rows of a sequence are a
+ * tree of draft tokens: then parents[t] is the row that row t follows, an earlier one of the tree, or
+ * the last one before the tree. Row t is at the position after its parent, and sees itself and its
+ * ancestors; its slot is still the next one in order. */
 typedef struct oct_sequences {
   int32_t num_seqs, num_tokens;
   const int32_t* q_start;     /* [S + 1] */
@@ -233,8 +233,8 @@ typedef struct oct_sequences {
   int32_t share_prefixes; /* 0 or 1 */
   /* [S], for layers without windows and sequences without trees; NULL */
   const oct_sink_window* sink_windows;
-  /* Of layers with states: the slot that each sequence goes on from, -1 where it begins, and the one
-   * that it writes, which nobody else reads or writes. [S] each; NULL for a model without them. */
+  /* For layers with states: the slot that each sequence continues from, -1 for a new one, and the slot
+   * that it writes, which no other sequence reads or writes. [S] each; NULL without such layers. */
   const int32_t* state_source;
   const int32_t* state_target;
 } oct_sequences;
@@ -264,17 +264,17 @@ typedef struct oct_attention_args {
   int32_t group;       /* whose block tables are this layer's */
 } oct_attention_args;
 
-/* Norm and rotate q and k, store k and v in their slots, attend: in one go. */
+/* Norm and rotate q and k, store k and v in their slots, and attend. */
 int32_t oct_attention(oct_pool* pool, const oct_attention_args* args, const oct_sequences* seqs);
-/* Keys that layers of a group do not read in a step, by share_prefixes, as they have been read for
- * another sequence: a number of them, each Hk times D; or an error. */
+/* Number of keys, each Hk times D, that layers of a group do not read in a step thanks to
+ * share_prefixes, since they are read for another sequence; or an error. */
 int64_t oct_shared_keys(const oct_sequences* seqs, int32_t group);
 /* Keys and values as float32 [kv_len, Hk, head_dim] each, of one sequence, slot by slot: for
  * tests. */
 int32_t oct_kv_read(const oct_attention_args* args, const oct_sequences* seqs, int32_t seq,
                     float* keys, float* values);
 
-/* KV of all layers: what block b has of layer l begins at kv + b * block_bytes + l * layer_bytes. */
+/* KV of all layers: layer l of block b begins at kv + b * block_bytes + l * layer_bytes. */
 typedef struct oct_kv_memory {
   int32_t kv_format, num_kv_heads, head_dim;
   int32_t num_layers, num_blocks;
@@ -283,31 +283,30 @@ typedef struct oct_kv_memory {
   void* kv;
 } oct_kv_memory;
 
-/* Copy what a sequence of table_size blocks has in the slots sources[i], in all layers, to the slots
- * target + i, where it is as if it had been written there. Sources ascend, and none lies before
- * where it goes. */
+/* Copy the KV of a sequence of table_size blocks from the slots sources[i] to the slots target + i, in
+ * all layers, as if it had been written there. Sources ascend, and none lies before its target. */
 int32_t oct_kv_move(const oct_kv_memory* memory, const int32_t* block_table, int32_t table_size,
                     const int32_t* sources, int32_t count, int32_t target);
 
 /* ---- Latent attention ---------------------------------------------------------------------- */
 
-/* Attention of heads that share one row of a token: a latent vector c of `rank` numbers, of which
- * each head makes its own key and value, and a rotated part k of `rope_dim` (latent.h). A block of
+/* Attention of heads that share one row of a token: a latent vector c of `rank` numbers, which each
+ * head expands to its own key and value, and a rotated part k of `rope_dim` (latent.h). A block of
  * the KV memory has a layer's rows one after the other, of oct_latent_row_bytes() each: the numbers
  * of c and k in the type of the format; codes have two float32 scales behind them. There are rows
  * of F32, BF16, INT8 and FP8. */
 typedef struct oct_latent_args {
   int32_t num_heads, rank, rope_dim;
-  int32_t nope_dim, value_dim; /* of a head: what its query has beside rope_dim, and its output */
+  int32_t nope_dim, value_dim; /* of a head: its query without rope_dim, and its output */
   int32_t kv_format;
   int32_t rope_interleaved;
   int32_t weight_format; /* of key_up and value_up: OCT_F32, OCT_F16 or OCT_BF16 */
   float scale, eps;
   const float* norm;    /* [rank]: rmsnorm of c */
   const float* cos_sin; /* [positions, rope_dim]: cosines, then sines */
-  /* What makes keys and values of c: [H, nope_dim, rank] and, transposed, [H, rank, value_dim], the
-   * last dimension filled up with zeros to a multiple of 16. In BF16 two inputs lie together, the
-   * last beside a zero if they are odd: [H, (nope_dim + 1) / 2, rank, 2], and so on. */
+  /* The matrices that expand c to keys and values: [H, nope_dim, rank] and, transposed,
+   * [H, rank, value_dim], the last dimension padded with zeros to a multiple of 16. In BF16 inputs are
+   * in pairs, an odd last one with a zero: [H, (nope_dim + 1) / 2, rank, 2], and so on. */
   const void* key_up;
   const void* value_up;
   const float* q;  /* [T, H, nope_dim + rope_dim], ldq floats from token to token */
@@ -320,7 +319,7 @@ typedef struct oct_latent_args {
 } oct_latent_args;
 
 int64_t oct_latent_row_bytes(int32_t kv_format, int32_t rank, int32_t rope_dim); /* or an error */
-/* Norm and rotate, store, attend: in one go. */
+/* Norm and rotate, store, and attend. */
 int32_t oct_latent(oct_pool* pool, const oct_latent_args* args, const oct_sequences* seqs);
 /* Rows as float32 [kv_len, rank + rope_dim], of one sequence, slot by slot: for tests. */
 int32_t oct_latent_read(const oct_latent_args* args, const oct_sequences* seqs, int32_t seq,
@@ -332,15 +331,15 @@ enum {
   OCT_TOKEN_OK = 0,
   OCT_TOKEN_BAD_LOGITS = 1,
   OCT_TOKEN_OVERFLOW = 2,
-  OCT_TOKEN_NONE = 3,  /* of a step that was not run, see oct_batch */
+  OCT_TOKEN_NONE = 3,  /* the step was not run, see oct_batch */
   OCT_TOKEN_NO_CHOICE = 4 /* the mask leaves no token */
 };
 
-/* How one row of logits becomes a token; octavo/runtime/sampler.py is the oracle. temperature 0 is
+/* Sampling parameters of a row of logits; octavo/runtime/sampler.py is the oracle. temperature 0 is
  * greedy. The mask comes first, then biases, then penalties, which count tokens of prompt_ids and
  * output_ids; ids outside of [0, V) are ignored. A row has no bias for one id twice.
- * The random number of a row is a function of seed, sample_index and position (the number of tokens
- * generated before), the one of octavo/runtime/random.py. */
+ * The random number of a row is the function of seed, sample_index and position (the number of tokens
+ * generated before) in octavo/runtime/random.py. */
 typedef struct oct_sample {
   float temperature;
   float repetition_penalty, frequency_penalty, presence_penalty; /* 1, 0, 0: off */
@@ -352,41 +351,41 @@ typedef struct oct_sample {
   const int32_t* output_ids;
   uint64_t seed;
   uint64_t position;
-  const uint32_t* mask;    /* a bit for each token, the lowest first, 0: never; NULL: all may come */
+  const uint32_t* mask;    /* a bit for each token, the lowest first, 1: allowed; NULL: all are */
   const int32_t* bias_ids; /* [num_biases] */
   const float* biases;     /* [num_biases], added to logits */
   int64_t num_biases;
 } oct_sample;
 
-/* Tokens of rows of float32 logits (logits[r], V each; overwritten). status[r] as above.
- * probabilities[r], if neither is NULL, gets the probability of each token (V), as it is drawn: 0 for
- * what the mask, top_k, top_p and the like leave out. Nothing is written for a row that is greedy or
- * has no token. */
+/* Sample tokens from rows of float32 logits (logits[r], V each; overwritten). status[r] as above.
+ * probabilities[r], if neither is NULL, gets the probability with which each token (V) is drawn: 0 for
+ * tokens that the mask, top_k, top_p and the like exclude. Nothing is written for a row that is greedy
+ * or has no token. */
 int32_t oct_sample_rows(oct_pool* pool, int32_t num_rows, int32_t vocab, float* const* logits,
                         const oct_sample* params, int32_t* tokens, int32_t* status,
                         float* const* probabilities);
 
-/* What the logits of a row, before anything changed them, say of a token: its logprob and rank, and
- * the first num_top ranks; compute_logprobs of octavo/runtime/sampler.py is the oracle. The rank is
+/* Log-probability and rank of a token by the original logits of a row, and the tokens of the first
+ * num_top ranks; compute_logprobs of octavo/runtime/sampler.py is the oracle. The rank is
  * one more than the number of tokens with a greater logit; of equals, top_ids has the lowest id
  * first. A row with NaN or +inf, or nothing but -inf, has logprobs of NaN. */
 typedef struct oct_logprobs {
-  int32_t num_top; /* at most V; -1: nothing is asked of this row */
+  int32_t num_top; /* at most V; -1: no log-probabilities for this row */
   int32_t rank;
   double logprob;
   int32_t* top_ids; /* [num_top] */
   double* top;      /* [num_top] */
 } oct_logprobs;
 
-/* Of tokens[r] in rows of float32 logits (logits[r], V each). */
+/* Compute log-probabilities of tokens[r] in rows of float32 logits (logits[r], V each). */
 int32_t oct_logprob_rows(oct_pool* pool, int32_t num_rows, int32_t vocab,
                          const float* const* logits, const int32_t* tokens,
                          oct_logprobs* logprobs);
 
 /* ---- A whole step -------------------------------------------------------------------------- */
 
-/* x = row ids[t] of a table [V, width], packed or stored, times scale; and plus row position +
- * position_offset of another table, where there is one: where it has no data, there is none. */
+/* x = row ids[t] of a table [V, width], packed or stored, times scale; plus row position +
+ * position_offset of the table of learned positions, unless that has no data. */
 typedef struct oct_embed_args {
   oct_weight table;
   float scale;
@@ -395,7 +394,7 @@ typedef struct oct_embed_args {
   int32_t position_offset;
 } oct_embed_args;
 
-/* Element-wise ops and norms that found no linear to be part of. */
+/* Element-wise ops and norms that are not fused with a linear. */
 enum {
   OCT_ROWS_NORM = 0, /* rmsnorm over each `width` values, times weight */
   OCT_ROWS_ADD = 1,
@@ -411,7 +410,7 @@ enum {
   OCT_ROWS_SIGMOID_MUL = 11 /* a * sigmoid(b), where each `width` values of a have one of b */
 };
 typedef struct oct_rows_args {
-  int32_t kind, width; /* values in a row that belong together */
+  int32_t kind, width; /* values of a row */
   int32_t per_token;   /* such rows of a token: 1, or the heads of a norm per head */
   float eps;
   const float* a;
@@ -423,14 +422,14 @@ typedef struct oct_rows_args {
 
 /* ---- Recurrent layers ----------------------------------------------------------------------- */
 
-/* Where a layer keeps a state, float32 of a fixed size for each slot. */
+/* Memory of a layer's states, float32 of a fixed size for each slot. */
 typedef struct oct_states {
   float* data;         /* this layer's part of the first slot */
   int64_t slot_floats; /* from one slot to the next */
   int32_t num_slots;
 } oct_states;
 
-/* A causal convolution of each channel by itself over the last `kernel` positions, then silu. Gated,
+/* A causal depthwise convolution over the last `kernel` positions, then silu. Gated,
  * its input is x[c] * x[2 C + c], and its output is multiplied with x[C + c], of C channels.
  * The state: the inputs of the last positions, [kernel - 1, C]. */
 typedef struct oct_conv_args {
@@ -510,7 +509,7 @@ enum {
   OCT_OP_GATED_NORM = 23
 };
 
-/* How a token is sent to experts, by logits of all; octavo/kernels/routing.py says what this means. */
+/* Routing of a token to experts by their logits; octavo/kernels/routing.py defines it. */
 enum { OCT_SCORE_SOFTMAX = 0, OCT_SCORE_SIGMOID = 1 };
 typedef struct oct_routing {
   int32_t num_experts, top_k;
@@ -527,14 +526,14 @@ typedef struct oct_expert {
   const float* down_bias;    /* [hidden] or NULL */
 } oct_expert;
 
-/* out = residual + the sum of what a token's experts make of x = rmsnorm(in) * norm, by their weights
- * and in the order of their ranks. Only the weights of experts that some token goes to are read. */
+/* out = residual + the weighted sum of the outputs of a token's experts for x = rmsnorm(in) * norm, in
+ * the order of ranks. Only experts that some token is routed to are read. */
 typedef struct oct_experts_args {
   int32_t hidden, inner;
   int32_t epilogue;        /* of gate and up: one that multiplies the two */
   float eps;
-  float remainder_above;   /* as of a linear: of x, */
-  float inner_remainder_above; /* and of what goes into `down` */
+  float remainder_above;   /* of x, as in oct_linear_args */
+  float inner_remainder_above; /* of the input of `down` */
   oct_routing routing;
   const oct_expert* experts; /* [E] */
   const float* in;           /* [T, hidden] */
@@ -545,18 +544,18 @@ typedef struct oct_experts_args {
   int64_t* loads;            /* NULL, or [E]: the tokens of each expert are added */
 } oct_experts_args;
 
-/* Whether these arguments make sense, with the weights of all experts: to be asked once, as steps
- * look at those that they need, and do not check them. */
+/* Check these arguments, with the weights of all experts: once in advance, as steps read only the
+ * experts that they need, and do not check them. */
 int32_t oct_check_experts(const oct_experts_args* args);
-/* Bytes of what a step of `rows` rows keeps between its phases, in one layer after the other, at
- * most: of longer steps, as much as of those that are their parts. */
+/* Maximal bytes that a step of `rows` rows keeps between the products of its experts, in one layer at
+ * a time; longer steps are cut into chunks. */
 int64_t oct_experts_bytes(int32_t hidden, int32_t inner, int32_t top_k, int32_t rows);
 /* Experts of `rows` rows, outside of a step. */
 int32_t oct_experts(oct_pool* pool, const oct_experts_args* args, int32_t rows);
 
-/* One phase of a step: all workers do their part of it, and meet before the next. `args` are the
- * struct of its op; their `rows`, `row_index` and `head`, and the sequences, are those of the step.
- * They are read at every step, so that a table that has moved can be put in between two. */
+/* One fused op of a step: all workers do their part of it, and meet before the next. `args` is the
+ * struct of the op; its `rows`, `row_index` and `head`, and the sequences, are those of the step. It
+ * is read at every step, so that a pointer to a table can be replaced between two steps. */
 typedef struct oct_node {
   int32_t op;
   int32_t reserved;
@@ -566,22 +565,21 @@ typedef struct oct_node {
 typedef struct oct_program {
   const oct_node* nodes;
   int32_t num_nodes;
-  int32_t num_head_nodes; /* of them, the last ones, that a step with head_only runs */
+  int32_t num_head_nodes; /* number of last nodes that a step with head_only runs */
   int32_t vocab;
-  int32_t max_tokens; /* rows that the activation buffers have room for */
+  int32_t max_tokens; /* rows of the activation buffers */
 } oct_program;
 
-/* What differs from step to step. Row r of the head is token out_rows[r] of the step. It becomes
+/* Arguments that differ from step to step. Row r of the head is token out_rows[r] of the step, with
  *     logits          written to logits[r], if that is not NULL
- *     a token         in tokens[r], its status in status[r]; sampled as samples[r] says
+ *     a token         in tokens[r], its status in status[r]; sampled by samples[r]
  *     probabilities   written to probabilities[r], as oct_sample_rows does
- * A row whose logits are asked for is not sampled: its token is the most likely one.
+ * A row whose logits are written is not sampled: its token is the most likely one.
  *
- * With num_multi_steps of N, the step is followed by N - 1 others, each of the tokens that the one
- * before chose.
- * Then every sequence has one token, which is row s of the head, and is sampled without penalties
- * or a mask, as these differ from token to token, and its block table reaches to kv_len + N - 1. No
- * probabilities are asked for. Steps after one in which a row failed are not run. */
+ * With num_multi_steps of N, the step is followed by N - 1 decode steps, each with the tokens of the
+ * one before. Then every sequence has one token, which is row s of the head, and is sampled without
+ * penalties or a mask, as these differ from token to token, and its block table reaches to
+ * kv_len + N - 1. Probabilities are NULL. Steps after one in which a row failed are not run. */
 typedef struct oct_batch {
   oct_sequences seqs;
   const int32_t* token_ids; /* [T] */
@@ -591,8 +589,8 @@ typedef struct oct_batch {
   const int32_t* out_rows;
   float* const* logits;      /* [num_out] */
   const oct_sample* samples; /* [num_out] */
-  oct_logprobs* logprobs;    /* [N, num_out], of the tokens that are sampled; NULL: not asked */
-  float* const* probabilities; /* [num_out]; NULL: not asked */
+  oct_logprobs* logprobs;    /* [N, num_out], of the sampled tokens; or NULL */
+  float* const* probabilities; /* [num_out] or NULL */
   int32_t* tokens;           /* [N, num_out] */
   int32_t* status;           /* [N, num_out] */
   uint8_t* row_finite;       /* [N, T] */
@@ -601,10 +599,10 @@ typedef struct oct_batch {
 /* Run a step. A program is only arguments; it may be freed when no step runs. */
 int32_t oct_step(oct_pool* pool, const oct_program* program, const oct_batch* batch);
 
-/* ---- Ceilings ------------------------------------------------------------------------------ */
+/* ---- Peak rates ---------------------------------------------------------------------------- */
 
-/* Products as the kernels of a weight format do them, but from registers: each worker does the same
- * number. Returns the operations of all, two for a product and its sum; or an error. */
+/* Products as in the kernels of a weight format, but from registers: each worker does the same
+ * number. Returns all operations, two for a product and its sum; or an error. */
 int64_t oct_probe_products(oct_pool* pool, int32_t format, int64_t rounds);
 /* Read memory, each worker a part of its own from the beginning to the end. */
 int32_t oct_probe_read(oct_pool* pool, const void* data, int64_t num_bytes);

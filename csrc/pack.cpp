@@ -1,4 +1,4 @@
-// Matrices into tiles (pack.h), and back.
+// Packs matrices into tiles (pack.h), and unpacks them.
 #include "pack.h"
 
 #include <cmath>
@@ -116,7 +116,7 @@ void write_factors(const Layout& layout, const float* factors, uint8_t* tile) {
   }
 }
 
-// What a code of a float stands for, but for its scale.
+// The value of a code of a float, without its scale.
 float level_of(int format, int code) {
   if (format != OCT_E4M3) return float_levels(format)[code];
   const int exponent = code >> 3 & 15, mantissa = code & 7;
@@ -157,7 +157,7 @@ void write_values(const Layout& layout, const uint8_t* rows, size_t stride, uint
   }
 }
 
-// A row as oct_pack is handed it.
+// A row as oct_pack takes it.
 struct PlainRows : RowSource {
   const Layout& layout;
   const uint8_t* q;
@@ -309,7 +309,7 @@ int32_t pack_rows(oct_pool* pool, const oct_weight& weight, const RowSource& sou
   const bool grouped = has_units(layout.format);
   const size_t row_bytes = static_cast<size_t>(layout.padded_k) *
                            (grouped ? 1 : layout.format == OCT_F32 ? 4 : 2);
-  // A line more, as rows of powers of two would all want the same places in the L1 cache.
+  // One line more, as rows of powers of two would map to the same sets of the L1 cache.
   const size_t stride = row_bytes + kLine;
   const size_t halves = static_cast<size_t>(layout.num_scales());
   const size_t groups = static_cast<size_t>(layout.num_groups());
@@ -364,8 +364,8 @@ int32_t oct_pack(oct_pool* pool, const oct_weight* weight, const void* q, const 
   const int32_t code =
       make_layout(weight->format, weight->n, weight->k, weight->group, &layout);
   if (code != OCT_OK) return code;
-  if (layout.is_stored()) return fail(OCT_ERR_ARGUMENT, "what is stored is not a packed format");
-  if (!q || !out) return fail(OCT_ERR_ARGUMENT, "there is nothing to pack, or nowhere to");
+  if (layout.is_stored()) return fail(OCT_ERR_ARGUMENT, "a stored weight has no packed format: give the format to pack into");
+  if (!q || !out) return fail(OCT_ERR_ARGUMENT, "an array to pack from or into is NULL");
   const Traits traits = traits_of(layout.format);
   if (traits.nested) {
     return fail(OCT_ERR_ARGUMENT, "format %d is packed from rows of a GGUF file only",
@@ -384,7 +384,7 @@ int32_t oct_unpack(oct_pool* pool, const oct_weight* weight, float* out) {
   const int32_t code =
       make_layout(weight->format, weight->n, weight->k, weight->group, &layout);
   if (code != OCT_OK) return code;
-  if (!weight->data || !out) return fail(OCT_ERR_ARGUMENT, "there is nothing to unpack, or nowhere to");
+  if (!weight->data || !out) return fail(OCT_ERR_ARGUMENT, "an array to unpack from or into is NULL");
   return run(pool, [&](const Worker& worker) {
     const Range mine = share(weight->n, worker.rank, worker.size);
     for (int row = mine.begin; row < mine.end; row++) {

@@ -5,9 +5,9 @@
 //
 //     lines of 64 bytes |  4 B of output 0  |  4 B of output 1  |  ...  |  4 B of output 15  |
 //
-// So one broadcast of 4 bytes of activations meets 16 outputs in one instruction.
+// So one broadcast of 4 bytes of activations is multiplied with 16 outputs in one instruction.
 //
-// Floats are what they are: 4 B of an output are 1 float32, or 2 bfloat16. (float16 are converted
+// Floats are stored unchanged: 4 B of an output are 1 float32, or 2 bfloat16. (float16 are converted
 // when they are read: a line is 16 outputs of one input, and 16 of the next.)
 //
 // Quantized integers come in units of 32 inputs, 8 quads of 4. A unit has as many lines as an integer
@@ -55,20 +55,20 @@ inline constexpr bool is_quantized(int format) { return format < OCT_BF16; }
 inline constexpr bool is_coded(int format) { return format >= OCT_NF4 && format <= OCT_E4M3; }
 inline constexpr bool has_units(int format) { return is_quantized(format) || is_coded(format); }
 
-// What the integers of IQ4_NL stand for, and 128.
+// The levels of IQ4_NL, plus 128.
 constexpr uint8_t kNonlinear[16] = {1,   24,  45,  63,  79,  93,  106, 118,
                                     129, 141, 153, 166, 181, 197, 217, 241};
 // The same of FP4 (E2M1), doubled: sign, two bits of exponent, one of mantissa.
 constexpr uint8_t kFloats4[16] = {128, 129, 130, 131, 132, 134, 136, 140,
                                   128, 127, 126, 125, 124, 122, 120, 116};
 
-// What the values of a quantized format are.
+// Properties of a quantized format.
 struct Traits {
   int bits;               // of an integer
   bool has_min;           // d * q + m
   bool nested;            // scales of scales: K formats
-  const uint8_t* levels;  // what integers are looked up in, if they are
-  int zero;               // what is subtracted from them then
+  const uint8_t* levels;  // lookup table of integers, if there is one
+  int zero;               // subtracted from the table's values
   int group;              // inputs of a group of K formats, and of codes of floats
 };
 
@@ -104,7 +104,7 @@ constexpr Traits traits_of(int format) {
 constexpr bool has_long_groups(int format) { return format <= OCT_W8A; }
 constexpr bool has_short_groups(int format) { return format == OCT_W4F; }
 
-// What the codes of NF4 stand for (QLoRA, arXiv 2305.14314, appendix E).
+// The levels of NF4 (QLoRA, arXiv 2305.14314, appendix E).
 alignas(kLine) constexpr float kNormalFloats[16] = {
     -1.0f,
     -0.6961928009986877f,
@@ -123,7 +123,7 @@ alignas(kLine) constexpr float kNormalFloats[16] = {
     0.7229568362236023f,
     1.0f,
 };
-// What those of FP4 of bitsandbytes do (its functional.py, create_fp4_map).
+// The levels of bitsandbytes' FP4 (its functional.py, create_fp4_map).
 alignas(kLine) constexpr float kBlockFloats[16] = {
     0.0f,  0.005208333333333333f,  0.6666666666666666f,  1.0f,
     0.3333333333333333f,  0.5f,  0.16666666666666666f,  0.25f,
@@ -149,7 +149,7 @@ constexpr int block_bytes(const Traits& traits) {
   return header_bytes(traits) + kBlock / kUnit * traits.bits * kLine;
 }
 
-// Where things are in a packed matrix.
+// The layout of a packed matrix.
 struct Layout {
   int format, n, k, group;
   int num_tiles;
@@ -185,14 +185,14 @@ struct Layout {
   }
 };
 
-// The layout of a matrix, or an error that says why there is none.
+// The layout of a matrix, or an error with the reason why there is none.
 int32_t make_layout(int32_t format, int32_t n, int32_t k, int32_t group, Layout* layout);
-// Of a matrix that is stored in a GGUF type: that of what it would be packed into.
+// For a matrix stored in a GGUF type: the layout that it would be packed into.
 int32_t make_stored_layout(int32_t ggml_type, int32_t n, int32_t k, Layout* layout);
 // The layout of a weight whose arguments have been checked.
 Layout layout_of(const oct_weight& weight);
 
-// What integer q of a quantized format stands for, with the scale and the min of its group.
+// The value of integer q of a quantized format, with the scale and the min of its group.
 struct Step {
   float d, m;
 
@@ -205,7 +205,7 @@ struct Step {
 void unpack_row(const oct_weight& weight, int32_t row, float* out);
 void unpack_stored_row(const oct_weight& weight, int32_t row, float* out);
 
-// One row on its way into a tile. Zeros when it is handed out.
+// One row to be packed into a tile. It consists of zeros at first.
 struct Row {
   uint8_t* q;      // quantized formats: padded_k integers
   uint16_t *d, *m;  // num_scales() float16 each
@@ -214,7 +214,7 @@ struct Row {
   float* factors = nullptr;  // codes of floats: num_groups() scales
 };
 
-// Something that can tell the rows of a matrix, called by many threads.
+// A source of the rows of a matrix, called by many threads.
 struct RowSource {
   virtual ~RowSource() = default;
   virtual void read(int32_t row, const Row& into) const = 0;

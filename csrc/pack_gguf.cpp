@@ -1,6 +1,6 @@
-// GGUF blocks into packed formats: the same integers and scales in another order, so exactly.
+// Packs GGUF blocks: the same integers and scales in another order, so without any rounding.
 //
-// Each reader below is handed one block and fills the integers and scales of its values. The
+// Each reader below takes one block and fills the integers and scales of its values. The
 // layouts are described in octavo/quantization/gguf_formats.py.
 #include <cstring>
 
@@ -220,7 +220,7 @@ struct GgufRows : RowSource {
   }
 };
 
-// A block of integers, as floats: read as if it were to be packed, so that it is the same numbers.
+// A block of integers, as floats: read as for packing, so that it is the same numbers.
 void unpack_block(const Type& type, const uint8_t* from, float* out) {
   const Traits traits = traits_of(type.format);
   uint8_t q[kBlock];
@@ -291,6 +291,6 @@ int32_t oct_pack_gguf(oct_pool* pool, const oct_weight* weight, int32_t ggml_typ
                 type->name, type->format, type->group, weight->format, weight->group);
   }
   if (weight->k % type->values != 0) return fail_values(*type, weight->k);
-  if (!rows || !out) return fail(OCT_ERR_ARGUMENT, "there is nothing to pack, or nowhere to");
+  if (!rows || !out) return fail(OCT_ERR_ARGUMENT, "an array to pack from or into is NULL");
   return pack_rows(pool, *weight, GgufRows(*type, rows, weight->k), out);
 }

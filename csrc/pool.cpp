@@ -1,17 +1,17 @@
-// The thread pool: what pool.h and octavo.h promise.
+// The thread pool behind pool.h and octavo.h.
 //
-// Workers meet at gates. A gate is a number that only grows, and a way to wait until it has:
+// Workers meet at gates. A gate is a number that only grows, and a way to wait for its growth:
 //
 //     caller     begin.open()   work ... | meet | work ... | meet | work | meet   wait until done
 //     workers    wait for begin work ... | meet | work ... | meet | work | meet   done.open()
 //
 // At a meeting (a barrier) each worker counts itself in; the last one decides whether the call goes
 // on, resets the tickets, and opens the gate. All others find it open some 50 ns later: they spin.
-// Who has spun for long gives its core to whoever else wants it, and in the end sleeps.
+// A thread that has spun for long yields its core to other threads, and in the end sleeps.
 //
-// A worker that finds no memory has to leave its task in the middle of it, while others wait for it
-// at a barrier. It goes to the next meeting as it is, says there that the call has failed, and all
-// return. That is what the meeting at the end is for: there is always a next one.
+// A worker that gets no memory has to leave its task in the middle, while others wait for it
+// at a barrier. It goes to the next meeting, reports there that the call has failed, and all
+// return. The meeting at the end guarantees that there is always a next one.
 #include "pool.h"
 
 #include <pthread.h>
@@ -71,7 +71,7 @@ class alignas(kLine) Gate {
  public:
   uint32_t value() const { return value_.load(std::memory_order_acquire); }
 
-  // One further; all that was written before is seen by those who see the new value.
+  // Increment; threads that see the new value see all earlier writes.
   void open() {
     value_.fetch_add(1, std::memory_order_seq_cst);
     if (sleepers_.load(std::memory_order_seq_cst) > 0) wake();
@@ -128,7 +128,7 @@ class alignas(kLine) Gate {
 };
 
 // Kernels count on the default rounding and on denormals, whatever the calling thread is set to
-// (torch.set_flush_denormal changes it for one thread): results would depend on who computes what.
+// (torch.set_flush_denormal changes it for one thread): results would depend on the thread.
 class DefaultFloats {
  public:
 #if defined(__x86_64__)
@@ -161,7 +161,7 @@ void* allocate(size_t bytes) {
   return memory;
 }
 
-// What a buffer grows to: somewhat more than was asked for, so that it does not grow at every step.
+// The new size of a buffer: somewhat more than requested, so that it does not grow at every step.
 size_t grown(size_t bytes) { return (bytes + bytes / 4 + 4095) / 4096 * 4096; }
 
 struct Scratch {
@@ -180,7 +180,7 @@ struct alignas(kLine) Slots {
 
 // Counts forks, so that a child notices that the threads of its pools stayed with the parent.
 std::atomic<uint64_t> num_forks{0};
-// Held while threads are made, and over a fork: so no fork falls into the making.
+// Held while threads are created, and over a fork: so no fork happens in between.
 std::mutex making;
 
 void watch_forks() {
@@ -202,7 +202,7 @@ struct Team {
         scratch(new Slots[num_workers]) {}
   ~Team();
 
-  bool start();  // false, with an error set, if there are no threads to be had
+  bool start();  // false, with an error set, if threads cannot be created
   void work(int rank);
   void perform(int rank);
   bool meet();
@@ -238,8 +238,8 @@ bool Team::start() {
   // Signals are for the threads of the program; a thread inherits the mask of its maker.
   sigset_t all, before;
   sigfillset(&all);
-  // What an instruction of the thread itself causes can go to no other; blocked, it would end the
-  // process without a word of any handler.
+  // Signals that the thread's own instructions cause go to no other thread; blocked, they would end the
+  // process without a call of any handler.
   for (int own : {SIGBUS, SIGSEGV, SIGFPE, SIGILL}) sigdelset(&all, own);
   pthread_sigmask(SIG_SETMASK, &all, &before);
   bool started = true;
@@ -282,7 +282,7 @@ void Team::work(int rank) {
   }
 }
 
-// One worker's part of a call, up to the meeting at its end: unless one before has stopped it.
+// The work of one worker in a call, up to the meeting at its end, unless an earlier one has stopped it.
 void Team::perform(int rank) {
   try {
     task(Worker{rank, size, pool}, context);
@@ -294,7 +294,7 @@ void Team::perform(int rank) {
   if (!stopping.load(std::memory_order_relaxed)) meet();
 }
 
-// Meetings do not overlap: nobody counts itself in for the next before it has left this one, so
+// Meetings do not overlap: no worker counts itself in for the next before it has left this one, so
 // `stopping` stays as it was decided until all have read it.
 bool Team::meet() {
   const uint32_t now = phase.value();
@@ -345,7 +345,7 @@ struct oct_pool {
   const int64_t spin_ns;
   std::atomic<octavo::Team*> team{nullptr};
 
-  // The team of this process; NULL, with an error set, if it cannot be had.
+  // The team of this process; NULL, with an error set, if it cannot be created.
   octavo::Team* here() {
     octavo::Team* mine = team.load(std::memory_order_acquire);
     if (mine && mine->born == octavo::num_forks.load(std::memory_order_relaxed)) return mine;
@@ -367,7 +367,7 @@ struct oct_pool {
 
 namespace octavo {
 
-// A pool of one has nobody to wait for, but its tickets and aborts are the same.
+// A pool of one has no barrier to wait at, but its tickets and aborts are the same.
 bool Worker::barrier() const { return pool->team.load(std::memory_order_relaxed)->meet(); }
 
 int Worker::ticket() const {
@@ -431,7 +431,7 @@ oct_pool* oct_pool_new(int32_t num_threads, int32_t spin_us) {
 void oct_pool_free(oct_pool* pool) {
   if (pool == nullptr) return;
   octavo::Team* team = pool->team.load();
-  // What a child inherited is left alone; the memory is the parent's, until somebody writes to it.
+  // A child leaves its inherited copy alone; its pages stay shared until they are written to.
   if (team && team->born == octavo::num_forks.load()) {
     { const std::lock_guard<std::mutex> lock(team->one_call); }
     delete team;
@@ -462,7 +462,7 @@ void oct_abort(oct_pool* pool) {
   if (team == nullptr) return;
   const uint64_t call = team->call.load(std::memory_order_acquire);
   if (call % 2 == 0) return;  // nothing runs
-  // Never back to an older call, if another abort was faster.
+  // Never go back to an older call if another abort was faster.
   uint64_t last = team->aborted.load();
   while (last < call && !team->aborted.compare_exchange_weak(last, call)) {
   }

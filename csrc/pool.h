@@ -1,6 +1,6 @@
-// Threads that work through a step together.
+// A pool of threads that compute a step together.
 //
-// A call hands one function to all workers. Inside, they meet at barriers; between two barriers each
+// A call runs one function on all workers. Inside, they meet at barriers; between two barriers each
 // does its static share (by rank), or takes pieces by ticket.
 #pragma once
 

@@ -1,4 +1,4 @@
-// Where the rows of a step stand, for who does not walk through its sequences.
+// Positions of the rows of a step, for code that does not loop over its sequences.
 #include "positions.h"
 
 #include <algorithm>

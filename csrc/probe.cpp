@@ -1,5 +1,5 @@
-// What the processor can do at most, in the way that the kernels use it: products from registers,
-// and reads of memory in one stream per worker. Rooflines are drawn from the two.
+// Peak rates of the processor with the kernels' instructions: products from registers,
+// and reads of memory in one stream per worker. Rooflines are made of both.
 #include <type_traits>
 
 #include "linear.h"
@@ -14,7 +14,7 @@ using simd::U8;
 
 constexpr int kRepeats = 4;  // uses of what a round loads
 
-// What a compiler may neither foresee nor leave out.
+// A value that a compiler can neither predict nor remove.
 OCT_INLINE void touch(void* memory) { asm volatile("" : : "r"(memory) : "memory"); }
 OCT_INLINE void touch_lanes(I32 x) {
   int32_t memory[kTile];
@@ -84,7 +84,7 @@ struct Product<OCT_BF16> {
   static OCT_INLINE void keep(Sum sum) { touch_lanes(sum); }
 };
 
-// The same of two rows at once: 8 outputs of both are a vector.
+// The same for two rows at once: 8 outputs of both are a vector.
 template <class OneRow>
 struct TwoRowsProduct : OneRow {
   static constexpr int kInputs = 2 * OneRow::kInputs;
@@ -186,7 +186,7 @@ int64_t oct_probe_products(oct_pool* pool, int32_t format, int64_t rounds) {
 
 int32_t oct_probe_read(oct_pool* pool, const void* data, int64_t num_bytes) {
   using namespace octavo;
-  if (data == nullptr || num_bytes < 0) return fail(OCT_ERR_ARGUMENT, "nothing to read");
+  if (data == nullptr || num_bytes < 0) return fail(OCT_ERR_ARGUMENT, "data is NULL, or num_bytes is negative");
   const uint8_t* lines = static_cast<const uint8_t*>(data);
   const int64_t count = num_bytes / kLine;
   return run(pool, [&](const Worker& worker) {

@@ -3,8 +3,8 @@
 //     embed | linear | attention | linear | linear | linear | attention | ... | check | head
 //           ^ a barrier between any two
 //
-// What a node does is in its own file; here is only the walk, what is too small for a file, and the
-// end of a step, where rows of logits become tokens.
+// Nodes have files of their own; here are the loop over them, ops that are too small for a file, and
+// the end of a step, where tokens are sampled from rows of logits.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -28,7 +28,7 @@ bool wants_logprobs(const oct_batch& batch, size_t r) {
   return !batch.logits[r] && batch.logprobs && batch.logprobs[r].num_top >= 0;
 }
 
-// Whether row r is sampled from its logits, where their maximum does not do.
+// Whether row r is sampled from its logits, since their maximum is not enough.
 bool needs_logits(const oct_batch& batch, size_t r) {
   const oct_sample& s = batch.samples[r];
   return !batch.logits[r] && (s.temperature >= kGreedyTemperature || changes_logits(s) ||
@@ -36,7 +36,7 @@ bool needs_logits(const oct_batch& batch, size_t r) {
 }
 
 // Worker w's memory for the whole head: row pointers and maxima of R rows, and the logits of those
-// that are sampled. All workers lay it out alike.
+// that are sampled. It has the same layout in all workers.
 struct HeadMemory {
   float** logits;
   float* best_logit;
@@ -60,7 +60,7 @@ struct HeadMemory {
   }
 };
 
-// Sampling overwrites logits, so that what they say of the token needs a copy of them.
+// Sampling overwrites logits, so that log-probabilities need a copy of them.
 void sample(float* logits, int32_t r, const oct_program& program, const oct_batch& batch,
             const Worker& worker) {
   const size_t bytes = static_cast<size_t>(program.vocab) * sizeof(float);
@@ -99,7 +99,7 @@ void run_head(const oct_linear_args& node, const oct_program& program, const oct
   }
 }
 
-// What the sequences of a step share, in each group of layers.
+// Shared prefixes of a step's sequences, in each group of layers.
 class StepPrefixes {
  public:
   // False if there is no memory.
@@ -158,7 +158,7 @@ void run_node(const oct_node& node, const oct_program& program, const oct_batch&
   }
 }
 
-// The decode steps of one call: the batch, and what it becomes as each sequence goes on from its token.
+// The decode steps of one call: the batch of each, as sequences continue from their tokens.
 class MultiStep {
  public:
   explicit MultiStep(const oct_batch& first) : batch_(first), left_(first.num_multi_steps - 1) {
@@ -209,7 +209,7 @@ class MultiStep {
   std::unique_ptr<oct_sample[]> samples_;
 };
 
-// What would make the kernels read or write where they must not, of all that varies by step.
+// Checks of the arguments that vary by step, which could make kernels read or write out of bounds.
 int32_t check_batch(const oct_program& program, const oct_batch& batch) {
   const int32_t tokens = batch.seqs.num_tokens;
   if (tokens < 1 || tokens > program.max_tokens) {
@@ -225,7 +225,7 @@ int32_t check_batch(const oct_program& program, const oct_batch& batch) {
   return OCT_OK;
 }
 
-// A head may have another vocabulary than the table, but not one that further steps could not go on from.
+// A head's vocabulary may differ from the table's, but must not exceed it if further steps follow.
 int32_t check_embed(const oct_embed_args& args, const oct_program& program, const oct_batch& batch) {
   for (int32_t t = 0; t < batch.seqs.num_tokens; t++) {
     if (batch.token_ids[t] < 0 || batch.token_ids[t] >= args.table.n) {
@@ -283,7 +283,7 @@ int32_t check_multi_step(const oct_program& program, const oct_batch& batch) {
   return OCT_OK;
 }
 
-// Room for log-probabilities, of all steps: their number has been checked.
+// Check the memory for log-probabilities of all steps, whose number has been checked.
 int32_t check_asked(const oct_program& program, const oct_batch& batch) {
   if (!batch.logprobs || batch.head_only) return OCT_OK;
   for (int32_t r = 0; r < batch.num_multi_steps * batch.num_out; r++) {

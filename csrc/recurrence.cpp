@@ -1,4 +1,4 @@
-// States that every token changes, token after token: as the recurrences are defined, so that it makes
+// Recurrences, computed token after token as they are defined, so that it makes
 // no difference where a prompt was cut.
 //
 // A piece of work is a head of a sequence. Of its state, 16 columns at a time go through all tokens,
@@ -51,7 +51,7 @@ void store_columns(const float* tile, int rows, int columns, int p, int n, float
 
 // -- Mamba 2 ------------------------------------------------------------------------------------
 
-// How far each token goes, and what it leaves of the state.
+// The step size of each token, and the decay of the state.
 struct Step {
   float size, kept;
 };
@@ -95,7 +95,7 @@ void scan_head(const oct_scan_args& args, const oct_sequences& seqs, int s, int 
 
 // -- The gated delta rule -----------------------------------------------------------------------
 
-// What to multiply query and key with, what is left of the state, and how much is written.
+// Factors of query and key, the decay of the state, and the write strength.
 struct Delta {
   float query, key, kept, written;
 };

@@ -1,4 +1,4 @@
-// The phases of recurrent layers, as those of kernels.h: each is run by all workers at once.
+// The kernels of recurrent layers: each is run by all workers at once, as those of kernels.h.
 #pragma once
 
 #include "octavo.h"
@@ -21,7 +21,7 @@ void delta_rule(const oct_delta_args& args, const oct_sequences& seqs, const Wor
 int32_t check_gated_norm(const oct_gated_norm_args& args);
 void gated_norm(const oct_gated_norm_args& args, const oct_sequences& seqs, const Worker& worker);
 
-// What sequence s goes on from, NULL where it begins; and where its new state goes.
+// The state that sequence s continues from, NULL for a new one; and the place of its new state.
 inline const float* source_of(const oct_states& states, const oct_sequences& seqs, int s) {
   const int32_t slot = seqs.state_source[s];
   return slot < 0 ? nullptr : states.data + slot * states.slot_floats;

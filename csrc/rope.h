@@ -1,4 +1,4 @@
-// Rotary position embeddings: pairs of numbers, turned by angles that depend on the position.
+// Rotary position embeddings: pairs of numbers, rotated by angles that depend on the position.
 #pragma once
 
 #include <cstdint>
@@ -7,7 +7,7 @@
 
 namespace octavo {
 
-// Turn the pairs (x[i], x[i + half]) by angles with the given cosines and sines.
+// Rotate the pairs (x[i], x[i + half]) by angles with the given cosines and sines.
 inline void turn_halves(const float* cos, const float* sin, int half, float* x) {
   for (int i = 0; i < half; i += 16) {
     const int n = half - i;

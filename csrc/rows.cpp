@@ -22,7 +22,7 @@ OCT_INLINE void for_lanes(int n, F&& f) {
   if (i < n) f(i, n - i);
 }
 
-// In two passes, so that a large mean takes no digits from a small variance.
+// In two passes, so that a large mean costs no digits of a small variance.
 void layernorm_row(const float* x, const oct_rows_args& args, float* out) {
   const int width = args.width;
   F32 total = zero();
@@ -73,7 +73,7 @@ void scale_rows(const oct_rows_args& args, int64_t begin, int64_t end) {
   }
 }
 
-// Add what the table of positions has for row t of a step.
+// Add the learned position of row t of a step.
 void add_position(const oct_embed_args& args, const oct_sequences& seqs, int t,
                   const Worker& worker, float* x) {
   const int width = args.positions.k;

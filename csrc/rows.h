@@ -1,4 +1,4 @@
-// Small ops on whole rows of activations, shared out by token.
+// Small ops on whole rows of activations, divided by token.
 #pragma once
 
 #include "octavo.h"

@@ -1,4 +1,4 @@
-// From a row of logits to a token, without sorting the vocabulary.
+// Samples a token from a row of logits, without sorting the vocabulary.
 //
 //   logits -- mask, biases, penalties -- maximum ----> greedy: the lowest id that has it
 //                                 .-----------'
@@ -10,7 +10,7 @@
 //        else                     the token at u * total, counted in the order of ranks
 //
 // Ranks run from the nearest token to the farthest, of equals the lowest id first. All questions
-// about them have one form: *at which token does the running sum exceed a limit?* A sum of ones
+// about ranks have one form: *at which token does the running sum exceed a limit?* A sum of ones
 // finds where top_k cuts, a sum of weights where top_p does and what is drawn. find() answers it
 // without ranking: it adds up the weights of 1024 intervals of distance, walks to the interval in
 // which the limit is exceeded, and divides that one in the same way, until few tokens are left:
@@ -141,7 +141,7 @@ void to_distances(float* x, int n, float peak, float temperature, double min_p) 
   });
 }
 
-// All that can be drawn weigh the same: a sum of these is a number of tokens.
+// All tokens that can be drawn weigh the same: a sum of weights is a number of tokens.
 struct One {
   static OCT_INLINE F32 of(F32 distance) {
     return simd::select(simd::less(distance, simd::set1(kFarthest)), simd::set1(1.0f),
@@ -184,7 +184,7 @@ void keep_typical(float* distance, int n, double typical_p, const TypicalMemory&
     of.id[i] = i;
   }
 
-  // The last one that stays, by one digit of `off` after the other, and of equals by id.
+  // The last token that stays, by one digit of `off` after the other, and of equals by id.
   int64_t left = last_before(typical_p * static_cast<double>(total));
   int count = n;
   for (const int shift : {21, 10, 0}) {
@@ -296,7 +296,7 @@ struct Histogram {
   }
 };
 
-// What is `farthest` or more away from the best token is known to be left out by a cut.
+// Tokens at a distance of `farthest` or more are known to be cut.
 template <class Weight>
 void add_up(const Tokens& tokens, float farthest, Histogram& h) {
   F32 low = simd::set1(farthest), high = simd::zero();
@@ -335,7 +335,7 @@ void add_up(const Tokens& tokens, float farthest, Histogram& h) {
   h.total = total;
 }
 
-// Room for tokens that were picked from others.
+// Memory for tokens that were picked from others.
 struct List {
   float* distance;
   int32_t* id;

@@ -1,4 +1,4 @@
-// What all who look at rows of logits share: passes over a row, and the weights of its tokens.
+// Functions that sampling and log-probabilities share: passes over a row, and weights of tokens.
 #pragma once
 
 #include <algorithm>

@@ -11,7 +11,7 @@
 namespace octavo {
 namespace {
 
-// Of more new tokens, a sequence goes through its keys in tiles of queries that are large anyway.
+// With more new tokens, the tiles of a sequence's queries are large anyway.
 constexpr int kFewTokens = 16;
 // Keys that are not read again; for less, what a run costs would be more.
 constexpr int kLeastSaved = kSplit;
@@ -24,7 +24,7 @@ struct OldBlocks {
   const int32_t* of(int seq) const { return tables + int64_t{seq} * seqs.table_stride; }
   int count(int seq) const { return (seqs.kv_len[seq] - num_new(seqs, seq)) / seqs.block_size; }
 
-  // An order in which tables that begin alike are next to each other; which one, does not matter.
+  // Any order in which tables with a common prefix are next to each other.
   bool less(int a, int b) const {
     const int blocks = std::min(count(a), count(b));
     const int order = std::memcmp(of(a), of(b), sizeof(int32_t) * blocks);

@@ -1,4 +1,4 @@
-// Sequences of a step whose block tables begin alike: the keys that they share are read once for all
+// Sequences of a step with a common prefix in their block tables: shared keys are read once for all
 // of their queries, by what is here called a *run* (as in cascade attention: Ye et al. 2024, "Cascade
 // Inference"; Juravsky et al. 2024, "Hydragen", arXiv 2402.05099).
 //

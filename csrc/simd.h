@@ -1,5 +1,5 @@
-// Sixteen lanes, whatever the machine has: one register with AVX-512, two with AVX2, four with NEON,
-// arrays elsewhere. A kernel is written once, on these, and compiled once per instruction set.
+// Vectors of sixteen lanes on any machine: one register with AVX-512, two with AVX2, four with NEON,
+// arrays elsewhere. A kernel is written once with these, and compiled once per instruction set.
 //
 //   F32   16 float32              I32   16 int32
 //   U8    64 bytes: 16 lanes of 4 consecutive inputs of an output column
@@ -7,7 +7,7 @@
 //   Mask  16 truth values
 //
 // Every function is exactly rounded or made of such ones in a fixed order, so that all instruction
-// sets give the same bits; but dot2, which has its own rounding where BF16 instructions exist.
+// sets give the same bits; except dot2, which has its own rounding where BF16 instructions exist.
 #pragma once
 
 #include <cmath>

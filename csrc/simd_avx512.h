@@ -1,4 +1,4 @@
-// simd.h on AVX-512 with VNNI, and BF16 where there is.
+// simd.h on AVX-512 with VNNI, and BF16 where available.
 #pragma once
 
 #if defined(__GNUC__) && !defined(__clang__)

@@ -275,7 +275,7 @@ OCT_INLINE F32 odd(BF16 a) {
 }
 #if defined(OCT_TWO_ROWS)
 // BFDOT rounds to odd, the sum of both products and then that with acc, and takes denormals for 0.
-// (Where there is EBF16, a program may ask for the rounding of IEEE 754; nobody here does.)
+// (With EBF16, a program may select the rounding of IEEE 754, which octavo does not.)
 OCT_INLINE F32 dot2(F32 acc, BF16 a, BF16 b) {
   return each<F32>(
       [](F4 x, U4 y, U4 z) {

@@ -1,5 +1,5 @@
-// simd.h without vector instructions: arrays, which compilers make the best of. What each function
-// means can be read here.
+// simd.h without vector instructions, on arrays that compilers may vectorize. The meaning of each
+// function can be read here.
 #pragma once
 
 #include <cmath>

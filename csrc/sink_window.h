@@ -1,4 +1,4 @@
-// What the queries of a sequence see of it: all, a layer's window, or sinks and a window of its own
+// Keys that the queries of a sequence see: all, a layer's window, or sinks and a window of its own
 // (oct_sink_window). Keys are known by their slots, which are positions but for the tokens left out:
 //
 //     position   0 1 2 3  (4 ...)  521 ... 1024      sinks 4, window 504: what the query at 1024 sees
@@ -34,14 +34,14 @@ class SinkWindow {
   bool has_sinks() const { return of_ != nullptr; }
   int num_sinks() const { return of_ ? of_->sinks : 0; }
 
-  // What the query in a slot sees of the sinks, and behind them.
+  // Keys that the query in a slot sees among the sinks, and behind them.
   Seen of_sinks(int slot) const { return {0, std::min(num_sinks() - 1, slot)}; }
   Seen behind_sinks(int slot) const {
     if (!of_) return {first_seen(layer_window_, slot), slot};
     return {static_cast<int>(first_position(position(slot)) - of_->left_out), slot};
   }
 
-  // By which angles a key, and a query for the sinks, are rotated.
+  // Angles by which a key, and a query for the sinks, are rotated.
   int angle_of_key(int slot) const {
     return of_ ? static_cast<int>(position(slot) % of_->turn) : slot;
   }

@@ -1,4 +1,4 @@
-"""Causal attention over paged KV, in plain torch.
+"""Causal attention over the paged KV cache, in plain torch.
 
 A *work item* is ``QUERY_TILE`` consecutive queries of one request. All items of a step and all
 their tiles of ``KEY_TILE`` keys go through the same few calls::
@@ -10,19 +10,19 @@ their tiles of ``KEY_TILE`` keys go through the same few calls::
 
 For bitwise batch invariance (see ``reference.py``), every product has these tile sizes whatever the
 batch is, tiles of keys begin at absolute positions that are multiples of ``KEY_TILE``, the maximum
-is exact in any order, and tiles are added up from the first to the last. A tile in which nothing is
-visible, before a window or after the end, adds exact zeros: how many of them an item is padded with
-for the company of longer ones does not matter.
+is exact in any order, and tiles are added up from the first to the last. A tile without visible
+keys, before a window or after the end, adds exact zeros; so the padding of an item to the length of
+others does not matter.
 
-No slot is read that a query of the item does not see: positions beyond are replaced by the nearest
-visible one before they are looked up, and then masked. So what a stale or foreign block contains,
-NaN for instance, cannot leak.
+Slots that no query of an item sees are never read: their positions are replaced by the nearest
+visible one before the lookup, and then masked. So stale or foreign blocks, which may hold NaN,
+cannot leak.
 
-Where requests keep sinks and a window (``key_tiles.py``), an item goes through the tiles of the
-sinks first, and each tile has queries that are rotated as its keys want.
+Where requests have sink windows (``key_tiles.py``), an item goes through the tiles of the sinks
+first, and each tile has queries that are rotated as its keys require.
 
-Drafted tokens that are a tree are items of their own, which see the slots of their ancestors at the
-positions of these: products and sums are those that the path alone would have, to the bit.
+Draft tokens in a tree are items of their own, which see the slots of their ancestors at the
+ancestors' positions: products and sums are those that the path alone would have, to the bit.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ from octavo.kernels.kv_stores import Vectors
 
 QUERY_TILE = 8
 
-# Items go through together up to this many tiles of keys (all heads of a tile count as one).
+# Tiles of keys that the items of a group have at most (all heads of a tile count as one).
 _TILES_AT_ONCE = 128
-# Groups are kept from layer to layer, unless a long prompt makes their indices large.
+# Groups are cached for all layers, unless a long prompt makes their indices large.
 _KEPT_INDICES = 1 << 21
 
 
@@ -55,18 +55,18 @@ def plan_attention(
     parents: Tensor | None = None,
     sink_windows: Sequence[tuple[SinkWindowLike, int] | None] | None = None,
 ) -> ReferenceAttentionPlan:
-    """What :func:`paged_attention` needs to know of a step, computed once for all layers.
+    """Plan the attention of a step, for :func:`paged_attention` in all layers.
 
     ``block_tables`` int32 [S, longest table], ``query_start`` int32 [S + 1] and ``seq_lens`` int32
-    [S]: request s has the rows query_start[s] to query_start[s + 1] of the step's tokens, which
-    are the last ones of its seq_lens[s] slots. The maxima are those of the step, as numbers.
+    [S]: request s has the rows query_start[s] to query_start[s + 1] of the step's tokens, which are
+    the last ones of its seq_lens[s] slots. The maxima are those of the step, as numbers.
 
-    A slot is that of a position, unless the last rows of a request are a tree of drafted tokens.
-    These have in ``parents`` int32 [T] the row that they follow, an earlier one of the tree or the
-    one before it, and stand at the next position; other rows have -1.
+    Slots are those of positions, unless the last rows of a request are a tree of draft tokens.
+    ``parents`` int32 [T] then has the row that each draft token follows, an earlier one of the tree
+    or the one before it, and its position is the next one; other rows have -1.
 
-    ``sink_windows`` say what each request attends to, with the tokens behind its sinks that have no
-    slots; None attends to all. Queries are then wanted in three rotations, see
+    ``sink_windows`` are those of requests, with the tokens behind the sinks that have no slots;
+    None for a request that sees everything. Queries are then needed in three rotations, see
     ``ReferenceAttentionPlan.angles``.
     """
     device = block_tables.device
@@ -88,13 +88,13 @@ def plan_attention(
 
 @dataclass(frozen=True, slots=True)
 class _Group:
-    """Work items of about the same number of key tiles, as indices into flattened tensors."""
+    """Work items with about the same number of key tiles, as indices into flattened tensors."""
 
     num_items: int
     num_tiles: int
-    # [items, 1 or tiles, QUERY_TILE] row of q; an item's missing ones repeat its last
+    # [items, 1 or tiles, QUERY_TILE] row of q; short items repeat their last query
     query_rows: Tensor
-    tokens: Tensor  # [n] row of the output, for each query that is not such a repetition
+    tokens: Tensor  # [n] row of the output, for each query that is no repetition
     rows: Tensor  # [n] the same queries as places in items * QUERY_TILE
     cache_rows: Tensor  # [items, tiles, Hk * KEY_TILE] row of a cache seen as [slots * Hk, D]
     hidden: Tensor  # bool [items, tiles, 1, QUERY_TILE, 1, KEY_TILE]
@@ -107,7 +107,7 @@ class _Group:
 
 
 class _Trees:
-    """The drafted tokens of a step that are of trees: R rows of it, in their order."""
+    """The draft tokens of a step that are in trees: R rows of the step, in order."""
 
     def __init__(self, parents: np.ndarray, query_start: np.ndarray, seq_lens: np.ndarray):
         self.rows = np.flatnonzero(parents >= 0)
@@ -120,24 +120,25 @@ class _Trees:
         drafted = self.num_rows(len(seq_lens))
         self._num_known = (seq_lens - drafted)[self.request]
         self.position = self._num_known + lengths - 1
-        # [R, longest path], where the tokens of each row's path are, itself the last.
+        # [R, longest path], the slots of each row's path, which ends with its own.
         self._paths = np.zeros((len(paths), lengths.max(initial=0)), dtype=np.int64)
         for row, path in zip(self._paths, paths.values(), strict=True):
             row[: len(path)] = path
 
     def num_rows(self, num_requests: int) -> np.ndarray:
-        """Of each request."""
+        """Number of tree rows of each request."""
         return np.bincount(self.request, minlength=num_requests)
 
     def places(self, which: np.ndarray, positions: np.ndarray) -> np.ndarray:
-        """Where the positions [n, ...] that some rows see are in the slots of their sequences."""
+        """Slots, within their sequences, of positions [n, ...] that some rows see."""
         num_known = self._num_known[which, None]
         drafted = np.take_along_axis(self._paths[which], np.maximum(positions - num_known, 0), 1)
         return np.where(positions < num_known, positions, drafted)
 
 
 class ReferenceAttentionPlan:
-    """The work items of a step. Immutable but for what it remembers between layers."""
+    """The work items of a step. Immutable except for index tensors, which are cached between
+    layers."""
 
     def __init__(
         self,
@@ -158,8 +159,8 @@ class ReferenceAttentionPlan:
         self._block_size = block_size
         self._device = device
         self._sink_windows = sink_windows
-        # How many positions the rotations of the step's queries and keys are of; and where queries
-        # stand beside their own positions, int64 [T] each, if keys see them in different places.
+        # Number of positions that rotations are needed for; and positions of queries besides their
+        # own, int64 [T] each, if keys are compared at different relative positions.
         self.num_angles = max_seq_len
         self.angles: tuple[Tensor, ...] = ()
         if sink_windows is not None:
@@ -179,7 +180,7 @@ class ReferenceAttentionPlan:
         self._token = query_start[request] + first
         self._position = seq_lens[request] - query_lens[request] + first  # of the first query
         self._trees = trees
-        self._first_drafted = len(request)  # items from here on are those of trees
+        self._first_drafted = len(request)  # index of the first item of a tree
         if trees is not None:
             self._request = np.concatenate([request, trees.request])
             self._num_queries = np.concatenate([self._num_queries, np.ones_like(trees.rows)])
@@ -187,7 +188,7 @@ class ReferenceAttentionPlan:
             self._position = np.concatenate([self._position, trees.position])
 
     def groups(self, window: int | None, num_kv_heads: int) -> Iterator[_Group]:
-        """The work items in groups, with indices for caches of ``num_kv_heads`` heads."""
+        """Yields the work items in groups, with indices into caches of ``num_kv_heads`` heads."""
         key = (window, num_kv_heads)
         if key in self._groups:
             yield from self._groups[key]
@@ -204,7 +205,7 @@ class ReferenceAttentionPlan:
             self._groups[key] = tuple(made)
 
     def _visibility(self, window: int | None) -> Visibility:
-        """What queries see in a layer."""
+        """Visibility rules of a layer."""
         if self._sink_windows is None:
             return Windowed(window)
         assert window is None, "a request's own window is for layers that see all"
@@ -213,7 +214,7 @@ class ReferenceAttentionPlan:
     def _group(
         self, items: np.ndarray, last: np.ndarray, visible: Visibility, num_kv_heads: int
     ) -> _Group:
-        """``last`` [items] are the positions of items' last queries."""
+        """Index tensors of some items; ``last`` [items] are the positions of their last queries."""
         request, count = self._request[items], self._num_queries[items]
         place = np.arange(QUERY_TILE)
         step = np.minimum(place, count[:, None] - 1)
@@ -243,7 +244,7 @@ class ReferenceAttentionPlan:
         )
 
     def _places(self, items: np.ndarray, positions: np.ndarray) -> np.ndarray:
-        """Where positions [items, n] that items see are in the slots of their sequences."""
+        """Slots, within their sequences, of positions [items, n] that items see."""
         is_drafted = items >= self._first_drafted
         if self._trees is None or not is_drafted.any():
             return positions
@@ -257,11 +258,11 @@ class ReferenceAttentionPlan:
 
 
 def _split(num_tiles: np.ndarray) -> Iterator[np.ndarray]:
-    """Indices of items of similar length, as many together as ``_TILES_AT_ONCE`` allows."""
+    """Yields groups of items of similar length, as many in each as ``_TILES_AT_ONCE`` allows."""
     order = np.argsort(num_tiles, kind="stable")
     group: list[int] = []
     for item in order.tolist():
-        # Sorted, so the item at hand is the longest of its group and sets the padding.
+        # Items are sorted, so this one is the longest of its group and sets the padding.
         if group and (len(group) + 1) * num_tiles[item] > _TILES_AT_ONCE:
             yield np.array(group)
             group = []
@@ -279,12 +280,13 @@ def paged_attention(
     softcap: float | None = None,
     sinks: Tensor | None = None,
 ) -> Tensor:
-    """Attention of q [T, H, D] over the caches: [T, H, values of a head]. Where the plan has
-    ``angles``, q has the rows of all rotations, one after the other.
+    """Attention of q [T, H, D] over the caches: [T, H, value_dim].
+
+    If the plan has ``angles``, q has the rows of all rotations, one after the other.
 
     A query sees the positions up to its own; with ``window``, only the last ``window`` of them.
     Scores are scaled, then capped to ``softcap * tanh(score / softcap)``. ``sinks`` [H] are the
-    scores of one more key per head that every query sees, whose value is zero.
+    scores of one more key per head that every query sees, with a value of zero.
     """
     num_kv_heads = k_cache.num_heads
     if sinks is not None:
@@ -308,7 +310,7 @@ def paged_attention(
 
 
 def _scores(q: Tensor, k_cache: Vectors, group: _Group, scale: float) -> Tensor:
-    """[items, tiles, Hk, QUERY_TILE, G, KEY_TILE] in float32."""
+    """Scores [items, tiles, Hk, QUERY_TILE, G, KEY_TILE] in float32."""
     num_kv_heads, head_dim = k_cache.num_heads, q.shape[-1]
     heads_per_key = q.shape[1] // num_kv_heads
     queries = q.index_select(0, group.query_rows.view(-1)).to(_product_dtype(q)) * scale
@@ -359,7 +361,7 @@ def _gather(cache: Vectors, group: _Group, start: int, stop: int) -> Tensor:
 
 
 def _product_dtype(x: Tensor) -> torch.dtype:
-    """What queries and weights are multiplied in: float32 on the CPU."""
+    """Dtype in which queries and weights are multiplied: float32 on the CPU."""
     return torch.float32 if x.device.type == "cpu" else x.dtype
 
 

@@ -1,11 +1,11 @@
-"""Which implementation of an op is used on a device, and why not another.
+"""Choice of an implementation for each op on a device, with the reasons against better ones.
 
-Models call ops only through an :class:`Ops` table that they are handed, so that a table can be put
-together per device. Between two ops a model does nothing to a tensor but ``view`` it.
+Models call ops only through an :class:`Ops` table that they are given, so that a table can be put
+together for each device. Between two ops a model only calls ``view`` on a tensor.
 
 The native CPU kernels run a whole step at once. Their ops compute nothing when they are called:
 they record (``recorder.py``), and ``runtime/op_program.py`` makes a program of the recording. Such
-a table is for that use only, so :func:`create_ops` does not choose it unless asked to.
+a table is for that use only, so :func:`create_ops` does not choose it by default.
 """
 
 from __future__ import annotations
@@ -56,17 +56,17 @@ class Ops:
 
 OP_NAMES = tuple(f.name for f in fields(Ops) if f.name not in ("name", "isa", "dtype"))
 
-# A plan is private to the implementation of attention that made it.
+# A plan can only be used by the backend that made it.
 _CHOSEN_WITH = {"plan_attention": "paged_attention"}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Candidate:
+class OpBackend:
     """One implementation of some or all ops.
 
-    Devices and dtypes are named as torch names them, and here without it: ``cuda:0``, ``bfloat16``.
-    ``refuses(op, device, dtype)`` gives why it cannot run an op there, or None; ``isa()``
-    the instruction set that its kernels are for, where they are for one.
+    Devices and dtypes have torch's names as strings: ``cuda:0``, ``bfloat16``.
+    ``refuses(op, device, dtype)`` returns why the backend cannot run an op there, or None.
+    ``isa()`` returns the instruction set of its kernels, if they are for one.
     """
 
     name: str
@@ -76,7 +76,7 @@ class Candidate:
 
 
 class OpChoice(NamedTuple):
-    """What an op is run by, and each better candidate that was refused, with the reason."""
+    """The backend that runs an op, and each better one that was refused, with the reason."""
 
     op: str
     chosen: str
@@ -100,8 +100,8 @@ def _native_refuses(op: str, device: str, dtype: str) -> str | None:
 
 
 class _OpsOf(Mapping[str, Op]):
-    """All ops, in a module that is imported when one of them is looked up: the reference brings
-    torch with it."""
+    """All ops of a module, which is imported when the first of them is looked up: the reference
+    imports torch."""
 
     def __init__(self, module: str):
         self._module = module
@@ -122,26 +122,27 @@ class _OpsOf(Mapping[str, Op]):
         return len(OP_NAMES)
 
 
-REFERENCE = Candidate("reference", _OpsOf("octavo.kernels.reference"), _refuses_nothing)
-NATIVE = Candidate(
+REFERENCE = OpBackend("reference", _OpsOf("octavo.kernels.reference"), _refuses_nothing)
+NATIVE = OpBackend(
     "native", _OpsOf("octavo.kernels.recorder"), _native_refuses, lambda: library.load().isa
 )
 
-# For who only wants to know what a model asks of ops, on whatever device it is to run.
-RECORDER = Candidate("recorder", NATIVE.ops, _refuses_nothing)
+# For recording a model's ops, whatever device it will run on.
+RECORDER = OpBackend("recorder", NATIVE.ops, _refuses_nothing)
 
-# In order of preference; the reference takes anything and stands last.
-CANDIDATES: tuple[Candidate, ...] = (NATIVE, REFERENCE)
+# In order of preference; the reference supports everything and is last.
+CANDIDATES: tuple[OpBackend, ...] = (NATIVE, REFERENCE)
 # Those whose ops compute when they are called.
-EAGER: tuple[Candidate, ...] = (REFERENCE,)
+EAGER: tuple[OpBackend, ...] = (REFERENCE,)
 
 
 def create_ops(
     device: str,
     dtype: str = "float32",
-    candidates: tuple[Candidate, ...] = EAGER,
+    candidates: tuple[OpBackend, ...] = EAGER,
 ) -> Ops:
-    """The best implementation of every op for activations of ``dtype`` on ``device``."""
+    """Create the table of the best implementation of every op for activations of ``dtype`` on
+    ``device``."""
     chosen = _choose(device, dtype, candidates)
     ops = {op: candidate.ops[op] for op, (candidate, _) in chosen.items()}
     for op in ("embed", "embed_positions"):
@@ -158,23 +159,23 @@ def create_ops(
 def explain(
     device: str,
     dtype: str = "float32",
-    candidates: tuple[Candidate, ...] = CANDIDATES,
+    candidates: tuple[OpBackend, ...] = CANDIDATES,
 ) -> list[OpChoice]:
-    """For every op what :func:`create_ops` chooses, and why not a candidate before it."""
+    """Return what :func:`create_ops` chooses for every op, and why not a better candidate."""
     chosen = _choose(device, dtype, candidates)
     return [OpChoice(op, candidate.name, refused) for op, (candidate, refused) in chosen.items()]
 
 
 class _Choice(NamedTuple):
-    candidate: Candidate
+    candidate: OpBackend
     refused: tuple[tuple[str, str], ...]
 
 
-def _choose(device: str, dtype: str, candidates: tuple[Candidate, ...]) -> dict[str, _Choice]:
+def _choose(device: str, dtype: str, candidates: tuple[OpBackend, ...]) -> dict[str, _Choice]:
     return {op: _choose_one(_CHOSEN_WITH.get(op, op), device, dtype, candidates) for op in OP_NAMES}
 
 
-def _choose_one(op: str, device: str, dtype: str, candidates: tuple[Candidate, ...]) -> _Choice:
+def _choose_one(op: str, device: str, dtype: str, candidates: tuple[OpBackend, ...]) -> _Choice:
     refused: list[tuple[str, str]] = []
     for candidate in candidates:
         reason = (

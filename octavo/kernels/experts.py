@@ -1,7 +1,7 @@
-"""The reference of mixtures of experts, in plain torch: see ``routing.py`` and ``reference.py``.
+"""Mixtures of experts in plain torch, as the reference: see ``routing.py`` and ``reference.py``.
 
-Batch invariance holds here too: an expert multiplies its rows in tiles of a fixed size, and a token
-adds up what its experts give in the order of their ranks.
+Results are batch invariant here too: an expert multiplies its rows in tiles of a fixed size, and a
+token sums the outputs of its experts in the order of their ranks.
 """
 
 from __future__ import annotations
@@ -19,8 +19,10 @@ Run = Callable[[int, Tensor], Tensor]
 def route(
     logits: Tensor, routing: Routing, correction: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """The experts of tokens, best first (int64 [T, top_k]), and their weights (float32), by the
-    router's logits (float32 [T, E])."""
+    """Choose the experts of tokens by the router's logits (float32 [T, E]).
+
+    Returns their ids, best first (int64 [T, top_k]), and their weights (float32 [T, top_k]).
+    """
     scores = _scores(logits, routing)
     choice = scores if correction is None else scores + correction
     if routing.num_groups > 1:
@@ -34,9 +36,10 @@ def route(
 
 
 def add_up(x: Tensor, ids: Tensor, weights: Tensor, run: Run) -> Tensor:
-    """What the chosen experts make of x [T, K], by weight: [T, K] of the dtype of x.
+    """Sum the outputs of the chosen experts for x [T, K] by weight: [T, K] of the dtype of x.
 
-    ``run(expert, rows)`` is what an expert makes of the rows that are sent to it, [n, K] both.
+    ``run(expert, rows)`` returns an expert's output [n, K] for the rows [n, K] that are routed to
+    it.
     """
     made = x.new_zeros(*ids.shape, x.shape[1])
     for expert in ids.unique().tolist():
@@ -49,7 +52,7 @@ def add_up(x: Tensor, ids: Tensor, weights: Tensor, run: Run) -> Tensor:
 
 
 def clamped_swiglu(gate: Tensor, up: Tensor) -> Tensor:
-    """gpt-oss's: see ``routing.py``."""
+    """gpt-oss's gated activation, see ``routing.py``."""
     gate = gate.clamp(max=SWIGLU_LIMIT)
     up = up.clamp(-SWIGLU_LIMIT, SWIGLU_LIMIT)
     return gate / (1 + torch.exp(-SWIGLU_ALPHA * gate)) * (up + 1)
@@ -63,7 +66,7 @@ def _scores(logits: Tensor, routing: Routing) -> Tensor:
 
 
 def _in_best_groups(choice: Tensor, routing: Routing) -> Tensor:
-    """Whether an expert is in a group that may be chosen from: bool [T, E]."""
+    """True for experts in a group that may be chosen from: bool [T, E]."""
     groups = choice.unflatten(1, (routing.num_groups, -1))
     worth = groups.topk(routing.group_top, dim=-1).values.sum(dim=-1)
     ranked = worth.sort(dim=-1, descending=True, stable=True).indices

@@ -1,8 +1,9 @@
-"""The phases of a step, on CPUs and GPUs, and what is asked of a list of them.
+"""Fused ops: the steps of a forward pass on CPUs and GPUs, and queries about a list of them.
 
-A phase is what the threads of a CPU do between two barriers, and a few launches on a GPU: fewer and
-longer ones are faster. ``fuser.py`` makes them of a recorded forward pass; :func:`place` finds
-memory for what they pass on; :func:`exit_after` has those of a model that ends earlier.
+A CPU's threads run one fused op between two barriers, and a GPU runs it in a few launches: fewer
+and longer ones are faster. ``fuser.py`` makes them from a recorded forward pass; :func:`place`
+allocates memory for the values between them; :func:`exit_after` returns those of a model that ends
+early.
 """
 
 from __future__ import annotations
@@ -16,18 +17,18 @@ import numpy as np
 
 from octavo.kernels.recorder import RopeTable, Value
 from octavo.kernels.recurrence_specs import RecurrentSpec
-from octavo.kernels.routing import Expert, Routing
+from octavo.kernels.routing import ExpertWeights, Routing
 
 MAX_SEGMENTS = 4  # as OCT_MAX_SEGMENTS
 
 
 class CannotFuse(Exception):
-    """The recorded ops are none that fused kernels can run together; says which."""
+    """Raised where fused kernels cannot run the recorded ops; the message says which ones."""
 
 
 class WeightRef(Protocol):
-    """A weight. Phases say which one, and how large it is; what is in it is the business of those
-    who pack it."""
+    """A reference to a weight. Fused ops know its identity and shape; its contents are read when
+    weights are packed."""
 
     @property
     def shape(self) -> tuple[int, ...]: ...
@@ -43,6 +44,8 @@ class FusedNorm:
 
 @dataclass(slots=True)
 class FusedSegment:
+    """One of the matrices of a linear, with its bias and its output."""
+
     weight: WeightRef
     bias: np.ndarray | None
     out: Value
@@ -50,17 +53,23 @@ class FusedSegment:
 
 @dataclass(slots=True)
 class FusedEmbedding:
+    """Embeddings of tokens, scaled, and of positions if the model has these."""
+
     ids: Value
     weight: WeightRef
     scale: float
     out: Value
-    positions: WeightRef | None = None  # of which the row of a token's position is added
+    positions: WeightRef | None = None  # learned positions, added to the embeddings
     position_offset: int = 0
 
 
 @dataclass(slots=True)
 class FusedLinear:
-    """x = source (+ added, normed by ``added_norm``) -> ``sum_out``; normed; times the weights."""
+    """Matrix product with the work before and behind it.
+
+    x = source (+ ``added``, which is normed by ``added_norm``), written to ``sum_out``; then
+    normed; then multiplied with the weights of all segments.
+    """
 
     source: Value
     segments: list[FusedSegment]
@@ -69,13 +78,15 @@ class FusedLinear:
     added_norm: FusedNorm | None = None
     sum_out: Value | None = None
     residual: Value | None = None  # the product is added to it
-    activation: str | None = None  # "silu", "gelu_tanh", "gelu_erf": of segment 0, times segment 1
-    remainder_above: float = math.inf  # see activations.py
+    activation: str | None = None  # "silu", "gelu_tanh", "gelu_erf" of segment 0, times segment 1
+    remainder_above: float = math.inf  # see cpu/activation_precision.py
     scale: float | None = None  # of the product, before it is added to a residual
 
 
 @dataclass(slots=True)
 class FusedAttention:
+    """Attention of a layer, with norms of heads, rotation, and the writing of KV."""
+
     layer: int
     q: Value
     k: Value
@@ -93,11 +104,11 @@ class FusedAttention:
 
 @dataclass(slots=True)
 class FusedRows:
-    """An element-wise op or a norm alone.
+    """An element-wise op, or a norm alone.
 
-    Kinds: "norm" and "layernorm", which has a ``bias`` or not; of a and b "add", "silu",
-    "gelu_tanh", "gelu_erf" (an activation of a, times b), "sigmoid" (of b, which has a number for
-    each of a's, or one for all of a token, times a); of a alone "scale", by ``factor``, and
+    Kinds: "norm" and "layernorm" (with a ``bias`` or without); of a and b "add", "silu",
+    "gelu_tanh" and "gelu_erf" (activation of a, times b), and "sigmoid" (a times the sigmoid of b,
+    which has a number for each of a's, or one per token); of a alone "scale", by ``factor``, and
     those of ``ALONE``.
     """
 
@@ -110,7 +121,7 @@ class FusedRows:
     factor: float = 1.0
 
 
-# Activations that multiply nothing: from what an op calls them to a kind of Rows.
+# Activations without a product: from the name in an op to the kind of FusedRows.
 ALONE = {
     "silu": "silu_alone",
     "gelu_tanh": "gelu_tanh_alone",
@@ -121,7 +132,7 @@ ALONE = {
 
 @dataclass(slots=True)
 class FusedCheck:
-    """Finds the tokens whose activations are no longer numbers."""
+    """Finds the tokens whose activations are NaN or infinite."""
 
     source: Value
 
@@ -155,27 +166,28 @@ class FusedLatentAttention:
 
 @dataclass(slots=True)
 class FusedExperts:
-    """x = source, normed, by the experts that ``logits`` choose, and the residual added."""
+    """Mixture of experts: source, normed, through the experts that ``logits`` choose, plus the
+    residual."""
 
     source: Value
     logits: Value
-    experts: Sequence[Expert]
+    experts: Sequence[ExpertWeights]
     routing: Routing
-    activation: str  # as of a Linear, or ``CLAMPED_SWIGLU``
+    activation: str  # as in FusedLinear, or ``CLAMPED_SWIGLU``
     correction: np.ndarray | None
     out: Value
     norm: FusedNorm | None = None
     residual: Value | None = None
     remainder_above: float = math.inf
-    inner_remainder_above: float = math.inf  # of what goes into ``down``
+    inner_remainder_above: float = math.inf  # of the input of ``down``
 
 
 @dataclass(slots=True)
 class FusedRecurrence:
-    """An op of a recurrent layer, of which ``spec`` says which; ``kernels/recurrence.py`` has what
-    its inputs and its constants are, in their order.
+    """An op of a recurrent layer, given by ``spec``; ``kernels/recurrence.py`` documents its inputs
+    and constants, in the same order.
 
-    ``layer`` counts the layers that have states; None where the op has none.
+    ``layer`` counts the layers that have states; it is None if the op has no state.
     """
 
     spec: RecurrentSpec
@@ -197,40 +209,40 @@ FusedOp = (
     | FusedExperts
 )
 
-# Where a layer looks at other positions.
+# The ops that read other positions.
 MIXERS = (FusedAttention, FusedLatentAttention)
 
-Place = TypeVar("Place")  # of a value in memory, for whoever allocates it
+Place = TypeVar("Place")  # place of a value in memory, as the allocator has it
 
 
-def reads(phase: FusedOp) -> Iterator[Value]:
-    """What a phase reads, each as the value that others are views of."""
-    match phase:
+def reads(op: FusedOp) -> Iterator[Value]:
+    """Yields the values that an op reads; views are resolved to their source."""
+    match op:
         case FusedLinear():
-            values = [phase.source, phase.added, phase.residual]
+            values = [op.source, op.added, op.residual]
         case FusedAttention():
-            values = [phase.q, phase.k, phase.v]
+            values = [op.q, op.k, op.v]
         case FusedLatentAttention():
-            values = [phase.q, phase.ckv]
+            values = [op.q, op.ckv]
         case FusedRows():
-            values = [phase.a, phase.b]
+            values = [op.a, op.b]
         case FusedCheck() | FusedHead():
-            values = [phase.source]
+            values = [op.source]
         case FusedExperts():
-            values = [phase.source, phase.logits, phase.residual]
+            values = [op.source, op.logits, op.residual]
         case FusedRecurrence():
-            values = [*phase.inputs]
+            values = [*op.inputs]
         case FusedEmbedding():
             values = []
     return (value.source for value in values if value is not None)
 
 
-def writes(phase: FusedOp) -> Iterator[Value]:
-    """What a phase writes."""
-    match phase:
+def writes(op: FusedOp) -> Iterator[Value]:
+    """Yields the values that an op writes."""
+    match op:
         case FusedLinear():
-            outs = phase.segments[:1] if phase.activation else phase.segments
-            values = [phase.sum_out, *(segment.out for segment in outs)]
+            outs = op.segments[:1] if op.activation else op.segments
+            values = [op.sum_out, *(segment.out for segment in outs)]
         case (
             FusedEmbedding()
             | FusedAttention()
@@ -239,28 +251,29 @@ def writes(phase: FusedOp) -> Iterator[Value]:
             | FusedLatentAttention()
             | FusedRecurrence()
         ):
-            values = [phase.out]
+            values = [op.out]
         case FusedCheck() | FusedHead():
             values = []
     return (value.source for value in values if value is not None)
 
 
-def residual_stream(phases: Sequence[FusedOp], num_layers: int) -> tuple[Value, FusedNorm]:
-    """The activations that ``num_layers`` layers have made, and the norm that reads them next: that
-    of the layer which follows, or after all layers that of the head.
+def residual_stream(ops: Sequence[FusedOp], num_layers: int) -> tuple[Value, FusedNorm]:
+    """The output of the first ``num_layers`` layers, and the norm that reads it next: that of the
+    following layer, or of the head after the last layer.
 
-    CannotFuse if no norm stands there.
+    Raises:
+        CannotFuse: no norm reads it.
     """
-    _refuse_recurrences(phases)
+    _refuse_recurrences(ops)
     reader = next(
-        (p for p in phases if isinstance(p, MIXERS) and p.layer == num_layers),
-        phases[-1],
+        (p for p in ops if isinstance(p, MIXERS) and p.layer == num_layers),
+        ops[-1],
     )
     if isinstance(reader, MIXERS):
-        # Of latent attention, queries may be two products away.
+        # In latent attention, queries may be two products away.
         made = (reader.ckv if isinstance(reader, FusedLatentAttention) else reader.q).source
         reader = next(
-            p for p in phases if isinstance(p, FusedLinear | FusedRows) and made in writes(p)
+            p for p in ops if isinstance(p, FusedLinear | FusedRows) and made in writes(p)
         )
     if not isinstance(reader, FusedLinear | FusedHead) or reader.norm is None:
         raise CannotFuse(f"no norm reads what {num_layers} layers make")
@@ -270,74 +283,79 @@ def residual_stream(phases: Sequence[FusedOp], num_layers: int) -> tuple[Value, 
 
 
 def place(
-    phases: Sequence[FusedOp],
+    ops: Sequence[FusedOp],
     allocate: Callable[[Value], Place],
     free: Callable[[Place], None],
     kept: Collection[Value] = (),
 ) -> dict[Value, Place]:
-    """A place for every value, reused once its last reader is done.
+    """Assign a place in memory to every value, reused once its last reader is done.
 
-    What a phase writes never lies where the same phase reads, since threads do not finish rows
-    together; but for a residual, of which a thread only reads what it is about to write. Values in
-    ``kept`` are there when the last phase has ended, and so are inputs, which no phase writes.
+    Outputs of an op never lie where the same op reads, since threads do not finish rows together.
+    The exception is a residual, of which a thread reads only what it is about to overwrite. Values
+    in ``kept`` survive until the last op has ended, and so do inputs, which no op writes.
     """
-    last_read = {value: i for i, phase in enumerate(phases) for value in reads(phase)}
+    last_read = {value: i for i, op in enumerate(ops) for value in reads(op)}
     inputs = dict.fromkeys(last_read)
-    for phase in phases:
-        for value in writes(phase):
+    for op in ops:
+        for value in writes(op):
             inputs.pop(value, None)
     places = {value: allocate(value) for value in inputs}
     stays = {*kept, *inputs}
-    for i, phase in enumerate(phases):
+    for i, op in enumerate(ops):
         ending = [
             value
-            for value in dict.fromkeys(reads(phase))
+            for value in dict.fromkeys(reads(op))
             if last_read[value] == i and value not in stays
         ]
-        overwritten = _overwritten(phase, ending)
-        for value in writes(phase):
-            if overwritten is not None and value is _product(phase):
+        overwritten = _overwritten(op, ending)
+        for value in writes(op):
+            if overwritten is not None and value is _product(op):
                 places[value] = places[overwritten]
                 ending.remove(overwritten)
             else:
                 places[value] = allocate(value)
-        # The head may run again over what it reads: that stays.
-        if not isinstance(phase, FusedHead):
+        # The head may run again over its input, which is therefore kept.
+        if not isinstance(op, FusedHead):
             for value in ending:
                 free(places[value])
     return places
 
 
-def _overwritten(phase: FusedOp, ending: list[Value]) -> Value | None:
-    """The residual that a product may replace where it lies."""
+def _overwritten(op: FusedOp, ending: list[Value]) -> Value | None:
+    """The residual that a product may overwrite in place."""
     if (
-        isinstance(phase, FusedLinear | FusedExperts)
-        and phase.residual in ending
-        and phase.residual is not phase.source
+        isinstance(op, FusedLinear | FusedExperts)
+        and op.residual in ending
+        and op.residual is not op.source
     ):
-        return phase.residual
+        return op.residual
     return None
 
 
-def _product(phase: FusedOp) -> Value | None:
-    if isinstance(phase, FusedExperts):
-        return phase.out.source
-    return phase.segments[0].out.source if isinstance(phase, FusedLinear) else None
+def _product(op: FusedOp) -> Value | None:
+    """The output of an op that may overwrite its residual."""
+    if isinstance(op, FusedExperts):
+        return op.out.source
+    return op.segments[0].out.source if isinstance(op, FusedLinear) else None
 
 
-def exit_after(phases: Sequence[FusedOp], num_layers: int) -> list[FusedOp]:
-    """The phases of a model that ends after its first ``num_layers`` layers: what the next one
-    would begin with goes through the last norm to the head. CannotFuse if that is not known."""
-    _refuse_recurrences(phases)
-    head = phases[-1]
+def exit_after(ops: Sequence[FusedOp], num_layers: int) -> list[FusedOp]:
+    """The ops of a model that ends after its first ``num_layers`` layers: the input of the next
+    layer goes through the last norm to the head.
+
+    Raises:
+        CannotFuse: that input is not found.
+    """
+    _refuse_recurrences(ops)
+    head = ops[-1]
     assert isinstance(head, FusedHead)
-    if num_layers == sum(isinstance(phase, MIXERS) for phase in phases):
-        return list(phases)
-    index = _first_of_layer(phases, num_layers)
-    entry = phases[index]
+    if num_layers == sum(isinstance(op, MIXERS) for op in ops):
+        return list(ops)
+    index = _first_of_layer(ops, num_layers)
+    entry = ops[index]
     if not isinstance(entry, FusedLinear) or entry.norm is None:
         raise CannotFuse(f"layer {num_layers} does not begin with a norm")
-    kept = list(phases[:index])
+    kept = list(ops[:index])
     stream = entry.source
     if entry.added is not None:
         added = entry.added
@@ -350,30 +368,30 @@ def exit_after(phases: Sequence[FusedOp], num_layers: int) -> list[FusedOp]:
     return [*kept, FusedCheck(stream), replace(head, source=stream)]
 
 
-def _refuse_recurrences(phases: Sequence[FusedOp]) -> None:
-    if any(isinstance(phase, FusedRecurrence) for phase in phases):
+def _refuse_recurrences(ops: Sequence[FusedOp]) -> None:
+    if any(isinstance(op, FusedRecurrence) for op in ops):
         raise CannotFuse("layers are counted by their attention, and recurrent ones have none")
 
 
-def _first_of_layer(phases: Sequence[FusedOp], layer: int) -> int:
-    """The place of the linear that reads what the layers before ``layer`` leave."""
-    attentions = {p.layer: i for i, p in enumerate(phases) if isinstance(p, MIXERS)}
+def _first_of_layer(ops: Sequence[FusedOp], layer: int) -> int:
+    """Index of the linear that reads the output of the layers before ``layer``."""
+    attentions = {p.layer: i for i, p in enumerate(ops) if isinstance(p, MIXERS)}
     if layer not in attentions or layer - 1 not in attentions:
         raise CannotFuse(f"nothing ends after {layer} of {len(attentions)} layers")
-    wanted = set(reads(phases[attentions[layer]]))
+    wanted = set(reads(ops[attentions[layer]]))
     first = attentions[layer]
     for index in range(attentions[layer] - 1, attentions[layer - 1], -1):
-        phase = phases[index]
-        if wanted.isdisjoint(writes(phase)):
+        op = ops[index]
+        if wanted.isdisjoint(writes(op)):
             continue
         first = index
-        if isinstance(phase, FusedLinear):  # the way from here on leads through the residual stream
-            wanted.difference_update(writes(phase))
+        if isinstance(op, FusedLinear):  # from here on, follow the residual stream
+            wanted.difference_update(writes(op))
         else:
-            wanted.update(reads(phase))
+            wanted.update(reads(op))
     return first
 
 
 def _like(value: Value) -> Value:
-    """Another value of the same shape."""
+    """A new value of the same shape."""
     return Value(value.tape, None, value.shape)

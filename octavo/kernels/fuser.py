@@ -1,6 +1,6 @@
-"""From a recorded forward pass to the phases of a step.
+"""Fuses the ops of a recorded forward pass.
 
-A linear takes in what is done to its input and its output row by row; attention takes in everything
+A linear takes in the row-wise work on its input and its output; attention takes in everything
 between the projections::
 
     rmsnorm > q, k, v                       one Linear of three segments, with a norm before it
@@ -12,12 +12,12 @@ between the projections::
     down > rmsnorm > add > rmsnorm > q ...  (Gemma) the norm and the add go before the next Linear
     down > rmsnorm > add > q ...            (OLMo 2) the same
     o > scale > add                         (Granite) one Linear, scaled
-    embed, positions > add                  (GPT-2) one Embed
+    embed, positions > add                  (GPT-2) one Embedding
 
     rmsnorm > router, experts > add         one Linear and one Experts, with the norm in both
 
-So five phases a layer, as with experts. What fits no pattern becomes a phase of its own
-(:class:`FusedRows`): layernorms, activations that multiply nothing.
+So a layer is five fused ops, with experts too. A call that fits no pattern becomes an op of its own
+(:class:`FusedRows`): layernorms, activations without a product.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from octavo.kernels.fused_ops import (
 )
 from octavo.kernels.recorder import Call, Tape, Value
 
-# Ops that wait for who reads what they make.
+# Ops that wait for the readers of their outputs.
 _WAITING = (
     *("rmsnorm", "layernorm", "add", "scale", "embed_positions", "rope"),
     *("store_kv", "store_latents"),
@@ -52,22 +52,27 @@ _WAITING = (
 
 
 def fuse(tape: Tape) -> list[FusedOp]:
-    """The phases of a recorded forward pass, the head last. CannotFuse if one cannot be made."""
+    """Fuse a recorded forward pass into a list of ops, the head last.
+
+    Raises:
+        CannotFuse: a call cannot be fused.
+    """
     return _Fusion(tape).run()
 
 
 @dataclass(slots=True)
 class _Fusion:
-    """Calls are taken in their order; norms and sums wait until someone reads them.
+    """State of a fusion. Calls are taken in order; norms and sums wait until an op reads them.
 
-    A reader that can take such a call in does; for any other, :meth:`_need` makes it a phase.
+    A reader that can take in such a call does so; for any other reader, :meth:`_need` makes it an
+    op.
     """
 
     tape: Tape
-    phases: list[FusedOp] = field(default_factory=list)
+    ops: list[FusedOp] = field(default_factory=list)
     readers: dict[Value, list[Call]] = field(default_factory=lambda: defaultdict(list))
-    made: set[Value] = field(default_factory=set)  # values that a phase so far writes
-    taken: set[int] = field(default_factory=set)  # ids of calls that need no phase of their own
+    made: set[Value] = field(default_factory=set)  # values that an op so far writes
+    taken: set[int] = field(default_factory=set)  # ids of calls that need no op of their own
 
     def run(self) -> list[FusedOp]:
         self.made.update(self.tape.inputs)
@@ -77,9 +82,9 @@ class _Fusion:
         for call in self.tape.calls:
             if id(call) not in self.taken:
                 self._take(call)
-        if not self.phases or not isinstance(self.phases[-1], FusedHead):
+        if not self.ops or not isinstance(self.ops[-1], FusedHead):
             raise CannotFuse("the forward pass does not end with lm_head")
-        return self.phases
+        return self.ops
 
     def _take(self, call: Call) -> None:
         match call.name:
@@ -115,18 +120,18 @@ class _Fusion:
 
     def _embed(self, call: Call) -> None:
         weight, scale = call.arguments["weight"], call.arguments["scale"]
-        phase = FusedEmbedding(
+        op = FusedEmbedding(
             call.inputs[0], weight, 1.0 if scale is None else scale, call.outputs[0]
         )
-        sum_call = self._only_reader(phase.out, "add")
-        positions = sum_call and _other(sum_call, phase.out).source.producer
+        sum_call = self._only_reader(op.out, "add")
+        positions = sum_call and _other(sum_call, op.out).source.producer
         if sum_call and positions and positions.name == "embed_positions":
             self.taken.update((id(sum_call), id(positions)))
-            phase.positions = positions.arguments["weight"]
-            phase.position_offset = positions.arguments["offset"]
-            phase.out = sum_call.outputs[0]
-        self.phases.append(phase)
-        self.made.add(phase.out)
+            op.positions = positions.arguments["weight"]
+            op.position_offset = positions.arguments["offset"]
+            op.out = sum_call.outputs[0]
+        self.ops.append(op)
+        self.made.add(op.out)
 
     def _linear(self, call: Call) -> None:
         source = call.inputs[0].source
@@ -136,32 +141,32 @@ class _Fusion:
             group = [call]
         for member in group:
             self.taken.add(id(member))
-        phase = FusedLinear(
+        op = FusedLinear(
             source,
             [FusedSegment(c.arguments["weight"], c.arguments["bias"], c.outputs[0]) for c in group],
         )
-        self._absorb_input(phase)
+        self._absorb_input(op)
         if activation is not None:
             self.taken.add(id(activation))
-            phase.activation = _activation(activation)
-            phase.segments[0].out = activation.outputs[0]
+            op.activation = _activation(activation)
+            op.segments[0].out = activation.outputs[0]
         elif (sum_call := self._sum_reader(call)) is not None:
-            self._absorb_sum(phase, sum_call)
-        self.phases.append(phase)
-        self.made.update(segment.out for segment in phase.segments)
+            self._absorb_sum(op, sum_call)
+        self.ops.append(op)
+        self.made.update(segment.out for segment in op.segments)
 
     def _router(self, call: Call) -> None:
         segment = FusedSegment(call.arguments["weight"], call.arguments["bias"], call.outputs[0])
-        phase = FusedLinear(call.inputs[0].source, [segment])
-        self._absorb_input(phase)
-        self.phases.append(phase)
+        op = FusedLinear(call.inputs[0].source, [segment])
+        self._absorb_input(op)
+        self.ops.append(op)
         self.made.add(segment.out)
 
     def _experts(self, call: Call) -> None:
         x, logits = call.inputs
         source, norm = self._normed(x)
         activation = call.arguments["activation"]
-        phase = FusedExperts(
+        op = FusedExperts(
             source,
             self._need(logits),
             call.arguments["experts"],
@@ -172,16 +177,16 @@ class _Fusion:
             norm,
         )
         if (sum_call := self._sum_reader(call)) is not None:
-            phase.residual, scale = self._sum_of(phase.out, sum_call)
-            if phase.residual is not None:
-                phase.routing = replace(phase.routing, scale=phase.routing.scale * (scale or 1.0))
-                phase.out = sum_call.outputs[0]
-        self.phases.append(phase)
-        self.made.add(phase.out)
+            op.residual, scale = self._sum_of(op.out, sum_call)
+            if op.residual is not None:
+                op.routing = replace(op.routing, scale=op.routing.scale * (scale or 1.0))
+                op.out = sum_call.outputs[0]
+        self.ops.append(op)
+        self.made.add(op.out)
 
     def _group(self, call: Call) -> list[Call]:
-        """The linears that read what ``call`` reads, and become one phase with it: the two of a
-        gate, or those that are of none."""
+        """The linears that read the same value as ``call`` and become one op with it: the two of a
+        gate, or those without a gate."""
         gate = self._gate_of(call)
         return [
             other
@@ -192,20 +197,20 @@ class _Fusion:
         ][:MAX_SEGMENTS]
 
     def _gate_of(self, call: Call) -> Call | None:
-        """The op that multiplies a linear's output, or what an activation makes of it, with another
-        one's."""
+        """The op that multiplies a linear's output, or its activation, with another linear's
+        output."""
         reader = self._only_reader(call.outputs[0])
         return reader if reader is not None and reader.name in ("silu_mul", "gelu_mul") else None
 
-    def _absorb_sum(self, phase: FusedLinear, sum_call: Call) -> None:
+    def _absorb_sum(self, op: FusedLinear, sum_call: Call) -> None:
         """Take in the sum of a linear's output, scaled or not, and the residual stream."""
-        phase.residual, phase.scale = self._sum_of(phase.segments[0].out, sum_call)
-        if phase.residual is not None:
-            phase.segments[0].out = sum_call.outputs[0]
+        op.residual, op.scale = self._sum_of(op.segments[0].out, sum_call)
+        if op.residual is not None:
+            op.segments[0].out = sum_call.outputs[0]
 
     def _sum_of(self, product: Value, sum_call: Call) -> tuple[Value | None, float | None]:
-        """What a product is added to, if that is there, and what it is scaled by before. The calls
-        are taken then."""
+        """The residual that a product is added to, if it exists already, and the scale of the
+        product before the sum. Both calls are then taken."""
         scale = self._only_reader(product, "scale")
         other = _other(sum_call, product if scale is None else scale.outputs[0])
         if other.source not in self.made:
@@ -216,17 +221,17 @@ class _Fusion:
         self.taken.add(id(scale))
         return other.source, scale.arguments["factor"]
 
-    def _absorb_input(self, phase: FusedLinear) -> None:
+    def _absorb_input(self, op: FusedLinear) -> None:
         """Take in the norm that makes a linear's input, and the sum that it or the linear reads."""
-        norm_call = phase.source.producer
-        if norm_call is not None and phase.source not in self.made and _is_row_norm(norm_call):
-            phase.norm = FusedNorm(norm_call.arguments["weight"], norm_call.arguments["eps"])
-            phase.source = norm_call.inputs[0].source
-        sum_call = phase.source.producer
-        if sum_call is None or phase.source in self.made or sum_call.name != "add":
-            phase.source = self._need(phase.source)
+        norm_call = op.source.producer
+        if norm_call is not None and op.source not in self.made and _is_row_norm(norm_call):
+            op.norm = FusedNorm(norm_call.arguments["weight"], norm_call.arguments["eps"])
+            op.source = norm_call.inputs[0].source
+        sum_call = op.source.producer
+        if sum_call is None or op.source in self.made or sum_call.name != "add":
+            op.source = self._need(op.source)
             return
-        # x + y, of which one is there, and the other is there or is the norm of one that is.
+        # x + y: one of them exists, and the other exists too or is the norm of an existing value.
         for x, y in (sum_call.inputs, sum_call.inputs[::-1]):
             x, y, y_norm = x.source, y.source, None
             maker = y.producer
@@ -234,14 +239,14 @@ class _Fusion:
                 y_norm = FusedNorm(maker.arguments["weight"], maker.arguments["eps"])
                 y = maker.inputs[0].source
             if x in self.made and y in self.made and x is not y:
-                phase.sum_out = sum_call.outputs[0]
-                phase.source, phase.added, phase.added_norm = x, y, y_norm
-                self.made.add(phase.sum_out)
+                op.sum_out = sum_call.outputs[0]
+                op.source, op.added, op.added_norm = x, y, y_norm
+                self.made.add(op.sum_out)
                 return
-        phase.source = self._need(phase.source)
+        op.source = self._need(op.source)
 
     def _store_of(self, layer: int, name: str) -> Call:
-        """What keeps the step's tokens for the attention of a layer."""
+        """Take the call that stores the step's tokens for the attention of a layer."""
         stores = [
             c
             for c in self.tape.calls
@@ -257,7 +262,7 @@ class _Fusion:
         store = self._store_of(arguments["layer"], "store_latents")
         q, ckv = call.inputs[0], store.inputs[0]
         weight, eps = store.arguments["norm"]
-        phase = FusedLatentAttention(
+        op = FusedLatentAttention(
             arguments["layer"],
             self._need(q).view(-1, *q.shape),
             self._need(ckv),
@@ -268,8 +273,8 @@ class _Fusion:
             arguments["table"],
             arguments["interleaved"],
         )
-        self.phases.append(phase)
-        self.made.add(phase.out)
+        self.ops.append(op)
+        self.made.add(op.out)
 
     def _attention(self, call: Call) -> None:
         layer = call.arguments["layer"]
@@ -277,7 +282,7 @@ class _Fusion:
         q, k, v = call.inputs[0], store.inputs[0], store.inputs[1]
         if self.readers[k.source] != [store]:
             raise CannotFuse(f"the keys of layer {layer} are read by more than the KV cache")
-        phase = FusedAttention(
+        op = FusedAttention(
             layer,
             q,
             k,
@@ -293,22 +298,23 @@ class _Fusion:
             if k.source.producer is not rope:
                 raise CannotFuse(f"queries and keys of layer {layer} are rotated apart")
             self.taken.add(id(rope))
-            phase.rope, phase.interleaved = rope.arguments["table"], rope.arguments["interleaved"]
-            phase.q, phase.k = rope.inputs
-        phase.q, phase.q_norm = self._head_norm(phase.q)
-        phase.k, phase.k_norm = self._head_norm(phase.k)
-        self.phases.append(phase)
-        self.made.add(phase.out)
+            op.rope, op.interleaved = rope.arguments["table"], rope.arguments["interleaved"]
+            op.q, op.k = rope.inputs
+        op.q, op.q_norm = self._head_norm(op.q)
+        op.k, op.k_norm = self._head_norm(op.k)
+        self.ops.append(op)
+        self.made.add(op.out)
 
     def _recurrence(self, call: Call) -> None:
         spec, layer = call.arguments["spec"], call.arguments["layer"]
         inputs = tuple(self._need(value) for value in call.inputs)
         out = call.outputs[0]
-        self.phases.append(FusedRecurrence(spec, layer, inputs, call.arguments["constants"], out))
+        self.ops.append(FusedRecurrence(spec, layer, inputs, call.arguments["constants"], out))
         self.made.add(out)
 
     def _head_norm(self, value: Value) -> tuple[Value, FusedNorm | None]:
-        """The value that a norm of every head reads, if ``value`` is made by one."""
+        """The input of the norm of every head that makes ``value``, and that norm; without one,
+        ``value`` itself and None."""
         call = value.source.producer
         is_of_heads = call is not None and call.name == "rmsnorm" and not _is_row_norm(call)
         if call is None or value.source in self.made or not is_of_heads:
@@ -318,24 +324,25 @@ class _Fusion:
 
     def _head(self, call: Call) -> None:
         source, norm = self._normed(call.inputs[0])
-        phase = FusedHead(source, call.arguments["weight"], norm)
-        self._absorb_logits(phase, call.outputs[0])
-        self.phases += [FusedCheck(source), phase]
+        op = FusedHead(source, call.arguments["weight"], norm)
+        self._absorb_logits(op, call.outputs[0])
+        self.ops += [FusedCheck(source), op]
 
-    def _absorb_logits(self, phase: FusedHead, logits: Value) -> None:
-        """Take in what is done to logits: a scale, and then a soft cap."""
+    def _absorb_logits(self, op: FusedHead, logits: Value) -> None:
+        """Take in the ops on logits: a scale, and then a soft cap."""
         for reader in self.readers[logits]:
-            if reader.name == "scale" and phase.softcap is None and phase.scale is None:
-                phase.scale = reader.arguments["factor"]
-            elif reader.name == "softcap" and phase.softcap is None:
-                phase.softcap = reader.arguments["cap"]
+            if reader.name == "scale" and op.softcap is None and op.scale is None:
+                op.scale = reader.arguments["factor"]
+            elif reader.name == "softcap" and op.softcap is None:
+                op.softcap = reader.arguments["cap"]
             else:
                 raise CannotFuse(f"{reader.name} of logits has no native kernel")
             self.taken.add(id(reader))
-            self._absorb_logits(phase, reader.outputs[0])
+            self._absorb_logits(op, reader.outputs[0])
 
     def _normed(self, value: Value) -> tuple[Value, FusedNorm | None]:
-        """What a norm of rows reads, if ``value`` is made by one, and the norm."""
+        """The input of the row norm that makes ``value``, and that norm; without one, ``value``
+        itself and None."""
         source, norm = value.source, None
         norm_call = source.producer
         if norm_call is not None and source not in self.made and _is_row_norm(norm_call):
@@ -344,7 +351,7 @@ class _Fusion:
         return self._need(source), norm
 
     def _need(self, value: Value) -> Value:
-        """Make sure that a phase writes ``value``; gives what it is a view of."""
+        """Make sure that an op writes ``value``, and return the source that it is a view of."""
         source = value.source
         call = source.producer
         if source in self.made:
@@ -355,12 +362,12 @@ class _Fusion:
         self._rows(_row_op(call, x, source, *more))
         return source
 
-    def _rows(self, phase: FusedRows) -> None:
-        self.phases.append(phase)
-        self.made.add(phase.out)
+    def _rows(self, op: FusedRows) -> None:
+        self.ops.append(op)
+        self.made.add(op.out)
 
     def _only_reader(self, value: Value, name: str | None = None) -> Call | None:
-        """What alone reads a value, if it has this name."""
+        """The only reader of a value, if it has this name."""
         readers = self.readers[value]
         is_it = len(readers) == 1 and name in (None, readers[0].name)
         return readers[0] if is_it else None
@@ -380,7 +387,7 @@ class _Fusion:
         return call
 
     def _sum_reader(self, call: Call) -> Call | None:
-        """The add that alone reads what a product makes, or what a scale makes of it."""
+        """The add that alone reads a product, or the scaled product."""
         scale = self._only_reader(call.outputs[0], "scale")
         return self._only_reader((scale or call).outputs[0], "add")
 
@@ -390,7 +397,7 @@ def _is_row_norm(call: Call) -> bool:
 
 
 def _row_op(call: Call, a: Value, out: Value, b: Value | None = None) -> FusedRows:
-    """An op that waited for its reader, as a phase of its own."""
+    """Make an op of its own from a call that waited for its reader."""
     arguments = call.arguments
     match call.name:
         case "rmsnorm":

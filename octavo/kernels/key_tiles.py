@@ -1,7 +1,8 @@
-"""Which tiles of keys the items of a step's attention go through, and which keys a query sees.
+"""Tiles of keys that the items of a step's attention go through, and the keys that a query sees.
 
-An item is some queries in a row of one request. Keys and queries are known by their slots: for a
-request that keeps sinks (``core/sink_window.py``) these are its positions less the tokens left out.
+An item is several consecutive queries of one request. Keys and queries are identified by their
+slots: for a request with a sink window (``core/sink_window.py``) these are its positions minus the
+tokens left out.
 """
 
 from __future__ import annotations
@@ -14,12 +15,12 @@ import numpy as np
 
 KEY_TILE = 64
 
-# How a query may be rotated: as its key is, as keys of the turn before want, and as sinks do.
+# Rotations of a query: as its key is, as keys of the turn before need it, and as sinks do.
 OWN, TURN_BEFORE, FOR_SINKS = range(3)
 
 
 class KeyTiles(NamedTuple):
-    """As many for each item, [items, tiles]; those that an item lacks are hidden from it."""
+    """Tiles of each item, [items, tiles]; items with fewer tiles have hidden ones."""
 
     first_key: np.ndarray
     low: np.ndarray  # no query of the item sees a key before this one, or after ``high``
@@ -28,11 +29,14 @@ class KeyTiles(NamedTuple):
 
 
 class Visibility(Protocol):
-    """What queries see. ``request`` [items] are those of items, and ``first`` and ``last`` [items]
-    their outermost queries."""
+    """Rules for which keys a query sees.
+
+    ``request`` [items] are the requests of items, ``first`` and ``last`` [items] their outermost
+    queries.
+    """
 
     def num_tiles(self, request: np.ndarray, first: np.ndarray, last: np.ndarray) -> np.ndarray:
-        """Of each item: [items]."""
+        """Number of tiles of each item: [items]."""
         ...
 
     def tiles(self, request: np.ndarray, first: np.ndarray, last: np.ndarray) -> KeyTiles: ...
@@ -40,17 +44,18 @@ class Visibility(Protocol):
     def hidden(
         self, request: np.ndarray, tiles: KeyTiles, query: np.ndarray, key: np.ndarray
     ) -> np.ndarray:
-        """Whether queries [items, 1, queries, 1] do not see keys [items, tiles, 1, KEY_TILE]."""
+        """True where queries [items, 1, queries, 1] do not see keys [items, tiles, 1, KEY_TILE]."""
         ...
 
     def rotations(self, request: np.ndarray, tiles: KeyTiles, query: np.ndarray) -> np.ndarray:
-        """How queries [items, 1, queries] are rotated for tiles: [items, 1 or tiles, queries]."""
+        """Rotation of queries [items, 1, queries] for each tile: [items, 1 or tiles, queries]."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Windowed:
-    """All see the last ``window`` keys, their own included; all keys if it is None."""
+    """Visibility of the last ``window`` keys, the query's own included; of all keys if it is
+    None."""
 
     window: int | None
 
@@ -81,7 +86,7 @@ class Windowed:
 
 
 class SinkWindowLike(Protocol):
-    """What a request sees, as ``core/sink_window.py`` has it."""
+    """A request's sink window, as in ``core/sink_window.py``."""
 
     @property
     def sinks(self) -> int: ...
@@ -98,11 +103,11 @@ _ENDLESS = 1 << 40
 
 @dataclass(frozen=True, slots=True)
 class StepSinkWindows:
-    """Each request has a sight of its own: the reference of what ``csrc/sight.h`` says in C++.
+    """The sink windows of a step's requests, one for each: the reference of ``csrc/sink_window.h``.
 
-    The fields of the sights of a step's requests, int64 [S], and the tokens behind their sinks that
-    have no slots. One that sees all has no sinks, and a window and a turn that never end: its sums
-    are those that it has without company.
+    Fields of the windows, int64 [S], and the tokens behind their sinks that have no slots. A
+    request that sees everything has no sinks, and a window and a turn that never end: its sums are
+    those that it has alone.
     """
 
     sinks: np.ndarray
@@ -113,7 +118,8 @@ class StepSinkWindows:
 
     @classmethod
     def of(cls, sink_windows: Sequence[tuple[SinkWindowLike, int] | None]) -> StepSinkWindows:
-        """None sees all; else with the tokens that are left out."""
+        """Collect the windows of requests, each with its number of left-out tokens; None sees
+        everything."""
         fields = [(0, _ENDLESS, 1, _ENDLESS, 0)] * len(sink_windows)
         for index, one in enumerate(sink_windows):
             if one is not None:
@@ -122,13 +128,13 @@ class StepSinkWindows:
         return cls(*np.array(fields, dtype=np.int64).T)
 
     def num_angles(self, num_slots: np.ndarray) -> int:
-        """Positions that rotations are needed for, of requests that have so many slots."""
+        """Number of positions that rotations are needed for, given the slots of each request."""
         ends = num_slots + self.left_out
         return int(np.where(ends <= self.turn, ends, self.turn + self.window).max())
 
     def angles(self, request: np.ndarray, slot: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """The positions by which queries are rotated for TURN_BEFORE and FOR_SINKS; any that there
-        is a rotation of, where none is needed."""
+        """Positions by which queries are rotated for TURN_BEFORE and FOR_SINKS; any valid position
+        where a rotation is not needed."""
         turn, at = self.turn[request], slot + self.left_out[request]
         before = at % turn + turn
         is_needed = (before < turn + self.window[request]) & (at >= turn)
@@ -174,7 +180,7 @@ class StepSinkWindows:
         return first
 
     def _last_sink(self, request: np.ndarray, last: np.ndarray) -> np.ndarray:
-        """That items see; -1 for none."""
+        """The last sink that items see; -1 for none."""
         return np.minimum(self.sinks[request] - 1, last)
 
     def _sink_tiles(self, request: np.ndarray, last: np.ndarray) -> np.ndarray:

@@ -1,6 +1,6 @@
-"""Keys and values as the reference ops keep them, in plain torch.
+"""Formats of the KV cache in plain torch, as the reference ops use them.
 
-A :class:`Codec` says how a vector of a head becomes tensors and back; a :class:`KVStore` has the
+A :class:`Codec` encodes a head's vector into tensors and decodes it; a :class:`KVStore` has the
 vectors of one layer. Formats with scales round as ``csrc/kv_codes.h`` does, so that the same
 numbers become the same codes, and take as many bytes:
 
@@ -9,8 +9,9 @@ numbers become the same codes, and take as many bytes:
     int4   minimum + scale * nibble   both for each 32 dimensions, in bfloat16; keys rotated
     k8v4   keys of int8, values of int4
 
-Where a vector is not finite, neither is what is read of it. Where the native kernels put zeros
-behind a vector, so does :class:`Padded`: scales and rotations are of all of it.
+Keys are rotated by a Hadamard matrix, which spreads outliers. A vector that is not finite is
+decoded to values that are not finite. The native kernels pad vectors with zeros, and so does
+:class:`PaddedCodec`: scales and rotations include the padding.
 """
 
 from __future__ import annotations
@@ -24,33 +25,33 @@ from torch import Tensor
 
 from octavo.kernels.cpu.layout import KV_NIBBLE_GROUP, padded_head
 
-_TINY = 1e-30  # below this there are no units: their reciprocal might not be finite
+_TINY = 1e-30  # smaller scales count as 0: their reciprocal might not be finite
 
 
 class StoredPart(NamedTuple):
-    """One of the tensors that a vector becomes: so many values of a type."""
+    """One of the tensors that a vector is encoded into: its number of values and their type."""
 
     width: int
     dtype: torch.dtype
 
 
 class Codec(Protocol):
-    """How vectors, [..., D], are kept."""
+    """Encoding of vectors [..., D]."""
 
     def parts(self, head_dim: int) -> tuple[StoredPart, ...]: ...
 
     def encode(self, x: Tensor) -> tuple[Tensor, ...]:
-        """Of each part [..., width]."""
+        """Encode vectors: a tensor [..., width] for each part."""
         ...
 
     def decode(self, *parts: Tensor) -> Tensor:
-        """What is read: float32, or the type of what is kept where that is one of floats."""
+        """Decode vectors: float32, or the stored type if that is a float."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
-class Floats:
-    """Rounded to a type, if at all."""
+class FloatCodec:
+    """Floats, rounded to a type."""
 
     dtype: torch.dtype
 
@@ -64,8 +65,8 @@ class Floats:
         return parts[0]
 
 
-class Int8:
-    """In 127ths of the largest number."""
+class Int8Codec:
+    """Integers of 8 bits: 127ths of the largest magnitude."""
 
     def parts(self, head_dim: int) -> tuple[StoredPart, ...]:
         return StoredPart(head_dim, torch.uint8), StoredPart(1, torch.float32)
@@ -74,7 +75,7 @@ class Int8:
         x = x.float()
         top = x.abs().amax(dim=-1, keepdim=True)
         units = torch.round(x * _quotient(127, top))
-        # By a tensor: a GPU would multiply by the reciprocal of a number.
+        # Divided by a tensor: a GPU would multiply by the reciprocal of a number.
         return (units + 128).to(torch.uint8), top / torch.full_like(top, 127)
 
     def decode(self, *parts: Tensor) -> Tensor:
@@ -82,11 +83,11 @@ class Int8:
         return scale * (codes.float() - 128)
 
 
-class Fp8:
-    """In floats of 8 bits: e4m3, without infinities.
+class Fp8Codec:
+    """Floats of 8 bits: e4m3, without infinities.
 
-    They are coarse above a power of two, and fine below; so the largest number becomes the one of
-    ``_TOPS`` which leaves the least error.
+    They are coarse above a power of two, and fine below; so the largest magnitude is mapped to the
+    one of ``_TOPS`` that leaves the least error.
     """
 
     _TOPS = (448, 288, 256, 240)
@@ -116,12 +117,12 @@ class Fp8:
         return rounded.view(torch.uint8), top / torch.full_like(top, to)
 
 
-class Int4:
-    """In 15ths of what lies between the least and the largest number of 32.
+class Int4Codec:
+    """Integers of 4 bits: 15ths of the range between the least and the largest of 32 numbers.
 
-    Codes are two to a byte, the first half of a vector in the low bits. As the minimum is rounded
-    to bfloat16, and the scale covers what is above it, no number is off by more than half a scale
-    and that rounding.
+    Codes are two to a byte, the first half of a vector in the low bits. The minimum is rounded to
+    bfloat16, and the scale covers the range above it: so the error of a number is at most half a
+    scale and that rounding.
     """
 
     def parts(self, head_dim: int) -> tuple[StoredPart, ...]:
@@ -151,8 +152,9 @@ class Int4:
 
 
 @dataclass(frozen=True, slots=True)
-class Rotated:
-    """Rotated first, which spreads a few large dimensions evenly over all."""
+class HadamardCodec:
+    """A codec of vectors that are rotated by a Hadamard matrix first, which spreads a few large
+    dimensions evenly over all."""
 
     codec: Codec
 
@@ -160,16 +162,17 @@ class Rotated:
         return self.codec.parts(head_dim)
 
     def encode(self, x: Tensor) -> tuple[Tensor, ...]:
-        return self.codec.encode(rotate(x.float()))
+        return self.codec.encode(hadamard_rotate(x.float()))
 
     def decode(self, *parts: Tensor) -> Tensor:
         x = self.codec.decode(*parts)
-        return rotate(x) / _rotated_together(x.shape[-1])
+        return hadamard_rotate(x) / _rotated_together(x.shape[-1])
 
 
 @dataclass(frozen=True, slots=True)
-class Padded:
-    """Vectors of ``size`` numbers, kept with zeros behind them up to ``padded_head(size)``."""
+class PaddedCodec:
+    """A codec of vectors of ``size`` numbers that are padded with zeros to
+    ``padded_head(size)``."""
 
     codec: Codec
     size: int
@@ -185,11 +188,11 @@ class Padded:
         return self.codec.decode(*parts)[..., : self.size]
 
 
-def rotate(x: Tensor) -> Tensor:
-    """x [..., D] times a Hadamard matrix of the largest power of two that divides D.
+def hadamard_rotate(x: Tensor) -> Tensor:
+    """Multiply x [..., D] with a Hadamard matrix of the largest power of two that divides D.
 
-    Without the factor that would keep lengths: twice makes x times that power. All is done in the
-    order of the native kernels, so with the same rounding.
+    The matrix is not normalized: applied twice, it multiplies x by its size. Sums are in the order
+    of the native kernels, so with the same rounding.
     """
     together = _rotated_together(x.shape[-1])
     apart = min(together, 16)
@@ -218,40 +221,43 @@ def _hadamard(size: int) -> Tensor:
 
 
 def _quotient(of: float, by: Tensor) -> Tensor:
-    """0 where ``by`` is too small to divide by.
+    """``of / by``, and 0 where ``by`` is too small to divide by.
 
-    Of two tensors: a number divided by a tensor is multiplied by its reciprocal, and rounded twice.
+    Divides two tensors: torch multiplies a number by the reciprocal of a tensor, which rounds
+    twice.
     """
     return torch.where(by > _TINY, torch.full_like(by, of) / by, 0.0)
 
 
-# Of keys and of values, by the name of the KV cache's type in results.
+# Codecs of keys and of values, by the name of the KV cache's type in results.
 CODECS: dict[str, tuple[Codec, Codec]] = {
-    "float32": (Floats(torch.float32), Floats(torch.float32)),
-    "bfloat16": (Floats(torch.bfloat16), Floats(torch.bfloat16)),
-    "float16": (Floats(torch.float16), Floats(torch.float16)),
-    "int8": (Rotated(Int8()), Int8()),
-    "fp8": (Rotated(Fp8()), Fp8()),
-    "int4": (Rotated(Int4()), Int4()),
-    "k8v4": (Rotated(Int8()), Int4()),
+    "float32": (FloatCodec(torch.float32), FloatCodec(torch.float32)),
+    "bfloat16": (FloatCodec(torch.bfloat16), FloatCodec(torch.bfloat16)),
+    "float16": (FloatCodec(torch.float16), FloatCodec(torch.float16)),
+    "int8": (HadamardCodec(Int8Codec()), Int8Codec()),
+    "fp8": (HadamardCodec(Fp8Codec()), Fp8Codec()),
+    "int4": (HadamardCodec(Int4Codec()), Int4Codec()),
+    "k8v4": (HadamardCodec(Int8Codec()), Int4Codec()),
 }
 
 
 def codecs_of(dtype: str, is_latent: bool = False) -> tuple[Codec, Codec]:
-    """Those of the two vectors that a layer keeps of a token and head: its key and its value, or
-    the latent vector and the rotated key beside it. These are not rotated again: the one was
-    normed, and the other has a scale of its own."""
+    """Codecs of the two vectors that a layer caches for a token and head: its key and its value, or
+    its latent vector and the rotated key beside it.
+
+    Latent vectors have no Hadamard rotation: they were normed, and the key has a scale of its own.
+    """
     keys, values = CODECS[dtype]
     return (values, values) if is_latent else (keys, values)
 
 
 def padded_codec(codec: Codec, head_dim: int) -> Codec:
-    """The codec for heads of this size as the native kernels keep them."""
-    return codec if padded_head(head_dim) == head_dim else Padded(codec, head_dim)
+    """The codec of heads of this size with the padding of the native kernels."""
+    return codec if padded_head(head_dim) == head_dim else PaddedCodec(codec, head_dim)
 
 
 class Vectors(Protocol):
-    """Where attention reads the vectors of one layer."""
+    """The cached vectors of one layer, for attention to read."""
 
     @property
     def num_heads(self) -> int: ...
@@ -273,7 +279,7 @@ class KVStore:
         return self.parts[0].shape[2]
 
     def write(self, slots: Tensor, x: Tensor) -> None:
-        """Keep x [T, Hk, D] in slots (int64 [T]), ``block_id * block_size + offset`` each."""
+        """Write x [T, Hk, D] to slots (int64 [T]), ``block_id * block_size + offset`` each."""
         for memory, part in zip(self.parts, self.codec.encode(x), strict=True):
             memory.view(-1, *memory.shape[2:]).index_copy_(0, slots, part)
 
@@ -285,7 +291,7 @@ class KVStore:
 
 @dataclass(frozen=True, slots=True)
 class JoinedStore:
-    """Vectors that are kept in parts, as if they were whole."""
+    """Vectors that are cached in several stores, concatenated when they are read."""
 
     stores: Sequence[KVStore]
 

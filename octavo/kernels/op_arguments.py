@@ -1,4 +1,4 @@
-"""What ops are told together."""
+"""Arguments that several ops take, grouped."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from typing import Any, NamedTuple
 
 
 class RowNorm(NamedTuple):
-    """An rmsnorm over a row: its weight, float32 [width], and the epsilon under its root."""
+    """An rmsnorm over a row: its weight [width], with Gemma's 1 already added, and its epsilon."""
 
     weight: Any
     eps: float
 
 
-class Rotation(NamedTuple):
-    """Where tokens stand, int64 [T], and by what they are turned: as the op ``rope`` has it."""
+class RopeArguments(NamedTuple):
+    """Positions of tokens, int64 [T], and the rotation for them, as the op ``rope`` takes it."""
 
     positions: Any
     cos_sin: Any

@@ -1,8 +1,8 @@
-"""Ops that compute nothing and write down what was asked: a forward pass becomes a list.
+"""Ops that record their calls and compute nothing: a forward pass becomes a list.
 
 A model that is called with these ops, and with a :class:`Value` for its token ids, runs once, in
 Python, and leaves the sequence of its ops on the value's tape. Shapes have no number of tokens: the
-list is the same for every step, whatever mix of prompts and single tokens that has. The native
+list is the same for every step, whatever mix of prompts and single tokens it has. The native
 kernels run such a list in one call (``fuser.py`` and ``cpu/program.py``).
 """
 
@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from octavo.kernels.op_arguments import Rotation, RowNorm
+from octavo.kernels.op_arguments import RopeArguments, RowNorm
 from octavo.kernels.recurrence_specs import (
     ConvSpec,
     DeltaSpec,
@@ -23,13 +23,13 @@ from octavo.kernels.recurrence_specs import (
     RecurrentSpec,
     ScanSpec,
 )
-from octavo.kernels.routing import Expert, Router, Routing
+from octavo.kernels.routing import ExpertWeights, RouterWeights, Routing
 from octavo.quantization.base import Weight
 
 
 @dataclass(eq=False, slots=True)
 class Call:
-    """One recorded op: what it reads and makes, and its other arguments by name."""
+    """One recorded op: its inputs and outputs, and its other arguments by name."""
 
     name: str
     inputs: tuple[Value, ...]
@@ -41,14 +41,14 @@ class Call:
 class Tape:
     """The ops of a forward pass, in the order in which they were called.
 
-    ``inputs`` are activations that are there before the first of them: whoever runs it fills them.
+    ``inputs`` are activations that exist before the first op; the caller of a program fills them.
     """
 
     calls: list[Call] = field(default_factory=list)
     inputs: list[Value] = field(default_factory=list)
 
     def input(self, *shape: int) -> Value:
-        """Activations of this shape, for each token, that no op makes."""
+        """Create activations of this shape, for each token, that no op makes."""
         value = Value(self, None, shape)
         self.inputs.append(value)
         return value
@@ -56,7 +56,7 @@ class Tape:
     def record(
         self, name: str, inputs: tuple[Value, ...], widths: tuple[int, ...], **arguments: Any
     ) -> tuple[Value, ...]:
-        """Write down a call, and give its results: one for each of ``widths``, values a token."""
+        """Record a call and return its results: one for each of ``widths``, in values per token."""
         for value in inputs:
             assert value.tape is self, f"{name} mixes values of two recordings"
         call = Call(name, inputs, arguments)
@@ -66,7 +66,7 @@ class Tape:
 
 
 class Value:
-    """Activations that do not exist yet: [T, *shape], for any number of tokens T."""
+    """Activations that are yet to be computed: [T, *shape], for any number of tokens T."""
 
     __slots__ = ("producer", "shape", "source", "tape")
 
@@ -80,30 +80,31 @@ class Value:
 
     @property
     def width(self) -> int:
-        """Numbers per token."""
+        """Number of values per token."""
         return math.prod(self.shape)
 
     def view(self, tokens: int, *shape: int) -> Value:
-        """The same numbers in another shape. The first dimension must be -1, that of tokens."""
+        """The same values in another shape, whose first dimension must be -1, that of tokens."""
         if tokens != -1 or math.prod(shape) != self.width:
             raise ValueError(f"{[-1, *self.shape]} cannot be seen as {[tokens, *shape]}")
         return Value(self.tape, self.producer, shape, self.source)
 
 
-class LayerKV(NamedTuple):
+class KVRef(NamedTuple):
     """Stands for the keys or the values of a layer's KV cache."""
 
     layer: int
 
 
-class LayerState(NamedTuple):
-    """Stands for the states of a layer."""
+class StateRef(NamedTuple):
+    """Stands for the states of a recurrent layer."""
 
     layer: int
 
 
 class RopeTable(NamedTuple):
-    """Stands for a table of cosines and sines, which ``make(num_positions)`` gives at each step."""
+    """Stands for a table of cosines and sines, which ``make(num_positions)`` returns at each
+    step."""
 
     rotary_dim: int
     make: Callable[[int], np.ndarray]
@@ -152,24 +153,24 @@ def lm_head(hidden: Value, weight: Weight) -> Value:
 def rope(
     q: Value, k: Value, positions: Any, cos_sin: RopeTable, interleaved: bool = False
 ) -> tuple[Value, Value]:
-    turned = q.tape.record(
+    rotated = q.tape.record(
         "rope", (q, k), (q.width, k.width), table=cos_sin, interleaved=interleaved
     )
-    return turned[0].view(-1, *q.shape), turned[1].view(-1, *k.shape)
+    return rotated[0].view(-1, *q.shape), rotated[1].view(-1, *k.shape)
 
 
-def store_kv(k: Value, v: Value, k_cache: LayerKV, v_cache: LayerKV, slot_mapping: Any) -> None:
+def store_kv(k: Value, v: Value, k_cache: KVRef, v_cache: KVRef, slot_mapping: Any) -> None:
     k.tape.record("store_kv", (k, v), (), layer=k_cache.layer)
 
 
 def plan_attention(*arguments: Any) -> None:
-    """Nothing to plan: the kernel reads block tables and lengths itself."""
+    """Plans nothing: the kernel reads block tables and lengths itself."""
 
 
 def paged_attention(
     q: Value,
-    k_cache: LayerKV,
-    v_cache: LayerKV,
+    k_cache: KVRef,
+    v_cache: KVRef,
     plan: Any,
     scale: float,
     window: int | None = None,
@@ -192,9 +193,9 @@ def paged_attention(
 def store_latents(
     ckv: Value,
     norm: RowNorm,
-    rotation: Rotation,
-    latents: LayerKV,
-    rotated: LayerKV,
+    rotation: RopeArguments,
+    latents: KVRef,
+    rotated: KVRef,
     slot_mapping: Any,
 ) -> None:
     ckv.tape.record("store_latents", (ckv,), (), layer=latents.layer, norm=norm)
@@ -203,9 +204,9 @@ def store_latents(
 def latent_attention(
     q: Value,
     kv_b: Weight,
-    rotation: Rotation,
-    latents: LayerKV,
-    rotated: LayerKV,
+    rotation: RopeArguments,
+    latents: KVRef,
+    rotated: KVRef,
     plan: Any,
     scale: float,
 ) -> Value:
@@ -242,9 +243,14 @@ def sigmoid_mul(gate: Value, x: Value) -> Value:
 
 
 def moe(
-    x: Value, router: Router, experts: Sequence[Expert], routing: Routing, activation: str
+    x: Value,
+    router: RouterWeights,
+    experts: Sequence[ExpertWeights],
+    routing: Routing,
+    activation: str,
 ) -> Value:
-    """Two calls: the router is a product like any other, but for its logits to be float32."""
+    """Record two calls: the router is a product like any other, except that its logits are
+    float32."""
     num_experts = (router.weight.shape[0],)
     (logits,) = x.tape.record("router", (x,), num_experts, weight=router.weight, bias=router.bias)
     return x.tape.record(
@@ -259,7 +265,7 @@ def moe(
 
 
 def short_conv(
-    x: Value, weight: np.ndarray, bias: np.ndarray | None, state: LayerState, spec: ConvSpec
+    x: Value, weight: np.ndarray, bias: np.ndarray | None, state: StateRef, spec: ConvSpec
 ) -> Value:
     return _recurrent("short_conv", (x,), (weight, bias), spec, state)
 
@@ -270,7 +276,7 @@ def selective_scan(
     a_log: np.ndarray,
     skip: np.ndarray,
     step_bias: np.ndarray,
-    state: LayerState,
+    state: StateRef,
     spec: ScanSpec,
 ) -> Value:
     return _recurrent("selective_scan", (x, steps), (a_log, skip, step_bias), spec, state)
@@ -281,7 +287,7 @@ def delta_rule(
     gates: Value,
     a_log: np.ndarray,
     step_bias: np.ndarray,
-    state: LayerState,
+    state: StateRef,
     spec: DeltaSpec,
 ) -> Value:
     return _recurrent("delta_rule", (x, gates), (a_log, step_bias), spec, state)
@@ -296,7 +302,7 @@ def _recurrent(
     inputs: tuple[Value, ...],
     constants: tuple[np.ndarray | None, ...],
     spec: RecurrentSpec,
-    state: LayerState | None = None,
+    state: StateRef | None = None,
 ) -> Value:
     return inputs[0].tape.record(
         name,

@@ -1,8 +1,8 @@
-"""The ops of recurrent layers in plain torch: the oracle of the native ones, and the fall-back.
+"""The ops of recurrent layers in plain torch: the oracle of the native ones, and the fallback.
 
-Token after token, as the recurrences are defined. Forms that take a chunk of a prompt at once are
-faster on a GPU, but what they give depends on where a prompt is cut; here nothing does. Shapes: T
-tokens of a step, each row of what a projection has made (``recurrence_specs.py``).
+Tokens are processed one after the other, as the recurrences are defined. Chunked forms are faster
+on a GPU, but their results depend on where a prompt is cut; these do not. Shapes: T tokens of a
+step, each row a projection's output (``recurrence_specs.py``).
 """
 
 from __future__ import annotations
@@ -16,29 +16,29 @@ from torch import Tensor
 
 from octavo.kernels.recurrence_specs import ConvSpec, DeltaSpec, GatedNormSpec, ScanSpec
 
-# Of the length of a key or query, before it is divided by it.
+# Added to the squared length of a key or query before its root.
 _TINY = 1e-6
 
 
 class SequenceStates(NamedTuple):
-    """Rows ``begin`` to ``end`` of a step are a sequence's, and these slots its states."""
+    """Rows ``begin`` to ``end`` of a step belong to a sequence, whose states are in these slots."""
 
     begin: int
     end: int
-    source: int | None  # None: it begins here
+    source: int | None  # None for a new sequence
     target: int
 
 
 @dataclass(frozen=True, slots=True)
 class LayerStates:
-    """The states of a layer, float32 [slots, ...] for each shape that it keeps, and the sequences
-    of a step."""
+    """The states of a layer, float32 [slots, ...] for each of its arrays, and the sequences of a
+    step."""
 
     memories: Sequence[Tensor]
     sequences: Sequence[SequenceStates]
 
     def begin(self, index: int, sequence: SequenceStates) -> Tensor:
-        """What a sequence goes on from, in one of the memories: a copy."""
+        """A copy of one of the states that a sequence continues from; zeros for a new sequence."""
         memory = self.memories[index]
         if sequence.source is None:
             return torch.zeros_like(memory[0])
@@ -51,7 +51,8 @@ class LayerStates:
 def short_conv(
     x: Tensor, weight: Tensor, bias: Tensor | None, states: LayerStates, spec: ConvSpec
 ) -> Tensor:
-    """Convolve columns of x [T, W] with ``weight`` [C, 1, K]: [T, C]. Keeps the first memory."""
+    """Convolve columns of x [T, W] with ``weight`` [C, 1, K]: [T, C]. Its state is the first
+    memory."""
     size, wide = spec.channels, x[:, spec.first :].float()
     inputs = wide[:, :size]
     if spec.gated:
@@ -79,10 +80,10 @@ def selective_scan(
     states: LayerStates,
     spec: ScanSpec,
 ) -> Tensor:
-    """The recurrence of x [T, heads * head_dim + 2 * groups * state_dim] with step sizes from
-    columns of ``steps``: [T, heads * head_dim]. Keeps the second memory.
+    """Selective scan of x [T, heads * head_dim + 2 * groups * state_dim] with step sizes from
+    columns of ``steps``: [T, heads * head_dim]. Its state is the second memory.
 
-    Of a head with the state S [state_dim, head_dim], which begins as zeros::
+    For a head with the state S [state_dim, head_dim], which begins as zeros::
 
         step = softplus(its column * step_scale + step_bias), within limits
         S    = S * exp(-step * exp(a_log)) + B * (step * x)
@@ -118,10 +119,10 @@ def delta_rule(
     states: LayerStates,
     spec: DeltaSpec,
 ) -> Tensor:
-    """The recurrence of x [T, 2 * key_heads * key_dim + value_heads * value_dim] with ``gates``
-    [T, 2 * value_heads]: [T, value_heads * value_dim]. Keeps the second memory.
+    """Gated delta rule on x [T, 2 * key_heads * key_dim + value_heads * value_dim] with ``gates``
+    [T, 2 * value_heads]: [T, value_heads * value_dim]. Its state is the second memory.
 
-    Of a head with the state S [key_dim, value_dim], with q and k of length 1::
+    For a head with the state S [key_dim, value_dim], with q and k of length 1::
 
         S = S * exp(-exp(a_log) * softplus(decay + step_bias))
         S = S + k * sigmoid(write) * (v - k S)
@@ -151,7 +152,8 @@ def delta_rule(
 
 
 def gated_norm(x: Tensor, gate: Tensor, weight: Tensor | None, spec: GatedNormSpec) -> Tensor:
-    """x [T, W] normed and gated; ``weight`` is [W], or [group] for all groups, None: not normed."""
+    """Norm and gate x [T, W]; ``weight`` is [W], or [group] for all groups, or None without a
+    norm."""
     opened = gate[:, spec.first : spec.first + spec.width].float() * spec.gate_scale
     opened = opened / (1 + torch.exp(-opened))
     if weight is None:

@@ -1,10 +1,10 @@
-"""What the ops of recurrent layers are told: sizes, and which columns of their inputs they read.
+"""Specifications of the ops of recurrent layers: sizes, and the columns of their inputs.
 
-What a projection makes lies side by side in a row, and an op reads the columns that are for it,
-from ``first`` on. States are float32, whatever the activations are: they sum up over a whole text.
+A projection's outputs lie side by side in a row, and an op reads its columns from ``first`` on.
+States are float32, whatever the activations are: they sum up over a whole text.
 
-Each has ``state``, the shape of what it keeps; ``width``, the columns that it makes; ``reads``, how
-many columns its inputs must have; and ``constants``, the sizes of these.
+Each specification has ``state``, the shape of its state; ``width``, the columns that it makes;
+``reads``, the columns that its inputs must have; and ``constants``, the sizes of these.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from typing import TypeAlias
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConvSpec:
-    """A causal convolution of each channel by itself, over ``kernel`` positions.
+    """A depthwise causal convolution over ``kernel`` positions.
 
-    Plain, it is followed by silu. ``gated``, the columns are three times the channels (LFM2,
-    arXiv 2511.23404): what its input, and what its output are multiplied with, and its input.
+    A plain one is followed by silu. A ``gated`` one has three times as many columns (LFM2, arXiv
+    2511.23404): the factors of its input, those of its output, and its input.
     """
 
     channels: int
@@ -28,7 +28,7 @@ class ConvSpec:
 
     @property
     def state(self) -> tuple[int, ...]:
-        """Inputs of the last positions, in their order."""
+        """Inputs of the last positions, in order."""
         return self.kernel - 1, self.channels
 
     @property
@@ -41,16 +41,16 @@ class ConvSpec:
 
     @property
     def constants(self) -> tuple[int, ...]:
-        """Weights, and biases."""
+        """Sizes of weights and biases."""
         return self.channels * self.kernel, self.channels
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScanSpec:
-    """The recurrence of Mamba 2 (arXiv 2405.21060), whose states decay by a number for each head.
+    """The recurrence of Mamba 2 (arXiv 2405.21060), with one decay per head.
 
-    The columns are x [heads, head_dim], then B and C [groups, state_dim] each. Those from ``first``
-    on of another row are a step size for each head, times ``step_scale``, which is held between two
+    Columns are x [heads, head_dim], then B and C [groups, state_dim] each. Those from ``first`` on
+    of another row are a step size for each head, multiplied by ``step_scale`` and clamped to two
     limits.
     """
 
@@ -73,7 +73,7 @@ class ScanSpec:
 
     @property
     def channels(self) -> int:
-        """Columns of x, B and C."""
+        """Number of columns of x, B and C."""
         return self.width + 2 * self.groups * self.state_dim
 
     @property
@@ -82,7 +82,7 @@ class ScanSpec:
 
     @property
     def constants(self) -> tuple[int, ...]:
-        """What makes the decays, what skips the recurrence, and biases of step sizes."""
+        """Sizes of log decays, skip factors, and biases of step sizes."""
         return self.heads, self.heads, self.heads
 
 
@@ -90,9 +90,9 @@ class ScanSpec:
 class DeltaSpec:
     """The gated delta rule (arXiv 2412.06464), as Qwen3-Next has it.
 
-    The columns are queries and keys [key_heads, key_dim], then values [value_heads, value_dim].
-    Those of another row are two numbers for each head of values: how much is written, then how
-    much decays. Each head of keys serves as many heads of values in a row.
+    Columns are queries and keys [key_heads, key_dim], then values [value_heads, value_dim]. Those
+    of another row are two numbers for each value head: its write strength, and its decay. Each key
+    head serves as many consecutive value heads.
     """
 
     key_heads: int
@@ -110,7 +110,7 @@ class DeltaSpec:
 
     @property
     def channels(self) -> int:
-        """Columns of queries, keys and values."""
+        """Number of columns of queries, keys and values."""
         return 2 * self.key_heads * self.key_dim + self.width
 
     @property
@@ -119,17 +119,17 @@ class DeltaSpec:
 
     @property
     def constants(self) -> tuple[int, ...]:
-        """What makes the decays, and biases of these."""
+        """Sizes of log decays and their biases."""
         return self.value_heads, self.value_heads
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GatedNormSpec:
-    """An rmsnorm over each ``group`` of columns, and a gate: silu of other columns from ``first``,
-    times ``gate_scale``.
+    """An rmsnorm over each ``group`` of columns, and a gate: silu of other columns from ``first``
+    on, multiplied by ``gate_scale``.
 
-    With ``gate_first`` the gate is multiplied before the norm (Mamba 2), else after it. Where
-    nothing is ``normed``, there is the gate alone.
+    With ``gate_first`` the gate is multiplied before the norm (Mamba 2), else after it. Without
+    ``normed`` there is only the gate.
     """
 
     width: int

@@ -1,9 +1,9 @@
-"""Every op in plain torch, for any device: the oracle of all faster ones, and the fall-back.
+"""Every op in plain torch, for any device: the oracle of all faster ones, and the fallback.
 
-On the CPU in float32 the ops are *batch invariant, bit by bit*: what they compute for one token
-depends on that token's own inputs only, not on the other tokens of the step, on how many there are,
-on how a prompt was cut into chunks, or on where its KV blocks lie. The rounding of a reduction
-depends on how it is split, so every split here has a fixed size:
+On the CPU in float32 the ops are *batch invariant, bit by bit*: the result for a token depends only
+on the token's own inputs, not on the other tokens of the step, on their number, on how a prompt was
+cut into chunks, or on where its KV blocks lie. The rounding of a reduction depends on how it is
+split, so every split here has a fixed size:
 
 - Matrix products go through tiles of exactly ``ROW_TILE`` rows, the last one padded with zeros. A
   BLAS picks its kernel by the shape, and for one shape treats all rows alike.
@@ -16,7 +16,7 @@ depends on how it is split, so every split here has a fixed size:
 Elsewhere (CUDA, or activations in 16 bits) results may depend on the batch in the last bit.
 
 Shapes: T tokens, H query heads, Hk key and value heads, D head size, N output and K input features,
-R rows of logits, V vocabulary, B slots of a KV block. Activations come in and go out in one dtype.
+R rows of logits, V vocabulary, B slots of a KV block. Inputs and outputs have the same dtype.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from torch import Tensor
 from octavo.kernels.attention import ReferenceAttentionPlan, paged_attention, plan_attention
 from octavo.kernels.experts import add_up, clamped_swiglu, route
 from octavo.kernels.kv_stores import JoinedStore, KVStore
-from octavo.kernels.op_arguments import Rotation, RowNorm
+from octavo.kernels.op_arguments import RopeArguments, RowNorm
 from octavo.kernels.recurrence import delta_rule, gated_norm, selective_scan, short_conv
-from octavo.kernels.routing import CLAMPED_SWIGLU, Expert, Router, Routing
+from octavo.kernels.routing import CLAMPED_SWIGLU, ExpertWeights, RouterWeights, Routing
 from octavo.quantization.tensors import WeightTensor
 
 __all__ = [
@@ -82,7 +82,7 @@ def embed(
 
 
 def rmsnorm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """x / sqrt(mean(x^2) + eps) * weight over the last dimension; computed in float32."""
+    """RMS norm over the last dimension, x / sqrt(mean(x^2) + eps) * weight, computed in float32."""
     wide = x.float()
     scale = torch.rsqrt((wide * wide).mean(dim=-1, keepdim=True) + eps)
     return (wide * scale * weight).to(x.dtype)
@@ -96,8 +96,8 @@ def embed_positions(
 
 
 def layernorm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
-    """(x - mean) / sqrt(mean((x - mean)^2) + eps) * weight + bias over the last dimension; computed
-    in float32."""
+    """Layer norm over the last dimension, (x - mean) / sqrt(mean((x - mean)^2) + eps) * weight +
+    bias, computed in float32."""
     wide = x.float()
     centred = wide - wide.mean(dim=-1, keepdim=True)
     normed = centred * torch.rsqrt((centred * centred).mean(dim=-1, keepdim=True) + eps) * weight
@@ -110,8 +110,8 @@ def scale(x: Tensor, factor: float) -> Tensor:
 
 
 def activate(x: Tensor, activation: str) -> Tensor:
-    """An activation function alone: "silu", "gelu", "gelu_tanh" or "relu", as ``ModelConfig`` has
-    them."""
+    """Apply an activation function: "silu", "gelu", "gelu_tanh" or "relu", as in
+    ``ModelConfig``."""
     if activation == "relu":
         return torch.relu(x)
     one = torch.ones((), dtype=x.dtype, device=x.device)
@@ -124,7 +124,7 @@ def add(x: Tensor, y: Tensor) -> Tensor:
 
 
 def linear(x: Tensor, weight: WeightTensor, bias: Tensor | None = None) -> Tensor:
-    """x [T, K] times weight [N, K] transposed, plus bias [N]: [T, N]."""
+    """Multiply x [T, K] with weight [N, K] transposed, and add bias [N]: [T, N]."""
     y = _linear_in_tiles(x, weight) if _is_bitwise(x) else _linear_at_once(x, weight)
     return y if bias is None else y + bias.to(y.dtype)
 
@@ -140,8 +140,9 @@ def rope(
     """Rotate q [T, H, D] and k [T, Hk, D] to ``positions`` (int64 [T]).
 
     ``cos_sin`` is float32 [P, rotary], the cosines of all angles of a position before their sines;
-    rotary may be less than D, then the rest of a head is left as it is. Angle i turns the pair of
-    values (i, rotary / 2 + i), or (2 i, 2 i + 1) if ``interleaved``. The results may share memory.
+    rotary may be less than D, then the rest of a head is left unchanged. Angle i rotates the pair
+    of values (i, rotary / 2 + i), or (2 i, 2 i + 1) if ``interleaved``. The results may share
+    memory.
     """
     rotary = cos_sin.shape[1]
     cos, sin = cos_sin.index_select(0, positions).unsqueeze(1).chunk(2, dim=-1)
@@ -151,10 +152,10 @@ def rope(
         first, second = pairs[..., 0::2], pairs[..., 1::2]
     else:
         first, second = pairs.chunk(2, dim=-1)
-    turned = [first * cos - second * sin, second * cos + first * sin]
+    rotated = [first * cos - second * sin, second * cos + first * sin]
     if interleaved:
-        turned = [torch.stack(turned, dim=-1).flatten(-2)]
-    heads = torch.cat([*(part.to(q.dtype) for part in turned), heads[..., rotary:]], dim=-1)
+        rotated = [torch.stack(rotated, dim=-1).flatten(-2)]
+    heads = torch.cat([*(part.to(q.dtype) for part in rotated), heads[..., rotary:]], dim=-1)
     return heads[:, : q.shape[1]], heads[:, q.shape[1] :]
 
 
@@ -169,16 +170,18 @@ def store_kv(
 def store_latents(
     ckv: Tensor,
     norm: RowNorm,
-    rotation: Rotation,
+    rotation: RopeArguments,
     latents: KVStore,
     rotated: KVStore,
     slot_mapping: Tensor,
 ) -> None:
-    """Write the rows of ckv [T, C + R] to slots (int64 [T]) of the caches: C values, normed, are
-    the latent vector of a token; R, turned by ``rotation``, the key that all heads have beside it.
+    """Write the rows of ckv [T, C + R] to slots (int64 [T]) of the caches.
+
+    The first C values, normed, are the latent vector of a token; the other R, rotated by
+    ``rotation``, are the key that all heads share beside it.
     """
     rank = norm.weight.shape[0]
-    key = _turned(ckv[:, None, rank:], rotation)
+    key = _rotated(ckv[:, None, rank:], rotation)
     latents.write(slot_mapping, rmsnorm(ckv[:, :rank], *norm).unsqueeze(1))
     rotated.write(slot_mapping, key)
 
@@ -186,7 +189,7 @@ def store_latents(
 def latent_attention(
     q: Tensor,
     kv_b: WeightTensor,
-    rotation: Rotation,
+    rotation: RopeArguments,
     latents: KVStore,
     rotated: KVStore,
     plan: ReferenceAttentionPlan,
@@ -194,29 +197,30 @@ def latent_attention(
 ) -> Tensor:
     """Attention of q [T, H, P + R] over latent vectors c [C] and rotated keys k [R]: [T, H, V].
 
-    kv_b [H * (P + V), C] has for each head U [P, C], by which U c is its key, with k after it, and
-    then V [V, C], by which V c is its value. They are not made of every token that is seen: a query
-    (n, r) has with its key the product (U^T n, r) (c, k), and V is applied to the sum of all c.
+    kv_b [H * (P + V), C] has for each head U [P, C], which gives its key as U c followed by k, and
+    then V [V, C], which gives its value as V c. They are not computed for every token that is seen:
+    a query (n, r) has with its key the product (U^T n, r) (c, k), and V is applied to the weighted
+    sum of all c.
     """
     num_heads, nope_dim = q.shape[1], q.shape[2] - rotation.cos_sin.shape[1]
     up = torch.cat([piece.clone() for _, piece in _pieces(kv_b, q.dtype)])
     up = up.view(num_heads, -1, kv_b.shape[1])
     absorbed = _multiply_heads(q[..., :nope_dim], up[:, :nope_dim].transpose(1, 2))
-    queries = torch.cat([absorbed, _turned(q[..., nope_dim:], rotation)], dim=-1)
+    queries = torch.cat([absorbed, _rotated(q[..., nope_dim:], rotation)], dim=-1)
     keys = JoinedStore((latents, rotated))
     attended = paged_attention(queries, keys, latents, plan, scale)
     return _multiply_heads(attended, up[:, nope_dim:])
 
 
 def silu_mul(gate: Tensor, up: Tensor) -> Tensor:
-    """silu(gate) * up, of equal shapes."""
+    """``silu(gate) * up``, of equal shapes."""
     if not _is_bitwise(gate):
         return F.silu(gate) * up
     return gate / (1 + torch.exp(-gate)) * up
 
 
 def gelu_mul(gate: Tensor, up: Tensor, approximate: bool = True) -> Tensor:
-    """gelu(gate) * up, of equal shapes; with tanh in place of the error function by default."""
+    """``gelu(gate) * up``, of equal shapes; by default with tanh in place of the error function."""
     if not _is_bitwise(gate):
         return F.gelu(gate, approximate="tanh" if approximate else "none") * up
     if approximate:
@@ -226,17 +230,22 @@ def gelu_mul(gate: Tensor, up: Tensor, approximate: bool = True) -> Tensor:
 
 
 def sigmoid_mul(gate: Tensor, x: Tensor) -> Tensor:
-    """sigmoid(gate) * x: of the shape of x [T, K], or one number a token, gate [T, 1]."""
+    """``sigmoid(gate) * x`` for gates of the shape of x [T, K], or one number per token, [T, 1]."""
     return x / (1 + torch.exp(-gate))
 
 
 def moe(
-    x: Tensor, router: Router, experts: Sequence[Expert], routing: Routing, activation: str
+    x: Tensor,
+    router: RouterWeights,
+    experts: Sequence[ExpertWeights],
+    routing: Routing,
+    activation: str,
 ) -> Tensor:
-    """x [T, K] by ``routing.top_k`` of the ``experts`` a token, weighed and added up: [T, K].
+    """Send each token of x [T, K] to ``routing.top_k`` experts, and sum their outputs by weight:
+    [T, K].
 
     ``activation``: "silu", "gelu" or "gelu_tanh", as in configs, or ``CLAMPED_SWIGLU``. The router
-    is computed in float32, and so is the sum.
+    and the sum are computed in float32.
     """
     logits = linear(x.float(), router.weight, router.bias)
     ids, weights = route(logits, routing, router.correction)
@@ -255,15 +264,15 @@ def softcap(x: Tensor, cap: float) -> Tensor:
     return torch.tanh(x / cap) * cap
 
 
-def _turned(heads: Tensor, rotation: Rotation) -> Tensor:
-    """heads [T, H, R], all of whose values are turned."""
-    turned, _ = rope(heads, heads[:, :0], *rotation)
-    return turned
+def _rotated(heads: Tensor, rotation: RopeArguments) -> Tensor:
+    """heads [T, H, R], rotated in all of their values."""
+    rotated, _ = rope(heads, heads[:, :0], *rotation)
+    return rotated
 
 
 def _multiply_heads(x: Tensor, weights: Tensor) -> Tensor:
-    """x [T, H, K] times weights [H, N, K] transposed, head by head: [T, H, N]. In tiles of rows, as
-    ``linear``."""
+    """Multiply x [T, H, K] with weights [H, N, K] transposed, head by head, in tiles of rows as in
+    ``linear``: [T, H, N]."""
     num_rows, num_heads, _ = x.shape
     x = F.pad(x, (0, 0, 0, 0, 0, -num_rows % ROW_TILE))
     weights = weights.contiguous()
@@ -294,21 +303,21 @@ def _linear_in_tiles(x: Tensor, weight: WeightTensor) -> Tensor:
     for start, piece in _pieces(weight, x.dtype):
         for tile, columns in zip(tiles, out, strict=True):
             torch.mm(piece, tile, out=columns[start : start + piece.shape[0]])
-    # Of one tile that would be a view, whose rows others would add up in another order.
+    # Contiguous: for a single tile it would be a view, over which later sums have another order.
     return out.transpose(1, 2).contiguous().view(-1, weight.shape[0])[:num_rows]
 
 
 def _linear_at_once(x: Tensor, weight: WeightTensor) -> Tensor:
-    """x [T, K] @ weight.T in the dtype of x, which may be any."""
+    """x [T, K] @ weight.T in the dtype of x."""
     parts = [F.linear(x, piece) for _, piece in _pieces(weight, x.dtype)]
     return parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)
 
 
 def _pieces(weight: WeightTensor, dtype: torch.dtype) -> Iterator[tuple[int, Tensor]]:
-    """(first row, rows in ``dtype``) of consecutive pieces of a weight.
+    """Yields consecutive pieces of a weight: (first row, rows in ``dtype``).
 
-    A piece is valid until the next is asked for. Where weights stay in a smaller format, this is
-    what keeps the memory of a model that of its file.
+    A piece is valid until the next one is requested. This keeps a model's memory at the size of its
+    file when weights stay in a smaller format.
     """
     if isinstance(weight, Tensor) and weight.dtype == dtype:
         yield 0, weight

@@ -1,14 +1,14 @@
-"""Mixtures of experts as data: which experts a token goes to, and what an expert is.
+"""Mixtures of experts as data: the routing of tokens to experts, and the weights of both.
 
-A router gives every token a score for each of E experts; ``top_k`` of them take the token::
+A router gives every token a score for each of E experts; ``top_k`` of them process the token::
 
     scores  = softmax or sigmoid of the router's logits
-    choice  = scores + correction    (DeepSeek-V3: it balances experts, and weighs none)
+    choice  = scores + correction    (DeepSeek-V3: it balances the load, and is in no weight)
     of the experts in the best groups, those with the greatest choice; of equals, the first
     weights = scores of these, made to sum up to 1 if ``normalize``, times ``scale``
 
-A softmax over the logits of the chosen alone, as Mixtral, Granite and gpt-oss are said to have, is
-the same as one over all that is normalized.
+A softmax over the logits of the chosen experts alone, as Mixtral, Granite and gpt-oss define it, is
+the same as a normalized softmax over all.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
-# What a normalizing sum is kept from being: sigmoids may all be zero.
+# Added to a normalizing sum, since all sigmoids may be zero.
 LEAST_SUM = 1e-20
 
 # gpt-oss's gate: clamp(up, -limit, limit) + 1, times gate * sigmoid(alpha * gate), which is first
@@ -28,12 +28,12 @@ SWIGLU_ALPHA, SWIGLU_LIMIT = 1.702, 7.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Routing:
-    """How experts are chosen.
+    """Rules by which experts are chosen.
 
     Args:
-        num_groups: that experts are cut into, in their order. Only the ``top_groups`` best can be
-            chosen from: DeepSeek's group-limited routing (arXiv 2405.04434, 2412.19437).
-        group_top: a group is worth the sum of the choice of so many of its best: 1 in V2, 2 in V3.
+        num_groups: groups that experts are cut into, in order. Only the ``top_groups`` best groups
+            can be chosen from: DeepSeek's group-limited routing (arXiv 2405.04434, 2412.19437).
+        group_top: experts whose choice is summed up to rank a group: 1 in V2, 2 in V3.
     """
 
     num_experts: int
@@ -46,7 +46,7 @@ class Routing:
     group_top: int = 1
 
     def why_not(self) -> str | None:
-        """What does not fit together, None if all does."""
+        """Describes what does not fit together; None if everything does."""
         if not 1 <= self.top_k <= self.num_experts:
             return f"{self.top_k} of {self.num_experts} experts cannot be chosen"
         if self.num_experts % self.num_groups:
@@ -62,16 +62,17 @@ class Routing:
         return None
 
 
-class Router(NamedTuple):
-    """What makes logits of activations: weight [E, K], float32; bias and correction [E] or None."""
+class RouterWeights(NamedTuple):
+    """Weights of a router: weight [E, K], float32; bias and correction [E] or None."""
 
     weight: Any
     bias: Any = None
     correction: Any = None
 
 
-class Expert(NamedTuple):
-    """down(activation(gate(x)) * up(x)): gate and up [F, K], down [K, F]; biases, or None."""
+class ExpertWeights(NamedTuple):
+    """Weights of an expert, down(activation(gate(x)) * up(x)): gate and up [F, K], down [K, F];
+    biases, or None."""
 
     gate: Any
     up: Any

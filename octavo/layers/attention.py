@@ -1,4 +1,4 @@
-"""Self-attention: projections, rotation, paged KV."""
+"""Self-attention: projections, rotary embeddings, and attention over the paged KV cache."""
 
 from __future__ import annotations
 
@@ -14,9 +14,11 @@ from octavo.layers.parameter import Parameter
 class Attention(Module):
     """Causal self-attention of one layer, with grouped query heads.
 
-    ``window`` None means all positions. With ``qk_norm_eps``, query and key heads are normed, each
-    for itself, or all of a token as one if ``whole_qk_norm``. With ``sinks`` each head has a logit
-    that no value belongs to.
+    Args:
+        window: positions that a query sees; None for all.
+        qk_norm_eps: epsilon of the rmsnorms of queries and keys, over each head, or over all heads
+            of a token at once if ``whole_qk_norm``; None for no norms.
+        sinks: each head has a learned logit in its softmax that belongs to no value.
     """
 
     def __init__(
@@ -55,13 +57,15 @@ class Attention(Module):
         self.sinks = Parameter(num_heads, exact=True) if sinks else None
 
     def forward(self, x: Activations, cos_sin: Any, ctx: ForwardContext) -> Activations:
-        """x [T, hidden_size] to the same; ``cos_sin`` as made by ``RotaryEmbedding``, None: heads
-        are not turned."""
+        """Maps x [T, hidden_size] to [T, hidden_size].
+
+        ``cos_sin`` is the table of ``RotaryEmbedding``, or None for layers without rotation.
+        """
         attended: Activations = self.o_proj(self.attend(x, cos_sin, ctx), ctx)
         return attended
 
     def attend(self, x: Activations, cos_sin: Any, ctx: ForwardContext) -> Activations:
-        """The same up to the output projection: [T, num_heads * head_dim]."""
+        """Computes the attention without the output projection: [T, num_heads * head_dim]."""
         q = self._heads(self.q_proj(x, ctx), self.q_norm, self.num_heads, ctx)
         k = self._heads(self.k_proj(x, ctx), self.k_norm, self.num_kv_heads, ctx)
         v = self._heads(self.v_proj(x, ctx), None, self.num_kv_heads, ctx)
@@ -89,7 +93,7 @@ class Attention(Module):
     def _heads(
         self, x: Activations, norm: RMSNorm | None, num_heads: int, ctx: ForwardContext
     ) -> Any:
-        """[T, num_heads * head_dim] as [T, num_heads, head_dim], normed."""
+        """Splits [T, num_heads * head_dim] into normed heads [T, num_heads, head_dim]."""
         if norm is None:
             return x.view(-1, num_heads, self.head_dim)
         if self.whole_qk_norm:

@@ -1,4 +1,5 @@
-"""What a forward pass needs besides the tokens."""
+"""Interfaces between layers and a forward pass: activations, a step's attention, and its
+context."""
 
 from __future__ import annotations
 
@@ -8,18 +9,21 @@ from typing import Any, Protocol
 import numpy as np
 
 from octavo.kernels.dispatch import Ops
-from octavo.kernels.op_arguments import Rotation, RowNorm
+from octavo.kernels.op_arguments import RopeArguments, RowNorm
 
 
 class Activations(Protocol):
-    """What ops take and give, T tokens first: tensors, or what stands for them in a recording."""
+    """Inputs and results of ops, T tokens first: tensors, or their stand-ins in a recording."""
 
     def view(self, tokens: int, /, *shape: int) -> Any: ...
 
 
 class StepAttention(Protocol):
-    """The attention of one step: it knows where the keys and values of its tokens are kept, and
-    those of all that its sequences had before."""
+    """The attention of one step.
+
+    It knows the cache slots of the step's tokens, and those of all earlier tokens of their
+    sequences.
+    """
 
     def attend(
         self,
@@ -34,11 +38,12 @@ class StepAttention(Protocol):
         sinks: Any = None,
         rotated: Callable[[Any], Any] | None = None,
     ) -> Any:
-        """Keep k and v [T, Hk, D], and attend q [T, H, D] to what a layer has kept: [T, H, D].
+        """Store k and v [T, Hk, D] in the KV cache of a layer, and return the attention of q
+        [T, H, D] over what the cache has: [T, H, D].
 
-        A query sees its own position and those before it: all, or ``window`` of them in all. Or
-        what its request asks for: then ``rotated`` gives q as it is at other positions.
-        ``sinks`` [H] are logits in the softmax of each head that no value belongs to.
+        A query sees its own position and those before it, ``window`` of them if that is given. A
+        request with a sink window sees what that says; then ``rotated`` returns q rotated to other
+        positions. ``sinks`` [H] are logits in the softmax of each head that belong to no value.
         """
         ...
 
@@ -48,26 +53,27 @@ class StepAttention(Protocol):
         q: Any,
         ckv: Any,
         norm: RowNorm,
-        rotation: Rotation,
+        rotation: RopeArguments,
         kv_b: Any,
         *,
         scale: float,
     ) -> Any:
-        """Keep what the ops ``store_latents`` and ``latent_attention`` say of ckv
-        [T, rank + rope], and attend q [T, H, nope + rope]: [T, H, values of a head]."""
+        """Store the latent vectors of ckv [T, rank + rope] as the op ``store_latents`` does, and
+        return the attention of q [T, H, nope + rope] over them as ``latent_attention`` does:
+        [T, H, value_dim]."""
         ...
 
 
 class ForwardContext(Protocol):
-    """One step of T tokens, handed down as an argument from the model to every layer.
+    """One step of T tokens, passed as an argument from the model to every layer.
 
-    Running a model keeps the KV of the step's tokens, writes the states of its sequences, and
+    A forward pass stores the KV of the step's tokens and writes the states of its sequences, and
     changes nothing else.
     """
 
     @property
     def positions(self) -> Any:
-        """int64 [T], the place of each token in its own sequence."""
+        """Position of each token in its own sequence, int64 [T]."""
         ...
 
     @property
@@ -76,9 +82,10 @@ class ForwardContext(Protocol):
     def ops(self) -> Ops: ...
 
     def states(self, layer: int) -> Any:
-        """What ops of recurrent layers take as the states of one, counting those layers alone."""
+        """States that the ops of a recurrent layer read and write; ``layer`` counts recurrent
+        layers alone."""
         ...
 
     def rope_table(self, table: Callable[[int], np.ndarray], rotary_dim: int) -> Any:
-        """Cosines and sines for all positions of the step, of ``table(num_positions)``."""
+        """Cosines and sines of all positions of the step, from ``table(num_positions)``."""
         ...

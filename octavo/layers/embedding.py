@@ -1,4 +1,4 @@
-"""Token embeddings."""
+"""Embeddings of tokens and of positions."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from octavo.layers.parameter import Parameter
 
 
 class Embedding(Module):
-    """Token ids (int64 [T], below vocab_size) to activations [T, hidden_size]."""
+    """Maps token ids (int64 [T], below vocab_size) to activations [T, hidden_size]."""
 
     def __init__(self, vocab_size: int, hidden_size: int, scale: float | None = None):
         self.weight = Parameter(vocab_size, hidden_size)
@@ -19,7 +19,7 @@ class Embedding(Module):
 
 
 class PositionEmbedding(Module):
-    """A learned vector for each position: to activations [T, hidden_size].
+    """Learned embeddings of positions: activations [T, hidden_size].
 
     Position p has row p + ``offset`` of the table.
     """

@@ -1,4 +1,4 @@
-"""The feed-forward part of a layer as experts, of which each token uses a few."""
+"""Mixtures of experts: the feed-forward part of a layer, of which each token uses a few experts."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from octavo.layers.parameter import Parameter
 
 
 class Router(Module):
-    """The logits of experts, and what corrects the choice among them."""
+    """Logits of experts, and the correction that some models add when they choose among them."""
 
     def __init__(self, hidden_size: int, num_experts: int, bias: bool, correction: bool):
         self.weight = Parameter(num_experts, hidden_size, exact=True)
@@ -20,23 +20,24 @@ class Router(Module):
         self.e_score_correction_bias = Parameter(num_experts, exact=True) if correction else None
 
     @property
-    def values(self) -> routing.Router:
-        """As ops take it."""
-        return routing.Router(
+    def values(self) -> routing.RouterWeights:
+        """The router's weights as ops take them."""
+        return routing.RouterWeights(
             self.weight.value, _value(self.bias), _value(self.e_score_correction_bias)
         )
 
 
 class ExpertMLPs(Module):
-    """What a router's experts make of x, and the MLP that all tokens use, if there is one.
+    """A mixture of experts, and beside it the MLP that all tokens use (shared experts), if there is
+    one.
 
     Args:
-        inner: values between the two products of an expert.
-        activation: of experts: as in ``ModelConfig``, or ``CLAMPED_SWIGLU``.
-        bias: experts have biases.
-        router_bias, correction: the router has them.
-        shared_inner: of the MLP for all tokens; 0: there is none.
-        shared_gate: a number a token, behind a sigmoid, scales what that gives.
+        inner: width between the two products of an expert.
+        activation: of experts, as in ``ModelConfig``, or ``CLAMPED_SWIGLU``.
+        bias: whether experts have biases.
+        router_bias, correction: whether the router has them.
+        shared_inner: width of the shared MLP; 0 for none.
+        shared_gate: whether the shared MLP's output is scaled by the sigmoid of one number a token.
     """
 
     def __init__(
@@ -74,7 +75,8 @@ class ExpertMLPs(Module):
 
 
 def shares(model: Module) -> dict[int, tuple[int, int]]:
-    """Of matrices of experts, by the id of their module: how many of how many a token uses."""
+    """Experts that a token uses, and all experts, for each matrix of an expert, by the id of its
+    module."""
     return {
         id(matrix): (layer.routing.top_k, layer.routing.num_experts)
         for _, layer in model.named_modules()
@@ -84,10 +86,10 @@ def shares(model: Module) -> dict[int, tuple[int, int]]:
     }
 
 
-def _expert(mlp: GatedMLP) -> routing.Expert:
+def _expert(mlp: GatedMLP) -> routing.ExpertWeights:
     projections = mlp.gate_proj, mlp.up_proj, mlp.down_proj
     weights = [projection.weight.value for projection in projections]
-    return routing.Expert(*weights, *(_value(projection.bias) for projection in projections))
+    return routing.ExpertWeights(*weights, *(_value(projection.bias) for projection in projections))
 
 
 def _value(parameter: Parameter | None) -> object:

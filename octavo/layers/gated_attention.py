@@ -1,4 +1,4 @@
-"""Self-attention whose output is gated, value by value."""
+"""Self-attention whose output is multiplied by a gate for each value."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from octavo.layers.linear import Linear
 
 
 class GatedAttention(Attention):
-    """What is attended is multiplied with sigmoid of a projection, before the output projection
-    (arXiv 2505.06708)."""
+    """Attention whose result is multiplied by the sigmoid of a projection, before the output
+    projection (arXiv 2505.06708)."""
 
     def __init__(self, layer_index: int, hidden_size: int, *sizes: int, **more: Any):
         super().__init__(layer_index, hidden_size, *sizes, **more)

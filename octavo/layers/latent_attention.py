@@ -1,10 +1,10 @@
-"""Attention over latent vectors: projections, and what is kept of a token."""
+"""Multi-head latent attention (MLA): its projections, and the latent vectors that it caches."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from octavo.kernels.op_arguments import Rotation, RowNorm
+from octavo.kernels.op_arguments import RopeArguments, RowNorm
 from octavo.layers.context import Activations, ForwardContext
 from octavo.layers.latent_config import LatentConfig
 from octavo.layers.linear import Linear
@@ -13,7 +13,8 @@ from octavo.layers.norm import RMSNorm
 
 
 class LatentAttention(Module):
-    """Causal self-attention of one layer whose keys and values are made of a latent vector."""
+    """Causal self-attention of one layer whose keys and values are computed from a latent
+    vector."""
 
     def __init__(
         self,
@@ -42,13 +43,14 @@ class LatentAttention(Module):
         self.o_proj = Linear(num_heads * latent.value_dim, hidden_size, bias)
 
     def forward(self, x: Activations, cos_sin: Any, ctx: ForwardContext) -> Activations:
-        """x [T, hidden_size] to the same; ``cos_sin`` as made by ``RotaryEmbedding``."""
+        """Maps x [T, hidden_size] to [T, hidden_size]; ``cos_sin`` is the table of
+        ``RotaryEmbedding``."""
         attended = ctx.attention.attend_latents(
             self.layer_index,
             self._queries(x, ctx).view(-1, self.num_heads, self.latent.query_dim),
             self.kv_a_proj_with_mqa(x, ctx),
             RowNorm(self.kv_a_layernorm.weight.value, self.kv_a_layernorm.eps),
-            Rotation(ctx.positions, cos_sin, self.interleaved_rope),
+            RopeArguments(ctx.positions, cos_sin, self.interleaved_rope),
             self.kv_b_proj.weight.value,
             scale=self.scale,
         )

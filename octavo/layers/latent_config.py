@@ -1,4 +1,4 @@
-"""The sizes of latent attention; plain values, no torch."""
+"""Sizes of multi-head latent attention; plain values, without torch."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class LatentConfig:
-    """Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434), sizes in values.
+    """Sizes of multi-head latent attention (DeepSeek-V2, arXiv 2405.04434), in values.
 
     Args:
-        q_rank: of the vector that all queries of a token are made of; None: they are made at once.
-        kv_rank: of the vector that keys and values are made of, which is all that is kept of a
-            token, beside ``rope_dim`` values of a key that heads share, and that is rotated.
-        nope_dim, rope_dim: of a query, and a key: not rotated, and rotated.
+        q_rank: of the latent vector of queries; None where queries have a single projection.
+        kv_rank: of the latent vector of keys and values, which is cached for each token together
+            with a rotated key of ``rope_dim`` values that all heads share.
+        nope_dim, rope_dim: of the parts of a query and a key without and with rotation.
         value_dim: of a value.
-        norm_eps: of the norms of both vectors.
+        norm_eps: epsilon of the norms of both latent vectors.
     """
 
     q_rank: int | None
@@ -27,5 +27,5 @@ class LatentConfig:
 
     @property
     def query_dim(self) -> int:
-        """Values of a head's query."""
+        """Size of a head's query."""
         return self.nope_dim + self.rope_dim

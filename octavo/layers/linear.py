@@ -1,4 +1,4 @@
-"""Projections."""
+"""Linear projections, and the output projection to the vocabulary."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from octavo.layers.parameter import Parameter
 
 
 class Linear(Module):
-    """x [T, in_features] to [T, out_features]. With ``exact`` its weight is held in float32."""
+    """Maps x [T, in_features] to [T, out_features]. With ``exact`` the weight is kept in
+    float32."""
 
     def __init__(
         self, in_features: int, out_features: int, bias: bool = False, exact: bool = False
@@ -22,7 +23,7 @@ class Linear(Module):
 
 
 class LMHead(Module):
-    """Hidden states [R, hidden_size] to logits, float32 [R, vocab_size]."""
+    """Maps hidden states [R, hidden_size] to logits, float32 [R, vocab_size]."""
 
     def __init__(self, hidden_size: int, vocab_size: int):
         self.weight = Parameter(vocab_size, hidden_size)

@@ -1,4 +1,4 @@
-"""The feed-forward part of a layer."""
+"""Feed-forward parts of a layer."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from octavo.layers.module import Module
 
 
 class GatedMLP(Module):
-    """down(activation(gate(x)) * up(x)); ``activation`` as in ``ModelConfig``."""
+    """Gated MLP: down(activation(gate(x)) * up(x)); ``activation`` as in ``ModelConfig``."""
 
     def __init__(
         self, hidden_size: int, intermediate_size: int, activation: str, bias: bool = False
@@ -28,7 +28,8 @@ class GatedMLP(Module):
 
 
 class PlainMLP(Module):
-    """down(activation(up(x))), with biases or without; ``activation`` as in ``ModelConfig``."""
+    """Plain MLP: down(activation(up(x))), with or without biases; ``activation`` as in
+    ``ModelConfig``."""
 
     def __init__(self, hidden_size: int, intermediate_size: int, activation: str, bias: bool):
         self.activation = activation

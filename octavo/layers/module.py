@@ -1,4 +1,4 @@
-"""What models are made of."""
+"""Modules: the parts that models are built of."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from octavo.layers.parameter import Parameter
 
 
 class Module:
-    """A part of a model. Its attributes say what it consists of: parameters, modules, and lists of
-    modules; all others are settings.
+    """A part of a model, whose attributes are its parameters, modules, lists of modules, and
+    settings.
 
-    It is not a ``torch.nn.Module``: there is nothing to train, and nothing to import.
+    It is not a ``torch.nn.Module``: it cannot be trained, and needs no torch.
     """
 
     def __call__(self, *inputs: Any) -> Any:
@@ -23,7 +23,8 @@ class Module:
         raise NotImplementedError
 
     def children(self) -> Iterator[tuple[str, Module]]:
-        """The parts by name, in the order of definition; those in lists as ``layers.3``."""
+        """Yields the direct submodules by name, in the order of definition; those in lists as
+        ``layers.3``."""
         for name, value in vars(self).items():
             if isinstance(value, Module):
                 yield name, value
@@ -31,13 +32,13 @@ class Module:
                 yield from ((f"{name}.{i}", module) for i, module in enumerate(value))
 
     def named_modules(self, name: str = "") -> Iterator[tuple[str, Module]]:
-        """This module and all of its parts, by their dotted names."""
+        """Yields this module and all of its submodules with their dotted names."""
         yield name, self
         for child_name, child in self.children():
             yield from child.named_modules(f"{name}.{child_name}".lstrip("."))
 
     def with_parameters(self, change: Callable[[Parameter], Parameter]) -> Self:
-        """The same module with other parameters; this one stays as it is."""
+        """Return a copy of the module with other parameters; this one stays unchanged."""
         changed = copy.copy(self)
         for name, value in vars(self).items():
             if isinstance(value, Parameter):
@@ -50,7 +51,7 @@ class Module:
 
 
 def named_parameters(module: Module) -> Iterator[tuple[str, Parameter]]:
-    """Every parameter of a module with its dotted name, in the order of definition."""
+    """Yields every parameter of a module with its dotted name, in the order of definition."""
     for prefix, part in module.named_modules():
         for name, value in vars(part).items():
             if isinstance(value, Parameter):

@@ -1,4 +1,4 @@
-"""Normalization."""
+"""Normalization layers."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ from octavo.layers.parameter import Parameter
 
 
 class RMSNorm(Module):
-    """Scales the last dimension of x to a root mean square of 1, then by a learned weight, and by
-    ``times``."""
+    """Scales the last dimension of x to a root mean square of 1, then by the learned weight.
+
+    The weight is used as (stored weight + ``plus``) * ``times``.
+    """
 
     def __init__(self, size: int, eps: float, plus: float = 0.0, times: float = 1.0):
         self.weight = Parameter(size, exact=True, plus=plus, times=times)
@@ -20,8 +22,8 @@ class RMSNorm(Module):
 
 
 class LayerNorm(Module):
-    """Shifts the last dimension of x to a mean of 0, scales it to a variance of 1, then by a
-    learned weight, and shifts it by a learned ``bias`` if there is one."""
+    """Normalizes the last dimension of x to mean 0 and variance 1, scales it by a learned weight,
+    and adds a learned ``bias`` if there is one."""
 
     def __init__(self, size: int, eps: float, bias: bool = True):
         self.weight = Parameter(size, exact=True)

@@ -1,4 +1,4 @@
-"""A parameter that knows how to take its weight from a checkpoint."""
+"""Parameters of layers, which take their weights from a checkpoint."""
 
 from __future__ import annotations
 
@@ -11,16 +11,17 @@ from octavo.quantization.base import StoredWeight, Weight, stored_floats
 
 
 class ShapeMismatch(ValueError):
-    """A weight does not have the shape of its parameter; the loader adds the file and the name."""
+    """Raised where a weight does not have the shape of its parameter; the loader adds file and
+    name."""
 
 
 class Parameter:
     """The place of one weight in a layer: its shape and, once loaded, its value.
 
-    ``exact`` parameters (norms, biases: small, and added or multiplied element by element; routers,
-    where what is nearly equal decides) are kept in float32. ``plus`` is added to them, for
-    checkpoints that store a weight less one, and they are multiplied with ``times``, a number or
-    one for each row, for models that scale what they multiply.
+    ``exact`` parameters are kept in float32: norms and biases, which are small and used element by
+    element, and routers, where nearly equal scores decide. An exact parameter becomes (stored +
+    ``plus``) * ``times``: ``plus`` is for checkpoints that store a weight minus 1, ``times`` (a
+    number, or one for each row) for models that scale a weight.
     """
 
     __slots__ = ("_value", "exact", "plus", "shape", "times")
@@ -44,15 +45,18 @@ class Parameter:
 
     @property
     def value(self) -> Any:
-        """What the ops are handed: a ``Weight`` as it is in its file; where it is ``exact``, a
-        float32 array, or of a matrix a ``Weight`` in float32. In a model ``with_tensors``, tensors
-        of PyTorch's in place of all of them."""
+        """The weight as ops take it.
+
+        This is the ``Weight`` as its file stores it. ``exact`` vectors are float32 arrays, and
+        ``exact`` matrices ``Weight`` in float32. In a model ``with_tensors``, all of them are torch
+        tensors.
+        """
         assert self._value is not None, "a forward pass before the model was loaded"
         return self._value
 
     def load(self, weight: Weight) -> None:
-        """Take ``weight``; ShapeMismatch if it is not of this shape. A matrix of one row may be
-        stored as a vector."""
+        """Take ``weight`` as the value; ShapeMismatch if its shape differs. A vector may fill a
+        matrix of one row."""
         if self.shape == (1, *weight.shape) and isinstance(weight, StoredWeight):
             weight = StoredWeight(weight.type, weight.data, self.shape)
         if weight.shape != self.shape:
@@ -61,7 +65,7 @@ class Parameter:
 
     def _in_float32(self, weight: Weight) -> Any:
         values = weight.dequantize() if weight.is_quantized else weight.floats()
-        # A copy even of float32: reading a page of the file for every norm would be slower.
+        # Float32 is copied too: reading a page of the file for every norm would be slower.
         values = values + np.float32(self.plus)
         values = (values.T * np.asarray(self.times, dtype=np.float32)).T
         if len(self.shape) != 2:
@@ -69,12 +73,12 @@ class Parameter:
         return stored_floats(values)
 
     def holding(self, value: Any) -> Parameter:
-        """The same parameter with its value in another form."""
+        """Return a copy of the parameter that holds ``value``."""
         parameter = Parameter(*self.shape, exact=self.exact, plus=self.plus, times=self.times)
         parameter._value = value
         return parameter
 
     def share(self, other: Parameter) -> None:
-        """Hold the same value as a loaded parameter: tied weights."""
+        """Hold the same value as another loaded parameter, as tied weights do."""
         assert self.shape == other.shape and self.exact == other.exact
         self._value = other.value

@@ -1,4 +1,4 @@
-"""The recurrent layers of a model, and what they keep of a sequence."""
+"""Configuration of a model's recurrent layers, and the size of the state of a sequence."""
 
 from __future__ import annotations
 
@@ -14,13 +14,14 @@ MAX_KERNEL = 16  # positions of a convolution, as the native kernels have it
 
 @dataclass(frozen=True, slots=True)
 class StateSpec:
-    """What a layer keeps of a sequence, however long it is: float32 numbers in some shapes."""
+    """The state of a sequence in one recurrent layer: float32 arrays whose size does not depend on
+    the length of the sequence."""
 
     shapes: tuple[tuple[int, ...], ...]
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """Numbers of each shape, in whole cache lines."""
+        """Number of floats of each array, rounded up to whole cache lines."""
         return tuple(-(-prod(shape) // _LINE_FLOATS) * _LINE_FLOATS for shape in self.shapes)
 
     @property
@@ -30,11 +31,11 @@ class StateSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecurrenceConfig:
-    """Which layers are recurrent, and what they consist of: all of the same.
+    """The recurrent layers of a model, and the parts of each of them.
 
-    These layers do not attend, unless they are ``parallel``: then they do both. After the
-    convolution there is ``mamba``, or ``delta``, with a norm, or nothing. ``mamba_scales`` are what
-    its x, B and C are multiplied with before the convolution.
+    These layers have no attention, unless they are ``parallel``: then they have both. A convolution
+    is followed by ``mamba`` or ``delta`` and a norm, or by nothing. ``mamba_scales`` are the
+    factors of x, B and C before the convolution.
     """
 
     layers: tuple[int, ...]
@@ -49,7 +50,7 @@ class RecurrenceConfig:
 
     @property
     def channel_scales(self) -> tuple[float, ...]:
-        """Of each channel of Mamba 2's convolution, what its input is multiplied with."""
+        """Factor of each input channel of Mamba 2's convolution."""
         assert self.mamba is not None
         shared = self.mamba.groups * self.mamba.state_dim
         counts = self.mamba.width, shared, shared
@@ -57,19 +58,19 @@ class RecurrenceConfig:
 
     @property
     def scan(self) -> ScanSpec | DeltaSpec | None:
-        """What comes after the convolution."""
+        """The recurrence that follows the convolution, if there is one."""
         return self.mamba or self.delta
 
     @property
     def state(self) -> StateSpec:
-        """What each of the layers keeps."""
+        """The state that each of the recurrent layers has."""
         shapes = [self.conv.state]
         if self.scan is not None:
             shapes.append(self.scan.state)
         return StateSpec(tuple(shapes))
 
     def fault(self, num_layers: int) -> str | None:
-        """What does not fit together, None if all does."""
+        """Describes what does not fit together; None if everything does."""
         layers, conv, scan, norm = set(self.layers), self.conv, self.scan, self.norm
         if list(self.layers) != sorted(layers) or not layers <= set(range(num_layers)):
             return f"layers {self.layers} are no {len(self.layers)} of {num_layers}"
@@ -103,7 +104,7 @@ def _fault_of_norm(norm: GatedNormSpec, scan: ScanSpec | DeltaSpec) -> str | Non
 
 
 def _heads(scan: ScanSpec | DeltaSpec) -> tuple[int, int]:
-    """Heads, and those of what they share."""
+    """Number of heads, and number of heads or groups that they share."""
     if isinstance(scan, ScanSpec):
         return scan.heads, scan.groups
     return scan.value_heads, scan.key_heads

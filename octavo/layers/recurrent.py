@@ -1,4 +1,4 @@
-"""What stands in the place of attention in recurrent layers: each keeps a state of a sequence."""
+"""Recurrent layers, which take the place of attention and keep a state for each sequence."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from octavo.layers.recurrence_config import RecurrenceConfig
 
 
 class Conv1d(Module):
-    """Weights of a convolution of each channel by itself, as checkpoints have them; what a model
-    multiplies its inputs with is put into them."""
+    """Weights of a depthwise causal convolution, as checkpoints store them; a model's factors of
+    its input channels are multiplied into them."""
 
     def __init__(
         self, channels: int, kernel: int, bias: bool = False, scales: float | Sequence[float] = 1.0
@@ -24,7 +24,7 @@ class Conv1d(Module):
 
 
 class GatedNorm(Module):
-    """The norm between what a state gives and the output projection; or the gate alone."""
+    """The gated norm between a recurrence and the output projection, or the gate alone."""
 
     def __init__(self, spec: GatedNormSpec):
         self.spec = spec
@@ -36,7 +36,7 @@ class GatedNorm(Module):
 
 
 class ShortConv(Module):
-    """LFM2's: a convolution between two gates, and nothing else."""
+    """LFM2's short convolution between two gates."""
 
     def __init__(self, state_index: int, hidden_size: int, config: RecurrenceConfig):
         self.state_index = state_index
@@ -46,12 +46,13 @@ class ShortConv(Module):
         self.out_proj = Linear(config.conv.channels, hidden_size, config.proj_bias)
 
     def forward(self, x: Activations, ctx: ForwardContext) -> Activations:
-        """x [T, hidden_size] to the same, as of all below."""
+        """Maps x [T, hidden_size] to [T, hidden_size], as all classes below do."""
         return self.out_proj(_convolve(self, self.conv, self.in_proj(x, ctx), ctx), ctx)
 
 
 class Mamba2(Module):
-    """Mamba 2: one projection makes gate, convolved values, and step sizes."""
+    """Mamba 2 (arXiv 2405.21060); one projection gives the gate, the convolution's input, and the
+    step sizes."""
 
     def __init__(self, state_index: int, hidden_size: int, config: RecurrenceConfig):
         scan = config.mamba
@@ -84,10 +85,10 @@ class Mamba2(Module):
 
 
 class GatedDeltaNet(Module):
-    """Linear attention by the gated delta rule, as in Qwen3-Next.
+    """Linear attention by the gated delta rule (arXiv 2412.06464), as in Qwen3-Next.
 
-    Rows of the projections are in the order in which the ops read columns: all queries, all keys,
-    all values; and how much is written, then what decays.
+    Rows of the projections are in the order in which ops read columns: all queries, all keys, all
+    values; and all write strengths, then all decays.
     """
 
     def __init__(self, state_index: int, hidden_size: int, config: RecurrenceConfig):

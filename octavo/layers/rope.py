@@ -29,14 +29,14 @@ from octavo.layers.module import Module
 from octavo.layers.parameter import Parameter
 from octavo.layers.rope_config import RopeConfig
 
-# Tables grow by whole pieces, so that decoding does not extend them at every step; and by a share
-# of what they are, as each time all of it is copied.
+# Tables grow by whole pieces, so that decoding does not extend them at every step, and by a share
+# of their size, since growing copies them.
 _GROWTH = 1024
 _GROWTH_SHARE = 8
 
 
 class RotaryEmbedding(Module):
-    """Cosines and sines for all positions met so far: a long context costs nothing upfront."""
+    """Cosines and sines of positions, computed as far as steps have needed them."""
 
     def __init__(self, config: RopeConfig):
         self.config = config
@@ -50,16 +50,17 @@ class RotaryEmbedding(Module):
         self._table = np.empty((0, config.rotary_dim), dtype=np.float32)
 
     def forward(self, ctx: ForwardContext) -> Any:
-        """The table for a step, see :meth:`table`."""
+        """Return the table for a step, see :meth:`table`."""
         return ctx.rope_table(self.table, self.config.rotary_dim)
 
     def with_parameters(self, change: Callable[[Parameter], Parameter]) -> Self:
         return self  # angles are computed here, wherever the model runs
 
     def table(self, num_positions: int) -> np.ndarray:
-        """float32 [P, rotary_dim] for P >= ``num_positions``: cosines, then sines, of a position.
+        """Table of cosines, then sines, of each position: float32 [P, rotary_dim], P >=
+        ``num_positions``.
 
-        A new array replaces the table when it grows; rows that it has keep their bits.
+        A new array replaces the table when it grows; the bits of earlier rows stay the same.
         """
         known = len(self._table)
         if known < num_positions:
@@ -69,8 +70,8 @@ class RotaryEmbedding(Module):
         return self._table
 
     def _cos_sin(self, positions: np.ndarray) -> np.ndarray:
-        # Angles in float32 throughout, as these models were trained: more exact ones would be
-        # others. Their functions by way of float64, so that they are the same on any processor.
+        # Angles are float32 throughout, as these models were trained: more exact ones would
+        # differ. Cosines and sines go through float64, so that they are equal on any processor.
         frequencies = inverse_frequencies(self._with_factors(), positions)
         if self.freq_factors is not None:
             frequencies = frequencies / self.freq_factors.value
@@ -79,7 +80,7 @@ class RotaryEmbedding(Module):
         return table * np.float32(self.config.attention_factor)
 
     def _with_factors(self) -> RopeConfig:
-        """The config with the divisors of longrope, where the checkpoint has them as tensors."""
+        """The config, with longrope's divisors where the checkpoint has them as tensors."""
         if self.short_factors is None or self.long_factors is None:
             return self.config
         short, long = (tuple(p.value.tolist()) for p in (self.short_factors, self.long_factors))
@@ -87,7 +88,8 @@ class RotaryEmbedding(Module):
 
 
 def inverse_frequencies(config: RopeConfig, positions: np.ndarray) -> np.ndarray:
-    """Angle per position, float32 [rotary_dim / 2]; [P, rotary_dim / 2] where it depends on it."""
+    """Angle per position, float32 [rotary_dim / 2], or [P, rotary_dim / 2] if it depends on the
+    position."""
     match config.scaling:
         case "default":
             return _unscaled(config)
@@ -121,7 +123,7 @@ def _dynamic(config: RopeConfig, positions: np.ndarray) -> np.ndarray:
 
 def _yarn(config: RopeConfig) -> np.ndarray:
     def dimension(turns: float) -> float:
-        """The dimension (as a real number) that turns so many times in the trained length."""
+        """The (fractional) dimension that rotates this many times over the trained length."""
         wavelength = config.original_max_position / (turns * 2 * math.pi)
         return config.rotary_dim * math.log(wavelength) / (2 * math.log(config.theta))
 
@@ -146,7 +148,7 @@ def _longrope(config: RopeConfig) -> np.ndarray:
 def _llama3(config: RopeConfig) -> np.ndarray:
     kept = _unscaled(config)
     divided = kept / np.float32(config.factor)
-    # In the trained length.
+    # Number of rotations in the trained length.
     turns = np.float32(config.original_max_position) * kept / np.float32(2 * math.pi)
     low, high = np.float32(config.low_freq_factor), np.float32(config.high_freq_factor)
     smooth = (turns - low) / (high - low)

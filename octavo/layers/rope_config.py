@@ -1,4 +1,4 @@
-"""How a model turns positions into angles; plain values, no torch."""
+"""Configuration of rotary position embeddings; plain values, without torch."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ SCALINGS: tuple[Scaling, ...] = get_args(Scaling)
 class RopeConfig:
     """Rotary position embeddings of one kind of layer.
 
-    ``rotary_dim`` of a head's values are turned, in pairs: (i, rotary_dim / 2 + i), or
-    (2 i, 2 i + 1) if ``interleaved``. Angle i of position p is p * theta^(-2 i / rotary_dim), but
-    for ``scaling``; what the other fields mean is said in :mod:`octavo.layers.rope`.
+    ``rotary_dim`` values of a head are rotated in pairs: (i, rotary_dim / 2 + i), or (2 i, 2 i + 1)
+    if ``interleaved``. Angle i of position p is p * theta^(-2 i / rotary_dim), changed by
+    ``scaling``; :mod:`octavo.layers.rope` explains the other fields.
     """
 
     theta: float
@@ -36,7 +36,7 @@ class RopeConfig:
     has_freq_factors: bool = False  # the checkpoint has divisors as tensors, one per angle
 
     def unscaled(self) -> RopeConfig:
-        """The same without a scaling, for as many positions."""
+        """The same config without scaling, for the same number of positions."""
         return RopeConfig(
             theta=self.theta,
             rotary_dim=self.rotary_dim,

@@ -1,4 +1,4 @@
-"""A model that shows its residual stream on the way."""
+"""Access to a model's residual stream during a forward pass."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from octavo.layers.module import Module
 
 
 class _Tapped(Module):
-    """Shows what it is handed, and does what the module does."""
+    """A module that passes its first input to ``show`` before it runs."""
 
     def __init__(self, module: Module, show: Callable[[Any], None]):
         self.module = module
@@ -22,8 +22,8 @@ class _Tapped(Module):
 
 
 def with_taps(model: Any, depths: Collection[int], show: Callable[[int, Any], None]) -> Any:
-    """The same model, which calls ``show(depth, x)`` with what its first ``depth`` layers have
-    made, [T, hidden_size] before the next norm. The model itself stays as it is."""
+    """Return a copy of the model that calls ``show(depth, x)`` with the output of its first
+    ``depth`` layers, [T, hidden_size] before the next norm. The model itself stays unchanged."""
     body = model.model
     tapped, inner = copy.copy(model), copy.copy(body)
 

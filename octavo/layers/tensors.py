@@ -1,4 +1,4 @@
-"""A model with its parameters as tensors of PyTorch's."""
+"""Models whose parameters are torch tensors."""
 
 from __future__ import annotations
 
@@ -22,18 +22,19 @@ def with_tensors(
     dtype: torch.dtype = torch.float32,
     progress: Callable[[int, int], None] | None = None,
 ) -> M:
-    """A loaded model for ops that compute when they are called; the model itself stays as it is.
+    """Return a copy of a loaded model whose parameters are tensors; the model itself stays
+    unchanged.
 
-    On the CPU the tensors are the same memory. Elsewhere unquantized matrices are converted to
-    ``dtype``, but for those that are exact, and ``progress`` is called with the bytes that are
-    there, and those of all.
+    On the CPU the tensors share the memory of the weights. On other devices unquantized matrices
+    are converted to ``dtype``, except exact ones, and ``progress`` is called with the bytes
+    uploaded so far and in all.
     """
     device = torch.device(device)
     values = {id(p.value): p.value for _, p in named_parameters(model)}
     exact = {id(p.value) for _, p in named_parameters(model) if p.exact}
     total, done = sum(value.nbytes for value in values.values()), 0
     upload = upload_to(device)
-    made: dict[int, WeightTensor] = {}  # by what it is made of: tied weights stay one
+    made: dict[int, WeightTensor] = {}  # by the weight's id: tied weights stay one tensor
     for key, value in values.items():
         if isinstance(value, np.ndarray):
             made[key] = torch.from_numpy(value).to(device)

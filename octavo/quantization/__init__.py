@@ -1,14 +1,14 @@
-"""Quantized weights as model files have them: formats, blocks, codes and scales.
+"""Quantized weights as model files store them: formats, blocks, codes and scales.
 
-It runs without PyTorch, but where weights become tensors:
+Only the modules that make tensors need PyTorch:
 
-    base.py, coded.py          a weight as its file has it: blocks of GGUF's types, or codes
-    formats/                   GPTQ, AWQ, compressed-tensors, FP8, bitsandbytes, read as such codes
+    base.py, coded.py          a weight as its file stores it: blocks of GGUF types, or codes
+    formats/                   GPTQ, AWQ, compressed-tensors, FP8, bitsandbytes, read as codes
     ggml_types.py, levels.py   the types of GGUF, the tables of FP8, NF4 and MXFP4
-    gguf_formats.py            dequantization of GGUF's types; gguf_quantize.py is the other way
+    gguf_formats.py            dequantization of GGUF types; gguf_quantize.py is the inverse
     tensors.py                 weights as tensors
 
-What makes quantized models is in ``octavo.quantize``.
+``octavo.quantize`` makes quantized models.
 """
 
 from __future__ import annotations

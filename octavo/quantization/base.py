@@ -1,4 +1,4 @@
-"""What a model's files hold for a weight, and what can be asked of it whatever its format is."""
+"""Weights as a model's files store them, and the operations that every format supports."""
 
 from __future__ import annotations
 
@@ -15,8 +15,10 @@ from octavo.quantization.ggml_types import FLOAT_TYPES, GGMLType, row_bytes
 
 
 class Weight(Protocol):
-    """A tensor as its files have it. Reading it is left to those who compute: ``to_torch``
-    (tensors.py) makes what the reference ops take, ``packing.py`` what the native kernels read.
+    """A tensor as its files store it.
+
+    ``to_torch`` (tensors.py) converts it for the reference ops, ``packing.py`` for the native
+    kernels.
     """
 
     @property
@@ -24,12 +26,12 @@ class Weight(Protocol):
 
     @property
     def nbytes(self) -> int:
-        """In the files."""
+        """Bytes in the files."""
         ...
 
     @property
     def format(self) -> str:
-        """What people call it: "Q4_K", "gptq"."""
+        """Name of the format for messages: "Q4_K", "gptq"."""
         ...
 
     @property
@@ -37,12 +39,14 @@ class Weight(Protocol):
 
     @property
     def mapped(self) -> Sequence[np.ndarray]:
-        """Memory of files that these rows alone are in."""
+        """Parts of mapped files that hold these rows and no others."""
         ...
 
     def narrow(self, start: int, stop: int | None, step: int = 1) -> Weight:
-        """Rows ``start`` to ``stop`` of a matrix, or values of a vector; no copy, unless some are
-        stepped over and it is not quantized."""
+        """Rows ``start`` to ``stop`` of a matrix, or values of a vector.
+
+        Copies nothing, unless rows are skipped and the weight is not quantized.
+        """
         ...
 
     def select(self, rows: np.ndarray) -> Weight:
@@ -50,22 +54,24 @@ class Weight(Protocol):
         ...
 
     def floats(self) -> np.ndarray:
-        """A copy in float32, of one that is not quantized."""
+        """A copy of an unquantized weight in float32."""
         ...
 
     def dequantize(self, start: int = 0, stop: int | None = None) -> np.ndarray:
-        """Rows ``start`` to ``stop`` of a matrix as float32 [rows, K]. MissingPackageError where
-        that takes PyTorch, and it is not there."""
+        """Rows ``start`` to ``stop`` of a matrix as float32 [rows, K].
+
+        Raises:
+            MissingPackageError: PyTorch is needed and not installed.
+        """
         ...
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StoredWeight:
-    """A tensor as it is in its file, of a type of GGUF's, floats included.
+    """A tensor in one of GGUF's types, floats included.
 
-    ``data`` is uint8 [rows, bytes of a row], a view of the mapped file: it takes no memory of its
-    own, and must not be written to. Bytes and not numbers, since numpy has no bfloat16, and nobody
-    but a kernel has blocks.
+    ``data`` is uint8 [rows, bytes of a row], a read-only view of the mapped file, and takes no
+    memory of its own. It holds bytes since numpy has no bfloat16, and only kernels read blocks.
     """
 
     type: GGMLType
@@ -88,7 +94,7 @@ class StoredWeight:
 
     @property
     def is_quantized(self) -> bool:
-        """Whether it is in blocks, and not in one of the FLOAT_TYPES."""
+        """True if the values are in blocks, false for FLOAT_TYPES."""
         return self.type not in FLOAT_TYPES
 
     @property
@@ -103,7 +109,7 @@ class StoredWeight:
         return self._of_rows(self._rows()[rows])
 
     def _rows(self) -> np.ndarray:
-        """Of a vector, a row for each value."""
+        """The rows of a matrix; of a vector, a row for each value."""
         return self.data if len(self.shape) > 1 else self.data.reshape(self.shape[0], -1)
 
     def _of_rows(self, rows: np.ndarray) -> StoredWeight:
@@ -136,17 +142,21 @@ class StoredWeight:
 
 
 def stored_floats(values: np.ndarray) -> StoredWeight:
-    """Numbers as a tensor of float32."""
+    """Wrap numbers as a float32 weight."""
     rows = values.astype(np.float32).reshape(-1, values.shape[-1])
     return StoredWeight(GGMLType.F32, float_bytes(rows, GGMLType.F32), values.shape)
 
 
 def transposed(weight: Weight) -> StoredWeight:
-    """A copy of a matrix of floats with its rows as columns. UnsupportedModelError of another."""
+    """Return a transposed copy of an unquantized matrix.
+
+    Raises:
+        UnsupportedModelError: the weight is quantized, or is not a matrix.
+    """
     if not isinstance(weight, StoredWeight) or weight.is_quantized or len(weight.shape) != 2:
         raise UnsupportedModelError(
-            f"a matrix of {weight.format}, {list(weight.shape)}, stands as [inputs, outputs]: only "
-            "floats can be turned"
+            f"a matrix of {weight.format}, {list(weight.shape)}, is stored as [inputs, outputs]: "
+            "only unquantized ones can be transposed"
         )
     rows, columns = weight.shape
     size = row_bytes(weight.type, 1)
@@ -155,12 +165,16 @@ def transposed(weight: Weight) -> StoredWeight:
 
 
 def entry_of(weight: Weight, index: int, count: int) -> Weight:
-    """One of the ``count`` matrices, or vectors, that lie in a tensor one behind the other: of its
-    first dimension, or of its rows. ValueError if it does not have so many; no copy."""
+    """One of ``count`` matrices, or vectors, that a tensor stacks in its first dimension or its
+    rows, without a copy.
+
+    Raises:
+        ValueError: the tensor does not hold ``count`` of them.
+    """
     dims = len(weight.shape)
     if weight.shape[0] != count and (dims != 2 or weight.shape[0] % count):
         raise ValueError(f"the shape is {list(weight.shape)}, for {count} experts")
-    if not isinstance(weight, StoredWeight):  # whose rows are all one below the other
+    if not isinstance(weight, StoredWeight):  # codes, whose rows are all stacked
         size = weight.shape[0] // count
         return weight.narrow(index * size, (index + 1) * size)
     size = len(weight.data) // count
@@ -169,9 +183,9 @@ def entry_of(weight: Weight, index: int, count: int) -> Weight:
 
 
 def float_bytes(values: np.ndarray, type: GGMLType) -> np.ndarray:
-    """float32 [..., K] as uint8 [..., bytes of a row] of one of the FLOAT_TYPES.
+    """Convert float32 [..., K] to uint8 [..., bytes of a row] of one of the FLOAT_TYPES.
 
-    Rounded to the nearest, a tie to the even one; what is too large for float16 becomes infinite.
+    Rounds to nearest even; values beyond the range of float16 become infinite.
     """
     assert values.dtype == np.float32, values.dtype
     match type:
@@ -189,7 +203,7 @@ def float_bytes(values: np.ndarray, type: GGMLType) -> np.ndarray:
 
 def _bfloat16_bits(values: np.ndarray) -> np.ndarray:
     bits = np.ascontiguousarray(values).view(np.uint32)
-    # Half a unit of the last place that stays, less one where that place is even.
+    # Half a unit of the last kept place, minus one where that place is even.
     rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
     # The addition would carry a NaN's mantissa into its sign; a quiet NaN stays one.
     return np.where(np.isnan(values), (bits >> 16) | 0x40, rounded).astype("<u2")

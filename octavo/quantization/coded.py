@@ -1,11 +1,11 @@
-"""Weights of Hugging Face checkpoints: codes of a few bits, with scales.
+"""Weights of Hugging Face checkpoints as codes of a few bits, with scales.
 
-GPTQ, AWQ, compressed-tensors, FP8, NF4 and MXFP4 differ in how they lay out their bits, which
-``formats/`` knows, and are then all of one kind:
+GPTQ, AWQ, compressed-tensors, FP8, NF4 and MXFP4 pack their bits differently (see ``formats/``),
+and all become this form:
 
     value[r, c] = scales[r, g] * (level(codes[r, c]) - zeros[r, g])
 
-where level(q) is q itself, or the q-th entry of a table, and g = groups[c], or c // group_size.
+where level(q) is q itself or the q-th entry of a table, and g = groups[c], or c // group_size.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ import numpy as np
 
 
 class Codes(Protocol):
-    """The codes of a matrix, unpacked when they are asked for."""
+    """The codes of a matrix, unpacked on demand."""
 
     def rows(self, start: int, stop: int) -> np.ndarray:
-        """uint8 [stop - start, K]"""
+        """Codes of rows ``start`` to ``stop``: uint8 [stop - start, K]."""
         ...
 
 
@@ -36,7 +36,7 @@ class PlainCodes:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ReorderedCodes:
-    """Codes with their columns in another order: column i is ``columns[i]`` of ``codes``."""
+    """Codes with permuted columns: column i is column ``columns[i]`` of ``codes``."""
 
     codes: Codes
     columns: np.ndarray
@@ -47,19 +47,19 @@ class ReorderedCodes:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CodedWeight:
-    """A matrix [N, K] of codes, see above.
+    """A matrix [N, K] of codes, see the module.
 
     Args:
-        format: as people call it, for messages.
-        bits: of a code, 2 to 8.
-        group_size: inputs that share a scale and a zero; K or more where a row has one of each.
+        format: name for messages.
+        bits: bits of a code, 2 to 8.
+        group_size: inputs that share a scale and a zero; K or more for one of each per row.
         scales: float32 [N or 1, number of groups or 1].
-        zeros: likewise, or one number for all.
-        levels: float32 [2**bits], of codes that are looked up.
-        groups: int32 [K], the group of each input where they do not follow each other.
-        nbytes: in its files.
-        rounds_activations: its checkpoint was made for activations of 8 bits: whoever multiplies
-            may round them, or not.
+        zeros: same shape as the scales, or one number for all.
+        levels: lookup table float32 [2**bits]; None where codes are their own values.
+        groups: group of each input, int32 [K], where groups are not consecutive inputs.
+        nbytes: bytes in its files.
+        rounds_activations: the checkpoint was made for 8-bit activations, so that kernels may round
+            them.
     """
 
     format: str
@@ -123,7 +123,7 @@ class CodedWeight:
 
 @dataclass(frozen=True, slots=True)
 class _Rows:
-    """Codes from a row on, of each or of every so many rows."""
+    """Every ``step``-th row of codes from the row ``first`` on."""
 
     codes: Codes
     first: int
@@ -139,5 +139,6 @@ def _rows_of(table: np.ndarray, rows: np.ndarray | slice) -> np.ndarray:
 
 
 def _by_input(table: np.ndarray, groups: np.ndarray) -> np.ndarray:
-    """Of a table by groups, one by inputs; what is the same for all stays one number."""
+    """Expand a table by groups to one by inputs; a column that all groups share stays one
+    column."""
     return table if table.ndim < 2 or table.shape[1] == 1 else table[:, groups]

@@ -1,4 +1,4 @@
-"""The tensor types of GGUF files, and the sizes of their blocks; without torch."""
+"""Tensor types of GGUF files and the sizes of their blocks, without torch."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from enum import IntEnum
 
 
 class GGMLType(IntEnum):
-    """Type ids of GGUF tensors. Ids that are missing here were withdrawn, or are newer."""
+    """Type ids of GGUF tensors; ids that are missing here were withdrawn, or are newer."""
 
     F32 = 0
     F16 = 1
@@ -44,10 +44,10 @@ class GGMLType(IntEnum):
     Q1_0 = 41
 
 
-# Types of one value after the other; all others have blocks, or are not of weights.
+# Unquantized types; all others have blocks, or are not for weights.
 FLOAT_TYPES = (GGMLType.F32, GGMLType.F16, GGMLType.BF16)
 
-# What octavo runs: these can be dequantized, and MXFP4 is read as codes with scales.
+# Types that octavo runs: these can be dequantized, and MXFP4 is read as codes with scales.
 READABLE_TYPES = (
     *FLOAT_TYPES,
     *(GGMLType.Q4_0, GGMLType.Q4_1, GGMLType.Q5_0, GGMLType.Q5_1, GGMLType.Q8_0),
@@ -56,7 +56,7 @@ READABLE_TYPES = (
 )
 
 # (values per block, bytes per block). Types that octavo cannot dequantize are listed too: their
-# size is needed to check a file, and to say which type it is that cannot be run.
+# size is needed to check a file, and to name a type that cannot be run.
 _BLOCK_SHAPES: dict[GGMLType, tuple[int, int]] = {
     GGMLType.F32: (1, 4),
     GGMLType.F16: (1, 2),
@@ -96,7 +96,7 @@ _BLOCK_SHAPES: dict[GGMLType, tuple[int, int]] = {
 
 
 def block_shape(type: GGMLType) -> tuple[int, int]:
-    """(values, bytes) of one block of ``type``; unquantized types have blocks of one value."""
+    """Values and bytes of one block of ``type``; unquantized types have blocks of one value."""
     return _BLOCK_SHAPES[type]
 
 

@@ -1,4 +1,4 @@
-"""The bytes of quantized blocks, made of their scales and levels: the inverse of gguf_formats.py.
+"""Packs scales and levels into the bytes of quantized GGUF blocks: the inverse of gguf_formats.py.
 
 Layouts are in the docstrings of that file. The functions here take float32 tensors, of float16
 values or of integers, and return uint8 [n, bytes of a block] for n blocks:
@@ -17,17 +17,17 @@ from octavo.quantization.gguf_formats import IQ4_VALUES
 
 
 def _half(scale: Tensor) -> Tensor:
-    """The bytes of one float16 of each block."""
+    """Bytes of one float16 for each block."""
     return scale.half().unsqueeze(1).view(torch.uint8)
 
 
 def _signed(integers: Tensor) -> Tensor:
-    """The bytes of signed integers."""
+    """Bytes of signed integers."""
     return integers.to(torch.int8).view(torch.uint8)
 
 
 def _pack(fields: Tensor, bits: int, group: int) -> Tensor:
-    """Fields of ``bits`` bits to bytes: uint8 [n, fields] -> uint8 [n, fields * bits / 8].
+    """Pack fields of ``bits`` bits into bytes: uint8 [n, fields] -> uint8 [n, fields * bits / 8].
 
     Byte ``i`` of each ``group`` bytes gets field ``i`` as its lowest bits, field ``group + i`` as
     the next ones, and so on.
@@ -38,7 +38,7 @@ def _pack(fields: Tensor, bits: int, group: int) -> Tensor:
 
 
 def _nibbles(q: Tensor, group: int) -> Tensor:
-    """The lowest four bits of each level."""
+    """Pack the lowest four bits of each level."""
     return _pack(q & 15, 4, group)
 
 
@@ -75,7 +75,7 @@ def pack_q3_k(d: Tensor, s: Tensor, q: Tensor) -> Tensor:
 
 
 def _steps_and_offsets(d: Tensor, e: Tensor, s: Tensor, t: Tensor) -> Tensor:
-    """The first 16 bytes of Q4_K and Q5_K."""
+    """The first 16 bytes of Q4_K and Q5_K blocks."""
     numbers = torch.stack([s, t], dim=1).byte()  # [n, 2, 8]
     first, last = numbers[:, :, :4], numbers[:, :, 4:]
     packed = [(first | (last >> 4 << 6)).flatten(1), _nibbles(last.flatten(1), 4)]

@@ -1,11 +1,11 @@
-"""What quantized blocks of GGUF's types are made of, for who wants to look into them.
+"""Splits quantized GGUF blocks into levels, scales and offsets.
 
     value = scale * level + offset
 
-Where a type keeps its integers is known to gguf_formats.py, which reads them, to gguf_blocks.py,
-which writes them, and to nobody else. So the fields are found by experiment: the bytes of levels
-are those that change when other levels are packed; blocks with their own levels and scales of 1
-dequantize to the levels, and blocks with their own scales and one level everywhere to the scales.
+Only gguf_formats.py, which reads blocks, and gguf_blocks.py, which writes them, know the layout of
+a type. So the fields are found by experiment: the bytes of levels are those that change when other
+levels are packed; blocks with their own levels and scales of 1 dequantize to the levels, and blocks
+with their own scales and one level everywhere to the scales.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from octavo.quantization.gguf_search import FIXED
 
 
 class Fields(NamedTuple):
-    """Of rows: ``levels`` float32 [n, K], integers; ``scales``, ``offsets`` float32 [n, K / width],
-    each of ``width`` values (those of a sub-block)."""
+    """Fields of rows: ``levels`` float32 [n, K], integers; ``scales`` and ``offsets`` float32
+    [n, K / width], one for each sub-block of ``width`` values."""
 
     levels: Tensor
     scales: Tensor
@@ -35,8 +35,8 @@ class Fields(NamedTuple):
 def fields_of(type: GGMLType, data: Tensor) -> Fields:
     """The fields of rows, uint8 [n, row_bytes(type, K)], of one of the types in ``SEARCHED``.
 
-    Levels are as ``gguf_quantize.py`` counts them: of Q4_0 -8 to 7, of Q4_1 0 to 15, of IQ4_NL the
-    integers of its table. Scales and offsets are as exact as float32 is.
+    Levels are counted as in ``gguf_quantize.py``: -8 to 7 for Q4_0, 0 to 15 for Q4_1, the integers
+    of its table for IQ4_NL. Scales and offsets have the precision of float32.
     """
     format, (values, size) = SEARCHED[type], block_shape(type)
     low, high = format.levels.low, format.levels.high
@@ -45,7 +45,8 @@ def fields_of(type: GGMLType, data: Tensor) -> Fields:
     blocks = data.reshape(-1, size)
 
     def of_level(block: Tensor) -> Tensor:
-        """What one value of each sub-block is, [blocks, sub-blocks], with the levels of a block."""
+        """First value of each sub-block, [blocks, sub-blocks], when the levels are those of
+        ``block``."""
         found = dequantize(type, torch.where(is_level, block, blocks))
         return found.view(-1, values // format.sub_block, format.sub_block)[:, :, 0]
 

@@ -28,12 +28,17 @@ from octavo.quantization.ggml_types import GGMLType, block_shape
 
 
 def dequantize(type: GGMLType, data: Tensor, out: Tensor | None = None) -> Tensor:
-    """Values of quantized rows, with the bits that ggml's reference code gives.
+    """Dequantize rows to float32, with the bits that ggml's reference code gives.
 
-    ``data``: uint8 ``[..., row_bytes]``, on any device. ``out``, if given, is filled and returned:
-    contiguous float32 ``[..., K]`` on the same device. A call makes temporaries of about one byte
-    per value; pass chunks of rows for which these and ``out`` fit the cache. Infinite and NaN
-    scales give infinite and NaN values. UnsupportedModelError if octavo cannot read ``type``.
+    Args:
+        data: uint8 ``[..., row_bytes]``, on any device. Temporaries take about one byte per value,
+            so chunks of rows should fit the cache together with ``out``.
+        out: contiguous float32 ``[..., K]`` on the same device, which is filled and returned.
+
+    Infinite and NaN scales give infinite and NaN values.
+
+    Raises:
+        UnsupportedModelError: octavo cannot read ``type``.
     """
     function = DEQUANTIZERS.get(type)
     if function is None:
@@ -60,12 +65,14 @@ def _half(blocks: Tensor, start: int) -> Tensor:
 
 
 def _unpack(packed: Tensor, bits: int, group: int) -> Tensor:
-    """Bit fields of bytes: uint8 [n, bytes] -> uint8 [n, bytes * 8 / bits].
+    """Unpack the bit fields of bytes: uint8 [n, bytes] -> uint8 [n, bytes * 8 / bits].
 
     Byte ``i`` of each ``group`` bytes holds value ``i`` in its lowest bits, value ``group + i`` in
-    the next ones, and so on: all the multi-value formats of ggml are made of this.
+    the next ones, and so on; all formats of ggml with several values a byte are laid out like this.
     """
-    packed = packed.contiguous().view(packed.shape[0], -1, group)  # dense bytes shift much faster
+    packed = packed.contiguous().view(
+        packed.shape[0], -1, group
+    )  # contiguous bytes shift much faster
     fields = torch.stack([packed, *(packed >> shift for shift in range(bits, 8, bits))], dim=2)
     return fields.bitwise_and_((1 << bits) - 1).flatten(1)
 
@@ -100,7 +107,8 @@ def _q4_1(blocks: Tensor, out: Tensor) -> None:
 
 
 def _fifth_bits(packed: Tensor) -> Tensor:
-    """Consecutive bits, bit ``k`` of byte ``i`` for value ``8 i + k``: [n, 4] -> 0 or 1 [n, 32]."""
+    """Unpack consecutive bits, bit ``k`` of byte ``i`` for value ``8 i + k``: [n, 4] -> 0 or 1
+    [n, 32]."""
     spread = packed.long() * 0x0101010101010101  # every byte eight times; then bit k of copy k
     spread.bitwise_and_(-0x7FBFDFEFF7FBFDFF)  # 0x8040201008040201 as a signed number
     return spread.view(torch.uint8).clamp_(max=1)
@@ -198,7 +206,7 @@ def _iq4_table(device: torch.device) -> Tensor:
 
 
 def _iq4_values(packed: Tensor) -> Tensor:
-    """Groups of 16 bytes with nibbles as in Q4_0, looked up: int8 [n, bytes / 16, 2, 16]."""
+    """Look up nibbles, 16 bytes a group as in Q4_0: int8 [n, bytes / 16, 2, 16]."""
     pairs = _iq4_table(packed.device).index_select(0, packed.int().view(-1)).view(torch.int8)
     return pairs.view(packed.shape[0], -1, 16, 2).transpose(2, 3)
 
@@ -237,4 +245,4 @@ DEQUANTIZERS: dict[GGMLType, Callable[[Tensor, Tensor], None]] = {
     GGMLType.IQ4_NL: _iq4_nl,
     GGMLType.IQ4_XS: _iq4_xs,
 }
-"""For each type: fills float32 [n, values] from uint8 [n, bytes]; n blocks, rows do not matter."""
+"""For each type: a function that fills float32 [n, values] from n blocks, uint8 [n, bytes]."""

@@ -1,12 +1,12 @@
-"""Which type each tensor of a GGUF file gets, for the targets that llama.cpp's quantizer has.
+"""Type of each tensor of a GGUF file, for the targets of llama.cpp's quantizer.
 
-A target like Q4_K_M is a mix: most matrices have its base type, those whose errors hurt most have
-more bits. The mixes are those of llama.cpp (``llama-quant.cpp``), for models without experts, so
-that a file of octavo's has the size and the speed that its name promises.
+A target like Q4_K_M is a mix: most matrices have its base type, the matrices whose errors hurt most
+have more bits. The mixes are those of llama.cpp (``llama-quant.cpp``) for models without experts,
+so that a file made by octavo has the size and the speed that its name promises.
 
-What makes keys and values of latents has 16 bits in every mix that is not of floats: rows of keys
-are columns of the matrix that models have, which no blocks survive, and it is a small part of one
-(0.2 % of DeepSeek-V3's weights, 0.4 % of V2-Lite's).
+The matrices that expand latent vectors to keys and values (MLA) have 16 bits in every mix that is
+not of floats: GGUF transposes the keys' part, which blocks do not survive, and they are a small
+part of a model (0.2 % of DeepSeek-V3's weights, 0.4 % of V2-Lite's).
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from octavo.quantization.ggml_types import FLOAT_TYPES, GGMLType, block_shape
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """What the choice of types depends on, beside a tensor's name and shape.
+    """Facts about a model that the choice of types depends on.
 
     Args:
         is_tied: whether the embedding is the output matrix too.
-        has_importance: whether quantization knows how much each input matters.
+        has_importance: whether quantization has an importance matrix.
     """
 
     num_layers: int
@@ -39,7 +39,8 @@ class ModelFacts:
 
     @property
     def is_70b(self) -> bool:
-        """Whether it is as deep as the Llamas of 70B, whose value matrices are relatively small."""
+        """True for models as deep as the Llamas of 70B; their value matrices are relatively
+        small."""
         return self.num_layers == 80 and self.num_heads != self.num_kv_heads
 
 
@@ -47,7 +48,7 @@ class ModelFacts:
 class Where:
     """The layers that a rule is for: ``name`` is one of ``_PLACES``, some of which have a number.
 
-    It can be told to others, who have places of the same names (the page does).
+    It is data, so that the planner's page can evaluate the same rules.
     """
 
     name: str
@@ -61,7 +62,7 @@ Rule = tuple[GGMLType, Where]
 
 
 def _in_outer_and_every_third(facts: ModelFacts, layer: int, number: int) -> bool:
-    """The first and the last eighth, and every third layer between them."""
+    """True in the first and the last eighth of layers, and in every third layer between them."""
     eighth = facts.num_layers // 8
     is_outer = layer < eighth or layer >= 7 * facts.num_layers // 8
     return is_outer or (layer - eighth) % 3 == 2
@@ -87,9 +88,9 @@ _WITH_SHARED_VALUES = Where("shared values")
 
 @dataclass(frozen=True)
 class Mix:
-    """A target: the number that names it in ``general.file_type``, and its types.
+    """A target: its number in ``general.file_type``, its base type, and the rules for other types.
 
-    Of the rules for a kind of matrix the first that holds is taken, or ``base`` if none does.
+    The first rule that applies to a matrix gives its type; without one it has ``base``.
     """
 
     file_type: int
@@ -178,23 +179,27 @@ _IN_LAYER = re.compile(r"blk\.(\d+)\.(attn_v|ffn_down|attn_output)(?:_exps|_shex
 
 
 def type_of(name: str, shape: tuple[int, ...], target: str, facts: ModelFacts) -> GGMLType:
-    """The type of a tensor, which has the name that llama.cpp gives it, in a file of a target.
+    """Type of a tensor in a file of a target.
 
-    ``shape``: outermost first, as in torch. Vectors, norms and biases are F32. ValueError for a
-    target that is not one of MIXES.
+    Args:
+        name: of the tensor, as llama.cpp calls it.
+        shape: outermost dimension first, as in torch. Vectors, norms and biases are F32.
+
+    Raises:
+        ValueError: ``target`` is not one of MIXES.
     """
     wanted = wanted_type_of(name, shape, target, facts)
     if wanted in FLOAT_TYPES:
         return wanted
     is_output = name == "output.weight" or (facts.is_tied and name == "token_embd.weight")
-    # llama.cpp asks whether the output's rows are whole blocks of the base, not of its own type.
+    # llama.cpp checks whether the output's rows are whole blocks of the base, not of its own type.
     if is_output and shape[-1] % block_shape(_mix(target).base)[0]:
         return _that_fits(GGMLType.Q8_0, shape[-1])
     return _that_fits(wanted, shape[-1])
 
 
 def wanted_type_of(name: str, shape: tuple[int, ...], target: str, facts: ModelFacts) -> GGMLType:
-    """The same where any rows fit any type."""
+    """Type of a tensor in a file of a target, if rows of any length fit any type."""
     mix = _mix(target)
     if len(shape) < 2 or name.endswith("_norm.weight") or not name.endswith(".weight"):
         return GGMLType.F32
@@ -208,7 +213,7 @@ def wanted_type_of(name: str, shape: tuple[int, ...], target: str, facts: ModelF
 
 
 def file_type(target: str) -> int:
-    """The number of a target in ``general.file_type``; ValueError if it is not one of MIXES."""
+    """Number of a target in ``general.file_type``; ValueError if it is not one of MIXES."""
     return _mix(target).file_type
 
 
@@ -232,7 +237,7 @@ def _type_in_layer(name: str, mix: Mix, facts: ModelFacts) -> GGMLType:
 
 
 def _that_fits(type: GGMLType, columns: int) -> GGMLType:
-    """The type itself if rows are whole blocks of it, or one whose blocks fit."""
+    """The type itself if rows are whole blocks of it, else a type whose blocks fit."""
     for candidate in (type, FALLBACKS.get(type, type)):
         if columns % block_shape(candidate)[0] == 0:
             return candidate

@@ -1,20 +1,21 @@
 """Quantization of float32 rows to the types of GGUF files: the inverse of gguf_formats.py.
 
-A value is near one of these, and types differ in how many levels ``L`` or ``q`` there are::
+A value is approximated by one of these formulas; types differ in the number of levels ``L`` or
+``q``::
 
     Q4_0 Q5_0 Q8_0 IQ4_NL    d * L                blocks of 32 values
     Q4_1 Q5_1                d * q + m            blocks of 32 values
     Q3_K Q6_K IQ4_XS         d * s * L            super-blocks of 256, ``s`` for 16 or 32
     Q2_K Q4_K Q5_K           d * s * q - e * t    super-blocks of 256, ``s`` and ``t`` likewise
 
-Without importance Q4_0 to Q8_0 have the bytes that ggml gives them (``ggml-quants.c``). All else is
-found by search (gguf_search.py), which makes the sum of ``w * error^2`` small, where
+Without importance Q4_0 to Q8_0 have the bytes that ggml gives them (``ggml-quants.c``). All other
+scales are found by search (gguf_search.py), which minimizes the sum of ``w * error^2`` with
 
     w = importance * sqrt(2 * mean(x^2) + x^2)
 
-with the mean over the block or super-block, and 1 for an importance that is not known. Importance
-is the mean of the squares of what a column is multiplied with; it makes the sum an estimate of the
-squared error of the matrix product. The root, which is ggml's, gives larger values more care.
+The mean is over the block or super-block, and the importance is 1 if none is given. Importance is
+the mean square of the inputs of a column, so that the sum estimates the squared error of the matrix
+product. The root, which is ggml's, gives larger values more weight.
 """
 
 from __future__ import annotations
@@ -42,12 +43,13 @@ from octavo.quantization.gguf_search import (
 
 _CHUNK_VALUES = 1 << 17  # for which the temporaries of a search fit a core's cache
 _LARGEST = 65504.0  # of float16
-_LEAST_IMPORTANCE = 1e-4  # of the mean: an input that was always 0 may not always be
+_LEAST_IMPORTANCE = 1e-4  # of the mean: an input that was always 0 in calibration may not always be
 
 
 @dataclass(frozen=True)
 class Symmetric:
-    """``d * s * L``: what ``s`` and ``L`` can be, for how many values, and what packs a block."""
+    """Format ``d * s * L``: the ranges of ``L`` and ``s``, the values that share an ``s``, and the
+    function that packs a block."""
 
     sub_block: int
     levels: Levels
@@ -57,7 +59,7 @@ class Symmetric:
 
 @dataclass(frozen=True)
 class Affine:
-    """``d * s * q - e * t``, or ``d * q + m``, likewise."""
+    """Format ``d * s * q - e * t``, or ``d * q + m``: fields as in ``Symmetric``."""
 
     sub_block: int
     levels: IntegerLevels
@@ -82,22 +84,25 @@ SEARCHED: dict[GGMLType, Symmetric | Affine] = {
     GGMLType.IQ4_NL: Symmetric(32, _IQ4, FIXED, pack.pack_iq4_nl),
     GGMLType.IQ4_XS: Symmetric(32, _IQ4, _SIGNED_SIX_BITS, pack.pack_iq4_xs),
 }
-"""How a block of each type is made, of those that have blocks."""
+"""The format of a block, for each type that has blocks."""
 
 
 def quantize(type: GGMLType, rows: Tensor, importance: Tensor | None = None) -> Tensor:
-    """Rows in a format of GGUF files.
+    """Quantize rows to a type of GGUF files.
 
     Args:
         rows: float32 [n, K]; K is a multiple of the type's block.
-        importance: float32 [K], not negative: the mean of the squares of what each column is
-            multiplied with (a column of llama.cpp's "imatrix"). Only ratios matter. All types but
-            F32, F16 and BF16 heed it.
+        importance: float32 [K], not negative: the mean square of the inputs of each column (a
+            column of llama.cpp's "imatrix"). Only ratios matter. All types but F32, F16 and BF16
+            use it.
 
-    Returns uint8 [n, row_bytes(type, K)] on the device of ``rows``. A row has the same bytes in
-    any call and, on a CPU, on any machine. ValueError for a row with a value that is not finite,
-    or is larger than float16 can hold where the type has float16 numbers; for K or an importance
-    that does not fit; for a type that octavo does not write.
+    Returns:
+        uint8 [n, row_bytes(type, K)] on the device of ``rows``. A row has the same bytes in any
+        call and, on a CPU, on any machine.
+
+    Raises:
+        ValueError: a value is not finite, or is beyond float16 where the type has float16 numbers;
+            K or the importance does not fit; or octavo does not write the type.
     """
     if type not in QUANTIZABLE:
         raise ValueError(
@@ -136,7 +141,7 @@ def _check_rows(type: GGMLType, rows: Tensor) -> None:
 
 
 def _relative(importance: Tensor, columns: int) -> Tensor:
-    """Importance with a mean of about 1, and nowhere 0."""
+    """Scale importance to a mean of about 1, without zeros."""
     if importance.shape != (columns,):
         raise ValueError(
             f"importance has the shape {tuple(importance.shape)}, but rows have {columns} values"
@@ -150,7 +155,7 @@ def _relative(importance: Tensor, columns: int) -> Tensor:
 
 
 def _quantize(type: GGMLType, rows: Tensor, importance: Tensor | None) -> Tensor:
-    """Bytes of rows, in any shape."""
+    """Quantize rows to bytes, in any shape."""
     if type in _FLOATS:
         return rows.to(_FLOATS[type]).view(torch.uint8)
     values, _ = block_shape(type)
@@ -182,18 +187,19 @@ def _blocks_first(levels: Tensor) -> Tensor:
     return levels.permute(2, 1, 0).flatten(1)
 
 
-# ---- as ggml rounds ----
+# ---- rounding as ggml does it ----
 
 
 def _onto_extreme(x: Tensor, lowest: int) -> tuple[Tensor, Tensor]:
-    """``d`` that puts the extreme value on the level ``-lowest``, and the levels [n, values]."""
+    """``d`` that maps the extreme value to the level ``-lowest``, and the levels [n, values]."""
     d = extreme(x) / -lowest
     q = (x * quotient(1.0, d)).add_(lowest + 0.5).floor_().clamp_(0, 2 * lowest - 1)
     return d, q.sub_(lowest).T
 
 
 def _onto_range(x: Tensor, top: int) -> tuple[Tensor, Tensor, Tensor]:
-    """``d`` and ``m`` for which the levels 0 and ``top`` are the ends of the range, and levels."""
+    """``d`` and ``m`` that map the ends of the range to the levels 0 and ``top``, and the
+    levels."""
     low = x.amin(0)
     d = (x.amax(0) - low) / top
     q = (x - low).mul_(quotient(1.0, d)).add_(0.5).floor_().clamp_(0, top)
@@ -201,7 +207,7 @@ def _onto_range(x: Tensor, top: int) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _onto_magnitude(x: Tensor, top: int) -> tuple[Tensor, Tensor]:
-    """``d`` that puts the extreme value on the level ``top`` or ``-top``, and the levels."""
+    """``d`` that maps the extreme value to the level ``top`` or ``-top``, and the levels."""
     d = x.abs().amax(0) / top
     magnitude = (x * quotient(1.0, d)).abs()
     whole = magnitude.floor()
@@ -222,7 +228,7 @@ _LIKE_GGML: dict[GGMLType, Callable[[Tensor], Tensor]] = {
     GGMLType.Q5_1: lambda x: pack.pack_q5_1(*_onto_range(x, 31)),
     GGMLType.Q8_0: lambda x: pack.pack_q8_0(*_onto_magnitude(x, 127)),
 }
-"""For each type: blocks of the values [values, n], to bytes."""
+"""For each type: a function that packs blocks of values [values, n] to bytes, as ggml rounds."""
 
 QUANTIZABLE = (*_FLOATS, *SEARCHED)
 """The types that ``quantize`` can make."""

@@ -1,9 +1,9 @@
-"""Searches for the scales of quantized blocks: the least weighted squared error.
+"""Searches for the scales of quantized blocks with the least weighted squared error.
 
-A value is near a scale times a level, ``x = a * L``, or that with an offset, ``x = a * q - b``.
-Which level is best follows from the scale, and which scale is best from the levels (it is then a
-least-squares fit). So a search tries scales, rounds, refits, and keeps the best, as k-means does.
-A super-block shares one or two float16 numbers among its sub-blocks, whose own scales are small
+A value is approximated by a scale times a level, ``x = a * L``, or with an offset,
+``x = a * q - b``. The best levels follow from the scale, and the best scale from the levels (a
+least-squares fit). So a search tries scales, rounds, refits, and keeps the best, as k-means does. A
+super-block shares one or two float16 numbers among its sub-blocks, whose own scales are small
 integers: these are searched in the same way, with all levels rounded again at each trial.
 
 Tensors here are float32, also integers, and have the values of a sub-block first:
@@ -24,14 +24,14 @@ _REFITS = 2  # of the best range of a block
 _ROUNDS = 2  # of the integer scales of a super-block, each followed by a refit of the shared ones
 
 # Where the ends of a block's values are put, in steps between levels beyond the last level: more
-# than 0 clips them, less leaves levels unused. The error depends on the scale in jumps, and of many
-# scales that are about as good one is lucky.
+# than 0 clips them, less leaves levels unused. The error jumps as the scale changes, so some of
+# many similar scales is much better than the others.
 _SHIFTS_OF_ENDS = (-1.0, -0.5, 0.0, 0.5, 1.0)
 _SHIFTS_OF_EXTREME = tuple(0.15 * i for i in range(-10, 11))
 
 
 class Levels(Protocol):
-    """What a scale is multiplied with: numbers from ``low`` to ``high``, about ``step`` apart."""
+    """Numbers that a scale is multiplied with: from ``low`` to ``high``, about ``step`` apart."""
 
     @property
     def low(self) -> int: ...
@@ -60,7 +60,7 @@ class IntegerLevels:
 
 
 class TableLevels:
-    """The integers of a table, which rises."""
+    """The integers of an ascending table."""
 
     def __init__(self, values: tuple[int, ...]):
         self.low, self.high = values[0], values[-1]
@@ -78,11 +78,11 @@ class TableLevels:
 
 
 FIXED = IntegerLevels(1, 1)
-"""The integer scales of a format that has none: a block is then a super-block of one sub-block."""
+"""Stands for the scales of a format without integer scales: its blocks have one sub-block."""
 
 
 class SymmetricFit(NamedTuple):
-    """``x = d * s * L``"""
+    """Fit of ``x = d * s * L``."""
 
     d: Tensor  # [n], float16 values, of either sign
     s: Tensor  # [sub-blocks, n]
@@ -90,7 +90,7 @@ class SymmetricFit(NamedTuple):
 
 
 class AffineFit(NamedTuple):
-    """``x = d * s * q - e * t``"""
+    """Fit of ``x = d * s * q - e * t``."""
 
     d: Tensor  # [n], float16 values, not negative
     e: Tensor  # [n], float16 values, not negative if there are integer scales
@@ -102,7 +102,7 @@ class AffineFit(NamedTuple):
 def fit_symmetric(
     x: Tensor, weights: Tensor, levels: Levels, scales: IntegerLevels
 ) -> SymmetricFit:
-    """What makes the sum of ``weights * (x - d * s * L)^2`` of each super-block small.
+    """Minimize the sum of ``weights * (x - d * s * L)^2`` of each super-block.
 
     ``x``, ``weights``: [values, sub-blocks, n]; ``s`` is one of ``scales``.
     """
@@ -124,10 +124,10 @@ def fit_symmetric(
 def fit_affine(
     x: Tensor, weights: Tensor, levels: IntegerLevels, scales: IntegerLevels
 ) -> AffineFit:
-    """What makes the sum of ``weights * (x - d * s * q + e * t)^2`` of each super-block small.
+    """Minimize the sum of ``weights * (x - d * s * q + e * t)^2`` of each super-block.
 
     ``x``, ``weights``: [values, sub-blocks, n]; ``q`` is one of ``levels``, which start at 0, and
-    ``s`` and ``t`` are of ``scales``. Unless these are FIXED an offset cannot be negative.
+    ``s`` and ``t`` are from ``scales``. Unless these are FIXED an offset cannot be negative.
     """
     blocks = _AffineBlocks(x, weights, levels)
     is_free = scales == FIXED
@@ -151,10 +151,10 @@ def quotient(x: Tensor | float, y: Tensor) -> Tensor:
 
 
 def total(x: Tensor) -> Tensor:
-    """The sum over the first dimension, of which the size is a power of two.
+    """Sum over the first dimension, whose size is a power of two.
 
-    Its order does not depend on the other sizes, on threads or on vector units, as that of
-    ``torch.sum`` does. For this a search takes a third more time.
+    Unlike ``torch.sum``, its order does not depend on the other sizes, on threads or on vector
+    units. It makes a search take a third more time.
     """
     while len(x) > 1:
         middle = len(x) // 2
@@ -168,12 +168,12 @@ def extreme(x: Tensor) -> Tensor:
 
 
 def _half(x: Tensor) -> Tensor:
-    """Rounded to float16."""
+    """Round to float16."""
     return x.half().float()
 
 
 def _neighbours(s: Tensor, scales: IntegerLevels, levels: Levels) -> list[Tensor]:
-    """Integers near ``s`` to try: more of them for more levels, which jump at smaller changes."""
+    """Integers near ``s`` to try, more of them for formats with more levels."""
     if scales == FIXED:
         return []
     reach = max(1, int((levels.high - levels.low) / levels.step) // 8)
@@ -182,7 +182,7 @@ def _neighbours(s: Tensor, scales: IntegerLevels, levels: Levels) -> list[Tensor
 
 
 def _better(best: tuple[Tensor, ...], trial: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    """Of two choices, of which the last number is the error, the better for each block."""
+    """The better of two choices for each block; the last tensor of a choice is its error."""
     is_better = trial[-1] < best[-1]
     return tuple(torch.where(is_better, new, old) for old, new in zip(best, trial, strict=True))
 
@@ -196,7 +196,7 @@ class _SymmetricMoments(NamedTuple):
 
 
 class _SymmetricBlocks:
-    """What is asked of blocks [values, ...] for scales [...] on trial."""
+    """Rounding, errors and moments of blocks [values, ...] for trial scales [...]."""
 
     def __init__(self, x: Tensor, weights: Tensor, levels: Levels):
         self._x, self._weights, self._levels = x, weights, levels
@@ -216,7 +216,7 @@ class _SymmetricBlocks:
 
 
 def _fit_scale(x: Tensor, weights: Tensor, levels: Levels) -> Tensor:
-    """``a`` of each block that makes the sum of ``weights * (x - a * L)^2`` small.
+    """``a`` of each block that minimizes the sum of ``weights * (x - a * L)^2``.
 
     ``x``, ``weights``: [values, ...]. Returns [...], of either sign.
     """
@@ -226,13 +226,13 @@ def _fit_scale(x: Tensor, weights: Tensor, levels: Levels) -> Tensor:
     for place in _places_of_extreme(levels):
         sums = blocks.moments(largest / place)
         trial = quotient(sums.projection, sums.norm)
-        # Less the sum of squares of x, which is the same for all.
+        # Without the sum of squares of x, which is the same for all.
         a, error = _better((a, error), (trial, -trial * sums.projection))
     return a
 
 
 def _places_of_extreme(levels: Levels) -> list[float]:
-    """Numbers around the first and the last level, onto which to scale the extreme value."""
+    """Numbers around the first and the last level to which the extreme value may be scaled."""
     shifts = [shift * levels.step for shift in _SHIFTS_OF_EXTREME]
     places = [levels.high + shift for shift in shifts if levels.high + shift > 0]
     return places + [levels.low - shift for shift in shifts] if levels.low < 0 else places
@@ -242,7 +242,7 @@ def _places_of_extreme(levels: Levels) -> list[float]:
 
 
 class _AffineMoments(NamedTuple):
-    """Sums over the values of each block, of the weights times what the names say."""
+    """Weighted sums over the values of each block; the names say of which product."""
 
     w: Tensor
     x: Tensor
@@ -252,7 +252,7 @@ class _AffineMoments(NamedTuple):
 
 
 class _AffineBlocks:
-    """What is asked of blocks [values, ...] for scales and offsets [...] on trial."""
+    """Rounding, errors and moments of blocks [values, ...] for trial scales and offsets [...]."""
 
     def __init__(self, x: Tensor, weights: Tensor, levels: IntegerLevels):
         self._x, self._weights, self.levels = x, weights, levels
@@ -277,7 +277,7 @@ class _AffineBlocks:
 def _fit_range(
     x: Tensor, weights: Tensor, levels: IntegerLevels, is_free: bool
 ) -> tuple[Tensor, Tensor]:
-    """``a`` and ``b`` of each block that make the weighted error small; ``b >= 0`` unless free."""
+    """``a`` and ``b`` of each block that minimize the weighted error; ``b >= 0`` unless free."""
     low = x.amin(0) if is_free else x.amin(0).clamp_(max=0)
     least_b = torch.full_like(low, -torch.inf) if is_free else low
     blocks = _AffineBlocks(x - low, weights, levels)  # sums are precise if values are near 0
@@ -295,9 +295,9 @@ def _fit_range(
 def _refit_range(
     blocks: _AffineBlocks, a: Tensor, b: Tensor, least_b: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The least-squares ``a`` and ``b`` for the levels that the given ones lead to, and the error.
+    """Least-squares ``a`` and ``b`` for the levels that the given ones lead to, and the error.
 
-    It is less the sum of squares of x, which is the same for all.
+    The error lacks the sum of squares of x, which is the same for all.
     """
     sums = blocks.moments(a, b)
     determinant = sums.w * sums.qq - sums.q * sums.q
@@ -310,7 +310,7 @@ def _refit_range(
 def _improve_integers(
     blocks: _AffineBlocks, scales: IntegerLevels, d: Tensor, e: Tensor, s: Tensor, t: Tensor
 ) -> tuple[Tensor, ...]:
-    """``s`` and its neighbours, each with the ``t`` that fits it; then the neighbours of that."""
+    """``s`` and its neighbours, each with its best ``t``, and then the neighbours of that ``t``."""
     error = blocks.error(d * s, e * t)
     sums = blocks.moments(d * s, e * t)
     mean_q, mean_x = quotient(sums.q, sums.w), quotient(sums.x, sums.w)
@@ -326,7 +326,7 @@ def _improve_integers(
 def _refit_shared(
     sums: _AffineMoments, s: Tensor, t: Tensor, is_free: bool
 ) -> tuple[Tensor, Tensor]:
-    """The least-squares ``d`` and ``e`` of super-blocks, for given levels and integers."""
+    """Least-squares ``d`` and ``e`` of super-blocks, for given levels and integers."""
     dd, de, ee = total(s * s * sums.qq), total(s * t * sums.q), total(t * t * sums.w)
     dx, ex = total(s * sums.qx), total(t * sums.x)
     determinant = dd * ee - de * de

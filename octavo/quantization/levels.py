@@ -1,7 +1,7 @@
-"""What codes stand for that are looked up: float32 [2 ** bits], by code.
+"""Lookup tables of codes: float32 [2 ** bits], by code.
 
-Source of floats of 4 and 8 bits: OCP Microscaling Formats (MX) Specification 1.0, sections 5.3 and
-5.4; OCP 8-bit Floating Point Specification 1.0. Every value of theirs is exact in float32.
+Sources of floats of 4 and 8 bits: OCP Microscaling Formats (MX) Specification 1.0, sections 5.3 and
+5.4; OCP 8-bit Floating Point Specification 1.0. All of their values are exact in float32.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ E5M2[[*range(0x7D, 0x80), *range(0xFD, 0x100)]] = np.nan
 E8M0 = np.append(np.ldexp(np.float32(1), np.arange(255) - 127), np.float32(np.nan))
 """Powers of two, for scales."""
 
-FP8_BLOCK = 128  # rows, and columns, where blocks have a scale
+FP8_BLOCK = 128  # rows and columns of a block
 NF4_BLOCK = 64
 NF4_LEVELS = np.array(
     [

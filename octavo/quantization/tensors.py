@@ -1,7 +1,7 @@
-"""Weights as tensors of PyTorch's, for ops that compute when they are called.
+"""Weights as torch tensors, for ops that compute when they are called.
 
-``to_torch`` is told of each kind of weight in one function of its own; the ops know only whether a
-matrix is a plain tensor or has to be dequantized.
+``to_torch`` has one function for each kind of weight; the ops know only whether a matrix is a plain
+tensor or has to be dequantized.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _DTYPES = {
 
 
 class QuantizedTensor(Protocol):
-    """A matrix of N rows and K columns that is not made of plain numbers."""
+    """A matrix of N rows and K columns that has to be dequantized."""
 
     @property
     def shape(self) -> tuple[int, int]: ...
@@ -40,7 +40,7 @@ class QuantizedTensor(Protocol):
     def dequantize(
         self, start: int = 0, stop: int | None = None, out: Tensor | None = None
     ) -> Tensor:
-        """Rows ``start`` to ``stop`` as float32 [rows, K]; into ``out`` if it is given."""
+        """Rows ``start`` to ``stop`` as float32 [rows, K], in ``out`` if it is given."""
         ...
 
     def select(self, rows: Tensor) -> Tensor:
@@ -49,12 +49,12 @@ class QuantizedTensor(Protocol):
 
 
 WeightTensor: TypeAlias = Tensor | QuantizedTensor
-"""A matrix that the ops ``embed``, ``linear`` and ``lm_head`` take: both have shape and nbytes."""
+"""A matrix for the ops ``embed``, ``linear`` and ``lm_head``: both have shape and nbytes."""
 
 
 @dataclass(frozen=True, slots=True)
 class BlockTensor:
-    """In a GGUF format. ``data`` is uint8 [N, bytes of a row]."""
+    """A matrix in a GGUF format; ``data`` is uint8 [N, bytes of a row]."""
 
     type: GGMLType
     data: Tensor
@@ -84,9 +84,9 @@ class BlockTensor:
 
 @dataclass(frozen=True, slots=True)
 class CodedTensor:
-    """A ``CodedWeight``: what its scales, zeros, levels and groups are stands there.
+    """A ``CodedWeight`` on a device, with the fields of that class.
 
-    ``codes(start, stop)`` gives those of some rows, uint8 [rows, K].
+    ``codes(start, stop)`` returns the codes of some rows, uint8 [rows, K].
     """
 
     codes: Callable[[int, int], Tensor]
@@ -128,10 +128,11 @@ def to_torch(
     dtype: torch.dtype = torch.float32,
     upload: Upload | None = None,
 ) -> WeightTensor:
-    """A weight on a device.
+    """Move a weight to a device.
 
-    On the CPU it is the same memory, so that a mapped file is never copied. Elsewhere what is not
-    quantized is converted to ``dtype``, that of the activations; ``upload`` brings it there.
+    On the CPU the tensor shares the weight's memory, so that a mapped file is never copied. On
+    other devices unquantized weights are converted to ``dtype``, that of the activations.
+    ``upload`` copies the bytes.
     """
     raise AssertionError(f"no tensor is made of {type(weight).__name__}")
 
@@ -168,7 +169,7 @@ def _(
 
         def codes(start: int, stop: int) -> Tensor:
             return torch.from_numpy(weight.codes.rows(start, stop))
-    else:  # a byte each: files are read once
+    else:  # one byte each: files are read once
         unpacked = upload(weight.codes.rows(0, rows), torch.uint8, torch.uint8)
 
         def codes(start: int, stop: int) -> Tensor:

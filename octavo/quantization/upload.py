@@ -1,9 +1,8 @@
-"""Weights on their way to a device: bytes of mapped files, each copied once on the host.
+"""Uploads weights to a device through pinned buffers, with one copy on the host.
 
-The copy engine of a GPU reads pinned memory alone; of other memory the driver makes a copy first,
-and waits for it. So bytes go through two pinned buffers: while the device reads one, the host fills
-the other from the file. What is to have another type there is converted on the device, a chunk at a
-time.
+The copy engine of a GPU reads pinned memory only; of other memory the driver makes a copy first,
+and waits for it. So bytes of mapped files go through two pinned buffers: while the device reads
+one, the host fills the other. Types are converted on the device, a chunk at a time.
 """
 
 from __future__ import annotations
@@ -18,8 +17,10 @@ CHUNK_BYTES = 64 << 20
 
 
 class Upload(Protocol):
-    """Makes a tensor of ``to`` on a device from uint8 ``data``, which are numbers of type ``of``:
-    flat, if these are different types, and of the shape of ``data`` if both are uint8."""
+    """A function that uploads uint8 ``data``, numbers of type ``of``, as a tensor of type ``to``.
+
+    The tensor is flat if the types differ, and has the shape of ``data`` if both are uint8.
+    """
 
     def __call__(self, data: np.ndarray, of: torch.dtype, to: torch.dtype) -> Tensor: ...
 
@@ -28,24 +29,24 @@ class Mark(Protocol):
     """A point in a queue of copies."""
 
     def wait(self) -> None:
-        """Until all that was asked for before it has been done."""
+        """Wait until all earlier copies are done."""
         ...
 
 
 class CopyQueue(Protocol):
-    """Copies to a device, made in their order while the host goes on."""
+    """Copies to a device, made in order while the host goes on."""
 
     def pinned(self, num_bytes: int) -> Tensor:
-        """Memory of the host, uint8, that the device can read by itself."""
+        """Allocate pinned host memory, uint8."""
         ...
 
     def empty(self, num_values: int, dtype: torch.dtype) -> Tensor:
-        """Memory of the device."""
+        """Allocate device memory."""
         ...
 
     def copy(self, source: Tensor, target: Tensor) -> None:
-        """``source`` [n], on the host or on the device, to ``target`` [n] there, as its type.
-        Neither may change before a later mark."""
+        """Copy ``source`` [n], on the host or the device, to ``target`` [n] on the device, and
+        convert its type. Neither may change before a later mark."""
         ...
 
     def mark(self) -> Mark: ...
@@ -81,14 +82,13 @@ class _Event:
 
 
 class ChunkedUpload:
-    """An ``Upload`` through two pinned buffers of ``chunk_bytes``, which it has as long as it is
-    there itself."""
+    """An ``Upload`` through two pinned buffers of ``chunk_bytes`` that it owns."""
 
     def __init__(self, queue: CopyQueue, chunk_bytes: int = CHUNK_BYTES):
         self._queue, self._chunk_bytes = queue, chunk_bytes
         self._buffers = [queue.pinned(chunk_bytes) for _ in range(2)]
-        self._marks: list[Mark | None] = [None, None]  # behind the last copy from each buffer
-        self._staging: Tensor | None = None  # on the device, for what is converted there
+        self._marks: list[Mark | None] = [None, None]  # after the last copy from each buffer
+        self._staging: Tensor | None = None  # on the device, for conversions
 
     def __call__(self, data: np.ndarray, of: torch.dtype, to: torch.dtype) -> Tensor:
         flat = torch.from_numpy(data).reshape(-1)
@@ -105,12 +105,13 @@ class ChunkedUpload:
         return made if of != torch.uint8 else made.view(data.shape)
 
     def tensor(self, values: Tensor) -> Tensor:
-        """A tensor of the host, contiguous on the device; it may go as soon as this returns."""
+        """Upload a tensor of the host, contiguous on the device; ``values`` may be freed as soon as
+        this returns."""
         made = self(values.reshape(-1).view(torch.uint8).numpy(), values.dtype, values.dtype)
         return made.view(values.shape)
 
     def _fill(self, part: Tensor) -> Tensor:
-        """The part in the buffer whose turn it is, once the device has read what was in it."""
+        """Copy ``part`` to the next buffer, once the device has read its previous contents."""
         if (mark := self._marks[0]) is not None:
             mark.wait()
         chunk = self._buffers[0][: len(part)]
@@ -130,7 +131,7 @@ class ChunkedUpload:
 
 
 def upload_at_once(device: torch.device) -> Upload:
-    """The plain one, for any device."""
+    """A simple ``Upload`` for any device."""
 
     def upload(data: np.ndarray, of: torch.dtype, to: torch.dtype) -> Tensor:
         return torch.from_numpy(data).view(of).to(device, to)
@@ -139,5 +140,5 @@ def upload_at_once(device: torch.device) -> Upload:
 
 
 def upload_to(device: torch.device) -> Upload:
-    """The best for a device that is not the CPU."""
+    """The fastest ``Upload`` for a device other than the CPU."""
     return ChunkedUpload(CudaQueue(device)) if device.type == "cuda" else upload_at_once(device)

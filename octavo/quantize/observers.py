@@ -31,7 +31,7 @@ from torch import Tensor
 
 from octavo.base.errors import UnsupportedModelError
 from octavo.kernels.dispatch import Ops, create_ops
-from octavo.kernels.op_arguments import Rotation, RowNorm
+from octavo.kernels.op_arguments import RopeArguments, RowNorm
 from octavo.kernels.reference import rmsnorm, rope
 from octavo.layers.linear import Linear
 from octavo.layers.module import Module, named_parameters
@@ -359,7 +359,7 @@ class _WindowsAttention:
         q: Tensor,
         ckv: Tensor,
         norm: RowNorm,
-        rotation: Rotation,
+        rotation: RopeArguments,
         kv_b: WeightTensor,
         *,
         scale: float,

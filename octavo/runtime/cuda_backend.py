@@ -10,7 +10,7 @@ from types import MappingProxyType
 import torch
 
 from octavo.base.errors import ConfigError
-from octavo.kernels.cuda.ops import FusedOps
+from octavo.kernels.cuda.ops import StepOps
 from octavo.kernels.cuda.packing import Upload, expanded, pack
 from octavo.kernels.cuda.program import FusedProgram
 from octavo.kernels.cuda.sampling import DeviceSampler
@@ -91,7 +91,7 @@ class FusedBackend:
         self._spec, self._model_config = spec, model_config
         self._components = components or components_of(spec)
         self._plan, weights = plan_step(model)
-        if reason := self._components.why_not(self._plan.phases):
+        if reason := self._components.why_not(self._plan.ops):
             raise CannotFuse(reason)
         self._weights = PackedDeviceWeights(self._plan, weights, self._components)
         if spec.device != "cpu":
@@ -211,10 +211,10 @@ class FusedBackend:
 
     def _create_probe(self, runner: ObservedRunner, kv_cache: KVCache) -> FusedProbe:
         weights = [
-            (isinstance(phase, FusedHead), self._weights(together), share_of(phase))
-            for phase in self._plan.phases
-            if not isinstance(phase, FusedEmbedding)
-            for together in products_of(phase)
+            (isinstance(op, FusedHead), self._weights(together), share_of(op))
+            for op in self._plan.ops
+            if not isinstance(op, FusedEmbedding)
+            for together in products_of(op)
         ]
         components = self._components
         return FusedProbe(
@@ -223,14 +223,14 @@ class FusedBackend:
 
     def _create_program(
         self,
-        ops: FusedOps,
+        ops: StepOps,
         kv_cache: KVCache,
         limits: RankLimits,
         device: torch.device,
         kept: Collection[Value] = (),
     ) -> FusedProgram:
         return FusedProgram(
-            self._plan.phases,
+            self._plan.ops,
             ops,
             self._weights,
             kv_cache,
@@ -242,10 +242,8 @@ class FusedBackend:
             kept,
         )
 
-    def _create_ops(self, kv_cache: KVCache, limits: RankLimits, device: torch.device) -> FusedOps:
-        return self._components.create_ops(
-            self._plan.phases, self._weights, kv_cache, limits, device
-        )
+    def _create_ops(self, kv_cache: KVCache, limits: RankLimits, device: torch.device) -> StepOps:
+        return self._components.create_ops(self._plan.ops, self._weights, kv_cache, limits, device)
 
     def _create_sampler(self, limits: RankLimits, device: torch.device) -> DeviceSampler:
         return self._components.create_sampler(self._model_config.vocab_size, limits, device)
@@ -297,15 +295,15 @@ class PackedDeviceWeights:
         """
         upload = self._components.create_upload()
         total, done = sum(weight.nbytes for weight in self._weights.values()), 0
-        products = ((p, together) for p in self._plan.phases for together in products_of(p))
-        for phase, together in products:
+        products = ((p, together) for p in self._plan.ops for together in products_of(p))
+        for op, together in products:
             names = tuple(map(self._plan.name_of, together))
             if names not in self._made:
                 self._made[names] = self._pack(
                     names,
                     upload,
-                    as_one=isinstance(phase, FusedExperts),
-                    as_floats=isinstance(phase, FusedLatentAttention),
+                    as_one=isinstance(op, FusedExperts),
+                    as_floats=isinstance(op, FusedLatentAttention),
                 )
                 done += sum(self._weights[name].nbytes for name in names)
                 if progress is not None:

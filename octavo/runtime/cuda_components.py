@@ -11,8 +11,8 @@ from typing import Protocol, TypeAlias
 import torch
 
 from octavo.kernels.cuda.attention_plan import AttentionLimits, Gpu
-from octavo.kernels.cuda.gemm_dispatch import Conditions, multiplied_as
-from octavo.kernels.cuda.ops import FusedOps, LayerStores
+from octavo.kernels.cuda.gemm_dispatch import GemmConditions, multiplied_as
+from octavo.kernels.cuda.ops import LayerStores, StepOps
 from octavo.kernels.cuda.packing import Upload
 from octavo.kernels.cuda.plain_ops import PlainOps
 from octavo.kernels.cuda.sampling import DeviceSampler
@@ -43,18 +43,18 @@ class DeviceComponents(Protocol):
     dtype: torch.dtype  # of activations
     compiles: bool  # kernels are compiled when they are first launched
 
-    def why_not(self, phases: Sequence[FusedOp]) -> str | None:
+    def why_not(self, ops: Sequence[FusedOp]) -> str | None:
         """Return why it cannot run a model of these fused ops, None if it can."""
         ...
 
     def create_ops(
         self,
-        phases: Sequence[FusedOp],
+        ops: Sequence[FusedOp],
         weight_of: WeightOf,
         kv_cache: LayerStores,
         limits: RankLimits,
         where: torch.device,
-    ) -> FusedOps: ...
+    ) -> StepOps: ...
 
     def create_sampler(
         self, vocab_size: int, limits: RankLimits, where: torch.device
@@ -86,7 +86,7 @@ def components_of(spec: RankSpec) -> DeviceComponents:
     device, dtype = torch.device(spec.device), getattr(torch, spec.dtype)
     if device.type == "cpu":
         return PlainComponents(dtype)
-    conditions = Conditions(Gpu.of(device), dtype, spec.batch_invariant, spec.activations)
+    conditions = GemmConditions(Gpu.of(device), dtype, spec.batch_invariant, spec.activations)
     return TritonComponents(device, conditions)
 
 
@@ -100,12 +100,12 @@ class PlainComponents:
     def __init__(self, dtype: torch.dtype):
         self.dtype = dtype
 
-    def why_not(self, phases: Sequence[FusedOp]) -> None:
+    def why_not(self, ops: Sequence[FusedOp]) -> None:
         return None
 
     def create_ops(
         self,
-        phases: Sequence[FusedOp],
+        ops: Sequence[FusedOp],
         weight_of: WeightOf,
         kv_cache: LayerStores,
         limits: RankLimits,
@@ -136,31 +136,31 @@ class TritonComponents:
 
     compiles = True
 
-    def __init__(self, device: torch.device, conditions: Conditions):
+    def __init__(self, device: torch.device, conditions: GemmConditions):
         self.device, self.dtype = device, conditions.dtype
         self._conditions = conditions
 
-    def why_not(self, phases: Sequence[FusedOp]) -> str | None:
-        for phase in phases:
-            if isinstance(phase, FusedLatentAttention) and phase.rope.rotary_dim not in _ROPE_DIMS:
+    def why_not(self, ops: Sequence[FusedOp]) -> str | None:
+        for op in ops:
+            if isinstance(op, FusedLatentAttention) and op.rope.rotary_dim not in _ROPE_DIMS:
                 return (
-                    f"keys of {phase.rope.rotary_dim} values beside latent vectors: kernels of "
+                    f"keys of {op.rope.rotary_dim} values beside latent vectors: kernels of "
                     f"GPUs have {', '.join(map(str, _ROPE_DIMS))}"
                 )
         return None
 
     def create_ops(
         self,
-        phases: Sequence[FusedOp],
+        ops: Sequence[FusedOp],
         weight_of: WeightOf,
         kv_cache: LayerStores,
         limits: RankLimits,
         where: torch.device,
-    ) -> FusedOps:
+    ) -> StepOps:
         from octavo.kernels.cuda.triton_ops import create_triton_ops
 
         return create_triton_ops(
-            phases,
+            ops,
             weight_of,
             kv_cache,
             self.dtype,

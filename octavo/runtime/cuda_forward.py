@@ -173,7 +173,7 @@ class CudaForward:
             return self._stream.host_buffer(tensor.numel(), tensor.dtype).view(tensor.shape)
 
         words = self._stream.host_buffer(self._inputs.num_words, torch.int32)
-        sampled = SampledTokens(like(self._sampled.answers), like(self._sampled.judged))
+        sampled = SampledTokens(like(self._sampled.answers), like(self._sampled.logprobs))
         return StepBuffer(words, sampled, like(self.program.damaged), self._stream.mark())
 
     def feeds(self, request: Request) -> bool:
@@ -326,7 +326,7 @@ class CudaForward:
                 edits,
             ),
             part.asked,
-            SampledTokens(self._sampled.answers[:, rows], self._sampled.judged[rows]),
+            SampledTokens(self._sampled.answers[:, rows], self._sampled.logprobs[rows]),
         )
 
     # -- further results of the last step -------------------------------------------------------
@@ -374,12 +374,12 @@ class CudaForward:
         damaged = buffer.damaged[: step.starts[-1]].numpy().nonzero()[0].tolist()
         rows = ForwardOutput(step.starts, damaged)
         token_ids, status = buffer.sampled.answers[:, :count].tolist()
-        judged = LogprobRows(buffer.sampled.judged.numpy(), self.program.vocab_size)
+        logprob_rows = LogprobRows(buffer.sampled.logprobs.numpy(), self.program.vocab_size)
         sampling.give(
             rows,
             token_ids,
             {row: REASONS[code] for row, code in enumerate(status) if code},
-            lambda row: judged.entry(
+            lambda row: logprob_rows.entry(
                 row, token_ids[row], sampling.requests[row].params.logprobs or 0
             ),
         )
@@ -445,8 +445,8 @@ class StepBuffer:
         self.sampled.answers.copy_(sampled.answers, non_blocking=True)
         self.damaged[:num_tokens].copy_(damaged[:num_tokens], non_blocking=True)
         if num_logprobs:
-            self.sampled.judged[:num_logprobs].copy_(
-                sampled.judged[:num_logprobs], non_blocking=True
+            self.sampled.logprobs[:num_logprobs].copy_(
+                sampled.logprobs[:num_logprobs], non_blocking=True
             )
 
 

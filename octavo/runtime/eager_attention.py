@@ -13,7 +13,7 @@ from torch import Tensor
 from octavo.kernels.attention import ReferenceAttentionPlan
 from octavo.kernels.dispatch import Ops
 from octavo.kernels.kv_stores import KVStore
-from octavo.kernels.op_arguments import Rotation, RowNorm
+from octavo.kernels.op_arguments import RopeArguments, RowNorm
 from octavo.models.kv_groups import KVGroups
 from octavo.quantization.tensors import WeightTensor
 from octavo.runtime.input_batch import StepInputs
@@ -80,7 +80,7 @@ class PagedAttention:
         q: Tensor,
         ckv: Tensor,
         norm: RowNorm,
-        rotation: Rotation,
+        rotation: RopeArguments,
         kv_b: WeightTensor,
         *,
         scale: float,

@@ -299,7 +299,7 @@ class NativeForward:
 
     def logprobs(self, rows: range, token_ids: Sequence[int], num_top: int) -> list[TokenLogprobs]:
         count = len(self.logits(rows))
-        self.program.judge(
+        self.program.logprob_rows(
             count,
             _address(self._logits_at),
             _address(targets := array("i", token_ids)),

@@ -18,8 +18,8 @@ from octavo.kernels.cpu.program import KVLayout, Program
 from octavo.kernels.dispatch import RECORDER, Ops, create_ops
 from octavo.kernels.fused_ops import WeightRef
 from octavo.kernels.fuser import fuse
-from octavo.kernels.op_arguments import Rotation, RowNorm
-from octavo.kernels.recorder import LayerKV, LayerState, RopeTable, Tape, Value
+from octavo.kernels.op_arguments import RopeArguments, RowNorm
+from octavo.kernels.recorder import KVRef, RopeTable, StateRef, Tape, Value
 from octavo.layers.module import Module, named_parameters
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ class RecordedAttention:
         sinks: np.ndarray | None = None,
         rotated: Callable[[Any], Value] | None = None,
     ) -> Value:
-        kept = LayerKV(layer)
+        kept = KVRef(layer)
         self._ops.store_kv(k, v, kept, kept, None)
         attended: Value = self._ops.paged_attention(
             q, kept, kept, None, scale, window, softcap, sinks
@@ -60,12 +60,12 @@ class RecordedAttention:
         q: Value,
         ckv: Value,
         norm: RowNorm,
-        rotation: Rotation,
+        rotation: RopeArguments,
         kv_b: Weight,
         *,
         scale: float,
     ) -> Value:
-        kept = LayerKV(layer)
+        kept = KVRef(layer)
         self._ops.store_latents(ckv, norm, rotation, kept, kept, None)
         attended: Value = self._ops.latent_attention(q, kv_b, rotation, kept, kept, None, scale)
         return attended
@@ -79,8 +79,8 @@ class RecordingContext:
         self.positions = token_ids
         self.attention = RecordedAttention(ops)
 
-    def states(self, layer: int) -> LayerState:
-        return LayerState(layer)
+    def states(self, layer: int) -> StateRef:
+        return StateRef(layer)
 
     def rope_table(self, table: Callable[[int], np.ndarray], rotary_dim: int) -> RopeTable:
         return RopeTable(rotary_dim, table)
@@ -104,54 +104,54 @@ class StepPlan:
         name_of: returns the name of a matrix; tied matrices have the same name.
     """
 
-    phases: Sequence[fused_ops.FusedOp]
+    ops: Sequence[fused_ops.FusedOp]
     name_of: Callable[[WeightRef], str]
 
     def streams(self, depths: Iterable[int]) -> dict[int, Value]:
         """Return the hidden states of ``depths`` as values. CannotFuse if one does not exist."""
-        return {depth: fused_ops.residual_stream(self.phases, depth)[0] for depth in depths}
+        return {depth: fused_ops.residual_stream(self.ops, depth)[0] for depth in depths}
 
     def matrices(self) -> Iterator[WeightRef]:
         """Yield the matrices of all fused ops in their order, with repetitions."""
-        for phase in self.phases:
-            yield from matrices_of(phase)
+        for op in self.ops:
+            yield from matrices_of(op)
 
     def gathered(self) -> set[str]:
         """Return the names of matrices of which a step reads only some rows: untied embeddings."""
         tables: set[str] = set()
         multiplied: set[str] = set()
-        for phase in self.phases:
-            names = tables if isinstance(phase, fused_ops.FusedEmbedding) else multiplied
-            names.update(map(self.name_of, matrices_of(phase)))
+        for op in self.ops:
+            names = tables if isinstance(op, fused_ops.FusedEmbedding) else multiplied
+            names.update(map(self.name_of, matrices_of(op)))
         return tables - multiplied
 
 
-def matrices_of(phase: fused_ops.FusedOp) -> Iterator[WeightRef]:
+def matrices_of(op: fused_ops.FusedOp) -> Iterator[WeightRef]:
     """Yield the matrices that a fused op multiplies with or reads rows of."""
-    for together in products_of(phase):
+    for together in products_of(op):
         yield from together
 
 
-def products_of(phase: fused_ops.FusedOp) -> Iterator[Sequence[WeightRef]]:
+def products_of(op: fused_ops.FusedOp) -> Iterator[Sequence[WeightRef]]:
     """Yield the matrices of a fused op, those together that multiply the same rows."""
-    if isinstance(phase, fused_ops.FusedLinear):
-        yield [segment.weight for segment in phase.segments]
-    elif isinstance(phase, fused_ops.FusedExperts):
-        yield [matrix for expert in phase.experts for matrix in (expert.gate, expert.up)]
-        yield [expert.down for expert in phase.experts]
-    elif isinstance(phase, fused_ops.FusedEmbedding):
-        yield [matrix for matrix in (phase.weight, phase.positions) if matrix is not None]
-    elif isinstance(phase, fused_ops.FusedHead):
-        yield (phase.weight,)
-    elif isinstance(phase, fused_ops.FusedLatentAttention):
-        yield (phase.kv_b,)
+    if isinstance(op, fused_ops.FusedLinear):
+        yield [segment.weight for segment in op.segments]
+    elif isinstance(op, fused_ops.FusedExperts):
+        yield [matrix for expert in op.experts for matrix in (expert.gate, expert.up)]
+        yield [expert.down for expert in op.experts]
+    elif isinstance(op, fused_ops.FusedEmbedding):
+        yield [matrix for matrix in (op.weight, op.positions) if matrix is not None]
+    elif isinstance(op, fused_ops.FusedHead):
+        yield (op.weight,)
+    elif isinstance(op, fused_ops.FusedLatentAttention):
+        yield (op.kv_b,)
 
 
-def share_of(phase: fused_ops.FusedOp) -> tuple[int, int] | None:
+def share_of(op: fused_ops.FusedOp) -> tuple[int, int] | None:
     """Return the experts that a token uses and their number in all, None for other ops."""
-    if not isinstance(phase, fused_ops.FusedExperts):
+    if not isinstance(op, fused_ops.FusedExperts):
         return None
-    return phase.routing.top_k, phase.routing.num_experts
+    return op.routing.top_k, op.routing.num_experts
 
 
 def plan_step(model: CausalLM, activations: str = "auto") -> tuple[StepPlan, dict[str, Weight]]:
@@ -161,12 +161,12 @@ def plan_step(model: CausalLM, activations: str = "auto") -> tuple[StepPlan, dic
     decides on a GPU. CannotFuse if the model's ops cannot be fused.
     """
     assert isinstance(model, Module)
-    phases = fuse(record(model))
-    round_activations(phases, activations)
+    ops = fuse(record(model))
+    round_activations(ops, activations)
     names: dict[int, str] = {}
     for name, parameter in named_parameters(model):
         names.setdefault(id(parameter.value), name)
-    plan = StepPlan(phases, lambda matrix: names[id(matrix)])
+    plan = StepPlan(ops, lambda matrix: names[id(matrix)])
     weights = {name: parameter.value for name, parameter in named_parameters(model)}
     return plan, {name: weights[name] for name in map(plan.name_of, plan.matrices())}
 
@@ -187,7 +187,7 @@ class NativeModel:
     def latent_bytes(self) -> int:
         """Size of the weights that a program makes for latent attention, beside packed ones."""
         layers = (
-            each for each in self.plan.phases if isinstance(each, fused_ops.FusedLatentAttention)
+            each for each in self.plan.ops if isinstance(each, fused_ops.FusedLatentAttention)
         )
         return sum(
             planned_bytes(layer, self.packed.struct(self.plan.name_of(layer.kv_b)).format)
@@ -208,4 +208,4 @@ class NativeModel:
         def struct(matrix: WeightRef) -> abi.Weight:
             return self.packed.struct(self.plan.name_of(matrix))
 
-        return Program(self.plan.phases, library, pool, kv, struct, max_tokens, kept)
+        return Program(self.plan.ops, library, pool, kv, struct, max_tokens, kept)

@@ -37,7 +37,7 @@ class PlainSampler:
         self, logits: Tensor, rows: SamplingTensors, asked: Asked, out: SampledTokens
     ) -> None:
         num_rows = logits.shape[0]
-        records, seats = rows.records[:num_rows], rows.seats[:num_rows]
+        records, slots = rows.records[:num_rows], rows.slots[:num_rows]
         changed = _edited(logits, records, rows) if asked.edits else logits
         if asked.masks and rows.masks is not None:
             changed = _masked(changed, field(records, sampling.MASK_ROW, torch.int32), rows.masks)
@@ -48,13 +48,13 @@ class PlainSampler:
         token_ids = torch.where(is_greedy, likeliest, drawn) * (status == sampling.HAS_TOKEN)
         out.token_ids[:num_rows] = token_ids
         out.status[:num_rows] = status
-        rows.last_tokens[seats.long()] = token_ids.int()
+        rows.last_tokens[slots.long()] = token_ids.int()
         if asked.num_top is not None:
-            _write_logprobs(logits, token_ids, asked.num_top, out.judged[:num_rows])
+            _write_logprobs(logits, token_ids, asked.num_top, out.logprobs[:num_rows])
 
     def resolve(self, token_ids: Tensor, last_tokens: Tensor) -> None:
-        seats = (-1 - token_ids).clamp(min=0).long()
-        token_ids.copy_(torch.where(token_ids < 0, last_tokens[seats], token_ids))
+        slots = (-1 - token_ids).clamp(min=0).long()
+        token_ids.copy_(torch.where(token_ids < 0, last_tokens[slots], token_ids))
 
 
 class _RowParameters(NamedTuple):
@@ -145,15 +145,15 @@ def _uniform(seed: Tensor, sample_index: Tensor, position: Tensor) -> Tensor:
     return (high << 21 | low >> 11).double() * 2.0**-53
 
 
-def _write_logprobs(logits: Tensor, token_ids: Tensor, num_top: int, judged: Tensor) -> None:
+def _write_logprobs(logits: Tensor, token_ids: Tensor, num_top: int, logprobs: Tensor) -> None:
     """Write the log-probability data of a token of each row and of the most likely ones."""
     own = logits.gather(1, token_ids.long().unsqueeze(1))
     top = most_likely(logits, min(num_top, logits.shape[1]))
-    field(judged, sampling.TOTAL, torch.int64).copy_(token_weights(logits).sum(-1))
-    field(judged, sampling.PEAK, torch.float32).copy_(logits.amax(-1))
-    field(judged, sampling.LOGIT, torch.float32).copy_(own[:, 0])
-    field(judged, sampling.RANK, torch.int32).copy_((logits > own).sum(-1) + 1)
+    field(logprobs, sampling.TOTAL, torch.int64).copy_(token_weights(logits).sum(-1))
+    field(logprobs, sampling.PEAK, torch.float32).copy_(logits.amax(-1))
+    field(logprobs, sampling.LOGIT, torch.float32).copy_(own[:, 0])
+    field(logprobs, sampling.RANK, torch.int32).copy_((logits > own).sum(-1) + 1)
     width = top.token_ids.shape[1]
-    judged[:, sampling.TOP_IDS : sampling.TOP_IDS + width] = top.token_ids
-    floats = judged.view(torch.float32)
+    logprobs[:, sampling.TOP_IDS : sampling.TOP_IDS + width] = top.token_ids
+    floats = logprobs.view(torch.float32)
     floats[:, sampling.TOP_LOGITS : sampling.TOP_LOGITS + width] = top.logits

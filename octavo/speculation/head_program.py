@@ -52,7 +52,7 @@ class HeadModule(Module):
     inputs: Mapping[str, int]  # the names and widths of its hidden states
 
 
-class Candidate(NamedTuple):
+class HeadCandidate(NamedTuple):
     """A row of a head's vocabulary, and the logarithm of the probability that the head gives it."""
 
     row: int
@@ -85,14 +85,14 @@ class HeadProgram:
         kv: KVLayout = NO_KV,
         block_size: int = 16,
     ):
-        phases, inputs = _record(head)
+        ops, inputs = _record(head)
         packed = _Packed(target.library, target.pool)
-        self._program = Program(phases, target.library, target.pool, kv, packed.struct, max_rows)
+        self._program = Program(ops, target.library, target.pool, kv, packed.struct, max_rows)
         self._target = target  # whose memory is shared
         self._packed = packed
         self._inputs = inputs
         self._block_size = block_size
-        last = phases[-1]
+        last = ops[-1]
         assert isinstance(last, fused_ops.FusedHead), last
         self._hidden = last.source
         self._samples = _greedy(max_rows)
@@ -128,7 +128,7 @@ class HeadProgram:
         num_top: int = 1,
         token_ids: Sequence[int] | np.ndarray | None = None,
         runs: Runs | None = None,
-    ) -> list[list[Candidate]]:
+    ) -> list[list[HeadCandidate]]:
         """Run over ``num_rows`` rows, and say of some the ``num_top`` first guesses, best first.
 
         There are none of a row whose numbers are none, or if the call fails, which is logged: a
@@ -168,8 +168,8 @@ class HeadProgram:
             for index, row in enumerate(rows)
         ]
 
-    def _guesses(self, index: int) -> list[Candidate]:
-        return [Candidate(*pair) for pair in self._logprobs.entry(index, 0).top]
+    def _guesses(self, index: int) -> list[HeadCandidate]:
+        return [HeadCandidate(*pair) for pair in self._logprobs.entry(index, 0).top]
 
     def _sequences(
         self, num_rows: int, runs: Runs | None
@@ -226,9 +226,9 @@ def _record(head: HeadModule) -> tuple[list[fused_ops.FusedOp], dict[str, Value]
     token_ids = Value(tape, None, ())
     inputs = {name: tape.input(width) for name, width in head.inputs.items()}
     head(inputs, token_ids, RecordingContext(create_ops("cpu", candidates=CANDIDATES), token_ids))
-    phases = fuse(tape)
-    round_activations(phases, "auto")
-    return phases, inputs
+    ops = fuse(tape)
+    round_activations(ops, "auto")
+    return ops, inputs
 
 
 class _Packed:

@@ -27,7 +27,7 @@ from octavo.runtime.capacity import RankLimits
 from octavo.runtime.hidden_states import ComputedTokens, States
 from octavo.runtime.native_kv_cache import create_native_cache
 from octavo.speculation.draft_tree import DraftTree, TreeShape, drafts_of
-from octavo.speculation.head_program import Candidate, HeadModule, HeadProgram, Runs
+from octavo.speculation.head_program import HeadCandidate, HeadModule, HeadProgram, Runs
 from octavo.speculation.native_target import NativeTarget
 
 FEATURE = "feature"  # the name of the one input of such a head
@@ -62,7 +62,7 @@ class _Guessed:
     """What follows the last known token of a request, by the head's last run over its positions."""
 
     position: int  # of that token
-    candidates: list[Candidate]
+    candidates: list[HeadCandidate]
     hidden: np.ndarray  # float32 [hidden_size], to go on from
 
 
@@ -188,7 +188,7 @@ class LayerProposer:
             states = self._program.hidden[[row for row, _ in going]]
             front = [each for _, each in going]
 
-    def _add(self, tree: DraftTree, node: int, candidates: Sequence[Candidate]) -> list[int]:
+    def _add(self, tree: DraftTree, node: int, candidates: Sequence[HeadCandidate]) -> list[int]:
         """Where a tree is gone on from, at most one node: with what may follow another."""
         guesses = [(int(self._token_ids[row]), logprob) for row, logprob in candidates]
         return tree.best(tree.add(node, guesses))

@@ -31,7 +31,7 @@ from octavo.settings.speculation import SpeculativeConfig
 from octavo.speculation.draft_tree import DraftTree, TreeShape, drafts_of, min_probability_of
 from octavo.speculation.drafters import Target
 from octavo.speculation.head_folder import HeadFolder
-from octavo.speculation.head_program import Candidate, HeadModule, HeadProgram
+from octavo.speculation.head_program import HeadCandidate, HeadModule, HeadProgram
 from octavo.speculation.native_target import NativeTarget
 from octavo.speculation.state_proposer import LastStates, StateProposer
 
@@ -148,7 +148,7 @@ class MedusaProposer(StateProposer):
                 break
         return drafts_of(trees)
 
-    def _tokens(self, candidates: Sequence[Candidate]) -> list[tuple[int, float]]:
+    def _tokens(self, candidates: Sequence[HeadCandidate]) -> list[tuple[int, float]]:
         return [(int(self._token_ids[row]), logprob) for row, logprob in candidates]
 
     def _trees(self, openings: Sequence[DraftingRequest], states: np.ndarray) -> dict[str, Draft]:
@@ -168,7 +168,7 @@ class MedusaProposer(StateProposer):
         return drafts
 
     @staticmethod
-    def _guess(program: HeadProgram, states: np.ndarray, num_top: int) -> list[list[Candidate]]:
+    def _guess(program: HeadProgram, states: np.ndarray, num_top: int) -> list[list[HeadCandidate]]:
         program.input("hidden")[: len(states)] = states
         return program.run(len(states), range(len(states)), num_top)
 

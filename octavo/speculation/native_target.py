@@ -71,26 +71,26 @@ class NativeTarget:
 
     def last_norm(self) -> Callable[[np.ndarray], np.ndarray]:
         """The last norm as a function of hidden states, float32 [..., hidden_size]."""
-        _, norm = fused_ops.residual_stream(self._model.plan.phases, self.depth)
+        _, norm = fused_ops.residual_stream(self._model.plan.ops, self.depth)
         return normalized(norm.weight, norm.eps)
 
     def share_norm(self, parameter: Parameter) -> Parameter:
         """A parameter in place of this one: the weight of the last norm."""
-        _, norm = fused_ops.residual_stream(self._model.plan.phases, self.depth)
+        _, norm = fused_ops.residual_stream(self._model.plan.ops, self.depth)
         return parameter.holding(norm.weight)
 
     def share_embedding(self, parameter: Parameter) -> tuple[Parameter, float]:
         """The same for the embedding, with what its rows are multiplied by."""
-        embed = self._phase(fused_ops.FusedEmbedding)
+        embed = self._op(fused_ops.FusedEmbedding)
         return parameter.holding(self._shared(embed.weight)), embed.scale
 
     def share_head(self, parameter: Parameter) -> Parameter:
         """A parameter in place of this one: the matrix of the logits."""
-        return parameter.holding(self._shared(self._phase(fused_ops.FusedHead).weight))
+        return parameter.holding(self._shared(self._op(fused_ops.FusedHead).weight))
 
     def _shared(self, matrix: fused_ops.WeightRef) -> SharedMatrix:
         struct = self._model.packed.struct(self._model.plan.name_of(matrix))
         return SharedMatrix(tuple(matrix.shape), struct)
 
-    def _phase(self, kind: type[P]) -> P:
-        return next(phase for phase in self._model.plan.phases if isinstance(phase, kind))
+    def _op(self, kind: type[P]) -> P:
+        return next(op for op in self._model.plan.ops if isinstance(op, kind))

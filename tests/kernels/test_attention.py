@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from octavo.kernels import attention
-from octavo.kernels.kv_stores import Floats, KVStore
+from octavo.kernels.kv_stores import FloatCodec, KVStore
 from octavo.kernels.reference import paged_attention, plan_attention, store_kv
 
 DEVICES = [
@@ -64,7 +64,7 @@ def paged(sequences, block_size, options, seed=0, dtype=torch.float32, parents=N
     order = torch.randperm(sum(counts) + 3, generator=torch.Generator().manual_seed(seed)).int()
     shape = (len(order), block_size, *sequences[0].k.shape[1:])
     k_cache, v_cache = (
-        KVStore(Floats(dtype), [torch.full(shape, math.nan, device=device, dtype=dtype)])
+        KVStore(FloatCodec(dtype), [torch.full(shape, math.nan, device=device, dtype=dtype)])
         for _ in range(2)
     )
     tables = torch.full((len(sequences), max(counts)), int(order[-1]), dtype=torch.int32)
@@ -191,7 +191,7 @@ def test_a_plan_serves_layers_of_different_kinds():
     start, lengths = torch.tensor([0, 40]).int(), torch.tensor([100]).int()
     plan = plan_attention(tables, start, lengths, 40, 100, 16)
     assert (plan.max_query_len, plan.max_seq_len) == (40, 100)
-    caches = [KVStore(Floats(torch.float32), [torch.zeros(7, 16, 2, 32)]) for _ in range(2)]
+    caches = [KVStore(FloatCodec(torch.float32), [torch.zeros(7, 16, 2, 32)]) for _ in range(2)]
     store_kv(sequence.k, sequence.v, *caches, torch.arange(100))
     for _ in range(2):
         for options in (Options(), Options(window=20), Options(window=64)):

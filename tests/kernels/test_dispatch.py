@@ -9,7 +9,7 @@ import torch
 
 from octavo.kernels import dispatch, reference
 from octavo.kernels.cpu import library
-from octavo.kernels.dispatch import CANDIDATES, OP_NAMES, Candidate, create_ops, explain
+from octavo.kernels.dispatch import CANDIDATES, OP_NAMES, OpBackend, create_ops, explain
 
 
 def test_ops_that_compute_are_those_of_the_reference():
@@ -71,7 +71,7 @@ def fast_attention(*arguments):
 
 
 def candidates(refuses):
-    fast = Candidate(
+    fast = OpBackend(
         "fast",
         {
             "linear": fast_linear,

@@ -10,7 +10,7 @@ from octavo.kernels import recorder, reference
 from octavo.kernels.experts import clamped_swiglu, route
 from octavo.kernels.fuser import fuse
 from octavo.kernels.recorder import Tape, Value
-from octavo.kernels.routing import CLAMPED_SWIGLU, Expert, Router, Routing
+from octavo.kernels.routing import CLAMPED_SWIGLU, ExpertWeights, RouterWeights, Routing
 
 ROUTINGS = {
     "softmax": Routing(num_experts=7, top_k=3, normalize=False),
@@ -82,9 +82,9 @@ def make_experts(routing: Routing, hidden: int, inner: int, biases: bool = False
     def bias(size):
         return tensor(size) if biases else None
 
-    router = Router(tensor(routing.num_experts, hidden), bias(routing.num_experts))
+    router = RouterWeights(tensor(routing.num_experts, hidden), bias(routing.num_experts))
     experts = [
-        Expert(
+        ExpertWeights(
             *(tensor(inner, hidden), tensor(inner, hidden), tensor(hidden, inner)),
             *(bias(inner), bias(inner), bias(hidden)),
         )
@@ -136,12 +136,12 @@ def recorded(shared: bool) -> tuple[Tape, Value]:
     tape = Tape()
     x = recorder.embed(Value(tape, None, ()), matrix(11, 8))
     normed = recorder.rmsnorm(x, np.ones(8), 1e-5)
-    experts = [Expert(matrix(6, 8), matrix(6, 8), matrix(8, 6))] * 2
+    experts = [ExpertWeights(matrix(6, 8), matrix(6, 8), matrix(8, 6))] * 2
     if shared:
         gate, up = (recorder.linear(normed, matrix(5, 8)) for _ in range(2))
         made = recorder.linear(recorder.silu_mul(gate, up), matrix(8, 5))
         made = recorder.sigmoid_mul(recorder.linear(normed, matrix(1, 8)), made)
-    chosen = recorder.moe(normed, Router(matrix(2, 8)), experts, routing, "silu")
+    chosen = recorder.moe(normed, RouterWeights(matrix(2, 8)), experts, routing, "silu")
     out = recorder.add(made, chosen) if shared else chosen
     recorder.lm_head(recorder.rmsnorm(recorder.add(x, out), np.ones(8), 1e-5), matrix(11, 8))
     return tape, x
@@ -149,24 +149,32 @@ def recorded(shared: bool) -> tuple[Tape, Value]:
 
 def test_a_norm_and_a_sum_are_part_of_experts():
     tape, x = recorded(shared=False)
-    phases = fuse(tape)
-    assert [type(phase).__name__ for phase in phases] == [
-        *("Embed", "Linear", "Experts", "Check", "Head")
+    ops = fuse(tape)
+    assert [type(op).__name__ for op in ops] == [
+        *("FusedEmbedding", "FusedLinear", "FusedExperts", "FusedCheck", "FusedHead")
     ]
-    router, experts = phases[1:3]
+    router, experts = ops[1:3]
     assert router.norm is not None and experts.norm is not None
     assert router.source is experts.source is experts.residual is x
     assert experts.logits is router.segments[0].out
-    assert phases[-1].source is experts.out
+    assert ops[-1].source is experts.out
 
 
 def test_an_mlp_for_all_is_multiplied_by_its_gate_as_it_is_made():
-    phases = fuse(recorded(shared=True)[0])
-    gate_up, down, scale = phases[1:4]
+    ops = fuse(recorded(shared=True)[0])
+    gate_up, down, scale = ops[1:4]
     assert gate_up.activation == "silu" and len(gate_up.segments) == 2
     assert down.residual is None
-    kinds = [type(phase).__name__ for phase in phases[3:]]
-    assert kinds == ["Linear", "Rows", "Linear", "Experts", "Rows", "Check", "Head"]
+    kinds = [type(op).__name__ for op in ops[3:]]
+    assert kinds == [
+        "FusedLinear",
+        "FusedRows",
+        "FusedLinear",
+        "FusedExperts",
+        "FusedRows",
+        "FusedCheck",
+        "FusedHead",
+    ]
     assert scale.segments[0].weight.shape == (1, 8)
-    rows, experts = phases[4], phases[6]
+    rows, experts = ops[4], ops[6]
     assert rows.kind == "sigmoid" and experts.residual is rows.out

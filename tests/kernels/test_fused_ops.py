@@ -1,4 +1,4 @@
-"""Recorded forward passes, and the phases that they become."""
+"""Recorded forward passes, and the fused ops that they become."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 from octavo.kernels import fused_ops, recorder
 from octavo.kernels.fuser import fuse
-from octavo.kernels.recorder import LayerKV, RopeTable, Tape, Value
+from octavo.kernels.recorder import KVRef, RopeTable, Tape, Value
 from octavo.quantization.base import StoredWeight, Weight
 from octavo.quantization.ggml_types import GGMLType
 
@@ -31,8 +31,8 @@ def attention(x: Value, layer: int = 0, qk_norm: bool = False, rope: bool = True
     if rope:
         table = RopeTable(HEAD_DIM, lambda n: np.zeros((n, HEAD_DIM)))
         q, k = recorder.rope(q, k, None, table)
-    recorder.store_kv(k, v, LayerKV(layer), LayerKV(layer), None)
-    attended = recorder.paged_attention(q, LayerKV(layer), LayerKV(layer), None, 0.5)
+    recorder.store_kv(k, v, KVRef(layer), KVRef(layer), None)
+    attended = recorder.paged_attention(q, KVRef(layer), KVRef(layer), None, 0.5)
     return attended.view(-1, HIDDEN)
 
 
@@ -55,46 +55,46 @@ def finish(x: Value) -> None:
     recorder.lm_head(norm(x), matrix(VOCAB, HIDDEN))
 
 
-def kinds(phases: list[Any]) -> list[str]:
+def kinds(ops: list[Any]) -> list[str]:
     return [
-        f"Rows {phase.kind}" if isinstance(phase, fused_ops.FusedRows) else type(phase).__name__
-        for phase in phases
+        f"Rows {op.kind}" if isinstance(op, fused_ops.FusedRows) else type(op).__name__
+        for op in ops
     ]
 
 
-def test_a_llama_layer_is_five_phases():
+def test_a_llama_layer_is_five_fused_ops():
     tape, x = start()
     for layer in range(2):
         x = recorder.add(x, recorder.linear(attention(norm(x), layer), matrix(HIDDEN, HIDDEN)))
         x = recorder.add(x, mlp(norm(x)))
     finish(x)
-    phases = fuse(tape)
-    layer_phases = ["Linear", "Attention", "Linear", "Linear", "Linear"]
-    assert kinds(phases) == ["Embed", *layer_phases, *layer_phases, "Check", "Head"]
-    qkv, _, out, gate_up, down = phases[1:6]
+    ops = fuse(tape)
+    layer_ops = ["FusedLinear", "FusedAttention", "FusedLinear", "FusedLinear", "FusedLinear"]
+    assert kinds(ops) == ["FusedEmbedding", *layer_ops, *layer_ops, "FusedCheck", "FusedHead"]
+    qkv, _, out, gate_up, down = ops[1:6]
     assert len(qkv.segments) == 3 and qkv.norm and qkv.residual is None
-    assert out.residual is phases[0].out and out.norm is None
+    assert out.residual is ops[0].out and out.norm is None
     assert gate_up.activation == "silu" and gate_up.norm and gate_up.source is out.segments[0].out
     assert down.residual is out.segments[0].out
-    assert phases[-1].norm and phases[-1].source is phases[-3].segments[0].out
+    assert ops[-1].norm and ops[-1].source is ops[-3].segments[0].out
 
 
-def test_a_gemma_layer_is_five_phases_too():
+def test_a_gemma_layer_is_five_fused_ops_too():
     tape, x = start()
     for layer in range(3):
         attended = attention(norm(x), layer, qk_norm=True)
         x = recorder.add(x, norm(recorder.linear(attended, matrix(HIDDEN, HIDDEN))))
         x = recorder.add(x, norm(mlp(norm(x))))
     finish(x)
-    phases = fuse(tape)
-    layer_phases = ["Linear", "Attention", "Linear", "Linear", "Linear"]
+    ops = fuse(tape)
+    layer_ops = ["FusedLinear", "FusedAttention", "FusedLinear", "FusedLinear", "FusedLinear"]
     # The last norm and sum have no linear after them that runs over all rows.
-    end = ["Rows norm", "Rows add", "Check", "Head"]
-    assert kinds(phases) == ["Embed", *layer_phases * 3, *end]
-    second_qkv = phases[6]
-    assert second_qkv.added is phases[5].segments[0].out and second_qkv.added_norm
+    end = ["Rows norm", "Rows add", "FusedCheck", "FusedHead"]
+    assert kinds(ops) == ["FusedEmbedding", *layer_ops * 3, *end]
+    second_qkv = ops[6]
+    assert second_qkv.added is ops[5].segments[0].out and second_qkv.added_norm
     assert second_qkv.sum_out is not None and second_qkv.norm
-    assert phases[2].q_norm and phases[2].k_norm and phases[2].rope
+    assert ops[2].q_norm and ops[2].k_norm and ops[2].rope
 
 
 def test_halves_side_by_side_read_the_same_norm():
@@ -104,11 +104,11 @@ def test_halves_side_by_side_read_the_same_norm():
     fed = mlp(both)  # beside attention, not after it
     x = recorder.add(recorder.add(x, attended), fed)
     finish(x)
-    phases = fuse(tape)
-    layer = ["Linear", "Attention", "Linear", "Linear", "Linear"]
-    assert kinds(phases) == ["Embed", *layer, "Check", "Head"]
-    assert len(phases[1].segments) == 3 and phases[1].norm is not None
-    assert phases[4].activation == "silu" and phases[4].norm is not None
+    ops = fuse(tape)
+    layer = ["FusedLinear", "FusedAttention", "FusedLinear", "FusedLinear", "FusedLinear"]
+    assert kinds(ops) == ["FusedEmbedding", *layer, "FusedCheck", "FusedHead"]
+    assert len(ops[1].segments) == 3 and ops[1].norm is not None
+    assert ops[4].activation == "silu" and ops[4].norm is not None
 
 
 def test_sums_that_no_norm_reads():
@@ -119,12 +119,19 @@ def test_sums_that_no_norm_reads():
         x = recorder.add(x, norm(attended))
         x = recorder.add(x, norm(mlp(x)))
     finish(x)
-    phases = fuse(tape)
-    layers = ["Linear", "Attention", "Linear", "Linear", "Linear"] * 2
-    assert kinds(phases) == ["Embed", *layers, "Rows norm", "Rows add", "Check", "Head"]
-    gate_up, second_qkv = phases[4], phases[6]
-    for phase in (gate_up, second_qkv):
-        assert phase.norm is None and phase.added_norm is not None and phase.sum_out is not None
+    ops = fuse(tape)
+    layers = ["FusedLinear", "FusedAttention", "FusedLinear", "FusedLinear", "FusedLinear"] * 2
+    assert kinds(ops) == [
+        "FusedEmbedding",
+        *layers,
+        "Rows norm",
+        "Rows add",
+        "FusedCheck",
+        "FusedHead",
+    ]
+    gate_up, second_qkv = ops[4], ops[6]
+    for op in (gate_up, second_qkv):
+        assert op.norm is None and op.added_norm is not None and op.sum_out is not None
 
 
 def test_scales_go_into_the_linears_before_them():
@@ -133,16 +140,23 @@ def test_scales_go_into_the_linears_before_them():
     x = recorder.add(x, recorder.scale(attended, 0.5))
     logits = recorder.lm_head(norm(x), matrix(VOCAB, HIDDEN))
     recorder.softcap(recorder.scale(logits, 0.25), 30.0)
-    phases = fuse(tape)
-    assert kinds(phases) == ["Embed", "Linear", "Attention", "Linear", "Check", "Head"]
-    assert phases[3].scale == 0.5 and phases[3].residual is phases[0].out
-    assert (phases[-1].scale, phases[-1].softcap) == (0.25, 30.0)
+    ops = fuse(tape)
+    assert kinds(ops) == [
+        "FusedEmbedding",
+        "FusedLinear",
+        "FusedAttention",
+        "FusedLinear",
+        "FusedCheck",
+        "FusedHead",
+    ]
+    assert ops[3].scale == 0.5 and ops[3].residual is ops[0].out
+    assert (ops[-1].scale, ops[-1].softcap) == (0.25, 30.0)
 
 
 def test_a_scale_of_something_else_stands_alone():
     tape, x = start()
     finish(recorder.scale(x, 3.0))
-    assert kinds(fuse(tape)) == ["Embed", "Rows scale", "Check", "Head"]
+    assert kinds(fuse(tape)) == ["FusedEmbedding", "Rows scale", "FusedCheck", "FusedHead"]
 
 
 def test_positions_go_into_the_embedding():
@@ -160,17 +174,17 @@ def test_layernorms_and_plain_activations_stand_alone():
     normed = recorder.layernorm(x, np.ones(HIDDEN), bias, 1e-5)
     inner = recorder.activate(recorder.linear(normed, matrix(INNER, HIDDEN)), "relu")
     finish(recorder.add(x, recorder.linear(inner, matrix(HIDDEN, INNER))))
-    phases = fuse(tape)
-    alone = ["Rows layernorm", "Linear", "Rows relu_alone", "Linear"]
-    assert kinds(phases) == ["Embed", *alone, "Check", "Head"]
-    assert phases[1].bias is bias and phases[4].residual is phases[0].out
+    ops = fuse(tape)
+    alone = ["Rows layernorm", "FusedLinear", "Rows relu_alone", "FusedLinear"]
+    assert kinds(ops) == ["FusedEmbedding", *alone, "FusedCheck", "FusedHead"]
+    assert ops[1].bias is bias and ops[4].residual is ops[0].out
 
 
 def test_attention_without_rope():
     tape, x = start()
     finish(recorder.add(x, recorder.linear(attention(norm(x), rope=False), matrix(HIDDEN, HIDDEN))))
-    (phase,) = (p for p in fuse(tape) if isinstance(p, fused_ops.FusedAttention))
-    assert phase.rope is None and phase.q_norm is None
+    (op,) = (p for p in fuse(tape) if isinstance(p, fused_ops.FusedAttention))
+    assert op.rope is None and op.q_norm is None
 
 
 def test_logits_may_be_capped():
@@ -188,8 +202,8 @@ def keys_read_twice(x: Value) -> None:
     table = RopeTable(HEAD_DIM, lambda n: np.zeros((n, HEAD_DIM)))
     q, k = (recorder.linear(x, matrix(HIDDEN, HIDDEN)).view(-1, HEADS, HEAD_DIM) for _ in "qk")
     q, k = recorder.rope(q, k, None, table)
-    recorder.store_kv(k, k, LayerKV(0), LayerKV(0), None)
-    attended = recorder.paged_attention(q, LayerKV(0), LayerKV(0), None, 1.0)
+    recorder.store_kv(k, k, KVRef(0), KVRef(0), None)
+    attended = recorder.paged_attention(q, KVRef(0), KVRef(0), None, 1.0)
     finish(recorder.add(attended.view(-1, HIDDEN), k.view(-1, HIDDEN)))
 
 
@@ -199,7 +213,7 @@ def capped_in_the_middle(x: Value) -> None:
 
 def nothing_stored(x: Value) -> None:
     q = recorder.linear(x, matrix(HIDDEN, HIDDEN)).view(-1, HEADS, HEAD_DIM)
-    finish(recorder.paged_attention(q, LayerKV(0), LayerKV(0), None, 1.0).view(-1, HIDDEN))
+    finish(recorder.paged_attention(q, KVRef(0), KVRef(0), None, 1.0).view(-1, HIDDEN))
 
 
 @pytest.mark.parametrize(
@@ -232,7 +246,7 @@ def test_memory_is_reused_and_never_where_it_is_read():
         x = recorder.add(x, recorder.linear(attention(norm(x), layer), matrix(HIDDEN, HIDDEN)))
         x = recorder.add(x, norm(mlp(norm(x))))
     finish(x)
-    phases = fuse(tape)
+    ops = fuse(tape)
     made: list[int] = []
     free: list[int] = []
 
@@ -242,15 +256,15 @@ def test_memory_is_reused_and_never_where_it_is_read():
         made.append(value.width)
         return len(made) - 1
 
-    places = fused_ops.place(phases, allocate, free.append)
+    places = fused_ops.place(ops, allocate, free.append)
     assert len(made) < 12  # of more than 60 values
     holds: dict[int, Value] = {}
-    for phase in phases:
-        for value in fused_ops.reads(phase):
+    for op in ops:
+        for value in fused_ops.reads(op):
             assert holds[places[value]] is value, "read after its place was given away"
-        residual = getattr(phase, "residual", None)
-        for value in fused_ops.writes(phase):
-            read = [places[v] for v in fused_ops.reads(phase) if v is not residual]
+        residual = getattr(op, "residual", None)
+        for value in fused_ops.writes(op):
+            read = [places[v] for v in fused_ops.reads(op) if v is not residual]
             assert places[value] not in read
             holds[places[value]] = value
 
@@ -268,12 +282,12 @@ def test_the_recorder_has_every_op():
     assert all(isinstance(getattr(recorder, op), types.FunctionType) for op in OP_NAMES)
 
 
-def test_an_input_is_there_before_the_first_phase_and_stays():
+def test_an_input_is_there_before_the_first_op_and_stays():
     tape = Tape()
     x, gate = tape.input(HIDDEN), tape.input(HIDDEN)
     y = recorder.add(x, recorder.linear(norm(x), matrix(HIDDEN, HIDDEN)))
     finish(recorder.silu_mul(y, gate))
-    phases = fuse(tape)
+    ops = fuse(tape)
     made: list[Value] = []
     free: list[int] = []
 
@@ -281,7 +295,7 @@ def test_an_input_is_there_before_the_first_phase_and_stays():
         made.append(value)
         return len(made) - 1
 
-    places = fused_ops.place(phases, allocate, free.append)
+    places = fused_ops.place(ops, allocate, free.append)
     assert set(made[:2]) == {x, gate}
-    written = [places[value] for phase in phases for value in fused_ops.writes(phase)]
+    written = [places[value] for op in ops for value in fused_ops.writes(op)]
     assert not {places[x], places[gate]} & {*written, *free}

@@ -11,8 +11,8 @@ from octavo.kernels import recorder, reference
 from octavo.kernels.fused_ops import CannotFuse, FusedLatentAttention
 from octavo.kernels.fuser import fuse
 from octavo.kernels.kv_stores import KVStore, codecs_of
-from octavo.kernels.op_arguments import Rotation, RowNorm
-from octavo.kernels.recorder import LayerKV, RopeTable, Tape
+from octavo.kernels.op_arguments import RopeArguments, RowNorm
+from octavo.kernels.recorder import KVRef, RopeTable, Tape
 
 BLOCK_SIZE = 16
 
@@ -37,7 +37,7 @@ class Attended:
     def run(self, start: int, count: int) -> torch.Tensor:
         """Outputs [count, H, value] of the next tokens."""
         positions = torch.arange(start, start + count)
-        rotation = Rotation(positions, self.cos_sin, self.layer.interleaved)
+        rotation = RopeArguments(positions, self.cos_sin, self.layer.interleaved)
         slots = self.table[positions // BLOCK_SIZE].long() * BLOCK_SIZE + positions % BLOCK_SIZE
         plan = reference.plan_attention(
             self.table[None],
@@ -99,23 +99,23 @@ def test_formats(dtype):
 def record(tape: Tape, layer: Layer, stores: bool = True):
     weights = layer.weights()
     q, ckv = tape.input(layer.heads, layer.nope + layer.rope), tape.input(layer.rank + layer.rope)
-    rotation = Rotation(None, RopeTable(layer.rope, lambda count: weights["cos_sin"]), True)
+    rotation = RopeArguments(None, RopeTable(layer.rope, lambda count: weights["cos_sin"]), True)
     norm = RowNorm(weights["norm"], 1e-6)
     if stores:
-        recorder.store_latents(ckv, norm, rotation, LayerKV(3), LayerKV(3), None)
+        recorder.store_latents(ckv, norm, rotation, KVRef(3), KVRef(3), None)
     kv_b = weights["up"].reshape(-1, layer.rank)
-    return recorder.latent_attention(q, kv_b, rotation, LayerKV(3), LayerKV(3), None, layer.scale)
+    return recorder.latent_attention(q, kv_b, rotation, KVRef(3), KVRef(3), None, layer.scale)
 
 
-def test_both_ops_are_one_phase():
+def test_both_are_one_fused_op():
     layer, tape = Layer(), Tape()
     attended = record(tape, layer)
     assert attended.shape == (layer.heads, layer.value)
     recorder.lm_head(attended.view(-1, layer.heads * layer.value), np.zeros((3, 100)))
-    phase = fuse(tape)[0]
-    assert isinstance(phase, FusedLatentAttention)
-    assert (phase.layer, phase.scale, phase.interleaved) == (3, layer.scale, True)
-    assert [value.source for value in (phase.q, phase.ckv)] == tape.inputs
+    op = fuse(tape)[0]
+    assert isinstance(op, FusedLatentAttention)
+    assert (op.layer, op.scale, op.interleaved) == (3, layer.scale, True)
+    assert [value.source for value in (op.q, op.ckv)] == tape.inputs
 
 
 def test_rows_must_be_stored_first():

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from weights import stored
 
 from octavo.kernels import reference
-from octavo.kernels.kv_stores import Floats, KVStore
+from octavo.kernels.kv_stores import FloatCodec, KVStore
 from octavo.quantization.ggml_types import GGMLType, row_bytes
 from octavo.quantization.gguf_formats import dequantize
 from octavo.quantization.tensors import BlockTensor, to_torch
@@ -144,7 +144,7 @@ def test_store_kv(device):
     k_cache = torch.zeros(4, 2, 1, 3, device=device)
     v_cache = torch.zeros(4, 2, 1, 3, device=device, dtype=torch.bfloat16)
     k = torch.arange(6.0, device=device).view(2, 1, 3)
-    caches = [KVStore(Floats(memory.dtype), [memory]) for memory in (k_cache, v_cache)]
+    caches = [KVStore(FloatCodec(memory.dtype), [memory]) for memory in (k_cache, v_cache)]
     reference.store_kv(k, k + 10, *caches, torch.tensor([5, 0], device=device))
     assert k_cache.view(8, 3)[5].tolist() == [0, 1, 2] and k_cache[0, 0, 0].tolist() == [3, 4, 5]
     assert v_cache.view(8, 3)[5].tolist() == [10, 11, 12]

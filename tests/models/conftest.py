@@ -14,7 +14,7 @@ import torch
 from octavo.core.state_types import NO_STATE
 from octavo.kernels.cpu import abi, library
 from octavo.kernels.dispatch import create_ops
-from octavo.kernels.kv_stores import Floats, KVStore
+from octavo.kernels.kv_stores import FloatCodec, KVStore
 from octavo.kernels.recurrence import LayerStates, SequenceStates
 from octavo.layers.tensors import with_tensors
 from octavo.models.loader import load_model
@@ -34,7 +34,7 @@ class _Caches:
             torch.zeros(*shape, width, dtype=dtype, device=device)
             for width in (kept.key_dim, kept.value_dim)
         ]
-        self._codec = Floats(dtype)
+        self._codec = FloatCodec(dtype)
 
     def layer(self, index):
         keys, values = (KVStore(self._codec, [memory[index]]) for memory in self._memory)

@@ -15,7 +15,7 @@ from octavo.kernels.cpu import library
 from octavo.kernels.cpu.layout import ARITHMETIC
 from octavo.kernels.cpu.packed_weights import lay_out
 from octavo.kernels.cuda.attention_plan import Gpu
-from octavo.kernels.cuda.gemm_dispatch import Conditions, multiplied_as
+from octavo.kernels.cuda.gemm_dispatch import GemmConditions, multiplied_as
 from octavo.kernels.cuda.packing import pack
 from octavo.layers.module import named_parameters
 from octavo.models.checkpoint import open_checkpoint
@@ -182,7 +182,7 @@ def test_the_checkpoint_says_whether_a_gpu_rounds_activations(kind, tiny_config,
     up, gate = (weights[f"model.layers.1.mlp.{name}_proj.weight"].value for name in ("up", "gate"))
     joined = pack([gate, up], "cpu", torch.bfloat16)
     for weight in (joined, pack([up.narrow(0, 64)], "cpu", torch.bfloat16)):
-        assert multiplied_as(weight, Conditions(Gpu(90, 132))) == expected
+        assert multiplied_as(weight, GemmConditions(Gpu(90, 132))) == expected
 
 
 @pytest.mark.parametrize("kind", FORMATS)

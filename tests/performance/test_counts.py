@@ -30,11 +30,11 @@ from octavo.runtime import native_forward
 # -- the native step -----------------------------------------------------------------------------
 
 
-def test_a_layer_is_five_phases(native, program):
+def test_a_layer_is_five_fused_ops(native, program):
     """Threads meet after each; a sixth in 30 layers costs 30 barriers and trips through memory."""
     layers = native.loaded.model_config.num_layers
     assert layers == 30
-    assert program.num_phases <= 5 * layers + 3  # 153: and the embedding, a check, the head
+    assert program.num_ops <= 5 * layers + 3  # 153: and the embedding, a check, the head
 
 
 def test_a_step_reads_the_file_once(native):

@@ -182,7 +182,7 @@ def test_a_guess_that_turns_to_nan_costs_nobody_anything(bench, run_all, alone, 
     submit, damages = runner.forward.submit, every(3)
 
     def damaging(batch, *rest):
-        rows = submit(batch, *rest)
+        rows = submit(batch, *rest).result()
         if batch.items[0].draft is not None and damages():
             rows.damaged = [len(batch.items[0].draft)]
         return rows

@@ -152,7 +152,7 @@ def test_no_state_costs_memory_unless_it_is_asked_for(model):
             made.append(value)
             return len(made) - 1
 
-        places = fused_ops.place(plan.phases, allocate, lambda place: None, kept)
+        places = fused_ops.place(plan.ops, allocate, lambda place: None, kept)
         return places, made
 
     _, before = places_of(())

@@ -18,7 +18,7 @@ from octavo.core.prefix_cache import RadixPrefixCache
 from octavo.core.request import Request
 from octavo.core.sampling_params import SamplingParams
 from octavo.core.scheduler import Scheduler, SchedulerConfig
-from octavo.kernels.cuda.sampling import JUDGED_WORDS, RECORD_WORDS
+from octavo.kernels.cuda.sampling import LOGPROB_WORDS, RECORD_WORDS
 from octavo.models.kv_groups import KVGroups
 from octavo.models.loader import load_config
 from octavo.runtime import device_memory
@@ -232,7 +232,7 @@ def test_an_early_exit_takes_memory_for_its_inputs_alone(tiny_model):
     rank.start(limits)
     made = bytes_made(lambda: rank.forward.exit_after(1))
     on_the_device = 4 * rank.forward._inputs.num_words
-    of_the_host = on_the_device + 4 * (2 + JUDGED_WORDS + 1) * 2048 + 4 * RECORD_WORDS * 64
+    of_the_host = on_the_device + 4 * (2 + LOGPROB_WORDS + 1) * 2048 + 4 * RECORD_WORDS * 64
     assert made <= 1.1 * on_the_device + 2 * of_the_host
     assert rank.forward.exit_after(1).depth == 1  # as its model
 

@@ -18,7 +18,7 @@ from octavo.cost.open_spec import open_spec  # noqa: E402
 from octavo.cost.parallel import Parallel  # noqa: E402
 from octavo.cost.precision import precision_of  # noqa: E402
 from octavo.kernels.cuda.attention_plan import Gpu  # noqa: E402
-from octavo.kernels.cuda.gemm_dispatch import Conditions  # noqa: E402
+from octavo.kernels.cuda.gemm_dispatch import GemmConditions  # noqa: E402
 from octavo.runtime.capacity import RankSpec  # noqa: E402
 from octavo.runtime.cuda_components import TritonComponents  # noqa: E402
 from octavo.runtime.memory_ledger import GRAPHS  # noqa: E402
@@ -44,8 +44,8 @@ def test_the_planner_foresees_what_the_ledger_counts(model, monkeypatch, num_seq
         "max_model_len": 4096,
     }
     rank = Rank.load(RankSpec(model, dtype="bfloat16", kernels="fused", **sizes))
-    components = TritonComponents(torch.device("cuda"), Conditions(Gpu(90, 132)))
-    monkeypatch.setattr(rank.backend, "_kit", components)
+    components = TritonComponents(torch.device("cuda"), GemmConditions(Gpu(90, 132)))
+    monkeypatch.setattr(rank.backend, "_components", components)
     lines = {line.name: line.num_bytes for line in rank.backend.planned_memory()}
 
     spec, rules = open_spec(str(model)), profile("octavo")

@@ -66,7 +66,7 @@ def test_weights_of_8_bits_are_multiplied_in_8_bits_where_gpus_can():
     codes = torch.empty(256, 256, dtype=torch.float8_e4m3fn, device="meta")
     weight = W8Weight(codes, torch.empty(1, 256, device="meta"), None, None, True)
     found = [
-        gemm_dispatch.multiplied_as(weight, gemm_dispatch.Conditions(Gpu(arch, 100)))
+        gemm_dispatch.multiplied_as(weight, gemm_dispatch.GemmConditions(Gpu(arch, 100)))
         for arch in (80, 90)
     ]
     assert found == [torch.bfloat16, torch.float8_e4m3fn]

@@ -24,7 +24,7 @@ from octavo.core.drafting import DraftingRequest
 from octavo.kernels.cpu import library
 from octavo.models.loader import load_model
 from octavo.speculation.draft_tree import TreeShape
-from octavo.speculation.head_program import Candidate
+from octavo.speculation.head_program import HeadCandidate
 from octavo.speculation.medusa import MedusaProposer
 from octavo.speculation.state_proposer import LastStates
 from tests.conftest import write_tiny_model
@@ -173,7 +173,7 @@ class SaidBefore:
         return self._input
 
     def run(self, num_rows, rows, num_top):
-        best = [Candidate(self._first + rank, -1.0) for rank in range(num_top)]
+        best = [HeadCandidate(self._first + rank, -1.0) for rank in range(num_top)]
         return [best if row else [] for row in rows]  # the numbers of the first row are none
 
 

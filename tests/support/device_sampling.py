@@ -27,14 +27,14 @@ def upload(arrays: SamplingArrays, device: str, num_rows: int) -> SamplingTensor
     def tensor(array: torch.Tensor | None) -> torch.Tensor | None:
         return None if array is None else array.to(device)
 
-    seats = torch.arange(len(arrays.records), dtype=torch.int32, device=device)
-    seats[num_rows:] = -1
-    last_tokens = torch.full((len(seats) + 1,), -7, dtype=torch.int32, device=device)
+    slots = torch.arange(len(arrays.records), dtype=torch.int32, device=device)
+    slots[num_rows:] = -1
+    last_tokens = torch.full((len(slots) + 1,), -7, dtype=torch.int32, device=device)
     records = tensor(arrays.records)
     assert records is not None
     return SamplingTensors(
         records,
-        seats,
+        slots,
         last_tokens,
         tensor(arrays.masks),
         tensor(arrays.edit_starts),
@@ -71,12 +71,12 @@ def sample_on_device(
 
 def _output(rows: Sequence[Row], out: SampledTokens, vocab_size: int) -> SamplerOutput:
     token_ids, status = (part[: len(rows)].tolist() for part in out.answers.cpu())
-    judged = LogprobRows(out.judged.cpu().numpy(), vocab_size)
+    logprob_rows = LogprobRows(out.logprobs.cpu().numpy(), vocab_size)
     errors = {index: REASONS[code] for index, code in enumerate(status) if code}
     logprobs = [
         None
         if row.params.logprobs is None or index in errors
-        else judged.entry(index, token_ids[index], row.params.logprobs)
+        else logprob_rows.entry(index, token_ids[index], row.params.logprobs)
         for index, row in enumerate(rows)
     ]
     return SamplerOutput(token_ids, logprobs, errors)

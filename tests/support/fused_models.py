@@ -18,7 +18,7 @@ from octavo.core.batch import Batch, ScheduledRequest
 from octavo.core.request import Request
 from octavo.core.sampling_params import SamplingParams
 from octavo.kernels.cuda.attention_plan import StepTables
-from octavo.kernels.cuda.ops import FusedOps, StepTensors
+from octavo.kernels.cuda.ops import StepOps, StepTensors
 from octavo.kernels.cuda.packing import pack
 from octavo.kernels.cuda.plain_ops import PlainOps
 from octavo.kernels.cuda.program import FusedProgram
@@ -252,21 +252,21 @@ def kv_cache_of(config: ModelConfig, kv: str = "float32", device: str = "cpu") -
 def fused_program(
     config: ModelConfig,
     model: Any,
-    ops_of: Callable[..., FusedOps] = lambda *arguments: PlainOps(),
+    kernels_of: Callable[..., StepOps] = lambda *arguments: PlainOps(),
     dtype: torch.dtype = torch.float32,
     kv: str = "float32",
     device: str = "cpu",
     max_tokens: int = 64,
     depths: Sequence[int] = (),
-    change: Callable[[Sequence[FusedOp]], Sequence[FusedOp]] = lambda phases: phases,
+    change: Callable[[Sequence[FusedOp]], Sequence[FusedOp]] = lambda ops: ops,
 ) -> FusedProgram:
-    """``ops_of`` makes the ops of most of the arguments of a program."""
+    """``kernels_of`` makes the ops of most of the arguments of a program."""
     plan, _ = plan_step(model)
-    phases, weight_of = change(plan.phases), PackedOnce(device, dtype)
+    ops, weight_of = change(plan.ops), PackedOnce(device, dtype)
     most = kv_cache_of(config, kv, device), dtype, torch.device(device), max_tokens, MAX_ROWS
-    ops = ops_of(phases, weight_of, *most)
+    kernels = kernels_of(ops, weight_of, *most)
     kept = plan.streams(depths).values()
-    return FusedProgram(phases, ops, weight_of, *most, max_positions=MAX_LEN, kept=kept)
+    return FusedProgram(ops, kernels, weight_of, *most, max_positions=MAX_LEN, kept=kept)
 
 
 @dataclass(frozen=True)
@@ -354,5 +354,5 @@ def eager_twin(
 
 def eager_logits(twin: EagerForward, step: Step) -> Tensor:
     """Of all rows of a step."""
-    twin.run(step.batch)
+    twin.submit(step.batch)
     return twin.logits(range(len(step.token_ids)))

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from octavo.kernels.kv_stores import CODECS, KVStore, Rotated, rotate
+from octavo.kernels.kv_stores import CODECS, HadamardCodec, KVStore, hadamard_rotate
 from octavo.kernels.reference import paged_attention, plan_attention
 
 
@@ -48,10 +48,10 @@ class PagedStep:
     @property
     def turned_q(self) -> Tensor:
         """Queries where the keys are: rotated, if these are."""
-        if not isinstance(self.caches[0].codec, Rotated):
+        if not isinstance(self.caches[0].codec, HadamardCodec):
             return self.q
         dim = self.q.shape[-1]
-        return (rotate(self.q.float()) / (dim & -dim)).to(self.q.dtype)
+        return (hadamard_rotate(self.q.float()) / (dim & -dim)).to(self.q.dtype)
 
 
 def numbers_of(sequence: int, length: int, shape: Shape) -> tuple[Tensor, Tensor, Tensor]:

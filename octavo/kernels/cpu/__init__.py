@@ -1,1 +1,1 @@
-"""Native CPU kernels: csrc/ in C++, loaded through ctypes."""
+"""Native CPU kernels: the C++ code of csrc/, loaded through ctypes."""

@@ -1,8 +1,8 @@
 """csrc/octavo.h in ctypes: its constants, its structs field by field, its functions.
 
 Pointers to arrays are plain addresses (``tensor.data_ptr()``), as making typed pointers costs more
-than the call; pointers to structs are typed. Who calls keeps alive what the addresses point to.
-tests/kernels/cpu/test_abi.py compares all of this with what a C compiler makes of the header.
+than the call; pointers to structs are typed. The caller keeps alive what the addresses point to.
+tests/kernels/cpu/test_abi.py compares all of this with the header as a C compiler reads it.
 """
 
 from __future__ import annotations
@@ -573,7 +573,8 @@ FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
 
 
 def bind(lib: ctypes.CDLL) -> list[str]:
-    """Tell ctypes the types of all functions of a library. Returns the names that it lacks."""
+    """Declare the types of all functions of a library to ctypes. Returns the names of missing
+    functions."""
     missing = []
     for name, (result, arguments) in FUNCTIONS.items():
         function = getattr(lib, name, None)
@@ -586,7 +587,7 @@ def bind(lib: ctypes.CDLL) -> list[str]:
 
 
 def struct_sizes(lib: ctypes.CDLL) -> dict[str, int]:
-    """Bytes of each struct as the compiler of a library laid it out, by name."""
+    """Bytes of each struct as the library's compiler laid it out, by name."""
     sizes = _int32s()
     count = lib.oct_struct_sizes(ctypes.byref(sizes))
     return dict(zip(STRUCTS, sizes[:count], strict=False))

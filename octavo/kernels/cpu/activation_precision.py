@@ -1,11 +1,11 @@
-"""How exactly the activations of a step meet its quantized weights.
+"""Precision with which activations are multiplied with quantized weights.
 
-A group of activations becomes one int8 each, with a scale for all of them; and some groups have a
-remainder, a second int8 for what the first leaves: 15 bits, as exact as float16. What int8 loses is
-lost in the groups with an outlier, whose scale is made for it and too large for the others. So few
-groups, those whose largest number is above a multiple of the row's root mean square, have most of
-the loss (docs/kernels.md has the table). A remainder costs nothing where a step waits for memory,
-and as much as its group where it computes, as in prompts.
+A group of activations becomes one int8 each, with a shared scale; and some groups have a remainder,
+a second int8 for what the first leaves: 15 bits, as exact as float16. int8 loses most in groups
+with an outlier, whose scale is too large for the other values. So a few groups, those whose largest
+magnitude is above a multiple of the row's root mean square, have most of the loss (docs/kernels.md
+has the table). A remainder costs nothing where a step waits for memory, and as much as its group
+where it computes, as in prompts.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from octavo.kernels.fused_ops import FusedExperts, FusedHead, FusedLinear, Fused
 
 
 class Above(NamedTuple):
-    """Groups have remainders above so many times the root mean square of their row."""
+    """Multiples of a row's root mean square above which groups have remainders."""
 
-    normed: float  # where the row comes out of a norm
-    other: float  # and where it does not: products of a gate are uneven, and outliers matter less
+    normed: float  # for rows that come out of a norm
+    other: float  # for other rows: products of a gate are uneven, and outliers matter less
 
 
 ACTIVATIONS = {
@@ -32,11 +32,11 @@ ACTIVATIONS = {
 DEFAULT = "mixed"
 
 
-def round_activations(phases: Sequence[FusedOp], activations: str) -> None:
+def round_activations(ops: Sequence[FusedOp], activations: str) -> None:
     """Set ``remainder_above`` of all products. ``activations``: "auto", or one of `ACTIVATIONS`."""
     above = ACTIVATIONS[DEFAULT if activations == "auto" else activations]
-    for phase in phases:
-        if isinstance(phase, FusedLinear | FusedHead | FusedExperts):
-            phase.remainder_above = above.other if phase.norm is None else above.normed
-        if isinstance(phase, FusedExperts):
-            phase.inner_remainder_above = above.other
+    for op in ops:
+        if isinstance(op, FusedLinear | FusedHead | FusedExperts):
+            op.remainder_above = above.other if op.norm is None else above.normed
+        if isinstance(op, FusedExperts):
+            op.inner_remainder_above = above.other

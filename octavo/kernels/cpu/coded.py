@@ -1,18 +1,18 @@
-"""What the native kernels make of codes with scales: integers of 2 to 8 bits where they can.
+"""Conversion of coded weights to native formats: integers of 2 to 8 bits if possible.
 
-    codes with one integer zero      W2S to W8S: the same integers, moved to the format's zero
+    codes with one integer zero      W2S to W8S: the same integers, shifted to the format's zero
     codes with other zeros           W2A to W8A: d * q + m with m = -scale * zero
     FP4 (E2M1), as of MXFP4, NVFP4   W4F: the codes
-    others that are looked up        NF4, FP4, E4M3: the codes with the same scales; or as integers,
-                                     where all levels are whole numbers
+    other lookup tables              NF4, FP4, E4M3: the codes with the same scales; or integers,
+                                     if all levels are whole numbers
     all others                       float16, or float32 if they are too large or small for it
 
-Where groups are scattered over the inputs, as those of GPTQ with ``desc_act``, the columns are
-packed group by group: the kernels put activations into the same order.
+If groups are scattered over the inputs, as those of GPTQ with ``desc_act``, the columns are packed
+group by group, and the kernels permute activations to match.
 
-Scales of integers are float16. Most files have them so; others are rounded, unless that moves
-one of them by more than 2**-10 of it, as where they are below 1e-5, and by more than 2**-16 of the
-largest of its row.
+Scales of integers are float16. Most files have them so; others are rounded, unless that changes one
+of them by more than 2**-10 of it, as for scales below 1e-5, and by more than 2**-16 of the largest
+of its row.
 """
 
 from __future__ import annotations
@@ -45,13 +45,13 @@ _ASYMMETRIC = {
 }
 _CODES = {abi.OCT_NF4: NF4_LEVELS, abi.OCT_FP4: FP4_LEVELS, abi.OCT_E4M3: E4M3}
 _LARGEST_HALF = 65504.0
-_SMALL = 2.0**-6  # the largest of a matrix: below it, float16 have few bits for the others
+_SMALL = 2.0**-6  # if a matrix's largest is below it, float16 has few bits for the others
 _ROUNDING, _ROUNDING_IN_ROW = 2.0**-10, 2.0**-16
 
 
 class Packing(NamedTuple):
-    """What a coded weight becomes: a packed format, the inputs of a group (0: floats), and whether
-    columns lie in another order than inputs."""
+    """Packed form of a coded weight: the format, the inputs of a group (0: floats), and whether
+    columns are permuted."""
 
     format: int
     group: int
@@ -62,8 +62,8 @@ class Packing(NamedTuple):
 class Integers:
     """Codes as integers of a packed format, of ``bits`` bits each.
 
-    An integer is ``moved[code]``, and stands for d = scale * ``step`` times that; the mins of
-    asymmetric formats are -scale * zero.
+    A code is stored as ``moved[code]``, in units of d = scale * ``step``; the mins of asymmetric
+    formats are -scale * zero.
     """
 
     format: int
@@ -72,7 +72,7 @@ class Integers:
     step: float
 
     def read(self, weight: CodedWeight) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
-        """(q uint8 [n, k], d float16 [n, groups], m float16 [n, groups] or None)"""
+        """Read a weight: (q uint8 [n, k], d float16 [n, groups], m float16 [n, groups] or None)."""
         n, k = weight.shape
         of = np.arange(0, k, self.group) // weight.group_size
 
@@ -87,7 +87,7 @@ class Integers:
 
 
 def packing_of(weight: CodedWeight) -> Packing:
-    """What a weight becomes. Of its codes nothing is read."""
+    """Choose the packed form of a weight, without reading its codes."""
     ordered, is_reordered = in_runs(weight), weight.groups is not None
     if (format := code_format(ordered)) is not None:
         return Packing(format, CODE_FORMATS[format][1], is_reordered)
@@ -97,14 +97,17 @@ def packing_of(weight: CodedWeight) -> Packing:
 
 
 def by_groups(weight: CodedWeight) -> np.ndarray:
-    """The inputs of a weight whose groups are scattered, group by group: int [K]."""
+    """Inputs of a weight with scattered groups, sorted by group: int [K]."""
     assert weight.groups is not None
     return np.argsort(weight.groups, kind="stable")
 
 
 def in_runs(weight: CodedWeight) -> CodedWeight:
-    """The weight with its columns as ``by_groups`` has them, where each group is a run of
-    ``group_size`` then. Itself where it is not, or no group is scattered."""
+    """The weight with its columns sorted by group (``by_groups``), so that groups are consecutive.
+
+    Returns the weight itself if its groups are consecutive, or are not all of ``group_size``
+    inputs.
+    """
     if weight.groups is None:
         return weight
     columns = by_groups(weight)
@@ -115,7 +118,7 @@ def in_runs(weight: CodedWeight) -> CodedWeight:
 
 @np.errstate(all="ignore")  # scales may be any numbers
 def as_integers(weight: CodedWeight) -> Integers | None:
-    """How a packed format of integers holds a weight, in the fewest bits; None if none does."""
+    """The packed integer format with the fewest bits that holds a weight; None if there is none."""
     if weight.groups is not None:
         return None
     for integers in _candidates(weight):
@@ -128,12 +131,12 @@ def as_integers(weight: CodedWeight) -> Integers | None:
 
 
 def integers_in(weight: CodedWeight, format: int) -> Integers:
-    """The same for some rows of a weight that ``as_integers`` put into ``format``."""
+    """The conversion to ``format``, which ``as_integers`` chose, for some rows of a weight."""
     return next(integers for integers in _candidates(weight) if integers.format == format)
 
 
 def code_format(weight: CodedWeight) -> int | None:
-    """The format that has the weight's own codes of floats; None if none has."""
+    """The format that stores the weight's own codes of floats; None if there is none."""
     if weight.levels is None or weight.groups is not None or np.any(weight.zeros):
         return None
     for format, levels in _CODES.items():
@@ -145,7 +148,8 @@ def code_format(weight: CodedWeight) -> int | None:
 
 
 def read_codes(weight: CodedWeight, format: int) -> tuple[np.ndarray, np.ndarray]:
-    """(codes uint8 [n, k], scales float32 [n, groups]). UnsupportedModelError if some are NaN."""
+    """Read (codes uint8 [n, k], scales float32 [n, groups]); UnsupportedModelError if some are
+    NaN."""
     n, k = weight.shape
     codes = weight.codes.rows(0, n)
     if format == abi.OCT_E4M3 and ((codes & 0x7F) == 0x7F).any():
@@ -158,7 +162,7 @@ def read_codes(weight: CodedWeight, format: int) -> tuple[np.ndarray, np.ndarray
 
 @np.errstate(all="ignore")
 def dense_format(weight: CodedWeight) -> int:
-    """The float format of a weight that is held as numbers."""
+    """The float format of a weight that is dequantized."""
     levels = np.array([0.0, 2**weight.bits - 1]) if weight.levels is None else weight.levels
     levels = levels[np.isfinite(levels)]
     farthest = max(
@@ -195,11 +199,11 @@ def _is_e2m1(weight: CodedWeight) -> bool:
 def _in_groups(
     weight: CodedWeight, format: int, moved: np.ndarray, step: float = 1.0
 ) -> Iterator[Integers]:
-    """With the longest groups that do not reach over the end of one of the weight's own."""
+    """The format with its longest groups that do not cross the ends of the weight's own groups."""
     k, own = weight.shape[1], weight.group_size
     possible = INTEGER_FORMATS[format].groups
     fitting = [group for group in possible if own % group == 0]
-    if own >= k:  # one for a row: a group may end behind it, but that takes memory
+    if own >= k:  # one group for a row: packed groups may reach beyond it, but that takes memory
         fitting = [group for group in possible if k % group == 0] or [min(possible)]
     if fitting:
         yield Integers(format, max(fitting), moved, step)
@@ -207,7 +211,7 @@ def _in_groups(
 
 @np.errstate(all="ignore")
 def _are_halves(scales: np.ndarray) -> bool:
-    """Whether float16 are nearly these numbers."""
+    """True if float16 approximates these numbers closely."""
     if not np.isfinite(scales).all() or np.abs(scales).max(initial=0.0) > _LARGEST_HALF:
         return False
     error = np.abs(scales.astype(np.float16).astype(np.float32) - scales)

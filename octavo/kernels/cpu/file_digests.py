@@ -1,13 +1,13 @@
-"""Which files octavo has written, and that they are as they were written.
+"""Digests of the files that octavo has written, as proof that they are unchanged.
 
-A file beside a model may have come with the model, and say of itself whatever its maker likes. So
-octavo notes the digest of each file that it writes in a folder of its own, and believes no other:
+A file beside a model may have come with the model, and claim anything. So octavo notes the digest
+of each file that it writes in a folder of its own, and trusts no other file:
 
     <folder>/<digest>.seal      JSON: the file as it was when it was last read through
 
-A digest takes a second for each gigabyte or two, too long for every start. It is computed again
-where size, inode or times of the file are not those of the note; the time of its last change is
-set by the system alone, whoever writes to a file. Old notes of files that are gone are removed.
+A digest takes a second for each gigabyte or two, too long for every start. It is computed again if
+size, inode or times of the file differ from the note; the time of the last change is set by the
+system alone. Old notes of files that no longer exist are removed.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from octavo.system import machine
 DIGEST_BYTES = 32
 _CHUNK_BYTES = 16 << 20
 _MAX_SEAL_BYTES = 1 << 16
-_OLD_SECONDS = 30 * 86400.0  # a disk may be away for a while
+_OLD_SECONDS = 30 * 86400.0  # a disk may be unmounted for a while
 
 
 def digest(header: bytes, content: np.ndarray, num_threads: int) -> bytes:
-    """SHA-256 of the header and of the digests of the pieces that ``content`` (uint8) is cut into.
+    """SHA-256 of the header and of the digests of the pieces of ``content`` (uint8).
 
-    The same for any number of threads, each of which reads a piece at a time, and lets it go.
+    The same for any number of threads, each of which reads a piece at a time and then releases it.
     """
     from concurrent.futures import ThreadPoolExecutor
 
@@ -53,7 +53,7 @@ def digest(header: bytes, content: np.ndarray, num_threads: int) -> bytes:
 
 
 def named_home() -> Path | None:
-    """The folder of octavo's own that ``OCTAVO_PACKED_DIR`` names, if it does."""
+    """The folder that ``OCTAVO_PACKED_DIR`` names, if it is set."""
     named = os.environ.get("OCTAVO_PACKED_DIR")
     return Path(named) if named else None
 
@@ -65,12 +65,12 @@ class Seals:
         self._folder = folder
 
     def check_writable(self) -> None:
-        """OSError if no note can be made."""
+        """Raise OSError if no note can be written."""
         with NewFile(self._path(b"")):
             pass
 
     def add(self, digest: bytes, file: BinaryIO) -> None:
-        """Note that an open file has this digest. OSError if that cannot be written."""
+        """Note the digest of an open file; OSError if that cannot be written."""
         note = {**_state(file), "path": os.path.abspath(file.name)}
         replace_file(self._path(digest), json.dumps(note).encode())
         for path in self._folder.glob("*.seal"):
@@ -81,18 +81,18 @@ class Seals:
                     _remove_if_gone(path)
 
     def has(self, digest: bytes) -> bool:
-        """Whether octavo has written a file of this digest."""
+        """True if octavo has written a file of this digest."""
         return self._read(digest) is not None
 
     def is_current(self, digest: bytes, file: BinaryIO) -> bool:
-        """Whether nothing has touched the open file since its digest was computed."""
+        """True if the open file is unchanged since its digest was computed."""
         return {**(self._read(digest) or {}), "path": None} == {**_state(file), "path": None}
 
     def _path(self, digest: bytes) -> Path:
         return self._folder / f"{digest.hex()}.seal"
 
     def _read(self, digest: bytes) -> dict[str, Any] | None:
-        """The note of a digest; None if there is none that only this user could have written."""
+        """The note of a digest; None without one that only this user could have written."""
         try:
             with open(self._path(digest), "rb") as file:
                 status = os.fstat(file.fileno())

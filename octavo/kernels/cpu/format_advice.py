@@ -1,7 +1,7 @@
-"""What is said of weights that other formats would run faster, as exactly: once, at the load.
+"""Advice at load about weights that another format would run faster with the same accuracy.
 
-Only what was measured (``benchmarks/kernels_linear.py --against-bf16``, the table of
-docs/kernels.md; exactness: the tables of docs/quantization.md).
+It states only measured facts (``benchmarks/kernels_linear.py --against-bf16``, the table of
+docs/kernels.md; accuracy: the tables of docs/quantization.md).
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ _log = logging.getLogger("octavo")
 
 
 class Better(NamedTuple):
-    """Integers of as many bits as codes of floats have."""
+    """Integers of as many bits as the codes of a float format."""
 
     bits: int
-    prompt: str  # what share of the time they take there
+    prompt: str  # share of the time for prompts
     made_by: str
 
 
@@ -35,7 +35,8 @@ BETTER = {
 
 
 def advise(weights: Mapping[str, Weight], entries: Mapping[str, tuple[PackedFormat, int]]) -> None:
-    """Warn whoever loads ``weights``, which are packed as ``entries`` (format, offset) has them."""
+    """Log a warning for ``weights`` with faster alternatives; ``entries`` are their packed formats
+    and offsets."""
     for sentence in _sentences(weights, entries):
         _log.warning("%s", sentence)
 

@@ -1,12 +1,12 @@
-"""What makes keys and values of latent vectors, as the native kernels read it.
+"""Matrices that expand latent vectors to keys and values, in the layout of the native kernels.
 
-A model has one matrix for both, ``kv_b`` [H * (P + V), C]. Queries are multiplied with the keys'
-part of a head, and what was attended with the values' part: small products, each of a head of its
-own. So there is a copy of both, input by input (``oct_latent_args``), of 2 bytes a number, or 4
-where the weight has as many. DeepSeek-V2-Lite has 4 MiB of it a layer, V3 has 32.
+A model has one matrix for both, ``kv_b`` [H * (P + V), C]. Queries are multiplied with the key part
+of a head, and attended latents with the value part: small products, one for each head. So both
+parts are copied, input by input (``oct_latent_args``), in 2 bytes a number, or 4 if the weight has
+as many. DeepSeek-V2-Lite has 4 MiB of it a layer, V3 has 32.
 
-Weights of bfloat16 stay such, and are multiplied as those of any matrix are. All others become
-float16, whose rounding is a small part of that which made them codes.
+Weights of bfloat16 keep their type, and are multiplied like those of any matrix. All others become
+float16, whose rounding is small beside that of their quantization.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ from octavo.kernels.fused_ops import FusedLatentAttention, WeightRef
 
 
 class HeadMatrices(NamedTuple):
-    """Of all heads: for keys from P numbers to C, for values from C to V, each as ``as_read``."""
+    """Matrices of all heads: for keys from P to C values, for values from C to V, laid out by
+    ``as_read``."""
 
     format: int  # OCT_F32, OCT_F16 or OCT_BF16
     keys: np.ndarray
@@ -36,25 +37,25 @@ class HeadMatrices(NamedTuple):
 
 
 class LatentWeights:
-    """Those of the layers of a model, each made when it is first asked for: programs that share
-    the packed weights share these."""
+    """The matrices of a model's layers, made on first use and shared by programs that share packed
+    weights."""
 
     def __init__(self, packed: Callable[[WeightRef], abi.Weight], library: Library, pool: Pool):
         self._packed, self._library, self._pool = packed, library, pool
         self._made: dict[int, HeadMatrices] = {}  # by the layer
 
-    def of(self, phase: FusedLatentAttention) -> HeadMatrices:
-        """Of a ``kv_b`` in any packed format."""
-        if phase.layer not in self._made:
-            self._made[phase.layer] = self._make(phase)
-        return self._made[phase.layer]
+    def of(self, op: FusedLatentAttention) -> HeadMatrices:
+        """The matrices of a layer, from a ``kv_b`` in any packed format."""
+        if op.layer not in self._made:
+            self._made[op.layer] = self._make(op)
+        return self._made[op.layer]
 
-    def _make(self, phase: FusedLatentAttention) -> HeadMatrices:
-        packed, library = self._packed(phase.kv_b), self._library
+    def _make(self, op: FusedLatentAttention) -> HeadMatrices:
+        packed, library = self._packed(op.kv_b), self._library
         floats = np.empty((packed.n, packed.k), dtype=np.float32)
         library.check(library.lib.oct_unpack(self._pool, ctypes.byref(packed), floats.ctypes.data))
-        num_heads, query_dim = phase.q.shape
-        nope_dim = query_dim - phase.rope.rotary_dim
+        num_heads, query_dim = op.q.shape
+        nope_dim = query_dim - op.rope.rotary_dim
         heads, format = floats.reshape(num_heads, -1, packed.k), latent_weight_format(packed.format)
         return HeadMatrices(
             format,
@@ -63,11 +64,11 @@ class LatentWeights:
         )
 
 
-def planned_bytes(phase: FusedLatentAttention, packed_format: int) -> int:
-    """Of the ``HeadMatrices`` of a layer, before there are any."""
-    format, rank = latent_weight_format(packed_format), phase.norm.weight.shape[0]
-    num_heads, query_dim = phase.q.shape
-    nope_dim, value_dim = query_dim - phase.rope.rotary_dim, phase.out.width // num_heads
+def planned_bytes(op: FusedLatentAttention, packed_format: int) -> int:
+    """Bytes of the ``HeadMatrices`` of a layer, before they exist."""
+    format, rank = latent_weight_format(packed_format), op.norm.weight.shape[0]
+    num_heads, query_dim = op.q.shape
+    nope_dim, value_dim = query_dim - op.rope.rotary_dim, op.out.width // num_heads
     depth = 2 if format == abi.OCT_BF16 else 1
     numbers = sum(
         -(-inputs // depth) * depth * -(-outputs // TILE) * TILE
@@ -77,8 +78,10 @@ def planned_bytes(phase: FusedLatentAttention, packed_format: int) -> int:
 
 
 def as_read(matrices: np.ndarray, format: int) -> np.ndarray:
-    """Matrices float32 [H, inputs, outputs] as kernels read them, filled up with zeros: to a
-    multiple of 16 outputs, and in OCT_BF16, which must not be a rounding, to pairs of inputs."""
+    """Lay out matrices float32 [H, inputs, outputs] for the kernels, padded with zeros.
+
+    Outputs are padded to a multiple of 16, and in OCT_BF16, which must be exact, inputs to pairs.
+    """
     is_paired = format == abi.OCT_BF16
     heads, inputs, outputs = matrices.shape
     missing = -inputs % 2 if is_paired else 0, -outputs % TILE

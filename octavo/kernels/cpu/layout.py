@@ -1,8 +1,7 @@
-"""How many bytes the native kernels keep things in, without a library and without torch.
+"""Sizes of what the native kernels store, without a library and without torch, for planning.
 
-The kernels have the last word: ``oct_packed_bytes``, ``oct_gguf_format``, ``oct_experts_bytes`` and
-``oct_kv_chunk_bytes`` say the same of a library that is loaded, and tests hold the two together.
-This is for those who only plan.
+The kernels define them: ``oct_packed_bytes``, ``oct_gguf_format``, ``oct_experts_bytes`` and
+``oct_kv_chunk_bytes`` return the same numbers, and tests compare both.
 """
 
 from __future__ import annotations
@@ -18,16 +17,16 @@ _LINE = 64
 _UNIT = 32  # inputs whose integers lie together
 _BLOCK = 256  # inputs of a block of K formats
 KV_CHUNK = 16  # tokens whose keys lie together; see csrc/attention.h
-_EXPERTS_BYTES = 32 << 20  # of rows of experts in a chunk, which has _FEW_ROWS tokens or more
+_EXPERTS_BYTES = 32 << 20  # of experts' rows in a chunk, which has at least _FEW_ROWS tokens
 _FEW_ROWS = 8
 KV_NIBBLE_GROUP = 32  # dimensions that share a scale in KV of 4 bits
-_HEAD_UNIT = 16  # of which a head in the KV cache has whole ones: the rest is zeros
+_HEAD_UNIT = 16  # heads in the KV cache are padded to a multiple of it
 MAX_HEAD_SIZE = 512
 
 
 @dataclass(frozen=True, slots=True)
 class Traits:
-    """What a packed format of integers is made of; see `traits_of` in csrc/pack.h."""
+    """Properties of a packed integer format; see `traits_of` in csrc/pack.h."""
 
     bits: int
     has_min: bool = False
@@ -37,7 +36,7 @@ class Traits:
 
     @property
     def groups(self) -> tuple[int, ...]:
-        """How many inputs may share a scale."""
+        """Possible numbers of inputs that share a scale."""
         return (self.nested_group,) if self.nested_group else self.own_groups
 
 
@@ -65,10 +64,10 @@ INTEGER_FORMATS = {
 }
 # Codes of floats: bits, and the inputs that share a float32 scale.
 CODE_FORMATS = {abi.OCT_NF4: (4, 64), abi.OCT_FP4: (4, 64), abi.OCT_E4M3: (8, 128)}
-# Bytes of a value, and how many inputs there always are a multiple of.
+# Bytes of a value, and the number that inputs are padded to a multiple of.
 FLOAT_FORMATS = {abi.OCT_BF16: (2, 16), abi.OCT_F16: (2, 16), abi.OCT_F32: (4, 8)}
 
-# What products with weights of a packed format are computed in.
+# Arithmetic of products with weights of a packed format.
 ARITHMETIC = {format: traits.arithmetic for format, traits in INTEGER_FORMATS.items()} | {
     abi.OCT_BF16: "bfloat16",
     abi.OCT_F16: "float32",
@@ -78,7 +77,7 @@ ARITHMETIC = {format: traits.arithmetic for format, traits in INTEGER_FORMATS.it
     abi.OCT_E4M3: "float32",
 }
 
-# What a tensor of a file becomes: the format, and the inputs of a group.
+# Packed form of a file's tensor: the format, and the inputs of a group.
 PACKED_FORMATS = {
     GGMLType.F32: (abi.OCT_F32, 0),
     GGMLType.F16: (abi.OCT_F16, 0),
@@ -108,7 +107,7 @@ def _coded_in_nibbles(head_dim: int) -> int:
     return head_dim // 2 + groups * 4  # a scale and a minimum in bfloat16
 
 
-# Bytes of a key of so many dimensions, and of a value, by what results call the cache's type.
+# Bytes of a key and of a value, by their dimensions, for each type of the cache.
 _KV_VECTORS: dict[str, tuple[Callable[[int], int], Callable[[int], int]]] = {
     "bfloat16": (lambda dim: 2 * dim, lambda dim: 2 * dim),
     "float16": (lambda dim: 2 * dim, lambda dim: 2 * dim),
@@ -119,11 +118,11 @@ _KV_VECTORS: dict[str, tuple[Callable[[int], int], Callable[[int], int]]] = {
     "k8v4": (_coded_in_bytes, _coded_in_nibbles),
 }
 NIBBLE_TYPES = "int4", "k8v4"  # two numbers in a byte
-# Of each vector that latent attention keeps.
+# Bytes of a vector that latent attention caches, by its dimensions.
 LATENT_TYPES: dict[str, Callable[[int], int]] = {
     dtype: vectors[0] for dtype, vectors in _KV_VECTORS.items() if dtype not in NIBBLE_TYPES
 }
-# Those that the native kernels have.
+# Formats of the native kernels.
 KV_FORMATS = {
     "bfloat16": abi.OCT_KV_BF16,
     "float32": abi.OCT_KV_F32,
@@ -132,7 +131,6 @@ KV_FORMATS = {
     "int4": abi.OCT_KV_INT4,
     "k8v4": abi.OCT_KV_K8V4,
 }
-_KV_NAMES = {format: name for name, format in KV_FORMATS.items()}
 
 
 def packed_bytes(format: int, n: int, k: int, group: int) -> int:
@@ -155,20 +153,20 @@ def packed_bytes(format: int, n: int, k: int, group: int) -> int:
 
 
 def columns_bytes(k: int, is_reordered: bool) -> int:
-    """Bytes behind a matrix for the inputs of its columns, where these are in another order."""
+    """Bytes behind a matrix for the inputs of its columns, if these are permuted."""
     return 4 * k if is_reordered else 0
 
 
 def _block_bytes(traits: Traits) -> int:
-    """Of a block of a K format, in a tile."""
+    """Bytes of a block of a K format, in a tile."""
     scales = _BLOCK // traits.nested_group * TILE
-    if traits.has_min and traits.bits > 2:  # of 2 bits, a byte is a scale and a min
+    if traits.has_min and traits.bits > 2:  # with 2 bits, a byte holds a scale and a min
         scales *= 2
     return _LINE + scales + _BLOCK * TILE * traits.bits // 8
 
 
 def experts_bytes(hidden: int, inner: int, top_k: int, tokens: int) -> int:
-    """Bytes that a step of so many tokens keeps between the phases of its experts, at most; see
+    """Maximal bytes that a step of ``tokens`` tokens keeps between the products of its experts; see
     ``csrc/experts.cpp``, which cuts long steps into chunks of tokens."""
     encoded = -(-max(hidden, inner) // _BLOCK) * _BLOCK
     row_bytes = 4 * (hidden + inner + 2 + encoded)
@@ -177,35 +175,31 @@ def experts_bytes(hidden: int, inner: int, top_k: int, tokens: int) -> int:
 
 
 def padded_head(head_dim: int) -> int:
-    """The numbers that a KV cache keeps of a head's key or value, zeros behind its own included."""
+    """Numbers that a KV cache stores for a head's key or value, including padding with zeros."""
     return -(-head_dim // _HEAD_UNIT) * _HEAD_UNIT
 
 
 def kv_token_bytes(dtype: str, head_dim: int) -> int:
-    """Bytes of the key and the value of a token, of one head, in any kernels; at most, as a GPU
-    keeps no zeros behind them."""
+    """Bytes of the key and the value of a token and head, at most: GPU kernels do not pad."""
     keys, values = _KV_VECTORS[dtype]
     size = padded_head(head_dim)
     return keys(size) + values(size)
 
 
 def latent_row_bytes(dtype: str, rank: int, rope_dim: int) -> int:
-    """Bytes of what latent attention keeps of a token: ``rank`` values, and ``rope_dim`` of a
-    rotated key, each with a scale of its own where they are codes; in any kernels.
+    """Bytes that latent attention caches for a token: ``rank`` values, and ``rope_dim`` of a
+    rotated key, each with a scale of its own if they are codes; in any kernels.
 
-    ``dtype`` is one of LATENT_TYPES: what is key and value at once is not kept in all of them.
+    ``dtype`` is one of LATENT_TYPES: a latent vector is key and value at once, which rules out
+    some.
     """
     vector = LATENT_TYPES[dtype]
     return vector(rank) + vector(rope_dim)
 
 
 def latent_weight_format(packed_format: int) -> int:
-    """In which the kernels keep what makes keys and values of latents, of a weight of this format:
-    its own if it has no scales; otherwise float16, whose rounding is a small part of its own."""
+    """Format in which kernels keep the matrices of latents, for a weight of ``packed_format``: the
+    same if that has no scales; otherwise float16, whose rounding is small beside the weight's own.
+    """
     exact = abi.OCT_F32, abi.OCT_F16, abi.OCT_BF16
     return packed_format if packed_format in exact else abi.OCT_F16
-
-
-def kv_chunk_bytes(format: int, head_dim: int) -> int:
-    """Bytes of the keys and values of ``KV_CHUNK`` tokens, of one head."""
-    return KV_CHUNK * kv_token_bytes(_KV_NAMES[format], head_dim)

@@ -1,11 +1,11 @@
-"""Choose the native library for this processor, and load it.
+"""Choice and loading of the native library for this processor.
 
-    library = load()                    the best level that was built and that runs here
+    library = load()                    the best level that was built and runs here
     with Pool(library, 2) as pool:
         library.check(library.lib.oct_linear(pool, byref(args)))
 
-``OCTAVO_ISA`` forces a level (``scalar``, ``avx2``, ...); ``none`` or ``reference`` means: no
-native kernels. Where there are none to be had, ``Unavailable`` says why in words.
+``OCTAVO_ISA`` forces a level (``scalar``, ``avx2``, ...); ``none`` or ``reference`` disables native
+kernels. If none can be used, ``Unavailable`` says why.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from octavo.system import machine
 
 _AVX2 = ("avx2", "fma", "f16c")
 _AVX512 = (*_AVX2, "avx512f", "avx512bw", "avx512vl", "avx512_vnni")
-# What each level needs of a processor; the best level first. csrc/build.py has the compiler's side.
+# CPU features that each level needs; the best level first. csrc/build.py has compiler flags.
 LEVELS: dict[str, tuple[str, ...]] = {
     "avx512bf16": (*_AVX512, "avx512_bf16"),
     "avx512vnni": _AVX512,
@@ -39,7 +39,7 @@ _NO_NATIVE = ("none", "reference")
 
 
 class Unavailable(ConfigError):
-    """There are no native kernels here. ``reason`` says why, and what would help."""
+    """Raised where no native kernels can be used. ``reason`` says why, and what would help."""
 
     def __init__(self, reason: str):
         super().__init__(f"no native CPU kernels: {reason}")
@@ -63,7 +63,7 @@ class Library:
         return f"<Library {self.isa}>"
 
     def _refuse_another_build(self) -> None:
-        """Calls into a library that knows other structs would write where they must not."""
+        """Refuse a library with other structs, whose calls would write out of bounds."""
         version = self.lib.oct_abi_version() if "oct_abi_version" not in self.missing else None
         if version != abi.OCT_ABI_VERSION:
             raise Unavailable(
@@ -81,11 +81,11 @@ class Library:
                 )
 
     def last_error(self) -> str:
-        """What the last call of this thread that failed had to say."""
+        """Message of the last failed call of this thread."""
         return self.lib.oct_last_error().decode(errors="replace")
 
     def check(self, code: int) -> int:
-        """The code that a function returned, if it is not an error; raises what it is if it is."""
+        """Return the code of a call if it is not an error, and raise the error otherwise."""
         if code >= 0:
             return code
         if code == abi.OCT_ERR_ABORTED:
@@ -112,11 +112,11 @@ class Pool:
         self._free = weakref.finalize(self, library.lib.oct_pool_free, self._as_parameter_)
 
     def abort(self) -> None:
-        """Make the call that runs now, if any, fail soon; from any thread."""
+        """Make the running call, if any, fail soon; callable from any thread."""
         self._library.lib.oct_abort(self)
 
     def close(self) -> None:
-        """End the threads, when the call that runs now, if any, is over."""
+        """End the threads, after the running call, if any."""
         self._free()
         self._as_parameter_ = ctypes.c_void_p(None)
 
@@ -133,29 +133,29 @@ class Pool:
 
 
 def usable_threads() -> int:
-    """Threads that get a core each here: affinity and control group are respected."""
+    """Number of threads that get a core each here, within affinity and control group."""
     return machine.cpu().usable_cores
 
 
 def folder() -> Path:
-    """Where the libraries are; ``OCTAVO_LIBRARY_DIR`` is for other builds, as with sanitizers."""
+    """Folder of the libraries; ``OCTAVO_LIBRARY_DIR`` is for other builds, as with sanitizers."""
     return Path(os.environ.get("OCTAVO_LIBRARY_DIR") or Path(__file__).parent / "lib")
 
 
 def built() -> list[str]:
-    """The levels that were built, best first."""
+    """Levels that were built, best first."""
     return [isa for isa in LEVELS if _file(isa).is_file()]
 
 
 def runnable(cpu: machine.Cpu | None = None) -> list[str]:
-    """The levels that were built and that a processor (this one) can run, best first."""
+    """Levels that were built and run on a processor (by default this one), best first."""
     present = set((cpu or _this_cpu()).isa)
     return [isa for isa in built() if present.issuperset(LEVELS[isa])]
 
 
 @functools.cache
 def _this_cpu() -> machine.Cpu:
-    """What it can do is asked for every op; that does not change, and takes reading a long file."""
+    """This processor; cached, since it is asked for at every op and read from a long file."""
     return machine.cpu()
 
 
@@ -175,7 +175,7 @@ def choose(cpu: machine.Cpu | None = None) -> str:
 
 
 def load(isa: str | None = None) -> Library:
-    """The library of a level, or of the one that :func:`choose` gives; loaded once."""
+    """Load the library of a level, by default of the one that :func:`choose` returns; cached."""
     if isa is None:
         isa = choose()
     elif isa not in LEVELS:
@@ -186,9 +186,9 @@ def load(isa: str | None = None) -> Library:
 
 
 def report_bus_errors() -> None:
-    """Let a SIGBUS name the mapped file that has lost its contents before it ends the process.
+    """Let a SIGBUS report the mapped file that has lost its contents before it ends the process.
 
-    Where there is no native library, Python tells which of its functions was at it.
+    Without a native library, Python reports the function that was running.
     """
     levels = runnable()
     if levels:
@@ -225,7 +225,7 @@ def _forced(isa: str, cpu: machine.Cpu) -> str:
 
 
 def _record() -> dict[str, str]:
-    """Why levels were not built, as csrc/build.py noted it."""
+    """Reasons why levels were not built, as csrc/build.py noted them."""
     try:
         return dict(json.loads((folder() / "build.json").read_text())["skipped"])
     except (OSError, ValueError, KeyError, TypeError):

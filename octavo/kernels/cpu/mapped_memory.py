@@ -1,4 +1,4 @@
-"""Memory of mapped files, given back as soon as it has been used."""
+"""Release of the memory of mapped files after use."""
 
 from __future__ import annotations
 
@@ -9,9 +9,11 @@ import numpy as np
 
 
 def let_go(data: np.ndarray) -> None:
-    """Give back the memory of a part of a mapped file that has been read or written. (The system
-    may keep it, writes to the file what has been written, and brings it again to whoever reads it.)
-    What is no part of one stays as it is."""
+    """Release the memory of a part of a mapped file that has been read or written.
+
+    The system writes changes to the file, and reads the part again when it is used. Other arrays
+    are left alone.
+    """
     mapped: Any = data
     while isinstance(mapped, np.ndarray | memoryview):
         mapped = mapped.base if isinstance(mapped, np.ndarray) else mapped.obj

@@ -3,22 +3,22 @@
     <folder of the model>/.octavo/<name of the model>.v16
         8 bytes     "octavo16"
         8 bytes     length of the header, little-endian
-        32 bytes    digest of all that follows (seals.py)
+        32 bytes    digest of all that follows (file_digests.py)
         header      JSON: layout version, the model's files, where each weight is
         weights     each at a multiple of 64 bytes
 
-The file is mapped, not read: what no step touches takes no memory, and processes share the rest.
-It belongs to the model's files as they were: sizes and times of change are compared, and where
-those differ, hashes. It is believed only if octavo's own notes have its digest, for it may have
-come with the model, or be damaged. It is whole or not there (`octavo/base/files.py`).
+The file is mapped, not read: pages that no step touches take no memory, and processes share the
+rest. It belongs to the model's files as they were: sizes and times of change are compared, and
+where those differ, hashes. It is trusted only if octavo's own notes have its digest, since it may
+have come with the model, or be damaged. It is complete or does not exist (`octavo/base/files.py`).
 
-The notes are in ``home``, a folder of octavo's own, and so are packed weights where the model's
-folder cannot be written to; where nothing can be written, weights are packed into memory at every
-start. ``OCTAVO_PACKED_DIR`` names a folder to be used in place of both.
+The notes are in ``home``, a folder of octavo's own, and so are packed weights if the model's folder
+is not writable; if nothing is, weights are packed into memory at every start. ``OCTAVO_PACKED_DIR``
+names a folder that replaces both.
 
-Of a model that is mostly floats no file is written, unless a folder is named or memory would not
-hold it: it would be as large as the model, which packing into memory takes less than a second of a
-core for each gigabyte.
+For a model that is mostly floats no file is written, unless a folder is named or memory would not
+hold it: the file would be as large as the model, and packing into memory takes less than a second
+of a core for each gigabyte.
 """
 
 from __future__ import annotations
@@ -70,12 +70,12 @@ def open_or_pack(
     gathered: Set[str] = frozenset(),
     progress: Progress | None = None,
 ) -> PackedWeights:
-    """The packed form of a model's ``weights``, by name; ``files`` are what they come from.
+    """Return the packed form of a model's ``weights``, by name; ``files`` are the model's files.
 
-    ``gathered``: weights of which steps read some rows only. They are not packed where a row can be
-    read as the model's file has it.
-    ``home``: a folder of octavo's own; without one, nothing is kept.
-    ``progress`` is called with (bytes packed, bytes in all) if there was something to pack.
+    ``gathered``: weights of which steps read some rows only. They are not packed if rows can be
+    read from the model's file as it is.
+    ``home``: a folder of octavo's own; without one, nothing is written.
+    ``progress`` is called with (bytes packed, bytes in all) if weights are packed.
     """
     stored = as_stored({name: weights[name] for name in gathered}, library)
     weights = {name: weight for name, weight in weights.items() if name not in stored}
@@ -139,7 +139,7 @@ def _open_any(
     seals: Seals,
     num_threads: int,
 ) -> np.ndarray | None:
-    """The mapped weights of the first place that has this model's, as octavo wrote them."""
+    """Map the weights from the first place that has this model's, as octavo wrote them."""
     for path in places:
         try:
             memory = _open(path, entries, files, seals, num_threads)
@@ -160,7 +160,7 @@ def _open(
     seals: Seals,
     num_threads: int,
 ) -> np.ndarray | None:
-    """The mapped weights of a file; None if it is another model's, ValueError if it is damaged."""
+    """Map the weights of a file; None if it is another model's, ValueError if it is damaged."""
     with open(path, "rb") as handle:
         prefix = handle.read(_PREFIX_BYTES)
         length = int.from_bytes(prefix[len(_MAGIC) : -DIGEST_BYTES], "little")
@@ -214,7 +214,8 @@ def _write_any(
     size: int,
     pack: Callable[[np.ndarray], None],
 ) -> np.ndarray | None:
-    """What ``pack`` makes, in a new file in the first place where there can be one, and mapped."""
+    """Write the weights that ``pack`` makes to a new file in the first possible place, and map
+    it."""
     try:
         seals.check_writable()
     except OSError as error:
@@ -230,7 +231,7 @@ def _write_any(
 
 
 def _may_be_written(path: Path) -> bool:
-    """Not what another user has written, nor where a link in the model's folder leads."""
+    """True unless the file is another user's, or the model's folder links elsewhere."""
     try:
         return not path.parent.is_symlink() and machine.is_own(path.lstat())
     except FileNotFoundError:

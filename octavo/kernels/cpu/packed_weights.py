@@ -1,8 +1,8 @@
-"""Packed weights in one piece of memory, each at a multiple of 64 bytes: of a file, or not.
+"""Packed weights in one piece of memory, mapped or not, each at a multiple of 64 bytes.
 
-entries, size = lay_out(weights, library)       what goes where
-pack_all(weights, entries, memory, ...)         and there it goes
-PackedWeights(memory, entries).struct(name)     what the kernels are handed
+entries, size = lay_out(weights, library)       assigns offsets
+pack_all(weights, entries, memory, ...)         packs
+PackedWeights(memory, entries).struct(name)     what the kernels take
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from octavo.kernels.cpu.packing import (
 )
 from octavo.quantization.base import Weight
 
-# To be raised whenever the kernels read another order of bytes.
+# Increase it when the byte layout of kernels changes.
 LAYOUT = "v16.3"
 
 _PIECE_BYTES = 16 << 20  # of a weight in its file, packed at a time
@@ -40,9 +40,9 @@ Stored = Mapping[str, tuple[PackedFormat, np.ndarray]]  # format and rows of eac
 
 
 class PackedWeights:
-    """The packed form of some weights, and the memory that it is in.
+    """The packed form of some weights, and the memory that holds it.
 
-    ``stored``: others that the kernels read as the model's files have them.
+    ``stored``: other weights, which the kernels read as the model's files store them.
     """
 
     def __init__(self, memory: np.ndarray, entries: Entries, stored: Stored = MappingProxyType({})):
@@ -55,7 +55,7 @@ class PackedWeights:
         return sum(spec.num_bytes for spec, _ in self._entries.values())
 
     def struct(self, name: str) -> abi.Weight:
-        """What the kernels take for a weight; valid as long as this object."""
+        """The struct of a weight for the kernels; valid as long as this object."""
         if name in self._stored:
             spec, rows = self._stored[name]
             return spec.as_struct(rows.ctypes.data)
@@ -66,28 +66,29 @@ class PackedWeights:
 def lay_out(
     weights: Mapping[str, Weight], library: Library
 ) -> tuple[dict[str, tuple[PackedFormat, int]], int]:
-    """(format, offset) of each weight, and the end of the last one."""
+    """Assign (format, offset) to each weight, and return also the end of the last one."""
     entries, offset = {}, 0
     for name, weight in weights.items():
         spec = packed_format(weight, library)
         entries[name] = (spec, offset)
         offset += -(-spec.num_bytes // ALIGNMENT) * ALIGNMENT
-    return entries, max(offset, 1)  # nothing at all cannot be mapped
+    return entries, max(offset, 1)  # an empty file cannot be mapped
 
 
 def as_stored(weights: Mapping[str, Weight], library: Library) -> Stored:
-    """Those of the weights that need not be packed, as the kernels can read them where they are."""
+    """The weights that need no packing, since the kernels can read them in place."""
     found = {name: in_place(weight, library) for name, weight in weights.items()}
     return {name: stored for name, stored in found.items() if stored is not None}
 
 
 def end_of(entries: Entries) -> int:
-    """The end of the last weight, without what fills up to the next multiple of 64 bytes."""
+    """End of the last weight, without the padding to a multiple of 64 bytes."""
     return max((offset + spec.num_bytes for spec, offset in entries.values()), default=1)
 
 
 def reserve(file: IO[bytes], size: int) -> None:
-    """Make a new file so long, on the disk too, that writing into its memory cannot fail."""
+    """Allocate ``size`` bytes of a new file on the disk too, so that writing into its memory cannot
+    fail."""
     file.flush()
     if hasattr(os, "posix_fallocate"):
         os.posix_fallocate(file.fileno(), 0, size)
@@ -108,8 +109,8 @@ def pack_all(
 ) -> None:
     """Pack every weight into its place; ``memory`` (uint8) begins at a multiple of 64 bytes.
 
-    In pieces, each of which is let go when it is done: what is in memory of a mapped file at a
-    time, here and there, is a piece, and not the largest matrix or all that has been packed.
+    Weights are packed in pieces, whose memory is released at once: only a piece of a mapped file is
+    resident at a time, instead of the largest matrix or all that has been packed.
     """
     done, total = 0, sum(spec.columns_at for spec, _ in entries.values())
     for name, (spec, offset) in entries.items():
@@ -129,7 +130,8 @@ def pack_all(
 def _pieces(
     weight: Weight, spec: PackedFormat, library: Library
 ) -> Iterator[tuple[Weight, PackedFormat]]:
-    """A weight cut into whole tiles of rows: one behind the other, they are the packed weight."""
+    """Cut a weight into whole tiles of rows; concatenated, the packed pieces are the packed
+    weight."""
     row_bytes = max(weight.nbytes // spec.n, 1)
     step = max(_PIECE_BYTES // row_bytes // TILE, 1) * TILE
     for begin in range(0, spec.n, step):

@@ -1,9 +1,9 @@
-"""Packed weights: which format a weight becomes, and its bytes in the order of csrc/pack.h.
+"""Packing of weights: the format that a weight becomes, and its bytes in the order of csrc/pack.h.
 
     weight = pack(weight_of_a_file, library, pool)
-    weight.as_struct()                                      what the kernels are handed
+    weight.as_struct()                                      what the kernels take
 
-GGUF weights keep the integers and scales of their file, and what is not quantized its type.
+GGUF weights keep the integers and scales of their file, and unquantized weights their type.
 """
 
 from __future__ import annotations
@@ -31,15 +31,14 @@ _FLOAT_FORMATS = {
     GGMLType.BF16: abi.OCT_BF16,
 }
 _COLUMN = np.dtype("<i4")
-_DTYPES = {abi.OCT_F32: np.float32, abi.OCT_F16: np.float16}  # of numpy's own
+_DTYPES = {abi.OCT_F32: np.float32, abi.OCT_F16: np.float16}  # numpy types
 
 
 @dataclass(frozen=True, slots=True)
 class PackedFormat:
-    """How a matrix of ``n`` rows and ``k`` columns is packed, and how many bytes that takes.
+    """Packed form of a matrix of ``n`` rows and ``k`` columns, and its size in bytes.
 
-    ``is_reordered``: columns lie in another order than inputs. Behind the tiles there is the input
-    of each, int32 [k].
+    ``is_reordered``: columns are permuted. Behind the tiles there is the input of each, int32 [k].
     """
 
     format: int
@@ -51,11 +50,11 @@ class PackedFormat:
 
     @property
     def columns_at(self) -> int:
-        """The end of the tiles."""
+        """Offset of the end of the tiles."""
         return self.num_bytes - columns_bytes(self.k, self.is_reordered)
 
     def as_struct(self, address: int) -> abi.Weight:
-        """The weight whose bytes are at ``address``; the caller keeps them there."""
+        """The struct of a weight whose bytes are at ``address``; the caller keeps them alive."""
         columns = address + self.columns_at if self.is_reordered else None
         return abi.Weight(self.format, self.n, self.k, self.group, address, columns)
 
@@ -83,11 +82,11 @@ class PackedWeight:
         return self.spec.num_bytes
 
     def as_struct(self) -> abi.Weight:
-        """What the kernels take for it; valid as long as this object."""
+        """The struct for the kernels; valid as long as this object."""
         return self.spec.as_struct(self.data.ctypes.data)
 
     def unpack(self, library: Library, pool: Pool) -> np.ndarray:
-        """float32 [n, k] that it stands for."""
+        """Unpack to float32 [n, k]."""
         out = np.empty(self.shape, dtype=np.float32)
         struct = self.as_struct()
         library.check(library.lib.oct_unpack(pool, ctypes.byref(struct), out.ctypes.data))
@@ -96,7 +95,7 @@ class PackedWeight:
 
 @singledispatch
 def packed_format(weight: Weight, library: Library) -> PackedFormat:
-    """What a weight becomes; UnsupportedModelError if there is no packed form of it."""
+    """Choose the packed form of a weight; UnsupportedModelError if there is none."""
     raise AssertionError(f"no packed form is known of {type(weight).__name__}")
 
 
@@ -126,8 +125,11 @@ def _(weight: CodedWeight, library: Library) -> PackedFormat:
 
 @singledispatch
 def in_place(weight: Weight, library: Library) -> tuple[PackedFormat, np.ndarray] | None:
-    """The format and the rows of a weight that can be read as its file has it, None if it cannot.
-    UnsupportedModelError as of `packed_format`."""
+    """Format and rows of a weight that kernels can read as its file stores it; None for others.
+
+    Raises:
+        UnsupportedModelError: as in `packed_format`.
+    """
     return None
 
 
@@ -142,7 +144,7 @@ def _(weight: StoredWeight, library: Library) -> tuple[PackedFormat, np.ndarray]
 def plain_format(
     format: int, n: int, k: int, group: int, library: Library, is_reordered: bool = False
 ) -> PackedFormat:
-    """A format that is asked for by itself, as for weights that octavo quantizes."""
+    """Describe a given format, as for weights that octavo quantizes."""
     num_bytes = library.check(library.lib.oct_packed_bytes(format, n, k, group))
     num_bytes += columns_bytes(k, is_reordered)
     return PackedFormat(format, n, k, group, num_bytes, is_reordered)
@@ -154,8 +156,8 @@ def pack_into(
 ) -> None:
     """Pack ``weight`` into ``spec.num_bytes`` bytes at ``address``, which is aligned.
 
-    ``spec`` is that of ``packed_format``, of the whole weight where this is some rows of it. What
-    is behind the tiles is left to ``write_columns``.
+    ``spec`` is from ``packed_format``, of the whole weight where this is some rows of it. The
+    columns behind the tiles are left to ``write_columns``.
     """
     raise AssertionError(f"no packed form is known of {type(weight).__name__}")
 
@@ -186,7 +188,7 @@ def _(weight: CodedWeight, spec: PackedFormat, address: int, library: Library, p
 
 
 def write_columns(weight: Weight, spec: PackedFormat, data: np.ndarray) -> None:
-    """Write the input of each column to where ``spec``, which is reordered, has it in ``data``."""
+    """Write the input of each column of a permuted weight to its place in ``data``."""
     assert isinstance(weight, CodedWeight)
     spec.columns(data)[:] = by_groups(weight)
 
@@ -200,7 +202,7 @@ def _pack_numbers(
     library: Library,
     pool: Pool,
 ) -> None:
-    """``oct_pack``: floats, or integers with scales, [n, ...] each."""
+    """Call ``oct_pack`` with floats, or with integers and scales, [n, ...] each."""
     arrays = [None if a is None else np.ascontiguousarray(a) for a in (values, scales, mins)]
     pointers = [None if a is None else a.ctypes.data for a in arrays]
     struct = ctypes.byref(spec.as_struct(address))
@@ -208,7 +210,7 @@ def _pack_numbers(
 
 
 def pack(weight: Weight, library: Library, pool: Pool) -> PackedWeight:
-    """A weight in packed form, in new memory."""
+    """Pack a weight into new memory."""
     spec = packed_format(weight, library)
     data = aligned(spec.num_bytes)
     pack_into(weight, spec, data.ctypes.data, library, pool)
@@ -225,7 +227,7 @@ def pack_integers(
     library: Library,
     pool: Pool,
 ) -> PackedWeight:
-    """Pack integers (uint8 [n, k]) with scales and mins (float16 [n, groups]) of one's own."""
+    """Pack integers (uint8 [n, k]) with given scales and mins (float16 [n, groups])."""
     groups = -(-spec.k // spec.group)
     for array, dtype, columns in ((q, "u1", spec.k), (scales, "f2", groups), (mins, "f2", groups)):
         if array is not None and (array.dtype != dtype or array.shape != (spec.n, columns)):
@@ -238,7 +240,7 @@ def pack_integers(
 
 
 def aligned(num_bytes: int) -> np.ndarray:
-    """uint8 memory at a multiple of 64 bytes."""
+    """Allocate uint8 memory at a multiple of 64 bytes."""
     memory = np.empty(num_bytes + ALIGNMENT, dtype=np.uint8)
     start = -memory.ctypes.data % ALIGNMENT
     return memory[start : start + num_bytes]

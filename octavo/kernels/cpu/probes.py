@@ -1,4 +1,4 @@
-"""What the processor reaches with the instructions that kernels use; see ``csrc/probe.cpp``."""
+"""Peak rates of the processor with the instructions of the kernels; see ``csrc/probe.cpp``."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ from octavo.kernels.cpu.library import Library, Pool
 
 READ_BYTES = 256 * 2**20  # more than any cache holds
 
-# A packed format that stands for all whose products are computed in the same.
+# A packed format for each arithmetic.
 _FORMAT_OF = {name: format for format, name in reversed(ARITHMETIC.items())}
 
 
 def products(library: Library, pool: Pool, arithmetic: str) -> Callable[[int], float]:
-    """``run(rounds)`` multiplies on all threads, and returns the operations that it did."""
+    """Return a function that multiplies ``rounds`` times on all threads and returns the
+    operations."""
 
     def run(rounds: int) -> float:
         done: int = library.check(
@@ -28,7 +29,7 @@ def products(library: Library, pool: Pool, arithmetic: str) -> Callable[[int], f
 
 
 def reads(library: Library, pool: Pool) -> Callable[[], float]:
-    """``run()`` reads memory on all threads, and returns the bytes."""
+    """Return a function that reads memory on all threads and returns the bytes."""
     memory = np.ones(READ_BYTES, dtype=np.uint8)  # zeros would all be one page
 
     def run() -> float:

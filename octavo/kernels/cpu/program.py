@@ -1,7 +1,7 @@
-"""The phases of a step as structs that the native library walks through, and its activations.
+"""The fused ops of a step as structs that the native library executes, and their activations.
 
 One :class:`Program` serves every step of a model: what differs between steps (tokens, lengths,
-block tables, rows to sample) comes with each call as a ``oct_batch``.
+block tables, rows to sample) is in the ``oct_batch`` of each call.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from octavo.kernels.cpu.library import Library, Pool
 from octavo.kernels.cpu.recurrence import StateLayout, recurrence_struct
 from octavo.kernels.fused_ops import FusedNorm, FusedOp, WeightRef
 from octavo.kernels.recorder import RopeTable, Value
-from octavo.kernels.routing import CLAMPED_SWIGLU, Expert, Routing
+from octavo.kernels.routing import CLAMPED_SWIGLU, ExpertWeights, Routing
 
 _EPILOGUES = {
     None: abi.OCT_EPI_NONE,
@@ -53,7 +53,7 @@ _EMBED, _LINEAR = ctypes.POINTER(abi.EmbedArgs), ctypes.POINTER(abi.LinearArgs)
 
 @dataclass(frozen=True, slots=True)
 class KVLayout:
-    """Where the native kernels find keys and values; see ``oct_attention_args``."""
+    """Addresses of the KV cache for the native kernels; see ``oct_attention_args``."""
 
     format: int  # OCT_KV_*
     num_kv_heads: int
@@ -61,21 +61,21 @@ class KVLayout:
     num_blocks: int
     block_bytes: int  # from one block to the next
     layers: list[int]  # the address of each layer's part of the first block
-    groups: list[int]  # of each layer, the group whose block tables are its own
+    groups: list[int]  # the group of each layer, whose block tables it uses
     states: StateLayout | None = None  # of recurrent layers
 
 
 class Program:
     """A model's step, for the kernels of one library.
 
-    ``packed(weight)`` gives the struct of a weight that was packed before; it must stay valid as
-    long as the program. ``kept`` are values that :meth:`buffer` shows when a step has ended, beside
-    those of the head and of inputs, which it always does.
+    ``packed(weight)`` returns the struct of a weight that was packed before; it must stay valid as
+    long as the program. ``kept`` are values that :meth:`buffer` can return after a step, in
+    addition to those of the head and of inputs.
     """
 
     def __init__(
         self,
-        phases: Sequence[FusedOp],
+        ops: Sequence[FusedOp],
         library: Library,
         pool: Pool,
         kv: KVLayout,
@@ -85,10 +85,9 @@ class Program:
         latent_weights: LatentWeights | None = None,
     ):
         self.library, self.pool = library, pool
-        self.phases, self.max_tokens = phases, max_tokens
-        self.num_phases = len(phases)
+        self.ops, self.num_ops = ops, len(ops)
         self.max_tokens = max_tokens
-        head = phases[-1]
+        head = ops[-1]
         assert isinstance(head, fused_ops.FusedHead)
         self.vocab_size = head.weight.shape[0]
         self._packed = packed
@@ -99,22 +98,22 @@ class Program:
         self._cos_sin: list[np.ndarray] = []  # of each of these, as long as steps read it
         self._num_positions = 0
         self.seconds = 0.0  # spent in steps so far
-        # Of each phase of experts, the tokens that each of them has got so far: int64 [E].
+        # For each op of experts, the tokens that each expert has processed so far: int64 [E].
         self.expert_loads: list[np.ndarray] = []
-        self._buffers = _Arena(phases, max_tokens, kept)
-        nodes = (abi.Node * len(phases))()
-        for node, phase in zip(nodes, phases, strict=True):
-            node.op, arguments = self._arguments(phase)
+        self._buffers = _Arena(ops, max_tokens, kept)
+        nodes = (abi.Node * len(ops))()
+        for node, op in zip(nodes, ops, strict=True):
+            node.op, arguments = self._arguments(op)
             self._kept.append(arguments)
             node.args = ctypes.addressof(arguments)
-        self._struct = abi.Program(nodes, len(phases), 1, self.vocab_size, max_tokens)
+        self._struct = abi.Program(nodes, len(ops), 1, self.vocab_size, max_tokens)
         self._kept.append(nodes)
 
     def exit_after(self, num_layers: int) -> Program:
-        """The program of the first layers and the head: of the same weights, keys and values."""
-        phases = fused_ops.exit_after(self.phases, num_layers)
+        """The program of the first layers and the head, with the same weights and KV cache."""
+        ops = fused_ops.exit_after(self.ops, num_layers)
         return Program(
-            phases,
+            ops,
             self.library,
             self.pool,
             self.kv,
@@ -132,8 +131,9 @@ class Program:
         self.seconds += time.perf_counter() - begin
         self.library.check(code)
 
-    def judge(self, count: int, logits: int, token_ids: int, logprobs: int) -> None:
-        """Log-probabilities of rows of logits: arrays of ``count`` entries, by their addresses."""
+    def logprob_rows(self, count: int, logits: int, token_ids: int, logprobs: int) -> None:
+        """Compute log-probabilities of rows of logits: arrays of ``count`` entries, by their
+        addresses."""
         begin = time.perf_counter()
         code = self.library.lib.oct_logprob_rows(
             self.pool, count, self.vocab_size, logits, token_ids, logprobs
@@ -142,10 +142,10 @@ class Program:
         self.library.check(code)
 
     def weights(self) -> Iterator[tuple[int, abi.Weight, tuple[int, int] | None]]:
-        """Every packed matrix that a step uses, with the op (OCT_OP_*) that reads it, and of an
-        expert's, how many of how many a token uses. Of latent attention there is no more than how
-        it is kept (``latent_weights.py``)."""
-        for index in range(self.num_phases):
+        """Yields every packed matrix that a step uses, with the op (OCT_OP_*) that reads it and,
+        for experts, the number of experts that a token uses and of all. Latent attention has its
+        own layout (``latent_weights.py``), so its struct has no data."""
+        for index in range(self.num_ops):
             node = self._struct.nodes[index]
             if node.op == abi.OCT_OP_EMBED:
                 embed = ctypes.cast(node.args, _EMBED).contents
@@ -169,13 +169,13 @@ class Program:
                 yield node.op, abi.Weight(latent.weight_format, outputs, latent.rank), None
 
     def buffer(self, value: Value) -> np.ndarray:
-        """The activations of a value, float32 [max_tokens, width], as the last step left them; or
-        those of an input, as the next is to find them."""
+        """Activations of a value, float32 [max_tokens, width], as the last step left them; for an
+        input, where the next step reads it."""
         return self._buffers.array(value)
 
     def _extend_tables(self, num_positions: int) -> None:
-        # Many layers have one table. Its owner may replace it, for another program too, so it is
-        # held here; those that were too short are let go.
+        # Many layers share one table. Its owner may replace it, for another program too, so it is
+        # kept alive here; tables that were too short are released.
         tables = [rope.make(num_positions) for _, rope in self._tables]
         for (arguments, _), table in zip(self._tables, tables, strict=True):
             assert table.dtype == np.float32 and table.flags.c_contiguous
@@ -183,69 +183,67 @@ class Program:
         self._cos_sin = tables
         self._num_positions = min((table.shape[0] for table in tables), default=num_positions)
 
-    def _arguments(self, phase: FusedOp) -> tuple[int, ctypes.Structure]:
-        match phase:
+    def _arguments(self, op: FusedOp) -> tuple[int, ctypes.Structure]:
+        match op:
             case fused_ops.FusedEmbedding():
-                return abi.OCT_OP_EMBED, self._embed(phase)
+                return abi.OCT_OP_EMBED, self._embed(op)
             case fused_ops.FusedLinear():
-                return abi.OCT_OP_LINEAR, self._linear(phase)
+                return abi.OCT_OP_LINEAR, self._linear(op)
             case fused_ops.FusedAttention():
-                return abi.OCT_OP_ATTENTION, self._attention(phase)
+                return abi.OCT_OP_ATTENTION, self._attention(op)
             case fused_ops.FusedRows():
-                return abi.OCT_OP_ROWS, self._rows(phase)
+                return abi.OCT_OP_ROWS, self._rows(op)
             case fused_ops.FusedCheck():
-                return abi.OCT_OP_CHECK, abi.CheckArgs(
-                    x=self._at(phase.source), width=phase.source.width
-                )
+                return abi.OCT_OP_CHECK, abi.CheckArgs(x=self._at(op.source), width=op.source.width)
             case fused_ops.FusedHead():
-                return abi.OCT_OP_HEAD, self._head(phase)
+                return abi.OCT_OP_HEAD, self._head(op)
             case fused_ops.FusedLatentAttention():
-                return abi.OCT_OP_LATENT, self._latent(phase)
+                return abi.OCT_OP_LATENT, self._latent(op)
             case fused_ops.FusedExperts():
-                return abi.OCT_OP_EXPERTS, self._experts(phase)
+                return abi.OCT_OP_EXPERTS, self._experts(op)
             case fused_ops.FusedRecurrence():
-                return recurrence_struct(phase, self._at, self._constant, self.kv.states)
+                return recurrence_struct(op, self._at, self._constant, self.kv.states)
 
-    def _embed(self, phase: fused_ops.FusedEmbedding) -> abi.EmbedArgs:
+    def _embed(self, op: fused_ops.FusedEmbedding) -> abi.EmbedArgs:
         arguments = abi.EmbedArgs(
-            table=self._packed(phase.weight), scale=phase.scale, out=self._at(phase.out)
+            table=self._packed(op.weight), scale=op.scale, out=self._at(op.out)
         )
-        if phase.positions is not None:
-            arguments.positions = self._packed(phase.positions)
-            arguments.position_offset = phase.position_offset
+        if op.positions is not None:
+            arguments.positions = self._packed(op.positions)
+            arguments.position_offset = op.position_offset
         return arguments
 
-    def _linear(self, phase: fused_ops.FusedLinear) -> abi.LinearArgs:
-        arguments = self._input(phase.source, phase.norm, phase.remainder_above)
-        if phase.added is not None:
-            assert phase.sum_out is not None
-            arguments.add = self._at(phase.added)
-            arguments.x_out = self._at(phase.sum_out)
-            if phase.added_norm is not None:
-                arguments.add_norm = self._constant(phase.added_norm.weight)
-                arguments.add_eps = phase.added_norm.eps
-        for target, segment in zip(arguments.segments, phase.segments, strict=False):
+    def _linear(self, op: fused_ops.FusedLinear) -> abi.LinearArgs:
+        arguments = self._input(op.source, op.norm, op.remainder_above)
+        if op.added is not None:
+            assert op.sum_out is not None
+            arguments.add = self._at(op.added)
+            arguments.x_out = self._at(op.sum_out)
+            if op.added_norm is not None:
+                arguments.add_norm = self._constant(op.added_norm.weight)
+                arguments.add_eps = op.added_norm.eps
+        for target, segment in zip(arguments.segments, op.segments, strict=False):
             target.weight = self._packed(segment.weight)
             target.bias = self._constant(segment.bias)
-            is_written = target is arguments.segments[0] or phase.activation is None
+            is_written = target is arguments.segments[0] or op.activation is None
             target.ldy = segment.weight.shape[0]
-            if is_written or segment is phase.segments[0]:
+            if is_written or segment is op.segments[0]:
                 target.y = self._at(segment.out)
-        arguments.num_segments = len(phase.segments)
-        arguments.epilogue = _EPILOGUES[phase.activation]
-        if phase.residual is not None:
+        arguments.num_segments = len(op.segments)
+        arguments.epilogue = _EPILOGUES[op.activation]
+        if op.residual is not None:
             arguments.epilogue = abi.OCT_EPI_RESIDUAL
-            arguments.scale = phase.scale or 0.0
-            arguments.residual = self._at(phase.residual)
+            arguments.scale = op.scale or 0.0
+            arguments.residual = self._at(op.residual)
         return arguments
 
-    def _head(self, phase: fused_ops.FusedHead) -> abi.LinearArgs:
-        arguments = self._input(phase.source, phase.norm, phase.remainder_above)
-        arguments.segments[0].weight = self._packed(phase.weight)
+    def _head(self, op: fused_ops.FusedHead) -> abi.LinearArgs:
+        arguments = self._input(op.source, op.norm, op.remainder_above)
+        arguments.segments[0].weight = self._packed(op.weight)
         arguments.num_segments = 1
         arguments.epilogue = abi.OCT_EPI_HEAD
-        arguments.scale = phase.scale or 0.0
-        head = abi.Head(softcap=phase.softcap or 0.0)
+        arguments.scale = op.scale or 0.0
+        head = abi.Head(softcap=op.softcap or 0.0)
         self._kept.append(head)
         arguments.head = ctypes.pointer(head)
         return arguments
@@ -256,13 +254,13 @@ class Program:
         arguments = abi.LinearArgs(
             k=source.width, ldin=source.width, remainder_above=remainder_above
         )
-        setattr(arguments, "in", self._at(source))  # a word of Python's, so no keyword
+        setattr(arguments, "in", self._at(source))  # "in" is a keyword in Python
         if norm is not None:
             arguments.norm, arguments.eps = self._constant(norm.weight), norm.eps
         return arguments
 
-    def _attention(self, phase: fused_ops.FusedAttention) -> abi.AttentionArgs:
-        kv, q, k, v = self.kv, phase.q, phase.k, phase.v
+    def _attention(self, op: fused_ops.FusedAttention) -> abi.AttentionArgs:
+        kv, q, k, v = self.kv, op.q, op.k, op.v
         assert q.shape[-1] == k.shape[-1] == v.shape[-1] <= kv.head_dim
         arguments = abi.AttentionArgs(
             num_heads=q.shape[0],
@@ -270,89 +268,89 @@ class Program:
             head_dim=kv.head_dim,
             head_size=q.shape[-1],
             kv_format=kv.format,
-            window=phase.window or 0,
-            scale=phase.scale,
-            softcap=phase.softcap or 0.0,
-            sinks=self._constant(phase.sinks),
+            window=op.window or 0,
+            scale=op.scale,
+            softcap=op.softcap or 0.0,
+            sinks=self._constant(op.sinks),
             q=self._at(q),
             k=self._at(k),
             v=self._at(v),
             ldq=q.width,
             ldk=k.width,
             ldv=v.width,
-            kv=kv.layers[phase.layer],
+            kv=kv.layers[op.layer],
             kv_block_bytes=kv.block_bytes,
-            out=self._at(phase.out),
+            out=self._at(op.out),
             num_blocks=kv.num_blocks,
-            group=kv.groups[phase.layer],
+            group=kv.groups[op.layer],
         )
-        for name, norm in (("q_norm", phase.q_norm), ("k_norm", phase.k_norm)):
+        for name, norm in (("q_norm", op.q_norm), ("k_norm", op.k_norm)):
             if norm is not None:
                 setattr(arguments, name, self._constant(norm.weight))
                 arguments.qk_norm_eps = norm.eps
-        if phase.rope is not None:
-            arguments.rotary_dim = phase.rope.rotary_dim
-            arguments.rope_interleaved = phase.interleaved
-            self._tables.append((arguments, phase.rope))
+        if op.rope is not None:
+            arguments.rotary_dim = op.rope.rotary_dim
+            arguments.rope_interleaved = op.interleaved
+            self._tables.append((arguments, op.rope))
         return arguments
 
-    def _latent(self, phase: fused_ops.FusedLatentAttention) -> abi.LatentArgs:
-        kv, (num_heads, query_dim) = self.kv, phase.q.shape
-        rope_dim, rank = phase.rope.rotary_dim, phase.norm.weight.shape[0]
+    def _latent(self, op: fused_ops.FusedLatentAttention) -> abi.LatentArgs:
+        kv, (num_heads, query_dim) = self.kv, op.q.shape
+        rope_dim, rank = op.rope.rotary_dim, op.norm.weight.shape[0]
         nope_dim = query_dim - rope_dim
-        up = self._latent_weights.of(phase)
+        up = self._latent_weights.of(op)
         arguments = abi.LatentArgs(
             num_heads=num_heads,
             rank=rank,
             rope_dim=rope_dim,
             nope_dim=nope_dim,
-            value_dim=phase.out.width // num_heads,
+            value_dim=op.out.width // num_heads,
             kv_format=kv.format,
-            rope_interleaved=phase.interleaved,
+            rope_interleaved=op.interleaved,
             weight_format=up.format,
-            scale=phase.scale,
-            eps=phase.norm.eps,
-            norm=self._constant(phase.norm.weight),
+            scale=op.scale,
+            eps=op.norm.eps,
+            norm=self._constant(op.norm.weight),
             key_up=up.keys.ctypes.data,
             value_up=up.values.ctypes.data,
-            q=self._at(phase.q),
-            ckv=self._at(phase.ckv),
-            ldq=phase.q.width,
-            ldckv=phase.ckv.width,
-            kv=kv.layers[phase.layer],
+            q=self._at(op.q),
+            ckv=self._at(op.ckv),
+            ldq=op.q.width,
+            ldckv=op.ckv.width,
+            kv=kv.layers[op.layer],
             kv_block_bytes=kv.block_bytes,
-            out=self._at(phase.out),
+            out=self._at(op.out),
             num_blocks=kv.num_blocks,
-            group=kv.groups[phase.layer],
+            group=kv.groups[op.layer],
         )
-        self._tables.append((arguments, phase.rope))
+        self._tables.append((arguments, op.rope))
         return arguments
 
-    def _experts(self, phase: fused_ops.FusedExperts) -> abi.ExpertsArgs:
-        experts = (abi.Expert * len(phase.experts))(*map(self._expert, phase.experts))
+    def _experts(self, op: fused_ops.FusedExperts) -> abi.ExpertsArgs:
+        experts = (abi.Expert * len(op.experts))(*map(self._expert, op.experts))
         loads = np.zeros(len(experts), dtype=np.int64)
         self._kept += [experts, loads]
         self.expert_loads.append(loads)
         arguments = abi.ExpertsArgs(
-            hidden=phase.source.width,
-            inner=phase.experts[0].gate.shape[0],
-            epilogue=_EPILOGUES[phase.activation],
-            remainder_above=phase.remainder_above,
-            inner_remainder_above=phase.inner_remainder_above,
-            routing=self._routing(phase.routing, phase.correction),
+            hidden=op.source.width,
+            inner=op.experts[0].gate.shape[0],
+            epilogue=_EPILOGUES[op.activation],
+            remainder_above=op.remainder_above,
+            inner_remainder_above=op.inner_remainder_above,
+            routing=self._routing(op.routing, op.correction),
             experts=experts,
-            logits=self._at(phase.logits),
-            residual=None if phase.residual is None else self._at(phase.residual),
-            out=self._at(phase.out),
+            logits=self._at(op.logits),
+            residual=None if op.residual is None else self._at(op.residual),
+            out=self._at(op.out),
             loads=loads.ctypes.data,
         )
-        setattr(arguments, "in", self._at(phase.source))
-        if phase.norm is not None:
-            arguments.norm, arguments.eps = self._constant(phase.norm.weight), phase.norm.eps
+        setattr(arguments, "in", self._at(op.source))
+        if op.norm is not None:
+            arguments.norm, arguments.eps = self._constant(op.norm.weight), op.norm.eps
         self.library.check(self.library.lib.oct_check_experts(ctypes.byref(arguments)))
         return arguments
 
-    def _expert(self, expert: Expert) -> abi.Expert:
+    def _expert(self, expert: ExpertWeights) -> abi.Expert:
         biases = expert.gate_bias, expert.up_bias, expert.down_bias
         return abi.Expert(*map(self._packed, expert.matrices), *map(self._constant, biases))
 
@@ -369,31 +367,31 @@ class Program:
             correction=self._constant(correction),
         )
 
-    def _rows(self, phase: fused_ops.FusedRows) -> abi.RowsArgs:
-        width = phase.a.shape[-1]
-        if phase.kind == "sigmoid":
-            assert phase.b is not None
-            width = phase.a.width // phase.b.width  # values that share a number
+    def _rows(self, op: fused_ops.FusedRows) -> abi.RowsArgs:
+        width = op.a.shape[-1]
+        if op.kind == "sigmoid":
+            assert op.b is not None
+            width = op.a.width // op.b.width  # values that share a number
         arguments = abi.RowsArgs(
-            kind=_ROWS[phase.kind],
+            kind=_ROWS[op.kind],
             width=width,
-            per_token=phase.a.width // width,
-            a=self._at(phase.a),
-            out=self._at(phase.out),
-            bias=self._constant(phase.bias),
-            factor=phase.factor,
+            per_token=op.a.width // width,
+            a=self._at(op.a),
+            out=self._at(op.out),
+            bias=self._constant(op.bias),
+            factor=op.factor,
         )
-        if phase.norm is not None:
-            arguments.b, arguments.eps = self._constant(phase.norm.weight), phase.norm.eps
-        elif phase.b is not None:
-            arguments.b = self._at(phase.b)
+        if op.norm is not None:
+            arguments.b, arguments.eps = self._constant(op.norm.weight), op.norm.eps
+        elif op.b is not None:
+            arguments.b = self._at(op.b)
         return arguments
 
     def _at(self, value: Value) -> int:
         return self._buffers.address(value)
 
     def _constant(self, values: np.ndarray | None) -> int | None:
-        """The address of a small array, in float32, that is kept as long as the program."""
+        """Address of a small array, in float32, that is kept as long as the program."""
         if values is None:
             return None
         values = np.ascontiguousarray(values, dtype=np.float32)
@@ -404,10 +402,10 @@ class Program:
 class _Arena:
     """Memory for the activations of ``max_tokens`` tokens, shared by values in turn.
 
-    It counts as memory only as far as steps have used it.
+    It is zero-initialized lazily, and resident only as far as steps have used it.
     """
 
-    def __init__(self, phases: Sequence[FusedOp], max_tokens: int, kept: Collection[Value]):
+    def __init__(self, ops: Sequence[FusedOp], max_tokens: int, kept: Collection[Value]):
         self._max_tokens = max_tokens
         offsets: list[int] = []
         free: dict[int, list[int]] = defaultdict(list)  # places by the width they were made for
@@ -420,11 +418,11 @@ class _Arena:
                 return free[value.width].pop()
             offsets.append(size)
             widths.append(value.width)
-            # In steps of a cache line and one more, so that rows of buffers do not share sets.
+            # Padded by a cache line, so that rows of different buffers do not share cache sets.
             size += -(-max_tokens * value.width * 4 // _ALIGNMENT) * _ALIGNMENT + _ALIGNMENT
             return len(offsets) - 1
 
-        self._places = fused_ops.place(phases, allocate, lambda p: free[widths[p]].append(p), kept)
+        self._places = fused_ops.place(ops, allocate, lambda p: free[widths[p]].append(p), kept)
         self._offsets = offsets
         self._memory = np.zeros(size + _ALIGNMENT, dtype=np.uint8)
         self._base = -(-self._memory.ctypes.data // _ALIGNMENT) * _ALIGNMENT

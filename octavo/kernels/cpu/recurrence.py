@@ -1,4 +1,4 @@
-"""The phases of recurrent layers as structs for the native kernels; the others: ``program.py``."""
+"""Structs of recurrent layers' ops for the native kernels; ``program.py`` has the other ops."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _FLOAT_BYTES = 4
 
 @dataclass(frozen=True, slots=True)
 class StateLayout:
-    """Where the native kernels find states: see ``oct_states``."""
+    """Addresses of states for the native kernels; see ``oct_states``."""
 
     layers: list[list[int]]  # the address of each of a layer's states in the first slot
     slot_floats: int
@@ -31,30 +31,30 @@ class StateLayout:
 
 
 def recurrence_struct(
-    phase: FusedRecurrence,
+    op: FusedRecurrence,
     at: Callable[[Value], int],
     constant: Callable[[np.ndarray | None], int | None],
     states: StateLayout | None,
 ) -> tuple[int, ctypes.Structure]:
-    """The op (OCT_OP_*) of a phase, and its arguments.
+    """The op code (OCT_OP_*) of an op, and its arguments.
 
     Args:
-        at, constant: the address of a value, and of a small array.
+        at, constant: return the address of a value, and of a small array.
     """
-    spec = phase.spec
+    spec = op.spec
     if isinstance(spec, GatedNormSpec):
-        return abi.OCT_OP_GATED_NORM, _gated_norm(phase, spec, at, constant)
-    assert states is not None and phase.layer is not None, "no memory for states"
+        return abi.OCT_OP_GATED_NORM, _gated_norm(op, spec, at, constant)
+    assert states is not None and op.layer is not None, "no memory for states"
     match spec:
         case ConvSpec():
-            kept = states.struct(phase.layer, 0)
-            return abi.OCT_OP_CONV, _conv(phase, spec, at, constant, kept)
+            kept = states.struct(op.layer, 0)
+            return abi.OCT_OP_CONV, _conv(op, spec, at, constant, kept)
         case ScanSpec():
-            kept = states.struct(phase.layer, 1)
-            return abi.OCT_OP_SCAN, _scan(phase, spec, at, constant, kept)
+            kept = states.struct(op.layer, 1)
+            return abi.OCT_OP_SCAN, _scan(op, spec, at, constant, kept)
         case DeltaSpec():
-            kept = states.struct(phase.layer, 1)
-            return abi.OCT_OP_DELTA, _delta(phase, spec, at, constant, kept)
+            kept = states.struct(op.layer, 1)
+            return abi.OCT_OP_DELTA, _delta(op, spec, at, constant, kept)
 
 
 _At = Callable[[Value], int]
@@ -62,10 +62,10 @@ _Constant = Callable[[np.ndarray | None], int | None]
 
 
 def _conv(
-    phase: FusedRecurrence, spec: ConvSpec, at: _At, constant: _Constant, kept: abi.States
+    op: FusedRecurrence, spec: ConvSpec, at: _At, constant: _Constant, kept: abi.States
 ) -> abi.ConvArgs:
-    weight, bias = phase.constants
-    (x,) = phase.inputs
+    weight, bias = op.constants
+    (x,) = op.inputs
     assert weight is not None
     return abi.ConvArgs(
         channels=spec.channels,
@@ -75,16 +75,16 @@ def _conv(
         ldx=x.width,
         weight=constant(weight.reshape(spec.channels, spec.kernel).T),
         bias=constant(bias),
-        out=at(phase.out),
+        out=at(op.out),
         states=kept,
     )
 
 
 def _scan(
-    phase: FusedRecurrence, spec: ScanSpec, at: _At, constant: _Constant, kept: abi.States
+    op: FusedRecurrence, spec: ScanSpec, at: _At, constant: _Constant, kept: abi.States
 ) -> abi.ScanArgs:
-    a_log, skip, step_bias = phase.constants
-    x, steps = phase.inputs
+    a_log, skip, step_bias = op.constants
+    x, steps = op.inputs
     return abi.ScanArgs(
         heads=spec.heads,
         head_dim=spec.head_dim,
@@ -100,16 +100,16 @@ def _scan(
         decay=constant(_decay(a_log)),
         skip=constant(skip),
         step_bias=constant(step_bias),
-        out=at(phase.out),
+        out=at(op.out),
         states=kept,
     )
 
 
 def _delta(
-    phase: FusedRecurrence, spec: DeltaSpec, at: _At, constant: _Constant, kept: abi.States
+    op: FusedRecurrence, spec: DeltaSpec, at: _At, constant: _Constant, kept: abi.States
 ) -> abi.DeltaArgs:
-    a_log, step_bias = phase.constants
-    x, gates = phase.inputs
+    a_log, step_bias = op.constants
+    x, gates = op.inputs
     return abi.DeltaArgs(
         key_heads=spec.key_heads,
         key_dim=spec.key_dim,
@@ -121,16 +121,16 @@ def _delta(
         ldgates=gates.width,
         decay=constant(_decay(a_log)),
         step_bias=constant(step_bias),
-        out=at(phase.out),
+        out=at(op.out),
         states=kept,
     )
 
 
 def _gated_norm(
-    phase: FusedRecurrence, spec: GatedNormSpec, at: _At, constant: _Constant
+    op: FusedRecurrence, spec: GatedNormSpec, at: _At, constant: _Constant
 ) -> abi.GatedNormArgs:
-    weight = phase.constants[0] if spec.normed else None
-    x, gate = phase.inputs
+    weight = op.constants[0] if spec.normed else None
+    x, gate = op.inputs
     return abi.GatedNormArgs(
         width=spec.width,
         group=spec.group,
@@ -141,7 +141,7 @@ def _gated_norm(
         gate=at(gate) + _FLOAT_BYTES * spec.first,
         ldgate=gate.width,
         weight=constant(weight),
-        out=at(phase.out),
+        out=at(op.out),
     )
 
 

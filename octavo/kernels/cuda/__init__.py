@@ -1,9 +1,9 @@
-"""Kernels for GPUs, in Triton: each module has kernels, and the function that launches them.
+"""GPU kernels in Triton: each module has kernels, and the functions that launch them.
 
-They take and fill tensors that their callers have made. They allocate nothing and wait for nothing,
-and their grids depend on shapes alone, so that whole steps can be captured in CUDA graphs: rows
-that only fill up a captured shape have slot -1, which is not written, and length 0, which reads
-nothing. Triton is imported by the modules in here, which nothing imports where there is no GPU.
+They fill tensors that their callers have allocated. They allocate nothing and never synchronize,
+and their grids depend on shapes alone, so that whole steps can be captured in CUDA graphs: padding
+rows of a captured shape have slot -1, which is not written, and length 0, which reads nothing.
+Triton is imported by the modules in here, which nothing imports where there is no GPU.
 """
 
 import os

@@ -1,5 +1,5 @@
-"""What is in the middle of an MLP: an activation function, of gates times ups or alone; and the
-gates, a number for each value or one a row, behind which other products go on."""
+"""Activation functions: of gates times ups, or alone; and gates of attention and of shared
+experts."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from torch import Tensor
 
 from octavo.kernels.cuda.elementwise import CODE_TYPES, activate, scale_of, sigmoid, to_codes
 
-_BLOCK = 1024  # values that four warps have at a time
+_BLOCK = 1024  # values that four warps process at a time
 
 
 def activation_mul(
     gate_up: Tensor, out: Tensor, activation: str, *, scales: Tensor | None = None
 ) -> None:
-    """out = activation(gate) * up, in float32, rounded once at the end.
+    """Compute out = activation(gate) * up, in float32, rounded once at the end.
 
     Args:
         gate_up: [T, 2 F] in any float type, the gates of a row before its ups.
         out: [T, F]; of int8 or float8_e4m3fn if there are ``scales``, else of any float type.
         activation: "silu", "gelu_tanh" or "gelu_erf", as ``kernels/fused_ops.py`` calls them.
-        scales: float32 [T]. ``out`` times these is the product, as of ``norms.rmsnorm``.
+        scales: float32 [T]. ``out`` times these is the product, as in ``norms.rmsnorm``.
     """
     num_rows, width = out.shape
     assert gate_up.shape == (num_rows, 2 * width), (gate_up.shape, out.shape)
@@ -39,7 +39,7 @@ def activation_mul(
 
 
 def activation_mul_apart(gate: Tensor, up: Tensor, out: Tensor, activation: str) -> None:
-    """The same of gates and ups [T, F] that are not in one tensor, as floats."""
+    """Compute out = activation(gate) * up for gates and ups [T, F] in two tensors, as floats."""
     num_rows, width = out.shape
     assert gate.shape == up.shape == out.shape, (gate.shape, up.shape, out.shape)
     assert gate.stride(1) == up.stride(1) == out.stride(1) == 1
@@ -52,7 +52,7 @@ def activation_mul_apart(gate: Tensor, up: Tensor, out: Tensor, activation: str)
 
 
 def activation_alone(x: Tensor, out: Tensor, activation: str) -> None:
-    """out [T, F] = activation(x), in float32, rounded once; also "relu"."""
+    """Compute out [T, F] = activation(x), in float32, rounded once; also "relu"."""
     num_rows, width = out.shape
     assert x.shape == out.shape and x.stride(1) == out.stride(1) == 1
     if num_rows:
@@ -62,7 +62,7 @@ def activation_alone(x: Tensor, out: Tensor, activation: str) -> None:
 
 
 def sigmoid_mul(gate: Tensor, x: Tensor, out: Tensor) -> None:
-    """out [T, F] = sigmoid(gate) * x, of gates [T, F] or [T, 1]."""
+    """Compute out [T, F] = sigmoid(gate) * x, with gates [T, F] or [T, 1]."""
     num_rows, width = out.shape
     assert x.shape == out.shape and gate.shape[1] in (1, width)
     assert gate.stride(1) == x.stride(1) == out.stride(1) == 1
@@ -141,8 +141,8 @@ def _mul_to_codes(
     LARGEST: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """One program has a row, and reads it twice: once for its greatest value. The second time it
-    comes from the cache."""
+    """One program handles a row, and reads it twice: first for its largest magnitude, then from the
+    cache."""
     row = tl.program_id(0).to(tl.int64)
     gate, up = gate + row * gate_stride, up + row * up_stride
     greatest = tl.zeros([BLOCK], tl.float32)

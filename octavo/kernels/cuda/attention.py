@@ -1,14 +1,14 @@
-"""Causal attention over paged KV on a GPU, in Triton: two kernels that read the cache by tables.
+"""Causal attention over the paged KV cache on a GPU, in Triton.
 
-One is for prompts: tiles of rows cover all tokens of the step, and each goes through all of its
-keys. The other is for sequences that have a few tokens at most: there are not enough tiles of rows
-to fill a GPU, so what a sequence has in its cache is split among programs (Dao et al. 2023,
-"Flash-Decoding"), and the last of them to be ready puts it together. Which one it is, or both, and
-how it is cut, is said in ``attention_plan.py``.
+There are two kernels. One is for prompts: tiles of rows cover all tokens of the step, and each goes
+through all of its keys. The other is for sequences of a few tokens, which have not enough tiles of
+rows to fill a GPU: the cached keys of a sequence are split among programs (Dao et al. 2023,
+"Flash-Decoding"), and the last program to finish merges the results. ``attention_plan.py`` decides
+between them, or for both, and how work is cut.
 
-Queries are where the keys are: rotated if these are (see ``kv_write.py``), and the codes of keys
-and values are multiplied as they are, their scales with the scores and the weights. Values may be
-narrower than keys, and a prefix of them (as of latents that are both).
+Queries are rotated as the cached keys are (see ``kv_write.py``). Codes of keys and values are
+multiplied as they are, their scales with the scores and the weights. Values may be narrower than
+keys, and a prefix of them (as latents are).
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from torch import Tensor
 from octavo.kernels.cuda.attention_kernels import attend_rows, attend_splits
 from octavo.kernels.cuda.attention_plan import (
     AttentionLimits,
-    AttentionPlan,
     AttentionPlanner,
     Cut,
     Gpu,
+    GpuAttentionPlan,
     HeadShape,
     Scoring,
     ScratchSize,
@@ -36,6 +36,7 @@ from octavo.kernels.cuda.attention_plan import (
     scratch_size,
 )
 from octavo.kernels.cuda.kv_codes import kind_of, pointers
+from octavo.kernels.cuda.ops import AttentionLayer, LatentLayer
 from octavo.kernels.kv_stores import KVStore
 
 _LOG2_E = math.log2(math.e)
@@ -43,9 +44,9 @@ _LOG2_E = math.log2(math.e)
 
 @dataclass(frozen=True, slots=True)
 class SplitScratch:
-    """What programs that share a sequence leave to the last of them.
+    """Memory in which programs that share a sequence leave their results to the last of them.
 
-    Launches that come one after the other can share it: all counters are zero between them.
+    Consecutive launches can share it: all counters are zero between them.
     """
 
     states: Tensor  # float32
@@ -64,11 +65,11 @@ class SplitScratch:
 
 
 class GpuAttention:
-    """Attention of one model on one GPU: cuts steps ahead, and has the memory of their splits.
+    """Attention of one model on one GPU: plans steps, and owns the memory of their splits.
 
-    That is one for all layers and all captured steps, which run one after the other in a stream.
-    ``kinds`` are those of the model's layers; with ``is_invariant``, a query's result has the same
-    bits in any company.
+    All layers and all captured steps share that memory, since they run one after the other in a
+    stream. ``kinds`` are the head shapes of the model's layers; with ``is_invariant``, a query's
+    result has the same bits in any batch.
     """
 
     def __init__(
@@ -83,126 +84,102 @@ class GpuAttention:
         self._scratch = SplitScratch.of(self._planner.scratch, device)
 
     def reset(self) -> None:
-        """Count from 0 again, after launches of which some may be missing."""
+        """Reset the counters, after a step of which some launches may be missing."""
         self._scratch.counters.zero_()
 
-    def plan(self, num_seqs: int, max_query: int, longest: int | None = None) -> AttentionPlan:
-        """As :meth:`AttentionPlanner.plan`: what :meth:`attend` needs, for all layers of a step."""
+    def plan(self, num_seqs: int, max_query: int, longest: int | None = None) -> GpuAttentionPlan:
+        """Plan a step for all layers, as :meth:`AttentionPlanner.plan`."""
         return self._planner.plan(num_seqs, max_query, longest)
 
     def attend(
         self,
         q: Tensor,
-        k_cache: KVStore,
-        v_cache: KVStore,
+        layer: AttentionLayer,
         tables: StepTables,
-        scoring: Scoring,
         out: Tensor,
-        plan: AttentionPlan,
+        plan: GpuAttentionPlan,
     ) -> None:
-        """Of q [T, H, D] over the caches of a layer, to ``out`` [T, H, DV] of the same type."""
-        cut = plan.cuts[HeadShape.of(q, k_cache, v_cache)]
-        self._attend(_Read.of_heads(q, k_cache, v_cache), tables, scoring, out, cut)
+        """Attention of q [T, H, D] over the caches of a layer, to out [T, H, DV] of the type of
+        q."""
+        inputs = AttentionInputs.of_heads(q, layer.k_cache, layer.v_cache)
+        self._attend(inputs, tables, layer.scoring, out, plan.cuts[inputs.heads])
 
     def attend_latents(
         self,
         q: Tensor,
-        turned_q: Tensor,
-        latents: KVStore,
-        turned: KVStore,
+        rope_q: Tensor,
+        layer: LatentLayer,
         tables: StepTables,
-        scale: float,
         out: Tensor,
-        plan: AttentionPlan,
+        plan: GpuAttentionPlan,
     ) -> None:
-        """Of q [T, H, C], and turned_q [T, H, R] beside it, over latents and the keys beside them:
-        to ``out`` [T, H, C], which may be where q is."""
-        cut = plan.cuts[HeadShape.of_latents(q, latents, turned)]
-        read = _Read.of_latents(q, turned_q, latents, turned)
-        self._attend(read, tables, Scoring(scale), out, cut)
+        """Attention of absorbed queries q [T, H, C], with rope_q [T, H, R] beside them, over latent
+        vectors and their rotated keys, to out [T, H, C], which may be q itself."""
+        inputs = AttentionInputs.of_latents(q, rope_q, layer.latents, layer.rope_keys)
+        self._attend(inputs, tables, Scoring(layer.scale), out, plan.cuts[inputs.heads])
 
     def _attend(
-        self, read: _Read, tables: StepTables, scoring: Scoring, out: Tensor, cut: Cut
+        self, inputs: AttentionInputs, tables: StepTables, scoring: Scoring, out: Tensor, cut: Cut
     ) -> None:
         by_splits = cut if cut.num_splits else cut.few
         if not cut.num_splits:
-            _by_rows(read, tables, scoring, out, cut)
+            attend_by_rows(inputs, tables, scoring, out, cut)
         if by_splits is not None:
-            _by_splits(read, tables, scoring, out, by_splits, self._scratch)
-
-
-def attend_by_rows(
-    q: Tensor,
-    k_cache: KVStore,
-    v_cache: KVStore,
-    tables: StepTables,
-    scoring: Scoring,
-    out: Tensor,
-    cut: Cut,
-) -> None:
-    """For sequences of any number of tokens, but those that ``cut.few`` has rows for."""
-    _by_rows(_Read.of_heads(q, k_cache, v_cache), tables, scoring, out, cut)
-
-
-def attend_by_splits(
-    q: Tensor,
-    k_cache: KVStore,
-    v_cache: KVStore,
-    tables: StepTables,
-    scoring: Scoring,
-    out: Tensor,
-    cut: Cut,
-    scratch: SplitScratch,
-) -> None:
-    """For sequences of as many tokens at most as ``cut.saved_rows`` are; others are left alone."""
-    _by_splits(_Read.of_heads(q, k_cache, v_cache), tables, scoring, out, cut, scratch)
+            attend_by_splits(inputs, tables, scoring, out, by_splits, self._scratch)
 
 
 @dataclass(frozen=True, slots=True)
-class _Read:
-    """What a launch reads: queries, and the caches of a layer. Of latents, ``values`` are those of
-    the keys beside them, and so are queries."""
+class AttentionInputs:
+    """Inputs of a launch: queries, and the caches of a layer. For latent attention, ``keys`` are
+    the latent vectors, ``values`` the rotated keys beside them, and ``rope_q`` the queries for
+    these."""
 
     q: Tensor
     keys: KVStore
     values: KVStore
     heads: HeadShape
-    turned_q: Tensor | None = None
+    rope_q: Tensor | None = None
 
     @classmethod
-    def of_heads(cls, q: Tensor, keys: KVStore, values: KVStore) -> _Read:
+    def of_heads(cls, q: Tensor, keys: KVStore, values: KVStore) -> AttentionInputs:
         return cls(q, keys, values, HeadShape.of(q, keys, values))
 
     @classmethod
-    def of_latents(cls, q: Tensor, turned_q: Tensor, latents: KVStore, turned: KVStore) -> _Read:
-        heads = HeadShape.of_latents(q, latents, turned)
-        return cls(q, latents, turned, heads, turned_q)
+    def of_latents(
+        cls, q: Tensor, rope_q: Tensor, latents: KVStore, rope_keys: KVStore
+    ) -> AttentionInputs:
+        heads = HeadShape.of_latents(q, latents, rope_keys)
+        return cls(q, latents, rope_keys, heads, rope_q)
 
 
-def _by_rows(read: _Read, tables: StepTables, scoring: Scoring, out: Tensor, cut: Cut) -> None:
-    group, num_seqs = read.heads.group, len(tables.seq_lens)
+def attend_by_rows(
+    inputs: AttentionInputs, tables: StepTables, scoring: Scoring, out: Tensor, cut: Cut
+) -> None:
+    """Attend sequences of any number of tokens, except those that ``cut.few`` has rows for."""
+    group, num_seqs = inputs.heads.group, len(tables.seq_lens)
     most_of_others = 0 if cut.few is None else cut.few.saved_rows // group
-    # Of a sequence, the last tile of rows may be a part: so many there are at most.
-    num_tiles = len(read.q) // (cut.tiles.rows // group) + num_seqs
-    attend_rows[(num_tiles, read.heads.num_kv_heads)](
-        **_arguments(read, tables, scoring, out, cut),
+    # The last tile of a sequence may be partial, so this is the maximum.
+    num_tiles = len(inputs.q) // (cut.tiles.rows // group) + num_seqs
+    attend_rows[(num_tiles, inputs.heads.num_kv_heads)](
+        **_arguments(inputs, tables, scoring, out, cut),
         num_seqs=num_seqs,
         most_of_others=most_of_others,
     )
 
 
-def _by_splits(
-    read: _Read,
+def attend_by_splits(
+    inputs: AttentionInputs,
     tables: StepTables,
     scoring: Scoring,
     out: Tensor,
     cut: Cut,
     scratch: SplitScratch,
 ) -> None:
+    """Attend sequences of no more rows than ``cut.saved_rows``; others are left alone."""
     num_seqs = len(tables.seq_lens)
-    assert scratch.holds(scratch_size(cut, read.heads, num_seqs))
-    attend_splits[(num_seqs, read.heads.num_kv_heads, cut.num_splits)](
-        **_arguments(read, tables, scoring, out, cut),
+    assert scratch.holds(scratch_size(cut, inputs.heads, num_seqs))
+    attend_splits[(num_seqs, inputs.heads.num_kv_heads, cut.num_splits)](
+        **_arguments(inputs, tables, scoring, out, cut),
         states=scratch.states,
         counters=scratch.counters,
         num_splits=cut.num_splits,
@@ -211,23 +188,23 @@ def _by_splits(
 
 
 def _arguments(
-    read: _Read, tables: StepTables, scoring: Scoring, out: Tensor, cut: Cut
+    inputs: AttentionInputs, tables: StepTables, scoring: Scoring, out: Tensor, cut: Cut
 ) -> dict[str, Any]:
-    """Those that both kernels have."""
-    heads, softcap, q = read.heads, scoring.softcap, read.q
+    """Arguments that both kernels have."""
+    heads, softcap, q = inputs.heads, scoring.softcap, inputs.q
     assert heads.group <= cut.tiles.rows
-    keys, key_scales = pointers(read.keys)
-    values, value_scales = pointers(read.values)
-    turned: tuple[Tensor | None, Tensor | None] = (None, None)
+    keys, key_scales = pointers(inputs.keys)
+    values, value_scales = pointers(inputs.values)
+    rope_keys: tuple[Tensor | None, Tensor | None] = (None, None)
     if heads.is_latent:
-        turned, (values, value_scales) = (values, value_scales), (keys, key_scales)
+        rope_keys, (values, value_scales) = (values, value_scales), (keys, key_scales)
     return {
         "q": q,
-        "turned_q": read.turned_q,
+        "rope_q": inputs.rope_q,
         "keys": keys,
         "key_scales": key_scales,
-        "turned_keys": turned[0],
-        "turned_scales": turned[1],
+        "rope_keys": rope_keys[0],
+        "rope_scales": rope_keys[1],
         "values": values,
         "value_scales": value_scales,
         "block_tables": tables.block_tables,
@@ -236,7 +213,7 @@ def _arguments(
         "seq_lens": tables.seq_lens,
         "sinks": scoring.sinks,
         "out": out,
-        # Either way, what comes out is a score in units of base 2.
+        # Either way, scores are exponents of base 2.
         "scale": scoring.scale * _LOG2_E if softcap is None else scoring.scale / softcap,
         "softcap": 0.0 if softcap is None else softcap * _LOG2_E,
         "num_kv_heads": heads.num_kv_heads,
@@ -249,14 +226,14 @@ def _arguments(
         "BLOCK_SIZE": keys.shape[1],
         "WINDOW": scoring.window or 0,
         "HAS_SOFTCAP": softcap is not None,
-        "KEY_KIND": kind_of(read.keys),
-        "VALUE_KIND": kind_of(read.values),
+        "KEY_KIND": kind_of(inputs.keys),
+        "VALUE_KIND": kind_of(inputs.values),
         "ROWS": cut.tiles.rows,
         "KEYS": cut.tiles.keys,
         "SPLIT_KEYS": cut.split_keys,
         "STAGES": cut.tiles.num_stages,
-        "TURNED": 0 if read.turned_q is None else read.turned_q.shape[-1],
+        "ROPE_DIM": 0 if inputs.rope_q is None else inputs.rope_q.shape[-1],
         "num_warps": cut.tiles.num_warps,
-        # What is fused depends on what else is in a kernel.
+        # The compiler's choice of fused operations differs between kernels.
         "enable_fp_fusion": not cut.split_keys,
     }

@@ -1,23 +1,23 @@
-"""The kernels behind ``attention.py``, in Triton.
+"""The attention kernels behind ``attention.py``, in Triton.
 
 A program has a tile of rows, the queries of some tokens for all heads that share a key head::
 
     row             0  1  2  3  4  5  ...  15      of a tile of 16, for groups of 3 heads
-    token           0  0  0  1  1  1         5     the last row is none
+    token           0  0  0  1  1  1         5     the last row is unused
     head of group   0  1  2  0  1  2
 
-and goes through tiles of keys, which begin at multiples of their size. Softmax is computed as it
-goes (Milakov & Gimelshein 2018, arXiv 1805.02867), in base 2: a *state* of rows is the greatest
-score so far, and the sum of weights and of weighted values relative to it.
+and goes through tiles of keys, which begin at multiples of their size. Softmax is computed online
+(Milakov & Gimelshein 2018, arXiv 1805.02867), in base 2: a *state* of rows is the greatest score so
+far, and the sum of weights and of weighted values relative to it.
 
 With fixed splits, states begin anew at positions that are multiples of one and are merged in order
-of position, in either kernel; tiles of rows have one size, and what is masked adds exact zeros.
-Then a query's result depends on nothing but its own sequence.
+of position, in either kernel; tiles of rows have one size, and masked keys add exact zeros. Then a
+query's result depends on its own sequence alone.
 
-No slot is read that no query of a tile sees.
+Slots that no query of a tile sees are never read.
 
-Latent vectors (TURNED, the size of the key beside them) are keys and values at once, of all heads:
-then the key heads of programs are tiles of heads that all read the same ones.
+Latent vectors are keys and values at once, for all heads, with a rotated key of ROPE_DIM values
+beside them: then the key heads of programs are tiles of heads that all read the same vectors.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ from octavo.kernels.cuda.kv_codes import code_values
 STATE_EXTRA = tl.constexpr(_STATE_EXTRA)
 
 
-# Compiled once for all batches.
+# These arguments do not specialize, so that it is compiled once for all batches.
 @triton.jit(do_not_specialize=["table_stride", "num_seqs", "most_of_others"])
 def attend_rows(
     q,
-    turned_q,
+    rope_q,
     keys,
     key_scales,
-    turned_keys,
-    turned_scales,
+    rope_keys,
+    rope_scales,
     values,
     value_scales,
     block_tables,
@@ -68,12 +68,14 @@ def attend_rows(
     KEYS: tl.constexpr,
     SPLIT_KEYS: tl.constexpr,
     STAGES: tl.constexpr,
-    TURNED: tl.constexpr,
+    ROPE_DIM: tl.constexpr,
 ):
-    """A program for each tile of rows and key head. Sequences of no more tokens than
-    ``most_of_others`` are another launch's."""
+    """Attend one tile of rows and key head in each program.
+
+    Sequences of no more tokens than ``most_of_others`` are handled by another launch.
+    """
     TOKENS: tl.constexpr = ROWS // GROUP
-    # The last tokens of a prompt have the most keys: what takes longest begins first.
+    # The last tokens of a prompt have the most keys: the longest work begins first.
     tile, head = tl.num_programs(0) - 1 - tl.program_id(0), tl.program_id(1)
     seq = _sequence_of(tile, query_start, num_seqs, TOKENS)
     start = tl.load(query_start + seq)
@@ -89,9 +91,9 @@ def attend_rows(
     is_row = (token <= last_token) & (row < TOKENS * GROUP)
     place = ((start + token) * num_kv_heads + head) * GROUP + row % GROUP
     query = _load_rows(q, place, is_row, KEY_DIM, KEY_WIDTH)
-    turned_query = None
-    if TURNED:
-        turned_query = _load_rows(turned_q, place, is_row, TURNED, TURNED)
+    rope_query = None
+    if ROPE_DIM:
+        rope_query = _load_rows(rope_q, place, is_row, ROPE_DIM, ROPE_DIM)
     position = length - count + token
     first_seen = _first_seen(length - count + first_token, WINDOW)
     end = length - count + last_token + 1
@@ -103,21 +105,21 @@ def attend_rows(
         for split in tl.range(first_seen // SPLIT_KEYS, splits, num_stages=1):
             begin = split * SPLIT_KEYS
             other_total, other_norm, other_top = _attend(
-                query, turned_query, position,
-                keys, key_scales, turned_keys, turned_scales, values, value_scales,
+                query, rope_query, position,
+                keys, key_scales, rope_keys, rope_scales, values, value_scales,
                 table, head, num_kv_heads,
                 first_seen, begin, tl.minimum(end, begin + SPLIT_KEYS), scale, softcap,
                 KEY_DIM, KEY_WIDTH, VALUE_DIM, VALUE_WIDTH, VALUE_STRIDE, BLOCK_SIZE,
-                WINDOW, HAS_SOFTCAP, KEY_KIND, VALUE_KIND, ROWS, KEYS, STAGES, TURNED,
+                WINDOW, HAS_SOFTCAP, KEY_KIND, VALUE_KIND, ROWS, KEYS, STAGES, ROPE_DIM,
             )  # fmt: skip
             total, norm, top = _merge(total, norm, top, other_total, other_norm, other_top)
     else:
         total, norm, top = _attend(
-            query, turned_query, position,
-            keys, key_scales, turned_keys, turned_scales, values, value_scales,
+            query, rope_query, position,
+            keys, key_scales, rope_keys, rope_scales, values, value_scales,
             table, head, num_kv_heads, first_seen, 0, end, scale, softcap,
             KEY_DIM, KEY_WIDTH, VALUE_DIM, VALUE_WIDTH, VALUE_STRIDE, BLOCK_SIZE,
-            WINDOW, HAS_SOFTCAP, KEY_KIND, VALUE_KIND, ROWS, KEYS, STAGES, TURNED,
+            WINDOW, HAS_SOFTCAP, KEY_KIND, VALUE_KIND, ROWS, KEYS, STAGES, ROPE_DIM,
         )  # fmt: skip
     _store_rows(
         out, place, is_row, total, norm, top, sinks, head, GROUP, VALUE_DIM, VALUE_WIDTH, ROWS
@@ -127,11 +129,11 @@ def attend_rows(
 @triton.jit(do_not_specialize=["table_stride", "num_splits", "saved_rows"])
 def attend_splits(
     q,
-    turned_q,
+    rope_q,
     keys,
     key_scales,
-    turned_keys,
-    turned_scales,
+    rope_keys,
+    rope_scales,
     values,
     value_scales,
     block_tables,
@@ -162,10 +164,12 @@ def attend_splits(
     KEYS: tl.constexpr,
     SPLIT_KEYS: tl.constexpr,
     STAGES: tl.constexpr,
-    TURNED: tl.constexpr,
+    ROPE_DIM: tl.constexpr,
 ):
-    """A program for each sequence, key head and split, of which there may be more than are used.
-    Sequences of more rows than ``saved_rows`` are another launch's."""
+    """Attend one split of a sequence and key head in each program; some splits may be empty.
+
+    Sequences of more rows than ``saved_rows`` are handled by another launch.
+    """
     seq, head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     start = tl.load(query_start + seq)
     count = tl.load(query_start + seq + 1) - start
@@ -185,16 +189,16 @@ def attend_splits(
     is_row = token < count
     place = ((start + token) * num_kv_heads + head) * GROUP + row % GROUP
     query = _load_rows(q, place, is_row, KEY_DIM, KEY_WIDTH)
-    turned_query = None
-    if TURNED:
-        turned_query = _load_rows(turned_q, place, is_row, TURNED, TURNED)
+    rope_query = None
+    if ROPE_DIM:
+        rope_query = _load_rows(rope_q, place, is_row, ROPE_DIM, ROPE_DIM)
     total, norm, top = _attend(
-        query, turned_query, length - count + token,
-        keys, key_scales, turned_keys, turned_scales, values, value_scales,
+        query, rope_query, length - count + token,
+        keys, key_scales, rope_keys, rope_scales, values, value_scales,
         block_tables + seq.to(tl.int64) * table_stride, head, num_kv_heads,
         first_seen, begin, tl.minimum(begin + span, length), scale, softcap,
         KEY_DIM, KEY_WIDTH, VALUE_DIM, VALUE_WIDTH, VALUE_STRIDE, BLOCK_SIZE,
-        WINDOW, HAS_SOFTCAP, KEY_KIND, VALUE_KIND, ROWS, KEYS, STAGES, TURNED,
+        WINDOW, HAS_SOFTCAP, KEY_KIND, VALUE_KIND, ROWS, KEYS, STAGES, ROPE_DIM,
     )  # fmt: skip
 
     num_used = tl.cdiv(length - base, span)
@@ -203,7 +207,7 @@ def attend_splits(
         size = saved_rows * (VALUE_WIDTH + STATE_EXTRA)
         of_item = states + item.to(tl.int64) * num_splits * size
         _save(of_item + split * size, total, norm, top, saved_rows, VALUE_WIDTH, ROWS)
-        # All threads have saved their part before one of them says so.
+        # All threads have saved their part before one of them counts it.
         tl.debug_barrier()
         if tl.atomic_add(counters + item, 1, sem="acq_rel", scope="gpu") < num_used - 1:
             return
@@ -222,12 +226,12 @@ def attend_splits(
 @triton.jit
 def _attend(
     query,
-    turned_query,
+    rope_query,
     query_position,
     keys,
     key_scales,
-    turned_keys,
-    turned_scales,
+    rope_keys,
+    rope_scales,
     values,
     value_scales,
     table,
@@ -251,10 +255,10 @@ def _attend(
     ROWS: tl.constexpr,
     KEYS: tl.constexpr,
     STAGES: tl.constexpr,
-    TURNED: tl.constexpr,
+    ROPE_DIM: tl.constexpr,
 ):
-    """The state after positions ``begin``, a multiple of KEYS, to ``end``; what is before
-    ``first_seen`` no row sees."""
+    """State after the positions from ``begin``, a multiple of KEYS, to ``end``; no row sees
+    positions before ``first_seen``."""
     total, norm, top = _no_state(ROWS, VALUE_WIDTH)
     key_dim, value_dim = tl.arange(0, KEY_WIDTH), tl.arange(0, VALUE_WIDTH)
     is_key_dim, is_value_dim = key_dim < KEY_DIM, value_dim < VALUE_DIM
@@ -264,7 +268,7 @@ def _attend(
         is_seen = (position >= first_seen) & (position < end)
         block = tl.load(table + position // BLOCK_SIZE, mask=is_seen, other=0)
         slot = block.to(tl.int64) * BLOCK_SIZE + position % BLOCK_SIZE
-        vector = slot if TURNED else slot * num_kv_heads + head
+        vector = slot if ROPE_DIM else slot * num_kv_heads + head
 
         at = vector[None, :] * KEY_DIM + key_dim[:, None]
         key = tl.load(keys + at, mask=is_seen[None, :] & is_key_dim[:, None], other=0)
@@ -272,14 +276,14 @@ def _attend(
         score = tl.dot(query, key, input_precision="ieee") * scale
         if KEY_KIND != "float":
             score *= tl.load(key_scales + vector, mask=is_seen, other=0.0)[None, :]
-        if TURNED:
-            at = vector[None, :] * TURNED + tl.arange(0, TURNED)[:, None]
-            turned = tl.load(turned_keys + at, mask=is_seen[None, :], other=0)
-            turned = code_values(turned, query.dtype, VALUE_KIND)
-            turned_score = tl.dot(turned_query, turned, input_precision="ieee") * scale
+        if ROPE_DIM:
+            at = vector[None, :] * ROPE_DIM + tl.arange(0, ROPE_DIM)[:, None]
+            rope_key = tl.load(rope_keys + at, mask=is_seen[None, :], other=0)
+            rope_key = code_values(rope_key, query.dtype, VALUE_KIND)
+            rope_score = tl.dot(rope_query, rope_key, input_precision="ieee") * scale
             if VALUE_KIND != "float":
-                turned_score *= tl.load(turned_scales + vector, mask=is_seen, other=0.0)[None, :]
-            score += turned_score
+                rope_score *= tl.load(rope_scales + vector, mask=is_seen, other=0.0)[None, :]
+            score += rope_score
         if HAS_SOFTCAP:
             score = softcap * (1 - 2 / (tl.exp(2 * score) + 1))  # tanh
         is_visible = is_seen[None, :] & (position[None, :] <= query_position[:, None])
@@ -292,7 +296,7 @@ def _attend(
         weight = tl.exp2(score - base[:, None])
         shrink = tl.exp2(top - base)
         norm = norm * shrink + tl.sum(weight, axis=1)
-        if TURNED:
+        if ROPE_DIM:
             value = tl.trans(key)
         else:
             at = vector[:, None] * VALUE_STRIDE + value_dim[None, :]
@@ -314,7 +318,7 @@ def _no_state(ROWS: tl.constexpr, WIDTH: tl.constexpr):
 
 @triton.jit
 def _merge(total, norm, top, other_total, other_norm, other_top):
-    """Of two states, one. One of no keys changes no bit of the other."""
+    """Merge two states into one. A state of no keys changes no bit of the other."""
     new_top = tl.maximum(top, other_top)
     base = _finite(new_top)
     own, others = tl.exp2(top - base), tl.exp2(other_top - base)
@@ -324,7 +328,8 @@ def _merge(total, norm, top, other_total, other_norm, other_top):
 
 @triton.jit
 def _finite(top):
-    """So that a row that has seen nothing yet has weights of 0, and none that are no numbers."""
+    """Replace -inf by 0, so that rows which have seen nothing yet have weights of 0 instead of
+    NaN."""
     return tl.where(top == float("-inf"), 0.0, top)
 
 
@@ -340,7 +345,7 @@ def _save(state, total, norm, top, saved_rows, WIDTH: tl.constexpr, ROWS: tl.con
 
 @triton.jit
 def _saved(state, saved_rows, WIDTH: tl.constexpr, ROWS: tl.constexpr):
-    """By other programs: not to be taken from what this one's processor may have cached."""
+    """Load a state that another program saved, past this processor's own cache."""
     row = tl.arange(0, ROWS)
     is_saved = row < saved_rows
     at = row[:, None] * WIDTH + tl.arange(0, WIDTH)[None, :]
@@ -357,8 +362,8 @@ def _saved(state, saved_rows, WIDTH: tl.constexpr, ROWS: tl.constexpr):
 def _sequence_of(tile, query_start, num_seqs, TOKENS: tl.constexpr):
     """The last sequence whose tiles of rows begin at ``tile`` or before, by bisection.
 
-    Those of sequence s begin at tile query_start[s] // TOKENS + s: tiles may be left over between
-    sequences, and are none of the next one.
+    The tiles of sequence s begin at query_start[s] // TOKENS + s; tiles between sequences may be
+    unused.
     """
     low = tile * 0
     high = low + num_seqs
@@ -400,7 +405,7 @@ def _store_rows(
     WIDTH: tl.constexpr,
     ROWS: tl.constexpr,
 ):
-    """A sink takes its part of the weight, and has no value."""
+    """Normalize and store rows. A sink takes its part of the weight, and has no value."""
     if sinks is not None:
         row = tl.arange(0, ROWS)
         sink = tl.load(sinks + head * GROUP + row % GROUP).to(tl.float32) * 1.4426950408889634

@@ -2,9 +2,9 @@
 
 The outputs of one product are columns of one tensor, side by side in each row::
 
-    [max_tokens, q | k | v]     three values, of which each is a view
+    [max_tokens, q | k | v]     three values, each of which is a view
 
-It serves another value once all of them have been read.
+The tensor is reused once all of its values have been read.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from octavo.kernels.recorder import Value
 
 
 class _Kind(NamedTuple):
-    """Buffers of one kind serve each other's values."""
+    """Width and type of buffers that can be reused for each other."""
 
     width: int
     dtype: torch.dtype
@@ -33,7 +33,7 @@ class _Kind(NamedTuple):
 @dataclass(slots=True, eq=False)
 class _Buffer:
     tensor: Tensor  # [max_tokens, width]
-    num_users: int = 0  # values that are there and will be read
+    num_users: int = 0  # values in it that will still be read
 
     @property
     def kind(self) -> _Kind:
@@ -42,7 +42,7 @@ class _Buffer:
 
 @dataclass(frozen=True, slots=True)
 class _Columns:
-    """Where a value is."""
+    """Place of a value: the columns of a buffer from ``start`` on."""
 
     buffer: _Buffer
     start: int
@@ -52,14 +52,14 @@ class Buffers:
     """A place for every value of a program, for up to ``max_tokens`` tokens.
 
     Args:
-        kept: values that nothing overwrites, as ``fusion.place`` has them.
-        lent: of another program, which runs before or after this one: what it does not keep, these
-            overwrite.
+        kept: values that nothing overwrites, as in ``fused_ops.place``.
+        lent: buffers of another program, which runs before or after this one. They are reused,
+            except those that it keeps.
     """
 
     def __init__(
         self,
-        phases: Sequence[FusedOp],
+        ops: Sequence[FusedOp],
         max_tokens: int,
         dtype: torch.dtype,
         device: torch.device,
@@ -67,45 +67,46 @@ class Buffers:
         lent: Buffers | None = None,
     ):
         self._max_tokens, self._dtype, self._device = max_tokens, dtype, device
-        self._joined = dict(_joined_values(phases))
+        self._joined = dict(_joined_values(ops))
         self._opened: dict[Value, _Columns] = {}  # for values whose product was given a buffer
-        # By what there is of them, those that are of no use to anyone just now.
+        # Buffers that hold no value at the moment.
         self._free: dict[_Kind, list[_Buffer]] = defaultdict(list)
         # Routers are computed in float32, and so are their logits.
         self._wide = {
-            each.logits.source for each in phases if isinstance(each, fused_ops.FusedExperts)
+            each.logits.source for each in ops if isinstance(each, fused_ops.FusedExperts)
         }
         self._used: list[_Buffer] = []
         self.num_bytes = 0
         if lent is not None:
             self._borrow(lent)
-        self._places = fused_ops.place(phases, self._allocate, self._release, kept)
+        self._places = fused_ops.place(ops, self._allocate, self._release, kept)
         self._kept = [self._places[value.source].buffer for value in kept]
-        self._between = self._room_between(max_tokens * max(map(self._width_between, phases)), lent)
+        self._between = self._room_between(max_tokens * max(map(self._width_between, ops)), lent)
 
     def tensor(self, value: Value) -> Tensor:
-        """[max_tokens, width]; rows may be farther apart than they are long."""
+        """Tensor of a value, [max_tokens, width]; its row stride may be larger than the width."""
         place = self._places[value.source]
         return place.buffer.tensor[:, place.start : place.start + value.width]
 
     def are_joint(self, values: Sequence[Value]) -> bool:
-        """Whether these are all that one product makes, in this order; or one that is alone."""
+        """True if these values are all outputs of one product, in this order, or one value that is
+        alone."""
         group = tuple(value.source for value in values)
         return self._joined.get(group[0], group[:1]) == group
 
     def joint(self, values: Sequence[Value]) -> Tensor:
-        """[max_tokens, all widths] of values that are joint."""
+        """Tensor [max_tokens, all widths] of values that are joint."""
         assert self.are_joint(values), [value.width for value in values]
         if len(values) == 1:
             return self.tensor(values[0])
         return self._places[values[0].source].buffer.tensor
 
     def between(self, width: int) -> Tensor:
-        """[max_tokens, width] for what is there between two launches of one phase only."""
+        """Scratch [max_tokens, width] between two launches of one fused op."""
         return self.rooms_between(width)[0]
 
     def rooms_between(self, *widths: int) -> list[Tensor]:
-        """The same for several at once, each contiguous."""
+        """Several such scratch tensors at once, each contiguous."""
         ends = [self._max_tokens * end for end in accumulate(widths)]
         return [
             self._between[end - self._max_tokens * width : end].view(-1, width)
@@ -113,7 +114,7 @@ class Buffers:
         ]
 
     def is_same(self, value: Value, other: Value) -> bool:
-        """Whether they lie at the same place."""
+        """True if both values have the same place."""
         return self._places[value.source] == self._places[other.source]
 
     def _allocate(self, value: Value) -> _Columns:
@@ -144,23 +145,23 @@ class Buffers:
         if not place.buffer.num_users:
             self._free[place.buffer.kind].append(place.buffer)
 
-    def _width_between(self, phase: FusedOp) -> int:
-        """Of a row that is written and read by the same phase: queries for attention, and what is
-        brought together for it; the norm of a sum for products, and a product that is scaled; the
-        norm of what experts read; learned positions."""
-        match phase:
+    def _width_between(self, op: FusedOp) -> int:
+        """Scratch per row of a fused op: queries for attention, and its inputs if they are not
+        joint; the norm of a sum before a product, or a product that is scaled; the norm of an
+        experts' input; learned positions."""
+        match op:
             case fused_ops.FusedAttention():
-                parts = phase.q, phase.k, phase.v
+                parts = op.q, op.k, op.v
                 together = 0 if self.are_joint(parts) else sum(part.width for part in parts)
-                return phase.q.width + together
-            case fused_ops.FusedLinear() if phase.added is not None:
-                return phase.source.width
-            case fused_ops.FusedLinear() if phase.scale is not None:
-                return phase.segments[0].out.width
-            case fused_ops.FusedExperts() if phase.norm is not None:
-                return phase.source.width
-            case fused_ops.FusedEmbedding() if phase.positions is not None:
-                return phase.out.width
+                return op.q.width + together
+            case fused_ops.FusedLinear() if op.added is not None:
+                return op.source.width
+            case fused_ops.FusedLinear() if op.scale is not None:
+                return op.segments[0].out.width
+            case fused_ops.FusedExperts() if op.norm is not None:
+                return op.source.width
+            case fused_ops.FusedEmbedding() if op.positions is not None:
+                return op.out.width
         return 0
 
     def _room_between(self, size: int, lent: Buffers | None) -> Tensor:
@@ -174,10 +175,10 @@ class Buffers:
         return tensor
 
 
-def _joined_values(phases: Sequence[FusedOp]) -> Iterator[tuple[Value, tuple[Value, ...]]]:
-    """Each value that is one of several outputs of a product, with all of these in their order."""
-    for phase in phases:
-        if isinstance(phase, fused_ops.FusedLinear) and phase.activation is None:
-            group = tuple(segment.out.source for segment in phase.segments)
+def _joined_values(ops: Sequence[FusedOp]) -> Iterator[tuple[Value, tuple[Value, ...]]]:
+    """Yields each value that is one of several outputs of a product, with all of these in order."""
+    for op in ops:
+        if isinstance(op, fused_ops.FusedLinear) and op.activation is None:
+            group = tuple(segment.out.source for segment in op.segments)
             if len(group) > 1:
                 yield from ((value, group) for value in group)

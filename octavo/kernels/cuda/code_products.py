@@ -1,4 +1,5 @@
-"""Products in 8 bits: activations as codes, with a scale for each row, and products as numbers.
+"""Products in 8 bits: activations become codes with a scale for each row, and products are
+rescaled.
 
 x [T, K] --> codes [T, K], scales [T] --(products of codes, [T, N])--> times both scales --> out
 """
@@ -17,10 +18,10 @@ _BLOCK = 1024
 
 
 def row_codes(x: Tensor, out: Tensor, scales: Tensor) -> None:
-    """Codes of rows, of which the greatest value has the largest code.
+    """Convert rows to codes; the largest magnitude of a row has the largest code.
 
     Args:
-        x: [T, K], in any float type; rows may be farther apart than K.
+        x: [T, K], in any float type; the row stride may be larger than K.
         out: [T, K], int8 or float8_e4m3fn.
         scales: float32 [T]: ``out`` times these is x. A row of zeros has scale 0.
     """
@@ -43,13 +44,14 @@ def scale_products(
     bias: Tensor | None = None,
     accumulate: bool = False,
 ) -> None:
-    """out = products * row_scales * scales + bias, in float32, rounded once; or that added to it.
+    """Compute out = products * row_scales * scales + bias, in float32, rounded once; or add that to
+    out.
 
     Args:
-        products: of codes, int32 or float32 [T, N], contiguous; ``out`` may be in their place.
+        products: of codes, int32 or float32 [T, N], contiguous; ``out`` may share their memory.
         row_scales: float32 [T].
         scales: float32 [N], of outputs.
-        out: [T, N] of any float type; rows may be farther apart than N.
+        out: [T, N] of any float type; the row stride may be larger than N.
         bias: [N].
     """
     num_rows, n = products.shape
@@ -74,7 +76,7 @@ def _row_codes(
     LARGEST: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """One program has a row, and reads it twice: the second time it comes from the cache."""
+    """One program handles a row, and reads it twice: the second time from the cache."""
     row = tl.program_id(0).to(tl.int64)
     greatest = tl.zeros([BLOCK], tl.float32)
     damage = tl.zeros([BLOCK], tl.float32)

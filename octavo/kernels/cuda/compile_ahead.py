@@ -1,14 +1,14 @@
-"""Compiles the kernels of a GPU side by side, before the first of them is launched.
+"""Compiles Triton kernels in parallel, before the first of them is launched.
 
 Triton compiles a kernel when it is first launched, one after the other: dozens, for a model that
-has never run on a machine, each of which takes a second or more of one core. Here what would be
-launched is collected first, without launching any of it, and compiled by several threads. Triton
-keeps the results on its disk (``TRITON_CACHE_DIR``, by default ``~/.triton/cache``), so that the
+has never run on a machine, each of which takes a second or more of one core. Here the kernels that
+a step would launch are first collected, without launching any, and compiled by several threads.
+Triton keeps the results on disk (``TRITON_CACHE_DIR``, by default ``~/.triton/cache``), so that the
 next start finds them there.
 
-By interfaces of Triton's own: a hook that is asked before a kernel is compiled and may keep it from
-being launched, ``JITFunction.preload``, which compiles what the hook was told, and
-``AsyncCompileMode``, by which an executor does.
+It uses interfaces of Triton: a hook that is called before a kernel is compiled and may prevent its
+launch, ``JITFunction.preload``, which compiles what the hook recorded, and ``AsyncCompileMode``, by
+which an executor does it.
 """
 
 from __future__ import annotations
@@ -28,16 +28,17 @@ _TELL_EVERY = 5.0  # seconds
 
 
 def compile_ahead(launch: Callable[[], None], threads: int) -> int:
-    """Compile what ``launch`` would launch and has not been compiled in this process.
+    """Compile the kernels that ``launch`` would launch and that are not compiled in this process
+    yet.
 
-    Kernels that do not compile are left to be launched, which says why. Progress is logged.
+    Kernels that fail to compile are left to their launch, which reports why. Progress is logged.
 
     Args:
-        launch: launches kernels, and looks at nothing that they compute.
-        threads: that compile.
+        launch: launches kernels, and looks at none of their results.
+        threads: threads that compile.
 
     Returns:
-        How many kernels there were to compile.
+        Number of kernels that had to be compiled.
     """
     wanted = _collect(launch)
     if not wanted:
@@ -53,7 +54,7 @@ def compile_ahead(launch: Callable[[], None], threads: int) -> int:
                 kernel.preload(specialization)
     except (
         Exception
-    ) as error:  # of Triton's own: a launch compiles without it, or says what is wrong
+    ) as error:  # an error of Triton: a launch compiles the kernel, or reports what is wrong
         _log.warning("kernels are compiled one after the other: %s", error)
         return len(wanted)
     _log.info("%d kernels are compiled after %.1f s", len(wanted), time.perf_counter() - begin)
@@ -61,13 +62,13 @@ def compile_ahead(launch: Callable[[], None], threads: int) -> int:
 
 
 def _collect(launch: Callable[[], None]) -> dict[str, tuple[Any, str]]:
-    """The kernels that ``launch`` would compile, each with what Triton's ``preload`` takes."""
+    """The kernels that ``launch`` would compile, each with the argument of Triton's ``preload``."""
     wanted: dict[str, tuple[Any, str]] = {}
 
     def note(*, fn: Any, compile: dict[str, Any], **_: Any) -> bool:
         specialization: str = compile["specialization_data"]
         wanted[specialization] = fn.jit_function, specialization
-        return True  # it is neither compiled nor launched
+        return True  # neither compile nor launch it
 
     with knobs.runtime.scope():
         knobs.runtime.jit_cache_hook = note
@@ -76,7 +77,7 @@ def _collect(launch: Callable[[], None]) -> dict[str, tuple[Any, str]]:
 
 
 class _CountingPool(ThreadPoolExecutor):
-    """Threads that log, every few seconds, how much of their work is done."""
+    """Threads that log their progress every few seconds."""
 
     def __init__(self, threads: int, total: int):
         super().__init__(threads, thread_name_prefix="octavo-compile")

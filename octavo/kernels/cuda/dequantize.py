@@ -1,4 +1,4 @@
-"""Numbers of codes: of a whole matrix, for products of many rows; of some rows, for embeddings."""
+"""Dequantizes codes: a whole matrix, for products of many rows, or some rows, for embeddings."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ _BYTES_N, _BYTES_K = 16, 256
 
 
 def dequantize(weight: W4Weight | W8Weight, out: Tensor, ids: Tensor | None = None) -> None:
-    """The numbers of a weight in ``out`` [N, K], of any float type; or its rows ``ids`` (int32 [T])
-    in ``out`` [T, K]."""
+    """Write the numbers of a weight to ``out`` [N, K], of any float type; or its rows ``ids``
+    (int32 [T]) to ``out`` [T, K]."""
     (num_rows, k), rows = out.shape, weight.shape[0] if ids is None else len(ids)
     assert (num_rows, k) == (rows, weight.shape[1]), (out.shape, weight.shape)
     if num_rows == 0:
@@ -38,7 +38,7 @@ def dequantize(weight: W4Weight | W8Weight, out: Tensor, ids: Tensor | None = No
 
 
 def room_for(weight: W4Weight | W8Weight, memory: Tensor) -> Tensor:
-    """A matrix [N, K] in some memory, in the order in which the codes of a weight lie."""
+    """View memory as a matrix [N, K] in the order in which the codes of a weight lie."""
     n, k = weight.shape
     in_order = memory[: n * k]
     return in_order.view(k, n).t() if isinstance(weight, W4Weight) else in_order.view(n, k)
@@ -109,7 +109,8 @@ def _bytes(
 
 @triton.jit
 def _rows_of(ids, num_rows, BLOCK_N: tl.constexpr):
-    """The rows of ``out`` that a program has, which of them there are, and those of the weight."""
+    """Rows of ``out`` that a program has, a mask of those that exist, and their rows in the
+    weight."""
     rows = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
     exists = rows < num_rows
     columns = rows

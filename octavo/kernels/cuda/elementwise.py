@@ -1,6 +1,6 @@
-"""What kernels do to single values, whatever else they do: activation functions, rounding to codes.
+"""Element-wise functions of kernels: activations, and rounding to codes.
 
-All of it is in float32, and made of operations that the interpreter of Triton has as well.
+All of them are in float32, and made of operations that Triton's interpreter has as well.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ SWIGLU_ALPHA, SWIGLU_LIMIT = tl.constexpr(_SWIGLU_ALPHA), tl.constexpr(_SWIGLU_L
 
 
 class CodeType(NamedTuple):
-    """Numbers of a byte: what kernels call them, and the largest, as which a row's greatest is
-    written."""
+    """A type of codes of a byte: its name in kernels, and its largest code, which a row's largest
+    magnitude becomes."""
 
     name: str
     largest: float
@@ -31,11 +31,11 @@ CODE_TYPES = {torch.int8: CodeType("int8", 127.0), torch.float8_e4m3fn: CodeType
 
 @triton.jit
 def activate(gate, ACTIVATION: tl.constexpr):
-    """``gate`` (float32) through "silu", "gelu_tanh", "gelu_erf" or "relu"."""
+    """Apply "silu", "gelu_tanh", "gelu_erf" or "relu" to ``gate`` (float32)."""
     if ACTIVATION == "silu":
         share = sigmoid(gate)
     elif ACTIVATION == "relu":
-        share = tl.where(gate < 0.0, 0.0, 1.0)  # of a NaN, which stays one
+        share = tl.where(gate < 0.0, 0.0, 1.0)  # a NaN stays one
     elif ACTIVATION == "gelu_tanh":
         # (1 + tanh x) / 2 is the sigmoid of 2 x.
         share = sigmoid(1.5957691216057308 * (gate + 0.044715 * gate * gate * gate))
@@ -49,7 +49,7 @@ def activate(gate, ACTIVATION: tl.constexpr):
 def gated(gate, up, ACTIVATION: tl.constexpr):
     """activation(gate) * up, in float32; or gpt-oss's "clamped_swiglu" of both."""
     if ACTIVATION == "clamped_swiglu":
-        # No minima and maxima, which a NaN would not be.
+        # No minimum and maximum, which would drop a NaN.
         gate = tl.where(gate > SWIGLU_LIMIT, SWIGLU_LIMIT, gate)
         up = tl.where(up > SWIGLU_LIMIT, SWIGLU_LIMIT, up)
         up = tl.where(up < -SWIGLU_LIMIT, -SWIGLU_LIMIT, up)
@@ -61,26 +61,31 @@ def gated(gate, up, ACTIVATION: tl.constexpr):
 
 @triton.jit
 def scale_of(greatest, damage, LARGEST: tl.constexpr):
-    """Of a row's codes: from its greatest values [N], and sums [N] of 0 times each value, which are
-    NaN where one is no number. A maximum would leave that out."""
+    """Scale of a row's codes, from its largest magnitudes [N], and sums [N] of 0 times each value.
+
+    The sums are NaN if a value is not finite, which a maximum would leave out.
+    """
     return tl.div_rn(tl.max(greatest, 0) + tl.sum(damage, 0), LARGEST)
 
 
 @triton.jit
 def to_codes(values, scale, TYPE: tl.constexpr):
-    """``values`` (float32) over ``scale``, rounded to the nearest "int8" or "e4m3", of two to the
-    even one: the bits, as uint8. A scale of 0 is that of nothing but zeros."""
+    """Codes of ``values`` (float32) over ``scale``, "int8" or "e4m3", rounded to nearest even, as
+    uint8.
+
+    A scale of 0 is that of a row of zeros.
+    """
     scaled = tl.div_rn(values, tl.where(scale > 0.0, scale, 1.0))
     if TYPE == "e4m3":
         codes = e4m3(scaled)
     else:
         tl.static_assert(TYPE == "int8")
-        # In between, there are no fractions.
+        # Adding and subtracting 1.5 * 2^23 rounds to an integer.
         codes = ((scaled + 12582912.0) - 12582912.0).to(tl.int8).to(tl.uint8, bitcast=True)
     return codes
 
 
 @triton.jit
 def sigmoid(x):
-    """1 / (1 + e^-x); below -80, where that is 0 for all purposes, what it is at -80."""
+    """Sigmoid, 1 / (1 + e^-x); below -80, where it is practically 0, its value at -80."""
     return 1.0 / (1.0 + tl.exp(-tl.maximum(x, -80.0)))

@@ -1,12 +1,12 @@
-"""Which experts tokens go to, and the rows of each expert: decided on the device, in fixed shapes.
+"""Chooses the experts of tokens and gathers the rows of each expert, on the device and in fixed
+shapes.
 
     logits [T, E] --> ids, weights [T, top_k]       choose: see ``kernels/routing.py``
     ids --> order: pairs of a token and a rank      gather: those of expert 0 first, then of 1, ...
-            offsets [E + 1]: where those of each expert begin in it, and where all end
+            offsets [E + 1]: where the pairs of each expert begin in it, and the end
 
-A pair is ``token * top_k + rank``. How many rows an expert has, the host need not know: whoever
-multiplies has a program for each tile of rows that there may be, and it finds its own by
-``tile_of``.
+A pair is ``token * top_k + rank``. The host does not know how many rows an expert has: a launch has
+a program for each tile of rows that may exist, which finds its rows by ``tile_of``.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch import Tensor
 
 from octavo.kernels.routing import LEAST_SUM, Routing
 
-_BLOCK = 1024  # pairs that a program looks at at a time
+_BLOCK = 1024  # pairs that a program processes at a time
 
 
 def choose(
@@ -28,13 +28,14 @@ def choose(
     ids: Tensor,
     weights: Tensor,
 ) -> None:
-    """The experts of tokens, and their weights.
+    """Choose the experts of tokens, and their weights.
 
     Args:
-        logits: float32 [T, E]; rows may be farther apart.
-        slots: int32 [T]. A token of slot -1 only fills up the step, and goes to no expert: E.
+        logits: float32 [T, E]; the row stride may be larger.
+        slots: int32 [T]. A padding token has slot -1, and goes to no expert (id E).
         correction: float32 [E].
-        ids: int32 [T, top_k], contiguous, as ``weights``: float32. NaN for tokens that have NaN.
+        ids: int32 [T, top_k], contiguous.
+        weights: float32 [T, top_k], contiguous; NaN for tokens whose logits have NaN.
     """
     num_tokens, num_experts = logits.shape
     assert num_experts == routing.num_experts and logits.stride(1) == 1
@@ -65,7 +66,8 @@ def choose(
 
 
 def gather(ids: Tensor, order: Tensor, offsets: Tensor) -> None:
-    """ids int32 [T, top_k] of E experts --> order int32 [T * top_k], offsets int32 [E + 1]."""
+    """Gather pairs by expert: ids int32 [T, top_k] --> order int32 [T * top_k], offsets int32
+    [E + 1]."""
     assert order.numel() >= ids.numel()
     _gather[(len(offsets),)](ids, order, offsets, ids.numel(), _BLOCK, num_warps=4)
 
@@ -91,7 +93,7 @@ def _choose(
     SIZE: tl.constexpr,
     RANKS: tl.constexpr,
 ):
-    """A program for each token. Experts lie in places, SIZE of each group; some places are none."""
+    """One program handles a token. Each group of experts has SIZE places, some of them unused."""
     OF_GROUP: tl.constexpr = NUM_EXPERTS // NUM_GROUPS
     token = tl.program_id(0).to(tl.int64)
     place = tl.arange(0, GROUPS * SIZE)
@@ -121,9 +123,9 @@ def _choose(
         choice = tl.where(place == best, float("-inf"), choice)
     if NORMALIZE:
         weight = weight / (tl.sum(weight, 0) + least_sum)
-    # NaN, which choices may have left out, if one of the logits is.
+    # NaN if one of the logits is; the choice may have skipped it.
     weight = weight * factor + tl.sum(tl.where(exists, values, 0.0) * 0.0, 0)
-    # And what is chosen among NaNs may be a place of none.
+    # The choice among NaNs may be an unused place.
     chosen = tl.minimum(chosen, NUM_EXPERTS - 1)
     if tl.load(slots + token) < 0:
         chosen = tl.full([RANKS], NUM_EXPERTS, tl.int32)
@@ -159,7 +161,7 @@ def _in_best_groups(
 
 @triton.jit(do_not_specialize=["num_pairs"])
 def _gather(ids, order, offsets, num_pairs, BLOCK: tl.constexpr):
-    """A program for each expert, and one for the end of all."""
+    """One program handles an expert, and one the end of all."""
     expert = tl.program_id(0)
     before = tl.zeros([BLOCK], tl.int32)
     for start in tl.range(0, num_pairs, BLOCK):
@@ -179,8 +181,11 @@ def _gather(ids, order, offsets, num_pairs, BLOCK: tl.constexpr):
 
 @triton.jit
 def tile_of(offsets, tile, NUM_EXPERTS: tl.constexpr, EXPERTS: tl.constexpr, ROWS: tl.constexpr):
-    """The expert of a tile of rows, its first place in the order, and the end of the expert's; if
-    there are not so many tiles, the end is not behind the first."""
+    """Expert of a tile of rows, the tile's first place in the order, and the end of the expert's
+    rows.
+
+    If there are fewer tiles, the end is not behind the first place.
+    """
     expert = tl.arange(0, EXPERTS)
     exists = expert < NUM_EXPERTS
     start = tl.load(offsets + expert, mask=exists, other=0)

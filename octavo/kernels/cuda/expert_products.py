@@ -1,14 +1,14 @@
-"""Mixtures of experts in Triton: each expert multiplies the rows that were sent to it.
+"""Mixtures of experts in Triton: each expert multiplies the rows that are routed to it.
 
     choose, gather                      expert_choice.py
     x --> activation(gate) * up         a row for each pair of a token and one of its experts,
                                         those of an expert one after the other
       --> down                          each row to the place of its pair
-      --> weighed, summed by rank       + residual
+      --> weighted, summed by rank      + residual
 
-The matrices of all experts are one: an expert's outputs are rows of it, so what reads a tile of any
-weight (``linear.py``) reads one of an expert's. Tiles have no more rows than one expert has; sums
-have one order, whatever other rows there are.
+The matrices of all experts are stacked in one: an expert's outputs are rows of it, so the functions
+that read a tile of any weight (``linear.py``) read one of an expert's. A tile has rows of one
+expert only; sums have one order, whatever other rows there are.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from octavo.kernels.cuda.splits import BLOCK_K
 from octavo.kernels.cuda.weights import PLANES, DenseWeight, W4Weight, W8Weight
 from octavo.kernels.routing import Routing
 
-PIECE_TOKENS = 4096  # of more, what lies between the products would take too much memory
+PIECE_TOKENS = 4096  # more would take too much memory between the products
 _FEWEST_ROWS, _MOST_ROWS, _INVARIANT_ROWS = 16, 64, 32
-_BLOCK = 1024  # values of a row that are summed at a time
+_BLOCK = 1024  # values of a row summed at a time
 
 
 @dataclass(frozen=True, slots=True)
-class Tiles:
-    """Of a product: rows and outputs of a program, and inputs that it has at a time."""
+class ExpertTiles:
+    """Tile sizes of a product: rows and outputs of a program, and inputs that it has at a time."""
 
     rows: int
     block_n: int
@@ -46,7 +46,7 @@ class Tiles:
 
 @dataclass(frozen=True, slots=True)
 class ExpertSizes:
-    """Of a layer: what is kept of it between launches."""
+    """Sizes of a layer, for the memory between its launches."""
 
     routing: Routing
     inner: int  # F
@@ -54,11 +54,11 @@ class ExpertSizes:
 
 
 class ExpertProducts:
-    """The experts of one stream, with memory for the layers that are named beforehand.
+    """Runs the experts of one stream, with memory for layers that are declared in advance.
 
     Args:
         dtype: of activations.
-        is_invariant: tiles have one size, so that a row has the same bits in any company.
+        is_invariant: tiles have one size, so that a row has the same bits in any batch.
     """
 
     def __init__(
@@ -93,7 +93,8 @@ class ExpertProducts:
         residual: Tensor | None,
         out: Tensor,
     ) -> None:
-        """As :meth:`octavo.kernels.cuda.ops.FusedOps.run_experts`."""
+        """Compute :meth:`octavo.kernels.cuda.ops.StepOps.run_experts`, with ``slots`` int32 [T] of
+        tokens."""
         for start in range(0, len(x), PIECE_TOKENS):
             rows = slice(start, start + PIECE_TOKENS)
             before = None if residual is None else residual[rows]
@@ -142,15 +143,15 @@ class ExpertProducts:
 
 def tiles_of(
     weight: Matrix, num_pairs: int, routing: Routing, is_gated: bool, is_invariant: bool = False
-) -> Tiles:
-    """Rows are as many as an expert has of so many pairs, were they spread evenly."""
+) -> ExpertTiles:
+    """Tile sizes for ``num_pairs`` pairs, assuming that they are spread evenly over experts."""
     each = triton.next_power_of_2(triton.cdiv(num_pairs, routing.num_experts))
     rows = _INVARIANT_ROWS if is_invariant else min(max(each, _FEWEST_ROWS), _MOST_ROWS)
     if not isinstance(weight, DenseWeight):
-        return Tiles(rows, 32 if is_gated else 64, BLOCK_K, 4 if rows < _MOST_ROWS else 3)
+        return ExpertTiles(rows, 32 if is_gated else 64, BLOCK_K, 4 if rows < _MOST_ROWS else 3)
     if rows < _MOST_ROWS or weight.values.element_size() > 2:
-        return Tiles(rows, 32, BLOCK_K, 4)
-    return Tiles(rows, 64 if is_gated else 128, BLOCK_K // 2, 3)
+        return ExpertTiles(rows, 32, BLOCK_K, 4)
+    return ExpertTiles(rows, 64 if is_gated else 128, BLOCK_K // 2, 3)
 
 
 def multiply(
@@ -162,16 +163,16 @@ def multiply(
     routing: Routing,
     activation: str | None,
     out: Tensor,
-    tiles: Tiles,
+    tiles: ExpertTiles,
 ) -> None:
-    """What each expert makes of its rows, in float32, rounded once.
+    """Multiply the rows of each expert with its matrix, in float32, rounded once.
 
     Args:
-        x: [T, K], of which a pair has the row of its token, if there is an activation; else
-            [pairs, K] in the order of pairs.
+        x: [T, K], where a pair has the row of its token, if there is an activation; else [pairs, K]
+            in the order of pairs.
         weight: [E N, K], or [E 2 N, K] with gates before ups.
-        order, offsets: of ``gather``.
-        out: [pairs, N]: in the order of pairs with an activation, else at the place of each.
+        order, offsets: from ``gather``.
+        out: [pairs, N]: in the order of pairs with an activation, else at the place of each pair.
     """
     num_pairs, n = out.shape
     num_experts, k = routing.num_experts, x.shape[1]
@@ -210,8 +211,8 @@ def multiply(
 
 
 def sum_ranks(made: Tensor, weights: Tensor, residual: Tensor | None, out: Tensor) -> None:
-    """out [T, K] = the sum of made [T * top_k, K] by weights [T, top_k], in the order of ranks, and
-    the residual [T, K]."""
+    """Compute out [T, K], the sum of made [T * top_k, K] by weights [T, top_k], in the order of
+    ranks, plus the residual [T, K]."""
     num_tokens, top_k = weights.shape
     width = out.shape[1]
     _sum_ranks[(num_tokens, triton.cdiv(width, _BLOCK))](
@@ -255,15 +256,18 @@ def _multiply(
     PLANES: tl.constexpr,
     STAGES: tl.constexpr,
 ):
-    """A program for each tile of rows that there may be, and of outputs. Those of the same outputs
-    follow each other: the weights of an expert's second tile are in the cache."""
+    """One program handles a tile of rows that may exist, and a tile of outputs.
+
+    Programs of the same outputs follow each other, so that an expert's second tile finds the
+    weights in the cache.
+    """
     expert, first, end = tile_of(offsets, tl.program_id(0), NUM_EXPERTS, EXPERTS, ROWS)
     if first >= end:
         return
     place = first + tl.arange(0, ROWS)
     row_exists = place < end
     pair = tl.load(order + place, mask=row_exists, other=0)
-    # Gated rows are read where their token is, and written in order; then the other way round.
+    # Gated rows are read at their token and written in order; the second product does the reverse.
     source = place if ACTIVATION is None else pair // TOP_K
     target = pair if ACTIVATION is None else place
     output = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)

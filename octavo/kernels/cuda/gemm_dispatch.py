@@ -1,4 +1,5 @@
-"""By what a product is computed, for each kind of weight and number of rows: decided here alone."""
+"""Chooses the implementation of a matrix product (GEMM) by the kind of weight and the number of
+rows."""
 
 from __future__ import annotations
 
@@ -17,13 +18,13 @@ from octavo.kernels.cuda.weights import (
     W8Weight,
 )
 
-FEW_DENSE_ROWS = 16  # what an instruction that multiplies matrices takes anyway
-FEW_CODED_ROWS = 64  # more are worth a copy of the weight
-CODED_ACTIVATION_ROWS = 32  # from which products in 8 bits are worth the rounding of activations
+FEW_DENSE_ROWS = 16  # rows of a tensor-core instruction
+FEW_CODED_ROWS = 64  # more rows are worth dequantizing the weight
+CODED_ACTIVATION_ROWS = 32  # from here on 8-bit products are worth the rounding
 
 
 class GemmKind(Enum):
-    """What computes a product; norms, activations and sums of the residual stream go with it, or
+    """Implementations of a matrix product; norms, activations and residual sums are part of it, or
     are launches of their own."""
 
     FUSED = "one Triton kernel, with norm, activation and residual"
@@ -36,15 +37,15 @@ class GemmKind(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Conditions:
-    """What decides beside the weight and the rows.
+class GemmConditions:
+    """Conditions of the choice besides the weight and the rows.
 
     Args:
         dtype: of activations.
         invariant: a row has the same bits whatever other rows there are.
-        activations: as in ``EngineArgs``: "auto" rounds those to 8 bits that meet a weight whose
-            checkpoint was made for that, "int8" those of every weight that is multiplied so,
-            "int16" none.
+        activations: as in ``EngineArgs``: "auto" rounds activations to 8 bits for weights whose
+            checkpoint was made for that, "int8" for every weight with 8-bit products, "int16" for
+            none.
     """
 
     gpu: Gpu
@@ -53,8 +54,8 @@ class Conditions:
     activations: str = "auto"
 
 
-def gemm_kind(weight: DeviceWeight, num_rows: int, conditions: Conditions) -> GemmKind:
-    """How so many rows are multiplied with a weight."""
+def gemm_kind(weight: DeviceWeight, num_rows: int, conditions: GemmConditions) -> GemmKind:
+    """Implementation of the product of ``num_rows`` rows with a weight."""
     if isinstance(weight, JoinedWeight):
         return GemmKind.PARTS
     if conditions.invariant:
@@ -69,29 +70,37 @@ def gemm_kind(weight: DeviceWeight, num_rows: int, conditions: Conditions) -> Ge
 
 
 def _few_rows(weight: W4Weight | W8Weight) -> int:
-    """Codes of a byte that do not begin at 16 bytes are read one by one: with many rows, that takes
-    more registers than there are."""
+    """Most rows for which codes are multiplied directly.
+
+    Codes of a byte in rows that are not aligned to 16 bytes are read one by one, which takes too
+    many registers for many rows.
+    """
     is_odd = isinstance(weight, W8Weight) and weight.shape[1] % 16
     return FEW_DENSE_ROWS if is_odd else FEW_CODED_ROWS
 
 
-def multiplied_as(weight: DeviceWeight, conditions: Conditions) -> torch.dtype:
-    """The type in which the rows of a long prompt are multiplied with a weight."""
-    way = gemm_kind(weight, 512, conditions)
-    return {GemmKind.FP8: torch.float8_e4m3fn, GemmKind.INT8: torch.int8}.get(way, conditions.dtype)
+def multiplied_as(weight: DeviceWeight, conditions: GemmConditions) -> torch.dtype:
+    """Dtype in which the rows of a long prompt are multiplied with a weight."""
+    kind = gemm_kind(weight, 512, conditions)
+    return {GemmKind.FP8: torch.float8_e4m3fn, GemmKind.INT8: torch.int8}.get(
+        kind, conditions.dtype
+    )
 
 
 def table(
-    conditions: Conditions, rows: tuple[int, ...] = (1, 16, 64, 512)
+    conditions: GemmConditions, rows: tuple[int, ...] = (1, 16, 64, 512)
 ) -> Iterator[tuple[str, list[GemmKind]]]:
-    """For each kind of weight its format, and how it is multiplied with so many rows."""
+    """Yields for each kind of weight its format, and the implementations for these numbers of
+    rows."""
     for weight in _of_each_kind(conditions.dtype):
         yield weight.format, [gemm_kind(weight, num, conditions) for num in rows]
 
 
-def _in_8_bits(weight: W4Weight | W8Weight, conditions: Conditions) -> GemmKind | None:
-    """FP8 where the GPU multiplies it, and int8, of rows with one scale each: the products of
-    torch have results in bfloat16 alone, and take dimensions that are multiples of 16."""
+def _in_8_bits(weight: W4Weight | W8Weight, conditions: GemmConditions) -> GemmKind | None:
+    """FP8 where the GPU has such products, or int8, for weights with one scale a row.
+
+    torch's products have results in bfloat16 only, and take dimensions that are multiples of 16.
+    """
     if isinstance(weight, W4Weight) or weight.group is not None:
         return None
     if not _may_round(weight, conditions.activations) or any(size % 16 for size in weight.shape):
@@ -107,7 +116,7 @@ def _may_round(weight: W8Weight, activations: str) -> bool:
 
 
 def _of_each_kind(dtype: torch.dtype) -> Iterator[DeviceWeight]:
-    """Weights of no memory, some of each kind that ``packing.py`` makes."""
+    """Yields a weight without memory of each kind that ``packing.py`` makes."""
     n = k = 4096
 
     def empty(*shape: int, dtype: torch.dtype) -> torch.Tensor:

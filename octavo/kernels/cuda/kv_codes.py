@@ -1,6 +1,6 @@
-"""What vectors of the KV cache are kept as, for kernels: floats, or codes of a byte with scales.
+"""Formats of the KV cache in kernels: floats, or codes of a byte with scales.
 
-To the bit what ``octavo/kernels/kv_stores.py`` makes of the same numbers.
+Codes have the same bits as those of ``octavo/kernels/kv_stores.py``.
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ import triton.language as tl
 from torch import Tensor
 
 from octavo.base.errors import ConfigError
-from octavo.kernels.kv_stores import Floats, Fp8, Int8, KVStore, Rotated
+from octavo.kernels.kv_stores import FloatCodec, Fp8Codec, HadamardCodec, Int8Codec, KVStore
 
 
 def kind_of(store: KVStore) -> str:
-    """ "float", "int8" or "fp8", as kernels are told."""
-    codec = store.codec.codec if isinstance(store.codec, Rotated) else store.codec
-    for kind, type_ in {"float": Floats, "int8": Int8, "fp8": Fp8}.items():
+    """Name of a store's format in kernels: "float", "int8" or "fp8"."""
+    codec = store.codec.codec if isinstance(store.codec, HadamardCodec) else store.codec
+    for kind, type_ in {"float": FloatCodec, "int8": Int8Codec, "fp8": Fp8Codec}.items():
         if isinstance(codec, type_):
             return kind
     raise ConfigError(
@@ -26,19 +26,20 @@ def kind_of(store: KVStore) -> str:
 
 
 def pointers(store: KVStore) -> tuple[Tensor, Tensor | None]:
-    """The floats or codes [blocks, block_size, Hk, D]; float32 scales [blocks, block_size, Hk]."""
+    """The floats or codes [blocks, block_size, Hk, D], and float32 scales [blocks, block_size, Hk]
+    or None."""
     values, *scales = store.parts
     return values, scales[0] if scales else None
 
 
 @triton.jit
 def code_values(codes, dtype: tl.constexpr, KIND: tl.constexpr):
-    """What codes stand for, but for their scales: exact in any float of 16 bits.
+    """Values of codes without their scales: exact in any float of 16 bits.
 
-    They are made floats by their bits: GPUs have few units that convert integers.
+    They become floats by their bits: GPUs have few units that convert integers.
     """
     if KIND == "int8":
-        # 2^23 + code has the code as its last bits.
+        # 2^23 + code has the code in its last bits.
         bits = codes.to(tl.uint32) | 0x4B000000
         return (bits.to(tl.float32, bitcast=True) - (8388608.0 + 128.0)).to(dtype)
     if KIND == "fp8":
@@ -50,12 +51,12 @@ def code_values(codes, dtype: tl.constexpr, KIND: tl.constexpr):
 
 @triton.jit
 def encoded(x, KIND: tl.constexpr):
-    """Codes [N, D], and scales [N], of vectors x in float32; one that is not finite has a scale
-    that is none either."""
+    """Codes [N, D], and scales [N], of vectors x in float32; a vector that is not finite has such a
+    scale."""
     top = tl.max(tl.abs(x), axis=1) + tl.sum(x * 0.0, axis=1)
     if KIND == "int8":
         units = x * _quotient(127.0, top)[:, None]
-        # In between, there are no fractions: rounded to the nearest, of two to the even one.
+        # Adding and subtracting 1.5 * 2^23 rounds to nearest even.
         whole = (units + 12582912.0) - 12582912.0
         return (whole + 128.0).to(tl.uint8), tl.div_rn(top, tl.zeros_like(top) + 127.0)
     codes, scale, least = _fp8_of(x, top, 448.0)
@@ -67,20 +68,21 @@ def encoded(x, KIND: tl.constexpr):
 
 @triton.jit
 def e4m3(x):
-    """The nearest e4m3, of two the even one, of float32 within its range: the bits, by hand, as
-    GPUs before sm_89 have no instruction for it."""
+    """Round float32 within e4m3's range to nearest even: the bits, computed by hand, as GPUs before
+    sm_89 have no instruction for it."""
     bits = x.to(tl.uint32, bitcast=True)
     sign = (bits >> 24) & 0x80
     bits &= 0x7FFFFFFF
     normal = ((bits + 0x7FFFF + ((bits >> 20) & 1)) >> 20) - ((127 - 7) << 3)
-    # Less than 2^-6, codes count units of 2^-9, which are the last bit of 2^14.
+    # Below 2^-6, codes count units of 2^-9, which are the last bit of 2^14.
     small = (tl.abs(x) + 16384.0).to(tl.uint32, bitcast=True) & 0xF
     return (sign | tl.where(bits < (127 - 6) << 23, small, normal)).to(tl.uint8)
 
 
 @triton.jit
-def rotated(x, HEAD_DIM: tl.constexpr):
-    """As ``kv_stores.rotate``, in its order of sums: vectors x [N, WIDTH], zeros beyond D."""
+def hadamard_rotated(x, HEAD_DIM: tl.constexpr):
+    """Compute ``kv_stores.hadamard_rotate`` in its order of sums: vectors x [N, WIDTH], zeros
+    beyond D."""
     TOGETHER: tl.constexpr = HEAD_DIM & -HEAD_DIM
     APART: tl.constexpr = min(TOGETHER, 16)
     shape: tl.constexpr = x.shape
@@ -109,7 +111,8 @@ def _hadamard_signs(place, i: tl.constexpr):
 
 @triton.jit
 def _better(x, top, to, codes, scale, least):
-    """Codes with less error than there was, where the largest number becoming ``to`` gives some."""
+    """The codes with less error: those so far, or those that map the largest magnitude to
+    ``to``."""
     other_codes, other_scale, error = _fp8_of(x, top, to)
     is_better = error < least
     codes = tl.where(is_better[:, None], other_codes, codes)
@@ -126,7 +129,7 @@ def _fp8_of(x, top, to):
 
 @triton.jit
 def _quotient(of, by):
-    """0 where ``by`` is too small to divide by."""
+    """``of / by``, and 0 where ``by`` is too small to divide by."""
     is_large = by > 1e-30
     by = tl.where(is_large, by, 1.0)
     return tl.where(is_large, tl.div_rn(tl.zeros_like(by) + of, by), 0.0)

@@ -1,4 +1,4 @@
-"""Parts of the KV cache copied within it, in Triton: many in one launch, of all layers."""
+"""Copies blocks within the KV cache, in Triton: many in one launch, for all layers."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-_WORDS = 2048  # of 4 bytes, that a program copies of each unit
+_WORDS = 2048  # words of 4 bytes that a program copies of each unit
 _MOST = 4  # memories of a launch: keys, values and the scales of both
 
 
 def copy_units(memories: Sequence[Tensor], pairs: Sequence[tuple[int, int]]) -> None:
-    """As :func:`octavo.runtime.kv_cache.copy_units`, on a GPU."""
+    """Compute :func:`octavo.runtime.kv_cache.copy_units` on a GPU."""
     if pairs:
         device = memories[0].device
-        # Pinned memory is not given to others before it was copied.
+        # The allocator does not reuse pinned memory before it was copied.
         given = torch.tensor(pairs, dtype=torch.int32, pin_memory=device.type == "cuda")
         launch_copies(memories, given.to(device, non_blocking=True))
 
@@ -25,8 +25,8 @@ def copy_units(memories: Sequence[Tensor], pairs: Sequence[tuple[int, int]]) -> 
 def launch_copies(memories: Sequence[Tensor], pairs: Tensor) -> None:
     """Copy units of ``memories``, [layers, units, ...] each and contiguous, of any type.
 
-    ``pairs`` are int32 [N, 2], a source and a target, taken one after the other: what was a target
-    can be a source then. A target of -1 is none.
+    ``pairs`` are int32 [N, 2], a source and a target, copied in order: a target can be the source
+    of a later pair. A target of -1 is skipped.
     """
     assert len(memories) <= _MOST
     words = [memory.flatten(2).view(torch.int32) for memory in memories]
@@ -62,7 +62,8 @@ def _copy(
     num_units,
     WORDS: tl.constexpr,
 ):
-    """A program for each piece of a unit, layer and memory: it alone touches this piece of any."""
+    """One program handles a piece of a unit, layer and memory, and no other program touches that
+    piece."""
     which = tl.program_id(2)
     if which == 0:
         _copy_piece(first, first_size, pairs, num_pairs, num_units, WORDS)
@@ -78,7 +79,7 @@ def _copy(
 def _copy_piece(words, size, pairs, num_pairs, num_units, WORDS: tl.constexpr):
     place = tl.program_id(0) * WORDS + tl.arange(0, WORDS)
     first = tl.program_id(1).to(tl.int64) * num_units
-    # No load is moved before a store of the turn before.
+    # No load may move before a store of the previous iteration.
     for pair in tl.range(0, num_pairs, num_stages=1):
         source, target = tl.load(pairs + 2 * pair), tl.load(pairs + 2 * pair + 1)
         if target >= 0:

@@ -1,10 +1,10 @@
-"""What is between the projections and attention, in one Triton kernel: norms of heads, rotation to
-positions, and the writing of keys and values.
+"""The work between projections and attention, in one Triton kernel: norms of heads, rotary
+embeddings, and the writing of keys and values.
 
-Numbers are rounded where the reference ops round them, one after the other, and nothing is fused
-that would round once less: without norms, whose sums may be in another order, what is written is
-the same to the bit, in all formats. Where keys are rotated by a Hadamard matrix before they become
-codes, so are queries; as that only turns them, their products stay what they were.
+Numbers are rounded where the reference ops round them, and nothing is fused that would round less
+often: without norms, whose sums may be in another order, the written bits are the same, in all
+formats. If keys are rotated by a Hadamard matrix before they become codes, so are queries; that
+leaves their products unchanged.
 """
 
 from __future__ import annotations
@@ -13,29 +13,23 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from octavo.kernels.cuda.kv_codes import encoded, kind_of, pointers, rotated
-from octavo.kernels.cuda.ops import HeadNorms, Rope
-from octavo.kernels.kv_stores import KVStore, Rotated
+from octavo.kernels.cuda.kv_codes import encoded, hadamard_rotated, kind_of, pointers
+from octavo.kernels.cuda.ops import AttentionLayer
+from octavo.kernels.kv_stores import HadamardCodec
 
 
 def write_kv(
-    qkv: Tensor,
-    positions: Tensor,
-    slots: Tensor,
-    k_cache: KVStore,
-    v_cache: KVStore,
-    q_out: Tensor,
-    norms: HeadNorms | None = None,
-    rope: Rope | None = None,
+    qkv: Tensor, positions: Tensor, slots: Tensor, layer: AttentionLayer, q_out: Tensor
 ) -> None:
-    """Of qkv [T, (H + 2 Hk) D], queries go to q_out [T, H, D], keys and values to slots.
+    """Write the queries of qkv [T, (H + 2 Hk) D] to q_out [T, H, D], its keys and values to slots.
 
     ``positions`` and ``slots`` are integers [T], of any width; in slot -1 nothing is written.
     """
+    k_cache, v_cache, norms, rope = layer.k_cache, layer.v_cache, layer.norms, layer.rope
     num_tokens, num_heads, head_dim = q_out.shape
     num_kv_heads = k_cache.num_heads
     width = triton.next_power_of_2(head_dim)
-    # Few tokens are to be spread over many processors, many to be done in few programs.
+    # Few tokens are spread over many processors, many are done in few programs.
     heads = 1 if num_tokens < 64 else max(1, 512 // width)
     num_tiles = triton.cdiv(num_heads, heads) + 2 * triton.cdiv(num_kv_heads, heads)
     keys, key_scales = pointers(k_cache)
@@ -57,8 +51,8 @@ def write_kv(
         WIDTH=width,
         ROTARY=0 if rope is None else rope.cos_sin.shape[1],
         INTERLEAVED=rope is not None and rope.interleaved,
-        ROTATED_KEYS=isinstance(k_cache.codec, Rotated),
-        ROTATED_VALUES=isinstance(v_cache.codec, Rotated),
+        ROTATED_KEYS=isinstance(k_cache.codec, HadamardCodec),
+        ROTATED_VALUES=isinstance(v_cache.codec, HadamardCodec),
         KEY_KIND=kind_of(k_cache),
         VALUE_KIND=kind_of(v_cache),
         HEADS=heads,
@@ -93,7 +87,7 @@ def _write(
     VALUE_KIND: tl.constexpr,
     HEADS: tl.constexpr,
 ):
-    """A program for each token and tile of heads: of queries first, then keys, then values."""
+    """One program handles a token and a tile of heads: of queries first, then keys, then values."""
     Q_TILES: tl.constexpr = (NUM_HEADS + HEADS - 1) // HEADS
     KV_TILES: tl.constexpr = (NUM_KV_HEADS + HEADS - 1) // HEADS
     token, tile = tl.program_id(0).to(tl.int64), tl.program_id(1)
@@ -101,19 +95,19 @@ def _write(
     slot = tl.load(slots + token).to(tl.int64)
     if tile < Q_TILES:
         head = tile * HEADS + tl.arange(0, HEADS)
-        x = turned(
+        x = normed_and_rotated(
             source, head, NUM_HEADS, tl.load(positions + token), q_weight, eps, cos_sin,
             HEAD_DIM, WIDTH, ROTARY, INTERLEAVED,
         )  # fmt: skip
         if ROTATED_KEYS:
-            x = (rotated(x.to(tl.float32), HEAD_DIM) / (HEAD_DIM & -HEAD_DIM)).to(x.dtype)
+            x = (hadamard_rotated(x.to(tl.float32), HEAD_DIM) / (HEAD_DIM & -HEAD_DIM)).to(x.dtype)
         store_vectors(q_out, None, token, head, NUM_HEADS, x, False, "float", HEAD_DIM, WIDTH)
         return
     if slot < 0:
         return
     if tile < Q_TILES + KV_TILES:
         head = (tile - Q_TILES) * HEADS + tl.arange(0, HEADS)
-        x = turned(
+        x = normed_and_rotated(
             source + NUM_HEADS * HEAD_DIM, head, NUM_KV_HEADS, tl.load(positions + token),
             k_weight, eps, cos_sin, HEAD_DIM, WIDTH, ROTARY, INTERLEAVED,
         )  # fmt: skip
@@ -131,7 +125,7 @@ def _write(
 
 
 @triton.jit
-def turned(
+def normed_and_rotated(
     source,
     head,
     num_heads,
@@ -144,7 +138,8 @@ def turned(
     ROTARY: tl.constexpr,
     INTERLEAVED: tl.constexpr,
 ):
-    """Vectors of heads [HEADS, WIDTH], normed and turned, in the type of the source."""
+    """Vectors of heads [HEADS, WIDTH], normed and rotated to a position, in the type of the
+    source."""
     HALF: tl.constexpr = ROTARY // 2
     dim = tl.arange(0, WIDTH)
     x = _vectors(source, head, dim, num_heads, HEAD_DIM)
@@ -153,23 +148,23 @@ def turned(
         factor = 1 / tl.sqrt_rn(tl.sum(wide * wide, axis=1) / HEAD_DIM + eps)
         x = _normed(x, factor, weight, dim, HEAD_DIM)
     if ROTARY:
-        # Dimensions turn in pairs: of each, the other one, and which of the two it is.
+        # Dimensions are rotated in pairs: the partner of each, and whether it is the first.
         if INTERLEAVED:
             other, angle, is_first = dim ^ 1, dim // 2, dim % 2 == 0
         else:
             is_first = dim < HALF
             other, angle = tl.where(is_first, dim + HALF, dim - HALF), dim % HALF
-        turns = dim < ROTARY
-        other = tl.where(turns, other, dim)
+        is_rotated = dim < ROTARY
+        other = tl.where(is_rotated, other, dim)
         y = _vectors(source, head, other, num_heads, HEAD_DIM)
         if weight is not None:
             y = _normed(y, factor, weight, other, HEAD_DIM)
         row = cos_sin + position * ROTARY
-        cos = tl.load(row + angle, mask=turns, other=0.0)[None, :]
-        sin = tl.load(row + HALF + angle, mask=turns, other=0.0)[None, :]
+        cos = tl.load(row + angle, mask=is_rotated, other=0.0)[None, :]
+        sin = tl.load(row + HALF + angle, mask=is_rotated, other=0.0)[None, :]
         sin = tl.where(is_first[None, :], -sin, sin)
         made = x.to(tl.float32) * cos + y.to(tl.float32) * sin
-        x = tl.where(turns[None, :], made.to(x.dtype), x)
+        x = tl.where(is_rotated[None, :], made.to(x.dtype), x)
     return x
 
 
@@ -198,11 +193,11 @@ def store_vectors(
     HEAD_DIM: tl.constexpr,
     WIDTH: tl.constexpr,
 ):
-    """Vectors of heads, as they are kept, to a row of all heads."""
+    """Encode and store vectors of heads in a row of all heads."""
     vector = row * num_heads + head
     dim = tl.arange(0, WIDTH)
     if ROTATED:
-        x = rotated(x.to(tl.float32), HEAD_DIM)
+        x = hadamard_rotated(x.to(tl.float32), HEAD_DIM)
     if KIND != "float":
         x, scale = encoded(x.to(tl.float32), KIND)
         tl.store(scales + vector, scale, mask=head < num_heads)

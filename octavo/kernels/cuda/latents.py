@@ -1,12 +1,12 @@
 """Latent attention (DeepSeek-V2, arXiv 2405.04434) in Triton, absorbed: keys are not expanded.
 
     ckv [T, C + R] --(norm of C, rotation of R)--> slots of the caches
-    q [T, H, P + R] --(rotation of R)--> beside it
+    q [T, H, P + R] --(rotation of R)--> rope_q [T, H, R]
                     --(times U of each head, P to C)--> attention over latents, which are keys and
                     values of all heads --(times V of each head, C to V)--> out [T, H, V]
 
-where kv_b [H (P + V), C] has for each head U [P, C] and V [V, C]. Prompts go the same way: they
-read no more than decoding does, and multiply more than if keys were expanded.
+kv_b [H (P + V), C] has for each head U [P, C] and V [V, C]. Prompts are computed in the same way:
+they read no more than decoding does, and multiply more than with expanded keys.
 """
 
 from __future__ import annotations
@@ -20,14 +20,11 @@ import triton.language as tl
 from torch import Tensor
 
 from octavo.kernels.cuda.attention import GpuAttention
-from octavo.kernels.cuda.attention_plan import AttentionPlan, StepTables
 from octavo.kernels.cuda.kv_codes import kind_of, pointers
-from octavo.kernels.cuda.kv_write import store_vectors, turned
-from octavo.kernels.cuda.ops import LatentLayer, Rope
-from octavo.kernels.cuda.products import Norm
+from octavo.kernels.cuda.kv_write import normed_and_rotated, store_vectors
+from octavo.kernels.cuda.ops import LatentLayer, StepTensors
 from octavo.kernels.cuda.splits import add_product
 from octavo.kernels.cuda.weights import DenseWeight
-from octavo.kernels.kv_stores import KVStore
 
 _FEW_ROWS, _MANY_ROWS, _INVARIANT_ROWS = 16, 64, 32
 _BLOCK_N, _BLOCK_K = 64, 64
@@ -35,7 +32,7 @@ _BLOCK_N, _BLOCK_K = 64, 64
 
 @dataclass(frozen=True, slots=True)
 class LatentSizes:
-    """Of a layer."""
+    """Sizes of a layer."""
 
     num_heads: int
     rank: int  # C
@@ -43,11 +40,11 @@ class LatentSizes:
 
 
 class GpuLatents:
-    """The layers of latent attention of one model, with memory for what is between their launches.
+    """The layers of latent attention of one model, with memory between their launches.
 
     Args:
         dtype: of activations.
-        is_invariant: as of the attention.
+        is_invariant: as in ``GpuAttention``.
     """
 
     def __init__(
@@ -59,42 +56,39 @@ class GpuLatents:
         is_invariant: bool = False,
     ):
         self._is_invariant = is_invariant
-        absorbed = beside = 0
+        absorbed = rope_q = 0
         for each in sizes:
             absorbed = max(absorbed, max_tokens * each.num_heads * each.rank)
-            beside = max(beside, max_tokens * each.num_heads * each.rope_dim)
-        self._absorbed, self._beside = (
-            torch.empty(count, dtype=dtype, device=device) for count in (absorbed, beside)
+            rope_q = max(rope_q, max_tokens * each.num_heads * each.rope_dim)
+        self._absorbed, self._rope_q = (
+            torch.empty(count, dtype=dtype, device=device) for count in (absorbed, rope_q)
         )
 
     def attend(
         self,
         q: Tensor,
         ckv: Tensor,
-        positions: Tensor,
-        slots: Tensor,
-        tables: StepTables,
-        caches: tuple[KVStore, KVStore],
+        step: StepTensors,
         layer: LatentLayer,
         attention: GpuAttention,
-        plan: AttentionPlan,
         out: Tensor,
     ) -> None:
-        """As :meth:`octavo.kernels.cuda.ops.LatentOps.attend_latents`."""
+        """Compute :meth:`octavo.kernels.cuda.ops.LatentOps.attend_latents`."""
         (num_tokens, num_heads, query_dim), weight = q.shape, layer.kv_b
         assert isinstance(weight, DenseWeight)
         rank, rope_dim = weight.shape[1], layer.rope.cos_sin.shape[1]
         nope_dim = query_dim - rope_dim
-        beside = self._beside[: num_tokens * num_heads * rope_dim]
-        beside = beside.view(num_tokens, num_heads, rope_dim)
+        rope_q = self._rope_q[: num_tokens * num_heads * rope_dim]
+        rope_q = rope_q.view(num_tokens, num_heads, rope_dim)
         absorbed = self._absorbed[: num_tokens * num_heads * rank]
         absorbed = absorbed.view(num_tokens, num_heads, rank)
-        write_latents(ckv, q, positions, slots, caches, layer.norm, layer.rope, beside)
+        write_latents(ckv, q, step.positions, step.slots[layer.group], layer, rope_q)
         of_heads = weight.values.view(num_heads, -1, rank)
         up, values = of_heads[:, :nope_dim].transpose(1, 2), of_heads[:, nope_dim:]
         self._multiply(q[..., :nope_dim], up, absorbed)
+        plan = attention.plan(step.num_seqs, step.max_query)
         attention.attend_latents(
-            absorbed, beside, *caches, tables, layer.scale, out=absorbed, plan=plan
+            absorbed, rope_q, layer, step.tables[layer.group], out=absorbed, plan=plan
         )
         self._multiply(absorbed, values, out)
 
@@ -108,18 +102,16 @@ def write_latents(
     q: Tensor,
     positions: Tensor,
     slots: Tensor,
-    caches: tuple[KVStore, KVStore],
-    norm: Norm,
-    rope: Rope,
-    beside: Tensor,
+    layer: LatentLayer,
+    rope_q: Tensor,
 ) -> None:
-    """What is kept of tokens, to ``slots`` (int32 [T], -1: of none) of the caches; and the last R
-    numbers of q [T, H, P + R], turned, to ``beside`` [T, H, R]."""
-    num_tokens, num_heads, rope_dim = beside.shape
-    rank, (latents, keys) = norm.weight.shape[0], caches
+    """Write latent vectors and rotated keys to ``slots`` (int32 [T], -1 for none) of the caches,
+    and the last R values of q [T, H, P + R], rotated, to rope_q [T, H, R]."""
+    num_tokens, num_heads, rope_dim = rope_q.shape
+    norm, rope, rank = layer.norm, layer.rope, layer.norm.weight.shape[0]
     assert ckv.shape == (num_tokens, rank + rope_dim) and q.stride(2) == ckv.stride(1) == 1
-    values, scales = pointers(latents)
-    turned_values, turned_scales = pointers(keys)
+    values, scales = pointers(layer.latents)
+    rope_values, rope_scales = pointers(layer.rope_keys)
     _write[(num_tokens, 1 + num_heads)](
         ckv,
         ckv.stride(0),
@@ -131,17 +123,17 @@ def write_latents(
         slots,
         values,
         scales,
-        turned_values,
-        turned_scales,
+        rope_values,
+        rope_scales,
         norm.weight,
         norm.eps,
         rope.cos_sin,
-        beside,
+        rope_q,
         NUM_HEADS=num_heads,
         RANK=rank,
         ROPE_DIM=rope_dim,
         INTERLEAVED=rope.interleaved,
-        KIND=kind_of(latents),
+        KIND=kind_of(layer.latents),
         WIDTH=triton.next_power_of_2(rank),
         ROPE_WIDTH=triton.next_power_of_2(rope_dim),
         num_warps=1,
@@ -150,9 +142,10 @@ def write_latents(
 
 
 def multiply_heads(x: Tensor, weight: Tensor, out: Tensor, rows: int) -> None:
-    """x [T, H, K] times weight [H, N, K] transposed, head by head, to out [T, H, N]: float32 sums.
+    """Multiply x [T, H, K] with weight [H, N, K] transposed, head by head, to out [T, H, N]:
+    float32 sums.
 
-    Of ``rows`` rows a program; where the weight is contiguous in N or in K.
+    A program has ``rows`` rows. The weight is contiguous in N or in K.
     """
     (num_rows, num_heads, k), n = x.shape, out.shape[2]
     assert weight.shape == (num_heads, n, k) and x.stride(2) == out.stride(2) == 1
@@ -196,7 +189,7 @@ def _write(
     weight,
     eps,
     cos_sin,
-    beside,
+    rope_q,
     NUM_HEADS: tl.constexpr,
     RANK: tl.constexpr,
     ROPE_DIM: tl.constexpr,
@@ -205,25 +198,25 @@ def _write(
     WIDTH: tl.constexpr,
     ROPE_WIDTH: tl.constexpr,
 ):
-    """A program for what is kept of a token, and one for each of its heads."""
+    """One program handles the cached vectors of a token, and one each of its query heads."""
     token, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
     one = tl.arange(0, 1)
     position = tl.load(positions + token)
     if part > 0:
         head = q + token * q_stride + (part - 1) * q_head_stride + nope_dim
-        x = turned(
+        x = normed_and_rotated(
             head, one, 1, position, None, 0.0, cos_sin, ROPE_DIM, ROPE_WIDTH, ROPE_DIM, INTERLEAVED
         )
         place = token * NUM_HEADS + part - 1
-        store_vectors(beside, None, place, one, 1, x, False, "float", ROPE_DIM, ROPE_WIDTH)
+        store_vectors(rope_q, None, place, one, 1, x, False, "float", ROPE_DIM, ROPE_WIDTH)
         return
     slot = tl.load(slots + token).to(tl.int64)
     if slot < 0:
         return
     row = ckv + token * ckv_stride
-    x = turned(row, one, 1, position, weight, eps, None, RANK, WIDTH, 0, False)
+    x = normed_and_rotated(row, one, 1, position, weight, eps, None, RANK, WIDTH, 0, False)
     store_vectors(latents, scales, slot, one, 1, x, False, KIND, RANK, WIDTH)
-    x = turned(
+    x = normed_and_rotated(
         row + RANK, one, 1, position, None, 0.0, cos_sin,
         ROPE_DIM, ROPE_WIDTH, ROPE_DIM, INTERLEAVED,
     )  # fmt: skip

@@ -1,18 +1,19 @@
-"""Products of few rows with a weight of any kind, in one launch, as fast as it can be read.
+"""Products of few rows with a weight of any kind, in one launch that is bound by reading the
+weight.
 
     x [T, K] --(norm)--> times weight [N, K] --(+ bias)--> out [T, N], or added to it
                                                `-----------> activation(first half) * second half
 
 A program has a tile of rows and of outputs, and some of the inputs (``splits.py``). Codes become
-numbers of the type of x in its registers. Those of 4 bits it takes 128 inputs at a time: 16 words
+numbers of the type of x in its registers. Codes of 4 bits are read 128 inputs at a time: 16 words
 of each output, in which every nibble is a slice of 16 inputs (see ``weights.py``), and one small
 product::
 
     words [16, block_n] --> & 15      times scale, + min  --> [16, block_n]  times x[:, 0 .. 15]
                         --> >> 4 & 15 ...                                    times x[:, 16 .. 31]
 
-A norm costs no pass of its own: its weight is applied to inputs as they are read, and its factor,
-one number for a row, to the sums. The squares for it are added up on the way.
+A norm takes no pass of its own: its weight is applied to inputs as they are read, and its factor,
+one number for a row, to the sums. The sum of squares for it is computed along the way.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from torch import Tensor
 
 from octavo.kernels.cuda.elementwise import activate
 from octavo.kernels.cuda.kv_codes import code_values
-from octavo.kernels.cuda.products import Around
+from octavo.kernels.cuda.products import GemmFusion
 from octavo.kernels.cuda.splits import (
     BLOCK_K,
     Tiling,
@@ -46,13 +47,13 @@ assert BLOCK_K == TILE_K
 def tiling_of(
     weight: Matrix, rows: int, num_processors: int, *, gated: bool = False, row_tiles: int = 1
 ) -> Tiling:
-    """How ``linear`` cuts a weight on a GPU with so many multiprocessors.
+    """Choose how ``linear`` cuts a weight on a GPU with ``num_processors`` multiprocessors.
 
     Args:
-        rows: of x that a program has: 16, 32 or 64. The sums of a row are the same for all of them
-            but for what instructions a GPU has for so many.
+        rows: rows of x per program: 16, 32 or 64. The sums of a row are the same for all of them,
+            except for the instructions that a GPU has for so many rows.
         gated: whether there is an activation.
-        row_tiles: how many times as many rows one launch can have.
+        row_tiles: maximal tiles of rows in one launch.
     """
     n, k = weight.shape
     num_outputs = n // 2 if gated else n
@@ -60,7 +61,7 @@ def tiling_of(
         block_n = 32 if num_outputs >= 64 * num_processors else 16
     else:
         block_n = 32 if gated else 64
-    # Of each program: the squares, the sums, and those of the ups.
+    # For each program: the squares, the sums, and the sums of ups.
     part_size = rows * (1 + block_n * (2 if gated else 1))
     return cut(
         num_outputs,
@@ -74,27 +75,27 @@ def tiling_of(
 
 
 def linear(
-    x: Tensor, weight: Matrix, out: Tensor, tiling: Tiling, workspace: Workspace, around: Around
+    x: Tensor, weight: Matrix, out: Tensor, tiling: Tiling, workspace: Workspace, fusion: GemmFusion
 ) -> None:
-    """out = x @ weight.T, summed in float32.
+    """Compute out = x @ weight.T, summed in float32, with the fused work before and behind it.
 
     Args:
-        x: [T, K] of no more rows than the tiling is for, which may be farther apart than K; of the
+        x: [T, K] of at most ``tiling.max_rows`` rows, whose stride may be larger than K; of the
             type of the weight, if that is of floats.
         out: [T, N], or [T, N / 2] with an activation, of any float type.
-        tiling: of ``tiling_of``, for this weight.
-        around: its norm not in float16, whose range x times the norm's weight may leave.
+        tiling: from ``tiling_of``, for this weight.
+        fusion: without a norm if x is float16, as x times the norm's weight may overflow.
     """
     (num_rows, k), (num_rows_out, n) = x.shape, out.shape
     assert num_rows <= tiling.max_rows and num_rows_out == num_rows, (x.shape, out.shape)
-    assert weight.shape == (n if around.activation is None else 2 * n, k), (weight.shape, out.shape)
+    assert weight.shape == (n if fusion.activation is None else 2 * n, k), (weight.shape, out.shape)
     assert x.stride(1) == out.stride(1) == 1
-    assert around.norm is None or x.dtype != torch.float16
+    assert fusion.norm is None or x.dtype != torch.float16
     workspace.check(tiling)
     if num_rows == 0:
         return
     kind, group, values, scales, mins = parts_of(weight, x.dtype)
-    norm = around.norm
+    norm = fusion.norm
     _linear[tiling.grid(num_rows)](
         x,
         x.stride(0),
@@ -103,7 +104,7 @@ def linear(
         scales,
         mins,
         0 if scales is None else scales.stride(0),
-        around.bias,
+        fusion.bias,
         None if norm is None else norm.weight,
         0.0 if norm is None else norm.eps,
         out,
@@ -116,8 +117,8 @@ def linear(
         tiling.split_k,
         KIND=kind,
         GROUP=group,
-        ACTIVATION=around.activation,
-        ACCUMULATE=around.accumulate,
+        ACTIVATION=fusion.activation,
+        ACCUMULATE=fusion.accumulate,
         ROWS=tiling.rows,
         BLOCK_N=tiling.block_n,
         BLOCK_K=tiling.block_k,
@@ -132,7 +133,8 @@ def linear(
 def parts_of(
     weight: Matrix, dtype: torch.dtype
 ) -> tuple[str, int | None, Tensor, Tensor | None, Tensor | None]:
-    """What the kernel calls the kind of a weight, its group, and its tensors."""
+    """Name of a weight's kind in kernels, its group, its values or codes, its scales, and its
+    mins."""
     if isinstance(weight, DenseWeight):
         assert weight.values.is_contiguous() and weight.values.dtype == dtype
         return "float", None, weight.values, None, None
@@ -163,7 +165,7 @@ def _linear(
     k,
     split_k,
     KIND: tl.constexpr,  # "float", "nibbles", "int8", "fp8"
-    GROUP: tl.constexpr,  # None: of "float", and where a row has one scale
+    GROUP: tl.constexpr,  # None for "float", and for one scale a row
     ACTIVATION: tl.constexpr,  # None: no gates
     ACCUMULATE: tl.constexpr,
     ROWS: tl.constexpr,
@@ -244,8 +246,8 @@ def sums_of_tile(
     PLANES: tl.constexpr,
     STAGES: tl.constexpr,
 ):
-    """Of rows, over the inputs from ``begin`` to ``end``: the sums of outputs [ROWS, BLOCK_N],
-    those of others [ROWS, BLOCK_N] if there are gates, and of squares [ROWS]."""
+    """Sums of rows over the inputs from ``begin`` to ``end``: of outputs [ROWS, BLOCK_N], of ups
+    [ROWS, BLOCK_N] if there are gates, and of squares [ROWS]."""
     PLANE_K: tl.constexpr = BLOCK_K // PLANES
     sums = tl.zeros([ROWS, BLOCK_N], tl.float32)
     ups = tl.zeros([ROWS, BLOCK_N], tl.float32)
@@ -296,7 +298,8 @@ def sums_of_tile(
 
 @triton.jit
 def _load_inputs(of_rows, inputs, row_exists, k, norm_weight, squares):
-    """Some inputs of all rows, times the norm's weight, and with theirs the sums of squares."""
+    """Some inputs of all rows, times the norm's weight, and the sums of squares including
+    theirs."""
     exists = inputs < k
     mask = row_exists[:, None] & exists[None, :]
     values = tl.load(of_rows + inputs[None, :], mask=mask, other=0.0)
@@ -324,13 +327,16 @@ def load_numbers(
     GROUP: tl.constexpr,
     BLOCK_K: tl.constexpr,
 ):
-    """The inputs from ``start`` on of some outputs, which lie in rows: [columns, BLOCK_K]. Codes
-    of rows that have one scale are without it."""
+    """Numbers of some outputs, stored in rows, for the inputs from ``start`` on:
+    [columns, BLOCK_K].
+
+    Codes with one scale per row are returned without it.
+    """
     inputs = start + tl.arange(0, BLOCK_K)
     places = weight + columns.to(tl.int64)[:, None] * stride + inputs[None, :]
     codes = tl.load(places, mask=exists[:, None] & (inputs < k)[None, :], other=0)
     if KIND == "int8":
-        codes ^= 128  # counted from 0, as ``code_values`` has them
+        codes ^= 128  # unsigned, as ``code_values`` takes them
     if GROUP is None:
         numbers = code_values(codes, dtype, KIND)
     else:
@@ -348,14 +354,14 @@ def load_numbers(
 
 @triton.jit
 def load_words(words, start, stride, columns, exists, PLANES: tl.constexpr, BLOCK_K: tl.constexpr):
-    """The words of the 128 inputs from ``start`` on: int32 [16, columns]."""
+    """Words of the 128 inputs from ``start`` on: int32 [16, columns]."""
     rows = (start // PLANES + tl.arange(0, BLOCK_K // PLANES)).to(tl.int64)[:, None]
     return tl.load(words + rows * stride + columns[None, :], mask=exists[None, :], other=0)
 
 
 @triton.jit
 def load_group(scales, mins, group, stride, columns, exists):
-    """The scales and mins of a group: float32 [1, columns] each."""
+    """Scales and mins of a group: float32 [1, columns] each."""
     place = group.to(tl.int64) * stride + columns
     scale = tl.load(scales + place, mask=exists, other=0.0).to(tl.float32)
     low = -8.0 * scale
@@ -366,7 +372,7 @@ def load_group(scales, mins, group, stride, columns, exists):
 
 @triton.jit
 def of_nibbles(words, plane: tl.constexpr, scale, low):
-    """The numbers of a nibble of each word: float32, rounded once, if at all."""
+    """Numbers of one nibble of each word: float32, rounded at most once."""
     codes = (words >> 4 * plane) & 15
     # The bits of 2^23 + code: faster than a conversion.
     return ((codes | 0x4B000000).to(tl.float32, bitcast=True) - 8388608.0) * scale + low

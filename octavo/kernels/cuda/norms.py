@@ -1,11 +1,11 @@
-"""Norms of rows: with the residual connection before them, and codes for 8-bit products behind.
+"""Norms of rows, with the residual sum before them, and codes for 8-bit products behind them.
 
 One program has a row, all of it in registers::
 
     x [T, K] --(its own norm)--> + residual [T, K] --> norm --> out [T, K], or codes and scales [T]
-                                        `--> total [T, K], where the residual is or elsewhere
+                                        `--> total [T, K], in place of the residual or elsewhere
 
-A layernorm has nothing around it.
+A layernorm has neither.
 """
 
 from __future__ import annotations
@@ -16,32 +16,33 @@ import triton.language as tl
 from torch import Tensor
 
 from octavo.kernels.cuda.elementwise import CODE_TYPES, to_codes
-from octavo.kernels.cuda.products import Norm
+from octavo.kernels.op_arguments import RowNorm
 
-MAX_WIDTH = 16384  # what the registers of a program hold
+MAX_WIDTH = 16384  # values that the registers of a program hold
 
 
 def rmsnorm(
     x: Tensor,
-    norm: Norm,
+    norm: RowNorm,
     out: Tensor,
     *,
     residual: Tensor | None = None,
     total: Tensor | None = None,
-    norm_before_add: Norm | None = None,
+    norm_before_add: RowNorm | None = None,
     rows: Tensor | None = None,
     scales: Tensor | None = None,
 ) -> None:
-    """out = x / sqrt(mean(x^2) + eps) * weight over rows, in float32, rounded once at the end.
+    """Compute out = x / sqrt(mean(x^2) + eps) * weight over rows, in float32, rounded once at the
+    end.
 
     Args:
-        x: [T, K], in any float type; rows may be farther apart than K.
+        x: [T, K], in any float type; the row stride may be larger than K.
         out: [T, K]; of int8 or float8_e4m3fn if there are ``scales``, else of any float type.
         residual: [T, K]. It becomes residual + x, rounded to its own type, and that is normed.
-        total: [T, K], of the type of the residual: what takes the sum in its place.
-        norm_before_add: x is normed by it, and rounded to its own type, before it is added.
-        rows: integers [T]: of x [any number, K], these are meant. There is no residual then.
-        scales: float32 [T]. ``out`` times these is the norm: the greatest of a row has the
+        total: [T, K], of the type of the residual: takes the sum in its place.
+        norm_before_add: norm of x, rounded to its own type, before it is added.
+        rows: integers [T]: rows of x [any number, K] to norm. There is no residual then.
+        scales: float32 [T]. ``out`` times these is the norm; the largest magnitude of a row has the
             largest code. A row of zeros has scale 0.
     """
     num_rows, width = out.shape
@@ -78,9 +79,9 @@ def rmsnorm(
     )
 
 
-def layernorm(x: Tensor, norm: Norm, bias: Tensor | None, out: Tensor) -> None:
-    """out = (x - mean) / sqrt(mean((x - mean)^2) + eps) * weight + bias over rows [T, K], in
-    float32, rounded once at the end; they may be farther apart than K."""
+def layernorm(x: Tensor, norm: RowNorm, bias: Tensor | None, out: Tensor) -> None:
+    """Compute out = (x - mean) / sqrt(mean((x - mean)^2) + eps) * weight + bias over rows [T, K],
+    in float32, rounded once at the end; the row stride may be larger than K."""
     num_rows, width = out.shape
     assert width <= MAX_WIDTH and x.shape == out.shape and x.stride(1) == out.stride(1) == 1
     if num_rows:
@@ -91,7 +92,7 @@ def layernorm(x: Tensor, norm: Norm, bias: Tensor | None, out: Tensor) -> None:
 
 
 def _block_of(width: int) -> dict[str, int]:
-    """The block of a row and its warps: 8 to 32 values a thread."""
+    """Block of a row and its warps: 8 to 32 values a thread."""
     block = triton.next_power_of_2(width)
     return {"BLOCK": block, "num_warps": min(max(block // 512, 1), 32)}
 

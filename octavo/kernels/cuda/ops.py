@@ -1,12 +1,12 @@
-"""What a fused step on a GPU takes, and the ops that its phases call.
+"""Ops that the fused program of a GPU calls, and the tensors of a step that they take.
 
-A :class:`FusedOps` computes on tensors that are there already: it allocates nothing, waits for
-nothing, and launches what shapes alone decide, so that a step can be captured in a CUDA graph.
-``triton_ops.py`` has that of the kernels, ``plain_ops.py`` its slow twin in plain torch, which runs
-anywhere and need not keep these promises.
+A :class:`StepOps` computes on tensors that exist already: it allocates nothing, never synchronizes,
+and launches kernels that depend on shapes alone, so that a step can be captured in a CUDA graph.
+``triton_ops.py`` implements it by Triton kernels, ``plain_ops.py`` in plain torch, which is slow,
+runs anywhere and need not keep these promises.
 
-Steps are padded to the shapes that were captured, and padding is harmless: slot -1 is not written,
-a sequence of length 0 reads nothing, and what rows of no sequence become is nobody's business.
+Steps are padded to the captured shapes, and padding is harmless: slot -1 is not written, a sequence
+of length 0 reads nothing, and the results of padding rows are never used.
 """
 
 from __future__ import annotations
@@ -18,9 +18,10 @@ from typing import Protocol, runtime_checkable
 from torch import Tensor
 
 from octavo.kernels.cuda.attention_plan import Scoring, StepTables
-from octavo.kernels.cuda.products import Norm, Products
+from octavo.kernels.cuda.products import Products
 from octavo.kernels.cuda.weights import DeviceWeight
 from octavo.kernels.kv_stores import KVStore
+from octavo.kernels.op_arguments import RowNorm
 from octavo.kernels.routing import Routing
 
 
@@ -28,7 +29,7 @@ from octavo.kernels.routing import Routing
 class StepTensors:
     """A step of T tokens and S sequences, padding included.
 
-    Groups are those of layers that share a block table: each has slots and tables of its own.
+    Layers of a group share slots and block tables.
     """
 
     token_ids: Tensor  # int32 [T], each in the vocabulary
@@ -48,7 +49,7 @@ class StepTensors:
 
 @dataclass(frozen=True, slots=True)
 class HeadNorms:
-    """Of query and of key heads: weights [D]."""
+    """Norms of query heads and of key heads: weights [D]."""
 
     q: Tensor
     k: Tensor
@@ -57,28 +58,53 @@ class HeadNorms:
 
 @dataclass(frozen=True, slots=True)
 class Rope:
-    """As :func:`octavo.kernels.reference.rope` takes it."""
+    """Rotary embedding, as :func:`octavo.kernels.reference.rope` takes it."""
 
     cos_sin: Tensor  # float32 [P, rotary]
     interleaved: bool = False
 
 
 @dataclass(frozen=True, slots=True)
+class AttentionLayer:
+    """The KV cache and the constants of an attention layer.
+
+    Args:
+        norms, rope: of queries and keys before they are cached or compared; None for neither.
+        group: whose slots and block tables the layer uses.
+    """
+
+    k_cache: KVStore
+    v_cache: KVStore
+    scoring: Scoring
+    norms: HeadNorms | None = None
+    rope: Rope | None = None
+    group: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class LatentLayer:
-    """What a layer of latent attention has of its own: as the reference ops take it."""
+    """The caches and the constants of a layer of latent attention, as the reference ops take them.
+
+    Args:
+        latents, rope_keys: caches of the latent vectors, and of the rotated keys beside them.
+        group: whose slots and block tables the layer uses.
+    """
 
     kv_b: DeviceWeight
-    norm: Norm
+    norm: RowNorm
     rope: Rope
     scale: float
+    latents: KVStore
+    rope_keys: KVStore
+    group: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class ExpertLayer:
-    """The experts of a layer, E of them: matrices have their rows one after the other, and so have
-    biases. ``activation`` as in a phase."""
+    """The E experts of a layer: matrices and biases are stacked. ``activation`` as in a fused
+    op."""
 
-    gate_up: DeviceWeight  # [E 2 F, K], of each the gate before the up
+    gate_up: DeviceWeight  # [E 2 F, K], for each expert the gate before the up
     down: DeviceWeight  # [E K, F]
     routing: Routing
     activation: str
@@ -88,70 +114,69 @@ class ExpertLayer:
 
 
 class LayerStores(Protocol):
-    """The KV cache."""
+    """The KV cache of a model."""
 
     def layer(self, index: int) -> tuple[KVStore, KVStore]:
-        """Keys and values of a layer: the same memory at any time."""
+        """Keys and values of a layer, always in the same memory."""
         ...
 
     def group_of(self, index: int) -> int:
-        """The group of a layer, by whose tables its blocks are found."""
+        """Group of a layer, whose block tables it uses."""
         ...
 
 
 class Attend(Protocol):
-    """Attention of one step, planned: called by each of its layers."""
+    """Attention of one step, planned; each layer calls it."""
 
-    def __call__(
-        self,
-        q: Tensor,
-        group: int,
-        k_cache: KVStore,
-        v_cache: KVStore,
-        scoring: Scoring,
-        out: Tensor,
-    ) -> None:
-        """q [T, H, D], as ``write_kv`` has left it, over the caches of a layer of ``group``: to out
+    def __call__(self, q: Tensor, layer: AttentionLayer, out: Tensor) -> None:
+        """Attention of q [T, H, D], as ``write_kv`` left it, over a layer's caches, to out
         [T, H, D]."""
         ...
 
 
-class FusedOps(Protocol):
-    """Results are rounded to the type of the tensor that takes them, sums are in float32.
+class StepOps(Protocol):
+    """Ops of a fused step. Results are rounded to the type of their tensor, and sums are in
+    float32.
 
     Tensors [T, K] may be columns of wider ones; the last dimension is contiguous.
     """
 
     @property
     def products(self) -> Products:
-        """Who multiplies with weights, and reads their rows."""
+        """Products with weights, and lookups of their rows."""
         ...
 
-    def norm(self, x: Tensor, norm: Norm, out: Tensor, rows: Tensor | None = None) -> None:
-        """out [R, K] = the rmsnorm of x [T, K]; of its ``rows`` (int32 [R]) if there are some."""
+    def norm(self, x: Tensor, norm: RowNorm, out: Tensor, rows: Tensor | None = None) -> None:
+        """Compute out [R, K], the rmsnorm of x [T, K], or of its ``rows`` (int32 [R])."""
         ...
 
     def add_norm(
-        self, x: Tensor, y: Tensor, y_norm: Norm | None, total: Tensor, norm: Norm, out: Tensor
+        self,
+        x: Tensor,
+        y: Tensor,
+        y_norm: RowNorm | None,
+        total: Tensor,
+        norm: RowNorm,
+        out: Tensor,
     ) -> None:
-        """total = x + y, y being normed before if there is a norm for it, and out = norm(total);
-        all of them [T, K]."""
+        """Compute total = x + y, with y normed first if it has a norm, and out = norm(total), all
+        [T, K]."""
         ...
 
     def activate(self, gate: Tensor, up: Tensor, activation: str, out: Tensor) -> None:
-        """out = activation(gate) * up, [T, F]; "silu", "gelu_tanh" or "gelu_erf"."""
+        """Compute out = activation(gate) * up, [T, F]; "silu", "gelu_tanh" or "gelu_erf"."""
         ...
 
-    def layernorm(self, x: Tensor, norm: Norm, bias: Tensor | None, out: Tensor) -> None:
-        """out [T, K] = the layernorm of x [T, K]."""
+    def layernorm(self, x: Tensor, norm: RowNorm, bias: Tensor | None, out: Tensor) -> None:
+        """Compute out [T, K], the layernorm of x [T, K]."""
         ...
 
     def activate_alone(self, x: Tensor, activation: str, out: Tensor) -> None:
-        """out [T, F] = activation(x): those of ``activate``, or "relu"."""
+        """Compute out [T, F] = activation(x), with an activation of ``activate``, or "relu"."""
         ...
 
     def sigmoid_mul(self, gate: Tensor, x: Tensor, out: Tensor) -> None:
-        """out [T, F] = sigmoid(gate) * x, of gates [T, F] or [T, 1]."""
+        """Compute out [T, F] = sigmoid(gate) * x, with gates [T, F] or [T, 1]."""
         ...
 
     def run_experts(
@@ -163,60 +188,44 @@ class FusedOps(Protocol):
         residual: Tensor | None,
         out: Tensor,
     ) -> None:
-        """out [T, K] = what the experts that ``logits`` (float32 [T, E]) choose make of x [T, K],
-        and the residual [T, K], which may lie where ``out`` does. Rows that only fill up a step
-        need not be run."""
+        """Compute out [T, K], the weighted outputs of the experts that ``logits`` (float32 [T, E])
+        choose for x [T, K], plus the residual [T, K], which may share memory with ``out``. Padding
+        rows need not be computed."""
         ...
 
     def write_kv(
-        self,
-        qkv: Tensor,
-        step: StepTensors,
-        group: int,
-        k_cache: KVStore,
-        v_cache: KVStore,
-        q_out: Tensor,
-        norms: HeadNorms | None,
-        rope: Rope | None,
+        self, qkv: Tensor, step: StepTensors, layer: AttentionLayer, q_out: Tensor
     ) -> None:
-        """Of qkv [T, (H + 2 Hk) D], heads of queries and keys are normed and rotated; keys and
-        values go to the step's slots of a layer's ``group``, and queries to q_out [T, H, D], for
-        ``Attend``."""
+        """Norm and rotate the query and key heads of qkv [T, (H + 2 Hk) D]; write keys and values
+        to the step's slots of a layer, and queries to q_out [T, H, D] for ``Attend``."""
         ...
 
     def plan_attention(self, step: StepTensors) -> Attend:
-        """What the layers of a step have in common."""
+        """Plan the attention of a step, for all of its layers."""
         ...
 
     def find_damage(self, x: Tensor, damaged: Tensor) -> None:
-        """damaged (int32 [T]) = 1 where a row of x [T, K] has a NaN or an infinity, else 0."""
+        """Set damaged (int32 [T]) to 1 where a row of x [T, K] has a NaN or an infinity, else to
+        0."""
         ...
 
     def reset(self) -> None:
-        """Put what launches count in back to its start, after a step of which some launches may be
-        missing: a sum that is left half counted would be taken too early by the next step."""
+        """Reset the counters of launches, after a step of which some launches may be missing: the
+        next step would take a half-counted sum too early."""
         ...
 
     def softcap(self, logits: Tensor, cap: float) -> None:
-        """cap * tanh(logits / cap), in place of float32 logits [R, V]."""
+        """Compute cap * tanh(logits / cap), in place of float32 logits [R, V]."""
         ...
 
 
 @runtime_checkable
 class LatentOps(Protocol):
-    """What ops need besides, for models with latent attention."""
+    """Additional ops for models with latent attention."""
 
     def attend_latents(
-        self,
-        q: Tensor,
-        ckv: Tensor,
-        step: StepTensors,
-        group: int,
-        latents: KVStore,
-        rotated: KVStore,
-        layer: LatentLayer,
-        out: Tensor,
+        self, q: Tensor, ckv: Tensor, step: StepTensors, layer: LatentLayer, out: Tensor
     ) -> None:
-        """Rows of ckv [T, C + R], normed and rotated, go to the step's slots of a layer's
-        ``group``; q [T, H, P + R] is attended to all rows that are there: to out [T, H, V]."""
+        """Write the rows of ckv [T, C + R], normed and rotated, to the step's slots of a layer, and
+        the attention of q [T, H, P + R] over all cached rows to out [T, H, V]."""
         ...

@@ -1,4 +1,4 @@
-"""Weights of files as matrices on the device, piece by piece: what each is kept as, and how.
+"""Packs weights of files into matrices on the device, piece by piece.
 
     in the file                                     on the device
     floats                                          floats of the type of activations
@@ -10,10 +10,10 @@
     FP8 (E4M3) by tensors and rows; by blocks       FP8 by rows; in groups of 128
     all others                                      floats of the type of activations
 
-Scales in groups of integers are float16. Those of GGUF's K types are products of a float16 and an
+Group scales of integers are float16. Those of GGUF's K types are products of a float16 and an
 integer in the file, and are rounded to 11 bits here: by up to 2**-11 of them, which moves a value
-by about a hundredth of the step between codes. And they take more room than in the file: 5
-bits a value in place of 4.5 of Q4_K, 9 in place of 5.5 of Q5_K and of 6.6 of Q6_K.
+by about a hundredth of the step between codes. And they take more memory than in the file: 5 bits a
+value in place of 4.5 of Q4_K, 9 in place of 5.5 of Q5_K and of 6.6 of Q6_K.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ from octavo.quantization.levels import E2M1, E4M3
 Upload: TypeAlias = Callable[[Tensor], Tensor]
 """Brings a tensor of the host to the device."""
 
-_PIECE_VALUES = 1 << 23  # that are on their way at a time
+_PIECE_VALUES = 1 << 23  # uploaded at a time
 _GROUPS = (128, 64, 32, 16)
 _ROUNDING, _ROUNDING_IN_ROW = 2.0**-10, 2.0**-16  # as kernels/cpu/coded.py allows
 
@@ -66,14 +66,14 @@ def pack(
     as_one: bool = False,
     as_floats: bool = False,
 ) -> DeviceWeight:
-    """Weights of one K as one matrix on the device, the rows of the first one first.
+    """Pack weights of one K into one matrix on the device, in the order of the weights.
 
     Args:
-        as_one: of one form, whatever they are in the file: floats, if they have no other in common.
-        as_floats: of that one, for whoever multiplies with nothing else.
-        dtype: what floats become, and codes that no kernel reads.
-        upload: how pieces get to the device. They are what the file has, and are unpacked there,
-            but for codes of Hugging Face's formats.
+        as_one: use one form for all of them: floats, if they have no other form in common.
+        as_floats: use floats, for kernels that multiply with nothing else.
+        dtype: of floats, and of codes that no kernel reads.
+        upload: copies pieces to the device. They have the bytes of the file, and are unpacked on
+            the device, except codes of Hugging Face's formats.
     """
     upload = upload or (lambda piece: piece.to(device))
     sources = [_source_of(weight, dtype, upload) for weight in weights]
@@ -92,8 +92,8 @@ def pack(
 
 
 def expanded(weights: Mapping[str, DeviceWeight]) -> dict[str, tuple[str, int]]:
-    """Those that no kernel reads as their file has them: by name, the formats and the bytes of
-    floats that were made of them."""
+    """Weights that no kernel reads in the format of their file: by name, their formats and the
+    bytes of the floats made from them."""
     found = {}
     for name, weight in weights.items():
         dense = [
@@ -106,22 +106,22 @@ def expanded(weights: Mapping[str, DeviceWeight]) -> dict[str, tuple[str, int]]:
 
 
 class _NoFloat16(Exception):
-    """Scales are not what float16 can hold."""
+    """Raised where float16 cannot hold the scales."""
 
 
 class _Form(Protocol):
-    """What a matrix is kept as: those of equal forms can be joined."""
+    """The form of a matrix on the device; matrices of equal forms can be joined."""
 
     def empty(self, n: int, k: int, device: torch.device | str) -> Any: ...
 
     def fill(self, made: Any, first: int, rows: Any) -> None:
-        """Rows as a source reads them become those of the matrix from ``first`` on."""
+        """Write rows, as a source reads them, to the matrix from the row ``first`` on."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class _Source:
-    """A weight of a file, the form for it, and how some rows of it are read for that form."""
+    """A weight of a file, its form, and the function that reads some of its rows for that form."""
 
     weight: Weight
     form: _Form
@@ -129,7 +129,7 @@ class _Source:
 
 
 def _joined(sources: Sequence[_Source], device: torch.device | str) -> DeviceWeight:
-    """One matrix of weights of one form."""
+    """Join weights of one form to one matrix."""
     form = sources[0].form
     shapes = [source.weight.shape for source in sources]
     made: DeviceWeight = form.empty(sum(shape[0] for shape in shapes), shapes[0][1], device)
@@ -155,7 +155,7 @@ def _pieces(weight: Weight) -> Iterator[Weight]:
 
 
 class _Codes(NamedTuple):
-    """Rows of codes, on the device: [rows, K], and [rows, groups] twice."""
+    """Rows of codes on the device [rows, K], and their scales and mins [rows, groups]."""
 
     codes: Tensor
     scales: Tensor
@@ -217,7 +217,7 @@ class _Bytes:
 
 
 def _words(codes: Tensor) -> Tensor:
-    """int32 [K' / 8, N] of codes [N, K]."""
+    """Pack codes [N, K] into words, int32 [K' / 8, N]."""
     n, k = codes.shape
     planes = F.pad(codes, (0, -k % TILE_K)).view(n, -1, PLANES, PLANE_K)
     words = planes[:, :, 0].int()
@@ -227,7 +227,7 @@ def _words(codes: Tensor) -> Tensor:
 
 
 def _fill_groups(into: Tensor, numbers: Tensor) -> None:
-    """[groups, N] of numbers [N, groups], of which there may be fewer: behind K is nothing."""
+    """Transpose numbers [N, groups] into [groups, N]; groups of padding behind K become 0."""
     if into.dtype == torch.float16 and not _is_nearly(numbers.half(), numbers):
         raise _NoFloat16
     into[: numbers.shape[1]] = numbers.t()
@@ -266,7 +266,7 @@ def _as_floats(weight: Weight, dtype: torch.dtype, upload: Upload) -> _Source:
 
 
 def _of_blocks(weight: StoredWeight, upload: Upload) -> _Source:
-    """Of GGUF's types: codes of 4 bits, where levels are, else bytes."""
+    """Read GGUF blocks: codes of 4 bits, if levels are, else bytes."""
     format = SEARCHED[weight.type]
     is_affine, levels = isinstance(format, Affine), format.levels
     zero = 0 if is_affine else 8
@@ -311,8 +311,8 @@ def _of_fp8(weight: CodedWeight, upload: Upload) -> _Source | None:
 
 
 def _of_int8_rows(weight: CodedWeight, upload: Upload) -> _Source | None:
-    """Integers of 8 bits with one scale a row, which integers of activations can be multiplied
-    with."""
+    """Read integers of 8 bits with one scale a row, which can be multiplied with integer
+    activations."""
     n, k = weight.shape
     is_signed = weight.levels is None and weight.bits == 8 and np.all(weight.zeros == 128)
     if not is_signed or weight.groups is not None or weight.group_size < k:
@@ -331,14 +331,15 @@ def _scaled_bytes(weight: CodedWeight, group: int | None, codes: torch.dtype) ->
 
 
 def _by_group(table: np.ndarray, rows: CodedWeight, group: int) -> Tensor:
-    """float32 [rows, groups of so many inputs] of a table of the weight's own groups."""
+    """Expand a table of the weight's groups to groups of ``group`` inputs: float32
+    [rows, groups]."""
     n, k = rows.shape
     of = np.arange(0, k, group) // rows.group_size
     return torch.from_numpy(np.broadcast_to(table, (n, rows.num_groups))[:, of].copy())
 
 
 def _of_integers(weight: CodedWeight, upload: Upload) -> _Source | None:
-    """The integers that the CPU's kernels have, in 4 bits or in 8."""
+    """Read the integers that the CPU's kernels have, in 4 bits or in 8."""
     integers = as_integers(weight)
     if integers is None:
         return None
@@ -363,12 +364,13 @@ def _of_integers(weight: CodedWeight, upload: Upload) -> _Source | None:
 
 
 def _bits_of(integers: Integers) -> int:
-    """Of what is multiplied with scales: codes of FP4 stand for 0 to 12 halves and their sign."""
+    """Bits of the integers that are multiplied with scales: FP4 codes stand for 0 to 12 halves with
+    a sign."""
     return 8 if integers.format == abi.OCT_W4F else INTEGER_FORMATS[integers.format].bits
 
 
 def _levels_of(integers: Integers) -> Tensor:
-    """What is multiplied with a scale, for each integer: int16 [2 ** bits]."""
+    """Factor of the scale for each integer: int16 [2 ** bits]."""
     if integers.format == abi.OCT_W4F:
         return torch.from_numpy(2 * E2M1).to(torch.int16)
     traits = INTEGER_FORMATS[integers.format]

@@ -1,5 +1,5 @@
-"""The ops of a fused step in plain torch, on any device: what those of the kernels are measured
-against, and what runs the GPU path where there is no GPU.
+"""The ops of a fused step in plain torch, on any device: the oracle of the Triton ops, and their
+substitute where there is no GPU.
 
 On the CPU in float32 they are made of the reference ops, and round where these round.
 """
@@ -10,26 +10,23 @@ import torch
 from torch import Tensor
 
 from octavo.kernels import attention, reference
-from octavo.kernels.cuda.attention_plan import Scoring
 from octavo.kernels.cuda.ops import (
     Attend,
+    AttentionLayer,
     ExpertLayer,
-    HeadNorms,
     LatentLayer,
-    Rope,
     StepTensors,
 )
-from octavo.kernels.cuda.products import ACTIVATIONS, Norm, PlainProducts
+from octavo.kernels.cuda.products import ACTIVATIONS, PlainProducts
 from octavo.kernels.experts import add_up, clamped_swiglu, route
-from octavo.kernels.kv_stores import KVStore
-from octavo.kernels.op_arguments import Rotation, RowNorm
+from octavo.kernels.op_arguments import RopeArguments, RowNorm
 from octavo.kernels.routing import CLAMPED_SWIGLU
 
 _GATES = {**ACTIVATIONS, CLAMPED_SWIGLU: clamped_swiglu}
 
 
 class PlainOps:
-    """See :class:`octavo.kernels.cuda.ops.FusedOps`, and ``LatentOps``."""
+    """Implements :class:`octavo.kernels.cuda.ops.StepOps` and ``LatentOps`` in plain torch."""
 
     def __init__(self) -> None:
         self.products = PlainProducts()
@@ -37,11 +34,17 @@ class PlainOps:
     def reset(self) -> None:
         self.products.reset()
 
-    def norm(self, x: Tensor, norm: Norm, out: Tensor, rows: Tensor | None = None) -> None:
+    def norm(self, x: Tensor, norm: RowNorm, out: Tensor, rows: Tensor | None = None) -> None:
         out.copy_(_normed(x if rows is None else x[rows], norm))
 
     def add_norm(
-        self, x: Tensor, y: Tensor, y_norm: Norm | None, total: Tensor, norm: Norm, out: Tensor
+        self,
+        x: Tensor,
+        y: Tensor,
+        y_norm: RowNorm | None,
+        total: Tensor,
+        norm: RowNorm,
+        out: Tensor,
     ) -> None:
         total.copy_(x + (y if y_norm is None else _normed(y, y_norm)))
         out.copy_(_normed(total, norm))
@@ -49,7 +52,7 @@ class PlainOps:
     def activate(self, gate: Tensor, up: Tensor, activation: str, out: Tensor) -> None:
         out.copy_(ACTIVATIONS[activation](gate.float(), up.float()))
 
-    def layernorm(self, x: Tensor, norm: Norm, bias: Tensor | None, out: Tensor) -> None:
+    def layernorm(self, x: Tensor, norm: RowNorm, bias: Tensor | None, out: Tensor) -> None:
         out.copy_(reference.layernorm(x, norm.weight, bias, norm.eps))
 
     def activate_alone(self, x: Tensor, activation: str, out: Tensor) -> None:
@@ -81,65 +84,50 @@ class PlainOps:
         def run(index: int, taken: Tensor) -> Tensor:
             gate, up = reference.linear(taken, *gates_up[index]).chunk(2, dim=1)
             inner = _GATES[layer.activation](gate, up)
-            # Between its two products, an expert rounds as the ops of the kernels do.
+            # Between its two products, an expert rounds as the kernels do.
             return reference.linear(inner.to(x.dtype).float(), *downs[index])
 
         made = add_up(rows, ids, weights, run)
         out.copy_(made if residual is None else residual + made)
 
     def write_kv(
-        self,
-        qkv: Tensor,
-        step: StepTensors,
-        group: int,
-        k_cache: KVStore,
-        v_cache: KVStore,
-        q_out: Tensor,
-        norms: HeadNorms | None,
-        rope: Rope | None,
+        self, qkv: Tensor, step: StepTensors, layer: AttentionLayer, q_out: Tensor
     ) -> None:
-        (_, num_heads, head_dim), num_kv_heads = q_out.shape, k_cache.num_heads
+        (_, num_heads, head_dim), num_kv_heads = q_out.shape, layer.k_cache.num_heads
+        norms, rope = layer.norms, layer.rope
         heads = qkv.unflatten(1, (-1, head_dim))
         q, k, v = heads.split([num_heads, num_kv_heads, num_kv_heads], dim=1)
         if norms is not None:
-            q, k = _normed(q, Norm(norms.q, norms.eps)), _normed(k, Norm(norms.k, norms.eps))
+            q, k = _normed(q, RowNorm(norms.q, norms.eps)), _normed(k, RowNorm(norms.k, norms.eps))
         if rope is not None:
             q, k = reference.rope(q, k, step.positions, rope.cos_sin, rope.interleaved)
         q_out.copy_(q)
-        slots = step.slots[group]
+        slots = step.slots[layer.group]
         is_written = slots >= 0
-        reference.store_kv(k[is_written], v[is_written], k_cache, v_cache, slots[is_written].long())
+        reference.store_kv(
+            *(k[is_written], v[is_written], layer.k_cache, layer.v_cache),
+            slots[is_written].long(),
+        )
 
     def attend_latents(
-        self,
-        q: Tensor,
-        ckv: Tensor,
-        step: StepTensors,
-        group: int,
-        latents: KVStore,
-        rotated: KVStore,
-        layer: LatentLayer,
-        out: Tensor,
+        self, q: Tensor, ckv: Tensor, step: StepTensors, layer: LatentLayer, out: Tensor
     ) -> None:
-        slots, rope = step.slots[group], layer.rope
+        slots, rope, caches = step.slots[layer.group], layer.rope, (layer.latents, layer.rope_keys)
         is_written = slots >= 0
         reference.store_latents(
             ckv[is_written],
-            RowNorm(*layer.norm),
-            Rotation(step.positions[is_written], rope.cos_sin, rope.interleaved),
-            latents,
-            rotated,
+            layer.norm,
+            RopeArguments(step.positions[is_written], rope.cos_sin, rope.interleaved),
+            *caches,
             slots[is_written].long(),
         )
-        plan = _Plan(step).of_group(group, latents.parts[0].shape[1])
+        plan = _Plan(step).of_group(layer.group, layer.latents.parts[0].shape[1])
         if plan is None:
             out.zero_()
             return
-        rotation = Rotation(step.positions, rope.cos_sin, rope.interleaved)
+        rotation = RopeArguments(step.positions, rope.cos_sin, rope.interleaved)
         kv_b = layer.kv_b.dense(q.dtype)
-        out.copy_(
-            reference.latent_attention(q, kv_b, rotation, latents, rotated, plan, layer.scale)
-        )
+        out.copy_(reference.latent_attention(q, kv_b, rotation, *caches, plan, layer.scale))
 
     def plan_attention(self, step: StepTensors) -> Attend:
         plan = _Plan(step)
@@ -154,7 +142,8 @@ class PlainOps:
 
 
 class _Plan:
-    """Those of the reference ops, one for each group, made for the first layer that asks."""
+    """Attention plans of the reference ops, one for each group, made for the first layer that needs
+    it."""
 
     def __init__(self, step: StepTensors):
         self._tables = step.tables
@@ -162,24 +151,17 @@ class _Plan:
             tuple[int, int], attention.ReferenceAttentionPlan
         ] = {}  # by group and block size
 
-    def attend(
-        self,
-        q: Tensor,
-        group: int,
-        k_cache: KVStore,
-        v_cache: KVStore,
-        scoring: Scoring,
-        out: Tensor,
-    ) -> None:
-        plan = self.of_group(group, k_cache.parts[0].shape[1])
+    def attend(self, q: Tensor, layer: AttentionLayer, out: Tensor) -> None:
+        plan = self.of_group(layer.group, layer.k_cache.parts[0].shape[1])
         if plan is None:
             out.zero_()
             return
+        scoring = layer.scoring
         options = scoring.scale, scoring.window, scoring.softcap, scoring.sinks
-        out.copy_(reference.paged_attention(q, k_cache, v_cache, plan, *options))
+        out.copy_(reference.paged_attention(q, layer.k_cache, layer.v_cache, plan, *options))
 
     def of_group(self, group: int, block_size: int) -> attention.ReferenceAttentionPlan | None:
-        """None where there is only padding, for which plans have no place."""
+        """The plan of a group; None for a step of padding only, which plans do not support."""
         if not self._tables[group].seq_lens.any():
             return None
         if (group, block_size) not in self._made:
@@ -198,10 +180,10 @@ class _Plan:
 def _by_expert(
     matrix: Tensor, bias: Tensor | None, num_experts: int
 ) -> list[tuple[Tensor, Tensor | None]]:
-    """Of each expert, its rows of a matrix, and of a bias."""
+    """Rows of a matrix, and of a bias, for each expert."""
     biases = [None] * num_experts if bias is None else bias.chunk(num_experts)
     return list(zip(matrix.chunk(num_experts), biases, strict=True))
 
 
-def _normed(x: Tensor, norm: Norm) -> Tensor:
+def _normed(x: Tensor, norm: RowNorm) -> Tensor:
     return reference.rmsnorm(x, norm.weight, norm.eps)

@@ -1,22 +1,22 @@
-"""Products of activations with weights of any kind: what is asked for, and its slow twin.
+"""Products of activations with weights of any kind: the interface, and an implementation in torch.
 
     x [T, K] --(norm)--> times weight [N, K] --(+ bias)--> out [T, N], or added to it
                                                `-----------> activation(first half) * second half
 
-A weight says what its numbers are, ``Products`` how they are multiplied with: these are of plain
-torch, for any device, and those of ``triton_products.py`` are of kernels.
+``triton_products.py`` has the implementation by kernels.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from octavo.kernels import reference
 from octavo.kernels.cuda.weights import DeviceWeight
+from octavo.kernels.op_arguments import RowNorm
 
 ACTIVATIONS = {
     "silu": reference.silu_mul,
@@ -25,61 +25,54 @@ ACTIVATIONS = {
 }
 
 
-class Norm(NamedTuple):
-    """An rmsnorm: its weight [K], to which Gemma's 1 has been added, and the epsilon."""
-
-    weight: Tensor
-    eps: float
-
-
 @dataclass(frozen=True, slots=True)
-class Around:
-    """What is done before a product, and behind it; nothing, if nothing is said.
+class GemmFusion:
+    """Work fused with a product; nothing by default.
 
     Args:
-        norm: of x.
+        norm: of x, before the product.
         bias: [N].
         activation: "silu", "gelu_tanh" or "gelu_erf": of the first N / 2 outputs, times the others.
-        accumulate: the product is added to what is in ``out``, the residual stream.
+        accumulate: the product is added to ``out``, the residual stream.
     """
 
-    norm: Norm | None = None
+    norm: RowNorm | None = None
     bias: Tensor | None = None
     activation: str | None = None
     accumulate: bool = False
 
 
 class Products(Protocol):
-    """Who multiplies, with what memory that takes. One stream's: it is used again and again."""
+    """Products of one stream, which reuse the same memory."""
 
-    def linear(self, x: Tensor, weight: DeviceWeight, out: Tensor, around: Around) -> None:
-        """out = x @ weight.T, and what is around it.
+    def linear(self, x: Tensor, weight: DeviceWeight, out: Tensor, fusion: GemmFusion) -> None:
+        """Compute out = x @ weight.T, with the fused work before and behind it.
 
-        x [T, K] and out [T, N], or [T, N / 2] with an activation: of float types, rows may be
-        farther apart than they are long.
+        x is [T, K] and out [T, N], or [T, N / 2] with an activation: of float types, with any row
+        stride.
         """
         ...
 
     def rows(self, weight: DeviceWeight, ids: Tensor, out: Tensor) -> None:
-        """The rows ``ids`` (int32 [T]) of a weight, in ``out`` [T, K]."""
+        """Write the rows ``ids`` (int32 [T]) of a weight to ``out`` [T, K]."""
         ...
 
     def reset(self) -> None:
-        """Count from 0 again, after launches of which some may be missing."""
+        """Reset the counters, after a step of which some launches may be missing."""
         ...
 
 
 class PlainProducts:
-    """In float32, and rounded once at the end: what all others are measured against."""
+    """Products in float32, rounded once at the end: the oracle of all others."""
 
-    def linear(self, x: Tensor, weight: DeviceWeight, out: Tensor, around: Around) -> None:
+    def linear(self, x: Tensor, weight: DeviceWeight, out: Tensor, fusion: GemmFusion) -> None:
         values = x.float()
-        if around.norm is not None:
-            values = reference.rmsnorm(values, around.norm.weight.float(), around.norm.eps)
-        made = reference.linear(values, weight.dense(torch.float32), around.bias)
-        if around.activation is not None:
-            made = ACTIVATIONS[around.activation](*made.chunk(2, dim=1))
-        out.copy_(out + made if around.accumulate else made)
+        if fusion.norm is not None:
+            values = reference.rmsnorm(values, fusion.norm.weight.float(), fusion.norm.eps)
+        made = reference.linear(values, weight.dense(torch.float32), fusion.bias)
+        if fusion.activation is not None:
+            made = ACTIVATIONS[fusion.activation](*made.chunk(2, dim=1))
+        out.copy_(out + made if fusion.accumulate else made)
 
     def rows(self, weight: DeviceWeight, ids: Tensor, out: Tensor) -> None:
         out.copy_(weight.dense(torch.float32)[ids])

@@ -1,11 +1,11 @@
-"""A model's step on a device: its phases as functions of a step, over memory that stays in place.
+"""A model's step on a device: its fused ops as launches over memory that stays in place.
 
     Linear        (the norm of a sum >) one product with all of its matrices, side by side
     Attention     norms of heads, rotation, the writing of KV > attention
     Rows, Check   one op each
-    Head          rows that are asked for > norm > product > softcap
+    Head          requested rows > norm > product > softcap
 
-What an op writes to was there before, so a step allocates nothing, and a CUDA graph of it can be
+All outputs are allocated in advance, so a step allocates nothing, and a CUDA graph of it can be
 replayed.
 """
 
@@ -24,55 +24,59 @@ from octavo.kernels.cuda.attention_plan import Scoring
 from octavo.kernels.cuda.buffers import Buffers
 from octavo.kernels.cuda.ops import (
     Attend,
+    AttentionLayer,
     ExpertLayer,
-    FusedOps,
     HeadNorms,
     LatentLayer,
     LatentOps,
     LayerStores,
     Rope,
+    StepOps,
     StepTensors,
 )
-from octavo.kernels.cuda.products import Around, Norm
+from octavo.kernels.cuda.products import GemmFusion
 from octavo.kernels.cuda.weights import DeviceWeight
 from octavo.kernels.fused_ops import CannotFuse, FusedOp, WeightRef
+from octavo.kernels.op_arguments import RowNorm
 from octavo.kernels.recorder import RopeTable, Value
 
 
 class _Running(NamedTuple):
-    """A step that is being computed: its attention, planned, and its rows of all tensors."""
+    """A step that is being computed: its planned attention, and its rows of all tensors."""
 
     step: StepTensors
     attend: Attend
     rows: Sequence[Tensor]
 
 
-_Part = Callable[[_Running], None]
+_Launch = Callable[[_Running], None]
 """Something that is launched for a step."""
 
-# What ops call the activations that multiply nothing, and the kinds of Rows.
+# Activations without a product: names of kernels, and kinds of FusedRows.
 _ALONE = {("gelu_erf" if name == "gelu" else name): kind for name, kind in fused_ops.ALONE.items()}
 
 
 class FusedProgram:
-    """A model's step, by the ops of one device.
-
-    CannotFuse, with the reason, if a phase asks for something that these ops do not have.
+    """A model's step, computed by the ops of one device.
 
     Args:
-        phases: of ``fuser.fuse``.
-        weight_of: gives matrices one below the other; for the same ones, the same each time.
+        ops: from ``fuser.fuse``.
+        kernels: compute the ops.
+        weight_of: returns matrices stacked in one; the same object for the same matrices.
         dtype: of activations.
         max_tokens: of a step.
-        max_rows: of which logits are asked for at once.
+        max_rows: for which logits are computed at once.
         max_positions: of a sequence. Rotations are computed for all of them, once.
-        kept: values that :meth:`buffer` shows when a step has ended.
+        kept: values that :meth:`buffer` can return after a step.
+
+    Raises:
+        CannotFuse: the kernels do not support an op; says why.
     """
 
     def __init__(
         self,
-        phases: Sequence[FusedOp],
-        ops: FusedOps,
+        ops: Sequence[FusedOp],
+        kernels: StepOps,
         weight_of: Callable[[Sequence[WeightRef]], DeviceWeight],
         kv_cache: LayerStores,
         dtype: torch.dtype,
@@ -82,108 +86,112 @@ class FusedProgram:
         max_positions: int,
         kept: Collection[Value] = (),
     ):
-        self._ops, self._weight_of, self._kv_cache = ops, weight_of, kv_cache
+        self._kernels, self._weight_of, self._kv_cache = kernels, weight_of, kv_cache
         self._dtype, self._device = dtype, device
         self._max_tokens = max_tokens
         self._constants = _Constants(device, max_positions)
-        head = phases[-1]
+        head = ops[-1]
         assert isinstance(head, fused_ops.FusedHead)
-        # Of the rows that are asked for.
+        # Hidden states of the requested rows.
         self._hidden = torch.zeros(max_rows, head.source.width, dtype=dtype, device=device)
-        # 1 where the activations of a token are no longer numbers.
+        # 1 where the activations of a token are NaN or infinite.
         self.damaged = torch.zeros(max_tokens, dtype=torch.int32, device=device)
-        self._build(phases, kept)
+        self._build(ops, kept)
 
     def exit_after(self, num_layers: int) -> FusedProgram:
-        """The program of the first layers and the head: of the same weights, keys and values, and
-        in the same memory, so that what either has left is gone when the other has run; but for
-        what is kept.
+        """The program of the first layers and the head, with the same weights and KV cache.
 
-        CannotFuse if the model cannot be ended there.
+        Both programs use the same memory, so that each overwrites the other's activations, except
+        kept values.
+
+        Raises:
+            CannotFuse: the model cannot end there.
         """
         program = copy.copy(self)
-        program._build(fused_ops.exit_after(self.phases, num_layers), (), self._buffers)
+        program._build(fused_ops.exit_after(self.ops, num_layers), (), self._buffers)
         return program
 
     def run(self, step: StepTensors) -> None:
-        """All of a step but the head. What it leaves is there until the next one."""
-        running = _Running(step, self._ops.plan_attention(step), self._tensors.cut(step.num_tokens))
-        for part in self._parts:
-            part(running)
+        """Compute a step without its head. Its results are valid until the next step."""
+        running = _Running(
+            step, self._kernels.plan_attention(step), self._tensors.cut(step.num_tokens)
+        )
+        for launch in self._launches:
+            launch(running)
 
     def reset(self) -> None:
-        """Undo what a step leaves behind of which not all was launched."""
-        self._ops.reset()
+        """Restore the state of kernels after a step of which some launches may be missing."""
+        self._kernels.reset()
 
     def logits(self, rows: Tensor, out: Tensor) -> None:
-        """Logits of ``rows`` (int32 [R]) of the last step, to out (float32 [R, V])."""
+        """Compute logits of ``rows`` (int32 [R]) of the last step, to out (float32 [R, V])."""
         head, hidden = self._head, self._hidden[: len(rows)]
         source = self._buffers.tensor(head.source)
         if self._head_norm is None:
             torch.index_select(source, 0, rows, out=hidden)
         else:
-            self._ops.norm(source, self._head_norm, hidden, rows)
-        self._ops.products.linear(hidden, self._head_weight, out, Around())
+            self._kernels.norm(source, self._head_norm, hidden, rows)
+        self._kernels.products.linear(hidden, self._head_weight, out, GemmFusion())
         if head.scale is not None:
             out.mul_(head.scale)
         if head.softcap is not None:
-            self._ops.softcap(out, head.softcap)
+            self._kernels.softcap(out, head.softcap)
 
     def buffer(self, value: Value) -> Tensor:
-        """The activations of a value that is kept, or of an input: [max_tokens, width]."""
+        """Activations of a kept value, or of an input: [max_tokens, width]."""
         return self._buffers.tensor(value)
 
     @property
     def num_bytes(self) -> int:
-        """Of activations."""
+        """Bytes of activations."""
         return self._buffers.num_bytes + self._hidden.nbytes + self.damaged.nbytes
 
     def _build(
-        self, phases: Sequence[FusedOp], kept: Collection[Value], lent: Buffers | None = None
+        self, ops: Sequence[FusedOp], kept: Collection[Value], lent: Buffers | None = None
     ) -> None:
-        head = phases[-1]
+        head = ops[-1]
         assert isinstance(head, fused_ops.FusedHead)
-        self.phases, self._head = phases, head
+        self.ops, self._head = ops, head
         self.vocab_size = head.weight.shape[0]
-        self._buffers = Buffers(phases, self._max_tokens, self._dtype, self._device, kept, lent)
+        self._buffers = Buffers(ops, self._max_tokens, self._dtype, self._device, kept, lent)
         self._tensors = _Tensors()
-        self._parts = [part for phase in phases for part in self._parts_of(phase)]
+        self._launches = [launch for op in ops for launch in self._launches_of(op)]
         self._head_norm, self._head_weight = self._norm(head.norm), self._weight_of([head.weight])
 
-    def _parts_of(self, phase: FusedOp) -> Iterator[_Part]:
-        match phase:
+    def _launches_of(self, op: FusedOp) -> Iterator[_Launch]:
+        match op:
             case fused_ops.FusedEmbedding():
-                yield from self._embed(phase)
+                yield from self._embed(op)
             case fused_ops.FusedLinear():
-                yield from self._linear(phase)
+                yield from self._linear(op)
             case fused_ops.FusedAttention():
-                yield from self._attention(phase)
+                yield from self._attention(op)
             case fused_ops.FusedLatentAttention():
-                yield self._latent_attention(phase)
+                yield self._latent_attention(op)
             case fused_ops.FusedRows():
-                yield self._rows(phase)
+                yield self._rows(op)
             case fused_ops.FusedCheck():
-                source = self._buffers.tensor(phase.source)
-                yield self._each_row(self._ops.find_damage, source, self.damaged)
+                source = self._buffers.tensor(op.source)
+                yield self._each_row(self._kernels.find_damage, source, self.damaged)
             case fused_ops.FusedExperts():
-                yield from self._experts(phase)
+                yield from self._experts(op)
             case fused_ops.FusedHead():
-                pass  # its rows are asked for
+                pass  # ``logits`` computes it
 
-    def _embed(self, phase: fused_ops.FusedEmbedding) -> Iterator[_Part]:
-        rows, table = self._ops.products.rows, self._weight_of([phase.weight])
-        out = self._buffers.tensor(phase.out)
+    def _embed(self, op: fused_ops.FusedEmbedding) -> Iterator[_Launch]:
+        rows, table = self._kernels.products.rows, self._weight_of([op.weight])
+        out = self._buffers.tensor(op.out)
         (at,) = self._tensors.places(out)
         yield lambda running: rows(table, running.step.token_ids, running.rows[at])
-        if phase.scale != 1.0:
+        if op.scale != 1.0:
             # Rounded to the activations' type first, as models with one were trained.
-            scale = torch.tensor(phase.scale, dtype=self._dtype).item()
+            scale = torch.tensor(op.scale, dtype=self._dtype).item()
             yield self._each_row(lambda x: x.mul_(scale), out)
-        if phase.positions is not None:
-            yield self._embed_positions(phase.positions, phase.position_offset, out)
+        if op.positions is not None:
+            yield self._embed_positions(op.positions, op.position_offset, out)
 
-    def _embed_positions(self, matrix: WeightRef, offset: int, out: Tensor) -> _Part:
-        rows, table = self._ops.products.rows, self._weight_of([matrix])
+    def _embed_positions(self, matrix: WeightRef, offset: int, out: Tensor) -> _Launch:
+        rows, table = self._kernels.products.rows, self._weight_of([matrix])
         ids = torch.zeros(self._max_tokens, dtype=torch.int32, device=self._device)
         places = self._tensors.places(ids, self._buffers.between(out.shape[1]), out)
 
@@ -195,84 +203,81 @@ class FusedProgram:
 
         return embed_positions
 
-    def _linear(self, phase: fused_ops.FusedLinear) -> Iterator[_Part]:
-        source, norm = self._buffers.tensor(phase.source), self._norm(phase.norm)
-        if phase.added is not None and norm is None:
-            assert phase.sum_out is not None
-            yield from self._sum(phase)
-            source = self._buffers.tensor(phase.sum_out)
-        elif phase.added is not None:
-            normed = self._buffers.between(phase.source.width)
-            yield self._add_norm(phase, normed)
+    def _linear(self, op: fused_ops.FusedLinear) -> Iterator[_Launch]:
+        source, norm = self._buffers.tensor(op.source), self._norm(op.norm)
+        if op.added is not None and norm is None:
+            assert op.sum_out is not None
+            yield from self._sum(op)
+            source = self._buffers.tensor(op.sum_out)
+        elif op.added is not None:
+            normed = self._buffers.between(op.source.width)
+            yield self._add_norm(op, normed)
             source, norm = normed, None
-        out = self._outputs(phase)
-        weight = self._weight_of([segment.weight for segment in phase.segments])
-        bias, linear = self._bias(phase.segments), self._ops.products.linear
-        if phase.scale is not None:
-            yield from self._scaled_linear(phase, source, weight, Around(norm, bias), out)
+        out = self._outputs(op)
+        weight = self._weight_of([segment.weight for segment in op.segments])
+        bias, linear = self._bias(op.segments), self._kernels.products.linear
+        if op.scale is not None:
+            yield from self._scaled_linear(op, source, weight, GemmFusion(norm, bias), out)
             return
-        if phase.residual is not None:
-            yield from self._residual(phase, out)
-        around = Around(norm, bias, phase.activation, accumulate=phase.residual is not None)
-        yield self._each_row(lambda x, y: linear(x, weight, y, around), source, out)
+        if op.residual is not None:
+            yield from self._residual(op, out)
+        fusion = GemmFusion(norm, bias, op.activation, accumulate=op.residual is not None)
+        yield self._each_row(lambda x, y: linear(x, weight, y, fusion), source, out)
 
-    def _residual(self, phase: fused_ops.FusedLinear, out: Tensor) -> Iterator[_Part]:
-        """What the product is added to, where it does not lie there already."""
-        assert phase.residual is not None
-        if not self._buffers.is_same(phase.residual, phase.segments[0].out):
-            yield self._each_row(Tensor.copy_, out, self._buffers.tensor(phase.residual))
+    def _residual(self, op: fused_ops.FusedLinear, out: Tensor) -> Iterator[_Launch]:
+        """Copies the residual to the output of a product, unless both have the same place."""
+        assert op.residual is not None
+        if not self._buffers.is_same(op.residual, op.segments[0].out):
+            yield self._each_row(Tensor.copy_, out, self._buffers.tensor(op.residual))
 
     def _scaled_linear(
         self,
-        phase: fused_ops.FusedLinear,
+        op: fused_ops.FusedLinear,
         source: Tensor,
         weight: DeviceWeight,
-        around: Around,
+        fusion: GemmFusion,
         out: Tensor,
-    ) -> Iterator[_Part]:
-        linear, scale = self._ops.products.linear, phase.scale
+    ) -> Iterator[_Launch]:
+        linear, scale = self._kernels.products.linear, op.scale
         product = self._buffers.between(out.shape[1])
-        yield self._each_row(lambda x, y: linear(x, weight, y, around), source, product)
-        yield from self._residual(phase, out)
+        yield self._each_row(lambda x, y: linear(x, weight, y, fusion), source, product)
+        yield from self._residual(op, out)
         yield self._each_row(lambda x, y: x.add_(y, alpha=scale), out, product)
 
-    def _sum(self, phase: fused_ops.FusedLinear) -> Iterator[_Part]:
-        """The sum that a linear reads as it is."""
-        ops, y_norm = self._ops, self._norm(phase.added_norm)
-        assert phase.added is not None and phase.sum_out is not None
-        x, y, total = map(self._buffers.tensor, (phase.source, phase.added, phase.sum_out))
+    def _sum(self, op: fused_ops.FusedLinear) -> Iterator[_Launch]:
+        """Launches of a linear's input sum that has no norm behind it."""
+        kernels, y_norm = self._kernels, self._norm(op.added_norm)
+        assert op.added is not None and op.sum_out is not None
+        x, y, total = map(self._buffers.tensor, (op.source, op.added, op.sum_out))
         if y_norm is not None:
             normed = self._buffers.between(y.shape[1])
-            yield self._each_row(lambda y, out: ops.norm(y, y_norm, out), y, normed)
+            yield self._each_row(lambda y, out: kernels.norm(y, y_norm, out), y, normed)
             y = normed
         yield self._each_row(lambda x, y, out: torch.add(x, y, out=out), x, y, total)
 
-    def _add_norm(self, phase: fused_ops.FusedLinear, normed: Tensor) -> _Part:
-        assert phase.added is not None and phase.sum_out is not None
-        sum_of = map(self._buffers.tensor, (phase.source, phase.added, phase.sum_out))
-        norm, y_norm = self._norm(phase.norm), self._norm(phase.added_norm)
+    def _add_norm(self, op: fused_ops.FusedLinear, normed: Tensor) -> _Launch:
+        assert op.added is not None and op.sum_out is not None
+        sum_of = map(self._buffers.tensor, (op.source, op.added, op.sum_out))
+        norm, y_norm = self._norm(op.norm), self._norm(op.added_norm)
         assert norm is not None
-        add_norm = self._ops.add_norm
+        add_norm = self._kernels.add_norm
         return self._each_row(
             lambda x, y, total, out: add_norm(x, y, y_norm, total, norm, out), *sum_of, normed
         )
 
-    def _outputs(self, phase: fused_ops.FusedLinear) -> Tensor:
-        """Where the product of all segments goes, or what an activation makes of it."""
-        if phase.activation is not None:
-            return self._buffers.tensor(phase.segments[0].out)
-        return self._buffers.joint([segment.out for segment in phase.segments])
+    def _outputs(self, op: fused_ops.FusedLinear) -> Tensor:
+        """Tensor of a linear's outputs side by side, or of its activation."""
+        if op.activation is not None:
+            return self._buffers.tensor(op.segments[0].out)
+        return self._buffers.joint([segment.out for segment in op.segments])
 
-    def _attention(self, phase: fused_ops.FusedAttention) -> Iterator[_Part]:
-        ops, scoring = self._ops, self._scoring(phase)
-        norms, rope = self._head_norms(phase), self._rope(phase)
-        k_cache, v_cache = self._kv_cache.layer(phase.layer)
-        group = self._kv_cache.group_of(phase.layer)
-        parts = phase.q, phase.k, phase.v
+    def _attention(self, op: fused_ops.FusedAttention) -> Iterator[_Launch]:
+        kernels, layer = self._kernels, self._attention_layer(op)
+        parts = op.q, op.k, op.v
         if self._buffers.are_joint(parts):
-            qkv, q = self._buffers.joint(parts), self._buffers.between(phase.q.width)
+            qkv, q = self._buffers.joint(parts), self._buffers.between(op.q.width)
         else:  # norms of whole rows have made them
-            widths = phase.q.width, sum(part.width for part in parts)
+            widths = op.q.width, sum(part.width for part in parts)
             q, qkv = self._buffers.rooms_between(*widths)
             yield self._each_row(
                 lambda q, k, v, out: torch.cat([q, k, v], dim=1, out=out),
@@ -281,120 +286,128 @@ class FusedProgram:
             )
         places = self._tensors.places(
             qkv,
-            q.unflatten(1, phase.q.shape),
-            self._buffers.tensor(phase.out).unflatten(1, phase.q.shape),
+            q.unflatten(1, op.q.shape),
+            self._buffers.tensor(op.out).unflatten(1, op.q.shape),
         )
 
         def attention(running: _Running) -> None:
             qkv, q, attended = (running.rows[place] for place in places)
-            ops.write_kv(qkv, running.step, group, k_cache, v_cache, q, norms, rope)
-            running.attend(q, group, k_cache, v_cache, scoring, attended)
+            kernels.write_kv(qkv, running.step, layer, q)
+            running.attend(q, layer, attended)
 
         yield attention
 
-    def _latent_attention(self, phase: fused_ops.FusedLatentAttention) -> _Part:
-        if not isinstance(self._ops, LatentOps):
+    def _attention_layer(self, op: fused_ops.FusedAttention) -> AttentionLayer:
+        sinks = None if op.sinks is None else self._constants.vector(op.sinks)
+        return AttentionLayer(
+            *self._kv_cache.layer(op.layer),
+            Scoring(op.scale, op.window, op.softcap, sinks),
+            self._head_norms(op),
+            None if op.rope is None else self._rope(op.rope, op.interleaved),
+            self._kv_cache.group_of(op.layer),
+        )
+
+    def _latent_attention(self, op: fused_ops.FusedLatentAttention) -> _Launch:
+        if not isinstance(self._kernels, LatentOps):
             raise CannotFuse("these ops have no latent attention")
-        attend, group = self._ops.attend_latents, self._kv_cache.group_of(phase.layer)
-        norm = self._norm(phase.norm)
+        attend, norm = self._kernels.attend_latents, self._norm(op.norm)
         assert norm is not None
-        rope = Rope(self._constants.rotations(phase.rope), phase.interleaved)
-        layer = LatentLayer(self._weight_of([phase.kv_b]), norm, rope, phase.scale)
-        stores = self._kv_cache.layer(phase.layer)
+        layer = LatentLayer(
+            self._weight_of([op.kv_b]),
+            norm,
+            self._rope(op.rope, op.interleaved),
+            op.scale,
+            *self._kv_cache.layer(op.layer),
+            self._kv_cache.group_of(op.layer),
+        )
         places = self._tensors.places(
-            self._buffers.tensor(phase.q).unflatten(1, phase.q.shape),
-            self._buffers.tensor(phase.ckv),
-            self._buffers.tensor(phase.out).unflatten(1, (phase.q.shape[0], -1)),
+            self._buffers.tensor(op.q).unflatten(1, op.q.shape),
+            self._buffers.tensor(op.ckv),
+            self._buffers.tensor(op.out).unflatten(1, (op.q.shape[0], -1)),
         )
 
         def latent_attention(running: _Running) -> None:
             q, ckv, out = (running.rows[place] for place in places)
-            attend(q, ckv, running.step, group, *stores, layer, out)
+            attend(q, ckv, running.step, layer, out)
 
         return latent_attention
 
-    def _experts(self, phase: fused_ops.FusedExperts) -> Iterator[_Part]:
-        source, norm = self._buffers.tensor(phase.source), self._norm(phase.norm)
-        ops, layer = self._ops, self._expert_layer(phase)
+    def _experts(self, op: fused_ops.FusedExperts) -> Iterator[_Launch]:
+        source, norm = self._buffers.tensor(op.source), self._norm(op.norm)
+        kernels, layer = self._kernels, self._expert_layer(op)
         if norm is not None:
-            normed = self._buffers.between(phase.source.width)
-            yield self._each_row(lambda x, y: ops.norm(x, norm, y), source, normed)
+            normed = self._buffers.between(op.source.width)
+            yield self._each_row(lambda x, y: kernels.norm(x, norm, y), source, normed)
             source = normed
-        logits, out = map(self._buffers.tensor, (phase.logits, phase.out))
-        residual = out if phase.residual is None else self._buffers.tensor(phase.residual)
-        places, has_residual = self._tensors.places(source, logits, residual, out), phase.residual
+        logits, out = map(self._buffers.tensor, (op.logits, op.out))
+        residual = out if op.residual is None else self._buffers.tensor(op.residual)
+        places, has_residual = self._tensors.places(source, logits, residual, out), op.residual
 
         def experts(running: _Running) -> None:
             x, scores, before, made = (running.rows[place] for place in places)
             added = None if has_residual is None else before
-            ops.run_experts(x, scores, running.step, layer, added, made)
+            kernels.run_experts(x, scores, running.step, layer, added, made)
 
         yield experts
 
-    def _expert_layer(self, phase: fused_ops.FusedExperts) -> ExpertLayer:
-        experts = phase.experts
+    def _expert_layer(self, op: fused_ops.FusedExperts) -> ExpertLayer:
+        experts = op.experts
         return ExpertLayer(
             self._weight_of([matrix for each in experts for matrix in (each.gate, each.up)]),
             self._weight_of([each.down for each in experts]),
-            phase.routing,
-            phase.activation,
+            op.routing,
+            op.activation,
             self._joint_vector([bias for e in experts for bias in (e.gate_bias, e.up_bias)]),
             self._joint_vector([each.down_bias for each in experts]),
-            None if phase.correction is None else self._constants.vector(phase.correction),
+            None if op.correction is None else self._constants.vector(op.correction),
         )
 
     def _joint_vector(self, parts: Sequence[np.ndarray | None]) -> Tensor | None:
-        """Of parts that are all there, or none of them."""
+        """Concatenate parts, which are all present or all None."""
         there = [part for part in parts if part is not None]
         return self._constants.vector(np.concatenate(there)) if there else None
 
-    def _rows(self, phase: fused_ops.FusedRows) -> _Part:
-        ops, kind = self._ops, phase.kind
-        a, out = self._buffers.tensor(phase.a), self._buffers.tensor(phase.out)
-        if phase.norm is not None:
-            return self._norm_rows(phase, phase.norm, a, out)
+    def _rows(self, op: fused_ops.FusedRows) -> _Launch:
+        kernels, kind = self._kernels, op.kind
+        a, out = self._buffers.tensor(op.a), self._buffers.tensor(op.out)
+        if op.norm is not None:
+            return self._norm_rows(op, op.norm, a, out)
         if kind == "scale":
-            return self._each_row(lambda a, out: torch.mul(a, phase.factor, out=out), a, out)
-        if phase.b is None:
+            return self._each_row(lambda a, out: torch.mul(a, op.factor, out=out), a, out)
+        if op.b is None:
             activation = next(name for name, alone in _ALONE.items() if alone == kind)
-            return self._each_row(lambda a, out: ops.activate_alone(a, activation, out), a, out)
-        b = self._buffers.tensor(phase.b)
+            return self._each_row(lambda a, out: kernels.activate_alone(a, activation, out), a, out)
+        b = self._buffers.tensor(op.b)
         if kind == "add":
             return self._each_row(lambda a, b, out: torch.add(a, b, out=out), a, b, out)
         if kind == "sigmoid":
-            return self._each_row(lambda a, b, out: ops.sigmoid_mul(b, a, out), a, b, out)
-        return self._each_row(lambda a, b, out: ops.activate(a, b, kind, out), a, b, out)
+            return self._each_row(lambda a, b, out: kernels.sigmoid_mul(b, a, out), a, b, out)
+        return self._each_row(lambda a, b, out: kernels.activate(a, b, kind, out), a, b, out)
 
     def _norm_rows(
-        self, phase: fused_ops.FusedRows, of: fused_ops.FusedNorm, a: Tensor, out: Tensor
-    ) -> _Part:
-        if len(phase.a.shape) > 1:
+        self, op: fused_ops.FusedRows, of: fused_ops.FusedNorm, a: Tensor, out: Tensor
+    ) -> _Launch:
+        if len(op.a.shape) > 1:
             raise CannotFuse("norms of heads are made with attention, and not alone")
-        ops, norm = self._ops, Norm(self._constants.vector(of.weight), of.eps)
-        if phase.kind == "norm":
-            return self._each_row(lambda a, out: ops.norm(a, norm, out), a, out)
-        bias = None if phase.bias is None else self._constants.vector(phase.bias)
-        return self._each_row(lambda a, out: ops.layernorm(a, norm, bias, out), a, out)
+        kernels, norm = self._kernels, RowNorm(self._constants.vector(of.weight), of.eps)
+        if op.kind == "norm":
+            return self._each_row(lambda a, out: kernels.norm(a, norm, out), a, out)
+        bias = None if op.bias is None else self._constants.vector(op.bias)
+        return self._each_row(lambda a, out: kernels.layernorm(a, norm, bias, out), a, out)
 
-    def _scoring(self, phase: fused_ops.FusedAttention) -> Scoring:
-        sinks = None if phase.sinks is None else self._constants.vector(phase.sinks)
-        return Scoring(phase.scale, phase.window, phase.softcap, sinks)
-
-    def _head_norms(self, phase: fused_ops.FusedAttention) -> HeadNorms | None:
-        q, k = self._norm(phase.q_norm), self._norm(phase.k_norm)
+    def _head_norms(self, op: fused_ops.FusedAttention) -> HeadNorms | None:
+        q, k = self._norm(op.q_norm), self._norm(op.k_norm)
         if q is None and k is None:
             return None
         if q is None or k is None or q.eps != k.eps:
-            raise CannotFuse(f"queries and keys of layer {phase.layer} are not normed alike")
+            raise CannotFuse(f"queries and keys of layer {op.layer} are not normed alike")
         return HeadNorms(q.weight, k.weight, q.eps)
 
-    def _rope(self, phase: fused_ops.FusedAttention) -> Rope | None:
-        if phase.rope is None:
-            return None
-        return Rope(self._constants.rotations(phase.rope), phase.interleaved)
+    def _rope(self, table: RopeTable, interleaved: bool) -> Rope:
+        return Rope(self._constants.rotations(table), interleaved)
 
-    def _norm(self, norm: fused_ops.FusedNorm | None) -> Norm | None:
-        return None if norm is None else Norm(self._constants.vector(norm.weight), norm.eps)
+    def _norm(self, norm: fused_ops.FusedNorm | None) -> RowNorm | None:
+        return None if norm is None else RowNorm(self._constants.vector(norm.weight), norm.eps)
 
     def _bias(self, segments: Sequence[fused_ops.FusedSegment]) -> Tensor | None:
         if all(segment.bias is None for segment in segments):
@@ -404,8 +417,9 @@ class FusedProgram:
         ]
         return torch.from_numpy(np.concatenate(parts)).to(self._device, self._dtype)
 
-    def _each_row(self, op: Callable[..., object], *tensors: Tensor) -> _Part:
-        """``op`` over as many rows of tensors [max_tokens, ...] as a step has tokens."""
+    def _each_row(self, op: Callable[..., object], *tensors: Tensor) -> _Launch:
+        """A launch of ``op`` over as many rows of tensors [max_tokens, ...] as a step has
+        tokens."""
         places = self._tensors.places(*tensors)
 
         def part(running: _Running) -> None:
@@ -415,15 +429,17 @@ class FusedProgram:
 
 
 class _Tensors:
-    """Tensors [max_tokens, ...], each of which is cut to the rows of a step once, for all parts:
-    layers have the same ones in turn, and to cut one takes as long as a part takes to be called."""
+    """Tensors [max_tokens, ...], each cut to the rows of a step once for all launches.
+
+    Layers use the same tensors in turn, and cutting one takes as long as calling a launch.
+    """
 
     def __init__(self) -> None:
         self._all: list[Tensor] = []
         self._places: dict[Hashable, int] = {}
 
     def places(self, *tensors: Tensor) -> list[int]:
-        """Where these are in what :meth:`cut` gives."""
+        """Indices of tensors in the result of :meth:`cut`."""
         return [self._place(tensor) for tensor in tensors]
 
     def cut(self, count: int) -> list[Tensor]:
@@ -438,11 +454,11 @@ class _Tensors:
 
 
 class _Constants:
-    """Small arrays on the device, as float32; one that several phases use is there once."""
+    """Small arrays on the device, as float32; an array that several ops use is uploaded once."""
 
     def __init__(self, device: torch.device, max_positions: int):
         self._device, self._max_positions = device, max_positions
-        self._vectors: dict[int, tuple[np.ndarray, Tensor]] = {}  # by id, with who has it
+        self._vectors: dict[int, tuple[np.ndarray, Tensor]] = {}  # by id; the array is kept alive
         self._rotations: dict[RopeTable, Tensor] = {}
 
     def vector(self, values: np.ndarray) -> Tensor:

@@ -1,4 +1,4 @@
-"""What is left to do to rows at the end of a step: looking for damage, and capping logits."""
+"""Checks of rows for NaN and infinity, and soft caps of logits."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-_BLOCK = 1024  # values that four warps have at a time
+_BLOCK = 1024  # values that four warps process at a time
 
 
 def find_damage(x: Tensor, damaged: Tensor) -> None:
-    """damaged (int32 [T]) = 1 where a row of x [T, K], of any float type, has a NaN or an infinity,
-    else 0."""
+    """Set damaged (int32 [T]) to 1 where a row of x [T, K], of any float type, has a NaN or an
+    infinity, else to 0."""
     num_rows, width = x.shape
     assert damaged.shape == (num_rows,) and x.stride(1) == 1, (x.shape, damaged.shape)
     if num_rows:
@@ -19,7 +19,7 @@ def find_damage(x: Tensor, damaged: Tensor) -> None:
 
 
 def softcap(logits: Tensor, cap: float) -> None:
-    """cap * tanh(logits / cap), in place of logits [R, V] in any float type."""
+    """Compute cap * tanh(logits / cap), in place of logits [R, V] of any float type."""
     num_rows, width = logits.shape
     assert logits.stride(1) == 1
     if num_rows:
@@ -47,6 +47,6 @@ def _softcap(logits, stride, width, cap, BLOCK: tl.constexpr):
     places, exists = logits + row * stride + columns, columns < width
     values = tl.load(places, mask=exists, other=0.0).to(tl.float32)
     x = 2 * values / cap
-    x = tl.where(x > 80.0, 80.0, x)  # as good as infinite; no minimum, which a NaN would not be
+    x = tl.where(x > 80.0, 80.0, x)  # tanh is 1 there; a minimum would drop a NaN
     tanh = 1 - 2 / (tl.exp(x) + 1)
     tl.store(places, (cap * tanh).to(logits.dtype.element_ty), mask=exists)

@@ -1,19 +1,19 @@
-"""From logits to tokens on the GPU: the same tokens as ``runtime/sampler.py`` gives.
+"""Sampling on the GPU: the same tokens as ``runtime/sampler.py``.
 
-A row is cut into chunks, which programs of their own look at::
+A row is cut into chunks, each of which has a program of its own::
 
     peaks     [R, chunks]   the greatest logit of a chunk, and the lowest id that has it
     weights   [R, chunks]   int64: sums of 2^44 exp((logit - peak of the row) / temperature)
     tokens    [R]           greedy: the id of the first greatest peak; else the chunk, and in it
                             the token, at which the running sum exceeds uniform * total
 
-Where a step asks for more, more is launched: biases and penalties are put into the logits first and
-taken out again in the end, masks are read with the logits; rows with top_k, top_p or typical_p have
-their token found in ``sampler_cuts.py``, and log-probabilities in ``sampler_logprobs.py``.
+Steps that use more options launch more kernels: biases and penalties are added to the logits first
+and removed again in the end, masks are read with the logits; tokens of rows with top_k, top_p or
+typical_p are found in ``sampler_cuts.py``, and log-probabilities in ``sampler_logprobs.py``.
 
 Weights are integers, whose sums are the same in any order (``runtime/logits.py``), and the uniform
 number is a function of the row's seed, sample and position (``runtime/random.py``). So the token of
-a row depends on nothing but the row.
+a row depends on the row alone.
 
 The oracle's ``exp`` is that of a library. The one here differs from it in the last bit now and
 then, which moves the bounds between tokens by some 10^-7 of the mass.
@@ -31,7 +31,7 @@ from torch import Tensor
 
 from octavo.kernels.cuda import sampling
 from octavo.kernels.cuda.sampler_cuts import CutScratch, pick_cut
-from octavo.kernels.cuda.sampler_logprobs import JudgeScratch, judge
+from octavo.kernels.cuda.sampler_logprobs import LogprobScratch, write_logprobs
 from octavo.kernels.cuda.sampler_parts import (
     CHUNK,
     LogitsOf,
@@ -52,7 +52,7 @@ from octavo.kernels.cuda.sampling import Asked, SampledTokens, SamplingTensors
 from octavo.kernels.cuda.token_feed import resolve_placeholders
 
 _MAX_VOCAB_SIZE = 2**19 - 1  # the sum of so many weights is less than 2^63
-_EDITS = 512  # that a program makes at a time
+_EDITS = 512  # edits that a program makes at a time
 
 _TEMPERATURE = tl.constexpr(sampling.TEMPERATURE)
 _LOG_MIN_P = tl.constexpr(sampling.LOG_MIN_P)
@@ -67,11 +67,11 @@ _NO_TOKEN_LEFT = tl.constexpr(sampling.NO_TOKEN_LEFT)
 
 @dataclass(frozen=True, slots=True)
 class _Scratch:
-    """What the kernels tell each other of each chunk of each row: [rows, chunks]."""
+    """Results of each chunk of each row that kernels pass on: [rows, chunks]."""
 
-    raw_peaks: Tensor  # float32, of logits as they come; NaN if there is one
-    raw_ids: Tensor  # int32, the lowest that have them
-    peaks: Tensor  # the same of logits that were changed
+    raw_peaks: Tensor  # float32, of the original logits; NaN if there is one
+    raw_ids: Tensor  # int32, the lowest ids that have them
+    peaks: Tensor  # the same for changed logits
     ids: Tensor
     weights: Tensor  # int64
 
@@ -83,30 +83,30 @@ class _Scratch:
 
 
 class TritonSampler:
-    """A ``DeviceSampler`` of kernels, with the memory that they need for ``max_rows`` rows."""
+    """A ``DeviceSampler`` of Triton kernels, with their memory for ``max_rows`` rows."""
 
     def __init__(self, max_rows: int, vocab_size: int, device: torch.device | str):
         assert vocab_size <= _MAX_VOCAB_SIZE
         num_chunks = triton.cdiv(vocab_size, CHUNK)
         self._scratch = _Scratch.allocate(max_rows, num_chunks, device)
         self._cuts = CutScratch.allocate(max_rows, vocab_size, num_chunks, device)
-        self._judging = JudgeScratch.allocate(max_rows, num_chunks, device)
+        self._logprobs = LogprobScratch.allocate(max_rows, num_chunks, device)
 
     @property
     def nbytes(self) -> int:
-        """Of the memory that it keeps."""
-        parts = self._scratch, self._cuts, self._judging
+        """Bytes of its memory."""
+        parts = self._scratch, self._cuts, self._logprobs
         return sum(getattr(part, f.name).nbytes for part in parts for f in fields(part))
 
     def sample(
         self, logits: Tensor, rows: SamplingTensors, asked: Asked, out: SampledTokens
     ) -> None:
-        """As ``DeviceSampler.sample``."""
+        """Compute ``DeviceSampler.sample``."""
         num_rows, vocab_size = logits.shape
         scratch = self._scratch
         assert logits.dtype == torch.float32 and logits.stride(1) == 1
         assert triton.cdiv(vocab_size, CHUNK) == scratch.weights.shape[1]
-        assert num_rows <= min(len(scratch.weights), len(rows.records), len(out.judged))
+        assert num_rows <= min(len(scratch.weights), len(rows.records), len(out.logprobs))
         if num_rows == 0:
             return
         logits_of, blocks = LogitsOf.rows(logits, rows, asked), block_sizes(vocab_size)
@@ -119,17 +119,17 @@ class TritonSampler:
             _find_peaks[grid](*logits_of, *peaks, **blocks)
         _sum_weights[grid](*logits_of, peaks[0], scratch.weights, **blocks)
         chunks = raw[0], *peaks, scratch.weights
-        given = out.status, out.token_ids, rows.seats, rows.last_tokens
+        given = out.status, out.token_ids, rows.slots, rows.last_tokens
         _pick[(num_rows,)](*logits_of, *chunks, *given, **blocks)
         if asked.cuts:
-            pick_cut(logits_of, peaks[0], *given, self._cuts, has_typical=asked.typical)
+            pick_cut(logits_of, peaks[0], rows, out, self._cuts, has_typical=asked.typical)
         if originals is not None:
             _undo(logits, rows, originals)
         if asked.num_top is not None:
-            judge(logits_of, raw[0], out, asked.num_top, self._judging)
+            write_logprobs(logits_of, raw[0], out, asked.num_top, self._logprobs)
 
     def resolve(self, token_ids: Tensor, last_tokens: Tensor) -> None:
-        """As ``DeviceSampler.resolve``."""
+        """Compute ``DeviceSampler.resolve``."""
         resolve_placeholders(token_ids, last_tokens)
 
 
@@ -194,7 +194,7 @@ def _pick(
     weights,
     status,
     token_ids,
-    seats,
+    slots,
     last_tokens,
     CHUNK: tl.constexpr,
     CHUNKS: tl.constexpr,
@@ -221,19 +221,19 @@ def _pick(
             token = tl.load(ids + row * num_chunks + likeliest)
     tl.store(status + row, state)
     tl.store(token_ids + row, token)
-    remember(last_tokens, seats, row, token)
+    remember(last_tokens, slots, row, token)
 
 
 @triton.jit
 def _status(raw_peak, peak):
-    """What becomes of a row, by its greatest logits before and after all that changed them."""
+    """Status of a row, by its greatest logits before and after biases, penalties and masks."""
     state = tl.where(peak == float("-inf"), _NO_TOKEN_LEFT, _OVERFLOW)
     state = tl.where(is_finite(peak), _HAS_TOKEN, state)
     return tl.where(is_finite(raw_peak), state, _BAD_LOGITS)
 
 
 def _edit(logits: Tensor, rows: SamplingTensors) -> Tensor:
-    """Put biases and penalties into logits. Returns what was there before, float32 [E]."""
+    """Add biases and penalties to logits. Returns the original values, float32 [E]."""
     assert rows.edits is not None and rows.edit_starts is not None
     originals = torch.empty_like(rows.edits[0], dtype=torch.float32)
     _change[(len(logits),)](
@@ -269,7 +269,8 @@ def _change(
     records,
     BLOCK: tl.constexpr,
 ):
-    """``apply_logit_bias`` and ``apply_penalties`` of ``runtime/logits.py``, of a row's tokens."""
+    """Apply ``apply_logit_bias`` and ``apply_penalties`` of ``runtime/logits.py`` to a row's
+    tokens."""
     row = tl.program_id(0).to(tl.int64)
     end = tl.load(starts + row + 1)
     repetition = float_of(records, row, _REPETITION)

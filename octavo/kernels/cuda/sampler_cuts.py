@@ -1,11 +1,11 @@
-"""Tokens of rows that are cut by rank or mass: top_k, top_p and typical_p, without a sort.
+"""Sampling with top_k, top_p and typical_p, without a sort.
 
-What those keep is a beginning of the row in some order: from the likeliest token on, or from that
-whose information is nearest to the entropy; and with top_k or top_p, what is drawn is where a sum
-in the first of these orders exceeds a number. So there is one question: in an order of keys, of
-equals the lowest id first, at which token does the running sum of counts or weights exceed a
+These keep a prefix of the row in some order: from the likeliest token on, or from the token whose
+information is nearest to the entropy; and with top_k or top_p, the drawn token is where a sum in
+the first of these orders exceeds a number. So there is one question: in an order of keys, and of
+equal keys the lowest id first, at which token does the running sum of counts or weights exceed a
 target? A key is the bits of a float that is not negative, and is found digit by digit, eleven times
-three bits, from the sums of what lies below eight of them. All is exact: sums are of integers.
+three bits, from the sums below each of eight candidates. All is exact: sums are of integers.
 
 One program answers that for a row. It reads a list, which programs of chunks make before it, of the
 tokens that can be kept at all: mostly a few hundred::
@@ -39,8 +39,9 @@ from octavo.kernels.cuda.sampler_parts import (
     target_of,
     weights_of,
 )
+from octavo.kernels.cuda.sampling import SampledTokens, SamplingTensors
 
-_BLOCK = 1024  # of a list, that a program looks at together
+_BLOCK = 1024  # entries of a list processed at a time
 _NUM_LEVELS = 16
 
 _LEVELS = tl.constexpr(_NUM_LEVELS)
@@ -53,16 +54,16 @@ _TOP_P = tl.constexpr(sampling.TOP_P)
 _TYPICAL_P = tl.constexpr(sampling.TYPICAL_P)
 _HAS_TOKEN = tl.constexpr(sampling.HAS_TOKEN)
 
-# Orders, and what is summed in them.
-_COUNTS = tl.constexpr(0)  # of tokens, the likeliest first
-_WEIGHTS = tl.constexpr(1)  # the likeliest first
+# Orders, and the numbers that are summed in them.
+_COUNTS = tl.constexpr(0)  # counts of tokens, the likeliest first
+_WEIGHTS = tl.constexpr(1)  # weights, the likeliest first
 _TYPICAL = tl.constexpr(2)  # weights, the most typical first
 _BY_ID = tl.constexpr(3)  # weights, in the order of the list
 
 
 @dataclass(frozen=True, slots=True)
 class CutScratch:
-    """What programs of chunks find for that of the row."""
+    """Results of chunks for the program of the row."""
 
     counts: Tensor  # int32 [rows, chunks, 16]
     masses: Tensor  # int64 [rows, chunks, 16]
@@ -91,10 +92,8 @@ class CutScratch:
 def pick_cut(
     logits_of: LogitsOf,
     peaks: Tensor,
-    status: Tensor,
-    token_ids: Tensor,
-    seats: Tensor,
-    last_tokens: Tensor,
+    rows: SamplingTensors,
+    out: SampledTokens,
     scratch: CutScratch,
     *,
     has_typical: bool,
@@ -103,20 +102,19 @@ def pick_cut(
 
     Args:
         peaks: float32 [rows, chunks], of those logits.
-        status: int32 [rows], what became of them.
         has_typical: whether a row has a typical_p.
     """
     num_rows, vocab_size = logits_of.logits.shape
     grid, blocks = (num_rows, peaks.shape[1]), block_sizes(vocab_size)
-    row = *logits_of, peaks, status
+    row = *logits_of, peaks, out.status
     marks = scratch.counts, scratch.masses
     listed = scratch.totals, scratch.lengths, scratch.values, scratch.ids
     _mark[grid](*row, *marks, **blocks)
     _list[grid](*row, *marks, *listed, **blocks)
-    of_lists = vocab_size, logits_of.records, status, *listed
+    of_lists = vocab_size, logits_of.records, out.status, *listed
     if has_typical:
         _keep_typical[(num_rows,)](*of_lists, BLOCK=_BLOCK, num_warps=16)
-    given = token_ids, seats, last_tokens
+    given = out.token_ids, rows.slots, rows.last_tokens
     _pick_cut[(num_rows,)](*of_lists, *given, BLOCK=_BLOCK, num_warps=16)
 
 
@@ -203,7 +201,8 @@ def _keep_typical(
     ids,
     BLOCK: tl.constexpr,
 ):
-    """``apply_typical_p`` of ``runtime/logits.py``, in the list. Its greatest is 0 again."""
+    """Apply ``apply_typical_p`` of ``runtime/logits.py`` to the list, and shift its greatest to
+    0."""
     row = tl.program_id(0).to(tl.int64)
     typical_p = double_of(records, row, _TYPICAL_P)
     if _is_cut(records, row, vocab_size, status) & (typical_p < 1.0):
@@ -237,7 +236,7 @@ def _pick_cut(
     listed,
     ids,
     token_ids,
-    seats,
+    slots,
     last_tokens,
     BLOCK: tl.constexpr,
 ):
@@ -262,12 +261,12 @@ def _pick_cut(
             place = _place_of(values, length, 0, target, 0.0, _BY_ID, BLOCK)
         token = tl.load(ids + row * vocab_size + place)
         tl.store(token_ids + row, token)
-        remember(last_tokens, seats, row, token)
+        remember(last_tokens, slots, row, token)
 
 
 @triton.jit
 def _is_cut(records, row, vocab_size, status):
-    """Whether a row that has a token draws it from a part of its tokens."""
+    """True for a row that has a token and draws it from a part of its tokens."""
     has_cut = _has_top_k(records, row, vocab_size) | (double_of(records, row, _TOP_P) < 1.0)
     has_cut |= double_of(records, row, _TYPICAL_P) < 1.0
     has_token = tl.load(status + row) == _HAS_TOKEN
@@ -288,9 +287,11 @@ def _shape(values, peak, records, row):
 
 @triton.jit
 def _low_enough(records, row, vocab_size, num_chunks, counts, masses, total, CHUNKS: tl.constexpr):
-    """The first level above which are as many tokens as top_k keeps, or without it as much weight
-    as top_p does. The last, above which is whatever has weight, if there is none, and for
-    typical_p."""
+    """The first level above which there are as many tokens as top_k keeps, or without it as much
+    weight as top_p does.
+
+    It is the last level, above which is all weight, if there is none, and for typical_p.
+    """
     level = tl.arange(0, _LEVELS)
     place = tl.arange(0, CHUNKS)
     at = (row * num_chunks + place)[:, None] * _LEVELS + level[None, :]
@@ -300,7 +301,7 @@ def _low_enough(records, row, vocab_size, num_chunks, counts, masses, total, CHU
         is_enough = above >= int_of(records, row, _TOP_K)
     else:
         mass = tl.sum(tl.load(masses + at, mask=exists, other=0), 0)
-        # A little more than enough: as a float64, a mass may be off by a thousand.
+        # With a margin: as a float64, a mass may be off by a thousand.
         limit = double_of(records, row, _TOP_P) * total.to(tl.float64)
         is_enough = (mass - 4096).to(tl.float64) >= limit
     first = tl.min(tl.where(is_enough, level, _LEVELS - 1), 0)
@@ -309,7 +310,7 @@ def _low_enough(records, row, vocab_size, num_chunks, counts, masses, total, CHU
 
 @triton.jit
 def _mean_surprise(values, length, total, BLOCK: tl.constexpr):
-    """The entropy of a list's tokens, less the surprise at the likeliest: float64."""
+    """The entropy of a list's tokens, minus the surprise at the likeliest: float64."""
     terms = total * 0
     for begin in range(0, length, BLOCK):
         own = _load(values, begin + tl.arange(0, BLOCK), length)
@@ -330,14 +331,14 @@ def _last_within(share, total):
 
 @triton.jit
 def _locate(values, length, target, mean, ORDER: tl.constexpr, BLOCK: tl.constexpr):
-    """The key at which the running sum exceeds ``target``, less than the sum of all; and the sum of
-    what is before all tokens with that key."""
+    """The key at which the running sum exceeds ``target``, which is less than the whole sum; and
+    the sum before all tokens with that key."""
     digits = tl.arange(0, 8)
     key, before = 0, target * 0
     for step in range(11):
         shift = tl.maximum(28 - 3 * step, 0)
         sums = _sums_below(values, length, key + (digits << shift), mean, ORDER, BLOCK)
-        digit = tl.sum((sums <= target).to(tl.int32), 0) - 1  # sums ascend, from one that is
+        digit = tl.sum((sums <= target).to(tl.int32), 0) - 1  # sums ascend from 0
         key += digit << shift
         before = tl.sum(tl.where(digits == digit, sums, 0), 0)
     return key, before
@@ -345,7 +346,7 @@ def _locate(values, length, target, mean, ORDER: tl.constexpr, BLOCK: tl.constex
 
 @triton.jit
 def _sums_below(values, length, keys, mean, ORDER: tl.constexpr, BLOCK: tl.constexpr):
-    """What is summed of the tokens whose keys are less than each of several: int64 [8]."""
+    """Sums over the tokens whose keys are less than each of several: int64 [8]."""
     sums = tl.zeros(keys.shape, tl.int64)
     for begin in range(0, length, BLOCK):
         place = begin + tl.arange(0, BLOCK)
@@ -358,7 +359,7 @@ def _sums_below(values, length, keys, mean, ORDER: tl.constexpr, BLOCK: tl.const
 
 @triton.jit
 def _weight_below(values, length, key, BLOCK: tl.constexpr):
-    """The weight of all that are likelier than a token with that key."""
+    """The weight of all tokens that are likelier than a token with that key."""
     weight = tl.zeros([], tl.int64)
     for begin in range(0, length, BLOCK):
         own = _load(values, begin + tl.arange(0, BLOCK), length)
@@ -375,8 +376,7 @@ def _weight_at(key):
 
 @triton.jit
 def _place_of(values, length, key, target, mean, ORDER: tl.constexpr, BLOCK: tl.constexpr):
-    """The place in the list at which the running sum of the weights that have a key exceeds
-    ``target``."""
+    """Place in the list at which the running sum of the weights with a key exceeds ``target``."""
     place_of, before = 0, target * 0
     for begin in range(0, length, BLOCK):
         place = begin + tl.arange(0, BLOCK)
@@ -397,7 +397,7 @@ def _load(values, place, length):
 
 @triton.jit
 def _load_typical(values, place, length, key, last, mean):
-    """-inf for those that are behind the one with a key at the place ``last``."""
+    """Values of the list, with -inf behind the token with a key at the place ``last``."""
     own = _load(values, place, length)
     own_key = _key(own, mean, _TYPICAL)
     return tl.where((own_key < key) | ((own_key == key) & (place <= last)), own, float("-inf"))

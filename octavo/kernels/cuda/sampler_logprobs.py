@@ -1,7 +1,7 @@
-"""What the logits of a row say of its token, and which tokens they make the likeliest.
+"""Log-probabilities of sampled tokens, and the likeliest tokens, on the GPU.
 
-The greatest are found as keys, which have a logit in their high bits and what a token id leaves of
-2^32 - 1 in the low ones: no two are the same, and of equal logits the lowest id comes first.
+The greatest logits are found as keys, with the logit in the high bits and 2^32 - 1 minus the token
+id in the low ones: no two keys are equal, and of equal logits the lowest id comes first.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from octavo.kernels.cuda.sampler_parts import (
 )
 from octavo.kernels.cuda.sampling import SampledTokens
 
-_WIDTH = triton.next_power_of_2(sampling.MAX_TOP)  # of a chunk's keys, in memory
+_WIDTH = triton.next_power_of_2(sampling.MAX_TOP)  # memory for a chunk's keys
 
 _LOGPROBS = tl.constexpr(sampling.LOGPROBS)
-_WORDS = tl.constexpr(sampling.JUDGED_WORDS)
+_WORDS = tl.constexpr(sampling.LOGPROB_WORDS)
 _TOTAL = tl.constexpr(sampling.TOTAL)
 _PEAK = tl.constexpr(sampling.PEAK)
 _LOGIT = tl.constexpr(sampling.LOGIT)
@@ -42,8 +42,8 @@ _GREATEST = tl.constexpr(2**63 - 1)
 
 
 @dataclass(frozen=True, slots=True)
-class JudgeScratch:
-    """What is found of each chunk of each row."""
+class LogprobScratch:
+    """Results of each chunk of each row."""
 
     weights: Tensor  # int64 [rows, chunks]: sums of 2^44 exp(logit - peak of the row)
     ranks: Tensor  # int32 [rows, chunks]: tokens with a greater logit than the row's token
@@ -59,14 +59,14 @@ class JudgeScratch:
         )
 
 
-def judge(
+def write_logprobs(
     logits_of: LogitsOf,
     peaks: Tensor,
     out: SampledTokens,
     num_top: int,
-    scratch: JudgeScratch,
+    scratch: LogprobScratch,
 ) -> None:
-    """Write ``out.judged`` of the rows that ask and have a token.
+    """Write ``out.logprobs`` of the rows that request them and have a token.
 
     Args:
         peaks: float32 [R, chunks], of those logits.
@@ -75,12 +75,12 @@ def judge(
     blocks = {"WIDTH": _WIDTH, **block_sizes(vocab_size)}
     row = *logits_of.unmasked(), peaks, *out.answers, num_top
     found = scratch.weights, scratch.ranks, scratch.keys
-    _judge_chunk[(num_rows, scratch.weights.shape[1])](*row, *found, **blocks)
-    _judge_row[(num_rows,)](*row, *found, out.judged, **blocks)
+    _logprobs_of_chunk[(num_rows, scratch.weights.shape[1])](*row, *found, **blocks)
+    _logprobs_of_row[(num_rows,)](*row, *found, out.logprobs, **blocks)
 
 
 @triton.jit(do_not_specialize=["mask_stride", "num_top"])
-def _judge_chunk(
+def _logprobs_of_chunk(
     logits,
     stride,
     vocab_size,
@@ -116,7 +116,7 @@ def _judge_chunk(
 
 
 @triton.jit(do_not_specialize=["mask_stride", "num_top"])
-def _judge_row(
+def _logprobs_of_row(
     logits,
     stride,
     vocab_size,
@@ -131,14 +131,14 @@ def _judge_row(
     weights,
     ranks,
     keys,
-    judged,
+    logprobs,
     WIDTH: tl.constexpr,
     CHUNK: tl.constexpr,
     CHUNKS: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
     if (int_of(records, row, _LOGPROBS) >= 0) & (tl.load(status + row) == _HAS_TOKEN):
-        out = judged + row * _WORDS
+        out = logprobs + row * _WORDS
         total, _ = total_of(weights, row, num_chunks, CHUNKS)
         tl.store(out + _TOTAL, total.to(tl.int32))
         tl.store(out + _TOTAL + 1, (total >> 32).to(tl.int32))
@@ -166,11 +166,11 @@ def _keys_of(logits, tokens):
 
 @triton.jit
 def _swapped(bits):
-    """From the bits of a float to an integer that is in their order, and back."""
+    """Map the bits of a float to an integer of the same order, and back."""
     return bits ^ ((bits >> 31) & 0x7FFFFFFF)
 
 
 @triton.jit
 def _next(keys, key):
-    """The greatest that is less than a key."""
+    """The greatest key that is less than ``key``."""
     return tl.max(tl.where(keys < key, keys, _LEAST), 0)

@@ -1,6 +1,6 @@
-"""What the kernels of a sampler share: a row's record, its logits in chunks, weights of tokens.
+"""Functions that the sampler's kernels share: records, logits in chunks, weights of tokens.
 
-Masked logits are -inf, as those beyond the vocabulary, from the moment that they are loaded.
+Masked logits become -inf when they are loaded, as those beyond the vocabulary.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torch import Tensor
 from octavo.kernels.cuda import sampling
 from octavo.kernels.cuda.sampling import Asked, SamplingTensors
 
-CHUNK = 2048  # tokens, of which a thread has sixteen
+CHUNK = 2048  # tokens, sixteen for each thread
 WEIGHT_ONE = tl.constexpr(2.0**44)
 
 _RECORD_WORDS = tl.constexpr(sampling.RECORD_WORDS)
@@ -25,7 +25,7 @@ _POSITION = tl.constexpr(sampling.POSITION)
 
 
 class LogitsOf(NamedTuple):
-    """What kernels take first: logits [R, V], and what they are read with."""
+    """First arguments of the kernels: logits [R, V], and the tensors that they are read with."""
 
     logits: Tensor
     stride: int  # of a row
@@ -48,7 +48,7 @@ class LogitsOf(NamedTuple):
 
 
 def block_sizes(vocab_size: int) -> dict[str, int]:
-    """What kernels take last."""
+    """Last arguments of the kernels."""
     num_chunks = triton.next_power_of_2(triton.cdiv(vocab_size, CHUNK))
     return {"CHUNK": CHUNK, "CHUNKS": num_chunks, "num_warps": 4}
 
@@ -102,7 +102,7 @@ def row_peak(peaks, row, num_chunks, CHUNKS: tl.constexpr):
 
 @triton.jit
 def first_greatest(values, ids):
-    """The greatest value, NaN if one is, and the lowest of the ids that have it, or some id."""
+    """The greatest value, NaN if there is one, and the lowest of its ids (any id for NaN)."""
     is_nan = values != values
     greatest = tl.max(tl.where(is_nan, float("-inf"), values), 0)
     first = tl.min(tl.where(values == greatest, ids, 0x7FFFFFFF), 0)
@@ -117,8 +117,7 @@ def is_finite(x):
 
 @triton.jit
 def shape(logits, peak, temperature, log_min_p):
-    """What forms the distribution before its ranks are cut: at most 0, and -inf for tokens that
-    min_p leaves out."""
+    """Shape logits by temperature and min_p: at most 0, and -inf for tokens that min_p excludes."""
     shaped = tl.div_rn(logits - peak, tl.zeros_like(logits) + temperature)
     return tl.where(shaped < log_min_p, float("-inf"), shaped)
 
@@ -131,8 +130,10 @@ def weights_of(shaped):
 
 @triton.jit
 def _exp(x):
-    """e^x for x <= 0, by the polynomial of csrc/simd.h: the GPU's own instruction is not as exact.
-    What is below -31 gets no more than e^-31, which is no weight."""
+    """e^x for x <= 0, by the polynomial of csrc/simd.h: the GPU's own instruction is less exact.
+
+    Below -31 the result is e^-31, which is no weight.
+    """
     x = tl.maximum(x, -31.0)
     magic = 12582912.0  # 1.5 * 2^23: adding it rounds to an integer
     n = (x * 1.44269504 + magic) - magic
@@ -156,7 +157,7 @@ def total_of(weights, row, num_chunks, CHUNKS: tl.constexpr):
 
 @triton.jit
 def target_of(records, row, total):
-    """Where a row's random number lies in a sum of weights: less than it."""
+    """The row's random number, scaled to a sum of weights: less than that."""
     number = _uniform(
         _two_words(records, row, _SEED),
         int_of(records, row, _SAMPLE_INDEX),
@@ -167,7 +168,7 @@ def target_of(records, row, total):
 
 @triton.jit
 def _uniform(seed, sample_index, position):
-    """``runtime/random.py``'s number for a token: float64, in [0, 1)."""
+    """The random number of a token, as in ``runtime/random.py``: float64, in [0, 1)."""
     low = position.to(tl.uint32)
     nothing = tl.zeros_like(low)
     first, second, _, _ = tl.philox(seed, low, nothing, sample_index.to(tl.uint32), nothing)
@@ -177,13 +178,14 @@ def _uniform(seed, sample_index, position):
 
 @triton.jit
 def exceeds(weights, target):
-    """Where the running sum exceeds ``target``, which is less than the sum, and the sum before."""
+    """Index at which the running sum exceeds ``target``, which is less than the sum, and the sum
+    before."""
     is_before = tl.cumsum(weights, 0) <= target
     return tl.sum(is_before.to(tl.int32), 0), tl.sum(tl.where(is_before, weights, 0), 0)
 
 
 @triton.jit
-def remember(last_tokens, seats, row, token):
-    """At a row's seat, if it has one."""
-    seat = tl.load(seats + row)
-    tl.store(last_tokens + seat, token, mask=seat >= 0)
+def remember(last_tokens, slots, row, token):
+    """Store a row's token in its slot, if it has one."""
+    slot = tl.load(slots + row)
+    tl.store(last_tokens + slot, token, mask=slot >= 0)

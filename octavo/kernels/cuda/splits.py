@@ -1,10 +1,10 @@
-"""Products of few rows, whose inputs are split among programs so that all of the GPU has work.
+"""Split-K products of few rows: inputs are split among programs so that the whole GPU has work.
 
     program (tile, split)   the sums of one tile of outputs over one split of the inputs
-        '-- stored as a part; the last program of a tile to arrive adds up its parts
+        '-- stored as a part; the last program of a tile to finish adds up its parts
 
-Parts are added in the order of the splits, whoever comes last: a result has the same bits each
-time. How many splits there are depends on the shape of the weight and on the GPU, never on the
+Parts are added in the order of the splits, whichever program is last: a result has the same bits
+each time. The number of splits depends on the shape of the weight and on the GPU, never on the
 rows.
 """
 
@@ -18,7 +18,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-# Inputs that a program works on at a time, and runs of them for which a split is worth its sum.
+# Inputs that a program processes at a time, and the least number of such steps of a split.
 BLOCK_K = 128
 _MIN_STEPS = 4
 _PROGRAMS_PER_PROCESSOR = 4
@@ -26,18 +26,20 @@ _PROGRAMS_PER_PROCESSOR = 4
 
 @dataclass(frozen=True, slots=True)
 class Tiling:
-    """How a product is cut into programs: ``rows`` rows and ``block_n`` outputs each, and
-    ``splits`` runs of ``split_k`` inputs, the last one perhaps shorter, which are worked on
-    ``block_k`` at a time."""
+    """Division of a product into programs of ``rows`` rows and ``block_n`` outputs each.
+
+    The inputs are ``splits`` runs of ``split_k``, the last one perhaps shorter, which are processed
+    ``block_k`` at a time.
+    """
 
     num_tiles: int
     block_n: int
     block_k: int
     splits: int
     split_k: int
-    part_size: int  # numbers that a program leaves to the last one
+    part_size: int  # numbers that a program stores for the last one
     rows: int = 16
-    row_tiles: int = 1  # the most that one launch has
+    row_tiles: int = 1  # most tiles of rows in one launch
     num_warps: int = 4
     num_stages: int = 4
 
@@ -54,8 +56,8 @@ class Tiling:
         return self.num_counters * self.splits * self.part_size
 
     def grid(self, num_rows: int) -> tuple[int, int, int]:
-        """Programs of the same outputs follow each other: the weight of all but the first of them
-        is in the cache."""
+        """The launch grid. Programs of the same outputs follow each other, so that all but the
+        first find the weight in the cache."""
         return triton.cdiv(num_rows, self.rows), self.num_tiles, self.splits
 
 
@@ -70,7 +72,7 @@ def cut(
     row_tiles: int = 1,
 ) -> Tiling:
     """The tiling for a weight of n outputs and k inputs: four programs for each multiprocessor,
-    as far as splits stay long enough to be worth it."""
+    unless splits get too short."""
     num_tiles, steps = triton.cdiv(n, block_n), triton.cdiv(k, BLOCK_K)
     wanted = _PROGRAMS_PER_PROCESSOR * num_processors // num_tiles
     steps_each = triton.cdiv(steps, max(1, min(wanted, steps // _MIN_STEPS)))
@@ -81,9 +83,9 @@ def cut(
 
 @dataclass(frozen=True, slots=True)
 class Workspace:
-    """Memory for the parts of one product at a time: those of one stream can share it.
+    """Memory for the parts of one product at a time, which the products of a stream share.
 
-    Each leaves the counters as it found them, at 0.
+    Each product leaves the counters at 0, as it found them.
     """
 
     parts: Tensor  # float32
@@ -91,7 +93,7 @@ class Workspace:
 
     @classmethod
     def for_all(cls, tilings: Iterable[Tiling], device: torch.device | str) -> Workspace:
-        """What is enough for any of these."""
+        """A workspace that is large enough for any of these tilings."""
         made = list(tilings)
         num_parts = max((tiling.parts_size for tiling in made), default=0)
         num_counters = max((tiling.num_counters for tiling in made), default=0)
@@ -113,9 +115,9 @@ def add_product(sums, x, weight):
 
 @triton.jit
 def arrives_last(counter, NUM: tl.constexpr):
-    """Whether NUM - 1 programs were here before this one, which then sees all that they stored, and
-    has set the counter back to 0."""
-    tl.debug_barrier()  # all threads of this program have stored what they had to
+    """True if NUM - 1 programs arrived before this one, which then sees all that they stored, and
+    has reset the counter to 0."""
+    tl.debug_barrier()  # all threads of this program have stored their part
     is_last = tl.atomic_add(counter, 1, sem="acq_rel", scope="gpu") == NUM - 1
     if is_last:
         tl.store(counter, 0)
@@ -124,8 +126,8 @@ def arrives_last(counter, NUM: tl.constexpr):
 
 @triton.jit
 def sum_parts(places, stride, NUM: tl.constexpr):
-    """The numbers at ``places`` in the first part, and there in all others, each ``stride`` behind
-    the one before it, added up in this order."""
+    """Sum of the numbers at ``places`` in the first part and in all others, each ``stride`` behind
+    the one before it, in this order."""
     total = tl.load(places, cache_modifier=".cg")
     for part in tl.static_range(1, NUM):
         total += tl.load(places + part * stride, cache_modifier=".cg")

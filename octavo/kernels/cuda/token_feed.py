@@ -1,4 +1,4 @@
-"""Tokens that stay on the GPU: placeholders become them."""
+"""Replaces placeholders by tokens that stayed on the GPU."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-_TOKENS = 128  # that a program looks at
+_TOKENS = 128  # tokens of a program
 
 
 def resolve_placeholders(token_ids: Tensor, last_tokens: Tensor) -> None:
-    """As ``DeviceSampler.resolve``."""
+    """Compute ``DeviceSampler.resolve``."""
     num_tokens = len(token_ids)
     if num_tokens:
         grid = (triton.cdiv(num_tokens, _TOKENS),)

@@ -1,4 +1,4 @@
-"""The ops of a fused step by Triton's kernels: nothing is allocated, nothing is waited for."""
+"""The ops of a fused step by Triton kernels, without allocation or synchronization."""
 
 from __future__ import annotations
 
@@ -15,36 +15,35 @@ from octavo.kernels.cuda.activations import (
     sigmoid_mul,
 )
 from octavo.kernels.cuda.attention import GpuAttention
-from octavo.kernels.cuda.attention_plan import AttentionLimits, Gpu, HeadShape, Scoring
+from octavo.kernels.cuda.attention_plan import AttentionLimits, Gpu, HeadShape
 from octavo.kernels.cuda.expert_products import ExpertProducts, ExpertSizes
-from octavo.kernels.cuda.gemm_dispatch import Conditions
+from octavo.kernels.cuda.gemm_dispatch import GemmConditions
 from octavo.kernels.cuda.kv_codes import kind_of
 from octavo.kernels.cuda.kv_write import write_kv
 from octavo.kernels.cuda.latents import GpuLatents, LatentSizes
 from octavo.kernels.cuda.norms import layernorm, rmsnorm
 from octavo.kernels.cuda.ops import (
     Attend,
+    AttentionLayer,
     ExpertLayer,
-    HeadNorms,
     LatentLayer,
     LayerStores,
-    Rope,
     StepTensors,
 )
-from octavo.kernels.cuda.products import Norm, Products
-from octavo.kernels.cuda.triton_products import TritonProducts, Use
+from octavo.kernels.cuda.products import Products
+from octavo.kernels.cuda.triton_products import TritonProducts, WeightUse
 from octavo.kernels.cuda.weights import DeviceWeight
 from octavo.kernels.fused_ops import FusedOp, WeightRef
-from octavo.kernels.kv_stores import KVStore
+from octavo.kernels.op_arguments import RowNorm
 
 
 class TritonOps:
-    """See :class:`octavo.kernels.cuda.ops.FusedOps`, and ``LatentOps``.
+    """Implements :class:`octavo.kernels.cuda.ops.StepOps` and ``LatentOps`` by Triton kernels.
 
     Args:
-        products: who multiplies; has memory for what a product leaves between its launches.
-        attention: that of the model; has memory for sequences that several programs share.
-        experts, latents: those of the model, with memory for what lies between their products.
+        products: of the model; owns the memory between the launches of a product.
+        attention: of the model; owns the memory of sequences that several programs share.
+        experts, latents: of the model, with the memory between their products.
     """
 
     def __init__(
@@ -57,18 +56,24 @@ class TritonOps:
         self.products = products
         self._attention, self._experts, self._latents = attention, experts, latents
 
-    def norm(self, x: Tensor, norm: Norm, out: Tensor, rows: Tensor | None = None) -> None:
+    def norm(self, x: Tensor, norm: RowNorm, out: Tensor, rows: Tensor | None = None) -> None:
         rmsnorm(x, norm, out, rows=rows)
 
     def add_norm(
-        self, x: Tensor, y: Tensor, y_norm: Norm | None, total: Tensor, norm: Norm, out: Tensor
+        self,
+        x: Tensor,
+        y: Tensor,
+        y_norm: RowNorm | None,
+        total: Tensor,
+        norm: RowNorm,
+        out: Tensor,
     ) -> None:
         rmsnorm(y, norm, out, residual=x, total=total, norm_before_add=y_norm)
 
     def activate(self, gate: Tensor, up: Tensor, activation: str, out: Tensor) -> None:
         activation_mul_apart(gate, up, out, activation)
 
-    def layernorm(self, x: Tensor, norm: Norm, bias: Tensor | None, out: Tensor) -> None:
+    def layernorm(self, x: Tensor, norm: RowNorm, bias: Tensor | None, out: Tensor) -> None:
         layernorm(x, norm, bias, out)
 
     def activate_alone(self, x: Tensor, activation: str, out: Tensor) -> None:
@@ -86,61 +91,27 @@ class TritonOps:
         residual: Tensor | None,
         out: Tensor,
     ) -> None:
-        # A token that is there is written in each of its groups.
+        # A token that is no padding has a slot in every group.
         self._experts.run(x, logits, step.slots[0], layer, residual, out)
 
     def write_kv(
-        self,
-        qkv: Tensor,
-        step: StepTensors,
-        group: int,
-        k_cache: KVStore,
-        v_cache: KVStore,
-        q_out: Tensor,
-        norms: HeadNorms | None,
-        rope: Rope | None,
+        self, qkv: Tensor, step: StepTensors, layer: AttentionLayer, q_out: Tensor
     ) -> None:
-        write_kv(qkv, step.positions, step.slots[group], k_cache, v_cache, q_out, norms, rope)
+        write_kv(qkv, step.positions, step.slots[layer.group], layer, q_out)
 
     def plan_attention(self, step: StepTensors) -> Attend:
-        # How launches are cut depends on shapes, which are those of all groups.
+        # How launches are cut depends on shapes, which all groups share.
         plan, tables = self._attention.plan(step.num_seqs, step.max_query), step.tables
 
-        def attend(
-            q: Tensor,
-            group: int,
-            k_cache: KVStore,
-            v_cache: KVStore,
-            scoring: Scoring,
-            out: Tensor,
-        ) -> None:
-            self._attention.attend(q, k_cache, v_cache, tables[group], scoring, out, plan)
+        def attend(q: Tensor, layer: AttentionLayer, out: Tensor) -> None:
+            self._attention.attend(q, layer, tables[layer.group], out, plan)
 
         return attend
 
     def attend_latents(
-        self,
-        q: Tensor,
-        ckv: Tensor,
-        step: StepTensors,
-        group: int,
-        latents: KVStore,
-        rotated: KVStore,
-        layer: LatentLayer,
-        out: Tensor,
+        self, q: Tensor, ckv: Tensor, step: StepTensors, layer: LatentLayer, out: Tensor
     ) -> None:
-        self._latents.attend(
-            q,
-            ckv,
-            step.positions,
-            step.slots[group],
-            step.tables[group],
-            (latents, rotated),
-            layer,
-            self._attention,
-            self._attention.plan(step.num_seqs, step.max_query),
-            out,
-        )
+        self._latents.attend(q, ckv, step, layer, self._attention, out)
 
     def find_damage(self, x: Tensor, damaged: Tensor) -> None:
         row_kernels.find_damage(x, damaged)
@@ -154,7 +125,7 @@ class TritonOps:
 
 
 def create_triton_ops(
-    phases: Sequence[FusedOp],
+    ops: Sequence[FusedOp],
     weight_of: Callable[[Sequence[WeightRef]], DeviceWeight],
     kv_cache: LayerStores,
     dtype: torch.dtype,
@@ -166,66 +137,69 @@ def create_triton_ops(
     is_invariant: bool = False,
     activations: str = "auto",
 ) -> TritonOps:
-    """The ops of a :class:`FusedProgram`, whose arguments these are, with all the memory they need.
-
-    ConfigError if they do not read a KV cache like this one.
+    """Create the ops of a :class:`FusedProgram`, which has the same arguments, with all their
+    memory.
 
     Args:
-        attention: of steps in which sequences have few tokens.
-        is_invariant: what a token becomes has the same bits whatever other tokens there are.
-        activations: as in ``Conditions``.
+        attention: limits of steps in which sequences have few tokens.
+        is_invariant: a token's results have the same bits whatever other tokens there are.
+        activations: as in ``GemmConditions``.
+
+    Raises:
+        ConfigError: the kernels cannot read a KV cache like this one.
     """
-    uses = _uses(phases, weight_of, max_tokens, max_rows)
-    conditions = Conditions(gpu, dtype, is_invariant, activations)
+    uses = _uses(ops, weight_of, max_tokens, max_rows)
+    conditions = GemmConditions(gpu, dtype, is_invariant, activations)
     products = TritonProducts(uses, conditions, device)
-    kinds = _head_shapes(phases, kv_cache, dtype)
-    experts = ExpertProducts(_expert_sizes(phases), max_tokens, dtype, device, is_invariant)
+    kinds = _head_shapes(ops, kv_cache, dtype)
+    experts = ExpertProducts(_expert_sizes(ops), max_tokens, dtype, device, is_invariant)
     gpu_attention = GpuAttention(kinds, attention, gpu, device, is_invariant)
-    latents = GpuLatents(_latent_sizes(phases), max_tokens, dtype, device, is_invariant)
+    latents = GpuLatents(_latent_sizes(ops), max_tokens, dtype, device, is_invariant)
     return TritonOps(products, gpu_attention, experts, latents)
 
 
 def _uses(
-    phases: Sequence[FusedOp],
+    ops: Sequence[FusedOp],
     weight_of: Callable[[Sequence[WeightRef]], DeviceWeight],
     max_tokens: int,
     max_rows: int,
-) -> Iterator[Use]:
-    for phase in phases:
-        if isinstance(phase, fused_ops.FusedLinear):
-            weight = weight_of([segment.weight for segment in phase.segments])
-            yield Use(weight, max_tokens, gated=phase.activation is not None)
-        elif isinstance(phase, fused_ops.FusedHead):
-            yield Use(weight_of([phase.weight]), max_rows)
+) -> Iterator[WeightUse]:
+    for op in ops:
+        if isinstance(op, fused_ops.FusedLinear):
+            weight = weight_of([segment.weight for segment in op.segments])
+            yield WeightUse(weight, max_tokens, gated=op.activation is not None)
+        elif isinstance(op, fused_ops.FusedHead):
+            yield WeightUse(weight_of([op.weight]), max_rows)
 
 
-def _expert_sizes(phases: Sequence[FusedOp]) -> Iterator[ExpertSizes]:
-    for phase in phases:
-        if isinstance(phase, fused_ops.FusedExperts):
-            inner, width = phase.experts[0].gate.shape
-            yield ExpertSizes(phase.routing, inner, width)
+def _expert_sizes(ops: Sequence[FusedOp]) -> Iterator[ExpertSizes]:
+    for op in ops:
+        if isinstance(op, fused_ops.FusedExperts):
+            inner, width = op.experts[0].gate.shape
+            yield ExpertSizes(op.routing, inner, width)
 
 
-def _latent_sizes(phases: Sequence[FusedOp]) -> Iterator[LatentSizes]:
-    for phase in phases:
-        if isinstance(phase, fused_ops.FusedLatentAttention):
-            yield LatentSizes(phase.q.shape[0], phase.kv_b.shape[1], phase.rope.rotary_dim)
+def _latent_sizes(ops: Sequence[FusedOp]) -> Iterator[LatentSizes]:
+    for op in ops:
+        if isinstance(op, fused_ops.FusedLatentAttention):
+            yield LatentSizes(op.q.shape[0], op.kv_b.shape[1], op.rope.rotary_dim)
 
 
 def _head_shapes(
-    phases: Sequence[FusedOp], kv_cache: LayerStores, dtype: torch.dtype
+    ops: Sequence[FusedOp], kv_cache: LayerStores, dtype: torch.dtype
 ) -> set[HeadShape]:
-    """Of all layers. ConfigError if no kernel reads what their keys and values are kept as."""
+    """Head shapes of all layers; ConfigError if no kernel reads the format of their keys and
+    values."""
     shapes = set()
-    for phase in phases:
-        if not isinstance(phase, fused_ops.MIXERS):
+    for op in ops:
+        if not isinstance(op, fused_ops.MIXERS):
             continue
-        stores = kv_cache.layer(phase.layer)
+        stores = kv_cache.layer(op.layer)
         for store in stores:
             kind_of(store)
-        if isinstance(phase, fused_ops.FusedAttention):
-            shapes.add(HeadShape.of(torch.empty(0, *phase.q.shape, dtype=dtype), *stores))
+        if isinstance(op, fused_ops.FusedAttention):
+            shapes.add(HeadShape.of(torch.empty(0, *op.q.shape, dtype=dtype), *stores))
         else:
-            heads = phase.q.shape[0], phase.kv_b.shape[1]
+            heads = op.q.shape[0], op.kv_b.shape[1]
             shapes.add(HeadShape.of_latents(torch.empty(0, *heads, dtype=dtype), *stores))
     return shapes

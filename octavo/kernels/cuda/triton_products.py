@@ -1,4 +1,4 @@
-"""Products by Triton's kernels and cuBLAS: which of them is said by ``ways.py``."""
+"""Products by Triton kernels and cuBLAS, as ``gemm_dispatch.py`` chooses."""
 
 from __future__ import annotations
 
@@ -15,21 +15,22 @@ from octavo.kernels.cuda.dequantize import dequantize, room_for
 from octavo.kernels.cuda.gemm_dispatch import (
     FEW_CODED_ROWS,
     FEW_DENSE_ROWS,
-    Conditions,
+    GemmConditions,
     GemmKind,
     gemm_kind,
 )
 from octavo.kernels.cuda.linear import linear, tiling_of
 from octavo.kernels.cuda.norms import rmsnorm
-from octavo.kernels.cuda.products import Around, Norm
+from octavo.kernels.cuda.products import GemmFusion
 from octavo.kernels.cuda.splits import Tiling, Workspace
 from octavo.kernels.cuda.weights import DenseWeight, DeviceWeight, JoinedWeight, W4Weight, W8Weight
+from octavo.kernels.op_arguments import RowNorm
 
-# Products of more rows are several: what lies between a norm, a product and an activation is no
+# Products of more rows are split: memory between a norm, a product and an activation is no
 # larger than for these.
 PIECE_ROWS = 4096
-_INTEGER_ROWS = 1024  # likewise, of integers, which are of 4 bytes
-_EXPANDED_VALUES = 1 << 26  # of a weight at a time
+_INTEGER_ROWS = 1024  # likewise for int32 products
+_EXPANDED_VALUES = 1 << 26  # values of a weight dequantized at a time
 _INVARIANT_ROWS, _INVARIANT_TILES = 32, 16
 # Products of FP8 are summed in float32 throughout. With fast sums, Hopper's tensor cores keep about
 # 14 bits, an error of up to 2 % of a sum of 4,096 (DeepSeek-V3, arXiv 2412.19437, 3.3.2), on top of
@@ -38,9 +39,8 @@ FAST_SUMS = False
 
 
 @dataclass(frozen=True, slots=True)
-class Use:
-    """What a weight is multiplied with at most: so many rows, with an activation behind it or
-    without."""
+class WeightUse:
+    """The largest product with a weight: its rows, and whether it has an activation."""
 
     weight: DeviceWeight
     max_rows: int
@@ -48,17 +48,17 @@ class Use:
 
 
 class TritonProducts:
-    """The products of one stream, with memory for those that are named beforehand.
+    """Products of one stream, with memory for those that are declared in advance.
 
     Args:
-        uses: of each weight that is multiplied with; those that are only looked up are none.
-        conditions: those that ``gemm_kind`` is asked with.
+        uses: of each weight that is multiplied with, but not of those that are only looked up.
+        conditions: for ``gemm_kind``.
     """
 
     def __init__(
         self,
-        uses: Iterable[Use],
-        conditions: Conditions,
+        uses: Iterable[WeightUse],
+        conditions: GemmConditions,
         device: torch.device | str,
     ):
         self._conditions, dtype = conditions, conditions.dtype
@@ -84,106 +84,109 @@ class TritonProducts:
         return sum(buffer.nbytes for buffer in buffers)
 
     def reset(self) -> None:
-        """See ``Products``."""
+        """See ``Products.reset``."""
         self._workspace.counters.zero_()
 
-    def linear(self, x: Tensor, weight: DeviceWeight, out: Tensor, around: Around) -> None:
-        """See ``Products``. A residual is added to without an activation."""
-        assert around.activation is None or not around.accumulate
+    def linear(self, x: Tensor, weight: DeviceWeight, out: Tensor, fusion: GemmFusion) -> None:
+        """See ``Products.linear``. It cannot both accumulate and apply an activation."""
+        assert fusion.activation is None or not fusion.accumulate
         for rows in _evenly(len(x), PIECE_ROWS):
-            self._piece(x[rows], weight, out[rows], around)
+            self._piece(x[rows], weight, out[rows], fusion)
 
     def rows(self, weight: DeviceWeight, ids: Tensor, out: Tensor) -> None:
-        """See ``Products``. ``out`` is of the type of the weight, if that is of floats."""
+        """See ``Products.rows``. ``out`` is of the type of the weight, if that is of floats."""
         if isinstance(weight, DenseWeight):
             torch.index_select(weight.values, 0, ids, out=out)
         else:
             assert isinstance(weight, W4Weight | W8Weight), weight.format
             dequantize(weight, out, ids)
 
-    def _prepare(self, use: Use, needs: _Needs) -> None:
-        """Cut what is cut, and note what memory a use takes."""
+    def _prepare(self, use: WeightUse, needs: _Needs) -> None:
+        """Plan the tilings of a use, and note the memory that it takes."""
         weight, (n, k), most = use.weight, use.weight.shape, min(use.max_rows, PIECE_ROWS)
         num_processors = self._conditions.gpu.num_processors
         for rows in _rows_to_look_at(most):
-            way = gemm_kind(weight, rows, self._conditions)
-            if way in (GemmKind.FUSED, GemmKind.TILES):
+            kind = gemm_kind(weight, rows, self._conditions)
+            if kind in (GemmKind.FUSED, GemmKind.TILES):
                 assert isinstance(weight, DenseWeight | W4Weight | W8Weight)
-                key, tiles = self._key(way, weight, rows, use.gated), _num_row_tiles(way, most)
+                key, tiles = self._key(kind, weight, rows, use.gated), _num_row_tiles(kind, most)
                 self._tilings[key] = tiling_of(
                     weight, key[1], num_processors, gated=use.gated, row_tiles=tiles
                 )
                 needs.of_one_launch(rows, k, self._conditions.dtype)
             else:
-                needs.of_several(way, rows, n, k, use.gated)
+                needs.of_several(kind, rows, n, k, use.gated)
         if isinstance(weight, JoinedWeight):
             for part in weight.parts:
-                self._prepare(Use(part, use.max_rows), needs)
+                self._prepare(WeightUse(part, use.max_rows), needs)
 
     def _key(
-        self, way: GemmKind, weight: DeviceWeight, rows: int, gated: bool
+        self, kind: GemmKind, weight: DeviceWeight, rows: int, gated: bool
     ) -> tuple[int, int, bool]:
-        """What tilings are looked up by: the weight, rows of a program, and an activation."""
-        if way is GemmKind.TILES:
+        """Key of a tiling: the weight, the rows of a program, and whether there is an
+        activation."""
+        if kind is GemmKind.TILES:
             of_program = _INVARIANT_ROWS
         else:
             of_program = max(FEW_DENSE_ROWS, triton.next_power_of_2(rows))
         return id(weight), of_program, gated
 
-    def _piece(self, x: Tensor, weight: DeviceWeight, out: Tensor, around: Around) -> None:
-        way = gemm_kind(weight, len(x), self._conditions)
-        if way in (GemmKind.FUSED, GemmKind.TILES):
-            self._in_one_launch(way, x, weight, out, around)
-        elif around.activation is None:
-            self._product(way, x, weight, out, around)
+    def _piece(self, x: Tensor, weight: DeviceWeight, out: Tensor, fusion: GemmFusion) -> None:
+        kind = gemm_kind(weight, len(x), self._conditions)
+        if kind in (GemmKind.FUSED, GemmKind.TILES):
+            self._in_one_launch(kind, x, weight, out, fusion)
+        elif fusion.activation is None:
+            self._product(kind, x, weight, out, fusion)
         else:
             wide = _room(self._wide, len(x), weight.shape[0])
-            self._product(way, x, weight, wide, replace(around, activation=None))
-            activation_mul(wide, out, around.activation)
+            self._product(kind, x, weight, wide, replace(fusion, activation=None))
+            activation_mul(wide, out, fusion.activation)
 
     def _in_one_launch(
-        self, way: GemmKind, x: Tensor, weight: DeviceWeight, out: Tensor, around: Around
+        self, kind: GemmKind, x: Tensor, weight: DeviceWeight, out: Tensor, fusion: GemmFusion
     ) -> None:
         if x.dtype == torch.float16:
-            x, around = self._norm(x, around.norm), replace(around, norm=None)
+            x, fusion = self._norm(x, fusion.norm), replace(fusion, norm=None)
         assert isinstance(weight, DenseWeight | W4Weight | W8Weight)
-        tiling = self._tilings[self._key(way, weight, len(x), around.activation is not None)]
+        tiling = self._tilings[self._key(kind, weight, len(x), fusion.activation is not None)]
         for rows in _slices(len(x), tiling.max_rows):
-            linear(x[rows], weight, out[rows], tiling, self._workspace, around)
+            linear(x[rows], weight, out[rows], tiling, self._workspace, fusion)
 
     def _product(
-        self, way: GemmKind, x: Tensor, weight: DeviceWeight, out: Tensor, around: Around
+        self, kind: GemmKind, x: Tensor, weight: DeviceWeight, out: Tensor, fusion: GemmFusion
     ) -> None:
-        """In several launches, without an activation."""
-        if isinstance(weight, W8Weight) and way is GemmKind.FP8:
-            return self._in_fp8(x, weight, out, around)
-        if isinstance(weight, W8Weight) and way is GemmKind.INT8:
-            return self._in_int8(x, weight, out, around)
-        x = self._norm(x, around.norm)
+        """Multiply in several launches, without an activation."""
+        if isinstance(weight, W8Weight) and kind is GemmKind.FP8:
+            return self._in_fp8(x, weight, out, fusion)
+        if isinstance(weight, W8Weight) and kind is GemmKind.INT8:
+            return self._in_int8(x, weight, out, fusion)
+        x = self._norm(x, fusion.norm)
         if isinstance(weight, DenseWeight):
-            _gemm(x, weight.values.t(), out, around.bias, around.accumulate)
+            _gemm(x, weight.values.t(), out, fusion.bias, fusion.accumulate)
         elif isinstance(weight, JoinedWeight):
             for outputs, part in _parts(weight):
-                bias = None if around.bias is None else around.bias[outputs]
-                self._piece(x, part, out[:, outputs], replace(around, norm=None, bias=bias))
+                bias = None if fusion.bias is None else fusion.bias[outputs]
+                self._piece(x, part, out[:, outputs], replace(fusion, norm=None, bias=bias))
         else:
             assert isinstance(weight, W4Weight | W8Weight)
-            self._expand(x, weight, out, around)
+            self._expand(x, weight, out, fusion)
 
-    def _expand(self, x: Tensor, weight: W4Weight | W8Weight, out: Tensor, around: Around) -> None:
+    def _expand(
+        self, x: Tensor, weight: W4Weight | W8Weight, out: Tensor, fusion: GemmFusion
+    ) -> None:
         n, k = weight.shape
         for outputs in _slices(n, _outputs_at_a_time(k)):
             part = weight.narrow(outputs.start, outputs.stop)
             numbers = room_for(part, self._scratch)
             dequantize(part, numbers)
-            bias = None if around.bias is None else around.bias[outputs]
-            _gemm(x, numbers.t(), out[:, outputs], bias, around.accumulate)
+            bias = None if fusion.bias is None else fusion.bias[outputs]
+            _gemm(x, numbers.t(), out[:, outputs], bias, fusion.accumulate)
 
-    def _in_fp8(self, x: Tensor, weight: W8Weight, out: Tensor, around: Around) -> None:
-        codes, scales = self._coded(x, around.norm, torch.float8_e4m3fn)
+    def _in_fp8(self, x: Tensor, weight: W8Weight, out: Tensor, fusion: GemmFusion) -> None:
+        codes, scales = self._coded(x, fusion.norm, torch.float8_e4m3fn)
         if out.dtype == torch.float32:
-            return self._fp8_logits(codes, scales, weight, out, around)
-        is_final = out.is_contiguous() and not around.accumulate
+            return self._fp8_logits(codes, scales, weight, out, fusion)
+        is_final = out.is_contiguous() and not fusion.accumulate
         made = out if is_final else _room(self._scratch, len(x), weight.shape[0])
         torch._scaled_mm(
             codes,
@@ -195,16 +198,16 @@ class TritonProducts:
             out=made,
         )
         if not is_final:
-            out.add_(made) if around.accumulate else out.copy_(made)
-        if around.bias is not None:
-            out.add_(around.bias)
+            out.add_(made) if fusion.accumulate else out.copy_(made)
+        if fusion.bias is not None:
+            out.add_(fusion.bias)
 
     def _fp8_logits(
-        self, codes: Tensor, scales: Tensor, weight: W8Weight, out: Tensor, around: Around
+        self, codes: Tensor, scales: Tensor, weight: W8Weight, out: Tensor, fusion: GemmFusion
     ) -> None:
-        """In float32, which torch gives where codes have one scale for all: rows and outputs are
-        multiplied with theirs afterwards."""
-        assert out.is_contiguous() and not around.accumulate
+        """Multiply FP8 codes in float32, which torch does only with one scale for all: scales of
+        rows and outputs are applied afterwards."""
+        assert out.is_contiguous() and not fusion.accumulate
         torch._scaled_mm(
             codes,
             weight.codes.t(),
@@ -214,10 +217,10 @@ class TritonProducts:
             use_fast_accum=FAST_SUMS,
             out=out,
         )
-        scale_products(out, scales, weight.scales[0], out, bias=around.bias)
+        scale_products(out, scales, weight.scales[0], out, bias=fusion.bias)
 
-    def _in_int8(self, x: Tensor, weight: W8Weight, out: Tensor, around: Around) -> None:
-        codes, scales = self._coded(x, around.norm, torch.int8)
+    def _in_int8(self, x: Tensor, weight: W8Weight, out: Tensor, fusion: GemmFusion) -> None:
+        codes, scales = self._coded(x, fusion.norm, torch.int8)
         for rows in _evenly(len(x), _INTEGER_ROWS):
             integers = _room(self._integers, len(codes[rows]), weight.shape[0])
             torch._int_mm(codes[rows], weight.codes.t(), out=integers)
@@ -226,12 +229,12 @@ class TritonProducts:
                 scales[rows],
                 weight.scales[0],
                 out[rows],
-                bias=around.bias,
-                accumulate=around.accumulate,
+                bias=fusion.bias,
+                accumulate=fusion.accumulate,
             )
 
-    def _coded(self, x: Tensor, norm: Norm | None, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """x, normed, as codes [T, K] with a scale for each row."""
+    def _coded(self, x: Tensor, norm: RowNorm | None, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """Norm x and convert it to codes [T, K] with a scale for each row."""
         codes = _room(self._codes, *x.shape).view(dtype)
         scales = self._scales[: len(x)]
         if norm is None:
@@ -240,7 +243,7 @@ class TritonProducts:
             rmsnorm(x, norm, codes, scales=scales)
         return codes, scales
 
-    def _norm(self, x: Tensor, norm: Norm | None) -> Tensor:
+    def _norm(self, x: Tensor, norm: RowNorm | None) -> Tensor:
         if norm is None:
             return x
         normed = _room(self._normed, *x.shape)
@@ -250,11 +253,11 @@ class TritonProducts:
 
 @dataclass(slots=True)
 class _Needs:
-    """How many numbers each kind of memory has to have."""
+    """Numbers that each kind of memory has to hold."""
 
     normed: int = 0
     wide: int = 0  # gates and ups
-    scratch: int = 0  # weights that were codes; products that cannot be put where they belong
+    scratch: int = 0  # dequantized weights; products that cannot be written in place
     codes: int = 0
     scales: int = 0
     integers: int = 0
@@ -263,33 +266,33 @@ class _Needs:
         if dtype == torch.float16:
             self.normed = max(self.normed, rows * k)
 
-    def of_several(self, way: GemmKind, rows: int, n: int, k: int, gated: bool) -> None:
+    def of_several(self, kind: GemmKind, rows: int, n: int, k: int, gated: bool) -> None:
         if gated:
             self.wide = max(self.wide, rows * n)
-        if way in (GemmKind.FP8, GemmKind.INT8):
+        if kind in (GemmKind.FP8, GemmKind.INT8):
             self.codes, self.scales = max(self.codes, rows * k), max(self.scales, rows)
         else:
             self.normed = max(self.normed, rows * k)
-        if way is GemmKind.INT8:
+        if kind is GemmKind.INT8:
             self.integers = max(self.integers, min(rows, _INTEGER_ROWS) * n)
-        if way is GemmKind.FP8:
+        if kind is GemmKind.FP8:
             self.scratch = max(self.scratch, rows * n)
-        if way is GemmKind.EXPANDED:
+        if kind is GemmKind.EXPANDED:
             self.scratch = max(self.scratch, min(n, _outputs_at_a_time(k)) * k)
 
 
 def _rows_to_look_at(most: int) -> list[int]:
-    """Numbers of rows that have all ways among them, and the most that each is used for."""
+    """Numbers of rows that cover all kinds of products, and the most rows of each."""
     steps = [1 << power for power in range(most.bit_length()) if 1 << power <= FEW_CODED_ROWS]
     return [*steps, *(step - 1 for step in steps if step > 1), most]
 
 
-def _num_row_tiles(way: GemmKind, most: int) -> int:
-    return min(_INVARIANT_TILES, -(-most // _INVARIANT_ROWS)) if way is GemmKind.TILES else 1
+def _num_row_tiles(kind: GemmKind, most: int) -> int:
+    return min(_INVARIANT_TILES, -(-most // _INVARIANT_ROWS)) if kind is GemmKind.TILES else 1
 
 
 def _outputs_at_a_time(k: int) -> int:
-    """Of a weight that becomes numbers: a multiple of what its kernels have."""
+    """Outputs of a weight that are dequantized at a time: a multiple of the kernels' tiles."""
     return max(128, _EXPANDED_VALUES // k // 128 * 128)
 
 
@@ -298,7 +301,7 @@ def _slices(count: int, size: int) -> Iterator[slice]:
 
 
 def _evenly(count: int, most: int) -> Iterator[slice]:
-    """The fewest slices; of nearly one size, as products in 8 bits are of no fewer than 17 rows."""
+    """Yields the fewest slices, of nearly one size, as products in 8 bits need at least 17 rows."""
     return _slices(count, -(-count // max(1, -(-count // most))))
 
 
@@ -315,7 +318,7 @@ def _room(memory: Tensor, rows: int, columns: int) -> Tensor:
 
 
 def _gemm(x: Tensor, weight: Tensor, out: Tensor, bias: Tensor | None, accumulate: bool) -> None:
-    """out = x @ weight [K, N] + bias, or that added to ``out``; by cuBLAS."""
+    """Compute out = x @ weight [K, N] + bias, or add that to ``out``; by cuBLAS."""
     if accumulate:
         torch.addmm(out, x, weight, out=out)
     elif out.dtype != x.dtype:

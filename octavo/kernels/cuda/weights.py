@@ -1,7 +1,7 @@
-"""Matrices on the device, ready to be multiplied with: as floats, or as codes with scales.
+"""Matrices on the device, as floats or as codes with scales.
 
     weight = pack([q, k, v], device, dtype)         one matrix: the rows of q, k and v; packing.py
-    products.linear(x, weight, out, around)         products.py
+    products.linear(x, weight, out, fusion)         products.py
 
 Codes of 4 bits lie in the order in which kernels read them::
 
@@ -9,8 +9,8 @@ Codes of 4 bits lie in the order in which kernels read them::
 
         word r    | r | r + 16 | r + 32 | ... | r + 112 |     4 bits each, the lowest first
 
-So one nibble of 16 words is 16 consecutive inputs of an output: a tile of a matrix as it is, with
-nothing to put into another order. Outputs lie side by side, as the threads that read them do.
+So one nibble of 16 words is 16 consecutive inputs of an output: a tile of the matrix without any
+reordering. Outputs lie side by side, as the threads that read them do.
 """
 
 from __future__ import annotations
@@ -22,39 +22,39 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-TILE_K = 128  # inputs of 16 words, of which a kernel reads all
+TILE_K = 128  # inputs of 16 words, which a kernel reads together
 PLANES = 8  # nibbles of a word
 PLANE_K = TILE_K // PLANES
 
 
 class DeviceWeight(Protocol):
-    """A matrix [N, K], whatever it is kept as."""
+    """A matrix [N, K] on the device, in any form."""
 
     @property
     def shape(self) -> tuple[int, int]: ...
 
     @property
     def nbytes(self) -> int:
-        """On the device."""
+        """Bytes on the device."""
         ...
 
     @property
     def format(self) -> str:
-        """What it is kept as, for people: "bfloat16", "4 bits in 32"."""
+        """Name of its form for messages: "bfloat16", "4 bits in 32"."""
         ...
 
     def dense(self, dtype: torch.dtype) -> Tensor:
-        """A copy of its numbers [N, K], or they themselves."""
+        """The numbers [N, K], as a copy or as they are stored."""
         ...
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DenseWeight(DeviceWeight):
-    """In a float type.
+    """A matrix of floats.
 
     Args:
         values: [N, K], contiguous.
-        expanded: the formats of those of its rows that were codes in their file.
+        expanded: formats of those of its rows that were codes in their file.
     """
 
     values: Tensor
@@ -100,7 +100,7 @@ class W4Weight(DeviceWeight):
         return f"4 bits in {self.group}"
 
     def narrow(self, start: int, stop: int) -> W4Weight:
-        """Rows ``start`` to ``stop``: the same memory, whose rows stay as long as they are."""
+        """Rows ``start`` to ``stop`` as a view, with the strides of the whole."""
         words, scales = self.words[:, start:stop], self.scales[:, start:stop]
         mins = None if self.mins is None else self.mins[:, start:stop]
         return W4Weight(words, scales, mins, self.group, (words.shape[1], self.shape[1]))
@@ -118,10 +118,11 @@ class W4Weight(DeviceWeight):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class W8Weight(DeviceWeight):
-    """Codes of a byte: value = scale * code + min.
+    """A matrix in codes of a byte: value = scale * code + min.
 
-    ``group`` inputs share a scale: 16, 32, 64 or 128; or all of a row, and ``group`` is None.
-    ``rounds_activations`` as in ``CodedWeight``, of rows alone: no others take such products.
+    ``group`` inputs share a scale: 16, 32, 64 or 128; or None for all inputs of a row.
+    ``rounds_activations`` as in ``CodedWeight``, for one scale a row only: other weights have no
+    such products.
     """
 
     codes: Tensor  # int8 or float8_e4m3fn [N, K], contiguous
@@ -152,7 +153,7 @@ class W8Weight(DeviceWeight):
         return f"{kind} by rows{made_for}"
 
     def narrow(self, start: int, stop: int) -> W8Weight:
-        """Rows ``start`` to ``stop``: the same memory."""
+        """Rows ``start`` to ``stop`` as a view."""
         mins = None if self.mins is None else self.mins[:, start:stop]
         codes, scales = self.codes[start:stop], self.scales[:, start:stop]
         return replace(self, codes=codes, scales=scales, mins=mins)
@@ -168,7 +169,7 @@ class W8Weight(DeviceWeight):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class JoinedWeight(DeviceWeight):
-    """Rows of matrices that are kept as different things, one behind the other."""
+    """A matrix whose rows are in parts of different forms, stacked."""
 
     parts: Sequence[DeviceWeight]
 
@@ -189,7 +190,7 @@ class JoinedWeight(DeviceWeight):
 
 
 def parts_of(weight: DeviceWeight) -> Sequence[DeviceWeight]:
-    """What it is made of: itself, if it is not joined."""
+    """The parts of a joined weight; otherwise the weight itself."""
     return weight.parts if isinstance(weight, JoinedWeight) else [weight]
 
 

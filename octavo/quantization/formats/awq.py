@@ -1,4 +1,4 @@
-"""AWQ, as AutoAWQ writes it for its GEMM kernel: codes of 4 bits in words along the outputs.
+"""AWQ as AutoAWQ writes it for its GEMM kernel: 4-bit codes in words along the outputs.
 
 ::
 
@@ -28,7 +28,7 @@ _PARTS = ("qweight", "qzeros", "scales")
 
 
 class AWQ:
-    """See the module, and ``WeightFormat``."""
+    """Reader of AWQ weights, see the module and ``WeightFormat``."""
 
     name = "awq"
 

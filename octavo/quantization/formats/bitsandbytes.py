@@ -51,12 +51,12 @@ _MAX_STATE_BYTES = 1 << 16
 
 
 class BitsAndBytes:
-    """See the module, and ``WeightFormat``."""
+    """Reader of bitsandbytes weights, see the module and ``WeightFormat``."""
 
     name = "bitsandbytes"
 
     def __init__(self, fields: Fields):
-        """All that is needed is beside each weight."""
+        """Takes nothing from the config: each weight has its settings beside it."""
 
     def part(self, tensor_name: str) -> tuple[str, str] | None:
         for part in _OF_WEIGHT:
@@ -81,8 +81,8 @@ def _int8(parts: Parts) -> CodedWeight:
     layout = parts.find("weight_format")
     if layout is not None and layout.of("U8").bytes.any():
         raise UnsupportedModelError(
-            f"{layout.path} ({layout.name}): this int8 weight is in the order of some GPU's "
-            "kernels; save the model anew with a recent bitsandbytes, which keeps it in rows"
+            f"{layout.path} ({layout.name}): this int8 weight has the layout of a GPU kernel; "
+            "save the model again with a recent bitsandbytes, which stores plain rows"
         )
     return CodedWeight(
         format="int8",
@@ -158,7 +158,8 @@ def _absmax(parts: Parts, state: Fields, num_blocks: int) -> np.ndarray:
 def _scales_of_rows(
     absmax: np.ndarray, shape: tuple[int, int], block_size: int
 ) -> np.ndarray | None:
-    """float32 [N, groups], where no block has parts of two rows, or else whole rows."""
+    """Scales float32 [N, groups] if each block lies within a row or covers whole rows, else
+    None."""
     num_outputs, num_inputs = shape
     if num_inputs % 2:  # a row ends within a byte
         return None
@@ -176,7 +177,7 @@ def _across_rows(
     block_size: int,
     levels: np.ndarray,
 ) -> Weight:
-    """Blocks that have parts of two rows, as floats: no kernel takes them as they are."""
+    """Dequantize a weight whose blocks cross rows, since no kernel reads such blocks."""
     num_values = shape[0] * shape[1]
     codes = HighFirstNibbles(data.bytes.reshape(1, -1)).rows(0, 1)[0, :num_values]
     values = levels[codes] * absmax[np.arange(num_values) // block_size]

@@ -1,7 +1,7 @@
-"""Codes of a few bits in the ways that formats pack them, and how they are unpacked.
+"""Codes of a few bits as the formats pack them, and their unpacking.
 
 Most are little-endian streams: the first code is in the lowest bits of the first byte. They differ
-in what a stream runs along (the inputs of a row, or the rows) and in where it leaves gaps.
+in whether a stream runs along the inputs of a row or along the rows, and in where it has gaps.
 """
 
 from __future__ import annotations
@@ -11,17 +11,17 @@ from typing import Any
 
 import numpy as np
 
-# Unpacked is a code in each byte of a wide integer: all of them in a few steps.
+# Wide integers with one code in each byte, so that all are unpacked in a few steps.
 _WIDE: dict[int, np.dtype[Any]] = {2: np.dtype("<u4"), 4: np.dtype("<u2")}
 
 
 def unpack_stream(data: np.ndarray, bits: int, count: int) -> np.ndarray:
-    """Codes without gaps between them: uint8 [R, bytes] to uint8 [R, count]."""
+    """Unpack codes without gaps between them: uint8 [R, bytes] to uint8 [R, count]."""
     if bits == 8:
         return data[:, :count]
     if bits in _WIDE:
         packed, codes_each = data.astype(_WIDE[bits]), 8 // bits
-    else:  # eight codes are ``bits`` bytes
+    else:  # eight codes take ``bits`` bytes
         padded = np.pad(data, ((0, 0), (0, -data.shape[1] % bits)))
         packed, codes_each = _big_integers(padded.reshape(-1, bits)).reshape(len(data), -1), 8
     return _spread(packed, bits, codes_each)[:, :count]
@@ -35,7 +35,7 @@ def _big_integers(data: np.ndarray) -> np.ndarray:
 
 
 def _spread(packed: np.ndarray, bits: int, codes_each: int) -> np.ndarray:
-    """``codes_each`` codes from the lowest bits of each integer: [R, n] to uint8 [R, n * each]."""
+    """Spread ``codes_each`` codes of each integer to bytes: [R, n] to uint8 [R, n * codes_each]."""
     mask = (1 << bits) - 1
     spread = packed & packed.dtype.type(mask)
     for i in range(1, codes_each):
@@ -46,7 +46,7 @@ def _spread(packed: np.ndarray, bits: int, codes_each: int) -> np.ndarray:
 
 
 def unpack_words(words: np.ndarray, bits: int, count: int) -> np.ndarray:
-    """``32 // bits`` codes in each word, the bits above them unused: uint32 [R, W] to uint8
+    """Unpack ``32 // bits`` codes of each word, whose upper bits are unused: uint32 [R, W] to uint8
     [R, count]."""
     codes = np.empty((*words.shape, 32 // bits), dtype=np.uint8)
     for i in range(32 // bits):
@@ -55,14 +55,14 @@ def unpack_words(words: np.ndarray, bits: int, count: int) -> np.ndarray:
 
 
 def as_bytes(words: np.ndarray) -> np.ndarray:
-    """uint32 [R, W] as uint8 [R, 4 W]."""
+    """View uint32 [R, W] as uint8 [R, 4 W]."""
     return np.ascontiguousarray(words).view(np.uint8)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ByteCodes:
-    """One code a byte: uint8 [N, K]. The bits of ``flip`` are inverted: 128 makes signed integers
-    codes from 0, in their order."""
+    """One code a byte: uint8 [N, K]. The bits of ``flip`` are inverted: 128 turns signed integers
+    into codes from 0 on, in the same order."""
 
     data: np.ndarray
     flip: int = 0
@@ -85,7 +85,7 @@ class RowStreams:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RowWords:
-    """A row of words for each row of the matrix, with ``32 // bits`` codes each: uint32 [N, W]."""
+    """Words for each row of the matrix, with ``32 // bits`` codes each: uint32 [N, W]."""
 
     words: np.ndarray
     bits: int
@@ -108,7 +108,7 @@ class HighFirstNibbles:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ColumnStreams:
-    """A stream of words for each row of the matrix, which lies as a column: uint32 [W, N]."""
+    """A stream of words for each row of the matrix, stored as a column: uint32 [W, N]."""
 
     words: np.ndarray
     bits: int
@@ -118,12 +118,12 @@ class ColumnStreams:
         return unpack_stream(as_bytes(self.words[:, start:stop].T), self.bits, self.num_inputs)
 
 
-# Where a word of AWQ has the values 0 to 7, whose order is that of its kernels.
+# Nibbles of an AWQ word that have the values 0 to 7, in the order of its kernels.
 _AWQ_FIELDS = (0, 4, 1, 5, 2, 6, 3, 7)
 
 
 def unpack_awq(words: np.ndarray) -> np.ndarray:
-    """Eight rows of codes from each column of words: uint32 [K, W] to uint8 [8 W, K]."""
+    """Unpack eight rows of codes from each column of words: uint32 [K, W] to uint8 [8 W, K]."""
     words = np.ascontiguousarray(words.T)
     codes = np.empty((len(words), 8, words.shape[1]), dtype=np.uint8)
     for row, field in enumerate(_AWQ_FIELDS):

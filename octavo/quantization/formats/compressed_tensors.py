@@ -13,15 +13,16 @@
 
     value = weight_scale * (q - weight_zero_point)
 
-What a group has as ``input_activations`` is what its weights are to be multiplied with; null is
-activations as they are. Only whether they have 8 bits is read of it. ``input_scale``, which static
-ones come with, is not: where octavo rounds activations, rows have scales of their own, which cut
-nothing off.
+The tensors that a weight has decide how it is read. The config's groups have the number of bits,
+the shape of scale groups, and the target modules. Versions up to 0.17 put ``32 // bits`` integers
+in a word, those from 0.18 on have no gaps, and the width of a row tells which.
 
-Which of them a weight has says how to read it; the numbers of bits and the shape of groups are in
-the config, whose groups have targets. Versions up to 0.17 put ``32 // bits`` integers in a word,
-those from 0.18 on have no gaps, and the width of a row tells which. Source: compressed-tensors 0.12
-and 0.20, ``compressors/``; OCP Microscaling Formats 1.0 for MXFP4 and MXFP8.
+``input_activations`` of a config group describes the activations that its weights are made for
+(null: unquantized); only whether they have 8 bits is read. ``input_scale`` of static ones is not
+read: octavo rounds activations with a scale for each row, which clips nothing.
+
+Sources: compressed-tensors 0.12 and 0.20, ``compressors/``; OCP Microscaling Formats 1.0 for MXFP4
+and MXFP8.
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ _STRATEGIES = ("tensor", "channel", "group", "tensor_group", "block")
 
 @dataclass(frozen=True, slots=True)
 class _Scheme:
-    """How the weights of some modules are quantized, from one group of the config."""
+    """Quantization settings of some modules: one group of the config."""
 
     targets: tuple[_Target, ...]
     bits: int
@@ -90,7 +91,7 @@ class _Scheme:
         )
 
     def block_of(self, shape: tuple[int, int]) -> tuple[int, int]:
-        """Rows and columns of the values of a matrix that share a scale."""
+        """Rows and columns of a block of the matrix that shares a scale."""
         if self.strategy == "tensor":
             return shape
         return (1, shape[1]) if self.strategy == "channel" else self.block
@@ -122,7 +123,7 @@ def _rounds_activations(fields: Fields) -> bool:
 
 
 class CompressedTensors:
-    """See the module, and ``WeightFormat``."""
+    """Reader of compressed-tensors weights, see the module and ``WeightFormat``."""
 
     name = "compressed-tensors"
 
@@ -153,13 +154,13 @@ class CompressedTensors:
             raise tensors.error(f"its name: {error}") from None
         if scheme is None:
             raise tensors.error(
-                "it is quantized, but no group of the config has it as a target, or it is to be "
-                "ignored"
+                "the weight is quantized, but no group of the config targets it, or the config "
+                "ignores it"
             )
         return _reader(tensors)(tensors, scheme)
 
     def _scheme(self, module: str) -> _Scheme | None:
-        """Of the schemes that have a module as a target, the one that names it most exactly."""
+        """The scheme that names a module most exactly, of those that have it as a target."""
         if any(_names(target, module) or _is_class(target, module) for target in self._ignored):
             return None
         for matches in (operator.eq, _names, _is_class):
@@ -170,7 +171,7 @@ class CompressedTensors:
 
 
 def _is_old(fields: Fields) -> bool:
-    """Whether a version before 0.18 wrote it; one that is not named did not."""
+    """True if a version before 0.18 wrote it; a config that names no version is newer."""
     version = re.match(r"(\d{1,9})\.(\d{1,9})", fields.text("version", ""))
     return version is not None and (int(version[1]), int(version[2])) < (0, 18)
 
@@ -178,8 +179,8 @@ def _is_old(fields: Fields) -> bool:
 def _section(groups: Fields, name: str) -> Fields:
     if isinstance(groups.raw(name), list):
         raise UnsupportedModelError(
-            f"{groups.path}: the config group {name!r:.80} is the name of a preset; save the model "
-            "anew, so that the config says what it means"
+            f"{groups.path}: the config group {name!r:.80} is only the name of a preset; save the "
+            "model again, so that the config lists its settings"
         )
     return groups.section(name)
 
@@ -194,7 +195,7 @@ def _check_format(fields: Fields) -> None:
 
 
 def _refuse_what_is_no_weight_format(fields: Fields) -> None:
-    """Two more things that the same config may ask for."""
+    """Refuse sparsity and transforms, which the same config may ask for."""
     sparsity = fields.section("sparsity_config", {}).text("format", "dense")
     if sparsity != "dense":
         raise UnsupportedModelError(
@@ -202,8 +203,8 @@ def _refuse_what_is_no_weight_format(fields: Fields) -> None:
         )
     if fields.section("transform_config", {}).raw("config_groups"):
         raise UnsupportedModelError(
-            f"{fields.path}: the transform_config has rotations to be applied at every step, which "
-            "octavo does not have"
+            f"{fields.path}: the transform_config asks for rotations of activations at every step, "
+            "which octavo does not support"
         )
 
 
@@ -211,7 +212,7 @@ _Target = str | Pattern  # a module's name, or that of its class; or a pattern o
 
 
 def _targets(fields: Fields, name: str, compiler: PatternCompiler) -> tuple[_Target, ...]:
-    """Names of modules and of classes, and patterns of names: those that begin with ``re:``."""
+    """Names of modules and of classes, and patterns of names, which begin with ``re:``."""
     found: list[_Target] = []
     for target in fields.each(name, Fields.text):
         if target.startswith("re:"):
@@ -226,13 +227,13 @@ def _names(target: _Target, module: str) -> bool:
 
 
 def _is_class(target: _Target, module: str) -> bool:
-    """Whether a module is of the class ``target``: of what has quantized weights, all but the
-    embedding is a Linear."""
+    """True if a module is of the class ``target``: all quantized modules but the embedding are
+    Linear."""
     return target == ("Embedding" if module.endswith("embed_tokens") else "Linear")
 
 
 def _reader(parts: Parts) -> Callable[[Parts, _Scheme], CodedWeight]:
-    """The function for the layout that these parts are of."""
+    """The function that reads the layout of these parts."""
     packed = parts.find("weight_packed")
     if packed is not None:
         is_integer = packed.of("I32", "U8", dims=2).dtype == "I32"
@@ -260,7 +261,7 @@ def _packed_integers(parts: Parts, scheme: _Scheme) -> CodedWeight:
 
 
 def _integers(parts: Parts, scheme: _Scheme) -> CodedWeight:
-    """A byte each, whatever ``num_bits`` says: nobody has checked that they keep to it."""
+    """Read int8 codes, whatever ``num_bits`` says: files need not keep to it."""
     weight = parts.need("weight", "I8", dims=2)
     shape = weight.shape[0], weight.shape[1]
     codes = ByteCodes(weight.bytes.reshape(shape), flip=128)
@@ -295,7 +296,7 @@ def _float8(parts: Parts, scheme: _Scheme) -> CodedWeight:
 
 
 def _float4(parts: Parts, scheme: _Scheme) -> CodedWeight:
-    """MXFP4, or NVFP4 where there is a global scale."""
+    """Read MXFP4, or NVFP4 if there is a global scale."""
     packed = parts.need("weight_packed", "U8", dims=2)
     _refuse_zeros(parts)
     shape = packed.shape[0], 2 * packed.shape[1]
@@ -327,7 +328,7 @@ def _divisor(whole: StoredTensor, shape: tuple[int, int]) -> np.ndarray:
 
 
 def _float_scale(parts: Parts) -> StoredTensor:
-    """Bytes among scales are exponents."""
+    """The scale, whose bytes are exponents (E8M0)."""
     scale = parts.need("weight_scale", *FLOATS, "F8_E4M3", "F8_E8M0", "U8")
     return replace(scale, dtype="F8_E8M0") if scale.dtype == "U8" else scale
 
@@ -341,7 +342,7 @@ def _refuse_zeros(parts: Parts) -> None:
 
 
 def _shape(parts: Parts, packed: StoredTensor) -> tuple[int, int]:
-    """(N, K), as ``weight_shape`` has it."""
+    """Shape (N, K) from ``weight_shape``."""
     stored = parts.need("weight_shape", "I32", "I64").shaped(2)
     num_outputs, num_inputs = stored.array().tolist()
     if min(num_outputs, num_inputs) < 1 or num_outputs != packed.shape[0]:
@@ -350,8 +351,10 @@ def _shape(parts: Parts, packed: StoredTensor) -> tuple[int, int]:
 
 
 def _has_gaps(packed: StoredTensor, num_inputs: int, scheme: _Scheme) -> bool:
-    """Whether words hold ``32 // bits`` integers each, and not a stream. Some rows that are not of
-    whole words would be as wide either way."""
+    """True if words hold ``32 // bits`` integers each, false if they are a stream.
+
+    Some rows that are not whole words are as wide either way; then the version decides.
+    """
     num_words, bits = packed.shape[1], scheme.bits
     as_stream, with_gaps = ceil_div(num_inputs * bits, 32), ceil_div(num_inputs, 32 // bits)
     if num_words not in (as_stream, with_gaps):
@@ -364,7 +367,7 @@ def _has_gaps(packed: StoredTensor, num_inputs: int, scheme: _Scheme) -> bool:
 def _zeros(
     parts: Parts, scheme: _Scheme, shape: tuple[int, int], bits: int, has_gaps: bool
 ) -> np.ndarray | float:
-    """As codes: a zero point of 0 is 2 ** (bits - 1)."""
+    """Zero points as codes: a zero point of 0 is 2 ** (bits - 1)."""
     middle = 1 << (bits - 1)
     if scheme.symmetric and "weight_zero_point" not in parts:
         return float(middle)
@@ -387,7 +390,7 @@ def _groups(parts: Parts, num_inputs: int, group_size: int) -> np.ndarray | None
     if stored is None:
         return None
     groups = stored.of("I32", "I64").shaped(num_inputs).array()
-    if (groups == -1).all():  # never filled in: groups are runs
+    if (groups == -1).all():  # never filled in: groups are consecutive
         return None
     last = ceil_div(num_inputs, group_size) - 1
     if groups.min() < 0 or groups.max() > last:

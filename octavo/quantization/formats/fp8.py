@@ -2,15 +2,15 @@
 
 ::
 
-    weight            F8_E4M3 [N, K]; or F8_E5M2, which hardly anybody writes
+    weight            F8_E4M3 [N, K], or rarely F8_E5M2
     weight_scale      one number, or one for each row
-    weight_scale_inv  the same, or one for each block of ``weight_block_size``; despite its name
+    weight_scale_inv  the same, or one for each block of ``weight_block_size``; a factor as well
 
-DeepSeek-V3's checkpoints are of blocks; those of Transformers and of FBGEMM are alike otherwise.
-All are made for activations in FP8, whose ``activation_scheme`` says where their scales come from:
-"dynamic" is from each row, "static" from calibration, as ``input_scale``, which is not read. Where
-octavo rounds activations, rows have scales of their own, which cut nothing off. Source:
-Transformers 5 ``integrations/finegrained_fp8.py``, vLLM 0.32 ``quantization/fp8.py``.
+DeepSeek-V3's checkpoints have blocks; those of Transformers and of FBGEMM are alike otherwise. All
+are made for activations in FP8. ``activation_scheme`` says where their scales come from: "dynamic"
+from each row, "static" from calibration, as ``input_scale``, which is not read: octavo rounds
+activations with a scale for each row, which clips nothing. Sources: Transformers 5
+``integrations/finegrained_fp8.py``, vLLM 0.32 ``quantization/fp8.py``.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _ACTIVATION_SCHEMES = ("dynamic", "static")
 
 
 class FP8:
-    """See the module, and ``WeightFormat``."""
+    """Reader of FP8 weights, see the module and ``WeightFormat``."""
 
     name = "fp8"
 
@@ -38,7 +38,7 @@ class FP8:
         if "weight_block_size" in fields:
             rows, columns = fields.each("weight_block_size", Fields.integer, 2)
             self._block = rows, columns
-        # FBGEMM's configs do not say so: they know no other.
+        # FBGEMM's configs do not have it: it is always dynamic.
         scheme = fields.text("activation_scheme", "dynamic")
         self._rounds_activations = scheme in _ACTIVATION_SCHEMES
 
@@ -66,7 +66,7 @@ def float8(
     block: tuple[int, int],
     rounds_activations: bool,
 ) -> CodedWeight:
-    """A weight of float8 [N, K] with a scale for each block."""
+    """Read a float8 weight [N, K] with a scale for each block."""
     num_outputs, num_inputs = weight.shape
     return CodedWeight(
         format=format,

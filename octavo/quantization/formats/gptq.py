@@ -5,12 +5,12 @@
     qweight  int32 [K * bits / 32, N]        a column of words is the stream of one output
     qzeros   int32 [groups, N * bits / 32]   a row is a stream too
     scales   float [groups, N]
-    g_idx    int32 [K]                       the group of each input; it may be missing
+    g_idx    int32 [K]                       the group of each input; optional
 
     value = scales[g_idx[k], n] * (q[k, n] - zero[g_idx[k], n])
 
-``checkpoint_format`` says what a stored zero is: ``gptq_v2`` has it as it is, ``gptq`` (v1) less
-one. Paper: arXiv 2210.17323. Layout: AutoGPTQ 0.7 ``qlinear_cuda.py``, GPTQModel 2.2
+``checkpoint_format`` says how zeros are stored: as they are in ``gptq_v2``, minus one in ``gptq``
+(v1). Paper: arXiv 2210.17323. Layout: AutoGPTQ 0.7 ``qlinear_cuda.py``, GPTQModel 2.2
 ``utils/model.py``.
 """
 
@@ -33,8 +33,8 @@ from octavo.quantization.formats.stored import FLOATS, Parts, StoredTensor
 
 _PARTS = ("qweight", "qzeros", "scales", "g_idx")
 
-# What writers subtract from the words of zeros. For 3 bits it is what GPTQModel subtracts from each
-# three of them, which is a one for every value only if the words are taken in reverse.
+# Numbers that writers subtract from the words of zeros. For 3 bits GPTQModel subtracts these from
+# each three words, which is a one for every value only if the words are taken in reverse.
 _ONES = {
     2: [0x55555555],
     3: [0x24924924, 0x92492492, 0x49249249],
@@ -45,7 +45,7 @@ _ONES = {
 
 @dataclass(frozen=True, slots=True)
 class _Settings:
-    """Of one weight. ``group_size`` is None where a row is one group."""
+    """Settings of one weight. ``group_size`` is None where a row is one group."""
 
     bits: int
     group_size: int | None
@@ -66,7 +66,7 @@ class _Settings:
 
 
 class GPTQ:
-    """See the module, and ``WeightFormat``."""
+    """Reader of GPTQ weights, see the module and ``WeightFormat``."""
 
     name = "gptq"
 
@@ -76,8 +76,8 @@ class GPTQ:
         layout = fields.text("checkpoint_format", None) or fields.text("format", "gptq")
         if layout not in ("gptq", "gptq_v2") or fields.raw("is_marlin_format"):
             raise UnsupportedModelError(
-                f"{fields.path}: GPTQ in the layout {layout!r:.80} is made for some kernels; use a "
-                "checkpoint in the layout gptq or gptq_v2"
+                f"{fields.path}: the weights are laid out for special kernels (Marlin, or the "
+                f"format {layout!r:.80}); use a GPTQ checkpoint in the layout gptq or gptq_v2"
             )
         self._has_true_zeros = layout == "gptq_v2"
         self._is_by_gptqmodel = _is_by_gptqmodel(fields)
@@ -90,16 +90,16 @@ class GPTQ:
         return _assemble(self, Parts(name, parts))
 
     def settings_of(self, module: str) -> _Settings:
-        """The settings of a module; ``dynamic`` may have others for it."""
+        """The settings of a module, which ``dynamic`` may override."""
         matches = (settings for pattern, settings in self._dynamic if pattern.match(module))
         return next(matches, self._settings)
 
     def zeros_of(self, words: np.ndarray, bits: int, count: int) -> np.ndarray:
-        """True zeros from streams in a file: uint32 [groups, W] to uint8 [groups, count].
+        """True zeros from stored streams: uint32 [groups, W] to uint8 [groups, count].
 
         Writers of v1 subtract from whole words, where a zero of 0 borrows from the next one. So
-        adding to whole words, modulo 2 ** 32, gives every zero back. AutoGPTQ, which has no zeros
-        of 0, subtracts before it packs: the same, but for values that have parts in two words.
+        adding to whole words, modulo 2 ** 32, restores every zero. AutoGPTQ, which has no zeros of
+        0, subtracts before it packs: the same, except for values that are split over two words.
         """
         if self._has_true_zeros:
             return unpack_stream(as_bytes(words), bits, count)
@@ -110,9 +110,11 @@ class GPTQ:
 
 
 def _dynamic_settings(fields: Fields) -> list[tuple[Pattern, _Settings]]:
-    """GPTQModel's settings for single modules: patterns of names, with what is different there.
+    """GPTQModel's settings for single modules: patterns of names, with the settings that differ
+    there.
 
-    Those that begin with ``-:`` name what is not quantized, which its tensors say as well.
+    Patterns that begin with ``-:`` name modules that are not quantized; they have plain weights
+    anyway.
     """
     found = []
     compiler = PatternCompiler()
@@ -179,7 +181,7 @@ def _num_inputs(parts: Parts, qweight: StoredTensor, bits: int) -> int:
 def _zeros(
     format: GPTQ, parts: Parts, settings: _Settings, num_groups: int, num_outputs: int
 ) -> np.ndarray | float:
-    """In float32 [N, groups], or one number for all."""
+    """Zeros in float32 [N, groups], or one number for all."""
     bits = settings.bits
     qzeros = parts.need("qzeros", "I32").shaped(num_groups, ceil_div(num_outputs * bits, 32))
     middle = 1 << (bits - 1)
@@ -200,7 +202,7 @@ def _groups(parts: Parts, num_inputs: int, num_groups: int, group_size: int) -> 
         raise g_idx.error(
             f"groups {groups.min()} to {groups.max()}, where there are only 0 to {num_groups - 1}"
         )
-    # One that was never filled in has nothing but zeros.
+    # A g_idx that was never filled in has only zeros.
     if not groups.any() or np.array_equal(groups, np.arange(num_inputs) // group_size):
         return None
     return groups.astype(np.int32)

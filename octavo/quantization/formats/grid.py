@@ -12,7 +12,8 @@ def ceil_div(a: int, b: int) -> int:
 
 
 def of_blocks(stored: StoredTensor, shape: tuple[int, int], block: tuple[int, int]) -> np.ndarray:
-    """A number for each block of a matrix, as a CodedWeight has them: float32 [N or 1, groups].
+    """Read one number for each block of a matrix, as a CodedWeight has them: float32
+    [N or 1, groups].
 
     Args:
         stored: [blocks down, blocks across]; dimensions of 1 may be missing.
@@ -20,7 +21,7 @@ def of_blocks(stored: StoredTensor, shape: tuple[int, int], block: tuple[int, in
         block: its rows and columns; blocks at the edges may be cut off.
 
     Raises:
-        ModelFileError: it has another shape.
+        ModelFileError: the shape of ``stored`` is another one.
     """
     grid = ceil_div(shape[0], block[0]), ceil_div(shape[1], block[1])
     if [n for n in stored.shape if n != 1] != [n for n in grid if n != 1]:
@@ -35,7 +36,7 @@ def of_blocks(stored: StoredTensor, shape: tuple[int, int], block: tuple[int, in
 
 
 def one_or_all(numbers: np.ndarray) -> np.ndarray | float:
-    """A single number where all are the same, which is less to keep and to compute with."""
+    """A single number if all are equal, which takes less memory and time; else all of them."""
     if numbers.size and (numbers == numbers.flat[0]).all():
         return float(numbers.flat[0])
     return numbers

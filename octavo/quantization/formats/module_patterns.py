@@ -7,10 +7,14 @@ from octavo.base.linear_regex import Pattern, PatternCompiler, PatternError
 
 
 def pattern_of(fields: Fields, name: str, text: str, compiler: PatternCompiler) -> Pattern:
-    """A regular expression that stands in the field ``name``.
+    """Compile the regular expression in the field ``name``.
 
-    The fields' own error, with the pattern and its file, if it is none or is one of those that
-    :mod:`octavo.base.linear_regex` refuses. ``compiler`` is the one of all patterns of the file.
+    Args:
+        compiler: that of all patterns of the file.
+
+    Raises:
+        ModelFileError: the pattern is invalid, or :mod:`octavo.base.linear_regex` refuses it; names
+            the pattern and its file.
     """
     try:
         return compiler.compile(text)

@@ -1,11 +1,11 @@
-"""MXFP4 (OCP Microscaling Formats 1.0): floats of 4 bits, and an exponent for each 32 of them.
+"""MXFP4 (OCP Microscaling Formats 1.0): 4-bit floats, with an exponent for each 32 of them.
 
-As gpt-oss has its experts, in folders of safetensors; rows of all experts are one below the other::
+gpt-oss stores its experts so in safetensors; rows of all experts are stacked::
 
     NAME_blocks  uint8 [experts, rows, K / 32, 16]   two codes a byte, the first in the low bits
-    NAME_scales  uint8 [experts, rows, K / 32]       exponents, less 127
+    NAME_scales  uint8 [experts, rows, K / 32]       exponents, with a bias of 127
 
-and in GGUF files (``block_mxfp4`` of ggml-common.h)::
+GGUF files have blocks (``block_mxfp4`` of ggml-common.h)::
 
     block        | exponent | 16 bytes: code i in the low bits of byte i, code 16 + i above it |
 """
@@ -30,12 +30,12 @@ _PARTS = ("blocks", "scales")
 
 
 class MXFP4:
-    """See the module, and ``WeightFormat``."""
+    """Reader of MXFP4 weights in safetensors, see the module and ``WeightFormat``."""
 
     name = "mxfp4"
 
     def __init__(self, fields: Fields):
-        """There is nothing to be said of it."""
+        """Takes nothing from the config: the format has no settings."""
 
     def part(self, tensor_name: str) -> tuple[str, str] | None:
         name, _, part = tensor_name.rpartition("_")
@@ -53,7 +53,7 @@ class MXFP4:
 
 
 def read_blocks(data: np.ndarray) -> CodedWeight:
-    """Rows of a GGUF tensor: uint8 [N, bytes of a row]."""
+    """Read the rows of a GGUF tensor: uint8 [N, bytes of a row]."""
     blocks = data.reshape(len(data), -1, _BLOCK_BYTES)
     return _weight(_BlockCodes(blocks), blocks[:, :, 0], data.nbytes)
 
@@ -76,7 +76,7 @@ def _weight(codes: Codes, exponents: np.ndarray, nbytes: int) -> CodedWeight:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _BlockCodes:
-    """Of blocks, uint8 [N, blocks, 17]."""
+    """Codes of blocks, uint8 [N, blocks, 17]."""
 
     blocks: np.ndarray
 

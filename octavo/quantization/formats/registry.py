@@ -1,4 +1,4 @@
-"""The methods of quantization that octavo reads, by the names that configs have for them."""
+"""Quantization methods that octavo reads, by the names that configs have for them."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ _FORMATS: dict[str, Callable[[Fields], WeightFormat]] = {
 
 
 def open_format(config: Mapping[str, Any], path: Path) -> WeightFormat:
-    """The format that a ``quantization_config`` tells of.
+    """Create the reader that a ``quantization_config`` asks for.
 
     Args:
-        config: with ``quant_method``, and what that method needs.
+        config: with ``quant_method``, and the method's own settings.
         path: of the file that has it, for errors.
 
     Raises:
-        UnsupportedModelError: octavo does not read what the method makes.
-        ModelFileError: what it says is missing, or makes no sense.
+        UnsupportedModelError: octavo does not read weights of this method.
+        ModelFileError: a setting is missing, or makes no sense.
     """
     fields = Fields(path, config)
     method = _method(fields)
@@ -52,7 +52,7 @@ def _method(fields: Fields) -> str:
     method = fields.text("quant_method", None) or fields.text("method", None)
     if method is not None:
         return method.lower()
-    # Before it had a name, there was only one.
+    # Old configs without a name are bitsandbytes'.
     if fields.raw("load_in_4bit") or fields.raw("load_in_8bit"):
         return "bitsandbytes"
     return "an unnamed method"

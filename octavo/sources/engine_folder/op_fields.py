@@ -196,7 +196,7 @@ class OpFields:
     def read_input(self, fields: Fields, key: str) -> Value:
         number, value = self.refs.value(fields, key)
         if number not in self.refs.written:
-            raise fields.error(key, f"value {number} is read before a phase writes it")
+            raise fields.error(key, f"value {number} is read before an op writes it")
         assert isinstance(value, Value)
         return value
 

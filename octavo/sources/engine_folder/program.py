@@ -37,7 +37,7 @@ from octavo.kernels.fused_ops import (
 )
 from octavo.kernels.recorder import RopeTable, Value
 from octavo.kernels.recurrence_specs import ConvSpec, GatedNormSpec, RecurrentSpec
-from octavo.kernels.routing import CLAMPED_SWIGLU, Expert, Routing
+from octavo.kernels.routing import CLAMPED_SWIGLU, ExpertWeights, Routing
 from octavo.layers.module import Module
 from octavo.layers.rope import RotaryEmbedding
 from octavo.models.config import ModelConfig
@@ -204,7 +204,7 @@ def _experts(op: OpFields) -> None:
     op.choice("activation", (*GATES, CLAMPED_SWIGLU))
     op.bound("remainder_above")
     op.bound("inner_remainder_above")
-    experts = op.each("experts", Expert, _expert, count)
+    experts = op.each("experts", ExpertWeights, _expert, count)
     op.expect(
         {expert.gate.shape for expert in experts} == {(experts[0].gate.shape[0], hidden)},
         "experts",
@@ -303,20 +303,20 @@ def program_json(
 ) -> dict[str, Any]:
     """Return the plan of a model's step; ``constants`` gets the arrays that it refers to."""
     refs = _Refs(plan, constants)
-    phases = []
-    for phase in plan.phases:
-        kind = _KINDS[type(phase)]
-        op = OpFields(config, refs, phase)
+    ops = []
+    for fused in plan.ops:
+        kind = _KINDS[type(fused)]
+        op = OpFields(config, refs, fused)
         op.json["kind"] = kind
         _OPS[kind][1](op)
-        phases.append(op.json)
+        ops.append(op.json)
     rotary: dict[_MakeTable, RotaryEmbedding] = {
         module.table: module
         for _, module in model.named_modules()
         if isinstance(module, RotaryEmbedding)
     }
     ropes = [_rope_json(rotary[make], config, constants) for make in refs.ropes]
-    return {"values": [value.width for value in refs.values], "ropes": ropes, "phases": phases}
+    return {"values": [value.width for value in refs.values], "ropes": ropes, "phases": ops}
 
 
 class _Refs:
@@ -324,7 +324,7 @@ class _Refs:
 
     def __init__(self, plan: StepPlan, constants: Constants):
         self.weight, self.constant = plan.name_of, constants.number
-        written = dict.fromkeys(value for phase in plan.phases for value in writes(phase))
+        written = dict.fromkeys(value for op in plan.ops for value in writes(op))
         self.values: dict[Value, int] = {value: number for number, value in enumerate(written)}
         self.ropes: dict[_MakeTable, int] = {}
 
@@ -367,16 +367,16 @@ def read_program(
     widths = fields.each("values", lambda f, name: f.integer(name, maximum=MAX_WIDTH))
     refs = StoredRefs(shapes, constants, widths)
     refs.ropes = fields.each("ropes", lambda f, name: _read_rope(f.section(name), config, refs))
-    phases = fields.each("phases", lambda f, name: _read_phase(f.section(name), config, refs))
-    _check_order(fields, phases)
+    ops = fields.each("phases", lambda f, name: _read_op(f.section(name), config, refs))
+    _check_order(fields, ops)
     num_layers = len(config.kv_layers)
     attending = sum(op == "attention" for _, op in refs.layers)
     if attending != num_layers:
         raise fields.error("phases", f"attend in {attending} of {num_layers} layers")
-    return StepPlan(phases, lambda matrix: matrix.name)  # type: ignore[attr-defined]
+    return StepPlan(ops, lambda matrix: matrix.name)  # type: ignore[attr-defined]
 
 
-def _read_phase(fields: Fields, config: ModelConfig, refs: StoredRefs) -> FusedOp:
+def _read_op(fields: Fields, config: ModelConfig, refs: StoredRefs) -> FusedOp:
     kind = fields.text("kind")
     if kind not in _OPS:
         raise fields.error("kind", f"{kind!r:.60} is none of {', '.join(_OPS)}")
@@ -384,17 +384,17 @@ def _read_phase(fields: Fields, config: ModelConfig, refs: StoredRefs) -> FusedO
     op = OpFields(config, refs, fields=fields)
     describe(op)
     refs.written |= op.outputs
-    phase: FusedOp = make(**op.values)
-    return phase
+    fused: FusedOp = make(**op.values)
+    return fused
 
 
-def _check_order(fields: Fields, phases: Sequence[FusedOp]) -> None:
-    kinds = [type(phase) for phase in phases]
+def _check_order(fields: Fields, ops: Sequence[FusedOp]) -> None:
+    kinds = [type(op) for op in ops]
     if kinds[:1] != [FusedEmbedding] or kinds[-2:] != [FusedCheck, FusedHead]:
         raise fields.error("phases", "do not begin with embed, or end with check, head")
     for kind in (FusedEmbedding, FusedCheck, FusedHead):
         if kinds.count(kind) != 1:
-            raise fields.error("phases", f"have more than one {kind.__name__.lower()}")
+            raise fields.error("phases", f"have more than one {_KINDS[kind]}")
 
 
 def _read_rope(fields: Fields, model: ModelConfig, refs: StoredRefs) -> RopeTable:

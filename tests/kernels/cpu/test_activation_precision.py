@@ -40,10 +40,10 @@ def step() -> list[FusedOp]:
     [("int8", [math.inf] * 3), ("int16", [0.0] * 3), ("mixed", [4.5, 7, 4.5])],
 )
 def test_choices(activations, above):
-    phases = step()
-    round_activations(phases, "int8" if activations == "int16" else "int16")  # does not last
-    round_activations(phases, activations)
-    assert [phase.remainder_above for phase in phases if not isinstance(phase, FusedCheck)] == above
+    ops = step()
+    round_activations(ops, "int8" if activations == "int16" else "int16")  # does not last
+    round_activations(ops, activations)
+    assert [op.remainder_above for op in ops if not isinstance(op, FusedCheck)] == above
 
 
 def test_auto_is_the_default():

@@ -152,7 +152,7 @@ def test_one_large_dimension_leaves_the_others_their_bits(native):
 def test_float32_agrees_with_the_reference_ops(native, interleaved):
     torch = pytest.importorskip("torch")
     from octavo.kernels import reference
-    from octavo.kernels.kv_stores import Floats, KVStore
+    from octavo.kernels.kv_stores import FloatCodec, KVStore
 
     layer = Layer(kv="f32", window=90, softcap=9.0, sinks=True, qk_norm=True, rotary=24,
                   interleaved=interleaved)  # fmt: skip
@@ -167,7 +167,7 @@ def test_float32_agrees_with_the_reference_ops(native, interleaved):
     k = reference.rmsnorm(k, weights["k_norm"], 1e-6)
     positions = torch.arange(length)
     q, k = reference.rope(q, k, positions, weights["cos_sin"], interleaved)
-    codec = Floats(torch.float32)
+    codec = FloatCodec(torch.float32)
     caches = [KVStore(codec, [torch.zeros(7, 32, layer.kv_heads, layer.dim)]) for _ in range(2)]
     reference.store_kv(k, v, *caches, positions)
     plan = reference.plan_attention(

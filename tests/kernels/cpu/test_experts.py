@@ -14,7 +14,7 @@ from weights import stored
 from octavo.base.errors import EngineError
 from octavo.kernels import reference
 from octavo.kernels.cpu import abi, layout, packing
-from octavo.kernels.routing import CLAMPED_SWIGLU, Expert, Router, Routing
+from octavo.kernels.routing import CLAMPED_SWIGLU, ExpertWeights, RouterWeights, Routing
 from octavo.quantization.levels import E2M1
 from octavo.quantization.tensors import to_torch
 from tests.kernels.cpu.conftest import LEVELS
@@ -44,7 +44,7 @@ class Case:
         self.rng = np.random.default_rng(seed)
         make = make or self.floats
         self.experts = [
-            Expert(
+            ExpertWeights(
                 *(make(INNER, HIDDEN), make(INNER, HIDDEN), make(HIDDEN, INNER)),
                 *((self.normal(n) if biases else None) for n in (INNER, INNER, HIDDEN)),
             )
@@ -110,7 +110,7 @@ class Case:
 
         def tensors(expert):
             biases = (None if each is None else torch.from_numpy(each) for each in expert[3:])
-            return Expert(*map(to_torch, expert.matrices), *biases)
+            return ExpertWeights(*map(to_torch, expert.matrices), *biases)
 
         experts = [tensors(expert) for expert in self.experts]
         normed = reference.rmsnorm(torch.from_numpy(x), torch.from_numpy(self.norm), 1e-5)
@@ -119,7 +119,7 @@ class Case:
         rows = [
             reference.moe(
                 row[None],
-                Router(none, torch.from_numpy(bias), correction),
+                RouterWeights(none, torch.from_numpy(bias), correction),
                 experts,
                 self.routing,
                 self.activation,
@@ -220,7 +220,7 @@ def test_chunks_of_a_long_step_are_as_one(native):
         (lambda args: setattr(args.routing, "num_groups", 2), "2 groups"),
         (lambda args: setattr(args.experts[3].up, "n", 80), "expert 3 has a matrix"),
         (lambda args: setattr(args, "epilogue", abi.OCT_EPI_RESIDUAL), "the epilogue 1"),
-        (lambda args: setattr(args, "out", getattr(args, "in")), "a place of its own"),
+        (lambda args: setattr(args, "out", getattr(args, "in")), "out is the input"),
     ],
 )
 def test_experts_that_make_no_sense_are_refused(native, change, said):

@@ -123,11 +123,12 @@ def test_one_key_among_4096_is_found(native, kv):
 
 
 @pytest.mark.parametrize("kv", SCALED)
-def test_bytes_of_a_token(kv):
+def test_bytes_of_a_token(kv, native):
     """As tensors, as planned without them, and in the native kernels."""
     for dim in (8, 15, 16, 48, 64, 100, 112, 128, 256, 512):
         planned = layout.kv_token_bytes(kv, dim)
         parts = [p for codec in CODECS[kv] for p in padded_codec(codec, dim).parts(dim)]
         assert sum(part.width * part.dtype.itemsize for part in parts) == planned
-        assert layout.kv_chunk_bytes(FORMATS[kv], dim) == 16 * planned
+        size = layout.padded_head(dim)
+        assert native.lib.oct_kv_chunk_bytes(FORMATS[kv], size) == layout.KV_CHUNK * planned
     assert layout.kv_token_bytes("int4", 64) == 80 < layout.kv_token_bytes("int8", 64) / 1.6

@@ -16,8 +16,8 @@ from octavo.quantization.ggml_types import GGMLType
 HEADS, NOPE, ROPE, VALUE, RANK = 3, 5, 4, 9, 64
 
 
-def phase_of(layer: int) -> SimpleNamespace:
-    """What of a phase of latent attention says how its weight is cut."""
+def op_of(layer: int) -> SimpleNamespace:
+    """The fields of a latent attention op that its weights depend on."""
     return SimpleNamespace(
         layer=layer,
         kv_b=f"kv_b of {layer}",
@@ -41,17 +41,17 @@ def as_floats(matrices: np.ndarray, inputs: int, outputs: int) -> np.ndarray:
 def test_parts_of_a_weight(native, name):
     """They are what the weight is, but for the rounding of codes times scales."""
     rank = 256 if name.endswith("_K") else RANK
-    phase = phase_of(0)
-    phase.norm.weight = np.ones(rank)
+    op = op_of(0)
+    op.norm.weight = np.ones(rank)
     weight = pack(stored(GGMLType[name], HEADS * (NOPE + VALUE), rank), native.library, native.pool)
-    found = LatentWeights(lambda _: weight.as_struct(), native.library, native.pool).of(phase)
+    found = LatentWeights(lambda _: weight.as_struct(), native.library, native.pool).of(op)
     wanted = weight.unpack(native.library, native.pool).reshape(HEADS, NOPE + VALUE, rank)
     keys = as_floats(found.keys, NOPE, rank)
     values = as_floats(found.values, rank, VALUE).swapaxes(1, 2)
     error = np.abs(np.concatenate([keys, values], 1) - wanted).max() / np.abs(wanted).max()
     assert error <= (2**-11 if name.startswith("Q") else 0)
     assert found.format == latent_weight_format(weight.spec.format)
-    assert found.num_bytes == planned_bytes(phase, weight.spec.format)
+    assert found.num_bytes == planned_bytes(op, weight.spec.format)
 
 
 def test_programs_share_what_was_made(native):
@@ -63,6 +63,6 @@ def test_programs_share_what_was_made(native):
         return weight.as_struct()
 
     weights = LatentWeights(packed, native.library, native.pool)
-    first = weights.of(phase_of(0))
-    assert weights.of(phase_of(0)) is first and weights.of(phase_of(1)) is not first
+    first = weights.of(op_of(0))
+    assert weights.of(op_of(0)) is first and weights.of(op_of(1)) is not first
     assert asked == ["kv_b of 0", "kv_b of 1"]

@@ -39,11 +39,11 @@ def test_what_becomes_of_the_types_of_files():
     assert GGMLType.MXFP4 not in found
 
 
-@pytest.mark.parametrize("format", layout.KV_FORMATS.values())
-def test_keys_and_values(format):
+@pytest.mark.parametrize(("name", "format"), layout.KV_FORMATS.items())
+def test_keys_and_values(name, format):
     for head_dim in range(16, 257, 16):
         expected = load().lib.oct_kv_chunk_bytes(format, head_dim)
-        assert layout.kv_chunk_bytes(format, head_dim) == expected
+        assert layout.KV_CHUNK * layout.kv_token_bytes(name, head_dim) == expected
 
 
 @pytest.mark.parametrize("dtype", sorted(layout.KV_FORMATS.keys() & layout.LATENT_TYPES.keys()))

@@ -194,8 +194,11 @@ def test_what_cannot_be_packed(native):
         (lambda: lib.oct_pack_gguf(pool, struct, GGMLType.Q4_0, source, source), "Q4_0 becomes"),
         (lambda: lib.oct_pack(pool, struct, source, None, None, source), "without mins"),
         (lambda: lib.oct_pack(pool, struct, source, source, source, source), "without mins"),
-        (lambda: lib.oct_pack(pool, struct, None, source, None, source), "nothing to pack"),
-        (lambda: lib.oct_unpack(pool, struct, None), "nowhere to"),
+        (
+            lambda: lib.oct_pack(pool, struct, None, source, None, source),
+            "pack from or into is NULL",
+        ),
+        (lambda: lib.oct_unpack(pool, struct, None), "unpack from or into is NULL"),
     ]:
         with pytest.raises(EngineError, match=message):
             native.check(call())

@@ -12,6 +12,7 @@ import torch
 from paged_steps import PagedStep, Shape, paged_step
 
 from octavo.kernels.cuda.attention import (
+    AttentionInputs,
     GpuAttention,
     SplitScratch,
     attend_by_rows,
@@ -19,17 +20,18 @@ from octavo.kernels.cuda.attention import (
 )
 from octavo.kernels.cuda.attention_plan import (
     AttentionLimits,
+    AttentionTiles,
     Cut,
     Gpu,
     HeadShape,
     Scoring,
     StepTables,
-    Tiles,
     scratch_size,
 )
+from octavo.kernels.cuda.ops import AttentionLayer
 from octavo.kernels.kv_stores import KVStore
 
-TILES = Tiles(rows=16, keys=32, num_warps=4, num_stages=2)
+TILES = AttentionTiles(rows=16, keys=32, num_warps=4, num_stages=2)
 ROWS = Cut(TILES)
 
 
@@ -37,9 +39,13 @@ def tables_of(step: PagedStep) -> StepTables:
     return StepTables(step.block_tables, step.query_start, step.seq_lens)
 
 
+def inputs_of(step: PagedStep) -> AttentionInputs:
+    return AttentionInputs.of_heads(step.turned_q, *step.caches)
+
+
 def by_rows(step: PagedStep, scoring: Scoring, cut=ROWS):
     out = torch.full_like(step.q, torch.nan)
-    attend_by_rows(step.turned_q, *step.caches, tables_of(step), scoring, out, cut)
+    attend_by_rows(inputs_of(step), tables_of(step), scoring, out, cut)
     return out
 
 
@@ -57,7 +63,7 @@ def by_splits(step: PagedStep, scoring: Scoring, cut=None, scratch=None):
     out = torch.full_like(step.q, torch.nan)
     cut = cut or split(step)
     scratch = scratch or scratch_of(step, cut)
-    attend_by_splits(step.turned_q, *step.caches, tables_of(step), scoring, out, cut, scratch)
+    attend_by_splits(inputs_of(step), tables_of(step), scoring, out, cut, scratch)
     assert not scratch.counters.any()  # ready for the next layer
     return out
 
@@ -180,7 +186,8 @@ def test_values_that_are_a_prefix_of_keys(device, run):
     latent = replace(step, caches=(keys, KVStore(keys.codec, [numbers[..., :64]])))
     out = torch.full_like(expected, torch.nan)
     cut = split(latent) if run is by_splits else ROWS
-    arguments = latent.q, *latent.caches, tables_of(latent), Scoring(0.1), out, cut
+    inputs = AttentionInputs.of_heads(latent.q, *latent.caches)
+    arguments = inputs, tables_of(latent), Scoring(0.1), out, cut
     if run is by_splits:
         attend_by_splits(*arguments, scratch_of(latent, cut))
     else:
@@ -262,7 +269,8 @@ def attention_of(shape: Shape, device, is_invariant=False) -> GpuAttention:
 
 def attended(attention: GpuAttention, step: PagedStep, scoring: Scoring, plan):
     out = torch.full_like(step.q, torch.nan)
-    attention.attend(step.turned_q, *step.caches, tables_of(step), scoring, out, plan)
+    layer = AttentionLayer(*step.caches, scoring)
+    attention.attend(step.turned_q, layer, tables_of(step), out, plan)
     return out
 
 

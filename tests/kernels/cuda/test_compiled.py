@@ -12,7 +12,12 @@ import torch
 from paged_steps import Shape, paged_step
 from triton_tools import SHARED_LIMIT, Compiled, launches
 
-from octavo.kernels.cuda.attention import SplitScratch, attend_by_rows, attend_by_splits
+from octavo.kernels.cuda.attention import (
+    AttentionInputs,
+    SplitScratch,
+    attend_by_rows,
+    attend_by_splits,
+)
 from octavo.kernels.cuda.attention_plan import (
     AttentionLimits,
     AttentionPlanner,
@@ -24,7 +29,8 @@ from octavo.kernels.cuda.attention_plan import (
     scratch_size,
 )
 from octavo.kernels.cuda.kv_copy import launch_copies
-from octavo.kernels.cuda.kv_write import HeadNorms, Rope, write_kv
+from octavo.kernels.cuda.kv_write import write_kv
+from octavo.kernels.cuda.ops import AttentionLayer, HeadNorms, Rope
 
 CPU = torch.device("cpu")
 # Two registers that are put aside once are none that a loop waits for.
@@ -63,7 +69,8 @@ def attend_of(shape: Shape, arch: int, max_query: int, is_invariant=False) -> tu
     heads = HeadShape.of(step.q, *step.caches)
     planner = AttentionPlanner([heads], LIMITS, Gpu(arch, num_processors=132), is_invariant)
     cut = planner.plan(2, max_query).cuts[heads]
-    arguments = (step.q, *step.caches, tables, SCORING, torch.empty_like(step.q), cut)
+    inputs = AttentionInputs.of_heads(step.q, *step.caches)
+    arguments = (inputs, tables, SCORING, torch.empty_like(step.q), cut)
     if cut.num_splits:
         scratch = SplitScratch.of(scratch_size(cut, heads, 2), CPU)
         (launch,) = launches(lambda: attend_by_splits(*arguments, scratch))
@@ -135,7 +142,8 @@ def test_writing_fuses_nothing_that_rounds_less(kv, arch):
     norms, rope = HeadNorms(weight, weight, 1e-6), Rope(torch.zeros(50, 128))
     qkv = torch.zeros(100, 8 * 128).bfloat16()
     q = torch.zeros(100, 4, 128).bfloat16()
-    (launch,) = launches(lambda: write_kv(qkv, tokens, tokens, *step.caches, q, norms, rope))
+    layer = AttentionLayer(*step.caches, SCORING, norms, rope)
+    (launch,) = launches(lambda: write_kv(qkv, tokens, tokens, layer, q))
     made = launch.compiled(arch)
     assert fits(made, arch) and "fma.rn.f32" not in made.ptx
 

@@ -26,7 +26,7 @@ from octavo.core.sampling_params import SamplingParams
 from octavo.core.scheduler import Scheduler, SchedulerConfig
 from octavo.executor.hash_model import FunctionProposer
 from octavo.kernels.cuda.attention_plan import Gpu
-from octavo.kernels.cuda.gemm_dispatch import Conditions
+from octavo.kernels.cuda.gemm_dispatch import GemmConditions
 from octavo.models.config import ModelConfig
 from octavo.models.kv_groups import group_layers
 from octavo.runtime import cuda_components
@@ -76,7 +76,7 @@ class InterpretedKit(TritonComponents):
 
 def kernels_on(device: str) -> TritonComponents:
     kit_type = InterpretedKit if device == "cpu" else TritonComponents
-    return kit_type(torch.device(device), Conditions(Gpu(90, 8), torch.float32))
+    return kit_type(torch.device(device), GemmConditions(Gpu(90, 8), torch.float32))
 
 
 def answers(components: DeviceComponents, model_config: ModelConfig) -> dict[str, list[int]]:

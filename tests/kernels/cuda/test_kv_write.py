@@ -9,8 +9,10 @@ pytest.importorskip("triton")
 import torch
 
 from octavo.kernels import reference
-from octavo.kernels.cuda.kv_write import HeadNorms, Rope, write_kv
-from octavo.kernels.kv_stores import CODECS, KVStore, Rotated, rotate
+from octavo.kernels.cuda.attention_plan import Scoring
+from octavo.kernels.cuda.kv_write import write_kv
+from octavo.kernels.cuda.ops import AttentionLayer, HeadNorms, Rope
+from octavo.kernels.kv_stores import CODECS, HadamardCodec, KVStore, hadamard_rotate
 
 
 def empty_stores(kv, num_kv_heads, head_dim, device):
@@ -54,8 +56,8 @@ def expected_of(qkv, positions, slots, q_shape, kv, norms, rope):
     stores = empty_stores(kv, k.shape[1], head_dim, qkv.device)
     is_written = slots >= 0
     reference.store_kv(k[is_written], v[is_written], *stores, slots[is_written])
-    if isinstance(stores[0].codec, Rotated):
-        q = (rotate(q.float()) / (head_dim & -head_dim)).to(q.dtype)
+    if isinstance(stores[0].codec, HadamardCodec):
+        q = (hadamard_rotate(q.float()) / (head_dim & -head_dim)).to(q.dtype)
     return q, stores
 
 
@@ -68,7 +70,7 @@ def check(device, kv="float32", dtype=torch.float32, heads=(6, 2), head_dim=64, 
     slots[3] = -1  # a row that only fills up the batch
     stores = empty_stores(kv, num_kv_heads, head_dim, device)
     q = torch.empty(num_tokens, num_heads, head_dim, dtype=dtype, device=device)
-    write_kv(qkv, positions, slots, *stores, q, norms, rope)
+    write_kv(qkv, positions, slots, AttentionLayer(*stores, Scoring(1.0), norms, rope), q)
     wanted_q, wanted = expected_of(qkv, positions, slots, q.shape, kv, norms, rope)
     assert torch.allclose(q, wanted_q, rtol=tolerance, atol=tolerance)
     for store, other in zip(stores, wanted, strict=True):

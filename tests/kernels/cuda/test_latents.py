@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 pytest.importorskip("triton")
@@ -15,9 +17,9 @@ from octavo.kernels.cuda.attention_plan import AttentionLimits, Gpu, HeadShape, 
 from octavo.kernels.cuda.latents import GpuLatents, LatentSizes, multiply_heads
 from octavo.kernels.cuda.ops import LatentLayer, Rope, StepTensors
 from octavo.kernels.cuda.plain_ops import PlainOps
-from octavo.kernels.cuda.products import Norm
 from octavo.kernels.cuda.weights import DenseWeight
 from octavo.kernels.kv_stores import KVStore, codecs_of
+from octavo.kernels.op_arguments import RowNorm
 
 BLOCK_SIZE, FEW_BYTES = 4, 16
 
@@ -58,17 +60,24 @@ def step_of(sequences, device):
 
 
 def layer_of(heads, rank, nope_dim, rope_dim, value_dim, device, interleaved=True):
+    """A layer without caches."""
     kv_b = random(heads * (nope_dim + value_dim), rank, device=device, seed=5) / rank**0.5
     angles = random(200, rope_dim // 2, device=device, seed=6)
     rope = Rope(torch.cat([angles.cos(), angles.sin()], dim=1), interleaved)
-    norm = Norm(random(rank, device=device, seed=7), 1e-5)
-    return LatentLayer(DenseWeight(kv_b), norm, rope, 0.2)
+    norm = RowNorm(random(rank, device=device, seed=7), 1e-5)
+    return LatentLayer(DenseWeight(kv_b), norm, rope, 0.2, None, None)
 
 
-def gpu_latents(layer, heads, step, caches, num_tokens, dtype=torch.float32, gpu=None, **settings):
+def with_caches(layer, caches):
+    return replace(layer, latents=caches[0], rope_keys=caches[1])
+
+
+def gpu_latents(layer, heads, step, num_tokens, dtype=torch.float32, gpu=None, **settings):
     rank, rope_dim = layer.kv_b.shape[1], layer.rope.cos_sin.shape[1]
     device = layer.kv_b.values.device
-    shape = HeadShape.of_latents(torch.empty(0, heads, rank, dtype=dtype), *caches)
+    shape = HeadShape.of_latents(
+        torch.empty(0, heads, rank, dtype=dtype), layer.latents, layer.rope_keys
+    )
     limits = AttentionLimits(len(step.tables[0].seq_lens), 4, 200)
     attention = GpuAttention([shape], limits, gpu or Gpu(90, 8), device, **settings)
     sizes = [LatentSizes(heads, rank, rope_dim)]
@@ -76,12 +85,11 @@ def gpu_latents(layer, heads, step, caches, num_tokens, dtype=torch.float32, gpu
 
 
 def attend(step, q, ckv, caches, layer, **settings):
-    attention, latents = gpu_latents(layer, q.shape[1], step, caches, len(q), **settings)
+    layer = with_caches(layer, caches)
+    attention, latents = gpu_latents(layer, q.shape[1], step, len(q), **settings)
     value_dim = layer.kv_b.shape[0] // q.shape[1] - (q.shape[2] - layer.rope.cos_sin.shape[1])
     out = torch.full((len(q), q.shape[1], value_dim), torch.nan, device=q.device)
-    plan = attention.plan(step.num_seqs, step.max_query)
-    places = step.positions, step.slots[0], step.tables[0]
-    latents.attend(q, ckv, *places, caches, layer, attention, plan, out)
+    latents.attend(q, ckv, step, layer, attention, out)
     return out
 
 
@@ -122,7 +130,7 @@ def test_the_same_as_in_plain_torch(device, name, kv, tolerance):
         fill(caches, 300, device)
     got = attend(step, q, ckv, ours, layer)
     expected = torch.full_like(got, torch.nan)
-    PlainOps().attend_latents(q, ckv, step, 0, *theirs, layer, expected)
+    PlainOps().attend_latents(q, ckv, step, with_caches(layer, theirs), expected)
     real = slice(0, step.num_tokens - 1)
     assert (got[real] - expected[real]).abs().max() <= tolerance * expected[real].abs().max()
     for own, other in zip(ours, theirs, strict=True):
@@ -175,15 +183,13 @@ def test_compiled(arch, kv, heads, is_invariant, num_tokens, max_query):
     caches = caches_of(kv, 3, 512, 64, "cpu", block_size=16)
     rope = Rope(torch.zeros(10, 64), True)
     kv_b = DenseWeight(torch.zeros(heads * 256, 512, dtype=torch.bfloat16))
-    layer = LatentLayer(kv_b, Norm(torch.ones(512), 1e-5), rope, 0.1)
+    layer = LatentLayer(kv_b, RowNorm(torch.ones(512), 1e-5), rope, 0.1, *caches)
     settings = {"dtype": torch.bfloat16, "gpu": Gpu(arch, 132), "is_invariant": is_invariant}
-    attention, latents = gpu_latents(layer, heads, step, caches, num_tokens, **settings)
+    attention, latents = gpu_latents(layer, heads, step, num_tokens, **settings)
     q = torch.zeros(num_tokens, heads, 192, dtype=torch.bfloat16)
     ckv = torch.zeros(num_tokens, 576, dtype=torch.bfloat16)
     out = torch.zeros(num_tokens, heads, 128, dtype=torch.bfloat16)
-    plan = attention.plan(step.num_seqs, max_query)
-    places = step.positions, step.slots[0], step.tables[0]
-    seen = launches(lambda: latents.attend(q, ckv, *places, caches, layer, attention, plan, out))
+    seen = launches(lambda: latents.attend(q, ckv, step, layer, attention, out))
     names = [launch.kernel.__name__ for launch in seen]
     assert names[:2] == ["_write", "_multiply_heads"] and names[-1] == "_multiply_heads"
     for launch in seen:

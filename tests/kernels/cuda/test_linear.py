@@ -14,9 +14,10 @@ from triton_tools import ARCHS, SHARED_LIMIT, launches
 
 from octavo.kernels import reference
 from octavo.kernels.cuda.linear import linear, tiling_of
-from octavo.kernels.cuda.products import ACTIVATIONS, Around, Norm
+from octavo.kernels.cuda.products import ACTIVATIONS, GemmFusion
 from octavo.kernels.cuda.splits import Workspace
 from octavo.kernels.cuda.weights import DenseWeight, W4Weight, W8Weight
+from octavo.kernels.op_arguments import RowNorm
 
 # Relative errors.
 DTYPES = [(torch.float32, 1e-5), (torch.float16, 2e-3), (torch.bfloat16, 2e-2)]
@@ -24,8 +25,8 @@ SPLITS = [False, True]
 FEW_BYTES = 16  # that are put aside once, as products in the memory of tensor cores have it
 
 
-def run(x, weight, split, out=None, rows=16, row_tiles=1, around=Around()):  # noqa: B008
-    gated = around.activation is not None
+def run(x, weight, split, out=None, rows=16, row_tiles=1, fusion=GemmFusion()):  # noqa: B008
+    gated = fusion.activation is not None
     tiling = tiling_of(weight, rows, 8, gated=gated, row_tiles=row_tiles)
     assert tiling.splits > 1
     if not split:
@@ -35,7 +36,7 @@ def run(x, weight, split, out=None, rows=16, row_tiles=1, around=Around()):  # n
     if out is None:
         width = weight.shape[0] // 2 if gated else weight.shape[0]
         out = torch.full((len(x), width), torch.nan, dtype=x.dtype, device=x.device)
-    linear(x, weight, out, tiling, workspace, around)
+    linear(x, weight, out, tiling, workspace, fusion)
     assert not workspace.counters.any()  # ready for the next product
     return out
 
@@ -53,7 +54,7 @@ def test_products(device, kind, dtype, tolerance):
         x = random(rows, 3 + k, dtype=dtype, device=device)[:, 3:]
         bias = random(n, device=device, seed=2)
         expected = x.double() @ weight.dense(torch.float64).T + bias
-        got = run(x, weight, split, rows=16 if rows == 1 else 32, around=Around(bias=bias))
+        got = run(x, weight, split, rows=16 if rows == 1 else 32, fusion=GemmFusion(bias=bias))
         assert_near(got, expected, tolerance)
 
 
@@ -75,9 +76,9 @@ def test_norms_before_and_activations_behind(device, split, dtype, kind, activat
     x = random(4, 1280, dtype=dtype, device=device) * 100
     weight = device_weight(kind, 66, 1280, dtype, device)
     size = weight.dense(torch.float32).norm(dim=1).mean()
-    norm = Norm(random(1280, device=device, seed=2) / size, 1e-5)
+    norm = RowNorm(random(1280, device=device, seed=2) / size, 1e-5)
     bias = random(66, device=device, seed=3)
-    got = run(x, weight, split, around=Around(norm, bias, activation))
+    got = run(x, weight, split, fusion=GemmFusion(norm, bias, activation))
     normed = reference.rmsnorm(x.double().float(), *norm).double()
     expected = normed @ weight.dense(torch.float64).T + bias
     if activation is not None:
@@ -91,7 +92,7 @@ def test_added_to_the_residual_stream(device, split, kind):
     x, weight = random(3, 1024, device=device), device_weight(kind, 40, 1024, device=device)
     stream = random(3, 50, device=device, seed=2)
     before = stream.double()
-    run(x, weight, split, out=stream[:, 5:45], around=Around(accumulate=True))
+    run(x, weight, split, out=stream[:, 5:45], fusion=GemmFusion(accumulate=True))
     product = x.double() @ weight.dense(torch.float64).T
     assert_near(stream[:, 5:45], before[:, 5:45] + product, 1e-6)
     assert torch.equal(stream[:, :5], before[:, :5].float())
@@ -115,7 +116,7 @@ def test_products_of_one_stream_share_their_memory(device):
     workspace = Workspace.for_all(tilings, device)
     for weight, tiling in list(zip(weights, tilings, strict=True)) * 2:
         out = torch.empty(2, weight.shape[0], device=device)
-        linear(x, weight, out, tiling, workspace, Around())
+        linear(x, weight, out, tiling, workspace, GemmFusion())
         assert_near(out, x.double() @ weight.dense(torch.float64).T, 1e-6)
 
 
@@ -182,8 +183,8 @@ def test_compiled(kind, arch, of):
     assert (tiling.splits > 1) == (n == 1024)
     workspace = Workspace.for_all([tiling], "meta")
     out = nothing(3, n // 2 if activation else n)
-    around = Around(Norm(nothing(k), 1e-5), None, activation)
-    (launch,) = launches(lambda: linear(x, weight, out, tiling, workspace, around))
+    fusion = GemmFusion(RowNorm(nothing(k), 1e-5), None, activation)
+    (launch,) = launches(lambda: linear(x, weight, out, tiling, workspace, fusion))
     made = launch.compiled(arch)
     assert made.spills == 0 and made.registers <= 168
     assert made.shared <= 64 << 10  # so that a large GPU has three programs a multiprocessor
@@ -199,7 +200,7 @@ def test_compiled_for_many_rows(kind, rows, arch):
     weight, x, out = of_kind(kind, 4096, 4096), nothing(rows, 4096), nothing(rows, 4096)
     tiling = tiling_of(weight, rows, 132)
     workspace = Workspace.for_all([tiling], "meta")
-    (launch,) = launches(lambda: linear(x, weight, out, tiling, workspace, Around()))
+    (launch,) = launches(lambda: linear(x, weight, out, tiling, workspace, GemmFusion()))
     made = launch.compiled(arch)
     assert made.spills <= FEW_BYTES and made.shared <= SHARED_LIMIT[arch]
     words = {90: "wgmma.mma_async", 100: "tcgen05.mma"}

@@ -20,7 +20,7 @@ from octavo.kernels.cuda.activations import (
 )
 from octavo.kernels.cuda.elementwise import to_codes
 from octavo.kernels.cuda.norms import MAX_WIDTH, layernorm, rmsnorm
-from octavo.kernels.cuda.products import Norm
+from octavo.kernels.op_arguments import RowNorm
 
 # Relative errors. The interpreter cuts bfloat16 off.
 FLOATS = [(torch.float32, 2e-6), (torch.float16, 1e-3), (torch.bfloat16, 2e-2)]
@@ -39,7 +39,7 @@ def random(*shape, dtype=torch.float32, device="cpu", seed=0):
 
 
 def norm(width, device, seed=1):
-    return Norm(random(width, device=device, seed=seed) + 1, 1e-5)
+    return RowNorm(random(width, device=device, seed=seed) + 1, 1e-5)
 
 
 def assert_near(got, expected, tolerance):
@@ -200,7 +200,7 @@ def test_compiled(arch):
     """The widest rows stay in registers."""
     x = torch.empty(2, MAX_WIDTH, dtype=torch.bfloat16)
     half, scales = x[:, ::2].contiguous(), torch.empty(2)
-    n = Norm(x[0], 1e-5)
+    n = RowNorm(x[0], 1e-5)
 
     def all_kinds():
         rmsnorm(x, n, x, residual=x)

@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 
 from octavo.kernels.cuda import packing
 from octavo.kernels.cuda.packing import expanded, pack
-from octavo.kernels.cuda.products import Around, Norm, PlainProducts
+from octavo.kernels.cuda.products import GemmFusion, PlainProducts
 from octavo.kernels.cuda.weights import TILE_K, DenseWeight, JoinedWeight, W4Weight, W8Weight
+from octavo.kernels.op_arguments import RowNorm
 from octavo.quantization.ggml_types import GGMLType
 from octavo.quantization.levels import E2M1, E5M2, NF4_LEVELS
 
@@ -196,16 +197,16 @@ def test_some_rows_are_a_view(start):
 def test_plain_products_are_those_of_double_precision():
     weight = pack([stored(GGMLType.Q4_K, 24, 512)], "cpu", torch.float32)
     x, bias = torch.randn(5, 512), torch.randn(24)
-    norm = Norm(torch.rand(512), 1e-5)
+    norm = RowNorm(torch.rand(512), 1e-5)
     out = torch.randn(5, 12)
-    PlainProducts().linear(x, weight, out, Around(norm, bias, "silu"))
+    PlainProducts().linear(x, weight, out, GemmFusion(norm, bias, "silu"))
     wide = x.double()
     wide = wide / (wide.square().mean(1, keepdim=True) + 1e-5).sqrt() * norm.weight
     gate, up = (wide @ weight.dense(torch.float64).T + bias).chunk(2, dim=1)
     assert torch.allclose(out.double(), gate / (1 + torch.exp(-gate)) * up, atol=1e-4)
     before = out.clone()
     down = weight.narrow(0, 12)
-    PlainProducts().linear(x, down, out, Around(accumulate=True))
+    PlainProducts().linear(x, down, out, GemmFusion(accumulate=True))
     expected = before.double() + x.double() @ down.dense(torch.float64).T
     assert torch.allclose(out.double(), expected, atol=1e-4)
     rows = torch.empty(3, 512)

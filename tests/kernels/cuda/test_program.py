@@ -29,7 +29,7 @@ from weights import stored
 from octavo.kernels import recorder, reference
 from octavo.kernels.fused_ops import CannotFuse, FusedAttention, FusedExperts, FusedRows
 from octavo.kernels.fuser import fuse
-from octavo.kernels.recorder import LayerKV, Value
+from octavo.kernels.recorder import KVRef, Value
 from octavo.quantization.ggml_types import GGMLType
 from octavo.runtime import op_program
 
@@ -99,11 +99,11 @@ def test_activations_in_16_bits(config, dtype, type_):
 def test_logits_of_routers_are_not_rounded():
     model = random_model(MIXTRAL)
     program = fused_program(MIXTRAL, model, dtype=torch.bfloat16, kv="bfloat16")
-    experts = [phase for phase in program.phases if isinstance(phase, FusedExperts)]
+    experts = [op for op in program.ops if isinstance(op, FusedExperts)]
     assert experts
-    for phase in experts:
-        assert program.buffer(phase.logits).dtype == torch.float32
-        assert program.buffer(phase.source).dtype == torch.bfloat16
+    for op in experts:
+        assert program.buffer(op.logits).dtype == torch.float32
+        assert program.buffer(op.source).dtype == torch.bfloat16
 
 
 @given(st.data())
@@ -141,8 +141,8 @@ def test_sinks():
     sinks = np.linspace(-2, 2, LLAMA.num_heads, dtype=np.float32)
     model = random_model(LLAMA)
 
-    def with_sinks(phases):
-        return [replace(p, sinks=sinks) if isinstance(p, FusedAttention) else p for p in phases]
+    def with_sinks(ops):
+        return [replace(p, sinks=sinks) if isinstance(p, FusedAttention) else p for p in ops]
 
     def attend(*arguments):
         return reference.paged_attention(*arguments[:-1], torch.from_numpy(sinks))
@@ -157,7 +157,7 @@ def test_values_that_are_kept_are_hidden_states(config):
     model, depths = random_model(config), range(config.num_layers + 1)
     twin, plan = eager_twin(config, model), op_program.plan_step(model)[0]
     program = fused_program(config, model, depths=depths)
-    values = op_program.StepPlan(program.phases, plan.name_of).streams(depths)
+    values = op_program.StepPlan(program.ops, plan.name_of).streams(depths)
     for step in STEPS[:2]:
         assert_same_answers(program, twin, [step])
         for depth in depths:
@@ -182,7 +182,7 @@ def test_an_early_exit_takes_no_memory_but_leaves_what_is_kept(config):
     plan = op_program.plan_step(model)[0]
     program = fused_program(config, model, depths=[1])
     twin = eager_twin(config, model)
-    kept = program.buffer(op_program.StepPlan(program.phases, plan.name_of).streams([1])[1])
+    kept = program.buffer(op_program.StepPlan(program.ops, plan.name_of).streams([1])[1])
     exit = program.exit_after(1)
     again = exit.exit_after(1)
     assert exit._buffers.num_bytes == again._buffers.num_bytes == 0
@@ -215,7 +215,7 @@ def test_damage_is_of_the_sequence_that_has_it():
     model, step = random_model(LLAMA), STEPS[0]
     program = fused_program(LLAMA, model)
     lone = int(step.token_ids[23])  # of the second sequence
-    program._weight_of([program.phases[0].weight]).values[lone] = torch.inf
+    program._weight_of([program.ops[0].weight]).values[lone] = torch.inf
     program.run(step.padded(64, 3))
     hit = step.token_ids == lone
     sequence = np.searchsorted(step.query_start, np.arange(64), side="right") - 1
@@ -256,9 +256,9 @@ def test_rows_of_their_own():
     for part in parts:  # all have more than one reader, so that nothing is taken in
         gated = recorder.add(gated, recorder.add(part, part))
     recorder.lm_head(gated, stored(table))
-    phases = fuse(tape)
-    assert [p.kind for p in phases if isinstance(p, FusedRows)] == ["silu", *["add"] * 6]
-    program = fused_program(LLAMA, random_model(LLAMA), change=lambda _: phases)
+    ops = fuse(tape)
+    assert [p.kind for p in ops if isinstance(p, FusedRows)] == ["silu", *["add"] * 6]
+    program = fused_program(LLAMA, random_model(LLAMA), change=lambda _: ops)
     step = step_of((0, 0, 9))
     program.run(replace(step.padded(9, 1), token_ids=torch.arange(9, dtype=torch.int32)))
     y = reference.rmsnorm(table[:9], torch.ones(32), 1e-5)
@@ -276,12 +276,12 @@ def attention(q, k, v, qk_norm=(None, None)):
     for i, eps in enumerate(qk_norm):
         if eps is not None:
             heads[i] = recorder.rmsnorm(heads[i], np.ones(16, np.float32), eps)
-    recorder.store_kv(heads[1], heads[2], LayerKV(0), LayerKV(0), None)
-    attended = recorder.paged_attention(heads[0], LayerKV(0), LayerKV(0), None, 0.25)
+    recorder.store_kv(heads[1], heads[2], KVRef(0), KVRef(0), None)
+    attended = recorder.paged_attention(heads[0], KVRef(0), KVRef(0), None, 0.25)
     return attended.view(-1, q.width)
 
 
-def phases_of(*projections, qk_norm=(None, None), head_norm_alone=False):
+def fused_ops_of(*projections, qk_norm=(None, None), head_norm_alone=False):
     """Of one layer of attention, whose queries, keys and values are segments of these products."""
     tape = recorder.Tape()
     x = recorder.embed(Value(tape, None, ()), matrix(11, 32))
@@ -296,13 +296,13 @@ def phases_of(*projections, qk_norm=(None, None), head_norm_alone=False):
 
 
 @pytest.mark.parametrize(
-    ("phases", "reason"),
+    ("ops", "reason"),
     [
-        (phases_of(0, 0, 0, qk_norm=(1e-5, None)), "of layer 0 are not normed alike"),
-        (phases_of(0, 0, 0, qk_norm=(1e-5, 1e-6)), "of layer 0 are not normed alike"),
-        (phases_of(0, 0, 0, head_norm_alone=True), "norms of heads"),
+        (fused_ops_of(0, 0, 0, qk_norm=(1e-5, None)), "of layer 0 are not normed alike"),
+        (fused_ops_of(0, 0, 0, qk_norm=(1e-5, 1e-6)), "of layer 0 are not normed alike"),
+        (fused_ops_of(0, 0, 0, head_norm_alone=True), "norms of heads"),
     ],
 )
-def test_what_no_op_does_is_refused_with_the_reason(phases, reason):
+def test_what_no_op_does_is_refused_with_the_reason(ops, reason):
     with pytest.raises(CannotFuse, match=reason):
-        fused_program(LLAMA, random_model(LLAMA), change=lambda _: phases)
+        fused_program(LLAMA, random_model(LLAMA), change=lambda _: ops)

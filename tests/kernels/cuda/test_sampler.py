@@ -167,7 +167,7 @@ def test_placeholders_become_the_last_tokens(device):
 
 ALL_KERNELS = {
     *("_find_peaks", "_sum_weights", "_pick", "_change", "_put_back"),
-    *("_mark", "_list", "_keep_typical", "_pick_cut", "_judge_chunk", "_judge_row"),
+    *("_mark", "_list", "_keep_typical", "_pick_cut", "_logprobs_of_chunk", "_logprobs_of_row"),
 }
 
 
@@ -188,6 +188,6 @@ def test_compiled(arch):
     for name, each in made.items():
         assert each.spills == 0 and each.shared <= 8 << 10, name
         assert each.registers <= 128, name  # so that 16 warps find room
-    for name in ("_find_peaks", "_sum_weights", "_pick", "_mark", "_list", "_judge_chunk"):
+    for name in ("_find_peaks", "_sum_weights", "_pick", "_mark", "_list", "_logprobs_of_chunk"):
         assert "ld.global.v4" in made[name].ptx, name  # 16 bytes at a time
     assert "fma.rn.f32" not in made["_change"].ptx  # which would round less than the oracle

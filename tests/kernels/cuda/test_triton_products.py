@@ -11,9 +11,10 @@ from device_weights import KINDS, device_weight, random
 
 from octavo.kernels.cuda import triton_products
 from octavo.kernels.cuda.attention_plan import Gpu
-from octavo.kernels.cuda.gemm_dispatch import Conditions, GemmKind, gemm_kind
-from octavo.kernels.cuda.products import Around, Norm, PlainProducts
-from octavo.kernels.cuda.triton_products import TritonProducts, Use
+from octavo.kernels.cuda.gemm_dispatch import GemmConditions, GemmKind, gemm_kind
+from octavo.kernels.cuda.products import GemmFusion, PlainProducts
+from octavo.kernels.cuda.triton_products import TritonProducts, WeightUse
+from octavo.kernels.op_arguments import RowNorm
 
 HOPPER, AMPERE = Gpu(90, 8), Gpu(80, 8)
 ALL = [*KINDS, "joined"]
@@ -25,19 +26,19 @@ FLOAT32, BFLOAT16, CODED = 1e-5, 2e-2, 4e-2
 def products_of(weight, x, **settings):
     settings = {"gpu": HOPPER, "gated": False} | settings
     gpu, gated = settings.pop("gpu"), settings.pop("gated")
-    conditions = Conditions(gpu, x.dtype, **settings)
-    made = TritonProducts([Use(weight, len(x), gated)], conditions, x.device)
+    conditions = GemmConditions(gpu, x.dtype, **settings)
+    made = TritonProducts([WeightUse(weight, len(x), gated)], conditions, x.device)
     for memory in ("_normed", "_wide", "_scratch", "_scales"):
         getattr(made, memory).fill_(torch.nan)
     return made
 
 
 def around_of(what, device):
-    norm, bias = Norm(random(K, device=device, seed=5), 1e-5), random(N, device=device, seed=6)
+    norm, bias = RowNorm(random(K, device=device, seed=5), 1e-5), random(N, device=device, seed=6)
     return {
-        "nothing": Around(),
-        "all before": Around(norm, bias, "gelu_tanh"),
-        "a residual": Around(norm, bias, None, accumulate=True),
+        "nothing": GemmFusion(),
+        "all before": GemmFusion(norm, bias, "gelu_tanh"),
+        "a residual": GemmFusion(norm, bias, None, accumulate=True),
     }[what]
 
 
@@ -46,16 +47,16 @@ def around_of(what, device):
 @pytest.mark.parametrize("rows", [2, pytest.param(70, marks=pytest.mark.long)])
 def test_products(device, kind, what, rows):
     for dtype in (torch.float32, torch.bfloat16):
-        weight, around = device_weight(kind, N, K, dtype, device), around_of(what, device)
+        weight, fusion = device_weight(kind, N, K, dtype, device), around_of(what, device)
         x = random(rows, K, dtype=dtype, device=device)
-        gated = around.activation is not None
+        gated = fusion.activation is not None
         out = random(rows, N // 2 if gated else N, dtype=dtype, device=device, seed=7)
         expected = out.float()
-        PlainProducts().linear(x.float(), weight, expected, around)
-        products_of(weight, x, gated=gated).linear(x, weight, out, around)
-        way = gemm_kind(weight, rows, Conditions(HOPPER, dtype))
+        PlainProducts().linear(x.float(), weight, expected, fusion)
+        products_of(weight, x, gated=gated).linear(x, weight, out, fusion)
+        gemm = gemm_kind(weight, rows, GemmConditions(HOPPER, dtype))
         tolerance = FLOAT32 if dtype == torch.float32 else BFLOAT16
-        if way in (GemmKind.FP8, GemmKind.INT8):
+        if gemm in (GemmKind.FP8, GemmKind.INT8):
             tolerance = CODED
         assert (out.float() - expected).abs().max() <= tolerance * expected.abs().max()
 
@@ -66,14 +67,14 @@ def test_norms_in_float16_go_first(device, kind, rows):
     """Whose range inputs of 300, times a norm's weight of 400, would leave."""
     weight = device_weight(kind, N, K, torch.float16, device)
     x = random(rows, K, dtype=torch.float16, device=device) * 100
-    around = Around(Norm(torch.full((K,), 400.0, device=device), 1e-5))
+    fusion = GemmFusion(RowNorm(torch.full((K,), 400.0, device=device), 1e-5))
     out = torch.zeros(rows, N, dtype=torch.float16, device=device)
     weight_scale = 1000 * weight.dense(torch.float32).abs().max()
     if kind == "float":
         weight.values.div_(weight_scale)
     expected = torch.zeros(rows, N, device=device)
-    PlainProducts().linear(x.float(), weight, expected, around)
-    products_of(weight, x).linear(x, weight, out, around)
+    PlainProducts().linear(x.float(), weight, expected, fusion)
+    products_of(weight, x).linear(x, weight, out, fusion)
     assert (out.float() - expected).abs().max() <= 1e-2 * expected.abs().max()
 
 
@@ -87,7 +88,7 @@ def test_products_in_8_bits_are_those_of_rounded_activations(device, kind):
     rounded = (units.to(code).float() if weight.is_fp8 else units.round()) * scale
     expected = rounded.double() @ weight.dense(torch.float64).T
     out = torch.zeros(40, N, dtype=dtype, device=device)
-    products_of(weight, x).linear(x, weight, out, Around())
+    products_of(weight, x).linear(x, weight, out, GemmFusion())
     assert (out.double() - expected).abs().max() <= 2**-8 * expected.abs().max()
 
 
@@ -105,7 +106,7 @@ def test_what_is_not_rounded_is_expanded(device, kind, settings):
     weight = device_weight(kind, N, K, torch.bfloat16, device)
     x = random(70, K, dtype=torch.bfloat16, device=device)
     out = torch.zeros(70, N, dtype=torch.bfloat16, device=device)
-    products_of(weight, x, **settings).linear(x, weight, out, Around())
+    products_of(weight, x, **settings).linear(x, weight, out, GemmFusion())
     expected = x.double() @ weight.dense(torch.bfloat16).double().T
     assert (out.double() - expected).abs().max() <= 2**-8 * expected.abs().max()
 
@@ -115,12 +116,12 @@ def test_pieces_of_rows_and_of_outputs_are_the_whole(device, kind, monkeypatch):
     n = 320
     weight, x = device_weight(kind, n, K, device=device), random(150, K, device=device)
     expected = torch.zeros(150, n, device=device)
-    PlainProducts().linear(x, weight, expected, Around())
+    PlainProducts().linear(x, weight, expected, GemmFusion())
     monkeypatch.setattr(triton_products, "PIECE_ROWS", 100)
     monkeypatch.setattr(triton_products, "_INTEGER_ROWS", 40)
     monkeypatch.setattr(triton_products, "_EXPANDED_VALUES", 128 * K)
     out = torch.zeros(150, n, device=device)
-    products_of(weight, x).linear(x, weight, out, Around())
+    products_of(weight, x).linear(x, weight, out, GemmFusion())
     tolerance = CODED if kind == "int8 for int8" else FLOAT32
     assert (out - expected).abs().max() <= tolerance * expected.abs().max()
 
@@ -129,19 +130,19 @@ def test_pieces_of_rows_and_of_outputs_are_the_whole(device, kind, monkeypatch):
 @pytest.mark.parametrize("gated", [False, True])
 def test_invariant_rows_have_the_same_bits_in_any_company(device, kind, gated):
     weight, x = device_weight(kind, N, K, device=device), random(90, K, device=device)
-    around = around_of("all before" if gated else "nothing", device)
+    fusion = around_of("all before" if gated else "nothing", device)
     products = products_of(weight, x, gated=gated, invariant=True)
 
     def rows(start, stop):
         out = torch.full((stop - start, N // 2 if gated else N), torch.nan, device=device)
-        products.linear(x[start:stop], weight, out, around)
+        products.linear(x[start:stop], weight, out, fusion)
         return out
 
     together = rows(0, 90)
     for start, stop in [(0, 1), (89, 90), (10, 30), (31, 80)]:
         assert torch.equal(rows(start, stop), together[start:stop])
     expected = torch.zeros_like(together)
-    PlainProducts().linear(x, weight, expected, around)
+    PlainProducts().linear(x, weight, expected, fusion)
     assert (together - expected).abs().max() <= FLOAT32 * expected.abs().max()
 
 
@@ -162,7 +163,7 @@ def test_logits_are_float32(device, rows):
     weight = device_weight("float", N, K, torch.bfloat16, device)
     x = random(rows, K, dtype=torch.bfloat16, device=device)
     out = torch.zeros(rows, N, device=device)
-    products_of(weight, x).linear(x, weight, out, Around())
+    products_of(weight, x).linear(x, weight, out, GemmFusion())
     expected = x.double() @ weight.dense(torch.float64).T
     assert (out.double() - expected).abs().max() <= FLOAT32 * expected.abs().max()
 
@@ -175,7 +176,7 @@ def test_logits_of_fp8_are_not_rounded_to_16_bits(device):
     rounded = (x.float() / scale).to(torch.float8_e4m3fn).double() * scale
     bias = random(N, device=device, seed=6)
     out = torch.zeros(40, N, device=device)
-    products_of(weight, x).linear(x, weight, out, Around(bias=bias))
+    products_of(weight, x).linear(x, weight, out, GemmFusion(bias=bias))
     expected = rounded @ weight.dense(torch.float64).T + bias
     assert (out.double() - expected).abs().max() <= 1e-5 * expected.abs().max()
 

@@ -33,7 +33,7 @@ from octavo.core.token_mask import create_mask
 from octavo.executor.hash_model import FunctionProposer
 from octavo.kernels.cuda import triton_products
 from octavo.kernels.cuda.attention_plan import Gpu
-from octavo.kernels.cuda.gemm_dispatch import Conditions
+from octavo.kernels.cuda.gemm_dispatch import GemmConditions
 from octavo.layers.rope_config import RopeConfig
 from octavo.models.config import ModelConfig
 from octavo.models.kv_groups import group_layers
@@ -78,7 +78,7 @@ HOPPER = Gpu(90, 8)
 # 8 bits at 32 rows, on compute 9.0.
 FEW_BYTES = 32
 # Some of those that are launched.
-KERNELS = {"_linear", "attend_rows", "attend_splits", "_pick_cut", "_change", "_judge_row"}
+KERNELS = {"_linear", "attend_rows", "attend_splits", "_pick_cut", "_change", "_logprobs_of_row"}
 
 
 class NotedComponents(TritonComponents):
@@ -92,14 +92,14 @@ class NotedComponents(TritonComponents):
 
 
 def started(config: ModelConfig, type: GGMLType, gpu: Gpu = HOPPER, dtype: str = "float32") -> Rank:
-    components = NotedComponents(torch.device("cpu"), Conditions(gpu, getattr(torch, dtype)))
+    components = NotedComponents(torch.device("cpu"), GemmConditions(gpu, getattr(torch, dtype)))
     spec = RankSpec(Path(), dtype=dtype, block_size=BLOCK_SIZE)
     rank = Rank(
         spec, config, FusedBackend(spec, random_model(config, type), config, components=components)
     )
     groups = group_layers(config.kv_layers)
     rank.start(RankLimits(NUM_BLOCKS, MAX_SEQS, MAX_LEN, MAX_TOKENS, groups))
-    rank.forward._sampled.judged.fill_(1)  # log-probabilities, as nobody computes any
+    rank.forward._sampled.logprobs.fill_(1)  # log-probabilities, as nobody computes any
     return rank
 
 
@@ -151,7 +151,7 @@ def test_nothing_is_compiled_while_requests_wait(name):
 
 def test_without_it_much_is_compiled(monkeypatch):
     """So that these keys say something."""
-    monkeypatch.setattr(cuda_warmup, "shapes", lambda *_: ())
+    monkeypatch.setattr(cuda_warmup, "warm_up_shapes", lambda *_: ())
     monkeypatch.setattr(DecodeGraphs, "capture", lambda self: None)
     made = []
     # Copies of blocks, over the cache of the trial and that of the engine.

@@ -157,7 +157,7 @@ def test_targets_name_modules_exactly_by_pattern_or_by_class():
     ):
         packed = pack_quantized(rng, 32, 64, bits)
         assert assemble(packed.tensors, given, f"{name}.weight").bits == bits
-    with pytest.raises(ModelFileError, match=r"lm_head\.weight.*to be ignored"):
+    with pytest.raises(ModelFileError, match=r"lm_head\.weight.*config ignores it"):
         assemble(packed.tensors, given, "model.lm_head.weight")
     given["config_groups"].pop("group_0")
     with pytest.raises(ModelFileError, match="no group"):

@@ -139,7 +139,7 @@ def test_what_does_not_fit():
         ({"group_size": 0}, ModelFileError, "group_size"),
         ({"sym": "yes"}, ModelFileError, "sym"),
         ({"checkpoint_format": "marlin"}, UnsupportedModelError, "marlin"),
-        ({"is_marlin_format": True}, UnsupportedModelError, "some kernels"),
+        ({"is_marlin_format": True}, UnsupportedModelError, "special kernels"),
         ({"dynamic": {"(": {}}}, ModelFileError, "not a regular expression"),
         ({"dynamic": {"+:(?<=a)b": {}}}, ModelFileError, "only groups"),
         ({"dynamic": {f"x{n}": {} for n in range(2001)}}, ModelFileError, "more than 2000"),

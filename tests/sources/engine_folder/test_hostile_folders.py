@@ -363,7 +363,7 @@ def test_any_text(target, text):
         (("program", "phases", 0, "kind"), "run", r"phases\[0\].kind"),
         (("program", "phases", 0, "weight"), "other", r"phases\[0\].weight.*no weight 'other'"),
         (("program", "phases", 1, "remainder_above"), -2, r"phases\[1\].remainder_above"),
-        (("program", "phases", 1, "source"), [1, 96], "read before a phase writes it"),
+        (("program", "phases", 1, "source"), [1, 96], "read before an op writes it"),
         (("program", "phases", 1, "source"), [0, 47], "cannot be seen as"),
         (("program", "phases", 1, "source"), [10**6, 48], "there are [0-9]+ values"),
         (("program", "phases", 2, "layer"), 2, r"phases\[2\].layer"),

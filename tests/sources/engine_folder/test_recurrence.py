@@ -34,10 +34,10 @@ def read(document, constants, shapes, config):
 
 
 @pytest.mark.parametrize("name", RECURRENCES)
-def test_phases_come_back(name):
+def test_fused_ops_come_back(name):
     plan, document, constants, shapes, config = written(name)
     again = read(document, constants, shapes, config)
-    pairs = zip(plan.phases, again.phases, strict=True)
+    pairs = zip(plan.ops, again.ops, strict=True)
     recurrent = [pair for pair in pairs if isinstance(pair[0], FusedRecurrence)]
     assert len(recurrent) >= 2
     for ours, theirs in recurrent:
@@ -66,11 +66,11 @@ def test_configs_come_back(name):
 )
 def test_what_does_not_fit_is_refused(change, complaint):
     _, document, constants, shapes, config = written("mamba2")
-    phases = copy.deepcopy(document)["phases"]
-    place = next(i for i, phase in enumerate(phases) if phase["kind"] == "recurrence")
-    phases[place] |= change
+    ops = copy.deepcopy(document)["phases"]
+    place = next(i for i, op in enumerate(ops) if op["kind"] == "recurrence")
+    ops[place] |= change
     with pytest.raises(ModelFileError, match=complaint):
-        read({**document, "phases": phases}, constants, shapes, config)
+        read({**document, "phases": ops}, constants, shapes, config)
 
 
 @pytest.mark.parametrize(

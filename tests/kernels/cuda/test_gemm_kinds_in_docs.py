@@ -1,4 +1,4 @@
-"""docs/gpu.md says by what products are computed: as the code does."""
+"""The table of matrix products in docs/gpu.md is that of the code."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ PAGE = Path(__file__).parents[3] / "docs" / "gpu.md"
 
 def test_the_table_of_products_is_the_codes():
     rows = [
-        f"| {format} | {' | '.join(way.name for way in found)} |"
-        for format, found in gemm_dispatch.table(gemm_dispatch.Conditions(Gpu(90, 132)))
+        f"| {format} | {' | '.join(kind.name for kind in found)} |"
+        for format, found in gemm_dispatch.table(gemm_dispatch.GemmConditions(Gpu(90, 132)))
     ]
     text = PAGE.read_text("utf-8")
-    table = text.partition("<!-- ways -->\n")[2].partition("<!-- /ways -->")[0]
+    table = text.partition("<!-- gemm kinds -->\n")[2].partition("<!-- /gemm kinds -->")[0]
     assert table.splitlines()[2:] == rows
