@@ -16,10 +16,10 @@ from octavo.cli.quantize import progress_bar
 from octavo.system.machine import keep_openmp_patient
 
 if TYPE_CHECKING:
-    from octavo.draft_training.model_answers import Talk, TrainingPrompt
+    from octavo.draft_training.model_answers import AnswerPrompts, TrainingPrompt
     from octavo.draft_training.training_job import TrainRequest
 
-# As octavo.draft_training.kinds has them, which takes a second to import.
+# As octavo.draft_training.head_kinds has them, which takes a second to import.
 KINDS = ("recurrent", "medusa", "eagle")
 
 EXAMPLES = """\
@@ -107,7 +107,7 @@ def _wanted(args: argparse.Namespace) -> TrainRequest:
 
 
 @contextmanager
-def talking(model: str, answer_tokens: int) -> Iterator[Talk]:
+def talking(model: str, answer_tokens: int) -> Iterator[AnswerPrompts]:
     """The model, loaded to answer."""
     from octavo import LLM, SamplingParams
 

@@ -24,7 +24,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from octavo.draft_training.pieces import Context
+from octavo.draft_training.context_examples import ContextBatch
 from octavo.draft_training.stateless_heads import TrainableNorm, linear
 from octavo.layers.rope import RotaryEmbedding
 from octavo.models.config import ModelConfig
@@ -60,7 +60,7 @@ class TrainableEagleHead(nn.Module):
             self.fc.weight[:, -size:] = torch.eye(size)
             self.norm.weight.copy_(norm)
 
-    def states(self, inputs: Context) -> Iterator[Tensor]:
+    def states(self, inputs: ContextBatch) -> Iterator[Tensor]:
         layer, starts, count = self.midlayer, inputs.starts(), inputs.embeddings.shape[1]
         table = torch.from_numpy(self._rope.table(int(inputs.positions.max()) + count))
         pair = layer.pair(inputs.following, self.fc(inputs.streams))
@@ -82,7 +82,7 @@ class _Memory:
     """Keys and values that B positions attend to.
 
     ``keys``, ``values``: [C, heads, dim], of true features; ``lengths``, ``counts``: of pieces, as
-    of ``Context``. ``own``: keys and values [B, heads, dim] of what each position has made since,
+    of ``ContextBatch``. ``own``: keys and values [B, heads, dim] of what each position has made since,
     which it alone attends to.
     """
 

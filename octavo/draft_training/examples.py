@@ -113,7 +113,7 @@ class Examples(ABC, Generic[Inputs]):
         """The positions p of some units, int64 [B], and what a head reads of these."""
 
 
-class Ahead(NamedTuple):
+class PositionBatch(NamedTuple):
     """``hidden``: float32 [B, d], after the final norm, of positions p. ``embeddings``: float32
     [B, K, d], of the tokens p + 1 ... p + K."""
 
@@ -121,7 +121,7 @@ class Ahead(NamedTuple):
     embeddings: Tensor
 
 
-class Positions(Examples[Ahead]):
+class PositionExamples(Examples[PositionBatch]):
     """Single positions, from anywhere: for heads that see one hidden state."""
 
     unit_size = 1
@@ -130,9 +130,11 @@ class Positions(Examples[Ahead]):
         super().__init__(target, sequences, steps)
         self.units = sequences.starts(steps)
 
-    def _read(self, units: Tensor) -> tuple[Tensor, Ahead]:
+    def _read(self, units: Tensor) -> tuple[Tensor, PositionBatch]:
         tokens = self._sequences.token_ids[self._ahead(units)]
-        return units, Ahead(self._sequences.hidden[units].float(), self.target.embed(tokens))
+        return units, PositionBatch(
+            self._sequences.hidden[units].float(), self.target.embed(tokens)
+        )
 
 
 @torch.no_grad()

@@ -42,14 +42,16 @@ class ModelAnswer(NamedTuple):
     answer_ids: list[int]
 
 
-Talk = Callable[[Sequence[TrainingPrompt]], Sequence[list[int]]]
+AnswerPrompts = Callable[[Sequence[TrainingPrompt]], Sequence[list[int]]]
 """Answers prompts, together."""
 
-OpenTalk = Callable[[], AbstractContextManager[Talk]]
+OpenAnswering = Callable[[], AbstractContextManager[AnswerPrompts]]
 """Loads the model that answers, until the end of the context."""
 
 
-def asks(tokenizer: Tokenizer, path: Path | None, count: int, seed: int) -> list[TrainingPrompt]:
+def training_prompts(
+    tokenizer: Tokenizer, path: Path | None, count: int, seed: int
+) -> list[TrainingPrompt]:
     """So many prompts; where a file has fewer, each is asked again with other random numbers.
 
     Of conversations, what was said before each answer; of texts, pieces to go on from; without a
@@ -105,7 +107,7 @@ def _questions(conversation: Conversation) -> Iterator[Conversation]:
             yield conversation[: index + 1]
 
 
-def answered(talk: Talk, some: Sequence[TrainingPrompt]) -> list[ModelAnswer]:
+def answer_prompts(talk: AnswerPrompts, some: Sequence[TrainingPrompt]) -> list[ModelAnswer]:
     """Those of the prompts that got an answer of more than a token or two."""
     answers = talk(some)
     spoken = (

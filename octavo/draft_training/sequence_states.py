@@ -26,7 +26,7 @@ _STEP_TOKENS = 2048
 _NUM_SEQS = 64  # of a step, at most
 
 
-class Seen(NamedTuple):
+class SequenceStates(NamedTuple):
     """Of a sequence of T tokens. ``hidden``: float32 [T, d], after the final norm. ``streams``:
     float32 [T, n d], the residual stream at n depths, side by side."""
 
@@ -54,7 +54,7 @@ class HiddenStates:
         self._norm = normalized(norm.weight.value, norm.eps)
         self._block_size = spec.block_size
         self._budget = max(_STEP_TOKENS, max_length)
-        self._kept = _Kept(config.num_layers, depths)
+        self._kept = _StateCollector(config.num_layers, depths)
         self._rank = Rank.of_model(spec, model, config)
         self._rank.keep_hidden_states({config.num_layers, *depths})
         # Every sequence of a step begins a block of its own.
@@ -62,7 +62,7 @@ class HiddenStates:
         self._rank.start(RankLimits(num_blocks, _NUM_SEQS, max_length, self._budget))
         self._rank.follow(self._kept)
 
-    def of(self, sequences: Sequence[Sequence[int]]) -> Iterator[Seen]:
+    def of(self, sequences: Sequence[Sequence[int]]) -> Iterator[SequenceStates]:
         """What is seen of each, in their order.
 
         ModelError where the model's numbers are no numbers.
@@ -72,7 +72,7 @@ class HiddenStates:
             if output.errors:
                 raise ModelError(f"no heads can be trained: {next(iter(output.errors.values()))}")
             for last, streams in self._kept.rows:
-                yield Seen(self._norm(last), streams)
+                yield SequenceStates(self._norm(last), streams)
 
     def close(self) -> None:
         self._rank.close()
@@ -98,7 +98,7 @@ class HiddenStates:
             yield ScheduledRequest(request, 0, len(sequence), 0)
 
 
-class _Kept:
+class _StateCollector:
     """A ``StepFollower``: of each request of the last step, the stream at depth ``last``, and those
     at ``depths`` side by side."""
 

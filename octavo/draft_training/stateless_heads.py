@@ -30,7 +30,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from octavo.draft_training.examples import Ahead
+from octavo.draft_training.examples import PositionBatch
 
 Inputs = TypeVar("Inputs", contravariant=True)
 
@@ -60,7 +60,7 @@ class TrainableReDrafterHead(nn.Module):
             for index in range(num_layers)
         )
 
-    def states(self, inputs: Ahead) -> Iterator[Tensor]:
+    def states(self, inputs: PositionBatch) -> Iterator[Tensor]:
         first, *others = self.layers
         state = inputs.hidden
         for embedding in self.embed_norm(inputs.embeddings).unbind(1):
@@ -77,7 +77,7 @@ class TrainableMedusaHeads(nn.Module):
         super().__init__()
         self.blocks = nn.ModuleList(_ResidualBlock(size) for _ in range(num_heads))
 
-    def states(self, inputs: Ahead) -> Iterator[Tensor]:
+    def states(self, inputs: PositionBatch) -> Iterator[Tensor]:
         for block, _ in zip(self.blocks, inputs.embeddings.unbind(1), strict=False):
             yield block(inputs.hidden)
 

@@ -22,20 +22,20 @@ from octavo.base.errors import ConfigError
 from octavo.base.files import NewFolder, sha256_of
 from octavo.draft_training.evaluation import acceptance, expected_tokens, ranks
 from octavo.draft_training.examples import Examples, TargetWeights, TrainingSequences
-from octavo.draft_training.kinds import KINDS, Kind, described
-from octavo.draft_training.loop import Schedule, Training, TrainStepReport
+from octavo.draft_training.head_kinds import KINDS, DraftHeadKind, described
 from octavo.draft_training.model_answers import (
     ModelAnswer,
-    OpenTalk,
+    OpenAnswering,
     TrainingPrompt,
-    answered,
-    asks,
+    answer_prompts,
     parts,
+    training_prompts,
 )
-from octavo.draft_training.sequence_states import HiddenStates, Seen
+from octavo.draft_training.sequence_states import HiddenStates, SequenceStates
 from octavo.draft_training.shortlist import coverage, shortlist
-from octavo.draft_training.state import restore, snapshot
 from octavo.draft_training.stateless_heads import TrainableHead
+from octavo.draft_training.training_loop import Schedule, Training, TrainStepReport
+from octavo.draft_training.training_state import restore, snapshot
 from octavo.draft_training.work_folder import WorkFolder
 from octavo.models.checkpoint import Checkpoint
 from octavo.models.config import ModelConfig
@@ -124,7 +124,7 @@ class TrainResult:
 def train_draft(
     checkpoint: Checkpoint,
     tokenizer: Tokenizer,
-    open_talk: OpenTalk,
+    open_talk: OpenAnswering,
     out: Path,
     wanted: TrainRequest,
     progress: Progress = lambda what, done, total: None,
@@ -140,7 +140,9 @@ def train_draft(
     begin = time.perf_counter()
     if out.exists() and (out.is_file() or any(out.iterdir())):
         raise ConfigError(f"{out} is there already: give another name, or remove it")
-    job = _Job(checkpoint, tokenizer, wanted, WorkFolder(out, _about(checkpoint, wanted)), progress)
+    job = _TrainingJob(
+        checkpoint, tokenizer, wanted, WorkFolder(out, _about(checkpoint, wanted)), progress
+    )
     try:
         job.answer(open_talk)
         job.look()
@@ -165,7 +167,7 @@ def _about(checkpoint: Checkpoint, wanted: TrainRequest) -> dict[str, Any]:
     }
 
 
-class _Job:
+class _TrainingJob:
     """The parts of a run, in their order. ``work`` has what they leave for the next one."""
 
     def __init__(
@@ -179,11 +181,11 @@ class _Job:
         self.work = work
         self._checkpoint, self._tokenizer, self._wanted = checkpoint, tokenizer, wanted
         self._progress = progress
-        self._kind: Kind = KINDS[wanted.kind]()
+        self._kind: DraftHeadKind = KINDS[wanted.kind]()
         self._config: ModelConfig = checkpoint.config()
         self._seconds = wanted.minutes * 60
 
-    def answer(self, open_talk: OpenTalk) -> None:
+    def answer(self, open_talk: OpenAnswering) -> None:
         """Have the model answer until there are tokens enough, or the time for it is over."""
         if "answered" in self.work:
             return
@@ -195,7 +197,7 @@ class _Job:
             for number, part in enumerate(parts(asked, _PART)):
                 if number < done:
                     continue
-                spoken = answered(talk, part)
+                spoken = answer_prompts(talk, part)
                 self.work.keep(f"answers-{number}", _packed(spoken))
                 count += sum(len(each.answer_ids) for each in spoken)
                 self._progress(
@@ -209,7 +211,7 @@ class _Job:
         wanted = self._wanted
         # An answer may be short; and there are as many prompts as anybody could want.
         count = max(4 * _HELD_OUT_EVERY, 4 * wanted.tokens // wanted.answer_tokens)
-        return asks(self._tokenizer, wanted.data, count, wanted.seed)
+        return training_prompts(self._tokenizer, wanted.data, count, wanted.seed)
 
     def look(self) -> None:
         """Keep the hidden states of the answers, as many as there is time for."""
@@ -221,7 +223,9 @@ class _Job:
         depths = self._kind.depths(self._config)
         states = HiddenStates(spec, self._model(), self._config, longest, depths)
         size = self._config.hidden_size
-        none = Seen(*(np.empty((0, n * size), dtype=np.float32) for n in (1, len(depths))))
+        none = SequenceStates(
+            *(np.empty((0, n * size), dtype=np.float32) for n in (1, len(depths)))
+        )
         end = time.perf_counter() + self._seconds * _LOOKING
         for number in range(self._num_kept("hidden"), total):
             seen = states.of(self._sequences(range(number, number + 1)))
@@ -387,7 +391,7 @@ def _judged(examples: Examples[Any]) -> Tensor:
     return examples.units[:: max(1, -(-len(examples.units) // most))]
 
 
-def _halved(seen: Iterable[Seen]) -> dict[str, np.ndarray]:
+def _halved(seen: Iterable[SequenceStates]) -> dict[str, np.ndarray]:
     """What was seen of some sequences, one behind the other, as bfloat16 in int16."""
     hidden, streams = zip(*seen, strict=True)
     arrays = {"hidden": np.concatenate(hidden), "streams": np.concatenate(streams)}

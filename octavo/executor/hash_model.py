@@ -182,7 +182,7 @@ class HashDrafts:
         return Draft(tuple(token_ids), tuple(parents)) if token_ids else None
 
 
-class GuessingProposer:
+class FunctionProposer:
     """A ``DraftProposer`` that asks a function.
 
     Args:

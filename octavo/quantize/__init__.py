@@ -45,7 +45,7 @@ _HOMES = {
     "bits_against_error": "octavo.quantize.explore",
     "calibration_windows": "octavo.quantize.calibration",
     "explore": "octavo.quantize.explore",
-    "input_statistics": "octavo.quantize.observers",
+    "input_statistics": "octavo.quantize.layerwise_model",
     "quantize_gptq": "octavo.quantize.gptq:gptq",
     "quantize_model": "octavo.quantize.pipeline",
     "quantize_to_nearest": "octavo.quantize.grid",

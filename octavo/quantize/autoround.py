@@ -61,7 +61,7 @@ _NEAR = 0.4
 _FACTORS = 0.5, 1.5
 
 
-class LayerWindows(NamedTuple):
+class LayerSamples(NamedTuple):
     """What goes into a layer and what should come out: float32 [W, length, hidden] each."""
 
     inputs: Tensor
@@ -70,7 +70,7 @@ class LayerWindows(NamedTuple):
 
 def learn_rounding(
     layer: Layer,
-    windows: LayerWindows,
+    windows: LayerSamples,
     weights: Mapping[str, Tensor],
     start: Mapping[str, QuantizedMatrix],
     *,
@@ -94,7 +94,7 @@ def learn_rounding(
         missed = layer(windows.inputs[window], given) - windows.targets[window]
         return (missed.square() / sizes[window]).mean()
 
-    best = _Best(error, min(len(windows.inputs), _WINDOWS_OF_A_LOOK))
+    best = _BestRounding(error, min(len(windows.inputs), _WINDOWS_OF_A_LOOK))
     best.look(start)
     learned = {name: _LearnedMatrix(weights[name], start[name]) for name in start}
     for step, window in enumerate(_drawn(len(windows.inputs), steps, seed)):
@@ -116,7 +116,7 @@ def _drawn(num_windows: int, steps: int, seed: int) -> list[int]:
     return torch.cat(drawn)[:steps].tolist()
 
 
-class _Best:
+class _BestRounding:
     """The matrices of least error among those that were looked at."""
 
     def __init__(self, error: Callable[[int, Mapping[str, Tensor]], Tensor], num_windows: int):

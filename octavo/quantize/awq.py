@@ -24,9 +24,9 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from octavo.quantize.channel_scaling import Scaling, SharedInputLinears, centred, magnitude
 from octavo.quantize.grid import quantize_to_nearest
-from octavo.quantize.observers import input_statistics
-from octavo.quantize.scaling import Linears, Scaling, centred, magnitude
+from octavo.quantize.layerwise_model import input_statistics
 
 _NUM_RATIOS = 20
 
@@ -34,7 +34,7 @@ _NUM_RATIOS = 20
 class _WeightError:
     """A criterion; see ``scaling.Criterion``."""
 
-    def __init__(self, linears: Linears):
+    def __init__(self, linears: SharedInputLinears):
         self._linears = linears
         self._input = input_statistics(linears.x)
 

@@ -30,7 +30,7 @@ from octavo.layers.module import Module
 from octavo.layers.tensors import with_tensors
 from octavo.models.registry import CausalLM
 from octavo.quantization.tensors import WeightTensor
-from octavo.quantize.observers import dense, windows_context
+from octavo.quantize.layerwise_model import dense, windows_context
 
 # Rows of logits that are there at a time.
 _ROWS = 256

@@ -25,7 +25,7 @@ import torch
 from octavo.base.errors import ConfigError
 from octavo.models.checkpoint import open_checkpoint
 from octavo.models.parameters import Parameters
-from octavo.quantize.named_schemes import SCHEMES, Coded, named_scheme
+from octavo.quantize.named_schemes import SCHEMES, CodedRows, named_scheme
 
 _BINS = 50
 
@@ -55,8 +55,8 @@ class Exploration:
     """
 
     scheme: str
-    coded: Coded
-    corner: Coded
+    coded: CodedRows
+    corner: CodedRows
     corner_weights: np.ndarray
     errors: Histogram
     relative_errors: Histogram
@@ -79,7 +79,7 @@ class Exploration:
 
 
 @dataclass(frozen=True, slots=True)
-class Point:
+class SchemePoint:
     """A scheme on a curve of bits against error; see ``Exploration``."""
 
     scheme: str
@@ -128,7 +128,7 @@ def explore(
     )
 
 
-def bits_against_error(rows: np.ndarray, schemes: Iterable[str] | None = None) -> list[Point]:
+def bits_against_error(rows: np.ndarray, schemes: Iterable[str] | None = None) -> list[SchemePoint]:
     """What each scheme costs and loses on rows, float32 [n, K], by bits.
 
     ``schemes``: None for all of ``SCHEMES`` whose groups fill such rows. Errors as of ``explore``.
@@ -136,7 +136,9 @@ def bits_against_error(rows: np.ndarray, schemes: Iterable[str] | None = None) -
     if schemes is None:
         schemes = [name for name in SCHEMES if rows.shape[-1] % named_scheme(name).block == 0]
     explored = [explore(rows, name) for name in schemes]
-    points = [Point(e.scheme, e.bits_per_weight, e.mean_square_error, e.snr_db) for e in explored]
+    points = [
+        SchemePoint(e.scheme, e.bits_per_weight, e.mean_square_error, e.snr_db) for e in explored
+    ]
     return sorted(points, key=lambda point: point.bits_per_weight)
 
 
@@ -166,10 +168,10 @@ def _check(rows: np.ndarray, corner: tuple[int, int]) -> None:
         raise ConfigError(f"a corner has a row and a column at least, not {corner}")
 
 
-def _corner(coded: Coded, rows: int, columns: int) -> Coded:
+def _corner(coded: CodedRows, rows: int, columns: int) -> CodedRows:
     """With the groups that its columns are in."""
     groups = -(-columns // coded.width)
-    return Coded(
+    return CodedRows(
         codes=coded.codes[:rows, :columns],
         levels=coded.levels[:rows, :columns],
         scales=coded.scales[:rows, :groups],
@@ -185,7 +187,7 @@ def _histogram(values: np.ndarray, low: float, high: float) -> Histogram:
     return Histogram(edges, counts)
 
 
-def _lists(arrays: Coded | Histogram) -> dict[str, Any]:
+def _lists(arrays: CodedRows | Histogram) -> dict[str, Any]:
     return {
         name: value.tolist() if isinstance(value, np.ndarray) else value
         for name, value in asdict(arrays).items()

@@ -26,8 +26,8 @@ import torch
 from torch import Tensor
 
 from octavo.quantization.coded import CodedWeight, PlainCodes
+from octavo.quantize.code_tables import LARGEST, TABLES, levels_of, nearest_levels
 from octavo.quantize.scheme import Scheme
-from octavo.quantize.tables import LARGEST, TABLES, levels_of, nearest_levels
 
 # The exponent of the error that scales are searched by where nothing is known of inputs: between
 # the squares that minimize the mean and the higher powers that spare large values. It is the

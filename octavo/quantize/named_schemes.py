@@ -23,10 +23,10 @@ from octavo.quantization.ggml_types import GGMLType, block_shape
 from octavo.quantization.gguf_fields import fields_of
 from octavo.quantization.gguf_formats import dequantize
 from octavo.quantization.gguf_quantize import SEARCHED, quantize
+from octavo.quantize.code_tables import TABLES
 from octavo.quantize.grid import quantize_to_nearest
-from octavo.quantize.recipes import METHODS
+from octavo.quantize.methods import METHODS
 from octavo.quantize.scheme import GroupSize, Scheme
-from octavo.quantize.tables import TABLES
 from octavo.quantize.writers.bitsandbytes import dequantize_scales, quantize_scales
 
 _BITS = (2, 3, 4, 5, 6, 8)
@@ -41,7 +41,7 @@ SCHEMES = (
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Coded:
+class CodedRows:
     """Rows of weights as codes; groups of ``width`` columns share an entry of the small tables::
 
         value[r, c] = scale[r, g] * (level[r, c] - zero[r, g]) + offset[r, g]        g = c // width
@@ -70,7 +70,7 @@ class NamedScheme(Protocol):
         """In a file, with scales, zeros and offsets."""
         ...
 
-    def round(self, rows: Tensor, search: bool) -> Coded:
+    def round(self, rows: Tensor, search: bool) -> CodedRows:
         """Rows, float32 [n, K], at the nearest values. ConfigError if they cannot have the scheme.
 
         ``search``: for scales of least error, not those that hold the largest value.
@@ -82,10 +82,10 @@ def named_scheme(name: str) -> NamedScheme:
     """ConfigError for a name that there is not."""
     fixed = _TABLES.get(name.lower())
     if fixed is not None:
-        return _Grids(fixed)
+        return _GridScheme(fixed)
     type = GGMLType.__members__.get(name.upper())
     if type is not None and type in SEARCHED:
-        return _Blocks(type)
+        return _GGUFScheme(type)
     match = re.fullmatch(r"int([2-8])-(?:g([1-9]\d{0,5})|channel)(-asym)?", name.lower())
     if match is None:
         raise ConfigError(
@@ -94,11 +94,11 @@ def named_scheme(name: str) -> NamedScheme:
             + ", ".join(type.name for type in SEARCHED)
         )
     group_size: GroupSize = int(match[2]) if match[2] else "channel"
-    return _Grids(Scheme(int(match[1]), group_size, symmetric=match[3] is None))
+    return _GridScheme(Scheme(int(match[1]), group_size, symmetric=match[3] is None))
 
 
 @dataclass(frozen=True, slots=True)
-class _Grids:
+class _GridScheme:
     """Integers, or codes of a table, with a scale for each group of a row."""
 
     scheme: Scheme
@@ -118,7 +118,7 @@ class _Grids:
             of_group = 16 + (0 if scheme.symmetric else scheme.bits)
         return scheme.bits + of_group / scheme.group_width(num_columns)
 
-    def round(self, rows: Tensor, search: bool) -> Coded:
+    def round(self, rows: Tensor, search: bool) -> CodedRows:
         scheme = self.scheme
         matrix = quantize_to_nearest(rows, scheme, search=search)
         codes, scales, zeros = (
@@ -131,11 +131,11 @@ class _Grids:
         width = scheme.group_width(rows.shape[1])
         of_columns = (each.repeat(width, axis=1) for each in (scales, zeros))
         values = next(of_columns) * (levels - next(of_columns))
-        return Coded(codes, levels, scales, zeros, np.zeros_like(scales), values, width)
+        return CodedRows(codes, levels, scales, zeros, np.zeros_like(scales), values, width)
 
 
 @dataclass(frozen=True, slots=True)
-class _Blocks:
+class _GGUFScheme:
     """A type of GGUF files, which always has scales that were searched, or those of ggml."""
 
     type: GGMLType
@@ -148,7 +148,7 @@ class _Blocks:
         values, size = block_shape(self.type)
         return 8 * size / values
 
-    def round(self, rows: Tensor, search: bool) -> Coded:
+    def round(self, rows: Tensor, search: bool) -> CodedRows:
         if rows.shape[1] % self.block:
             raise ConfigError(
                 f"rows of {rows.shape[1]} values cannot be {self.type.name}, which has blocks of "
@@ -159,7 +159,7 @@ class _Blocks:
         except ValueError as error:  # a value that float16 has not
             raise ConfigError(str(error)) from None
         levels, scales, offsets, width = fields_of(self.type, data)
-        return Coded(
+        return CodedRows(
             levels.numpy().astype(np.int32),
             levels.numpy(),
             scales.numpy(),

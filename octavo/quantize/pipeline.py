@@ -25,19 +25,19 @@ from octavo.layers.tensors import with_tensors
 from octavo.models.checkpoint import Checkpoint, open_checkpoint
 from octavo.models.loader import load_checkpoint
 from octavo.models.registry import CausalLM
-from octavo.quantize.autoround import LayerWindows, learn_rounding
+from octavo.quantize.autoround import LayerSamples, learn_rounding
+from octavo.quantize.channel_scaling import LayerScales, Scaling, find_scales
 from octavo.quantize.gptq import gptq
 from octavo.quantize.grid import QuantizedMatrix, Scheme, quantize_to_nearest
-from octavo.quantize.observers import (
+from octavo.quantize.layerwise_model import (
     InputStatistics,
     LayerwiseModel,
     LinearObserver,
     dense,
     linear_names,
 )
-from octavo.quantize.scaling import LayerScales, Scaling, find_scales
 
-Method = Literal["rtn", "search", "gptq", "autoround"]
+RoundingMethod = Literal["rtn", "search", "gptq", "autoround"]
 """``rtn`` rounds to nearest on grids that hold all values; ``search`` on grids of least error,
 weighted by E[x^2] where there is calibration text; ``gptq`` as in ``gptq.py``, in static order;
 ``autoround`` as in ``autoround.py``, from what gptq makes."""
@@ -70,7 +70,7 @@ class MatrixReport(NamedTuple):
 def quantize_model(
     model: str | Path | Checkpoint,
     scheme: Scheme | SchemeOf,
-    method: Method = "gptq",
+    method: RoundingMethod = "gptq",
     calibration: Tensor | None = None,
     *,
     scaling: Scaling | None = None,
@@ -111,16 +111,16 @@ def quantize_model(
     if method == "autoround":
         assert calibration is not None
         _check_learning(schemes, steps)
-        learner = _Learner(checkpoint.path, method, schemes, done, on_matrix)
+        learner = _LearningVisitor(checkpoint.path, method, schemes, done, on_matrix)
         return _with_learning(LayerwiseModel(loaded, calibration), learner, steps)
-    quantizer = _Quantizer(checkpoint.path, method, schemes, done, on_matrix)
+    quantizer = _QuantizingVisitor(checkpoint.path, method, schemes, done, on_matrix)
     if calibration is None:
         return _without_text(loaded, quantizer)
     return _with_text(LayerwiseModel(loaded, calibration), quantizer, scaling)
 
 
 def _with_text(
-    model: LayerwiseModel, quantizer: _Quantizer, scaling: Scaling | None
+    model: LayerwiseModel, quantizer: _QuantizingVisitor, scaling: Scaling | None
 ) -> Iterator[tuple[str, QuantizedMatrix | Tensor]]:
     for index in range(model.num_layers):
         scales = LayerScales()
@@ -133,7 +133,7 @@ def _with_text(
 
 
 def _with_learning(
-    model: LayerwiseModel, learner: _Learner, steps: int
+    model: LayerwiseModel, learner: _LearningVisitor, steps: int
 ) -> Iterator[tuple[str, QuantizedMatrix]]:
     exact = model.hidden  # what the float model has where ``model.hidden`` is of the quantized one
     for index in range(model.num_layers):
@@ -144,7 +144,9 @@ def _with_learning(
         yield from learner.take()
 
 
-def _without_text(model: CausalLM, quantizer: _Quantizer) -> Iterator[tuple[str, QuantizedMatrix]]:
+def _without_text(
+    model: CausalLM, quantizer: _QuantizingVisitor
+) -> Iterator[tuple[str, QuantizedMatrix]]:
     assert isinstance(model, Module)
     weights = {name: parameter.value for name, parameter in named_parameters(with_tensors(model))}
     for names in linear_names(model):
@@ -153,13 +155,13 @@ def _without_text(model: CausalLM, quantizer: _Quantizer) -> Iterator[tuple[str,
         yield from quantizer.take()
 
 
-class _Quantizer:
+class _QuantizingVisitor:
     """A visitor that quantizes what it sees, and keeps it until it is taken."""
 
     def __init__(
         self,
         path: Path,
-        method: Method,
+        method: RoundingMethod,
         schemes: Mapping[str, Scheme],
         done: Mapping[str, QuantizedMatrix],
         on_matrix: Callable[[MatrixReport], None] | None,
@@ -235,7 +237,7 @@ class _Quantizer:
         )
 
 
-class _Learner(_Quantizer):
+class _LearningVisitor(_QuantizingVisitor):
     """The same for matrices that are learned, those of a layer together before it is run."""
 
     def learn(self, model: LayerwiseModel, index: int, exact: Tensor, steps: int) -> None:
@@ -262,7 +264,7 @@ class _Learner(_Quantizer):
         with torch.no_grad():
             model.outputs(index, model.hidden, begin_with)
         shape = -1, model.length, exact.shape[1]
-        windows = LayerWindows(model.hidden.view(shape), exact.view(shape))
+        windows = LayerSamples(model.hidden.view(shape), exact.view(shape))
         if start:
             self._learned = learn_rounding(layer, windows, weights, start, steps=steps)
         self._seconds = (time.perf_counter() - begin) / max(1, len(start))
@@ -302,11 +304,11 @@ def _schemes(model: CausalLM, scheme_of: SchemeOf) -> dict[str, Scheme]:
 
 
 def _check_method(
-    method: Method, scaling: Scaling | None, calibration: Tensor | None, vocab_size: int
+    method: RoundingMethod, scaling: Scaling | None, calibration: Tensor | None, vocab_size: int
 ) -> None:
     if method == "autoround" and scaling is not None:
         raise ConfigError("method autoround learns scales of its own: leave those of channels out")
-    if method not in get_args(Method):
+    if method not in get_args(RoundingMethod):
         raise ConfigError(f"method must be {', '.join(get_args(Method))}, not {method!r}")
     if calibration is None:
         if method in ("gptq", "autoround"):

@@ -40,7 +40,7 @@ from octavo.models.registry import CausalLM
 from octavo.quantize.distillation import Distillation
 from octavo.quantize.fake_quant import FakeQuantMatrix, ScaledMatrix
 from octavo.quantize.grid import QuantizedMatrix, Scheme
-from octavo.quantize.observers import dense
+from octavo.quantize.layerwise_model import dense
 from octavo.quantize.pipeline import MatrixReport, SchemeOf, quantize_model
 from octavo.system.machine import cpu
 
@@ -193,7 +193,7 @@ def train(
     total = -(-num_windows // _WINDOWS_OF_A_STEP)
     looks = {math.ceil(total * look / _LOOKS) for look in range(1, _LOOKS + 1)}
     optimizer = _Optimizer(matrices.values(), total)
-    best = _Best(distillation, windows.held_out)
+    best = _BestWeights(distillation, windows.held_out)
     best.look(matrices)
     drawn = _drawn(windows.trained, num_windows, seed).split(_WINDOWS_OF_A_STEP)
     for number, batch in enumerate(drawn, start=1):
@@ -243,7 +243,7 @@ class _Optimizer:
     def __init__(self, matrices: Iterable[ScaledMatrix], total: int):
         self._total, self._number = total, 0
         self._moved = [
-            _Moved(values.requires_grad_(), _rate(kind, matrix.scheme))
+            _AdamValues(values.requires_grad_(), _rate(kind, matrix.scheme))
             for matrix in matrices
             for kind, values in matrix.trained.items()
         ]
@@ -261,7 +261,7 @@ def _rate(kind: str, scheme: Scheme) -> float:
     return _RATES[kind] * (_OF_TWO_BITS if scheme.bits == 2 else 1)
 
 
-class _Moved:
+class _AdamValues:
     """What Adam moves, with the mean of its gradients and of their squares."""
 
     def __init__(self, values: Tensor, rate: float):
@@ -283,7 +283,7 @@ class _Moved:
         self._values.grad = None
 
 
-class _Best:
+class _BestWeights:
     """The matrices of least divergence on held-out windows, among those that were looked at."""
 
     def __init__(self, distillation: Distillation, windows: Tensor):

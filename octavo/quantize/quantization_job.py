@@ -31,23 +31,23 @@ from octavo.quantization.gguf_mixes import ModelFacts, file_type, type_of, wante
 from octavo.quantization.gguf_quantize import quantize
 from octavo.quantize.awq import AWQ
 from octavo.quantize.calibration import WINDOW, calibration_windows
-from octavo.quantize.estimates import (
-    Fit,
+from octavo.quantize.channel_scaling import Scaling
+from octavo.quantize.code_tables import to_fp8_blocks
+from octavo.quantize.grid import QuantizedMatrix, Scheme
+from octavo.quantize.layerwise_model import observe
+from octavo.quantize.methods import METHODS, QuantizeRequest
+from octavo.quantize.mixed_precision import MixedPrecision, MixedPrecisionSearch
+from octavo.quantize.pipeline import MatrixReport, RoundingMethod, quantize_model
+from octavo.quantize.qat import QatStepReport, train_model
+from octavo.quantize.resume import KeptMatrices
+from octavo.quantize.rotation import RotatedCheckpoint
+from octavo.quantize.sensitivity import Sensitivity
+from octavo.quantize.size_warnings import (
+    TypeFit,
     bits_of_embeddings,
     rows_that_do_not_fit,
 )
-from octavo.quantize.grid import QuantizedMatrix, Scheme
-from octavo.quantize.mixture import Mixing, Mixture
-from octavo.quantize.observers import observe
-from octavo.quantize.pipeline import MatrixReport, Method, quantize_model
-from octavo.quantize.qat import QatStepReport, train_model
-from octavo.quantize.recipes import METHODS, QuantizeRequest
-from octavo.quantize.resume import KeptMatrices
-from octavo.quantize.rotation import RotatedCheckpoint
-from octavo.quantize.scaling import Scaling
-from octavo.quantize.sensitivity import Sensitivity
 from octavo.quantize.smoothquant import SMOOTHQUANT
-from octavo.quantize.tables import to_fp8_blocks
 from octavo.quantize.unrepresentable import LARGEST_FLOAT16, check_values
 from octavo.quantize.writers.base import Writer
 from octavo.text.tokenizer import Tokenizer
@@ -63,7 +63,7 @@ _TOKENS = {
     "fp8": 32 * WINDOW,
     "nf4": 32 * WINDOW,
 }
-_ROUNDINGS: dict[str, Method] = {  # of others: search
+_ROUNDINGS: dict[str, RoundingMethod] = {  # of others: search
     "gptq": "gptq",
     "autoround": "autoround",
     "fp8": "gptq",
@@ -74,7 +74,7 @@ _TORCH_TYPES = {GGMLType.F16: torch.float16, GGMLType.BF16: torch.bfloat16}
 
 # The windows that are looked at, int64 [W, length], made when they are first asked for; None if no
 # text is looked at.
-Text = Callable[[], Tensor | None]
+CalibrationText = Callable[[], Tensor | None]
 
 # What has been done of how much, and what it is.
 Progress = Callable[[str, int, int], None]
@@ -95,7 +95,7 @@ class QuantizeResult:
     bits_per_weight: float
     num_bytes: int
     elapsed_s: float
-    choice: Mixture | None = None
+    choice: MixedPrecision | None = None
 
     def as_json(self) -> dict[str, Any]:
         """``choice`` only where there is one."""
@@ -199,7 +199,7 @@ def _forewarn_of_file(parameters: Parameters, wanted: QuantizeRequest) -> str | 
         asked = tensor.name, tensor.shape[-2:], wanted.target, facts
         rows, columns = tensor.shape[-2:]
         shape = prod(tensor.shape[:-2]) * rows, columns
-        fits.append(Fit(tensor.name, shape, wanted_type_of(*asked), type_of(*asked)))
+        fits.append(TypeFit(tensor.name, shape, wanted_type_of(*asked), type_of(*asked)))
     return rows_that_do_not_fit(wanted.target, fits)
 
 
@@ -264,9 +264,9 @@ def _windows(tokenizer: Tokenizer, wanted: QuantizeRequest) -> Tensor | None:
 
 
 def _sensitivity(
-    mixing: Mixing,
+    mixing: MixedPrecisionSearch,
     parameters: Parameters,
-    text: Text,
+    text: CalibrationText,
     wanted: QuantizeRequest,
     progress: Progress,
 ) -> Sensitivity:
@@ -290,18 +290,22 @@ def _sensitivity(
 
 
 @dataclass(frozen=True, slots=True)
-class _Plan:
+class _FolderPlan:
     """Which scheme each matrix of a folder has, by parameter; those that have none stay."""
 
     schemes: Mapping[str, Scheme]
     writer: Writer
     config: Mapping[str, Any]
-    mixture: Mixture | None = None
+    mixture: MixedPrecision | None = None
 
 
 def _make_folder(
-    parameters: Parameters, text: Text, out: Path, wanted: QuantizeRequest, progress: Progress
-) -> Mixture | None:
+    parameters: Parameters,
+    text: CalibrationText,
+    out: Path,
+    wanted: QuantizeRequest,
+    progress: Progress,
+) -> MixedPrecision | None:
     planned = (
         _one_scheme(parameters, wanted)
         if wanted.target_bpw is None
@@ -321,7 +325,7 @@ def _make_folder(
 
 
 def _kept(
-    parameters: Parameters, out: Path, wanted: QuantizeRequest, planned: _Plan
+    parameters: Parameters, out: Path, wanted: QuantizeRequest, planned: _FolderPlan
 ) -> KeptMatrices | None:
     """What a run before has left, of methods that take long for a matrix. Where channels are
     scaled, matrices belong to norms that would be found anew, and are not kept."""
@@ -331,7 +335,7 @@ def _kept(
     return KeptMatrices(out, parameters.checkpoint, wanted, planned.schemes)
 
 
-def _one_scheme(parameters: Parameters, wanted: QuantizeRequest) -> _Plan:
+def _one_scheme(parameters: Parameters, wanted: QuantizeRequest) -> _FolderPlan:
     layers = choosable(parameters.config)
     scheme, writer = wanted.scheme(shape.k for shape in layers), wanted.writer()
     for shape in layers:
@@ -341,19 +345,19 @@ def _one_scheme(parameters: Parameters, wanted: QuantizeRequest) -> _Plan:
         except ConfigError as error:
             raise ConfigError(f"{shape.name}: {error}") from None
     config = writer.config(scheme, [_module(HEAD)])
-    return _Plan(dict.fromkeys((shape.name for shape in layers), scheme), writer, config)
+    return _FolderPlan(dict.fromkeys((shape.name for shape in layers), scheme), writer, config)
 
 
 def _mixed(
     parameters: Parameters,
     target_bpw: float,
-    text: Text,
+    text: CalibrationText,
     wanted: QuantizeRequest,
     progress: Progress,
-) -> _Plan:
+) -> _FolderPlan:
     widths = [shape.k for shape in choosable(parameters.config)]
     writer, schemes = wanted.mixed_writer(), wanted.schemes(widths)
-    mixing = Mixing.of_folder(parameters, target_bpw, schemes, writer)
+    mixing = MixedPrecisionSearch.of_folder(parameters, target_bpw, schemes, writer)
     sensitivity = _sensitivity(mixing, parameters, text, wanted, progress)
     mixture = mixing.choose(sensitivity.costs)
     chosen = mixture.schemes()
@@ -361,14 +365,14 @@ def _mixed(
     config = writer.mixed_config(
         {_module(name): scheme for name, scheme in chosen.items()}, [*map(_module, left_out)]
     )
-    return _Plan(chosen, writer, config, mixture)
+    return _FolderPlan(chosen, writer, config, mixture)
 
 
 def _tensors(
     parameters: Parameters,
-    text: Text,
+    text: CalibrationText,
     wanted: QuantizeRequest,
-    planned: _Plan,
+    planned: _FolderPlan,
     kept: KeptMatrices | None,
     progress: Progress,
 ) -> Iterator[NewTensor]:
@@ -389,7 +393,7 @@ def _tensors(
 
 def _quantized(
     parameters: Parameters,
-    text: Text,
+    text: CalibrationText,
     wanted: QuantizeRequest,
     schemes: Mapping[str, Scheme],
     kept: KeptMatrices | None,
@@ -483,12 +487,16 @@ def _float_type(parameters: Parameters) -> GGMLType:
 
 
 def _make_gguf(
-    parameters: Parameters, text: Text, out: Path, wanted: QuantizeRequest, progress: Progress
-) -> Mixture | None:
+    parameters: Parameters,
+    text: CalibrationText,
+    out: Path,
+    wanted: QuantizeRequest,
+    progress: Progress,
+) -> MixedPrecision | None:
     checkpoint, mixture = parameters.checkpoint, None
     config = checkpoint.config()
     target_bpw = wanted.target_bpw
-    mixing = None if target_bpw is None else Mixing.of_gguf(parameters, target_bpw)
+    mixing = None if target_bpw is None else MixedPrecisionSearch.of_gguf(parameters, target_bpw)
     importance = _importance(checkpoint, text, progress)
     if mixing is not None:
         sensitivity = _sensitivity(mixing, parameters, text, wanted, progress)
@@ -518,7 +526,9 @@ def _make_gguf(
     return mixture
 
 
-def _importance(checkpoint: Checkpoint, text: Text, progress: Progress) -> dict[str, Tensor]:
+def _importance(
+    checkpoint: Checkpoint, text: CalibrationText, progress: Progress
+) -> dict[str, Tensor]:
     """E[x^2] of the inputs of each linear of a layer, by parameter."""
     windows = text()
     if windows is None:

@@ -23,7 +23,7 @@ from octavo.base.errors import ModelFileError
 from octavo.base.files import NewFile, sha256_of
 from octavo.models.checkpoint import Checkpoint
 from octavo.quantize.grid import QuantizedMatrix, Scheme
-from octavo.quantize.recipes import QuantizeRequest
+from octavo.quantize.methods import QuantizeRequest
 
 _SUFFIX = ".octavo.resume"
 _DAMAGE = OSError, EOFError, ValueError, KeyError, AssertionError, zipfile.BadZipFile

@@ -34,10 +34,10 @@ from torch import Tensor
 from octavo.base.errors import ConfigError
 from octavo.models.footprint import EMBEDDING, HEAD
 from octavo.models.registry import CausalLM
-from octavo.quantize.candidates import Candidate
 from octavo.quantize.gptq import gptq
 from octavo.quantize.grid import quantize_to_nearest
-from octavo.quantize.observers import LayerwiseModel, input_statistics, keep
+from octavo.quantize.layerwise_model import LayerwiseModel, input_statistics, keep
+from octavo.quantize.mix_candidates import MixCandidate
 from octavo.quantize.scheme import Scheme
 
 # A head is asked about one token of so many: it is the largest matrix, and has no depth below it.
@@ -62,7 +62,7 @@ class Sensitivity(NamedTuple):
 def measure_sensitivity(
     model: CausalLM,
     token_ids: Tensor,
-    candidates: Mapping[str, Sequence[Candidate]],
+    candidates: Mapping[str, Sequence[MixCandidate]],
     *,
     is_tied: bool,
     gptq_scheme: Scheme | None = None,
@@ -90,7 +90,7 @@ def measure_sensitivity(
         running.run_layer(index, keep)
         hidden.append(running.hidden)
     gradient = _gradient_of_answers(running, hidden[-1])
-    head = _Head(running, hidden.pop()[::_HEAD_STRIDE])
+    head = _HeadSensitivity(running, hidden.pop()[::_HEAD_STRIDE])
     costs: dict[str, list[float]] = {}
     if HEAD in candidates:
         costs[HEAD] = head.costs(candidates[HEAD])
@@ -118,7 +118,7 @@ def _cost(gradient: Tensor, error: Tensor, length: int) -> float:
 # -- layers ---------------------------------------------------------------------------------------
 
 
-class _Seen(NamedTuple):
+class _LinearGradient(NamedTuple):
     """Of a linear: input [T, K], weight [N, K], and the gradient by its output [T, N]."""
 
     x: Tensor
@@ -147,7 +147,7 @@ def _gradient_of_answers(running: LayerwiseModel, hidden: Tensor) -> Tensor:
 
 def _backward(
     running: LayerwiseModel, index: int, hidden: Tensor, gradient: Tensor
-) -> tuple[dict[str, _Seen], Tensor]:
+) -> tuple[dict[str, _LinearGradient], Tensor]:
     """What a layer's linears see, and the gradient by what goes into the layer."""
     inputs: dict[str, tuple[Tensor, Tensor]] = {}
     outputs: dict[str, Tensor] = {}
@@ -166,19 +166,21 @@ def _backward(
     seen = {}
     for name, output in outputs.items():
         assert output.grad is not None
-        seen[name] = _Seen(*inputs[name], output.grad)
+        seen[name] = _LinearGradient(*inputs[name], output.grad)
     return seen, leaf.grad
 
 
 @torch.no_grad()
-def _costs_of_linear(seen: _Seen, candidates: Sequence[Candidate], length: int) -> list[float]:
+def _costs_of_linear(
+    seen: _LinearGradient, candidates: Sequence[MixCandidate], length: int
+) -> list[float]:
     importance = seen.x.square().mean(dim=0)
     errors = (candidate.values(seen.weight, importance) - seen.weight for candidate in candidates)
     return [_cost(seen.gradient, F.linear(seen.x, error), length) for error in errors]
 
 
 @torch.no_grad()
-def _part_left_by_gptq(seen: _Seen, scheme: Scheme, length: int) -> float:
+def _part_left_by_gptq(seen: _LinearGradient, scheme: Scheme, length: int) -> float:
     """Of the cost of rounding to nearest."""
     statistics = input_statistics(seen.x)
     assert statistics.hessian is not None
@@ -200,8 +202,8 @@ def _costs_of_embedding(
     running: LayerwiseModel,
     token_ids: Tensor,
     gradient: Tensor,
-    candidates: Sequence[Candidate],
-    head: _Head | None,
+    candidates: Sequence[MixCandidate],
+    head: _HeadSensitivity | None,
 ) -> list[float]:
     """``gradient``: by what goes into the first layer [T, hidden]. ``head``: that shares it."""
     weight, scale = running.embedding()
@@ -219,7 +221,7 @@ def _costs_of_embedding(
     return costs
 
 
-class _Head:
+class _HeadSensitivity:
     """The head, and hidden states after the last layer that it is asked about [n, hidden]."""
 
     def __init__(self, running: LayerwiseModel, hidden: Tensor):
@@ -237,7 +239,7 @@ class _Head:
         self.importance = total / self._count
 
     @torch.no_grad()
-    def costs(self, candidates: Sequence[Candidate]) -> list[float]:
+    def costs(self, candidates: Sequence[MixCandidate]) -> list[float]:
         return [self.cost(each.values(self._weight, self.importance)) for each in candidates]
 
     @torch.no_grad()

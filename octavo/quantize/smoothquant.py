@@ -24,8 +24,8 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from octavo.quantize.channel_scaling import Scaling, SharedInputLinears, centred, positive
 from octavo.quantize.grid import quantize_to_nearest
-from octavo.quantize.scaling import Linears, Scaling, centred, positive
 
 _EXPONENTS = (0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
 
@@ -38,7 +38,7 @@ _MAX_INT8 = 127
 class _ProductError:
     """A criterion; see ``scaling.Criterion``."""
 
-    def __init__(self, linears: Linears):
+    def __init__(self, linears: SharedInputLinears):
         self._linears = linears
         self._second_moment = linears.x.square().mean(dim=0)
         self._x = linears.x[:: max(1, len(linears.x) // _NUM_TOKENS)]

@@ -3,7 +3,7 @@
 A guess is worth the tokens that it will probably save, and costs the rows that it adds to the step
 and the time to make it. All three are known by measurement: how often guesses like this one were
 right (the guessers say so with each guess, and keep it true), what a step of so many rows takes
-(``StepTimes``), and what it took to draft. So nothing has to be switched off by hand: where there
+(``StepTimeEstimator``), and what it took to draft. So nothing has to be switched off by hand: where there
 are many requests, further rows are dear, and only what is nearly certain is guessed; where guesses
 fail, there are none; and where there are none for a while, nobody is asked for a while.
 
@@ -27,7 +27,7 @@ from octavo.core.request import Request
 from octavo.speculation.analysis import best_drafts
 from octavo.speculation.draft_candidates import DraftCandidate
 from octavo.speculation.model_drafting import ModelDrafting
-from octavo.speculation.step_times import StepTimes
+from octavo.speculation.step_times import StepTimeEstimator
 
 # What asking in vain may take of a step's time, and what a step must gain to be worth the trouble.
 _ASKING_SHARE = 0.005
@@ -44,7 +44,7 @@ _GAIN_SPAN = 8
 _VARIED_EVERY = 16  # drafts
 
 
-class CandidateDrafter(Protocol):
+class CandidateProposer(Protocol):
     """Guesses from what is known already: one request after the other, in no time to speak of."""
 
     def guess(self, request: Request, room: int) -> DraftCandidate | None: ...
@@ -55,13 +55,13 @@ class CandidateDrafter(Protocol):
 
 
 @dataclass(slots=True)
-class _Standing:
+class _RequestHistory:
     """How it went with one request so far."""
 
     gain: float = _FIRST_GAIN  # tokens that were saved each time somebody was asked, lately
     num_rests: int = 0  # since a guess was right
     rests_until: int = 0  # that many tokens
-    guesser: CandidateDrafter | None = None  # whose guess is being verified
+    guesser: CandidateProposer | None = None  # whose guess is being verified
 
 
 class AutoProposer:
@@ -75,7 +75,7 @@ class AutoProposer:
 
     def __init__(
         self,
-        guessers: Sequence[CandidateDrafter],
+        guessers: Sequence[CandidateProposer],
         model: DraftProposer | None = None,
         max_tokens: int = 16,
     ):
@@ -83,8 +83,8 @@ class AutoProposer:
         self.seconds = 0.0
         self._guessers = guessers
         self._model = None if model is None else ModelDrafting(model)
-        self._times = StepTimes()
-        self._standings: dict[str, _Standing] = {}
+        self._times = StepTimeEstimator()
+        self._standings: dict[str, _RequestHistory] = {}
         self._num_proposals = 0
         self._asking_seconds = 0.0  # for one request, lately
 
@@ -143,7 +143,7 @@ class AutoProposer:
     def _best_guess(self, opening: DraftingRequest) -> DraftCandidate | None:
         """Of those that are made, the one of which most tokens will be right."""
         request = opening.request
-        standing = self._standings.setdefault(request.request_id, _Standing())
+        standing = self._standings.setdefault(request.request_id, _RequestHistory())
         standing.guesser = None
         best, most = None, 0.0
         for guesser in self._guessers:

@@ -14,7 +14,7 @@ from octavo.settings.speculation import SpeculativeConfig
 from octavo.sources.open import open_source
 from octavo.speculation.autoregressive import AutoregressiveLimits, AutoregressiveProposer
 from octavo.speculation.draft_kv import DraftKV
-from octavo.speculation.drafters import Target
+from octavo.speculation.drafter import TargetModel
 from octavo.speculation.vocabulary import Translation, check_same_vocabulary
 
 # Where the config says nothing.
@@ -30,7 +30,7 @@ class DraftModel:
             has another vocabulary, and nobody said that it may.
     """
 
-    def __init__(self, config: SpeculativeConfig, target: Target):
+    def __init__(self, config: SpeculativeConfig, target: TargetModel):
         assert config.model is not None, "the config has checked that"
         self._config, self._target = config, target
         source = open_source(hub.resolve(config.model))

@@ -23,7 +23,7 @@ MIN_PROBABILITY = 0.25
 _TREE_WIDTH = 4
 
 
-class TreeShape(NamedTuple):
+class DraftTreeShape(NamedTuple):
     """How drafts grow.
 
     Args:
@@ -41,7 +41,9 @@ class TreeShape(NamedTuple):
     min_probability: float
 
 
-def shape_of(config: SpeculativeConfig, fields: Fields, default: int, beams: int) -> TreeShape:
+def tree_shape(
+    config: SpeculativeConfig, fields: Fields, default: int, beams: int
+) -> DraftTreeShape:
     """Chains; or trees, where more tokens are asked for than the folder of heads, with the
     ``fields`` of its config, has an acceptance for."""
     known = fields.section("octavo", {})
@@ -49,8 +51,8 @@ def shape_of(config: SpeculativeConfig, fields: Fields, default: int, beams: int
     asked = config.num_speculative_tokens or min(default, depth or default)
     least = min_probability_of(config)
     if asked <= depth or not depth:
-        return TreeShape(asked, asked, 1, 1, least)
-    return TreeShape(asked, depth, _TREE_WIDTH, min(beams, _TREE_WIDTH), least)
+        return DraftTreeShape(asked, asked, 1, 1, least)
+    return DraftTreeShape(asked, depth, _TREE_WIDTH, min(beams, _TREE_WIDTH), least)
 
 
 def min_probability_of(config: SpeculativeConfig) -> float:
@@ -61,7 +63,7 @@ def min_probability_of(config: SpeculativeConfig) -> float:
 class DraftTree:
     """What may follow the last known token of an opening's request. Node -1 is that token."""
 
-    def __init__(self, opening: DraftingRequest, shape: TreeShape):
+    def __init__(self, opening: DraftingRequest, shape: DraftTreeShape):
         self.opening = opening
         self._shape = shape
         self._least = math.log(shape.min_probability) if shape.min_probability > 0 else -math.inf

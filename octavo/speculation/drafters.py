@@ -7,59 +7,21 @@ drafter.start(limits)                      the proposer, once the pool has a siz
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Protocol
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from octavo.core.drafting import DraftProposer
-from octavo.runtime.capacity import RankLimits, RankSpec
+from octavo.runtime.capacity import RankLimits
 from octavo.runtime.verification import Acceptance
 from octavo.settings.speculation import SpeculativeConfig
+from octavo.speculation.drafter import Drafter, TargetModel, TextDrafter
 
 if TYPE_CHECKING:
-    from octavo.models.config import ModelConfig
-    from octavo.runtime.rank import Rank
     from octavo.speculation.ngram import NgramProposer
     from octavo.speculation.suffix import SuffixProposer
-    from octavo.text.tokenizer import Tokenizer
 
 
 AUTO_TOKENS = 16  # of a draft, at most, where nothing is said
-
-
-@dataclass(frozen=True, slots=True)
-class Target:
-    """The model whose tokens are guessed: loaded, and not started yet."""
-
-    rank: Rank
-    spec: RankSpec
-    model_config: ModelConfig
-    tokenizer: Tokenizer
-
-
-class Drafter(Protocol):
-    """Who makes drafts, before there is a KV pool."""
-
-    @property
-    def kv_bytes_per_token(self) -> int:
-        """Of KV of its own, for each token of the target's pool."""
-        ...
-
-    def start(self, limits: RankLimits) -> DraftProposer:
-        """Make the proposer. The target's rank has been started, with the same limits."""
-        ...
-
-
-class DraftFree:
-    """A drafter that has only its proposer: it looks at tokens, and at no model."""
-
-    kv_bytes_per_token = 0
-
-    def __init__(self, make: Callable[[RankLimits], DraftProposer]):
-        self._make = make
-
-    def start(self, limits: RankLimits) -> DraftProposer:
-        return self._make(limits)
 
 
 class AutoDrafter:
@@ -97,7 +59,7 @@ class LimitedDrafter:
         return BatchLimit(self._drafter.start(limits), self._num_requests)
 
 
-def open_drafter(config: SpeculativeConfig, target: Target) -> Drafter:
+def open_drafter(config: SpeculativeConfig, target: TargetModel) -> Drafter:
     """Who guesses as ``config`` says.
 
     Raises:
@@ -109,20 +71,20 @@ def open_drafter(config: SpeculativeConfig, target: Target) -> Drafter:
     return LimitedDrafter(drafter, config.disable_by_batch_size)
 
 
-def _open(config: SpeculativeConfig, target: Target) -> Drafter:
+def _open(config: SpeculativeConfig, target: TargetModel) -> Drafter:
     # Each is imported where it is used: a start pays for no other.
     match config.method:
         case "auto" if config.synthetic_acceptance_rates is not None:
             from octavo.speculation.synthetic import SyntheticProposer
 
             length = config.num_speculative_tokens or len(config.synthetic_acceptance_rates)
-            return DraftFree(lambda limits: SyntheticProposer(length))
+            return TextDrafter(lambda limits: SyntheticProposer(length))
         case "auto":
             return AutoDrafter(config, _open_model(config, target))
         case "ngram":
-            return DraftFree(lambda limits: _ngram(config))
+            return TextDrafter(lambda limits: _ngram(config))
         case "suffix":
-            return DraftFree(lambda limits: _suffix(config))
+            return TextDrafter(lambda limits: _suffix(config))
         case "draft_model":
             from octavo.speculation.draft_model import DraftModel
 
@@ -156,7 +118,7 @@ def _suffix(config: SpeculativeConfig) -> SuffixProposer:
     )
 
 
-def _open_model(config: SpeculativeConfig, target: Target) -> Drafter | None:
+def _open_model(config: SpeculativeConfig, target: TargetModel) -> Drafter | None:
     """Who guesses with ``config.model``, which may be heads or a model; None without one."""
     if config.model is None:
         return None

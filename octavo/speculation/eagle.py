@@ -30,10 +30,10 @@ from octavo.layers.rope import RotaryEmbedding
 from octavo.models.config import ModelConfig
 from octavo.runtime.capacity import RankLimits
 from octavo.settings.speculation import SpeculativeConfig
-from octavo.speculation.draft_tree import shape_of
-from octavo.speculation.drafters import Target
+from octavo.speculation.draft_tree import tree_shape
+from octavo.speculation.drafter import TargetModel
 from octavo.speculation.head_folder import HeadFolder
-from octavo.speculation.head_program import HeadModule, Projection
+from octavo.speculation.head_program import DraftHead, Projection
 from octavo.speculation.layer_head import FEATURE, LayerProposer, kv_bytes_per_token
 from octavo.speculation.native_target import NativeTarget
 from octavo.speculation.pair_linear import PairLinear
@@ -67,7 +67,7 @@ class EagleLayer(Module):
         return ctx.ops.add(x, self.mlp(self.post_attention_layernorm(x, ctx), ctx))
 
 
-class EagleHead(HeadModule):
+class EagleHead(DraftHead):
     """A step of drafting, from the feature and the token after it."""
 
     def __init__(self, layer: ModelConfig, rows: int, *, norm_before_residual: bool):
@@ -87,7 +87,7 @@ class EagleHead(HeadModule):
 
 
 @dataclass(frozen=True, slots=True)
-class _Loaded:
+class _LoadedEagleHead:
     head: EagleHead
     fc: Linear
     layer: ModelConfig
@@ -98,12 +98,12 @@ class _Loaded:
 class EagleDrafter:
     """The head of a folder, for one target. Errors as of ``open_drafter``."""
 
-    def __init__(self, config: SpeculativeConfig, target: Target, folder: HeadFolder):
+    def __init__(self, config: SpeculativeConfig, target: TargetModel, folder: HeadFolder):
         folder.check(ARCHITECTURES, "eagle")
         self._rank = target.rank
         self._native = NativeTarget(target, "eagle")
         self._loaded = _load(folder, self._native)
-        self._shape = shape_of(config, folder.config, _NUM_TOKENS, beams=1)
+        self._shape = tree_shape(config, folder.config, _NUM_TOKENS, beams=1)
         self._rank.keep_hidden_states(self._loaded.depths)
         self.kv_bytes_per_token = kv_bytes_per_token(self._loaded.layer)
 
@@ -124,7 +124,7 @@ class EagleDrafter:
         return proposer
 
 
-def _load(folder: HeadFolder, native: NativeTarget) -> _Loaded:
+def _load(folder: HeadFolder, native: NativeTarget) -> _LoadedEagleHead:
     fields = folder.config
     layer = layer_config(fields)
     folder.check_fits("hidden_size", layer.hidden_size, native.config)
@@ -146,7 +146,7 @@ def _load(folder: HeadFolder, native: NativeTarget) -> _Loaded:
     if rows < layer.vocab_size or "d2t" in folder.tensors:
         token_ids = folder.token_ids("d2t", rows, layer.vocab_size, offsets=True)
     folder.load(head, ignored=["t2d"])  # which says no more than d2t
-    return _Loaded(head, fc, layer, depths, token_ids)
+    return _LoadedEagleHead(head, fc, layer, depths, token_ids)
 
 
 # What the config of a head says of the head itself, not of its layer.

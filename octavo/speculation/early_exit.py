@@ -23,7 +23,7 @@ from octavo.runtime.model_runner import Runner
 from octavo.settings.speculation import SpeculativeConfig
 from octavo.speculation.autoregressive import AutoregressiveLimits, AutoregressiveProposer
 from octavo.speculation.draft_kv import TargetKV
-from octavo.speculation.drafters import Target
+from octavo.speculation.drafter import TargetModel
 
 _log = logging.getLogger("octavo")
 
@@ -49,7 +49,7 @@ class EarlyExit:
 
     kv_bytes_per_token = 0
 
-    def __init__(self, config: SpeculativeConfig, target: Target):
+    def __init__(self, config: SpeculativeConfig, target: TargetModel):
         self._config, self._target = config, target
         num_layers = target.model_config.num_layers
         if num_layers < 2:
@@ -82,7 +82,7 @@ class EarlyExit:
             ),
         )
 
-    def _best_exit(self, forward: Forward, limits: RankLimits) -> Exit:
+    def _best_exit(self, forward: Forward, limits: RankLimits) -> ExitMeasurement:
         num_layers = self._target.model_config.num_layers
         pool_tokens = limits.num_blocks * self._target.spec.block_size
         num_tokens = min(
@@ -95,18 +95,18 @@ class EarlyExit:
             )
         prompt = self._target.tokenizer.encode(_OPENING_TEXT)[: num_tokens // 2] or [0]
         num_blocks = -(-num_tokens // self._target.spec.block_size)
-        whole = Rehearsal(forward.exit_after(num_layers), num_blocks)
+        whole = TrialForward(forward.exit_after(num_layers), num_blocks)
         text = whole.text(prompt, num_tokens)
         best = max(
             (
                 measure_exit(
                     layer,
-                    Rehearsal(forward.exit_after(layer), num_blocks),
+                    TrialForward(forward.exit_after(layer), num_blocks),
                     whole,
                     text,
                     len(prompt),
                 )
-                for layer in candidates(num_layers)
+                for layer in exit_candidates(num_layers)
             ),
             key=lambda each: each.speedup,
         )
@@ -115,7 +115,7 @@ class EarlyExit:
 
 
 @dataclass(frozen=True, slots=True)
-class Exit:
+class ExitMeasurement:
     """What an exit is worth.
 
     Args:
@@ -149,13 +149,13 @@ class Exit:
         return min(0.9, self.cost + self.row_cost)
 
 
-def candidates(num_layers: int) -> list[int]:
+def exit_candidates(num_layers: int) -> list[int]:
     """Layers after which an exit is tried."""
     steps = _NUM_CANDIDATES + 1
     return sorted({max(1, num_layers * i // steps) for i in range(1, steps)} - {num_layers})
 
 
-def _report(best: Exit, num_layers: int) -> None:
+def _report(best: ExitMeasurement, num_layers: int) -> None:
     """Say what was chosen: as a warning, if nothing is worth its time."""
     is_worth_it = best.speedup > 1
     _log.log(
@@ -170,7 +170,7 @@ def _report(best: Exit, num_layers: int) -> None:
     )
 
 
-class Rehearsal:
+class TrialForward:
     """A forward that is alone with the first blocks of the KV pool, before there are requests."""
 
     def __init__(self, forward: Forward, num_blocks: int):
@@ -202,8 +202,8 @@ class Rehearsal:
 
 
 def measure_exit(
-    layer: int, exit: Rehearsal, whole: Rehearsal, text: Sequence[int], num_prompt: int
-) -> Exit:
+    layer: int, exit: TrialForward, whole: TrialForward, text: Sequence[int], num_prompt: int
+) -> ExitMeasurement:
     """An exit on a text of the whole model's, which has begun after ``num_prompt`` tokens."""
     said = exit.next_tokens(text[:-1], 0)[num_prompt - 1 :]
     truth = text[num_prompt:]
@@ -217,4 +217,4 @@ def measure_exit(
     ]
     step, verifying, drafting = (max(min(each), 1e-9) for each in zip(*seconds, strict=True))
     row_cost = max(0.0, verifying / step - 1) / rows
-    return Exit(layer, right / len(truth), drafting / step, row_cost)
+    return ExitMeasurement(layer, right / len(truth), drafting / step, row_cost)

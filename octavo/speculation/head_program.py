@@ -43,7 +43,7 @@ NO_KV = KVLayout(abi.OCT_KV_F32, 1, 16, 0, 0, [], [])
 _GROUP = 32  # inputs that share a scale
 
 
-class HeadModule(Module):
+class DraftHead(Module):
     """A module that makes logits, as ``lm_head`` gives them, of token ids and of hidden states.
 
     Its ``forward`` takes these by name, the token ids, and a ``ForwardContext``.
@@ -52,7 +52,7 @@ class HeadModule(Module):
     inputs: Mapping[str, int]  # the names and widths of its hidden states
 
 
-class Candidate(NamedTuple):
+class TokenCandidate(NamedTuple):
     """A row of a head's vocabulary, and the logarithm of the probability that the head gives it."""
 
     row: int
@@ -60,7 +60,7 @@ class Candidate(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Runs:
+class HeadSequences:
     """Rows of a head with attention, one run of them after the other, each of one request.
 
     Args:
@@ -79,14 +79,14 @@ class HeadProgram:
 
     def __init__(
         self,
-        head: HeadModule,
+        head: DraftHead,
         target: NativeTarget,
         max_rows: int,
         kv: KVLayout = NO_KV,
         block_size: int = 16,
     ):
         phases, inputs = _record(head)
-        packed = _Packed(target.library, target.pool)
+        packed = _PackedMatrices(target.library, target.pool)
         self._program = Program(phases, target.library, target.pool, kv, packed.struct, max_rows)
         self._target = target  # whose memory is shared
         self._packed = packed
@@ -127,8 +127,8 @@ class HeadProgram:
         rows: Sequence[int] | np.ndarray,
         num_top: int = 1,
         token_ids: Sequence[int] | np.ndarray | None = None,
-        runs: Runs | None = None,
-    ) -> list[list[Candidate]]:
+        runs: HeadSequences | None = None,
+    ) -> list[list[TokenCandidate]]:
         """Run over ``num_rows`` rows, and say of some the ``num_top`` first guesses, best first.
 
         There are none of a row whose numbers are none, or if the call fails, which is logged: a
@@ -168,11 +168,11 @@ class HeadProgram:
             for index, row in enumerate(rows)
         ]
 
-    def _guesses(self, index: int) -> list[Candidate]:
-        return [Candidate(*pair) for pair in self._logprobs.entry(index, 0).top]
+    def _guesses(self, index: int) -> list[TokenCandidate]:
+        return [TokenCandidate(*pair) for pair in self._logprobs.entry(index, 0).top]
 
     def _sequences(
-        self, num_rows: int, runs: Runs | None
+        self, num_rows: int, runs: HeadSequences | None
     ) -> tuple[abi.Sequences, int, Iterable[np.ndarray]]:
         """With the longest of them, and the arrays that they point to."""
         if runs is None:
@@ -221,7 +221,7 @@ class Projection:
         return out
 
 
-def _record(head: HeadModule) -> tuple[list[fused_ops.FusedOp], dict[str, Value]]:
+def _record(head: DraftHead) -> tuple[list[fused_ops.FusedOp], dict[str, Value]]:
     tape = Tape()
     token_ids = Value(tape, None, ())
     inputs = {name: tape.input(width) for name, width in head.inputs.items()}
@@ -231,7 +231,7 @@ def _record(head: HeadModule) -> tuple[list[fused_ops.FusedOp], dict[str, Value]
     return phases, inputs
 
 
-class _Packed:
+class _PackedMatrices:
     """The matrices of a head, each packed once, when it is first asked for."""
 
     def __init__(self, library: Library, pool: Pool):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from octavo import hub
 from octavo.base.model_files import ModelFolder
 from octavo.settings.speculation import SpeculativeConfig
-from octavo.speculation.drafters import Drafter, Target
+from octavo.speculation.drafter import Drafter, TargetModel
 from octavo.speculation.head_folder import HeadFolder
 
 
@@ -25,7 +25,7 @@ def method_of(model: str) -> str:
     return methods.get(str(first), "draft_model")
 
 
-def open_heads(config: SpeculativeConfig, target: Target) -> Drafter:
+def open_heads(config: SpeculativeConfig, target: TargetModel) -> Drafter:
     """The drafter of ``config.method``. Errors as of ``open_drafter``."""
     if config.method == "mtp":
         from octavo.speculation.mtp import MTPDrafter

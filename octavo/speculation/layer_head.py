@@ -26,8 +26,8 @@ from octavo.models.footprint import native_kv_bytes_per_token
 from octavo.runtime.capacity import RankLimits
 from octavo.runtime.hidden_states import Computed, States
 from octavo.runtime.native_kv_cache import create_native_cache
-from octavo.speculation.draft_tree import DraftTree, TreeShape, drafts_of
-from octavo.speculation.head_program import Candidate, HeadModule, HeadProgram, Runs
+from octavo.speculation.draft_tree import DraftTree, DraftTreeShape, drafts_of
+from octavo.speculation.head_program import DraftHead, HeadProgram, HeadSequences, TokenCandidate
 from octavo.speculation.native_target import NativeTarget
 
 FEATURE = "feature"  # the name of the one input of such a head
@@ -42,7 +42,7 @@ def kv_bytes_per_token(layer: ModelConfig) -> int:
     return native_kv_bytes_per_token(layer, _KV_DTYPE)
 
 
-class LayerKV:
+class DraftHeadKVCache:
     """Keys and values of one layer, in blocks that have the numbers of the target's."""
 
     def __init__(self, layer: ModelConfig, native: NativeTarget, limits: RankLimits):
@@ -58,11 +58,11 @@ class LayerKV:
 
 
 @dataclass(frozen=True, slots=True)
-class _Guessed:
+class _HeadOutput:
     """What follows the last known token of a request, by the head's last run over its positions."""
 
     position: int  # of that token
-    candidates: list[Candidate]
+    candidates: list[TokenCandidate]
     hidden: np.ndarray  # float32 [hidden_size], to go on from
 
 
@@ -81,20 +81,20 @@ class LayerProposer:
 
     def __init__(
         self,
-        head: HeadModule,
+        head: DraftHead,
         layer: ModelConfig,
         native: NativeTarget,
         limits: RankLimits,
         depths: Sequence[int],
         make_features: MakeFeatures,
         token_ids: np.ndarray,
-        shape: TreeShape,
+        shape: DraftTreeShape,
         go_on: MakeFeatures | None = None,
     ):
         self.max_tokens = shape.max_tokens
         self._shape = shape
         self.seconds = 0.0
-        self._kv = LayerKV(layer, native, limits)
+        self._kv = DraftHeadKVCache(layer, native, limits)
         self._program = HeadProgram(
             head, native, limits.max_num_batched_tokens, self._kv.layout, native.block_size
         )
@@ -102,7 +102,7 @@ class LayerProposer:
         self._make_features = make_features
         self._go_on_from = go_on or (lambda hidden: hidden)
         self._token_ids = token_ids
-        self._guessed: dict[str, _Guessed] = {}
+        self._guessed: dict[str, _HeadOutput] = {}
 
     # -- following the target --------------------------------------------------------------------
 
@@ -127,7 +127,7 @@ class LayerProposer:
             [end for _, end in asking],
             self._shape.width,
             [token_id for each in computed for token_id in each.next_token_ids],
-            Runs(
+            HeadSequences(
                 [len(each.rows) for each in computed],
                 [each.end for each in computed],
                 [each.request.block_ids for each in computed],
@@ -135,7 +135,7 @@ class LayerProposer:
         )
         hidden = self._program.hidden
         for (each, end), candidates in zip(asking, found, strict=True):
-            guessed = _Guessed(each.end, candidates, hidden[end].copy())
+            guessed = _HeadOutput(each.end, candidates, hidden[end].copy())
             self._guessed[each.request.request_id] = guessed
 
     # -- drafting --------------------------------------------------------------------------------
@@ -174,7 +174,7 @@ class LayerProposer:
                 range(count),
                 self._shape.width,
                 [tree.token_id(node) for tree, node in front],
-                Runs(
+                HeadSequences(
                     [1] * count,
                     [len(t.opening.request.token_ids) + t.depth(node) for t, node in front],
                     [tree.opening.request.block_ids for tree, _ in front],
@@ -188,7 +188,7 @@ class LayerProposer:
             states = self._program.hidden[[row for row, _ in going]]
             front = [each for _, each in going]
 
-    def _add(self, tree: DraftTree, node: int, candidates: Sequence[Candidate]) -> list[int]:
+    def _add(self, tree: DraftTree, node: int, candidates: Sequence[TokenCandidate]) -> list[int]:
         """Where a tree is gone on from, at most one node: with what may follow another."""
         guesses = [(int(self._token_ids[row]), logprob) for row, logprob in candidates]
         return tree.best(tree.add(node, guesses))

@@ -22,7 +22,7 @@ DEFAULT_TOKENS = 7
 PATIENCE = 8
 
 
-class Found(NamedTuple):
+class MatchedDraft(NamedTuple):
     """A guess, the tokens of the match that it stands on, and the rates of such matches."""
 
     guess: DraftCandidate
@@ -31,7 +31,7 @@ class Found(NamedTuple):
 
 
 @dataclass(slots=True)
-class Followed:
+class TrackedRequest:
     """What is kept of a request.
 
     ``found`` is what there was to say when it had ``num_tokens`` tokens, and ``num_tokens_found``
@@ -43,7 +43,7 @@ class Followed:
     past: MatchRates
     num_tokens_found: int
     num_tokens: int = -1
-    found: Found | None = None
+    found: MatchedDraft | None = None
 
 
 class MatchProposer:
@@ -64,11 +64,11 @@ class MatchProposer:
         self._lengths = tuple(lengths)
         self._min_probability = min_probability
         self._own_rates, self._past_rates = MatchRates(), MatchRates()
-        self._followed: dict[str, Followed] = {}
+        self._followed: dict[str, TrackedRequest] = {}
         # By the identity of the prompt, which its index keeps alive: samples of a prompt share it.
         self._prompts: WeakValueDictionary[int, TokenIndex] = WeakValueDictionary()
 
-    def _look(self, followed: Followed, request: Request) -> Found | None:
+    def _look(self, followed: TrackedRequest, request: Request) -> MatchedDraft | None:
         """What may come next, ``max_tokens`` of it at most."""
         raise NotImplementedError
 
@@ -104,7 +104,7 @@ class MatchProposer:
         if followed is not None:
             self._settle(followed, request)
 
-    def _find(self, request: Request) -> Followed:
+    def _find(self, request: Request) -> TrackedRequest:
         """A request as it is now. The work is done once for each new state of it."""
         followed = self._followed.get(request.request_id)
         if followed is not None and followed.num_tokens == len(request.token_ids):
@@ -121,21 +121,21 @@ class MatchProposer:
         self.seconds += time.perf_counter() - begin
         return followed
 
-    def _follow(self, request: Request) -> Followed:
+    def _follow(self, request: Request) -> TrackedRequest:
         """Begin with a request: its prompt is indexed, if no other sample of it has been here."""
         prompt = request.prompt_token_ids
         index = self._prompts.get(id(prompt))
         if index is None:
             index = self._prompts[id(prompt)] = TokenIndex(self._lengths, prompt)
             index.catch_up()
-        return Followed(
+        return TrackedRequest(
             TokenIndex(self._lengths, request.token_ids, index),
             MatchRates(self._own_rates),
             MatchRates(self._past_rates),
             len(request.token_ids),
         )
 
-    def _settle(self, followed: Followed, request: Request) -> None:
+    def _settle(self, followed: TrackedRequest, request: Request) -> None:
         """Hold the last guess against the tokens that came, up to the first that was wrong."""
         found, token_ids = followed.found, request.token_ids
         followed.found, begin = None, followed.num_tokens

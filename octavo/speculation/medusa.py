@@ -28,10 +28,10 @@ from octavo.layers.module import Module
 from octavo.layers.norm import RMSNorm
 from octavo.runtime.capacity import RankLimits
 from octavo.settings.speculation import SpeculativeConfig
-from octavo.speculation.draft_tree import DraftTree, TreeShape, drafts_of, min_probability_of
-from octavo.speculation.drafters import Target
+from octavo.speculation.draft_tree import DraftTree, DraftTreeShape, drafts_of, min_probability_of
+from octavo.speculation.drafter import TargetModel
 from octavo.speculation.head_folder import HeadFolder
-from octavo.speculation.head_program import Candidate, HeadModule, HeadProgram
+from octavo.speculation.head_program import DraftHead, HeadProgram, TokenCandidate
 from octavo.speculation.native_target import NativeTarget
 from octavo.speculation.state_proposer import LastStates, StateProposer
 
@@ -40,7 +40,7 @@ _MAX_HEADS, _MAX_LAYERS, _MAX_RANK = 32, 16, 64
 Path = tuple[int, ...]  # of a tree: the rank of a guess, 0 the first, for every head down to it
 
 
-class MedusaHead(HeadModule):
+class MedusaHead(DraftHead):
     """One head, and the model's last norm before it."""
 
     def __init__(self, hidden_size: int, num_layers: int, vocab_size: int, norm_eps: float):
@@ -66,7 +66,7 @@ class MedusaHeads(Module):
 
 
 @dataclass(frozen=True, slots=True)
-class _Loaded:
+class _LoadedMedusaHeads:
     heads: list[MedusaHead]
     token_ids: np.ndarray  # of the target, by the row of a head
     tree: list[Path]
@@ -77,7 +77,7 @@ class MedusaDrafter:
 
     kv_bytes_per_token = 0
 
-    def __init__(self, config: SpeculativeConfig, target: Target, folder: HeadFolder):
+    def __init__(self, config: SpeculativeConfig, target: TargetModel, folder: HeadFolder):
         folder.check([ARCHITECTURE], "medusa")
         self._config = config
         self._rank = target.rank
@@ -100,7 +100,7 @@ class MedusaDrafter:
             self._loaded.token_ids,
             states,
             tree,
-            TreeShape(
+            DraftTreeShape(
                 min(asked, len(tree) or len(programs)),
                 min(asked, len(programs)),
                 width=1,
@@ -125,7 +125,7 @@ class MedusaProposer(StateProposer):
         token_ids: np.ndarray,
         states: LastStates,
         tree: Sequence[Path],
-        shape: TreeShape,
+        shape: DraftTreeShape,
     ):
         super().__init__(states, shape)
         self._programs = programs
@@ -148,7 +148,7 @@ class MedusaProposer(StateProposer):
                 break
         return drafts_of(trees)
 
-    def _tokens(self, candidates: Sequence[Candidate]) -> list[tuple[int, float]]:
+    def _tokens(self, candidates: Sequence[TokenCandidate]) -> list[tuple[int, float]]:
         return [(int(self._token_ids[row]), logprob) for row, logprob in candidates]
 
     def _trees(self, openings: Sequence[DraftingRequest], states: np.ndarray) -> dict[str, Draft]:
@@ -168,12 +168,14 @@ class MedusaProposer(StateProposer):
         return drafts
 
     @staticmethod
-    def _guess(program: HeadProgram, states: np.ndarray, num_top: int) -> list[list[Candidate]]:
+    def _guess(
+        program: HeadProgram, states: np.ndarray, num_top: int
+    ) -> list[list[TokenCandidate]]:
         program.input("hidden")[: len(states)] = states
         return program.run(len(states), range(len(states)), num_top)
 
 
-def _load(folder: HeadFolder, native: NativeTarget) -> _Loaded:
+def _load(folder: HeadFolder, native: NativeTarget) -> _LoadedMedusaHeads:
     fields = folder.config
     hidden_size = fields.integer("hidden_size")
     vocab_size = fields.integer("vocab_size")
@@ -191,7 +193,7 @@ def _load(folder: HeadFolder, native: NativeTarget) -> _Loaded:
     if "token_map" in folder.tensors:
         token_ids = folder.token_ids("token_map", rows, vocab_size)
     folder.load(MedusaHeads(heads), _tensor_name)
-    return _Loaded(heads, token_ids, _tree(fields.section("octavo", {}), count, rows))
+    return _LoadedMedusaHeads(heads, token_ids, _tree(fields.section("octavo", {}), count, rows))
 
 
 def _tensor_name(parameter: str) -> str:

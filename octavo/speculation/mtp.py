@@ -39,10 +39,10 @@ from octavo.models.decoder import DecoderForCausalLM
 from octavo.models.registry import ARCHITECTURES, family_of, model_class
 from octavo.runtime.capacity import RankLimits
 from octavo.settings.speculation import SpeculativeConfig
-from octavo.speculation.draft_tree import TreeShape, min_probability_of
-from octavo.speculation.drafters import Target
+from octavo.speculation.draft_tree import DraftTreeShape, min_probability_of
+from octavo.speculation.drafter import TargetModel
 from octavo.speculation.head_folder import CheckpointTensors
-from octavo.speculation.head_program import HeadModule
+from octavo.speculation.head_program import DraftHead
 from octavo.speculation.layer_head import FEATURE, LayerProposer, kv_bytes_per_token
 from octavo.speculation.native_target import NativeTarget, normalized
 from octavo.speculation.pair_linear import PairLinear
@@ -55,7 +55,7 @@ def is_served_by_mtp(architecture: str) -> bool:
     return family_of(architecture).next_token_layers
 
 
-class MTPHead(HeadModule):
+class MTPHead(DraftHead):
     """A step of drafting, from the hidden state and the token after it."""
 
     def __init__(self, layer: ModelConfig):
@@ -117,13 +117,13 @@ class MTPDrafter:
     """The module of a checkpoint, the target's own or ``config.model``. Errors as of
     ``open_drafter``."""
 
-    def __init__(self, config: SpeculativeConfig, target: Target):
+    def __init__(self, config: SpeculativeConfig, target: TargetModel):
         self._rank = target.rank
         self._native = NativeTarget(target, "mtp")
         path = hub.resolve(config.model) if config.model else target.spec.path
         self._head, self._layer, self._goes_on_normed = _load(path, self._native)
         asked = config.num_speculative_tokens or _NUM_TOKENS
-        self._shape = TreeShape(asked, asked, 1, 1, min_probability_of(config))
+        self._shape = DraftTreeShape(asked, asked, 1, 1, min_probability_of(config))
         self._rank.keep_hidden_states([self._native.depth])
         self.kv_bytes_per_token = kv_bytes_per_token(self._layer)
 

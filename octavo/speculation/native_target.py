@@ -18,7 +18,7 @@ from octavo.runtime.backends import NativeBackend
 if TYPE_CHECKING:
     from octavo.models.config import ModelConfig
     from octavo.runtime.op_program import NativeModel
-    from octavo.speculation.drafters import Target
+    from octavo.speculation.drafter import TargetModel
 
 P = TypeVar("P", bound=fused_ops.FusedOp)
 
@@ -50,7 +50,7 @@ class NativeTarget:
     its layers leave, and share its matrices.
     """
 
-    def __init__(self, target: Target, method: str):
+    def __init__(self, target: TargetModel, method: str):
         backend = target.rank.backend
         if not isinstance(backend, NativeBackend):
             raise ConfigError(

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from octavo.core.request import Request
 from octavo.speculation.draft_candidates import DraftCandidate
-from octavo.speculation.matching import DEFAULT_TOKENS, Followed, Found, MatchProposer
+from octavo.speculation.matching import DEFAULT_TOKENS, MatchedDraft, MatchProposer, TrackedRequest
 from octavo.speculation.token_index import Place
 
 # A draft that is wrong as a whole more often than this does not pay for its last row.
@@ -46,7 +46,7 @@ class NgramProposer(MatchProposer):
         )
         self._depth = max(CONTEXT, max_tokens_of_match)
 
-    def _look(self, followed: Followed, request: Request) -> Found | None:
+    def _look(self, followed: TrackedRequest, request: Request) -> MatchedDraft | None:
         index = followed.index
         place = index.longest(request.token_ids[-self._depth :], PLACES, self._depth)
         if place is None:
@@ -57,7 +57,7 @@ class NgramProposer(MatchProposer):
             continuation(request.token_ids, place, self.max_tokens),
             tuple(rates.rate(length) for length in lengths),
         )
-        return Found(guess, place.length, rates)
+        return MatchedDraft(guess, place.length, rates)
 
 
 def spread(least: int, most: int) -> tuple[int, ...]:

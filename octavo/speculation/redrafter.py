@@ -27,10 +27,10 @@ from octavo.layers.module import Module
 from octavo.layers.norm import RMSNorm
 from octavo.runtime.capacity import RankLimits
 from octavo.settings.speculation import SpeculativeConfig
-from octavo.speculation.draft_tree import DraftTree, TreeShape, drafts_of, shape_of
-from octavo.speculation.drafters import Target
+from octavo.speculation.draft_tree import DraftTree, DraftTreeShape, drafts_of, tree_shape
+from octavo.speculation.drafter import TargetModel
 from octavo.speculation.head_folder import HeadFolder
-from octavo.speculation.head_program import HeadModule, HeadProgram
+from octavo.speculation.head_program import DraftHead, HeadProgram
 from octavo.speculation.native_target import NativeTarget
 from octavo.speculation.pair_linear import PairLinear
 from octavo.speculation.state_proposer import LastStates, StateProposer
@@ -65,7 +65,7 @@ class _Layer(Module):
         return ctx.ops.add(s, self.mlp(self.input_norm(s, ctx), ctx))
 
 
-class ReDrafterHead(HeadModule):
+class ReDrafterHead(DraftHead):
     """One step of the recurrence. Its embedding is the target's."""
 
     def __init__(
@@ -93,12 +93,12 @@ class ReDrafter:
 
     kv_bytes_per_token = 0
 
-    def __init__(self, config: SpeculativeConfig, target: Target, folder: HeadFolder):
+    def __init__(self, config: SpeculativeConfig, target: TargetModel, folder: HeadFolder):
         folder.check([ARCHITECTURE], "recurrent")
         self._rank = target.rank
         self._native = NativeTarget(target, "recurrent")
         self._head, self._token_ids = _load(folder, self._native)
-        self._shape = shape_of(config, folder.config, _NUM_TOKENS, beams=_MAX_BEAMS)
+        self._shape = tree_shape(config, folder.config, _NUM_TOKENS, beams=_MAX_BEAMS)
         self._rank.keep_hidden_states([self._native.depth])
 
     def start(self, limits: RankLimits) -> ReDrafterProposer:
@@ -117,7 +117,7 @@ class ReDrafterProposer(StateProposer):
     """
 
     def __init__(
-        self, program: HeadProgram, token_ids: np.ndarray, states: LastStates, shape: TreeShape
+        self, program: HeadProgram, token_ids: np.ndarray, states: LastStates, shape: DraftTreeShape
     ):
         super().__init__(states, shape)
         self._program = program

@@ -11,7 +11,7 @@ from octavo.core.batch import Batch, Draft
 from octavo.core.drafting import DraftingRequest
 from octavo.core.request import Request
 from octavo.runtime.hidden_states import Computed, States
-from octavo.speculation.draft_tree import TreeShape
+from octavo.speculation.draft_tree import DraftTreeShape
 
 
 class LastStates:
@@ -50,7 +50,7 @@ class StateProposer:
     """A ``DraftProposer`` of the states that ``LastStates`` keeps. What remains to be said is
     :meth:`draft`."""
 
-    def __init__(self, states: LastStates, shape: TreeShape):
+    def __init__(self, states: LastStates, shape: DraftTreeShape):
         self.max_tokens = shape.max_tokens
         self.shape = shape
         self.seconds = 0.0

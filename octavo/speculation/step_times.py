@@ -43,7 +43,7 @@ class _Mean:
         return self.weight * float(_KEPT ** (step - self.step))
 
 
-class StepTimes:
+class StepTimeEstimator:
     """Seconds of steps that decode and verify, by their rows."""
 
     def __init__(self) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from octavo.core.request import FinishReason, Request
 from octavo.speculation.draft_candidates import DraftCandidate
 from octavo.speculation.match_rates import MatchRates
-from octavo.speculation.matching import DEFAULT_TOKENS, Followed, Found, MatchProposer
+from octavo.speculation.matching import DEFAULT_TOKENS, MatchedDraft, MatchProposer, TrackedRequest
 from octavo.speculation.past_answers import END, PastAnswers
 from octavo.speculation.token_index import TokenIndex
 
@@ -70,15 +70,19 @@ class SuffixProposer(MatchProposer):
             begin = max(0, request.num_prompt_tokens - self._max_depth)
             self.past_answers.add(request.cache_salt, request.token_ids[begin:])
 
-    def _look(self, followed: Followed, request: Request) -> Found | None:
+    def _look(self, followed: TrackedRequest, request: Request) -> MatchedDraft | None:
         context = request.token_ids[-self._max_depth :]
         past = self.past_answers.of(request.cache_salt) if request.params.cache_prompt else None
         best = self._best(followed.index, context, followed.own, None)
         return best if past is None else self._best(past, context, followed.past, best)
 
     def _best(
-        self, index: TokenIndex, context: Sequence[int], rates: MatchRates, best: Found | None
-    ) -> Found | None:
+        self,
+        index: TokenIndex,
+        context: Sequence[int],
+        rates: MatchRates,
+        best: MatchedDraft | None,
+    ) -> MatchedDraft | None:
         """The guess with the most expected tokens, of an index or ``best``."""
         places = index.places(context, PLACES, self._max_depth)
         expected = 0.0 if best is None else best.guess.expected_tokens
@@ -93,7 +97,7 @@ class SuffixProposer(MatchProposer):
             guess = self._continue(index, positions, matched, most, rates)
             worth = 0.0 if guess is None else guess.expected_tokens
             if guess is not None and worth > expected:
-                best, expected = Found(guess, matched, rates), worth
+                best, expected = MatchedDraft(guess, matched, rates), worth
         return best
 
     def _continue(

@@ -11,7 +11,7 @@ import pytest
 from octavo import cli
 from octavo.cli import quantize
 from octavo.quality import report
-from octavo.quantize import recipes
+from octavo.quantize import methods
 
 KEYS = {"out", "method", "format", "bits_per_weight", "bytes", "elapsed_s", "report"}
 REPORT_KEYS = {
@@ -62,8 +62,8 @@ def run(tiny_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
 
 
 def test_choices_are_those_of_recipes():
-    assert tuple(recipes.METHODS) == quantize.METHODS
-    assert recipes.FORMATS == quantize.FORMATS
+    assert tuple(methods.METHODS) == quantize.METHODS
+    assert methods.FORMATS == quantize.FORMATS
 
 
 def test_json(run, tmp_path):

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from octavo.cli import main, train_draft
-from octavo.draft_training.kinds import KINDS
+from octavo.draft_training.head_kinds import KINDS
 
 SMALL = ["--tokens", "600", "--shortlist", "64", "--steps", "3", "--minutes", "5"]
 

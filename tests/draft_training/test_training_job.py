@@ -18,7 +18,7 @@ from octavo.draft_training.training_job import TrainRequest
 from octavo.layers.taps import with_taps
 from octavo.layers.tensors import with_tensors
 from octavo.models.loader import load_model
-from octavo.quantize.observers import windows_context
+from octavo.quantize.layerwise_model import windows_context
 from octavo.runtime.capacity import RankSpec
 
 

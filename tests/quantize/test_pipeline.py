@@ -9,7 +9,7 @@ from safetensors.torch import load_file, save_file
 from octavo.base.errors import ConfigError, ModelFileError
 from octavo.models.loader import load_model
 from octavo.quantize.grid import Scheme, quantize_to_nearest
-from octavo.quantize.observers import LayerwiseModel, linear_names
+from octavo.quantize.layerwise_model import LayerwiseModel, linear_names
 from octavo.quantize.pipeline import quantize_model
 from tests.conftest import write_tiny_model
 

@@ -20,9 +20,9 @@ from octavo.models.gguf_export import export_gguf
 from octavo.models.loader import load_model
 from octavo.quantization.ggml_types import GGMLType
 from octavo.quantize import quantization_job as job_module
-from octavo.quantize.observers import LayerwiseModel
+from octavo.quantize.layerwise_model import LayerwiseModel
+from octavo.quantize.methods import METHODS, QuantizeRequest
 from octavo.quantize.quantization_job import make
-from octavo.quantize.recipes import METHODS, QuantizeRequest
 from octavo.sources.open import load_tokenizer
 from tests.conftest import write_calm_model, write_tiny_model
 

@@ -24,7 +24,8 @@ from octavo.runtime.capacity import RankLimits, RankSpec
 from octavo.runtime.rank import Rank
 from octavo.settings.engine import CacheConfig, EngineConfig
 from octavo.settings.speculation import SpeculativeConfig
-from octavo.speculation.drafters import Target, open_drafter
+from octavo.speculation.drafter import TargetModel
+from octavo.speculation.drafters import open_drafter
 
 BACKENDS = ["reference", "fused"]
 if library.runnable():
@@ -99,7 +100,7 @@ class Bench:
         if draft is not None:
             said = {"method": "draft_model", "model": str(draft), **(speculative or {})}
             config = SpeculativeConfig(**said)
-            drafter = open_drafter(config, Target(rank, spec, self.config, self._tokenizer))
+            drafter = open_drafter(config, TargetModel(rank, spec, self.config, self._tokenizer))
             assert drafter.kv_bytes_per_token == rank.capacity.kv_bytes_per_token
         sizes = RankLimits(
             num_blocks,

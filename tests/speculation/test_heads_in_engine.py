@@ -11,7 +11,7 @@ from octavo.executor.faulty import FaultyScheduler, every
 from octavo.kernels.cpu import library
 from octavo.settings.engine import EngineArgs
 from octavo.sources.engine_folder.writer import build_engine_folder
-from octavo.speculation.head_program import HeadProgram, Runs
+from octavo.speculation.head_program import HeadProgram, HeadSequences
 from tests.conftest import write_tiny_model
 from tests.speculation import test_eagle, test_medusa, test_redrafter
 
@@ -126,6 +126,6 @@ def test_a_table_of_more_tokens_than_the_head(model, head_of):
     engine = engine_of(model, head_of["eagle"], "eagle")
     program = engine.scheduler.proposer._program
     assert program.vocab_size == test_eagle.ROWS
-    runs = Runs([1], [1], [[0]])
+    runs = HeadSequences([1], [1], [[0]])
     assert program.run(1, [0], 1, [259], runs)[0]
     assert program.run(1, [0], 1, [260], runs) == [[]]

@@ -23,8 +23,8 @@ from octavo.core.batch import Draft
 from octavo.core.drafting import DraftingRequest
 from octavo.kernels.cpu import library
 from octavo.models.loader import load_model
-from octavo.speculation.draft_tree import TreeShape
-from octavo.speculation.head_program import Candidate
+from octavo.speculation.draft_tree import DraftTreeShape
+from octavo.speculation.head_program import TokenCandidate
 from octavo.speculation.medusa import MedusaProposer
 from octavo.speculation.state_proposer import LastStates
 from tests.conftest import write_tiny_model
@@ -173,7 +173,7 @@ class SaidBefore:
         return self._input
 
     def run(self, num_rows, rows, num_top):
-        best = [Candidate(self._first + rank, -1.0) for rank in range(num_top)]
+        best = [TokenCandidate(self._first + rank, -1.0) for rank in range(num_top)]
         return [best if row else [] for row in rows]  # the numbers of the first row are none
 
 
@@ -181,7 +181,9 @@ def test_a_tree_has_the_guesses_of_the_heads_at_its_nodes():
     tree = [(0,), (1,), (0, 0), (0, 1), (1, 0), (0, 1, 0)]
     programs = [SaidBefore(10), SaidBefore(20), SaidBefore(30)]
     token_ids = np.arange(100) + 1000
-    proposer = MedusaProposer(programs, token_ids, LastStates(4), tree, TreeShape(6, 3, 1, 1, 0.0))
+    proposer = MedusaProposer(
+        programs, token_ids, LastStates(4), tree, DraftTreeShape(6, 3, 1, 1, 0.0)
+    )
     openings = [DraftingRequest(request, 6) for request in requests(2)]
     drafts = proposer.draft(openings, np.zeros((2, HIDDEN), np.float32))
     assert drafts == {

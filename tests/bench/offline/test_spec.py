@@ -25,7 +25,7 @@ from octavo.core.batch import Draft
 from octavo.core.stats import DraftStats
 from octavo.measure.statistics import Spread
 from octavo.settings.engine import EngineArgs
-from octavo.speculation.drafters import DraftFree
+from octavo.speculation.drafter import TextDrafter
 
 TIMES = StudyStepTimes({1: 0.010, 2: 0.011, 4: 0.012, 8: 0.020})
 
@@ -69,7 +69,7 @@ def proposer(monkeypatch):
     proposer = Lookup()
     monkeypatch.setattr(
         "octavo.serving.load.open_drafter",
-        lambda config, target: DraftFree(lambda limits: proposer),
+        lambda config, target: TextDrafter(lambda limits: proposer),
     )
     return proposer
 

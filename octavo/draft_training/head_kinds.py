@@ -12,11 +12,16 @@ import torch
 from torch import Tensor
 
 from octavo.base.fields import Fields
+from octavo.draft_training.context_examples import ContextExamples
 from octavo.draft_training.eagle import TrainableEagleHead, eagle_depths
 from octavo.draft_training.evaluation import acceptance, accuracies
-from octavo.draft_training.examples import Examples, Positions, TargetWeights, TrainingSequences
+from octavo.draft_training.examples import (
+    Examples,
+    PositionExamples,
+    TargetWeights,
+    TrainingSequences,
+)
 from octavo.draft_training.medusa_tree import grow
-from octavo.draft_training.pieces import Pieces
 from octavo.draft_training.stateless_heads import (
     TrainableHead,
     TrainableMedusaHeads,
@@ -34,7 +39,7 @@ _INNER = 8 / 3
 _INNER_MULTIPLE = 64
 
 
-class Kind(Protocol):
+class DraftHeadKind(Protocol):
     """``steps``: how many tokens ahead are trained."""
 
     @property
@@ -59,7 +64,7 @@ class Kind(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Recurrent:
+class ReDrafterKind:
     """A ReDrafter head. Tensors are called as in ``TrainableReDrafterHead``, with the shortlist's
     rows in ``lm_head.weight`` and their ids in ``token_map``."""
 
@@ -69,8 +74,8 @@ class Recurrent:
     def depths(self, model: ModelConfig) -> Sequence[int]:
         return ()
 
-    def examples(self, target: TargetWeights, sequences: TrainingSequences) -> Positions:
-        return Positions(target, sequences, self.steps)
+    def examples(self, target: TargetWeights, sequences: TrainingSequences) -> PositionExamples:
+        return PositionExamples(target, sequences, self.steps)
 
     def create(
         self, model: ModelConfig, target: TargetWeights, seed: int
@@ -100,7 +105,7 @@ class Recurrent:
 
 
 @dataclass(frozen=True, slots=True)
-class Medusa:
+class MedusaKind:
     """As Medusa's own files and vLLM have it, the shortlist in ``token_map``."""
 
     steps: int = 3
@@ -108,8 +113,8 @@ class Medusa:
     def depths(self, model: ModelConfig) -> Sequence[int]:
         return ()
 
-    def examples(self, target: TargetWeights, sequences: TrainingSequences) -> Positions:
-        return Positions(target, sequences, self.steps)
+    def examples(self, target: TargetWeights, sequences: TrainingSequences) -> PositionExamples:
+        return PositionExamples(target, sequences, self.steps)
 
     def create(self, model: ModelConfig, target: TargetWeights, seed: int) -> TrainableMedusaHeads:
         return TrainableMedusaHeads(model.hidden_size, self.steps)
@@ -135,7 +140,7 @@ class Medusa:
 
 
 @dataclass(frozen=True, slots=True)
-class Eagle:
+class EagleKind:
     """As EAGLE-3's own files have it: see ``speculation/eagle.py``, which reads them."""
 
     steps: int = 3
@@ -143,8 +148,8 @@ class Eagle:
     def depths(self, model: ModelConfig) -> Sequence[int]:
         return eagle_depths(model.num_layers)
 
-    def examples(self, target: TargetWeights, sequences: TrainingSequences) -> Pieces:
-        return Pieces(target, sequences, self.steps)
+    def examples(self, target: TargetWeights, sequences: TrainingSequences) -> ContextExamples:
+        return ContextExamples(target, sequences, self.steps)
 
     def create(self, model: ModelConfig, target: TargetWeights, seed: int) -> TrainableEagleHead:
         fields = Fields(Path("config.json"), self._layer(model))
@@ -186,15 +191,15 @@ class Eagle:
         }
 
 
-KINDS: Mapping[str, Callable[[], Kind]] = {
-    "recurrent": Recurrent,
-    "medusa": Medusa,
-    "eagle": Eagle,
+KINDS: Mapping[str, Callable[[], DraftHeadKind]] = {
+    "recurrent": ReDrafterKind,
+    "medusa": MedusaKind,
+    "eagle": EagleKind,
 }
 
 
 def described(
-    kind: Kind, model: ModelConfig, target: TargetWeights, places: Tensor
+    kind: DraftHeadKind, model: ModelConfig, target: TargetWeights, places: Tensor
 ) -> dict[str, Any]:
     """The whole of ``config.json``; octavo's own figures are in ``octavo``."""
     config = kind.config(model, target, places)

@@ -28,7 +28,7 @@ from octavo.base.errors import ConfigError
 from octavo.layers.module import Module, named_parameters
 from octavo.models.gemma3 import Gemma3DecoderLayer
 from octavo.models.llama import LlamaDecoderLayer
-from octavo.quantize.observers import LayerwiseModel, Visitor
+from octavo.quantize.layerwise_model import LayerwiseModel, LinearVisitor
 from octavo.quantize.scheme import Scheme
 
 # Of the rows of a matrix, one in so many says which scales are the best. What is best there is held
@@ -40,7 +40,7 @@ _ROWS_APART = 8
 _LEAST_PART = 1e-4
 
 
-class Linears(NamedTuple):
+class SharedInputLinears(NamedTuple):
     """Linears that share an input: ``x`` float32 [T, K]; of each, its weight float32 [N, K] and the
     scheme that this will be rounded in."""
 
@@ -49,7 +49,7 @@ class Linears(NamedTuple):
     schemes: list[Scheme]
 
 
-class Criterion(Protocol):
+class ScalingCriterion(Protocol):
     """What scales of some linears' inputs are judged by."""
 
     def candidates(self) -> Iterator[Tensor]:
@@ -77,7 +77,7 @@ class Scaling:
             so that none of this rounding is left in what the model computes.
     """
 
-    criterion: Callable[[Linears], Criterion]
+    criterion: Callable[[SharedInputLinears], ScalingCriterion]
     norms_only: bool = False
     as_stored: Callable[[str, Tensor], Tensor] = _unchanged
 
@@ -102,7 +102,7 @@ class LayerScales:
             weight = weight / self.rows[name][:, None]
         return weight
 
-    def before(self, visitor: Visitor) -> Visitor:
+    def before(self, visitor: LinearVisitor) -> LinearVisitor:
         """A visitor of the layer that is handed matrices with their scales."""
         return lambda name, x, weight: visitor(name, x, self.apply(name, weight))
 
@@ -114,7 +114,7 @@ def find_scales(
 
     A fold of which a matrix has no scheme is left out: that matrix is not for us to change.
     """
-    search = _Search(model.layer(index), f"model.layers.{index}", schemes, scaling)
+    search = _ScaleSearch(model.layer(index), f"model.layers.{index}", schemes, scaling)
     model.look_at_layer(index, search)
     return search.found
 
@@ -194,7 +194,7 @@ def _folds(layer: Any, prefix: str) -> list[_Fold]:
     ]
 
 
-class _Search:
+class _ScaleSearch:
     """A visitor that finds the scales of a layer, and changes nothing."""
 
     def __init__(self, layer: Module, prefix: str, schemes: Mapping[str, Scheme], scaling: Scaling):
@@ -230,7 +230,9 @@ class _Search:
         return weight
 
     def _choose(self, fold: _Fold, x: Tensor) -> None:
-        linears = Linears(x, self._weights, [self._schemes[name] for name in fold.linears])
+        linears = SharedInputLinears(
+            x, self._weights, [self._schemes[name] for name in fold.linears]
+        )
         criterion = self._scaling.criterion(linears)
         candidates = [self._possible(fold, scales) for scales in criterion.candidates()]
         best = min(candidates, key=lambda s: criterion.loss(fold.of_inputs(s), _ROWS_APART))

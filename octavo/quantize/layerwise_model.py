@@ -40,11 +40,11 @@ from octavo.models.footprint import HEAD
 from octavo.models.registry import CausalLM
 from octavo.quantization.tensors import WeightTensor
 
-Visitor = Callable[[str, Tensor, Tensor], Tensor]
+LinearVisitor = Callable[[str, Tensor, Tensor], Tensor]
 """(name of the parameter, input float32 [T, K], weight float32 [N, K]) -> the weight to go on with,
 of the same shape. Linears that share an input are handed the same tensor, one after the other."""
 
-Watcher = Callable[[str, Tensor], None]
+OutputWatcher = Callable[[str, Tensor], None]
 """Is told what a linear computes: (name of the parameter, output float32 [T, N])."""
 
 
@@ -144,20 +144,24 @@ class LayerwiseModel:
         return self._length
 
     @torch.no_grad()
-    def run_layer(self, index: int, visitor: Visitor) -> None:
+    def run_layer(self, index: int, visitor: LinearVisitor) -> None:
         """Run the layer that is next, which must be ``index``; ``visitor`` sees its linears."""
         assert index == self._next, (index, self._next)
         self.hidden = self.outputs(index, self.hidden, visitor)
         self._next += 1
 
     @torch.no_grad()
-    def look_at_layer(self, index: int, visitor: Visitor) -> None:
+    def look_at_layer(self, index: int, visitor: LinearVisitor) -> None:
         """The same, but the layer remains the next one, and what comes out of it is forgotten."""
         assert index == self._next, (index, self._next)
         self.outputs(index, self.hidden, visitor)
 
     def outputs(
-        self, index: int, hidden: Tensor, visitor: Visitor, watcher: Watcher | None = None
+        self,
+        index: int,
+        hidden: Tensor,
+        visitor: LinearVisitor,
+        watcher: OutputWatcher | None = None,
     ) -> Tensor:
         """What a layer makes of the hidden states of whole windows, float32 [w length, hidden].
 
@@ -177,7 +181,7 @@ class LayerwiseModel:
         """Logits of one window after the last layer: float32 [length, vocab_size]."""
         return self.answers(self.hidden[window * self._length : (window + 1) * self._length])
 
-    def answers(self, hidden: Tensor, visitor: Visitor = keep) -> Tensor:
+    def answers(self, hidden: Tensor, visitor: LinearVisitor = keep) -> Tensor:
         """Logits of any hidden states after the last layer [n, hidden]: float32 [n, vocab_size].
 
         ``visitor`` sees the head, as ``HEAD`` even where that is the embedding.
@@ -259,7 +263,7 @@ def _record_layers(body: Any, token_ids: Tensor, context: _WindowsContext) -> li
 
 
 def _visited_linear(
-    layer: Module, prefix: str, visitor: Visitor, watcher: Watcher | None
+    layer: Module, prefix: str, visitor: LinearVisitor, watcher: OutputWatcher | None
 ) -> Callable[[Tensor, WeightTensor, Tensor | None], Tensor]:
     """The op ``linear`` of a layer, which knows linears by the weights that they hand over."""
     names = {

@@ -16,7 +16,7 @@ from octavo.quantize.scheme import Scheme
 from octavo.quantize.writers.base import MixedWriter
 
 
-class Candidate(Protocol):
+class MixCandidate(Protocol):
     @property
     def name(self) -> str:
         """For people, and for what is written down of a choice."""
@@ -36,7 +36,7 @@ class Candidate(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class TypeCandidate:
+class GGUFTypeCandidate:
     """A type of GGUF files."""
 
     type: GGMLType
@@ -97,8 +97,8 @@ _TYPES_OF_32 = (
 )
 
 
-def gguf_candidates(num_columns: int) -> list[TypeCandidate]:
+def gguf_candidates(num_columns: int) -> list[GGUFTypeCandidate]:
     """The types for rows of so many values; F16 where no block fits."""
-    first = TypeCandidate(_K_TYPES[0])
+    first = GGUFTypeCandidate(_K_TYPES[0])
     types = _K_TYPES if first.fits((1, num_columns)) else _TYPES_OF_32
-    return [each for each in map(TypeCandidate, types) if each.fits((1, num_columns))]
+    return [each for each in map(GGUFTypeCandidate, types) if each.fits((1, num_columns))]

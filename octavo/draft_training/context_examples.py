@@ -22,7 +22,7 @@ _PIECE = 16
 _CONTEXT = 256  # positions before these that are seen, at most
 
 
-class Context(NamedTuple):
+class ContextBatch(NamedTuple):
     """Pieces, one behind the other: C positions in all, and B of them that are guessed from.
 
     ``streams``: float32 [C, n d], the target's residual stream at n depths. ``following``: float32
@@ -55,7 +55,7 @@ class _Piece(NamedTuple):
     stop: int
 
 
-class Pieces(Examples[Context]):
+class ContextExamples(Examples[ContextBatch]):
     """Runs of positions of one answer each."""
 
     unit_size = _PIECE
@@ -66,12 +66,12 @@ class Pieces(Examples[Context]):
         self._pieces = list(_cut(sequences.starts(steps).tolist(), self._begins.tolist()))
         self.units = torch.arange(len(self._pieces))
 
-    def _read(self, units: Tensor) -> tuple[Tensor, Context]:
+    def _read(self, units: Tensor) -> tuple[Tensor, ContextBatch]:
         pieces = [self._pieces[unit] for unit in units.tolist()]
         starts = torch.cat([torch.arange(each.start, each.stop) for each in pieces])
         seen = torch.cat([torch.arange(each.begin, each.stop) for each in pieces])
         tokens = self._sequences.token_ids
-        return starts, Context(
+        return starts, ContextBatch(
             self._sequences.streams[seen].float(),
             self.target.embed(tokens[seen + 1]),
             seen - self._begins[seen],

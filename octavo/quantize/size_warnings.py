@@ -52,7 +52,7 @@ def bits_of_embeddings(parameters: Parameters, bits: float, target_bpw: float | 
 
 
 @dataclass(frozen=True, slots=True)
-class Fit:
+class TypeFit:
     """A matrix of a GGUF file: the type that its target has for it, and the one that it gets."""
 
     name: str
@@ -61,7 +61,7 @@ class Fit:
     got: GGMLType
 
 
-def rows_that_do_not_fit(target: str, fits: Iterable[Fit]) -> str | None:
+def rows_that_do_not_fit(target: str, fits: Iterable[TypeFit]) -> str | None:
     """Where rows are no whole blocks of a target's types, and so become larger ones."""
     fits = list(fits)
     others = [fit for fit in fits if fit.got != fit.wanted]
@@ -87,7 +87,7 @@ def _bits(type: GGMLType) -> float:
     return row_bytes(type, size) * 8 / size
 
 
-def _advice(others: list[Fit]) -> str:
+def _advice(others: list[TypeFit]) -> str:
     if any(fit.shape[1] % 32 for fit in others):
         return "No type of GGUF files is small for such rows: take a folder, as --method gptq"
     most = Counter(fit.wanted for fit in others).most_common(1)[0][0]

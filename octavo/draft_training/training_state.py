@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 import torch
 
-from octavo.draft_training.loop import Training
+from octavo.draft_training.training_loop import Training
 
 # What AdamW keeps of each parameter beside the number of its steps.
 _MOMENTS = "exp_avg", "exp_avg_sq"

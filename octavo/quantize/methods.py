@@ -36,7 +36,7 @@ MIX_BITS = (2, 3, 4, 5, 6, 8, _FLOAT_BITS)
 
 
 @dataclass(frozen=True, slots=True)
-class Method:
+class QuantizeMethod:
     """One way to quantize.
 
     Args:
@@ -62,51 +62,51 @@ class Method:
 
 
 METHODS = {
-    "gptq": Method(
+    "gptq": QuantizeMethod(
         "integers that make up for each other's errors on a text",
         {"gptq": GPTQWriter, **_INTEGERS},
         calibrated=True,
         needs_text=True,
     ),
-    "awq": Method(
+    "awq": QuantizeMethod(
         "integers with zeros, after channels were scaled so that they round better",
         {"awq": AWQWriter, **_INTEGERS},
         calibrated=True,
         needs_text=True,
     ),
-    "smoothquant": Method(
+    "smoothquant": QuantizeMethod(
         "integers of 8 bits, for activations of 8 bits whose outliers were scaled down",
         {"compressed-tensors": Int8Writer},
         Scheme(8, "channel"),
         calibrated=True,
         needs_text=True,
     ),
-    "rtn": Method(
+    "rtn": QuantizeMethod(
         "integers, to the nearest, with scales of least error on a text",
         _INTEGERS,
         calibrated=True,
     ),
-    "autoround": Method(
+    "autoround": QuantizeMethod(
         "integers learned for a layer as a whole on a text, for 2 bits",
         _INTEGERS,
         calibrated=True,
         needs_text=True,
     ),
-    "qat": Method(
+    "qat": QuantizeMethod(
         "integers whose scales a whole model was trained for on a text, for 2 and 3 bits",
         _INTEGERS,
         calibrated=True,
         needs_text=True,
         trains=True,
     ),
-    "gguf": Method("the types of llama.cpp, see --type", {}, calibrated=True),
-    "fp8": Method(
+    "gguf": QuantizeMethod("the types of llama.cpp, see --type", {}, calibrated=True),
+    "fp8": QuantizeMethod(
         "floats of 8 bits (e4m3)",
         {"compressed-tensors": FP8Writer, "fp8": FP8BlockWriter},
         Scheme(8, "channel", table="e4m3"),
         calibrated=True,
     ),
-    "nf4": Method(
+    "nf4": QuantizeMethod(
         "the 4 bits of QLoRA",
         {"bnb": NF4Writer},
         Scheme(4, NF4_BLOCK, table="nf4"),
@@ -200,7 +200,7 @@ class QuantizeRequest:
         elif self.mix_bits is not None:
             raise ConfigError("--mix-bits needs --target-bpw: give both, or none")
 
-    def _check_mix(self, method: Method) -> None:
+    def _check_mix(self, method: QuantizeMethod) -> None:
         """ConfigError where a target contradicts something else that is asked for."""
         is_file = self.method == "gguf"
         if not (is_file or method.has_scheme):

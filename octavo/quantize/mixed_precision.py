@@ -26,11 +26,11 @@ from octavo.models.parameters import Parameters
 from octavo.models.registry import CausalLM
 from octavo.quantization.ggml_types import GGMLType
 from octavo.quantization.gguf_mixes import LATENT_TYPE
-from octavo.quantize.allocation import Option, allocate
-from octavo.quantize.candidates import (
-    Candidate,
+from octavo.quantize.bit_allocation import Option, allocate
+from octavo.quantize.mix_candidates import (
+    GGUFTypeCandidate,
+    MixCandidate,
     SchemeCandidate,
-    TypeCandidate,
     gguf_candidates,
 )
 from octavo.quantize.scheme import Scheme
@@ -49,10 +49,10 @@ _FUSED = {
 
 
 @dataclass(frozen=True, slots=True)
-class Mixture:
+class MixedPrecision:
     """What each matrix becomes, by its parameter; ``divergence``: the KL that is expected of it."""
 
-    chosen: Mapping[str, Candidate]
+    chosen: Mapping[str, MixCandidate]
     divergence: float
 
     def schemes(self) -> dict[str, Scheme]:
@@ -67,7 +67,7 @@ class Mixture:
     def type(self, parameter: str) -> GGMLType:
         """Of a matrix of a GGUF file."""
         candidate = self.chosen[parameter]
-        assert isinstance(candidate, TypeCandidate)
+        assert isinstance(candidate, GGUFTypeCandidate)
         return candidate.type
 
     def by_kind(self) -> dict[str, dict[str, int]]:
@@ -86,7 +86,7 @@ class Mixture:
 
 
 @dataclass(frozen=True, slots=True)
-class Mixing:
+class MixedPrecisionSearch:
     """What there is to choose from, and how large it may be.
 
     Args:
@@ -97,19 +97,21 @@ class Mixing:
     """
 
     shapes: Mapping[str, tuple[int, int]]
-    candidates: Mapping[str, Sequence[Candidate]]
+    candidates: Mapping[str, Sequence[MixCandidate]]
     items: Sequence[Sequence[str]]
     budget: int
 
     @classmethod
-    def of_gguf(cls, parameters: Parameters, target_bpw: float) -> Mixing:
+    def of_gguf(cls, parameters: Parameters, target_bpw: float) -> MixedPrecisionSearch:
         """All matrices, each by itself, but those of latents, which have one type in every mix.
 
         ConfigError if no mix is as small, or needs as much.
         """
         shapes = _matrices(parameters)
         latents = [each.name for each in footprint.shapes(parameters.config) if each.is_latent]
-        of_latents = sum(TypeCandidate(LATENT_TYPE).num_bits(shapes.pop(name)) for name in latents)
+        of_latents = sum(
+            GGUFTypeCandidate(LATENT_TYPE).num_bits(shapes.pop(name)) for name in latents
+        )
         candidates = {name: gguf_candidates(shape[1]) for name, shape in shapes.items()}
         vectors = _num_weights(parameters) - sum(map(prod, _matrices(parameters).values()))
         rest = 32 * (vectors + sum(each.size for each in parameters.divisors.values())) + of_latents
@@ -124,7 +126,7 @@ class Mixing:
         target_bpw: float,
         schemes: Sequence[Scheme | None],
         writer: MixedWriter,
-    ) -> Mixing:
+    ) -> MixedPrecisionSearch:
         """The linears of layers, those together that servers fuse; all else has 16 bits.
 
         ConfigError if no mix is as small, or needs as much, or a matrix has no room in the format.
@@ -149,9 +151,9 @@ class Mixing:
         target_bpw: float,
         rest: int,
         shapes: Mapping[str, tuple[int, int]],
-        candidates: Mapping[str, Sequence[Candidate]],
+        candidates: Mapping[str, Sequence[MixCandidate]],
         items: Sequence[Sequence[str]],
-    ) -> Mixing:
+    ) -> MixedPrecisionSearch:
         """``rest``: bits of all that is not chosen for."""
         # Of what is quantized: where a rotation parts head and embedding, that is no weight more.
         num_weights = _num_weights(Parameters(parameters.checkpoint.origin))
@@ -185,7 +187,7 @@ class Mixing:
             progress=progress,
         )
 
-    def choose(self, costs: Mapping[str, Sequence[float]]) -> Mixture:
+    def choose(self, costs: Mapping[str, Sequence[float]]) -> MixedPrecision:
         """The mix of least cost. ``costs``: of each matrix, what each of its candidates costs."""
         options = [
             [
@@ -199,7 +201,7 @@ class Mixing:
         ]
         found = allocate(options, self.budget)
         indices = {n: i for names, i in zip(self.items, found, strict=True) for n in names}
-        return Mixture(
+        return MixedPrecision(
             {name: self.candidates[name][indices[name]] for name in self.shapes},
             sum(costs[name][i] for name, i in indices.items()),
         )
