@@ -1,8 +1,8 @@
-"""From what a user says to who is asked for drafts.
+"""Opens the drafter that a ``SpeculativeConfig`` names.
 
-drafter = open_drafter(config, target)     loads what it needs: a draft model, heads
-drafter.kv_bytes_per_token                 what it wants of the memory for KV
-drafter.start(limits)                      the proposer, once the pool has a size
+drafter = open_drafter(config, target)     loads what the method needs: a draft model, heads
+drafter.kv_bytes_per_token                 KV memory that it takes for each token of the pool
+drafter.start(limits)                      its proposer, once the KV pool has a size
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
     from octavo.speculation.suffix import SuffixProposer
 
 
-AUTO_TOKENS = 16  # of a draft, at most, where nothing is said
+AUTO_TOKENS = 16  # the most of a draft, unless num_speculative_tokens is given
 
 
 class AutoDrafter:
-    """Chooses between text that came before and ``model``, if there is one."""
+    """A drafter that chooses between matches in earlier text and ``model``, if there is one."""
 
     def __init__(self, config: SpeculativeConfig, model: Drafter | None = None):
         self._config = config
@@ -38,12 +38,12 @@ class AutoDrafter:
         most = self._config.num_speculative_tokens or AUTO_TOKENS
         config = replace(self._config, num_speculative_tokens=most)
         model = None if self._model is None else self._model.start(limits)
-        # ``ngram`` would guess what ``suffix`` does, mostly, and asking both costs twice as much.
+        # ``ngram`` would mostly draft what ``suffix`` drafts, and both cost twice as much as one.
         return AutoProposer([_suffix(config)], model, most)
 
 
 class LimitedDrafter:
-    """Another drafter, whose proposer is not asked where ``num_requests`` or more decode."""
+    """A drafter whose proposer is not asked while ``num_requests`` or more decode."""
 
     def __init__(self, drafter: Drafter, num_requests: int):
         self._drafter = drafter
@@ -60,10 +60,11 @@ class LimitedDrafter:
 
 
 def open_drafter(config: SpeculativeConfig, target: TargetModel) -> Drafter:
-    """Who guesses as ``config`` says.
+    """Open the drafter of ``config.method``, and load its model or heads.
 
     Raises:
-        ModelError: a draft cannot be found or read. ConfigError: it does not fit the target.
+        ModelError: the draft model or heads cannot be found or read. ConfigError: they do not fit
+            the target.
     """
     drafter = _open(config, target)
     if config.disable_by_batch_size is None:
@@ -72,7 +73,7 @@ def open_drafter(config: SpeculativeConfig, target: TargetModel) -> Drafter:
 
 
 def _open(config: SpeculativeConfig, target: TargetModel) -> Drafter:
-    # Each is imported where it is used: a start pays for no other.
+    # Imported here, so that starting an engine loads the modules of its own method alone.
     match config.method:
         case "auto" if config.synthetic_acceptance_rates is not None:
             from octavo.speculation.synthetic import SyntheticProposer
@@ -119,7 +120,7 @@ def _suffix(config: SpeculativeConfig) -> SuffixProposer:
 
 
 def _open_model(config: SpeculativeConfig, target: TargetModel) -> Drafter | None:
-    """Who guesses with ``config.model``, which may be heads or a model; None without one."""
+    """The drafter of ``config.model``, a folder of heads or a draft model; None without one."""
     if config.model is None:
         return None
     from octavo.speculation.heads import method_of
@@ -128,7 +129,7 @@ def _open_model(config: SpeculativeConfig, target: TargetModel) -> Drafter | Non
 
 
 def acceptance_of(config: SpeculativeConfig | None) -> Acceptance | None:
-    """The rule by which drafts are verified, None for the exact one."""
+    """The acceptance rule that drafts are verified by; None for the exact one."""
     if config is None or (config.acceptance, config.synthetic_acceptance_rates) == ("exact", None):
         return None
     from octavo.runtime.acceptance import Synthetic, Typical

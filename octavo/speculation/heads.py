@@ -1,4 +1,4 @@
-"""Drafters that go on from the target's hidden states, by method."""
+"""Opens drafters that are heads on the target's hidden states, by method."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from octavo.speculation.head_folder import HeadFolder
 
 
 def method_of(model: str) -> str:
-    """The method that a model argument is for: that of a folder's heads, or ``draft_model``."""
+    """The method that a model is used with: that of a folder's heads, or ``draft_model``."""
     from octavo.speculation import eagle, medusa, redrafter
 
     methods = {
@@ -26,12 +26,12 @@ def method_of(model: str) -> str:
 
 
 def open_heads(config: SpeculativeConfig, target: TargetModel) -> Drafter:
-    """The drafter of ``config.method``. Errors as of ``open_drafter``."""
+    """Open the drafter of ``config.method``. Raises as ``open_drafter`` does."""
     if config.method == "mtp":
         from octavo.speculation.mtp import MTPDrafter
 
         return MTPDrafter(config, target)
-    assert config.model is not None  # as of all methods whose heads are in a folder
+    assert config.model is not None, "SpeculativeConfig requires it for these methods"
     folder = HeadFolder(hub.resolve(config.model))
     match config.method:
         case "medusa":

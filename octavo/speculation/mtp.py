@@ -1,4 +1,4 @@
-"""Multi-token prediction: a module of the checkpoint itself that says one token more.
+"""The ``mtp`` method, multi-token prediction: a module of the checkpoint predicts one more token.
 
 At position p it reads the target's hidden state h after the last norm, and the embedding e of the
 token p + 1 (DeepSeek-V3, arXiv 2412.19437, section 2.2)::
@@ -6,14 +6,14 @@ token p + 1 (DeepSeek-V3, arXiv 2412.19437, section 2.2)::
     x      = layer(eh_proj [enorm(e), hnorm(h)])        a layer as the target's own are
     logits = head(norm(x))                              the target's head
 
-and is run again on its own x for the tokens after that. Embedding and head are the target's, of
-which some checkpoints have a copy. Tensors go by one of two layouts; of several modules the first
+and is run again on its own x for the tokens after that. Embedding and head are the target's, even
+if the checkpoint has a copy of them. Tensors have one of two layouts; of several modules the first
 is used:
 
 - DeepSeek's: ``model.layers.{n}.{enorm,hnorm,eh_proj,shared_head.norm}``, n being the number of
   layers, and the layer's own names beside these;
 - Qwen's: ``mtp.{pre_fc_norm_embedding,pre_fc_norm_hidden,fc,norm}`` and ``mtp.layers.0.*``; there
-  the module goes on from what its norm has made of x.
+  the module is run again on norm(x).
 """
 
 from __future__ import annotations
@@ -47,16 +47,16 @@ from octavo.speculation.layer_head import FEATURE, LayerProposer, kv_bytes_per_t
 from octavo.speculation.native_target import NativeTarget, normalized
 from octavo.speculation.pair_linear import PairLinear
 
-_NUM_TOKENS = 2  # it was trained to say one
+_NUM_TOKENS = 2  # the module was trained to predict one
 
 
 def is_served_by_mtp(architecture: str) -> bool:
-    """Whether modules of an architecture's models have layers like those of the model itself."""
+    """True if MTP modules of an architecture have the layers of the model itself."""
     return family_of(architecture).next_token_layers
 
 
 class MTPHead(DraftHead):
-    """A step of drafting, from the hidden state and the token after it."""
+    """One drafting step: logits of the token after next, from a hidden state and the next token."""
 
     def __init__(self, layer: ModelConfig):
         size = layer.hidden_size
@@ -82,10 +82,10 @@ class MTPHead(DraftHead):
 
 @dataclass(frozen=True, slots=True)
 class _Layout:
-    """What the parts of a module are called in a checkpoint."""
+    """Names of the parts of an MTP module in a checkpoint."""
 
     names: Mapping[str, str]
-    layer: str  # the prefix of the layer's own tensors
+    layer: str  # prefix of the decoder layer's tensors
     goes_on_normed: bool
 
     def tensor(self, parameter: str) -> str:
@@ -114,8 +114,8 @@ _QWEN = _Layout(
 
 
 class MTPDrafter:
-    """The module of a checkpoint, the target's own or ``config.model``. Errors as of
-    ``open_drafter``."""
+    """A ``Drafter`` of the MTP module of a checkpoint, the target's own or ``config.model``. Raises
+    as ``open_drafter`` does."""
 
     def __init__(self, config: SpeculativeConfig, target: TargetModel):
         self._rank = target.rank

@@ -63,12 +63,12 @@ def test_pieces_have_the_context_before_them(target, sequences, small):
     begins = torch.tensor([0, *LENGTHS]).cumsum(0)
     streams, tokens = sequences.streams.float(), sequences.token_ids
     row = 0
-    for length, guessed in zip(context.lengths, starts.split(context.counts), strict=True):
+    for length, predicted in zip(context.lengths, starts.split(context.counts), strict=True):
         seen = torch.arange(row, row + length)
-        there = torch.arange(int(guessed[-1]) + 1 - length, int(guessed[-1]) + 1)
-        assert torch.equal(there[-len(guessed) :], guessed)
-        begin = begins[begins <= guessed[0]].max()
-        assert there[0] == max(begin, guessed[0] - 20)
+        there = torch.arange(int(predicted[-1]) + 1 - length, int(predicted[-1]) + 1)
+        assert torch.equal(there[-len(predicted) :], predicted)
+        begin = begins[begins <= predicted[0]].max()
+        assert there[0] == max(begin, predicted[0] - 20)
         assert torch.equal(context.positions[seen], there - begin)
         assert torch.equal(context.streams[seen], streams[there])
         assert torch.equal(context.following[seen], target.embed(tokens[there + 1]))

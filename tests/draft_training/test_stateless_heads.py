@@ -24,7 +24,7 @@ SIZE, VOCAB = 16, 40
 
 def examples(steps: int = 3, seed: int = 0) -> PositionExamples:
     """Of a target that counts upwards, sometimes by two, and whose hidden state knows by how many;
-    no other token than those below 32 can be guessed."""
+    no other token than those below 32 can be drafted."""
     generator = torch.Generator().manual_seed(seed)
     embedding = torch.randn(VOCAB, SIZE, generator=generator)
     stride = 1 + (torch.arange(600) // 100) % 2
@@ -91,7 +91,7 @@ def test_a_recurrent_head_computes_what_its_format_says():
 def test_positions_are_those_whose_next_tokens_are_of_the_answer():
     some = examples()
     starts = some.units.tolist()
-    assert min(starts) == 8  # its first guess is token 10, where the answer begins
+    assert min(starts) == 8  # its first draft token is token 10, where the answer begins
     assert max(starts) == 595  # its third is the last token
     assert not {96, 97, 98, 99, 100, 107} & set(starts)
     batch = some.batch(torch.tensor([8]))

@@ -87,7 +87,7 @@ def test_medusa_is_written_as_others_read_it(tiny_model, tmp_path):
         *(f"blocks.{h}.layers.0.{part}" for h in range(3) for part in ("weight", "bias")),
         *(f"lm_heads.{h}.weight" for h in range(3)),
     }
-    assert all(0 <= guess < 10 for path in config["octavo"]["tree"] for guess in path)
+    assert all(0 <= rank < 10 for path in config["octavo"]["tree"] for rank in path)
 
 
 def test_eagle_is_written_as_others_read_it(tiny_model, tmp_path):

@@ -21,7 +21,7 @@ REQUEST = requests(1)[0]
 def grown(
     shape: DraftTreeShape, room: int, seed: int
 ) -> tuple[DraftTree, dict[tuple[int, ...], float]]:
-    """A tree over random guesses, and the probability of every path that was looked at."""
+    """A tree over random candidates, and the probability of every path that was looked at."""
     rng = random.Random(seed)
     tree = DraftTree(DraftingRequest(REQUEST, room), shape)
     paths: dict[int, tuple[int, ...]] = {-1: ()}
@@ -77,7 +77,7 @@ def test_the_likeliest_of_all_that_was_looked_at_is_drafted(shape, room, seed):
         assert draft.parents == tuple(range(-1, len(draft) - 1))
 
 
-def test_no_number_is_no_guess():
+def test_a_nan_is_no_candidate():
     tree = DraftTree(DraftingRequest(REQUEST, 4), DraftTreeShape(4, 4, 2, 1, 0.0))
     assert tree.add(-1, [(5, math.nan)]) == []
     assert drafts_of([tree]) == {}

@@ -1,4 +1,4 @@
-"""The first layers of a model guess what all of them will say."""
+"""The first layers of a model draft what all of them would sample."""
 
 from __future__ import annotations
 

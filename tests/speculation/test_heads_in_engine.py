@@ -80,7 +80,7 @@ def test_nothing_is_kept_of_requests_that_have_ended(model, head_of, method):
         engine.abort(name)
     run(engine, requests(2))
     proposer = engine.scheduler.proposer
-    kept = proposer._guessed if method == "eagle" else proposer._states._kept
+    kept = proposer._outputs if method == "eagle" else proposer._states._kept
     assert not kept
 
 
@@ -103,9 +103,7 @@ def test_an_engine_folder_shows_its_hidden_states(model, head_of, plain, method,
     assert len(drafted.drafts) > 20
 
 
-def test_a_call_that_fails_is_logged_and_guesses_nothing(
-    model, head_of, plain, monkeypatch, caplog
-):
+def test_a_call_that_fails_is_logged_and_drafts_nothing(model, head_of, plain, monkeypatch, caplog):
     engine = engine_of(model, head_of["eagle"], "eagle")
     sequences = HeadProgram._sequences
 
