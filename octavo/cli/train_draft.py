@@ -76,16 +76,16 @@ def run(args: argparse.Namespace) -> int:
         from octavo.draft_training.training_job import train_draft
         from octavo.models.checkpoint import open_checkpoint
         from octavo.sources.open import load_tokenizer
-    wanted = _wanted(args)
+    request = _request(args)
     checkpoint, tokenizer = open_checkpoint(path), load_tokenizer(path)
 
     with progress_bar() as progress:
         made = train_draft(
             checkpoint,
             tokenizer,
-            lambda: talking(args.model, wanted.answer_tokens),
+            lambda: answering(args.model, request.answer_tokens),
             Path(args.out),
-            wanted,
+            request,
             progress,
         )
     if args.json:
@@ -95,7 +95,7 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _wanted(args: argparse.Namespace) -> TrainRequest:
+def _request(args: argparse.Namespace) -> TrainRequest:
     from octavo.draft_training.training_job import TrainRequest
 
     names = ("kind", "minutes", "tokens", "shortlist", "steps", "seed")
@@ -107,21 +107,25 @@ def _wanted(args: argparse.Namespace) -> TrainRequest:
 
 
 @contextmanager
-def talking(model: str, answer_tokens: int) -> Iterator[AnswerPrompts]:
+def answering(model: str, answer_tokens: int) -> Iterator[AnswerPrompts]:
     """The model, loaded to answer."""
     from octavo import LLM, SamplingParams
 
     with LLM(model) as llm:
 
-        def talk(asks: Sequence[TrainingPrompt]) -> list[list[int]]:
+        def answer(prompts: Sequence[TrainingPrompt]) -> list[list[int]]:
             params = [
-                SamplingParams(temperature=ask.temperature, seed=ask.seed, max_tokens=answer_tokens)
-                for ask in asks
+                SamplingParams(
+                    temperature=prompt.temperature, seed=prompt.seed, max_tokens=answer_tokens
+                )
+                for prompt in prompts
             ]
-            outputs = llm.generate([{"prompt_token_ids": ask.prompt_ids} for ask in asks], params)
+            outputs = llm.generate(
+                [{"prompt_token_ids": prompt.prompt_ids} for prompt in prompts], params
+            )
             return [list(output.outputs[0].token_ids) for output in outputs]
 
-        yield talk
+        yield answer
 
 
 def print_made(made: Mapping[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""The kinds of heads: how one is made, and what its folder says and holds."""
+"""The kinds of draft heads: how each is created and trained, and the files of its folder."""
 
 from __future__ import annotations
 
@@ -32,32 +32,34 @@ from octavo.models.safetensors_writer import NewTensor
 from octavo.speculation.eagle import ARCHITECTURES, layer_config
 
 _TREE_NODES = 63
-_GUESSES = 10  # of a head, that may be in a tree
-# Inside, the recurrent head and EAGLE's MLP have this many times the hidden size: 4.4 and 5.1
+_TREE_RANKS = 10  # ranks of a head's tokens that may be in a tree
+# The intermediate size of the recurrent head and of EAGLE's MLP, by the hidden size: 4.4 and 5.1
 # million parameters at 576.
 _INNER = 8 / 3
 _INNER_MULTIPLE = 64
 
 
 class DraftHeadKind(Protocol):
-    """``steps``: how many tokens ahead are trained."""
+    """A kind of draft head: how it is created and trained, and what its folder holds."""
 
     @property
-    def steps(self) -> int: ...
+    def steps(self) -> int:
+        """Number of tokens ahead that are trained."""
+        ...
 
     def depths(self, model: ModelConfig) -> Sequence[int]:
-        """After how many layers the head sees the residual stream, beside the last hidden state."""
+        """The numbers of layers after which the head reads the residual stream, beside the last
+        hidden state."""
         ...
 
     def examples(self, target: TargetWeights, sequences: TrainingSequences) -> Examples[Any]: ...
 
     def create(self, model: ModelConfig, target: TargetWeights, seed: int) -> TrainableHead[Any]:
-        """A head that is not trained yet."""
+        """Create an untrained head."""
         ...
 
     def config(self, model: ModelConfig, target: TargetWeights, places: Tensor) -> dict[str, Any]:
-        """What ``config.json`` says. ``places``: where it was right on held-out answers, as of
-        ``evaluation.ranks``."""
+        """The contents of ``config.json``. ``places``: ``evaluation.ranks`` on held-out answers."""
         ...
 
     def tensors(self, head: TrainableHead[Any], target: TargetWeights) -> Iterator[NewTensor]: ...
@@ -65,8 +67,8 @@ class DraftHeadKind(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ReDrafterKind:
-    """A ReDrafter head. Tensors are called as in ``TrainableReDrafterHead``, with the shortlist's
-    rows in ``lm_head.weight`` and their ids in ``token_map``."""
+    """The ReDrafter head. Its tensors have the names of ``TrainableReDrafterHead``, with the
+    shortlist's rows in ``lm_head.weight`` and their token ids in ``token_map``."""
 
     steps: int = 3
     num_layers: int = 1
@@ -106,7 +108,7 @@ class ReDrafterKind:
 
 @dataclass(frozen=True, slots=True)
 class MedusaKind:
-    """As Medusa's own files and vLLM have it, the shortlist in ``token_map``."""
+    """Medusa heads, in the layout of Medusa and vLLM, with the shortlist in ``token_map``."""
 
     steps: int = 3
 
@@ -120,7 +122,7 @@ class MedusaKind:
         return TrainableMedusaHeads(model.hidden_size, self.steps)
 
     def config(self, model: ModelConfig, target: TargetWeights, places: Tensor) -> dict[str, Any]:
-        tree = grow(accuracies(places, _GUESSES), _TREE_NODES)
+        tree = grow(accuracies(places, _TREE_RANKS), _TREE_NODES)
         return {
             "architectures": ["MedusaModel"],
             "model_type": "medusa",
@@ -141,7 +143,7 @@ class MedusaKind:
 
 @dataclass(frozen=True, slots=True)
 class EagleKind:
-    """As EAGLE-3's own files have it: see ``speculation/eagle.py``, which reads them."""
+    """The EAGLE-3 head, in the published layout that ``speculation/eagle.py`` reads."""
 
     steps: int = 3
 
@@ -173,8 +175,8 @@ class EagleKind:
         yield NewTensor("t2d", "BOOL", listed.shape, [listed])
 
     def _layer(self, model: ModelConfig) -> dict[str, Any]:
-        """What ``config.json`` says of the one layer: heads as the model's, rope as it is before
-        it is stretched."""
+        """The fields of ``config.json`` for the one layer: attention heads as the model's, and its
+        rope without scaling."""
         return {
             "model_type": "llama",
             "hidden_size": model.hidden_size,
@@ -201,7 +203,7 @@ KINDS: Mapping[str, Callable[[], DraftHeadKind]] = {
 def described(
     kind: DraftHeadKind, model: ModelConfig, target: TargetWeights, places: Tensor
 ) -> dict[str, Any]:
-    """The whole of ``config.json``; octavo's own figures are in ``octavo``."""
+    """The contents of ``config.json``, with octavo's own figures under the key ``octavo``."""
     config = kind.config(model, target, places)
     figures = {"acceptance": [round(rate, 4) for rate in acceptance(places)]}
     return {**config, "octavo": {**config.get("octavo", {}), **figures}}
@@ -226,7 +228,7 @@ def _matrices(tensors: Mapping[str, Tensor]) -> Iterator[NewTensor]:
 
 
 def _float(name: str, tensor: Tensor) -> NewTensor:
-    """Matrices in bfloat16, vectors in float32."""
+    """A tensor of the file: bfloat16 for a matrix, float32 for a vector."""
     shape: Sequence[int] = tuple(tensor.shape)
     if len(shape) == 1:
         return NewTensor(name, "F32", tuple(shape), [tensor.detach().numpy()])

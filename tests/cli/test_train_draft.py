@@ -36,7 +36,7 @@ def test_it_trains_heads_on_what_the_model_says(tiny_model, tmp_path, capsys, sh
     assert (out / "model.safetensors").is_file()
     assert json.loads((out / "config.json").read_text())["hidden_size"] == 48
     assert main([*args, *SMALL]) == 1
-    assert "is there already" in capsys.readouterr().err
+    assert "exists already" in capsys.readouterr().err
 
 
 def test_the_report_is_for_people(tmp_path, capsys):

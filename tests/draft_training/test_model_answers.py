@@ -53,7 +53,7 @@ def test_of_conversations_the_questions_are_asked(byte_tokenizer, tmp_path):
 def test_a_file_with_nothing_in_it_is_refused(byte_tokenizer, tmp_path, text):
     path = tmp_path / "data.jsonl"
     path.write_text(text)
-    with pytest.raises(ConfigError, match="nothing to ask"):
+    with pytest.raises(ConfigError, match="has no prompts"):
         training_prompts(byte_tokenizer, path, 5, 0)
 
 

@@ -70,7 +70,7 @@ def test_a_recurrent_head_is_written_as_its_format_says(tiny_model, tmp_path):
     assert len(made.acceptance) == 3 and config["octavo"]["acceptance"] is not None
     assert {what.split(",")[0] for what, _, _ in told} == {
         "answering",
-        "looking at answers",
+        "computing hidden states",
         "training",
     }
     assert not list(tmp_path.glob("*.resume"))
@@ -163,7 +163,7 @@ def test_other_settings_do_not_go_on_from_it(tiny_model, tmp_path):
 def test_nothing_is_overwritten(tiny_model, tmp_path):
     (tmp_path / "head").mkdir()
     (tmp_path / "head" / "mine").touch()
-    with pytest.raises(ConfigError, match="is there already"):
+    with pytest.raises(ConfigError, match="exists already"):
         train(tiny_model, tmp_path / "head")
 
 
