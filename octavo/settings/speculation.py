@@ -15,6 +15,7 @@ METHODS = (
     *("auto", "ngram", "suffix", "draft_model", "early_exit"),
     *("medusa", "eagle", "recurrent", "mtp"),
 )
+METHOD_CHOICES = ("off", *METHODS, "redrafter")  # redrafter: the head of method recurrent
 _ACCEPTANCES = ("exact", "typical")
 _METHOD_ALIASES = {
     "eagle3": "eagle",

@@ -85,7 +85,7 @@ def test_drafts_that_do_not_pay(document, spec):
     assert found["acceptance_rate"] is found["break_even_batch"] is None
     status, out, _ = spec("--alpha", 0.1, "--cost-ratio", 0.2)
     assert status == 0
-    assert "It does not pay for a lone request" in out and "alpha > C" in out
+    assert "Drafts do not pay for a single request" in out and "alpha > C" in out
 
 
 def test_tables_for_people(spec):

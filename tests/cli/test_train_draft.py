@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import argparse
 import json
 
 import pytest
@@ -14,13 +15,21 @@ def test_the_kinds_are_those_that_can_be_made():
     assert set(train_draft.KINDS) == set(KINDS)
 
 
+def test_redrafter_is_another_name_of_the_recurrent_kind():
+    parser = argparse.ArgumentParser()
+    train_draft.configure(parser)
+    assert parser.parse_args(["m", "out", "--kind", "redrafter"]).kind == "recurrent"
+
+
 @pytest.fixture
 def short_answers(monkeypatch):
     """No longer than the context of a tiny model."""
     from octavo.draft_training import training_job
 
-    wanted = training_job.TrainRequest
-    monkeypatch.setattr(training_job, "Wanted", lambda **given: wanted(answer_tokens=24, **given))
+    request = training_job.TrainRequest
+    monkeypatch.setattr(
+        training_job, "TrainRequest", lambda **given: request(answer_tokens=24, **given)
+    )
 
 
 @pytest.mark.parametrize("kind", train_draft.KINDS)

@@ -1,9 +1,8 @@
-"""Each way of guessing tokens ahead, beside plain decoding of the same requests.
+"""Measures a method of speculative decoding beside plain decoding of the same requests.
 
-Both run in one engine, in turns: plain decoding is what a request gets that asks for no guesses,
-and nothing of the drafter takes part in it. Neither sees what the other, or a turn before, has left
-behind: prefixes and remembered answers are kept apart by salts. Judged are the steps after that of
-the last prompt.
+Both alternate in one engine: requests that turn drafting off are decoded plainly, and the drafter
+takes no part in them. Cache salts keep prefixes and remembered answers of the turns apart. The
+steps after the last prompt's are timed.
 """
 
 from __future__ import annotations
@@ -30,14 +29,14 @@ if TYPE_CHECKING:
 RANDOM = "random"
 WORKLOADS = (*PROMPTS, RANDOM)
 _RANDOM_PROMPTS, _RANDOM_LENGTH = 8, 128
-# The most likely tokens after random ones soon go round in circles, which is easy to guess.
+# Greedy tokens after random ones soon repeat, which is easy to draft.
 _RANDOM_TEMPERATURE = 1.0
-MOST_BATCH = 256  # for which a break-even is looked for
+MOST_BATCH = 256  # the largest batch that is considered for the break-even
 
 
 @dataclass(frozen=True, slots=True)
 class SpecPlan:
-    """What is asked for.
+    """The measurements to make.
 
     ``workloads``: names out of ``WORKLOADS``, or files of JSON lines. ``temperature``: None is
     greedy, but 1 for random text.
@@ -52,13 +51,13 @@ class SpecPlan:
 
     @property
     def num_turns(self) -> int:
-        """Of each method: a workload, at a batch size, once."""
+        """Number of turns of each method, one workload at one batch size each."""
         return len(self.workloads) * len(self.batch_sizes) * self.repeat
 
 
 @dataclass(slots=True)
 class Decoded:
-    """Requests that were answered. ``seconds``, ``num_tokens``: of the steps that count."""
+    """Answered requests. ``seconds``, ``num_tokens``: sums over the timed steps."""
 
     seconds: float = 0.0
     num_tokens: int = 0
@@ -76,12 +75,12 @@ class Decoded:
 
 @dataclass(frozen=True, slots=True)
 class StudyStepTimes:
-    """Median seconds of plain steps by their rows: those of a draft are rows like any other."""
+    """Median seconds of plain steps by their rows; draft tokens are rows like any other."""
 
     seconds_of: Mapping[int, float]
 
     def __call__(self, batch: int, rows: float) -> float:
-        """Between two measured ones, and beyond the last two, on the line through them."""
+        """Interpolate linearly between measured rows, and extrapolate from the last two."""
         known = sorted(self.seconds_of)
         if len(known) == 1:
             return self.seconds_of[known[0]]
@@ -95,9 +94,10 @@ class StudyStepTimes:
 
 @dataclass(frozen=True, slots=True)
 class SpecRow:
-    """A method on a workload, at a batch size.
+    """The result of a method on a workload at a batch size.
 
-    ``turns``: plain decoding, and with guesses. ``drafts``, ``draft_seconds``: of all turns.
+    ``turns``: pairs of plain and speculative decoding. ``drafts``, ``draft_seconds``: sums over all
+    turns.
     """
 
     method: str
@@ -127,7 +127,7 @@ class SpecRow:
 
     @property
     def accepted_by_position(self) -> list[float]:
-        """Shares of all drafts that were right as far as each position."""
+        """Shares of all drafts that were accepted up to each position."""
         drafts = self.drafts
         return [count / drafts.num_drafts for count in drafts.accepted_by_position]
 
@@ -172,11 +172,11 @@ class SpecRow:
         }
 
 
-# -- what is asked --------------------------------------------------------------------------------
+# -- requests -------------------------------------------------------------------------------------
 
 
 def check_workload(name: str) -> str:
-    """ConfigError for what is neither a workload nor a file of requests."""
+    """Return the name. ConfigError if it is neither a workload nor a file of requests."""
     if name not in WORKLOADS:
         try:
             read_jsonl(name)
@@ -189,10 +189,11 @@ def check_workload(name: str) -> str:
 def requests_of(
     session: OfflineSession, workload: str, num: int | None = None
 ) -> list[WorkloadRequest]:
-    """The requests of a workload: all, or as many as are wanted.
+    """The requests of a workload: all of them, or ``num``.
 
-    Where more are wanted than there are, those that come again say so, and are requests of their
-    own: nobody waits twice for the same answer. A model without a chat template is given the text.
+    If that is more than the workload has, prompts are repeated with a note that makes their text
+    differ, so that no answer or prefix of another request is found. A model without a chat template
+    gets the text as it is.
     """
     if workload == RANDOM:
         count = _RANDOM_PROMPTS if num is None else num
@@ -236,7 +237,7 @@ def batches_of(
 
 
 class SpecStudy:
-    """Measures one method, in the session that has it."""
+    """Measures the method of a session."""
 
     def __init__(self, session: OfflineSession, method: str, plan: SpecPlan):
         if max(plan.batch_sizes) > session.info["max_num_seqs"]:
@@ -253,7 +254,7 @@ class SpecStudy:
     def measure(
         self, workload: str, batch_size: int, advance: Callable[[], None] = lambda: None
     ) -> SpecRow:
-        """A row of the result. ``advance`` is called after each turn.
+        """Measure a workload at a batch size. ``advance`` is called after each turn.
 
         Raises:
             BenchmarkError: a request failed, or nothing was decoded. RequestError: one cannot be
@@ -285,7 +286,7 @@ class SpecStudy:
         number: int,
         drafts: DraftStats,
     ) -> tuple[Decoded, Decoded]:
-        """All batches, each plainly and with guesses; who begins, changes."""
+        """Decode all batches, each plainly and with drafts, in alternating order."""
         both = {False: Decoded(), True: Decoded()}
         for index, batch in enumerate(batches):
             first = (number + index) % 2 == 1
@@ -336,7 +337,7 @@ class SpecStudy:
 
 
 def measure_steps(session: OfflineSession) -> StudyStepTimes:
-    """Plain steps of 1, 2, 4, … requests with short contexts, up to 32."""
+    """Time plain steps of 1, 2, 4, … 32 requests with short contexts."""
     found: dict[int, float] = {}
     for rows in (1, 2, 4, 8, 16, 32):
         if rows > session.info["max_num_seqs"]:
