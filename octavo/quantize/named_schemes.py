@@ -1,12 +1,12 @@
-"""Schemes by the names that people give them, and what rounding to nearest makes of rows.
+"""Quantization schemes by name, and rounding of rows to them.
 
-    int4-g64          integers of 2 to 8 bits, a float16 scale for 64 neighbours
-    int4-g32-asym     and a zero of as many bits
-    int4-channel      a scale for a row
-    nf4, fp8          as the methods of these names make them
-    Q4_K, IQ4_NL ...  the types of GGUF files that have blocks
+    int4-g64          integers of 2 to 8 bits, with a float16 scale for 64 neighbours
+    int4-g32-asym     the same with a zero point of as many bits
+    int4-channel      one scale for a row
+    nf4, fp8          as the methods of these names
+    Q4_K, IQ4_NL ...  the block types of GGUF files
 
-The grids, tables and blocks are those that models are made of.
+Grids, tables and blocks are those of quantized models.
 """
 
 from __future__ import annotations
@@ -37,18 +37,18 @@ SCHEMES = (
     *_TABLES,
     *(type.name for type in SEARCHED),
 )
-"""A selection that says something about each kind."""
+"""A selection of schemes of every kind."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CodedRows:
-    """Rows of weights as codes; groups of ``width`` columns share an entry of the small tables::
+    """Quantized rows of weights; groups of ``width`` columns share a scale, zero and offset::
 
         value[r, c] = scale[r, g] * (level[r, c] - zero[r, g]) + offset[r, g]        g = c // width
 
-    ``codes``: integers [n, K], as they are stored. ``levels``: float32 [n, K], what they stand for,
-    the entry of a table or the code itself. ``scales``, ``zeros``, ``offsets``: float32
-    [n, K / width]. ``values``: float32 [n, K].
+    ``codes``: the stored integers [n, K]. ``levels``: the table entries of the codes, or the codes
+    themselves, float32 [n, K]. ``scales``, ``zeros``, ``offsets``: float32 [n, K / width].
+    ``values``: float32 [n, K].
     """
 
     codes: np.ndarray
@@ -61,25 +61,27 @@ class CodedRows:
 
 
 class NamedScheme(Protocol):
+    """A scheme that rows of weights can be rounded to."""
+
     @property
     def block(self) -> int:
-        """Rows are made of so many values; 1 where any number will do."""
+        """Number that the length of rows must be a multiple of."""
         ...
 
     def bits_per_weight(self, num_columns: int) -> float:
-        """In a file, with scales, zeros and offsets."""
+        """Bits of a weight in a file, with scales, zeros and offsets."""
         ...
 
     def round(self, rows: Tensor, search: bool) -> CodedRows:
-        """Rows, float32 [n, K], at the nearest values. ConfigError if they cannot have the scheme.
+        """Round rows, float32 [n, K], to nearest. ConfigError if they cannot have the scheme.
 
-        ``search``: for scales of least error, not those that hold the largest value.
+        ``search``: search scales of least error, in place of those that hold the largest value.
         """
         ...
 
 
 def named_scheme(name: str) -> NamedScheme:
-    """ConfigError for a name that there is not."""
+    """Return the scheme of a name. ConfigError if there is none."""
     fixed = _TABLES.get(name.lower())
     if fixed is not None:
         return _GridScheme(fixed)
@@ -99,7 +101,7 @@ def named_scheme(name: str) -> NamedScheme:
 
 @dataclass(frozen=True, slots=True)
 class _GridScheme:
-    """Integers, or codes of a table, with a scale for each group of a row."""
+    """A scheme of integers or of codes of a table, with a scale for each group of a row."""
 
     scheme: Scheme
 
@@ -136,7 +138,7 @@ class _GridScheme:
 
 @dataclass(frozen=True, slots=True)
 class _GGUFScheme:
-    """A type of GGUF files, which always has scales that were searched, or those of ggml."""
+    """A block type of GGUF files; its scales are searched always, or ggml's own."""
 
     type: GGMLType
 

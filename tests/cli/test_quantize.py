@@ -239,7 +239,7 @@ def test_what_is_quantized_already(run, tmp_path):
     assert status == 1 and "--requantize" in err and err.count("\n") == 1
     assert run("--method", "rtn", "--no-calibration", "--requantize", **twice)[0] == 0
     status, _, err = run("--method", "fp8", name="once")
-    assert status == 1 and "is there already" in err
+    assert status == 1 and "exists already" in err
 
 
 def damaged(model: Path, folder: Path, name: str, place: tuple[int, ...], value: float) -> Path:

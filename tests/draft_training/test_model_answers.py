@@ -8,7 +8,7 @@ from octavo.base.errors import ConfigError
 from octavo.draft_training.model_answers import (
     TrainingPrompt,
     answer_prompts,
-    parts,
+    batches,
     training_prompts,
 )
 from octavo.draft_training.prompts import openings, questions
@@ -64,6 +64,6 @@ def test_answers_of_hardly_a_word_are_left_out():
     ] == [[2]]
 
 
-def test_parts_keep_the_order():
+def test_batches_keep_the_order():
     some = [TrainingPrompt([n], 0.0, n) for n in range(5)]
-    assert [[ask.seed for ask in part] for part in parts(some, 2)] == [[0, 1], [2, 3], [4]]
+    assert [[ask.seed for ask in part] for part in batches(some, 2)] == [[0, 1], [2, 3], [4]]

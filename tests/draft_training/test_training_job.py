@@ -120,7 +120,7 @@ def test_eagle_is_written_as_others_read_it(tiny_model, tmp_path):
 
 @pytest.mark.parametrize(
     ("kind", "when"),
-    [*(("recurrent", w) for w in ("answering", "looking", "training")), ("eagle", "training")],
+    [*(("recurrent", w) for w in ("answering", "computing", "training")), ("eagle", "training")],
 )
 def test_a_run_that_was_ended_goes_on_to_the_same_head(
     tiny_model, tmp_path, monkeypatch, kind, when
@@ -150,7 +150,7 @@ def test_a_run_that_was_ended_goes_on_to_the_same_head(
 
 def test_other_settings_do_not_go_on_from_it(tiny_model, tmp_path):
     def end(what, done, total):
-        if what.startswith("looking"):
+        if what.startswith("computing"):
             raise KeyboardInterrupt
 
     talk = Talk()

@@ -308,5 +308,5 @@ def test_settings_that_a_method_has_or_lacks():
 
 
 def test_scales_need_a_text(folders):
-    with pytest.raises(ConfigError, match="scales of channels need calibration text"):
+    with pytest.raises(ConfigError, match="a scaling of channels needs calibration text"):
         quantize_model(folders["llama"], SCHEME, "search", scaling=AWQ)

@@ -80,7 +80,7 @@ def test_what_is_said_of_a_choice(parameters):
 @pytest.mark.parametrize("target", [1.0, 17.0, float("nan"), -4.0])
 def test_sizes_that_no_mix_has(parameters, target):
     for make in (of_folder, MixedPrecisionSearch.of_gguf):
-        with pytest.raises(ConfigError, match=r"no mix has .* have \d+\.\d\d to 16.\d\d"):
+        with pytest.raises(ConfigError, match=r"no mix has .* target of \d+\.\d\d to 16.\d\d"):
             make(parameters, target)
 
 

@@ -1,13 +1,13 @@
 from __future__ import annotations
 
 from octavo.quantization.ggml_types import GGMLType
-from octavo.quantize.size_warnings import TypeFit, rows_that_do_not_fit
+from octavo.quantize.size_warnings import TypeFit, warn_of_rows
 
 FITTING = TypeFit("blk.0.ffn_up.weight", (1024, 256), GGMLType.Q4_K, GGMLType.Q4_K)
 
 
 def test_nothing_is_said_where_all_rows_fit() -> None:
-    assert rows_that_do_not_fit("Q4_K_M", [FITTING, FITTING]) is None
+    assert warn_of_rows("Q4_K_M", [FITTING, FITTING]) is None
 
 
 def test_which_rows_do_not_fit_what_they_become_and_what_to_take() -> None:
@@ -16,7 +16,7 @@ def test_which_rows_do_not_fit_what_they_become_and_what_to_take() -> None:
         TypeFit("blk.0.attn_k.weight", (192, 576), GGMLType.Q4_K, GGMLType.Q5_0),
         TypeFit("blk.0.attn_v.weight", (192, 576), GGMLType.Q6_K, GGMLType.Q8_0),
     ]
-    said = rows_that_do_not_fit("Q4_K_M", [FITTING, *others])
+    said = warn_of_rows("Q4_K_M", [FITTING, *others])
     assert said is not None
     for words in (
         "Q4_K_M does not fit 3 of 4 matrices, such as blk.0.attn_q.weight",
@@ -27,5 +27,5 @@ def test_which_rows_do_not_fit_what_they_become_and_what_to_take() -> None:
     ):
         assert words in said
     odd = TypeFit("blk.0.attn_q.weight", (48, 48), GGMLType.Q4_K, GGMLType.F16)
-    said = rows_that_do_not_fit("Q4_K_M", [odd])
+    said = warn_of_rows("Q4_K_M", [odd])
     assert said is not None and "--method gptq" in said and "16.00 bits a weight, not 4.50" in said
