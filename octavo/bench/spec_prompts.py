@@ -1,4 +1,4 @@
-"""Prompts for measuring drafters: tasks whose answers repeat their prompt, and chats that do not.
+"""Prompts for measuring drafters, tasks whose answers repeat their prompt and chats that do not.
 
 They were written for this purpose. An answer is the given text (``copy``), quotes it (``summary``,
 ``rag``), or repeats it with changes (``edit``, ``json``); a conversation (``chat``) hardly copies.

@@ -1,4 +1,4 @@
-"""Training examples for heads with attention: pieces of answers, with the context before them.
+"""Training examples for heads with attention, pieces of answers with the context before them.
 
 Such a head attends to every position up to the one that it predicts from, so neighbouring positions
 form a piece, whose context is computed once. A batch has several pieces, one after the other.

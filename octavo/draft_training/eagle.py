@@ -1,4 +1,4 @@
-"""The EAGLE-3 head in training, unrolled as it is used; ``speculation/eagle.py`` serves it.
+"""The EAGLE-3 head in training, unrolled as ``speculation/eagle.py`` uses it.
 
 At a position p the head reads the feature f_p, made of the target's residual stream at a few
 depths, beside the embedding e of the token p + 1. Its output stands in for the feature of p + 1,

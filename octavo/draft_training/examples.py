@@ -1,4 +1,4 @@
-"""Training examples: positions of answers, with the target's distribution of the tokens ahead."""
+"""Training examples, positions of answers with the target's distribution of the tokens ahead."""
 
 from __future__ import annotations
 

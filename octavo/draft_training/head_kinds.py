@@ -1,4 +1,4 @@
-"""The kinds of draft heads: how each is created and trained, and the files of its folder."""
+"""The kinds of draft heads, how each is created and trained, and the files of its folder."""
 
 from __future__ import annotations
 

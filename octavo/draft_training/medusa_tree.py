@@ -1,4 +1,4 @@
-"""Builds Medusa's static draft tree: the combinations of head tokens that are accepted most often.
+"""Builds Medusa's static draft tree of the paths that are accepted most often.
 
 A node is the path to it: (0, 2) is the third token of the second head after the first token of the
 first head. Heads do not see each other's tokens, so a path is accepted about as often as the

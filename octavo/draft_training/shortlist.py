@@ -1,4 +1,4 @@
-"""The shortlist of tokens that a head can draft: logits over a whole vocabulary cost too much."""
+"""The shortlist of tokens that a head can draft, since whole vocabularies cost too much."""
 
 from __future__ import annotations
 

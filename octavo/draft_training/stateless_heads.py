@@ -1,4 +1,4 @@
-"""Draft heads without attention in training, ReDrafter and Medusa; modules are named as in files.
+"""Draft heads without attention in training, ReDrafter and Medusa, with the names of their files.
 
 Such a head reads what the target's output head reads at position p: x_p, the hidden state after the
 final norm. The token p + 1 is sampled from it; the draft head predicts those after it, over a

@@ -1,4 +1,4 @@
-"""Trains draft heads: the model answers prompts, its hidden states are kept, a head is trained.
+"""Trains a draft head from a model's answers to prompts, and their hidden states.
 
 Each part has a share of the time, and keeps its results beside OUT (``work_folder.py``): answers
 and hidden states in pieces, the head in training every few steps.

@@ -1,4 +1,4 @@
-"""The training loop of a draft head: its loss, AdamW, and the schedule of the learning rate.
+"""The training loop of a draft head, its loss, AdamW, and the learning-rate schedule.
 
 A step takes positions of answers, and has the head predict K tokens ahead of each, along the answer
 and from the head's own states (training as it is used: Li et al. 2025, "EAGLE-3", arXiv

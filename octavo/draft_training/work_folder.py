@@ -1,4 +1,4 @@
-"""Intermediate results of a training, kept beside OUT: an interrupted run goes on from them.
+"""Intermediate results of a training, from which an interrupted run goes on.
 
 The name of the folder has a hash of all that its files depend on (the model's files, the settings),
 so that a run with others does not find them.

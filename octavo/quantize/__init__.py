@@ -1,4 +1,4 @@
-"""Quantizes models: round to nearest, GPTQ, AWQ, AutoRound, SmoothQuant, QAT, mixed precision.
+"""Quantizes models by round-to-nearest, GPTQ, AWQ, AutoRound, SmoothQuant, QAT, mixed precision.
 
     from octavo.quantize import Scheme, quantize_to_nearest
 

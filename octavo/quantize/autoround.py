@@ -1,4 +1,4 @@
-"""AutoRound: codes of a decoder layer, learned together by signed gradient descent (SignRound).
+"""AutoRound (SignRound), codes of a decoder layer learned together by signed gradient descent.
 
 A weight w on a grid of scale s and zero z becomes s (q - z) with the code::
 

@@ -1,4 +1,4 @@
-"""AWQ, activation-aware weight quantization: scales of input channels for rounded weights.
+"""AWQ, activation-aware weight quantization by scales of input channels.
 
 Large inputs of a channel amplify the rounding errors of its weights. A weight that is multiplied by
 s > 1 has a smaller error relative to itself, since its group's rounding step stays nearly the same.

@@ -1,4 +1,4 @@
-"""Allocates bits: chooses an option for each item, of least total cost within a budget of bits.
+"""Allocates a budget of bits, choosing an option for each item for the least total cost.
 
 This is the multiple-choice knapsack problem, solved greedily along convex hulls: only options on
 the lower convex hull of an item's (bits, cost) are used, so going from one to the next larger gains

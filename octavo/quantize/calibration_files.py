@@ -1,4 +1,4 @@
-"""Reads calibration files: one text, or a data set of texts and conversations.
+"""Reads calibration files, a text or a data set of texts and conversations.
 
 A data set is a file of JSON lines, ``.jsonl``. Each line is one of these objects, with any other
 fields::

@@ -1,4 +1,4 @@
-"""Scales of input channels, folded into the op before: the same model, with less rounding error.
+"""Scales of input channels, folded into the op before, for less rounding error of one function.
 
 A linear y = W x is y = (W diag(s)) (x / s) for any positive s. If the op before multiplies x
 channel by channel, the division costs nothing, since it can be *folded* into that op::

@@ -1,4 +1,4 @@
-"""Formats whose codes are entries of a table: FP8 (e4m3, e5m2) and NF4."""
+"""FP8 (e4m3, e5m2) and NF4, whose codes are entries of a table."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Self-distillation: the KL divergence of a model with other weights from itself, and its gradient.
+"""Self-distillation by the KL divergence of a quantized model from the float one.
 
 The *teacher* is a float model, the *student* the same one with other matrices in its layers. The
 loss is the KL divergence of the student's next token from the teacher's, in nats, the mean over all

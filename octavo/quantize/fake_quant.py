@@ -1,4 +1,4 @@
-"""Fake quantization: matrices whose scales, and optionally codes, are trained.
+"""Fake quantization, matrices whose scales and optionally codes are trained.
 
 The model computes in training with the values that a file will hold. A group's weights are::
 

@@ -1,4 +1,4 @@
-"""GPTQ: columns are rounded one after the other, and later ones compensate the errors of earlier.
+"""GPTQ, which rounds columns one after the other and has later ones compensate earlier errors.
 
 For a linear with weight W [N, K] and input x, the expected squared error of the output for a row w
 rounded to v is (w - v) H (w - v)^T / 2 with the Hessian H = 2 E[x x^T]. With U the upper triangular

@@ -1,4 +1,4 @@
-"""Quantization grids: scales and zero points of groups, and rounding to nearest.
+"""Quantization grids, the scales and zero points of groups, and rounding to nearest.
 
 A matrix [N, K] is cut into groups of values that share a scale ``s`` and a zero ``z``; a value is
 an integer code ``q`` of b bits, 0 <= q < 2^b::

@@ -1,4 +1,4 @@
-"""Orthogonal matrices that spread values evenly: Hadamard matrices with random signs.
+"""Orthogonal matrices that spread values evenly, Hadamard matrices with random signs.
 
 A Hadamard matrix has entries of 1 and -1 and orthogonal rows, so divided by the root of its order
 it is a rotation, or a reflection, that gives each output the same share of each input. There are

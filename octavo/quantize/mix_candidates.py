@@ -1,4 +1,4 @@
-"""The candidates for a matrix in mixed precision: their size, and the values they give."""
+"""The candidates for a matrix in mixed precision, with their sizes and values."""
 
 from __future__ import annotations
 

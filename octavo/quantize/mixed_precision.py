@@ -1,4 +1,4 @@
-"""Mixed precision: bits or a type for each matrix, of least KL divergence within a target size.
+"""Mixed precision, bits or a type for each matrix for the least KL divergence at a target size.
 
     search = MixedPrecisionSearch.of_gguf(parameters, target_bpw)    or of_folder
     sensitivity = search.measure(model, windows, ...)                the cost of each candidate

@@ -1,4 +1,4 @@
-"""Quantization-aware training: scales of a whole model, trained by distillation from the float one.
+"""Quantization-aware training of a whole model's scales, by distillation from the float model.
 
 Training starts from GPTQ's matrices. The quantized model is trained end to end to predict the
 tokens that the float model predicts (``distillation.py``). A step uses two windows, and Adam

@@ -1,4 +1,4 @@
-"""Quantizes a model on disk: writes a Hugging Face folder or a GGUF file."""
+"""Quantizes a model on disk, and writes a Hugging Face folder or a GGUF file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rotates the residual stream of a model: the same function, with weights that round better.
+"""Rotates the residual stream of a model, which keeps its function, so that weights round better.
 
 Some channels have weights many times as large as others, which then determine the scale of a whole
 row. In rotated coordinates outliers are spread over all channels. The rotation costs nothing at run

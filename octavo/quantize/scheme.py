@@ -1,4 +1,4 @@
-"""Quantization schemes: bits, group size, zero points or code table of a matrix."""
+"""A quantization scheme, the bits, group size, zero points or code table of a matrix."""
 
 from __future__ import annotations
 

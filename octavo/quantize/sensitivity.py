@@ -1,4 +1,4 @@
-"""Sensitivity of a model to rounding each matrix: an estimate of the KL divergence that it causes.
+"""Estimates the KL divergence that rounding each matrix of a model causes.
 
 A linear's rounded weight adds an error d_t to its output at each token t. To second order, the KL
 divergence from the original model, with next-token distribution p(y), is then

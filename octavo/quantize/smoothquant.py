@@ -1,4 +1,4 @@
-"""SmoothQuant: scales of input channels for 8-bit weights and 8-bit activations.
+"""SmoothQuant, scales of input channels for 8-bit weights and 8-bit activations.
 
 Activations have outlier channels, and where the values of a token share a scale, the small ones are
 rounded to few levels. Dividing outlier channels makes activations easier to round, and weights,

@@ -1,4 +1,4 @@
-"""Formulas of speculative decoding: expected tokens of a step, speed-up, and the best draft length.
+"""Formulas for the expected tokens, the speed-up and the best draft length of speculative decoding.
 
 A step with a draft of k tokens computes k + 1 rows. It brings the draft tokens up to the first
 rejected one, and the token that follows them. Two figures for the quality of a drafter are easily

@@ -1,4 +1,4 @@
-"""The ``auto`` method: chooses the drafter and the draft length of each request at each step.
+"""The ``auto`` method, which chooses drafter and draft length of each request at each step.
 
 A draft saves the tokens that are accepted, and costs the rows that it adds to the step and the time
 to make it. All three are measured: the acceptance rates of such drafts (proposers give them with

@@ -1,4 +1,4 @@
-"""Autoregressive drafting: a draft model decodes a chain of tokens for each of several requests.
+"""Autoregressive drafting, in which a draft model decodes a chain of tokens for each request.
 
 A call first computes the tokens that the model has not seen yet of each request and samples one,
 then decodes further tokens of each chain as long as these are likely enough to be accepted. An

@@ -1,4 +1,4 @@
-"""``disable_by_batch_size``: no drafts of any method while many requests decode."""
+"""Implements ``disable_by_batch_size``, no drafts of any method while many requests decode."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Calibration of a draft model: how often tokens that it gives a probability are accepted.
+"""Calibrates a draft model's probabilities by how often such tokens are accepted.
 
 Some draft models are overconfident, others underconfident: a copy of the target in fewer bits
 agrees with it on tokens to which both give a low probability, since both sample with the same

@@ -1,4 +1,4 @@
-"""A draft candidate: the tokens that a proposer expects next, with a probability for each."""
+"""A draft candidate, the tokens that a proposer expects next with a probability for each."""
 
 from __future__ import annotations
 

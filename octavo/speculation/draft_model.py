@@ -1,4 +1,4 @@
-"""The ``draft_model`` method: a smaller model drafts for the target (Leviathan et al., ICML 2023).
+"""The ``draft_model`` method, a smaller model as the drafter (Leviathan et al., ICML 2023).
 
 It is loaded as any other model, and runs between the steps of the target, on the same threads. Its
 KV pool is its own, with the block ids of the target's (``draft_kv.py``).

@@ -1,4 +1,4 @@
-"""Draft trees: built from a head's candidates one depth at a time; a chain is a tree of width one.
+"""Builds draft trees, or chains, from the candidates of a head, one depth at a time.
 
 At each depth the likeliest nodes are extended, and the likeliest of all nodes become the draft. A
 node is never likelier than its parent, so the draft is a tree (EAGLE-2, Li et al. 2024, arXiv

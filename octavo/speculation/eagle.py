@@ -1,4 +1,4 @@
-"""The ``eagle`` method, EAGLE-3: one decoder layer over features of three layers of the target.
+"""The ``eagle`` method (EAGLE-3), one decoder layer over features of three target layers.
 
 The feature f of position p is W [h_a, h_b, h_c], the residual stream after a, b and c layers; the
 layer reads it beside the embedding e of the token p + 1 (Li et al. 2025, arXiv 2503.01840)::

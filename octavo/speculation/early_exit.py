@@ -1,4 +1,4 @@
-"""The ``early_exit`` method: self-speculative decoding (LayerSkip; Elhoushi et al., ACL 2024).
+"""The ``early_exit`` method, self-speculative decoding (LayerSkip, Elhoushi et al., ACL 2024).
 
 The target's own first layers draft, followed by its last norm and head.
 

@@ -1,4 +1,4 @@
-"""Reads a folder of trained draft heads: ``config.json``, and ``model.safetensors``.
+"""Reads a folder of trained draft heads, ``config.json`` and ``model.safetensors``.
 
     folder = HeadFolder(path)
     folder.architecture             which kind of heads these are

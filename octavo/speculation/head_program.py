@@ -1,4 +1,4 @@
-"""Runs a draft head as one native call: recorded and fused as a model's step is.
+"""Runs a draft head as one native call, recorded and fused as a model's step is.
 
     program = HeadProgram(module, target, max_rows)
     program.input("hidden")[:2] = ...       hidden states of the rows to run

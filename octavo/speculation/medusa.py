@@ -1,4 +1,4 @@
-"""The ``medusa`` method: heads that each predict a later token from the same hidden state.
+"""The ``medusa`` method, heads that each predict a later token from the same hidden state.
 
 Head h computes of the hidden state x after the last norm
 

@@ -1,4 +1,4 @@
-"""Chooses how many tokens a draft model drafts: as many as pay at its acceptance rate.
+"""Chooses how many tokens a draft model drafts, as many as pay at its acceptance rate.
 
 The length is chosen before drafting, from the acceptance rate of the request and of all requests,
 and from the cost of drafting and of the rows that verify. The rate is sampled from its posterior

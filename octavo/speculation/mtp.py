@@ -1,4 +1,4 @@
-"""The ``mtp`` method, multi-token prediction: a module of the checkpoint predicts one more token.
+"""The ``mtp`` method, multi-token prediction by a module of the model's own checkpoint.
 
 At position p it reads the target's hidden state h after the last norm, and the embedding e of the
 token p + 1 (DeepSeek-V3, arXiv 2412.19437, section 2.2)::

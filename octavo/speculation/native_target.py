@@ -1,4 +1,4 @@
-"""Parts of the target model that draft heads share: packed matrices, the last norm, the threads."""
+"""Packed matrices, last norm and threads of the target model, which draft heads share."""
 
 from __future__ import annotations
 

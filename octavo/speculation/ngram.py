@@ -1,4 +1,4 @@
-"""The ``ngram`` method: prompt lookup decoding (Saxena, 2023; ``ngram`` in vLLM).
+"""The ``ngram`` method, prompt lookup decoding (Saxena, 2023), as ``ngram`` in vLLM.
 
 It drafts what followed the last tokens where they occurred before in the request. That pays where
 an answer repeats its prompt or itself: edits, summaries, JSON.

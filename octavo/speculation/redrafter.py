@@ -1,4 +1,4 @@
-"""The ``recurrent`` method, a ReDrafter head: a recurrence over the target's last hidden state.
+"""The ``recurrent`` method, a ReDrafter head, which is a recurrence over the last hidden state.
 
 Each draft token follows from the state and the embedding e of the token before it::
 

@@ -1,4 +1,4 @@
-"""The ``suffix`` method: suffix decoding (Oliaro et al., arXiv 2411.04975).
+"""The ``suffix`` method, suffix decoding (Oliaro et al., arXiv 2411.04975).
 
 It drafts what followed the last tokens most often, in the request's own text and in past answers.
 """

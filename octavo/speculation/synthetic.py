@@ -1,4 +1,4 @@
-"""Synthetic drafts for load tests: they cost nothing to make, and are accepted at random.
+"""Synthetic drafts for load tests, which cost nothing to make and are accepted at random.
 
 They are used for ``synthetic_acceptance_rates`` with method ``auto``: a load test needs a draft in
 every step, whatever the text is, and :class:`octavo.runtime.acceptance.Synthetic` accepts its

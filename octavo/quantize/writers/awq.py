@@ -1,4 +1,4 @@
-"""The AWQ format of AutoAWQ (version "gemm"): 4 bits, with zero points.
+"""The AWQ format of AutoAWQ (version "gemm"), 4 bits with zero points.
 
     qweight   int32 [K, N / 8]          packed along N
     qzeros    int32 [K / group, N / 8]  likewise

@@ -1,4 +1,4 @@
-"""The bitsandbytes format: NF4 with quantized scales (double quantization).
+"""The bitsandbytes format of NF4 with quantized scales (double quantization).
 
     weight                          uint8 [N * K / 2, 1]     two codes a byte, the first higher
     weight.absmax                   uint8 [blocks]           codes of the scales

@@ -19,7 +19,7 @@ export const quantization = {
     "One large weight spreads the levels of all that share its scale, so that the others are told apart less well: small groups lose less, and cost more bits for their scales; floats have their levels close together near zero, where most weights are.",
     "What a model loses by this has to be measured on what it says: errors of weights that count little do no harm, and methods that look at what flows through a matrix lose much less than rounding does.",
   ],
-  readMore: "quantization#what-it-costs",
+  readMore: "quantization#quality",
   needs: { tensors: true },
   controls: [
     { id: "type", label: "Type", kind: "choice", choices: Object.keys(TYPES).map((name) => [name, name]), value: "Q4_0" },
