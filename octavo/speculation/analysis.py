@@ -115,12 +115,6 @@ def operations_factor(tokens: float, length: int, operations_ratio: float = 0.0)
     return (length * operations_ratio + length + 1) / tokens
 
 
-def can_improve(alpha: float, cost_ratio: float) -> bool:
-    """True if some draft length is faster than plain decoding (their Corollary 3.9)."""
-    _check_probability(alpha)
-    return alpha > cost_ratio
-
-
 def best_length(alpha: float, cost_ratio: float, most: int = MAX_LENGTH) -> int:
     """The fastest draft length of a single request; 0 if plain decoding is faster."""
     return best_length_by_rates([alpha] * most, cost_ratio)
@@ -222,24 +216,6 @@ class Forecast:
 # -- how much to draft ----------------------------------------------------------------------------
 
 
-def best_draft(probabilities: Sequence[float], step_cost: RowCost) -> int:
-    """Tokens of a chain to verify for the most tokens a second of a single request.
-
-    Args:
-        probabilities: that each token of the chain is accepted if all before it were.
-        step_cost: the cost of a step of so many rows, the request's own one included. The cost of
-            drafting may be part of it.
-    """
-    best, fastest = 0, 1.0 / step_cost(1)
-    right, tokens = 1.0, 1.0
-    for length, probability in enumerate(probabilities, start=1):
-        right *= probability
-        tokens += right
-        if (speed := tokens / step_cost(length + 1)) > fastest:
-            best, fastest = length, speed
-    return best
-
-
 def best_drafts(
     chains: Sequence[Sequence[float]],
     step_cost: RowCost,
@@ -253,6 +229,9 @@ def best_drafts(
     are tried.
 
     Args:
+        chains: for each request, the probabilities that its draft tokens are accepted, each given
+            those before it.
+        step_cost: the cost of a step of so many rows.
         num_rows: rows of the step without drafts; None is one for each chain.
         num_tokens: tokens that it brings without drafts; None is one for each chain.
     """
