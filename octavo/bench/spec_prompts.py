@@ -1,8 +1,10 @@
-"""Prompts for measuring drafters, tasks whose answers repeat their prompt and chats that do not.
+"""What is asked when drafters are measured: texts that repeat what they were given, and texts that
+do not. Written for this purpose.
 
-They were written for this purpose. An answer is the given text (``copy``), quotes it (``summary``,
-``rag``), or repeats it with changes (``edit``, ``json``); a conversation (``chat``) hardly copies.
-The ``random`` workload, of tokens of the model's vocabulary, is made by the benchmark itself.
+Copying is what tasks on a given text have in common: an answer is that text (``copy``), quotes it
+(``summary``, ``rag``), or is it again with changes (``edit``, ``json``). A conversation (``chat``)
+hardly copies. What follows
+random tokens is made by the benchmark itself, of the vocabulary of the model.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The settings of speculative decoding: ``--speculative-config``, with vLLM's names."""
+"""What a user says of speculative decoding: ``--speculative-config``, in vLLM's names."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ METHODS = (
     *("auto", "ngram", "suffix", "draft_model", "early_exit"),
     *("medusa", "eagle", "recurrent", "mtp"),
 )
-METHOD_CHOICES = ("off", *METHODS, "redrafter")  # redrafter: the head of method recurrent
 _ACCEPTANCES = ("exact", "typical")
+# Other names of the same things.
 _METHOD_ALIASES = {
     "eagle3": "eagle",
     "redrafter": "recurrent",
@@ -33,30 +33,28 @@ _NEEDS_MODEL = ("draft_model", "medusa", "eagle", "recurrent")
 
 @dataclass(frozen=True, slots=True)
 class SpeculativeConfig:
-    """How tokens are drafted and verified. Answers do not depend on it, but for ``typical``.
+    """How tokens are guessed ahead. The answers do not depend on it, but for ``typical``.
 
     Args:
-        method: the drafter, one of ``METHODS``. ``auto`` chooses by acceptance rates and the cost
-            of steps.
-        model: a draft model, or a folder of trained heads.
-        num_speculative_tokens: the most draft tokens of a request in a step; None is the method's
-            own choice.
-        acceptance: ``exact`` accepts the tokens that the request samples with its own random
-            numbers, which are those of plain decoding. ``typical`` accepts tokens that are likely
-            enough, and changes the distribution.
-        prompt_lookup_min, prompt_lookup_max: of ``ngram``, the range of a match's tokens.
+        method: who guesses. ``auto`` chooses by what has been accepted and what steps cost.
+        model: of the draft: a model, or a folder of trained heads.
+        num_speculative_tokens: guessed at once for a request; None is the method's own choice.
+        acceptance: ``exact`` accepts what the request would have sampled itself, with its own
+            random numbers: the tokens are those of plain decoding. ``typical`` accepts what is
+            likely enough, and changes the distribution.
+        prompt_lookup_min, prompt_lookup_max: tokens of a match, of ``ngram``.
         suffix_decoding_max_tree_depth, suffix_decoding_max_cached_requests,
-        suffix_decoding_max_spec_factor, suffix_decoding_min_token_prob: of ``suffix``, the longest
-            match and draft, the answers that are remembered, the most draft tokens for each token
-            of the match, and the least probability of a draft.
-        min_probability: a draft of a model or head ends before the product of its probabilities
-            falls below this; None is the method's own choice.
-        exit_layer: of ``early_exit``, the number of layers that draft; None is chosen by measuring.
-        disable_by_batch_size: while so many requests decode, or more, nothing is drafted.
+        suffix_decoding_max_spec_factor, suffix_decoding_min_token_prob: of ``suffix``: the longest
+            match and draft, answers remembered, tokens drafted for each token that matches, and the
+            least probability of a draft.
+        min_probability: a chain of model drafts ends where the product of its probabilities falls
+            below this; None is the method's own choice.
+        exit_layer: of ``early_exit``: how many layers guess; None is chosen by measuring.
+        disable_by_batch_size: with so many requests in a step, or more, nothing is guessed.
         use_heterogeneous_vocab: the draft model may have another vocabulary.
-        synthetic_acceptance_rates: for load tests: draft tokens are accepted at random at these
-            rates by position, each given that those before it are, in place of ``acceptance``.
-            ``auto`` then makes drafts that cost nothing. Answers are meaningless.
+        synthetic_acceptance_rates: for load tests: guesses are accepted at random, at these rates,
+            by position, each given that those before it are; whatever ``acceptance`` says. ``auto``
+            then makes guesses that cost nothing. Answers are meaningless.
 
     Raises:
         ConfigError: names the field that is wrong.
@@ -122,13 +120,13 @@ class SpeculativeConfig:
 
     @property
     def shares_blocks(self) -> bool:
-        """True if the drafter's KV lies in blocks of the target's table, as that of models and
-        heads does: the model must then have one block table, and not one for each KV group."""
+        """Whether guesses come of a model: what it keeps of tokens lies where the target's table,
+        which has to be one, says."""
         return self.method not in ("auto", "ngram", "suffix") or self.model is not None
 
     @staticmethod
     def read(said: str) -> Mapping[str, Any]:
-        """Parse a JSON object. ConfigError if the text is none."""
+        """The object that JSON stands for; ConfigError if it is none."""
         try:
             values = json.loads(said)
         except ValueError as error:
@@ -139,7 +137,7 @@ class SpeculativeConfig:
 
     @classmethod
     def of(cls, said: Mapping[str, Any]) -> SpeculativeConfig | None:
-        """Make the config from a user's fields. Returns None for the method ``off``.
+        """From the fields that a user gives. None where the method is ``off``.
 
         Raises:
             ConfigError: there is an unknown field, or a value is wrong.

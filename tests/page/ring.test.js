@@ -25,7 +25,7 @@ function secondsOf(events, ...ids) {
   return ring.frames[0].ended.map(({ device_seconds: seconds }) => seconds && Math.round(1e6 * seconds) / 1e6);
 }
 
-test("a step's time is shared by its tokens, draft tokens among them", () => {
+test("a step's time is shared by its tokens, guesses among them", () => {
   const rows = [["a#0", 0, 30, 1, 0, 0], ["b#0", 9, 1, 1, 0, 0], ["b#1", 9, 1, 3, 8, 2]];
   assert.deepEqual(secondsOf([event([0], { looks: [look(0, rows)] })], "a", "b", "c"), [0.075, 0.025, null]);
 });

@@ -67,7 +67,7 @@ def step(number: int, **further: Any) -> StepStats:
 
 
 def busy() -> list[dict]:
-    """Three steps: a prompt, drafts and a plain token; one request has ended."""
+    """Three steps: a prompt, guesses and a plain token; one request has ended."""
     rows = [["aaa#0", 16, 32, 1, 0, 0], ["bbb#0", 40, 1, 3, 4, 2], ["ccc#0", 9, 1, 1, 0, 0]]
     ended = {
         "id": "aaa", "reason": "stop", "num_prompt_tokens": 48, "num_cached_tokens": 16,
@@ -117,7 +117,7 @@ def test_each_card_shows_what_came(board):
     assert board.js("document.querySelectorAll('#prefixes .tree .tree li').length") == 1
     assert "64 tokens · found by 5" in board.text("#prefixes")
     legend = board.text("#batches .chart-legend")
-    kinds = ("chunk of a prompt", "decode", "drafts, some accepted", "drafts, all rejected")
+    kinds = ("chunk of a prompt", "decode", "guesses, some accepted", "guesses, all rejected")
     for kind in (*kinds, "preempted"):
         assert kind in legend, "also of what nothing does at the moment"
     assert "weights" in board.text("#memory .chart-legend")

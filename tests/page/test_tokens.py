@@ -44,7 +44,7 @@ def test_nobody_who_did_not_ask_gets_them(tab, chats):
     assert tab.js("document.querySelector('.tokens').checkVisibility()") is False
 
 
-def test_drafted_and_accepted_tokens_are_shown(with_tokens, chats):
+def test_what_was_guessed_is_said(with_tokens, chats):
     chats.timings |= {"draft_n": 8, "draft_n_accepted": 6}
     with_tokens.send("count 2")
-    with_tokens.wait_for_text(".tokens", "8 tokens were drafted, 6 of them accepted (75%).")
+    with_tokens.wait_for_text(".tokens", "8 tokens were guessed ahead, 6 of them accepted (75%).")

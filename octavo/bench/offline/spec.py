@@ -1,8 +1,9 @@
-"""Measures a method of speculative decoding beside plain decoding of the same requests.
+"""Each way of guessing tokens ahead, beside plain decoding of the same requests.
 
-Both alternate in one engine: requests that turn drafting off are decoded plainly, and the drafter
-takes no part in them. Cache salts keep prefixes and remembered answers of the turns apart. The
-steps after the last prompt's are timed.
+Both run in one engine, in turns: plain decoding is what a request gets that asks for no guesses,
+and nothing of the drafter takes part in it. Neither sees what the other, or a turn before, has left
+behind: prefixes and remembered answers are kept apart by salts. Judged are the steps after that of
+the last prompt.
 """
 
 from __future__ import annotations
@@ -29,14 +30,14 @@ if TYPE_CHECKING:
 RANDOM = "random"
 WORKLOADS = (*PROMPTS, RANDOM)
 _RANDOM_PROMPTS, _RANDOM_LENGTH = 8, 128
-# Greedy tokens after random ones soon repeat, which is easy to draft.
+# The most likely tokens after random ones soon go round in circles, which is easy to guess.
 _RANDOM_TEMPERATURE = 1.0
-MOST_BATCH = 256  # the largest batch that is considered for the break-even
+MOST_BATCH = 256  # for which a break-even is looked for
 
 
 @dataclass(frozen=True, slots=True)
 class SpecPlan:
-    """The measurements to make.
+    """What is asked for.
 
     ``workloads``: names out of ``WORKLOADS``, or files of JSON lines. ``temperature``: None is
     greedy, but 1 for random text.
@@ -51,13 +52,13 @@ class SpecPlan:
 
     @property
     def num_turns(self) -> int:
-        """Number of turns of each method, one workload at one batch size each."""
+        """Of each method: a workload, at a batch size, once."""
         return len(self.workloads) * len(self.batch_sizes) * self.repeat
 
 
 @dataclass(slots=True)
 class Decoded:
-    """Answered requests. ``seconds``, ``num_tokens``: sums over the timed steps."""
+    """Requests that were answered. ``seconds``, ``num_tokens``: of the steps that count."""
 
     seconds: float = 0.0
     num_tokens: int = 0
@@ -75,12 +76,12 @@ class Decoded:
 
 @dataclass(frozen=True, slots=True)
 class StudyStepTimes:
-    """Median seconds of plain steps by their rows; draft tokens are rows like any other."""
+    """Median seconds of plain steps by their rows: those of a draft are rows like any other."""
 
     seconds_of: Mapping[int, float]
 
     def __call__(self, batch: int, rows: float) -> float:
-        """Interpolate linearly between measured rows, and extrapolate from the last two."""
+        """Between two measured ones, and beyond the last two, on the line through them."""
         known = sorted(self.seconds_of)
         if len(known) == 1:
             return self.seconds_of[known[0]]
@@ -94,10 +95,9 @@ class StudyStepTimes:
 
 @dataclass(frozen=True, slots=True)
 class SpecRow:
-    """The result of a method on a workload at a batch size.
+    """A method on a workload, at a batch size.
 
-    ``turns``: pairs of plain and speculative decoding. ``drafts``, ``draft_seconds``: sums over all
-    turns.
+    ``turns``: plain decoding, and with guesses. ``drafts``, ``draft_seconds``: of all turns.
     """
 
     method: str
@@ -127,7 +127,7 @@ class SpecRow:
 
     @property
     def accepted_by_position(self) -> list[float]:
-        """Shares of all drafts that were accepted up to each position."""
+        """Shares of all drafts that were right as far as each position."""
         drafts = self.drafts
         return [count / drafts.num_drafts for count in drafts.accepted_by_position]
 
@@ -172,11 +172,11 @@ class SpecRow:
         }
 
 
-# -- requests -------------------------------------------------------------------------------------
+# -- what is asked --------------------------------------------------------------------------------
 
 
 def check_workload(name: str) -> str:
-    """Return the name. ConfigError if it is neither a workload nor a file of requests."""
+    """ConfigError for what is neither a workload nor a file of requests."""
     if name not in WORKLOADS:
         try:
             read_jsonl(name)
@@ -189,11 +189,10 @@ def check_workload(name: str) -> str:
 def requests_of(
     session: OfflineSession, workload: str, num: int | None = None
 ) -> list[WorkloadRequest]:
-    """The requests of a workload: all of them, or ``num``.
+    """The requests of a workload: all, or as many as are wanted.
 
-    If that is more than the workload has, prompts are repeated with a note that makes their text
-    differ, so that no answer or prefix of another request is found. A model without a chat template
-    gets the text as it is.
+    Where more are wanted than there are, those that come again say so, and are requests of their
+    own: nobody waits twice for the same answer. A model without a chat template is given the text.
     """
     if workload == RANDOM:
         count = _RANDOM_PROMPTS if num is None else num
@@ -237,7 +236,7 @@ def batches_of(
 
 
 class SpecStudy:
-    """Measures the method of a session."""
+    """Measures one method, in the session that has it."""
 
     def __init__(self, session: OfflineSession, method: str, plan: SpecPlan):
         if max(plan.batch_sizes) > session.info["max_num_seqs"]:
@@ -254,7 +253,7 @@ class SpecStudy:
     def measure(
         self, workload: str, batch_size: int, advance: Callable[[], None] = lambda: None
     ) -> SpecRow:
-        """Measure a workload at a batch size. ``advance`` is called after each turn.
+        """A row of the result. ``advance`` is called after each turn.
 
         Raises:
             BenchmarkError: a request failed, or nothing was decoded. RequestError: one cannot be
@@ -286,7 +285,7 @@ class SpecStudy:
         number: int,
         drafts: DraftStats,
     ) -> tuple[Decoded, Decoded]:
-        """Decode all batches, each plainly and with drafts, in alternating order."""
+        """All batches, each plainly and with guesses; who begins, changes."""
         both = {False: Decoded(), True: Decoded()}
         for index, batch in enumerate(batches):
             first = (number + index) % 2 == 1
@@ -337,7 +336,7 @@ class SpecStudy:
 
 
 def measure_steps(session: OfflineSession) -> StudyStepTimes:
-    """Time plain steps of 1, 2, 4, … 32 requests with short contexts."""
+    """Plain steps of 1, 2, 4, … requests with short contexts, up to 32."""
     found: dict[int, float] = {}
     for rows in (1, 2, 4, 8, 16, 32):
         if rows > session.info["max_num_seqs"]:

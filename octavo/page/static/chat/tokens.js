@@ -1,5 +1,5 @@
 // The tokens of an answer: how likely each was, what else it might have been, when it came; what
-// was cached and drafted.
+// was cached and guessed.
 
 import { element } from "../common/dom.js";
 import { format } from "../common/numbers.js";
@@ -29,11 +29,11 @@ export function takeChunk(log, chunk, gap) {
   log.accepted = chunk.timings?.draft_n_accepted ?? log.accepted;
 }
 
-/** A sentence about the prompt, and one about draft tokens. */
+/** What is known of the prompt and of guesses: a sentence each. */
 export function sentences(log) {
   const said = [];
   if (log.cached !== null && log.prompt !== null) said.push(cachedOf(log));
-  if (log.drafted > 0) said.push(`${format(log.drafted)} tokens were drafted, ${format(log.accepted)} of them accepted (${format(log.accepted / log.drafted, "%")}).`);
+  if (log.drafted > 0) said.push(`${format(log.drafted)} tokens were guessed ahead, ${format(log.accepted)} of them accepted (${format(log.accepted / log.drafted, "%")}).`);
   if (log.missed > 0) said.push(`${format(log.missed)} more tokens are not shown.`);
   return said;
 }

@@ -9,8 +9,8 @@ const MOST_COLUMNS = 24;
 // What a request may do in a step.
 const PROMPT = { label: "chunk of a prompt", colour: 1 };
 const DECODE = { label: "decode", colour: 2 };
-const ACCEPTED = { label: "drafts, some accepted", colour: 3 };
-const REJECTED = { label: "drafts, all rejected", colour: 7 };
+const ACCEPTED = { label: "guesses, some accepted", colour: 3 };
+const REJECTED = { label: "guesses, all rejected", colour: 7 };
 const PREEMPTED = { label: "preempted", colour: 5 };
 
 /** Over time: seconds before the frame that is shown. */
@@ -66,9 +66,9 @@ function add(lanes, id, block) {
   lanes.get(id).push(block);
 }
 
-function blockOf([, start, computed, came, drafted, accepted], column) {
+function blockOf([, start, computed, came, guessed, accepted], column) {
   const place = { from: column, to: column + 0.94 };
-  if (drafted > 0) return { ...place, ...(accepted > 0 ? ACCEPTED : REJECTED), text: `${accepted}/${drafted}` };
+  if (guessed > 0) return { ...place, ...(accepted > 0 ? ACCEPTED : REJECTED), text: `${accepted}/${guessed}` };
   if (computed > 1 || came === 0) return { ...place, ...PROMPT, text: String(computed) };
   return { ...place, ...DECODE, text: came > 1 ? String(came) : "" };
 }

@@ -88,7 +88,7 @@ export class Ring {
     const passed = this.#stepSeconds === 0 ? seconds : Math.max(0, total - this.#stepSeconds);
     this.#stepSeconds = total;
     const tokens = rows.reduce((sum, row) => sum + row[2] + row[4], 0);
-    for (const [id, , computed, , drafted] of rows) this.#charge(requestOf(id), (passed * (computed + drafted)) / tokens);
+    for (const [id, , computed, , guessed] of rows) this.#charge(requestOf(id), (passed * (computed + guessed)) / tokens);
   }
 
   #charge(request, seconds) {

@@ -26,7 +26,7 @@ export function figures(frames, index, about) {
     ["KV blocks used", last && total ? format(last.num_used_blocks / total, "%") : "–"],
     ["prefix hit rate", hitRate(last)],
     ["preemptions", format(last?.num_preemptions ?? 0)],
-    ["draft tokens accepted", last?.draft_tokens ? format(last.draft_tokens_accepted / last.draft_tokens, "%") : "–"],
+    ["guesses accepted", last?.draft_tokens ? format(last.draft_tokens_accepted / last.draft_tokens, "%") : "–"],
   ];
 }
 
@@ -54,7 +54,7 @@ export function showPrefixes(container, parts, blockSize) {
   container.replaceChildren(parts.length > 0 ? lists[0] : element("p", { class: "hint" }, "Nothing is cached yet."));
 }
 
-const HEAD = ["request", "ended by", "prompt", "cached", "answer", "drafted · accepted", "TTFT", "TPOT", "time on the device", "cost"];
+const HEAD = ["request", "ended by", "prompt", "cached", "answer", "guessed · accepted", "TTFT", "TPOT", "time on the device", "cost"];
 
 /** The last requests that have ended by then, the latest first. */
 export function showEnded(table, frames, index, usdPerHour) {

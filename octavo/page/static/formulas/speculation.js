@@ -1,4 +1,4 @@
-// Formulas of speculative decoding, as in octavo/speculation/analysis.py (Leviathan et al., ICML 2023).
+// The speedup of speculative decoding: octavo/speculation/analysis.py (Leviathan et al., ICML 2023).
 
 /** Expected tokens of a step with `length` draft tokens, each accepted with probability `alpha` if all
  * before it were; the token after them is counted. */

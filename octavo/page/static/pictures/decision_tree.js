@@ -37,7 +37,7 @@ const QUESTIONS = {
     ask: () => "Does a step of answers wait for memory?",
     because: ({ streams, intensity, name, ridge, bound, seconds }) =>
       `${format(streams)} under way: ${format(intensity)} operations a byte in ${name}, and ${format(ridge)} would balance; ${bound} takes most of ${format(seconds, "s")}`,
-    yes: "More streams at once, fewer bits, or speculative decoding cost little",
+    yes: "More streams at once, fewer bits, or guessing ahead cost little",
     no: "What helps is less of what it waits for: more devices, or a smaller model",
   },
   prompts: {

@@ -1,4 +1,4 @@
-// Speculative decoding: why its output has the model's own distribution, and when it pays.
+// Guessing ahead: why what comes out is what the model itself would have said, and when it pays.
 
 import { curves } from "../charts/curves.js";
 import { lanes } from "../charts/lanes.js";
@@ -10,37 +10,37 @@ import { planCommand } from "./picker.js";
 
 const MOST_DRAFTED = 12;
 const MOST_STREAMS = 512;
-// Probabilities that a model and a bad drafter may give the next word after "The cat sat on the".
+// What a model and a bad drafter may say of the next word after "The cat sat on the".
 const WORDS = ["mat", "sofa", "floor", "roof", "table", "moon"];
 const TARGET = [0.42, 0.2, 0.16, 0.12, 0.08, 0.02];
 const STRANGER = [0.03, 0.06, 0.09, 0.12, 0.2, 0.5];
 
 const PHASES = [
   "The model gives each word a probability p. That costs a step, in which it reads all of its weights.",
-  "A drafter gives each word a probability q, at a much lower cost, and samples one of them: the draft token.",
-  "The model verifies the draft token in its next step, and accepts it with min(1, p / q): always if p ≥ q. A word that the drafter samples too often is rejected just often enough to correct that.",
-  "The words that drafts bring too seldom have probabilities left: max(0, p − q) each.",
-  "If a draft token is rejected, a word is sampled from these, normalized to a sum of 1: so every step brings a token.",
-  "Accepted draft tokens and those sampled instead add up to p for every word: the answer is one that the model could have given.",
+  "A drafter gives each word a probability q, for much less, and draws one from them: that is the guess.",
+  "The model checks the guess in its next step, and keeps it with min(1, p / q): always where p ≥ q. A word that the drafter says too often is refused just often enough to put that right.",
+  "What guesses bring too seldom is left: max(0, p − q) of each word.",
+  "If a guess is refused, one word is drawn from just that, made to sum to 1: so a step never brings nothing.",
+  "Kept guesses and what is drawn instead come to p, word for word: the answer is one that the model would have given.",
 ];
 
 export const speculation = {
   id: "speculative-decoding",
-  title: "Speculative decoding",
+  title: "Guessing ahead",
   sentences: [
-    "A cheap drafter proposes some tokens, and the model verifies all of them in one step: a step reads the weights once, however many rows it computes.",
-    "A draft token is accepted with probability min(1, p/q), and a rejected one is replaced by a sample from max(0, p − q): the output has the model’s own distribution, however good the drafter is.",
-    "A draft token counts only if those before it are accepted, so k of them bring (1 − αᵏ⁺¹)/(1 − α) tokens and not kα + 1; and the more requests share a step, the more a further row costs.",
+    "A cheap drafter guesses some tokens, and the model checks all of them in one step: a step reads the weights once, however many rows it computes.",
+    "A guess is kept with probability min(1, p/q), and refused ones are replaced from max(0, p − q): what comes out has the model’s own distribution, whatever the drafter is worth.",
+    "Guesses depend on those before them, so k of them bring (1 − αᵏ⁺¹)/(1 − α) tokens and not kα + 1; and the more requests share a step, the less a further row is free.",
   ],
-  readMore: "inference#speculative-decoding",
+  readMore: "inference#guessing-ahead",
   needs: { model: true, hardware: true },
   controls: [
-    { id: "phase", label: "One draft token, step by step", kind: "step", min: 1, max: PHASES.length, value: 3 },
+    { id: "phase", label: "One guess, step by step", kind: "step", min: 1, max: PHASES.length, value: 3 },
     { id: "alike", label: "How alike drafter and model are", kind: "range", min: 0, max: 1, step: 0.01, value: 0.5, unit: "%" },
-    { id: "drafted", label: "Draft tokens k", kind: "range", min: 1, max: MOST_DRAFTED, step: 1, value: 4 },
-    { id: "ratio", label: "Cost of a draft token, of a step", kind: "range", min: 0, max: 0.5, step: 0.01, value: 0.05, unit: "%" },
+    { id: "drafted", label: "Guessed tokens k", kind: "range", min: 1, max: MOST_DRAFTED, step: 1, value: 4 },
+    { id: "ratio", label: "A guess costs, of a step", kind: "range", min: 0, max: 0.5, step: 0.01, value: 0.05, unit: "%" },
     { id: "streams", label: "Requests in a step", kind: "log-range", min: 1, max: MOST_STREAMS, value: 8 },
-    { id: "length", label: "Context of each, in tokens", kind: "log-range", min: 16, max: 131072, value: 300 },
+    { id: "length", label: "Tokens of each so far", kind: "log-range", min: 16, max: 131072, value: 300 },
   ],
 
   figures(context) {
@@ -53,12 +53,12 @@ export const speculation = {
     const best = bestDraft(context);
     const even = breakEven(context);
     return [
-      { label: "Acceptance probability α", value: alpha, unit: "%", formula: "Σ min(p, q)" },
+      { label: "A guess is right, α", value: alpha, unit: "%", formula: "Σ min(p, q)" },
       { label: "Tokens of a step", value: tokens, unit: "tokens", formula: `(1 − ${share}^${drafted + 1}) / (1 − ${share})` },
-      { label: "One request, if rows were free", value: speedup(tokens, drafted, ratio), unit: "×", formula: `${format(tokens)} / (1 + ${drafted} × ${ratio})` },
+      { label: "Alone, if rows were free", value: speedup(tokens, drafted, ratio), unit: "×", formula: `${format(tokens)} / (1 + ${drafted} × ${ratio})` },
       { label: `With ${streams} in a step`, ...here, unit: "×", formula: `${format(tokens)} × t(${streams}) / (t(${streams} × ${drafted + 1}) + ${drafted} × ${ratio} × t(${streams}))` },
-      { label: "Best k there", value: best.drafted, unit: "tokens", source, formula: best.drafted ? `${format(best.speed, "×")} as fast` : "plain decoding is faster" },
-      { label: "Plain decoding is as fast from", value: even ?? `beyond ${MOST_STREAMS} requests`, unit: "requests", source },
+      { label: "Best k there", value: best.drafted, unit: "tokens", source, formula: best.drafted ? `${format(best.speed, "×")} as fast` : "no guess is faster" },
+      { label: "No faster any more from", value: even ?? `beyond ${MOST_STREAMS} requests`, unit: "requests", source },
     ];
   },
 
@@ -80,24 +80,24 @@ export const speculation = {
   },
 };
 
-// -- one draft token ---------------------------------------------------------------------------
+// -- one guess ---------------------------------------------------------------------------------
 
 function ruleOf({ values: { alike } }) {
   const q = TARGET.map((each, token) => alike * each + (1 - alike) * STRANGER[token]);
   return { p: TARGET, q, ...acceptance(TARGET, q) };
 }
 
-/** The blocks of one word in one phase. */
+/** Of one word, in one phase. */
 function blocksOf({ p, q, rest, acceptance: alpha }, phase, token) {
-  const [model, drafter, accepted] = [p[token], q[token], Math.min(p[token], q[token])];
+  const [model, drafter, kept] = [p[token], q[token], Math.min(p[token], q[token])];
   const block = (from, to, label, colour, more = {}) => ({ from, to, label, colour, text: percent(to - from), ...more });
   const phases = [
     [block(0, model, "p, of the model", 1)],
     [block(0, drafter, "q, of the drafter", 3)],
-    [block(0, accepted, "accepted: min(p, q)", 1), block(accepted, drafter, "rejected: q − p", 2)],
-    [block(0, accepted, "accepted: min(p, q)", 1, { isFaint: true }), block(accepted, model, "left: max(0, p − q)", 6)],
-    [block(0, rest[token], "sampled after a rejection", 6)],
-    [block(0, accepted, "accepted: min(p, q)", 1), block(accepted, accepted + (1 - alpha) * rest[token], "sampled instead: (1 − α) × rest", 6)],
+    [block(0, kept, "kept: min(p, q)", 1), block(kept, drafter, "refused: q − p", 2)],
+    [block(0, kept, "kept: min(p, q)", 1, { isFaint: true }), block(kept, model, "left: max(0, p − q)", 6)],
+    [block(0, rest[token], "drawn if a guess is refused", 6)],
+    [block(0, kept, "kept: min(p, q)", 1), block(kept, kept + (1 - alpha) * rest[token], "drawn instead: (1 − α) × rest", 6)],
   ];
   return phases[phase - 1].filter(({ from, to }) => to - from > 1e-9);
 }
@@ -105,17 +105,17 @@ function blocksOf({ p, q, rest, acceptance: alpha }, phase, token) {
 const percent = (share) => format(share, "%");
 const digitsOf = (share) => share.toFixed(2);
 
-// -- drafts of several tokens ------------------------------------------------------------------
+// -- many guesses ------------------------------------------------------------------------------
 
 function tokensChart(context) {
   const { acceptance: alpha } = ruleOf(context);
   const counts = Array.from({ length: MOST_DRAFTED + 1 }, (_, count) => count);
   return {
-    title: `Tokens of a step at an acceptance probability of ${percent(alpha)}`,
-    x: { label: "draft tokens k", min: 0, max: MOST_DRAFTED },
+    title: `Tokens of a step, where ${percent(alpha)} of guesses are right`,
+    x: { label: "guessed tokens k", min: 0, max: MOST_DRAFTED },
     y: { label: "tokens of a step", min: 0 },
     layers: [
-      { kind: "dashed", label: "kα + 1: wrong, as if draft tokens were independent", colour: 2, points: counts.map((count) => [count, count * alpha + 1]) },
+      { kind: "dashed", label: "kα + 1: wrong, as if guesses did not depend on each other", colour: 2, points: counts.map((count) => [count, count * alpha + 1]) },
       { kind: "line", label: "(1 − αᵏ⁺¹) / (1 − α)", colour: 1, points: counts.map((count) => [count, expectedTokens(alpha, count)]) },
     ],
     marks: [{ x: context.values.drafted, label: `k = ${context.values.drafted}` }],
@@ -133,23 +133,23 @@ function speedChart(context) {
   const ends = batches().map((batch) => [batch, speedAt(context, drafted, batch)]);
   const band = { kind: "band", colour: 1, label: "likely between", points: ends.map(([batch, { low, high }]) => [batch, low, high]) };
   return {
-    title: "Speed-up by the requests that share a step",
+    title: "How many times as fast, by how many requests share a step",
     x: { label: "requests in a step", scale: "log", min: 1, max: MOST_STREAMS },
-    y: { label: "speed-up", unit: "×", min: 0 },
+    y: { label: "times as fast", unit: "×", min: 0 },
     layers: [band, ...others.map((count, index) => line(count, [6, 3][index], "dashed")), line(drafted, 1, "line")],
     marks: [{ x: streams, label: `${streams} requests` }, { y: 1, label: "no gain" }],
   };
 }
 
-/** Speed-up of a batch that drafts so many tokens each, with both ends of the range of step times. */
+/** Of requests that all guess so many tokens, by each end of what steps of this deployment take. */
 function speedAt(context, drafted, batch) {
   const { values: { ratio, length }, deployment } = context;
   const tokens = expectedTokens(ruleOf(context).acceptance, drafted);
   const step = (rows) => deployment.stepTotal([[length - 1, rows, 1, rows - 1, batch]]);
-  const [plain, verifying] = [step(1), step(drafted + 1)];
+  const [plain, guessing] = [step(1), step(drafted + 1)];
   const [value, ...ends] = ["value", "low", "high"].map((end) =>
-    batchedSpeedup(tokens, drafted, batch, (_, rows) => (rows === 1 ? plain : verifying)[end], () => ratio * plain[end]));
-  return { value, low: Math.min(value, ...ends), high: Math.max(value, ...ends), source: verifying.source };
+    batchedSpeedup(tokens, drafted, batch, (_, rows) => (rows === 1 ? plain : guessing)[end], () => ratio * plain[end]));
+  return { value, low: Math.min(value, ...ends), high: Math.max(value, ...ends), source: guessing.source };
 }
 
 function bestDraft(context) {
@@ -162,7 +162,7 @@ function bestDraft(context) {
   return best;
 }
 
-/** The least batch at which drafts do not pay any more; null if they always do. */
+/** The least batch at which guesses do not pay any more; null where they always do. */
 function breakEven(context) {
   const pays = (batch) => speedAt(context, context.values.drafted, batch).value > 1;
   const first = batches().findIndex((batch) => !pays(batch));
