@@ -15,7 +15,7 @@ from octavo.core.prefix_cache import RadixPrefixCache
 from octavo.core.request import Request
 from octavo.core.sampling_params import SamplingParams
 from octavo.core.scheduler import Scheduler, SchedulerConfig
-from octavo.executor.hash_model import FunctionProposer, HashDrafts, HashExecutor, expected_tokens
+from octavo.executor.hash_model import GuessingProposer, HashDrafts, HashExecutor, expected_tokens
 from octavo.executor.local import LocalExecutor
 from octavo.executor.simulated import SimulatedExecutor
 from octavo.models.loader import load_model
@@ -201,8 +201,8 @@ def test_also_with_drafts_that_are_accepted_at_random(tiny_model, seed):
 def test_also_with_drafts_that_the_hash_model_verifies(seed):
     arrivals = workload(500 + seed)
 
-    def proposer() -> FunctionProposer:
-        return FunctionProposer(HashDrafts(random.Random(seed)), passes=4)
+    def proposer() -> GuessingProposer:
+        return GuessingProposer(HashDrafts(random.Random(seed)), passes=4)
 
     real, _ = trace(HashExecutor(NUM_BLOCKS, BLOCK_SIZE), None, arrivals, CONFIG, proposer())
     answers = {  # also of who is aborted, as a draft may be right until then

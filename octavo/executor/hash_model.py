@@ -182,7 +182,7 @@ class HashDrafts:
         return Draft(tuple(token_ids), tuple(parents)) if token_ids else None
 
 
-class FunctionProposer:
+class GuessingProposer:
     """A ``DraftProposer`` that asks a function.
 
     Args:

@@ -13,7 +13,7 @@ from octavo.core.request import Request
 from octavo.core.sampling_params import SamplingParams
 from octavo.core.scheduler import Scheduler, SchedulerConfig
 from octavo.core.state_slots import StateSlots
-from octavo.executor.hash_model import FunctionProposer, HashExecutor
+from octavo.executor.hash_model import GuessingProposer, HashExecutor
 
 
 def make_request(request_id: str, prompt: list[int], max_tokens: int = 4, **fields) -> Request:
@@ -62,7 +62,7 @@ def make_engine(
         storage = make_depot(executor.shelf) if make_depot is not None else None
         shelf = HostKVCache(num_blocks, num_places, block_size, 100, storage, rule, windows)
     blocks = BlockManager(num_blocks, block_size, cache, windows, store=shelf, states=states)
-    proposer = FunctionProposer(propose, passes) if propose is not None else None
+    proposer = GuessingProposer(propose, passes) if propose is not None else None
     scheduler = Scheduler(SchedulerConfig(**config), blocks, admission, proposer)
     return Engine(scheduler, executor)
 

@@ -17,7 +17,7 @@ from octavo.core.request import Request
 from octavo.core.sampling_params import SamplingParams
 from octavo.core.scheduler import Scheduler, SchedulerConfig
 from octavo.core.state_slots import StateSlots
-from octavo.executor.hash_model import FunctionProposer, HashDrafts, HashExecutor, expected_tokens
+from octavo.executor.hash_model import GuessingProposer, HashDrafts, HashExecutor, expected_tokens
 
 
 class EngineMachine(RuleBasedStateMachine):
@@ -77,7 +77,7 @@ class EngineMachine(RuleBasedStateMachine):
         proposer = None
         if drafts is not None:
             guesses = HashDrafts(random.Random(drafts), windows=windows)
-            proposer = FunctionProposer(guesses, passes=drafts % 5)
+            proposer = GuessingProposer(guesses, passes=drafts % 5)
         executor = HashExecutor(
             num_blocks,
             block_size,

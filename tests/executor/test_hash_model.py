@@ -13,7 +13,7 @@ from octavo.core.prefix_cache import RadixPrefixCache
 from octavo.core.request import Request
 from octavo.core.sampling_params import SamplingParams
 from octavo.core.scheduler import Scheduler, SchedulerConfig
-from octavo.executor.hash_model import FunctionProposer, HashDrafts, HashExecutor, expected_tokens
+from octavo.executor.hash_model import GuessingProposer, HashDrafts, HashExecutor, expected_tokens
 
 
 def run_workload(
@@ -37,7 +37,7 @@ def run_workload(
     )
     proposer = None
     if drafts:
-        proposer = FunctionProposer(HashDrafts(random.Random(8), windows=windows), passes=3)
+        proposer = GuessingProposer(HashDrafts(random.Random(8), windows=windows), passes=3)
     executor = executor_type(blocks.num_blocks, size, depth=depth, windows=windows)
     engine = Engine(Scheduler(config, blocks, proposer=proposer), executor)
     right = True

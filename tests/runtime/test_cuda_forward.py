@@ -22,7 +22,7 @@ from octavo.core.sampling_params import SamplingParams
 from octavo.core.scheduler import Scheduler, SchedulerConfig
 from octavo.core.token_mask import create_mask
 from octavo.executor.faulty import FaultyExecutor, FaultyScheduler, sometimes
-from octavo.executor.hash_model import FunctionProposer
+from octavo.executor.hash_model import GuessingProposer
 from octavo.executor.local import LocalExecutor
 from octavo.kernels.kv_stores import CODECS
 from octavo.runtime import cuda_forward
@@ -185,7 +185,7 @@ def test_all_kinds_of_requests_get_what_is_theirs(seed):
         prefix_caching=rng.random() < 0.8,
         max_num_batched_tokens=rng.choice([5, 16, 64]),
         max_num_seqs=rng.choice([3, 8, 20]),
-        proposer=FunctionProposer(chains(rng), passes=3) if drafts else None,
+        proposer=GuessingProposer(chains(rng), passes=3) if drafts else None,
     )
     assert engine.executor.depth == 2
     engine.scheduler = FaultyScheduler.in_place_of(
@@ -389,7 +389,7 @@ def test_steps_are_captured_where_that_is_wanted(captures):
 def test_no_more_rows_than_seats_become_tokens_at_once(monkeypatch):
     """Drafts have many rows: their logits are made one part after another."""
     monkeypatch.setattr(cuda_forward, "LOGITS_ROWS", 4)
-    drafts = FunctionProposer(chains(random.Random(5)))
+    drafts = GuessingProposer(chains(random.Random(5)))
     engine = make_engine(QueuedStream(), max_num_seqs=3, proposer=drafts)
     kinds = [{}, {"temperature": 0.9, "logprobs": 1}, {"bad_words": ["x"], "logit_bias": {9: 3.0}}]
     requests = [

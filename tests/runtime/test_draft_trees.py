@@ -14,7 +14,7 @@ from octavo.core.engine import Engine
 from octavo.core.request import Request
 from octavo.core.sampling_params import SamplingParams
 from octavo.core.token_mask import create_mask
-from octavo.executor.hash_model import FunctionProposer
+from octavo.executor.hash_model import GuessingProposer
 from octavo.kernels.cpu import library
 from octavo.kernels.cpu.layout import KV_FORMATS
 
@@ -23,7 +23,7 @@ KERNELS = [pytest.param("native", marks=needs_native), "reference"]
 MAX_LEN = 300  # across a split of 256
 
 
-class Trees(FunctionProposer):
+class Trees(GuessingProposer):
     """Drafts random trees, in which what is right is often somewhere.
 
     Args:

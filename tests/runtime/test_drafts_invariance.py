@@ -15,7 +15,7 @@ from octavo.core.request import FinishReason, Request
 from octavo.core.sampling_params import SamplingParams
 from octavo.core.token_mask import create_mask
 from octavo.executor.faulty import FaultyForward, FaultyScheduler, every
-from octavo.executor.hash_model import FunctionProposer
+from octavo.executor.hash_model import GuessingProposer
 
 KERNELS = ("reference", "native", "fused")
 
@@ -124,7 +124,7 @@ def test_answers_are_the_same_to_the_last_bit(bench, run_all, alone, kernels, na
     vocab_size = bench.config.vocab_size
     requests = make_requests(vocab_size)
     drafts = Drafts(alone, requests, variant.pop("right"), vocab_size)
-    engine = bench.engine(kernels=kernels, proposer=FunctionProposer(drafts), **variant)
+    engine = bench.engine(kernels=kernels, proposer=GuessingProposer(drafts), **variant)
     answers, _ = run_all(engine, requests)
     assert answers == alone
     counted = engine.scheduler.drafts
@@ -136,7 +136,7 @@ def test_preemption_every_third_step_changes_nothing(bench, run_all, alone, kern
     vocab_size = bench.config.vocab_size
     requests = make_requests(vocab_size)
     drafts = Drafts(alone, requests, 0.9, vocab_size)
-    engine = bench.engine(kernels=kernels, proposer=FunctionProposer(drafts, passes=3))
+    engine = bench.engine(kernels=kernels, proposer=GuessingProposer(drafts, passes=3))
     engine.scheduler = FaultyScheduler.in_place_of(engine.scheduler, preempts=every(3))
     answers, _ = run_all(engine, requests)
     assert answers == alone
@@ -147,7 +147,7 @@ def test_a_warm_cache_has_no_token_that_was_rejected(bench, run_all, alone, kern
     vocab_size = bench.config.vocab_size
     requests = make_requests(vocab_size)
     drafts = Drafts(alone, requests, 0.5, vocab_size)
-    engine = bench.engine(kernels=kernels, proposer=FunctionProposer(drafts))
+    engine = bench.engine(kernels=kernels, proposer=GuessingProposer(drafts))
     run_all(engine, requests)
     answers, _ = run_all(engine, make_requests(vocab_size))
     assert answers == alone
@@ -158,7 +158,7 @@ def test_aborts_in_the_middle_of_a_draft_leave_no_slot_behind(bench, alone, kern
     vocab_size = bench.config.vocab_size
     requests = make_requests(vocab_size)
     drafts = Drafts(alone, requests, 0.8, vocab_size)
-    engine = bench.engine(kernels=kernels, proposer=FunctionProposer(drafts))
+    engine = bench.engine(kernels=kernels, proposer=GuessingProposer(drafts))
     for request in requests:
         engine.add(request)
     for number in range(200):
@@ -177,7 +177,7 @@ def test_a_guess_that_turns_to_nan_costs_nobody_anything(bench, run_all, alone, 
     vocab_size = bench.config.vocab_size
     requests = make_requests(vocab_size)
     drafts = Drafts(alone, requests, 1.0, vocab_size)
-    engine = bench.engine(kernels=kernels, proposer=FunctionProposer(drafts), max_num_seqs=1)
+    engine = bench.engine(kernels=kernels, proposer=GuessingProposer(drafts), max_num_seqs=1)
     runner = engine.executor.rank.runner
     run, damages = runner.forward.run, every(3)
 
@@ -196,7 +196,7 @@ def test_a_known_token_that_turns_to_nan_ends_its_request(bench, alone, kernels)
     vocab_size = bench.config.vocab_size
     request = make_requests(vocab_size)[0]
     drafts = Drafts(alone, [request], 1.0, vocab_size)
-    engine = bench.engine(kernels=kernels, proposer=FunctionProposer(drafts))
+    engine = bench.engine(kernels=kernels, proposer=GuessingProposer(drafts))
     engine.add(request)
     engine.step()
     runner = engine.executor.rank.runner

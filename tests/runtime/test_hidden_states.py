@@ -13,7 +13,7 @@ from octavo.core.batch import Draft
 from octavo.core.request import Request
 from octavo.core.sampling_params import SamplingParams
 from octavo.core.scheduler import SchedulerConfig
-from octavo.executor.hash_model import FunctionProposer
+from octavo.executor.hash_model import GuessingProposer
 from octavo.executor.local import LocalExecutor
 from octavo.kernels import fused_ops
 from octavo.kernels.cpu import library
@@ -64,7 +64,7 @@ def engine_with(rank: Rank, follower, propose=None, budget: int = 64, max_rounds
     config = EngineConfig(
         "tiny", "cpu", "float32", 0, "continuous", CacheConfig(16, 32, "float32", False), scheduler
     )
-    proposer = FunctionProposer(propose) if propose else None
+    proposer = GuessingProposer(propose) if propose else None
     return build_engine(config, LocalExecutor(rank), proposer=proposer)
 
 

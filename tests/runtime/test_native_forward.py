@@ -14,7 +14,7 @@ from octavo.core.request import FinishReason, Request
 from octavo.core.sampling_params import SamplingParams
 from octavo.core.token_mask import create_mask
 from octavo.executor.faulty import FaultyForward, FaultyScheduler, every
-from octavo.executor.hash_model import FunctionProposer
+from octavo.executor.hash_model import GuessingProposer
 from octavo.kernels.cpu import library
 
 pytestmark = pytest.mark.skipif(not library.runnable(), reason="no native library was built")
@@ -120,7 +120,7 @@ def test_what_prompts_share_is_read_once(bench, run_all, kv_cache_dtype):
     settings = {"kernels": "native", "max_model_len": 256, "kv_cache_dtype": kv_cache_dtype}
     engine = bench.engine(**settings, prefix_caching=False)
     alone, _ = run_all(engine, make_questions(document), together=False)
-    guess = FunctionProposer(lambda prompt, length: Draft.chain([7, 8]) if length % 3 else None)
+    guess = GuessingProposer(lambda prompt, length: Draft.chain([7, 8]) if length % 3 else None)
     for proposer in (None, guess):
         engine = bench.engine(128, **settings, proposer=proposer)
         run_all(engine, [Request("first", document, SamplingParams(max_tokens=1), 0.0)])

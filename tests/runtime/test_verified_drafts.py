@@ -13,7 +13,7 @@ from octavo.core.request import Request
 from octavo.core.sampling_params import SamplingParams
 from octavo.core.scheduler import Scheduler
 from octavo.core.token_mask import create_mask
-from octavo.executor.hash_model import FunctionProposer
+from octavo.executor.hash_model import GuessingProposer
 from octavo.kernels.cpu import library
 from octavo.runtime.acceptance import Synthetic, Typical
 from octavo.runtime.sampler import probabilities
@@ -73,7 +73,7 @@ def engine_of(bench, kernels: str, acceptance=None, propose=None, **limits):
         runner.acceptance = acceptance
     if propose is not None:
         old = engine.scheduler
-        proposer = FunctionProposer(propose)
+        proposer = GuessingProposer(propose)
         engine.scheduler = Scheduler(old.config, old.block_manager, old.admission, proposer)
     return engine, runner
 

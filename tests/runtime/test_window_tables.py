@@ -13,7 +13,7 @@ from octavo.core.kv_tables import most_blocks
 from octavo.core.request import Request
 from octavo.core.sampling_params import SamplingParams
 from octavo.executor.faulty import FaultyScheduler, every
-from octavo.executor.hash_model import FunctionProposer
+from octavo.executor.hash_model import GuessingProposer
 from octavo.kernels.cpu import library
 from octavo.models.kv_groups import group_layers
 from octavo.runtime import cuda_components
@@ -135,7 +135,7 @@ def test_neither_preemptions_nor_drafts_change_anything(bench, run_all, one_tabl
     engine = bench.engine(
         kernels=kernels,
         groups=group_layers(bench.config.kv_layers),
-        proposer=FunctionProposer(guess),
+        proposer=GuessingProposer(guess),
     )
     engine.scheduler = FaultyScheduler.in_place_of(engine.scheduler, preempts=every(4))
     again, _ = run_all(engine, make_requests(bench.config.vocab_size))

@@ -11,7 +11,7 @@ from octavo.core.prefix_cache import RadixPrefixCache
 from octavo.core.request import FinishReason
 from octavo.core.sampling_params import SamplingParams
 from octavo.core.scheduler import Scheduler, SchedulerConfig
-from octavo.executor.hash_model import FunctionProposer
+from octavo.executor.hash_model import GuessingProposer
 from octavo.serving.output_builder import OutputBuilder
 from octavo.serving.text_engine import TextEngine
 from octavo.text.decoders import ByteDecoder
@@ -106,7 +106,7 @@ def make_engine(
     scheduler = Scheduler(
         SchedulerConfig(**config),
         BlockManager(64, 4, RadixPrefixCache(4)),
-        proposer=FunctionProposer(propose) if num_drafted else None,
+        proposer=GuessingProposer(propose) if num_drafted else None,
     )
     return TextEngine(Engine(scheduler, Parrot(answer)), byte_tokenizer(), 258, [EOS])
 

@@ -24,7 +24,7 @@ from octavo.core.prefix_cache import RadixPrefixCache
 from octavo.core.request import Request
 from octavo.core.sampling_params import SamplingParams
 from octavo.core.scheduler import Scheduler, SchedulerConfig
-from octavo.executor.hash_model import FunctionProposer
+from octavo.executor.hash_model import GuessingProposer
 from octavo.executor.local import LocalExecutor
 from octavo.kernels.cuda.attention_plan import Gpu
 from octavo.kernels.cuda.gemm_dispatch import Conditions
@@ -89,7 +89,7 @@ def answers(kit: DeviceComponents, model_config: ModelConfig) -> dict[str, list[
     config = SchedulerConfig(
         max_num_batched_tokens=8, max_num_seqs=3, max_model_len=48, runs_ahead=True
     )
-    drafts = FunctionProposer(lambda prompt, position: Draft.chain([position % VOCAB, 7]))
+    drafts = GuessingProposer(lambda prompt, position: Draft.chain([position % VOCAB, 7]))
     cache = RadixPrefixCache(BLOCK_SIZE, groups.windows)
     blocks = BlockManager(NUM_BLOCKS, BLOCK_SIZE, cache, groups.windows)
     engine = Engine(Scheduler(config, blocks, proposer=drafts), LocalExecutor(rank))

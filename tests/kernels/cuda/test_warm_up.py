@@ -30,7 +30,7 @@ from octavo.core.request import Request
 from octavo.core.sampling_params import SamplingParams
 from octavo.core.scheduler import Scheduler, SchedulerConfig
 from octavo.core.token_mask import create_mask
-from octavo.executor.hash_model import FunctionProposer
+from octavo.executor.hash_model import GuessingProposer
 from octavo.executor.local import LocalExecutor
 from octavo.kernels.cuda import triton_products
 from octavo.kernels.cuda.attention_plan import Gpu
@@ -114,7 +114,7 @@ def serve(rank: Rank, seed: int) -> None:
     def guess(prompt, position) -> Draft | None:
         return Draft.chain([7] * rng.randint(1, 9)) if rng.random() < 0.2 else None
 
-    scheduler = Scheduler(config, blocks, proposer=FunctionProposer(guess))
+    scheduler = Scheduler(config, blocks, proposer=GuessingProposer(guess))
     engine = Engine(scheduler, LocalExecutor(rank))
     requests = [request_of(index, rng) for index in range(30)]
     for request in requests:
