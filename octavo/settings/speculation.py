@@ -17,13 +17,7 @@ METHODS = (
 )
 _ACCEPTANCES = ("exact", "typical")
 # Other names of the same things.
-_METHOD_ALIASES = {
-    "eagle3": "eagle",
-    "redrafter": "recurrent",
-    "draft": "draft_model",
-    "[ngram]": "ngram",
-    "off": None,
-}
+_METHOD_ALIASES = {"eagle3": "eagle", "draft": "draft_model", "[ngram]": "ngram", "off": None}
 _FIELD_ALIASES = {
     "rejection_sample_method": "acceptance",
     "max_matching_ngram_size": "prompt_lookup_max",
