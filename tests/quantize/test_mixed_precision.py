@@ -87,7 +87,7 @@ def test_sizes_that_no_mix_has(parameters, target):
 def test_the_smallest_that_is_named_can_be_had(parameters):
     with pytest.raises(ConfigError) as caught:
         of_folder(parameters, 1)
-    least = float(str(caught.value).partition(" have ")[2].split()[0])
+    least = float(str(caught.value).partition(" target of ")[2].split()[0])
     mixing = of_folder(parameters, least)
     assert {c.name for c in mixing.choose(costs_of(mixing)).chosen.values()} == {"4 bits"}
 
