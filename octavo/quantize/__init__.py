@@ -27,7 +27,7 @@
     resume.py            matrices that an interrupted run has kept
     size_warnings.py     warnings about the size, given before the work
     unrepresentable.py   values that no smaller type can hold, found before the work
-    explore.py           the effect of a scheme on some rows, as data
+    exploration.py       the effect of a scheme on some rows, as data
     named_schemes.py     schemes by their names
 
 It computes with PyTorch. Nothing of this is needed to load a quantized model. Importing the package
@@ -45,14 +45,14 @@ _HOMES = {
     "QuantizedMatrix": "octavo.quantize.grid",
     "RotatedCheckpoint": "octavo.quantize.rotation",
     "Scheme": "octavo.quantize.scheme",
-    "bits_against_error": "octavo.quantize.explore",
+    "bits_against_error": "octavo.quantize.exploration",
     "calibration_windows": "octavo.quantize.calibration",
-    "explore": "octavo.quantize.explore",
+    "explore": "octavo.quantize.exploration",
     "input_statistics": "octavo.quantize.layerwise_model",
     "quantize_gptq": "octavo.quantize.gptq:gptq",
     "quantize_model": "octavo.quantize.pipeline",
     "quantize_to_nearest": "octavo.quantize.grid",
-    "rows_of": "octavo.quantize.explore",
+    "rows_of": "octavo.quantize.exploration",
 }
 __all__ = sorted(_HOMES)
 
