@@ -10,8 +10,8 @@ from octavo.cli import UsageError, terminal
 from octavo.cli.bench.common import non_negative, positive
 from octavo.speculation.analysis import (
     MAX_LENGTH,
+    BatchStepCost,
     Forecast,
-    StepCost,
     acceptance_probability,
     linear_step,
     operations_factor,
@@ -178,7 +178,7 @@ def _row_cost(args: argparse.Namespace) -> float | None:
     return _ROW_COST_OF_BATCHES if args.batch is not None else 0.0
 
 
-def _step_cost(args: argparse.Namespace) -> StepCost:
+def _step_cost(args: argparse.Namespace) -> BatchStepCost:
     row_cost = _row_cost(args)
     if row_cost is not None:
         return linear_step(row_cost)

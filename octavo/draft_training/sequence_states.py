@@ -26,7 +26,7 @@ _STEP_TOKENS = 2048
 _NUM_SEQS = 64  # the most sequences of a step
 
 
-class SequenceStates(NamedTuple):
+class SequenceHiddenStates(NamedTuple):
     """Hidden states of a sequence of T tokens.
 
     ``hidden``: after the final norm, float32 [T, d]. ``streams``: the residual stream at n depths,
@@ -69,7 +69,7 @@ class HiddenStates:
         self._rank.start(RankLimits(num_blocks, _NUM_SEQS, max_length, self._budget))
         self._rank.follow(self._kept)
 
-    def of(self, sequences: Sequence[Sequence[int]]) -> Iterator[SequenceStates]:
+    def of(self, sequences: Sequence[Sequence[int]]) -> Iterator[SequenceHiddenStates]:
         """Yield the states of each sequence, in their order.
 
         Raises:
@@ -80,7 +80,7 @@ class HiddenStates:
             if output.errors:
                 raise ModelError(f"no heads can be trained: {next(iter(output.errors.values()))}")
             for last, streams in self._kept.rows:
-                yield SequenceStates(self._norm(last), streams)
+                yield SequenceHiddenStates(self._norm(last), streams)
 
     def close(self) -> None:
         self._rank.close()

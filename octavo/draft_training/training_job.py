@@ -31,7 +31,7 @@ from octavo.draft_training.model_answers import (
     batches,
     training_prompts,
 )
-from octavo.draft_training.sequence_states import HiddenStates, SequenceStates
+from octavo.draft_training.sequence_states import HiddenStates, SequenceHiddenStates
 from octavo.draft_training.shortlist import coverage, shortlist
 from octavo.draft_training.stateless_heads import TrainableHead
 from octavo.draft_training.training_loop import Schedule, Training, TrainStepReport
@@ -225,7 +225,7 @@ class _TrainingJob:
         depths = self._kind.depths(self._config)
         states = HiddenStates(spec, self._model(), self._config, longest, depths)
         size = self._config.hidden_size
-        none = SequenceStates(
+        none = SequenceHiddenStates(
             *(np.empty((0, n * size), dtype=np.float32) for n in (1, len(depths)))
         )
         end = time.perf_counter() + self._seconds * _RECORDING
@@ -395,7 +395,7 @@ def _evaluated_units(examples: Examples[Any]) -> Tensor:
     return examples.units[:: max(1, -(-len(examples.units) // most))]
 
 
-def _as_bfloat16(seen: Iterable[SequenceStates]) -> dict[str, np.ndarray]:
+def _as_bfloat16(seen: Iterable[SequenceHiddenStates]) -> dict[str, np.ndarray]:
     """The states of some sequences, concatenated, as bfloat16 in int16 arrays."""
     hidden, streams = zip(*seen, strict=True)
     arrays = {"hidden": np.concatenate(hidden), "streams": np.concatenate(streams)}

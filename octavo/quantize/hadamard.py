@@ -22,7 +22,7 @@ _LARGEST_EXPONENT = 6  # of a power of two that is one factor
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Rotation:
+class OrthogonalRotation:
     """R = diag(``signs``) (I ⊗ F1 ⊗ F2 ⊗ ...), an orthogonal matrix of n rows.
 
     ``signs``: float64 [n], of 1 and -1. ``factors``: orthogonal, float64 [f, f]; the product of
@@ -43,20 +43,20 @@ class Rotation:
             rotated = (digits @ factor).reshape(len(rotated), width)
         return rotated.reshape(values.shape)
 
-    def repeated(self, width: int, times: int) -> Rotation:
+    def repeated(self, width: int, times: int) -> OrthogonalRotation:
         """The rotation of an input in which each block of ``width`` values of this one's occurs
         ``times`` times in a row."""
         return replace(self, signs=self.signs.reshape(-1, width).repeat(times, axis=0).reshape(-1))
 
 
-def random_rotation(num_blocks: int, width: int, rng: np.random.Generator) -> Rotation:
+def random_rotation(num_blocks: int, width: int, rng: np.random.Generator) -> OrthogonalRotation:
     """Draw a rotation of ``num_blocks`` blocks of ``width`` values: a Hadamard matrix with random
     signs if one of that order is known here, else a random orthogonal matrix."""
     signs = rng.choice([-1.0, 1.0], num_blocks * width)
     factors = hadamard_factors(width)
     if factors is None:
-        return Rotation(signs, (random_orthogonal(width, rng),))
-    return Rotation(signs, tuple(factor / math.sqrt(len(factor)) for factor in factors))
+        return OrthogonalRotation(signs, (random_orthogonal(width, rng),))
+    return OrthogonalRotation(signs, tuple(factor / math.sqrt(len(factor)) for factor in factors))
 
 
 def random_orthogonal(size: int, rng: np.random.Generator) -> np.ndarray:

@@ -40,7 +40,7 @@ from octavo.quantization.base import StoredWeight, Weight, float_bytes
 from octavo.quantization.ggml_types import FLOAT_TYPES, GGMLType
 from octavo.quantization.tensors import WeightTensor, to_torch
 from octavo.quantization.upload import Upload
-from octavo.quantize.hadamard import Rotation, random_rotation
+from octavo.quantize.hadamard import OrthogonalRotation, random_rotation
 
 _LAST_NORM = "model.norm.weight"
 _NORM_OF_READERS = {
@@ -142,7 +142,7 @@ class RotatedCheckpoint:
     def _norm(self, name: str) -> np.ndarray:
         return self._sources[name].read(self.origin).floats().astype(np.float64)
 
-    def _values(self, index: int) -> Rotation:
+    def _values(self, index: int) -> OrthogonalRotation:
         """The rotation R2 of all key-value heads of a layer."""
         rng = np.random.default_rng([self._seed, 1 + index])
         return random_rotation(self._stored.num_kv_heads, self._stored.head_dim, rng)
@@ -158,8 +158,8 @@ class RotatedWeight:
 
     source: Weight
     gain: np.ndarray | None = None
-    inputs: Rotation | None = None
-    outputs: Rotation | None = None
+    inputs: OrthogonalRotation | None = None
+    outputs: OrthogonalRotation | None = None
 
     format = "rotated"
     is_quantized = False

@@ -27,7 +27,7 @@ MAX_BATCH = 1024
 # Seconds of a step of so many rows.
 RowCost = Callable[[int], float]
 # Seconds of a step of (requests, rows of each).
-StepCost = Callable[[int, int], float]
+BatchStepCost = Callable[[int, int], float]
 
 
 # -- tokens of a step -----------------------------------------------------------------------------
@@ -139,7 +139,7 @@ def batched_speedup(
     tokens: float,
     length: int,
     batch: int,
-    step_cost: StepCost,
+    step_cost: BatchStepCost,
     draft_cost: Callable[[int], float] = lambda batch: 0.0,
 ) -> float:
     """Speed-up of ``batch`` requests that share their steps and each draft ``length`` tokens.
@@ -156,7 +156,7 @@ def batched_speedup(
 def break_even_batch(
     tokens: float,
     length: int,
-    step_cost: StepCost,
+    step_cost: BatchStepCost,
     draft_cost: Callable[[int], float] = lambda batch: 0.0,
     most: int = MAX_BATCH,
 ) -> int | None:
@@ -168,7 +168,7 @@ def break_even_batch(
     return None
 
 
-def linear_step(row_cost: float) -> StepCost:
+def linear_step(row_cost: float) -> BatchStepCost:
     """A step that takes 1 for its first row and ``row_cost`` for each further one."""
     _check_cost("row_cost", row_cost)
     return lambda batch, rows: 1.0 + row_cost * (batch * rows - 1)
@@ -187,7 +187,7 @@ class Forecast:
     rates: tuple[float, ...]
     cost_ratio: float
     batch: int
-    step_cost: StepCost
+    step_cost: BatchStepCost
 
     def tokens(self, length: int) -> float:
         """Expected tokens of a step for each request."""

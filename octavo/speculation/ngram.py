@@ -9,7 +9,7 @@ from __future__ import annotations
 from octavo.core.request import Request
 from octavo.speculation.draft_candidates import DraftCandidate
 from octavo.speculation.matching import DEFAULT_TOKENS, MatchedDraft, MatchProposer, TrackedRequest
-from octavo.speculation.token_index import Place
+from octavo.speculation.token_index import MatchPlace
 
 # The last row of a draft does not pay if all of it is accepted less often than this.
 MIN_PROBABILITY = 0.2
@@ -72,7 +72,7 @@ def spread(least: int, most: int) -> tuple[int, ...]:
     return tuple(sorted({round(least * ratio ** (step / steps)) for step in range(steps + 1)}))
 
 
-def continuation(token_ids: list[int], place: Place, count: int) -> tuple[int, ...]:
+def continuation(token_ids: list[int], place: MatchPlace, count: int) -> tuple[int, ...]:
     """The ``count`` tokens from a place on. At the end of the text they repeat from the place, as a
     text that loops would."""
     position = place.position

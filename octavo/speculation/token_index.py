@@ -16,7 +16,7 @@ from typing import NamedTuple
 NOWHERE = -1
 
 
-class Place(NamedTuple):
+class MatchPlace(NamedTuple):
     """An earlier occurrence of a run: ``position`` is that of the token after it."""
 
     position: int
@@ -99,7 +99,7 @@ class TokenIndex:
         """Number of runs in the dictionaries, which take most of the memory."""
         return sum(map(len, self._last))
 
-    def places(self, context: Sequence[int], limit: int, depth: int) -> list[Place]:
+    def places(self, context: Sequence[int], limit: int, depth: int) -> list[MatchPlace]:
         """Find places whose preceding tokens match the end of ``context``.
 
         The longest matches come first, the most recent first among equals. At most ``limit`` are
@@ -112,7 +112,7 @@ class TokenIndex:
                 found.update(self._walk(level, context, limit, depth))
         return _best_first(found)[:limit]
 
-    def longest(self, context: Sequence[int], limit: int, depth: int) -> Place | None:
+    def longest(self, context: Sequence[int], limit: int, depth: int) -> MatchPlace | None:
         """Find the first of ``places`` without searching for the others."""
         for level in self._levels_of(context):
             if found := self._walk(level, context, limit, depth):
@@ -161,6 +161,6 @@ class TokenIndex:
         return length
 
 
-def _best_first(found: dict[int, int]) -> list[Place]:
+def _best_first(found: dict[int, int]) -> list[MatchPlace]:
     ordered = sorted([(length, position) for position, length in found.items()], reverse=True)
-    return [Place(position, length) for length, position in ordered]
+    return [MatchPlace(position, length) for length, position in ordered]
