@@ -21,10 +21,10 @@ from octavo.system.machine import keep_openmp_patient
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+    from octavo.quantize.methods import QuantizeRequest
     from octavo.quantize.quantization_job import Progress, QuantizeResult
-    from octavo.quantize.recipes import QuantizeRequest
 
-# As octavo.quantize.recipes has them, which takes a second to import.
+# As octavo.quantize.methods has them, which takes a second to import.
 METHODS = ("gptq", "awq", "smoothquant", "rtn", "autoround", "qat", "gguf", "fp8", "nf4")
 FORMATS = ("gptq", "compressed-tensors", "awq", "fp8", "bnb", "gguf")
 
@@ -229,7 +229,7 @@ def _figure(model: str, rows: Sequence[Mapping[str, Any]]) -> Figure:
 def wanted_of(args: argparse.Namespace, method: str) -> QuantizeRequest:
     """What is asked for, with one of the methods; a type of GGUF files is one in a comparison."""
     from octavo.quantization.gguf_mixes import MIXES
-    from octavo.quantize import recipes
+    from octavo.quantize import methods
 
     type = args.type
     if args.compare is not None and method.upper() in MIXES:
@@ -246,7 +246,7 @@ def wanted_of(args: argparse.Namespace, method: str) -> QuantizeRequest:
         "train_tokens": args.train_tokens,
         "train_codes": args.train_codes,
     }
-    known = recipes.METHODS.get(method)
+    known = methods.METHODS.get(method)
     if args.compare is not None and known is not None:
         # Settings of a comparison are for those that have a choice.
         has = {
@@ -263,7 +263,7 @@ def wanted_of(args: argparse.Namespace, method: str) -> QuantizeRequest:
         }
         open_to_choice = {name: value for name, value in open_to_choice.items() if has[name]}
     try:
-        return recipes.QuantizeRequest(
+        return methods.QuantizeRequest(
             method,
             type=type,
             calibrate=not args.no_calibration,

@@ -1,4 +1,4 @@
-"""``octavo spec``: what guessing is worth, before anything is measured."""
+"""``octavo spec``: estimates the speed-up of speculative decoding from acceptance and costs."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from octavo.cli import UsageError, terminal
 from octavo.cli.bench.common import non_negative, positive
 from octavo.speculation.analysis import (
     MAX_LENGTH,
+    BatchStepCost,
     Forecast,
-    StepCost,
     acceptance_probability,
     linear_step,
     operations_factor,
@@ -25,14 +25,14 @@ if TYPE_CHECKING:
     from octavo.cost.step_cost import StepModel
 
 EXAMPLES = """\
-A step with k drafted tokens brings those that are right, up to the first wrong one, and one more.
-Say how often they are right in one of four ways. alpha is the probability that a drafted token is
-right if all before it were; the acceptance rate that servers report is another figure, and less.
+A step with k draft tokens brings those before the first rejected one, and one more. Give their
+acceptance in one of four ways. alpha is the probability that a draft token is accepted if all
+before it were; the acceptance rate that servers report is another figure, and less.
 
 Costs are relative to a plain step: --cost-ratio is that of drafting a token, --row-cost that of
 verifying one. While memory is the bound, a few more rows cost little; `octavo bench spec` measures
-it. With --model, the step is that of a model on a machine of --bandwidth and --compute (a roofline:
-the least that a step can take).
+it. With --model, steps are those of a model on a machine of --bandwidth and --compute (a roofline:
+the least time that a step can take).
 
 examples:
   octavo spec --alpha 0.8 --cost-ratio 0.05
@@ -41,7 +41,7 @@ examples:
   octavo spec --alpha 0.7 --model smollm2-135m --bandwidth 30 --compute 300 --batch 4
 """
 
-# With --batch, where nobody says what a row costs: eight rows in 1.5 steps.
+# The default of --row-cost with --batch: eight rows in 1.5 steps.
 _ROW_COST_OF_BATCHES = 0.07
 _SHOWN = 16
 
@@ -54,13 +54,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
         type=_cost,
         default=0.0,
         metavar="C",
-        help="time to draft a token, to that of a plain step (default: 0, as that of n-grams)",
+        help="time to draft a token, relative to a plain step (default: 0, as for n-grams)",
     )
     parser.add_argument(
         "--k",
         type=_length,
         metavar="K",
-        help="tokens drafted at once (default: the best)",
+        help="draft tokens of a step (default: the best number)",
     )
     parser.add_argument(
         "--batch",
@@ -72,8 +72,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--row-cost",
         type=_cost,
         metavar="R",
-        help="time that each further row of a step adds, to that of a step of one row (default: 0, "
-        f"or {_ROW_COST_OF_BATCHES} with --batch, which is eight rows in 1.5 steps)",
+        help="time that each further row of a step adds, relative to a step of one row (default: "
+        f"0, or {_ROW_COST_OF_BATCHES} with --batch, which is eight rows in 1.5 steps)",
     )
     _add_roofline(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
@@ -89,40 +89,40 @@ def _add_acceptance(parser: argparse.ArgumentParser) -> None:
         "--acceptance-length",
         type=_cost,
         metavar="L",
-        help="mean tokens of a step with --k drafted ones, the one that follows them included",
+        help="mean tokens of a step with --k draft tokens, the one after them included",
     )
     group.add_argument(
         "--rates",
         type=_probabilities,
         metavar="A0,A1,…",
-        help="acceptance probabilities by position, each of drafts that were right before it",
+        help="acceptance probabilities by position, each given that those before are accepted",
     )
     group.add_argument(
         "--accepted-by-position",
         type=_probabilities,
         metavar="S0,S1,…",
-        help="shares of all drafts that were right as far as each position, as servers report them",
+        help="shares of all drafts that are accepted up to each position, as servers report them",
     )
 
 
 def _add_roofline(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("roofline, in place of --row-cost")
-    group.add_argument("--model", metavar="MODEL", help="whose steps; it is not loaded")
+    group.add_argument("--model", metavar="MODEL", help="model of the steps; it is not loaded")
     group.add_argument(
-        "--bandwidth", type=_above_zero, metavar="GB/S", help="that the machine reads"
+        "--bandwidth", type=_above_zero, metavar="GB/S", help="memory bandwidth of the machine"
     )
     group.add_argument(
         "--compute",
         type=_above_zero,
         metavar="GOP/S",
-        help="that it does: 10^9 operations a second",
+        help="operations of the machine: 10^9 a second",
     )
     group.add_argument(
         "--context",
         type=non_negative,
         default=512,
         metavar="N",
-        help="tokens of each request so far (default: %(default)s)",
+        help="context of each request, in tokens (default: %(default)s)",
     )
 
 
@@ -142,12 +142,12 @@ def run(args: argparse.Namespace) -> int:
 
 def _check(args: argparse.Namespace) -> None:
     if args.acceptance_length is not None and args.k is None:
-        raise UsageError("--acceptance-length needs --k: of how many drafted tokens it came")
+        raise UsageError("--acceptance-length needs --k: give the draft tokens of those steps")
     if args.model is None:
         if args.bandwidth or args.compute:
-            raise UsageError("--bandwidth and --compute say nothing without --model")
+            raise UsageError("--bandwidth and --compute need --model: give all three, or none")
     elif args.row_cost is not None:
-        raise UsageError("--row-cost and --model both say what a row costs: leave one out")
+        raise UsageError("--row-cost and --model both give the cost of a row: leave one out")
     elif not (args.bandwidth and args.compute):
         raise UsageError(
             "--model needs --bandwidth and --compute; `octavo bench latency` measures both"
@@ -171,14 +171,14 @@ def _alpha(args: argparse.Namespace) -> float:
 
 
 def _row_cost(args: argparse.Namespace) -> float | None:
-    """None where a roofline says it."""
+    """The cost of a further row; None if a roofline gives it."""
     if args.model is not None or args.row_cost is not None:
         row_cost: float | None = args.row_cost
         return row_cost
     return _ROW_COST_OF_BATCHES if args.batch is not None else 0.0
 
 
-def _step_cost(args: argparse.Namespace) -> StepCost:
+def _step_cost(args: argparse.Namespace) -> BatchStepCost:
     row_cost = _row_cost(args)
     if row_cost is not None:
         return linear_step(row_cost)
@@ -200,7 +200,7 @@ def _step_cost(args: argparse.Namespace) -> StepCost:
 
 
 def _roofline(model: RankModel, bandwidth: float, compute: float) -> StepModel:
-    """The least that steps take on a machine of which no more is known."""
+    """The roofline of a machine that is known by two figures."""
     from octavo.cost.efficiency import IDEAL
     from octavo.cost.hardware import Device
     from octavo.cost.step_cost import StepModel
@@ -248,7 +248,7 @@ def _document(args: argparse.Namespace, forecast: Forecast) -> dict[str, Any]:
 
 
 def _verifying(forecast: Forecast, length: int) -> float:
-    """What a step with drafts costs, to one without."""
+    """The cost of a step with drafts, relative to one without."""
     batch, step_cost = forecast.batch, forecast.step_cost
     return step_cost(batch, length + 1) / step_cost(batch, 1)
 
@@ -283,14 +283,16 @@ def _print(console: Console, args: argparse.Namespace, document: dict[str, Any])
 
 def _conclusions(document: dict[str, Any]) -> list[str]:
     best, batch = document["best_k"], document["batch"]
-    who = "a lone request" if batch == 1 else f"a batch of {batch}"
+    requests = "a single request" if batch == 1 else f"a batch of {batch}"
     if best == 0:
-        lines = [f"It does not pay for {who}: no number of drafted tokens is faster than none."]
+        lines = [f"Drafts do not pay for {requests}: plain decoding is faster than any length."]
         if document["alpha"] is not None and document["alpha"] <= document["cost_ratio"]:
-            lines.append("A drafted token must be right more often than it costs: alpha > C.")
+            lines.append(
+                "They pay only if alpha is more than the cost of a draft token: alpha > C."
+            )
     else:
-        tokens = "1 token" if best == 1 else f"{best} tokens"
-        lines = [f"Best for {who}: {tokens} at once, {document['best_speedup']:.2f} ×."]
+        tokens = "1 draft token" if best == 1 else f"{best} draft tokens"
+        lines = [f"Best for {requests}: {tokens} a step, {document['best_speedup']:.2f} ×."]
     if document["k"] and document["row_cost"] != 0:  # else batches make no difference
         even = document["break_even_batch"]
         saying = "at no batch up to 1024" if even is None else f"from a batch of {even} on"
@@ -307,7 +309,7 @@ def _number(text: str, what: str, fits: Callable[[float], bool]) -> float:
     except ValueError:
         value = float("nan")
     if not fits(value):  # a NaN never does
-        raise argparse.ArgumentTypeError(f"{text!r} is no {what}")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a {what}")
     return value
 
 

@@ -1,4 +1,4 @@
-"""``octavo train-draft``: heads that guess what a model says next, trained on what it says."""
+"""``octavo train-draft``: trains draft heads for a model on the model's own answers."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ from octavo.cli.quantize import progress_bar
 from octavo.system.machine import keep_openmp_patient
 
 if TYPE_CHECKING:
-    from octavo.draft_training.model_answers import Talk, TrainingPrompt
+    from octavo.draft_training.model_answers import AnswerPrompts, TrainingPrompt
     from octavo.draft_training.training_job import TrainRequest
 
-# As octavo.draft_training.kinds has them, which takes a second to import.
+# The keys of octavo.draft_training.head_kinds.KINDS, which takes a second to import.
 KINDS = ("recurrent", "medusa", "eagle")
 
 EXAMPLES = """\
-The model answers questions, and heads are trained to guess what it says: it stays as it is. OUT is
-the folder of a draft for --speculative-config; it is not overwritten. A run that is ended goes on
-where it was when it is started again with the same settings.
+The model answers prompts, and draft heads are trained to predict its answers; the model stays as it
+is. OUT is a folder of heads for --speculative-config, and is not overwritten. An interrupted run
+goes on when it is started again with the same settings.
 
-Without --data the questions are octavo's own. Heads guess best at what they were trained on: give
-texts, or conversations, like those that the model will see. Of conversations the questions are
-taken, and answered anew.
+Without --data the prompts are built in. Heads draft best for text like that of their training: give
+texts, or conversations, like those that the model will see. The messages of users are taken from
+conversations, and answered anew.
 
 kinds:
-  recurrent    goes on from the last hidden state, one guess after the other: learns fastest
-  medusa       a head for each position ahead, and a tree of their guesses
-  eagle        a decoder layer that sees the whole context; a folder in EAGLE-3's published layout
+  recurrent    a ReDrafter head: a recurrence from the last hidden state, which learns fastest
+  medusa       a head for each position ahead, and a static tree of their tokens
+  eagle        a decoder layer that attends to the whole context, in EAGLE-3's published layout
 
 examples:
   octavo train-draft smollm2-135m ./smollm2-draft
@@ -46,24 +46,30 @@ examples:
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.epilog = EXAMPLES
     parser.add_argument("model", metavar="MODEL", help="alias, folder, .gguf file or hub id")
-    parser.add_argument("out", metavar="OUT", help="the folder to make")
-    parser.add_argument("--kind", choices=KINDS, default=KINDS[0], help="default: recurrent")
+    parser.add_argument("out", metavar="OUT", help="folder to write the heads to")
     parser.add_argument(
-        "--minutes", type=float, metavar="M", help="that it may take, about (default: 30)"
+        "--kind",
+        type=lambda text: "recurrent" if text == "redrafter" else text,
+        choices=KINDS,
+        default=KINDS[0],
+        help="kind of heads (default: recurrent; redrafter is another name of it)",
     )
     parser.add_argument(
-        "--data", metavar="FILE", help="what to ask: a text, or .jsonl with text or messages"
+        "--minutes", type=float, metavar="M", help="about how long it may take (default: 30)"
     )
     parser.add_argument(
-        "--tokens", type=positive, metavar="N", help="of answers, at most (default: 200,000)"
+        "--data", metavar="FILE", help="prompts: a text, or .jsonl with text or messages"
     )
     parser.add_argument(
-        "--shortlist", type=positive, metavar="N", help="tokens to guess among (default: 8,192)"
+        "--tokens", type=positive, metavar="N", help="the most answer tokens (default: 200,000)"
     )
     parser.add_argument(
-        "--steps", type=positive, metavar="N", help="of training (default: what the time allows)"
+        "--shortlist", type=positive, metavar="N", help="tokens that are drafted (default: 8,192)"
     )
-    parser.add_argument("--seed", type=int, metavar="N", help="of all random numbers (default: 0)")
+    parser.add_argument(
+        "--steps", type=positive, metavar="N", help="training steps (default: as time allows)"
+    )
+    parser.add_argument("--seed", type=int, metavar="N", help="seed of all draws (default: 0)")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.set_defaults(run=run)
 
@@ -76,16 +82,16 @@ def run(args: argparse.Namespace) -> int:
         from octavo.draft_training.training_job import train_draft
         from octavo.models.checkpoint import open_checkpoint
         from octavo.sources.open import load_tokenizer
-    wanted = _wanted(args)
+    request = _request(args)
     checkpoint, tokenizer = open_checkpoint(path), load_tokenizer(path)
 
     with progress_bar() as progress:
         made = train_draft(
             checkpoint,
             tokenizer,
-            lambda: talking(args.model, wanted.answer_tokens),
+            lambda: answering(args.model, request.answer_tokens),
             Path(args.out),
-            wanted,
+            request,
             progress,
         )
     if args.json:
@@ -95,7 +101,7 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _wanted(args: argparse.Namespace) -> TrainRequest:
+def _request(args: argparse.Namespace) -> TrainRequest:
     from octavo.draft_training.training_job import TrainRequest
 
     names = ("kind", "minutes", "tokens", "shortlist", "steps", "seed")
@@ -107,21 +113,25 @@ def _wanted(args: argparse.Namespace) -> TrainRequest:
 
 
 @contextmanager
-def talking(model: str, answer_tokens: int) -> Iterator[Talk]:
-    """The model, loaded to answer."""
+def answering(model: str, answer_tokens: int) -> Iterator[AnswerPrompts]:
+    """Load the model, and yield a function that answers prompts."""
     from octavo import LLM, SamplingParams
 
     with LLM(model) as llm:
 
-        def talk(asks: Sequence[TrainingPrompt]) -> list[list[int]]:
+        def answer(prompts: Sequence[TrainingPrompt]) -> list[list[int]]:
             params = [
-                SamplingParams(temperature=ask.temperature, seed=ask.seed, max_tokens=answer_tokens)
-                for ask in asks
+                SamplingParams(
+                    temperature=prompt.temperature, seed=prompt.seed, max_tokens=answer_tokens
+                )
+                for prompt in prompts
             ]
-            outputs = llm.generate([{"prompt_token_ids": ask.prompt_ids} for ask in asks], params)
+            outputs = llm.generate(
+                [{"prompt_token_ids": prompt.prompt_ids} for prompt in prompts], params
+            )
             return [list(output.outputs[0].token_ids) for output in outputs]
 
-        yield talk
+        yield answer
 
 
 def print_made(made: Mapping[str, Any]) -> None:
@@ -131,7 +141,7 @@ def print_made(made: Mapping[str, Any]) -> None:
         f"trained for {made['num_steps']:,} steps on {made['num_tokens']:,} tokens of answers in "
         f"{made['elapsed_s']:,.0f} s"
     )
-    print(f"of held-out answers it guesses right, one after the other: {rates}")
+    print(f"acceptance on held-out answers, by position: {rates}")
     expected = made["expected_tokens"]
     print(f"tokens a step with chains of 1 to {len(expected)}: ", end="")
     print(", ".join(f"{tokens:.2f}" for tokens in expected))

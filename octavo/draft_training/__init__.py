@@ -1,19 +1,19 @@
-"""Training heads that draft, in place: on the user's machine, on what his model says itself.
+"""Trains draft heads (ReDrafter, Medusa, EAGLE-3) on a model's own answers, on the user's machine.
 
-    prompts.py        what it is asked by those who have no data
-    data.py           its answers
-    hidden_states.py  what its head sees, by the engine's own kernels
-    shortlist.py      the tokens that may be guessed
-    examples.py       positions of answers as batches
-    pieces.py         the same for heads with attention, with the context before them
-    heads.py          what is trained: heads without attention
-    eagle.py          and the one with a decoder layer
-    loop.py           how; state.py has it as arrays, to go on from
-    evaluation.py     how often it is right
-    tree.py           which combinations of Medusa's guesses are worth a row
-    kinds.py          the folders of heads
-    workfolder.py     what an ended run has done
-    job.py            from a model to heads on disk
+    prompts.py           built-in prompts, for users without data
+    model_answers.py     the model's answers to prompts
+    sequence_states.py   hidden states of these, computed by the engine's own kernels
+    shortlist.py         the tokens that heads can draft
+    examples.py          positions of answers as training batches
+    context_examples.py  the same with the context before them, for heads with attention
+    stateless_heads.py   the heads without attention: ReDrafter and Medusa
+    eagle.py             the EAGLE-3 head
+    training_loop.py     the loss and the optimizer; training_state.py saves and restores them
+    evaluation.py        acceptance on held-out answers
+    medusa_tree.py       the static draft tree of Medusa
+    head_kinds.py        how each kind is made, and its folder
+    work_folder.py       intermediate results, from which an interrupted run goes on
+    training_job.py      from a model to a folder of heads
 
-It computes with PyTorch. To draft with what it makes nothing of this is needed.
+It computes with PyTorch. To draft with the heads nothing of this package is needed.
 """

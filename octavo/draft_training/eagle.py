@@ -1,18 +1,18 @@
-"""The EAGLE-3 head in training: what ``speculation/eagle.py`` serves, unrolled as it is used.
+"""The EAGLE-3 head in training, unrolled as ``speculation/eagle.py`` uses it.
 
 At a position p the head reads the feature f_p, made of the target's residual stream at a few
 depths, beside the embedding e of the token p + 1. Its output stands in for the feature of p + 1,
-which nobody has computed when it drafts. So it is trained on its own outputs (the "training-time
-test" of Li et al. 2025, "EAGLE-3", arXiv 2503.01840): K guesses ahead of p attend to the keys of
-true features up to p, and to their own after it::
+which the target has not computed yet when the head drafts. So it is trained on its own outputs (the
+"training-time test" of Li et al. 2025, "EAGLE-3", arXiv 2503.01840): K predictions ahead of p
+attend to the keys of true features up to p, and to their own after it::
 
     x_0 = layer(e of token p + 1, f_p)              sees the true features up to p
     x_i = layer(e of token p + 1 + i, x_i-1)        sees these, and x_0 ... x_i-1 as features
     token p + 2 + i = shortlist[argmax of rows @ norm(x_i)]
 
-It starts with what the deepest of the streams says of the token p + 1, by the target's last norm
-and rows, however far it is unrolled. And each position starts by attending to itself: only through
-attention can it see the embedding, and random queries would mix those of the whole context.
+It is initialized to predict what the target's last norm and head make of the deepest stream, at
+every unrolled step. And each position is initialized to attend to itself: the embedding is read
+through attention alone, and random queries would mix those of the whole context.
 """
 
 from __future__ import annotations
@@ -24,28 +24,28 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from octavo.draft_training.pieces import Context
+from octavo.draft_training.context_examples import ContextBatch
 from octavo.draft_training.stateless_heads import TrainableNorm, linear
 from octavo.layers.rope import RotaryEmbedding
 from octavo.models.config import ModelConfig
 
-_SELF_ATTENTION = 1.7  # what keys and queries begin with, in standard deviations
+_SELF_ATTENTION = 1.7  # standard deviations of the initial keys and queries, in those of linear()
 
 
 def eagle_depths(num_layers: int) -> tuple[int, ...]:
-    """After how many layers of the target a head sees its residual stream: 2, half and all but 3 as
-    published; of a model with few layers, others that differ."""
+    """The numbers of target layers after which a head reads the residual stream: 2, half and all
+    but 3, as published; other distinct ones for a model with few layers."""
     half = num_layers // 2
     return tuple(sorted({min(2, num_layers), half, max(num_layers - 3, half + 1)}))
 
 
 class TrainableEagleHead(nn.Module):
-    """Modules are called as the tensors of a published folder.
+    """An EAGLE-3 head; its modules have the names of the tensors of a published folder.
 
     Args:
-        layer: sizes, rope and epsilon of its one layer.
-        num_depths: streams that a feature is made of.
-        norm: float32 [d], what the target's final norm multiplies with.
+        layer: the config of its one layer: sizes, rope and epsilon.
+        num_depths: residual streams that a feature is made of.
+        norm: the weight of the target's final norm, float32 [d].
     """
 
     def __init__(self, layer: ModelConfig, num_depths: int, norm: Tensor, seed: int):
@@ -60,20 +60,20 @@ class TrainableEagleHead(nn.Module):
             self.fc.weight[:, -size:] = torch.eye(size)
             self.norm.weight.copy_(norm)
 
-    def states(self, inputs: Context) -> Iterator[Tensor]:
+    def states(self, inputs: ContextBatch) -> Iterator[Tensor]:
         layer, starts, count = self.midlayer, inputs.starts(), inputs.embeddings.shape[1]
         table = torch.from_numpy(self._rope.table(int(inputs.positions.max()) + count))
         pair = layer.pair(inputs.following, self.fc(inputs.streams))
-        keys, values = layer.self_attn.remembered(pair, table[inputs.positions])
+        keys, values = layer.self_attn.keys_values(pair, table[inputs.positions])
         memory = _Memory(keys, values, inputs.lengths, inputs.counts)
         positions, pair = inputs.positions[starts], pair[starts]
         state = layer(pair, table[positions], memory)
         yield self.norm(state)
         for ahead in range(1, count):
             pair = layer.pair(inputs.embeddings[:, ahead], state)
-            turns = table[positions + ahead]
-            memory.own.append(layer.self_attn.remembered(pair, turns))
-            state = layer(pair, turns, memory)
+            cos_sin = table[positions + ahead]
+            memory.own.append(layer.self_attn.keys_values(pair, cos_sin))
+            state = layer(pair, cos_sin, memory)
             yield self.norm(state)
 
 
@@ -81,9 +81,9 @@ class TrainableEagleHead(nn.Module):
 class _Memory:
     """Keys and values that B positions attend to.
 
-    ``keys``, ``values``: [C, heads, dim], of true features; ``lengths``, ``counts``: of pieces, as
-    of ``Context``. ``own``: keys and values [B, heads, dim] of what each position has made since,
-    which it alone attends to.
+    ``keys``, ``values``: those of true features, [C, heads, dim]. ``lengths``, ``counts``: of the
+    pieces, as in ``ContextBatch``. ``own``: keys and values [B, heads, dim] of the unrolled steps,
+    which only their own position attends to.
     """
 
     keys: Tensor
@@ -93,7 +93,7 @@ class _Memory:
     own: list[tuple[Tensor, Tensor]] = field(default_factory=list)
 
     def pieces(self) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor]]:
-        """Keys and values of each piece, [n, heads, dim], then its own, [m, i, heads, dim]."""
+        """Yield keys, values [n, heads, dim] and own ones [m, i, heads, dim] of each piece."""
         none = self.keys.new_empty(sum(self.counts), 0, *self.keys.shape[1:])
         own = (torch.cat([none, *(pair[i][:, None] for pair in self.own)], 1) for i in (0, 1))
         return zip(
@@ -104,8 +104,8 @@ class _Memory:
 
 
 class _Layer(nn.Module):
-    """A layer as Llama has it, but for what its attention reads: an embedding and a feature, both
-    normed. The second is its residual stream, too (``norm_before_residual``)."""
+    """A Llama layer whose attention reads an embedding and a feature, both normed. The normed
+    feature is also its residual stream (``norm_before_residual``)."""
 
     def __init__(self, layer: ModelConfig, generator: torch.Generator):
         super().__init__()
@@ -116,12 +116,12 @@ class _Layer(nn.Module):
         self.mlp = _MLP(size, layer.intermediate_size, generator)
 
     def pair(self, embeddings: Tensor, features: Tensor) -> Tensor:
-        """[n, 2 d] of two [n, d]."""
+        """Concatenate normed embeddings and features, [n, d] each, to [n, 2 d]."""
         return torch.cat([self.input_layernorm(embeddings), self.hidden_norm(features)], dim=-1)
 
-    def forward(self, pair: Tensor, turns: Tensor, memory: _Memory) -> Tensor:
+    def forward(self, pair: Tensor, cos_sin: Tensor, memory: _Memory) -> Tensor:
         _, residual = pair.chunk(2, dim=-1)
-        x: Tensor = residual + self.self_attn(pair, turns, memory)
+        x: Tensor = residual + self.self_attn(pair, cos_sin, memory)
         x = x + self.mlp(self.post_attention_layernorm(x))
         return x
 
@@ -139,21 +139,21 @@ class _Attention(nn.Module):
 
     @torch.no_grad()
     def _attend_to_itself(self, size: int) -> None:
-        """Have each query be the key of its own position, by the embedding alone: the product of a
-        vector with itself is larger than those with random others."""
+        """Initialize each query to the key of its position, by the embedding alone: the product of
+        a vector with itself is larger than with random others."""
         self.k_proj.weight[:, size:] = 0
         self.k_proj.weight *= _SELF_ATTENTION
         keys = self.k_proj.weight.unflatten(0, (self._kv_heads, 1, self._dim))
         queries = self.q_proj.weight.unflatten(0, (self._kv_heads, -1, self._dim))
         queries.copy_(keys.expand_as(queries))
 
-    def remembered(self, pair: Tensor, turns: Tensor) -> tuple[Tensor, Tensor]:
-        """Keys and values of rows [n, 2 d]. ``turns``: as of ``RotaryEmbedding``, [n, ...]."""
+    def keys_values(self, pair: Tensor, cos_sin: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys and values of rows [n, 2 d]; ``cos_sin`` [n, dim] as of ``RotaryEmbedding``."""
         keys = self._heads(self.k_proj(pair))
-        return _turned(keys, turns[:, None]), self._heads(self.v_proj(pair))
+        return _rotated(keys, cos_sin[:, None]), self._heads(self.v_proj(pair))
 
-    def forward(self, pair: Tensor, turns: Tensor, memory: _Memory) -> Tensor:
-        queries = _turned(self._heads(self.q_proj(pair)), turns[:, None])
+    def forward(self, pair: Tensor, cos_sin: Tensor, memory: _Memory) -> Tensor:
+        queries = _rotated(self._heads(self.q_proj(pair)), cos_sin[:, None])
         queries = queries.unflatten(1, (self._kv_heads, -1)) * self._scale  # [B, heads, group, dim]
         mixed = [
             _attend(asking, *piece)
@@ -181,7 +181,11 @@ class _MLP(nn.Module):
 def _attend(
     queries: Tensor, keys: Tensor, values: Tensor, own_keys: Tensor, own_values: Tensor
 ) -> Tensor:
-    """Of the last m positions of n, [m, heads, group, dim]: to those up to each, and to its own."""
+    """Causal attention of the last m of n positions, and of each to its own keys.
+
+    ``queries`` and the result: [m, heads, group, dim]. ``keys``: [n, heads, dim]. ``own_keys``:
+    [m, i, heads, dim].
+    """
     m, n = len(queries), len(keys)
     later = torch.ones(m, n, dtype=torch.bool).triu(n - m + 1)
     scores = torch.einsum("mhgd,nhd->mhgn", queries, keys)
@@ -192,8 +196,8 @@ def _attend(
     return mixed + torch.einsum("mhgi,mihd->mhgd", weights[..., n:], own_values)
 
 
-def _turned(x: Tensor, turns: Tensor) -> Tensor:
-    """Rope of [n, heads, dim]. ``turns``: cosines, then sines, [n, 1, dim]."""
-    cos, sin = turns.chunk(2, dim=-1)
+def _rotated(x: Tensor, cos_sin: Tensor) -> Tensor:
+    """Apply rotary embedding to [n, heads, dim]. ``cos_sin``: cosines, then sines, [n, 1, dim]."""
+    cos, sin = cos_sin.chunk(2, dim=-1)
     a, b = x.chunk(2, dim=-1)
     return torch.cat([a * cos - b * sin, b * cos + a * sin], dim=-1)

@@ -1,4 +1,4 @@
-"""How often a head is right on answers that it has not seen."""
+"""Acceptance of a draft head on held-out answers."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from torch import Tensor
 from octavo.draft_training.examples import Examples
 from octavo.draft_training.stateless_heads import TrainableHead
 
-_POSITIONS = 256  # that are run at a time
+_POSITIONS = 256  # evaluated at a time
 
 
 @torch.no_grad()
 def ranks(head: TrainableHead[Any], examples: Examples[Any], units: Tensor) -> Tensor:
-    """At which place of a head's guesses the token of the answer is: int64 [n, K], 0 for the first;
-    a number above all places where the shortlist has not got it. ``n``: positions of the units.
+    """Ranks of the answer's tokens among a head's predictions, int64 [n, K] for n positions.
 
-    A tie counts as the last of its places: for the head is not told.
+    Rank 0 is the likeliest token. A token that is not in the shortlist has the shortlist's length.
+    A tie counts as the last of its ranks.
     """
     rows = examples.target.rows
     found = []
@@ -39,22 +39,26 @@ def ranks(head: TrainableHead[Any], examples: Examples[Any], units: Tensor) -> T
 
 
 def acceptance(places: Tensor) -> list[float]:
-    """How often the chain of first guesses is right at each position ahead, where it was at all
-    those before: [K]. ``places``: as of ``ranks``."""
+    """Acceptance probabilities of the likeliest tokens by position, each given those before: [K].
+
+    ``places``: the result of ``ranks``.
+    """
     is_right = (places == 0).cumprod(dim=1)
     counts = [len(places), *is_right.sum(dim=0).tolist()]
     return [right / max(1, of) for of, right in zip(counts, counts[1:], strict=False)]
 
 
-def accuracies(places: Tensor, guesses: int) -> list[list[float]]:
-    """How often each of the first ``guesses`` at each position ahead is right, by themselves:
-    [K][guesses]. ``places``: as of ``ranks``."""
+def accuracies(places: Tensor, num_ranks: int) -> list[list[float]]:
+    """Shares of positions at which each of the first ``num_ranks`` ranks is right: [K][num_ranks].
+
+    ``places``: the result of ``ranks``. Positions ahead are independent of each other here.
+    """
     return [
-        [float((column == guess).float().mean()) for guess in range(guesses)]
+        [float((column == rank).float().mean()) for rank in range(num_ranks)]
         for column in places.unbind(1)
     ]
 
 
 def expected_tokens(rates: Sequence[float], length: int | None = None) -> float:
-    """Of a step that verifies a chain of ``length`` guesses, its own token included."""
+    """Expected tokens of a step that verifies a chain of ``length``, its own token included."""
     return 1 + sum(accumulate(rates[:length], mul))

@@ -1,4 +1,4 @@
-"""What a head is trained and judged on: positions of answers, with what the target says there."""
+"""Training examples, positions of answers with the target's distribution of the tokens ahead."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-# The most probable tokens of a position that are kept of the target's distribution.
-TOP = 16
-_ROWS = 1024  # of logits that are there at a time
+TOP = 16  # tokens of the target's distribution that are kept for a position, the likeliest
+_ROWS = 1024  # rows of logits that are computed at a time
 
 Inputs = TypeVar("Inputs")
-"""What a head reads of a batch."""
+"""The inputs that a head reads for a batch."""
 
 
 @dataclass(frozen=True, slots=True)
 class TargetWeights:
-    """What a head has of the model that it guesses for.
+    """Weights of the target model that draft heads share.
 
-    ``embedding``: [V, d], of any float type. ``shortlist``: int64 [S], ascending. ``rows``: float32
-    [S, d], the head's rows of these. ``norm``: float32 [d], what the final norm multiplies with.
+    ``embedding``: [V, d], of any float type. ``shortlist``: int64 [S], ascending. ``rows``: the
+    output head's rows of the shortlist, float32 [S, d]. ``norm``: the weight of the final norm,
+    float32 [d].
     """
 
     embedding: Tensor
@@ -32,21 +32,21 @@ class TargetWeights:
     norm: Tensor
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Over the shortlist [n, S], of hidden states after the final norm [n, d]."""
+        """Logits over the shortlist [n, S] of hidden states after the final norm [n, d]."""
         return F.linear(hidden, self.rows)
 
     def embed(self, token_ids: Tensor) -> Tensor:
-        """float32 [..., d]."""
+        """Embeddings of tokens, float32 [..., d]."""
         return F.embedding(token_ids, self.embedding).float()
 
 
 @dataclass(frozen=True, slots=True)
 class TrainingSequences:
-    """Prompts with their answers, one behind the other, T tokens in all.
+    """Prompts with their answers, concatenated to T tokens.
 
-    ``token_ids``: int64 [T]. ``hidden``: bfloat16 [T, d], after the final norm. ``streams``:
-    bfloat16 [T, n d], the residual stream at n depths. ``ends``: int64 [T], where the sequence of a
-    token ends. ``is_answer``: bool [T].
+    ``token_ids``: int64 [T]. ``hidden``: hidden states after the final norm, bfloat16 [T, d].
+    ``streams``: the residual stream at n depths, bfloat16 [T, n d]. ``ends``: the end of each
+    token's sequence, int64 [T]. ``is_answer``: bool [T].
     """
 
     token_ids: Tensor
@@ -56,8 +56,8 @@ class TrainingSequences:
     is_answer: Tensor
 
     def starts(self, steps: int) -> Tensor:
-        """The positions p, int64 [n], of which the tokens p + 2 ... p + 1 + steps are there and are
-        of the answer."""
+        """The positions p, int64 [n], whose tokens p + 2 ... p + 1 + steps exist and are of the
+        answer."""
         positions = torch.arange(len(self.token_ids))
         inside = positions + 1 + steps < self.ends
         positions = positions[inside]
@@ -66,11 +66,11 @@ class TrainingSequences:
 
 @dataclass(frozen=True, slots=True)
 class TrainingBatch(Generic[Inputs]):
-    """B positions, and K tokens ahead of each.
+    """A batch of B positions, with K tokens ahead of each.
 
-    ``inputs``: what the head reads. ``wanted``: int64 [B, K], the tokens of the answer, as indices
-    of the shortlist; -1 where they are not in it. ``likely``: int64 [B, K, TOP], what the target
-    finds likely there, as such indices; ``shares`` float32, of the same shape: how likely, with a
+    ``inputs``: the head's inputs. ``wanted``: the answer's tokens as indices into the shortlist,
+    int64 [B, K]; -1 for those that are not in it. ``likely``: the target's likeliest tokens as such
+    indices, int64 [B, K, TOP]; ``shares``: their probabilities, float32 of the same shape, with a
     sum of one.
     """
 
@@ -81,9 +81,10 @@ class TrainingBatch(Generic[Inputs]):
 
 
 class Examples(ABC, Generic[Inputs]):
-    """Batches of some sequences, for the heads of a target.
+    """Training batches of some sequences, for the heads of a target.
 
-    ``units``: what is drawn at random, int64 [U]. ``unit_size``: the positions of a unit, about.
+    ``units``: the numbers of the units that batches are drawn from, int64 [U]. ``unit_size``: about
+    how many positions a unit has.
     """
 
     units: Tensor
@@ -97,32 +98,35 @@ class Examples(ABC, Generic[Inputs]):
         self._likely, self._shares = _most_likely(target, sequences.hidden)
 
     def batch(self, units: Tensor) -> TrainingBatch[Inputs]:
-        """Of some of the units, in their order."""
+        """The batch of some units, in their order."""
         starts, inputs = self._read(units)
         ahead = self._ahead(starts)
         likely, shares = self._likely[ahead].long(), self._shares[ahead]
         return TrainingBatch(inputs, self._wanted[ahead + 1], likely, shares)
 
     def _ahead(self, starts: Tensor) -> Tensor:
-        """The positions p + 1 ... p + K, int64 [B, K]: their tokens are read, those after them are
-        guessed."""
+        """The positions p + 1 ... p + K, int64 [B, K]: their tokens are read, and the token after
+        each is predicted."""
         return starts[:, None] + 1 + torch.arange(self._steps)
 
     @abstractmethod
     def _read(self, units: Tensor) -> tuple[Tensor, Inputs]:
-        """The positions p of some units, int64 [B], and what a head reads of these."""
+        """The positions p of some units, int64 [B], and the head's inputs at these."""
 
 
-class Ahead(NamedTuple):
-    """``hidden``: float32 [B, d], after the final norm, of positions p. ``embeddings``: float32
-    [B, K, d], of the tokens p + 1 ... p + K."""
+class PositionBatch(NamedTuple):
+    """Inputs of heads without attention, at positions p.
+
+    ``hidden``: hidden states after the final norm, float32 [B, d]. ``embeddings``: those of the
+    tokens p + 1 ... p + K, float32 [B, K, d].
+    """
 
     hidden: Tensor
     embeddings: Tensor
 
 
-class Positions(Examples[Ahead]):
-    """Single positions, from anywhere: for heads that see one hidden state."""
+class PositionExamples(Examples[PositionBatch]):
+    """Single positions in random order, for heads that read one hidden state."""
 
     unit_size = 1
 
@@ -130,14 +134,17 @@ class Positions(Examples[Ahead]):
         super().__init__(target, sequences, steps)
         self.units = sequences.starts(steps)
 
-    def _read(self, units: Tensor) -> tuple[Tensor, Ahead]:
+    def _read(self, units: Tensor) -> tuple[Tensor, PositionBatch]:
         tokens = self._sequences.token_ids[self._ahead(units)]
-        return units, Ahead(self._sequences.hidden[units].float(), self.target.embed(tokens))
+        return units, PositionBatch(
+            self._sequences.hidden[units].float(), self.target.embed(tokens)
+        )
 
 
 @torch.no_grad()
 def _most_likely(target: TargetWeights, hidden: Tensor) -> tuple[Tensor, Tensor]:
-    """Indices of the shortlist, int32 [T, TOP], and their probabilities among themselves."""
+    """The likeliest tokens as indices into the shortlist, int32 [T, TOP], and their probabilities,
+    with a sum of one."""
     found = [
         target.logits(rows.float()).topk(min(TOP, len(target.shortlist)))
         for rows in hidden.split(_ROWS)

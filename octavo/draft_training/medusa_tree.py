@@ -1,8 +1,9 @@
-"""The static tree of Medusa's guesses: which combinations of which guesses are worth a row.
+"""Builds Medusa's static draft tree of the paths that are accepted most often.
 
-A node is the path to it: (0, 2) is the third guess of the second head after the first guess of the
-first. Heads do not see each other, so a path is right about as often as the product of its guesses
-says (Cai et al. 2024, "Medusa", arXiv 2401.10774); each node adds as much to the tokens of a step.
+A node is the path to it: (0, 2) is the third token of the second head after the first token of the
+first head. Heads do not see each other's tokens, so a path is accepted about as often as the
+product of its accuracies (Cai et al. 2024, "Medusa", arXiv 2401.10774), and adds as much to the
+tokens of a step.
 """
 
 from __future__ import annotations
@@ -14,19 +15,19 @@ Path = tuple[int, ...]
 
 
 def grow(accuracy: Sequence[Sequence[float]], size: int) -> list[Path]:
-    """So many nodes or fewer, those that add most, from the best on.
+    """The ``size`` nodes that add the most expected tokens, or fewer, the best first.
 
-    ``accuracy[h][i]``: how often guess i of head h is right; later guesses no more often than
-    earlier ones. A parent comes before its children, so any beginning of the list is a tree, and
-    the best of its size.
+    ``accuracy[h][i]``: the share of positions at which the token of rank i of head h is right,
+    falling with i. Parents come before their children, so any prefix of the list is the best tree
+    of its size.
     """
     nodes: list[Path] = []
     waiting: list[tuple[float, Path]] = []
 
     def offer(parent: float, path: Path) -> None:
-        head, guess = len(path) - 1, path[-1]
-        if head < len(accuracy) and guess < len(accuracy[head]):
-            value = parent * accuracy[head][guess]
+        head, rank = len(path) - 1, path[-1]
+        if head < len(accuracy) and rank < len(accuracy[head]):
+            value = parent * accuracy[head][rank]
             if value > 0:
                 heapq.heappush(waiting, (-value, path))
 

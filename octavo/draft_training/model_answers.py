@@ -1,8 +1,8 @@
-"""What a model says itself: the answers that its heads learn from.
+"""The target model's own answers, which draft heads are trained on.
 
-A head guesses at the model's own words, so it learns from these and not from what others have
-written: the model is asked, and answers, as it would be in use. Some answers are greedy, as many
-that will be asked for are; the others are sampled.
+A head predicts the model's own tokens, so it learns from these and not from texts of people: the
+model answers prompts as it would in use. Some answers are greedy, as many requests are; the others
+are sampled.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from octavo.quantize.calibration_files import Conversation, read_documents
 from octavo.text.tokenizer import Tokenizer
 
 TEMPERATURE = 0.7
-# With no factor in common with those that are held out: there have to be some of both kinds.
+# Coprime to the interval of held-out answers, so that these have both kinds.
 _GREEDY_EVERY = 5
-# Texts are no questions: the model goes on from their pieces.
+# A text is cut into prompts of so many tokens, which the model continues.
 _PIECE_TOKENS = 64
-# Most that is kept of the beginning of a long conversation or prompt: its end.
+# The most of a prompt or conversation that is kept: its last tokens.
 _PROMPT_TOKENS = 1024
 
 
 class TrainingPrompt(NamedTuple):
-    """A prompt, and how it is to be answered."""
+    """A prompt with the temperature and seed of its answer."""
 
     prompt_ids: list[int]
     temperature: float
@@ -42,26 +42,32 @@ class ModelAnswer(NamedTuple):
     answer_ids: list[int]
 
 
-Talk = Callable[[Sequence[TrainingPrompt]], Sequence[list[int]]]
-"""Answers prompts, together."""
+AnswerPrompts = Callable[[Sequence[TrainingPrompt]], Sequence[list[int]]]
+"""Answers prompts in one batch: the token ids of each answer."""
 
-OpenTalk = Callable[[], AbstractContextManager[Talk]]
-"""Loads the model that answers, until the end of the context."""
+OpenAnswering = Callable[[], AbstractContextManager[AnswerPrompts]]
+"""Opens a context in which the model is loaded to answer."""
 
 
-def asks(tokenizer: Tokenizer, path: Path | None, count: int, seed: int) -> list[TrainingPrompt]:
-    """So many prompts; where a file has fewer, each is asked again with other random numbers.
+def training_prompts(
+    tokenizer: Tokenizer, path: Path | None, count: int, seed: int
+) -> list[TrainingPrompt]:
+    """Make ``count`` prompts; if a file has fewer, they are repeated with other seeds.
 
-    Of conversations, what was said before each answer; of texts, pieces to go on from; without a
-    file, octavo's own questions.
+    From conversations, the messages before each answer; from texts, pieces to continue; without a
+    file, the built-in questions.
 
     Raises:
         ConfigError: the file cannot be read, or there is nothing in it.
         ChatTemplateError: conversations, and a model that has no template, or whose template fails.
     """
-    prompts = _own(tokenizer, count, seed) if path is None else _of_file(tokenizer, path)
+    prompts = (
+        _built_in_prompts(tokenizer, count, seed)
+        if path is None
+        else _prompts_of_file(tokenizer, path)
+    )
     if not prompts:
-        raise ConfigError(f"{path}: there is nothing to ask in it: give texts or conversations")
+        raise ConfigError(f"{path}: has no prompts: give a file with texts or conversations")
     return [
         TrainingPrompt(
             prompts[index % len(prompts)][-_PROMPT_TOKENS:],
@@ -72,7 +78,7 @@ def asks(tokenizer: Tokenizer, path: Path | None, count: int, seed: int) -> list
     ]
 
 
-def _own(tokenizer: Tokenizer, count: int, seed: int) -> list[list[int]]:
+def _built_in_prompts(tokenizer: Tokenizer, count: int, seed: int) -> list[list[int]]:
     if tokenizer.chat_template is None:
         return [tokenizer.encode(text) for text in openings(count, seed)]
     return [
@@ -81,7 +87,7 @@ def _own(tokenizer: Tokenizer, count: int, seed: int) -> list[list[int]]:
     ]
 
 
-def _of_file(tokenizer: Tokenizer, path: Path) -> list[list[int]]:
+def _prompts_of_file(tokenizer: Tokenizer, path: Path) -> list[list[int]]:
     prompts: list[list[int]] = []
     for document in read_documents(path):
         if isinstance(document, str):
@@ -99,23 +105,23 @@ def _pieces(token_ids: Sequence[int]) -> Iterator[list[int]]:
 
 
 def _questions(conversation: Conversation) -> Iterator[Conversation]:
-    """The conversation up to each message of the user."""
+    """Yield the conversation up to each message of the user."""
     for index, message in enumerate(conversation):
         if message["role"] == "user":
             yield conversation[: index + 1]
 
 
-def answered(talk: Talk, some: Sequence[TrainingPrompt]) -> list[ModelAnswer]:
-    """Those of the prompts that got an answer of more than a token or two."""
-    answers = talk(some)
-    spoken = (
-        ModelAnswer(ask.prompt_ids, list(ids)) for ask, ids in zip(some, answers, strict=True)
+def answer_prompts(answer: AnswerPrompts, prompts: Sequence[TrainingPrompt]) -> list[ModelAnswer]:
+    """Answer prompts; answers of one or two tokens are left out."""
+    answers = answer(prompts)
+    pairs = (
+        ModelAnswer(each.prompt_ids, list(ids)) for each, ids in zip(prompts, answers, strict=True)
     )
-    return [each for each in spoken if len(each.answer_ids) > 2]
+    return [each for each in pairs if len(each.answer_ids) > 2]
 
 
-def parts(asked: Sequence[TrainingPrompt], size: int) -> Iterator[list[TrainingPrompt]]:
-    """In their order, so many at a time."""
-    rest = iter(asked)
+def batches(prompts: Sequence[TrainingPrompt], size: int) -> Iterator[list[TrainingPrompt]]:
+    """Yield prompts in their order, ``size`` at a time."""
+    rest = iter(prompts)
     while part := list(islice(rest, size)):
         yield part

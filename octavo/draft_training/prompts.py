@@ -1,8 +1,8 @@
-"""What a model is asked so that it talks: tasks times subjects, for those who have no data.
+"""Built-in prompts for training draft heads, for users without data: tasks times subjects.
 
-A head learns what the model itself says, so questions need no answers here. They are of the kinds
-that people ask: explanations, lists, stories, letters, code, sums, JSON, rewriting. The openings
-are for models that were never taught to chat.
+A head learns from the model's own answers, so the questions need none. They are of the kinds that
+people ask: explanations, lists, stories, letters, code, sums, JSON, rewriting. The openings are for
+models without a chat template.
 """
 
 from __future__ import annotations
@@ -110,8 +110,7 @@ _OPENINGS = (
 
 
 def questions(count: int, seed: int) -> list[str]:
-    """So many messages of a user; the same ones for the same seed, and each once as far as they
-    go."""
+    """Draw ``count`` user messages by ``seed``, without repetition as far as there are enough."""
     draw = random.Random(seed)
     kinds = (
         lambda: draw.choice(_TASKS).format(draw.choice(_SUBJECTS)),
@@ -123,13 +122,13 @@ def questions(count: int, seed: int) -> list[str]:
 
 
 def openings(count: int, seed: int) -> list[str]:
-    """So many beginnings of a text; likewise."""
+    """Draw ``count`` beginnings of texts by ``seed``, likewise."""
     draw = random.Random(seed)
     return _distinct(lambda: draw.choice(_OPENINGS).format(draw.choice(_SUBJECTS)), count)
 
 
 def _distinct(make: Callable[[], str], count: int) -> list[str]:
-    """What ``make`` makes, without repetitions; with them once these become the rule."""
+    """Collect distinct results of ``make``; they repeat once new ones become rare."""
     found: dict[str, None] = {}
     for _ in range(4 * count):
         if len(found) == count:

@@ -1,7 +1,7 @@
-"""Hidden states of whole sequences, by the engine's own kernels.
+"""Computes hidden states of whole sequences with the engine's own kernels.
 
-They are taken where a head takes them in use: from a rank that keeps the residual stream of its
-steps (``runtime/hidden_states.py``). So the arithmetic is the one that the head will see.
+They are read where a head reads them in use: from a rank that keeps the residual stream of its
+steps (``runtime/hidden_states.py``). So training sees the arithmetic of inference.
 """
 
 from __future__ import annotations
@@ -23,22 +23,29 @@ from octavo.runtime.rank import Rank
 from octavo.speculation.native_target import normalized
 
 _STEP_TOKENS = 2048
-_NUM_SEQS = 64  # of a step, at most
+_NUM_SEQS = 64  # the most sequences of a step
 
 
-class Seen(NamedTuple):
-    """Of a sequence of T tokens. ``hidden``: float32 [T, d], after the final norm. ``streams``:
-    float32 [T, n d], the residual stream at n depths, side by side."""
+class SequenceHiddenStates(NamedTuple):
+    """Hidden states of a sequence of T tokens.
+
+    ``hidden``: after the final norm, float32 [T, d]. ``streams``: the residual stream at n depths,
+    concatenated, float32 [T, n d].
+    """
 
     hidden: np.ndarray
     streams: np.ndarray
 
 
 class HiddenStates:
-    """What a loaded model computes on its way to its head; the model stays as it is.
+    """Runs a loaded model over sequences, and returns their hidden states.
 
-    ``max_length``: of a sequence, in tokens. ``depths``: after how many layers streams are taken.
-    ConfigError if it cannot be run as ``spec`` says.
+    Args:
+        max_length: the longest sequence, in tokens.
+        depths: the numbers of layers after which the residual stream is kept.
+
+    Raises:
+        ConfigError: the model cannot be run as ``spec`` says.
     """
 
     def __init__(
@@ -54,7 +61,7 @@ class HiddenStates:
         self._norm = normalized(norm.weight.value, norm.eps)
         self._block_size = spec.block_size
         self._budget = max(_STEP_TOKENS, max_length)
-        self._kept = _Kept(config.num_layers, depths)
+        self._kept = _StateCollector(config.num_layers, depths)
         self._rank = Rank.of_model(spec, model, config)
         self._rank.keep_hidden_states({config.num_layers, *depths})
         # Every sequence of a step begins a block of its own.
@@ -62,17 +69,18 @@ class HiddenStates:
         self._rank.start(RankLimits(num_blocks, _NUM_SEQS, max_length, self._budget))
         self._rank.follow(self._kept)
 
-    def of(self, sequences: Sequence[Sequence[int]]) -> Iterator[Seen]:
-        """What is seen of each, in their order.
+    def of(self, sequences: Sequence[Sequence[int]]) -> Iterator[SequenceHiddenStates]:
+        """Yield the states of each sequence, in their order.
 
-        ModelError where the model's numbers are no numbers.
+        Raises:
+            ModelError: the model's hidden states are not finite.
         """
         for number, step in enumerate(self._steps(sequences)):
             output = self._rank.run(Batch(number, tuple(self._items(step))))
             if output.errors:
                 raise ModelError(f"no heads can be trained: {next(iter(output.errors.values()))}")
             for last, streams in self._kept.rows:
-                yield Seen(self._norm(last), streams)
+                yield SequenceHiddenStates(self._norm(last), streams)
 
     def close(self) -> None:
         self._rank.close()
@@ -88,7 +96,7 @@ class HiddenStates:
             yield step
 
     def _items(self, step: Sequence[Sequence[int]]) -> Iterator[ScheduledRequest]:
-        """Each computes the whole of a prompt, and samples nothing."""
+        """Yield an item for each sequence, which computes all of it and samples nothing."""
         block = 0
         for index, sequence in enumerate(step):
             request = Request(str(index), list(sequence), SamplingParams(), 0.0)
@@ -98,9 +106,9 @@ class HiddenStates:
             yield ScheduledRequest(request, 0, len(sequence), 0)
 
 
-class _Kept:
-    """A ``StepFollower``: of each request of the last step, the stream at depth ``last``, and those
-    at ``depths`` side by side."""
+class _StateCollector:
+    """A ``StepFollower`` that keeps, of each request of the latest step, the stream after ``last``
+    layers, and those after ``depths`` layers, concatenated."""
 
     def __init__(self, last: int, depths: Sequence[int]):
         self._last, self._depths = last, depths

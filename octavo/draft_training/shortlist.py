@@ -1,6 +1,4 @@
-"""The tokens that a head may guess: a head over a whole vocabulary would cost more than its guesses
-are worth.
-"""
+"""The shortlist of tokens that a head can draft, since whole vocabularies cost too much."""
 
 from __future__ import annotations
 
@@ -8,18 +6,18 @@ from collections.abc import Iterable
 
 import numpy as np
 
-# What the model says itself counts more than what it was asked and other text.
+# Weight of the tokens of the model's answers, beside those of prompts and other text.
 _OWN_WEIGHT = 10
 
 
 def shortlist(own: Iterable[int], other: Iterable[int], size: int, vocab_size: int) -> np.ndarray:
-    """The tokens that come most often, int64 [size or fewer], ascending.
+    """The most frequent tokens, ascending: int64 [size], or the whole vocabulary if that is less.
 
     Args:
-        own: tokens of the model's answers. other: of any text.
-        size: of the list; the whole vocabulary if that is no larger. Of tokens that never came,
-            those with the lowest ids are taken, which most vocabularies have in the order of their
-            frequency.
+        own: tokens of the model's answers.
+        other: tokens of any text.
+        size: length of the list. Among tokens that never occurred the lowest ids are taken, since
+            most vocabularies are in the order of frequency.
     """
     counts = _counts(own, vocab_size) * _OWN_WEIGHT + _counts(other, vocab_size)
     order = np.argsort(-counts, kind="stable")
@@ -27,7 +25,7 @@ def shortlist(own: Iterable[int], other: Iterable[int], size: int, vocab_size: i
 
 
 def coverage(listed: np.ndarray, token_ids: np.ndarray) -> float:
-    """Which part of some tokens is in a list: the most that its head can be right."""
+    """The share of tokens that are in a list: an upper bound of its head's acceptance."""
     return float(np.isin(token_ids, listed).mean()) if len(token_ids) else 0.0
 
 

@@ -1,23 +1,24 @@
-"""Heads without attention in training: what they compute, and the tensors that they are in a file.
+"""Draft heads without attention in training, ReDrafter and Medusa, with the names of their files.
 
-Such a head sees what the target's own head sees at position p: x_p, the hidden state after the
-final norm. The token p + 1 has been sampled from that; the head guesses those after it, over a
-shortlist of S tokens, with the target's own rows of its head, which stay as they are.
+Such a head reads what the target's output head reads at position p: x_p, the hidden state after the
+final norm. The token p + 1 is sampled from it; the draft head predicts those after it, over a
+shortlist of S tokens, with the target's own rows of its output head, which are not trained.
 
-**recurrent** (Ankner et al. 2024, "Hydra", arXiv 2402.05109, is of this kind) is a recurrence of
-gated layers over the last hidden state and the embedding e of each next token::
+**recurrent**, the ReDrafter head (Zhang et al. 2024, arXiv 2403.09919; Hydra, Ankner et al. 2024,
+arXiv 2402.05109, is similar), is a recurrence of gated layers over the last hidden state and the
+embedding e of each next token::
 
     s_0 = x_p
     s_i+1 = s_i, and for each layer  s += down(silu(gate x) * up x),  x = norm(s); in the first
             layer also norm(e of token p + 1 + i) behind it
     token p + 2 + i = shortlist[argmax of rows @ s_i+1]
 
-**medusa** (Cai et al. 2024, arXiv 2401.10774) has a head for each position ahead, all of which see
-x_p and no token::
+**medusa** (Cai et al. 2024, arXiv 2401.10774) has a head for each position ahead, which reads x_p
+and no token::
 
     token p + 2 + i = shortlist[argmax of rows @ (x_p + silu(W_i x_p + b_i))]
 
-Both start as the identity: what they say before training is what the target said of p + 1.
+Both are initialized to the identity: untrained, they predict what the target predicts for p + 1.
 """
 
 from __future__ import annotations
@@ -30,26 +31,25 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from octavo.draft_training.examples import Ahead
+from octavo.draft_training.examples import PositionBatch
 
 Inputs = TypeVar("Inputs", contravariant=True)
 
 
 class TrainableHead(Protocol[Inputs]):
-    """What is trained, of any kind."""
+    """A head in training, of any kind."""
 
     def parameters(self) -> Iterator[nn.Parameter]: ...
     def state_dict(self) -> Mapping[str, Tensor]: ...
 
     def states(self, inputs: Inputs) -> Iterator[Tensor]:
-        """What the rows of the shortlist are multiplied with, float32 [B, d], once for each of K
-        positions ahead, from the first; of all B positions that the ``inputs`` of a batch are of.
-        """
+        """Yield the hidden states of each of K positions ahead, float32 [B, d], for the B positions
+        of a batch. Their products with the rows of the shortlist are the logits."""
         ...
 
 
 class TrainableReDrafterHead(nn.Module):
-    """``num_layers`` gated layers of ``intermediate_size``."""
+    """A ReDrafter head of ``num_layers`` gated layers."""
 
     def __init__(self, size: int, intermediate_size: int, num_layers: int, eps: float, seed: int):
         super().__init__()
@@ -60,7 +60,7 @@ class TrainableReDrafterHead(nn.Module):
             for index in range(num_layers)
         )
 
-    def states(self, inputs: Ahead) -> Iterator[Tensor]:
+    def states(self, inputs: PositionBatch) -> Iterator[Tensor]:
         first, *others = self.layers
         state = inputs.hidden
         for embedding in self.embed_norm(inputs.embeddings).unbind(1):
@@ -71,19 +71,19 @@ class TrainableReDrafterHead(nn.Module):
 
 
 class TrainableMedusaHeads(nn.Module):
-    """``num_heads`` heads of one residual layer each."""
+    """Medusa heads of one residual layer each."""
 
     def __init__(self, size: int, num_heads: int):
         super().__init__()
         self.blocks = nn.ModuleList(_ResidualBlock(size) for _ in range(num_heads))
 
-    def states(self, inputs: Ahead) -> Iterator[Tensor]:
+    def states(self, inputs: PositionBatch) -> Iterator[Tensor]:
         for block, _ in zip(self.blocks, inputs.embeddings.unbind(1), strict=False):
             yield block(inputs.hidden)
 
 
 class TrainableNorm(nn.Module):
-    """Scales to a root mean square of 1, then by a weight that is learned from 1 on."""
+    """An RMS norm whose weight is initialized to 1."""
 
     def __init__(self, size: int, eps: float):
         super().__init__()
@@ -95,7 +95,8 @@ class TrainableNorm(nn.Module):
 
 
 class _GatedLayer(nn.Module):
-    """``more``: the width of what comes behind the state, 0 for nothing."""
+    """A gated residual layer. ``more``: the width of a vector that is concatenated to the state, 0
+    for none."""
 
     def __init__(self, size: int, more: int, inner: int, eps: float, generator: torch.Generator):
         super().__init__()
@@ -126,7 +127,7 @@ class _ResidualBlock(nn.Module):
 
 
 def linear(inputs: int, outputs: int, generator: torch.Generator | None) -> nn.Linear:
-    """Without a bias; its weights drawn from ``generator``, or 0 without one."""
+    """Create a linear without bias; its weights are drawn from ``generator``, or 0 without one."""
     layer = nn.Linear(inputs, outputs, bias=False)
     with torch.no_grad():
         if generator is None:

@@ -1,7 +1,7 @@
-"""From a model to a folder of heads: it answers, is looked at, and its heads are trained.
+"""Trains a draft head from a model's answers to prompts, and their hidden states.
 
-Each part takes a share of the time, and leaves what it has done beside OUT (``workfolder.py``):
-answers and hidden states in pieces, the head on its way every now and then.
+Each part has a share of the time, and keeps its results beside OUT (``work_folder.py``): answers
+and hidden states in pieces, the head in training every few steps.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ from octavo.base.errors import ConfigError
 from octavo.base.files import NewFolder, sha256_of
 from octavo.draft_training.evaluation import acceptance, expected_tokens, ranks
 from octavo.draft_training.examples import Examples, TargetWeights, TrainingSequences
-from octavo.draft_training.kinds import KINDS, Kind, described
-from octavo.draft_training.loop import Schedule, Training, TrainStepReport
+from octavo.draft_training.head_kinds import KINDS, DraftHeadKind, described
 from octavo.draft_training.model_answers import (
     ModelAnswer,
-    OpenTalk,
+    OpenAnswering,
     TrainingPrompt,
-    answered,
-    asks,
-    parts,
+    answer_prompts,
+    batches,
+    training_prompts,
 )
-from octavo.draft_training.sequence_states import HiddenStates, Seen
+from octavo.draft_training.sequence_states import HiddenStates, SequenceHiddenStates
 from octavo.draft_training.shortlist import coverage, shortlist
-from octavo.draft_training.state import restore, snapshot
 from octavo.draft_training.stateless_heads import TrainableHead
+from octavo.draft_training.training_loop import Schedule, Training, TrainStepReport
+from octavo.draft_training.training_state import restore, snapshot
 from octavo.draft_training.work_folder import WorkFolder
 from octavo.models.checkpoint import Checkpoint
 from octavo.models.config import ModelConfig
@@ -48,30 +48,32 @@ from octavo.runtime.capacity import RankSpec
 from octavo.text.tokenizer import Tokenizer
 
 Progress = Callable[[str, int, int], None]
-"""Is told what is being done, how much of it is, and how much there is."""
+"""Called with the name of the work, how much of it is done, and how much there is."""
 
-# Shares of the time; training has the rest.
-_ANSWERING, _LOOKING = 0.2, 0.3
-_PART = 32  # conversations that are answered, and kept, together
+# Shares of the time to answer and to compute hidden states; training has the rest.
+_ANSWERING, _RECORDING = 0.2, 0.3
+_PART = 32  # prompts that are answered, and kept, together
 _HELD_OUT_EVERY = 12
-_MEASURED_STEPS = 8  # that say how long a step takes
+_MEASURED_STEPS = 8  # steps that are timed to find how many fit into the time
 _KEEP_EVERY = 50  # steps
-_JUDGED_POSITIONS = 4096
+_EVALUATED_POSITIONS = 4096
 
 
 @dataclass(frozen=True, slots=True)
 class TrainRequest:
-    """What is asked for.
+    """The settings of a training.
 
     Args:
-        kind: of heads, one of ``KINDS``.
-        minutes: that all of it may take, about.
-        data: a file with texts or conversations to ask of, see ``data.asks``; None: octavo's own.
-        tokens: of answers, at most.
-        answer_tokens: of one answer, at most.
-        shortlist: tokens that a head may guess.
-        steps: of training; None is what fits into the time.
-        seed: draws questions, answers, the start of a head, and the order of training.
+        kind: the kind of heads, one of ``KINDS``.
+        minutes: about how long all of it may take.
+        data: a file of texts or conversations, see ``model_answers.training_prompts``; None for the
+            built-in prompts.
+        tokens: the most tokens of all answers.
+        answer_tokens: the most tokens of one answer.
+        shortlist: number of tokens that a head can draft.
+        steps: training steps; None is what fits into the time.
+        batch_size: positions of a training step.
+        seed: draws prompts, answers, the initial head, and the order of training.
 
     Raises:
         ConfigError: names the field that is wrong.
@@ -101,10 +103,10 @@ class TrainRequest:
 
 @dataclass(frozen=True, slots=True)
 class TrainResult:
-    """Heads on disk, and how good they are on answers that they were not trained on.
+    """Trained heads on disk, with their figures on held-out answers.
 
-    ``acceptance``: how often each guess of a chain is right where those before it are.
-    ``coverage``: which part of the answers' tokens is in the shortlist.
+    ``acceptance``: the acceptance probability of each draft token of a chain, given those before
+    it. ``coverage``: the share of the answers' tokens that are in the shortlist.
     """
 
     out: Path
@@ -124,26 +126,28 @@ class TrainResult:
 def train_draft(
     checkpoint: Checkpoint,
     tokenizer: Tokenizer,
-    open_talk: OpenTalk,
+    open_answering: OpenAnswering,
     out: Path,
-    wanted: TrainRequest,
+    request: TrainRequest,
     progress: Progress = lambda what, done, total: None,
 ) -> TrainResult:
-    """Train heads for a model into ``out``, which is there whole or not at all.
+    """Train heads for a model, and write them to ``out``, completely or not at all.
 
-    A run that was ended is gone on from by the next one with the same settings.
+    An interrupted run is continued by the next one with the same settings.
 
     Raises:
-        ConfigError: ``out`` is there already or cannot be written, the data cannot be read, there
-            are too few answers. ModelError: the model cannot be read or run.
+        ConfigError: ``out`` exists or cannot be written, the data cannot be read, or there are too
+            few answers. ModelError: the model cannot be read or run.
     """
     begin = time.perf_counter()
     if out.exists() and (out.is_file() or any(out.iterdir())):
-        raise ConfigError(f"{out} is there already: give another name, or remove it")
-    job = _Job(checkpoint, tokenizer, wanted, WorkFolder(out, _about(checkpoint, wanted)), progress)
+        raise ConfigError(f"{out} exists already: give another name, or remove it")
+    job = _TrainingJob(
+        checkpoint, tokenizer, request, WorkFolder(out, _about(checkpoint, request)), progress
+    )
     try:
-        job.answer(open_talk)
-        job.look()
+        job.answer(open_answering)
+        job.record_states()
         training = job.train()
         made = job.write(training, out, begin)
     except OSError as error:
@@ -152,11 +156,11 @@ def train_draft(
     return made
 
 
-def _about(checkpoint: Checkpoint, wanted: TrainRequest) -> dict[str, Any]:
-    """Everything that a head depends on. Files of the model count by size and time."""
-    settings = asdict(wanted)
-    if wanted.data is not None and wanted.data.is_file():
-        settings["data"] = sha256_of(wanted.data)
+def _about(checkpoint: Checkpoint, request: TrainRequest) -> dict[str, Any]:
+    """All that a head depends on; the model's files by their size and time."""
+    settings = asdict(request)
+    if request.data is not None and request.data.is_file():
+        settings["data"] = sha256_of(request.data)
     files = [path.stat() for path in checkpoint.files]
     return {
         "settings": settings,
@@ -165,54 +169,54 @@ def _about(checkpoint: Checkpoint, wanted: TrainRequest) -> dict[str, Any]:
     }
 
 
-class _Job:
-    """The parts of a run, in their order. ``work`` has what they leave for the next one."""
+class _TrainingJob:
+    """The parts of a training, in their order. ``work`` keeps their results."""
 
     def __init__(
         self,
         checkpoint: Checkpoint,
         tokenizer: Tokenizer,
-        wanted: TrainRequest,
+        request: TrainRequest,
         work: WorkFolder,
         progress: Progress,
     ):
         self.work = work
-        self._checkpoint, self._tokenizer, self._wanted = checkpoint, tokenizer, wanted
+        self._checkpoint, self._tokenizer, self._request = checkpoint, tokenizer, request
         self._progress = progress
-        self._kind: Kind = KINDS[wanted.kind]()
+        self._kind: DraftHeadKind = KINDS[request.kind]()
         self._config: ModelConfig = checkpoint.config()
-        self._seconds = wanted.minutes * 60
+        self._seconds = request.minutes * 60
 
-    def answer(self, open_talk: OpenTalk) -> None:
-        """Have the model answer until there are tokens enough, or the time for it is over."""
+    def answer(self, open_answering: OpenAnswering) -> None:
+        """Have the model answer prompts until there are enough tokens, or the time is over."""
         if "answered" in self.work:
             return
-        asked = self._asks()
+        prompts = self._prompts()
         done = self._num_kept("answers")
-        count = sum(len(each.answer_ids) for each in self._spoken())
+        count = sum(len(each.answer_ids) for each in self._answers())
         end = time.perf_counter() + self._seconds * _ANSWERING
-        with open_talk() as talk:
-            for number, part in enumerate(parts(asked, _PART)):
+        with open_answering() as answer:
+            for number, part in enumerate(batches(prompts, _PART)):
                 if number < done:
                     continue
-                spoken = answered(talk, part)
-                self.work.keep(f"answers-{number}", _packed(spoken))
-                count += sum(len(each.answer_ids) for each in spoken)
+                answers = answer_prompts(answer, part)
+                self.work.keep(f"answers-{number}", _packed(answers))
+                count += sum(len(each.answer_ids) for each in answers)
                 self._progress(
-                    "answering, tokens", min(count, self._wanted.tokens), self._wanted.tokens
+                    "answering, tokens", min(count, self._request.tokens), self._request.tokens
                 )
-                if count >= self._wanted.tokens or time.perf_counter() > end:
+                if count >= self._request.tokens or time.perf_counter() > end:
                     break
         self.work.keep("answered", {})
 
-    def _asks(self) -> list[TrainingPrompt]:
-        wanted = self._wanted
-        # An answer may be short; and there are as many prompts as anybody could want.
-        count = max(4 * _HELD_OUT_EVERY, 4 * wanted.tokens // wanted.answer_tokens)
-        return asks(self._tokenizer, wanted.data, count, wanted.seed)
+    def _prompts(self) -> list[TrainingPrompt]:
+        request = self._request
+        # Answers may be short, so there are more prompts than full-length answers would need.
+        count = max(4 * _HELD_OUT_EVERY, 4 * request.tokens // request.answer_tokens)
+        return training_prompts(self._tokenizer, request.data, count, request.seed)
 
-    def look(self) -> None:
-        """Keep the hidden states of the answers, as many as there is time for."""
+    def record_states(self) -> None:
+        """Compute and keep the hidden states of the answers, as many as there is time for."""
         if "looked" in self.work:
             return
         total = self._num_kept("answers")
@@ -221,19 +225,21 @@ class _Job:
         depths = self._kind.depths(self._config)
         states = HiddenStates(spec, self._model(), self._config, longest, depths)
         size = self._config.hidden_size
-        none = Seen(*(np.empty((0, n * size), dtype=np.float32) for n in (1, len(depths))))
-        end = time.perf_counter() + self._seconds * _LOOKING
+        none = SequenceHiddenStates(
+            *(np.empty((0, n * size), dtype=np.float32) for n in (1, len(depths)))
+        )
+        end = time.perf_counter() + self._seconds * _RECORDING
         for number in range(self._num_kept("hidden"), total):
             seen = states.of(self._sequences(range(number, number + 1)))
-            self.work.keep(f"hidden-{number}", _halved([none, *seen]))
-            self._progress("looking at answers", number + 1, total)
+            self.work.keep(f"hidden-{number}", _as_bfloat16([none, *seen]))
+            self._progress("computing hidden states", number + 1, total)
             if time.perf_counter() > end:
                 break
         states.close()
         self.work.keep("looked", {})
 
     def train(self) -> Training:
-        """Train the head, from where an ended run has left it."""
+        """Train the head, from where an interrupted run has left it."""
         examples = self._examples(held_out=False)
         training = Training(self._new_head(examples), examples, self._schedule(examples))
         if "head" in self.work:
@@ -244,14 +250,14 @@ class _Job:
         return training
 
     def _new_head(self, examples: Examples[Any]) -> TrainableHead[Any]:
-        return self._kind.create(self._config, examples.target, self._wanted.seed)
+        return self._kind.create(self._config, examples.target, self._request.seed)
 
     def _on_step(self, report: TrainStepReport) -> None:
         self._progress(f"training, loss {report.loss:.2f}", report.step, report.of)
 
     def write(self, training: Training, out: Path, begin: float) -> TrainResult:
         examples = self._examples(held_out=True)
-        places = ranks(training.head, examples, _judged(examples))
+        places = ranks(training.head, examples, _evaluated_units(examples))
         target = examples.target
         with NewFolder(out) as new:
             config = described(self._kind, self._config, target, places)
@@ -262,54 +268,54 @@ class _Job:
         answers = [each.answer_ids for each in self._held(True)]
         return TrainResult(
             out,
-            self._wanted.kind,
+            self._request.kind,
             acceptance(places),
             coverage(target.shortlist.numpy(), np.concatenate(answers)),
             sum(parameter.numel() for parameter in training.head.parameters()),
-            sum(len(each.answer_ids) for each in self._spoken()),
+            sum(len(each.answer_ids) for each in self._answers()),
             training.step,
             time.perf_counter() - begin,
         )
 
-    # -- what is kept ------------------------------------------------------------------------
+    # -- intermediate results ----------------------------------------------------------------
 
     def _num_kept(self, what: str) -> int:
-        """How many pieces there are, from the first without a gap."""
+        """Number of pieces of a kind that are kept, from the first without a gap."""
         number = 0
         while f"{what}-{number}" in self.work:
             number += 1
         return number
 
-    def _spoken(self, what: str = "answers") -> list[ModelAnswer]:
-        """The answers of all pieces of which there is ``what``, too."""
+    def _answers(self, what: str = "answers") -> list[ModelAnswer]:
+        """The answers of all pieces that also have ``what``."""
         pieces = range(self._num_kept(what))
         return [
             each for number in pieces for each in _unpacked(self.work.load(f"answers-{number}"))
         ]
 
     def _sequences(self, pieces: range) -> list[list[int]]:
-        spoken = (each for n in pieces for each in _unpacked(self.work.load(f"answers-{n}")))
-        return [[*each.prompt_ids, *each.answer_ids] for each in spoken]
+        answers = (each for n in pieces for each in _unpacked(self.work.load(f"answers-{n}")))
+        return [[*each.prompt_ids, *each.answer_ids] for each in answers]
 
     def _held(self, held_out: bool) -> list[ModelAnswer]:
         return [
-            each for n, each in enumerate(self._spoken("hidden")) if _is_held_out(n) == held_out
+            each for n, each in enumerate(self._answers("hidden")) if _is_held_out(n) == held_out
         ]
 
     def _examples(self, *, held_out: bool) -> Examples[Any]:
-        """Of the answers that are trained on, or of the others."""
-        spoken = self._spoken("hidden")
-        if not any(_is_held_out(number) for number in range(len(spoken))):
+        """Training examples of the answers that are held out, or of the others."""
+        answers = self._answers("hidden")
+        if not any(_is_held_out(number) for number in range(len(answers))):
             raise ConfigError(
-                f"{len(spoken)} answers are too few to learn from: give it more minutes or tokens"
+                f"{len(answers)} answers are too few to train on: give more minutes or tokens"
             )
-        sequences = sequences_of(spoken, self._seen("hidden"), self._seen("streams"), held_out)
+        sequences = sequences_of(answers, self._seen("hidden"), self._seen("streams"), held_out)
         if not len(sequences.starts(self._kind.steps)):
-            raise ConfigError("the answers are too short to learn from: ask for longer ones")
+            raise ConfigError("the answers are too short to train on: give prompts of longer ones")
         return self._kind.examples(self._target(), sequences)
 
     def _seen(self, what: str) -> Tensor:
-        """Of all tokens that were looked at, bfloat16 [T, ...]."""
+        """The kept states of all tokens, bfloat16 [T, ...]."""
         pieces = (self.work.load(f"hidden-{n}")[what] for n in range(self._num_kept("hidden")))
         return torch.cat([torch.from_numpy(piece) for piece in pieces]).view(torch.bfloat16)
 
@@ -317,7 +323,7 @@ class _Job:
         own = [token for each in self._held(False) for token in each.answer_ids]
         prompts = (token for each in self._held(False) for token in each.prompt_ids)
         other = [*prompts, *self._built_in_text()]
-        listed = shortlist(own, other, self._wanted.shortlist, self._config.vocab_size)
+        listed = shortlist(own, other, self._request.shortlist, self._config.vocab_size)
         parameters = Parameters(self._checkpoint)
         embedding = torch.from_numpy(parameters.rows(EMBEDDING))
         head = torch.from_numpy(parameters.rows(HEAD)) if HEAD in parameters.names else embedding
@@ -335,33 +341,35 @@ class _Job:
         return [token for text in texts for token in self._tokenizer.encode(text)]
 
     def _schedule(self, examples: Examples[Any]) -> Schedule:
-        """The same one for a run that goes on as for the one that was ended."""
+        """The schedule of the run, which an interrupted run has kept."""
         if "schedule" not in self.work:
-            steps = self._wanted.steps or self._steps_in_time(examples)
+            steps = self._request.steps or self._steps_in_time(examples)
             self.work.keep("schedule", {"steps": np.array(steps)})
         steps = int(self.work.load("schedule")["steps"])
-        return Schedule(steps, self._wanted.batch_size, seed=self._wanted.seed)
+        return Schedule(steps, self._request.batch_size, seed=self._request.seed)
 
     def _steps_in_time(self, examples: Examples[Any]) -> int:
-        """How many fit into what is left, by the time of a few that are not kept."""
-        schedule = Schedule(_MEASURED_STEPS + 1, self._wanted.batch_size)
+        """Number of steps that fit into the remaining time, by timing a few that are discarded."""
+        schedule = Schedule(_MEASURED_STEPS + 1, self._request.batch_size)
         trial = Training(self._new_head(examples), examples, schedule)
-        trial.run(1)  # the first one makes room for all of them
+        trial.run(1)  # warm-up: the first step allocates memory
         begin = time.perf_counter()
         trial.run(_MEASURED_STEPS + 1)
         of_one = (time.perf_counter() - begin) / _MEASURED_STEPS
-        return max(1, int(self._seconds * (1 - _ANSWERING - _LOOKING) / of_one))
+        return max(1, int(self._seconds * (1 - _ANSWERING - _RECORDING) / of_one))
 
 
 def sequences_of(
-    spoken: list[ModelAnswer], hidden: Tensor, streams: Tensor, held_out: bool
+    answers: list[ModelAnswer], hidden: Tensor, streams: Tensor, held_out: bool
 ) -> TrainingSequences:
-    """Those answers that are held out, or the others. ``hidden``, ``streams``: bfloat16 [T, ...],
-    of all of them one behind the other."""
-    lengths = torch.tensor([len(each.prompt_ids) + len(each.answer_ids) for each in spoken])
-    is_chosen = torch.tensor([_is_held_out(number) == held_out for number in range(len(spoken))])
+    """The sequences of the answers that are held out, or of the others.
+
+    ``hidden``, ``streams``: the states of all answers, concatenated, bfloat16 [T, ...].
+    """
+    lengths = torch.tensor([len(each.prompt_ids) + len(each.answer_ids) for each in answers])
+    is_chosen = torch.tensor([_is_held_out(number) == held_out for number in range(len(answers))])
     rows = is_chosen.repeat_interleave(lengths)
-    chosen = [each for number, each in enumerate(spoken) if is_chosen[number]]
+    chosen = [each for number, each in enumerate(answers) if is_chosen[number]]
     counts = lengths[is_chosen]
     return TrainingSequences(
         torch.tensor([token for each in chosen for token in (*each.prompt_ids, *each.answer_ids)]),
@@ -381,14 +389,14 @@ def _is_held_out(number: int) -> bool:
     return number % _HELD_OUT_EVERY == _HELD_OUT_EVERY - 1
 
 
-def _judged(examples: Examples[Any]) -> Tensor:
-    """Units of not too many positions, evenly from all over."""
-    most = max(1, _JUDGED_POSITIONS // examples.unit_size)
+def _evaluated_units(examples: Examples[Any]) -> Tensor:
+    """Units to evaluate: evenly spaced ones of at most ``_EVALUATED_POSITIONS`` positions."""
+    most = max(1, _EVALUATED_POSITIONS // examples.unit_size)
     return examples.units[:: max(1, -(-len(examples.units) // most))]
 
 
-def _halved(seen: Iterable[Seen]) -> dict[str, np.ndarray]:
-    """What was seen of some sequences, one behind the other, as bfloat16 in int16."""
+def _as_bfloat16(seen: Iterable[SequenceHiddenStates]) -> dict[str, np.ndarray]:
+    """The states of some sequences, concatenated, as bfloat16 in int16 arrays."""
     hidden, streams = zip(*seen, strict=True)
     arrays = {"hidden": np.concatenate(hidden), "streams": np.concatenate(streams)}
     return {
@@ -397,9 +405,9 @@ def _halved(seen: Iterable[Seen]) -> dict[str, np.ndarray]:
     }
 
 
-def _packed(spoken: list[ModelAnswer]) -> dict[str, np.ndarray]:
-    lengths = [(len(each.prompt_ids), len(each.answer_ids)) for each in spoken]
-    token_ids = [token for each in spoken for token in (*each.prompt_ids, *each.answer_ids)]
+def _packed(answers: list[ModelAnswer]) -> dict[str, np.ndarray]:
+    lengths = [(len(each.prompt_ids), len(each.answer_ids)) for each in answers]
+    token_ids = [token for each in answers for token in (*each.prompt_ids, *each.answer_ids)]
     return {
         "lengths": np.array(lengths, dtype=np.int32).reshape(-1, 2),
         "token_ids": np.array(token_ids, dtype=np.int32),

@@ -1,7 +1,7 @@
-"""What a run of training has done, beside OUT until that is there: an ended run goes on from it.
+"""Intermediate results of a training, from which an interrupted run goes on.
 
-The name of the folder says what its files depend on (the model's files, the settings), so that a
-run with anything else does not find them.
+The name of the folder has a hash of all that its files depend on (the model's files, the settings),
+so that a run with others does not find them.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from octavo.base.errors import ModelFileError
 from octavo.base.files import NewFile
 
 _SUFFIX = ".octavo.resume"
-_FORMAT = 2  # of the files; and whenever the same settings begin to give another head
+_FORMAT = 2  # raised with the files' format, and when the same settings give another head
 _DAMAGE = OSError, EOFError, ValueError, KeyError, zipfile.BadZipFile
 
 
 class WorkFolder:
-    """Arrays by name. ``about``: all that they depend on, as JSON."""
+    """Arrays on disk by name. ``about``: all that they depend on, as JSON."""
 
     def __init__(self, out: Path, about: Mapping[str, Any]):
         self._out = out.resolve()
@@ -38,13 +38,13 @@ class WorkFolder:
         return self._path(name).exists()
 
     def keep(self, name: str, arrays: Mapping[str, np.ndarray]) -> None:
-        """Write arrays, in place of those of that name. OSError if there is no room."""
+        """Write or replace the arrays of a name. OSError if they cannot be written."""
         with NewFile(self._path(name)) as new:
             np.savez(new.file, allow_pickle=False, **arrays)
             new.publish()
 
     def load(self, name: str) -> dict[str, np.ndarray]:
-        """Those of a name, which are there. ModelFileError if they are damaged."""
+        """Read the arrays of a name that was written. ModelFileError if they are damaged."""
         path = self._path(name)
         try:
             with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
@@ -53,7 +53,7 @@ class WorkFolder:
             raise ModelFileError(path, f"is damaged ({error}): remove it, and run again") from None
 
     def remove(self) -> None:
-        """All that is kept for OUT, also by runs with other settings: it is there now."""
+        """Remove all intermediate results for OUT, those of runs with other settings too."""
         for folder in self._out.parent.glob(f"{escape(self._out.name)}.*{_SUFFIX}"):
             shutil.rmtree(folder, ignore_errors=True)
 

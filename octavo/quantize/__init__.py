@@ -1,34 +1,37 @@
-"""Makes quantized models: rounding to nearest, GPTQ, AWQ, AutoRound, rotations, mixes.
+"""Quantizes models by round-to-nearest, GPTQ, AWQ, AutoRound, SmoothQuant, QAT, mixed precision.
 
     from octavo.quantize import Scheme, quantize_to_nearest
 
-    scheme.py       bits, groups, zeros
-    grid.py         what a group of weights can be, and the nearest of that
-    calibration.py  text as windows of tokens
-    observers.py    a model run layer by layer, and what its linears are handed
-    gptq.py         codes that make up for each other's errors
-    rotation.py     a checkpoint whose residual stream is rotated, by matrices of hadamard.py
-    scaling.py      scales of input channels, folded into the op before
-    awq.py          such scales for rounded weights
-    smoothquant.py  such scales for rounded weights and activations
-    autoround.py    codes and scales of a whole layer, learned together by gradients
-    distillation.py how far a model with other weights is from itself, and its gradient
-    fake_quant.py   quantized matrices in training
-    qat.py          scales of a whole model, trained on what it says itself
-    pipeline.py     from a checkpoint to quantized matrices, one after the other
-    candidates.py   what a matrix of a mix may become
-    sensitivity.py  what that would cost, as KL divergence
-    allocation.py   the least cost for a size
-    mixture.py      a mix for a target of bits per weight
-    tables.py       FP8 and NF4
-    resume.py       what is kept of a run that was ended
-    recipes.py      methods, formats, defaults
-    writers/        the formats
-    job.py          from a model to a smaller one on disk
-    explore.py      what a scheme makes of some rows, as data; named_schemes.py has the schemes
+    scheme.py            bits, group size, zero points
+    grid.py              scales and zeros of groups, and rounding to nearest
+    code_tables.py       FP8 and NF4, whose codes are entries of a table
+    calibration.py       calibration text as windows of tokens
+    layerwise_model.py   a model run layer by layer, and statistics of its linears' inputs
+    gptq.py              GPTQ
+    awq.py               AWQ: scales of input channels, for rounded weights
+    smoothquant.py       SmoothQuant: the same for rounded weights and activations
+    channel_scaling.py   the search for such scales, and their folding into the op before
+    autoround.py         AutoRound: codes and scales of a layer, learned by gradients
+    qat.py               quantization-aware training of a whole model
+    distillation.py      its loss: the KL divergence from the float model
+    fake_quant.py        its quantized matrices with straight-through gradients
+    rotation.py          rotation of the residual stream (QuaRot), by matrices of hadamard.py
+    pipeline.py          from a checkpoint to quantized matrices, layer by layer
+    mixed_precision.py   bits or types for each matrix, for a target of bits per weight
+    mix_candidates.py    what a matrix may become in such a mix
+    sensitivity.py       the cost of each candidate, as KL divergence
+    bit_allocation.py    the least cost for a size
+    methods.py           the methods, the formats that hold their results, and defaults
+    writers/             the formats of Hugging Face folders
+    quantization_job.py  from a model to a quantized one on disk
+    resume.py            matrices that an interrupted run has kept
+    size_warnings.py     warnings about the size, given before the work
+    unrepresentable.py   values that no smaller type can hold, found before the work
+    exploration.py       the effect of a scheme on some rows, as data
+    named_schemes.py     schemes by their names
 
-It computes with PyTorch. To load a file that it has written nothing of this is needed. Importing
-this package is cheap: each name below brings in its module, and PyTorch, when it is first used.
+It computes with PyTorch. Nothing of this is needed to load a quantized model. Importing the package
+is cheap: each name below imports its module, and PyTorch, at its first use.
 """
 
 from __future__ import annotations
@@ -42,14 +45,14 @@ _HOMES = {
     "QuantizedMatrix": "octavo.quantize.grid",
     "RotatedCheckpoint": "octavo.quantize.rotation",
     "Scheme": "octavo.quantize.scheme",
-    "bits_against_error": "octavo.quantize.explore",
+    "bits_against_error": "octavo.quantize.exploration",
     "calibration_windows": "octavo.quantize.calibration",
-    "explore": "octavo.quantize.explore",
-    "input_statistics": "octavo.quantize.observers",
+    "explore": "octavo.quantize.exploration",
+    "input_statistics": "octavo.quantize.layerwise_model",
     "quantize_gptq": "octavo.quantize.gptq:gptq",
     "quantize_model": "octavo.quantize.pipeline",
     "quantize_to_nearest": "octavo.quantize.grid",
-    "rows_of": "octavo.quantize.explore",
+    "rows_of": "octavo.quantize.exploration",
 }
 __all__ = sorted(_HOMES)
 

@@ -1,4 +1,4 @@
-"""Codes of a decoder layer that are learned together, by gradients (SignRound, in AutoRound).
+"""AutoRound (SignRound), codes of a decoder layer learned together by signed gradient descent.
 
 A weight w on a grid of scale s and zero z becomes s (q - z) with the code::
 
@@ -6,8 +6,8 @@ A weight w on a grid of scale s and zero z becomes s (q - z) with the code::
 
 so that an offset can move a weight to either of its neighbours on the grid. Offsets of all weights,
 and a factor for each group's scale, are moved step by step against the gradient of the error of the
-whole layer's output. Rounding and clamping count as the identity in it (inside the range), so with
-g the gradient by the rounded weight, of which autograd has no more to find::
+whole layer's output. Rounding and clamping count as the identity in it (inside the range), so
+autograd computes the gradient g by the rounded weight alone, and from it follow the gradients::
 
     by the offset: s g                  by the scale: sum of g (q - z - w / s)
 
@@ -15,19 +15,19 @@ and as only signs are used, the factor s > 0 of the first is left out. All take 
 from 2 / n down to 0 in a line: n of them can take an offset from one end to the other.
 
 Source: Cheng et al. 2023, "Optimize Weight Rounding via Signed Gradient Descent" (arXiv
-2309.05516). Decided otherwise than there:
+2309.05516). Differences from the paper:
 
-- The layer is fed what quantized layers before it make, and aims at what the *float* model has at
-  its end. So it makes up for their errors too, as far as it can.
-- The error of a token is relative to the size of its hidden state: norms will divide by that, and
-  otherwise the few tokens with huge activations would be all that is looked at.
-- It starts from codes of GPTQ, on grids that were searched. A weight is first moved to where it
-  has such a code, but no further than it takes.
-- Zeros stay as they are, and one factor takes the place of one for each end of the range.
+- The input of the layer is the output of the quantized layers before it, and its target is the
+  output of the *float* model's layer. So it also compensates for errors of the layers before.
+- The error of a token is relative to the size of its hidden state: the next norm divides by that
+  size, and otherwise the few tokens with huge activations would dominate.
+- It starts from the codes of GPTQ on searched grids: a weight is first moved to the nearest value
+  that rounds to its code.
+- Zeros are not learned, and a scale has one factor in place of one for each end of the range.
 
-Measured with the first four layers of SmolLM2 135M quantized, asymmetric in groups of 32, 64 steps
-on 16 windows of 512 tokens: the KL divergence of the whole model is 0.215 at 2 bits, of GPTQ 0.258.
-At 3 bits it is 0.061 against 0.051: why is not known yet. So it is for 2 bits.
+With the first four layers of SmolLM2 135M quantized, asymmetric in groups of 32, 64 steps on 16
+windows of 512 tokens, the KL divergence of the whole model is 0.215 at 2 bits, and 0.258 with GPTQ.
+At 3 bits it is 0.061, and 0.051 with GPTQ, for a reason that is not known yet. So it is for 2 bits.
 """
 
 from __future__ import annotations
@@ -44,25 +44,26 @@ Layer = Callable[[Tensor, Mapping[str, Tensor]], Tensor]
 """(hidden states of whole windows, float32 [tokens, hidden], weights float32 [N, K] by name) -> the
 hidden states after the layer, with gradients by the weights."""
 
-# Windows that are looked at to find the best, at most.
-_WINDOWS_OF_A_LOOK = 16
+# The most windows that a candidate is evaluated on.
+_EVALUATED_WINDOWS = 16
 
 # The first step, in units of 1 / steps. It is 1 in the paper, which takes more of them: with 50, in
 # layer 3 of SmolLM2 135M at 2 bits, 2 leaves 1.4 % less error on other text.
 _FIRST_STEP = 2.0
 
-# What a token's size is taken for at least, as a part of the mean: none is divided by zero.
+# The least size of a token by which its error is divided, as a part of the mean.
 _LEAST_SIZE = 1e-6
 
-# Within half a step of the code, and not at the edge, where the first step would take it away.
+# The farthest that a weight starts from its code, in steps of the grid: at half a step the first
+# update would change the code.
 _NEAR = 0.4
 
-# Scales leave the searched ones no further than by these factors.
+# The range of the factors of the searched scales.
 _FACTORS = 0.5, 1.5
 
 
-class LayerWindows(NamedTuple):
-    """What goes into a layer and what should come out: float32 [W, length, hidden] each."""
+class LayerSamples(NamedTuple):
+    """Inputs of a layer and the outputs that it should have, float32 [W, length, hidden] each."""
 
     inputs: Tensor
     targets: Tensor
@@ -70,22 +71,22 @@ class LayerWindows(NamedTuple):
 
 def learn_rounding(
     layer: Layer,
-    windows: LayerWindows,
+    windows: LayerSamples,
     weights: Mapping[str, Tensor],
     start: Mapping[str, QuantizedMatrix],
     *,
     steps: int,
     seed: int = 0,
 ) -> dict[str, QuantizedMatrix]:
-    """The matrices of a layer that bring it closest to its targets, of those that are come by.
+    """Learn the matrices of a layer whose outputs are closest to the targets.
 
-    A step looks at one window; windows are drawn by ``seed``, each once before any comes again.
-    What is returned is the best, on all windows, of ``start`` and of what is there after a half of
-    the steps and after all: never worse than ``start`` on them (the first 16, if there are more).
+    A step uses one window; windows are drawn by ``seed``, each once in an epoch. The result is the
+    best of ``start``, the matrices after half of the steps, and those after all: on the windows (on
+    the first 16, if there are more) it is never worse than ``start``.
 
     Args:
-        weights: those that ``start`` was made of, float32 [N, K], by name.
-        start: matrices in schemes with integer zeros. Grids and zeros are taken from them.
+        weights: the float weights of ``start``, float32 [N, K], by name.
+        start: matrices in schemes with integer zeros, whose grids and zeros are used.
     """
     sizes = windows.targets.square().mean(dim=-1, keepdim=True)
     sizes.clamp_(min=_LEAST_SIZE * float(sizes.mean()))
@@ -94,8 +95,8 @@ def learn_rounding(
         missed = layer(windows.inputs[window], given) - windows.targets[window]
         return (missed.square() / sizes[window]).mean()
 
-    best = _Best(error, min(len(windows.inputs), _WINDOWS_OF_A_LOOK))
-    best.look(start)
+    best = _BestRounding(error, min(len(windows.inputs), _EVALUATED_WINDOWS))
+    best.evaluate(start)
     learned = {name: _LearnedMatrix(weights[name], start[name]) for name in start}
     for step, window in enumerate(_drawn(len(windows.inputs), steps, seed)):
         given = {name: matrix.rounded() for name, matrix in learned.items()}
@@ -104,27 +105,27 @@ def learn_rounding(
         for matrix in learned.values():
             matrix.step(_FIRST_STEP * (1 - step / steps) / steps)
         if step + 1 in (steps // 2, steps):
-            best.look({name: matrix.quantized() for name, matrix in learned.items()})
+            best.evaluate({name: matrix.quantized() for name, matrix in learned.items()})
     return best.matrices
 
 
 def _drawn(num_windows: int, steps: int, seed: int) -> list[int]:
-    """A window for each step."""
+    """The numbers of the windows for each step."""
     generator = torch.Generator().manual_seed(seed)
     rounds = -(-steps // num_windows)
     drawn = [torch.randperm(num_windows, generator=generator) for _ in range(rounds)]
     return torch.cat(drawn)[:steps].tolist()
 
 
-class _Best:
-    """The matrices of least error among those that were looked at."""
+class _BestRounding:
+    """The matrices of least error among those that were evaluated."""
 
     def __init__(self, error: Callable[[int, Mapping[str, Tensor]], Tensor], num_windows: int):
         self.matrices: dict[str, QuantizedMatrix] = {}
         self._error, self._num_windows, self._least = error, num_windows, float("inf")
 
     @torch.no_grad()
-    def look(self, matrices: Mapping[str, QuantizedMatrix]) -> None:
+    def evaluate(self, matrices: Mapping[str, QuantizedMatrix]) -> None:
         given = {name: matrix.dequantize() for name, matrix in matrices.items()}
         error = sum(float(self._error(window, given)) for window in range(self._num_windows))
         if not self.matrices or error < self._least:
@@ -132,7 +133,7 @@ class _Best:
 
 
 class _LearnedMatrix:
-    """Offsets and factors of one matrix, with groups as ``grouped`` has them: [N, G, L], [N, G]."""
+    """Learned offsets [N, G, L] and factors [N, G] of a matrix; groups are as in ``grouped``."""
 
     def __init__(self, weight: Tensor, start: QuantizedMatrix):
         self._scheme, self._shape = start.scheme, weight.shape
@@ -144,7 +145,7 @@ class _LearnedMatrix:
         self._offsets, self._factors = torch.zeros_like(values), torch.ones_like(self._scales)
 
     def rounded(self) -> Tensor:
-        """The weight as it is now, [N, K], of which a gradient is wanted before the next step."""
+        """The rounded weight [N, K], whose gradient ``step`` reads."""
         scales = self._scales_now()[..., None]
         self._places = self._values / scales
         codes = (self._places + self._zeros).add_(self._offsets).round_()
@@ -154,7 +155,7 @@ class _LearnedMatrix:
         return self._rounded
 
     def step(self, size: float) -> None:
-        """Move against the gradient, whose autograd has come and gone."""
+        """Move offsets and factors by ``size`` against the signs of their gradients."""
         assert self._rounded.grad is not None
         by_offset = self._rounded.grad.view(self._values.shape)
         by_factor = (by_offset * self._steps).sum(dim=-1)
@@ -175,7 +176,7 @@ class _LearnedMatrix:
         return as_scales(self._scales * self._factors)
 
     def _near(self, values: Tensor, codes: Tensor) -> Tensor:
-        """Values moved as little as it takes for the nearest codes to be ``codes``."""
+        """Move values as little as needed for their nearest codes to be ``codes``."""
         scales = self._scales[..., None]
         places = values / scales + self._zeros
         places = torch.maximum(torch.minimum(places, codes + _NEAR), codes - _NEAR)

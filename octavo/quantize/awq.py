@@ -1,17 +1,18 @@
-"""Scales of input channels by which rounded weights err least (AWQ).
+"""AWQ, activation-aware weight quantization by scales of input channels.
 
-Channels with large inputs make large errors of small ones in their weights. Multiplied by s > 1, a
-weight is larger beside the step that its group is rounded with, and errs less by it. Tried are
+Large inputs of a channel amplify the rounding errors of its weights. A weight that is multiplied by
+s > 1 has a smaller error relative to itself, since its group's rounding step stays nearly the same.
+The search tries
 
     s = mean|x|^r / mean|w|^(1 - r)        r = 0, 1/20, ... 19/20
 
-for each channel, w being its column of all linears that share the input. The error is the squared
-one of these linears' outputs, from the Hessian H = 2 E[x x^T] of their input: with V the rounded
-weights, scales taken back, sum (W - V) H (W - V)^T. It needs no input to be kept.
+for each channel, w being its column in all linears that share the input. The error is the squared
+error of these linears' outputs, from the Hessian H = 2 E[x x^T] of their input: with V the rounded
+weights divided by the scales, it is sum (W - V) H (W - V)^T. So no inputs need to be kept.
 
-Source: Lin et al. 2023, "AWQ" (arXiv 2306.00978). The weights are rounded as in the end, on grids
-that ``grid.search_grid`` finds by E[x^2]: it shrinks ranges at both ends, which is the paper's
-search for clipping with more steps, and so there is no other one.
+Source: Lin et al. 2023, "AWQ" (arXiv 2306.00978). Weights are rounded on grids that
+``grid.search_grid`` finds by E[x^2]: that search shrinks ranges at both ends, and so replaces the
+paper's search for clipping.
 
 SmolLM2 135M with zeros for groups of 32, calibrated on 12,288 tokens, diverges by 0.089 from the
 original on WikiText-2, and by 0.126 without scales.
@@ -24,17 +25,17 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from octavo.quantize.channel_scaling import Scaling, SharedInputLinears, centred, magnitude
 from octavo.quantize.grid import quantize_to_nearest
-from octavo.quantize.observers import input_statistics
-from octavo.quantize.scaling import Linears, Scaling, centred, magnitude
+from octavo.quantize.layerwise_model import input_statistics
 
 _NUM_RATIOS = 20
 
 
-class _WeightError:
-    """A criterion; see ``scaling.Criterion``."""
+class _AWQCriterion:
+    """The ``ScalingCriterion`` of AWQ: the error of outputs with rounded weights."""
 
-    def __init__(self, linears: Linears):
+    def __init__(self, linears: SharedInputLinears):
         self._linears = linears
         self._input = input_statistics(linears.x)
 
@@ -60,4 +61,4 @@ class _WeightError:
         return total
 
 
-AWQ = Scaling(_WeightError)
+AWQ = Scaling(_AWQCriterion)

@@ -1,8 +1,8 @@
 """Calibration text as windows of tokens.
 
-The statistics that quantization goes by are those of a text, which should be like what the model
-will be used for. Where nobody has one, there is a short one here, in nine languages, with code,
-tables, mathematics, letters and conversations (``calibration_text.txt``, written for this purpose).
+Calibration text should resemble what the model will be used for. A short built-in one has nine
+languages, code, tables, mathematics, letters and conversations (``calibration_text.txt``, written
+for this purpose).
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ def calibration_windows(
     seed: int = 0,
     chat: bool = False,
 ) -> Tensor:
-    """Windows of a text's tokens, int64 [W, window].
+    """Cut a text into windows of tokens, int64 [W, window].
 
-    The text is cut into windows that do not overlap; what is left at its end is dropped. If there
-    are more than ``max_tokens`` allow, some are drawn by ``seed``, and stay in the text's order.
-    Each begins with BOS where the model wants texts to begin with one.
+    Windows do not overlap; a rest at the end is dropped. If there are more than ``max_tokens``
+    allow, some are drawn by ``seed``, and stay in the text's order. Each begins with BOS if the
+    model's texts begin with one.
 
     Args:
-        path: a file of text in UTF-8, or a data set, see ``documents.py``; None is the text that
-            comes with octavo. Conversations are in the model's own chat template, so that its
-            special tokens are seen as they are in use.
-        chat: paragraphs of texts become messages too, by turns the user's and the model's.
+        path: a file of text in UTF-8, or a data set, see ``calibration_files.py``; None is the
+            built-in text. Conversations are rendered with the model's chat template, so that its
+            special tokens occur as they do in use.
+        chat: whether paragraphs of texts become messages, alternately of the user and the model.
 
     Raises:
         ConfigError: the file cannot be read, or there is not one whole window.
@@ -82,8 +82,8 @@ def _conversations(documents: Iterable[str | Conversation]) -> Iterator[Conversa
 def _tokens_of(
     documents: Sequence[str | Conversation], tokenizer: Tokenizer, most: int, seed: int
 ) -> list[int]:
-    """The tokens of documents, one behind the other: of as many as it takes for ``most``, drawn by
-    ``seed``, in the order of the file."""
+    """Concatenated tokens of as many documents as have ``most`` tokens, drawn by ``seed``, in the
+    order of the file."""
     taken: dict[int, list[int]] = {}
     missing = most
     for index in _permutation(len(documents), seed).tolist():
@@ -99,7 +99,7 @@ def _tokens_of(
 
 
 def _drawn(count: int, most: int, seed: int) -> Tensor:
-    """At most ``most`` of ``count`` numbers, ascending."""
+    """Draw at most ``most`` of ``count`` numbers, ascending."""
     return _permutation(count, seed)[:most].sort().values
 
 

@@ -1,7 +1,7 @@
-"""What a calibration file holds: one text, or a data set of texts and conversations.
+"""Reads calibration files, a text or a data set of texts and conversations.
 
-A data set is a file of JSON lines, ``.jsonl``. Each line is one of these objects, and other fields
-are of no matter::
+A data set is a file of JSON lines, ``.jsonl``. Each line is one of these objects, with any other
+fields::
 
     {"text": "..."}
     {"messages": [{"role": "user", "content": "..."}, ...]}
@@ -20,18 +20,18 @@ from typing import Any
 from octavo.base.errors import ConfigError
 
 Conversation = list[dict[str, Any]]
-"""Messages as chat templates take them: {"role", "content"}."""
+"""Messages for chat templates: {"role", "content"}."""
 
 _BUILT_IN = "calibration_text.txt"
 _SHAREGPT_ROLES = {"human": "user", "user": "user", "gpt": "assistant", "system": "system"}
 
 
 def read_documents(path: str | Path | None) -> list[str | Conversation]:
-    """The documents of a file; without one, of the text that comes with octavo.
+    """Read the documents of a file, or the built-in text without one.
 
     Raises:
-        ConfigError: the file cannot be read; a line of a data set is none of the objects above, and
-            is named.
+        ConfigError: the file cannot be read, or names the line of a data set that is none of the
+            objects above.
     """
     if path is None:
         return [(files(__package__) / _BUILT_IN).read_text("utf-8")]
@@ -46,7 +46,7 @@ def read_documents(path: str | Path | None) -> list[str | Conversation]:
 
 
 def conversations_of(text: str) -> list[Conversation]:
-    """A text's paragraphs as questions and answers by turns, a conversation for each two."""
+    """Make a conversation of each two paragraphs of a text: a question and its answer."""
     paragraphs = [part.strip() for part in re.split(r"\n\s*\n", text) if part.strip()]
     return [
         [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]

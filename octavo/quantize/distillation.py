@@ -1,17 +1,17 @@
-"""How far a model with other weights is from itself, and the gradient of that.
+"""Self-distillation by the KL divergence of a quantized model from the float one.
 
-The *teacher* is a model as it is, the *student* the same one with other matrices in its layers.
-What is measured, and brought down by training, is the KL divergence of the student's next token
-from the teacher's, in nats, the mean over all positions of a window::
+The *teacher* is a float model, the *student* the same one with other matrices in its layers. The
+loss is the KL divergence of the student's next token from the teacher's, in nats, the mean over all
+positions of a window::
 
     sum over tokens v of  p(v) (log p(v) - log q(v))        p of the teacher, q of the student
 
 Source: Hinton et al. 2015, "Distilling the Knowledge in a Neural Network" (arXiv 1503.02531). No
-label is needed, so a text says only where the two are compared.
+labels are needed: a text only gives the contexts in which the two are compared.
 
-Logits of a window would be its largest tensors, of both models and more than once. So the head is
-run in pieces of rows, there and back, and what comes back to the hidden states goes on to the
-layers in one go. Products are in bfloat16 where ``dtype`` says so; gradients are summed up in
+Logits of a whole window would be the largest tensors, for both models and several times. So the
+head runs forward and backward on a few rows at a time, and the gradient by its hidden states then
+goes back through the layers at once. Products are computed in ``dtype``; gradients are added up in
 float32.
 """
 
@@ -30,14 +30,14 @@ from octavo.layers.module import Module
 from octavo.layers.tensors import with_tensors
 from octavo.models.registry import CausalLM
 from octavo.quantization.tensors import WeightTensor
-from octavo.quantize.observers import dense, windows_context
+from octavo.quantize.layerwise_model import dense, windows_context
 
-# Rows of logits that are there at a time.
+# Rows of logits that are computed at a time.
 _ROWS = 256
 
 
 class Distillation:
-    """A teacher on windows of ``length`` tokens, and what students are measured by."""
+    """The loss of students against a teacher, on windows of ``length`` tokens."""
 
     def __init__(self, model: CausalLM, length: int, dtype: torch.dtype = torch.float32):
         self._teacher: Any = with_tensors(cast(Any, model))
@@ -52,14 +52,15 @@ class Distillation:
 
     @torch.no_grad()
     def divergence(self, weights: Mapping[str, Tensor], window: Tensor) -> float:
-        """Of the student with ``weights``, float32 [N, K] by name, on token ids, int64 [length]."""
+        """The KL divergence of a student with ``weights``, float32 [N, K] by name, on a window of
+        token ids, int64 [length]."""
         with self._arithmetic():
             student, teacher = self._hidden(weights, window), self._hidden({}, window)
             parts = zip(student.split(_ROWS), teacher.split(_ROWS), strict=True)
             return sum(float(self._sum(*each)) for each in parts) / len(window)
 
     def add_gradient(self, weights: Mapping[str, Tensor], window: Tensor) -> float:
-        """The same; its gradient is added to ``grad`` of each of ``weights`` that requires one."""
+        """Return the divergence, and add its gradient to that of each weight that requires one."""
         with self._arithmetic():
             with torch.no_grad():
                 teacher = self._hidden({}, window)
@@ -74,7 +75,7 @@ class Distillation:
         return total
 
     def _hidden(self, weights: Mapping[str, Tensor], window: Tensor) -> Tensor:
-        """What the head is given, [length, hidden]."""
+        """Hidden states after the last norm, [length, hidden]."""
         model = self._teacher.with_parameters(
             lambda parameter: parameter.holding(
                 weights.get(self._names.get(id(parameter.value), ""), parameter.value)
@@ -84,7 +85,7 @@ class Distillation:
         return hidden
 
     def _sum(self, student: Tensor, teacher: Tensor) -> Tensor:
-        """The divergence of some positions, added up."""
+        """The sum of the divergence over some positions."""
         with torch.no_grad():
             exact = self._log_probabilities(teacher)
         found = self._log_probabilities(student)

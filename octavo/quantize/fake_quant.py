@@ -1,20 +1,20 @@
-"""Quantized matrices in training: scales alone, or codes too by a straight-through gradient.
+"""Fake quantization, matrices whose scales and optionally codes are trained.
 
-What a model computes with in training is what a file will hold. A group's weights are::
+The model computes in training with the values that a file will hold. A group's weights are::
 
     w = s f (q - z)          s the scale at the start, f > 0 its factor, z an integer
 
-By the factor f the gradient is exact: codes q do not depend on it, a scale that moves takes its
-weights along. (In LSQ, Esser et al. 2019, arXiv 1902.08153, a weight stays, and its code moves when
-the scale does.) Where codes are trained too, each is that of a *place* p, a real number::
+The gradient by the factor f is exact: codes q do not depend on it, so weights move with their
+scale. (In LSQ, Esser et al. 2019, arXiv 1902.08153, a weight stays, and its code changes with the
+scale.) If codes are trained too, each is the rounded *place* p, a real number::
 
     q = clamp(round(p), 0, 2^b - 1)
 
-Rounding counts as the identity in gradients (Bengio et al. 2013, arXiv 1308.3432), and the clamp as
-what it is: a place that lies beyond the last code gets no gradient.
+Rounding counts as the identity in gradients (straight-through, Bengio et al. 2013, arXiv
+1308.3432); the clamp has its own gradient: none for a place beyond the last code.
 
-Places are in units of codes, and factors in parts of a scale: so one rate fits all matrices of all
-models.
+Places are in units of codes, and factors relative to a scale, so that one learning rate fits all
+matrices of all models.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ from torch import Tensor
 
 from octavo.quantize.grid import QuantizedMatrix, as_scales, grouped
 
-# Where a place is at first: within half a step of the code, and not at the edge, where the first
-# step would take it away.
+# The farthest that a place starts from its code: at half a step the first update would change the
+# code.
 _NEAR = 0.4
 
-# Scales leave those of the start no further than by these factors.
+# The range of the factors of the initial scales.
 _FACTORS = 0.25, 4.0
 
 
 class ScaledMatrix:
-    """A matrix in training whose codes stay: those of ``start``, in a scheme with integer zeros.
+    """A matrix whose scales are trained. Its codes are those of ``start``, with integer zeros.
 
-    ``factors``, float32 [N, G] as ``start.scales`` (one for a matrix that is a single group), are
-    what an optimizer moves.
+    The optimizer changes ``factors``, float32 [N, G] like ``start.scales`` (one for a matrix that
+    is a single group).
     """
 
     def __init__(self, start: QuantizedMatrix):
@@ -51,17 +51,17 @@ class ScaledMatrix:
 
     @property
     def trained(self) -> dict[str, Tensor]:
-        """What an optimizer moves, by what it is."""
+        """The trained tensors by their kind."""
         return {"factors": self.factors}
 
     def weight(self) -> Tensor:
-        """What it is now, float32 [N, K], with gradients by what requires them."""
+        """The current weight, float32 [N, K], differentiable by the trained tensors."""
         steps = self._codes_now() - self._zeros[..., None]
         return (steps * self._scales_now()[..., None]).view(self._start.shape)
 
     @torch.no_grad()
     def quantized(self) -> QuantizedMatrix:
-        """The same as a file holds it: ``dequantize()`` of it is ``weight()``."""
+        """The current matrix as a file holds it; its ``dequantize()`` equals ``weight()``."""
         rows = self._start.shape[0]
         codes = self._codes_now().to(torch.uint8).view(self._start.shape)
         scales = self._scales_now().expand(rows, -1).contiguous()
@@ -71,15 +71,17 @@ class ScaledMatrix:
         return self._codes.float()
 
     def _scales_now(self) -> Tensor:
-        scales: Tensor = _Through.apply(as_scales, self._scales * self.factors.clamp(*_FACTORS))
+        scales: Tensor = _StraightThrough.apply(
+            as_scales, self._scales * self.factors.clamp(*_FACTORS)
+        )
         return scales
 
 
 class FakeQuantMatrix(ScaledMatrix):
-    """The same, but codes are trained too, by ``places``: float32 [N, G, L].
+    """A matrix whose scales and codes are trained, codes by ``places``, float32 [N, G, L].
 
     Args:
-        weight: float32 [N, K]; places begin as near to it as they can with the codes of ``start``.
+        weight: float32 [N, K]; places start as near to it as the codes of ``start`` allow.
     """
 
     def __init__(self, start: QuantizedMatrix, weight: Tensor):
@@ -93,12 +95,12 @@ class FakeQuantMatrix(ScaledMatrix):
         return {"factors": self.factors, "places": self.places}
 
     def _codes_now(self) -> Tensor:
-        rounded: Tensor = _Through.apply(torch.round, self.places)
+        rounded: Tensor = _StraightThrough.apply(torch.round, self.places)
         return rounded.clamp(0, self.scheme.max_code)
 
 
-class _Through(torch.autograd.Function):
-    """A function whose gradient is taken for that of the identity."""
+class _StraightThrough(torch.autograd.Function):
+    """Applies a function whose gradient counts as that of the identity."""
 
     @staticmethod
     def forward(ctx: Any, function: Any, values: Tensor) -> Tensor:

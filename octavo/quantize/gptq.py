@@ -1,18 +1,17 @@
-"""Codes that make up for each other's errors (GPTQ).
+"""GPTQ, which rounds columns one after the other and has later ones compensate earlier errors.
 
-Of a linear with weight W [N, K] and inputs x, the expected squared error of the output for a row w
-rounded to v is (w - v) H (w - v)^T / 2 with the Hessian H = 2 E[x x^T]. Columns are rounded one
-after the other, and the error of each is taken back by those that are still free: with U the upper
-triangular factor of H^-1 = U^T U, column i leaves e = (w_i - v_i) / U_ii, and every later column j
-is moved by -e U_ij, which is what minimizes the error that remains.
+For a linear with weight W [N, K] and input x, the expected squared error of the output for a row w
+rounded to v is (w - v) H (w - v)^T / 2 with the Hessian H = 2 E[x x^T]. With U the upper triangular
+factor of H^-1 = U^T U, column i leaves the error e = (w_i - v_i) / U_ii, and every later column j
+is moved by -e U_ij, which minimizes the remaining error.
 
-Source: Frantar et al. 2022, "GPTQ" (arXiv 2210.17323). Two things are decided otherwise than there:
+Source: Frantar et al. 2022, "GPTQ" (arXiv 2210.17323). Differences from the paper:
 
-- *Static act-order.* Columns are processed by descending H_ii, the most important ones while there
-  are many left that can make up for them. Scales are those of the weights as they were, so groups
-  are neighbours in natural order whatever the order of processing, and a file needs no ``g_idx``.
+- *Static act-order.* Columns are processed by descending H_ii, the most important ones while many
+  are left to compensate for them. Scales are those of the original weights, so groups are
+  neighbours in natural order whatever the order of processing, and a file needs no ``g_idx``.
 - *Scales are searched* by the importance H_ii of their columns (``grid.search_grid``), in place of
-  those that hold the largest value: both together gain more than either alone.
+  scales that hold the largest value: both together gain more than either alone.
 """
 
 from __future__ import annotations
@@ -38,12 +37,12 @@ from octavo.quantize.grid import (
 
 Order = Literal["activation", "natural"]
 
-# Columns whose errors go to all after them in one product.
+# Columns whose errors are propagated to all later blocks in one product.
 _BLOCK = 128
 
-# What is added to the diagonal, as a part of its mean; ten times as much until there is a factor.
-# A tenth leaves 1 to 7 % less squared error in a layer of SmolLM2 135M on other text, but the whole
-# model's answers diverge more (0.123 against 0.117), so this is the usual hundredth.
+# The damping of the diagonal, as a part of its mean; it is raised tenfold until there is a factor.
+# 0.1 leaves 1 to 7 % less squared error in a layer of SmolLM2 135M on other text, but a larger KL
+# divergence of the whole model (0.123, and 0.117 with 0.01), so this is the usual value.
 _DAMPING = 0.01
 
 
@@ -55,19 +54,18 @@ def gptq(
     order: Order = "activation",
     search: bool = True,
 ) -> QuantizedMatrix:
-    """A matrix in the codes of ``scheme`` that change a linear's outputs least, as GPTQ finds them.
+    """Quantize a matrix with GPTQ, so that the outputs of its linear change least.
 
-    Rows for which rounding to nearest would have changed outputs less are rounded to nearest: a
-    greedy method promises nothing, and so no row is worse for it. Channels that no input ever used
-    have no errors to give or take. They are rounded to nearest too, and not set to zero as is
-    usual: a text that uses them may come later.
+    Rows whose outputs change less with rounding to nearest are rounded to nearest, so that no row
+    is worse than with that method. Channels that no input has used are rounded to nearest too, and
+    not set to zero as is usual, since other texts may use them.
 
     Args:
         weight: float32 [N, K].
-        hessian: 2 E[x x^T] of its inputs, float32 [K, K]; see ``observers.input_statistics``.
+        hessian: 2 E[x x^T] of its inputs, float32 [K, K]; see ``layerwise_model.input_statistics``.
         order: ``"activation"`` is static act-order. ``"natural"`` goes from the first column to the
-            last, and makes the grid of a group when its turn comes, of what its columns are then.
-        search: grids are those of least weighted error, instead of those that hold all values.
+            last, and makes the grid of a group from its compensated columns when they are reached.
+        search: whether grids of least weighted error are searched; else they hold all values.
 
     Raises:
         ConfigError: groups do not fill a row, or the Hessian has values that are not finite.
@@ -86,7 +84,7 @@ def gptq(
         grids = _StaticGrids(nearest, places)
     elif isinstance(scheme.group_size, int):
         places, grids = natural, _FreshGrids(scheme, scheme.group_size, importance)
-    else:  # one group, whose turn comes before anything was moved
+    else:  # a single group: its grid is made before any column is moved
         places, grids = natural, _StaticGrids(nearest, natural)
     factor = inverse_factor(hessian[places][:, places])
     codes = torch.empty(weight.shape, dtype=torch.uint8)
@@ -97,15 +95,16 @@ def gptq(
 
 
 def output_error(weight: Tensor, matrix: QuantizedMatrix, hessian: Tensor) -> Tensor:
-    """(w - v) H (w - v)^T of each row: float32 [N], twice the mean squared error of an output."""
+    """The error (w - v) H (w - v)^T of each row, float32 [N]: twice an output's mean squared
+    error."""
     error = weight - matrix.dequantize()
     return (error @ hessian).mul_(error).sum(dim=1)
 
 
 def inverse_factor(hessian: Tensor) -> Tensor:
-    """The upper triangular U [K, K] with U^T U the inverse of H, damped until it has one."""
-    # Read backwards, the lower factor of a matrix is upper: H = V V^T, so H^-1 = V^-T V^-1 and U is
-    # V^-1. The inverse of H itself, which rounding would spoil, is never formed.
+    """The upper triangular U [K, K] with U^T U = H^-1; H is damped until this exists."""
+    # With rows and columns reversed the lower Cholesky factor is upper: H = V V^T, so
+    # H^-1 = V^-T V^-1 and U is V^-1. The inverse of H, which rounding would spoil, is not formed.
     backwards = hessian.flip(0, 1)
     damping = _mean_damping(hessian)
     while True:
@@ -113,7 +112,7 @@ def inverse_factor(hessian: Tensor) -> Tensor:
         lower, failed = torch.linalg.cholesky_ex(damped)
         if not failed:
             break
-        damping *= 10  # ends: with enough of it, H is the identity but for a factor
+        damping *= 10  # terminates: H approaches a multiple of the identity
     return torch.linalg.solve_triangular(lower.flip(0, 1), torch.eye(len(hessian)), upper=True)
 
 
@@ -124,7 +123,7 @@ def _mean_damping(hessian: Tensor) -> float:
 def _better_rows(
     weight: Tensor, hessian: Tensor, first: QuantizedMatrix, second: QuantizedMatrix
 ) -> QuantizedMatrix:
-    """Of two matrices, for each row that of the one with the smaller error."""
+    """Combine two matrices: each row is that of the smaller error."""
     errors = [output_error(weight, matrix, hessian) for matrix in (first, second)]
     use_first = (errors[0] <= errors[1])[:, None]
     return QuantizedMatrix(
@@ -139,7 +138,7 @@ def _better_rows(
 
 
 class _StaticGrids:
-    """The grids that a matrix has already, for columns in the order of ``places`` [K]."""
+    """The grids of a quantized matrix, for columns in the order of ``places`` [K]."""
 
     block = _BLOCK
 
@@ -160,7 +159,7 @@ class _StaticGrids:
 
 
 class _FreshGrids:
-    """The same for columns in natural order, made when the first column of a group is asked for."""
+    """Grids of columns in natural order, made when the first column of a group is reached."""
 
     def __init__(self, scheme: Scheme, width: int, importance: Tensor | None):
         self._scheme, self._width, self._importance = scheme, width, importance
@@ -184,10 +183,10 @@ class _FreshGrids:
 def _round_columns(
     columns: Tensor, factor: Tensor, grids: _StaticGrids | _FreshGrids, scheme: Scheme
 ) -> Tensor:
-    """Codes uint8 [K, N] of ``columns`` [K, N], which are overwritten; ``factor`` is U.
+    """Round ``columns`` [K, N], which are overwritten, to codes uint8 [K, N]; ``factor`` is U.
 
-    Within a block, an error goes to the block's other columns at once. Those after it get the
-    errors of a whole block in one product, as many memory accesses fewer.
+    Within a block, an error is propagated to the block's later columns at once. Later blocks get
+    the errors of a whole block in one product, which reads and writes them less often.
     """
     codes = torch.empty(columns.shape, dtype=torch.uint8)
     for start in range(0, len(columns), grids.block):
@@ -206,7 +205,7 @@ def _round_columns(
 
 @contextmanager
 def _one_thread() -> Iterator[None]:
-    """A column is too little work to be shared out: threads would wait for each other."""
+    """Run PyTorch on one thread: a column is too little work to share."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

@@ -1,4 +1,4 @@
-"""Integers for weights: schemes, scales, zero points, and rounding to nearest.
+"""Quantization grids, the scales and zero points of groups, and rounding to nearest.
 
 A matrix [N, K] is cut into groups of values that share a scale ``s`` and a zero ``z``; a value is
 an integer code ``q`` of b bits, 0 <= q < 2^b::
@@ -7,8 +7,8 @@ an integer code ``q`` of b bits, 0 <= q < 2^b::
     asymmetric           w = s (q - z)            z an integer, 0 <= z < 2^b
     with float minimums  w = s q + z              z any float16
 
-Scales, and zeros where they are floats, are rounded to float16 *before* codes are computed: what is
-judged here is what a file will hold.
+Scales, and zeros that are floats, are rounded to float16 *before* codes are computed, so that
+errors are those of the values that a file holds.
 
 Functions take ``values`` [..., L], whose last dimension is the group; see ``grouped``.
 """
@@ -26,33 +26,33 @@ import torch
 from torch import Tensor
 
 from octavo.quantization.coded import CodedWeight, PlainCodes
+from octavo.quantize.code_tables import LARGEST, TABLES, levels_of, nearest_levels
 from octavo.quantize.scheme import Scheme
-from octavo.quantize.tables import LARGEST, TABLES, levels_of, nearest_levels
 
-# The exponent of the error that scales are searched by where nothing is known of inputs: between
-# the squares that minimize the mean and the higher powers that spare large values. It is the
-# default of llm-compressor's ``mse`` observer.
+# The exponent of the error by which scales are searched without calibration text: between squares,
+# which minimize the mean, and higher powers, which spare large values. It is the default of
+# llm-compressor's ``mse`` observer.
 ERROR_POWER = 2.4
 
-# The parts of a range that the search tries. The widest is more than all of it, since a symmetric
-# grid falls half a step short of the largest value if that is positive.
+# The parts of a range that the search tries. The widest exceeds it, since a symmetric grid falls
+# half a step short of the largest value if that is positive.
 _OF_BOTH_ENDS = torch.linspace(1.08, 0.40, 48).tolist()
-# The same where ends may differ: half as many for both, then for one end after the other.
+# The same for ranges whose ends are independent: half as many for both ends, then for each end.
 _OF_BOTH_FIRST, _OF_ONE_END = _OF_BOTH_ENDS[::2], torch.linspace(1.2, 0.6, 12).tolist()
 
 # The smallest and the largest positive float16.
 _LEAST_SCALE, _LARGEST_SCALE = 2.0**-24, 65504.0
 
-# A thread searches for this many values at a time. They stay in the cache meanwhile, and are so few
-# that PyTorch does not share them out among threads of its own, which would wait for each other.
+# Values that a thread searches at a time. They stay in the cache, and are so few that PyTorch does
+# not share them among threads of its own, which would wait for each other.
 _CHUNK_VALUES = 1 << 15
 
 
 class Grid(NamedTuple):
-    """What the values of groups can be. Both float32 of the same shape, one entry for each group.
+    """The scales and zeros of groups, float32 of the same shape, one entry for each group.
 
-    ``scales``: positive, exact in float16 unless there is a table. ``zeros``: integers, or the
-    value of code 0, exact in float16; see the head of the module. 0 where there is a table.
+    ``scales``: positive, exact in float16 unless the scheme has a table. ``zeros``: integers, or
+    the value of code 0, exact in float16 (see the module's docstring); 0 with a table.
     """
 
     scales: Tensor
@@ -61,9 +61,9 @@ class Grid(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class QuantizedMatrix:
-    """A matrix as integers: ``codes`` uint8 [N, K]; ``scales``, ``zeros`` as in Grid, [N, G].
+    """A quantized matrix: ``codes`` uint8 [N, K]; ``scales``, ``zeros`` [N, G] as in ``Grid``.
 
-    A row has G groups of K / G neighbours. Of a ``"tensor"``, all rows repeat the one that it has.
+    A row has G groups of K / G neighbours. With one group for a ``"tensor"``, all rows repeat it.
     """
 
     codes: Tensor
@@ -84,14 +84,14 @@ class QuantizedMatrix:
         return rows, columns
 
     def dequantize(self) -> Tensor:
-        """The values, float32 [N, K]."""
+        """Return the values, float32 [N, K]."""
         rows, groups = self.scales.shape
         grid = Grid(self.scales, self.zeros)
         return decode(self.codes.view(rows, groups, -1).float(), grid, self.scheme).view(self.shape)
 
     def coded(self, format: str) -> CodedWeight:
-        """The same as what a checkpoint's ``format`` holds: codes of a table, or integers with
-        integer zeros."""
+        """Return the matrix as a weight of a checkpoint's ``format``: codes of a table, or integers
+        with integer zeros."""
         assert not self.scheme.float_minimum, "zeros are integers"
         table = self.scheme.table
         return CodedWeight(
@@ -114,10 +114,12 @@ class QuantizedMatrix:
 def quantize_to_nearest(
     weight: Tensor, scheme: Scheme, *, search: bool = False, importance: Tensor | None = None
 ) -> QuantizedMatrix:
-    """A matrix, float32 [N, K], with each value at the nearest point of its group's grid.
+    """Round each value of a matrix, float32 [N, K], to the nearest of its group's grid.
 
-    ``search``: grids are those of ``search_grid``, by ``importance``, instead of ``full_grid``.
-    ConfigError if groups do not fill a row.
+    ``search``: use the grids of ``search_grid``, by ``importance``, in place of ``full_grid``.
+
+    Raises:
+        ConfigError: groups do not fill a row.
     """
     values = grouped(weight, scheme)
     grid = (
@@ -129,7 +131,7 @@ def quantize_to_nearest(
 
 
 def matrix_on_grid(weight: Tensor, grid: Grid, scheme: Scheme) -> QuantizedMatrix:
-    """A matrix [N, K] rounded to nearest on a grid of its groups."""
+    """Round a matrix [N, K] to nearest on a grid of its groups."""
     codes = encode(grouped(weight, scheme), grid, scheme).to(torch.uint8).view(weight.shape)
     rows = weight.shape[0]
     scales, zeros = (each.expand(rows, -1).contiguous() for each in grid)
@@ -137,7 +139,7 @@ def matrix_on_grid(weight: Tensor, grid: Grid, scheme: Scheme) -> QuantizedMatri
 
 
 def grouped(weight: Tensor, scheme: Scheme) -> Tensor:
-    """A matrix [N, K] as its groups: [N, G, L], or [1, 1, N * K] if it is a single one."""
+    """Reshape a matrix [N, K] to its groups: [N, G, L], or [1, 1, N * K] if it is a single one."""
     rows, columns = weight.shape
     width = scheme.group_width(columns)
     if scheme.group_size == "tensor":
@@ -146,7 +148,7 @@ def grouped(weight: Tensor, scheme: Scheme) -> Tensor:
 
 
 def grouped_importance(importance: Tensor | None, weight: Tensor, scheme: Scheme) -> Tensor | None:
-    """Importance of input channels [K] in a shape that goes with ``grouped``."""
+    """Reshape the importance of input channels [K] so that it broadcasts with ``grouped``."""
     if importance is None:
         return None
     if scheme.group_size == "tensor":
@@ -178,8 +180,8 @@ def decode(codes: Tensor, grid: Grid, scheme: Scheme) -> Tensor:
 def full_grid(values: Tensor, scheme: Scheme) -> Grid:
     """The grid [...] that holds all values [..., L] of a group, and zero.
 
-    Symmetric: s = max|w| / ((2^b - 1) / 2), so that the one code more on the negative side is used:
-    what compressed-tensors does. Of a table: s = max|w| / its largest entry. Asymmetric, with
+    Symmetric: s = max|w| / ((2^b - 1) / 2), which uses the additional negative code, as
+    compressed-tensors does. With a table: s = max|w| / its largest entry. Asymmetric, with
     low = min(0, min w) and high = max(0, max w): s = (high - low) / (2^b - 1), z = round(-low / s).
     With float minimums, as in Q4_1, z = min w and s = (max w - min w) / (2^b - 1), and zero need
     not be among the values.
@@ -190,10 +192,9 @@ def full_grid(values: Tensor, scheme: Scheme) -> Grid:
 def search_grid(values: Tensor, scheme: Scheme, importance: Tensor | None = None) -> Grid:
     """The grid [...] of least error among those of 49 ranges, wider and narrower than the values.
 
-    The error of a group is sum |e|^2.4 over its values, or sum i e^2 where ``importance`` i says
-    how much each counts: E[x^2] of the input channel makes it the expected squared error of the
-    layer's output, channels taken as uncorrelated. ``importance`` goes with [..., L] and is not
-    negative.
+    The error of a group is sum |e|^2.4 over its values, or sum i e^2 with an ``importance`` i. With
+    E[x^2] of the input channels that is the expected squared error of the output, if channels are
+    uncorrelated. ``importance`` broadcasts with [..., L] and is not negative.
     """
     step = max(1, _CHUNK_VALUES // math.prod(values.shape[1:]))
     parts = values.split(step)
@@ -216,7 +217,7 @@ def _search(values: Tensor, scheme: Scheme, importance: Tensor | None) -> Grid:
 
 
 class _BestRange:
-    """The range [...] of least error so far, which is at first that of all values."""
+    """The range [...] of least error so far, initially that of all values."""
 
     def __init__(self, values: Tensor, scheme: Scheme, importance: Tensor | None):
         self._values, self._scheme, self._importance = values, scheme, importance
@@ -227,7 +228,7 @@ class _BestRange:
         self._error = _error(values, self.grid, scheme, importance)
 
     def scan(self, low_parts: Iterable[float], high_parts: Iterable[float]) -> None:
-        """Try parts of the range that is the best now; the shorter list ends it."""
+        """Try parts of the range that is the best at the start; the shorter list ends the scan."""
         below, above = self._low - self._middle, self._high - self._middle
         for low_part, high_part in zip(low_parts, high_parts, strict=False):
             self._try(self._middle + below * low_part, self._middle + above * high_part)
@@ -253,7 +254,7 @@ def _error(values: Tensor, grid: Grid, scheme: Scheme, importance: Tensor | None
 
 
 def _range(values: Tensor, scheme: Scheme) -> tuple[Tensor, Tensor]:
-    """The ends of a group's values [...], which include zero unless zero is a float."""
+    """The ends of a group's range [...], which includes zero unless the scheme has minimums."""
     low, high = values.amin(dim=-1), values.amax(dim=-1)
     return (low, high) if scheme.float_minimum else (low.clamp(max=0), high.clamp(min=0))
 
@@ -272,5 +273,5 @@ def _grid_of_range(low: Tensor, high: Tensor, scheme: Scheme) -> Grid:
 
 
 def as_scales(scales: Tensor) -> Tensor:
-    """Exact in float16, and never zero: a group of zeros has a scale like any other."""
+    """Round scales to positive float16 values: a group of zeros has a positive scale too."""
     return scales.half().float().clamp_(_LEAST_SCALE, _LARGEST_SCALE)

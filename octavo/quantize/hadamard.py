@@ -1,4 +1,4 @@
-"""Orthogonal matrices that spread values evenly: Hadamard matrices with random signs.
+"""Orthogonal matrices that spread values evenly, Hadamard matrices with random signs.
 
 A Hadamard matrix has entries of 1 and -1 and orthogonal rows, so divided by the root of its order
 it is a rotation, or a reflection, that gives each output the same share of each input. There are
@@ -22,7 +22,7 @@ _LARGEST_EXPONENT = 6  # of a power of two that is one factor
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Rotation:
+class OrthogonalRotation:
     """R = diag(``signs``) (I ⊗ F1 ⊗ F2 ⊗ ...), an orthogonal matrix of n rows.
 
     ``signs``: float64 [n], of 1 and -1. ``factors``: orthogonal, float64 [f, f]; the product of
@@ -33,41 +33,41 @@ class Rotation:
     factors: tuple[np.ndarray, ...]
 
     def of_rows(self, values: np.ndarray) -> np.ndarray:
-        """x R for each row x of ``values`` [..., n]: float64 [..., n]."""
+        """Multiply each row x of ``values`` [..., n] to x R: float64 [..., n]."""
         width = math.prod(len(factor) for factor in self.factors)
-        turned = (values * self.signs).reshape(-1, width)
+        rotated = (values * self.signs).reshape(-1, width)
         for factor in self.factors:
             # An index of a block has a digit for each factor. The first digit is multiplied, and
             # becomes the last, so that they are in order again after the last factor.
-            digits = turned.reshape(len(turned), len(factor), -1).swapaxes(1, 2)
-            turned = (digits @ factor).reshape(len(turned), width)
-        return turned.reshape(values.shape)
+            digits = rotated.reshape(len(rotated), len(factor), -1).swapaxes(1, 2)
+            rotated = (digits @ factor).reshape(len(rotated), width)
+        return rotated.reshape(values.shape)
 
-    def repeated(self, width: int, times: int) -> Rotation:
-        """The rotation of an input in which each ``width`` values of this one's come ``times``
-        times, one behind the other."""
+    def repeated(self, width: int, times: int) -> OrthogonalRotation:
+        """The rotation of an input in which each block of ``width`` values of this one's occurs
+        ``times`` times in a row."""
         return replace(self, signs=self.signs.reshape(-1, width).repeat(times, axis=0).reshape(-1))
 
 
-def random_rotation(num_blocks: int, width: int, rng: np.random.Generator) -> Rotation:
-    """A rotation of each ``width`` values of ``num_blocks`` times as many: Hadamard's with random
-    signs where a matrix of that order is known here, else any orthogonal one."""
+def random_rotation(num_blocks: int, width: int, rng: np.random.Generator) -> OrthogonalRotation:
+    """Draw a rotation of ``num_blocks`` blocks of ``width`` values: a Hadamard matrix with random
+    signs if one of that order is known here, else a random orthogonal matrix."""
     signs = rng.choice([-1.0, 1.0], num_blocks * width)
     factors = hadamard_factors(width)
     if factors is None:
-        return Rotation(signs, (random_orthogonal(width, rng),))
-    return Rotation(signs, tuple(factor / math.sqrt(len(factor)) for factor in factors))
+        return OrthogonalRotation(signs, (random_orthogonal(width, rng),))
+    return OrthogonalRotation(signs, tuple(factor / math.sqrt(len(factor)) for factor in factors))
 
 
 def random_orthogonal(size: int, rng: np.random.Generator) -> np.ndarray:
-    """One matrix as likely as any other, float64 (Mezzadri 2007, arXiv math-ph/0609050)."""
+    """Draw an orthogonal matrix uniformly, float64 (Mezzadri 2007, arXiv math-ph/0609050)."""
     q, r = np.linalg.qr(rng.standard_normal((size, size)))
     return q * np.sign(np.diag(r))
 
 
 def hadamard_factors(order: int) -> list[np.ndarray] | None:
-    """Matrices of 1 and -1 (float64) whose Kronecker product is a Hadamard matrix; None where
-    no product of Sylvester's and Paley's has this order."""
+    """Matrices of 1 and -1 (float64) whose Kronecker product is a Hadamard matrix; None if no
+    product of Sylvester's and Paley's matrices has this order."""
     if _is_power_of_two(order):
         largest, rest = divmod(order.bit_length() - 1, _LARGEST_EXPONENT)
         exponents = [_LARGEST_EXPONENT] * largest + [rest] * (rest > 0 or largest == 0)
@@ -87,7 +87,7 @@ def _is_power_of_two(number: int) -> bool:
 
 
 def _sylvester(exponent: int) -> np.ndarray:
-    """Of order 2 ** exponent."""
+    """Sylvester's matrix of order 2 ** exponent."""
     matrix = np.ones((1, 1))
     for _ in range(exponent):
         matrix = np.block([[matrix, matrix], [matrix, -matrix]])
@@ -95,7 +95,7 @@ def _sylvester(exponent: int) -> np.ndarray:
 
 
 def _paley(order: int) -> np.ndarray | None:
-    """Paley's matrix of an order that is a multiple of 4; None where there is no prime for it."""
+    """Paley's matrix of an order that is a multiple of 4; None if there is no prime for it."""
     if _is_prime(order - 1):
         return np.eye(order) + _bordered_residues(order - 1, -1.0)
     half = order // 2
@@ -106,7 +106,8 @@ def _paley(order: int) -> np.ndarray | None:
 
 
 def _bordered_residues(q: int, left: float) -> np.ndarray:
-    """[0 1; left Q], where Q[i, j] is 1 if j - i is a square modulo q, -1 if not, 0 where i = j."""
+    """The matrix [0 1; left Q]: Q[i, j] is 1 if j - i is a square modulo q, else -1, and 0 on the
+    diagonal."""
     squares = np.unique(np.arange(1, q) ** 2 % q)
     character = np.full(q, -1.0)
     character[squares], character[0] = 1.0, 0.0

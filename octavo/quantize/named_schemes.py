@@ -1,12 +1,12 @@
-"""Schemes by the names that people give them, and what rounding to nearest makes of rows.
+"""Quantization schemes by name, and rounding of rows to them.
 
-    int4-g64          integers of 2 to 8 bits, a float16 scale for 64 neighbours
-    int4-g32-asym     and a zero of as many bits
-    int4-channel      a scale for a row
-    nf4, fp8          as the methods of these names make them
-    Q4_K, IQ4_NL ...  the types of GGUF files that have blocks
+    int4-g64          integers of 2 to 8 bits, with a float16 scale for 64 neighbours
+    int4-g32-asym     the same with a zero point of as many bits
+    int4-channel      one scale for a row
+    nf4, fp8          as the methods of these names
+    Q4_K, IQ4_NL ...  the block types of GGUF files
 
-The grids, tables and blocks are those that models are made of.
+Grids, tables and blocks are those of quantized models.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from octavo.quantization.ggml_types import GGMLType, block_shape
 from octavo.quantization.gguf_fields import fields_of
 from octavo.quantization.gguf_formats import dequantize
 from octavo.quantization.gguf_quantize import SEARCHED, quantize
+from octavo.quantize.code_tables import TABLES
 from octavo.quantize.grid import quantize_to_nearest
-from octavo.quantize.recipes import METHODS
+from octavo.quantize.methods import METHODS
 from octavo.quantize.scheme import GroupSize, Scheme
-from octavo.quantize.tables import TABLES
 from octavo.quantize.writers.bitsandbytes import dequantize_scales, quantize_scales
 
 _BITS = (2, 3, 4, 5, 6, 8)
@@ -37,18 +37,18 @@ SCHEMES = (
     *_TABLES,
     *(type.name for type in SEARCHED),
 )
-"""A selection that says something about each kind."""
+"""A selection of schemes of every kind."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Coded:
-    """Rows of weights as codes; groups of ``width`` columns share an entry of the small tables::
+class CodedRows:
+    """Quantized rows of weights; groups of ``width`` columns share a scale, zero and offset::
 
         value[r, c] = scale[r, g] * (level[r, c] - zero[r, g]) + offset[r, g]        g = c // width
 
-    ``codes``: integers [n, K], as they are stored. ``levels``: float32 [n, K], what they stand for,
-    the entry of a table or the code itself. ``scales``, ``zeros``, ``offsets``: float32
-    [n, K / width]. ``values``: float32 [n, K].
+    ``codes``: the stored integers [n, K]. ``levels``: the table entries of the codes, or the codes
+    themselves, float32 [n, K]. ``scales``, ``zeros``, ``offsets``: float32 [n, K / width].
+    ``values``: float32 [n, K].
     """
 
     codes: np.ndarray
@@ -61,31 +61,33 @@ class Coded:
 
 
 class NamedScheme(Protocol):
+    """A scheme that rows of weights can be rounded to."""
+
     @property
     def block(self) -> int:
-        """Rows are made of so many values; 1 where any number will do."""
+        """Number that the length of rows must be a multiple of."""
         ...
 
     def bits_per_weight(self, num_columns: int) -> float:
-        """In a file, with scales, zeros and offsets."""
+        """Bits of a weight in a file, with scales, zeros and offsets."""
         ...
 
-    def round(self, rows: Tensor, search: bool) -> Coded:
-        """Rows, float32 [n, K], at the nearest values. ConfigError if they cannot have the scheme.
+    def round(self, rows: Tensor, search: bool) -> CodedRows:
+        """Round rows, float32 [n, K], to nearest. ConfigError if they cannot have the scheme.
 
-        ``search``: for scales of least error, not those that hold the largest value.
+        ``search``: search scales of least error, in place of those that hold the largest value.
         """
         ...
 
 
 def named_scheme(name: str) -> NamedScheme:
-    """ConfigError for a name that there is not."""
+    """Return the scheme of a name. ConfigError if there is none."""
     fixed = _TABLES.get(name.lower())
     if fixed is not None:
-        return _Grids(fixed)
+        return _GridScheme(fixed)
     type = GGMLType.__members__.get(name.upper())
     if type is not None and type in SEARCHED:
-        return _Blocks(type)
+        return _GGUFScheme(type)
     match = re.fullmatch(r"int([2-8])-(?:g([1-9]\d{0,5})|channel)(-asym)?", name.lower())
     if match is None:
         raise ConfigError(
@@ -94,12 +96,12 @@ def named_scheme(name: str) -> NamedScheme:
             + ", ".join(type.name for type in SEARCHED)
         )
     group_size: GroupSize = int(match[2]) if match[2] else "channel"
-    return _Grids(Scheme(int(match[1]), group_size, symmetric=match[3] is None))
+    return _GridScheme(Scheme(int(match[1]), group_size, symmetric=match[3] is None))
 
 
 @dataclass(frozen=True, slots=True)
-class _Grids:
-    """Integers, or codes of a table, with a scale for each group of a row."""
+class _GridScheme:
+    """A scheme of integers or of codes of a table, with a scale for each group of a row."""
 
     scheme: Scheme
 
@@ -118,7 +120,7 @@ class _Grids:
             of_group = 16 + (0 if scheme.symmetric else scheme.bits)
         return scheme.bits + of_group / scheme.group_width(num_columns)
 
-    def round(self, rows: Tensor, search: bool) -> Coded:
+    def round(self, rows: Tensor, search: bool) -> CodedRows:
         scheme = self.scheme
         matrix = quantize_to_nearest(rows, scheme, search=search)
         codes, scales, zeros = (
@@ -131,12 +133,12 @@ class _Grids:
         width = scheme.group_width(rows.shape[1])
         of_columns = (each.repeat(width, axis=1) for each in (scales, zeros))
         values = next(of_columns) * (levels - next(of_columns))
-        return Coded(codes, levels, scales, zeros, np.zeros_like(scales), values, width)
+        return CodedRows(codes, levels, scales, zeros, np.zeros_like(scales), values, width)
 
 
 @dataclass(frozen=True, slots=True)
-class _Blocks:
-    """A type of GGUF files, which always has scales that were searched, or those of ggml."""
+class _GGUFScheme:
+    """A block type of GGUF files; its scales are searched always, or ggml's own."""
 
     type: GGMLType
 
@@ -148,7 +150,7 @@ class _Blocks:
         values, size = block_shape(self.type)
         return 8 * size / values
 
-    def round(self, rows: Tensor, search: bool) -> Coded:
+    def round(self, rows: Tensor, search: bool) -> CodedRows:
         if rows.shape[1] % self.block:
             raise ConfigError(
                 f"rows of {rows.shape[1]} values cannot be {self.type.name}, which has blocks of "
@@ -159,7 +161,7 @@ class _Blocks:
         except ValueError as error:  # a value that float16 has not
             raise ConfigError(str(error)) from None
         levels, scales, offsets, width = fields_of(self.type, data)
-        return Coded(
+        return CodedRows(
             levels.numpy().astype(np.int32),
             levels.numpy(),
             scales.numpy(),

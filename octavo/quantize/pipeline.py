@@ -1,11 +1,11 @@
-"""From a checkpoint to quantized matrices, layer by layer.
+"""Quantizes the linears of a checkpoint, layer by layer.
 
-Every method goes through the linears of a model in the order in which they compute. Those that look
-at inputs run each layer on calibration text meanwhile, and a linear goes on with its quantized
-weight, so that what is seen of any input includes the errors of all linears before it. A *scaling*
-looks at each layer before that, and multiplies channels of its matrices so that they round better.
+Every method goes through the linears of a model in the order in which they compute. With
+calibration text each layer is run, and a linear continues with its quantized weight, so that inputs
+include the errors of all linears before. A *scaling* first multiplies channels of a layer's
+matrices so that they round better.
 
-Embeddings and the output head are no linears of a layer, and are left to the caller.
+Embeddings and the output head are not linears of a layer, and are left to the caller.
 """
 
 from __future__ import annotations
@@ -25,24 +25,24 @@ from octavo.layers.tensors import with_tensors
 from octavo.models.checkpoint import Checkpoint, open_checkpoint
 from octavo.models.loader import load_checkpoint
 from octavo.models.registry import CausalLM
-from octavo.quantize.autoround import LayerWindows, learn_rounding
+from octavo.quantize.autoround import LayerSamples, learn_rounding
+from octavo.quantize.channel_scaling import LayerScales, Scaling, find_scales
 from octavo.quantize.gptq import gptq
 from octavo.quantize.grid import QuantizedMatrix, Scheme, quantize_to_nearest
-from octavo.quantize.observers import (
+from octavo.quantize.layerwise_model import (
     InputStatistics,
     LayerwiseModel,
     LinearObserver,
     dense,
     linear_names,
 )
-from octavo.quantize.scaling import LayerScales, Scaling, find_scales
 
-Method = Literal["rtn", "search", "gptq", "autoround"]
+RoundingMethod = Literal["rtn", "search", "gptq", "autoround"]
 """``rtn`` rounds to nearest on grids that hold all values; ``search`` on grids of least error,
-weighted by E[x^2] where there is calibration text; ``gptq`` as in ``gptq.py``, in static order;
-``autoround`` as in ``autoround.py``, from what gptq makes."""
+weighted by E[x^2] with calibration text; ``gptq`` is GPTQ with static act-order; ``autoround`` is
+AutoRound, starting from GPTQ."""
 
-# Steps of autoround for a layer.
+# AutoRound's steps for a layer.
 STEPS = 128
 
 SchemeOf = Callable[[str], Scheme | None]
@@ -50,12 +50,11 @@ SchemeOf = Callable[[str], Scheme | None]
 
 
 class MatrixReport(NamedTuple):
-    """What became of one linear.
+    """The result for one linear, number ``number`` of ``total``.
 
-    ``weight_error``: sum (w - v)^2 / sum w^2. ``output_error``: the same of outputs on calibration
-    text; where there is no Hessian, by E[x^2] alone, channels being taken as uncorrelated; None
-    without text. ``number`` of ``total``: how far the model is. ``seconds``: of what is learned for
-    a layer as a whole, an equal share.
+    ``weight_error``: sum (w - v)^2 / sum w^2. ``output_error``: the same for outputs on calibration
+    text, without a Hessian by E[x^2] alone (as if channels were uncorrelated); None without text.
+    ``seconds``: includes an equal share of what is learned for the layer as a whole.
     """
 
     name: str
@@ -70,7 +69,7 @@ class MatrixReport(NamedTuple):
 def quantize_model(
     model: str | Path | Checkpoint,
     scheme: Scheme | SchemeOf,
-    method: Method = "gptq",
+    method: RoundingMethod = "gptq",
     calibration: Tensor | None = None,
     *,
     scaling: Scaling | None = None,
@@ -78,29 +77,29 @@ def quantize_model(
     done: Mapping[str, QuantizedMatrix] = MappingProxyType({}),
     on_matrix: Callable[[MatrixReport], None] | None = None,
 ) -> Iterator[tuple[str, QuantizedMatrix | Tensor]]:
-    """The linears of a model's layers, quantized: (name of the parameter, matrix).
+    """Quantize the linears of a model's layers, and yield (name of the parameter, matrix).
 
-    With a ``scaling`` also norms and biases that are others by it: float32 [n], a norm's as it is
-    multiplied with, whatever a checkpoint stores of it.
+    With a ``scaling``, norms and biases that it changes are yielded too: float32 [n], a norm's as
+    the model multiplies with it, whatever the checkpoint stores.
 
-    Nothing is kept of a layer once its matrices have been handed out. Beside the mapped file, it
-    takes the memory of a layer's activations on all of the text, see ``observers.py``.
+    Nothing of a layer is kept once its matrices were yielded. Beside the mapped file, the memory is
+    that of one layer's activations on all of the text, see ``layerwise_model.py``.
 
     Args:
         model: a checkpoint of any format that can be loaded, by its path or open.
         scheme: one for all, or a function of the parameter's name.
         calibration: windows of tokens, int64 [W, length]; see ``calibration.py``. Method rtn needs
-            none; with them, reports tell what becomes of outputs.
-        scaling: what is done to a layer before its matrices are quantized; see ``scaling.py``.
-        steps: of method autoround, for each layer.
-        done: matrices of a run before that was ended. They are not made again, but are used.
-        on_matrix: is told of each matrix as it is made, before the layer's are handed out.
+            none; with them, reports have the error of outputs.
+        scaling: scales a layer before its matrices are quantized; see ``channel_scaling.py``.
+        steps: AutoRound's steps for each layer.
+        done: matrices of an interrupted run, which are used in place of new ones.
+        on_matrix: called with each new matrix, before those of the layer are yielded.
 
     Raises:
         ConfigError: groups do not fill the rows of a linear, which is named; there is no such
             method; it needs calibration text and has none; the text's tokens are not of this model;
             autoround is given no step, or a scheme with float minimums.
-        ModelError: as of ``load_model``; a weight that is not finite is a ModelFileError.
+        ModelError: the model cannot be loaded; a weight that is not finite is a ModelFileError.
     """
     checkpoint = open_checkpoint(model) if isinstance(model, str | Path) else model
     config = checkpoint.config()
@@ -111,16 +110,16 @@ def quantize_model(
     if method == "autoround":
         assert calibration is not None
         _check_learning(schemes, steps)
-        learner = _Learner(checkpoint.path, method, schemes, done, on_matrix)
+        learner = _LearningVisitor(checkpoint.path, method, schemes, done, on_matrix)
         return _with_learning(LayerwiseModel(loaded, calibration), learner, steps)
-    quantizer = _Quantizer(checkpoint.path, method, schemes, done, on_matrix)
+    quantizer = _QuantizingVisitor(checkpoint.path, method, schemes, done, on_matrix)
     if calibration is None:
         return _without_text(loaded, quantizer)
     return _with_text(LayerwiseModel(loaded, calibration), quantizer, scaling)
 
 
 def _with_text(
-    model: LayerwiseModel, quantizer: _Quantizer, scaling: Scaling | None
+    model: LayerwiseModel, quantizer: _QuantizingVisitor, scaling: Scaling | None
 ) -> Iterator[tuple[str, QuantizedMatrix | Tensor]]:
     for index in range(model.num_layers):
         scales = LayerScales()
@@ -133,9 +132,9 @@ def _with_text(
 
 
 def _with_learning(
-    model: LayerwiseModel, learner: _Learner, steps: int
+    model: LayerwiseModel, learner: _LearningVisitor, steps: int
 ) -> Iterator[tuple[str, QuantizedMatrix]]:
-    exact = model.hidden  # what the float model has where ``model.hidden`` is of the quantized one
+    exact = model.hidden  # of the float model; ``model.hidden`` is of the quantized one
     for index in range(model.num_layers):
         with torch.no_grad():
             exact = model.outputs(index, exact, lambda name, x, weight: weight)
@@ -144,7 +143,9 @@ def _with_learning(
         yield from learner.take()
 
 
-def _without_text(model: CausalLM, quantizer: _Quantizer) -> Iterator[tuple[str, QuantizedMatrix]]:
+def _without_text(
+    model: CausalLM, quantizer: _QuantizingVisitor
+) -> Iterator[tuple[str, QuantizedMatrix]]:
     assert isinstance(model, Module)
     weights = {name: parameter.value for name, parameter in named_parameters(with_tensors(model))}
     for names in linear_names(model):
@@ -153,13 +154,13 @@ def _without_text(model: CausalLM, quantizer: _Quantizer) -> Iterator[tuple[str,
         yield from quantizer.take()
 
 
-class _Quantizer:
-    """A visitor that quantizes what it sees, and keeps it until it is taken."""
+class _QuantizingVisitor:
+    """A visitor that quantizes each linear, and keeps the matrices until they are taken."""
 
     def __init__(
         self,
         path: Path,
-        method: Method,
+        method: RoundingMethod,
         schemes: Mapping[str, Scheme],
         done: Mapping[str, QuantizedMatrix],
         on_matrix: Callable[[MatrixReport], None] | None,
@@ -168,7 +169,7 @@ class _Quantizer:
         self._done, self._on_matrix = done, on_matrix
         self._observer = LinearObserver(hessian=method in ("gptq", "autoround"))
         self._made: dict[str, QuantizedMatrix] = {}
-        self._seconds = 0.0  # that each matrix took before it is asked for
+        self._seconds = 0.0  # a matrix's share of what was learned for its layer
         self._number = {name: number for number, name in enumerate(schemes, start=1)}
 
     def __call__(self, name: str, x: Tensor, weight: Tensor) -> Tensor:
@@ -178,14 +179,14 @@ class _Quantizer:
         return self.quantize(name, weight, statistics).dequantize()
 
     def take(self) -> Iterator[tuple[str, QuantizedMatrix]]:
-        """All that was made since the call before."""
+        """Yield the matrices that were made since the last call."""
         made, self._made = self._made, {}
         yield from made.items()
 
     def quantize(
         self, name: str, weight: Tensor, statistics: InputStatistics | None
     ) -> QuantizedMatrix:
-        """The matrix of a linear, made unless it is there already."""
+        """Quantize a linear, unless an interrupted run has."""
         matrix = self._done.get(name)
         if matrix is None:
             self._check(name, weight)
@@ -235,11 +236,11 @@ class _Quantizer:
         )
 
 
-class _Learner(_Quantizer):
-    """The same for matrices that are learned, those of a layer together before it is run."""
+class _LearningVisitor(_QuantizingVisitor):
+    """A visitor of AutoRound: the matrices of a layer are learned together before it is run."""
 
     def learn(self, model: LayerwiseModel, index: int, exact: Tensor, steps: int) -> None:
-        """Make the matrices of a layer, which should come out as ``exact``, [T, hidden]."""
+        """Learn the matrices of a layer, whose outputs should be ``exact``, [T, hidden]."""
         begin = time.perf_counter()
         weights: dict[str, Tensor] = {}
         start: dict[str, QuantizedMatrix] = {}
@@ -262,13 +263,13 @@ class _Learner(_Quantizer):
         with torch.no_grad():
             model.outputs(index, model.hidden, begin_with)
         shape = -1, model.length, exact.shape[1]
-        windows = LayerWindows(model.hidden.view(shape), exact.view(shape))
+        windows = LayerSamples(model.hidden.view(shape), exact.view(shape))
         if start:
             self._learned = learn_rounding(layer, windows, weights, start, steps=steps)
         self._seconds = (time.perf_counter() - begin) / max(1, len(start))
 
     def _settled(self, name: str, weight: Tensor) -> Tensor:
-        """The weight of a linear of which nothing is learned."""
+        """The weight of a linear that is not learned: of an interrupted run, or the float one."""
         return self._done[name].dequantize() if name in self._done else weight
 
     def _make(
@@ -278,14 +279,14 @@ class _Learner(_Quantizer):
 
 
 def _output_power(weight: Tensor, statistics: InputStatistics) -> float:
-    """The mean squared outputs of a matrix, summed over its rows."""
+    """Mean squared outputs of a matrix, summed over its rows."""
     if statistics.hessian is None:
         return float((weight.square() @ statistics.second_moment).sum())
     return float((weight @ statistics.hessian).mul_(weight).sum() / 2)
 
 
 def _schemes(model: CausalLM, scheme_of: SchemeOf) -> dict[str, Scheme]:
-    """The schemes of the linears that have one, held against their shapes."""
+    """The schemes of the linears that have one, checked against their shapes."""
     assert isinstance(model, Module)
     shapes = {name: parameter.shape for name, parameter in named_parameters(model)}
     schemes = {}
@@ -302,17 +303,17 @@ def _schemes(model: CausalLM, scheme_of: SchemeOf) -> dict[str, Scheme]:
 
 
 def _check_method(
-    method: Method, scaling: Scaling | None, calibration: Tensor | None, vocab_size: int
+    method: RoundingMethod, scaling: Scaling | None, calibration: Tensor | None, vocab_size: int
 ) -> None:
     if method == "autoround" and scaling is not None:
-        raise ConfigError("method autoround learns scales of its own: leave those of channels out")
-    if method not in get_args(Method):
-        raise ConfigError(f"method must be {', '.join(get_args(Method))}, not {method!r}")
+        raise ConfigError("method autoround learns its own scales: leave the scaling out")
+    if method not in get_args(RoundingMethod):
+        raise ConfigError(f"method must be {', '.join(get_args(RoundingMethod))}, not {method!r}")
     if calibration is None:
         if method in ("gptq", "autoround"):
             raise ConfigError(f"method {method} needs calibration text: give some, or use search")
         if scaling is not None:
-            raise ConfigError("scales of channels need calibration text: give some")
+            raise ConfigError("a scaling of channels needs calibration text: give some")
         return
     if int(calibration.max()) >= vocab_size:
         raise ConfigError(
@@ -326,4 +327,6 @@ def _check_learning(schemes: Mapping[str, Scheme], steps: int) -> None:
         raise ConfigError(f"autoround takes one step or more, not {steps}")
     for name, scheme in schemes.items():
         if scheme.float_minimum:
-            raise ConfigError(f"{name}: autoround has zeros that are integers, no float minimums")
+            raise ConfigError(
+                f"{name}: autoround needs integer zeros: give a scheme without float_minimum"
+            )

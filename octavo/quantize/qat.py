@@ -1,24 +1,23 @@
-"""Quantization-aware training: scales of a whole model learned together, from what it says itself.
+"""Quantization-aware training of a whole model's scales, by distillation from the float model.
 
-GPTQ's matrices are the start. From there the quantized model is trained, end to end, to say of a
-text what the float model says (``distillation.py``). A step looks at two windows, and Adam (Kingma
-and Ba 2014, arXiv 1412.6980) moves the scale of each group, or with ``codes`` also the places that
-codes are rounded from (``fake_quant.py``). Rates rise for a twentieth of the steps, then fall to 0
-as a cosine does.
+Training starts from GPTQ's matrices. The quantized model is trained end to end to predict the
+tokens that the float model predicts (``distillation.py``). A step uses two windows, and Adam
+(Kingma and Ba 2014, arXiv 1412.6980) moves the scale of each group, or with ``codes`` also the
+places that codes are rounded from (``fake_quant.py``). Rates rise for a twentieth of the steps,
+then fall to 0 as a cosine.
 
-Some windows are held out: neither GPTQ nor a step sees them. Now and then the divergence on them is
-looked at, and what was best is returned, in the codes and scales of a file: on them it is never
-worse than GPTQ, whatever training did.
+Some windows are held out from GPTQ and from training. The divergence on them is measured several
+times, and the best matrices are returned: on these windows they are never worse than GPTQ.
 
 Sources: Liu et al. 2023, "LLM-QAT" (arXiv 2305.17888), for the float model as the teacher; Chen et
 al. 2024, "EfficientQAT" (arXiv 2407.11062), for scales alone after codes were chosen layer by
-layer. A text of some 100,000 tokens has enough to say about a scale, which 32 weights or more
-share, and little about each code: many are moved over an edge by chance, which undoes what GPTQ had
-them make up for. So codes are for those with far more time.
+layer. A text of some 100,000 tokens is enough to train scales, which 32 weights or more share, but
+not codes: many are moved over an edge by chance, which undoes the compensation of GPTQ. So codes
+need far more text and time.
 
 Beside the model's file it takes 9 bytes for each weight of a layer (its code, its value, and the
-gradient), with ``codes`` 21 (its place, and the two means of Adam); and what one window leaves in
-all layers for its gradient.
+gradient), with ``codes`` 21 (also its place, and the two moments of Adam); and the activations of
+one window in all layers.
 """
 
 from __future__ import annotations
@@ -40,29 +39,28 @@ from octavo.models.registry import CausalLM
 from octavo.quantize.distillation import Distillation
 from octavo.quantize.fake_quant import FakeQuantMatrix, ScaledMatrix
 from octavo.quantize.grid import QuantizedMatrix, Scheme
-from octavo.quantize.observers import dense
+from octavo.quantize.layerwise_model import dense
 from octavo.quantize.pipeline import MatrixReport, SchemeOf, quantize_model
 from octavo.system.machine import cpu
 
-# Tokens that are trained on in all, unless that is the text more than eight times.
+# Tokens of all steps by default, but at most so many epochs.
 TRAIN_TOKENS = 1 << 19
-_ROUNDS = 8
+_MOST_EPOCHS = 8
 
 _WINDOWS_OF_A_STEP = 2
-# The first steps are the longest, after the rise: a scale's factor moves by this part of itself, a
-# place by this part of the way between two codes.
+# The highest learning rates: of factors relative to a scale, of places in steps between codes.
 _RATES = {"factors": 0.003, "places": 0.003}
-# Two bits are further off, and go twice as fast; so they do in EfficientQAT.
-_OF_TWO_BITS = 2
+# With two bits errors are larger, and rates doubled, as in EfficientQAT.
+_TWO_BIT_RATE = 2
 _BETAS = 0.9, 0.95
-# Far below any gradient that counts: those of a mean over many tokens and weights are small.
+# Gradients of a mean over many tokens and weights are small: far below any that matters.
 _EPSILON = 1e-12
 _RISE = 0.05
 
-# Looks at the held-out windows beside the one before training, and how many these are at most.
-_LOOKS = 8
+# Evaluations on held-out windows after the one before training, and the most windows of these.
+_EVALUATIONS = 8
 _HELD_OUT = 8
-# Windows that the start is calibrated on, at most.
+# The most windows that GPTQ is calibrated on.
 _WINDOWS_OF_START = 32
 
 # Processors with one of these multiply bfloat16 faster than float32.
@@ -70,8 +68,11 @@ _FAST_BFLOAT16 = {"avx512_bf16", "amx_bf16", "bf16"}
 
 
 class QatStepReport(NamedTuple):
-    """What became of a step. ``divergence``: the mean of its windows, in nats, before it.
-    ``held_out``: that of the held-out windows at the latest look."""
+    """A finished step, number ``number`` of ``total``.
+
+    ``divergence``: the mean of its windows before the step, in nats. ``held_out``: that of the
+    held-out windows at the latest evaluation.
+    """
 
     number: int
     total: int
@@ -93,24 +94,23 @@ def train_model(
     on_matrix: Callable[[MatrixReport], None] | None = None,
     on_step: OnStep = lambda report: None,
 ) -> dict[str, QuantizedMatrix]:
-    """The linears of a model's layers by the names of their parameters, quantized and trained.
+    """Quantize and train the linears of a model's layers; returns them by parameter.
 
     Args:
         model: a checkpoint of any format that can be loaded, by its path or open.
         scheme: one for all, or a function of the parameter's name.
         calibration: windows of tokens, int64 [W, length], two or more; some are held out.
         codes: whether codes are trained too, and not scales alone.
-        tokens: how many are trained on, at least a window: those that are not held out are gone
-            through as often as it takes. None is 524,288, or all of them eight times, if that is
-            less.
-        seed: draws which windows are held out, and the order of the others.
-        on_matrix: is told of each matrix of the start, which GPTQ makes.
-        on_step: is told of each step.
+        tokens: tokens of all steps, at least a window: the windows that are not held out are
+            repeated as needed. None is 524,288, or eight epochs if that is less.
+        seed: draws the held-out windows, and the order of the others.
+        on_matrix: called with each matrix that GPTQ makes at the start.
+        on_step: called with each step.
 
     Raises:
-        ConfigError: fewer than two windows, no whole window of ``tokens``, a scheme whose zeros are
-            no integers, or as of ``quantize_model``.
-        ModelError: as of ``quantize_model``.
+        ConfigError: fewer than two windows, ``tokens`` less than a window, a scheme whose zeros are
+            not integers, or for the reasons of ``quantize_model``.
+        ModelError: for the reasons of ``quantize_model``.
     """
     if len(calibration) < 2:
         raise ConfigError(
@@ -125,7 +125,7 @@ def train_model(
     scheme_of = _of_integers((lambda name: scheme) if isinstance(scheme, Scheme) else scheme)
     windows = split(calibration, seed)
     if tokens is None:
-        tokens = min(TRAIN_TOKENS, _ROUNDS * windows.trained.numel())
+        tokens = min(TRAIN_TOKENS, _MOST_EPOCHS * windows.trained.numel())
     seen = windows.trained[:_WINDOWS_OF_START]
     start: dict[str, QuantizedMatrix] = {}
     for name, matrix in quantize_model(checkpoint, scheme_of, "gptq", seen, on_matrix=on_matrix):
@@ -140,12 +140,12 @@ def train_model(
 
 
 def _of_integers(scheme_of: SchemeOf) -> SchemeOf:
-    """The same, but for schemes that cannot be trained."""
+    """Wrap ``scheme_of`` to raise a ConfigError for schemes that cannot be trained."""
 
     def checked(name: str) -> Scheme | None:
         scheme = scheme_of(name)
         if scheme is not None and (scheme.float_minimum or scheme.table is not None):
-            raise ConfigError("training has integers with zeros that are integers: no other scheme")
+            raise ConfigError("training needs integer codes and zeros: give such a scheme")
         return scheme
 
     return checked
@@ -154,7 +154,7 @@ def _of_integers(scheme_of: SchemeOf) -> SchemeOf:
 def _in_training(
     start: Mapping[str, QuantizedMatrix], model: CausalLM | None
 ) -> dict[str, ScaledMatrix]:
-    """With a model, codes are trained too, from between those of the start and its weights."""
+    """The matrices in training. With a model, codes are trained too, starting from its weights."""
     if model is None:
         return {name: ScaledMatrix(matrix) for name, matrix in start.items()}
     parameters = dict(named_parameters(with_tensors(cast(Any, model))))
@@ -165,15 +165,14 @@ def _in_training(
 
 
 class TrainingWindows(NamedTuple):
-    """Of a text's windows, int64 [W, length] each, those that are trained on and those that say
-    how well it goes."""
+    """The windows that are trained on, and those that are held out, int64 [W, length] each."""
 
     trained: Tensor
     held_out: Tensor
 
 
 def split(windows: Tensor, seed: int) -> TrainingWindows:
-    """An eighth of the windows is held out, one at least, eight at most."""
+    """Hold out an eighth of the windows, at least one and at most eight."""
     count = min(_HELD_OUT, max(1, len(windows) // 8))
     order = torch.randperm(len(windows), generator=torch.Generator().manual_seed(seed))
     return TrainingWindows(windows[order[count:]], windows[order[:count]])
@@ -188,19 +187,19 @@ def train(
     seed: int = 0,
     on_step: OnStep = lambda report: None,
 ) -> dict[str, QuantizedMatrix]:
-    """Train ``matrices``, which are changed, and return what they were when they were best."""
+    """Train ``matrices`` in place, and return the best quantized ones."""
     num_windows = tokens // windows.trained.shape[1]
     total = -(-num_windows // _WINDOWS_OF_A_STEP)
-    looks = {math.ceil(total * look / _LOOKS) for look in range(1, _LOOKS + 1)}
+    evaluated = {math.ceil(total * i / _EVALUATIONS) for i in range(1, _EVALUATIONS + 1)}
     optimizer = _Optimizer(matrices.values(), total)
-    best = _Best(distillation, windows.held_out)
-    best.look(matrices)
+    best = _BestWeights(distillation, windows.held_out)
+    best.evaluate(matrices)
     drawn = _drawn(windows.trained, num_windows, seed).split(_WINDOWS_OF_A_STEP)
     for number, batch in enumerate(drawn, start=1):
         divergence = _gradients(distillation, matrices, batch)
         optimizer.step()
-        if number in looks:
-            best.look(matrices)
+        if number in evaluated:
+            best.evaluate(matrices)
         on_step(QatStepReport(number, total, divergence, best.latest))
     return best.matrices
 
@@ -208,10 +207,10 @@ def train(
 def _gradients(
     distillation: Distillation, matrices: Mapping[str, ScaledMatrix], batch: Tensor
 ) -> float:
-    """Leave the gradient of the mean divergence on a batch [B, length], which is returned.
+    """Compute the gradient of the mean divergence on a batch [B, length], and return the latter.
 
-    All windows are run with the same weights; what is summed up for these goes through rounding
-    once, matrix by matrix.
+    All windows are run with the same weights. Their summed gradient goes through the rounding once
+    for each matrix.
     """
     weights = _weights(matrices)
     for weight in weights.values():
@@ -230,7 +229,7 @@ def _weights(matrices: Mapping[str, ScaledMatrix]) -> dict[str, Tensor]:
 
 
 def _drawn(windows: Tensor, count: int, seed: int) -> Tensor:
-    """So many of the windows, each once before any comes again."""
+    """Draw ``count`` windows, each once in an epoch."""
     generator = torch.Generator().manual_seed(seed)
     rounds = -(-count // len(windows))
     drawn = [torch.randperm(len(windows), generator=generator) for _ in range(rounds)]
@@ -238,18 +237,18 @@ def _drawn(windows: Tensor, count: int, seed: int) -> Tensor:
 
 
 class _Optimizer:
-    """Adam, with rates that rise and fall over ``total`` steps."""
+    """Adam with learning rates that rise and fall over ``total`` steps."""
 
     def __init__(self, matrices: Iterable[ScaledMatrix], total: int):
         self._total, self._number = total, 0
         self._moved = [
-            _Moved(values.requires_grad_(), _rate(kind, matrix.scheme))
+            _AdamValues(values.requires_grad_(), _rate(kind, matrix.scheme))
             for matrix in matrices
             for kind, values in matrix.trained.items()
         ]
 
     def step(self) -> None:
-        """Move by the gradients that are there, and forget them."""
+        """Update all values by their gradients, which are cleared."""
         fall = (1 + math.cos(math.pi * self._number / self._total)) / 2
         self._number += 1
         part = fall * min(1.0, self._number / max(1, round(_RISE * self._total)))
@@ -258,11 +257,11 @@ class _Optimizer:
 
 
 def _rate(kind: str, scheme: Scheme) -> float:
-    return _RATES[kind] * (_OF_TWO_BITS if scheme.bits == 2 else 1)
+    return _RATES[kind] * (_TWO_BIT_RATE if scheme.bits == 2 else 1)
 
 
-class _Moved:
-    """What Adam moves, with the mean of its gradients and of their squares."""
+class _AdamValues:
+    """A tensor that Adam updates, with the moving means of its gradients and their squares."""
 
     def __init__(self, values: Tensor, rate: float):
         self._values, self._rate = values, rate
@@ -270,28 +269,28 @@ class _Moved:
 
     @torch.no_grad()
     def step(self, part: float, number: int) -> None:
-        """Move by a part of the rate in the step of that number, from 1."""
+        """Update by ``part`` of the learning rate, in step ``number`` from 1."""
         gradient = self._values.grad
         assert gradient is not None
         kept, kept_square = _BETAS
         self._mean.lerp_(gradient, 1 - kept)
         self._square.mul_(kept_square).addcmul_(gradient, gradient, value=1 - kept_square)
-        # Both began at zero: what their weights are short of one.
+        # Bias correction: both means start at zero.
         size = (self._square / (1 - kept_square**number)).sqrt_().add_(_EPSILON)
         step = part * self._rate / (1 - kept**number)
         self._values.addcdiv_(self._mean, size, value=-step)
         self._values.grad = None
 
 
-class _Best:
-    """The matrices of least divergence on held-out windows, among those that were looked at."""
+class _BestWeights:
+    """The matrices of least divergence on held-out windows, among those that were evaluated."""
 
     def __init__(self, distillation: Distillation, windows: Tensor):
         self.matrices: dict[str, QuantizedMatrix] = {}
         self.latest = math.inf
         self._distillation, self._windows, self._least = distillation, windows, math.inf
 
-    def look(self, matrices: Mapping[str, ScaledMatrix]) -> None:
+    def evaluate(self, matrices: Mapping[str, ScaledMatrix]) -> None:
         weights = _weights(matrices)
         each = [self._distillation.divergence(weights, window) for window in self._windows]
         self.latest = sum(each) / len(each)

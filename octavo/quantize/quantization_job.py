@@ -1,4 +1,4 @@
-"""From a model to a smaller one on disk: a Hugging Face folder, or a GGUF file."""
+"""Quantizes a model on disk, and writes a Hugging Face folder or a GGUF file."""
 
 from __future__ import annotations
 
@@ -31,23 +31,23 @@ from octavo.quantization.gguf_mixes import ModelFacts, file_type, type_of, wante
 from octavo.quantization.gguf_quantize import quantize
 from octavo.quantize.awq import AWQ
 from octavo.quantize.calibration import WINDOW, calibration_windows
-from octavo.quantize.estimates import (
-    Fit,
-    bits_of_embeddings,
-    rows_that_do_not_fit,
-)
+from octavo.quantize.channel_scaling import Scaling
+from octavo.quantize.code_tables import to_fp8_blocks
 from octavo.quantize.grid import QuantizedMatrix, Scheme
-from octavo.quantize.mixture import Mixing, Mixture
-from octavo.quantize.observers import observe
-from octavo.quantize.pipeline import MatrixReport, Method, quantize_model
+from octavo.quantize.layerwise_model import observe
+from octavo.quantize.methods import METHODS, QuantizeRequest
+from octavo.quantize.mixed_precision import MixedPrecision, MixedPrecisionSearch
+from octavo.quantize.pipeline import MatrixReport, RoundingMethod, quantize_model
 from octavo.quantize.qat import QatStepReport, train_model
-from octavo.quantize.recipes import METHODS, QuantizeRequest
 from octavo.quantize.resume import KeptMatrices
 from octavo.quantize.rotation import RotatedCheckpoint
-from octavo.quantize.scaling import Scaling
 from octavo.quantize.sensitivity import Sensitivity
+from octavo.quantize.size_warnings import (
+    TypeFit,
+    warn_of_embeddings,
+    warn_of_rows,
+)
 from octavo.quantize.smoothquant import SMOOTHQUANT
-from octavo.quantize.tables import to_fp8_blocks
 from octavo.quantize.unrepresentable import LARGEST_FLOAT16, check_values
 from octavo.quantize.writers.base import Writer
 from octavo.text.tokenizer import Tokenizer
@@ -63,7 +63,7 @@ _TOKENS = {
     "fp8": 32 * WINDOW,
     "nf4": 32 * WINDOW,
 }
-_ROUNDINGS: dict[str, Method] = {  # of others: search
+_ROUNDINGS: dict[str, RoundingMethod] = {  # the other methods use search
     "gptq": "gptq",
     "autoround": "autoround",
     "fp8": "gptq",
@@ -72,21 +72,21 @@ _ROUNDINGS: dict[str, Method] = {  # of others: search
 _SCALINGS = {"awq": AWQ, "smoothquant": SMOOTHQUANT}
 _TORCH_TYPES = {GGMLType.F16: torch.float16, GGMLType.BF16: torch.bfloat16}
 
-# The windows that are looked at, int64 [W, length], made when they are first asked for; None if no
-# text is looked at.
-Text = Callable[[], Tensor | None]
+# Returns the windows of calibration text, int64 [W, length], made at the first call; None without
+# calibration.
+CalibrationText = Callable[[], Tensor | None]
 
-# What has been done of how much, and what it is.
+# Called with the name of the work, how much of it is done, and how much there is.
 Progress = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True, slots=True)
 class QuantizeResult:
-    """A model on disk.
+    """A quantized model on disk.
 
-    ``bits_per_weight``: of all tensors, embedding and head included; the weights are counted in the
-    model that it was made of, so that a head which is written beside the embedding costs its bytes.
-    ``choice``: what each matrix became, where that was chosen for a target.
+    ``bits_per_weight``: over all tensors, embedding and head included. Weights are counted in the
+    original model, so that a head which is written beside a tied embedding costs its bytes.
+    ``choice``: the mix, if there was a target of bits per weight.
     """
 
     out: Path
@@ -95,10 +95,10 @@ class QuantizeResult:
     bits_per_weight: float
     num_bytes: int
     elapsed_s: float
-    choice: Mixture | None = None
+    choice: MixedPrecision | None = None
 
     def as_json(self) -> dict[str, Any]:
-        """``choice`` only where there is one."""
+        """The result of ``octavo quantize --json``; ``choice`` is there for a mix alone."""
         choice = {} if self.choice is None else {"choice": self.choice.as_json()}
         return {
             "out": str(self.out),
@@ -119,26 +119,25 @@ def make(
     progress: Progress = lambda what, done, total: None,
     say: Callable[[str], None] = lambda warning: None,
 ) -> QuantizeResult:
-    """Quantize a model into ``out``, which is there whole or not at all.
+    """Quantize a model, and write it to ``out``, completely or not at all.
 
-    Of methods that take long, what is made of a folder is kept beside it meanwhile: if the run is
-    ended, the next one with the same settings goes on from there. See ``resume.py``.
+    Methods that take long keep the finished matrices of a folder beside ``out``: if the run is
+    interrupted, the next one with the same settings continues it. See ``resume.py``.
 
     Args:
-        say: told, before the work, what will not be as one may think.
+        say: called before the work with warnings, such as of a larger size than asked for.
 
     Raises:
-        ConfigError: the model is quantized already, a value of it is not finite or too large, a
-            format has no room for its matrices, no mix
-            of its types or bits has the target's size, the text for calibration is no good, ``out``
-            cannot be written or is there already.
+        ConfigError: the model is quantized already, one of its values is not finite or too large,
+            a format cannot hold its matrices, no mix has the target's size, the calibration text
+            cannot be used, or ``out`` exists or cannot be written.
         ModelError: the model cannot be read.
     """
     begin = time.perf_counter()
     if out.exists() and (out.is_file() or any(out.iterdir())):
-        raise ConfigError(f"{out} is there already: give another name, or remove it")
+        raise ConfigError(f"{out} exists already: give another name, or remove it")
     if wanted.method == "gguf" and out.exists():
-        raise ConfigError(f"{out} is a folder, and is to be a GGUF file: give another name")
+        raise ConfigError(f"{out} is a folder, and a GGUF file is to be written: give another name")
     parameters = Parameters(checkpoint)
     _refuse_latent_attention(parameters, wanted)
     _refuse_experts(parameters, wanted)
@@ -146,8 +145,8 @@ def make(
         _refuse_shared_tensors(parameters)
     if not wanted.requantize:
         _refuse_quantized(parameters)
-    forewarn = _forewarn_of_file if wanted.method == "gguf" else _forewarn_of_folder
-    if (warning := forewarn(parameters, wanted)) is not None:
+    warning_of = _warning_of_file if wanted.method == "gguf" else _warning_of_folder
+    if (warning := warning_of(parameters, wanted)) is not None:
         say(f"warning: {warning}")
     _check_values(parameters, wanted, progress)
     source = Parameters(RotatedCheckpoint(checkpoint)) if wanted.rotate else parameters
@@ -168,7 +167,7 @@ def make(
 
 
 def _check_values(parameters: Parameters, wanted: QuantizeRequest, progress: Progress) -> None:
-    """ConfigError for what no quantized model can hold, or would clip without a word."""
+    """Raise a ConfigError for values that are not finite, or that float16 scales would clip."""
     if wanted.method == "gguf":
         is_wide = wanted.target_bpw is None and wanted.target in ("F32", "BF16")
         narrow = set() if is_wide else {n for n in parameters.names if len(parameters.shape(n)) > 1}
@@ -179,17 +178,17 @@ def _check_values(parameters: Parameters, wanted: QuantizeRequest, progress: Pro
     check_values(
         parameters,
         lambda name: LARGEST_FLOAT16 if name in narrow else inf,
-        lambda done, total: progress("looking at values", done, total),
+        lambda done, total: progress("checking values", done, total),
     )
 
 
-def _forewarn_of_folder(parameters: Parameters, wanted: QuantizeRequest) -> str | None:
+def _warning_of_folder(parameters: Parameters, wanted: QuantizeRequest) -> str | None:
     bits = wanted.scheme(shape.k for shape in choosable(parameters.config)).bits
-    return bits_of_embeddings(parameters, bits, wanted.target_bpw)
+    return warn_of_embeddings(parameters, bits, wanted.target_bpw)
 
 
-def _forewarn_of_file(parameters: Parameters, wanted: QuantizeRequest) -> str | None:
-    if wanted.target_bpw is not None:  # whose types are chosen of those that fit
+def _warning_of_file(parameters: Parameters, wanted: QuantizeRequest) -> str | None:
+    if wanted.target_bpw is not None:  # a mix has only types that fit
         return None
     facts = _facts(parameters.config, has_importance=wanted.calibrate)
     fits = []
@@ -199,8 +198,8 @@ def _forewarn_of_file(parameters: Parameters, wanted: QuantizeRequest) -> str | 
         asked = tensor.name, tensor.shape[-2:], wanted.target, facts
         rows, columns = tensor.shape[-2:]
         shape = prod(tensor.shape[:-2]) * rows, columns
-        fits.append(Fit(tensor.name, shape, wanted_type_of(*asked), type_of(*asked)))
-    return rows_that_do_not_fit(wanted.target, fits)
+        fits.append(TypeFit(tensor.name, shape, wanted_type_of(*asked), type_of(*asked)))
+    return warn_of_rows(wanted.target, fits)
 
 
 def _facts(config: ModelConfig, has_importance: bool) -> ModelFacts:
@@ -214,23 +213,27 @@ def _facts(config: ModelConfig, has_importance: bool) -> ModelFacts:
 
 
 def _refuse_latent_attention(parameters: Parameters, wanted: QuantizeRequest) -> None:
-    """Its matrices are not those that methods know how to fold scales and rotations into, and one
-    is multiplied with in parts, which no visitor of linears sees."""
+    """Raise a ConfigError for latent attention, unless types of GGUF files are asked for.
+
+    Scales and rotations cannot be folded into its matrices, and one of these is multiplied in
+    parts, without calling a visitor.
+    """
     config = parameters.config
     if config.latent is not None and (wanted.method != "gguf" or wanted.rotate):
         raise ConfigError(
-            f"{config.name} has latent attention, whose matrices are made smaller in types of GGUF "
+            f"{config.name} has latent attention, whose matrices can be quantized to types of GGUF "
             "files only: say --method gguf, without a rotation"
         )
 
 
 def _refuse_experts(parameters: Parameters, wanted: QuantizeRequest) -> None:
-    """What looks at inputs and gradients of linears, or folds things into them, sees no experts."""
+    """Raise a ConfigError for experts, unless matrices are quantized by themselves: visitors,
+    gradients and folding work on linears."""
     by_itself = wanted.method == "gguf" or wanted.format_name == "fp8"
     looks = not by_itself or wanted.rotate or wanted.target_bpw is not None
     if parameters.config.experts is not None and looks:
         raise ConfigError(
-            f"{parameters.checkpoint.path} has experts, which are made smaller in types of GGUF "
+            f"{parameters.checkpoint.path} has experts, which can be quantized to types of GGUF "
             "files and blocks of FP8 only: say --method gguf, with a type and without a rotation"
         )
 
@@ -264,20 +267,20 @@ def _windows(tokenizer: Tokenizer, wanted: QuantizeRequest) -> Tensor | None:
 
 
 def _sensitivity(
-    mixing: Mixing,
+    search: MixedPrecisionSearch,
     parameters: Parameters,
-    text: Text,
+    text: CalibrationText,
     wanted: QuantizeRequest,
     progress: Progress,
 ) -> Sensitivity:
-    """What each matrix would cost in each way that a mix has for it."""
+    """Measure the cost of each candidate of each matrix."""
     windows = text()
     assert windows is not None
     config = parameters.checkpoint.config()
     gptq_scheme = None
     if METHODS[wanted.method].trains or _ROUNDINGS.get(wanted.method) in ("gptq", "autoround"):
         gptq_scheme = wanted.scheme(shape.k for shape in choosable(config))
-    return mixing.measure(
+    return search.measure(
         load_checkpoint(parameters.checkpoint, config),
         windows,
         is_tied=config.tie_embeddings,
@@ -290,48 +293,52 @@ def _sensitivity(
 
 
 @dataclass(frozen=True, slots=True)
-class _Plan:
-    """Which scheme each matrix of a folder has, by parameter; those that have none stay."""
+class _FolderPlan:
+    """The schemes of a folder's matrices by parameter; others stay as they are."""
 
     schemes: Mapping[str, Scheme]
     writer: Writer
     config: Mapping[str, Any]
-    mixture: Mixture | None = None
+    mix: MixedPrecision | None = None
 
 
 def _make_folder(
-    parameters: Parameters, text: Text, out: Path, wanted: QuantizeRequest, progress: Progress
-) -> Mixture | None:
-    planned = (
+    parameters: Parameters,
+    text: CalibrationText,
+    out: Path,
+    wanted: QuantizeRequest,
+    progress: Progress,
+) -> MixedPrecision | None:
+    plan = (
         _one_scheme(parameters, wanted)
         if wanted.target_bpw is None
         else _mixed(parameters, wanted.target_bpw, text, wanted, progress)
     )
-    kept = _kept(parameters, out, wanted, planned)
+    kept = _kept(parameters, out, wanted, plan)
     write_hf_folder(
         out,
         parameters.checkpoint,
-        _tensors(parameters, text, wanted, planned, kept, progress),
+        _tensors(parameters, text, wanted, plan, kept, progress),
         dtype=_float_type(parameters),
-        quantization_config=planned.config,
+        quantization_config=plan.config,
     )
     if kept is not None:
         kept.remove()
-    return planned.mixture
+    return plan.mix
 
 
 def _kept(
-    parameters: Parameters, out: Path, wanted: QuantizeRequest, planned: _Plan
+    parameters: Parameters, out: Path, wanted: QuantizeRequest, plan: _FolderPlan
 ) -> KeptMatrices | None:
-    """What a run before has left, of methods that take long for a matrix. Where channels are
-    scaled, matrices belong to norms that would be found anew, and are not kept."""
+    """The kept matrices of an interrupted run; None for methods that keep none: fast ones, and
+    those that scale channels, whose norms would be found anew."""
     takes_long = wanted.method in _ROUNDINGS and wanted.calibrate and wanted.format != "fp8"
     if not takes_long or wanted.method in _SCALINGS:
         return None
-    return KeptMatrices(out, parameters.checkpoint, wanted, planned.schemes)
+    return KeptMatrices(out, parameters.checkpoint, wanted, plan.schemes)
 
 
-def _one_scheme(parameters: Parameters, wanted: QuantizeRequest) -> _Plan:
+def _one_scheme(parameters: Parameters, wanted: QuantizeRequest) -> _FolderPlan:
     layers = choosable(parameters.config)
     scheme, writer = wanted.scheme(shape.k for shape in layers), wanted.writer()
     for shape in layers:
@@ -341,45 +348,45 @@ def _one_scheme(parameters: Parameters, wanted: QuantizeRequest) -> _Plan:
         except ConfigError as error:
             raise ConfigError(f"{shape.name}: {error}") from None
     config = writer.config(scheme, [_module(HEAD)])
-    return _Plan(dict.fromkeys((shape.name for shape in layers), scheme), writer, config)
+    return _FolderPlan(dict.fromkeys((shape.name for shape in layers), scheme), writer, config)
 
 
 def _mixed(
     parameters: Parameters,
     target_bpw: float,
-    text: Text,
+    text: CalibrationText,
     wanted: QuantizeRequest,
     progress: Progress,
-) -> _Plan:
+) -> _FolderPlan:
     widths = [shape.k for shape in choosable(parameters.config)]
     writer, schemes = wanted.mixed_writer(), wanted.schemes(widths)
-    mixing = Mixing.of_folder(parameters, target_bpw, schemes, writer)
-    sensitivity = _sensitivity(mixing, parameters, text, wanted, progress)
-    mixture = mixing.choose(sensitivity.costs)
-    chosen = mixture.schemes()
-    left_out = [*(name for name in mixture.chosen if name not in chosen), HEAD]
+    search = MixedPrecisionSearch.of_folder(parameters, target_bpw, schemes, writer)
+    sensitivity = _sensitivity(search, parameters, text, wanted, progress)
+    mix = search.choose(sensitivity.costs)
+    chosen = mix.schemes()
+    left_out = [*(name for name in mix.chosen if name not in chosen), HEAD]
     config = writer.mixed_config(
         {_module(name): scheme for name, scheme in chosen.items()}, [*map(_module, left_out)]
     )
-    return _Plan(chosen, writer, config, mixture)
+    return _FolderPlan(chosen, writer, config, mix)
 
 
 def _tensors(
     parameters: Parameters,
-    text: Text,
+    text: CalibrationText,
     wanted: QuantizeRequest,
-    planned: _Plan,
+    plan: _FolderPlan,
     kept: KeptMatrices | None,
     progress: Progress,
 ) -> Iterator[NewTensor]:
-    """All tensors of the folder: what is quantized first, layer by layer."""
+    """Yield all tensors of the folder: quantized ones first, layer by layer."""
     done = set()
-    for name, weight in _quantized(parameters, text, wanted, planned.schemes, kept, progress):
+    for name, weight in _quantized(parameters, text, wanted, plan.schemes, kept, progress):
         done.add(name)
         if isinstance(weight, Tensor):
             yield _vector(parameters, name, weight)
             continue
-        for part, (dtype, data) in planned.writer.parts(weight, planned.schemes[name]).items():
+        for part, (dtype, data) in plan.writer.parts(weight, plan.schemes[name]).items():
             bytes_of_part = np.ascontiguousarray(data).reshape(-1).view(np.uint8)
             yield NewTensor(f"{_module(name)}.{part}", dtype, data.shape, [bytes_of_part])
     for name in parameters.names:
@@ -389,15 +396,15 @@ def _tensors(
 
 def _quantized(
     parameters: Parameters,
-    text: Text,
+    text: CalibrationText,
     wanted: QuantizeRequest,
     schemes: Mapping[str, Scheme],
     kept: KeptMatrices | None,
     progress: Progress,
 ) -> Iterator[tuple[str, CodedWeight | Tensor]]:
-    """The matrices of all layers by name, in the layout of Hugging Face; and norms and biases that
-    are others than they were, as the model computes with them."""
-    if wanted.format_name == "fp8":  # whose scales are not of rows
+    """Yield the quantized matrices of all layers by name, in the layout of Hugging Face, and the
+    norms and biases that a scaling has changed, as the model computes with them."""
+    if wanted.format_name == "fp8":  # scales of blocks need no calibration
         names = [shape.name for shape in choosable(parameters.config)]
         for number, name in enumerate(names, start=1):
             rows = torch.from_numpy(parameters.rows(name))
@@ -409,7 +416,7 @@ def _quantized(
         progress("quantizing", report.number, report.total)
 
     def say_step(report: QatStepReport) -> None:
-        what = f"training, KL {report.divergence:.3f} (of other text {report.held_out:.3f})"
+        what = f"training, KL {report.divergence:.3f} (held out {report.held_out:.3f})"
         progress(what, report.number, report.total)
 
     windows = text()
@@ -448,7 +455,7 @@ def _quantized(
 
 
 def _scaling(parameters: Parameters, wanted: QuantizeRequest) -> Scaling | None:
-    """That of the method, told of what the file makes of a norm."""
+    """The method's scaling, which rounds norms as the file will store them; None without one."""
     scaling = _SCALINGS.get(wanted.method)
     if scaling is None:
         return None
@@ -466,14 +473,15 @@ def _module(parameter: str) -> str:
 
 
 def _vector(parameters: Parameters, name: str, values: Tensor) -> NewTensor:
-    """A norm or a bias that the model computes with, float32 [n]."""
+    """A tensor of the file for a norm or bias as the model computes with it, float32 [n]."""
     dtype = _float_type(parameters)
     stored = (values - parameters.plus(name)).numpy()
     return NewTensor(name, dtype.name, stored.shape, [float_bytes(stored, dtype)])
 
 
 def _float_type(parameters: Parameters) -> GGMLType:
-    """Of what stays as it is: bfloat16 if it came so, or if activations need its range."""
+    """The type of tensors that are not quantized: bfloat16 if the model has it, or if activations
+    need its range."""
     is_wide = family_of(parameters.config.architecture).exceeds_float16
     came_so = any(parameters.type(name) == GGMLType.BF16 for name in parameters.names)
     return GGMLType.BF16 if is_wide or came_so else GGMLType.F16
@@ -483,16 +491,20 @@ def _float_type(parameters: Parameters) -> GGMLType:
 
 
 def _make_gguf(
-    parameters: Parameters, text: Text, out: Path, wanted: QuantizeRequest, progress: Progress
-) -> Mixture | None:
-    checkpoint, mixture = parameters.checkpoint, None
+    parameters: Parameters,
+    text: CalibrationText,
+    out: Path,
+    wanted: QuantizeRequest,
+    progress: Progress,
+) -> MixedPrecision | None:
+    checkpoint, mix = parameters.checkpoint, None
     config = checkpoint.config()
     target_bpw = wanted.target_bpw
-    mixing = None if target_bpw is None else Mixing.of_gguf(parameters, target_bpw)
+    search = None if target_bpw is None else MixedPrecisionSearch.of_gguf(parameters, target_bpw)
     importance = _importance(checkpoint, text, progress)
-    if mixing is not None:
-        sensitivity = _sensitivity(mixing, parameters, text, wanted, progress)
-        mixture = mixing.choose(sensitivity.costs)
+    if search is not None:
+        sensitivity = _sensitivity(search, parameters, text, wanted, progress)
+        mix = search.choose(sensitivity.costs)
         importance[EMBEDDING if config.tie_embeddings else HEAD] = sensitivity.head_importance
     facts = _facts(config, has_importance=bool(importance))
     coded = (shape for shape in shapes(config) if not (shape.is_exact or shape.is_latent))
@@ -501,8 +513,8 @@ def _make_gguf(
     def choose(matrix: ExportedMatrix) -> GGMLType:
         is_copy = config.tie_embeddings and matrix.parameter == HEAD
         parameter = EMBEDDING if is_copy else matrix.parameter
-        if mixture is not None and parameter in mixture.chosen:
-            return mixture.type(parameter)
+        if mix is not None and parameter in mix.chosen:
+            return mix.type(parameter)
         return type_of(matrix.name, matrix.shape, wanted.target, facts)
 
     def encode(type: GGMLType, rows: np.ndarray, parameter: str) -> np.ndarray:
@@ -513,19 +525,21 @@ def _make_gguf(
         return blocks.numpy()
 
     # The file type of a mix is that of most of its weights.
-    of_target = file_type(wanted.target) if mixture is None else None
+    of_target = file_type(wanted.target) if mix is None else None
     export_gguf(out, checkpoint, choose, encode, file_type=of_target)
-    return mixture
+    return mix
 
 
-def _importance(checkpoint: Checkpoint, text: Text, progress: Progress) -> dict[str, Tensor]:
-    """E[x^2] of the inputs of each linear of a layer, by parameter."""
+def _importance(
+    checkpoint: Checkpoint, text: CalibrationText, progress: Progress
+) -> dict[str, Tensor]:
+    """The importance E[x^2] of the inputs of each linear, by parameter; empty without text."""
     windows = text()
     if windows is None:
         return {}
-    progress("looking at a text", 0, 1)
+    progress("running calibration text", 0, 1)
     statistics = observe(load_checkpoint(checkpoint, checkpoint.config()), windows)
-    progress("looking at a text", 1, 1)
+    progress("running calibration text", 1, 1)
     return {name: found.second_moment for name, found in statistics.items()}
 
 

@@ -1,8 +1,8 @@
-"""What a run has made that was ended before it was done, so that the next one goes on from there.
+"""Keeps finished matrices of a quantization on disk, so that an interrupted run can be continued.
 
-Matrices are kept beside the model that they are for, a file each, until the model is written. The
-name of their folder says what they depend on (settings, text, the files of the source), so that a
-run with anything else does not find them.
+Matrices are kept beside the model that is being made, a file each, until it is written. The name of
+their folder has a hash of all they depend on (settings, text, the files of the source), so that a
+run with others does not find them.
 """
 
 from __future__ import annotations
@@ -23,19 +23,18 @@ from octavo.base.errors import ModelFileError
 from octavo.base.files import NewFile, sha256_of
 from octavo.models.checkpoint import Checkpoint
 from octavo.quantize.grid import QuantizedMatrix, Scheme
-from octavo.quantize.recipes import QuantizeRequest
+from octavo.quantize.methods import QuantizeRequest
 
 _SUFFIX = ".octavo.resume"
 _DAMAGE = OSError, EOFError, ValueError, KeyError, AssertionError, zipfile.BadZipFile
 _PARTS = "codes", "scales", "zeros"
-_FORMAT = 1  # of the files; and whenever the same settings begin to give other matrices
+_FORMAT = 1  # raised with the files' format, and when the same settings give other matrices
 
 
 class KeptMatrices(Mapping[str, QuantizedMatrix]):
-    """The matrices that were made for ``out``, by parameter; a byte of disk for each weight.
+    """The finished matrices of ``out`` on disk, by parameter, a byte for each weight.
 
-    ``schemes``: of all that will be. What is kept already is found by its name, and read when it is
-    asked for; the folder is made for the first that is.
+    ``schemes``: those of all matrices of the model. Matrices are read when they are accessed.
     """
 
     def __init__(
@@ -50,7 +49,7 @@ class KeptMatrices(Mapping[str, QuantizedMatrix]):
         self._folder = self._out.with_name(f"{self._out.name}.{key}{_SUFFIX}")
 
     def keep(self, name: str, matrix: QuantizedMatrix) -> None:
-        """Write a matrix, unless it is there. OSError if there is no room."""
+        """Write a matrix, unless it is kept already. OSError if it cannot be written."""
         if name in self:
             return
         arrays = {part: getattr(matrix, part).numpy() for part in _PARTS}
@@ -59,7 +58,7 @@ class KeptMatrices(Mapping[str, QuantizedMatrix]):
             new.publish()
 
     def remove(self) -> None:
-        """All that is kept for ``out``, also by runs with other settings: it is there now."""
+        """Remove all matrices that are kept for ``out``, those of other settings too."""
         for folder in self._out.parent.glob(f"{escape(self._out.name)}.*{_SUFFIX}"):
             shutil.rmtree(folder, ignore_errors=True)
 
@@ -90,7 +89,7 @@ class KeptMatrices(Mapping[str, QuantizedMatrix]):
 def _fingerprint(
     checkpoint: Checkpoint, wanted: QuantizeRequest, schemes: Mapping[str, Scheme]
 ) -> str:
-    """Of everything that matrices depend on. Files of the source count by size and time."""
+    """A hash of all that matrices depend on; files of the source by their size and time."""
     settings = asdict(wanted)
     settings["calibration"] = wanted.calibration and sha256_of(wanted.calibration)
     files = [path.stat() for path in checkpoint.files]

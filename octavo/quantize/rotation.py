@@ -1,10 +1,10 @@
-"""A model whose residual stream is rotated: the same function, with weights that round better.
+"""Rotates the residual stream of a model, which keeps its function, so that weights round better.
 
-A model has channels with weights many times as large as others, and a scale that a whole row shares
-is then that of a few. In rotated coordinates every channel has a bit of all. Nothing is computed
-for it when the model runs, since a rotation R of the stream can be folded into all that reads and
-writes it (QuaRot, arXiv 2404.00456; SpinQuant, arXiv 2405.16406: these are its R1 and R2, drawn and
-not learned; R3 and R4, which are computed at run time, are left out). With W [N, K]::
+Some channels have weights many times as large as others, which then determine the scale of a whole
+row. In rotated coordinates outliers are spread over all channels. The rotation costs nothing at run
+time, since a rotation R of the stream can be folded into all matrices that read and write it
+(QuaRot, arXiv 2404.00456; SpinQuant, arXiv 2405.16406: its R1 and R2, drawn at random and not
+learned; R3 and R4, which are computed at run time, are left out). With W [N, K]::
 
     embedding              E R
     q, k, v, gate, up      W diag(norm) R          the norm before it becomes ones: |x R| = |x|
@@ -13,8 +13,8 @@ not learned; R3 and R4, which are computed at run time, are left out). With W [N
     v, then o              R2^T Wv, Wo R2          one R2 for each key-value head, whose query
                                                    heads share it; the bias of v: b R2
 
-``RotatedCheckpoint`` stands where a checkpoint does, so that every method and every kind of file
-can have this before it. A matrix is computed in float64 each time it is read, and nobody keeps it.
+``RotatedCheckpoint`` takes the place of a checkpoint, so that it works with every method and every
+format. A matrix is computed in float64 each time it is read, and is not kept.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from octavo.quantization.base import StoredWeight, Weight, float_bytes
 from octavo.quantization.ggml_types import FLOAT_TYPES, GGMLType
 from octavo.quantization.tensors import WeightTensor, to_torch
 from octavo.quantization.upload import Upload
-from octavo.quantize.hadamard import Rotation, random_rotation
+from octavo.quantize.hadamard import OrthogonalRotation, random_rotation
 
 _LAST_NORM = "model.norm.weight"
 _NORM_OF_READERS = {
@@ -55,19 +55,19 @@ _WRITERS = {"self_attn.o_proj", "mlp.down_proj"}
 
 
 class RotatedCheckpoint:
-    """A ``Checkpoint`` of the same model with its residual stream and its values rotated.
+    """A ``Checkpoint`` of the same model with its residual stream and its value heads rotated.
 
     Tensors have the names of parameters and the layout of ``origin``. ``seed`` draws the rotations.
 
     Raises:
-        ConfigError: the model has norms between a branch and the stream, as Gemma 3 has: their
-            weights are of channels, and no rotation can be taken past them.
-        ModelError: as of ``load_checkpoint``.
+        ConfigError: the model has norms between a branch and the stream, as Gemma 3 has: a rotation
+            cannot be folded past their weights for channels. Or its layers are not Llama's.
+        ModelError: the checkpoint cannot be loaded.
     """
 
     def __init__(self, origin: Checkpoint, seed: int = 0):
         stored = origin.config()
-        load_checkpoint(origin, stored)  # says what is wrong with it, and reads little
+        load_checkpoint(origin, stored)  # raises for a bad checkpoint, and reads little
         sources = source_of(origin, stored)
         if any(name.endswith("pre_feedforward_layernorm.weight") for name in sources):
             raise ConfigError(
@@ -78,7 +78,7 @@ class RotatedCheckpoint:
         if not issubclass(model_class(stored.architecture), LlamaForCausalLM):
             raise ConfigError(
                 f"{origin.path} cannot be rotated: a {stored.architecture} has other layers than "
-                "those of Llama, for which this is written. Leave the rotation out"
+                "Llama, and only those can be. Leave the rotation out"
             )
         if stored.tie_embeddings:
             sources[HEAD] = sources[EMBEDDING]
@@ -142,24 +142,24 @@ class RotatedCheckpoint:
     def _norm(self, name: str) -> np.ndarray:
         return self._sources[name].read(self.origin).floats().astype(np.float64)
 
-    def _values(self, index: int) -> Rotation:
-        """R2 of all key-value heads of a layer."""
+    def _values(self, index: int) -> OrthogonalRotation:
+        """The rotation R2 of all key-value heads of a layer."""
         rng = np.random.default_rng([self._seed, 1 + index])
         return random_rotation(self._stored.num_kv_heads, self._stored.head_dim, rng)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RotatedWeight:
-    """outputs^T source diag(gain) inputs, computed when it is asked for; a ``Weight``.
+    """A ``Weight`` outputs^T source diag(gain) inputs, which is computed when it is read.
 
-    ``source``: [N, K], or a bias [N], of which ``outputs`` is all that is taken. ``gain``: float64
-    [K]. What is None is left out.
+    ``source``: [N, K], or a bias [N], which only ``outputs`` applies to. ``gain``: float64 [K].
+    Factors that are None are left out.
     """
 
     source: Weight
     gain: np.ndarray | None = None
-    inputs: Rotation | None = None
-    outputs: Rotation | None = None
+    inputs: OrthogonalRotation | None = None
+    outputs: OrthogonalRotation | None = None
 
     format = "rotated"
     is_quantized = False
@@ -174,7 +174,7 @@ class RotatedWeight:
         return self.source.nbytes
 
     def narrow(self, start: int, stop: int | None, step: int = 1) -> Weight:
-        if self.outputs is None:  # rows know nothing of each other
+        if self.outputs is None:  # rows are independent
             return replace(self, source=self.source.narrow(start, stop, step))
         return _stored(self.floats()[start:stop:step])
 
@@ -202,7 +202,7 @@ class RotatedWeight:
 
 @dataclass(frozen=True, slots=True)
 class _RotatedTensor:
-    """The same as a ``QuantizedTensor``: an op that wants it dense has it computed."""
+    """A weight tensor that is dequantized like a ``QuantizedTensor``, by computing it."""
 
     weight: RotatedWeight
     device: torch.device
@@ -238,7 +238,8 @@ def _(
 
 
 def _ones(weight: Weight) -> Weight:
-    """In the type that a norm had, which says what activations are made for."""
+    """A norm of ones in the type of the original one, from which the type of activations
+    follows."""
     type = weight.type if isinstance(weight, StoredWeight) else GGMLType.F32
     assert type in FLOAT_TYPES, type
     return _stored(np.ones(weight.shape, np.float32), type)

@@ -1,4 +1,4 @@
-"""How codes stand for the values of a matrix: bits, groups, zeros, or tables."""
+"""A quantization scheme, the bits, group size, zero points or code table of a matrix."""
 
 from __future__ import annotations
 
@@ -12,19 +12,20 @@ GroupSize = int | Literal["channel", "tensor"]
 
 @dataclass(frozen=True, slots=True)
 class Scheme:
-    """How a matrix [N, K] is stored: bits of a code, which values share a scale, and which zeros.
+    """A quantization scheme of a matrix [N, K].
 
     Args:
-        bits: 2 to 8.
-        group_size: how many neighbours of a row share a scale and a zero; ``"channel"`` is a whole
-            row, ``"tensor"`` the whole matrix.
-        symmetric: the zero is the middle code, 2^(b-1), in every group.
-        float_minimum: of one that is not symmetric: the value of code 0 is stored as float16, in
-            place of an integer zero point, as in GGUF's Q4_1.
-        table: the codes are looked up there, as in ``quantization/levels.py``, and there are no
-            zeros; None for integers.
+        bits: bits of a code, 2 to 8.
+        group_size: number of neighbours in a row that share a scale and a zero; ``"channel"`` is a
+            whole row, ``"tensor"`` the whole matrix.
+        symmetric: whether the zero is the middle code, 2^(b-1), in every group.
+        float_minimum: for an asymmetric scheme: the value of code 0 is stored as float16, in place
+            of an integer zero point, as in GGUF's Q4_1.
+        table: the table that codes index, of ``quantization/levels.py``, without zeros; None for
+            integers.
 
-    Raises ConfigError for settings out of range, or that contradict each other.
+    Raises:
+        ConfigError: a setting is out of range, or contradicts another.
     """
 
     bits: int
@@ -44,7 +45,7 @@ class Scheme:
         if self.symmetric and self.float_minimum:
             raise ConfigError("a symmetric scheme has no minimum: set symmetric=False with it")
         if self.table is not None and not self.symmetric:
-            raise ConfigError(f"codes of {self.table} have no zeros: leave symmetric=True")
+            raise ConfigError(f"codes of {self.table} have no zero points: leave symmetric=True")
 
     @property
     def max_code(self) -> int:
@@ -52,11 +53,11 @@ class Scheme:
 
     @property
     def middle(self) -> int:
-        """The zero of symmetric groups."""
+        """The zero point of symmetric groups."""
         return 2 ** (self.bits - 1)
 
     def group_width(self, num_columns: int) -> int:
-        """Columns of a group. ConfigError if groups do not fill a row of ``num_columns``."""
+        """Number of columns of a group. ConfigError if groups do not fill ``num_columns``."""
         if not isinstance(self.group_size, int):
             return num_columns
         if num_columns % self.group_size:

@@ -1,24 +1,24 @@
-"""What rounding each matrix of a model costs: an estimate of the KL divergence that it causes.
+"""Estimates the KL divergence that rounding each matrix of a model causes.
 
-A linear's rounded weight adds an error d_t to its output at each token t. To second order, a model
-that answered p(y) then diverges from itself by
+A linear's rounded weight adds an error d_t to its output at each token t. To second order, the KL
+divergence from the original model, with next-token distribution p(y), is then
 
     KL = 1/2 E[(sum_t g_t . d_t)^2]        g_t: the gradient of log p(y) by that output
 
-with y drawn from the model's own answers (the Fisher information; no reference text is needed, nor
-its tokens). One forward pass and one backward pass give the g_t of all linears, and an error costs
-a product of inputs and weights, so candidates are many and a model is rounded matrix by matrix, not
-run again for each. What is left out are products of different outputs of a linear, whose errors are
-independent, and of windows, which do not see each other:
+with y drawn from p, the model's own predictions (Fisher information; no labels are needed). One
+forward and one backward pass give the g_t of all linears, and the error of a candidate takes one
+product of inputs and weights: so many candidates can be compared without running the model for
+each. Products of different outputs of a linear, whose errors are taken as independent, and of
+different windows are left out:
 
     cost = 1/2 sum over windows and outputs n of (sum_t g_tn d_tn)^2, divided by the tokens
 
-Tokens of a window are *not* taken as independent: what a value matrix does wrong is much the same
-at many tokens, attention adds it up, and token by token it would seem to cost half of what it does.
+Tokens of a window are *not* taken as independent: the error of a value matrix is similar at many
+tokens, and attention adds it up; token by token its estimated cost would be half of the true one.
 
-The head's errors are in the answers themselves, so their KL divergence is computed as it is.
+The head's errors are in the logits themselves, so their KL divergence is computed exactly.
 
-Source: the Fisher information as a measure of what weights matter is that of Optimal Brain Damage
+Source: Fisher information as a measure of which weights matter is that of Optimal Brain Damage
 (LeCun et al. 1989), with KL divergence for the loss as in Amari's natural gradient.
 """
 
@@ -34,25 +34,26 @@ from torch import Tensor
 from octavo.base.errors import ConfigError
 from octavo.models.footprint import EMBEDDING, HEAD
 from octavo.models.registry import CausalLM
-from octavo.quantize.candidates import Candidate
 from octavo.quantize.gptq import gptq
 from octavo.quantize.grid import quantize_to_nearest
-from octavo.quantize.observers import LayerwiseModel, input_statistics, keep
+from octavo.quantize.layerwise_model import LayerwiseModel, input_statistics, keep
+from octavo.quantize.mix_candidates import MixCandidate
 from octavo.quantize.scheme import Scheme
 
-# A head is asked about one token of so many: it is the largest matrix, and has no depth below it.
+# The head is evaluated on every fourth token: it is the largest matrix.
 _HEAD_STRIDE = 4
 
-# Logits at a time.
+# Logits that are computed at a time.
 _CHUNK_VALUES = 1 << 24
 
 Progress = Callable[[int, int], None]
 
 
 class Sensitivity(NamedTuple):
-    """``costs``: of each matrix, by its parameter, what each candidate costs, in nats a token.
+    """The costs of candidates.
 
-    ``head_importance``: E[x^2] of the head's inputs, float32 [hidden]: what it was rounded by.
+    ``costs``: by parameter, the cost of each of its candidates, in nats a token.
+    ``head_importance``: E[x^2] of the head's inputs by which it was rounded, float32 [hidden].
     """
 
     costs: dict[str, list[float]]
@@ -62,27 +63,28 @@ class Sensitivity(NamedTuple):
 def measure_sensitivity(
     model: CausalLM,
     token_ids: Tensor,
-    candidates: Mapping[str, Sequence[Candidate]],
+    candidates: Mapping[str, Sequence[MixCandidate]],
     *,
     is_tied: bool,
     gptq_scheme: Scheme | None = None,
     progress: Progress = lambda done, total: None,
 ) -> Sensitivity:
-    """What candidates would cost, each alone; costs of different matrices add up.
+    """Measure the cost of each candidate alone; costs of different matrices add up.
 
-    The hidden states between all layers are kept: 4 T hidden bytes for each layer, beside what a
-    layer's backward pass takes.
+    The hidden states between all layers are kept, 4 T hidden bytes for each layer, beside the
+    memory of one layer's backward pass.
 
     Args:
         token_ids: windows, int64 [W, length].
-        candidates: of each matrix, by its parameter: linears of layers, the embedding, the head.
-        is_tied: whether the embedding is the head too; its costs are then those of both.
-        gptq_scheme: where GPTQ is to find the codes. It leaves another part of each matrix's cost,
-            nearly the same with any number of bits: the part is measured in this scheme, and the
-            costs of the matrix's other candidates are taken to shrink alike.
-        progress: is told of layers.
+        candidates: the candidates by parameter: linears of layers, the embedding, the head.
+        is_tied: whether the embedding is also the head; its costs are then those of both.
+        gptq_scheme: a scheme to measure by how much GPTQ lowers the cost of each matrix, if GPTQ
+            will find the codes. The ratio is nearly the same for any number of bits, so all costs
+            of the matrix are multiplied by it.
+        progress: called after each layer.
 
-    Raises ConfigError for answers that are not finite.
+    Raises:
+        ConfigError: the model's logits are not finite.
     """
     running = LayerwiseModel(model, token_ids)
     hidden = [running.hidden]
@@ -90,7 +92,7 @@ def measure_sensitivity(
         running.run_layer(index, keep)
         hidden.append(running.hidden)
     gradient = _gradient_of_answers(running, hidden[-1])
-    head = _Head(running, hidden.pop()[::_HEAD_STRIDE])
+    head = _HeadSensitivity(running, hidden.pop()[::_HEAD_STRIDE])
     costs: dict[str, list[float]] = {}
     if HEAD in candidates:
         costs[HEAD] = head.costs(candidates[HEAD])
@@ -99,7 +101,7 @@ def measure_sensitivity(
         for name in (name for name in seen if name in candidates):
             costs[name] = _costs_of_linear(seen[name], candidates[name], running.length)
             if gptq_scheme is not None:
-                part = _part_left_by_gptq(seen[name], gptq_scheme, running.length)
+                part = _gptq_cost_ratio(seen[name], gptq_scheme, running.length)
                 costs[name] = [cost * part for cost in costs[name]]
         progress(running.num_layers - index, running.num_layers)
     if EMBEDDING in candidates:
@@ -110,7 +112,7 @@ def measure_sensitivity(
 
 
 def _cost(gradient: Tensor, error: Tensor, length: int) -> float:
-    """Of an error of outputs, both [T, N], in windows of ``length`` tokens."""
+    """The cost of an output error, by its gradient, both [T, N], in windows of ``length``."""
     of_windows = (gradient * error).view(-1, length, error.shape[1]).sum(dim=1)
     return float(of_windows.square().sum()) / (2 * len(error))
 
@@ -118,8 +120,8 @@ def _cost(gradient: Tensor, error: Tensor, length: int) -> float:
 # -- layers ---------------------------------------------------------------------------------------
 
 
-class _Seen(NamedTuple):
-    """Of a linear: input [T, K], weight [N, K], and the gradient by its output [T, N]."""
+class _LinearGradient(NamedTuple):
+    """A linear's input [T, K], weight [N, K], and gradient by its output [T, N]."""
 
     x: Tensor
     weight: Tensor
@@ -127,7 +129,8 @@ class _Seen(NamedTuple):
 
 
 def _gradient_of_answers(running: LayerwiseModel, hidden: Tensor) -> Tensor:
-    """Of log p(y) by the hidden states after the last layer [T, hidden], y drawn from p."""
+    """The gradient of log p(y) by the hidden states after the last layer [T, hidden], with y drawn
+    from p."""
     generator = torch.Generator().manual_seed(0)
     gradients = []
     for part in hidden.split(_tokens_at_once(running)):
@@ -135,7 +138,7 @@ def _gradient_of_answers(running: LayerwiseModel, hidden: Tensor) -> Tensor:
         logits = running.answers(leaf)
         if not torch.isfinite(logits).all():
             raise ConfigError(
-                "the model's answers are not finite on the calibration text: the model overflows, "
+                "the model's logits are not finite on the calibration text: the model overflows, "
                 "or its weights are damaged"
             )
         drawn = torch.multinomial(logits.detach().softmax(dim=-1), 1, generator=generator)[:, 0]
@@ -147,8 +150,8 @@ def _gradient_of_answers(running: LayerwiseModel, hidden: Tensor) -> Tensor:
 
 def _backward(
     running: LayerwiseModel, index: int, hidden: Tensor, gradient: Tensor
-) -> tuple[dict[str, _Seen], Tensor]:
-    """What a layer's linears see, and the gradient by what goes into the layer."""
+) -> tuple[dict[str, _LinearGradient], Tensor]:
+    """Run a layer backward: the gradients of its linears, and that of the layer's input."""
     inputs: dict[str, tuple[Tensor, Tensor]] = {}
     outputs: dict[str, Tensor] = {}
 
@@ -166,20 +169,22 @@ def _backward(
     seen = {}
     for name, output in outputs.items():
         assert output.grad is not None
-        seen[name] = _Seen(*inputs[name], output.grad)
+        seen[name] = _LinearGradient(*inputs[name], output.grad)
     return seen, leaf.grad
 
 
 @torch.no_grad()
-def _costs_of_linear(seen: _Seen, candidates: Sequence[Candidate], length: int) -> list[float]:
+def _costs_of_linear(
+    seen: _LinearGradient, candidates: Sequence[MixCandidate], length: int
+) -> list[float]:
     importance = seen.x.square().mean(dim=0)
     errors = (candidate.values(seen.weight, importance) - seen.weight for candidate in candidates)
     return [_cost(seen.gradient, F.linear(seen.x, error), length) for error in errors]
 
 
 @torch.no_grad()
-def _part_left_by_gptq(seen: _Seen, scheme: Scheme, length: int) -> float:
-    """Of the cost of rounding to nearest."""
+def _gptq_cost_ratio(seen: _LinearGradient, scheme: Scheme, length: int) -> float:
+    """The cost of GPTQ's codes, relative to that of rounding to nearest."""
     statistics = input_statistics(seen.x)
     assert statistics.hessian is not None
     importance = statistics.second_moment
@@ -200,10 +205,13 @@ def _costs_of_embedding(
     running: LayerwiseModel,
     token_ids: Tensor,
     gradient: Tensor,
-    candidates: Sequence[Candidate],
-    head: _Head | None,
+    candidates: Sequence[MixCandidate],
+    head: _HeadSensitivity | None,
 ) -> list[float]:
-    """``gradient``: by what goes into the first layer [T, hidden]. ``head``: that shares it."""
+    """Costs of an embedding's candidates.
+
+    ``gradient``: by the input of the first layer [T, hidden]. ``head``: the head, if it is tied.
+    """
     weight, scale = running.embedding()
     used, places = token_ids.reshape(-1).unique(return_inverse=True)
     costs = []
@@ -219,8 +227,8 @@ def _costs_of_embedding(
     return costs
 
 
-class _Head:
-    """The head, and hidden states after the last layer that it is asked about [n, hidden]."""
+class _HeadSensitivity:
+    """Costs of an output head, on some hidden states after the last layer [n, hidden]."""
 
     def __init__(self, running: LayerwiseModel, hidden: Tensor):
         self._running, self._parts = running, hidden.split(_tokens_at_once(running))
@@ -237,12 +245,12 @@ class _Head:
         self.importance = total / self._count
 
     @torch.no_grad()
-    def costs(self, candidates: Sequence[Candidate]) -> list[float]:
+    def costs(self, candidates: Sequence[MixCandidate]) -> list[float]:
         return [self.cost(each.values(self._weight, self.importance)) for each in candidates]
 
     @torch.no_grad()
     def cost(self, weight: Tensor) -> float:
-        """The mean KL divergence of the answers with another weight [vocab_size, hidden]."""
+        """Mean KL divergence with another weight [vocab_size, hidden]."""
         total = 0.0
         for part in self._parts:
             exact = self._running.answers(part).log_softmax(dim=-1)

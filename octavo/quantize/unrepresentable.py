@@ -1,4 +1,4 @@
-"""Values that no smaller type can hold: looked for before the work, and named."""
+"""Finds values of a model that no smaller type can hold, before the work begins."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ def check_values(
     limit_of: Callable[[str], float],
     progress: Callable[[int, int], None],
 ) -> None:
-    """Look at every value of a model.
+    """Check every value of a model.
 
     Args:
-        limit_of: the largest value that a parameter may have, by its name.
+        limit_of: the largest magnitude that a parameter may have, by its name.
 
     Raises:
-        ConfigError: one is not finite, or larger: names the tensor, its place in it, and the value.
+        ConfigError: names the tensor, the place and the value of one that is not finite or larger.
     """
     names = list(parameters.names)
     for number, name in enumerate(names, start=1):

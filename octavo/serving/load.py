@@ -25,7 +25,8 @@ from octavo.settings.engine import (
     resolve,
 )
 from octavo.sources.open import notes_folder, open_source
-from octavo.speculation.drafters import Drafter, Target, acceptance_of, open_drafter
+from octavo.speculation.drafter import Drafter, TargetModel
+from octavo.speculation.drafters import acceptance_of, open_drafter
 from octavo.system.machine import has_gpu_driver, keep_openmp_patient
 
 if TYPE_CHECKING:
@@ -113,7 +114,7 @@ def _load_engine(
     drafter = None
     if speculation is not None:
         _check_speculation(model_config)
-        drafter = open_drafter(speculation, Target(rank, spec, model_config, tokenizer))
+        drafter = open_drafter(speculation, TargetModel(rank, spec, model_config, tokenizer))
     phases.end("weights")
     capacity = _with_draft_kv(rank.capacity, drafter)
     config = resolve(args, capacity)

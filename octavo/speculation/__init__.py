@@ -1,5 +1,5 @@
-"""Speculative decoding: who guesses at the next tokens, and what guessing is worth.
+"""Speculative decoding by drafters, which propose the next tokens, and formulas of its speed-up.
 
-``config.py`` is what a user says, ``drafters.py`` makes of it what the engine asks for drafts. That
-answers stay what they are is not this package's business: the engine verifies (``runtime/``).
+``drafters.py`` opens the drafter that a ``SpeculativeConfig`` (``settings/speculation.py``) names.
+The target verifies drafts in ``runtime/verification.py``, so that answers do not depend on them.
 """

@@ -1,19 +1,18 @@
-"""What guessing is worth: tokens of a step, speed, and how much to guess.
+"""Formulas for the expected tokens, the speed-up and the best draft length of speculative decoding.
 
-A step with a draft of k tokens computes k + 1 rows and brings the drafted tokens that are right, up
-to the first wrong one, and the token that follows them. Two figures for how good a drafter is are
-easily mixed up:
+A step with a draft of k tokens computes k + 1 rows. It brings the draft tokens up to the first
+rejected one, and the token that follows them. Two figures for the quality of a drafter are easily
+mixed up:
 
-- the *acceptance probability* alpha: that a drafted token is right if all before it were;
-- the *acceptance rate*, which servers report: accepted tokens of drafted ones, whatever came before
-  them. Of drafts of k tokens it is (expected_tokens(alpha, k) - 1) / k, and less than alpha.
+- the *acceptance probability* alpha: that a draft token is accepted if all before it were;
+- the *acceptance rate*, which servers report: accepted tokens by draft tokens. For drafts of k
+  tokens it is (expected_tokens(alpha, k) - 1) / k, which is less than alpha.
 
-Tokens of a step are no linear function of either: k * alpha + 1 takes each drafted token for
-independent of those before it, and is right for k = 1 only.
+The tokens of a step are not linear in either: k * alpha + 1 takes draft tokens for independent of
+those before them, and is right for k = 1 only.
 
-Formulas are those of Leviathan et al. (ICML 2023, section 3) where one alpha holds for all
-positions; with rates by position they are sums of products. Costs are relative to each other, or
-seconds: both work.
+With one alpha for all positions the formulas are those of Leviathan et al. (ICML 2023, section 3);
+with rates by position they are sums of products. Costs may be seconds or relative to each other.
 """
 
 from __future__ import annotations
@@ -21,22 +20,22 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-# Beyond this length nothing is looked for: a draft without cost and without error has no best one.
+# The longest draft that is considered: one without cost and without errors has no best length.
 MAX_LENGTH = 64
 MAX_BATCH = 1024
 
 # Seconds of a step of so many rows.
 RowCost = Callable[[int], float]
 # Seconds of a step of (requests, rows of each).
-StepCost = Callable[[int, int], float]
+BatchStepCost = Callable[[int, int], float]
 
 
 # -- tokens of a step -----------------------------------------------------------------------------
 
 
 def expected_tokens(alpha: float, length: int) -> float:
-    """Of a step with ``length`` drafted tokens, each right with probability ``alpha``: those that
-    are right, and the one that follows."""
+    """Expected tokens of a step with ``length`` draft tokens, each accepted with probability
+    ``alpha`` if all before it were; the token after them is counted."""
     _check_probability(alpha)
     _check_length(length)
     if alpha == 1.0:
@@ -45,8 +44,7 @@ def expected_tokens(alpha: float, length: int) -> float:
 
 
 def expected_tokens_by_rates(rates: Sequence[float]) -> float:
-    """The same, where the drafted token at position i is right with probability ``rates[i]`` if
-    all before it were."""
+    """The same as `expected_tokens`, with the acceptance probability ``rates[i]`` at position i."""
     right, tokens = 1.0, 1.0
     for rate in rates:
         _check_probability(rate)
@@ -56,8 +54,8 @@ def expected_tokens_by_rates(rates: Sequence[float]) -> float:
 
 
 def rates_of_shares(shares: Sequence[float]) -> list[float]:
-    """Acceptance probabilities by position, from what servers report by position: the share of all
-    drafts that was right up to there.
+    """Acceptance probabilities by position, from the shares that servers report: of all drafts,
+    those that were accepted up to and including a position.
 
     Raises:
         ValueError: a share is no probability, or greater than the one before it.
@@ -74,11 +72,10 @@ def rates_of_shares(shares: Sequence[float]) -> list[float]:
 
 
 def acceptance_probability(mean_length: float, length: int) -> float:
-    """The alpha at which drafts of ``length`` tokens bring ``mean_length`` a step, the token that
-    follows them included: the inverse of `expected_tokens`, by bisection.
+    """The alpha at which `expected_tokens` of drafts of ``length`` is ``mean_length``.
 
     Raises:
-        ValueError: such a mean is impossible: it is from 1 to ``length + 1``.
+        ValueError: ``mean_length`` is not from 1 to ``length + 1``.
     """
     _check_length(length)
     if length == 0 or not 1.0 <= mean_length <= length + 1:
@@ -99,32 +96,32 @@ def acceptance_probability(mean_length: float, length: int) -> float:
 
 
 def speedup(tokens: float, length: int, cost_ratio: float) -> float:
-    """Of a lone request, where further rows of a step are free: ``tokens`` a step, for the time of
-    the step and of drafting ``length`` tokens at ``cost_ratio`` of a step each."""
+    """Speed-up of a single request if further rows of a step are free.
+
+    Args:
+        tokens: expected tokens of a step.
+        cost_ratio: the time to draft a token, relative to a step.
+    """
     _check_cost("cost_ratio", cost_ratio)
     return tokens / (1.0 + length * cost_ratio)
 
 
 def operations_factor(tokens: float, length: int, operations_ratio: float = 0.0) -> float:
-    """How many times the operations of plain decoding a token takes (Leviathan et al., Theorem
-    3.11). ``operations_ratio``: of one drafted token to one token of the target."""
+    """Operations of a token relative to plain decoding (Leviathan et al., Theorem 3.11).
+
+    ``operations_ratio``: the operations of one draft token to those of one token of the target.
+    """
     _check_cost("operations_ratio", operations_ratio)
     return (length * operations_ratio + length + 1) / tokens
 
 
-def can_improve(alpha: float, cost_ratio: float) -> bool:
-    """Whether any length is faster than none (their Corollary 3.9)."""
-    _check_probability(alpha)
-    return alpha > cost_ratio
-
-
 def best_length(alpha: float, cost_ratio: float, most: int = MAX_LENGTH) -> int:
-    """The fastest length of a lone request's drafts, 0 where none is faster than plain decoding."""
+    """The fastest draft length of a single request; 0 if plain decoding is faster."""
     return best_length_by_rates([alpha] * most, cost_ratio)
 
 
 def best_length_by_rates(rates: Sequence[float], cost_ratio: float) -> int:
-    """The same with rates by position; no longer than there are rates."""
+    """The same as `best_length` with rates by position; at most as long as there are rates."""
     best, fastest = 0, 1.0
     right, tokens = 1.0, 1.0
     for length, rate in enumerate(rates, start=1):
@@ -142,14 +139,15 @@ def batched_speedup(
     tokens: float,
     length: int,
     batch: int,
-    step_cost: StepCost,
+    step_cost: BatchStepCost,
     draft_cost: Callable[[int], float] = lambda batch: 0.0,
 ) -> float:
-    """Of ``batch`` requests that all draft ``length`` tokens, and get ``tokens`` of a step each.
+    """Speed-up of ``batch`` requests that share their steps and each draft ``length`` tokens.
 
     Args:
-        step_cost: of (requests, rows of each).
-        draft_cost: of drafting one token for each of so many requests.
+        tokens: expected tokens of a step for each request.
+        step_cost: the cost of a step of (requests, rows of each).
+        draft_cost: the cost of drafting one token for each of so many requests.
     """
     with_drafts = step_cost(batch, length + 1) + length * draft_cost(batch)
     return tokens * step_cost(batch, 1) / with_drafts
@@ -158,19 +156,19 @@ def batched_speedup(
 def break_even_batch(
     tokens: float,
     length: int,
-    step_cost: StepCost,
+    step_cost: BatchStepCost,
     draft_cost: Callable[[int], float] = lambda batch: 0.0,
     most: int = MAX_BATCH,
 ) -> int | None:
     """The least batch at which such drafts are no faster than plain decoding; None if they are
-    faster at all batches up to ``most``."""
+    faster up to a batch of ``most``."""
     for batch in range(1, most + 1):
         if batched_speedup(tokens, length, batch, step_cost, draft_cost) <= 1.0:
             return batch
     return None
 
 
-def linear_step(row_cost: float) -> StepCost:
+def linear_step(row_cost: float) -> BatchStepCost:
     """A step that takes 1 for its first row and ``row_cost`` for each further one."""
     _check_cost("row_cost", row_cost)
     return lambda batch, rows: 1.0 + row_cost * (batch * rows - 1)
@@ -178,21 +176,21 @@ def linear_step(row_cost: float) -> StepCost:
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """What drafts of each length bring a batch, where all that matters is known.
+    """A forecast of the speed-up by draft length, for given rates and costs.
 
     Args:
-        rates: acceptance probabilities by position; no draft is longer.
-        cost_ratio: of drafting a token for every request, to a step that decodes them plainly.
-        step_cost: of (requests, rows of each).
+        rates: acceptance probabilities by position; drafts are at most as long.
+        cost_ratio: the cost of drafting a token for every request, relative to a plain step.
+        step_cost: the cost of a step of (requests, rows of each).
     """
 
     rates: tuple[float, ...]
     cost_ratio: float
     batch: int
-    step_cost: StepCost
+    step_cost: BatchStepCost
 
     def tokens(self, length: int) -> float:
-        """Of a step, for each request."""
+        """Expected tokens of a step for each request."""
         return expected_tokens_by_rates(self.rates[:length])
 
     def speedup(self, length: int) -> float:
@@ -202,11 +200,11 @@ class Forecast:
 
     @property
     def best_length(self) -> int:
-        """The fastest; 0 where none is faster than plain decoding."""
+        """The fastest draft length; 0 if plain decoding is faster."""
         return max(range(len(self.rates) + 1), key=self.speedup)
 
     def break_even_batch(self, length: int) -> int | None:
-        """See `break_even_batch`; None, too, for no draft at all."""
+        """The same as the function `break_even_batch`; None for drafts of no token."""
         if length == 0:
             return None
         return break_even_batch(self.tokens(length), length, self.step_cost, self._draft_cost)
@@ -218,39 +216,24 @@ class Forecast:
 # -- how much to draft ----------------------------------------------------------------------------
 
 
-def best_draft(probabilities: Sequence[float], step_cost: RowCost) -> int:
-    """How many tokens of a chain to verify, for the most tokens a second of a lone request.
-
-    Args:
-        probabilities: that a token of the chain is right, if all before it were.
-        step_cost: of a step of so many rows, one of which is computed anyhow. What drafting costs
-            may be part of it.
-    """
-    best, fastest = 0, 1.0 / step_cost(1)
-    right, tokens = 1.0, 1.0
-    for length, probability in enumerate(probabilities, start=1):
-        right *= probability
-        tokens += right
-        if (speed := tokens / step_cost(length + 1)) > fastest:
-            best, fastest = length, speed
-    return best
-
-
 def best_drafts(
     chains: Sequence[Sequence[float]],
     step_cost: RowCost,
     num_rows: int | None = None,
     num_tokens: int | None = None,
 ) -> list[int]:
-    """The same for requests that share a step: how many tokens of each chain to verify.
+    """Tokens of each chain to verify, for requests that share a step.
 
-    The likeliest tokens come first. Since no token of a chain is likelier to be reached than the
-    one before it, those are the first ones of each chain, and no other choice of as many rows
-    brings more; what is left is the number of rows, and all are tried.
+    For a number of rows the best choice is the likeliest tokens, which are the first ones of each
+    chain, since no token is likelier to be accepted than the one before it. So all numbers of rows
+    are tried.
 
     Args:
-        num_rows: that the step computes anyhow; None is one for each chain.
-        num_tokens: that it brings anyhow; None is one for each chain.
+        chains: for each request, the probabilities that its draft tokens are accepted, each given
+            those before it.
+        step_cost: the cost of a step of so many rows.
+        num_rows: rows of the step without drafts; None is one for each chain.
+        num_tokens: tokens that it brings without drafts; None is one for each chain.
     """
     gains: list[tuple[float, int]] = []
     for index, chain in enumerate(chains):
@@ -258,7 +241,7 @@ def best_drafts(
         for probability in chain:
             right *= probability
             gains.append((right, index))
-    # Equal ones stay in the order of their chain: it makes no difference which chain has them.
+    # The sort is stable, so tokens of a chain stay in order.
     gains.sort(key=_gain, reverse=True)
     rows = len(chains) if num_rows is None else num_rows
     tokens = float(len(chains) if num_tokens is None else num_tokens)
@@ -282,12 +265,12 @@ def _gain(gain: tuple[float, int]) -> float:
 
 def _check_probability(value: float) -> None:
     if not 0.0 <= value <= 1.0:
-        raise ValueError(f"a probability is from 0 to 1, not {value}")
+        raise ValueError(f"a probability must be from 0 to 1, not {value}")
 
 
 def _check_length(length: int) -> None:
     if length < 0:
-        raise ValueError(f"a draft has no fewer than 0 tokens, not {length}")
+        raise ValueError(f"a draft length must be 0 or more, not {length}")
 
 
 def _check_cost(name: str, value: float) -> None:

@@ -1,8 +1,8 @@
-"""Drafts from a model: chains that it goes on with from its own tokens, for many requests at once.
+"""Autoregressive drafting, in which a draft model decodes a chain of tokens for each request.
 
-A call is a step that computes what the model lacks of each request and samples a first token, and
-then steps in which each request goes on from its last one, as long as it is likely enough to be
-right. Answers do not depend on a draft, so that what goes wrong here costs speed and nothing else.
+A call first computes the tokens that the model has not seen yet of each request and samples one,
+then decodes further tokens of each chain as long as these are likely enough to be accepted. An
+error here costs speed and no answer: the target verifies every draft.
 """
 
 from __future__ import annotations
@@ -21,32 +21,31 @@ from octavo.core.request import Request
 from octavo.core.sampling_params import SamplingParams
 from octavo.runtime.sampling_row import is_greedy
 from octavo.speculation.confidence import Confidence
-from octavo.speculation.draft_kv import KnownKV
+from octavo.speculation.draft_kv import ComputedKV
 from octavo.speculation.vocabulary import Translation
 
 _log = logging.getLogger("octavo")
 
-# Who lacks no more than this is in the flow of its answer, and waits for nobody. The others share
-# so many tokens of a call while there is somebody who would have to wait for them.
+# A request with at most so many tokens to compute goes first. Requests with more (a prompt) share
+# _CATCH_UP_TOKENS of a call while others would wait for them.
 _FEW_TOKENS = 16
 _CATCH_UP_TOKENS = 64
-# So many failures of a request in a row, and it is drafted for no more.
-_MAX_FAILURES = 3
+_MAX_FAILURES = 3  # of a request in a row; after these it gets no drafts
 
 
 @dataclass(frozen=True, slots=True)
 class AutoregressiveLimits:
-    """What a model can be asked for.
+    """Limits of what a draft model is asked for.
 
     Args:
-        max_tokens: of a chain.
-        min_probability: a chain ends before the token with which the chance that all of it is right
-            falls below this; but not before the first.
-        vocab_size: of the target's ids, those from here on mean nothing to the model.
-        follows_masks: masks, whose bits are the target's, reach over all ids of the model.
-        max_position: tokens that the model can have before it.
-        max_step_tokens: that it computes in one step.
-        translation: of the model's vocabulary, if it is another one.
+        max_tokens: the most tokens of a chain.
+        min_probability: a chain ends before the token with which the chance that all of it is
+            accepted falls below this, but not before its first token.
+        vocab_size: target ids from here on are unknown to the model.
+        follows_masks: True if the target's token masks cover all ids of the model.
+        max_position: the longest context of the model, in tokens.
+        max_step_tokens: the most tokens that it computes in one step.
+        translation: between the vocabularies, if the model has another one.
     """
 
     max_tokens: int
@@ -60,16 +59,16 @@ class AutoregressiveLimits:
 
 @dataclass(slots=True)
 class _Chain:
-    """A request, and the one that follows it into what may come next."""
+    """The draft of a request that is being made, and the model's copy of the request."""
 
     request: Request
     follower: Request
     room: int
     start: int  # the first position that the model has not computed
-    text: list[int]  # the request's tokens, and what the model has said: -1 what means nothing
+    text: list[int]  # target ids: the request's and the drafted tokens; -1 without a target id
     token_ids: list[int] = field(default_factory=list)
     probabilities: list[float] = field(default_factory=list)
-    chance: float = 1.0  # that all of them are right
+    chance: float = 1.0  # that all of them are accepted
     is_over: bool = False
 
     @property
@@ -82,7 +81,7 @@ class _Chain:
 
 
 class _Work(NamedTuple):
-    """What a step computes of a chain."""
+    """The tokens that a step computes and samples of a chain."""
 
     chain: _Chain
     num_tokens: int
@@ -90,16 +89,16 @@ class _Work(NamedTuple):
 
 
 class AutoregressiveProposer:
-    """A ``DraftProposer`` over anything that runs batches.
+    """A ``DraftProposer`` over a function that runs batches of a model.
 
     Args:
         run: computes a batch, such as ``Runner.run``. It may sample fewer tokens than an item
             allows, and may raise.
-        kv: what is computed already.
+        kv: the positions of requests whose KV the model has computed.
     """
 
     def __init__(
-        self, run: Callable[[Batch], StepOutput], kv: KnownKV, limits: AutoregressiveLimits
+        self, run: Callable[[Batch], StepOutput], kv: ComputedKV, limits: AutoregressiveLimits
     ):
         self.max_tokens = limits.max_tokens
         self.seconds = 0.0
@@ -108,8 +107,8 @@ class AutoregressiveProposer:
         self._kv = kv
         self._limits = limits
         self._followers: dict[str, Request] = {}
-        self._verified: dict[str, list[float]] = {}  # probabilities of drafts under way
-        self._gone: set[str] = set()  # whom the model may forget with its next batch
+        self._verified: dict[str, list[float]] = {}  # probabilities of drafts under verification
+        self._gone: set[str] = set()  # requests that the model's next batch reports as finished
         self._failures: Counter[str] = Counter()
         self._has_failed = False  # in this call
         self._has_warned = False
@@ -127,7 +126,7 @@ class AutoregressiveProposer:
         chains: list[_Chain] = []
         try:
             chains += filter(None, map(self._open, openings))
-            self._draw(chains, is_alone=batch_tokens == 1)
+            self._draft(chains, is_alone=batch_tokens == 1)
         except Exception as error:
             for request, _ in openings:
                 self._note_failure(request, f"{type(error).__name__}: {error}")
@@ -145,7 +144,7 @@ class AutoregressiveProposer:
     def observe(self, request: Request, draft: Draft, num_accepted: int) -> None:
         probabilities = self._verified.pop(request.request_id, [])
         greedy = is_greedy(request.params)
-        # The first wrong one was verified too; what follows it stood on nothing.
+        # The first rejected token was verified too; those after it had no valid context.
         for index, probability in enumerate(probabilities[: min(len(draft), num_accepted + 1)]):
             is_right = index < num_accepted
             self.confidence.learn(probability, is_greedy=greedy, is_right=is_right)
@@ -161,24 +160,24 @@ class AutoregressiveProposer:
         self._verified.pop(request_id, None)
         self._failures.pop(request_id, None)
 
-    # -- drawing chains ----------------------------------------------------------------------
+    # -- drafting ----------------------------------------------------------------------------
 
     def _open(self, opening: DraftingRequest) -> _Chain | None:
-        """A chain without tokens; None if the model can say nothing here."""
+        """A chain without tokens yet; None if the model cannot draft for the request."""
         request, limits = opening.request, self._limits
         num_known = len(request.token_ids)
         room = min(opening.max_tokens, limits.max_tokens, limits.max_position - num_known + 1)
         if room < 1:
             return None
-        # The last token's logits are needed, whoever has computed it.
+        # The last token is computed again even if its KV is there: its logits are needed.
         start = min(self._kv.num_computed(request), num_known - 1)
         if max(request.token_ids[start:]) >= limits.vocab_size:
-            self._failures[request.request_id] = _MAX_FAILURES  # no word of the model's
+            self._failures[request.request_id] = _MAX_FAILURES  # the model has no such token
             return None
         return _Chain(request, self._follow(request), room, start, request.token_ids.copy())
 
     def _follow(self, request: Request) -> Request:
-        """The request as the model sees it: as it is now, and free to go on."""
+        """The model's copy of a request, brought up to its tokens and blocks."""
         follower = self._followers.get(request.request_id)
         if follower is None:
             follower = Request(
@@ -199,37 +198,38 @@ class AutoregressiveProposer:
         return follower
 
     def _params(self, request: Request) -> SamplingParams:
-        """As the request has them: with the same random numbers, two distributions that are alike
-        give the same token more often than any other choice of one would."""
+        """The request's own sampling parameters and random numbers: with the same ones, target and
+        draft model sample the same token more often than with independent ones."""
         params, vocab_size = request.params, self._limits.vocab_size
         known = {i: by for i, by in (params.logit_bias or {}).items() if i < vocab_size}
         bias = dict(zip(self._translate([*known]), known.values(), strict=True))
         return replace(params, logprobs=0, prompt_logprobs=None, logit_bias=bias or None)
 
     def _translate(self, token_ids: Sequence[int]) -> list[int]:
-        """As the model calls them."""
+        """The model's ids of target tokens."""
         translation = self._limits.translation
         if translation is None:
             return [*token_ids]
         return [*map(translation.to_draft.__getitem__, token_ids)]
 
-    def _understand(self, token_id: int) -> int:
-        """As the target calls it, -1 if it does not."""
+    def _target_id(self, token_id: int) -> int:
+        """The target's id of a model token; -1 if it has none."""
         translation = self._limits.translation
         if translation is not None:
             return translation.drafted(token_id)
         return token_id if token_id < self._limits.vocab_size else -1
 
-    def _draw(self, chains: list[_Chain], *, is_alone: bool) -> None:
+    def _draft(self, chains: list[_Chain], *, is_alone: bool) -> None:
+        """Extend all chains until each is over."""
         self._step(self._catch_up(chains, is_alone=is_alone))
         while going := [c for c in chains if c.token_ids and not c.is_over]:
-            if self._has_failed:  # slots that others share may be spoilt
+            if self._has_failed:  # slots that requests share may hold wrong KV
                 break
-            self._step([_Work(chain, 1, self._num_multi_steps(chain)) for chain in going])
+            self._step([_Work(chain, 1, self._num_to_sample(chain)) for chain in going])
 
     def _catch_up(self, chains: Sequence[_Chain], *, is_alone: bool) -> list[_Work]:
-        """A step towards the last known token of each, within bounds: who lacks much of a prompt
-        gets there over several calls, and nobody else waits for it."""
+        """Plan a step that computes the known tokens which the model lacks, within a budget: a long
+        prompt is computed over several calls, so that the other requests do not wait for it."""
         left = self._limits.max_step_tokens
         shared = left if is_alone else min(left, _CATCH_UP_TOKENS)
         works: list[_Work] = []
@@ -244,8 +244,8 @@ class AutoregressiveProposer:
             works.append(_Work(chain, count, num_sampled=int(count == missing)))
         return works
 
-    def _num_multi_steps(self, chain: _Chain) -> int:
-        """Tokens to ask for at once: as far as it goes if it remains as sure as it is now."""
+    def _num_to_sample(self, chain: _Chain) -> int:
+        """Tokens to sample in one call: as many as the chain gets at its latest probability."""
         most = chain.room - len(chain.token_ids)
         least = self._limits.min_probability
         chance = self.confidence.chance(chain.probabilities[-1], is_greedy=chain.is_greedy)
@@ -255,7 +255,7 @@ class AutoregressiveProposer:
         return max(1, min(most, int(further)))
 
     def _step(self, works: Sequence[_Work]) -> None:
-        """Compute, and take the tokens that come of it."""
+        """Run a step, and add the tokens that it samples to the chains."""
         if not works:
             return
         items = []
@@ -274,9 +274,9 @@ class AutoregressiveProposer:
             token_ids = output.token_ids.get(request_id, []) if num_sampled else []
             chain.is_over = not token_ids
             chain.follower.token_ids += token_ids
-            chain.text += map(self._understand, token_ids)
+            chain.text += map(self._target_id, token_ids)
             chain.start += count + max(0, len(token_ids) - 1)
-            if not output.errors:  # whoever fails may have spoilt what another shares with it
+            if not output.errors:  # a request that failed may have left wrong KV in shared blocks
                 self._kv.finish(chain.request, chain.text, chain.start)
             self._failures.pop(request_id, None)
             self._take(chain, token_ids, output.logprobs.get(request_id, []))
@@ -284,13 +284,13 @@ class AutoregressiveProposer:
     def _take(
         self, chain: _Chain, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs]
     ) -> None:
-        """Of what was sampled, all that is likely enough to be right."""
+        """Add the sampled tokens to a chain, up to the first that is too unlikely."""
         limits, params = self._limits, chain.request.params
-        for said, entry in zip(token_ids, logprobs, strict=True):
-            token_id = self._understand(said)
+        for sampled_id, entry in zip(token_ids, logprobs, strict=True):
+            token_id = self._target_id(sampled_id)
             probability = math.exp(entry.logprob)
             chain.chance *= self.confidence.chance(probability, is_greedy=chain.is_greedy)
-            # The first is there anyhow, and what comes of it is how the next ones are judged.
+            # The first token cost nothing more, and its verification is how others are judged.
             is_unlikely = chain.token_ids and chain.chance < limits.min_probability
             if is_unlikely or token_id < 0:
                 chain.is_over = True

@@ -1,4 +1,4 @@
-"""No guesses beyond a number of requests: ``disable_by_batch_size``, whoever guesses."""
+"""Implements ``disable_by_batch_size``, no drafts of any method while many requests decode."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from octavo.core.request import Request
 
 
 class BatchLimit:
-    """Another ``DraftProposer``, that is not asked where ``num_requests`` or more decode."""
+    """A ``DraftProposer`` that asks another one while fewer than ``num_requests`` decode."""
 
     def __init__(self, proposer: DraftProposer, num_requests: int):
         self._proposer = proposer

@@ -1,4 +1,4 @@
-"""What a proposer thinks comes next, and how sure it is."""
+"""A draft candidate, the tokens that a proposer expects next with a probability for each."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from octavo.core.batch import Draft
 
 
 class DraftCandidate(NamedTuple):
-    """Tokens that may follow the known ones of a request, one after the other, never none.
+    """A chain of one or more tokens that may follow the known ones of a request.
 
-    ``probabilities`` are estimates: that each token is right, given that those before it are.
+    ``probabilities`` are estimates that each token is accepted, given that those before it are.
     """
 
     token_ids: tuple[int, ...]
@@ -24,7 +24,7 @@ class DraftCandidate(NamedTuple):
         return DraftCandidate(self.token_ids[:count], self.probabilities[:count])
 
     def products(self) -> Iterator[float]:
-        """For each token, the probability that it is right and all before it."""
+        """Yield for each token the probability that it and all before it are accepted."""
         product = 1.0
         for probability in self.probabilities:
             product *= probability
@@ -32,7 +32,7 @@ class DraftCandidate(NamedTuple):
 
     @property
     def expected_tokens(self) -> float:
-        """How many of the tokens are right, on average, if all are drafted."""
+        """Expected number of accepted tokens if all are drafted."""
         product, expected = 1.0, 0.0
         for probability in self.probabilities:
             product *= probability
@@ -45,5 +45,5 @@ class DraftCandidate(NamedTuple):
         return self.first(count) if count else None
 
     def draft(self) -> Draft:
-        """As what is verified."""
+        """The draft that is verified."""
         return Draft.chain(self.token_ids)

@@ -1,13 +1,13 @@
-"""Which slots of a draft model's KV pool hold what.
+"""Tracks which tokens a draft model has computed the KV of, block by block.
 
-The pool has the blocks of the target's, under the same ids, so that whoever shares, copies, adopts
-or frees a block there does the same here without knowing. What must be known is whether the slots
-of a block hold the draft's own keys and values: its id may have been given to somebody else since,
-or only the target has computed it (a prompt, a prefix hit, a copy). So the truth is kept by
-content: of each block, which tokens the draft has computed there, and which came before them.
+The draft model's KV pool has the target's block ids and block tables, so blocks that the target's
+scheduler shares, copies, adopts or frees are the same here. But a block need not hold the draft
+model's KV of its tokens: its id may have been given to another request since, or only the target
+has computed it (a prompt, a prefix hit, a copy). So each block is known by its content: the tokens
+that the draft model has computed there, and a hash of those before them.
 
-What came before is a hash. Two prefixes with the same one would make the draft read keys and values
-of another text: its guesses would be worse, and no answer different.
+Two prefixes with the same hash would make the draft model read the KV of another text: its drafts
+would be worse, and no answer different.
 """
 
 from __future__ import annotations
@@ -19,33 +19,33 @@ from typing import NamedTuple, Protocol
 from octavo.core.request import Request
 
 
-class KnownKV(Protocol):
-    """What a drafting model has computed of requests."""
+class ComputedKV(Protocol):
+    """The tokens of requests whose KV a draft model has computed."""
 
     def num_computed(self, request: Request) -> int:
-        """How many of a request's first tokens have keys and values of this model."""
+        """Number of a request's first tokens whose KV this model has computed."""
         ...
 
     def begin(self, request: Request, start: int, end: int) -> None:
-        """The slots of positions ``start`` to ``end`` are about to be written, or spoiled."""
+        """Mark the slots of positions ``start`` to ``end`` as about to be overwritten."""
         ...
 
     def finish(self, request: Request, token_ids: Sequence[int], end: int) -> None:
-        """What was begun is computed: ``token_ids`` stand at the positions up to ``end``. They are
-        the request's own, and perhaps guesses after them."""
+        """Mark what was begun as computed: ``token_ids`` are those of the positions up to ``end``,
+        the request's own, then perhaps draft tokens."""
         ...
 
     def forget(self, request: Request) -> None:
-        """Its block table is no longer what it was."""
+        """Drop a request whose block table is released."""
         ...
 
     def abandon(self) -> None:
-        """What was begun failed: nobody knows what is in its slots, which others may share."""
+        """Discard what was begun after a failure: the content of its slots is unknown."""
         ...
 
 
 class TargetKV:
-    """Of a model whose keys and values are the target's own: the target computes them."""
+    """A ``ComputedKV`` of the target's own layers, whose KV the target itself computes."""
 
     def num_computed(self, request: Request) -> int:
         return request.num_computed_tokens
@@ -63,40 +63,40 @@ class TargetKV:
         pass
 
 
-class _Content(NamedTuple):
+class _BlockContent(NamedTuple):
     prefix: int  # hash of the tokens of all blocks before it
     token_ids: tuple[int, ...]  # in its first slots
 
 
 @dataclass(slots=True)
-class _Sequence:
-    """A request as it was when it was looked at last."""
+class _TrackedSequence:
+    """The computed tokens of a request at its latest look-up."""
 
-    prefixes: list[int]  # of its blocks, as far as those before them are full
-    block_ids: list[int]  # those with computed tokens
-    token_ids: list[int]  # that are computed: guesses too
-    num_known: int  # of these, tokens of the request, which do not change any more
+    prefixes: list[int]  # a hash for each block whose predecessors are full
+    block_ids: list[int]  # blocks with computed tokens
+    token_ids: list[int]  # computed tokens, draft tokens included
+    num_known: int  # how many of these are known tokens of the request, which cannot change
 
 
-_NOTHING = _Content(0, ())
+_EMPTY = _BlockContent(0, ())
 
 
 class DraftKV:
-    """The truth of a pool of its own.
+    """A ``ComputedKV`` of a KV pool of the draft model's own.
 
-    A request whose table has only grown costs as much as it has new tokens; whoever comes anew, or
-    again, is looked up block by block.
+    A request whose block table has only grown costs as much as it has new tokens; a new or resumed
+    one is looked up block by block.
     """
 
     def __init__(self, num_blocks: int, block_size: int):
         self._block_size = block_size
-        self._contents = [_NOTHING] * num_blocks
-        self._sequences: dict[str, _Sequence] = {}
+        self._contents = [_EMPTY] * num_blocks
+        self._sequences: dict[str, _TrackedSequence] = {}
 
     def num_computed(self, request: Request) -> int:
         sequence = self._sequences.get(request.request_id)
         if sequence is not None:
-            self._drop_wrong_guesses(sequence, request.token_ids)
+            self._drop_rejected_tokens(sequence, request.token_ids)
             num_blocks = -(-len(sequence.token_ids) // self._block_size)
             del sequence.block_ids[num_blocks:]
             if request.block_ids[:num_blocks] != sequence.block_ids:
@@ -112,7 +112,7 @@ class DraftKV:
             block_id = request.block_ids[index]
             prefix, token_ids = self._contents[block_id]
             kept = token_ids[: start % size] if index == start // size else ()
-            self._contents[block_id] = _Content(prefix, kept)
+            self._contents[block_id] = _BlockContent(prefix, kept)
 
     def finish(self, request: Request, token_ids: Sequence[int], end: int) -> None:
         size = self._block_size
@@ -123,7 +123,7 @@ class DraftKV:
         for index in range(start // size, -(-end // size)):
             content = tuple(token_ids[index * size : min(end, (index + 1) * size)])
             prefix, block_id = sequence.prefixes[index], request.block_ids[index]
-            self._contents[block_id] = _Content(prefix, content)
+            self._contents[block_id] = _BlockContent(prefix, content)
             if index == len(sequence.block_ids):
                 sequence.block_ids.append(block_id)
             if len(content) == size:
@@ -133,9 +133,9 @@ class DraftKV:
         self._sequences.pop(request.request_id, None)
 
     def abandon(self) -> None:
-        self._sequences.clear()  # so that all are looked up by what is known of the blocks
+        self._sequences.clear()  # so that all requests are looked up by their blocks again
 
-    def _drop_wrong_guesses(self, sequence: _Sequence, token_ids: Sequence[int]) -> None:
+    def _drop_rejected_tokens(self, sequence: _TrackedSequence, token_ids: Sequence[int]) -> None:
         computed = sequence.token_ids
         right = sequence.num_known
         while right < min(len(computed), len(token_ids)) and computed[right] == token_ids[right]:
@@ -143,16 +143,16 @@ class DraftKV:
         self._truncate(sequence, right)
         sequence.num_known = right
 
-    def _truncate(self, sequence: _Sequence, num_tokens: int) -> None:
+    def _truncate(self, sequence: _TrackedSequence, num_tokens: int) -> None:
         del sequence.token_ids[num_tokens:]
         del sequence.prefixes[num_tokens // self._block_size + 1 :]
         del sequence.block_ids[-(-num_tokens // self._block_size) :]
 
-    def _look_up(self, request: Request) -> _Sequence:
-        """What the blocks of a request hold of its tokens, up to the first that is missing."""
+    def _look_up(self, request: Request) -> _TrackedSequence:
+        """Find the tokens of a request that its blocks hold, up to the first missing one."""
         size = self._block_size
-        # Tenants do not learn from a block what others have asked before them.
-        sequence = _Sequence([hash(request.cache_salt)], [], [], 0)
+        # The salt keeps tenants apart, so that no tenant's speed tells what another has asked.
+        sequence = _TrackedSequence([hash(request.cache_salt)], [], [], 0)
         for index, block_id in enumerate(request.block_ids):
             prefix, computed = self._contents[block_id]
             own = request.token_ids[index * size : (index + 1) * size]
@@ -171,7 +171,7 @@ class DraftKV:
 
 
 def _common_prefix(left: Sequence[int], right: Sequence[int]) -> int:
-    """How many first entries are the same."""
+    """Length of the common prefix."""
     count = 0
     for one, other in zip(left, right, strict=False):
         if one != other:

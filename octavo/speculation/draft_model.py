@@ -1,7 +1,7 @@
-"""A smaller model that guesses what a larger one will say (Leviathan et al., ICML 2023).
+"""The ``draft_model`` method, a smaller model as the drafter (Leviathan et al., ICML 2023).
 
-It is loaded as any other, and runs between the steps of the target, on the same threads. Its keys
-and values lie in a pool of its own with the blocks of the target's (``draft_kv.py``).
+It is loaded as any other model, and runs between the steps of the target, on the same threads. Its
+KV pool is its own, with the block ids of the target's (``draft_kv.py``).
 """
 
 from __future__ import annotations
@@ -14,24 +14,24 @@ from octavo.settings.speculation import SpeculativeConfig
 from octavo.sources.open import open_source
 from octavo.speculation.autoregressive import AutoregressiveLimits, AutoregressiveProposer
 from octavo.speculation.draft_kv import DraftKV
-from octavo.speculation.drafters import Target
+from octavo.speculation.drafter import TargetModel
 from octavo.speculation.vocabulary import Translation, check_same_vocabulary
 
-# Where the config says nothing.
+# Defaults of the config.
 _NUM_TOKENS = 5
 _MIN_PROBABILITY = 0.5
 
 
 class DraftModel:
-    """A ``Drafter``: loads ``config.model``.
+    """A ``Drafter`` that loads the model ``config.model``.
 
     Raises:
-        ModelError: it cannot be found or read. ConfigError: it cannot be run as the target is, or
-            has another vocabulary, and nobody said that it may.
+        ModelError: the model cannot be found or read. ConfigError: it cannot be run as the target
+            is, or has another vocabulary without ``use_heterogeneous_vocab``.
     """
 
-    def __init__(self, config: SpeculativeConfig, target: Target):
-        assert config.model is not None, "the config has checked that"
+    def __init__(self, config: SpeculativeConfig, target: TargetModel):
+        assert config.model is not None, "SpeculativeConfig requires it for this method"
         self._config, self._target = config, target
         source = open_source(hub.resolve(config.model))
         self._model_config = source.config()
@@ -42,7 +42,7 @@ class DraftModel:
             self._translation = Translation.between(target.tokenizer, tokenizer)
         else:
             check_same_vocabulary(target.tokenizer, tokenizer, config.model)
-        # Threads of its own would spin beside the target's, waiting for work.
+        # It shares the target's thread pool: a second pool would spin beside it while it waits.
         spec = replace(target.spec, path=source.path, pool=target.rank.pool)
         self._rank = source.load_rank(spec)
 

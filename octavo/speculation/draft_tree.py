@@ -1,7 +1,7 @@
-"""Drafts that grow from a head's guesses, a depth at a time: chains; trees, where rows are cheap.
+"""Builds draft trees, or chains, from the candidates of a head, one depth at a time.
 
-At each depth the likeliest nodes are gone on from, and of all that was found the likeliest are
-drafted: a node is never likelier than the one before it (EAGLE-2, Li et al. 2024, arXiv
+At each depth the likeliest nodes are extended, and the likeliest of all nodes become the draft. A
+node is never likelier than its parent, so the draft is a tree (EAGLE-2, Li et al. 2024, arXiv
 2406.16858).
 """
 
@@ -17,21 +17,21 @@ from octavo.core.drafting import DraftingRequest
 from octavo.core.sampling_params import MAX_DRAFT_TOKENS
 from octavo.settings.speculation import SpeculativeConfig
 
-# A further row costs a verification about as much as a tenth or a sixth of a step, so what is
-# accepted less often does not pay; heads are surer of themselves than they are right.
+# A further row costs a verifying step about a tenth or a sixth of its time, so tokens that are
+# accepted less often do not pay; and heads are overconfident.
 MIN_PROBABILITY = 0.25
 _TREE_WIDTH = 4
 
 
-class TreeShape(NamedTuple):
-    """How drafts grow.
+class DraftTreeShape(NamedTuple):
+    """The limits of a draft tree.
 
     Args:
-        max_tokens: of a draft.
-        depth: of its tokens, at most.
-        width: guesses that are looked at, after each node that is gone on from.
-        beams: such nodes at each depth.
-        min_probability: that all tokens down to a node are right; those below it are left out.
+        max_tokens: the most tokens of a draft.
+        depth: the most tokens of a path.
+        width: candidates that are considered after each node that is extended.
+        beams: nodes that are extended at each depth.
+        min_probability: nodes are left out whose whole path is right less often than this.
     """
 
     max_tokens: int
@@ -41,27 +41,30 @@ class TreeShape(NamedTuple):
     min_probability: float
 
 
-def shape_of(config: SpeculativeConfig, fields: Fields, default: int, beams: int) -> TreeShape:
-    """Chains; or trees, where more tokens are asked for than the folder of heads, with the
-    ``fields`` of its config, has an acceptance for."""
+def tree_shape(
+    config: SpeculativeConfig, fields: Fields, default: int, beams: int
+) -> DraftTreeShape:
+    """The shape of a head's drafts, from the ``fields`` of its folder's config: a chain, or a tree
+    if more draft tokens are asked for than the folder has acceptance rates for."""
     known = fields.section("octavo", {})
     depth = len(known.entries("acceptance")) if "acceptance" in known else MAX_DRAFT_TOKENS
     asked = config.num_speculative_tokens or min(default, depth or default)
     least = min_probability_of(config)
     if asked <= depth or not depth:
-        return TreeShape(asked, asked, 1, 1, least)
-    return TreeShape(asked, depth, _TREE_WIDTH, min(beams, _TREE_WIDTH), least)
+        return DraftTreeShape(asked, asked, 1, 1, least)
+    return DraftTreeShape(asked, depth, _TREE_WIDTH, min(beams, _TREE_WIDTH), least)
 
 
 def min_probability_of(config: SpeculativeConfig) -> float:
-    said = config.min_probability
-    return MIN_PROBABILITY if said is None else said
+    """The least probability of a draft token's path, as configured or by default."""
+    given = config.min_probability
+    return MIN_PROBABILITY if given is None else given
 
 
 class DraftTree:
-    """What may follow the last known token of an opening's request. Node -1 is that token."""
+    """Candidates for the tokens after the last known one of a request, which is node -1."""
 
-    def __init__(self, opening: DraftingRequest, shape: TreeShape):
+    def __init__(self, opening: DraftingRequest, shape: DraftTreeShape):
         self.opening = opening
         self._shape = shape
         self._least = math.log(shape.min_probability) if shape.min_probability > 0 else -math.inf
@@ -74,16 +77,18 @@ class DraftTree:
         return self.opening.request.token_ids[-1] if node < 0 else self._token_ids[node]
 
     def depth(self, node: int) -> int:
-        """0 for those after the last known token, which itself is at -1."""
+        """Depth of a node: 0 right after the last known token, which itself is at -1."""
         return -1 if node < 0 else self._depths[node]
 
-    def add(self, parent: int, guesses: Iterable[tuple[int, float]]) -> list[int]:
-        """Take in tokens that may follow a node, with the logarithms of their probabilities.
-        Returns the nodes of those that are likely enough."""
+    def add(self, parent: int, candidates: Iterable[tuple[int, float]]) -> list[int]:
+        """Add candidates (token, log-probability) for the token after a node.
+
+        Returns the nodes of those that are likely enough.
+        """
         before = 0.0 if parent < 0 else self._logprobs[parent]
         nodes: list[int] = []
-        for token_id, logprob in guesses:
-            if before + logprob >= self._least:  # which a NaN is not
+        for token_id, logprob in candidates:
+            if before + logprob >= self._least:  # false for a NaN
                 nodes.append(len(self._token_ids))
                 self._token_ids.append(token_id)
                 self._parents.append(parent)
@@ -92,13 +97,13 @@ class DraftTree:
         return nodes
 
     def best(self, nodes: Sequence[int]) -> list[int]:
-        """Those of some nodes, all of one depth, that are gone on from."""
+        """Choose the nodes to extend among some of one depth."""
         most = min(self._shape.depth, self.opening.max_tokens)
         open_nodes = [node for node in nodes if self._depths[node] + 1 < most]
         return sorted(open_nodes, key=self._rank)[: self._shape.beams]
 
     def draft(self) -> Draft | None:
-        """The likeliest tokens, as many as there may be."""
+        """The likeliest nodes as a draft; None if there are none."""
         count = min(self._shape.max_tokens, self.opening.max_tokens)
         nodes = sorted(range(len(self._token_ids)), key=self._rank)[:count]
         places = {-1: -1} | {node: place for place, node in enumerate(nodes)}
@@ -114,6 +119,6 @@ class DraftTree:
 
 
 def drafts_of(trees: Sequence[DraftTree]) -> dict[str, Draft]:
-    """Those that have a token, by request."""
+    """The drafts of trees that have a token, by request id."""
     drafts = ((tree.opening.request.request_id, tree.draft()) for tree in trees)
     return {request_id: draft for request_id, draft in drafts if draft is not None}

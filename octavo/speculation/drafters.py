@@ -1,69 +1,31 @@
-"""From what a user says to who is asked for drafts.
+"""Opens the drafter that a ``SpeculativeConfig`` names.
 
-drafter = open_drafter(config, target)     loads what it needs: a draft model, heads
-drafter.kv_bytes_per_token                 what it wants of the memory for KV
-drafter.start(limits)                      the proposer, once the pool has a size
+drafter = open_drafter(config, target)     loads what the method needs: a draft model, heads
+drafter.kv_bytes_per_token                 KV memory that it takes for each token of the pool
+drafter.start(limits)                      its proposer, once the KV pool has a size
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Protocol
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from octavo.core.drafting import DraftProposer
-from octavo.runtime.capacity import RankLimits, RankSpec
+from octavo.runtime.capacity import RankLimits
 from octavo.runtime.verification import Acceptance
 from octavo.settings.speculation import SpeculativeConfig
+from octavo.speculation.drafter import Drafter, TargetModel, TextDrafter
 
 if TYPE_CHECKING:
-    from octavo.models.config import ModelConfig
-    from octavo.runtime.rank import Rank
     from octavo.speculation.ngram import NgramProposer
     from octavo.speculation.suffix import SuffixProposer
-    from octavo.text.tokenizer import Tokenizer
 
 
-AUTO_TOKENS = 16  # of a draft, at most, where nothing is said
-
-
-@dataclass(frozen=True, slots=True)
-class Target:
-    """The model whose tokens are guessed: loaded, and not started yet."""
-
-    rank: Rank
-    spec: RankSpec
-    model_config: ModelConfig
-    tokenizer: Tokenizer
-
-
-class Drafter(Protocol):
-    """Who makes drafts, before there is a KV pool."""
-
-    @property
-    def kv_bytes_per_token(self) -> int:
-        """Of KV of its own, for each token of the target's pool."""
-        ...
-
-    def start(self, limits: RankLimits) -> DraftProposer:
-        """Make the proposer. The target's rank has been started, with the same limits."""
-        ...
-
-
-class DraftFree:
-    """A drafter that has only its proposer: it looks at tokens, and at no model."""
-
-    kv_bytes_per_token = 0
-
-    def __init__(self, make: Callable[[RankLimits], DraftProposer]):
-        self._make = make
-
-    def start(self, limits: RankLimits) -> DraftProposer:
-        return self._make(limits)
+AUTO_TOKENS = 16  # the most of a draft, unless num_speculative_tokens is given
 
 
 class AutoDrafter:
-    """Chooses between text that came before and ``model``, if there is one."""
+    """A drafter that chooses between matches in earlier text and ``model``, if there is one."""
 
     def __init__(self, config: SpeculativeConfig, model: Drafter | None = None):
         self._config = config
@@ -76,12 +38,12 @@ class AutoDrafter:
         most = self._config.num_speculative_tokens or AUTO_TOKENS
         config = replace(self._config, num_speculative_tokens=most)
         model = None if self._model is None else self._model.start(limits)
-        # ``ngram`` would guess what ``suffix`` does, mostly, and asking both costs twice as much.
+        # ``ngram`` would mostly draft what ``suffix`` drafts, and both cost twice as much as one.
         return AutoProposer([_suffix(config)], model, most)
 
 
 class LimitedDrafter:
-    """Another drafter, whose proposer is not asked where ``num_requests`` or more decode."""
+    """A drafter whose proposer is not asked while ``num_requests`` or more decode."""
 
     def __init__(self, drafter: Drafter, num_requests: int):
         self._drafter = drafter
@@ -97,11 +59,12 @@ class LimitedDrafter:
         return BatchLimit(self._drafter.start(limits), self._num_requests)
 
 
-def open_drafter(config: SpeculativeConfig, target: Target) -> Drafter:
-    """Who guesses as ``config`` says.
+def open_drafter(config: SpeculativeConfig, target: TargetModel) -> Drafter:
+    """Open the drafter of ``config.method``, and load its model or heads.
 
     Raises:
-        ModelError: a draft cannot be found or read. ConfigError: it does not fit the target.
+        ModelError: the draft model or heads cannot be found or read. ConfigError: they do not fit
+            the target.
     """
     drafter = _open(config, target)
     if config.disable_by_batch_size is None:
@@ -109,20 +72,20 @@ def open_drafter(config: SpeculativeConfig, target: Target) -> Drafter:
     return LimitedDrafter(drafter, config.disable_by_batch_size)
 
 
-def _open(config: SpeculativeConfig, target: Target) -> Drafter:
-    # Each is imported where it is used: a start pays for no other.
+def _open(config: SpeculativeConfig, target: TargetModel) -> Drafter:
+    # Imported here, so that starting an engine loads the modules of its own method alone.
     match config.method:
         case "auto" if config.synthetic_acceptance_rates is not None:
             from octavo.speculation.synthetic import SyntheticProposer
 
             length = config.num_speculative_tokens or len(config.synthetic_acceptance_rates)
-            return DraftFree(lambda limits: SyntheticProposer(length))
+            return TextDrafter(lambda limits: SyntheticProposer(length))
         case "auto":
             return AutoDrafter(config, _open_model(config, target))
         case "ngram":
-            return DraftFree(lambda limits: _ngram(config))
+            return TextDrafter(lambda limits: _ngram(config))
         case "suffix":
-            return DraftFree(lambda limits: _suffix(config))
+            return TextDrafter(lambda limits: _suffix(config))
         case "draft_model":
             from octavo.speculation.draft_model import DraftModel
 
@@ -156,8 +119,8 @@ def _suffix(config: SpeculativeConfig) -> SuffixProposer:
     )
 
 
-def _open_model(config: SpeculativeConfig, target: Target) -> Drafter | None:
-    """Who guesses with ``config.model``, which may be heads or a model; None without one."""
+def _open_model(config: SpeculativeConfig, target: TargetModel) -> Drafter | None:
+    """The drafter of ``config.model``, a folder of heads or a draft model; None without one."""
     if config.model is None:
         return None
     from octavo.speculation.heads import method_of
@@ -166,7 +129,7 @@ def _open_model(config: SpeculativeConfig, target: Target) -> Drafter | None:
 
 
 def acceptance_of(config: SpeculativeConfig | None) -> Acceptance | None:
-    """The rule by which drafts are verified, None for the exact one."""
+    """The acceptance rule that drafts are verified by; None for the exact one."""
     if config is None or (config.acceptance, config.synthetic_acceptance_rates) == ("exact", None):
         return None
     from octavo.runtime.acceptance import SyntheticAcceptance, TypicalAcceptance

@@ -1,4 +1,4 @@
-"""EAGLE-3: one decoder layer over features of three layers of the target, chained.
+"""The ``eagle`` method (EAGLE-3), one decoder layer over features of three target layers.
 
 The feature f of position p is W [h_a, h_b, h_c], the residual stream after a, b and c layers; the
 layer reads it beside the embedding e of the token p + 1 (Li et al. 2025, arXiv 2503.01840)::
@@ -6,9 +6,9 @@ layer reads it beside the embedding e of the token p + 1 (Li et al. 2025, arXiv 
     q, k, v = W_q [norm(e), norm(f)], ...        everything else is a layer as Llama has it
     logits  = lm_head(norm(x))                   over a part of the target's vocabulary
 
-and its output x is the feature that the next token is drafted from. A folder is as published:
-``fc``, ``midlayer.*``, ``norm``, ``lm_head``, ``d2t`` (how far a token of the target is from the
-row of the head), ``t2d``, and maybe ``embed_tokens``, else the target's.
+and its output x is the feature that the next token is drafted from. A folder has the published
+layout: ``fc``, ``midlayer.*``, ``norm``, ``lm_head``, ``d2t`` (the target's token id less the row
+of the head), ``t2d``, and optionally ``embed_tokens``, in place of the target's.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from octavo.layers.rope import RotaryEmbedding
 from octavo.models.config import ModelConfig
 from octavo.runtime.capacity import RankLimits
 from octavo.settings.speculation import SpeculativeConfig
-from octavo.speculation.draft_tree import shape_of
-from octavo.speculation.drafters import Target
+from octavo.speculation.draft_tree import tree_shape
+from octavo.speculation.drafter import TargetModel
 from octavo.speculation.head_folder import HeadFolder
-from octavo.speculation.head_program import HeadModule, Projection
+from octavo.speculation.head_program import DraftHead, Projection
 from octavo.speculation.layer_head import FEATURE, LayerProposer, kv_bytes_per_token
 from octavo.speculation.native_target import NativeTarget
 from octavo.speculation.pair_linear import PairLinear
@@ -67,8 +67,8 @@ class EagleLayer(Module):
         return ctx.ops.add(x, self.mlp(self.post_attention_layernorm(x, ctx), ctx))
 
 
-class EagleHead(HeadModule):
-    """A step of drafting, from the feature and the token after it."""
+class EagleHead(DraftHead):
+    """One drafting step: logits of the token after next, from a feature and the next token."""
 
     def __init__(self, layer: ModelConfig, rows: int, *, norm_before_residual: bool):
         self.inputs = {FEATURE: layer.hidden_size}
@@ -87,23 +87,23 @@ class EagleHead(HeadModule):
 
 
 @dataclass(frozen=True, slots=True)
-class _Loaded:
+class _LoadedEagleHead:
     head: EagleHead
     fc: Linear
     layer: ModelConfig
     depths: tuple[int, ...]
-    token_ids: np.ndarray  # of the target, by the row of the head
+    token_ids: np.ndarray  # target ids by the row of the head
 
 
 class EagleDrafter:
-    """The head of a folder, for one target. Errors as of ``open_drafter``."""
+    """A ``Drafter`` of the EAGLE-3 head of a folder. Raises as ``open_drafter`` does."""
 
-    def __init__(self, config: SpeculativeConfig, target: Target, folder: HeadFolder):
+    def __init__(self, config: SpeculativeConfig, target: TargetModel, folder: HeadFolder):
         folder.check(ARCHITECTURES, "eagle")
         self._rank = target.rank
         self._native = NativeTarget(target, "eagle")
         self._loaded = _load(folder, self._native)
-        self._shape = shape_of(config, folder.config, _NUM_TOKENS, beams=1)
+        self._shape = tree_shape(config, folder.config, _NUM_TOKENS, beams=1)
         self._rank.keep_hidden_states(self._loaded.depths)
         self.kv_bytes_per_token = kv_bytes_per_token(self._loaded.layer)
 
@@ -124,7 +124,7 @@ class EagleDrafter:
         return proposer
 
 
-def _load(folder: HeadFolder, native: NativeTarget) -> _Loaded:
+def _load(folder: HeadFolder, native: NativeTarget) -> _LoadedEagleHead:
     fields = folder.config
     layer = layer_config(fields)
     folder.check_fits("hidden_size", layer.hidden_size, native.config)
@@ -145,26 +145,26 @@ def _load(folder: HeadFolder, native: NativeTarget) -> _Loaded:
     token_ids = np.arange(rows)
     if rows < layer.vocab_size or "d2t" in folder.tensors:
         token_ids = folder.token_ids("d2t", rows, layer.vocab_size, offsets=True)
-    folder.load(head, ignored=["t2d"])  # which says no more than d2t
-    return _Loaded(head, fc, layer, depths, token_ids)
+    folder.load(head, ignored=["t2d"])  # d2t has the same information
+    return _LoadedEagleHead(head, fc, layer, depths, token_ids)
 
 
-# What the config of a head says of the head itself, not of its layer.
-_OF_THE_HEAD = frozenset(
+# Fields of the config that describe the head, not its decoder layer.
+_HEAD_FIELDS = frozenset(
     ("draft_vocab_size", "eagle_aux_hidden_state_layer_ids", "norm_before_residual", "octavo")
 )
 
 
 def layer_config(fields: Fields) -> ModelConfig:
-    """The one layer of a head as that of a Llama: sizes, rope, epsilon."""
-    values = {name: fields.raw(name) for name in fields if name not in _OF_THE_HEAD}
+    """The config of a head's one decoder layer, as of a Llama of one layer."""
+    values = {name: fields.raw(name) for name in fields if name not in _HEAD_FIELDS}
     values |= {"architectures": ["LlamaForCausalLM"], "num_hidden_layers": 1}
     return ModelConfig.from_hf(values, path=fields.path)
 
 
 def _depths(fields: Fields, num_layers: int) -> tuple[int, ...]:
-    """After how many layers of the target features are taken; by default those of the paper's
-    implementation. Elsewhere these are said as the layers that read them."""
+    """The numbers of target layers after which hidden states are taken; by default those of the
+    paper's implementation. The config names the layers that read these states."""
     if "eagle_aux_hidden_state_layer_ids" not in fields:
         return 2, num_layers // 2, num_layers - 3
     ids = fields.each(

@@ -1,10 +1,11 @@
-"""The target's own first layers guess what all of them will say (LayerSkip; Elhoushi et al., ACL
-2024): after layer n, the last norm and the head.
+"""The ``early_exit`` method, self-speculative decoding (LayerSkip, Elhoushi et al., ACL 2024).
 
-They share the target's weights and its keys and values: those that the first layers write for a
-guess lie where the verifying step writes the same again. Models that were not trained for it have
-little to say before their last layers; so the layer is chosen by measuring, and what it is worth is
-said.
+The target's own first layers draft, followed by its last norm and head.
+
+The first layers share the target's weights and KV cache: the KV that they write for draft tokens is
+written again, the same, by the step that verifies. Models that were not trained for it predict
+little before their last layers; so unless a layer is given, some are measured at the start, and the
+best one and its speed-up are logged.
 """
 
 from __future__ import annotations
@@ -23,33 +24,33 @@ from octavo.runtime.model_runner import ModelRunner
 from octavo.settings.speculation import SpeculativeConfig
 from octavo.speculation.autoregressive import AutoregressiveLimits, AutoregressiveProposer
 from octavo.speculation.draft_kv import TargetKV
-from octavo.speculation.drafters import Target
+from octavo.speculation.drafter import TargetModel
 
 _log = logging.getLogger("octavo")
 
-_NUM_CANDIDATES = 7  # exits that are tried, as far apart from each other as from the ends
+_NUM_CANDIDATES = 7  # exit layers that are tried, evenly apart
 _MEASURED_TOKENS = 64
 _LEAST_TOKENS = 8
-_MEASURED_ROWS = 4  # of a step that verifies, after the first
+_MEASURED_ROWS = 4  # draft tokens of the timed verification
 _REPEATS = 5
 _MAX_TOKENS = 8  # of a chain
-# Of an exit that was not measured.
+# Defaults of an exit layer that is given, and so not measured.
 _NUM_TOKENS = 3
 _MIN_PROBABILITY = 0.4
 _OPENING_TEXT = "In the morning they went down to the river, because"
 
 
 class EarlyExit:
-    """A ``Drafter``.
+    """A ``Drafter`` that is a prefix of the target's layers.
 
     Raises:
-        ConfigError: ``config.exit_layer`` is not one of the model's, or is not given where nothing
-            can be measured.
+        ConfigError: the model has no layer ``config.exit_layer``, or it is not given and contexts
+            are too short to measure the best one.
     """
 
     kv_bytes_per_token = 0
 
-    def __init__(self, config: SpeculativeConfig, target: Target):
+    def __init__(self, config: SpeculativeConfig, target: TargetModel):
         self._config, self._target = config, target
         num_layers = target.model_config.num_layers
         if num_layers < 2:
@@ -82,7 +83,7 @@ class EarlyExit:
             ),
         )
 
-    def _best_exit(self, forward: Forward, limits: RankLimits) -> Exit:
+    def _best_exit(self, forward: Forward, limits: RankLimits) -> ExitMeasurement:
         num_layers = self._target.model_config.num_layers
         pool_tokens = limits.num_blocks * self._target.spec.block_size
         num_tokens = min(
@@ -95,18 +96,18 @@ class EarlyExit:
             )
         prompt = self._target.tokenizer.encode(_OPENING_TEXT)[: num_tokens // 2] or [0]
         num_blocks = -(-num_tokens // self._target.spec.block_size)
-        whole = Rehearsal(forward.exit_after(num_layers), num_blocks)
+        whole = TrialForward(forward.exit_after(num_layers), num_blocks)
         text = whole.text(prompt, num_tokens)
         best = max(
             (
                 measure_exit(
                     layer,
-                    Rehearsal(forward.exit_after(layer), num_blocks),
+                    TrialForward(forward.exit_after(layer), num_blocks),
                     whole,
                     text,
                     len(prompt),
                 )
-                for layer in candidates(num_layers)
+                for layer in exit_candidates(num_layers)
             ),
             key=lambda each: each.speedup,
         )
@@ -115,13 +116,13 @@ class EarlyExit:
 
 
 @dataclass(frozen=True, slots=True)
-class Exit:
-    """What an exit is worth.
+class ExitMeasurement:
+    """The measured acceptance and cost of drafting with the first ``layer`` layers.
 
     Args:
-        agreement: the share of tokens in which it says what the whole model says.
-        cost: of a token, in steps of the whole model.
-        row_cost: of a further token that a step verifies.
+        agreement: the share of tokens that are the same as the whole model's.
+        cost: seconds to draft a token, in steps of the whole model.
+        row_cost: seconds to verify a further token, in the same unit.
     """
 
     layer: int
@@ -130,13 +131,13 @@ class Exit:
     row_cost: float
 
     def speedup_of(self, num_tokens: int) -> float:
-        """Of chains of this length, if tokens are right independently of each other."""
+        """Speed-up with chains of this length, if tokens are accepted independently."""
         expected = sum(self.agreement**i for i in range(num_tokens + 1))
         return expected / (1 + num_tokens * (self.cost + self.row_cost))
 
     @property
     def num_tokens(self) -> int:
-        """The best length of a chain."""
+        """The chain length of the greatest speed-up."""
         return max(range(1, _MAX_TOKENS + 1), key=self.speedup_of)
 
     @property
@@ -145,41 +146,43 @@ class Exit:
 
     @property
     def least_probability(self) -> float:
-        """A token that is less likely to be right is not worth what it costs."""
+        """The probability below which a draft token is not worth its cost."""
         return min(0.9, self.cost + self.row_cost)
 
 
-def candidates(num_layers: int) -> list[int]:
-    """Layers after which an exit is tried."""
+def exit_candidates(num_layers: int) -> list[int]:
+    """The exit layers that are tried."""
     steps = _NUM_CANDIDATES + 1
     return sorted({max(1, num_layers * i // steps) for i in range(1, steps)} - {num_layers})
 
 
-def _report(best: Exit, num_layers: int) -> None:
-    """Say what was chosen: as a warning, if nothing is worth its time."""
+def _report(best: ExitMeasurement, num_layers: int) -> None:
+    """Log the exit that was chosen, as a warning if it is slower than plain decoding."""
     is_worth_it = best.speedup > 1
     _log.log(
         logging.INFO if is_worth_it else logging.WARNING,
-        "early exit after layer %d of %d: right in %.0f %% of the tokens of a text of the model's, "
-        "for %.2f of a step each; %s",
+        "early exit after layer %d of %d: %.0f %% of the draft tokens of a text of the model's own "
+        "are accepted, for %.2f of a step each; %s",
         best.layer,
         num_layers,
         100 * best.agreement,
         best.cost,
-        "faster, if others are alike" if is_worth_it else "that is the best of them, and slower",
+        "faster than plain decoding on such text"
+        if is_worth_it
+        else "the best exit layer, and yet slower than plain decoding: leave early_exit out",
     )
 
 
-class Rehearsal:
-    """A forward that is alone with the first blocks of the KV pool, before there are requests."""
+class TrialForward:
+    """Runs a forward for measurements in the first KV blocks, before there are requests."""
 
     def __init__(self, forward: Forward, num_blocks: int):
         self._forward = forward
-        self._request = Request("rehearsal", [], SamplingParams(temperature=0.0), 0.0)
+        self._request = Request("early-exit-trial", [], SamplingParams(temperature=0.0), 0.0)
         self._request.block_ids = list(range(num_blocks))
 
     def text(self, prompt: Sequence[int], num_tokens: int) -> list[int]:
-        """A prompt and what follows it, greedily."""
+        """A prompt and its greedy continuation, ``num_tokens`` in all."""
         text, start = list(prompt), 0
         while len(text) < num_tokens:
             text.append(self.next_tokens(text, start)[-1])
@@ -187,7 +190,7 @@ class Rehearsal:
         return text
 
     def next_tokens(self, text: Sequence[int], start: int) -> list[int]:
-        """The token that follows each of a text, from ``start`` on."""
+        """The greedy token after each token of a text, from ``start`` on."""
         count = len(text) - start
         self._request.token_ids = [*text[: start + 1]]
         draft = Draft.chain(text[start + 1 :]) if count > 1 else None
@@ -195,26 +198,26 @@ class Rehearsal:
         return self._forward.submit(Batch(0, (item,))).result().tokens[0]
 
     def seconds(self, text: Sequence[int], num_tokens: int) -> float:
-        """That a step of the last so many tokens of a text takes."""
+        """Seconds that the kernels take for a step of the last ``num_tokens`` tokens."""
         begin = self._forward.kernel_seconds
         self.next_tokens(text, len(text) - num_tokens)
         return self._forward.kernel_seconds - begin
 
 
 def measure_exit(
-    layer: int, exit: Rehearsal, whole: Rehearsal, text: Sequence[int], num_prompt: int
-) -> Exit:
-    """An exit on a text of the whole model's, which has begun after ``num_prompt`` tokens."""
-    said = exit.next_tokens(text[:-1], 0)[num_prompt - 1 :]
+    layer: int, exit: TrialForward, whole: TrialForward, text: Sequence[int], num_prompt: int
+) -> ExitMeasurement:
+    """Measure an exit layer on a text that the whole model continued from ``num_prompt`` tokens."""
+    drafted = exit.next_tokens(text[:-1], 0)[num_prompt - 1 :]
     truth = text[num_prompt:]
-    right = sum(one == other for one, other in zip(said, truth, strict=True))
-    whole.next_tokens(text, 0)  # so that what is timed reads what it would
+    right = sum(one == other for one, other in zip(drafted, truth, strict=True))
+    whole.next_tokens(text, 0)  # fills the KV that the timed steps read
     rows = min(_MEASURED_ROWS, len(text) - 1)
-    # In turns, and of each the shortest: others may use the machine meanwhile.
+    # Alternating, and the shortest of each: other processes may use the machine meanwhile.
     seconds = [
         (whole.seconds(text, 1), whole.seconds(text, 1 + rows), exit.seconds(text, 1))
         for _ in range(_REPEATS)
     ]
     step, verifying, drafting = (max(min(each), 1e-9) for each in zip(*seconds, strict=True))
     row_cost = max(0.0, verifying / step - 1) / rows
-    return Exit(layer, right / len(truth), drafting / step, row_cost)
+    return ExitMeasurement(layer, right / len(truth), drafting / step, row_cost)

@@ -1,11 +1,11 @@
-"""A folder of trained heads: ``config.json``, and the tensors of ``model.safetensors``.
+"""Reads a folder of trained draft heads, ``config.json`` and ``model.safetensors``.
 
     folder = HeadFolder(path)
-    folder.architecture             whose heads these are
+    folder.architecture             which kind of heads these are
     folder.load(module)             every parameter gets its tensor, and none is left over
     folder.token_ids("token_map")   the shortlist of a head, checked
 
-A folder may be from anybody: what is wrong with it is a ModelFileError that names the file.
+The files are untrusted: whatever is wrong with them is a ModelFileError that names the file.
 """
 
 from __future__ import annotations
@@ -31,38 +31,38 @@ _INTEGERS = {"I64": "<i8", "I32": "<i4"}
 
 
 class Tensors:
-    """Tensors by name, for parameters."""
+    """Tensors by name, which parameters are filled with."""
 
     def __init__(self, path: Path):
-        self._path = path  # that errors name
+        self._path = path  # named in errors
 
     def weight(self, name: str) -> Weight:
-        """ModelFileError if there is no such tensor."""
+        """Return a tensor. ModelFileError if there is none of that name."""
         raise NotImplementedError
 
     def fill(self, parameter: Parameter, name: str) -> None:
-        """Have a parameter hold the tensor ``name``."""
+        """Load a parameter with the tensor ``name``. ModelFileError if its shape is another."""
         try:
             parameter.load(self.weight(name))
         except ShapeMismatch as error:
             raise ModelFileError(self._path, f"{error}", field=name) from None
 
     def matrix(self, name: str, rows: int, columns: int) -> StoredWeight:
-        """A tensor of floats of this shape."""
+        """Return a float tensor of this shape. Raises a ModelError for any other."""
         weight = self.weight(name)
         if weight.shape != (rows, columns):
             reason = f"the shape is {list(weight.shape)}, not {[rows, columns]}"
             raise ModelFileError(self._path, reason, field=name)
         if weight.is_quantized or not isinstance(weight, StoredWeight):
             raise UnsupportedModelError(
-                f"{self._path} ({name}): is quantized ({weight.format}), and only a matrix of "
-                "floats can be cut in two here"
+                f"{self._path} ({name}): is quantized ({weight.format}), and must be a matrix of "
+                "floats to be cut in two: take the unquantized checkpoint"
             )
         return weight
 
 
 class CheckpointTensors(Tensors):
-    """Those of a whole model."""
+    """The tensors of a model's checkpoint."""
 
     def __init__(self, checkpoint: Checkpoint):
         super().__init__(checkpoint.path)
@@ -75,7 +75,11 @@ class CheckpointTensors(Tensors):
 
 
 class HeadFolder(Tensors):
-    """An open folder. ModelFileError if there is no config, or no sound file of tensors."""
+    """The tensors and config of a folder of heads.
+
+    Raises:
+        ModelFileError: a file is missing or damaged.
+    """
 
     def __init__(self, path: Path):
         self.path = path
@@ -103,7 +107,7 @@ class HeadFolder(Tensors):
         return self._file.tensors.keys()
 
     def check(self, expected: Collection[str], method: str) -> None:
-        """ConfigError unless these are heads of one of the ``expected`` architectures."""
+        """Raise a ConfigError unless these are heads of one of the ``expected`` architectures."""
         if self.architecture not in expected:
             raise ConfigError(
                 f"speculative_config: method {method} serves {' and '.join(expected)}, and "
@@ -111,21 +115,21 @@ class HeadFolder(Tensors):
             )
 
     def check_fits(self, field: str, size: int, target: ModelConfig) -> None:
-        """ConfigError if heads of this ``hidden_size`` or ``vocab_size`` do not fit the model."""
+        """Raise a ConfigError if ``hidden_size`` or ``vocab_size`` is not that of the model."""
         wanted = getattr(target, field)
         if size != wanted:
             raise ConfigError(
                 f"speculative_config: the heads in {self.path} have a {field} of {size}, and "
-                f"{target.name} one of {wanted}: they are those of another model"
+                f"{target.name} one of {wanted}: give heads that were trained for this model"
             )
 
     def load(
         self, module: Module, name_of: Callable[[str], str] = str, ignored: Collection[str] = ()
     ) -> None:
-        """Give every parameter of ``module`` that has no value yet its tensor.
+        """Load every parameter of ``module`` that has no value yet.
 
-        ``name_of`` says what the tensor of a parameter is called. Tensors that nobody has read are
-        an error, but for the ``ignored``.
+        ``name_of`` gives the tensor's name for a parameter's. A tensor that was not read is a
+        ModelFileError, unless it is one of the ``ignored``.
         """
         for name, parameter in named_parameters(module):
             if not parameter.is_loaded:
@@ -133,18 +137,18 @@ class HeadFolder(Tensors):
         left = sorted(set(self.tensors) - self._used - set(ignored))
         if left:
             raise ModelFileError(
-                self._path, f"tensors that no such head has: {', '.join(left[:5])}"
+                self._path, f"has tensors that no such head has: {', '.join(left[:5])}"
             )
 
     def weight(self, name: str) -> StoredWeight:
-        """A tensor of floats."""
+        """Return a tensor of floats, which counts as read."""
         dtype, shape = self._take(name)
         if dtype not in _FLOATS:
             raise ModelFileError(self._path, f"{dtype} is none of {', '.join(_FLOATS)}", field=name)
         return StoredWeight(_FLOATS[dtype], self._file.data(name), shape)
 
     def integers(self, name: str) -> np.ndarray:
-        """A list of whole numbers, int64."""
+        """Return a vector of integers, int64."""
         dtype, shape = self._take(name)
         if dtype not in _INTEGERS or len(shape) != 1:
             raise ModelFileError(
@@ -155,8 +159,10 @@ class HeadFolder(Tensors):
     def token_ids(
         self, name: str, count: int, vocab_size: int, *, offsets: bool = False
     ) -> np.ndarray:
-        """int64 [count]: the token of the target that each row of a head stands for; as it is, or
-        as the distance from the number of the row."""
+        """The target's token id of each row of a head, int64 [count].
+
+        ``offsets``: the tensor holds the ids less the number of their row.
+        """
         ids = self.integers(name)
         if offsets:
             ids = ids + np.arange(len(ids))

@@ -1,12 +1,12 @@
-"""A head as one native call: recorded and fused as a model's step is, and fed hidden states.
+"""Runs a draft head as one native call, recorded and fused as a model's step is.
 
     program = HeadProgram(module, target, max_rows)
-    program.input("hidden")[:2] = ...       of the rows to come
-    program.run(2, ...)                     the most likely tokens of rows, with their probabilities
-    program.hidden[:2]                      what the head's own norm read: for a next step
+    program.input("hidden")[:2] = ...       hidden states of the rows to run
+    program.run(2, ...)                     the most likely tokens of rows, with log-probabilities
+    program.hidden[:2]                      the head's own hidden states, for its next call
 
-Matrices of floats are packed with 8 bits, where the target has none of its own to share: a head is
-bound by memory as a model is, and what rounding changes is a guess.
+Float matrices that are not shared with the target are packed with 8 bits: a head is bound by
+memory bandwidth, and the rounding can change drafts but no answers.
 """
 
 from __future__ import annotations
@@ -43,30 +43,30 @@ NO_KV = KVLayout(abi.OCT_KV_F32, 1, 16, 0, 0, [], [])
 _GROUP = 32  # inputs that share a scale
 
 
-class HeadModule(Module):
-    """A module that makes logits, as ``lm_head`` gives them, of token ids and of hidden states.
+class DraftHead(Module):
+    """A draft head: a module that computes logits from hidden states and token ids.
 
-    Its ``forward`` takes these by name, the token ids, and a ``ForwardContext``.
+    Its ``forward`` takes the hidden states by name, the token ids, and a ``ForwardContext``.
     """
 
-    inputs: Mapping[str, int]  # the names and widths of its hidden states
+    inputs: Mapping[str, int]  # the widths of its hidden states, by name
 
 
-class HeadCandidate(NamedTuple):
-    """A row of a head's vocabulary, and the logarithm of the probability that the head gives it."""
+class TokenCandidate(NamedTuple):
+    """A row of a head's vocabulary, with the log-probability that the head gives it."""
 
     row: int
     logprob: float
 
 
 @dataclass(frozen=True, slots=True)
-class Runs:
-    """Rows of a head with attention, one run of them after the other, each of one request.
+class HeadSequences:
+    """The sequences that the rows of a head with attention belong to, one after the other.
 
     Args:
-        counts: rows of each run.
+        counts: rows of each sequence.
         ends: the position after the last row of each.
-        tables: the blocks of each.
+        tables: the block table of each.
     """
 
     counts: list[int]
@@ -79,16 +79,16 @@ class HeadProgram:
 
     def __init__(
         self,
-        head: HeadModule,
+        head: DraftHead,
         target: NativeTarget,
         max_rows: int,
         kv: KVLayout = NO_KV,
         block_size: int = 16,
     ):
         ops, inputs = _record(head)
-        packed = _Packed(target.library, target.pool)
+        packed = _PackedMatrices(target.library, target.pool)
         self._program = Program(ops, target.library, target.pool, kv, packed.struct, max_rows)
-        self._target = target  # whose memory is shared
+        self._target = target  # keeps the shared matrices alive
         self._packed = packed
         self._inputs = inputs
         self._block_size = block_size
@@ -97,11 +97,11 @@ class HeadProgram:
         self._hidden = last.source
         self._samples = _greedy(max_rows)
         self._logprobs = LogprobArray(max_rows, self._program.vocab_size)
-        self._logits = np.zeros(max_rows, dtype=np.uint64)  # NULL: nobody reads them
+        self._logits = np.zeros(max_rows, dtype=np.uint64)  # NULL: logits are not copied out
 
     @property
     def num_bytes(self) -> int:
-        """Of its own weights."""
+        """Bytes of the weights that are not shared with the target."""
         return self._packed.num_bytes
 
     @property
@@ -113,12 +113,13 @@ class HeadProgram:
         return self._program.max_tokens
 
     def input(self, name: str) -> np.ndarray:
-        """float32 [max_rows, width]: whoever runs the program writes its rows before."""
+        """The input buffer of a hidden state, float32 [max_rows, width], to be written before a
+        run."""
         return self._program.buffer(self._inputs[name])
 
     @property
     def hidden(self) -> np.ndarray:
-        """float32 [max_rows, width]: what the last norm of the head has read."""
+        """The hidden states that the head's last norm has read, float32 [max_rows, width]."""
         return self._program.buffer(self._hidden)
 
     def run(
@@ -127,13 +128,17 @@ class HeadProgram:
         rows: Sequence[int] | np.ndarray,
         num_top: int = 1,
         token_ids: Sequence[int] | np.ndarray | None = None,
-        runs: Runs | None = None,
-    ) -> list[list[HeadCandidate]]:
-        """Run over ``num_rows`` rows, and say of some the ``num_top`` first guesses, best first.
+        runs: HeadSequences | None = None,
+    ) -> list[list[TokenCandidate]]:
+        """Run ``num_rows`` rows, and return the ``num_top`` likeliest tokens of some, best first.
 
-        There are none of a row whose numbers are none, or if the call fails, which is logged: a
-        guess is worth no request. ``token_ids`` are those that a head embeds, ``runs`` what its
-        attention needs.
+        A row with values that are not finite has none, nor has any if the call fails, which is
+        logged and not raised: without a draft the request goes on.
+
+        Args:
+            rows: those whose tokens are returned.
+            token_ids: of all rows, for a head that embeds them.
+            runs: of all rows, for a head with attention.
         """
         count = len(rows)
         ids = np.zeros(num_rows, np.int32) if token_ids is None else np.array(token_ids, np.int32)
@@ -162,19 +167,19 @@ class HeadProgram:
         except EngineError as error:
             _log.error("a head was not run: %s", error)
             return [[] for _ in range(count)]
-        del kept  # arrays that the call has read
+        del kept  # the native call has read these arrays
         return [
-            self._guesses(index) if status[index] == abi.OCT_TOKEN_OK and finite[row] else []
+            self._candidates(index) if status[index] == abi.OCT_TOKEN_OK and finite[row] else []
             for index, row in enumerate(rows)
         ]
 
-    def _guesses(self, index: int) -> list[HeadCandidate]:
-        return [HeadCandidate(*pair) for pair in self._logprobs.entry(index, 0).top]
+    def _candidates(self, index: int) -> list[TokenCandidate]:
+        return [TokenCandidate(*pair) for pair in self._logprobs.entry(index, 0).top]
 
     def _sequences(
-        self, num_rows: int, runs: Runs | None
+        self, num_rows: int, runs: HeadSequences | None
     ) -> tuple[abi.Sequences, int, Iterable[np.ndarray]]:
-        """With the longest of them, and the arrays that they point to."""
+        """The native sequences, the longest length, and the arrays that they point to."""
         if runs is None:
             return abi.Sequences(num_tokens=num_rows), 0, ()
         starts = np.cumsum([0, *runs.counts], dtype=np.int32)
@@ -195,14 +200,14 @@ class HeadProgram:
 
 
 class Projection:
-    """A linear alone, of rows that are no input of a program."""
+    """A single linear layer, run outside of a head program."""
 
     def __init__(self, linear: Linear, library: Library, pool: Pool):
         self._library, self._pool = library, pool
         self._weight = pack_head(linear.weight.value, library, pool)
 
     def run(self, x: np.ndarray) -> np.ndarray:
-        """float32 [rows, in_features], contiguous, to [rows, out_features]."""
+        """Multiply contiguous rows, float32 [rows, in_features] -> [rows, out_features]."""
         assert x.dtype == np.float32 and x.flags.c_contiguous
         out = np.empty((len(x), self._weight.shape[0]), dtype=np.float32)
         arguments = abi.LinearArgs(
@@ -221,7 +226,7 @@ class Projection:
         return out
 
 
-def _record(head: HeadModule) -> tuple[list[fused_ops.FusedOp], dict[str, Value]]:
+def _record(head: DraftHead) -> tuple[list[fused_ops.FusedOp], dict[str, Value]]:
     tape = Tape()
     token_ids = Value(tape, None, ())
     inputs = {name: tape.input(width) for name, width in head.inputs.items()}
@@ -231,8 +236,8 @@ def _record(head: HeadModule) -> tuple[list[fused_ops.FusedOp], dict[str, Value]
     return ops, inputs
 
 
-class _Packed:
-    """The matrices of a head, each packed once, when it is first asked for."""
+class _PackedMatrices:
+    """The packed matrices of a head, each packed at its first use."""
 
     def __init__(self, library: Library, pool: Pool):
         self._library, self._pool = library, pool
@@ -254,8 +259,10 @@ class _Packed:
 
 
 def pack_head(weight: Weight, library: Library, pool: Pool) -> PackedWeight:
-    """A matrix of floats in 8 bits, a scale for each 32 inputs; as it is where it is quantized,
-    where inputs are no multiple of that, or a number is none."""
+    """Pack a matrix of floats with 8 bits and a scale for each 32 inputs.
+
+    A matrix that is quantized, has other widths or values that are not finite keeps its format.
+    """
     if weight.is_quantized:
         return pack(weight, library, pool)
     n, k = weight.shape
@@ -264,7 +271,7 @@ def pack_head(weight: Weight, library: Library, pool: Pool) -> PackedWeight:
         return pack(weight, library, pool)
     groups = values.reshape(n, k // _GROUP, _GROUP)
     scales = np.abs(groups).max(axis=2) / 127
-    scales = np.maximum(scales, 2.0**-24).astype(np.float16)  # the least that float16 has
+    scales = np.maximum(scales, 2.0**-24).astype(np.float16)  # the least positive float16
     codes = np.rint(groups / scales.astype(np.float32)[:, :, None]).clip(-127, 127)
     spec = plain_format(abi.OCT_W8S, n, k, _GROUP, library)
     q = (codes + 128).astype(np.uint8).reshape(n, k)

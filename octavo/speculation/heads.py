@@ -1,16 +1,16 @@
-"""Drafters that go on from the target's hidden states, by method."""
+"""Opens drafters that are heads on the target's hidden states, by method."""
 
 from __future__ import annotations
 
 from octavo import hub
 from octavo.base.model_files import ModelFolder
 from octavo.settings.speculation import SpeculativeConfig
-from octavo.speculation.drafters import Drafter, Target
+from octavo.speculation.drafter import Drafter, TargetModel
 from octavo.speculation.head_folder import HeadFolder
 
 
 def method_of(model: str) -> str:
-    """The method that a model argument is for: that of a folder's heads, or ``draft_model``."""
+    """The method that a model is used with: that of a folder's heads, or ``draft_model``."""
     from octavo.speculation import eagle, medusa, redrafter
 
     methods = {
@@ -25,13 +25,13 @@ def method_of(model: str) -> str:
     return methods.get(str(first), "draft_model")
 
 
-def open_heads(config: SpeculativeConfig, target: Target) -> Drafter:
-    """The drafter of ``config.method``. Errors as of ``open_drafter``."""
+def open_heads(config: SpeculativeConfig, target: TargetModel) -> Drafter:
+    """Open the drafter of ``config.method``. Raises as ``open_drafter`` does."""
     if config.method == "mtp":
         from octavo.speculation.mtp import MTPDrafter
 
         return MTPDrafter(config, target)
-    assert config.model is not None  # as of all methods whose heads are in a folder
+    assert config.model is not None, "SpeculativeConfig requires it for these methods"
     folder = HeadFolder(hub.resolve(config.model))
     match config.method:
         case "medusa":

@@ -1,12 +1,13 @@
-"""Heads with a layer of attention: they see the whole context, with keys and values of their own.
+"""Drafting by heads with one attention layer (EAGLE, MTP), which have a KV cache of their own.
 
-At position p such a head is handed a feature of the target's hidden states there, and the token
-p + 1; it says what the token p + 2 is, and its own hidden state stands in for the feature of p + 1
-that nobody has computed yet. So it is run over every position that the target computes, right after
-each step, and what it keeps of a position lies in a block of the same number as the target's.
-Blocks that requests share were computed by this engine, so there is nothing to look up: where the
-token that follows a shared block is another, one position is a little wrong, and a guess may be. So
-are those after a block that came back from a disk, which has only the target's.
+At position p such a head reads a feature made of the target's hidden states there, and the token
+p + 1, and predicts the token p + 2; its own hidden state then stands in for the feature of p + 1,
+which the target has not computed yet. So the head runs over every position that the target
+computes, right after each step, and its KV lies in blocks with the numbers of the target's.
+
+Blocks that requests share are thereby filled without a look-up. Where another token follows a
+shared block, the head's last position in it is slightly wrong; and a block restored from the host
+KV cache or a disk has only the target's KV. Both can make drafts worse, and no answer different.
 """
 
 from __future__ import annotations
@@ -26,24 +27,24 @@ from octavo.models.footprint import native_kv_bytes_per_token
 from octavo.runtime.capacity import RankLimits
 from octavo.runtime.hidden_states import ComputedTokens, States
 from octavo.runtime.native_kv_cache import create_native_cache
-from octavo.speculation.draft_tree import DraftTree, TreeShape, drafts_of
-from octavo.speculation.head_program import HeadCandidate, HeadModule, HeadProgram, Runs
+from octavo.speculation.draft_tree import DraftTree, DraftTreeShape, drafts_of
+from octavo.speculation.head_program import DraftHead, HeadProgram, HeadSequences, TokenCandidate
 from octavo.speculation.native_target import NativeTarget
 
 FEATURE = "feature"  # the name of the one input of such a head
 _KV_DTYPE = "bfloat16"
 
-# Float32 [rows, ...] to the features of those rows, float32 [rows, width].
+# Makes features of hidden states: float32 [rows, ...] to [rows, width].
 MakeFeatures = Callable[[np.ndarray], np.ndarray]
 
 
 def kv_bytes_per_token(layer: ModelConfig) -> int:
-    """Of the one layer that a head has."""
+    """KV bytes of a head's one layer for a token."""
     return native_kv_bytes_per_token(layer, _KV_DTYPE)
 
 
-class LayerKV:
-    """Keys and values of one layer, in blocks that have the numbers of the target's."""
+class DraftHeadKVCache:
+    """The KV cache of a head's layer, in blocks with the numbers of the target's."""
 
     def __init__(self, layer: ModelConfig, native: NativeTarget, limits: RankLimits):
         self.cache = create_native_cache(
@@ -58,43 +59,44 @@ class LayerKV:
 
 
 @dataclass(frozen=True, slots=True)
-class _Guessed:
-    """What follows the last known token of a request, by the head's last run over its positions."""
+class _HeadOutput:
+    """The head's output at the latest position of a request that the target has computed."""
 
-    position: int  # of that token
-    candidates: list[HeadCandidate]
-    hidden: np.ndarray  # float32 [hidden_size], to go on from
+    position: int  # of the last known token, which the candidates follow
+    candidates: list[TokenCandidate]
+    hidden: np.ndarray  # float32 [hidden_size], the head's own, in place of the next feature
 
 
 class LayerProposer:
-    """A ``DraftProposer`` of a head with a layer, and the ``StepFollower`` that keeps up with the
-    target.
+    """A ``DraftProposer`` of a head with a layer, and the ``StepFollower`` that runs the head over
+    what the target has computed.
 
     Args:
-        head: with one input, ``feature``.
-        depths: of the hidden states that features are made of, side by side.
-        make_features: of those, float32 [rows, len(depths) * hidden_size].
-        token_ids: int64, of the target, by the row of the head.
-        shape: of drafts, with one beam.
-        go_on: what is made of the head's own hidden states to stand for features; nothing without.
+        head: a head with one input, ``feature``.
+        layer: the config of its layer.
+        depths: after how many target layers hidden states are taken, which are concatenated.
+        make_features: makes features of these, float32 [rows, len(depths) * hidden_size].
+        token_ids: target ids by the row of the head, int64.
+        shape: the limits of drafts, with one beam.
+        go_on: makes features of the head's own hidden states; None uses them as they are.
     """
 
     def __init__(
         self,
-        head: HeadModule,
+        head: DraftHead,
         layer: ModelConfig,
         native: NativeTarget,
         limits: RankLimits,
         depths: Sequence[int],
         make_features: MakeFeatures,
         token_ids: np.ndarray,
-        shape: TreeShape,
+        shape: DraftTreeShape,
         go_on: MakeFeatures | None = None,
     ):
         self.max_tokens = shape.max_tokens
         self._shape = shape
         self.seconds = 0.0
-        self._kv = LayerKV(layer, native, limits)
+        self._kv = DraftHeadKVCache(layer, native, limits)
         self._program = HeadProgram(
             head, native, limits.max_num_batched_tokens, self._kv.layout, native.block_size
         )
@@ -102,12 +104,12 @@ class LayerProposer:
         self._make_features = make_features
         self._go_on_from = go_on or (lambda hidden: hidden)
         self._token_ids = token_ids
-        self._guessed: dict[str, _Guessed] = {}
+        self._outputs: dict[str, _HeadOutput] = {}
 
     # -- following the target --------------------------------------------------------------------
 
     def follow(self, batch: Batch, computed: Sequence[ComputedTokens], states: States) -> None:
-        """As of ``StepFollower``: run over what the target has computed."""
+        """Run the head over the positions that the target's step has computed."""
         begin = time.perf_counter()
         self._kv.cache.copy_blocks(batch.block_copies)
         if computed:
@@ -127,7 +129,7 @@ class LayerProposer:
             [end for _, end in asking],
             self._shape.width,
             [token_id for each in computed for token_id in each.next_token_ids],
-            Runs(
+            HeadSequences(
                 [len(each.rows) for each in computed],
                 [each.end for each in computed],
                 [each.request.block_ids for each in computed],
@@ -135,8 +137,8 @@ class LayerProposer:
         )
         hidden = self._program.hidden
         for (each, end), candidates in zip(asking, found, strict=True):
-            guessed = _Guessed(each.end, candidates, hidden[end].copy())
-            self._guessed[each.request.request_id] = guessed
+            output = _HeadOutput(each.end, candidates, hidden[end].copy())
+            self._outputs[each.request.request_id] = output
 
     # -- drafting --------------------------------------------------------------------------------
 
@@ -151,21 +153,21 @@ class LayerProposer:
         states: list[np.ndarray] = []
         front: list[tuple[DraftTree, int]] = []
         for opening in openings:
-            guessed = self._guessed.get(opening.request.request_id)
-            if guessed is None or guessed.position != len(opening.request.token_ids) - 1:
+            output = self._outputs.get(opening.request.request_id)
+            if output is None or output.position != len(opening.request.token_ids) - 1:
                 continue
             trees.append(DraftTree(opening, self._shape))
-            for node in self._add(trees[-1], -1, guessed.candidates):
+            for node in self._add(trees[-1], -1, output.candidates):
                 front.append((trees[-1], node))
-                states.append(guessed.hidden)
+                states.append(output.hidden)
         if front:
             self._go_on(front, np.stack(states))
         self.seconds += time.perf_counter() - begin
         return drafts_of(trees)
 
     def _go_on(self, front: list[tuple[DraftTree, int]], states: np.ndarray) -> None:
-        """Grow trees by what the head makes of its own hidden states: each along its likeliest
-        path, since keys and values have one place for each position."""
+        """Extend trees by running the head on its own hidden states, each along its likeliest path
+        only, since the KV cache has one slot for a position."""
         while front:
             count = len(front)
             self._program.input(FEATURE)[:count] = self._go_on_from(states)
@@ -174,7 +176,7 @@ class LayerProposer:
                 range(count),
                 self._shape.width,
                 [tree.token_id(node) for tree, node in front],
-                Runs(
+                HeadSequences(
                     [1] * count,
                     [len(t.opening.request.token_ids) + t.depth(node) for t, node in front],
                     [tree.opening.request.block_ids for tree, _ in front],
@@ -188,10 +190,10 @@ class LayerProposer:
             states = self._program.hidden[[row for row, _ in going]]
             front = [each for _, each in going]
 
-    def _add(self, tree: DraftTree, node: int, candidates: Sequence[HeadCandidate]) -> list[int]:
-        """Where a tree is gone on from, at most one node: with what may follow another."""
-        guesses = [(int(self._token_ids[row]), logprob) for row, logprob in candidates]
-        return tree.best(tree.add(node, guesses))
+    def _add(self, tree: DraftTree, node: int, candidates: Sequence[TokenCandidate]) -> list[int]:
+        """Add a node's candidates to its tree, and return the node to extend, if there is one."""
+        tokens = [(int(self._token_ids[row]), logprob) for row, logprob in candidates]
+        return tree.best(tree.add(node, tokens))
 
     def observe(self, request: Request, draft: Draft, num_accepted: int) -> None:
         pass
@@ -200,4 +202,4 @@ class LayerProposer:
         pass
 
     def forget(self, request: Request) -> None:
-        self._guessed.pop(request.request_id, None)
+        self._outputs.pop(request.request_id, None)

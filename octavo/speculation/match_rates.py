@@ -1,25 +1,24 @@
-"""How often what followed a run of tokens before follows it again, by the run's length."""
+"""Acceptance rates of drafts found by matching earlier text, by the length of the match."""
 
 from __future__ import annotations
 
-# Runs of this length and more are alike.
+# Matches of this length and more share a rate.
 LONGEST = 32
-# What is expected of a run counts as so many observations, and observations are worth half as
-# much once there are so many: what is asked changes.
+# The prior weighs so many observations; counts are halved once there are MOST_OBSERVATIONS, so that
+# rates follow a change of text.
 WEIGHT = 8.0
 MOST_OBSERVATIONS = 512.0
 
 
 class MatchRates:
-    """Rates at which guesses were right, for runs of each length that they were found by.
+    """Acceptance rates of draft tokens, by the length of the match that they were found by.
 
-    A guess at several tokens is one guess for each: when its first i tokens are right, the run
-    that matches is longer by i, and a search from there would find the same place. So there is no
-    rate for each position in a guess, and what is learned of one position serves the others.
+    When the first i tokens of a candidate are accepted, the match is longer by i, and a search from
+    there would find the same place. So no rate is kept for each position of a candidate: token i of
+    a match of length n has the rate of n + i.
 
     Args:
-        general: rates of all requests: what is expected where these have seen little, and what
-            learns from whatever these learn.
+        general: rates of all requests, which are the prior of these, and learn what these learn.
     """
 
     def __init__(self, general: MatchRates | None = None):
@@ -28,14 +27,14 @@ class MatchRates:
         self._tried = [0.0] * (LONGEST + 1)
 
     def rate(self, length: int) -> float:
-        """The estimated probability that a guess from a run of ``length`` tokens is right."""
+        """The estimated probability that the token after a match of ``length`` tokens is right."""
         length = min(length, LONGEST)
-        # Before anything is known: longer runs are better, and none is certain.
+        # The prior of all requests: longer matches are better, and none is certain.
         expected = length / (length + 1.5) if self._general is None else self._general.rate(length)
         return (self._right[length] + WEIGHT * expected) / (self._tried[length] + WEIGHT)
 
     def count(self, length: int, is_right: bool) -> None:
-        """A guess from a run of ``length`` tokens was right, or not."""
+        """Count whether the token drafted after a match of ``length`` tokens was right."""
         place = min(length, LONGEST)
         self._right[place] += is_right
         self._tried[place] += 1

@@ -1,15 +1,15 @@
-"""Medusa: heads that guess the tokens after the next one, all from one hidden state.
+"""The ``medusa`` method, heads that each predict a later token from the same hidden state.
 
-Head h makes of the hidden state x after the last norm
+Head h computes of the hidden state x after the last norm
 
     logits = lm_head(f_n(... f_1(x)))       f(x) = x + SiLU(W x + b)
 
-and says what stands h + 1 places after the token that x leads to (Cai et al. 2024, arXiv
-2401.10774). Heads know nothing of each other's guesses, so what they draft is a chain of their
-first guesses; or a tree of the paths that are most often right, which the folder has.
+for the token h + 1 places after the one that x is sampled from (Cai et al. 2024, arXiv 2401.10774).
+Heads do not see each other's tokens, so a draft is the chain of their likeliest tokens, or a static
+tree of the paths that are accepted most often, which the folder has.
 
-A folder is as Medusa and vLLM have it: ``blocks.{h}.layers.{l}``, ``lm_heads.{h}``, and maybe a
-``token_map`` from the rows of the heads to the tokens of the model.
+A folder has the layout of Medusa and vLLM: ``blocks.{h}.layers.{l}``, ``lm_heads.{h}``, and
+optionally a ``token_map`` from the rows of the heads to token ids.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ from octavo.layers.module import Module
 from octavo.layers.norm import RMSNorm
 from octavo.runtime.capacity import RankLimits
 from octavo.settings.speculation import SpeculativeConfig
-from octavo.speculation.draft_tree import DraftTree, TreeShape, drafts_of, min_probability_of
-from octavo.speculation.drafters import Target
+from octavo.speculation.draft_tree import DraftTree, DraftTreeShape, drafts_of, min_probability_of
+from octavo.speculation.drafter import TargetModel
 from octavo.speculation.head_folder import HeadFolder
-from octavo.speculation.head_program import HeadCandidate, HeadModule, HeadProgram
+from octavo.speculation.head_program import DraftHead, HeadProgram, TokenCandidate
 from octavo.speculation.native_target import NativeTarget
 from octavo.speculation.state_proposer import LastStates, StateProposer
 
 ARCHITECTURE = "MedusaModel"
 _MAX_HEADS, _MAX_LAYERS, _MAX_RANK = 32, 16, 64
-Path = tuple[int, ...]  # of a tree: the rank of a guess, 0 the first, for every head down to it
+Path = tuple[int, ...]  # to a node of the tree: for each head the rank of its token, from 0
 
 
-class MedusaHead(HeadModule):
-    """One head, and the model's last norm before it."""
+class MedusaHead(DraftHead):
+    """A Medusa head, with the model's last norm before it."""
 
     def __init__(self, hidden_size: int, num_layers: int, vocab_size: int, norm_eps: float):
         self.inputs = {"hidden": hidden_size, "ones": hidden_size}
@@ -53,7 +53,7 @@ class MedusaHead(HeadModule):
         self, inputs: Mapping[str, Activations], token_ids: Activations, ctx: ForwardContext
     ) -> Activations:
         x = self.norm(inputs["hidden"], ctx)
-        for layer in self.layers:  # a gate of ones leaves the SiLU alone
+        for layer in self.layers:  # silu_mul with a gate of ones is the SiLU
             x = ctx.ops.add(x, ctx.ops.silu_mul(layer(x, ctx), inputs["ones"]))
         return self.lm_head(x, ctx)
 
@@ -66,18 +66,18 @@ class MedusaHeads(Module):
 
 
 @dataclass(frozen=True, slots=True)
-class _Loaded:
+class _LoadedMedusaHeads:
     heads: list[MedusaHead]
-    token_ids: np.ndarray  # of the target, by the row of a head
+    token_ids: np.ndarray  # target ids by the row of a head
     tree: list[Path]
 
 
 class MedusaDrafter:
-    """The heads of a folder, for one target. Errors as of ``open_drafter``."""
+    """A ``Drafter`` of the Medusa heads of a folder. Raises as ``open_drafter`` does."""
 
     kv_bytes_per_token = 0
 
-    def __init__(self, config: SpeculativeConfig, target: Target, folder: HeadFolder):
+    def __init__(self, config: SpeculativeConfig, target: TargetModel, folder: HeadFolder):
         folder.check([ARCHITECTURE], "medusa")
         self._config = config
         self._rank = target.rank
@@ -100,7 +100,7 @@ class MedusaDrafter:
             self._loaded.token_ids,
             states,
             tree,
-            TreeShape(
+            DraftTreeShape(
                 min(asked, len(tree) or len(programs)),
                 min(asked, len(programs)),
                 width=1,
@@ -111,12 +111,12 @@ class MedusaDrafter:
 
 
 class MedusaProposer(StateProposer):
-    """Drafts chains, or where it has a ``tree`` that.
+    """Drafts the static ``tree`` of a folder, or chains if that is empty.
 
     Args:
-        programs: a head each, in order.
-        token_ids: int64, of the target, by the row of a head.
-        shape: of chains; with a tree, its ``max_tokens`` are those of the tree.
+        programs: the heads in their order.
+        token_ids: target ids by the row of a head, int64.
+        shape: the limits of chains; with a tree, ``max_tokens`` is its number of nodes.
     """
 
     def __init__(
@@ -125,7 +125,7 @@ class MedusaProposer(StateProposer):
         token_ids: np.ndarray,
         states: LastStates,
         tree: Sequence[Path],
-        shape: TreeShape,
+        shape: DraftTreeShape,
     ):
         super().__init__(states, shape)
         self._programs = programs
@@ -138,7 +138,7 @@ class MedusaProposer(StateProposer):
         trees = [DraftTree(opening, self.shape) for opening in openings]
         alive = [(row, -1) for row in range(len(trees))]
         for program in self._programs[: self.shape.depth]:
-            found = self._guess(program, states[[row for row, _ in alive]], 1)
+            found = self._run_head(program, states[[row for row, _ in alive]], 1)
             alive = [
                 (row, next_node)
                 for (row, node), candidates in zip(alive, found, strict=True)
@@ -148,32 +148,34 @@ class MedusaProposer(StateProposer):
                 break
         return drafts_of(trees)
 
-    def _tokens(self, candidates: Sequence[HeadCandidate]) -> list[tuple[int, float]]:
+    def _tokens(self, candidates: Sequence[TokenCandidate]) -> list[tuple[int, float]]:
         return [(int(self._token_ids[row]), logprob) for row, logprob in candidates]
 
     def _trees(self, openings: Sequence[DraftingRequest], states: np.ndarray) -> dict[str, Draft]:
-        """The static tree, with the guesses of the heads at its nodes."""
+        """Fill the static tree with the heads' tokens."""
         depth = max(map(len, self._tree))
         of_heads = []
         for index, program in enumerate(self._programs[:depth]):
             most = max(path[index] for path in self._tree if len(path) > index)
-            of_heads.append(self._guess(program, states, most + 1))
+            of_heads.append(self._run_head(program, states, most + 1))
         parents = [self._tree.index(path[:-1]) if len(path) > 1 else -1 for path in self._tree]
         drafts: dict[str, Draft] = {}
         for row, opening in enumerate(openings):
-            if all(guesses[row] for guesses in of_heads):
+            if all(candidates[row] for candidates in of_heads):
                 rows = [of_heads[len(path) - 1][row][path[-1]].row for path in self._tree]
                 draft = Draft(tuple(self._token_ids[rows].tolist()), tuple(parents))
                 drafts[opening.request.request_id] = draft
         return drafts
 
     @staticmethod
-    def _guess(program: HeadProgram, states: np.ndarray, num_top: int) -> list[list[HeadCandidate]]:
+    def _run_head(
+        program: HeadProgram, states: np.ndarray, num_top: int
+    ) -> list[list[TokenCandidate]]:
         program.input("hidden")[: len(states)] = states
         return program.run(len(states), range(len(states)), num_top)
 
 
-def _load(folder: HeadFolder, native: NativeTarget) -> _Loaded:
+def _load(folder: HeadFolder, native: NativeTarget) -> _LoadedMedusaHeads:
     fields = folder.config
     hidden_size = fields.integer("hidden_size")
     vocab_size = fields.integer("vocab_size")
@@ -191,11 +193,11 @@ def _load(folder: HeadFolder, native: NativeTarget) -> _Loaded:
     if "token_map" in folder.tensors:
         token_ids = folder.token_ids("token_map", rows, vocab_size)
     folder.load(MedusaHeads(heads), _tensor_name)
-    return _Loaded(heads, token_ids, _tree(fields.section("octavo", {}), count, rows))
+    return _LoadedMedusaHeads(heads, token_ids, _tree(fields.section("octavo", {}), count, rows))
 
 
 def _tensor_name(parameter: str) -> str:
-    """``heads.2.layers.0.weight`` to ``blocks.2.layers.0.weight``."""
+    """The tensor of a parameter: ``blocks.2.layers.0.weight`` for ``heads.2.layers.0.weight``."""
     _, head, name = parameter.split(".", 2)
     if name.startswith("layers."):
         return f"blocks.{head}.{name}"
@@ -203,7 +205,7 @@ def _tensor_name(parameter: str) -> str:
 
 
 def _tree(fields: Fields, num_heads: int, vocab_size: int) -> list[Path]:
-    """Paths of a static tree, a parent before its children."""
+    """The paths of the static tree, checked: parents come before their children."""
     paths: list[Path] = []
     for entry in fields.entries("tree") if "tree" in fields else []:
         path = tuple(entry) if isinstance(entry, list) else ()
@@ -212,7 +214,7 @@ def _tree(fields: Fields, num_heads: int, vocab_size: int) -> list[Path]:
         )
         if not is_path or path in paths or path[:-1] not in [(), *paths]:
             raise fields.error(
-                "tree", f"{entry!r:.60} does not go on from a path before it, for {num_heads} heads"
+                "tree", f"{entry!r:.60} does not extend a path before it, for {num_heads} heads"
             )
         paths.append(path)
     return paths

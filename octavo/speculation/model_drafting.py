@@ -1,10 +1,9 @@
-"""A model that drafts, asked for as many tokens as pay.
+"""Chooses how many tokens a draft model drafts, as many as pay at its acceptance rate.
 
-Drafting with a model takes time, so how far it goes is decided before: by how many of its tokens
-were accepted so far, of this request and of all, and by what its tokens and the rows that verify
-them cost. Where that is uncertain it has to be tried: the rate is drawn from what is possible
-(Thompson sampling), so that an arm that looks bad after few trials gets another, and one that is
-bad after many gets one rarely.
+The length is chosen before drafting, from the acceptance rate of the request and of all requests,
+and from the cost of drafting and of the rows that verify. The rate is sampled from its posterior
+(Thompson sampling), so that a request with few rejected drafts is tried again soon, and one with
+many seldom.
 """
 
 from __future__ import annotations
@@ -18,15 +17,14 @@ from octavo.core.batch import Batch, Draft
 from octavo.core.drafting import DraftingRequest, DraftProposer
 from octavo.core.request import Request
 
-_KEPT = 0.98  # of what is known, after each draft
-# What is known of all requests counts for a new one like so many tokens of its own.
-_SHARED_WEIGHT = 8.0
-_LEAST_GAIN = 1.02
+_KEPT = 0.98  # decay of the counts with each draft
+_SHARED_WEIGHT = 8.0  # tokens that the rate of all requests weighs as the prior of a new one
+_LEAST_GAIN = 1.02  # in tokens a second, for a draft to be made
 
 
 @dataclass(slots=True)
 class _Rate:
-    """Tokens that were right, and that were wrong, where those before them were right."""
+    """Counts of accepted and rejected tokens, whose predecessors were accepted."""
 
     right: float = 1.0
     wrong: float = 1.0
@@ -38,7 +36,7 @@ class _Rate:
 
 @dataclass(slots=True)
 class _Drafting:
-    """Seconds of drafting: of a call, and of each of its tokens."""
+    """A moving average of the seconds of drafting a token."""
 
     seconds_per_token: float = 0.0
     calls: int = 0
@@ -52,7 +50,7 @@ class _Drafting:
 
 @dataclass(slots=True)
 class ModelDrafting:
-    """Asks ``model`` for drafts, as long as they pay."""
+    """Asks the proposer ``model`` for drafts of the length that pays."""
 
     model: DraftProposer
     _shared: _Rate = field(default_factory=_Rate)
@@ -66,9 +64,9 @@ class ModelDrafting:
         batch_tokens: int,
         seconds: Callable[[int], float],
     ) -> Mapping[str, Draft]:
-        """Drafts of the model, for those who want them; none where they do not pay.
+        """Return drafts of the model by request id; none if they do not pay.
 
-        ``seconds``: of a step by its rows.
+        ``seconds``: the seconds of a step by its rows.
         """
         openings = [opening for opening in openings if self.model.wants(opening.request)]
         if not openings:
@@ -99,7 +97,7 @@ class ModelDrafting:
         self.model.forget(request)
 
     def _draw(self, request: Request) -> float:
-        """A rate of acceptance that is possible, by what is known of a request and of all."""
+        """Sample an acceptance rate from the posterior of a request."""
         rate = self._rates.get(request.request_id)
         if rate is None:
             known = _SHARED_WEIGHT / max(_SHARED_WEIGHT, self._shared.right + self._shared.wrong)
@@ -108,9 +106,9 @@ class ModelDrafting:
         return self._random.betavariate(max(rate.right, 0.1), max(rate.wrong, 0.1))
 
     def _length(self, rates: Sequence[float], rows: int, seconds: Callable[[int], float]) -> int:
-        """Tokens to draft for each request, so that tokens per second are most; 0 if none pay."""
+        """Tokens to draft for each request for the most tokens a second; 0 if none pay."""
         best, best_length = _LEAST_GAIN * rows / seconds(rows), 0
-        tokens = float(rows)  # of the other rows, one each
+        tokens = float(rows)  # one for each other row
         reached = [1.0] * len(rates)
         for length in range(1, self.model.max_tokens + 1):
             reached = [value * rate for value, rate in zip(reached, rates, strict=True)]

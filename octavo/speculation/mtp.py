@@ -1,4 +1,4 @@
-"""Multi-token prediction: a module of the checkpoint itself that says one token more.
+"""The ``mtp`` method, multi-token prediction by a module of the model's own checkpoint.
 
 At position p it reads the target's hidden state h after the last norm, and the embedding e of the
 token p + 1 (DeepSeek-V3, arXiv 2412.19437, section 2.2)::
@@ -6,14 +6,14 @@ token p + 1 (DeepSeek-V3, arXiv 2412.19437, section 2.2)::
     x      = layer(eh_proj [enorm(e), hnorm(h)])        a layer as the target's own are
     logits = head(norm(x))                              the target's head
 
-and is run again on its own x for the tokens after that. Embedding and head are the target's, of
-which some checkpoints have a copy. Tensors go by one of two layouts; of several modules the first
+and is run again on its own x for the tokens after that. Embedding and head are the target's, even
+if the checkpoint has a copy of them. Tensors have one of two layouts; of several modules the first
 is used:
 
 - DeepSeek's: ``model.layers.{n}.{enorm,hnorm,eh_proj,shared_head.norm}``, n being the number of
   layers, and the layer's own names beside these;
 - Qwen's: ``mtp.{pre_fc_norm_embedding,pre_fc_norm_hidden,fc,norm}`` and ``mtp.layers.0.*``; there
-  the module goes on from what its norm has made of x.
+  the module is run again on norm(x).
 """
 
 from __future__ import annotations
@@ -39,24 +39,24 @@ from octavo.models.decoder import DecoderForCausalLM
 from octavo.models.registry import ARCHITECTURES, family_of, model_class
 from octavo.runtime.capacity import RankLimits
 from octavo.settings.speculation import SpeculativeConfig
-from octavo.speculation.draft_tree import TreeShape, min_probability_of
-from octavo.speculation.drafters import Target
+from octavo.speculation.draft_tree import DraftTreeShape, min_probability_of
+from octavo.speculation.drafter import TargetModel
 from octavo.speculation.head_folder import CheckpointTensors
-from octavo.speculation.head_program import HeadModule
+from octavo.speculation.head_program import DraftHead
 from octavo.speculation.layer_head import FEATURE, LayerProposer, kv_bytes_per_token
 from octavo.speculation.native_target import NativeTarget, normalized
 from octavo.speculation.pair_linear import PairLinear
 
-_NUM_TOKENS = 2  # it was trained to say one
+_NUM_TOKENS = 2  # the module was trained to predict one
 
 
 def is_served_by_mtp(architecture: str) -> bool:
-    """Whether modules of an architecture's models have layers like those of the model itself."""
+    """True if MTP modules of an architecture have the layers of the model itself."""
     return family_of(architecture).next_token_layers
 
 
-class MTPHead(HeadModule):
-    """A step of drafting, from the hidden state and the token after it."""
+class MTPHead(DraftHead):
+    """One drafting step: logits of the token after next, from a hidden state and the next token."""
 
     def __init__(self, layer: ModelConfig):
         size = layer.hidden_size
@@ -82,10 +82,10 @@ class MTPHead(HeadModule):
 
 @dataclass(frozen=True, slots=True)
 class _Layout:
-    """What the parts of a module are called in a checkpoint."""
+    """Names of the parts of an MTP module in a checkpoint."""
 
     names: Mapping[str, str]
-    layer: str  # the prefix of the layer's own tensors
+    layer: str  # prefix of the decoder layer's tensors
     goes_on_normed: bool
 
     def tensor(self, parameter: str) -> str:
@@ -114,16 +114,16 @@ _QWEN = _Layout(
 
 
 class MTPDrafter:
-    """The module of a checkpoint, the target's own or ``config.model``. Errors as of
-    ``open_drafter``."""
+    """A ``Drafter`` of the MTP module of a checkpoint, the target's own or ``config.model``. Raises
+    as ``open_drafter`` does."""
 
-    def __init__(self, config: SpeculativeConfig, target: Target):
+    def __init__(self, config: SpeculativeConfig, target: TargetModel):
         self._rank = target.rank
         self._native = NativeTarget(target, "mtp")
         path = hub.resolve(config.model) if config.model else target.spec.path
         self._head, self._layer, self._goes_on_normed = _load(path, self._native)
         asked = config.num_speculative_tokens or _NUM_TOKENS
-        self._shape = TreeShape(asked, asked, 1, 1, min_probability_of(config))
+        self._shape = DraftTreeShape(asked, asked, 1, 1, min_probability_of(config))
         self._rank.keep_hidden_states([self._native.depth])
         self.kv_bytes_per_token = kv_bytes_per_token(self._layer)
 

@@ -1,4 +1,4 @@
-"""What heads share with the model whose tokens they guess: packed matrices, a norm, the threads."""
+"""Packed matrices, last norm and threads of the target model, which draft heads share."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ from octavo.runtime.backends import NativeBackend
 if TYPE_CHECKING:
     from octavo.models.config import ModelConfig
     from octavo.runtime.op_program import NativeModel
-    from octavo.speculation.drafters import Target
+    from octavo.speculation.drafter import TargetModel
 
 P = TypeVar("P", bound=fused_ops.FusedOp)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SharedMatrix:
-    """A matrix of the target's, packed already. It is no copy."""
+    """A packed matrix of the target, shared and not copied."""
 
     shape: tuple[int, ...]
     struct: abi.Weight
 
 
 def normalized(weight: np.ndarray, eps: float) -> Callable[[np.ndarray], np.ndarray]:
-    """An rmsnorm as a function of float32 [..., width]."""
+    """Return an RMS norm as a function of float32 [..., width]."""
 
     def norm(x: np.ndarray) -> np.ndarray:
-        with np.errstate(all="ignore"):  # numbers that are none give others that are none
+        with np.errstate(all="ignore"):  # values that are not finite stay so, and end the draft
             scale = 1 / np.sqrt(np.square(x).mean(axis=-1, keepdims=True) + np.float32(eps))
             y: np.ndarray = x * scale * weight
         return y
@@ -44,13 +44,14 @@ def normalized(weight: np.ndarray, eps: float) -> Callable[[np.ndarray], np.ndar
 
 
 class NativeTarget:
-    """A model that the native kernels run, loaded and not started.
+    """A target model that the native CPU kernels run, loaded and not started.
 
-    ConfigError, naming the ``method``, if it is run by anything else: its heads have to read what
-    its layers leave, and share its matrices.
+    Raises:
+        ConfigError: names the ``method`` whose heads need the native kernels, if others run the
+            model: heads read hidden states from native buffers, and share packed matrices.
     """
 
-    def __init__(self, target: Target, method: str):
+    def __init__(self, target: TargetModel, method: str):
         backend = target.rank.backend
         if not isinstance(backend, NativeBackend):
             raise ConfigError(
@@ -66,26 +67,26 @@ class NativeTarget:
 
     @property
     def depth(self) -> int:
-        """Of what the last norm reads."""
+        """Number of layers before the last norm, which reads the hidden state at this depth."""
         return self.config.num_layers
 
     def last_norm(self) -> Callable[[np.ndarray], np.ndarray]:
-        """The last norm as a function of hidden states, float32 [..., hidden_size]."""
+        """Return the last norm as a function of hidden states, float32 [..., hidden_size]."""
         _, norm = fused_ops.residual_stream(self._model.plan.ops, self.depth)
         return normalized(norm.weight, norm.eps)
 
     def share_norm(self, parameter: Parameter) -> Parameter:
-        """A parameter in place of this one: the weight of the last norm."""
+        """Return a parameter that holds the weight of the last norm, in place of this one."""
         _, norm = fused_ops.residual_stream(self._model.plan.ops, self.depth)
         return parameter.holding(norm.weight)
 
     def share_embedding(self, parameter: Parameter) -> tuple[Parameter, float]:
-        """The same for the embedding, with what its rows are multiplied by."""
+        """Return a parameter that holds the target's embedding, and the scale of its rows."""
         embed = self._op(fused_ops.FusedEmbedding)
         return parameter.holding(self._shared(embed.weight)), embed.scale
 
     def share_head(self, parameter: Parameter) -> Parameter:
-        """A parameter in place of this one: the matrix of the logits."""
+        """Return a parameter that holds the target's output head, in place of this one."""
         return parameter.holding(self._shared(self._op(fused_ops.FusedHead).weight))
 
     def _shared(self, matrix: fused_ops.WeightRef) -> SharedMatrix:

@@ -1,4 +1,4 @@
-"""Projections of two vectors side by side, [a, b], without making one of them."""
+"""A linear layer over two concatenated vectors, [a, b], computed without concatenating them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class PairLinear(Module):
         return ctx.ops.add(self.first(a, ctx), self.second(b, ctx))
 
     def load(self, tensors: Tensors, name: str) -> None:
-        """Take both halves from one tensor. ModelFileError if it is not of their shapes."""
+        """Load both halves from one tensor. ModelFileError if its shape is another."""
         (rows, split), (_, rest) = self.first.weight.shape, self.second.weight.shape
         weight = tensors.matrix(name, rows, split + rest)
         self.first.weight.load(columns(weight, 0, split))
@@ -30,6 +30,6 @@ class PairLinear(Module):
 
 
 def columns(weight: StoredWeight, start: int, stop: int) -> StoredWeight:
-    """Some columns of a matrix of floats."""
+    """Columns ``start`` to ``stop`` of a matrix of floats."""
     begin, end = row_bytes(weight.type, start), row_bytes(weight.type, stop)
     return StoredWeight(weight.type, weight.data[:, begin:end], (weight.shape[0], stop - start))

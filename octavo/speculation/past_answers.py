@@ -1,4 +1,4 @@
-"""What was answered before, for each tenant apart, as long as there is room."""
+"""Past answers that suffix decoding searches, kept apart by tenant and bounded in number."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from collections.abc import Sequence
 
 from octavo.speculation.token_index import TokenIndex
 
-# Stands after each answer, and is no token: no context ends with it, and no guess goes beyond.
+# Separates answers. It is no token id, so no context matches it and no draft goes past it.
 END = -1
 
 
 class PastAnswers:
-    """Texts by tenant, the oldest forgotten first, whosever they are.
+    """Indexed answers by tenant; the oldest of all tenants are dropped first.
 
-    A tenant is a cache salt; none finds what is another's, and "" is a tenant like any other.
+    A tenant is a cache salt, "" included; no tenant finds the answers of another.
 
     Args:
-        lengths: of the runs that are indexed.
-        max_answers, max_tokens: that are remembered, of all tenants together. Each token is an
-            entry of a dictionary for each length, if its run is not there yet.
+        lengths: lengths of the token runs that are indexed.
+        max_answers, max_tokens: limits over all tenants. A token takes a dictionary entry for each
+            length whose run is new.
     """
 
     def __init__(self, lengths: Sequence[int], max_answers: int, max_tokens: int):
@@ -44,7 +44,7 @@ class PastAnswers:
         return self._indexes.get(tenant)
 
     def add(self, tenant: str, token_ids: Sequence[int]) -> None:
-        """Remember an answer. One that is longer than all there is room for is not kept."""
+        """Remember an answer, unless it is longer than ``max_tokens``."""
         count = len(token_ids) + 1
         if count > self._max_tokens or self._max_answers == 0:
             return

@@ -1,14 +1,15 @@
-"""A recurrence over the target's last hidden state: without attention, it sees what it drafts.
+"""The ``recurrent`` method, a ReDrafter head, which is a recurrence over the last hidden state.
 
-Each draft goes on from the state and the embedding e of the token before it::
+Each draft token follows from the state and the embedding e of the token before it::
 
     s_0 = x                             the hidden state after the last norm
     s_i+1 = s_i, and for each layer     s += down(silu(gate y) * up y),  y = norm(s);
                                         in the first layer y = [norm(s), norm(e)]
     the token after e: token_map[argmax of lm_head s_i+1]
 
-This is octavo's own kind of folder, made by ``octavo train-draft``; of published ones, Hydra's
-heads (Ankner et al. 2024, arXiv 2402.05109) are the nearest.
+The design is that of recurrent drafters (Zhang et al. 2024, "Recurrent Drafter", arXiv 2403.09919)
+and of Hydra's heads (Ankner et al. 2024, arXiv 2402.05109). The layout of the folder is octavo's
+own, made by ``octavo train-draft``.
 """
 
 from __future__ import annotations
@@ -27,10 +28,10 @@ from octavo.layers.module import Module
 from octavo.layers.norm import RMSNorm
 from octavo.runtime.capacity import RankLimits
 from octavo.settings.speculation import SpeculativeConfig
-from octavo.speculation.draft_tree import DraftTree, TreeShape, drafts_of, shape_of
-from octavo.speculation.drafters import Target
+from octavo.speculation.draft_tree import DraftTree, DraftTreeShape, drafts_of, tree_shape
+from octavo.speculation.drafter import TargetModel
 from octavo.speculation.head_folder import HeadFolder
-from octavo.speculation.head_program import HeadModule, HeadProgram
+from octavo.speculation.head_program import DraftHead, HeadProgram
 from octavo.speculation.native_target import NativeTarget
 from octavo.speculation.pair_linear import PairLinear
 from octavo.speculation.state_proposer import LastStates, StateProposer
@@ -42,7 +43,7 @@ _NUM_TOKENS = 3  # each is accepted less often than the one before
 
 
 class _FirstLayer(Module):
-    """Sees the next token's embedding beside the state."""
+    """The first gated layer, which reads the last token's embedding beside the state."""
 
     def __init__(self, hidden_size: int, intermediate_size: int, eps: float):
         self.input_norm = RMSNorm(hidden_size, eps)
@@ -65,14 +66,14 @@ class _Layer(Module):
         return ctx.ops.add(s, self.mlp(self.input_norm(s, ctx), ctx))
 
 
-class ReDrafterHead(HeadModule):
-    """One step of the recurrence. Its embedding is the target's."""
+class ReDrafterHead(DraftHead):
+    """One step of the recurrence, with the target's embedding."""
 
     def __init__(
         self, hidden_size: int, intermediate_size: int, num_layers: int, rows: int, eps: float
     ):
         self.inputs = {"state": hidden_size}
-        self.embed_tokens = Embedding(1, hidden_size)  # shared, of any number of tokens
+        self.embed_tokens = Embedding(1, hidden_size)  # the size is that of the shared one
         self.embed_norm = RMSNorm(hidden_size, eps)
         self.first = _FirstLayer(hidden_size, intermediate_size, eps)
         self.layers = [_Layer(hidden_size, intermediate_size, eps) for _ in range(num_layers - 1)]
@@ -89,16 +90,16 @@ class ReDrafterHead(HeadModule):
 
 
 class ReDrafter:
-    """The head of a folder, for one target. Errors as of ``open_drafter``."""
+    """A ``Drafter`` of the recurrent head of a folder. Raises as ``open_drafter`` does."""
 
     kv_bytes_per_token = 0
 
-    def __init__(self, config: SpeculativeConfig, target: Target, folder: HeadFolder):
+    def __init__(self, config: SpeculativeConfig, target: TargetModel, folder: HeadFolder):
         folder.check([ARCHITECTURE], "recurrent")
         self._rank = target.rank
         self._native = NativeTarget(target, "recurrent")
         self._head, self._token_ids = _load(folder, self._native)
-        self._shape = shape_of(config, folder.config, _NUM_TOKENS, beams=_MAX_BEAMS)
+        self._shape = tree_shape(config, folder.config, _NUM_TOKENS, beams=_MAX_BEAMS)
         self._rank.keep_hidden_states([self._native.depth])
 
     def start(self, limits: RankLimits) -> ReDrafterProposer:
@@ -110,14 +111,14 @@ class ReDrafter:
 
 
 class ReDrafterProposer(StateProposer):
-    """Drafts for all requests at once, a depth at a time.
+    """Drafts for all requests at once, one depth of their trees at a time.
 
     Args:
-        token_ids: int64, of the target, by the row of the head.
+        token_ids: target ids by the row of the head, int64.
     """
 
     def __init__(
-        self, program: HeadProgram, token_ids: np.ndarray, states: LastStates, shape: TreeShape
+        self, program: HeadProgram, token_ids: np.ndarray, states: LastStates, shape: DraftTreeShape
     ):
         super().__init__(states, shape)
         self._program = program
@@ -133,8 +134,8 @@ class ReDrafterProposer(StateProposer):
             found = self._program.run(count, range(count), self.shape.width, tokens)
             made: dict[DraftTree, dict[int, int]] = {tree: {} for tree, _ in front}
             for row, ((tree, node), candidates) in enumerate(zip(front, found, strict=True)):
-                guesses = [(int(self._token_ids[c.row]), c.logprob) for c in candidates]
-                made[tree] |= dict.fromkeys(tree.add(node, guesses), row)
+                tokens_of_row = [(int(self._token_ids[c.row]), c.logprob) for c in candidates]
+                made[tree] |= dict.fromkeys(tree.add(node, tokens_of_row), row)
             front = [(tree, node) for tree, rows in made.items() for node in tree.best([*rows])]
             states = self._program.hidden[[made[tree][node] for tree, node in front]]
         return drafts_of(trees)
@@ -146,7 +147,7 @@ def _load(folder: HeadFolder, native: NativeTarget) -> tuple[ReDrafterHead, np.n
     folder.check_fits("hidden_size", hidden_size, native.config)
     folder.check_fits("vocab_size", vocab_size, native.config)
     if fields.text("hidden_act", "silu") != "silu":
-        raise fields.error("hidden_act", "is not silu, which alone such heads have")
+        raise fields.error("hidden_act", "must be silu")
     rows = fields.integer("draft_vocab_size")
     head = ReDrafterHead(
         hidden_size,
@@ -164,7 +165,7 @@ def _load(folder: HeadFolder, native: NativeTarget) -> tuple[ReDrafterHead, np.n
 
 
 def _tensor_name(parameter: str) -> str:
-    """``first.down_proj.weight`` to ``layers.0.down_proj.weight``, and so on."""
+    """The tensor of a parameter: ``layers.0.down_proj.weight`` for ``first.down_proj.weight``."""
     if parameter.startswith("first."):
         return parameter.replace("first.", "layers.0.", 1)
     if parameter.startswith("layers."):

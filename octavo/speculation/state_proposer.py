@@ -1,4 +1,4 @@
-"""Heads without attention: all that they go on from is one hidden state of a request."""
+"""Drafting by heads without attention, which read one hidden state of a request."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from octavo.core.batch import Batch, Draft
 from octavo.core.drafting import DraftingRequest
 from octavo.core.request import Request
 from octavo.runtime.hidden_states import ComputedTokens, States
-from octavo.speculation.draft_tree import TreeShape
+from octavo.speculation.draft_tree import DraftTreeShape
 
 
 class LastStates:
-    """Follows steps, and keeps of each request one hidden state, at one depth.
+    """A ``StepFollower`` that keeps each request's latest hidden state after ``depth`` layers.
 
-    ``norm``: what is made of it, of a float32 [hidden_size]; nothing without.
+    ``norm``: applied to the state, float32 [hidden_size], before it is kept.
     """
 
     def __init__(self, depth: int, norm: Callable[[np.ndarray], np.ndarray] = np.copy):
@@ -26,7 +26,7 @@ class LastStates:
         self._kept: dict[str, tuple[int, np.ndarray]] = {}  # position, state
 
     def follow(self, batch: Batch, computed: Sequence[ComputedTokens], states: States) -> None:
-        """As of ``StepFollower``."""
+        """Keep the states that the step's tokens are sampled from."""
         ends = [each for each in computed if each.samples]
         if ends:
             of_step = states(self._depth)
@@ -37,8 +37,8 @@ class LastStates:
                 )
 
     def of(self, request: Request) -> np.ndarray | None:
-        """float32 [hidden_size] of the last token but one, which the last one was sampled from;
-        None if it was not seen."""
+        """The state that the last known token was sampled from, float32 [hidden_size]; None if its
+        step was not followed."""
         position, state = self._kept.get(request.request_id, (-1, None))
         return state if position == len(request.token_ids) - 2 else None
 
@@ -47,10 +47,9 @@ class LastStates:
 
 
 class StateProposer:
-    """A ``DraftProposer`` of the states that ``LastStates`` keeps. What remains to be said is
-    :meth:`draft`."""
+    """A ``DraftProposer`` over the states of ``LastStates``. Subclasses implement :meth:`draft`."""
 
-    def __init__(self, states: LastStates, shape: TreeShape):
+    def __init__(self, states: LastStates, shape: DraftTreeShape):
         self.max_tokens = shape.max_tokens
         self.shape = shape
         self.seconds = 0.0

@@ -1,12 +1,12 @@
-"""What a step costs, learned from the steps that were run.
+"""Estimates the seconds of a step by its rows, learned from the steps that were run.
 
-Whether a guess pays depends on what one more row adds to a step, and that is a matter of the
-machine, the model, the weights' format and how many rows there are already. So it is measured:
-steps that decode and verify are timed by their number of rows.
+Whether a draft pays depends on what one more row adds to a step, and that depends on the machine,
+the model, the weights' format and the number of rows. So it is measured: steps that decode and
+verify are timed by their rows.
 
-A straight line through all of them tells of rows that were never seen, and each number of rows has
-a mean of its own, that counts as far as it was seen lately. So kernels may cost what they like by
-rows, and one step that was disturbed is not held against its number of rows for ever.
+Each number of rows has a mean of its own, which weighs as much as it was seen lately; a straight
+line through all steps is its prior, and the estimate of rows that were never seen. So times may
+depend on the number of rows in any way, and one disturbed step is forgotten in time.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from dataclasses import dataclass
 
 from octavo.core.batch import Batch
 
-MAX_ROWS = 256  # of a step; beyond, nobody guesses
-# What one more row adds to a step of one, before anything has been measured; as much weight as
-# some steps has it after that.
+MAX_ROWS = 256  # larger steps are not timed
+# The prior of what one more row adds to a step of one row. It weighs as so many steps with such a
+# variance of their rows.
 ROW_COST = 0.2
 _PRIOR_STEPS = 2.0
-_PRIOR_SPREAD = 1.0  # of their rows, as a variance
-_KEPT = 0.98  # of what is known, after each step
-_OUTLIER = 3.0  # a step that takes so many times as long as expected was disturbed
+_PRIOR_SPREAD = 1.0
+_KEPT = 0.98  # decay of the sums with each step
+_OUTLIER = 3.0  # times are cut at so many times the estimate
 
 
 @dataclass(slots=True)
 class _Mean:
-    """A mean in which the later values count more."""
+    """An exponentially decaying mean."""
 
     value: float = 0.0
     weight: float = 0.0
@@ -39,26 +39,26 @@ class _Mean:
         self.weight, self.step = weight + 1, step
 
     def weight_at(self, step: int) -> float:
-        """In steps that were seen just now."""
+        """Weight of the mean at a step, in values taken at that step."""
         return self.weight * float(_KEPT ** (step - self.step))
 
 
-class StepTimes:
-    """Seconds of steps that decode and verify, by their rows."""
+class StepTimeEstimator:
+    """Estimated seconds of steps that decode and verify, by their rows."""
 
     def __init__(self) -> None:
         self._step = 0
         self._by_rows: dict[int, _Mean] = {}
-        # Of rows x and seconds y, the later the more: their number, means, and products.
+        # Decaying sums over steps of rows x and seconds y: the count, x, y, x * x and x * y.
         self._count = self._x = self._y = self._xx = self._xy = 0.0
 
     @property
     def is_known(self) -> bool:
-        """Whether any step has been timed."""
+        """True if a step has been timed."""
         return self._step > 0
 
     def observe(self, batch: Batch, seconds: float) -> None:
-        """A step took so long. Those with prompts, or with several decode steps, teach nothing."""
+        """Take in the seconds of a step, unless it has prompt tokens or multi-step items."""
         rows = 0
         for item in batch.items:
             if item.num_sampled != item.num_tokens:
@@ -80,7 +80,7 @@ class StepTimes:
             setattr(self, name, _KEPT * getattr(self, name) + value)
 
     def seconds(self, rows: int) -> float:
-        """Of a step of so many rows; in steps of one row, as long as none has been timed."""
+        """Estimated seconds of a step of ``rows``; before any was timed, in steps of one row."""
         if not self.is_known:
             return 1.0 + ROW_COST * (rows - 1)
         line = self._on_the_line(rows)

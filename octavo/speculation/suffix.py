@@ -1,5 +1,7 @@
-"""Suffix decoding (Oliaro et al., arXiv 2411.04975): what followed the last tokens of a request
-most often, in its own text and in past answers."""
+"""The ``suffix`` method, suffix decoding (Oliaro et al., arXiv 2411.04975).
+
+It drafts what followed the last tokens most often, in the request's own text and in past answers.
+"""
 
 from __future__ import annotations
 
@@ -8,36 +10,36 @@ from collections.abc import Sequence
 from octavo.core.request import FinishReason, Request
 from octavo.speculation.draft_candidates import DraftCandidate
 from octavo.speculation.match_rates import MatchRates
-from octavo.speculation.matching import DEFAULT_TOKENS, Followed, Found, MatchProposer
+from octavo.speculation.matching import DEFAULT_TOKENS, MatchedDraft, MatchProposer, TrackedRequest
 from octavo.speculation.past_answers import END, PastAnswers
 from octavo.speculation.token_index import TokenIndex
 
-# Occurrences that are counted: the most recent ones of the longest matches. They are a sample of
-# all, whose shares are near enough, and the work of a guess is bounded by it.
+# Occurrences that are counted: the most recent of the longest matches. Such a sample estimates the
+# shares well enough, and bounds the work for a draft.
 PLACES = 32
-# What the observed rate of matches of a length counts, in occurrences: a token that followed once
-# of once is not certain.
+# Weight of the observed rate of matches of a length, in occurrences: a token that followed one
+# occurrence of one is not certain.
 RATE_WEIGHT = 4.0
-# Tokens of past answers that are remembered: of indexes of some hundred bytes a token.
+# Tokens of past answers that are remembered; their indexes take some hundred bytes a token.
 MAX_PAST_TOKENS = 1 << 18
 
 
 class SuffixProposer(MatchProposer):
-    """Guesses the most frequent continuation of the last tokens.
+    """Drafts the most frequent continuation of the last tokens.
 
-    Every length of match says something else: a long one has few occurrences, a short one many.
-    The continuations of each are followed from the longest on, the most frequent token first, and
-    the one with the most expected tokens is the guess, be it of the request's own text or of past
-    answers. The probability of a token is its share of the occurrences, drawn towards the rate at
-    which matches of that length have been right.
+    Matches of each length have their own continuation: long ones have few occurrences, short ones
+    many. From the longest on, each is followed by its most frequent tokens, and the continuation
+    with the most expected tokens is the candidate, of the request's own text or of past answers.
+    The probability of a token is its share of the occurrences, drawn towards the rate at which
+    matches of that length were right.
 
     Args:
-        max_depth: the longest match, and the longest draft.
-        max_past_answers: that are remembered, of all tenants.
-        factor: tokens drafted for each token that matches.
-        min_probability: a draft ends where the product of its probabilities falls below.
-        num_speculative_tokens: the most that is guessed at once; None: as many as share a pass.
-        max_past_tokens: of the answers that are remembered.
+        max_depth: the longest match, and the longest draft, in tokens.
+        max_past_answers: answers that are remembered, of all tenants together.
+        factor: the most draft tokens for each token of the match.
+        min_probability: a draft ends before the product of its probabilities falls below this.
+        num_speculative_tokens: the most tokens of a draft; None: as many as share a kernel pass.
+        max_past_tokens: tokens of the answers that are remembered.
     """
 
     def __init__(
@@ -57,11 +59,10 @@ class SuffixProposer(MatchProposer):
         self.past_answers = PastAnswers(lengths, max_past_answers, max_past_tokens)
 
     def forget(self, request: Request) -> None:
-        """A whole answer is remembered for the requests to come, with the last tokens before it,
-        so that it is found from its first token on.
+        """Remember a complete answer for later requests, with the last tokens of its prompt, so
+        that it is found from its first token on.
 
-        Not of a request that turned guessing off, or is to leave nothing in caches: it takes no
-        part in this.
+        Answers of requests that turned drafting off, or caching of their prompt, are not kept.
         """
         super().forget(request)
         is_whole = request.finish_reason in (FinishReason.STOP, FinishReason.LENGTH)
@@ -70,37 +71,41 @@ class SuffixProposer(MatchProposer):
             begin = max(0, request.num_prompt_tokens - self._max_depth)
             self.past_answers.add(request.cache_salt, request.token_ids[begin:])
 
-    def _look(self, followed: Followed, request: Request) -> Found | None:
+    def _match(self, tracked: TrackedRequest, request: Request) -> MatchedDraft | None:
         context = request.token_ids[-self._max_depth :]
         past = self.past_answers.of(request.cache_salt) if request.params.cache_prompt else None
-        best = self._best(followed.index, context, followed.own, None)
-        return best if past is None else self._best(past, context, followed.past, best)
+        best = self._best(tracked.index, context, tracked.own, None)
+        return best if past is None else self._best(past, context, tracked.past, best)
 
     def _best(
-        self, index: TokenIndex, context: Sequence[int], rates: MatchRates, best: Found | None
-    ) -> Found | None:
-        """The guess with the most expected tokens, of an index or ``best``."""
+        self,
+        index: TokenIndex,
+        context: Sequence[int],
+        rates: MatchRates,
+        best: MatchedDraft | None,
+    ) -> MatchedDraft | None:
+        """The candidate with the most expected tokens, of those of an index and ``best``."""
         places = index.places(context, PLACES, self._max_depth)
-        expected = 0.0 if best is None else best.guess.expected_tokens
+        expected = 0.0 if best is None else best.candidate.expected_tokens
         positions: list[int] = []
         for count, (position, matched) in enumerate(places, 1):
             positions.append(position)
             if count < len(places) and places[count].length == matched:
-                continue  # those of the same length together
+                continue  # matches of the same length are counted together
             most = min(self.max_tokens, int(self._factor * matched))
             if most <= expected:
-                break  # nor can those that match less
-            guess = self._continue(index, positions, matched, most, rates)
-            worth = 0.0 if guess is None else guess.expected_tokens
-            if guess is not None and worth > expected:
-                best, expected = Found(guess, matched, rates), worth
+                break  # shorter matches have fewer tokens still
+            candidate = self._continue(index, positions, matched, most, rates)
+            worth = 0.0 if candidate is None else candidate.expected_tokens
+            if candidate is not None and worth > expected:
+                best, expected = MatchedDraft(candidate, matched, rates), worth
         return best
 
     def _continue(
         self, index: TokenIndex, positions: list[int], matched: int, most: int, rates: MatchRates
     ) -> DraftCandidate | None:
-        """The most frequent token after ``positions``, then after those of them that had it, and so
-        on. None if an answer ends at all of them."""
+        """Follow the most frequent token after ``positions``, then after those of them that have
+        it, and so on. None if answers end there."""
         token_ids: list[int] = []
         probabilities: list[float] = []
         product = 1.0
@@ -108,7 +113,7 @@ class SuffixProposer(MatchProposer):
             followers: dict[int, list[int]] = {}
             for position in positions:
                 followers.setdefault(_token(index, position, token_ids), []).append(position + 1)
-            # Of the same number, the one that follows the longest match, most recently.
+            # Of equally frequent tokens the one after the longest, most recent match.
             token_id = max(followers, key=lambda token: len(followers[token]))
             pull = RATE_WEIGHT * rates.rate(matched + len(token_ids))
             probability = (len(followers[token_id]) + pull) / (len(positions) + RATE_WEIGHT)
@@ -122,5 +127,5 @@ class SuffixProposer(MatchProposer):
 
 
 def _token(index: TokenIndex, position: int, token_ids: list[int]) -> int:
-    """The token at a position; beyond the end of a text, it is one that has been guessed."""
+    """The token at a position; beyond the end of the text, the draft token there."""
     return index.token(position) if position < index.end else token_ids[position - index.end]

@@ -1,8 +1,9 @@
-"""Drafts that cost nothing and mean nothing, to be accepted at random.
+"""Synthetic drafts for load tests, which cost nothing to make and are accepted at random.
 
-With ``synthetic_acceptance_rates`` and no method but ``auto``, a load test wants drafts in every
-step, whatever the text allows; :class:`octavo.runtime.acceptance.Synthetic` decides what becomes of
-them. With a method that is named, its own drafts are verified so, and its cost is measured too.
+They are used for ``synthetic_acceptance_rates`` with method ``auto``: a load test needs a draft in
+every step, whatever the text is, and :class:`octavo.runtime.acceptance.Synthetic` accepts its
+tokens at the given rates. With any other method that method's own drafts are accepted at these
+rates, so that its cost is measured too.
 """
 
 from __future__ import annotations
@@ -15,10 +16,10 @@ from octavo.core.request import Request
 
 
 class SyntheticProposer:
-    """Drafts the last token of a request again and again; but none that would end the request.
+    """Drafts the last token of a request repeatedly, skipping tokens that would end the request.
 
     Args:
-        max_tokens: the length of every draft that there is room for.
+        max_tokens: tokens of each draft, unless there is room for fewer.
     """
 
     seconds = 0.0

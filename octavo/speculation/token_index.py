@@ -1,9 +1,9 @@
-"""Where the last tokens of a text have been before.
+"""An index of token runs, which finds earlier occurrences of a text's last tokens.
 
 For runs of a few lengths, a dictionary has the place after the most recent occurrence of each run,
-and an array leads from every place to the one before it with the same run, as the hash chains of
-LZ77 compressors do. That finds what a suffix tree finds, as far as one walks the chains, in less:
-a tree of depth 24 has up to 24 nodes for a token where this has an entry for each length.
+and an array links every place to the one before it with the same run, as the hash chains of LZ77
+compressors do. It finds what a suffix tree finds, as far as the chains are followed, in less
+memory: a tree of depth 24 has up to 24 nodes for a token, this has an entry for each length.
 """
 
 from __future__ import annotations
@@ -16,23 +16,23 @@ from typing import NamedTuple
 NOWHERE = -1
 
 
-class Place(NamedTuple):
-    """Where a run has ended before: ``position`` is that of the token that followed it."""
+class MatchPlace(NamedTuple):
+    """An earlier occurrence of a run: ``position`` is that of the token after it."""
 
     position: int
     length: int  # tokens before it that match, up to the depth of the search
 
 
 class TokenIndex:
-    """An index of a text that grows at its end, and may be dropped from its beginning.
+    """An index of a text that grows at its end, and can be dropped from its beginning.
 
-    A token costs O(lengths), once, whenever it is taken in.
+    Each token costs O(lengths) once, when it is indexed.
 
     Args:
-        lengths: of the runs that are indexed, ascending. Shorter runs are not found; between two
-            lengths all are.
-        tokens: the text; whoever owns it appends to it, and calls ``catch_up``.
-        before: the index of the first tokens of the text, which others may share. It must not
+        lengths: the lengths of runs that are indexed, ascending. Shorter matches are not found;
+            longer ones of any length are.
+        tokens: the text. Its owner appends to it, then calls ``catch_up``.
+        before: an index of the text's first tokens, which other texts may share and which must not
             change any more.
     """
 
@@ -50,7 +50,7 @@ class TokenIndex:
         self._previous = [array("q") for _ in self.lengths]
 
     def catch_up(self) -> None:
-        """Take in what was appended to the text."""
+        """Index the tokens that were appended to the text."""
         tokens, shift, end = self.tokens, self._shift, self._shift + len(self.tokens)
         for level, length in enumerate(self.lengths):
             last, previous = self._last[level], self._previous[level]
@@ -68,9 +68,9 @@ class TokenIndex:
         return self.tokens[position - self._shift]
 
     def drop(self, count: int) -> None:
-        """Forget the first ``count`` tokens that are left: they are no place any more.
+        """Drop the first ``count`` remaining tokens, which are not found any more.
 
-        Their memory is given back in larger parts. The text has to be a list of this index alone.
+        Their memory is freed in larger parts. The text must be a list that only this index uses.
         """
         for level, length in enumerate(self.lengths):
             last = self._last[level]
@@ -83,7 +83,7 @@ class TokenIndex:
         self._give_back()
 
     def _give_back(self) -> None:
-        """Delete what has been dropped, once it is half of all; but for the runs that end later."""
+        """Delete dropped tokens once they are half of all, but for those of runs that end later."""
         dead = self.begin - self._shift - self.lengths[-1]
         if dead * 2 <= len(self.tokens):
             return
@@ -96,14 +96,15 @@ class TokenIndex:
 
     @property
     def num_entries(self) -> int:
-        """Runs in the dictionaries, which are most of its memory."""
+        """Number of runs in the dictionaries, which take most of the memory."""
         return sum(map(len, self._last))
 
-    def places(self, context: Sequence[int], limit: int, depth: int) -> list[Place]:
-        """Places that ``context`` ends like: the longest match first, of those the most recent.
+    def places(self, context: Sequence[int], limit: int, depth: int) -> list[MatchPlace]:
+        """Find places whose preceding tokens match the end of ``context``.
 
-        At most ``limit`` of them, found by the longest runs; of each length of runs, the ``limit``
-        most recent occurrences are looked at. Matches are followed up to ``depth`` tokens.
+        The longest matches come first, the most recent first among equals. At most ``limit`` are
+        returned, found by the longest runs; for each run length the ``limit`` most recent
+        occurrences are compared, over up to ``depth`` tokens.
         """
         found: dict[int, int] = {}
         for level in self._levels_of(context):
@@ -111,21 +112,21 @@ class TokenIndex:
                 found.update(self._walk(level, context, limit, depth))
         return _best_first(found)[:limit]
 
-    def longest(self, context: Sequence[int], limit: int, depth: int) -> Place | None:
-        """The best of ``places``, without looking for others."""
+    def longest(self, context: Sequence[int], limit: int, depth: int) -> MatchPlace | None:
+        """Find the first of ``places`` without searching for the others."""
         for level in self._levels_of(context):
             if found := self._walk(level, context, limit, depth):
                 return _best_first(found)[0]
         return None
 
     def _levels_of(self, context: Sequence[int]) -> Iterable[int]:
-        """The lengths of runs that the context is long enough for, longest first."""
+        """The run lengths, by index, that the context is long enough for, longest first."""
         count = bisect_right(self.lengths, len(context))
         return range(count - 1, -1, -1)
 
     def _walk(self, level: int, context: Sequence[int], limit: int, depth: int) -> dict[int, int]:
-        """Places after the run that the context ends with, most recent first, and the lengths of
-        their matches. The end of the text is no place: nothing follows there."""
+        """Follow the chain of the run that the context ends with, most recent first: places, and
+        the lengths of their matches. The end of the text is left out, since no token follows it."""
         length = self.lengths[level]
         run = hash(tuple(context[-length:]))
         place = self._last[level].get(run, NOWHERE)
@@ -147,19 +148,19 @@ class TokenIndex:
         return self._before._previous_of(level, place)
 
     def _matched(self, place: int, context: Sequence[int], length: int, depth: int) -> int:
-        """How many tokens before a place are those of the context; 0 if ``length`` are not, whose
-        hash is the same by chance."""
+        """Length of the match before a place, up to ``depth``; 0 if the run has the same hash by
+        chance and differs."""
         tokens, at = self.tokens, place - self._shift
         if tokens[at - length : at] != context[-length:]:
             return 0
         most = min(depth, at, len(context))
         if tokens[at - most : at] == context[-most:]:
-            return most  # often, in text that repeats; and much faster than one by one
+            return most  # frequent in repetitive text, and much faster than token by token
         while length < most and tokens[at - 1 - length] == context[-1 - length]:
             length += 1
         return length
 
 
-def _best_first(found: dict[int, int]) -> list[Place]:
+def _best_first(found: dict[int, int]) -> list[MatchPlace]:
     ordered = sorted([(length, position) for position, length in found.items()], reverse=True)
-    return [Place(position, length) for length, position in ordered]
+    return [MatchPlace(position, length) for length, position in ordered]

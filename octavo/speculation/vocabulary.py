@@ -1,4 +1,4 @@
-"""Whether two models mean the same by a token id, and what one calls the tokens of the other."""
+"""Compares the vocabularies of target and draft model, and translates token ids between them."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ if TYPE_CHECKING:
 
 
 def check_same_vocabulary(target: Tokenizer, draft: Tokenizer, draft_name: str) -> None:
-    """ConfigError, with the first difference, unless the ids that both have are the same tokens.
+    """Raise a ConfigError that names the first difference, unless shared ids mean the same tokens.
 
-    One may have more of them: checkpoints pad their tables, each as it likes.
+    One model may have more ids: checkpoints pad their embedding tables differently.
     """
     sizes = f"{target.vocab_size} tokens of the target, {draft.vocab_size} of the draft"
     advice = "take a draft model of the same family, or set use_heterogeneous_vocab"
@@ -23,7 +23,7 @@ def check_same_vocabulary(target: Tokenizer, draft: Tokenizer, draft_name: str) 
         ours, theirs = (_meaning(tokenizer, token_id) for tokenizer in (target, draft))
         if ours != theirs and not (_is_unused(ours) or _is_unused(theirs)):
             raise ConfigError(
-                f"speculative_config: the vocabulary of {draft_name} is another one: id {token_id} "
+                f"speculative_config: the vocabulary of {draft_name} differs: id {token_id} "
                 f"is {_show(ours)} in the target and {_show(theirs)} in the draft ({sizes}); "
                 f"{advice}"
             )
@@ -39,15 +39,15 @@ def check_same_vocabulary(target: Tokenizer, draft: Tokenizer, draft_name: str) 
 
 @dataclass(frozen=True, slots=True)
 class Translation:
-    """From one vocabulary to another, a token for a token, so that positions stay the same.
+    """A translation between two vocabularies, token for token, so that positions stay the same.
 
-    The draft reads the target's text cut into the target's tokens. One that it does not have is
-    replaced by the longest end of it that it has: it guesses a little worse after that. What it
-    says and the target does not have is no guess.
+    The draft model reads the target's tokens. A token that it does not have is replaced by the
+    longest suffix of its text that it has, after which drafts are a little worse. A token that the
+    target does not have ends a draft.
 
     Args:
-        to_draft: [V of the target], the draft's ids.
-        to_target: [V of the draft], the target's ids, -1 where it has none.
+        to_draft: [V of the target], the draft model's ids.
+        to_target: [V of the draft model], the target's ids, -1 where it has none.
     """
 
     to_draft: Sequence[int]
@@ -66,12 +66,12 @@ class Translation:
         return cls(to_draft, to_target)
 
     def drafted(self, token_id: int) -> int:
-        """What the target calls a token of the draft's, -1 if it has none."""
+        """The target's id of a token of the draft model; -1 if it has none."""
         return self.to_target[token_id] if token_id < len(self.to_target) else -1
 
 
 def _nearest(vocabulary: dict[tuple[bytes, bool], int], meaning: tuple[bytes, bool]) -> int:
-    """The id of a token, or of the longest end of it that there is."""
+    """The id of a token, or of the longest suffix of its text that is a token; 0 if none is."""
     if meaning in vocabulary:
         return vocabulary[meaning]
     text, _ = meaning

@@ -10,7 +10,7 @@ from octavo.base.errors import ConfigError
 from octavo.bench.offline import spec
 from octavo.cli import main
 from octavo.core.batch import Draft
-from octavo.speculation.drafters import DraftFree
+from octavo.speculation.drafter import TextDrafter
 
 FIELDS = {
     *("method", "workload", "batch_size", "decode_tps", "base_decode_tps", "speedup"),
@@ -52,7 +52,7 @@ def drafters(monkeypatch):
         asked.append((config.method, config.model))
         if config.method == "suffix":
             raise ConfigError("there is no suffix here")
-        return DraftFree(lambda limits: Again())
+        return TextDrafter(lambda limits: Again())
 
     monkeypatch.setattr("octavo.serving.load.open_drafter", open_drafter)
     monkeypatch.setattr(spec, "PROMPTS", {"copy": ("one one", "two two"), "chat": ("hello",)})

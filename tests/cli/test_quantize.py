@@ -11,7 +11,7 @@ import pytest
 from octavo import cli
 from octavo.cli import quantize
 from octavo.quality import report
-from octavo.quantize import recipes
+from octavo.quantize import methods
 
 KEYS = {"out", "method", "format", "bits_per_weight", "bytes", "elapsed_s", "report"}
 REPORT_KEYS = {
@@ -62,8 +62,8 @@ def run(tiny_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
 
 
 def test_choices_are_those_of_recipes():
-    assert tuple(recipes.METHODS) == quantize.METHODS
-    assert recipes.FORMATS == quantize.FORMATS
+    assert tuple(methods.METHODS) == quantize.METHODS
+    assert methods.FORMATS == quantize.FORMATS
 
 
 def test_json(run, tmp_path):
@@ -239,7 +239,7 @@ def test_what_is_quantized_already(run, tmp_path):
     assert status == 1 and "--requantize" in err and err.count("\n") == 1
     assert run("--method", "rtn", "--no-calibration", "--requantize", **twice)[0] == 0
     status, _, err = run("--method", "fp8", name="once")
-    assert status == 1 and "is there already" in err
+    assert status == 1 and "exists already" in err
 
 
 def damaged(model: Path, folder: Path, name: str, place: tuple[int, ...], value: float) -> Path:

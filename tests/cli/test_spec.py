@@ -85,7 +85,7 @@ def test_drafts_that_do_not_pay(document, spec):
     assert found["acceptance_rate"] is found["break_even_batch"] is None
     status, out, _ = spec("--alpha", 0.1, "--cost-ratio", 0.2)
     assert status == 0
-    assert "It does not pay for a lone request" in out and "alpha > C" in out
+    assert "Drafts do not pay for a single request" in out and "alpha > C" in out
 
 
 def test_tables_for_people(spec):
@@ -115,17 +115,17 @@ def test_a_model_on_a_machine(document, tiny_model):
     ("arguments", "message"),
     [
         ((), "one of the arguments --alpha"),
-        (("--alpha", 1.5), "'1.5' is no probability"),
-        (("--alpha", "nan"), "'nan' is no probability"),
+        (("--alpha", 1.5), "'1.5' is not a probability"),
+        (("--alpha", "nan"), "'nan' is not a probability"),
         (("--alpha", 0.5, "--rates", "0.5"), "not allowed with"),
         (("--alpha", 0.5, "--k", 0), "'0' is no integer of at least 1"),
         (("--alpha", 0.5, "--k", 65), "more than 64"),
-        (("--alpha", 0.5, "--cost-ratio", -1), "'-1' is no number of at least 0"),
+        (("--alpha", 0.5, "--cost-ratio", -1), "'-1' is not a number of at least 0"),
         (("--acceptance-length", 2.0), "needs --k"),
         (("--acceptance-length", 9.0, "--k", 3), "drafts of 3 tokens bring 1 to 4"),
         (("--rates", "0.5,0.4", "--k", 3), "more than the 2 positions"),
         (("--accepted-by-position", "0.4,0.5"), "cannot grow"),
-        (("--alpha", 0.5, "--bandwidth", 3), "without --model"),
+        (("--alpha", 0.5, "--bandwidth", 3), "need --model"),
         (("--alpha", 0.5, "--model", "x"), "needs --bandwidth and --compute"),
         (("--alpha", 0.5, "--model", "x", "--row-cost", 0.1), "leave one out"),
     ],

@@ -1,11 +1,12 @@
 from __future__ import annotations
 
+import argparse
 import json
 
 import pytest
 
 from octavo.cli import main, train_draft
-from octavo.draft_training.kinds import KINDS
+from octavo.draft_training.head_kinds import KINDS
 
 SMALL = ["--tokens", "600", "--shortlist", "64", "--steps", "3", "--minutes", "5"]
 
@@ -14,13 +15,21 @@ def test_the_kinds_are_those_that_can_be_made():
     assert set(train_draft.KINDS) == set(KINDS)
 
 
+def test_redrafter_is_another_name_of_the_recurrent_kind():
+    parser = argparse.ArgumentParser()
+    train_draft.configure(parser)
+    assert parser.parse_args(["m", "out", "--kind", "redrafter"]).kind == "recurrent"
+
+
 @pytest.fixture
 def short_answers(monkeypatch):
     """No longer than the context of a tiny model."""
     from octavo.draft_training import training_job
 
-    wanted = training_job.TrainRequest
-    monkeypatch.setattr(training_job, "Wanted", lambda **given: wanted(answer_tokens=24, **given))
+    request = training_job.TrainRequest
+    monkeypatch.setattr(
+        training_job, "TrainRequest", lambda **given: request(answer_tokens=24, **given)
+    )
 
 
 @pytest.mark.parametrize("kind", train_draft.KINDS)
@@ -36,7 +45,7 @@ def test_it_trains_heads_on_what_the_model_says(tiny_model, tmp_path, capsys, sh
     assert (out / "model.safetensors").is_file()
     assert json.loads((out / "config.json").read_text())["hidden_size"] == 48
     assert main([*args, *SMALL]) == 1
-    assert "is there already" in capsys.readouterr().err
+    assert "exists already" in capsys.readouterr().err
 
 
 def test_the_report_is_for_people(tmp_path, capsys):

@@ -24,12 +24,12 @@ from tiny_heads import (
 from tiny_training import WANTED, train
 
 from octavo.base.fields import Fields
+from octavo.draft_training.context_examples import ContextBatch, ContextExamples
 from octavo.draft_training.eagle import TrainableEagleHead, eagle_depths
 from octavo.draft_training.evaluation import acceptance, ranks
 from octavo.draft_training.examples import TargetWeights, TrainingSequences
-from octavo.draft_training.loop import Schedule, Training
-from octavo.draft_training.pieces import Context, Pieces
-from octavo.draft_training.state import restore, snapshot
+from octavo.draft_training.training_loop import Schedule, Training
+from octavo.draft_training.training_state import restore, snapshot
 from octavo.kernels.cpu import library
 from octavo.speculation.eagle import layer_config
 from tests.conftest import write_tiny_model
@@ -56,7 +56,7 @@ def eagle() -> TrainableEagleHead:
     return head_of(LAYER, 2, torch.linspace(0.5, 2, SIZE))
 
 
-def pieces() -> Pieces:
+def pieces() -> ContextExamples:
     """Of a target that counts upwards, each answer by a stride of its own, which its streams do
     not say: it takes two of the tokens to know."""
     generator = torch.Generator().manual_seed(0)
@@ -66,7 +66,7 @@ def pieces() -> Pieces:
     token_ids = stride.cumsum(0) % VOCAB
     following = embedding[(token_ids + stride) % VOCAB]
     shortlist = torch.arange(36)
-    return Pieces(
+    return ContextExamples(
         TargetWeights(embedding.bfloat16(), shortlist, embedding[shortlist], torch.ones(SIZE)),
         TrainingSequences(
             token_ids,
@@ -172,7 +172,7 @@ def test_it_drafts_in_use_what_it_does_in_training(model, trained):
         count = len(known) - 1
         following = torch.from_numpy(embedding[[*known[1:], *draft.token_ids]])
         streams = np.concatenate(true_states(model, known[:-1], depths), axis=1)
-        context = Context(
+        context = ContextBatch(
             torch.from_numpy(streams),
             following[:count],
             torch.arange(count),

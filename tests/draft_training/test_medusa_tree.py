@@ -16,7 +16,7 @@ rates = st.lists(
 
 
 def value(accuracy, path):
-    return prod(accuracy[head][guess] for head, guess in enumerate(path))
+    return prod(accuracy[head][rank] for head, rank in enumerate(path))
 
 
 @given(rates, st.integers(0, 30))

@@ -9,17 +9,22 @@ import pytest
 import torch
 
 from octavo.draft_training.evaluation import acceptance, accuracies, expected_tokens, ranks
-from octavo.draft_training.examples import Ahead, Positions, TargetWeights, TrainingSequences
-from octavo.draft_training.loop import Schedule, Training
-from octavo.draft_training.state import restore, snapshot
+from octavo.draft_training.examples import (
+    PositionBatch,
+    PositionExamples,
+    TargetWeights,
+    TrainingSequences,
+)
 from octavo.draft_training.stateless_heads import TrainableMedusaHeads, TrainableReDrafterHead
+from octavo.draft_training.training_loop import Schedule, Training
+from octavo.draft_training.training_state import restore, snapshot
 
 SIZE, VOCAB = 16, 40
 
 
-def examples(steps: int = 3, seed: int = 0) -> Positions:
+def examples(steps: int = 3, seed: int = 0) -> PositionExamples:
     """Of a target that counts upwards, sometimes by two, and whose hidden state knows by how many;
-    no other token than those below 32 can be guessed."""
+    no other token than those below 32 can be drafted."""
     generator = torch.Generator().manual_seed(seed)
     embedding = torch.randn(VOCAB, SIZE, generator=generator)
     stride = 1 + (torch.arange(600) // 100) % 2
@@ -27,7 +32,7 @@ def examples(steps: int = 3, seed: int = 0) -> Positions:
     following = (token_ids + stride) % VOCAB
     hidden = embedding[following] + 0.5 * stride[:, None]
     shortlist = torch.arange(32)
-    return Positions(
+    return PositionExamples(
         TargetWeights(embedding.bfloat16(), shortlist, embedding[shortlist], torch.ones(SIZE)),
         TrainingSequences(
             token_ids,
@@ -54,7 +59,7 @@ HEADS = {
 @pytest.mark.parametrize("make", HEADS.values(), ids=HEADS)
 def test_heads_start_as_the_identity(make):
     hidden, embeddings = torch.randn(5, SIZE), torch.randn(5, 3, SIZE)
-    states = list(make().states(Ahead(hidden, embeddings)))
+    states = list(make().states(PositionBatch(hidden, embeddings)))
     assert len(states) == 3
     assert all(torch.equal(state, hidden) for state in states)
 
@@ -70,7 +75,7 @@ def test_a_recurrent_head_computes_what_its_format_says():
         return x / np.sqrt((x**2).mean(-1, keepdims=True) + 1e-5) * tensors[name]
 
     state = hidden.double().numpy()
-    for ahead, got in enumerate(head.states(Ahead(hidden, embeddings))):
+    for ahead, got in enumerate(head.states(PositionBatch(hidden, embeddings))):
         embedding = norm(embeddings[:, ahead].double().numpy(), "embed_norm.weight")
         for layer in range(2):
             x = norm(state, f"layers.{layer}.input_norm.weight")
@@ -86,7 +91,7 @@ def test_a_recurrent_head_computes_what_its_format_says():
 def test_positions_are_those_whose_next_tokens_are_of_the_answer():
     some = examples()
     starts = some.units.tolist()
-    assert min(starts) == 8  # its first guess is token 10, where the answer begins
+    assert min(starts) == 8  # its first draft token is token 10, where the answer begins
     assert max(starts) == 595  # its third is the last token
     assert not {96, 97, 98, 99, 100, 107} & set(starts)
     batch = some.batch(torch.tensor([8]))
@@ -101,7 +106,7 @@ def test_tokens_outside_of_the_shortlist_are_never_right():
     start = some.units[some.batch(some.units).wanted[:, 0] == -1][:1]
     assert ranks(recurrent(), some, start)[0, 0] == 32
     all_equal = torch.zeros(32, SIZE)
-    flat = Positions(replace(some.target, rows=all_equal), some._sequences, 3)
+    flat = PositionExamples(replace(some.target, rows=all_equal), some._sequences, 3)
     assert acceptance(ranks(recurrent(), flat, flat.units)) == [0, 0, 0]  # nor are ties
 
 

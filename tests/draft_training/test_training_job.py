@@ -18,7 +18,7 @@ from octavo.draft_training.training_job import TrainRequest
 from octavo.layers.taps import with_taps
 from octavo.layers.tensors import with_tensors
 from octavo.models.loader import load_model
-from octavo.quantize.observers import windows_context
+from octavo.quantize.layerwise_model import windows_context
 from octavo.runtime.capacity import RankSpec
 
 
@@ -70,7 +70,7 @@ def test_a_recurrent_head_is_written_as_its_format_says(tiny_model, tmp_path):
     assert len(made.acceptance) == 3 and config["octavo"]["acceptance"] is not None
     assert {what.split(",")[0] for what, _, _ in told} == {
         "answering",
-        "looking at answers",
+        "computing hidden states",
         "training",
     }
     assert not list(tmp_path.glob("*.resume"))
@@ -87,7 +87,7 @@ def test_medusa_is_written_as_others_read_it(tiny_model, tmp_path):
         *(f"blocks.{h}.layers.0.{part}" for h in range(3) for part in ("weight", "bias")),
         *(f"lm_heads.{h}.weight" for h in range(3)),
     }
-    assert all(0 <= guess < 10 for path in config["octavo"]["tree"] for guess in path)
+    assert all(0 <= rank < 10 for path in config["octavo"]["tree"] for rank in path)
 
 
 def test_eagle_is_written_as_others_read_it(tiny_model, tmp_path):
@@ -120,7 +120,7 @@ def test_eagle_is_written_as_others_read_it(tiny_model, tmp_path):
 
 @pytest.mark.parametrize(
     ("kind", "when"),
-    [*(("recurrent", w) for w in ("answering", "looking", "training")), ("eagle", "training")],
+    [*(("recurrent", w) for w in ("answering", "computing", "training")), ("eagle", "training")],
 )
 def test_a_run_that_was_ended_goes_on_to_the_same_head(
     tiny_model, tmp_path, monkeypatch, kind, when
@@ -150,7 +150,7 @@ def test_a_run_that_was_ended_goes_on_to_the_same_head(
 
 def test_other_settings_do_not_go_on_from_it(tiny_model, tmp_path):
     def end(what, done, total):
-        if what.startswith("looking"):
+        if what.startswith("computing"):
             raise KeyboardInterrupt
 
     talk = Talk()
@@ -163,7 +163,7 @@ def test_other_settings_do_not_go_on_from_it(tiny_model, tmp_path):
 def test_nothing_is_overwritten(tiny_model, tmp_path):
     (tmp_path / "head").mkdir()
     (tmp_path / "head" / "mine").touch()
-    with pytest.raises(ConfigError, match="is there already"):
+    with pytest.raises(ConfigError, match="exists already"):
         train(tiny_model, tmp_path / "head")
 
 

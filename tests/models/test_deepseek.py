@@ -21,9 +21,9 @@ from octavo.models.gguf_export import export_gguf
 from octavo.models.hf_writer import write_hf_folder
 from octavo.models.loader import load_model
 from octavo.quantization.ggml_types import GGMLType
-from octavo.quantize.observers import windows_context
+from octavo.quantize.layerwise_model import windows_context
+from octavo.quantize.methods import QuantizeRequest
 from octavo.quantize.quantization_job import make
-from octavo.quantize.recipes import QuantizeRequest
 from octavo.sources.open import load_tokenizer
 
 TOLERANCE, NATIVE_TOLERANCE = 1e-4, 1e-3

@@ -28,8 +28,8 @@ from octavo.models.hf_writer import write_hf_folder
 from octavo.models.loader import load_model
 from octavo.quantization.ggml_types import GGMLType
 from octavo.quantization.levels import E2M1
+from octavo.quantize.methods import QuantizeRequest
 from octavo.quantize.quantization_job import make
-from octavo.quantize.recipes import QuantizeRequest
 from octavo.runtime.capacity import RankSpec
 from octavo.runtime.rank import Rank
 from octavo.sources.open import load_tokenizer

@@ -23,8 +23,8 @@ from octavo.models.gguf_writer import TensorToWrite, write_gguf
 from octavo.models.hf_writer import write_hf_folder
 from octavo.quantization.ggml_types import GGMLType
 from octavo.quantization.gguf_mixes import MIXES
+from octavo.quantize.methods import QuantizeRequest
 from octavo.quantize.quantization_job import make
-from octavo.quantize.recipes import QuantizeRequest
 from octavo.sources.open import load_tokenizer
 
 F32_TOLERANCE, NATIVE_TOLERANCE = 1e-4, 1e-3

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from octavo.quantize.autoround import LayerWindows, learn_rounding
+from octavo.quantize.autoround import LayerSamples, learn_rounding
 from octavo.quantize.gptq import gptq
 from octavo.quantize.grid import Scheme, full_grid, grouped, matrix_on_grid
 
@@ -31,7 +31,7 @@ def problem(seed=0):
         "up": torch.randn(INNER, HIDDEN, generator=generator) / HIDDEN**0.5,
         "down": torch.randn(HIDDEN, INNER, generator=generator) / INNER**0.5,
     }
-    return LayerWindows(inputs, two_linears(inputs, weights)), weights
+    return LayerSamples(inputs, two_linears(inputs, weights)), weights
 
 
 def started(windows, weights, scheme):
@@ -54,7 +54,7 @@ def error(windows, matrices):
 def test_the_layer_is_closer_than_by_gptq_and_on_other_inputs_too(scheme):
     windows, weights = problem()
     seen, other = (
-        LayerWindows(*(each[part] for each in windows)) for part in (slice(4), slice(4, 6))
+        LayerSamples(*(each[part] for each in windows)) for part in (slice(4), slice(4, 6))
     )
     start = started(seen, weights, scheme)
     learned = learn_rounding(two_linears, seen, weights, start, steps=200)

@@ -10,7 +10,7 @@ from octavo.layers.tensors import with_tensors
 from octavo.models.loader import load_model
 from octavo.quantize import distillation as module
 from octavo.quantize.distillation import Distillation
-from octavo.quantize.observers import LayerwiseModel, dense, linear_names
+from octavo.quantize.layerwise_model import LayerwiseModel, dense, linear_names
 
 LENGTH = 40
 WINDOWS = torch.randint(256, (2, LENGTH), generator=torch.Generator().manual_seed(4))

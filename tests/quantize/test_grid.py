@@ -228,5 +228,5 @@ def test_scales_of_tables_are_searched(scheme):
 
 
 def test_a_table_has_no_zeros():
-    with pytest.raises(ConfigError, match="no zeros"):
+    with pytest.raises(ConfigError, match="no zero points"):
         Scheme(4, 64, symmetric=False, table="nf4")

@@ -7,13 +7,13 @@ from functools import reduce
 import numpy as np
 import pytest
 
-from octavo.quantize.hadamard import Rotation, hadamard_factors, random_rotation
+from octavo.quantize.hadamard import OrthogonalRotation, hadamard_factors, random_rotation
 
 # 12 and 20 are Paley's of q + 1, 28 and 36 those of 2 (q + 1); 60 is 59 + 1.
 ORDERS = [1, 2, 4, 12, 16, 20, 24, 28, 36, 60, 64, 128, 240, 576, 640]
 
 
-def dense(rotation: Rotation) -> np.ndarray:
+def dense(rotation: OrthogonalRotation) -> np.ndarray:
     return rotation.of_rows(np.eye(len(rotation.signs)))
 
 
@@ -51,7 +51,9 @@ def test_factors_are_a_kronecker_product():
     signs = rng.choice([-1.0, 1.0], 60)
     matrix = signs[:, None] * np.kron(np.eye(2), reduce(np.kron, factors))
     rows = rng.standard_normal((4, 7, 60))
-    np.testing.assert_allclose(Rotation(signs, factors).of_rows(rows), rows @ matrix, atol=1e-12)
+    np.testing.assert_allclose(
+        OrthogonalRotation(signs, factors).of_rows(rows), rows @ matrix, atol=1e-12
+    )
 
 
 def test_a_rotation_spreads_one_value_evenly():

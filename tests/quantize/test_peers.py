@@ -25,8 +25,8 @@ from octavo.quality.perplexity import engine_args, score_windows
 from octavo.quality.report import built_in_text
 from octavo.quality.windows import ScoringWindows, cut, tokenize
 from octavo.quantization.ggml_types import GGMLType
+from octavo.quantize.methods import QuantizeRequest
 from octavo.quantize.quantization_job import make
-from octavo.quantize.recipes import QuantizeRequest
 from octavo.serving.load import load_engine
 from octavo.sources.open import load_tokenizer
 from octavo.system.machine import cpu

@@ -167,7 +167,7 @@ def test_it_is_adam():
     """As its paper writes it, on gradients of many sizes."""
     random = np.random.default_rng(0)
     sizes, values = np.logspace(-7, 1, 64), random.standard_normal(64)
-    moved = qat._Moved(torch.from_numpy(values).clone(), 0.01)
+    moved = qat._AdamValues(torch.from_numpy(values).clone(), 0.01)
     (kept, kept_square), mean, square = qat._BETAS, 0.0, 0.0
     for number in range(1, 8):
         gradient = sizes * random.standard_normal(64)

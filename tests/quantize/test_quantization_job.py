@@ -20,9 +20,9 @@ from octavo.models.gguf_export import export_gguf
 from octavo.models.loader import load_model
 from octavo.quantization.ggml_types import GGMLType
 from octavo.quantize import quantization_job as job_module
-from octavo.quantize.observers import LayerwiseModel
+from octavo.quantize.layerwise_model import LayerwiseModel
+from octavo.quantize.methods import METHODS, QuantizeRequest
 from octavo.quantize.quantization_job import make
-from octavo.quantize.recipes import METHODS, QuantizeRequest
 from octavo.sources.open import load_tokenizer
 from tests.conftest import write_calm_model, write_tiny_model
 
@@ -214,8 +214,8 @@ def test_the_kernels_run_a_mix(folder, tmp_path):
 def test_targets_out_of_range(folder, tmp_path):
     for method, least in (("gguf", "4.58"), ("gptq", "4.29")):
         said = refusal(folder, tmp_path / "out", wanted_of(method, target_bpw=2.0))
-        assert "no mix has 2 bits per weight" in said and f"have {least}" in said
-        assert "have" in refusal(folder, tmp_path / "out", wanted_of(method, target_bpw=16.5))
+        assert "no mix has 2 bits per weight" in said and f"target of {least}" in said
+        assert "target of" in refusal(folder, tmp_path / "out", wanted_of(method, target_bpw=16.5))
 
 
 @pytest.mark.parametrize(
@@ -318,7 +318,7 @@ def test_what_is_there_is_not_overwritten(folder, tmp_path):
     (tmp_path / "full" / "notes.txt").write_text("mine")
     (tmp_path / "file.gguf").write_text("mine")
     for name in ("full", "file.gguf"):
-        assert "is there already" in refusal(folder, tmp_path / name, wanted_of("fp8"))
+        assert "exists already" in refusal(folder, tmp_path / name, wanted_of("fp8"))
     assert (tmp_path / "full" / "notes.txt").read_text() == "mine"
     assert (tmp_path / "file.gguf").read_text() == "mine"
     (tmp_path / "empty").mkdir()

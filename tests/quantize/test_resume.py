@@ -11,8 +11,8 @@ from octavo.base.errors import ModelFileError
 from octavo.models.checkpoint import open_checkpoint
 from octavo.quantize import pipeline, quantization_job
 from octavo.quantize.grid import quantize_to_nearest
+from octavo.quantize.methods import QuantizeRequest
 from octavo.quantize.quantization_job import make
-from octavo.quantize.recipes import QuantizeRequest
 from octavo.quantize.resume import KeptMatrices
 from octavo.quantize.scheme import Scheme
 from octavo.sources.open import load_tokenizer

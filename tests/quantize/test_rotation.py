@@ -19,9 +19,9 @@ from octavo.models.hf_writer import write_hf_folder
 from octavo.models.loader import load_checkpoint, load_model
 from octavo.models.parameters import Parameters
 from octavo.quantization.ggml_types import GGMLType
-from octavo.quantize.observers import LayerwiseModel
+from octavo.quantize.layerwise_model import LayerwiseModel
+from octavo.quantize.methods import QuantizeRequest
 from octavo.quantize.quantization_job import make
-from octavo.quantize.recipes import QuantizeRequest
 from octavo.quantize.rotation import RotatedCheckpoint
 from octavo.sources.open import load_tokenizer
 from tests.conftest import write_byte_tokenizer, write_tiny_model

@@ -12,7 +12,7 @@ from tiny_transformers import make_model
 from octavo.base.errors import ConfigError
 from octavo.models.footprint import EMBEDDING, HEAD
 from octavo.models.loader import load_model
-from octavo.quantize.observers import LayerwiseModel, keep, linear_names
+from octavo.quantize.layerwise_model import LayerwiseModel, keep, linear_names
 from octavo.quantize.scheme import Scheme
 from octavo.quantize.sensitivity import _cost, measure_sensitivity
 from tests.conftest import write_tiny_model

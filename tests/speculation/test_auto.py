@@ -1,4 +1,4 @@
-"""What is guessed, how far, and that it is left alone where it does not pay."""
+"""What is drafted, how far, and that requests rest where drafts do not pay."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ def linear(row_cost: float):
 
 
 class Oracle:
-    """Guesses the same tokens, with the same probability each; right or wrong as told."""
+    """Drafts the same tokens, with the same probability each; right or wrong as told."""
 
     def __init__(self, probability: float = 0.9, length: int = 8, seed: int = 0):
         self.probability, self.length = probability, length
         self.num_asked = self.num_observed = 0
         self.forgotten: list[str] = []
 
-    def guess(self, request: Request, room: int) -> DraftCandidate | None:
+    def find_candidate(self, request: Request, room: int) -> DraftCandidate | None:
         self.num_asked += 1
         count = min(self.length, room)
         if not count:
@@ -91,7 +91,7 @@ def run(proposer: AutoProposer, request: Request, accepts, seconds, num_steps: i
 # -- who, and when -------------------------------------------------------------------------------
 
 
-def test_the_guess_with_more_to_win_is_taken():
+def test_the_candidate_with_more_expected_tokens_is_taken():
     short, long = Oracle(0.95, 1), Oracle(0.9, 8)
     proposer = AutoProposer([short, long])
     request = request_of()
@@ -126,13 +126,13 @@ def test_who_has_gained_by_asking_is_asked_on_for_longer():
     """A text that copies, and now and then says something of its own."""
 
     def steps_until_rest(num_gained: int) -> int:
-        guesser = Oracle(0.9)
-        proposer, request = AutoProposer([guesser]), request_of()
+        candidate_proposer = Oracle(0.9)
+        proposer, request = AutoProposer([candidate_proposer]), request_of()
         run(proposer, request, len, lambda rows: 0.005, num_gained)
-        guesser.length = 0
-        asked = guesser.num_asked
+        candidate_proposer.length = 0
+        asked = candidate_proposer.num_asked
         run(proposer, request, len, lambda rows: 0.005, 60)
-        vain = guesser.num_asked - asked
+        vain = candidate_proposer.num_asked - asked
         assert vain < 60  # not for ever
         return vain
 
@@ -156,7 +156,7 @@ def test_where_steps_are_long_asking_costs_nothing_and_goes_on():
 
 
 @pytest.mark.parametrize(("probability", "expected"), [(0.5, 0), (0.99, 32 * 4)])
-def test_among_many_only_what_is_nearly_certain_is_guessed(probability, expected):
+def test_among_many_only_nearly_certain_tokens_are_drafted(probability, expected):
     """What a row costs, all who share the step pay."""
     proposer = AutoProposer([Oracle(probability, 4)])
     plain = ScheduledRequest(request_of(), 19, 1, 1)
@@ -167,7 +167,7 @@ def test_among_many_only_what_is_nearly_certain_is_guessed(probability, expected
     assert sum(map(len, drafts.values())) == expected
 
 
-def test_a_guess_for_one_is_weighed_against_all_who_share_its_step():
+def test_a_draft_for_one_is_weighed_against_all_that_share_its_step():
     proposer = AutoProposer([Oracle(0.5, 4)])
     assert proposer.propose([DraftingRequest(request_of(), 8)], 1)
     assert not AutoProposer([Oracle(0.5, 4)]).propose([DraftingRequest(request_of(), 8)], 32)
@@ -192,11 +192,11 @@ def test_a_model_drafts_as_far_as_it_is_right(right, expected):
         assert 0 < sum(map(bool, lengths[100:])) < 30  # it is tried again, rarely
 
 
-def test_a_model_guesses_where_the_text_says_nothing():
+def test_a_model_drafts_where_the_text_has_no_match():
     model, text = Drafting(), Oracle(0.9, 4)
     proposer = AutoProposer([text], model)
     silent = request_of("b")
-    text.guess = lambda request, room: (  # type: ignore[method-assign]
+    text.find_candidate = lambda request, room: (  # type: ignore[method-assign]
         DraftCandidate((7, 8), (0.9, 0.9)) if request.request_id == "a" else None
     )
     drafts = proposer.propose([DraftingRequest(request_of(), 8), DraftingRequest(silent, 8)], 2)

@@ -28,9 +28,9 @@ def a_request(tokens, block_ids, request_id="r", salt="") -> Request:
     return request
 
 
-def compute(kv: DraftKV, request: Request, guesses=()) -> int:
+def compute(kv: DraftKV, request: Request, draft_tokens=()) -> int:
     """All that is missing; how much it was."""
-    start, text = kv.num_computed(request), [*request.token_ids, *guesses]
+    start, text = kv.num_computed(request), [*request.token_ids, *draft_tokens]
     kv.begin(request, start, len(text))
     kv.finish(request, text, len(text))
     return len(text) - start
@@ -46,10 +46,10 @@ def test_only_new_tokens_are_missing():
     assert compute(kv, request) == 4
 
 
-def test_guesses_count_as_far_as_they_were_right():
+def test_draft_tokens_count_as_far_as_they_were_accepted():
     kv = DraftKV(8, BLOCK)
     request = a_request([1, 2, 3], [3, 1])
-    assert compute(kv, request, guesses=[4, 5, 6]) == 6
+    assert compute(kv, request, draft_tokens=[4, 5, 6]) == 6
     request.token_ids += [4, 5, 7]
     assert kv.num_computed(request) == 5
     assert compute(kv, request) == 1
@@ -179,5 +179,5 @@ def test_each_token_is_computed_about_once():
     assert double.faults == []
     drafts = scheduler.drafts
     assert drafts.num_accepted > 10
-    # Guesses that were wrong are computed anew, and those that were not verified at all.
+    # Rejected draft tokens are computed anew, and those that were not verified at all.
     assert double.num_computed < 80 + 2 * (drafts.num_tokens - drafts.num_accepted) + 20

@@ -1,4 +1,4 @@
-"""A smaller model guesses, and the answers stay what they are."""
+"""A smaller model drafts, and the answers stay what they are."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ from octavo.runtime.capacity import RankLimits, RankSpec
 from octavo.runtime.rank import Rank
 from octavo.settings.engine import CacheConfig, EngineConfig
 from octavo.settings.speculation import SpeculativeConfig
-from octavo.speculation.drafters import Target, open_drafter
+from octavo.speculation.drafter import TargetModel
+from octavo.speculation.drafters import open_drafter
 
 BACKENDS = ["reference", "fused"]
 if library.runnable():
@@ -98,7 +99,7 @@ class Bench:
         if draft is not None:
             said = {"method": "draft_model", "model": str(draft), **(speculative or {})}
             config = SpeculativeConfig(**said)
-            drafter = open_drafter(config, Target(rank, spec, self.config, self._tokenizer))
+            drafter = open_drafter(config, TargetModel(rank, spec, self.config, self._tokenizer))
             assert drafter.kv_bytes_per_token == rank.capacity.kv_bytes_per_token
         sizes = RankLimits(
             num_blocks,
@@ -167,7 +168,7 @@ def test_preemption_and_aborts_change_no_answer(bench, plain, draft):
 
 
 def test_a_model_is_its_own_best_draft(bench, tiny_model, plain):
-    """Every guess is right, sampled ones too: both draw with the same random numbers."""
+    """Every draft token is accepted, sampled ones too: both draw with the same random numbers."""
     engine = bench.engine(tiny_model)
     assert run_all(engine, make_requests()) == plain
     drafts = engine.scheduler.drafts
@@ -261,7 +262,7 @@ def test_padding_is_no_difference(bench, plain, tiny_model, tmp_path):
 
 
 def test_a_draft_may_call_tokens_by_other_ids(bench, plain, tiny_model, tmp_path):
-    """The same model, with its vocabulary shuffled: greedy guesses are all right."""
+    """The same model, with its vocabulary shuffled: greedy draft tokens are all accepted."""
     other = changed(tiny_model, tmp_path / "shuffled")
     order = torch.randperm(256, generator=torch.Generator().manual_seed(1))
     tensors = load_file(other / "model.safetensors")

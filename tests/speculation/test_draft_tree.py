@@ -13,13 +13,15 @@ from tiny_heads import requests
 from octavo.base.fields import Fields
 from octavo.core.drafting import DraftingRequest
 from octavo.settings.speculation import SpeculativeConfig
-from octavo.speculation.draft_tree import DraftTree, TreeShape, drafts_of, shape_of
+from octavo.speculation.draft_tree import DraftTree, DraftTreeShape, drafts_of, tree_shape
 
 REQUEST = requests(1)[0]
 
 
-def grown(shape: TreeShape, room: int, seed: int) -> tuple[DraftTree, dict[tuple[int, ...], float]]:
-    """A tree over random guesses, and the probability of every path that was looked at."""
+def grown(
+    shape: DraftTreeShape, room: int, seed: int
+) -> tuple[DraftTree, dict[tuple[int, ...], float]]:
+    """A tree over random candidates, and the probability of every path that was looked at."""
     rng = random.Random(seed)
     tree = DraftTree(DraftingRequest(REQUEST, room), shape)
     paths: dict[int, tuple[int, ...]] = {-1: ()}
@@ -43,7 +45,7 @@ def grown(shape: TreeShape, room: int, seed: int) -> tuple[DraftTree, dict[tuple
 
 @given(
     st.builds(
-        TreeShape,
+        DraftTreeShape,
         max_tokens=st.integers(1, 12),
         depth=st.integers(1, 5),
         width=st.integers(1, 4),
@@ -75,8 +77,8 @@ def test_the_likeliest_of_all_that_was_looked_at_is_drafted(shape, room, seed):
         assert draft.parents == tuple(range(-1, len(draft) - 1))
 
 
-def test_no_number_is_no_guess():
-    tree = DraftTree(DraftingRequest(REQUEST, 4), TreeShape(4, 4, 2, 1, 0.0))
+def test_a_nan_is_no_candidate():
+    tree = DraftTree(DraftingRequest(REQUEST, 4), DraftTreeShape(4, 4, 2, 1, 0.0))
     assert tree.add(-1, [(5, math.nan)]) == []
     assert drafts_of([tree]) == {}
 
@@ -94,6 +96,6 @@ def test_no_number_is_no_guess():
 )
 def test_more_tokens_than_a_head_is_deep_are_a_tree(tmp_path, asked, octavo, expected):
     config = SpeculativeConfig(method="recurrent", model="x", num_speculative_tokens=asked)
-    shape = shape_of(config, Fields(tmp_path, {"octavo": octavo}), 3, beams=2)
+    shape = tree_shape(config, Fields(tmp_path, {"octavo": octavo}), 3, beams=2)
     assert shape[:4] == expected
     assert shape.min_probability == 0.25

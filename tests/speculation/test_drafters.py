@@ -86,12 +86,12 @@ def test_those_who_look_at_text_find_what_repeats(tiny_model, method):
     plain = llm.generate(
         [{"prompt_token_ids": PROMPT}], GREEDY.with_changes(speculative={"enabled": False})
     )
-    guessed = llm.generate([{"prompt_token_ids": PROMPT}], GREEDY)
-    assert guessed[0].outputs == plain[0].outputs
-    assert plain[0].metrics.drafts.num_drafts == 0 < guessed[0].metrics.drafts.num_drafts
+    drafted = llm.generate([{"prompt_token_ids": PROMPT}], GREEDY)
+    assert drafted[0].outputs == plain[0].outputs
+    assert plain[0].metrics.drafts.num_drafts == 0 < drafted[0].metrics.drafts.num_drafts
 
 
-def test_nobody_guesses_where_there_are_so_many_requests(tiny_model):
+def test_nothing_is_drafted_where_there_are_so_many_requests(tiny_model):
     config = {"method": "ngram", "disable_by_batch_size": 2}
     llm = LLM(str(tiny_model), max_model_len=128, speculative_config=config)
     prompts = [{"prompt_token_ids": PROMPT + [index]} for index in range(3)]

@@ -1,4 +1,4 @@
-"""The first layers of a model guess what all of them will say."""
+"""The first layers of a model draft what all of them would sample."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from octavo.runtime.rank import Rank
 from octavo.settings.engine import EngineArgs
 from octavo.sources.engine_folder.writer import build_engine_folder
 from octavo.sources.open import open_source
-from octavo.speculation.early_exit import Exit, Rehearsal, candidates
+from octavo.speculation.early_exit import ExitMeasurement, TrialForward, exit_candidates
 
 BACKENDS = ["reference", "fused"]
 if library.runnable():
@@ -68,8 +68,8 @@ def test_an_exit_says_what_a_model_of_those_layers_says(model_of_layers, kernels
     for count in range(1, rank.model_config.num_layers):
         cut = started(first_layers(model_of_layers, count, tmp_path / f"{count}"), kernels)
         exit = rank.forward.exit_after(count)
-        said = Rehearsal(exit, LIMITS.num_blocks).next_tokens(TEXT, 0)
-        assert said == Rehearsal(cut.forward, LIMITS.num_blocks).next_tokens(TEXT, 0)
+        said = TrialForward(exit, LIMITS.num_blocks).next_tokens(TEXT, 0)
+        assert said == TrialForward(cut.forward, LIMITS.num_blocks).next_tokens(TEXT, 0)
         rows = range(len(TEXT))
         ours, theirs = (forward.logits(rows) for forward in (exit, cut.forward))
         assert (ours == theirs).all()
@@ -82,10 +82,10 @@ def test_what_an_exit_writes_is_what_the_model_writes(model_of_layers, kernels):
     answers = []
     for exits in (False, True):
         rank = started(model_of_layers, kernels)
-        whole = Rehearsal(rank.forward, LIMITS.num_blocks)
+        whole = TrialForward(rank.forward, LIMITS.num_blocks)
         whole.next_tokens(TEXT[:10], 0)
         if exits:
-            Rehearsal(rank.forward.exit_after(1), LIMITS.num_blocks).next_tokens(TEXT, 9)
+            TrialForward(rank.forward.exit_after(1), LIMITS.num_blocks).next_tokens(TEXT, 9)
         answers.append(whole.next_tokens(TEXT, 9))
     assert answers[0] == answers[1]
 
@@ -98,24 +98,24 @@ def test_an_engine_folder_has_the_same_exits(tiny_model, tmp_path):
     rank.start(LIMITS)
     plain = started(tiny_model, "native")
     said = [
-        Rehearsal(each.forward.exit_after(1), LIMITS.num_blocks).next_tokens(TEXT, 0)
+        TrialForward(each.forward.exit_after(1), LIMITS.num_blocks).next_tokens(TEXT, 0)
         for each in (rank, plain)
     ]
     assert said[0] == said[1]
 
 
 def test_where_exits_are_tried():
-    assert candidates(30) == [3, 7, 11, 15, 18, 22, 26]
-    assert candidates(2) == [1]
-    assert candidates(3) == [1, 2]
+    assert exit_candidates(30) == [3, 7, 11, 15, 18, 22, 26]
+    assert exit_candidates(2) == [1]
+    assert exit_candidates(3) == [1, 2]
 
 
 def test_what_an_exit_is_worth():
-    good = Exit(8, agreement=0.8, cost=0.3, row_cost=0.1)
+    good = ExitMeasurement(8, agreement=0.8, cost=0.3, row_cost=0.1)
     assert good.num_tokens > 1 and good.speedup > 1
     assert good.speedup == pytest.approx(max(good.speedup_of(n) for n in range(1, 9)))
     assert good.speedup_of(1) == pytest.approx(1.8 / 1.4)
-    assert Exit(8, agreement=0.1, cost=0.3, row_cost=0.1).speedup < 1
+    assert ExitMeasurement(8, agreement=0.1, cost=0.3, row_cost=0.1).speedup < 1
 
 
 @pytest.mark.parametrize("kernels", BACKENDS)

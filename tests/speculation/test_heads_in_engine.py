@@ -11,7 +11,7 @@ from octavo.executor.faulty import FaultyScheduler, every
 from octavo.kernels.cpu import library
 from octavo.settings.engine import EngineArgs
 from octavo.sources.engine_folder.writer import build_engine_folder
-from octavo.speculation.head_program import HeadProgram, Runs
+from octavo.speculation.head_program import HeadProgram, HeadSequences
 from tests.conftest import write_tiny_model
 from tests.speculation import test_eagle, test_medusa, test_redrafter
 
@@ -80,7 +80,7 @@ def test_nothing_is_kept_of_requests_that_have_ended(model, head_of, method):
         engine.abort(name)
     run(engine, requests(2))
     proposer = engine.scheduler.proposer
-    kept = proposer._guessed if method == "eagle" else proposer._states._kept
+    kept = proposer._outputs if method == "eagle" else proposer._states._kept
     assert not kept
 
 
@@ -103,9 +103,7 @@ def test_an_engine_folder_shows_its_hidden_states(model, head_of, plain, method,
     assert len(drafted.drafts) > 20
 
 
-def test_a_call_that_fails_is_logged_and_guesses_nothing(
-    model, head_of, plain, monkeypatch, caplog
-):
+def test_a_call_that_fails_is_logged_and_drafts_nothing(model, head_of, plain, monkeypatch, caplog):
     engine = engine_of(model, head_of["eagle"], "eagle")
     sequences = HeadProgram._sequences
 
@@ -126,6 +124,6 @@ def test_a_table_of_more_tokens_than_the_head(model, head_of):
     engine = engine_of(model, head_of["eagle"], "eagle")
     program = engine.scheduler.proposer._program
     assert program.vocab_size == test_eagle.ROWS
-    runs = Runs([1], [1], [[0]])
+    runs = HeadSequences([1], [1], [[0]])
     assert program.run(1, [0], 1, [259], runs)[0]
     assert program.run(1, [0], 1, [260], runs) == [[]]

@@ -1,4 +1,4 @@
-"""N-gram and suffix guesses: against what is found by going through all of a text."""
+"""N-gram and suffix candidates: against what is found by going through all of a text."""
 
 from __future__ import annotations
 
@@ -34,21 +34,21 @@ def finish(request, reason=FinishReason.STOP):
 def answered(proposer, tokens, salt="", request_id="past", **params):
     """A request that was followed, and ended."""
     request = make_request(tokens[:1], tokens[1:], request_id, salt, **params)
-    proposer.guess(request, 1)
+    proposer.find_candidate(request, 1)
     finish(request)
     proposer.forget(request)
 
 
-# -- guesses -------------------------------------------------------------------------------------
+# -- candidates ----------------------------------------------------------------------------------
 
 
-def test_a_guess_ends_where_it_is_not_likely():
-    guess = DraftCandidate((1, 2, 3), (0.5, 0.5, 1.0))
-    assert guess.expected_tokens == 1.0
-    assert guess.while_likely(0.3) == guess.first(1) == DraftCandidate((1,), (0.5,))
-    assert guess.while_likely(0.25) == guess.first(9) == guess
-    assert guess.while_likely(0.6) is None
-    assert guess.draft().parents == (-1, 0, 1)
+def test_a_candidate_ends_where_it_is_not_likely():
+    candidate = DraftCandidate((1, 2, 3), (0.5, 0.5, 1.0))
+    assert candidate.expected_tokens == 1.0
+    assert candidate.while_likely(0.3) == candidate.first(1) == DraftCandidate((1,), (0.5,))
+    assert candidate.while_likely(0.25) == candidate.first(9) == candidate
+    assert candidate.while_likely(0.6) is None
+    assert candidate.draft().parents == (-1, 0, 1)
 
 
 def test_rates_are_those_of_the_request_then_those_of_all():
@@ -96,9 +96,9 @@ def test_ngrams_are_those_of_a_search(prompt, output, least, more, pieces):
     proposer = NgramProposer(least, least + more, 6)
     request = make_request(prompt)
     while True:
-        guess = proposer.guess(request, 6)
+        candidate = proposer.find_candidate(request, 6)
         expected = looked_up(request.token_ids, least, least + more, 6)
-        assert (guess and guess.token_ids) == expected
+        assert (candidate and candidate.token_ids) == expected
         if not output:
             return
         count = pieces.pop() if pieces else 1
@@ -111,7 +111,11 @@ def test_a_wide_range_has_a_few_lengths_of_it():
     lengths = spread(1, 1024)
     assert len(lengths) <= 8 and (lengths[0], lengths[-1]) == (1, 1024)
     proposer = NgramProposer(1, 1024)
-    assert proposer.guess(make_request([*range(100), *range(60)]), 3).token_ids == (60, 61, 62)
+    assert proposer.find_candidate(make_request([*range(100), *range(60)]), 3).token_ids == (
+        60,
+        61,
+        62,
+    )
 
 
 def test_samples_of_a_prompt_share_its_index():
@@ -119,11 +123,11 @@ def test_samples_of_a_prompt_share_its_index():
     prompt = [1, 2, 3, 4, 1, 2]
     requests = [make_request(prompt, [3], str(i)) for i in range(4)]
     for request in requests:
-        assert proposer.guess(request, 2).token_ids == (4, 1)
+        assert proposer.find_candidate(request, 2).token_ids == (4, 1)
     assert len(proposer._prompts) == 1
     for request in requests:
         proposer.forget(request)
-    assert len(proposer._prompts) == 0 and not proposer._followed
+    assert len(proposer._prompts) == 0 and not proposer._tracked
 
 
 @pytest.mark.parametrize("make", [NgramProposer, SuffixProposer])
@@ -132,11 +136,11 @@ def test_what_is_right_is_learned_whether_it_is_drafted_or_not(make):
     right, wrong = make_request([1, 2, 3, 4] * 3), make_request([1, 2, 3, 4] * 3, request_id="w")
     for step in range(60):
         right.token_ids.append(1 + step % 4)
-        guess = proposer.guess(right, 1)
-    assert guess.probabilities[0] > 0.8
+        candidate = proposer.find_candidate(right, 1)
+    assert candidate.probabilities[0] > 0.8
     for step in range(60):
         wrong.token_ids += [9 + step, 1, 2]
-        unsure = proposer.guess(wrong, 1)
+        unsure = proposer.find_candidate(wrong, 1)
     assert unsure is None or unsure.probabilities[0] < 0.2
     assert not proposer.propose([DraftingRequest(wrong, 4)], 1)
     assert len(proposer.propose([DraftingRequest(right, 3)], 1)["r"]) == 3
@@ -157,17 +161,17 @@ def test_who_has_nothing_to_go_by_is_left_alone_until_he_has(make):
 def test_a_request_begins_again_after_it_was_forgotten(make):
     proposer = make()
     request = make_request([1, 2, 3, 1, 2])
-    first = proposer.guess(request, 2)
+    first = proposer.find_candidate(request, 2)
     proposer.forget(request)  # preempted
-    assert not proposer._followed
-    assert proposer.guess(request, 2) == first
+    assert not proposer._tracked
+    assert proposer.find_candidate(request, 2) == first
     request.token_ids += [3, 1]
-    assert proposer.guess(request, 2).token_ids == (2, 3)
+    assert proposer.find_candidate(request, 2).token_ids == (2, 3)
     draft = proposer.propose([DraftingRequest(request, 2)], 1)["r"]
     finish(request)
     proposer.forget(request)
     proposer.observe(request, draft, 0)  # of one that has ended
-    assert not proposer._followed
+    assert not proposer._tracked
 
 
 # -- suffix --------------------------------------------------------------------------------------
@@ -210,10 +214,10 @@ def agreement(text, context, end):
 
 @given(texts.filter(lambda text: len(text) <= 33))
 def test_a_request_alone_is_counted_as_by_hand(tokens):
-    guess = SuffixProposer(8, num_speculative_tokens=6).guess(make_request(tokens), 6)
+    candidate = SuffixProposer(8, num_speculative_tokens=6).find_candidate(make_request(tokens), 6)
     expected, total = counted(tokens, tokens, 6)
-    assert (guess and guess.token_ids) == expected
-    assert guess is None or guess.expected_tokens == pytest.approx(total)
+    assert (candidate and candidate.token_ids) == expected
+    assert candidate is None or candidate.expected_tokens == pytest.approx(total)
 
 
 @given(st.lists(texts, max_size=2).filter(lambda ts: sum(map(len, ts)) <= 28), texts)
@@ -224,16 +228,16 @@ def test_past_answers_are_counted_too(answers, tokens):
         proposer.past_answers.add("", answer)
     past = [token for answer in answers for token in [*answer, -1]]
     own, other = counted(tokens, tokens, 6), counted(past, tokens, 6)
-    guess = proposer.guess(make_request(tokens), 6)
-    assert (guess and guess.token_ids) == (other if other[1] > own[1] + 1e-12 else own)[0]
+    candidate = proposer.find_candidate(make_request(tokens), 6)
+    assert (candidate and candidate.token_ids) == (other if other[1] > own[1] + 1e-12 else own)[0]
 
 
 def test_an_answer_is_remembered_for_its_tenant():
     proposer = SuffixProposer()
     answered(proposer, [5, 6, 7, 8, 9], "a")
     asked = [make_request([0, 5, 6, 7], request_id=salt or "x", salt=salt) for salt in ("a", "")]
-    assert proposer.guess(asked[0], 2).token_ids == (8, 9)
-    assert proposer.guess(asked[1], 2) is None
+    assert proposer.find_candidate(asked[0], 2).token_ids == (8, 9)
+    assert proposer.find_candidate(asked[1], 2) is None
 
 
 def test_what_was_cut_off_or_turned_off_is_not_remembered():
@@ -252,8 +256,8 @@ def test_a_draft_is_as_long_as_its_match_allows():
         proposer = SuffixProposer(factor=factor)
         tokens = [*range(10, 40)]
         request = make_request([*tokens, 99, *tokens[5 - matched : 5]])
-        guess = proposer.guess(request, 64)
-        return len(guess.token_ids) if guess else 0
+        candidate = proposer.find_candidate(request, 64)
+        return len(candidate.token_ids) if candidate else 0
 
     assert [length(1.0, n) for n in (1, 3, 5)] == [1, 3, 5]
     assert [length(2.0, n) for n in (1, 3, 5)] == [2, 6, 7]

@@ -35,5 +35,5 @@ def test_preempted_requests_go_on(make, depth):
         expected = expected_tokens(request.prompt_token_ids, 40, VOCAB)
         assert request.output_token_ids == ([] if request.request_id == "5" else expected)
     assert scheduler.num_preemptions > 0 and scheduler.drafts.num_accepted > 0
-    assert not proposer._followed and not proposer._prompts
+    assert not proposer._tracked and not proposer._prompts
     assert proposer.seconds > 0

@@ -23,8 +23,8 @@ from octavo.core.batch import Draft
 from octavo.core.drafting import DraftingRequest
 from octavo.kernels.cpu import library
 from octavo.models.loader import load_model
-from octavo.speculation.draft_tree import TreeShape
-from octavo.speculation.head_program import HeadCandidate
+from octavo.speculation.draft_tree import DraftTreeShape
+from octavo.speculation.head_program import TokenCandidate
 from octavo.speculation.medusa import MedusaProposer
 from octavo.speculation.state_proposer import LastStates
 from tests.conftest import write_tiny_model
@@ -139,7 +139,7 @@ def test_a_head_that_is_no_number_costs_nothing_but_time(model, plain, tmp_path)
         ({"num_heads": 4}, r"blocks\.3\.layers\.0\.weight.* missing"),
         ({"num_heads": 2}, "tensors that no such head has"),
         ({"truncated_vocab_size": 95}, "token_map.*96 tokens for 95 rows"),
-        ({"octavo": {"tree": [[0, 0]]}}, "tree.*does not go on from a path"),
+        ({"octavo": {"tree": [[0, 0]]}}, "tree.*does not extend a path"),
         ({"octavo": {"tree": [[0], ["x"]]}}, "tree"),
     ],
 )
@@ -163,7 +163,7 @@ def test_reference_ops_are_refused(model, heads):
 
 
 class SaidBefore:
-    """In place of a head's program: the same guesses for all rows, in the order of their ids."""
+    """In place of a head's program: the same tokens for all rows, in the order of their ids."""
 
     def __init__(self, first: int):
         self._first = first
@@ -173,15 +173,17 @@ class SaidBefore:
         return self._input
 
     def run(self, num_rows, rows, num_top):
-        best = [HeadCandidate(self._first + rank, -1.0) for rank in range(num_top)]
+        best = [TokenCandidate(self._first + rank, -1.0) for rank in range(num_top)]
         return [best if row else [] for row in rows]  # the numbers of the first row are none
 
 
-def test_a_tree_has_the_guesses_of_the_heads_at_its_nodes():
+def test_a_tree_has_the_tokens_of_the_heads_at_its_nodes():
     tree = [(0,), (1,), (0, 0), (0, 1), (1, 0), (0, 1, 0)]
     programs = [SaidBefore(10), SaidBefore(20), SaidBefore(30)]
     token_ids = np.arange(100) + 1000
-    proposer = MedusaProposer(programs, token_ids, LastStates(4), tree, TreeShape(6, 3, 1, 1, 0.0))
+    proposer = MedusaProposer(
+        programs, token_ids, LastStates(4), tree, DraftTreeShape(6, 3, 1, 1, 0.0)
+    )
     openings = [DraftingRequest(request, 6) for request in requests(2)]
     drafts = proposer.draft(openings, np.zeros((2, HIDDEN), np.float32))
     assert drafts == {

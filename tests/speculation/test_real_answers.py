@@ -1,4 +1,4 @@
-"""A real model, hundreds of prompts, every way of guessing: the tokens of plain decoding.
+"""A real model, hundreds of prompts, every drafter: the tokens of plain decoding.
 
 ``-m long``: some minutes.
 """
@@ -54,7 +54,7 @@ def requests() -> list[tuple[str, SamplingParams]]:
 
 def answers(llm: LLM, batch_size: int, enabled: bool) -> tuple[list, int]:
     """Of all requests, so many at once: tokens, text, log-probabilities, and why they end. And how
-    many guesses were right."""
+    many draft tokens were accepted."""
     found = []
     asked = requests()
     for begin in range(0, len(asked), batch_size):
@@ -74,6 +74,6 @@ def test_answers_are_those_of_plain_decoding(method):
         plain, _ = answers(llm, 32, enabled=False)
         assert len(plain) == 210
         for batch_size in (1, 7, 32):
-            guessed, num_accepted = answers(llm, batch_size, enabled=True)
-            assert guessed == plain
+            drafted, num_accepted = answers(llm, batch_size, enabled=True)
+            assert drafted == plain
             assert num_accepted > 100

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from octavo.speculation.past_answers import PastAnswers
-from octavo.speculation.token_index import Place, TokenIndex
+from octavo.speculation.token_index import MatchPlace, TokenIndex
 
 texts = st.lists(st.integers(0, 2), max_size=40)
 DEPTH = 8
@@ -24,7 +24,7 @@ def searched(text, context, least, begin=0):
         ):
             length += 1
         if length >= least:
-            found.append(Place(position, length))
+            found.append(MatchPlace(position, length))
     return sorted(found, key=lambda place: (-place.length, -place.position))
 
 

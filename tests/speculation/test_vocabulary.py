@@ -45,7 +45,7 @@ def test_a_token_without_text_may_be_anything():
     [
         (
             Words("<s>", "a", "c", "the", "x", "</s>", bos=0, eos=5),
-            r"of small is another one: id 2 is 'b' in the target and 'c' in the draft \(6 tokens "
+            r"of small differs: id 2 is 'b' in the target and 'c' in the draft \(6 tokens "
             r"of the target, 6 of the draft\); take a draft model of the same family",
         ),
         (

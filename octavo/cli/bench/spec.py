@@ -1,4 +1,4 @@
-"""``octavo bench spec``: what each way of guessing tokens ahead is worth."""
+"""``octavo bench spec``: measures each method of speculative decoding beside plain decoding."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from octavo.bench.offline.spec import SpecPlan, SpecRow
 
 EXAMPLES = """\
-Every method in an engine of its own, in turns with plain decoding of the same requests in the same
-engine. Speed-ups are medians over the turns, with the least and the greatest. Tokens are compared:
-they are to be the same.
+Each method has an engine of its own, which alternates with plain decoding of the same requests.
+Speed-ups are medians over the turns, with the least and the greatest. Tokens are compared with
+those of plain decoding.
 
 Workloads: copy (texts repeated and summarized), edit (changes to code), rag (answers with quotes),
 json (objects transformed), chat, random (tokens, answered at a temperature of 1), or a file with a
@@ -36,10 +36,10 @@ examples:
 docs/metrics.md says what each figure is.
 """
 
-# Those that look at tokens, and at no model.
+# The methods that need no model.
 _DEFAULT_METHODS = ("auto", "ngram", "suffix")
 _TAKES_MODEL = ("auto", "draft_model", "medusa", "eagle", "recurrent", "mtp")
-_POSITIONS = 8  # that are shown
+_POSITIONS = 8  # shown in the table
 
 
 class Method(NamedTuple):
@@ -60,7 +60,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--spec-model",
         metavar="MODEL",
-        help="a draft, or a folder of trained heads, for methods that take one",
+        help="a draft model, or a folder of trained heads, for methods that take one",
     )
     parser.add_argument(
         "--workload",
@@ -74,14 +74,14 @@ def configure(parser: argparse.ArgumentParser) -> None:
         type=lambda text: [common.positive(part) for part in text.split(",")],
         default=[1],
         metavar="N,…",
-        help="requests that are given at once (default: 1)",
+        help="requests that are decoded together (default: 1)",
     )
     parser.add_argument(
         "--max-tokens",
         type=common.positive,
         default=128,
         metavar="N",
-        help="tokens of an answer, at most (default: %(default)s)",
+        help="the most tokens of an answer (default: %(default)s)",
     )
     parser.add_argument(
         "--temperature",
@@ -158,7 +158,8 @@ def _plan(args: argparse.Namespace) -> SpecPlan:
 def _session(
     args: argparse.Namespace, method: Method, skipped: dict[str, str]
 ) -> Iterator[OfflineSession | None]:
-    """An engine that guesses so, None where the model or this octavo cannot: then it is noted."""
+    """Open an engine with a method; None if it cannot be used here, with the reason in
+    ``skipped``."""
     most = max(args.batch_sizes)
     roomier = {"max_num_seqs": most} if most > CPU_MAX_NUM_SEQS else {}
     model = method.model or (args.spec_model if method.name in _TAKES_MODEL else None)
@@ -205,7 +206,7 @@ def _turns(row: SpecRow) -> dict[str, Any]:
 
 
 def _step_ms(rows: list[SpecRow]) -> dict[str, dict[str, float]]:
-    """Of each method's engine: plain steps by their rows."""
+    """Milliseconds of plain steps by their rows, for each method's engine."""
     return {
         row.method: {str(n): each * 1e3 for n, each in row.step_times.seconds_of.items()}
         for row in rows
@@ -224,7 +225,7 @@ def _print(console: Console, args: argparse.Namespace, rows: list[SpecRow]) -> N
     )
     common.print_figures(
         console,
-        f"{args.model}: guessing beside plain decoding",
+        f"{args.model}: speculative beside plain decoding",
         head,
         [_cells(row, MOST_BATCH) for row in rows],
     )
@@ -232,7 +233,7 @@ def _print(console: Console, args: argparse.Namespace, rows: list[SpecRow]) -> N
     if drafting:
         common.print_figures(
             console,
-            "Drafts that were right as far as each position",
+            "Drafts that were accepted up to each position",
             ("", "batch", *map(str, range(1, _POSITIONS + 1))),
             [(_name(row), str(row.batch_size), *_shares(row)) for row in drafting],
         )
@@ -240,8 +241,8 @@ def _print(console: Console, args: argparse.Namespace, rows: list[SpecRow]) -> N
         steps = ", ".join(f"{rows}: {each:.1f}" for rows, each in times.items())
         console.print(f"{method}: milliseconds of a plain step by rows: {steps}", markup=False)
     console.print(
-        "tokens/draft: of a step with a draft; even at: the batch at which such drafts would no "
-        "longer pay",
+        "tokens/draft: tokens of a step with a draft; even at: the batch at which such drafts do "
+        "not pay any more",
         style="dim",
         markup=False,
     )

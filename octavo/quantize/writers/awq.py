@@ -1,4 +1,4 @@
-"""AWQ, as AutoAWQ has it (version "gemm"): 4 bits, with zeros.
+"""The AWQ format of AutoAWQ (version "gemm"), 4 bits with zero points.
 
     qweight   int32 [K, N / 8]          packed along N
     qzeros    int32 [K / group, N / 8]  likewise
@@ -54,6 +54,6 @@ class AWQWriter:
 
 
 def _pack(codes: np.ndarray) -> np.ndarray:
-    """uint8 [rows, N] -> int32 [rows, N / 8]"""
+    """Pack codes, uint8 [rows, N], to int32 [rows, N / 8]."""
     by_word = codes.reshape(len(codes), -1, 8)[..., _ORDER]
     return pack_words(by_word.reshape(len(codes), -1), 4)

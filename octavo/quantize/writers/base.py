@@ -1,6 +1,6 @@
-"""What a quantized matrix becomes in a Hugging Face folder: tensors, and a ``quantization_config``.
+"""The interface of writers, which store quantized matrices in the formats of Hugging Face folders.
 
-A writer knows one format, and nothing of how the codes were found.
+A writer makes the tensors of a matrix, and the ``quantization_config`` of a model, in one format.
 """
 
 from __future__ import annotations
@@ -16,51 +16,53 @@ from octavo.quantize.scheme import Scheme
 
 
 class WrittenPart(NamedTuple):
-    """A tensor: ``dtype`` as safetensors spells it; ``data`` of that type, or of one as wide."""
+    """A tensor of a file: ``dtype`` in safetensors' spelling; ``data`` of a type as wide."""
 
     dtype: str
     data: np.ndarray
 
 
 class Writer(Protocol):
+    """Stores quantized matrices in a format."""
+
     name: str
-    """Of the format, as ``--format`` has it."""
+    """The name of the format, as of ``--format``."""
 
     def check(self, shape: tuple[int, int], scheme: Scheme) -> None:
-        """ConfigError if the format has no room for such a matrix."""
+        """Raise a ConfigError if the format cannot hold such a matrix."""
         ...
 
     def parts(self, weight: CodedWeight, scheme: Scheme) -> Mapping[str, WrittenPart]:
-        """By what comes behind the module's name: "qweight", "scales"."""
+        """The tensors of a matrix by the suffix of their names: "qweight", "scales"."""
         ...
 
     def config(self, scheme: Scheme, left_out: Sequence[str]) -> dict[str, Any]:
-        """The ``quantization_config``; ``left_out``: the linear modules that stay as they are."""
+        """The ``quantization_config``; ``left_out``: the linear modules that are not quantized."""
         ...
 
 
 class MixedWriter(Writer, Protocol):
-    """Of a format in which matrices may have different schemes."""
+    """A writer of a format whose matrices may have different schemes."""
 
     def num_bits(self, shape: tuple[int, int], scheme: Scheme) -> int:
-        """Of all parts of a matrix."""
+        """Bits of all tensors of a matrix."""
         ...
 
     def mixed_config(
         self, schemes: Mapping[str, Scheme], left_out: Sequence[str]
     ) -> dict[str, Any]:
-        """The ``quantization_config`` where each module has a scheme of its own."""
+        """The ``quantization_config`` of modules with different schemes."""
         ...
 
 
 def need(format: str, is_so: bool, what: str) -> None:
-    """ConfigError, with what is wrong, unless a format has room for a matrix."""
+    """Raise a ConfigError with the reason ``what`` if a format cannot hold a matrix."""
     if not is_so:
-        raise ConfigError(f"{format} has no room for it: {what}")
+        raise ConfigError(f"{format} cannot hold it: {what}")
 
 
 def table(values: np.ndarray | float, weight: CodedWeight) -> np.ndarray:
-    """Scales or zeros, float32 [N, groups]."""
+    """Broadcast scales or zeros to float32 [N, groups]."""
     return np.broadcast_to(np.float32(values), (weight.shape[0], weight.num_groups))
 
 
@@ -69,5 +71,5 @@ def all_codes(weight: CodedWeight) -> np.ndarray:
 
 
 def group_size(scheme: Scheme) -> int | None:
-    """None where a row has one scale."""
+    """The group size; None if a row has one scale."""
     return scheme.group_size if isinstance(scheme.group_size, int) else None

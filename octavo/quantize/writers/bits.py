@@ -1,4 +1,4 @@
-"""Codes of a few bits, packed into words of 32."""
+"""Packs codes of a few bits into 32-bit words."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import numpy as np
 
 
 def pack_words(codes: np.ndarray, bits: int) -> np.ndarray:
-    """Codes (uint8 [..., n]) one behind the other, the first lowest: int32 [..., words].
+    """Pack codes (uint8 [..., n]) in order from the lowest bit on: int32 [..., words].
 
-    Where ``bits`` do not divide 32 a code may lie in two words. The last word is filled with zeros.
+    If ``bits`` do not divide 32, a code may lie in two words. The last word is filled with zeros.
     """
     fields = codes[..., None] >> np.arange(bits, dtype=np.uint8) & 1
     stream = fields.reshape(*codes.shape[:-1], codes.shape[-1] * bits)

@@ -1,10 +1,10 @@
-"""bitsandbytes: NF4, whose scales are quantized too.
+"""The bitsandbytes format of NF4 with quantized scales (double quantization).
 
     weight                          uint8 [N * K / 2, 1]     two codes a byte, the first higher
     weight.absmax                   uint8 [blocks]           codes of the scales
     weight.nested_absmax            float32 [blocks / 256]   their scales
-    weight.nested_quant_map         float32 [256]            what they stand for
-    weight.quant_map                float32 [16]             what codes of weights stand for
+    weight.nested_quant_map         float32 [256]            the values of their codes
+    weight.quant_map                float32 [16]             the values of the weights' codes
     weight.quant_state.bitsandbytes__nf4    uint8            JSON: types, sizes, the mean scale
 
 Scales less their mean are rounded to a table that is finer near zero (8-bit optimizers,
@@ -72,7 +72,8 @@ class NF4Writer:
 
 
 def quantize_scales(scales: np.ndarray) -> tuple[np.ndarray, np.ndarray, float]:
-    """(codes uint8 [n], float32 [n / 256] the largest magnitude of each block, the mean)"""
+    """Quantize scales: (codes uint8 [n], the largest magnitude of each block float32 [n / 256],
+    the mean)."""
     offset = float(scales.mean(dtype=np.float32))
     centred = scales - np.float32(offset)
     padded = np.pad(centred, (0, -len(centred) % _NESTED_BLOCK)).reshape(-1, _NESTED_BLOCK)
@@ -84,13 +85,13 @@ def quantize_scales(scales: np.ndarray) -> tuple[np.ndarray, np.ndarray, float]:
 
 
 def dequantize_scales(codes: np.ndarray, nested: np.ndarray, offset: float) -> np.ndarray:
-    """What is read of them: float32 [n]."""
+    """Dequantize scales: float32 [n]."""
     block = np.arange(len(codes)) // _NESTED_BLOCK
     return dynamic_map()[codes] * nested[block] + np.float32(offset)
 
 
 def dynamic_map() -> np.ndarray:
-    """The table of scales: float32 [256], ascending from above -1 to 1."""
+    """The code table of scales: float32 [256], ascending from above -1 to 1."""
     positive = []
     for decade in range(7):
         edges = np.linspace(0.1, 1, 2**decade + 1, dtype=np.float32)

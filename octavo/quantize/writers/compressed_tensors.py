@@ -1,15 +1,17 @@
-"""compressed-tensors, vLLM's own format: "pack-quantized" integers for 16-bit activations, and
-"int-quantized" ones of 8 bits, "float-quantized" FP8, for activations of 8 bits.
+"""The compressed-tensors format of vLLM, with packed integers, 8-bit integers and FP8.
+
+"pack-quantized" integers are for 16-bit activations; "int-quantized" ones of 8 bits and
+"float-quantized" FP8 are for 8-bit activations.
 
     pack-quantized    weight_packed int32 [N, K * bits / 32]   codes, packed along K
                       weight_scale [N, groups]
-                      weight_zero_point int32 [N * bits / 32, groups]   of asymmetric ones, along N
+                      weight_zero_point int32 [N * bits / 32, groups]   if asymmetric, along N
                       weight_shape int64 [2]
     int-quantized     weight int8 [N, K], weight_scale [N, 1]
     float-quantized   weight float8_e4m3 [N, K], weight_scale [N, 1]
 
-Codes that are stored with an offset of 2^(bits - 1) are ours as they are. The versions up to 0.17
-pack codes of 3, 5, 6 and 7 bits with gaps; this is the dense stream of the later ones.
+The stored codes have an offset of 2^(bits - 1), as ours. Versions up to 0.17 pack codes of 3, 5, 6
+and 7 bits with gaps; this is the dense stream of later ones.
 """
 
 from __future__ import annotations
@@ -65,8 +67,8 @@ class CompressedTensorsWriter:
     def mixed_config(
         self, schemes: Mapping[str, Scheme], left_out: Sequence[str]
     ) -> dict[str, Any]:
-        """A group of the config for each scheme. Modules are named in full, which every reader
-        takes for the same, as it may not with patterns."""
+        """The config with a group for each scheme. Modules are named in full, since readers differ
+        in how they match patterns."""
         distinct = sorted(set(schemes.values()), key=lambda scheme: scheme.bits)
         groups = [
             _group([name for name, each in schemes.items() if each == scheme], _of_groups(scheme))

@@ -1,7 +1,7 @@
-"""FP8 in blocks of 128 x 128, as DeepSeek's checkpoints have it.
+"""The FP8 format of DeepSeek's checkpoints, with scales of blocks of 128 x 128.
 
 weight             float8_e4m3 [N, K]
-weight_scale_inv   float32 [N / 128, K / 128], rounded up: what codes are multiplied with
+weight_scale_inv   float32 [N / 128, K / 128], rounded up: the scales that codes are multiplied with
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""GPTQ, as GPTQModel and AutoGPTQ have it.
+"""The GPTQ format of GPTQModel and AutoGPTQ.
 
     qweight   int32 [K * bits / 32, N]            packed along K
     qzeros    int32 [K / group, N * bits / 32]    packed along N
@@ -69,5 +69,5 @@ class GPTQWriter:
 
 
 def _version(scheme: Scheme) -> int:
-    """Of how zeros are stored."""
+    """The version of the format, which says how zeros are stored."""
     return 1 if scheme.symmetric and 32 % scheme.bits == 0 else 2

@@ -1,4 +1,4 @@
-"""Guessing beside plain decoding: figures by hand, and turns on a tiny model."""
+"""Drafting beside plain decoding: figures by hand, and turns on a tiny model."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from octavo.core.batch import Draft
 from octavo.core.stats import DraftStats
 from octavo.measure.statistics import MedianRange
 from octavo.settings.engine import EngineArgs
-from octavo.speculation.drafters import DraftFree
+from octavo.speculation.drafter import TextDrafter
 
 TIMES = MeasuredStepTimes({1: 0.010, 2: 0.011, 4: 0.012, 8: 0.020})
 
 
 class Lookup:
-    """Guesses that what followed the last token before follows again."""
+    """Drafts what followed the last token before."""
 
     max_tokens = 4
     seconds = 0.0
@@ -65,11 +65,11 @@ class Lookup:
 
 @pytest.fixture
 def proposer(monkeypatch):
-    """Who guesses in any engine that is asked to."""
+    """The drafter of any engine that is asked to draft."""
     proposer = Lookup()
     monkeypatch.setattr(
         "octavo.serving.load.open_drafter",
-        lambda config, target: DraftFree(lambda limits: proposer),
+        lambda config, target: TextDrafter(lambda limits: proposer),
     )
     return proposer
 
@@ -181,7 +181,7 @@ def test_a_turn_of_each(session, proposer, batch_size):
     asked = []
     plan = SpecPlan(("copy",), (batch_size,), max_tokens=24, repeat=2)
     study = SpecStudy(session, "ngram", plan)
-    assert not proposer.asked  # steps are measured without guesses
+    assert not proposer.asked  # steps are measured without drafts
     assert set(study.step_times.seconds_of) == {1, 2, 4}
     found = study.measure("copy", batch_size, lambda: asked.append(1))
     assert len(asked) == len(found.turns) == 2
@@ -196,7 +196,7 @@ def test_a_turn_of_each(session, proposer, batch_size):
     assert found.draft_seconds == pytest.approx(proposer.seconds, abs=1e-4)
 
 
-def test_plain_requests_are_not_guessed_and_nothing_is_shared(session, proposer, monkeypatch):
+def test_plain_requests_are_not_drafted_for_and_nothing_is_shared(session, proposer, monkeypatch):
     plan = SpecPlan(("copy",), max_tokens=8, repeat=1)
     study = SpecStudy(session, "ngram", plan)
     runs = []

@@ -75,9 +75,9 @@ def test_what_has_no_room():
         CompressedTensorsWriter().check((20, 32), asymmetric)
     CompressedTensorsWriter().check((20, 32), Scheme(3, 16))
     for scheme in (Scheme(4, "channel"), Scheme(8, 16), Scheme(8, "channel", symmetric=False)):
-        with pytest.raises(ConfigError, match="W8A8 has no room"):
+        with pytest.raises(ConfigError, match="W8A8 cannot hold"):
             Int8Writer().check((32, 32), scheme)
-    with pytest.raises(ConfigError, match="FP8 has no room"):
+    with pytest.raises(ConfigError, match="FP8 cannot hold"):
         FP8Writer().check((32, 32), Scheme(8, 16))
 
 

@@ -1,18 +1,18 @@
 // The speedup of speculative decoding: octavo/speculation/analysis.py (Leviathan et al., ICML 2023).
 
-/** Tokens of a step with `length` drafted ones, each right with probability `alpha`: those that are
- * right, and the one that follows. */
+/** Expected tokens of a step with `length` draft tokens, each accepted with probability `alpha` if all
+ * before it were; the token after them is counted. */
 export function expectedTokens(alpha, length) {
   return alpha === 1 ? length + 1 : (1 - alpha ** (length + 1)) / (1 - alpha);
 }
 
-/** Of a lone request, where further rows of a step are free and a drafted token costs `costRatio` of
- * a step. */
+/** Speed-up of a single request if further rows of a step are free and a draft token costs `costRatio`
+ * of a step. */
 export function speedup(tokens, length, costRatio) {
   return tokens / (1 + length * costRatio);
 }
 
-/** The fastest length of a lone request's drafts, 0 where none is faster than none. */
+/** The fastest draft length of a single request; 0 if plain decoding is faster. */
 export function bestLength(alpha, costRatio, most = 64) {
   let [best, fastest, right, tokens] = [0, 1, 1, 1];
   for (let length = 1; length <= most; length += 1) {
@@ -24,16 +24,16 @@ export function bestLength(alpha, costRatio, most = 64) {
   return best;
 }
 
-/** Of `batch` requests that all draft `length` tokens. `stepCost(batch, rows of each)`: seconds;
- * `draftCost(batch)`: of drafting one token for each. */
+/** Speed-up of `batch` requests that each draft `length` tokens. `stepCost(batch, rows of each)`:
+ * seconds; `draftCost(batch)`: those of drafting one token for each. */
 export function batchedSpeedup(tokens, length, batch, stepCost, draftCost = () => 0) {
   const withDrafts = stepCost(batch, length + 1) + length * draftCost(batch);
   return (tokens * stepCost(batch, 1)) / withDrafts;
 }
 
-/** Whether a drafted token stays, and what is sampled where it does not: probabilities `p` of the
- * target and `q` of the drafter, by token. `accept` is min(1, p/q), `rest` max(0, p − q), summing
- * to 1; `acceptance` is how likely a drafted token is to stay at all, Σ min(p, q). */
+/** Rejection sampling of a draft token, with probabilities `p` of the target and `q` of the drafter by
+ * token. `accept` is min(1, p/q), `rest` max(0, p − q) normalized to a sum of 1, and `acceptance` the
+ * probability that a draft token is accepted, Σ min(p, q). */
 export function acceptance(p, q) {
   const more = p.map((each, token) => Math.max(0, each - q[token]));
   const total = more.reduce((sum, each) => sum + each, 0);

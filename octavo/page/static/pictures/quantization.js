@@ -19,7 +19,7 @@ export const quantization = {
     "One large weight spreads the levels of all that share its scale, so that the others are rounded more coarsely: small groups lose less, and cost more bits for their scales; floats have their levels close together near zero, where most weights are.",
     "The loss of a model has to be measured on its outputs: errors of weights that matter little do no harm, and methods that use a matrix’s inputs (GPTQ, AWQ) lose much less than rounding does.",
   ],
-  readMore: "quantization#what-it-costs",
+  readMore: "quantization#quality",
   needs: { tensors: true },
   controls: [
     { id: "type", label: "Type", kind: "choice", choices: Object.keys(TYPES).map((name) => [name, name]), value: "Q4_0" },

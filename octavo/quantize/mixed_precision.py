@@ -1,11 +1,11 @@
-"""A mix: each matrix of a model in a format of its own, the least harm that a size allows.
+"""Mixed precision, bits or a type for each matrix for the least KL divergence at a target size.
 
-    mixing = Mixing.of_gguf(parameters, target_bpw)      or of_folder: what there is to choose from
-    sensitivity = mixing.measure(model, windows, ...)    what each of that would cost
-    mixture = mixing.choose(sensitivity.costs)           what each matrix becomes
+    search = MixedPrecisionSearch.of_gguf(parameters, target_bpw)    or of_folder
+    sensitivity = search.measure(model, windows, ...)                the cost of each candidate
+    mix = search.choose(sensitivity.costs)                           the candidate of each matrix
 
-Matrices that a server puts together (q, k and v; gate and up) have one scheme in a folder, since
-they are one matrix there, as in vLLM. In a GGUF file each has its own.
+Matrices that servers fuse (q, k and v; gate and up) have one scheme in a folder, since they are one
+matrix in vLLM and others. In a GGUF file each has its own.
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ from octavo.models.parameters import Parameters
 from octavo.models.registry import CausalLM
 from octavo.quantization.ggml_types import GGMLType
 from octavo.quantization.gguf_mixes import LATENT_TYPE
-from octavo.quantize.allocation import Option, allocate
-from octavo.quantize.candidates import (
-    Candidate,
+from octavo.quantize.bit_allocation import Option, allocate
+from octavo.quantize.mix_candidates import (
+    GGUFTypeCandidate,
+    MixCandidate,
     SchemeCandidate,
-    TypeCandidate,
     gguf_candidates,
 )
 from octavo.quantize.scheme import Scheme
 from octavo.quantize.sensitivity import Progress, Sensitivity, measure_sensitivity
 from octavo.quantize.writers.base import MixedWriter
 
-# Windows of the text that are looked at, spread over all of it. The order of matrices is known with
-# few: the estimate of one by four windows is within a fifth of what is measured.
+# Windows of the text that costs are measured on, spread over all of it. Few suffice to rank
+# matrices: an estimate by four windows is within a fifth of the measured divergence.
 _WINDOWS = 8
 
-# Modules of a layer that are one in servers.
+# Modules of a layer that servers fuse into one.
 _FUSED = {
     **dict.fromkeys(("q_proj", "k_proj", "v_proj"), "qkv"),
     **dict.fromkeys(("gate_proj", "up_proj"), "gate_up"),
@@ -49,14 +49,14 @@ _FUSED = {
 
 
 @dataclass(frozen=True, slots=True)
-class Mixture:
-    """What each matrix becomes, by its parameter; ``divergence``: the KL that is expected of it."""
+class MixedPrecision:
+    """The candidate of each matrix, by parameter, and the expected KL ``divergence``."""
 
-    chosen: Mapping[str, Candidate]
+    chosen: Mapping[str, MixCandidate]
     divergence: float
 
     def schemes(self) -> dict[str, Scheme]:
-        """Of a folder: the schemes of those that have one."""
+        """The schemes of a folder's matrices; those of 16-bit floats are left out."""
         found = {}
         for name, candidate in self.chosen.items():
             assert isinstance(candidate, SchemeCandidate)
@@ -65,13 +65,13 @@ class Mixture:
         return found
 
     def type(self, parameter: str) -> GGMLType:
-        """Of a matrix of a GGUF file."""
+        """The type of a matrix of a GGUF file."""
         candidate = self.chosen[parameter]
-        assert isinstance(candidate, TypeCandidate)
+        assert isinstance(candidate, GGUFTypeCandidate)
         return candidate.type
 
     def by_kind(self) -> dict[str, dict[str, int]]:
-        """How many matrices of a kind ("q_proj") become what, the kinds in the model's order."""
+        """Count the candidates' names for each kind of matrix ("q_proj"), in the model's order."""
         kinds: dict[str, Counter[str]] = {}
         for name, candidate in self.chosen.items():
             kinds.setdefault(_kind(name), Counter())[candidate.name] += 1
@@ -86,30 +86,34 @@ class Mixture:
 
 
 @dataclass(frozen=True, slots=True)
-class Mixing:
-    """What there is to choose from, and how large it may be.
+class MixedPrecisionSearch:
+    """The candidates of a mix, and its budget of bits.
 
     Args:
-        shapes: of the matrices that are chosen for, by parameter, in the model's order.
-        candidates: what each of them may become.
-        items: those that must become the same.
-        budget: bits of all of them together.
+        shapes: shapes of the matrices that get a candidate, by parameter, in the model's order.
+        candidates: the candidates of each.
+        items: groups of matrices that must get the same candidate.
+        budget: bits of all these matrices together.
     """
 
     shapes: Mapping[str, tuple[int, int]]
-    candidates: Mapping[str, Sequence[Candidate]]
+    candidates: Mapping[str, Sequence[MixCandidate]]
     items: Sequence[Sequence[str]]
     budget: int
 
     @classmethod
-    def of_gguf(cls, parameters: Parameters, target_bpw: float) -> Mixing:
-        """All matrices, each by itself, but those of latents, which have one type in every mix.
+    def of_gguf(cls, parameters: Parameters, target_bpw: float) -> MixedPrecisionSearch:
+        """The search over all matrices of a GGUF file, each by itself. Matrices of latent attention
+        are left out: they have one type in every mix.
 
-        ConfigError if no mix is as small, or needs as much.
+        Raises:
+            ConfigError: no mix is as small as the target, or needs as many bits.
         """
         shapes = _matrices(parameters)
         latents = [each.name for each in footprint.shapes(parameters.config) if each.is_latent]
-        of_latents = sum(TypeCandidate(LATENT_TYPE).num_bits(shapes.pop(name)) for name in latents)
+        of_latents = sum(
+            GGUFTypeCandidate(LATENT_TYPE).num_bits(shapes.pop(name)) for name in latents
+        )
         candidates = {name: gguf_candidates(shape[1]) for name, shape in shapes.items()}
         vectors = _num_weights(parameters) - sum(map(prod, _matrices(parameters).values()))
         rest = 32 * (vectors + sum(each.size for each in parameters.divisors.values())) + of_latents
@@ -124,22 +128,25 @@ class Mixing:
         target_bpw: float,
         schemes: Sequence[Scheme | None],
         writer: MixedWriter,
-    ) -> Mixing:
-        """The linears of layers, those together that servers fuse; all else has 16 bits.
+    ) -> MixedPrecisionSearch:
+        """The search over the linears of layers in a folder, fused ones together; all other tensors
+        have 16 bits.
 
-        ConfigError if no mix is as small, or needs as much, or a matrix has no room in the format.
+        Raises:
+            ConfigError: no mix is as small as the target, or needs as many bits, or the format
+                cannot hold a matrix.
         """
         shapes = _matrices(parameters)
         shapes = {n: shape for n, shape in shapes.items() if n not in (EMBEDDING, HEAD)}
         for name, shape in shapes.items():
             for scheme in filter(None, schemes):
                 _check(name, shape, scheme, writer)
-        ways = [SchemeCandidate(scheme, writer) for scheme in schemes]
+        of_each = [SchemeCandidate(scheme, writer) for scheme in schemes]
         items: dict[str, list[str]] = {}
         for name in shapes:
             items.setdefault(_item(name), []).append(name)
         rest = 16 * (_num_weights(parameters) - sum(map(prod, shapes.values())))
-        candidates = dict.fromkeys(shapes, ways)
+        candidates = dict.fromkeys(shapes, of_each)
         return cls._within(parameters, target_bpw, rest, shapes, candidates, [*items.values()])
 
     @classmethod
@@ -149,18 +156,19 @@ class Mixing:
         target_bpw: float,
         rest: int,
         shapes: Mapping[str, tuple[int, int]],
-        candidates: Mapping[str, Sequence[Candidate]],
+        candidates: Mapping[str, Sequence[MixCandidate]],
         items: Sequence[Sequence[str]],
-    ) -> Mixing:
-        """``rest``: bits of all that is not chosen for."""
-        # Of what is quantized: where a rotation parts head and embedding, that is no weight more.
+    ) -> MixedPrecisionSearch:
+        """Make the search. ``rest``: bits of all tensors without candidates."""
+        # Weights are those of the original model: a rotation unties the head from the embedding,
+        # which must not raise the budget.
         num_weights = _num_weights(Parameters(parameters.checkpoint.origin))
         sizes = [[each.num_bits(shapes[n]) for each in candidates[n]] for n in shapes]
         low, high = ((rest + sum(map(extreme, sizes))) / num_weights for extreme in (min, max))
         if not low <= target_bpw <= max(high, 16.0):
             raise ConfigError(
-                f"no mix has {target_bpw:g} bits per weight: of this model, those of this format "
-                f"have {_up(low):.2f} to {max(high, 16.0):.2f}, all tensors counted"
+                f"no mix has {target_bpw:g} bits per weight: for this model and format give a "
+                f"target of {_up(low):.2f} to {max(high, 16.0):.2f}, all tensors counted"
             )
         return cls(shapes, candidates, items, floor(target_bpw * num_weights) - rest)
 
@@ -173,7 +181,7 @@ class Mixing:
         gptq_scheme: Scheme | None = None,
         progress: Progress = lambda done, total: None,
     ) -> Sensitivity:
-        """What candidates would cost a model, on some of the windows; see ``sensitivity.py``."""
+        """Measure the cost of all candidates on some of the windows; see ``sensitivity.py``."""
         count = min(len(windows), _WINDOWS)
         windows = windows[torch.arange(count) * len(windows) // count]
         return measure_sensitivity(
@@ -185,8 +193,8 @@ class Mixing:
             progress=progress,
         )
 
-    def choose(self, costs: Mapping[str, Sequence[float]]) -> Mixture:
-        """The mix of least cost. ``costs``: of each matrix, what each of its candidates costs."""
+    def choose(self, costs: Mapping[str, Sequence[float]]) -> MixedPrecision:
+        """Choose the mix of least total cost. ``costs``: of each matrix's candidates, in order."""
         options = [
             [
                 Option(
@@ -199,7 +207,7 @@ class Mixing:
         ]
         found = allocate(options, self.budget)
         indices = {n: i for names, i in zip(self.items, found, strict=True) for n in names}
-        return Mixture(
+        return MixedPrecision(
             {name: self.candidates[name][indices[name]] for name in self.shapes},
             sum(costs[name][i] for name, i in indices.items()),
         )
@@ -219,7 +227,7 @@ def _kind(name: str) -> str:
 
 
 def _item(name: str) -> str:
-    """What matrices of one item have in common: the layer, and the module that they are part of."""
+    """The key of the item that a matrix belongs to: its layer and fused module."""
     layer = name.rpartition(f".{_kind(name)}.")[0]
     return f"{layer}.{_FUSED.get(_kind(name), _kind(name))}"
 
@@ -233,5 +241,5 @@ def _check(name: str, shape: tuple[int, int], scheme: Scheme, writer: MixedWrite
 
 
 def _up(bits: float) -> float:
-    """To two digits, and not below: who asks for what an error names must get it."""
+    """Round up to two digits, so that the bits that an error names are possible."""
     return -floor(-bits * 100) / 100

@@ -1,13 +1,12 @@
-"""What a scheme makes of some weights, as numbers that can be printed, drawn or sent to a page.
+"""Explores the effect of a quantization scheme on some weights, as data to print or plot.
 
     rows = rows_of("model", "model.layers.0.mlp.down_proj.weight")
     explored = explore(rows, "int4-g64")          named_schemes.py has the names
     explored.snr_db, explored.bits_per_weight, explored.corner.codes
     bits_against_error(rows)                      one point for each scheme
 
-Weights are rounded to nearest: what a method makes of them that looks at inputs is for
-``pipeline.py``, and what a whole model loses for ``octavo quantize --report``, whose points
-``octavo.quality.tradeoffs`` reads.
+Weights are rounded to nearest. ``pipeline.py`` has the methods that use calibration text;
+``octavo quantize --report`` measures whole models, and ``octavo.quality.tradeoffs`` reads it.
 """
 
 from __future__ import annotations
@@ -25,14 +24,14 @@ import torch
 from octavo.base.errors import ConfigError
 from octavo.models.checkpoint import open_checkpoint
 from octavo.models.parameters import Parameters
-from octavo.quantize.named_schemes import SCHEMES, Coded, named_scheme
+from octavo.quantize.named_schemes import SCHEMES, CodedRows, named_scheme
 
 _BINS = 50
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Histogram:
-    """``counts``, int64 [bins], of what lies between ``edges``, float64 [bins + 1]."""
+    """A histogram: ``counts``, int64 [bins], between ``edges``, float64 [bins + 1]."""
 
     edges: np.ndarray
     counts: np.ndarray
@@ -40,23 +39,23 @@ class Histogram:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Exploration:
-    """What became of rows of weights, float32 [n, K].
+    """Quantized rows of weights, float32 [n, K], and the errors of their values.
 
     Args:
         coded: codes, scales, zeros and values of all rows.
-        corner: the same of the first rows and columns, for who wants to see each of them;
+        corner: the same of the first rows and columns, to be shown one by one;
             ``corner_weights`` are the weights there.
-        errors: of values less weights, as far from 0 as they go.
-        relative_errors: of their magnitudes by those of the weights, of weights that are not 0; the
-            last bin has 1 and more (1 is a weight that became 0).
-        mean_square_error: of all weights.
-        snr_db: 10 log10 of the power of the weights by that of the errors; infinite without any.
-        bits_per_weight: with scales, zeros and offsets, as files have them.
+        errors: histogram of value less weight, in a symmetric range.
+        relative_errors: histogram of |error| / |weight|, of weights that are not 0; the last bin
+            has 1 (a weight rounded to 0) and more.
+        mean_square_error: over all weights.
+        snr_db: 10 log10 of the power of weights to that of errors; infinite without errors.
+        bits_per_weight: with scales, zeros and offsets, as in files.
     """
 
     scheme: str
-    coded: Coded
-    corner: Coded
+    coded: CodedRows
+    corner: CodedRows
     corner_weights: np.ndarray
     errors: Histogram
     relative_errors: Histogram
@@ -65,7 +64,7 @@ class Exploration:
     bits_per_weight: float
 
     def as_json(self) -> dict[str, Any]:
-        """Numbers and lists: all but ``coded``. An infinite ``snr_db`` is None."""
+        """All fields but ``coded`` as numbers and lists. An infinite ``snr_db`` is None."""
         return {
             "scheme": self.scheme,
             "corner": _lists(self.corner),
@@ -79,8 +78,8 @@ class Exploration:
 
 
 @dataclass(frozen=True, slots=True)
-class Point:
-    """A scheme on a curve of bits against error; see ``Exploration``."""
+class SchemePoint:
+    """A point of the curve of bits against error; for its fields see ``Exploration``."""
 
     scheme: str
     bits_per_weight: float
@@ -88,24 +87,24 @@ class Point:
     snr_db: float
 
     def as_json(self) -> dict[str, Any]:
-        """An infinite ``snr_db`` is None."""
+        """The fields as numbers. An infinite ``snr_db`` is None."""
         return {**asdict(self), "snr_db": self.snr_db if math.isfinite(self.snr_db) else None}
 
 
 def explore(
     rows: np.ndarray, scheme: str, *, search: bool = True, corner: tuple[int, int] = (4, 64)
 ) -> Exploration:
-    """Quantize rows of weights, float32 [n, K], and look at what they became.
+    """Quantize rows of weights, float32 [n, K], and measure the errors.
 
     Args:
-        scheme: its name.
-        search: for scales of least error; False for those that hold the largest value. Types of
-            GGUF files have scales of their own way.
-        corner: how many rows and columns it has, at most.
+        scheme: the name of a scheme, see ``named_schemes.py``.
+        search: whether scales of least error are searched; else they hold the largest value. Types
+            of GGUF files choose scales in their own way.
+        corner: the most rows and columns of the corner.
 
     Raises:
-        ConfigError: there is no such scheme; rows are not float32 [n, K], not finite, or no whole
-            groups; the corner is empty.
+        ConfigError: there is no such scheme; rows are not finite float32 [n, K] of whole groups;
+            the corner is empty.
     """
     found = named_scheme(scheme)
     _check(rows, corner)
@@ -128,25 +127,27 @@ def explore(
     )
 
 
-def bits_against_error(rows: np.ndarray, schemes: Iterable[str] | None = None) -> list[Point]:
-    """What each scheme costs and loses on rows, float32 [n, K], by bits.
+def bits_against_error(rows: np.ndarray, schemes: Iterable[str] | None = None) -> list[SchemePoint]:
+    """Bits and errors of each scheme on rows, float32 [n, K], in ascending order of bits.
 
-    ``schemes``: None for all of ``SCHEMES`` whose groups fill such rows. Errors as of ``explore``.
+    ``schemes``: None for all of ``SCHEMES`` whose groups fill the rows. Raises as ``explore`` does.
     """
     if schemes is None:
         schemes = [name for name in SCHEMES if rows.shape[-1] % named_scheme(name).block == 0]
     explored = [explore(rows, name) for name in schemes]
-    points = [Point(e.scheme, e.bits_per_weight, e.mean_square_error, e.snr_db) for e in explored]
+    points = [
+        SchemePoint(e.scheme, e.bits_per_weight, e.mean_square_error, e.snr_db) for e in explored
+    ]
     return sorted(points, key=lambda point: point.bits_per_weight)
 
 
 def rows_of(model: str | Path, name: str, rows: int = 64) -> np.ndarray:
-    """The first rows of a matrix, by the name that Hugging Face has for it: float32 [rows, K].
+    """Read the first rows of a matrix by its Hugging Face name: float32 [rows, K].
 
     ``model``: a folder or a GGUF file.
 
     Raises:
-        ConfigError: the model has no such matrix; names that are like it are said.
+        ConfigError: the model has no such matrix; the message has similar names.
         ModelError: the model cannot be read.
     """
     parameters = Parameters(open_checkpoint(model))
@@ -166,10 +167,10 @@ def _check(rows: np.ndarray, corner: tuple[int, int]) -> None:
         raise ConfigError(f"a corner has a row and a column at least, not {corner}")
 
 
-def _corner(coded: Coded, rows: int, columns: int) -> Coded:
-    """With the groups that its columns are in."""
+def _corner(coded: CodedRows, rows: int, columns: int) -> CodedRows:
+    """The first rows and columns, with the groups that the columns are in."""
     groups = -(-columns // coded.width)
-    return Coded(
+    return CodedRows(
         codes=coded.codes[:rows, :columns],
         levels=coded.levels[:rows, :columns],
         scales=coded.scales[:rows, :groups],
@@ -185,7 +186,7 @@ def _histogram(values: np.ndarray, low: float, high: float) -> Histogram:
     return Histogram(edges, counts)
 
 
-def _lists(arrays: Coded | Histogram) -> dict[str, Any]:
+def _lists(arrays: CodedRows | Histogram) -> dict[str, Any]:
     return {
         name: value.tolist() if isinstance(value, np.ndarray) else value
         for name, value in asdict(arrays).items()

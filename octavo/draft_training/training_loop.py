@@ -1,10 +1,10 @@
-"""Training a head: what it loses against the target, and how it is moved.
+"""The training loop of a draft head, its loss, AdamW, and the learning-rate schedule.
 
-A step takes positions of answers, and lets the head guess K tokens ahead of each along the answer,
-from its own states (training as it is used: Li et al. 2025, "EAGLE-3", arXiv 2503.01840). What is
-brought down is the cross entropy against the target's own distribution over the shortlist, those
-ahead by i counting 0.8^i; positions whose token is not in the shortlist do not count. AdamW; the
-rate rises for a fiftieth of the steps, then falls as a cosine does.
+A step takes positions of answers, and has the head predict K tokens ahead of each, along the answer
+and from the head's own states (training as it is used: Li et al. 2025, "EAGLE-3", arXiv
+2503.01840). The loss is the cross entropy to the target's distribution over the shortlist, weighted
+by 0.8^i for the token ahead by i; positions whose token is not in the shortlist do not count. The
+rate rises over a fiftieth of the steps, then falls as a cosine.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ _MAX_NORM = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """``steps``: of ``batch_size`` positions each, about. ``seed``: draws their order."""
+    """The steps of a training, of about ``batch_size`` positions each, whose order ``seed`` draws.
+    ``rate`` is the highest learning rate."""
 
     steps: int
     batch_size: int = 256
@@ -38,14 +39,14 @@ class Schedule:
     seed: int = 0
 
     def rate_at(self, step: int) -> float:
-        """Of step 0 ... steps - 1."""
+        """The learning rate of a step, from 0."""
         rise = max(1, round(_RISE * self.steps))
         fall = (1 + math.cos(math.pi * step / self.steps)) / 2
         return self.rate * fall * min(1.0, (step + 1) / rise)
 
 
 class TrainStepReport(NamedTuple):
-    """Step ``step`` of ``of`` is done. ``loss``: of its positions, in nats, before it."""
+    """A finished step, number ``step`` of ``of``; ``loss`` is that before the step, in nats."""
 
     step: int
     of: int
@@ -53,8 +54,8 @@ class TrainStepReport(NamedTuple):
 
 
 class Training:
-    """A head that is on its way. ``step``: how many are done; it can be put back, with the state of
-    the optimizer and of the head, to go on as if nothing had been between."""
+    """A training in progress. ``step`` is the number of finished steps; together with the states of
+    the head and the optimizer it can be saved and restored (``training_state.py``)."""
 
     def __init__(self, head: TrainableHead[Any], examples: Examples[Any], schedule: Schedule):
         self.head, self.schedule, self.step = head, schedule, 0
@@ -66,7 +67,7 @@ class Training:
     def run(
         self, until: int, on_step: Callable[[TrainStepReport], None] = lambda report: None
     ) -> None:
-        """Go on until so many steps are done, or all of them."""
+        """Train until ``until`` steps are finished, or all of the schedule."""
         while self.step < min(until, self.schedule.steps):
             for group in self.optimizer.param_groups:
                 group["lr"] = self.schedule.rate_at(self.step)
@@ -80,24 +81,25 @@ class Training:
             on_step(TrainStepReport(self.step, self.schedule.steps, float(total.detach())))
 
     def _drawn(self, step: int) -> Tensor:
-        """The units of a step: each once before any comes again, in an order of each round's own,
-        which the number of the round tells."""
+        """The units of a step: each once in an epoch, in an order that is drawn by the seed and the
+        number of the epoch."""
         units, size = self._examples.units, self.schedule.batch_size // self._examples.unit_size
         size = min(max(1, size), len(units))
-        steps_of_round = len(units) // size
-        number, place = divmod(step, steps_of_round)
-        if self._round != number:
+        steps_of_epoch = len(units) // size
+        number, place = divmod(step, steps_of_epoch)
+        if self._epoch != number:
             generator = torch.Generator().manual_seed(self.schedule.seed + number)
             self._order = units[torch.randperm(len(units), generator=generator)]
-            self._round = number
+            self._epoch = number
         return self._order[place * size : (place + 1) * size]
 
-    _round = -1
+    _epoch = -1
     _order: Tensor
 
 
 def loss(head: TrainableHead[Any], batch: TrainingBatch[Any], rows: Tensor) -> Tensor:
-    """Of a batch, in nats: see above. ``rows``: float32 [S, d], of the target's head."""
+    """The loss of a batch in nats. ``rows``: the target head's rows of the shortlist, float32
+    [S, d]."""
     total, weights = torch.zeros(()), 0.0
     for ahead, state in enumerate(head.states(batch.inputs)):
         counts = batch.wanted[:, ahead] >= 0

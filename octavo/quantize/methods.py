@@ -1,4 +1,4 @@
-"""What can be asked for: methods, the formats that hold what they make, and what is left open."""
+"""The quantization methods, the formats that hold their results, and the request of a user."""
 
 from __future__ import annotations
 
@@ -29,23 +29,23 @@ _INTEGERS: dict[str, Callable[[], Writer]] = {
 _GROUP_SIZES = (128, 64, 32)
 DEFAULT_TYPE = "Q4_K_M"
 
-# The formats in which matrices may have different schemes, and the bits that they may have there.
+# The formats that hold mixed precision, and the default bits of a mix.
 _MIXED: dict[str, Callable[[], MixedWriter]] = {"compressed-tensors": CompressedTensorsWriter}
 _FLOAT_BITS = 16
 MIX_BITS = (2, 3, 4, 5, 6, 8, _FLOAT_BITS)
 
 
 @dataclass(frozen=True, slots=True)
-class Method:
-    """One way to quantize.
+class QuantizeMethod:
+    """A quantization method.
 
     Args:
-        help: what it does, in a line.
-        writers: the formats that hold what it makes, the default first.
-        fixed: the scheme, where the format of the codes leaves no choice.
-        calibrated: whether it looks at what the model computes of a text.
+        help: a line that describes it.
+        writers: the formats that hold its results, the default first.
+        fixed: its only scheme; None if the user can choose one.
+        calibrated: whether it can use calibration text.
         needs_text: whether it cannot do without.
-        trains: whether it goes through its text again and again, for as long as it is given.
+        trains: whether it goes through the text repeatedly, for as many tokens as it is given.
     """
 
     help: str
@@ -57,57 +57,57 @@ class Method:
 
     @property
     def has_scheme(self) -> bool:
-        """Whether bits, groups and zeros are for the user to choose."""
+        """True if the user can choose bits, groups and zeros."""
         return self.fixed is None and bool(self.writers)
 
 
 METHODS = {
-    "gptq": Method(
-        "integers that make up for each other's errors on a text",
+    "gptq": QuantizeMethod(
+        "integers whose errors compensate each other on calibration text",
         {"gptq": GPTQWriter, **_INTEGERS},
         calibrated=True,
         needs_text=True,
     ),
-    "awq": Method(
-        "integers with zeros, after channels were scaled so that they round better",
+    "awq": QuantizeMethod(
+        "integers with zero points, with input channels scaled by their activations",
         {"awq": AWQWriter, **_INTEGERS},
         calibrated=True,
         needs_text=True,
     ),
-    "smoothquant": Method(
-        "integers of 8 bits, for activations of 8 bits whose outliers were scaled down",
+    "smoothquant": QuantizeMethod(
+        "8-bit integers for 8-bit activations, whose outliers are scaled down",
         {"compressed-tensors": Int8Writer},
         Scheme(8, "channel"),
         calibrated=True,
         needs_text=True,
     ),
-    "rtn": Method(
-        "integers, to the nearest, with scales of least error on a text",
+    "rtn": QuantizeMethod(
+        "integers, rounded to nearest, with scales of least error on calibration text",
         _INTEGERS,
         calibrated=True,
     ),
-    "autoround": Method(
-        "integers learned for a layer as a whole on a text, for 2 bits",
+    "autoround": QuantizeMethod(
+        "integers learned for each layer as a whole on calibration text, for 2 bits",
         _INTEGERS,
         calibrated=True,
         needs_text=True,
     ),
-    "qat": Method(
-        "integers whose scales a whole model was trained for on a text, for 2 and 3 bits",
+    "qat": QuantizeMethod(
+        "integers with scales trained for the whole model on calibration text, for 2 and 3 bits",
         _INTEGERS,
         calibrated=True,
         needs_text=True,
         trains=True,
     ),
-    "gguf": Method("the types of llama.cpp, see --type", {}, calibrated=True),
-    "fp8": Method(
+    "gguf": QuantizeMethod("the types of llama.cpp, see --type", {}, calibrated=True),
+    "fp8": QuantizeMethod(
         "floats of 8 bits (e4m3)",
         {"compressed-tensors": FP8Writer, "fp8": FP8BlockWriter},
         Scheme(8, "channel", table="e4m3"),
         calibrated=True,
     ),
-    "nf4": Method(
-        "the 4 bits of QLoRA",
+    "nf4": QuantizeMethod(
+        "4-bit NF4 of QLoRA, in bitsandbytes' format",
         {"bnb": NF4Writer},
         Scheme(4, NF4_BLOCK, table="nf4"),
         calibrated=True,
@@ -116,7 +116,7 @@ METHODS = {
 
 
 def _flag(name: str) -> str:
-    """What the command line calls a setting."""
+    """The command-line flag of a setting."""
     return "--" + name.replace("_", "-")
 
 
@@ -125,20 +125,21 @@ FORMATS = tuple(dict.fromkeys([*(f for m in METHODS.values() for f in m.writers)
 
 @dataclass(frozen=True, slots=True)
 class QuantizeRequest:
-    """What a user asks for; None leaves it to octavo.
+    """The settings of a quantization; None is the method's default.
 
     Args:
-        type: of GGUF files, as ``MIXES`` has them.
-        calibration: a file of text; None is the text that comes with octavo.
-        calibration_tokens: how many of its tokens are looked at, at most.
-        train_tokens: how many tokens are trained on in all, those looked at again counted again.
+        method: one of ``METHODS``.
+        type: the type of a GGUF file, one of ``MIXES``.
+        calibration: a file of calibration text; None is the built-in text.
+        calibration_tokens: the most tokens of it that are used.
+        train_tokens: the tokens of all training steps, repeated ones counted again.
         train_codes: whether codes are trained too, and not scales alone.
-        calibrate: whether any text is looked at, of methods that can do without.
-        requantize: whether a model that is quantized already may be quantized again.
+        calibrate: whether calibration text is used, by methods that can do without.
+        requantize: whether a quantized model may be quantized again.
         rotate: whether the model is rotated before; see ``rotation.py``.
-        target_bpw: bits per weight, of all tensors, that the model may have: each matrix gets the
-            bits that are worth most there. None: all have the same, or those of ``type``.
-        mix_bits: those that matrices of a folder may get, of 2 to 8 and 16.
+        target_bpw: the most bits per weight, over all tensors: each matrix gets the bits that
+            lower the error most. None: all have the same, or those of ``type``.
+        mix_bits: the bits that matrices of a folder may get in a mix, of 2 to 8 and 16.
     """
 
     method: str
@@ -200,8 +201,8 @@ class QuantizeRequest:
         elif self.mix_bits is not None:
             raise ConfigError("--mix-bits needs --target-bpw: give both, or none")
 
-    def _check_mix(self, method: Method) -> None:
-        """ConfigError where a target contradicts something else that is asked for."""
+    def _check_mix(self, method: QuantizeMethod) -> None:
+        """Raise a ConfigError if ``target_bpw`` contradicts another setting."""
         is_file = self.method == "gguf"
         if not (is_file or method.has_scheme):
             able = [name for name, each in METHODS.items() if each.has_scheme]
@@ -234,7 +235,7 @@ class QuantizeRequest:
 
     @property
     def target(self) -> str:
-        """The type of GGUF files."""
+        """The type of a GGUF file."""
         return (self.type or DEFAULT_TYPE).upper()
 
     @property
@@ -249,17 +250,18 @@ class QuantizeRequest:
         return METHODS[self.method].writers[self.format_name]()
 
     def mixed_writer(self) -> MixedWriter:
-        """Of a folder with a target."""
+        """The writer of a mixed-precision folder."""
         return _MIXED[self.format_name]()
 
     def schemes(self, widths: Iterable[int]) -> list[Scheme | None]:
-        """What a matrix of a mix may have, the fewest bits first; None is 16-bit floats."""
+        """The schemes that a matrix of a mix may have, the fewest bits first; None is 16-bit
+        floats."""
         base = self.scheme(widths)
         bits = sorted(set(self.mix_bits or MIX_BITS))
         return [None if each == _FLOAT_BITS else replace(base, bits=each) for each in bits]
 
     def scheme(self, widths: Iterable[int]) -> Scheme:
-        """The scheme, for matrices with so many inputs."""
+        """The scheme of matrices with these numbers of inputs."""
         fixed = METHODS[self.method].fixed
         if fixed is not None:
             return fixed
@@ -270,7 +272,7 @@ class QuantizeRequest:
             group_size = fitting[0] if fitting else "channel"
         elif self.group_size != -1:
             group_size = self.group_size
-        # AWQ's files have zeros anyway, and its scales gain by them.
+        # AWQ's files have zeros in any case, and its scales gain by them.
         has_zeros = "awq" in (self.method, self.format_name)
         symmetric = not has_zeros if self.symmetric is None else self.symmetric
         return Scheme(self.bits or 4, group_size, symmetric)

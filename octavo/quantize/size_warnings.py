@@ -1,4 +1,4 @@
-"""What can be said of a model to be before the hours are spent on it."""
+"""Warnings about the size of a quantized model, given before the work."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from octavo.quantization.ggml_types import GGMLType, block_shape, row_bytes
 
 _MUCH = 0.3  # of a model's bits
 _FLOAT_BITS = 16
-_EIGHT_BITS = 8  # of which nobody expects a small file
-# What has blocks of 32 and is nearest to a type with blocks of 256, for people to ask for.
+_EIGHT_BITS = 8  # from here on a small file is not expected
+# The nearest types with blocks of 32 for those with blocks of 256, for advice.
 _OF_32 = {
     GGMLType.Q2_K: "Q4_0",
     GGMLType.Q3_K: "Q4_0",
@@ -25,11 +25,11 @@ _OF_32 = {
 }
 
 
-def bits_of_embeddings(parameters: Parameters, bits: float, target_bpw: float | None) -> str | None:
-    """Where a folder's embedding and head, which stay as they are, take much of it.
+def warn_of_embeddings(parameters: Parameters, bits: float, target_bpw: float | None) -> str | None:
+    """Warn if a folder's embedding and head, which are not quantized, take much of its size.
 
     Args:
-        bits: of a weight of all other matrices, where there is no target.
+        bits: bits of the weights of all other matrices, without a target.
     """
     num_weights = sum(prod(parameters.shape(name)) for name in parameters.names)
     num_chosen = sum(shape.n * shape.k for shape in choosable(parameters.config))
@@ -41,19 +41,19 @@ def bits_of_embeddings(parameters: Parameters, bits: float, target_bpw: float | 
     is_alone = HEAD not in parameters.names
     what = "the embedding stays" if is_alone else "embedding and head stay"
     left = (total - rest) / num_chosen
-    if left < 2:  # no mix is as small, which is said as an error
+    if left < 2:  # no mix is as small, which raises an error later
         return None
     left_to = f", leaving {left:.1f} bits a weight to all others" if target_bpw else ""
     return (
         f"{what} at 16 bits in a folder: that is {rest / total:.0%} of it{left_to}. A GGUF file "
-        "of the same size makes them smaller, too, and loses less: --method gguf --target-bpw "
+        "of the same size quantizes them too, and loses less: --method gguf --target-bpw "
         f"{total / num_weights:.2f}"
     )
 
 
 @dataclass(frozen=True, slots=True)
-class Fit:
-    """A matrix of a GGUF file: the type that its target has for it, and the one that it gets."""
+class TypeFit:
+    """A matrix of a GGUF file: its type in the target mix, and the one that fits its rows."""
 
     name: str
     shape: tuple[int, int]
@@ -61,8 +61,8 @@ class Fit:
     got: GGMLType
 
 
-def rows_that_do_not_fit(target: str, fits: Iterable[Fit]) -> str | None:
-    """Where rows are no whole blocks of a target's types, and so become larger ones."""
+def warn_of_rows(target: str, fits: Iterable[TypeFit]) -> str | None:
+    """Warn if rows are not whole blocks of a target's types, and so get larger types."""
     fits = list(fits)
     others = [fit for fit in fits if fit.got != fit.wanted]
     if not others:
@@ -87,8 +87,8 @@ def _bits(type: GGMLType) -> float:
     return row_bytes(type, size) * 8 / size
 
 
-def _advice(others: list[Fit]) -> str:
+def _advice(others: list[TypeFit]) -> str:
     if any(fit.shape[1] % 32 for fit in others):
-        return "No type of GGUF files is small for such rows: take a folder, as --method gptq"
+        return "No small type of GGUF files fits such rows: write a folder, as with --method gptq"
     most = Counter(fit.wanted for fit in others).most_common(1)[0][0]
-    return f"With blocks of 32, which fit: --type {_OF_32.get(most, 'Q8_0')}"
+    return f"A type with blocks of 32 fits: --type {_OF_32.get(most, 'Q8_0')}"

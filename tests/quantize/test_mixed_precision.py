@@ -8,7 +8,7 @@ from octavo.base.errors import ConfigError
 from octavo.models.checkpoint import open_checkpoint
 from octavo.models.footprint import EMBEDDING
 from octavo.models.parameters import Parameters
-from octavo.quantize.mixture import Mixing
+from octavo.quantize.mixed_precision import MixedPrecisionSearch
 from octavo.quantize.scheme import Scheme
 from octavo.quantize.writers.compressed_tensors import CompressedTensorsWriter
 
@@ -21,8 +21,8 @@ def parameters(tiny_model) -> Parameters:
     return Parameters(open_checkpoint(tiny_model))
 
 
-def of_folder(parameters, target, schemes=SCHEMES) -> Mixing:
-    return Mixing.of_folder(parameters, target, schemes, CompressedTensorsWriter())
+def of_folder(parameters, target, schemes=SCHEMES) -> MixedPrecisionSearch:
+    return MixedPrecisionSearch.of_folder(parameters, target, schemes, CompressedTensorsWriter())
 
 
 def costs_of(mixing, dear=()):
@@ -51,7 +51,7 @@ def test_a_folder_keeps_together_what_servers_fuse(parameters):
 
 
 def test_a_file_has_a_type_for_each_matrix(parameters):
-    mixing = Mixing.of_gguf(parameters, 15)
+    mixing = MixedPrecisionSearch.of_gguf(parameters, 15)
     assert EMBEDDING in mixing.shapes and all(len(names) == 1 for names in mixing.items)
 
 
@@ -79,15 +79,15 @@ def test_what_is_said_of_a_choice(parameters):
 
 @pytest.mark.parametrize("target", [1.0, 17.0, float("nan"), -4.0])
 def test_sizes_that_no_mix_has(parameters, target):
-    for make in (of_folder, Mixing.of_gguf):
-        with pytest.raises(ConfigError, match=r"no mix has .* have \d+\.\d\d to 16.\d\d"):
+    for make in (of_folder, MixedPrecisionSearch.of_gguf):
+        with pytest.raises(ConfigError, match=r"no mix has .* target of \d+\.\d\d to 16.\d\d"):
             make(parameters, target)
 
 
 def test_the_smallest_that_is_named_can_be_had(parameters):
     with pytest.raises(ConfigError) as caught:
         of_folder(parameters, 1)
-    least = float(str(caught.value).partition(" have ")[2].split()[0])
+    least = float(str(caught.value).partition(" target of ")[2].split()[0])
     mixing = of_folder(parameters, least)
     assert {c.name for c in mixing.choose(costs_of(mixing)).chosen.values()} == {"4 bits"}
 

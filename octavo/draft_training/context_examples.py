@@ -1,8 +1,7 @@
-"""Pieces of answers with the context before them: examples for heads with attention.
+"""Training examples for heads with attention, pieces of answers with the context before them.
 
-Such a head sees every position up to the one that it guesses from, so positions that stand together
-are trained together: their context is computed once. A batch has several pieces, one behind the
-other.
+Such a head attends to every position up to the one that it predicts from, so neighbouring positions
+form a piece, whose context is computed once. A batch has several pieces, one after the other.
 """
 
 from __future__ import annotations
@@ -16,20 +15,20 @@ from torch import Tensor
 
 from octavo.draft_training.examples import Examples, TargetWeights, TrainingSequences
 
-# Positions that are guessed from, at most. Longer pieces share more of their context; but positions
-# that stand together resemble each other, and a step of few pieces teaches less than one of many.
+# The most positions of a piece that are predicted from. Longer pieces share more of their context;
+# but neighbours resemble each other, and a step of few pieces teaches less than one of many.
 _PIECE = 16
-_CONTEXT = 256  # positions before these that are seen, at most
+_CONTEXT = 256  # the most positions of context before these
 
 
-class Context(NamedTuple):
-    """Pieces, one behind the other: C positions in all, and B of them that are guessed from.
+class ContextBatch(NamedTuple):
+    """A batch of concatenated pieces: C positions, of which B are predicted from.
 
-    ``streams``: float32 [C, n d], the target's residual stream at n depths. ``following``: float32
-    [C, d], embeddings of the tokens after each. ``positions``: int64 [C], in their sequences.
-    ``embeddings``: float32 [B, K, d], of the tokens p + 1 ... p + K of each position p that is
-    guessed from. ``lengths``: of the pieces; ``counts``: how many of each, its last ones, are
-    guessed from.
+    ``streams``: the target's residual stream at n depths, float32 [C, n d]. ``following``: the
+    embedding of the token after each position, float32 [C, d]. ``positions``: those in their
+    sequences, int64 [C]. ``embeddings``: those of the tokens p + 1 ... p + K of each position p
+    that is predicted from, float32 [B, K, d]. ``lengths``: positions of each piece; ``counts``: how
+    many of these, the last ones, are predicted from.
     """
 
     streams: Tensor
@@ -40,7 +39,7 @@ class Context(NamedTuple):
     counts: list[int]
 
     def starts(self) -> Tensor:
-        """Which of the C are guessed from, int64 [B]."""
+        """Indices of the positions that are predicted from, int64 [B]."""
         ends = accumulate(self.lengths)
         return torch.cat(
             [torch.arange(end - n, end) for end, n in zip(ends, self.counts, strict=True)]
@@ -48,15 +47,16 @@ class Context(NamedTuple):
 
 
 class _Piece(NamedTuple):
-    """Positions ``start`` ... ``stop`` - 1 are guessed from, those from ``begin`` on are seen."""
+    """A piece: positions ``start`` to ``stop`` - 1 are predicted from, with context from ``begin``
+    on."""
 
     begin: int
     start: int
     stop: int
 
 
-class Pieces(Examples[Context]):
-    """Runs of positions of one answer each."""
+class ContextExamples(Examples[ContextBatch]):
+    """Training batches of pieces of answers with their context."""
 
     unit_size = _PIECE
 
@@ -66,12 +66,12 @@ class Pieces(Examples[Context]):
         self._pieces = list(_cut(sequences.starts(steps).tolist(), self._begins.tolist()))
         self.units = torch.arange(len(self._pieces))
 
-    def _read(self, units: Tensor) -> tuple[Tensor, Context]:
+    def _read(self, units: Tensor) -> tuple[Tensor, ContextBatch]:
         pieces = [self._pieces[unit] for unit in units.tolist()]
         starts = torch.cat([torch.arange(each.start, each.stop) for each in pieces])
         seen = torch.cat([torch.arange(each.begin, each.stop) for each in pieces])
         tokens = self._sequences.token_ids
-        return starts, Context(
+        return starts, ContextBatch(
             self._sequences.streams[seen].float(),
             self.target.embed(tokens[seen + 1]),
             seen - self._begins[seen],
@@ -82,13 +82,13 @@ class Pieces(Examples[Context]):
 
 
 def _begins(sequences: TrainingSequences) -> Tensor:
-    """Where the sequence of each token begins, int64 [T]."""
+    """The begin of each token's sequence, int64 [T]."""
     ends, lengths = sequences.ends.unique_consecutive(return_counts=True)
     return (ends - lengths).repeat_interleave(lengths)
 
 
 def _cut(starts: list[int], begins: list[int]) -> Iterator[_Piece]:
-    """Pieces of the ``starts``, which ascend: in each sequence of nearly the same length."""
+    """Cut ascending ``starts`` into pieces, of nearly equal length within a sequence."""
     by_sequence: dict[int, list[int]] = {}
     for start in starts:
         by_sequence.setdefault(begins[start], []).append(start)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from octavo.draft_training import pieces
-from octavo.draft_training.examples import Positions, TargetWeights, TrainingSequences
-from octavo.draft_training.pieces import Pieces
+from octavo.draft_training import context_examples
+from octavo.draft_training.context_examples import ContextExamples
+from octavo.draft_training.examples import PositionExamples, TargetWeights, TrainingSequences
 
 SIZE, VOCAB, STEPS = 8, 30, 3
 LENGTHS, PROMPTS = (40, 3, 25, 60), (10, 2, 1, 5)
@@ -37,12 +37,15 @@ def sequences():
 @pytest.fixture
 def small(monkeypatch):
     """Pieces of a few positions, which see not many before them."""
-    monkeypatch.setattr(pieces, "_PIECE", 8)
-    monkeypatch.setattr(pieces, "_CONTEXT", 20)
+    monkeypatch.setattr(context_examples, "_PIECE", 8)
+    monkeypatch.setattr(context_examples, "_CONTEXT", 20)
 
 
 def test_what_is_wanted_is_what_single_positions_have(target, sequences, small):
-    single, whole = Positions(target, sequences, STEPS), Pieces(target, sequences, STEPS)
+    single, whole = (
+        PositionExamples(target, sequences, STEPS),
+        ContextExamples(target, sequences, STEPS),
+    )
     order = torch.randperm(len(whole.units), generator=torch.Generator().manual_seed(2))
     batch = whole.batch(order)
     starts, context = whole._read(order)
@@ -55,17 +58,17 @@ def test_what_is_wanted_is_what_single_positions_have(target, sequences, small):
 
 
 def test_pieces_have_the_context_before_them(target, sequences, small):
-    whole = Pieces(target, sequences, STEPS)
+    whole = ContextExamples(target, sequences, STEPS)
     starts, context = whole._read(whole.units)
     begins = torch.tensor([0, *LENGTHS]).cumsum(0)
     streams, tokens = sequences.streams.float(), sequences.token_ids
     row = 0
-    for length, guessed in zip(context.lengths, starts.split(context.counts), strict=True):
+    for length, predicted in zip(context.lengths, starts.split(context.counts), strict=True):
         seen = torch.arange(row, row + length)
-        there = torch.arange(int(guessed[-1]) + 1 - length, int(guessed[-1]) + 1)
-        assert torch.equal(there[-len(guessed) :], guessed)
-        begin = begins[begins <= guessed[0]].max()
-        assert there[0] == max(begin, guessed[0] - 20)
+        there = torch.arange(int(predicted[-1]) + 1 - length, int(predicted[-1]) + 1)
+        assert torch.equal(there[-len(predicted) :], predicted)
+        begin = begins[begins <= predicted[0]].max()
+        assert there[0] == max(begin, predicted[0] - 20)
         assert torch.equal(context.positions[seen], there - begin)
         assert torch.equal(context.streams[seen], streams[there])
         assert torch.equal(context.following[seen], target.embed(tokens[there + 1]))
@@ -74,6 +77,6 @@ def test_pieces_have_the_context_before_them(target, sequences, small):
 
 
 def test_pieces_of_an_answer_are_of_nearly_the_same_length(target, sequences, small):
-    whole = Pieces(target, sequences, STEPS)
+    whole = ContextExamples(target, sequences, STEPS)
     lengths = [len(whole._read(unit[None])[0]) for unit in whole.units]
     assert max(lengths) <= 8 and min(lengths) >= 4

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from octavo.quantize.allocation import Option, allocate
+from octavo.quantize.bit_allocation import Option, allocate
 
 OPTIONS = st.lists(
     st.builds(Option, st.integers(1, 12), st.integers(0, 40).map(float)), min_size=1, max_size=4

@@ -1,13 +1,13 @@
-"""Which of its options each item takes, so that costs are least and sizes fit a budget.
+"""Allocates a budget of bits, choosing an option for each item for the least total cost.
 
-The problem is the multiple-choice knapsack. It is solved greedily along convex hulls: of an item's
-options only those count that no mix of two others beats, and going from one to the next larger
-gains less and less for each bit. So all steps of all items are taken in the order of what they gain
-for a bit, which is Lagrange's solution for one budget after the other; a step that does not fit is
-left out, and what remains of the budget is filled with any that do.
+This is the multiple-choice knapsack problem, solved greedily along convex hulls: only options on
+the lower convex hull of an item's (bits, cost) are used, so going from one to the next larger gains
+less and less cost for a bit. All steps of all items are taken in the order of their gain for a bit,
+which is the Lagrangian solution for growing budgets. A step that does not fit is skipped, and the
+rest of the budget is filled with any steps that fit.
 
-That is near the best where steps are small beside the budget. An embedding may be a quarter of a
-model, so each option of the largest item is tried, with the greedy choice for all others.
+That is nearly optimal if steps are small beside the budget. An embedding can be a quarter of a
+model, so each option of the largest item is tried, with the greedy choice for the others.
 
 Source: Sinha and Zoltners 1979, "The Multiple-Choice Knapsack Problem".
 """
@@ -19,14 +19,14 @@ from typing import NamedTuple
 
 
 class Option(NamedTuple):
-    """``bits``: the size. ``cost``: what is to be small in the sum, not negative."""
+    """An option of an item: its size in ``bits``, and its ``cost``, which is not negative."""
 
     bits: int
     cost: float
 
 
 class _Step(NamedTuple):
-    """From one option of an item to a larger one of less cost."""
+    """A step from one option of an item to a larger one of less cost."""
 
     gain_per_bit: float
     bits: int
@@ -36,12 +36,13 @@ class _Step(NamedTuple):
 
 
 def allocate(items: Sequence[Sequence[Option]], budget: int) -> list[int]:
-    """For each item the index of its option. The same input has the same answer on any machine.
+    """Choose the index of an option for each item. The result is deterministic.
 
-    The sum of costs is that of the best choice there is, or above it by no more than what a single
-    step gains, of items but the largest: of hundreds of items, that is next to nothing.
+    The total cost exceeds the optimum by at most the gain of a single step of an item other than
+    the largest: with hundreds of items, that is next to nothing.
 
-    Raises ValueError if the smallest options do not fit the budget together.
+    Raises:
+        ValueError: the smallest options exceed the budget.
     """
     missing = sum(min(option.bits for option in options) for options in items) - budget
     if missing > 0:
@@ -65,13 +66,14 @@ def _spread(options: Sequence[Option]) -> int:
 
 
 def _sums(items: Sequence[Sequence[Option]], chosen: Sequence[int]) -> tuple[int, float]:
-    """Bits and costs of a choice."""
+    """Total bits and cost of a choice."""
     taken = [options[i] for options, i in zip(items, chosen, strict=True)]
     return sum(option.bits for option in taken), sum(option.cost for option in taken)
 
 
 def _greedy(items: Sequence[Sequence[Option]], budget: int) -> list[int] | None:
-    """The steps that gain most for a bit, while they fit; None if nothing does."""
+    """Choose by steps of the greatest gain for a bit that fit; None if the smallest options do
+    not fit."""
     chosen = [_smallest(options) for options in items]
     left = budget - _sums(items, chosen)[0]
     if left < 0:
@@ -92,7 +94,7 @@ def _greedy(items: Sequence[Sequence[Option]], budget: int) -> list[int] | None:
 
 
 def _by_gain(step: _Step) -> tuple[float, int, int]:
-    """The most for a bit first; of equals the longest."""
+    """Sort key: the greatest gain for a bit first, the longest step first among equals."""
     return -step.gain_per_bit, -step.bits, step.item
 
 
@@ -101,7 +103,7 @@ def _smallest(options: Sequence[Option]) -> int:
 
 
 def _hull(item: int, options: Sequence[Option]) -> Iterator[_Step]:
-    """The steps from the smallest option to the least cost, each gaining less for a bit."""
+    """Yield the steps along the convex hull from the smallest option to the least cost."""
     at = _smallest(options)
     while steps := list(_steps(item, options, at)):
         step = min(steps, key=_by_gain)
@@ -110,7 +112,7 @@ def _hull(item: int, options: Sequence[Option]) -> Iterator[_Step]:
 
 
 def _steps(item: int, options: Sequence[Option], source: int) -> Iterator[_Step]:
-    """All steps from an option to those that are larger and cost less."""
+    """Yield all steps from an option to larger ones of less cost."""
     for target, (bits, cost) in enumerate(options):
         more, gain = bits - options[source].bits, options[source].cost - cost
         if more > 0 and gain > 0:

@@ -12,7 +12,7 @@ from octavo.layers.module import named_parameters
 from octavo.models.config import ModelConfig
 from octavo.models.loader import load_model
 from octavo.models.registry import model_class
-from octavo.quantize.observers import (
+from octavo.quantize.layerwise_model import (
     LayerwiseModel,
     LinearObserver,
     input_statistics,
@@ -181,7 +181,7 @@ def test_linears_of_one_input_share_its_statistics(tiny_model):
 def test_a_long_input_is_summed_up_in_pieces(monkeypatch):
     x = torch.randn(50, 6, generator=torch.Generator().manual_seed(3))
     whole = input_statistics(x)
-    monkeypatch.setattr("octavo.quantize.observers._HESSIAN_ROWS", 7)
+    monkeypatch.setattr("octavo.quantize.layerwise_model._HESSIAN_ROWS", 7)
     torch.testing.assert_close(input_statistics(x).hessian, whole.hessian)
     assert input_statistics(x, hessian=False).hessian is None
 

@@ -1,4 +1,4 @@
-"""A head on its way, as arrays: to be kept, and to go on from."""
+"""Saves a training in progress as arrays, and restores it."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from collections.abc import Mapping
 import numpy as np
 import torch
 
-from octavo.draft_training.loop import Training
+from octavo.draft_training.training_loop import Training
 
-# What AdamW keeps of each parameter beside the number of its steps.
+# The state of AdamW for each parameter, beside the number of steps.
 _MOMENTS = "exp_avg", "exp_avg_sq"
 
 
 def snapshot(training: Training) -> dict[str, np.ndarray]:
-    """All that the next step depends on but the examples, in float32."""
+    """Return all that the next step depends on but the examples: the head and the optimizer."""
     arrays = {"step": np.array(training.step)}
     for index, parameter in enumerate(training.head.parameters()):
         arrays[f"parameter-{index}"] = parameter.detach().numpy()
@@ -25,9 +25,10 @@ def snapshot(training: Training) -> dict[str, np.ndarray]:
 
 @torch.no_grad()
 def restore(training: Training, arrays: Mapping[str, np.ndarray]) -> None:
-    """Put a training back to where it was, which goes on to the same head as it would have.
+    """Restore a training from its snapshot; it then makes the same head as without interruption.
 
-    KeyError or RuntimeError if it is not of such a head.
+    Raises:
+        KeyError, RuntimeError: the snapshot is of another head.
     """
     training.step = int(arrays["step"])
     for index, parameter in enumerate(training.head.parameters()):

@@ -1,4 +1,4 @@
-"""The kinds of heads: how one is made, and what its folder says and holds."""
+"""The kinds of draft heads, how each is created and trained, and the files of its folder."""
 
 from __future__ import annotations
 
@@ -12,11 +12,16 @@ import torch
 from torch import Tensor
 
 from octavo.base.fields import Fields
+from octavo.draft_training.context_examples import ContextExamples
 from octavo.draft_training.eagle import TrainableEagleHead, eagle_depths
 from octavo.draft_training.evaluation import acceptance, accuracies
-from octavo.draft_training.examples import Examples, Positions, TargetWeights, TrainingSequences
+from octavo.draft_training.examples import (
+    Examples,
+    PositionExamples,
+    TargetWeights,
+    TrainingSequences,
+)
 from octavo.draft_training.medusa_tree import grow
-from octavo.draft_training.pieces import Pieces
 from octavo.draft_training.stateless_heads import (
     TrainableHead,
     TrainableMedusaHeads,
@@ -27,41 +32,43 @@ from octavo.models.safetensors_writer import NewTensor
 from octavo.speculation.eagle import ARCHITECTURES, layer_config
 
 _TREE_NODES = 63
-_GUESSES = 10  # of a head, that may be in a tree
-# Inside, the recurrent head and EAGLE's MLP have this many times the hidden size: 4.4 and 5.1
+_TREE_RANKS = 10  # ranks of a head's tokens that may be in a tree
+# The intermediate size of the recurrent head and of EAGLE's MLP, by the hidden size: 4.4 and 5.1
 # million parameters at 576.
 _INNER = 8 / 3
 _INNER_MULTIPLE = 64
 
 
-class Kind(Protocol):
-    """``steps``: how many tokens ahead are trained."""
+class DraftHeadKind(Protocol):
+    """A kind of draft head: how it is created and trained, and what its folder holds."""
 
     @property
-    def steps(self) -> int: ...
+    def steps(self) -> int:
+        """Number of tokens ahead that are trained."""
+        ...
 
     def depths(self, model: ModelConfig) -> Sequence[int]:
-        """After how many layers the head sees the residual stream, beside the last hidden state."""
+        """The numbers of layers after which the head reads the residual stream, beside the last
+        hidden state."""
         ...
 
     def examples(self, target: TargetWeights, sequences: TrainingSequences) -> Examples[Any]: ...
 
     def create(self, model: ModelConfig, target: TargetWeights, seed: int) -> TrainableHead[Any]:
-        """A head that is not trained yet."""
+        """Create an untrained head."""
         ...
 
     def config(self, model: ModelConfig, target: TargetWeights, places: Tensor) -> dict[str, Any]:
-        """What ``config.json`` says. ``places``: where it was right on held-out answers, as of
-        ``evaluation.ranks``."""
+        """The contents of ``config.json``. ``places``: ``evaluation.ranks`` on held-out answers."""
         ...
 
     def tensors(self, head: TrainableHead[Any], target: TargetWeights) -> Iterator[NewTensor]: ...
 
 
 @dataclass(frozen=True, slots=True)
-class Recurrent:
-    """A ReDrafter head. Tensors are called as in ``TrainableReDrafterHead``, with the shortlist's
-    rows in ``lm_head.weight`` and their ids in ``token_map``."""
+class ReDrafterKind:
+    """The ReDrafter head. Its tensors have the names of ``TrainableReDrafterHead``, with the
+    shortlist's rows in ``lm_head.weight`` and their token ids in ``token_map``."""
 
     steps: int = 3
     num_layers: int = 1
@@ -69,8 +76,8 @@ class Recurrent:
     def depths(self, model: ModelConfig) -> Sequence[int]:
         return ()
 
-    def examples(self, target: TargetWeights, sequences: TrainingSequences) -> Positions:
-        return Positions(target, sequences, self.steps)
+    def examples(self, target: TargetWeights, sequences: TrainingSequences) -> PositionExamples:
+        return PositionExamples(target, sequences, self.steps)
 
     def create(
         self, model: ModelConfig, target: TargetWeights, seed: int
@@ -100,22 +107,22 @@ class Recurrent:
 
 
 @dataclass(frozen=True, slots=True)
-class Medusa:
-    """As Medusa's own files and vLLM have it, the shortlist in ``token_map``."""
+class MedusaKind:
+    """Medusa heads, in the layout of Medusa and vLLM, with the shortlist in ``token_map``."""
 
     steps: int = 3
 
     def depths(self, model: ModelConfig) -> Sequence[int]:
         return ()
 
-    def examples(self, target: TargetWeights, sequences: TrainingSequences) -> Positions:
-        return Positions(target, sequences, self.steps)
+    def examples(self, target: TargetWeights, sequences: TrainingSequences) -> PositionExamples:
+        return PositionExamples(target, sequences, self.steps)
 
     def create(self, model: ModelConfig, target: TargetWeights, seed: int) -> TrainableMedusaHeads:
         return TrainableMedusaHeads(model.hidden_size, self.steps)
 
     def config(self, model: ModelConfig, target: TargetWeights, places: Tensor) -> dict[str, Any]:
-        tree = grow(accuracies(places, _GUESSES), _TREE_NODES)
+        tree = grow(accuracies(places, _TREE_RANKS), _TREE_NODES)
         return {
             "architectures": ["MedusaModel"],
             "model_type": "medusa",
@@ -135,16 +142,16 @@ class Medusa:
 
 
 @dataclass(frozen=True, slots=True)
-class Eagle:
-    """As EAGLE-3's own files have it: see ``speculation/eagle.py``, which reads them."""
+class EagleKind:
+    """The EAGLE-3 head, in the published layout that ``speculation/eagle.py`` reads."""
 
     steps: int = 3
 
     def depths(self, model: ModelConfig) -> Sequence[int]:
         return eagle_depths(model.num_layers)
 
-    def examples(self, target: TargetWeights, sequences: TrainingSequences) -> Pieces:
-        return Pieces(target, sequences, self.steps)
+    def examples(self, target: TargetWeights, sequences: TrainingSequences) -> ContextExamples:
+        return ContextExamples(target, sequences, self.steps)
 
     def create(self, model: ModelConfig, target: TargetWeights, seed: int) -> TrainableEagleHead:
         fields = Fields(Path("config.json"), self._layer(model))
@@ -168,8 +175,8 @@ class Eagle:
         yield NewTensor("t2d", "BOOL", listed.shape, [listed])
 
     def _layer(self, model: ModelConfig) -> dict[str, Any]:
-        """What ``config.json`` says of the one layer: heads as the model's, rope as it is before
-        it is stretched."""
+        """The fields of ``config.json`` for the one layer: attention heads as the model's, and its
+        rope without scaling."""
         return {
             "model_type": "llama",
             "hidden_size": model.hidden_size,
@@ -186,17 +193,17 @@ class Eagle:
         }
 
 
-KINDS: Mapping[str, Callable[[], Kind]] = {
-    "recurrent": Recurrent,
-    "medusa": Medusa,
-    "eagle": Eagle,
+KINDS: Mapping[str, Callable[[], DraftHeadKind]] = {
+    "recurrent": ReDrafterKind,
+    "medusa": MedusaKind,
+    "eagle": EagleKind,
 }
 
 
 def described(
-    kind: Kind, model: ModelConfig, target: TargetWeights, places: Tensor
+    kind: DraftHeadKind, model: ModelConfig, target: TargetWeights, places: Tensor
 ) -> dict[str, Any]:
-    """The whole of ``config.json``; octavo's own figures are in ``octavo``."""
+    """The contents of ``config.json``, with octavo's own figures under the key ``octavo``."""
     config = kind.config(model, target, places)
     figures = {"acceptance": [round(rate, 4) for rate in acceptance(places)]}
     return {**config, "octavo": {**config.get("octavo", {}), **figures}}
@@ -221,7 +228,7 @@ def _matrices(tensors: Mapping[str, Tensor]) -> Iterator[NewTensor]:
 
 
 def _float(name: str, tensor: Tensor) -> NewTensor:
-    """Matrices in bfloat16, vectors in float32."""
+    """A tensor of the file: bfloat16 for a matrix, float32 for a vector."""
     shape: Sequence[int] = tuple(tensor.shape)
     if len(shape) == 1:
         return NewTensor(name, "F32", tuple(shape), [tensor.detach().numpy()])

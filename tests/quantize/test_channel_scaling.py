@@ -17,12 +17,12 @@ from octavo.models.loader import load_model
 from octavo.models.parameters import Parameters
 from octavo.models.registry import model_class
 from octavo.quantize.awq import AWQ
+from octavo.quantize.channel_scaling import Scaling, SharedInputLinears, centred, find_scales
 from octavo.quantize.grid import quantize_to_nearest
-from octavo.quantize.observers import LayerwiseModel, linear_names
+from octavo.quantize.layerwise_model import LayerwiseModel, linear_names
+from octavo.quantize.methods import QuantizeRequest
 from octavo.quantize.pipeline import quantize_model
 from octavo.quantize.quantization_job import make
-from octavo.quantize.recipes import QuantizeRequest
-from octavo.quantize.scaling import Linears, Scaling, centred, find_scales
 from octavo.quantize.scheme import Scheme
 from octavo.quantize.smoothquant import SMOOTHQUANT, round_tokens
 from octavo.sources.open import load_tokenizer
@@ -203,7 +203,7 @@ def test_outputs_err_less_with_the_best_scales(scaling):
     x[:, ::13] *= 30
     weights = [torch.randn(rows, 64, generator=generator) for rows in (24, 40)]
     scheme = Scheme(8, "channel") if scaling is SMOOTHQUANT else Scheme(3, 32, symmetric=False)
-    criterion = scaling.criterion(Linears(x, weights, [scheme, scheme]))
+    criterion = scaling.criterion(SharedInputLinears(x, weights, [scheme, scheme]))
     one = torch.ones(64)
     scales = min(criterion.candidates(), key=criterion.loss)
     assert criterion.loss(scales) < 0.9 * criterion.loss(one)
@@ -308,5 +308,5 @@ def test_settings_that_a_method_has_or_lacks():
 
 
 def test_scales_need_a_text(folders):
-    with pytest.raises(ConfigError, match="scales of channels need calibration text"):
+    with pytest.raises(ConfigError, match="a scaling of channels needs calibration text"):
         quantize_model(folders["llama"], SCHEME, "search", scaling=AWQ)

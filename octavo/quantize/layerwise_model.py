@@ -1,20 +1,19 @@
-"""A model run layer by layer on calibration text, and what its linears are handed.
+"""Runs a model layer by layer on calibration text, with visitors of its linears.
 
 The linears of a layer are called once, one after the other, with the tokens of all windows. A
-*visitor* sees its input and its weight, and says which weight the layer goes on with::
+*visitor* gets the input and the weight of each, and returns the weight that is used::
 
     embeddings ─> layer 0 ─> layer 1 ─> ...        hidden states of all tokens, float32 [T, hidden]
                     │
                     └─ linear: weight = visitor(name, input, weight);  output = input weight^T
 
-So statistics of any linear are those of what comes out of the visitor's weights before it, in the
-layer too, at the price of a single pass ("true sequential" in the words of GPTQ's authors, who run
-a layer again for each of its parts). Beside the model this takes one linear's weight in float32,
-and the activations of T tokens in one layer: about 4 T (2 hidden + 3 intermediate sizes) bytes.
+So the input of any linear comes from the visitor's weights in all linears before it, those of its
+own layer too, in a single pass. (GPTQ's authors call that "true sequential", and run a layer again
+for each of its parts.) Beside the model it takes one linear's weight in float32, and the
+activations of T tokens in one layer: about 4 T (2 hidden + 3 intermediate sizes) bytes.
 
-Products are not those of ``octavo.kernels.reference``, which go through tiles of 16 rows for the
-sake of bitwise invariance: here all rows are one product, and attention knows that all windows are
-of one length and begin at position 0.
+Products are not those of ``octavo.kernels.reference``, which computes tiles of 16 rows for bitwise
+invariance: here all rows are one product, and all windows have one length and begin at position 0.
 """
 
 from __future__ import annotations
@@ -40,29 +39,29 @@ from octavo.models.footprint import HEAD
 from octavo.models.registry import CausalLM
 from octavo.quantization.tensors import WeightTensor
 
-Visitor = Callable[[str, Tensor, Tensor], Tensor]
-"""(name of the parameter, input float32 [T, K], weight float32 [N, K]) -> the weight to go on with,
-of the same shape. Linears that share an input are handed the same tensor, one after the other."""
+LinearVisitor = Callable[[str, Tensor, Tensor], Tensor]
+"""(name of the parameter, input float32 [T, K], weight float32 [N, K]) -> the weight to use, of the
+same shape. Linears that share an input get the same tensor, one after the other."""
 
-Watcher = Callable[[str, Tensor], None]
-"""Is told what a linear computes: (name of the parameter, output float32 [T, N])."""
+OutputWatcher = Callable[[str, Tensor], None]
+"""Called with the output of a linear: (name of the parameter, output float32 [T, N])."""
 
 
 def keep(name: str, x: Tensor, weight: Tensor) -> Tensor:
-    """The visitor that changes nothing."""
+    """A visitor that returns the weight unchanged."""
     return weight
 
 
-# Tokens of a product of inputs with themselves: they are in the cache when they come to be columns.
+# Tokens of a product of inputs with themselves, few enough to stay in the cache.
 _HESSIAN_ROWS = 4096
 
 
 class InputStatistics(NamedTuple):
-    """What is known of a linear's input x.
+    """Statistics of a linear's input x.
 
     ``second_moment``: E[x^2] of each channel, float32 [K]. ``hessian``: 2 E[x x^T], float32 [K, K],
-    the second derivative of the squared error of an output by the weights it is computed from; None
-    unless it was asked for. ``num_tokens``: of how many tokens these are the means.
+    the second derivative of an output's squared error by its weights; None unless asked for.
+    ``num_tokens``: the number of tokens that the means are over.
     """
 
     num_tokens: int
@@ -71,7 +70,7 @@ class InputStatistics(NamedTuple):
 
 
 def input_statistics(x: Tensor, *, hessian: bool = True) -> InputStatistics:
-    """Statistics of an input, float32 [T, K]."""
+    """Compute the statistics of an input, float32 [T, K]."""
     if not hessian:
         return InputStatistics(len(x), x.square().mean(dim=0))
     total = x.new_zeros(x.shape[1], x.shape[1])
@@ -82,9 +81,9 @@ def input_statistics(x: Tensor, *, hessian: bool = True) -> InputStatistics:
 
 
 class LinearObserver:
-    """A visitor that changes nothing, and keeps the statistics of every linear by its name.
+    """A visitor that keeps the input statistics of every linear by its name.
 
-    Linears of one input share one ``InputStatistics``.
+    Linears that share an input share one ``InputStatistics``. Weights are left unchanged.
     """
 
     def __init__(self, *, hessian: bool = False):
@@ -98,7 +97,7 @@ class LinearObserver:
         return weight
 
     def observe(self, x: Tensor) -> InputStatistics:
-        """The statistics of an input, computed once where it is the one of the call before."""
+        """Compute the statistics of an input, unless it is the one of the call before."""
         if self._input() is not x:
             self._latest = input_statistics(x, hessian=self._hessian)
             self._input = ref(x)
@@ -108,7 +107,7 @@ class LinearObserver:
 class LayerwiseModel:
     """A loaded model whose layers are run one at a time, each on all windows.
 
-    ``token_ids``: int64 [W, length]. The model stays as it is.
+    ``token_ids``: int64 [W, length]. The model itself is not changed.
     """
 
     def __init__(self, model: CausalLM, token_ids: Tensor):
@@ -117,7 +116,7 @@ class LayerwiseModel:
         self._context = windows_context(num_windows, self._length)
         inputs = _record_layers(self._model.model, token_ids, self._context)
         self._cos_sin = [each.cos_sin for each in inputs]
-        self.hidden = inputs[0].hidden  # what goes into the next layer
+        self.hidden = inputs[0].hidden  # the input of the next layer
         self._next = 0
 
     @property
@@ -125,12 +124,12 @@ class LayerwiseModel:
         return len(self._cos_sin)
 
     def layer(self, index: int) -> Module:
-        """A layer as it is run, with parameters that are tensors."""
+        """Return a layer, with tensors for parameters."""
         layer: Module = self._model.model.layers[index]
         return layer
 
     def set_vectors(self, index: int, vectors: Mapping[str, Tensor]) -> None:
-        """Give norms and biases of a layer, by the names of their parameters, other values."""
+        """Replace norms and biases of a layer, by the names of their parameters."""
         layer = self.layer(index)
         places = {f"model.layers.{index}.{name}": place for name, place in named_parameters(layer)}
         values = {id(places[name]): value for name, value in vectors.items()}
@@ -140,30 +139,34 @@ class LayerwiseModel:
 
     @property
     def length(self) -> int:
-        """Tokens of a window."""
+        """Number of tokens of a window."""
         return self._length
 
     @torch.no_grad()
-    def run_layer(self, index: int, visitor: Visitor) -> None:
-        """Run the layer that is next, which must be ``index``; ``visitor`` sees its linears."""
+    def run_layer(self, index: int, visitor: LinearVisitor) -> None:
+        """Run the next layer, which must be ``index``; ``visitor`` is called for its linears."""
         assert index == self._next, (index, self._next)
         self.hidden = self.outputs(index, self.hidden, visitor)
         self._next += 1
 
     @torch.no_grad()
-    def look_at_layer(self, index: int, visitor: Visitor) -> None:
-        """The same, but the layer remains the next one, and what comes out of it is forgotten."""
+    def probe_layer(self, index: int, visitor: LinearVisitor) -> None:
+        """Run the next layer for the visitor alone: outputs are dropped, and it stays the next."""
         assert index == self._next, (index, self._next)
         self.outputs(index, self.hidden, visitor)
 
     def outputs(
-        self, index: int, hidden: Tensor, visitor: Visitor, watcher: Watcher | None = None
+        self,
+        index: int,
+        hidden: Tensor,
+        visitor: LinearVisitor,
+        watcher: OutputWatcher | None = None,
     ) -> Tensor:
-        """What a layer makes of the hidden states of whole windows, float32 [w length, hidden].
+        """Compute the outputs of a layer for hidden states of whole windows, float32
+        [w length, hidden], without going on to the next layer.
 
-        ``visitor`` sees its linears. Where weights that it goes on with require gradients, so do
-        the outputs; ``watcher`` can ask for those of each linear. Nothing is changed by it:
-        ``run_layer`` is what goes on to the next layer.
+        ``visitor`` is called for each linear, and ``watcher`` with its output. If the visitor's
+        weights require gradients, outputs do.
         """
         layer: Any = self.layer(index)
         linear = _visited_linear(layer, f"model.layers.{index}", visitor, watcher)
@@ -174,13 +177,14 @@ class LayerwiseModel:
 
     @torch.no_grad()
     def logits(self, window: int) -> Tensor:
-        """Logits of one window after the last layer: float32 [length, vocab_size]."""
+        """Compute the logits of one window after the last layer: float32 [length, vocab_size]."""
         return self.answers(self.hidden[window * self._length : (window + 1) * self._length])
 
-    def answers(self, hidden: Tensor, visitor: Visitor = keep) -> Tensor:
-        """Logits of any hidden states after the last layer [n, hidden]: float32 [n, vocab_size].
+    def answers(self, hidden: Tensor, visitor: LinearVisitor = keep) -> Tensor:
+        """Compute the logits of hidden states after the last layer [n, hidden]: float32
+        [n, vocab_size].
 
-        ``visitor`` sees the head, as ``HEAD`` even where that is the embedding.
+        ``visitor`` is called for the head, by the name ``HEAD`` even if that is the embedding.
         """
 
         def lm_head(x: Tensor, weight: WeightTensor) -> Tensor:
@@ -193,7 +197,7 @@ class LayerwiseModel:
         return logits
 
     def embedding(self) -> tuple[Tensor, float]:
-        """The embedding, float32 [vocab_size, hidden], and what its rows are multiplied with."""
+        """Return the embedding, float32 [vocab_size, hidden], and the scale of its rows."""
         embedding = self._model.model.embed_tokens
         return dense(embedding.weight.value), embedding.scale or 1.0
 
@@ -201,9 +205,9 @@ class LayerwiseModel:
 def observe(
     model: CausalLM, token_ids: Tensor, *, hessian: bool = False
 ) -> dict[str, InputStatistics]:
-    """Statistics of every linear's input on windows, int64 [W, length], by the parameter's name.
+    """Compute the input statistics of every linear on windows, int64 [W, length], by parameter.
 
-    Hessians of all layers together take as much memory as a model of float32 weights, or more.
+    Hessians of all layers together take as much memory as a float32 model, or more.
     """
     observer, running = LinearObserver(hessian=hessian), LayerwiseModel(model, token_ids)
     for index in range(running.num_layers):
@@ -212,13 +216,13 @@ def observe(
 
 
 def linear_names(model: CausalLM) -> list[list[str]]:
-    """The parameters that are weights of linears, for each layer in the order of definition."""
+    """The names of linears' weights for each layer, in the order of definition."""
     layers = cast(Any, model).model.layers
     return [list(_linears(layer, f"model.layers.{i}")) for i, layer in enumerate(layers)]
 
 
 def dense(weight: WeightTensor) -> Tensor:
-    """A matrix in any format as float32 [N, K]."""
+    """Dequantize a matrix of any format to float32 [N, K]."""
     return weight.float() if isinstance(weight, Tensor) else weight.dequantize()
 
 
@@ -234,7 +238,7 @@ class _LayerInput(NamedTuple):
 
 
 class _Recorder(Module):
-    """Stands for a layer: notes what it is called with, and returns its hidden states unchanged."""
+    """A stand-in for a layer, which records its inputs and returns hidden states unchanged."""
 
     def __init__(self) -> None:
         self.seen: _LayerInput
@@ -246,10 +250,10 @@ class _Recorder(Module):
 
 @torch.no_grad()
 def _record_layers(body: Any, token_ids: Tensor, context: _WindowsContext) -> list[_LayerInput]:
-    """What each layer is called with; of hidden states, all are those that go into the first.
+    """Record the inputs of each layer; the hidden states are those of the first for all.
 
-    How a model embeds tokens, and which of its ropes a layer is given, is known to its forward
-    alone. So that is run, with recorders in place of layers.
+    Only the model's forward knows how tokens are embedded and which rope a layer gets, so it is run
+    with recorders in place of its layers.
     """
     recorders = [_Recorder() for _ in body.layers]
     recorded = body.with_parameters(lambda parameter: parameter)
@@ -259,9 +263,9 @@ def _record_layers(body: Any, token_ids: Tensor, context: _WindowsContext) -> li
 
 
 def _visited_linear(
-    layer: Module, prefix: str, visitor: Visitor, watcher: Watcher | None
+    layer: Module, prefix: str, visitor: LinearVisitor, watcher: OutputWatcher | None
 ) -> Callable[[Tensor, WeightTensor, Tensor | None], Tensor]:
-    """The op ``linear`` of a layer, which knows linears by the weights that they hand over."""
+    """The op ``linear`` of a layer, which names linears by the identity of their weights."""
     names = {
         id(module.weight.value): f"{name}.weight"
         for name, module in layer.named_modules(prefix)
@@ -291,8 +295,8 @@ class _WindowsContext:
 
     def states(self, layer: int) -> NoReturn:
         raise UnsupportedModelError(
-            "methods that look at activations do not run recurrent layers: choose one without "
-            "calibration"
+            "methods that use calibration text do not run recurrent layers: choose a method "
+            "without calibration"
         )
 
     def rope_table(self, table: Callable[[int], np.ndarray], rotary_dim: int) -> Tensor:
@@ -300,8 +304,8 @@ class _WindowsContext:
 
 
 def windows_context(num_windows: int, length: int) -> _WindowsContext:
-    """What a model needs to run whole windows: ``num_windows`` of ``length`` tokens, one after the
-    other. Its ops can be differentiated."""
+    """The ``ForwardContext`` of ``num_windows`` windows of ``length`` tokens, concatenated. Its ops
+    are differentiable."""
     ops = replace(
         create_ops("cpu"),
         name="windows",
@@ -319,8 +323,7 @@ def _lm_head(hidden: Tensor, weight: WeightTensor) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class _WindowsAttention:
-    """The ``StepAttention`` of windows of ``length`` tokens, one after the other: whole ones, of
-    which nothing has to be kept."""
+    """The ``StepAttention`` of concatenated windows of ``length`` tokens, without a KV cache."""
 
     length: int
 
@@ -364,18 +367,20 @@ class _WindowsAttention:
         *,
         scale: float,
     ) -> Tensor:
-        """With the keys and values of all heads: latents gain nothing where nothing is kept."""
+        """Compute latent attention with the keys and values of all heads: without a KV cache
+        latents save nothing."""
         rank, rope_dim = norm.weight.shape[0], rotation.cos_sin.shape[1]
         nope_dim = q.shape[2] - rope_dim
         made = F.linear(rmsnorm(ckv[:, :rank], *norm), dense(kv_b)).unflatten(1, (q.shape[1], -1))
-        turned, key = rope(q[..., nope_dim:], ckv[:, None, rank:], *rotation)
-        queries = torch.cat([q[..., :nope_dim], turned], dim=-1)
+        rotated, key = rope(q[..., nope_dim:], ckv[:, None, rank:], *rotation)
+        queries = torch.cat([q[..., :nope_dim], rotated], dim=-1)
         keys = torch.cat([made[..., :nope_dim], key.expand(-1, q.shape[1], -1)], dim=-1)
         return self.attend(layer, queries, keys, made[..., nope_dim:], scale=scale)
 
 
 def _hidden_positions(length: int, window: int | None) -> Tensor:
-    """Which keys a query does not see: bool [queries, keys]."""
+    """The causal mask of a window: True for keys that a query does not attend to, bool
+    [queries, keys]."""
     distance = torch.arange(length)[:, None] - torch.arange(length)
     hidden = distance < 0
     return hidden if window is None else hidden | (distance >= window)

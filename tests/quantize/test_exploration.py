@@ -10,9 +10,10 @@ import pytest
 import torch
 
 import octavo.quantization
+import octavo.quantize
 from octavo.base.errors import ConfigError
 from octavo.quantization.ggml_types import GGMLType, row_bytes
-from octavo.quantize.explore import bits_against_error, explore, rows_of
+from octavo.quantize.exploration import bits_against_error, explore, rows_of
 from octavo.quantize.grid import quantize_to_nearest
 from octavo.quantize.named_schemes import SCHEMES, named_scheme
 from octavo.quantize.scheme import Scheme
@@ -157,10 +158,16 @@ def test_rows_of_a_model(tiny_model):
         rows_of(tiny_model, "model.norm.weight")
 
 
-def test_the_names_of_the_package():
-    for name in octavo.quantization.__all__:
-        assert callable(getattr(octavo.quantization, name)), name
-    assert octavo.quantization.explore is explore
-    assert set(dir(octavo.quantization)) >= set(octavo.quantization.__all__)
+@pytest.mark.parametrize("package", [octavo.quantization, octavo.quantize])
+def test_the_names_of_the_package(package):
+    for name in package.__all__:
+        assert callable(getattr(package, name)), name
+    assert set(dir(package)) >= set(package.__all__)
     with pytest.raises(AttributeError, match="no attribute 'gptq_'"):
-        octavo.quantization.gptq_  # noqa: B018
+        package.gptq_  # noqa: B018
+
+
+def test_old_names_of_the_package_warn():
+    assert octavo.quantize.explore is explore
+    with pytest.warns(DeprecationWarning, match=r"octavo\.quantize\.explore"):
+        assert octavo.quantization.explore is explore

@@ -1,4 +1,4 @@
-"""What a matrix of a mix may become: how many bits that takes, and which values it then has."""
+"""The candidates for a matrix in mixed precision, with their sizes and values."""
 
 from __future__ import annotations
 
@@ -16,28 +16,30 @@ from octavo.quantize.scheme import Scheme
 from octavo.quantize.writers.base import MixedWriter
 
 
-class Candidate(Protocol):
+class MixCandidate(Protocol):
+    """A type or scheme that a matrix of a mix may get."""
+
     @property
     def name(self) -> str:
-        """For people, and for what is written down of a choice."""
+        """The name in reports and records of a choice."""
         ...
 
     def fits(self, shape: tuple[int, int]) -> bool:
-        """Whether a matrix of this shape can become it."""
+        """True if a matrix of this shape can have it."""
         ...
 
     def num_bits(self, shape: tuple[int, int]) -> int:
-        """All that a file has of such a matrix, scales and zeros included."""
+        """Bits of such a matrix in a file, scales and zeros included."""
         ...
 
     def values(self, weight: Tensor, importance: Tensor | None) -> Tensor:
-        """A matrix as it comes back: float32 [N, K] both; ``importance``: E[x^2], [K]."""
+        """Quantize and dequantize a matrix, float32 [N, K]. ``importance``: E[x^2], [K]."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
-class TypeCandidate:
-    """A type of GGUF files."""
+class GGUFTypeCandidate:
+    """A tensor type of GGUF files."""
 
     type: GGMLType
 
@@ -57,11 +59,11 @@ class TypeCandidate:
 
 @dataclass(frozen=True, slots=True)
 class SchemeCandidate:
-    """Integers in a format of Hugging Face folders, or none of them: 16-bit floats.
+    """Integers in a format of Hugging Face folders, or 16-bit floats if ``scheme`` is None.
 
-    Values are those of rounding to nearest, whatever finds the codes in the end: other methods take
-    many times as long. How much smaller GPTQ makes errors is measured once for a matrix, and not in
-    each candidate: see ``measure_sensitivity``.
+    Values are those of rounding to nearest, whatever method finds the codes in the end: others take
+    many times as long. By how much GPTQ lowers the error is measured once for a matrix, and not for
+    each candidate; see ``measure_sensitivity``.
     """
 
     scheme: Scheme | None
@@ -72,7 +74,7 @@ class SchemeCandidate:
         return f"{16 if self.scheme is None else self.scheme.bits} bits"
 
     def fits(self, shape: tuple[int, int]) -> bool:
-        return True  # the writer was asked about all of them
+        return True  # the writer has checked all matrices
 
     def num_bits(self, shape: tuple[int, int]) -> int:
         if self.scheme is None:
@@ -86,8 +88,8 @@ class SchemeCandidate:
         return matrix.dequantize()
 
 
-# From the smallest on. The second list is for rows that are no multiple of 256. Q4_0 is not there,
-# since IQ4_NL takes the same bytes, and of the matrices of SmolLM2 it had less error in every one.
+# In ascending order of size. The second list is for rows that are no multiple of 256. Q4_0 is left
+# out: IQ4_NL takes the same bytes, and has less error in every matrix of SmolLM2.
 _K_TYPES = (
     *(GGMLType.Q2_K, GGMLType.Q3_K, GGMLType.IQ4_XS, GGMLType.Q4_K, GGMLType.Q5_K),
     *(GGMLType.Q6_K, GGMLType.Q8_0, GGMLType.F16),
@@ -97,8 +99,8 @@ _TYPES_OF_32 = (
 )
 
 
-def gguf_candidates(num_columns: int) -> list[TypeCandidate]:
-    """The types for rows of so many values; F16 where no block fits."""
-    first = TypeCandidate(_K_TYPES[0])
+def gguf_candidates(num_columns: int) -> list[GGUFTypeCandidate]:
+    """The types for rows of ``num_columns`` values; F16 alone if no block fits."""
+    first = GGUFTypeCandidate(_K_TYPES[0])
     types = _K_TYPES if first.fits((1, num_columns)) else _TYPES_OF_32
-    return [each for each in map(TypeCandidate, types) if each.fits((1, num_columns))]
+    return [each for each in map(GGUFTypeCandidate, types) if each.fits((1, num_columns))]

@@ -1,18 +1,18 @@
-"""Scales of input channels, folded into the op before: the same model, and rounding errs less.
+"""Scales of input channels, folded into the op before, for less rounding error of one function.
 
-A linear y = W x is y = (W diag(s)) (x / s) for any positive s. Where x comes out of a product
-channel by channel, dividing it costs nothing, since s can be *folded* into what multiplies::
+A linear y = W x is y = (W diag(s)) (x / s) for any positive s. If the op before multiplies x
+channel by channel, the division costs nothing, since it can be *folded* into that op::
 
     norm ──> q, k, v         the norm's weight / s
     v ──> o                  rows of v, and its bias, / s; the query heads of a value head share s
     norm ──> gate, up        the norm's weight / s
     up ──> down              rows of up, and its bias, / s
 
-Dividing rows of v or up changes nothing of how they are rounded, whose scales are divided too. So
-the four searches of a layer do not depend on each other, and one look at the layer serves all.
+Dividing rows of v or up does not change how they are rounded, since their quantization scales are
+divided too. So the four searches of a layer are independent, and one run of the layer serves all.
 
-Which scales are tried, and what an error is, is for a *criterion* to say: ``awq.py`` has one for
-rounded weights, ``smoothquant.py`` one for rounded weights and activations.
+A *criterion* proposes scales and measures their error: ``awq.py`` has one for rounded weights,
+``smoothquant.py`` one for rounded weights and activations.
 """
 
 from __future__ import annotations
@@ -28,36 +28,35 @@ from octavo.base.errors import ConfigError
 from octavo.layers.module import Module, named_parameters
 from octavo.models.gemma3 import Gemma3DecoderLayer
 from octavo.models.llama import LlamaDecoderLayer
-from octavo.quantize.observers import LayerwiseModel, Visitor
+from octavo.quantize.layerwise_model import LayerwiseModel, LinearVisitor
 from octavo.quantize.scheme import Scheme
 
-# Of the rows of a matrix, one in so many says which scales are the best. What is best there is held
-# against no scales on all rows.
+# The best scales are found on every eighth row of a matrix, then compared with no scales on all
+# rows.
 _ROWS_APART = 8
 
-# Means of channels that are smaller than this part of the largest count as this: channels that are
-# never used would have scales of 0.
+# The least mean of a channel, as a part of the largest: unused channels would have scales of 0.
 _LEAST_PART = 1e-4
 
 
-class Linears(NamedTuple):
-    """Linears that share an input: ``x`` float32 [T, K]; of each, its weight float32 [N, K] and the
-    scheme that this will be rounded in."""
+class SharedInputLinears(NamedTuple):
+    """Linears that share the input ``x``, float32 [T, K]: their weights, float32 [N, K], and the
+    schemes that these are rounded in."""
 
     x: Tensor
     weights: list[Tensor]
     schemes: list[Scheme]
 
 
-class Criterion(Protocol):
-    """What scales of some linears' inputs are judged by."""
+class ScalingCriterion(Protocol):
+    """Proposes scales for the input of some linears, and measures their error."""
 
     def candidates(self) -> Iterator[Tensor]:
-        """Scales to be tried, float32 [K], positive. Scales of 1 are tried anyway."""
+        """Yield scales to try, positive, float32 [K]. Scales of 1 are tried in any case."""
         ...
 
     def loss(self, scales: Tensor, rows_apart: int = 1) -> float:
-        """The error of the outputs with scales, of every ``rows_apart``-th output."""
+        """The error of every ``rows_apart``-th output with these scales."""
         ...
 
 
@@ -67,27 +66,27 @@ def _unchanged(name: str, values: Tensor) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Scaling:
-    """How the layers of a model are scaled.
+    """A method of scaling the layers of a model.
 
     Args:
         criterion: makes the criterion of some linears.
-        norms_only: only norms take scales, not v and up.
-        as_stored: a norm's weight, by the name of its parameter, as it is once it has been written
-            to a file and read again. Scales are the quotients of a norm's weight before and after,
-            so that none of this rounding is left in what the model computes.
+        norms_only: whether scales are folded into norms only, and not into v and up.
+        as_stored: rounds a norm's weight, by the name of its parameter, to what a file will hold.
+            Scales are the quotients of the weight before and after, so that this rounding does not
+            change the model.
     """
 
-    criterion: Callable[[Linears], Criterion]
+    criterion: Callable[[SharedInputLinears], ScalingCriterion]
     norms_only: bool = False
     as_stored: Callable[[str, Tensor], Tensor] = _unchanged
 
 
 @dataclass(frozen=True, slots=True)
 class LayerScales:
-    """What becomes of a layer's parameters, by their names.
+    """The scales of a layer's parameters, by their names.
 
-    ``vectors``: new values of norms and biases, float32 [n]. ``columns``, ``rows``: the columns of
-    a matrix are multiplied, its rows divided, by these; float32 [K] and [N].
+    ``vectors``: new values of norms and biases, float32 [n]. ``columns``: multiply the columns of a
+    matrix, float32 [K]. ``rows``: divide its rows, float32 [N].
     """
 
     vectors: dict[str, Tensor] = field(default_factory=dict)
@@ -95,27 +94,27 @@ class LayerScales:
     rows: dict[str, Tensor] = field(default_factory=dict)
 
     def apply(self, name: str, weight: Tensor) -> Tensor:
-        """A matrix [N, K] of the layer with its scales, which is not changed itself."""
+        """Return a matrix [N, K] of the layer with its scales applied."""
         if name in self.columns:
             weight = weight * self.columns[name]
         if name in self.rows:
             weight = weight / self.rows[name][:, None]
         return weight
 
-    def before(self, visitor: Visitor) -> Visitor:
-        """A visitor of the layer that is handed matrices with their scales."""
+    def before(self, visitor: LinearVisitor) -> LinearVisitor:
+        """Return a visitor that passes matrices on to ``visitor`` with their scales applied."""
         return lambda name, x, weight: visitor(name, x, self.apply(name, weight))
 
 
 def find_scales(
     model: LayerwiseModel, index: int, schemes: Mapping[str, Scheme], scaling: Scaling
 ) -> LayerScales:
-    """The scales of the layer that is next, which stays as it is.
+    """Find the scales of the layer that is next, which remains the next one.
 
-    A fold of which a matrix has no scheme is left out: that matrix is not for us to change.
+    A fold is left out if one of its matrices has no scheme, and so must not change.
     """
-    search = _Search(model.layer(index), f"model.layers.{index}", schemes, scaling)
-    model.look_at_layer(index, search)
+    search = _ScaleSearch(model.layer(index), f"model.layers.{index}", schemes, scaling)
+    model.probe_layer(index, search)
     return search.found
 
 
@@ -125,21 +124,21 @@ def magnitude(values: Tensor) -> Tensor:
 
 
 def positive(values: Tensor) -> Tensor:
-    """Values [K] that are not negative with the least of them raised; ones if all are zero."""
+    """Clamp values [K] to a small part of the largest; ones if all are zero."""
     largest = values.max()
     return values.clamp(min=largest * _LEAST_PART) if largest > 0 else torch.ones_like(values)
 
 
 def centred(scales: Tensor) -> Tensor:
-    """Scales with a common factor that makes the largest and the smallest inverse to each other."""
+    """Divide scales by a common factor, so that the largest is the inverse of the smallest."""
     return scales / (scales.max() * scales.min()).sqrt()
 
 
 class _Fold(NamedTuple):
-    """``linears``, by their parameters, whose input ``source`` can divide: a norm, or a linear.
+    """A fold of scales: the input of ``linears`` is divided in ``source``, a norm or a linear.
 
-    Blocks of ``width`` outputs of the source come ``times`` times each, one behind the other, in
-    the input: heads of values, as they are attended to by several heads of queries.
+    Each block of ``width`` outputs of the source occurs ``times`` times in a row in the input, as
+    value heads do that several query heads share.
     """
 
     source: str
@@ -149,17 +148,17 @@ class _Fold(NamedTuple):
     times: int = 1
 
     def of_source(self, scales: Tensor) -> Tensor:
-        """Scales of inputs as one for each output of the source: geometric means."""
+        """Reduce scales of inputs to one for each output of the source, by geometric means."""
         return scales.log().view(-1, self.times, self.width).mean(dim=1).exp().reshape(-1)
 
     def of_inputs(self, scales: Tensor) -> Tensor:
-        """Scales of the source's outputs as one for each input."""
+        """Expand scales of the source's outputs to one for each input."""
         repeated = scales.view(-1, 1, self.width).expand(-1, self.times, -1)
         return repeated.reshape(-1)
 
 
 def _folds(layer: Any, prefix: str) -> list[_Fold]:
-    """Those of a layer like Llama's or Gemma's. ConfigError of another."""
+    """The folds of a Llama or Gemma layer. ConfigError for any other layer."""
     kinds: tuple[type, ...] = (LlamaDecoderLayer, Gemma3DecoderLayer)
     if type(layer) not in kinds:
         raise ConfigError(
@@ -194,8 +193,8 @@ def _folds(layer: Any, prefix: str) -> list[_Fold]:
     ]
 
 
-class _Search:
-    """A visitor that finds the scales of a layer, and changes nothing."""
+class _ScaleSearch:
+    """A visitor that searches the scales of a layer, and leaves weights unchanged."""
 
     def __init__(self, layer: Module, prefix: str, schemes: Mapping[str, Scheme], scaling: Scaling):
         self.found = LayerScales()
@@ -230,7 +229,9 @@ class _Search:
         return weight
 
     def _choose(self, fold: _Fold, x: Tensor) -> None:
-        linears = Linears(x, self._weights, [self._schemes[name] for name in fold.linears])
+        linears = SharedInputLinears(
+            x, self._weights, [self._schemes[name] for name in fold.linears]
+        )
         criterion = self._scaling.criterion(linears)
         candidates = [self._possible(fold, scales) for scales in criterion.candidates()]
         best = min(candidates, key=lambda s: criterion.loss(fold.of_inputs(s), _ROWS_APART))
@@ -238,7 +239,8 @@ class _Search:
             self._take(fold, best)
 
     def _possible(self, fold: _Fold, scales: Tensor) -> Tensor:
-        """Scales of the source's outputs that it can have, nearest to some of inputs [K]."""
+        """The representable scales of the source's outputs that are nearest to scales of inputs
+        [K]."""
         scales = fold.of_source(scales)
         if not fold.is_norm:
             return scales

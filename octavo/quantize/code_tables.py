@@ -1,4 +1,4 @@
-"""Codes that stand for the entries of a table: FP8 (e4m3, e5m2) and NF4."""
+"""FP8 (e4m3, e5m2) and NF4, whose codes are entries of a table."""
 
 from __future__ import annotations
 
@@ -17,8 +17,10 @@ _NF4_BETWEEN = (_NF4[1:] + _NF4[:-1]) / 2
 
 
 def nearest_levels(values: Tensor, table: str) -> Tensor:
-    """The codes of the nearest entries, float32 of the shape of ``values``, which are in units of
-    the scale. Of FP8 halves go to the even code; what is beyond the largest entry, to that."""
+    """Codes of the entries nearest to ``values`` (in units of the scale), float32 of their shape.
+
+    FP8 rounds ties to the even code, and clamps values beyond the largest entry.
+    """
     if table in _FLOATS:
         clamped = values.clamp(-LARGEST[table], LARGEST[table])
         return clamped.to(_FLOATS[table]).view(torch.uint8).float()
@@ -26,14 +28,14 @@ def nearest_levels(values: Tensor, table: str) -> Tensor:
 
 
 def levels_of(codes: Tensor, table: str) -> Tensor:
-    """What codes (float32) stand for, in units of the scale."""
+    """The table entries of codes (float32), in units of the scale."""
     if table in _FLOATS:
         return codes.to(torch.uint8).view(_FLOATS[table]).float()
     return _NF4[codes.long()]
 
 
 def to_fp8_blocks(weight: Tensor) -> CodedWeight:
-    """A matrix, float32 [N, K], in FP8 with a scale for each block of 128 rows and 128 columns."""
+    """Quantize a matrix, float32 [N, K], to FP8 with a scale for each block of 128 x 128."""
     rows, columns = weight.shape
     padded = torch.nn.functional.pad(weight, (0, -columns % FP8_BLOCK, 0, -rows % FP8_BLOCK))
     blocks = padded.view(-(-rows // FP8_BLOCK), FP8_BLOCK, -1, FP8_BLOCK)

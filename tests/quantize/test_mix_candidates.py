@@ -7,12 +7,12 @@ import torch
 
 from octavo.quantization.ggml_types import GGMLType
 from octavo.quantization.gguf_quantize import quantize
-from octavo.quantize.candidates import (
+from octavo.quantize.grid import quantize_to_nearest
+from octavo.quantize.mix_candidates import (
+    GGUFTypeCandidate,
     SchemeCandidate,
-    TypeCandidate,
     gguf_candidates,
 )
-from octavo.quantize.grid import quantize_to_nearest
 from octavo.quantize.scheme import Scheme
 from octavo.quantize.writers.compressed_tensors import CompressedTensorsWriter
 
@@ -35,7 +35,7 @@ def test_a_type_has_the_size_and_the_values_of_its_bytes(candidate):
     values = candidate.values(WEIGHT, IMPORTANCE)
     assert torch.equal(values, candidate.values(WEIGHT, IMPORTANCE))
     assert 0 < float((values - WEIGHT).square().mean()) < 0.3
-    again = TypeCandidate(GGMLType.F16).values(values.half().float(), None)
+    again = GGUFTypeCandidate(GGMLType.F16).values(values.half().float(), None)
     torch.testing.assert_close(again, values, atol=1e-3, rtol=1e-3)
 
 
