@@ -9,15 +9,14 @@ from __future__ import annotations
 from dataclasses import astuple, fields
 from typing import Any
 
-from octavo.cost.hf_config import SPELLINGS
-from octavo.cost.hf_families import FAMILIES, SAME, ConfigFamily, NormIfAsked
+from octavo.cost.hf_config import SPELLINGS, ConfigFamily
+from octavo.cost.hf_families import FAMILIES, SAME, USUAL, NormIfAsked
 from octavo.cost.hf_layers import WindowsByType
 
 # Names of the functions that make parts of layers: the page has functions of the same names.
 _MIXERS = ("attention", "latent_attention")
 _MLPS = ("dense", "experts_everywhere", "qwen_experts", "deepseek_experts")
 _WINDOWS = ("no_windows", "same_window", "windows_if_used")
-_USUAL = ConfigFamily()
 
 
 def families_json() -> dict[str, Any]:
@@ -25,7 +24,7 @@ def families_json() -> dict[str, Any]:
     a family has as others do is left out."""
     told = {kind: _facts(family) for kind, family in FAMILIES.items() if _is_told(family)}
     return {
-        "usual": _all_facts(_USUAL),
+        "usual": _all_facts(USUAL),
         "families": told,
         "same": {other: kind for other, kind in SAME.items() if kind in told},
         "spellings": SPELLINGS,
@@ -33,7 +32,7 @@ def families_json() -> dict[str, Any]:
 
 
 def _is_told(family: ConfigFamily) -> bool:
-    is_plain = family.beside is _USUAL.beside and family.inputs is _USUAL.inputs
+    is_plain = family.beside is USUAL.beside and family.inputs is USUAL.inputs
     windows = family.windows
     return (
         is_plain
@@ -44,7 +43,7 @@ def _is_told(family: ConfigFamily) -> bool:
 
 
 def _facts(family: ConfigFamily) -> dict[str, Any]:
-    usual = _all_facts(_USUAL)
+    usual = _all_facts(USUAL)
     return {name: fact for name, fact in _all_facts(family).items() if fact != usual[name]}
 
 

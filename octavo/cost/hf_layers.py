@@ -8,12 +8,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from octavo.cost.hf_config import TextConfig
+from octavo.cost.hf_config import TextConfig, Windows
 from octavo.cost.mixers import Attention, Indexer, LatentAttention, Mixer
 from octavo.cost.mlps import DenseMlp, ExpertMlp, Mlp
-
-Windows = tuple[int | None, ...]
-
 
 # -- attention ------------------------------------------------------------------------------------
 

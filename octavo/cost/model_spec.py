@@ -1,7 +1,8 @@
 """The shape of a model: what its layers are made of, without a weight.
 
-Wider than ``octavo.models.config``, which describes what octavo runs: whatever people run can be
-planned. Every naming of a config is resolved in ``spec_hf.py`` and ``spec_gguf.py``.
+It is wider than ``octavo.models.config``, which describes what octavo runs: models of other
+families can be planned too. ``spec_hf.py`` reads it from a ``config.json``, ``spec_gguf.py`` from a
+GGUF file.
 """
 
 from __future__ import annotations
@@ -77,29 +78,6 @@ class ModelSpec:
     @property
     def num_layers(self) -> int:
         return len(self.layers)
-
-    @staticmethod
-    def of_hf(config: Mapping[str, Any], *, path: str | Path = "config.json") -> ModelSpec:
-        """From the contents of ``config.json``.
-
-        UnsupportedModelError for a kind of model that is not known; ModelFileError for a value
-        that cannot be. ``path`` is named in errors.
-        """
-        from octavo.cost.spec_hf import parse
-
-        return parse(config, Path(path))
-
-    @staticmethod
-    def of_gguf(
-        metadata: Mapping[str, Any],
-        tensors: Mapping[str, Any],
-        *,
-        path: str | Path = "model.gguf",
-    ) -> ModelSpec:
-        """From a GGUF file's metadata and table of tensors (each with a ``shape``); see of_hf."""
-        from octavo.cost.spec_gguf import parse
-
-        return parse(metadata, tensors, Path(path))
 
     def layer_weights(self, first: int, last: int) -> Iterator[WeightShape]:
         """The weights of the layers from ``first`` to before ``last``."""

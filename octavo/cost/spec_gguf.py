@@ -42,8 +42,17 @@ _INPUTS = ("per_layer_model_proj", "altup_proj", "altup_unembd_proj")
 Shapes = Mapping[str, tuple[int, ...]]
 
 
-def parse(metadata: Mapping[str, Any], tensors: Mapping[str, Any], path: Path) -> ModelSpec:
-    """See ``ModelSpec.of_gguf``."""
+def spec_from_gguf(
+    metadata: Mapping[str, Any],
+    tensors: Mapping[str, Any],
+    *,
+    path: str | Path = "model.gguf",
+) -> ModelSpec:
+    """Read the metadata of a GGUF file and its table of tensors, each of which has a ``shape``.
+
+    ``path`` is for error messages; for the errors see `spec_hf.spec_from_hf`.
+    """
+    path = Path(path)
     general = Fields(path, metadata, "general.")
     kind = general.text("architecture")
     fields = Fields(path, metadata, f"{kind}.")

@@ -18,8 +18,14 @@ from octavo.cost.quantization_config import section_of
 from octavo.cost.unread_keys import check
 
 
-def parse(config: Mapping[str, Any], path: Path) -> ModelSpec:
-    """See ``ModelSpec.of_hf``."""
+def spec_from_hf(config: Mapping[str, Any], *, path: str | Path = "config.json") -> ModelSpec:
+    """Read the contents of ``config.json``; ``path`` is for error messages.
+
+    Raises:
+        UnsupportedModelError: a model of this kind cannot be planned.
+        ModelFileError: a value is missing or makes no sense.
+    """
+    path = Path(path)
     fields = _open(config, path)
     family = fields.family
     layers: dict[LayerSpec, LayerSpec] = {}  # layers alike are one object

@@ -42,8 +42,23 @@ _SAMPLING_FIELDS = {
 }
 
 
-def parse(config: Mapping[str, Any], generation: Mapping[str, Any], path: Path) -> ModelConfig:
-    """See ``ModelConfig.from_hf``."""
+def config_from_hf(
+    config: Mapping[str, Any],
+    generation: Mapping[str, Any] | None = None,
+    *,
+    path: str | Path = "config.json",
+) -> ModelConfig:
+    """Read the contents of ``config.json``.
+
+    Args:
+        generation: the contents of ``generation_config.json``, if there is one.
+        path: of ``config.json``, for error messages.
+
+    Raises:
+        UnsupportedModelError: octavo cannot run the architecture, or something the config asks for.
+        ModelFileError: a value is missing or makes no sense.
+    """
+    path = Path(path)
     outer = Fields(path, config)
     check_generates(config, path)
     with naming_features(*kinds_of(config)):
@@ -54,7 +69,7 @@ def parse(config: Mapping[str, Any], generation: Mapping[str, Any], path: Path) 
     outer_config, config = config, {**config, **{k: v for k, v in inner.items() if v is not None}}
     values = {**family.hf_defaults, **_without_nulls(config)}
     fields = Fields(path, values, names=family.hf_fields)
-    generation_fields = Fields(path.with_name("generation_config.json"), generation)
+    generation_fields = Fields(path.with_name("generation_config.json"), generation or {})
     shared = _shared(family, fields, generation_fields)
     read = replace(shared, **family.from_hf(fields, shared)).check(path)
     check_hf_read(outer_config, fields.asked, family, path)

@@ -15,6 +15,7 @@ import numpy as np
 from octavo.base.errors import UnsupportedModelError
 from octavo.layers.rope_config import RopeConfig
 from octavo.models.config import ModelConfig
+from octavo.models.config_hf import config_from_hf
 from octavo.models.registry import family_of
 
 _ACTIVATIONS = {"silu": "silu", "gelu": "gelu", "gelu_tanh": "gelu_pytorch_tanh"}
@@ -82,7 +83,7 @@ def generation_config(config: ModelConfig) -> dict[str, Any]:
 
 def _check(config: ModelConfig, values: Mapping[str, Any]) -> None:
     """UnsupportedModelError unless what is read of ``values`` is the same model."""
-    read = ModelConfig.from_hf(values, path=Path(config.name) / "config.json")
+    read = config_from_hf(values, path=Path(config.name) / "config.json")
     differing = config.differences(read, but=("name", "sampling_defaults"))
     if differing:
         raise UnsupportedModelError(

@@ -31,8 +31,8 @@ from octavo.models.experts import (
 )
 from octavo.models.family import Family, TensorNames
 from octavo.models.gguf_latents import halves_to_write
+from octavo.models.ignored_keys import always, only
 from octavo.models.llama import GGUF_LAYER, GGUF_TOP, HF_DEFAULTS
-from octavo.models.unread_keys import always, only
 
 
 class DeepseekDecoderLayer(Module):

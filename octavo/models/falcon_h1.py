@@ -26,6 +26,7 @@ from octavo.models.config_to_hf import shortest
 from octavo.models.decoder import DecoderForCausalLM, add_scaled, make_attention, make_mlp
 from octavo.models.family import Family, HFNames, TensorNames
 from octavo.models.granite import unless_one
+from octavo.models.ignored_keys import always, only, without
 from octavo.models.llama import GGUF_LAYER, GGUF_TOP, HF_DEFAULTS
 from octavo.models.mamba2 import (
     GGUF_MAMBA2,
@@ -38,7 +39,6 @@ from octavo.models.mamba2 import (
     mamba2_values,
     mamba_of,
 )
-from octavo.models.unread_keys import always, only, without
 
 
 class FalconH1DecoderLayer(Module):

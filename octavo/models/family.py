@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from octavo.base.fields import Fields
     from octavo.models.config import Activation, ModelConfig
-    from octavo.models.unread_keys import Meaningless
+    from octavo.models.ignored_keys import Meaningless
 
 # From the fields of a file, and the config that the shared readers made of them, to those fields of
 # the config that mean something else in this family.
@@ -174,6 +174,7 @@ class HFNames(TensorNames):
 
 
 EACH = ".N."  # in a name: of every expert
+EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 
 _LAYERS = "model.layers"
 _NOT_OF_THE_MODEL = r".*rotary_emb\.inv_freq|(model\.)?(vision_tower|multi_modal_projector)\..*"

@@ -9,44 +9,16 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from reprlib import repr as shown
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from octavo.base.errors import UnsupportedModelError
-
-if TYPE_CHECKING:
-    from octavo.models.family import Family
+from octavo.models.family import Family
+from octavo.models.ignored_keys import Meaningless, always, only
 
 _log = logging.getLogger("octavo")
-
-# Whether a value of a key that nobody reads means nothing, given all the others of its file.
-Meaningless = Callable[[Any, Mapping[str, Any]], bool]
-
-
-def always(value: Any, values: Mapping[str, Any]) -> bool:
-    return True
-
-
-def only(*meaningless: Any) -> Meaningless:
-    """These values mean nothing, others would."""
-    return lambda value, values: value in meaningless
-
-
-def same_as(name: str) -> Meaningless:
-    """The key says once more what the key ``name`` says."""
-    return lambda value, values: value == values.get(name)
-
-
-def beside(name: str) -> Meaningless:
-    """Only where the key ``name`` is absent does this one mean anything."""
-    return lambda value, values: values.get(name) is not None
-
-
-def without(name: str) -> Meaningless:
-    """Only where the key ``name`` is true does this one mean anything."""
-    return lambda value, values: not values.get(name)
 
 
 def check_hf_read(

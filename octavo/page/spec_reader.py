@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from octavo.base.errors import ConfigError, ModelError
-from octavo.cost.model_spec import ModelSpec
+from octavo.cost.spec_hf import spec_from_hf
 from octavo.planner.building_blocks import model_json
 
 
@@ -20,7 +20,7 @@ def read_spec(config: Mapping[str, Any], name: str) -> dict[str, Any]:
     """The shape, or ``{error, status}`` for a config that makes no sense, or of a kind that is not
     known."""
     try:
-        found = model_json(ModelSpec.of_hf(config, path=name))
+        found = model_json(spec_from_hf(config, path=name))
     except (ConfigError, ModelError) as error:
         return {"error": str(error), "status": 400}
     return {**found, "name": name}

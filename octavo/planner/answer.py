@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from octavo.base.errors import ConfigError
 from octavo.cost.engine_profile import Limits, profile
+from octavo.cost.find_device import find_device
 from octavo.cost.hardware import Device
-from octavo.cost.hardware_table import find_device
 from octavo.cost.model_spec import ModelSpec
 from octavo.cost.open_spec import open_spec
 from octavo.cost.parallel import Parallel
@@ -42,7 +42,7 @@ class Question:
     """What is asked of the planner. None is chosen, or what is usual.
 
     Args:
-        hardware: a device and how many, as `octavo.cost.hardware_table.find_device` has them.
+        hardware: a device and how many, as `octavo.cost.find_device.find_device` has them.
         hardware_file: of devices of one's own, beside those of the table.
         tp, pp, ep, dp: where none is given, the best layout over all of the devices is taken.
         slo: see `octavo.planner.slo.parse_slo`.
