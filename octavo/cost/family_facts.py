@@ -10,8 +10,9 @@ from dataclasses import astuple, fields
 from typing import Any
 
 from octavo.cost.hf_config import SPELLINGS, ConfigFamily
-from octavo.cost.hf_families import FAMILIES, SAME, USUAL, NormIfAsked
+from octavo.cost.hf_families import FAMILIES, USUAL, NormIfAsked
 from octavo.cost.hf_layers import WindowsByType
+from octavo.models.registry import FAMILIES as REGISTERED
 
 # Names of the functions that make parts of layers: the page has functions of the same names.
 _MIXERS = ("attention", "latent_attention")
@@ -26,7 +27,12 @@ def families_json() -> dict[str, Any]:
     return {
         "usual": _all_facts(USUAL),
         "families": told,
-        "same": {other: kind for other, kind in SAME.items() if kind in told},
+        "same": {
+            other: listed.model_type
+            for listed in REGISTERED
+            for other in (*listed.model_types[1:], *listed.alike)
+            if listed.model_type in told
+        },
         "spellings": SPELLINGS,
     }
 

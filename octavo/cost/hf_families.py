@@ -1,14 +1,14 @@
-"""What a config leaves to the name of its kind: families of models, by ``model_type``."""
+"""What configs leave to the name of their family, by its own ``model_type``.
+
+The list of families, with all names by which configs ask for them, is `octavo.models.registry`.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from difflib import get_close_matches
-from pathlib import Path
 from typing import Any
 
-from octavo.base.errors import UnsupportedModelError
 from octavo.cost.hf_config import ConfigFamily, QkNorm, TextConfig
 from octavo.cost.hf_gemma import (
     gemma3n_attention,
@@ -166,7 +166,7 @@ FAMILIES: dict[str, ConfigFamily] = {
     "qwen3_5_moe": _QWEN3_NEXT,
     "gemma": _family(tie=True),
     "gemma2": _family(norms=4, tie=True, windows=WindowsByType(2, 4096)),
-    "gemma3": _GEMMA3,
+    "gemma3_text": _GEMMA3,
     "gemma3n": _family(
         norms=4,
         tie=True,
@@ -244,7 +244,6 @@ FAMILIES: dict[str, ConfigFamily] = {
     "arcee": _family(is_gated=False),
     "deepseek_v2": _family(mixers=latent_attention, mlp=deepseek_experts),
     "deepseek_v3": _DEEPSEEK3,
-    "kimi_k2": _DEEPSEEK3,
     "deepseek": _family(mlp=deepseek_experts),
     "deepseek_v32": _DEEPSEEK32,
     "glm_moe_dsa": _DEEPSEEK32,
@@ -297,52 +296,11 @@ FAMILIES: dict[str, ConfigFamily] = {
     "smollm3": USUAL,
     "stablelm": _family(norm_bias=True, bias_field="use_qkv_bias", output_bias=False),
 }
-# Other names of the same: a text model that is part of one that sees, or of another company.
-SAME = {
-    "llama4_text": "llama4",
-    "gemma3_text": "gemma3",
-    "gemma3n_text": "gemma3n",
-    "gemma4_text": "gemma4",
-    "gemma4_unified_text": "gemma4",
-    "glm4v_text": "glm4",
-    "glm4v_moe_text": "glm4_moe",
-    "exaone4_5_text": "exaone4",
-    "phi4_multimodal": "phi3",
-    "qwen2_5_omni_text": "qwen2",
-    "qwen3_omni_moe_text": "qwen3_moe",
-    "minimax_text_01": "minimax",
-    "minimax_m1": "minimax",
-    "exaone": "llama",
-    "internlm2": "llama",
-    "mistral3": "mistral",
-    "qwen3_5_text": "qwen3_5",
-    "qwen3_5_moe_text": "qwen3_5_moe",
-    "qwen2_5_vl": "qwen2",
-    "qwen2_5_vl_text": "qwen2",
-    "qwen2_vl": "qwen2",
-    "qwen3_vl": "qwen3",
-    "qwen3_vl_text": "qwen3",
-    "qwen3_vl_moe": "qwen3_moe",
-    "qwen3_vl_moe_text": "qwen3_moe",
-    "kimi_k25": "deepseek_v3",
-    "ministral3": "llama",
-    "internlm3": "llama",
-    "helium": "llama",
-    "RefinedWeb": "falcon",
-    "RefinedWebModel": "falcon",
-}
 
 
-def family_of(kind: str, values: Mapping[str, Any], path: Path) -> ConfigFamily:
-    """By a config's ``model_type``, and what else it says. UnsupportedModelError with the nearest
-    for kinds that are not known."""
-    kind = SAME.get(kind, kind)
+def family_of(kind: str, values: Mapping[str, Any]) -> ConfigFamily:
+    """By the own ``model_type`` of a family in `octavo.models.registry`, and what else a config
+    says."""
     if kind == "falcon" and values.get("new_decoder_architecture"):
         return _FALCON_40B
-    if kind in FAMILIES:
-        return FAMILIES[kind]
-    near = get_close_matches(kind, FAMILIES, 3)
-    raise UnsupportedModelError(
-        f"{path}: models of type {kind!r:.80} cannot be planned"
-        + (f"; do you mean {' or '.join(near)}?" if near else "")
-    )
+    return FAMILIES[kind]

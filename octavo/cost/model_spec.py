@@ -56,6 +56,7 @@ class ModelSpec:
         dtype: of the weights that are not quantized, as its config says: ``bfloat16``...
         quantization: ``quantization_config`` of its config, if there is one.
         source: the folder or file that has the weights, None where only the shape is known.
+        why_not_run: why octavo cannot run models of this family, for people; None if it can.
         notes: what there is to say of how its config was read.
     """
 
@@ -73,6 +74,7 @@ class ModelSpec:
     dtype: str = "bfloat16"
     quantization: Mapping[str, Any] | None = field(default=None, hash=False)
     source: Path | None = None
+    why_not_run: str | None = None
     notes: tuple[str, ...] = ()
 
     @property

@@ -18,6 +18,7 @@ from octavo.cost.mlps import DenseMlp, ExpertMlp, Mlp
 from octavo.cost.model_spec import LayerSpec, ModelSpec
 from octavo.cost.recurrences import GatedDeltaNet, Mamba1, Mamba2, ShortConvolution
 from octavo.cost.weight_shape import WeightShape
+from octavo.models.registry import why_gguf_not_run
 
 _MAX_LAYERS = 1024
 # Every so many layers one sees everything, where a file has a window and does not say which have.
@@ -76,6 +77,7 @@ def spec_from_gguf(
         head_bias="output.bias" in shapes,
         inputs=tuple(_inputs(shapes)),
         dtype="float16",
+        why_not_run=why_gguf_not_run(kind),
     )
 
 

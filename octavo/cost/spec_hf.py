@@ -6,16 +6,18 @@ Families say what configs do not (``hf_families.py``), and make their layers (``
 from __future__ import annotations
 
 from collections.abc import Mapping
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
 from octavo.base.errors import UnsupportedModelError
 from octavo.base.fields import Fields
 from octavo.cost.hf_config import TextConfig
-from octavo.cost.hf_families import family_of
+from octavo.cost.hf_families import FAMILIES, family_of
 from octavo.cost.model_spec import LayerSpec, ModelSpec
 from octavo.cost.quantization_config import section_of
 from octavo.cost.unread_keys import check
+from octavo.models.registry import listed_of, why_not_run
 
 
 def spec_from_hf(config: Mapping[str, Any], *, path: str | Path = "config.json") -> ModelSpec:
@@ -52,6 +54,7 @@ def spec_from_hf(config: Mapping[str, Any], *, path: str | Path = "config.json")
         inputs=family.inputs(fields),
         dtype=fields.text("torch_dtype", None) or fields.text("dtype", "bfloat16"),
         quantization=section_of(config, path),
+        why_not_run=why_not_run(config),
         notes=tuple(check(fields.kind, path, fields.unread())),
     )
 
@@ -68,8 +71,21 @@ def _open(config: Mapping[str, Any], path: Path) -> TextConfig:
         **{name: value for name, value in config.items() if name not in ("text_config", *_PARTS)},
         **{k: v for part in (*parts, inner) for k, v in part.items() if v is not None},
     }
-    kind = Fields(path, inner).text("model_type", None) or outer.text("model_type")
-    return TextConfig(path, values, family_of(kind, values, path), kind)
+    listed = listed_of(config)
+    if listed is None:
+        raise _unknown(outer, Fields(path, inner).text("model_type", None))
+    kind = listed.model_type
+    return TextConfig(path, values, family_of(kind, values), kind)
+
+
+def _unknown(config: Fields, own: str | None) -> UnsupportedModelError:
+    """The error for a ``config.json`` of no family; ``own``: the model type of its text part."""
+    kind = own or config.text("model_type")
+    near = get_close_matches(kind, FAMILIES, 3)
+    return UnsupportedModelError(
+        f"{config.path}: models of type {kind!r:.80} cannot be planned"
+        + (f"; do you mean {' or '.join(near)}?" if near else "")
+    )
 
 
 def _layer(config: TextConfig, index: int) -> LayerSpec:

@@ -20,7 +20,7 @@ from octavo.models.config import (
     sampling_defaults,
 )
 from octavo.models.family import Family
-from octavo.models.registry import find_family
+from octavo.models.registry import architecture_of, find_family
 from octavo.models.unread_keys import check_hf_read, check_model_type
 from octavo.models.unsupported_models import check_generates, kinds_of, naming_features
 
@@ -62,7 +62,7 @@ def config_from_hf(
     outer = Fields(path, config)
     check_generates(config, path)
     with naming_features(*kinds_of(config)):
-        family = find_family(_architecture(outer), str(path))
+        family = find_family(_architecture(config, outer), str(path))
         check_model_type(config, family, path)
     # A multi-modal model: the text part has its own section, what that omits is in the outer.
     inner = outer.table("text_config", {})
@@ -120,11 +120,14 @@ def _without_nulls(values: Mapping[str, Any]) -> dict[str, Any]:
     return {k: v for k, v in values.items() if v is not None or k in absent}
 
 
-def _architecture(fields: Fields) -> str:
-    names = fields.each("architectures", Fields.text)
-    if not names:
+def _architecture(config: Mapping[str, Any], fields: Fields) -> str:
+    """The first of ``architectures``, or that of the config's ``model_type``."""
+    if config.get("architectures") is not None and not fields.each("architectures", Fields.text):
         raise fields.error("architectures", "does not name the model's architecture")
-    return names[0]
+    name = architecture_of(config)
+    if name is None:
+        raise fields.error("architectures", "is missing, and no model_type tells the architecture")
+    return name
 
 
 def _activation(fields: Fields, name: str, possible: tuple[Activation, ...]) -> Activation:

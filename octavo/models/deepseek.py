@@ -340,7 +340,6 @@ DEEPSEEK_V3 = replace(
     DEEPSEEK_V2,
     architecture="DeepseekV3ForCausalLM",
     model_type="deepseek_v3",
-    other_model_types=("kimi_k2",),
     hf_defaults={**_HF_DEFAULTS, "max_position_embeddings": 4096},
     hf_ignored={
         **_HF_IGNORED,

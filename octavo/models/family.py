@@ -214,7 +214,7 @@ class Family:
 
     Args:
         architecture: as ``architectures`` of ``config.json`` has it, and ``ModelConfig``.
-        model_type: likewise. other_model_types: of models that are the same in all but name.
+        model_type: likewise; ``registry.py`` has others that are the same in all but name.
         gguf: ``general.architecture`` of its GGUF files; None where there are none.
         model: the class, a ``registry.CausalLM``.
         hf_names: of tensors in folders of safetensors.
@@ -257,7 +257,6 @@ class Family:
     fused: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     hf_fields: Mapping[str, str] = field(default_factory=dict)
     gguf_fields: Mapping[str, str] = field(default_factory=dict)
-    other_model_types: tuple[str, ...] = ()
     hf_ignored: Mapping[str, Meaningless] = field(default_factory=dict)
     gguf_ignored: Mapping[str, Meaningless] = field(default_factory=dict)
     hf_defaults: Mapping[str, Any] = field(default_factory=dict)

@@ -180,7 +180,6 @@ GEMMA3 = Family(
         "bos_token_id": 2,
         "eos_token_id": 1,
     },
-    other_model_types=("gemma3",),
     hf_ignored=GEMMA_IGNORED,
     norm_plus_one=True,
     exceeds_float16=True,

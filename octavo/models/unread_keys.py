@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 from octavo.base.errors import UnsupportedModelError
 from octavo.models.family import Family
 from octavo.models.ignored_keys import Meaningless, always, only
+from octavo.models.registry import model_types_of
 
 _log = logging.getLogger("octavo")
 
@@ -66,7 +67,7 @@ def check_model_type(config: Mapping[str, Any], family: Family, path: Path) -> N
     kind = inner.get("model_type") if within and isinstance(inner, Mapping) else None
     if not within:
         kind = config.get("model_type")
-    if kind is None or kind in (family.model_type, *family.other_model_types):
+    if kind is None or kind in model_types_of(family.architecture):
         return
     raise UnsupportedModelError(
         f"{path}: {within}model_type is {shown(kind)}, and octavo runs {family.architecture} of "

@@ -189,9 +189,11 @@ class Plan:
         return (*spec.notes, *notes(spec), *others)
 
     def _of_the_engine(self) -> Iterator[str]:
-        """Where it does not run, and who waits."""
+        """Notes on models and devices that it does not run, and on requests that wait."""
         deployment, traffic = self.deployment, self.traffic
         engine, device = deployment.profile.name, deployment.device
+        if engine == "octavo" and (reason := deployment.spec.why_not_run) is not None:
+            yield f"{reason}: the figures are those that it would have"
         if not deployment.profile.runs_on(device):
             yield (
                 f"{engine} does not run on {device.name}: the figures are those that it would have "
