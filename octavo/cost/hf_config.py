@@ -40,6 +40,11 @@ SPELLINGS = {
 _USUAL = {other: name for name, others in SPELLINGS.items() for other in others}
 
 
+def usual_name(name: str) -> str:
+    """The spelling under which a field is read that families call ``name``."""
+    return _USUAL.get(name, name)
+
+
 Windows = tuple[int | None, ...]
 QkNorm = Literal["none", "head", "full"]
 
@@ -146,7 +151,7 @@ class TextConfig(Fields):
     def unread(self) -> Iterator[tuple[str, Any]]:
         """What nobody asked for, by the config's own spelling."""
         for name, value in unread(self._given, self.asked):
-            if _USUAL.get(name, name) not in self.asked:
+            if usual_name(name) not in self.asked:
                 yield name, value
 
     def skip(self, *names: str) -> None:

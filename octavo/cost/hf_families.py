@@ -1,12 +1,13 @@
-"""What configs leave to the name of their family, by its own ``model_type``.
+"""What configs of families that octavo can plan and not run leave to the name of their family.
 
-The list of families, with all names by which configs ask for them, is `octavo.models.registry`.
+They are here by their own ``model_type``; all names by which configs ask for a family are in
+`octavo.models.registry`. Families that run say the same by their modules (`spec_of_config`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from octavo.cost.hf_config import ConfigFamily, QkNorm, TextConfig
@@ -28,11 +29,9 @@ from octavo.cost.hf_layers import (
     dense,
     ernie_experts,
     experts_everywhere,
-    experts_or_dense,
     hunyuan_experts,
     jamba_experts,
     latent_attention,
-    lfm2_mlp,
     llama4_experts,
     nemotron_mlp,
     no_windows,
@@ -40,7 +39,6 @@ from octavo.cost.hf_layers import (
     qwen_experts,
     same_window,
     selective_attention,
-    windows_if_used,
 )
 from octavo.cost.hf_recurrences import (
     convolution_or_attention,
@@ -51,7 +49,6 @@ from octavo.cost.hf_recurrences import (
     mamba1,
     mamba1_or_attention,
     mamba2,
-    mamba_beside_attention,
     mamba_or_attention,
     nemotron_mixer,
 )
@@ -68,13 +65,13 @@ class NormIfAsked:
         return self.kind if config.flag(self.name, False) else "none"
 
 
-def _family(**facts: Any) -> ConfigFamily:
+def family_like(**facts: Any) -> ConfigFamily:
     """A family with attention to everything and one MLP in each layer, but for these facts."""
     usual: dict[str, Any] = {"windows": no_windows, "mixers": attention, "mlp": dense}
     return ConfigFamily(**{**usual, **facts})
 
 
-def _biased(**more: Any) -> ConfigFamily:
+def biased(**more: Any) -> ConfigFamily:
     """Of the time of GPT-2: norms with biases, an MLP without a gate, biases everywhere."""
     facts: dict[str, Any] = {
         "norm_bias": True,
@@ -84,48 +81,32 @@ def _biased(**more: Any) -> ConfigFamily:
         "mlp_bias": True,
         **more,
     }
-    return _family(**facts)
+    return family_like(**facts)
 
 
-USUAL = _family()  # what a family is like of which nothing else is said
-_GEMMA3 = _family(
-    norms=4,
-    qk_norm="head",
-    tie=True,
-    windows=WindowsByType(6, 4096),
-    defaults={
-        "vocab_size": 262_208,
-        "hidden_size": 2304,
-        "intermediate_size": 9216,
-        "num_hidden_layers": 26,
-        "num_attention_heads": 8,
-        "num_key_value_heads": 4,
-        "head_dim": 256,
-        "max_position_embeddings": 131_072,
-    },
-)
-_QWEN3_NEXT = _family(
+USUAL = family_like()  # what a family is like of which nothing else is said
+_QWEN3_NEXT = family_like(
     qk_norm="head",
     has_output_gate=True,
     has_shared_gate=True,
     mixers=delta_net_or_attention,
     mlp=qwen_experts,
 )
-_QWEN35 = _family(qk_norm="head", has_output_gate=True, mixers=delta_net_or_attention)
-_DEEPSEEK3 = _family(mixers=latent_attention, mlp=deepseek_experts, router_bias=True)
-_DEEPSEEK32 = _family(mixers=selective_attention, mlp=deepseek_experts, router_bias=True)
-_GRANITE_EXPERTS = _family(mlp=experts_everywhere)
-_LFM2 = _family(
+_QWEN35 = family_like(qk_norm="head", has_output_gate=True, mixers=delta_net_or_attention)
+DEEPSEEK3 = family_like(mixers=latent_attention, mlp=deepseek_experts, router_bias=True)
+_DEEPSEEK32 = family_like(mixers=selective_attention, mlp=deepseek_experts, router_bias=True)
+_LFM2_MOE = family_like(
     qk_norm="head",
     tie=True,
     mixers=convolution_or_attention,
-    mlp=lfm2_mlp,
+    mlp=deepseek_experts,
+    router_bias=True,
     defaults={"max_position_embeddings": 128_000},
 )
 # These have no positions at all: any length will do.
 _ENDLESS = {"max_position_embeddings": 1 << 20}
-_MAMBA = _family(norms=1, tie=True, mixers=mamba1, mlp=nothing, defaults=_ENDLESS)
-_FALCON = _family(
+_MAMBA = family_like(norms=1, tie=True, mixers=mamba1, mlp=nothing, defaults=_ENDLESS)
+_FALCON = family_like(
     norms=1,
     norm_bias=True,
     is_gated=False,
@@ -135,7 +116,7 @@ _FALCON = _family(
     mlp_bias_field="bias",
     defaults={"max_position_embeddings": 2048},
 )
-_FALCON_40B = _family(
+_FALCON_40B = family_like(
     norms=2,
     norm_bias=True,
     is_gated=False,
@@ -146,28 +127,11 @@ _FALCON_40B = _family(
 )
 
 FAMILIES: dict[str, ConfigFamily] = {
-    "llama": USUAL,
-    "mistral": _family(windows=same_window),
-    "ministral": _family(windows=WindowsByType(1)),
-    "mixtral": _family(windows=same_window, mlp=experts_everywhere),
-    "qwen2": _family(qkv_bias=True, bias_field="", output_bias=False, windows=windows_if_used),
-    "qwen2_moe": _family(
-        qkv_bias=True,
-        bias_field="qkv_bias",
-        output_bias=False,
-        has_shared_gate=True,
-        windows=windows_if_used,
-        mlp=qwen_experts,
-    ),
-    "qwen3": _family(qk_norm="head", windows=windows_if_used, defaults={"head_dim": 128}),
-    "qwen3_moe": _family(qk_norm="head", windows=windows_if_used, mlp=qwen_experts),
-    "qwen3_next": _QWEN3_NEXT,
+    "ministral": family_like(windows=WindowsByType(1)),
     "qwen3_5": _QWEN35,
     "qwen3_5_moe": _QWEN3_NEXT,
-    "gemma": _family(tie=True),
-    "gemma2": _family(norms=4, tie=True, windows=WindowsByType(2, 4096)),
-    "gemma3_text": _GEMMA3,
-    "gemma3n": _family(
+    "gemma": family_like(tie=True),
+    "gemma3n": family_like(
         norms=4,
         tie=True,
         windows=WindowsByType(5, 512),
@@ -177,7 +141,7 @@ FAMILIES: dict[str, ConfigFamily] = {
         inputs=gemma3n_inputs,
         defaults={"max_position_embeddings": 32_768, "num_kv_shared_layers": 15},
     ),
-    "gemma4": _family(
+    "gemma4": family_like(
         norms=4,
         tie=True,
         windows=WindowsByType(6, 512),
@@ -187,48 +151,37 @@ FAMILIES: dict[str, ConfigFamily] = {
         inputs=gemma4_inputs,
         defaults={"max_position_embeddings": 131_072, "vocab_size": 262_144},
     ),
-    "vaultgemma": _family(tie=True, windows=WindowsByType(2, 4096)),
-    "phi": _biased(norms=1, head_bias=True),
-    "phi3": _family(windows=same_window),
-    "phimoe": _family(
+    "vaultgemma": family_like(tie=True, windows=WindowsByType(2, 4096)),
+    "phi": biased(norms=1, head_bias=True),
+    "phimoe": family_like(
         norm_bias=True,
         head_bias=True,
         windows=same_window,
         mlp=experts_everywhere,
     ),
-    "gpt2": _biased(tie=True, extra_positions=0),
-    "gpt_bigcode": _biased(tie=True, extra_positions=0, multi_query=True),
-    "gpt_neox": _biased(bias_field="attention_bias"),
-    "opt": _biased(tie=True, extra_positions=2),
-    "bloom": _biased(tie=True, final_norms=2, defaults={"max_position_embeddings": 2048}),
-    "starcoder2": _biased(
-        bias_field="use_bias", mlp_bias_field="use_bias", tie=True, windows=same_window
-    ),
+    "gpt_bigcode": biased(tie=True, extra_positions=0, multi_query=True),
+    "gpt_neox": biased(bias_field="attention_bias"),
+    "bloom": biased(tie=True, final_norms=2, defaults={"max_position_embeddings": 2048}),
     "falcon": _FALCON,
-    "falcon_h1": _family(mixers=mamba_beside_attention),
-    "gptj": _family(norms=1, norm_bias=True, is_gated=False, mlp_bias=True, head_bias=True),
-    "mpt": _family(is_gated=False, tie=True),
-    "cohere": _family(norms=1, tie=True, qk_norm=NormIfAsked("use_qk_norm", "full")),
-    "cohere2": _family(norms=1, tie=True, windows=WindowsByType(4, 4096)),
-    "olmo": _family(norms=0, final_norms=0),  # its norms have no weights
-    "olmo2": _family(qk_norm="full"),
-    "olmo3": _family(qk_norm="full", windows=WindowsByType(4)),
-    "olmoe": _family(qk_norm="full", mlp=experts_everywhere),
-    "flex_olmo": _family(qk_norm="full", mlp=experts_everywhere),
-    "dots1": _family(qk_norm="head", mlp=deepseek_experts, router_bias=True),
-    "ernie4_5": _family(tie=True, bias_field="use_bias", mlp_bias_field="use_bias"),
-    "ernie4_5_moe": _family(
+    "gptj": family_like(norms=1, norm_bias=True, is_gated=False, mlp_bias=True, head_bias=True),
+    "mpt": family_like(is_gated=False, tie=True),
+    "cohere": family_like(norms=1, tie=True, qk_norm=NormIfAsked("use_qk_norm", "full")),
+    "olmo": family_like(norms=0, final_norms=0),  # its norms have no weights
+    "flex_olmo": family_like(qk_norm="full", mlp=experts_everywhere),
+    "dots1": family_like(qk_norm="head", mlp=deepseek_experts, router_bias=True),
+    "ernie4_5": family_like(tie=True, bias_field="use_bias", mlp_bias_field="use_bias"),
+    "ernie4_5_moe": family_like(
         tie=True,
         bias_field="use_bias",
         mlp_bias_field="use_bias",
         router_bias=True,
         mlp=ernie_experts,
     ),
-    "exaone_moe": _family(
+    "exaone_moe": family_like(
         qk_norm="head", windows=WindowsByType(4), mlp=deepseek_experts, router_bias=True
     ),
-    "solar_open": _family(mlp=deepseek_experts, router_bias=True),
-    "afmoe": _family(
+    "solar_open": family_like(mlp=deepseek_experts, router_bias=True),
+    "afmoe": family_like(
         norms=4,
         qk_norm="head",
         has_output_gate=True,
@@ -236,65 +189,43 @@ FAMILIES: dict[str, ConfigFamily] = {
         mlp=deepseek_experts,
         router_bias=True,
     ),
-    "exaone4": _family(qk_norm="head", windows=WindowsByType(4)),
-    "hunyuan_v1_dense": _family(qk_norm="head"),
-    "hunyuan_v1_moe": _family(qk_norm="head", mlp=hunyuan_experts),
-    "jais2": _biased(bias_field="attention_bias", mlp_bias_field="mlp_bias"),
-    "cwm": _family(windows=WindowsByType(4)),
-    "arcee": _family(is_gated=False),
-    "deepseek_v2": _family(mixers=latent_attention, mlp=deepseek_experts),
-    "deepseek_v3": _DEEPSEEK3,
-    "deepseek": _family(mlp=deepseek_experts),
+    "exaone4": family_like(qk_norm="head", windows=WindowsByType(4)),
+    "hunyuan_v1_dense": family_like(qk_norm="head"),
+    "hunyuan_v1_moe": family_like(qk_norm="head", mlp=hunyuan_experts),
+    "jais2": biased(bias_field="attention_bias", mlp_bias_field="mlp_bias"),
+    "cwm": family_like(windows=WindowsByType(4)),
+    "arcee": family_like(is_gated=False),
+    "deepseek": family_like(mlp=deepseek_experts),
     "deepseek_v32": _DEEPSEEK32,
     "glm_moe_dsa": _DEEPSEEK32,
-    "kimi_linear": _family(
+    "kimi_linear": family_like(
         mixers=kimi_delta_or_latent,
         mlp=deepseek_experts,
         router_bias=True,
         beside=kimi_beside,
     ),
-    "minicpm3": _family(mixers=latent_attention, tie=True),
-    "youtu": _family(mixers=latent_attention, tie=True),
-    "dbrx": _family(mlp=experts_everywhere),
-    "chatglm": _family(qkv_bias=True, bias_field="add_qkv_bias", output_bias=False),
-    "glm": _family(qkv_bias=True, output_bias=False),
-    "glm4": _family(norms=4, qkv_bias=True, output_bias=False),
-    "glm4_moe": _family(
-        output_bias=False,
-        qk_norm=NormIfAsked("use_qk_norm", "head"),
-        mlp=deepseek_experts,
-        router_bias=True,
-    ),
-    "glm4_moe_lite": _DEEPSEEK3,
-    "gpt_oss": _family(
-        qkv_bias=True,
-        mlp_bias=True,
-        router_bias=True,
-        has_sinks=True,
-        windows=WindowsByType(2, 128),
-        mlp=experts_everywhere,
-    ),
-    "llama4": _family(windows=chunks_but_every_fourth, mlp=llama4_experts, experts_per_token=1),
-    "granite": USUAL,
-    "granitemoe": _GRANITE_EXPERTS,
-    "granitemoeshared": _GRANITE_EXPERTS,
-    "granitemoehybrid": _family(mixers=mamba_or_attention, mlp=experts_or_dense),
-    "bamba": _family(mixers=mamba_or_attention),
-    "jamba": _family(mixers=mamba1_or_attention, mlp=jamba_experts),
+    "minicpm3": family_like(mixers=latent_attention, tie=True),
+    "youtu": family_like(mixers=latent_attention, tie=True),
+    "dbrx": family_like(mlp=experts_everywhere),
+    "chatglm": family_like(qkv_bias=True, bias_field="add_qkv_bias", output_bias=False),
+    "glm": family_like(qkv_bias=True, output_bias=False),
+    "glm4_moe_lite": DEEPSEEK3,
+    "llama4": family_like(windows=chunks_but_every_fourth, mlp=llama4_experts, experts_per_token=1),
+    "granitemoeshared": family_like(mlp=experts_everywhere),
+    "bamba": family_like(mixers=mamba_or_attention),
+    "jamba": family_like(mixers=mamba1_or_attention, mlp=jamba_experts),
     "mamba": _MAMBA,
     "falcon_mamba": _MAMBA,
-    "mamba2": _family(norms=1, mixers=mamba2, mlp=nothing, defaults=_ENDLESS),
-    "lfm2": _LFM2,
-    "lfm2_moe": replace(_LFM2, mlp=deepseek_experts, router_bias=True),
-    "minimax": _family(mixers=lightning_or_attention, mlp=experts_everywhere),
-    "nemotron": _family(norm_bias=True, is_gated=False),
-    "nemotron_h": _family(
+    "mamba2": family_like(norms=1, mixers=mamba2, mlp=nothing, defaults=_ENDLESS),
+    "lfm2_moe": _LFM2_MOE,
+    "minimax": family_like(mixers=lightning_or_attention, mlp=experts_everywhere),
+    "nemotron": family_like(norm_bias=True, is_gated=False),
+    "nemotron_h": family_like(
         norms=1, is_gated=False, router_bias=True, mixers=nemotron_mixer, mlp=nemotron_mlp
     ),
-    "minimax_m2": _family(qk_norm="full", mlp=experts_everywhere, router_bias=True),
-    "seed_oss": _family(qkv_bias=True, output_bias=False),
-    "smollm3": USUAL,
-    "stablelm": _family(norm_bias=True, bias_field="use_qkv_bias", output_bias=False),
+    "minimax_m2": family_like(qk_norm="full", mlp=experts_everywhere, router_bias=True),
+    "seed_oss": family_like(qkv_bias=True, output_bias=False),
+    "stablelm": family_like(norm_bias=True, bias_field="use_qkv_bias", output_bias=False),
 }
 
 

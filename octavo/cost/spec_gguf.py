@@ -129,6 +129,8 @@ class _Layer:
     def spec(self, hidden: int, window: int | None) -> LayerSpec:
         mixers: list[Mixer] = []
         if "ssm_conv1d.weight" in self._shapes:
+            if self._has("attn_q"):  # side by side, as in Falcon-H1
+                mixers.append(self._attention(hidden, window))
             mixers.append(self._recurrence())
         elif "shortconv.conv.weight" in self._shapes:
             kernel = self._sizes_of("shortconv.conv.weight", 2)[1]

@@ -87,6 +87,7 @@ def _mixer(module: Module, config: ModelConfig) -> Mixer:
             rope_dim=latent.rope_dim,
             value_dim=latent.value_dim,
             q_rank=latent.q_rank,
+            has_bias=module.o_proj.bias is not None,
         )
     return _recurrence(config)
 
@@ -131,9 +132,7 @@ def _recurrence(config: ModelConfig) -> Mixer:
             value_dim=delta.value_dim,
             kernel=conv.kernel,
         )
-    return ShortConvolution(
-        size=conv.channels, kernel=conv.kernel, has_bias=recurrence.conv_bias
-    )
+    return ShortConvolution(size=conv.channels, kernel=conv.kernel, has_bias=recurrence.conv_bias)
 
 
 def _mlp(module: Module) -> Mlp:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-import numpy as np
+if TYPE_CHECKING:
+    import numpy as np
 
-from octavo.kernels.dispatch import Ops
-from octavo.kernels.op_arguments import Rotation, RowNorm
+    from octavo.kernels.dispatch import Ops
+    from octavo.kernels.op_arguments import Rotation, RowNorm
 
 
 class Activations(Protocol):

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from octavo.base.errors import UnsupportedModelError
 from octavo.base.fields import Fields
@@ -21,7 +21,7 @@ from octavo.models.config import (
 )
 from octavo.models.family import Family
 from octavo.models.registry import architecture_of, find_family
-from octavo.models.unread_keys import check_hf_read, check_model_type
+from octavo.models.unread_keys import check_hf_read, check_model_type, unread_sizes
 from octavo.models.unsupported_models import check_generates, kinds_of, naming_features
 
 _ACTIVATIONS: dict[str, Activation] = {
@@ -64,16 +64,44 @@ def config_from_hf(
     with naming_features(*kinds_of(config)):
         family = find_family(_architecture(config, outer), str(path))
         check_model_type(config, family, path)
-    # A multi-modal model: the text part has its own section, what that omits is in the outer.
-    inner = outer.table("text_config", {})
-    outer_config, config = config, {**config, **{k: v for k, v in inner.items() if v is not None}}
-    values = {**family.hf_defaults, **_without_nulls(config)}
-    fields = Fields(path, values, names=family.hf_fields)
-    generation_fields = Fields(path.with_name("generation_config.json"), generation or {})
-    shared = _shared(family, fields, generation_fields)
-    read = replace(shared, **family.from_hf(fields, shared)).check(path)
-    check_hf_read(outer_config, fields.asked, family, path)
+    fields = _text_fields(config, family, path)
+    read = _read(family, fields, Fields(path.with_name("generation_config.json"), generation or {}))
+    check_hf_read(config, fields.asked, family, path)
     return read
+
+
+class Sizes(NamedTuple):
+    """A model by its sizes.
+
+    Args:
+        asked: the fields of its config that were read.
+        unread: others, with their values, that its family does not know either.
+    """
+
+    config: ModelConfig
+    asked: Collection[str]
+    unread: list[tuple[str, Any]]
+
+
+def sizes_from_hf(config: Mapping[str, Any], family: Family, *, path: Path) -> Sizes:
+    """Read a ``config.json`` for the sizes of its model alone, to plan a model that may not run."""
+    fields = _text_fields(config, family, path)
+    read = _read(family, fields, Fields(path, {}))
+    return Sizes(read, fields.asked, unread_sizes(config, fields.asked, family))
+
+
+def _text_fields(config: Mapping[str, Any], family: Family, path: Path) -> Fields:
+    """The fields of the text part. What that omits in the section of a multi-modal model is in the
+    outer one."""
+    inner = Fields(path, config).table("text_config", {})
+    config = {**config, **{k: v for k, v in inner.items() if v is not None}}
+    values = {**family.hf_defaults, **_without_nulls(config)}
+    return Fields(path, values, names=family.hf_fields)
+
+
+def _read(family: Family, fields: Fields, generation: Fields) -> ModelConfig:
+    shared = _shared(family, fields, generation)
+    return replace(shared, **family.from_hf(fields, shared)).check(fields.path)
 
 
 def _shared(family: Family, fields: Fields, generation: Fields) -> ModelConfig:

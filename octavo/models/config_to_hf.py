@@ -10,8 +10,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from octavo.base.errors import UnsupportedModelError
 from octavo.layers.rope_config import RopeConfig
 from octavo.models.config import ModelConfig
@@ -131,5 +129,7 @@ def _one_or_list(ids: tuple[int, ...]) -> int | list[int] | None:
 
 def shortest(value: float) -> float:
     """The number as somebody would have written it, where a GGUF file had it in 32 bits."""
+    import numpy as np
+
     single = np.float32(value)
     return float(str(single)) if value == float(single) else value

@@ -27,7 +27,7 @@ import numpy as np
 
 from octavo.base.errors import UnsupportedModelError
 from octavo.layers.module import Module, named_parameters
-from octavo.layers.rope import inverse_frequencies
+from octavo.layers.rope_angles import inverse_frequencies
 from octavo.layers.rope_config import RopeConfig
 from octavo.models.checkpoint import Checkpoint
 from octavo.models.config import ModelConfig

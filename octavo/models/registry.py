@@ -25,7 +25,8 @@ class Listed(NamedTuple):
     """A family: where it is declared, and the names by which files ask for it.
 
     Args:
-        family: ``module:attribute`` of its `Family`; None if it can be planned and not run.
+        family: ``module:attribute`` of its `Family` in `octavo.models`; None if it can be planned
+            and not run.
         names: in ``architectures``, the family's own first. Others are models that can do more,
             such as see images, of which the text part is run.
         model_types: the family's own first; others are the same in all but name.
@@ -57,170 +58,128 @@ _MAMBA_MIX = "layers of Mamba beside attention in this family's layout"
 
 FAMILIES = (
     Listed(
-        "octavo.models.llama:LLAMA",
+        "llama:LLAMA",
         ("LlamaForCausalLM",),
         ("llama",),
-        gguf="llama",
+        "llama",
         alike=("exaone", "internlm2", "internlm3", "helium", "ministral3"),
     ),
     Listed(
-        "octavo.models.llama:MISTRAL",
+        "llama:MISTRAL",
         ("MistralForCausalLM", "Mistral3ForConditionalGeneration"),
         ("mistral",),
         alike=("mistral3",),
     ),
-    Listed("octavo.models.llama:MIXTRAL", ("MixtralForCausalLM",), ("mixtral",)),
+    Listed("llama:MIXTRAL", ("MixtralForCausalLM",), ("mixtral",)),
+    Listed("qwen_moe:QWEN2_MOE", ("Qwen2MoeForCausalLM",), ("qwen2_moe",), "qwen2moe"),
     Listed(
-        "octavo.models.qwen_moe:QWEN2_MOE",
-        ("Qwen2MoeForCausalLM",),
-        ("qwen2_moe",),
-        gguf="qwen2moe",
-    ),
-    Listed(
-        "octavo.models.qwen_moe:QWEN3_MOE",
+        "qwen_moe:QWEN3_MOE",
         ("Qwen3MoeForCausalLM",),
         ("qwen3_moe",),
-        gguf="qwen3moe",
+        "qwen3moe",
         alike=("qwen3_omni_moe_text", "qwen3_vl_moe", "qwen3_vl_moe_text"),
     ),
-    Listed("octavo.models.olmoe:OLMOE", ("OlmoeForCausalLM",), ("olmoe",), gguf="olmoe"),
+    Listed("olmoe:OLMOE", ("OlmoeForCausalLM",), ("olmoe",), "olmoe"),
+    Listed("granite:GRANITE_MOE", ("GraniteMoeForCausalLM",), ("granitemoe",), "granitemoe"),
     Listed(
-        "octavo.models.granite:GRANITE_MOE",
-        ("GraniteMoeForCausalLM",),
-        ("granitemoe",),
-        gguf="granitemoe",
-    ),
-    Listed(
-        "octavo.models.glm4_moe:GLM4_MOE",
+        "glm4_moe:GLM4_MOE",
         ("Glm4MoeForCausalLM",),
         ("glm4_moe",),
-        gguf="glm4moe",
+        "glm4moe",
         alike=("glm4v_moe_text",),
     ),
-    Listed("octavo.models.gpt_oss:GPT_OSS", ("GptOssForCausalLM",), ("gpt_oss",), gguf="gpt-oss"),
+    Listed("gpt_oss:GPT_OSS", ("GptOssForCausalLM",), ("gpt_oss",), "gpt-oss"),
     Listed(
-        "octavo.models.llama:QWEN2",
+        "llama:QWEN2",
         ("Qwen2ForCausalLM",),
         ("qwen2",),
-        gguf="qwen2",
+        "qwen2",
         alike=("qwen2_vl", "qwen2_5_vl", "qwen2_5_vl_text", "qwen2_5_omni_text"),
     ),
     Listed(
-        "octavo.models.llama:QWEN3",
+        "llama:QWEN3",
         ("Qwen3ForCausalLM",),
         ("qwen3",),
-        gguf="qwen3",
+        "qwen3",
         alike=("qwen3_vl", "qwen3_vl_text"),
     ),
     Listed(
-        "octavo.models.gemma3:GEMMA3",
+        "gemma3:GEMMA3",
         ("Gemma3ForCausalLM", "Gemma3ForConditionalGeneration"),
         ("gemma3_text", "gemma3"),
-        gguf="gemma3",
+        "gemma3",
     ),
+    Listed("deepseek:DEEPSEEK_V2", ("DeepseekV2ForCausalLM",), ("deepseek_v2",), "deepseek2"),
     Listed(
-        "octavo.models.deepseek:DEEPSEEK_V2",
-        ("DeepseekV2ForCausalLM",),
-        ("deepseek_v2",),
-        gguf="deepseek2",
-    ),
-    Listed(
-        "octavo.models.deepseek:DEEPSEEK_V3",
+        "deepseek:DEEPSEEK_V3",
         ("DeepseekV3ForCausalLM",),
         ("deepseek_v3", "kimi_k2"),
         alike=("kimi_k25",),
     ),
-    Listed("octavo.models.lfm2:LFM2", ("Lfm2ForCausalLM",), ("lfm2",), gguf="lfm2"),
+    Listed("lfm2:LFM2", ("Lfm2ForCausalLM",), ("lfm2",), "lfm2"),
     Listed(
-        "octavo.models.granite_hybrid:GRANITE_HYBRID",
+        "granite_hybrid:GRANITE_HYBRID",
         ("GraniteMoeHybridForCausalLM",),
         ("granitemoehybrid",),
-        gguf="granitehybrid",
+        "granitehybrid",
     ),
-    Listed(
-        "octavo.models.falcon_h1:FALCON_H1",
-        ("FalconH1ForCausalLM",),
-        ("falcon_h1",),
-        gguf="falcon-h1",
-    ),
-    Listed(
-        "octavo.models.qwen3_next:QWEN3_NEXT",
-        ("Qwen3NextForCausalLM",),
-        ("qwen3_next",),
-        gguf="qwen3next",
-    ),
-    Listed("octavo.models.gemma2:GEMMA2", ("Gemma2ForCausalLM",), ("gemma2",), gguf="gemma2"),
-    Listed(
-        "octavo.models.phi3:PHI3",
-        ("Phi3ForCausalLM",),
-        ("phi3",),
-        gguf="phi3",
-        alike=("phi4_multimodal",),
-    ),
-    Listed("octavo.models.granite:GRANITE", ("GraniteForCausalLM",), ("granite",), gguf="granite"),
-    Listed("octavo.models.olmo2:OLMO2", ("Olmo2ForCausalLM",), ("olmo2",), gguf="olmo2"),
-    Listed("octavo.models.olmo2:OLMO3", ("Olmo3ForCausalLM",), ("olmo3",)),
-    Listed("octavo.models.smollm3:SMOLLM3", ("SmolLM3ForCausalLM",), ("smollm3",), gguf="smollm3"),
-    Listed(
-        "octavo.models.glm4:GLM4",
-        ("Glm4ForCausalLM",),
-        ("glm4",),
-        gguf="glm4",
-        alike=("glm4v_text",),
-    ),
-    Listed("octavo.models.cohere2:COHERE2", ("Cohere2ForCausalLM",), ("cohere2",), gguf="cohere2"),
-    Listed(
-        "octavo.models.gpt:STARCODER2",
-        ("Starcoder2ForCausalLM",),
-        ("starcoder2",),
-        gguf="starcoder2",
-    ),
-    Listed("octavo.models.gpt:GPT2", ("GPT2LMHeadModel",), ("gpt2",), gguf="gpt2"),
-    Listed("octavo.models.gpt:OPT", ("OPTForCausalLM",), ("opt",)),
+    Listed("falcon_h1:FALCON_H1", ("FalconH1ForCausalLM",), ("falcon_h1",), "falcon-h1"),
+    Listed("qwen3_next:QWEN3_NEXT", ("Qwen3NextForCausalLM",), ("qwen3_next",), "qwen3next"),
+    Listed("gemma2:GEMMA2", ("Gemma2ForCausalLM",), ("gemma2",), "gemma2"),
+    Listed("phi3:PHI3", ("Phi3ForCausalLM",), ("phi3",), "phi3", alike=("phi4_multimodal",)),
+    Listed("granite:GRANITE", ("GraniteForCausalLM",), ("granite",), "granite"),
+    Listed("olmo2:OLMO2", ("Olmo2ForCausalLM",), ("olmo2",), "olmo2"),
+    Listed("olmo2:OLMO3", ("Olmo3ForCausalLM",), ("olmo3",)),
+    Listed("smollm3:SMOLLM3", ("SmolLM3ForCausalLM",), ("smollm3",), "smollm3"),
+    Listed("glm4:GLM4", ("Glm4ForCausalLM",), ("glm4",), "glm4", alike=("glm4v_text",)),
+    Listed("cohere2:COHERE2", ("Cohere2ForCausalLM",), ("cohere2",), "cohere2"),
+    Listed("gpt:STARCODER2", ("Starcoder2ForCausalLM",), ("starcoder2",), "starcoder2"),
+    Listed("gpt:GPT2", ("GPT2LMHeadModel",), ("gpt2",), "gpt2"),
+    Listed("gpt:OPT", ("OPTForCausalLM",), ("opt",)),
     # Families that can be planned and not run have no module.
     Listed(
         None,
         ("Gemma4ForConditionalGeneration", "Gemma4ForCausalLM", "Gemma4UnifiedForCausalLM"),
         ("gemma4", "gemma4_text", "gemma4_unified", "gemma4_unified_text"),
-        gguf="gemma4",
+        "gemma4",
         lacks=_GEMMA4,
     ),
     Listed(
         None,
         ("Gemma3nForConditionalGeneration", "Gemma3nForCausalLM"),
         ("gemma3n", "gemma3n_text"),
-        gguf="gemma3n",
+        "gemma3n",
         lacks=_GEMMA3N,
     ),
     Listed(
         None,
         ("Qwen3_5ForConditionalGeneration", "Qwen3_5ForCausalLM"),
         ("qwen3_5", "qwen3_5_text"),
-        gguf="qwen35",
+        "qwen35",
         lacks=_QWEN35,
     ),
     Listed(
         None,
         ("Qwen3_5MoeForConditionalGeneration", "Qwen3_5MoeForCausalLM"),
         ("qwen3_5_moe", "qwen3_5_moe_text"),
-        gguf="qwen35moe",
+        "qwen35moe",
         lacks=_QWEN35,
     ),
     Listed(
         None,
         ("Llama4ForConditionalGeneration", "Llama4ForCausalLM"),
         ("llama4", "llama4_text"),
-        gguf="llama4",
+        "llama4",
         lacks="attention in chunks, and queries that are scaled by their position",
     ),
     Listed(
         None,
         ("NemotronHForCausalLM",),
         ("nemotron_h",),
-        gguf="nemotron_h",
+        "nemotron_h",
         lacks="layers that are a Mamba-2, an attention or an MLP alone",
     ),
-    Listed(None, ("GlmMoeDsaForCausalLM",), ("glm_moe_dsa",), gguf="glm-dsa", lacks=_SPARSE),
+    Listed(None, ("GlmMoeDsaForCausalLM",), ("glm_moe_dsa",), "glm-dsa", lacks=_SPARSE),
     Listed(None, ("DeepseekV32ForCausalLM",), ("deepseek_v32",), lacks=_SPARSE),
     Listed(
         None,
@@ -228,16 +187,16 @@ FAMILIES = (
         ("minimax", "minimax_text_01", "minimax_m1"),
         lacks="linear attention (lightning attention)",
     ),
-    Listed(None, ("MambaForCausalLM",), ("mamba",), gguf="mamba", lacks=_MAMBA),
-    Listed(None, ("Mamba2ForCausalLM",), ("mamba2",), gguf="mamba2", lacks=_MAMBA),
+    Listed(None, ("MambaForCausalLM",), ("mamba",), "mamba", lacks=_MAMBA),
+    Listed(None, ("Mamba2ForCausalLM",), ("mamba2",), "mamba2", lacks=_MAMBA),
     Listed(None, ("FalconMambaForCausalLM",), ("falcon_mamba",), lacks=_MAMBA),
-    Listed(None, ("JambaForCausalLM",), ("jamba",), gguf="jamba", lacks=_MAMBA_MIX),
+    Listed(None, ("JambaForCausalLM",), ("jamba",), "jamba", lacks=_MAMBA_MIX),
     Listed(None, ("BambaForCausalLM",), ("bamba",), lacks=_MAMBA_MIX),
     Listed(
         None,
         ("KimiLinearForCausalLM",),
         ("kimi_linear",),
-        gguf="kimi-linear",
+        "kimi-linear",
         lacks="Kimi Delta Attention",
     ),
     Listed(None, ("MinistralForCausalLM",), ("ministral",)),
@@ -407,6 +366,12 @@ def family_of(architecture: str) -> Family:
     return _declared(_RUN_BY_NAME[architecture])
 
 
+def declared_in(listed: Listed) -> Family:
+    """The declaration of a listed family that runs. Imports its module."""
+    assert listed.family is not None, f"{listed.model_type} can only be planned"
+    return _declared(listed.family)
+
+
 def model_class(architecture: str) -> type:
     """The class that runs the ``architecture`` of a `ModelConfig`."""
     return family_of(architecture).model
@@ -425,5 +390,5 @@ def gguf_architecture(config: ModelConfig) -> str:
 
 def _declared(place: str) -> Family:
     module, _, name = place.partition(":")
-    family: Family = getattr(import_module(module), name)
+    family: Family = getattr(import_module(f"octavo.models.{module}"), name)
     return family

@@ -28,12 +28,8 @@ def check_hf_read(
     """UnsupportedModelError if ``config``, of a ``config.json``, has a key that was not ``asked``
     for, is not known to mean nothing, and could change what is computed. Of others that are not
     known there is a warning."""
-    inner = config.get("text_config")
-    inner = inner if isinstance(inner, Mapping) else {}
-    # What has a default is read by the family, if only where other keys ask for it.
-    known = {**_HF_KEYS, **dict.fromkeys(family.hf_defaults, always), **family.hf_ignored}
-    if "hidden_act" in family.hf_fields:
-        known["hidden_act"] = always  # such families go by a name of their own, and by it alone
+    inner = _text_part(config)
+    known = _known_hf(family)
     around = [*_HF_PATTERNS, *(_HF_AROUND_TEXT if inner else ())]
     values = {**config, **inner}
     outer = {key: value for key, value in config.items() if key != "text_config"}
@@ -45,6 +41,31 @@ def check_hf_read(
         ),
     ]
     _refuse_or_warn(unread, family, path)
+
+
+def unread_sizes(
+    config: Mapping[str, Any], asked: Collection[str], family: Family
+) -> list[tuple[str, Any]]:
+    """The keys of a ``config.json``, with their values, that were not ``asked`` for and that are
+    not known to mean nothing, sizes of weights among them."""
+    inner, known = _text_part(config), _known_hf(family)
+    outer = {key: value for key, value in config.items() if key != "text_config"}
+    values = {**config, **inner}
+    return [*_unread(outer, asked, known, (), values), *_unread(inner, asked, known, (), values)]
+
+
+def _text_part(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    inner = config.get("text_config")
+    return inner if isinstance(inner, Mapping) else {}
+
+
+def _known_hf(family: Family) -> dict[str, Meaningless]:
+    """Keys that mean nothing, or do so for some values."""
+    # What has a default is read by the family, if only where other keys ask for it.
+    known = {**_HF_KEYS, **dict.fromkeys(family.hf_defaults, always), **family.hf_ignored}
+    if "hidden_act" in family.hf_fields:
+        known["hidden_act"] = always  # such families go by a name of their own, and by it alone
+    return known
 
 
 def check_gguf_read(

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from octavo import SamplingParams
 from octavo.base.errors import ModelError
-from octavo.layers.rope import inverse_frequencies
+from octavo.layers.rope_angles import inverse_frequencies
 from octavo.models.config import ModelConfig
 from octavo.models.config_gguf import config_from_gguf
 from octavo.models.config_hf import config_from_hf
