@@ -14,7 +14,7 @@ from typing import Any
 
 from octavo.cost.mixers import Mixer
 from octavo.cost.mlps import Mlp
-from octavo.cost.weight_shape import Part, Split, WeightShape
+from octavo.cost.weight_shape import Part, WeightShape
 
 _VOCABULARY_UNIT = 64  # rows of an embedding that is shared out are padded to a multiple of these
 
@@ -112,4 +112,4 @@ class ModelSpec:
 
     def _vocabulary_matrix(self, name: str, part: Part, op: str) -> WeightShape:
         units = -(-self.vocab_size // _VOCABULARY_UNIT)
-        return WeightShape(name, part, self.vocab_size, self.hidden_size, op, Split.OUTPUTS, units)
+        return WeightShape(name, part, self.vocab_size, self.hidden_size, op, units)

@@ -96,12 +96,13 @@ def _sizes_of(shapes: Shapes, name: str, count: int, path: Path) -> tuple[int, .
 
 
 def _sizes(shapes: Shapes, *names: str) -> int:
-    """Values of tensors together, weights and biases, as far as they are there."""
+    """Values of tensors together, weights and biases, as far as they are there. Falcon-H1's
+    ``ffn_norm`` is called no weight."""
     return sum(
-        prod(shapes[f"{name}.{kind}"])
+        prod(shapes[name + kind])
         for name in names
-        for kind in ("weight", "bias")
-        if f"{name}.{kind}" in shapes
+        for kind in (".weight", ".bias", "")
+        if name + kind in shapes
     )
 
 

@@ -254,7 +254,9 @@ def windows(spec: ModelSpec) -> list[int | None]:
 
 def test_windows_are_where_each_family_has_them():
     assert windows(spec_of("mistral", sliding_window=32)) == [32] * 4
-    assert windows(spec_of("mistral", sliding_window=None)) == [None] * 4
+    without = {**config_of("mistral", {}), "model_type": "mistral", "sliding_window": None}
+    assert windows(spec_from_hf(without)) == [None] * 4
+    assert windows(spec_of("mistral")) == [4096] * 4  # what the field means where it is absent
     assert windows(spec_of("gemma2", sliding_window=32)) == [32, None, 32, None]
     six = spec_of("gemma3_text", sliding_window=32, num_hidden_layers=7)
     assert windows(six) == [32] * 5 + [None, 32]

@@ -19,6 +19,7 @@ from octavo.base.errors import UnsupportedModelError
 from octavo.cli import main
 from octavo.cost import hf_families
 from octavo.cost.open_spec import open_spec
+from octavo.cost.parallel import Parallel
 from octavo.cost.precision import precision_of, weights_bytes
 from octavo.cost.spec_hf import spec_from_hf
 from octavo.cost.weights import num_parameters, weights
@@ -28,6 +29,7 @@ from octavo.models.checkpoint import open_checkpoint
 from octavo.models.config_hf import config_from_hf
 from octavo.models.footprint import checkpoint_bytes
 from octavo.models.gguf_export import export_gguf
+from octavo.models.tensor_split import cut_of
 from octavo.quantization.ggml_types import GGMLType
 
 # One of each family, and those of which a switch changes tensors.
@@ -113,6 +115,31 @@ def matrices_of_spec(spec) -> Counter[tuple[str, tuple[int, ...]]]:
             outputs //= 2  # the gate is a module of its own
         found[name, (outputs, weight.inputs)] += 1
     return found
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("ways", [2, 4])
+def test_devices_share_the_parameters_as_the_plan_says(name, ways, folder_of):
+    """Each layer's. Of values whose keys cannot be shared out evenly, a plan counts more."""
+    spec, config = open_spec(folder_of(name)), open_checkpoint(folder_of(name)).config()
+    delta = None if config.recurrence is None else config.recurrence.delta
+    if delta is not None and delta.key_heads % ways:
+        pytest.skip(f"{delta.key_heads} heads of keys on {ways} devices")
+    planned: Counter[int | None] = Counter()
+    for weight in weights(spec):
+        if weight.layer is not None:
+            planned[weight.layer] += weight.of_rank(Parallel(tp=ways)).num_params
+    shared: Counter[int | None] = Counter()
+    for parameter, place in named_parameters(registry.model_class(config.architecture)(config)):
+        cut = cut_of(config, parameter, place.shape)
+        size = prod(place.shape)
+        if cut.axis is not None:
+            assert sum(units * each for units, each in cut.blocks) == place.shape[cut.axis]
+            share = sum(-(-units // ways) * each for units, each in cut.blocks)
+            size = size // place.shape[cut.axis] * share
+        if parameter.startswith("model.layers."):
+            shared[int(parameter.split(".")[2])] += size
+    assert shared == planned
 
 
 # Those that GGUF files can say, one of each architecture.
