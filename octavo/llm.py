@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -22,7 +22,7 @@ from octavo.serving.load import load_engine
 from octavo.serving.loop import EngineLoop
 from octavo.serving.output_builder import OutputBuilder
 from octavo.serving.output_queue import AnswerStream, OutputQueue
-from octavo.serving.outputs import CompletionOutput, RequestOutput, StreamChunk
+from octavo.serving.outputs import CompletionOutput, RequestOutput
 from octavo.serving.progress import Bar, UseTqdm, open_bar
 from octavo.serving.shared_loop import SharedEngineLoop
 from octavo.serving.text_engine import Prompt, SampleGroup, TextDelta, cache_salt_of
@@ -209,7 +209,7 @@ class LLM:
         sampling_params: SamplingParams | None = None,
         *,
         parse_special: bool = False,
-    ) -> Iterator[StreamChunk]:
+    ) -> AnswerStream:
         """Complete one prompt, piece by piece.
 
         A chunk has what is new, and as its ``output`` all that there is so far. With an
@@ -229,7 +229,7 @@ class LLM:
         continue_final_message: bool = False,
         tools: Sequence[Mapping[str, Any]] | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
-    ) -> Iterator[StreamChunk]:
+    ) -> AnswerStream:
         """Answer one conversation, piece by piece; see ``chat`` and ``stream``."""
         template = ChatSettings(
             chat_template,
@@ -353,9 +353,7 @@ class LLM:
             self._inboxes.pop(request_id, None)
             self._text_engine.abort(request_id)
 
-    def _stream(
-        self, prompt: _Prompt, sampling_params: SamplingParams | None
-    ) -> Iterator[StreamChunk]:
+    def _stream(self, prompt: _Prompt, sampling_params: SamplingParams | None) -> AnswerStream:
         params = sampling_params or self.default_sampling_params()
         check_streamable(params)
         request_id = str(next(self._ids))

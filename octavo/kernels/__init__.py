@@ -1,0 +1,1 @@
+"""Operations of models: references in PyTorch, native kernels for CPUs, Triton kernels for GPUs."""

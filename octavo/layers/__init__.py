@@ -1,0 +1,1 @@
+"""Modules that models are made of: attention, MLPs, experts, norms, embeddings, recurrences."""

@@ -1,0 +1,1 @@
+"""Families of models, the files that they are read from and written to, and their sizes."""
