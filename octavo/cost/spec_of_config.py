@@ -18,6 +18,7 @@ from octavo.layers import attention, experts, latent_attention, mlp, recurrent
 from octavo.layers.gated_attention import GatedAttention
 from octavo.layers.module import Module, named_parameters
 from octavo.models.config import ModelConfig
+from octavo.models.decoder import DecoderForCausalLM
 from octavo.models.registry import model_class
 
 _MIXERS = (
@@ -30,6 +31,7 @@ _MLPS = (mlp.GatedMLP, mlp.PlainMLP, experts.ExpertMLPs)
 def spec_of_config(config: ModelConfig) -> ModelSpec:
     """The shape of a model that octavo runs."""
     model = model_class(config.architecture)
+    assert issubclass(model, DecoderForCausalLM), model
     kinds: dict[tuple[object, ...], LayerSpec] = {}
     layers = []
     for index in range(config.num_layers):
@@ -45,7 +47,7 @@ def spec_of_config(config: ModelConfig) -> ModelSpec:
         layers=tuple(alike.setdefault(layer, layer) for layer in layers),
         tie_embeddings=config.tie_embeddings,
         max_position=config.max_position,
-        final_norm_size=_size(model.make_norm(model, config)),
+        final_norm_size=_size(model.make_norm(config)),
         learned_positions=config.learned_positions or 0,
     )
 

@@ -47,7 +47,8 @@ class Cohere2DecoderLayer(Module):
 class Cohere2ForCausalLM(DecoderForCausalLM):
     layer_type = Cohere2DecoderLayer
 
-    def make_norm(self, config: ModelConfig) -> Module:
+    @staticmethod
+    def make_norm(config: ModelConfig) -> Module:
         return LayerNorm(config.hidden_size, config.norm_eps, bias=False)
 
 

@@ -42,7 +42,8 @@ class GPTDecoderLayer(Module):
 class GPTForCausalLM(DecoderForCausalLM):
     layer_type = GPTDecoderLayer
 
-    def make_norm(self, config: ModelConfig) -> Module:
+    @staticmethod
+    def make_norm(config: ModelConfig) -> Module:
         return LayerNorm(config.hidden_size, config.norm_eps)
 
 
