@@ -149,7 +149,7 @@ class TextConfig(Fields):
         return self.family.windows(self)
 
     def unread(self) -> Iterator[tuple[str, Any]]:
-        """What nobody asked for, by the config's own spelling."""
+        """The fields that no reader asked for, by the spelling of the config."""
         for name, value in unread(self._given, self.asked):
             if usual_name(name) not in self.asked:
                 yield name, value
