@@ -22,8 +22,9 @@ import numpy as np
 from octavo.hub import DEFAULT_MODEL, resolve
 from octavo.layers.module import named_parameters
 from octavo.models.config import ModelConfig
+from octavo.models.config_hf import config_from_hf
 from octavo.models.config_to_gguf import gguf_config
-from octavo.models.footprint import HEAD
+from octavo.models.family import HEAD
 from octavo.models.gguf import GGUFFile
 from octavo.models.gguf_writer import TensorToWrite, write_gguf
 from octavo.models.parameters import file_tensors
@@ -188,7 +189,7 @@ def write_random(
 ) -> None:
     """A file of the model that a ``config.json`` describes. Vectors, which are those of norms, are
     ones."""
-    config = replace(ModelConfig.from_hf(shape), name=f"random {path.stem}")
+    config = replace(config_from_hf(shape), name=f"random {path.stem}")
     rng = np.random.default_rng(seed)
     tensors = []
     for name, size in shapes_of(config).items():

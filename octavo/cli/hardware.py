@@ -98,7 +98,7 @@ def list_devices(args: argparse.Namespace) -> int:
 
 
 def show(args: argparse.Namespace) -> int:
-    from octavo.cost.hardware_table import find_device
+    from octavo.cost.find_device import find_device
 
     if args.measure:
         _measure(args.name)
@@ -115,7 +115,7 @@ def show(args: argparse.Namespace) -> int:
 
 def _measure(name: str) -> None:
     """Keep what this machine reaches now."""
-    from octavo.cost.hardware_table import AUTO
+    from octavo.cost.find_device import AUTO
     from octavo.cost.this_machine import measured_anew
 
     if name.partition(":")[0].strip().lower() != AUTO:

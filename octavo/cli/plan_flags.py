@@ -50,7 +50,8 @@ def _planned_models() -> list[str]:
 
 def device_names() -> list[str]:
     """The devices that are known by name, and this machine."""
-    from octavo.cost.hardware_table import AUTO, devices
+    from octavo.cost.find_device import AUTO
+    from octavo.cost.hardware_table import devices
 
     return [AUTO, *(device.name.lower().replace(" ", "-") for device in devices())]
 
@@ -184,7 +185,7 @@ def question_of(args: argparse.Namespace) -> Question:
 
 def _measured(args: argparse.Namespace) -> CalibratedSteps | None:
     """Steps of the model on this machine, where that is asked about."""
-    from octavo.cost.hardware_table import AUTO, find_device
+    from octavo.cost.find_device import AUTO, find_device
     from octavo.cost.open_spec import open_spec
     from octavo.planner.calibrated_steps import CalibratedSteps
 
@@ -198,7 +199,7 @@ def _measured(args: argparse.Namespace) -> CalibratedSteps | None:
 
 def _price(args: argparse.Namespace) -> Price | None:
     """What somebody states of it; None where that is nothing."""
-    from octavo.cost.hardware_table import find_device
+    from octavo.cost.find_device import find_device
     from octavo.planner.money import owned, rented, watts_of
 
     if args.purchase is None:

@@ -62,7 +62,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _steps(question: Question) -> Steps:
     """By what of a candidate they depend on, the defaults first; None is as the roofline says."""
-    from octavo.cost.hardware_table import find_device
+    from octavo.cost.find_device import find_device
     from octavo.system import machine
     from octavo.tuning.space import DEFAULTS, engine_changes, fewer_threads
 

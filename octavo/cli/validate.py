@@ -67,7 +67,7 @@ def run(args: argparse.Namespace) -> int:
     from octavo.bench.record import Recorder
     from octavo.calibration.validate import summary, validate
     from octavo.cli.calibrate import known_or_measured
-    from octavo.cost.hardware_table import find_device
+    from octavo.cost.find_device import find_device
 
     common.check_plots(args)
     with common.open_session(common.engine_args(args, seed=args.seed)) as session:

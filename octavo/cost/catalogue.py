@@ -20,6 +20,7 @@ from typing import Any
 
 from octavo.base.errors import ConfigError
 from octavo.cost.model_spec import ModelSpec
+from octavo.cost.spec_hf import spec_from_hf
 
 # What names are said with and that changes no shape.
 _NO_MATTER = {
@@ -90,7 +91,7 @@ def spec_of(name: str) -> ModelSpec:
             raise
         found, quantization = find_name(name[: ending.start()]), _CONFIGS[ending[1].lower()]
     entry = entries()[found]
-    spec = ModelSpec.of_hf(entry["config"], path=found)
+    spec = spec_from_hf(entry["config"], path=found)
     return replace(
         spec,
         name=found,

@@ -46,7 +46,7 @@ _PARTS: tuple[tuple[str, Part], ...] = (
     *((word, "mlp") for word in ("per_layer_", "altup_", "laurel", "inp_gate", ".proj.")),
     *((word, "mlp") for word in ("shexp", "shared_expert.", "shared_experts.", "shared_mlp")),
     *((word, "router") for word in _ROUTERS),
-    *((word, "experts") for word in ("exps", "experts")),
+    *((word, "experts") for word in ("exps", "experts", "moe.input_linear", "moe.output_linear")),
     *((word, "attention") for word in ("attn", "attention", "mixer", "mamba", "ssm_", "conv.")),
     *((word, "mlp") for word in ("mlp", "ffn", "feed_forward", "sparse_moe", "fc1", "fc2")),
     *((word, "head") for word in ("lm_head", "output.", "embed_out")),

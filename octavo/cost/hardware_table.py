@@ -3,7 +3,7 @@
 Names are forgiving: case, spaces, hyphens, the order of words, the maker and a trailing "gb" do not
 matter, and neither does what a name leaves out, as long as one device is meant::
 
-    find_device("h200-sxm")      find_device("rtx4090")      find_device("H100 SXM:8")
+    named_device("h200-sxm")      named_device("rtx4090")      named_device("H100 SXM")
 
 Own devices are tables of the same fields as in ``hardware.json``, in TOML or JSON::
 
@@ -32,7 +32,6 @@ from octavo.base.fields import Fields
 from octavo.cost.hardware import Device
 from octavo.cost.rank_model import Arithmetic
 
-AUTO = "auto"  # the machine that this runs on
 KINDS = ("gpu", "cpu", "unified")
 TRUST = ("sure", "mostly", "uncertain")
 _BUILT_IN = Path(__file__).with_name("hardware.json")
@@ -59,29 +58,22 @@ def devices(own: str | Path | None = None) -> tuple[Device, ...]:
     return tuple(found.values())
 
 
-def find_device(text: str, own: str | Path | None = None) -> tuple[Device, int]:
-    """A device by name, and how many: ``H100 SXM:8`` is eight; of processors, sockets.
+def named_device(name: str, own: str | Path | None = None) -> Device:
+    """The device that ``name`` means, of those in `devices`.
 
-    ``auto`` is the machine that this runs on, measured (`octavo.cost.this_machine`).
-
-    ConfigError if no device, or more than one, is called so: it names the nearest.
+    ConfigError if it means no device, or more than one; the message has the nearest.
     """
-    name, count = _with_count(text)
-    if name.lower() == AUTO:
-        from octavo.cost.this_machine import this_machine
-
-        return this_machine(), count
     asked = _atoms(name)
     for refused, reason in _never_sold().items():
         if asked == _atoms(refused):
             raise ConfigError(f"hardware {name!r}: {reason}")
     known = devices(own)
     if not asked:
-        raise ConfigError(f"hardware {text!r} names no device; {_SEE_LIST}")
+        raise ConfigError(f"hardware {name!r} names no device; {_SEE_LIST}")
     exact = [device for device in known if asked in _names(device)]
     matches = exact or [device for device in known if _within(asked, device)]
     if len(matches) == 1:
-        return matches[0], count
+        return matches[0]
     if matches:
         names = ", ".join(device.name for device in matches)
         raise ConfigError(f"hardware {name!r} may be any of: {names}")
@@ -105,15 +97,6 @@ def read_devices(path: Path) -> tuple[Device, ...]:
 # -- names ----------------------------------------------------------------------------------------
 
 _SEE_LIST = "`octavo hardware list` shows all"
-
-
-def _with_count(text: str) -> tuple[str, int]:
-    name, colon, count = text.rpartition(":")
-    if not colon:
-        return text.strip(), 1
-    if not count.strip().isdecimal() or int(count) < 1:
-        raise ConfigError(f"hardware {text!r}: {count!r} is no number of devices, as in 'H100:8'")
-    return name.strip(), int(count)
 
 
 # A letter and a number are one word, with a letter that follows: an A10G is no A10, nor an A40 one

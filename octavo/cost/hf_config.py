@@ -1,17 +1,18 @@
-"""The text part of a ``config.json`` under one spelling."""
+"""What a ``config.json`` says of its text model, under one spelling, and what its family adds."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Literal
 
 from octavo.base.fields import Fields
+from octavo.cost.mixers import Mixer
+from octavo.cost.mlps import Mlp
 from octavo.cost.unread_keys import unread
-
-if TYPE_CHECKING:
-    from octavo.cost.hf_families import ConfigFamily
+from octavo.cost.weight_shape import WeightShape
 
 _MAX_LAYERS = 1024
 
@@ -37,6 +38,66 @@ SPELLINGS = {
     "sliding_window_pattern": ("_sliding_window_pattern", "global_attn_every_n_layers"),
 }
 _USUAL = {other: name for name, others in SPELLINGS.items() for other in others}
+
+
+def usual_name(name: str) -> str:
+    """The spelling under which a field is read that families call ``name``."""
+    return _USUAL.get(name, name)
+
+
+Windows = tuple[int | None, ...]
+QkNorm = Literal["none", "head", "full"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConfigFamily:
+    """What a config leaves to the name of its kind.
+
+    Args:
+        norms: of the hidden size in each layer. norm_bias: these have one.
+        final_norms: after (or before) all layers.
+        is_gated: MLPs have two matrices that go up.
+        bias_field: what says whether queries, keys and values have biases; it is ``qkv_bias``
+            where the field is absent, or has no name.
+        output_bias: of attention; None is like ``qkv_bias``.
+        qk_norm: whether queries and keys are normed, each head by the same values or all by own.
+        multi_query: one head of keys and values, unless ``multi_query`` says otherwise.
+        mlp_bias, mlp_bias_field: as for queries; of experts, without a field.
+        router_bias: see ``ExpertMlp``. has_output_gate, has_sinks: see ``Attention``.
+        experts_per_token: where a config does not say.
+        extra_positions: rows of learned positions beyond ``max_position_embeddings``; None
+            where positions are not learned.
+        tie: the head is the embedding, unless ``tie_word_embeddings`` says otherwise.
+        windows, mixers, mlp: what makes the windows of all layers, and the parts of one.
+        beside, inputs: other weights of a layer, and of the model before its layers.
+        defaults: what a field means that is absent.
+    """
+
+    norms: int = 2
+    norm_bias: bool = False
+    final_norms: int = 1
+    is_gated: bool = True
+    qkv_bias: bool = False
+    output_bias: bool | None = None
+    bias_field: str = "attention_bias"
+    mlp_bias: bool = False
+    mlp_bias_field: str = "mlp_bias"
+    head_bias: bool = False
+    qk_norm: QkNorm | Callable[[TextConfig], QkNorm] = "none"
+    multi_query: bool = False
+    has_output_gate: bool = False
+    has_sinks: bool = False
+    router_bias: bool = False
+    has_shared_gate: bool = False
+    experts_per_token: int = 2
+    extra_positions: int | None = None
+    tie: bool = False
+    windows: Callable[[TextConfig], Windows]
+    mixers: Callable[[TextConfig, int], tuple[Mixer, ...]]
+    mlp: Callable[[TextConfig, int], Mlp | None]
+    beside: Callable[[TextConfig, int], tuple[WeightShape, ...]] = lambda config, layer: ()
+    inputs: Callable[[TextConfig], tuple[WeightShape, ...]] = lambda config: ()
+    defaults: Mapping[str, Any] = field(default_factory=dict)
 
 
 class TextConfig(Fields):
@@ -88,9 +149,9 @@ class TextConfig(Fields):
         return self.family.windows(self)
 
     def unread(self) -> Iterator[tuple[str, Any]]:
-        """What nobody asked for, by the config's own spelling."""
+        """The fields that no reader asked for, by the spelling of the config."""
         for name, value in unread(self._given, self.asked):
-            if _USUAL.get(name, name) not in self.asked:
+            if usual_name(name) not in self.asked:
                 yield name, value
 
     def skip(self, *names: str) -> None:

@@ -8,12 +8,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from octavo.cost.hf_config import TextConfig
+from octavo.cost.hf_config import TextConfig, Windows
 from octavo.cost.mixers import Attention, Indexer, LatentAttention, Mixer
 from octavo.cost.mlps import DenseMlp, ExpertMlp, Mlp
-
-Windows = tuple[int | None, ...]
-
 
 # -- attention ------------------------------------------------------------------------------------
 
@@ -170,13 +167,6 @@ def experts_everywhere(config: TextConfig, layer: int) -> Mlp:
     return _experts_of(config, inner, _dense_of(config, size) if size else None)
 
 
-def experts_or_dense(config: TextConfig, layer: int) -> Mlp:
-    """Granite's: experts if there are any, beside an MLP that is always there."""
-    if config.integer("num_experts", 0, minimum=0):
-        return experts_everywhere(config, layer)
-    return _dense_of(config, config.integer("shared_intermediate_size"))
-
-
 def qwen_experts(config: TextConfig, layer: int) -> Mlp:
     without = config.entries("mlp_only_layers") if "mlp_only_layers" in config else []
     if layer in without or (layer + 1) % config.integer("decoder_sparse_step", 1):
@@ -227,16 +217,6 @@ def jamba_experts(config: TextConfig, layer: int) -> Mlp:
     if layer % period != config.integer("expert_layer_offset", 1, minimum=0):
         return dense(config, layer)
     return experts_everywhere(config, layer)
-
-
-def lfm2_mlp(config: TextConfig, layer: int) -> Mlp:
-    """Two thirds of the size that is given, made a multiple, unless it is told not to."""
-    inner = config.integer("intermediate_size")
-    if config.flag("block_auto_adjust_ff_dim", True):
-        scale = config.number("block_ffn_dim_multiplier", 1.0)
-        unit = config.integer("block_multiple_of", 256)
-        inner = -(-int(scale * int(2 * inner / 3)) // unit) * unit
-    return _dense_of(config, inner)
 
 
 def nothing(config: TextConfig, layer: int) -> Mlp | None:

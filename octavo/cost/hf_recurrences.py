@@ -156,8 +156,8 @@ def mamba2(config: TextConfig, layer: int) -> tuple[Mixer, ...]:
     )
 
 
-def _mamba2(config: TextConfig, has_norm: bool = True) -> Mamba2:
-    """As Bamba, Granite and Falcon-H1 have it; the inner size is a multiple of the hidden one where
+def _mamba2(config: TextConfig) -> Mamba2:
+    """Bamba's; the inner size is a multiple of the hidden one where
     it is not given."""
     heads = config.integer("mamba_n_heads")
     expanded = int(config.number("mamba_expand", 2.0) * config.hidden)
@@ -170,13 +170,8 @@ def _mamba2(config: TextConfig, has_norm: bool = True) -> Mamba2:
         kernel=config.integer("mamba_d_conv"),
         has_conv_bias=config.flag("mamba_conv_bias", True),
         has_proj_bias=config.flag("mamba_proj_bias", False),
-        norm_size=inner if has_norm else 0,
+        norm_size=inner,
     )
-
-
-def mamba_beside_attention(config: TextConfig, layer: int) -> tuple[Mixer, ...]:
-    mamba = _mamba2(config, has_norm=config.flag("mamba_rms_norm", False))
-    return (*attention(config, layer), mamba)
 
 
 def mamba_or_attention(config: TextConfig, layer: int) -> tuple[Mixer, ...]:

@@ -21,7 +21,8 @@ from octavo.cost.precision import Precision
 from octavo.cost.prediction import Prediction
 from octavo.cost.rank import check_layout, stage_layers, stage_weights
 from octavo.cost.rank_model import AttentionOp
-from octavo.cost.weight_shape import Split, WeightShape
+from octavo.cost.weight_shape import WeightShape
+from octavo.models.tensor_split import Split
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

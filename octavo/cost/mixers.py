@@ -125,6 +125,7 @@ class LatentAttention:
         selected: keys that a query looks at, of all that it sees; None is all. An ``Indexer``
             beside it selects them.
         has_output_gate: the hidden values make as many that gate the outputs (Kimi K3).
+        has_bias: the projections to latent vectors, and that of the outputs, have biases.
     """
 
     heads: int
@@ -136,6 +137,7 @@ class LatentAttention:
     selected: int | None = None
     window: int | None = None
     has_output_gate: bool = False
+    has_bias: bool = False
 
     def weights(self, hidden: int) -> Iterator[WeightShape]:
         query_dim = self.nope_dim + self.rope_dim
@@ -153,6 +155,8 @@ class LatentAttention:
         if self.has_output_gate:
             yield columns("self_attn.g_proj", "attention.gate", self.heads, self.value_dim, hidden)
         yield rows("self_attn.o_proj", "attention.output", hidden, self.heads, self.value_dim)
+        if self.has_bias:
+            yield WeightShape("self_attn.biases", "norm", (self.q_rank or 0) + latent + hidden)
 
     def kv_vectors(self, tp: int) -> tuple[int, int, int]:
         return 1, self.kv_rank, self.rope_dim

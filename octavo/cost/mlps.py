@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
-from octavo.cost.weight_shape import Part, Split, WeightShape
+from octavo.cost.weight_shape import Part, WeightShape
 
 
 class Mlp(Protocol):
@@ -108,22 +108,20 @@ def _matrices(
     per_token: int = 1,
 ) -> Iterator[WeightShape]:
     up_op = f"{op}.gate_up" if mlp.is_gated else f"{op}.up"
-    for matrix, outputs, inputs, matrix_op, split in (
-        ("gate_proj", mlp.inner, hidden, up_op, Split.OUTPUTS),
-        ("up_proj", mlp.inner, hidden, up_op, Split.OUTPUTS),
-        ("down_proj", hidden, mlp.inner, f"{op}.down", Split.INPUTS),
+    for matrix, outputs, inputs, matrix_op in (
+        ("gate_proj", mlp.inner, hidden, up_op),
+        ("up_proj", mlp.inner, hidden, up_op),
+        ("down_proj", hidden, mlp.inner, f"{op}.down"),
     ):
         if matrix == "gate_proj" and not mlp.is_gated:
             continue
         full = f"{name}.{matrix}"
-        yield WeightShape(full, part, outputs, inputs, matrix_op, split, 0, experts, per_token)
+        yield WeightShape(full, part, outputs, inputs, matrix_op, 0, experts, per_token)
         if mlp.has_bias:
-            is_cut = split is Split.OUTPUTS
             yield WeightShape(
                 f"{full}.bias",
                 "experts" if part == "experts" else "norm",
                 outputs,
-                split=split if is_cut else Split.NOTHING,
                 experts=experts,
                 experts_per_token=per_token,
             )

@@ -1,7 +1,8 @@
 """The shape of a model: what its layers are made of, without a weight.
 
-Wider than ``octavo.models.config``, which describes what octavo runs: whatever people run can be
-planned. Every naming of a config is resolved in ``spec_hf.py`` and ``spec_gguf.py``.
+It is wider than ``octavo.models.config``, which describes what octavo runs: models of other
+families can be planned too. ``spec_hf.py`` reads it from a ``config.json``, ``spec_gguf.py`` from a
+GGUF file.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import Any
 
 from octavo.cost.mixers import Mixer
 from octavo.cost.mlps import Mlp
-from octavo.cost.weight_shape import Part, Split, WeightShape
+from octavo.cost.weight_shape import Part, WeightShape
 
 _VOCABULARY_UNIT = 64  # rows of an embedding that is shared out are padded to a multiple of these
 
@@ -55,6 +56,7 @@ class ModelSpec:
         dtype: of the weights that are not quantized, as its config says: ``bfloat16``...
         quantization: ``quantization_config`` of its config, if there is one.
         source: the folder or file that has the weights, None where only the shape is known.
+        why_not_run: why octavo cannot run models of this family, for people; None if it can.
         notes: what there is to say of how its config was read.
     """
 
@@ -72,34 +74,12 @@ class ModelSpec:
     dtype: str = "bfloat16"
     quantization: Mapping[str, Any] | None = field(default=None, hash=False)
     source: Path | None = None
+    why_not_run: str | None = None
     notes: tuple[str, ...] = ()
 
     @property
     def num_layers(self) -> int:
         return len(self.layers)
-
-    @staticmethod
-    def of_hf(config: Mapping[str, Any], *, path: str | Path = "config.json") -> ModelSpec:
-        """From the contents of ``config.json``.
-
-        UnsupportedModelError for a kind of model that is not known; ModelFileError for a value
-        that cannot be. ``path`` is named in errors.
-        """
-        from octavo.cost.spec_hf import parse
-
-        return parse(config, Path(path))
-
-    @staticmethod
-    def of_gguf(
-        metadata: Mapping[str, Any],
-        tensors: Mapping[str, Any],
-        *,
-        path: str | Path = "model.gguf",
-    ) -> ModelSpec:
-        """From a GGUF file's metadata and table of tensors (each with a ``shape``); see of_hf."""
-        from octavo.cost.spec_gguf import parse
-
-        return parse(metadata, tensors, Path(path))
 
     def layer_weights(self, first: int, last: int) -> Iterator[WeightShape]:
         """The weights of the layers from ``first`` to before ``last``."""
@@ -132,4 +112,4 @@ class ModelSpec:
 
     def _vocabulary_matrix(self, name: str, part: Part, op: str) -> WeightShape:
         units = -(-self.vocab_size // _VOCABULARY_UNIT)
-        return WeightShape(name, part, self.vocab_size, self.hidden_size, op, Split.OUTPUTS, units)
+        return WeightShape(name, part, self.vocab_size, self.hidden_size, op, units)

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
-from octavo.base.errors import ConfigError, ModelFileError
+from octavo.base.errors import ConfigError, ModelError, ModelFileError, UnsupportedModelError
 from octavo.base.model_files import ModelFolder, begins_as_gguf, split_parts
 from octavo.cost.catalogue import spec_of
 from octavo.cost.file_weights import has_weights, other_params
 from octavo.cost.model_spec import ModelSpec
+from octavo.cost.spec_gguf import spec_from_gguf
+from octavo.cost.spec_hf import spec_as_it_runs, spec_from_hf
 
 _ENDINGS = (".json", ".gguf")
 MODELOPT_FILE = "hf_quant_config.json"
@@ -43,16 +48,29 @@ def _of_folder(path: Path) -> ModelSpec:
     config = ModelFolder(path).read_json("config.json")
     if config is None:
         raise ModelFileError(path, "the folder has no config.json")
-    spec = _quantized_beside(ModelSpec.of_hf(config, path=path / "config.json"), path)
+    spec = _quantized_beside(_read(config, path), path)
     if not has_weights(path):
         return spec
     return replace(spec, source=path, other_params=other_params(path))
 
 
+def _read(config: Mapping[str, Any], folder: Path) -> ModelSpec:
+    """What octavo runs can be planned, whatever its config says besides."""
+    path = folder / "config.json"
+    try:
+        return spec_from_hf(config, path=path)
+    except UnsupportedModelError as error:
+        if not has_weights(folder):
+            raise
+        with suppress(ModelError):
+            return spec_as_it_runs(config, path=path)
+        raise error from None
+
+
 def _of_config(path: Path) -> ModelSpec:
     config = ModelFolder(path.parent).read_json(path.name)
     assert config is not None, path
-    return _quantized_beside(ModelSpec.of_hf(config, path=path), path.parent)
+    return _quantized_beside(spec_from_hf(config, path=path), path.parent)
 
 
 def _quantized_beside(spec: ModelSpec, folder: Path) -> ModelSpec:
@@ -70,5 +88,5 @@ def _of_gguf(path: Path) -> ModelSpec:
 
     parts = [GGUFFile(path.with_name(name)) for name in split_parts(path.name)]
     tensors = {name: tensor for part in parts for name, tensor in part.tensors.items()}
-    spec = ModelSpec.of_gguf(parts[0].metadata, tensors, path=path)
+    spec = spec_from_gguf(parts[0].metadata, tensors, path=path)
     return replace(spec, source=path)

@@ -20,6 +20,7 @@ from octavo.cost.model_spec import ModelSpec
 from octavo.cost.weight_rules import Recipe, Rule, Uniform
 from octavo.cost.weight_shape import WeightShape
 from octavo.cost.weight_type import FLOAT_ALIASES, FLOATS, QUANTIZED, WeightType, quantized_type
+from octavo.cost.weights import weights
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +72,11 @@ def precision_of(
     kv = kv_type(kv_cache_dtype or ("float32" if is_wide else "bfloat16"))
     name, rule = _rule(spec, quantization, floats)
     return Precision(name, kv, rule, floats.bits / 8)
+
+
+def weights_bytes(spec: ModelSpec, precision: Precision) -> int:
+    """Bytes of the whole model, each tensor once."""
+    return round(sum(precision.num_bytes(weight) for weight in weights(spec)))
 
 
 def quantizations() -> list[str]:

@@ -18,6 +18,7 @@ from octavo.cost.mlps import DenseMlp, ExpertMlp, Mlp
 from octavo.cost.model_spec import LayerSpec, ModelSpec
 from octavo.cost.recurrences import GatedDeltaNet, Mamba1, Mamba2, ShortConvolution
 from octavo.cost.weight_shape import WeightShape
+from octavo.models.registry import why_gguf_not_run
 
 _MAX_LAYERS = 1024
 # Every so many layers one sees everything, where a file has a window and does not say which have.
@@ -42,8 +43,17 @@ _INPUTS = ("per_layer_model_proj", "altup_proj", "altup_unembd_proj")
 Shapes = Mapping[str, tuple[int, ...]]
 
 
-def parse(metadata: Mapping[str, Any], tensors: Mapping[str, Any], path: Path) -> ModelSpec:
-    """See ``ModelSpec.of_gguf``."""
+def spec_from_gguf(
+    metadata: Mapping[str, Any],
+    tensors: Mapping[str, Any],
+    *,
+    path: str | Path = "model.gguf",
+) -> ModelSpec:
+    """Read the metadata of a GGUF file and its table of tensors, each of which has a ``shape``.
+
+    ``path`` is for error messages; for the errors see `spec_hf.spec_from_hf`.
+    """
+    path = Path(path)
     general = Fields(path, metadata, "general.")
     kind = general.text("architecture")
     fields = Fields(path, metadata, f"{kind}.")
@@ -67,6 +77,7 @@ def parse(metadata: Mapping[str, Any], tensors: Mapping[str, Any], path: Path) -
         head_bias="output.bias" in shapes,
         inputs=tuple(_inputs(shapes)),
         dtype="float16",
+        why_not_run=why_gguf_not_run(kind),
     )
 
 
@@ -85,12 +96,13 @@ def _sizes_of(shapes: Shapes, name: str, count: int, path: Path) -> tuple[int, .
 
 
 def _sizes(shapes: Shapes, *names: str) -> int:
-    """Values of tensors together, weights and biases, as far as they are there."""
+    """Values of tensors together, weights and biases, as far as they are there. Falcon-H1's
+    ``ffn_norm`` is called no weight."""
     return sum(
-        prod(shapes[f"{name}.{kind}"])
+        prod(shapes[name + kind])
         for name in names
-        for kind in ("weight", "bias")
-        if f"{name}.{kind}" in shapes
+        for kind in (".weight", ".bias", "")
+        if name + kind in shapes
     )
 
 
@@ -118,6 +130,8 @@ class _Layer:
     def spec(self, hidden: int, window: int | None) -> LayerSpec:
         mixers: list[Mixer] = []
         if "ssm_conv1d.weight" in self._shapes:
+            if self._has("attn_q"):  # side by side, as in Falcon-H1
+                mixers.append(self._attention(hidden, window))
             mixers.append(self._recurrence())
         elif "shortconv.conv.weight" in self._shapes:
             kernel = self._sizes_of("shortconv.conv.weight", 2)[1]

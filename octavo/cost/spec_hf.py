@@ -1,27 +1,87 @@
 """ModelSpec from Hugging Face's ``config.json``.
 
-Families say what configs do not (``hf_families.py``), and make their layers (``hf_layers.py``).
+A family that runs is read as it is for running, and its modules say what it is made of
+(``spec_of_config.py``). Of a family that can only be planned, ``hf_families.py`` has what its
+configs do not say, and ``hf_layers.py`` makes its layers.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
 from octavo.base.errors import UnsupportedModelError
 from octavo.base.fields import Fields
-from octavo.cost.hf_config import TextConfig
+from octavo.cost.hf_config import ConfigFamily, TextConfig, usual_name
 from octavo.cost.hf_families import family_of
 from octavo.cost.model_spec import LayerSpec, ModelSpec
 from octavo.cost.quantization_config import section_of
-from octavo.cost.unread_keys import check
+from octavo.cost.spec_of_config import spec_of_config
+from octavo.cost.unread_keys import changes_no_shape, check
+from octavo.models.config import ModelConfig
+from octavo.models.config_hf import config_from_hf, sizes_from_hf
+from octavo.models.registry import FAMILIES, Listed, declared_in, listed_of, why_not_run
 
 
-def parse(config: Mapping[str, Any], path: Path) -> ModelSpec:
-    """See ``ModelSpec.of_hf``."""
-    fields = _open(config, path)
-    family = fields.family
+def spec_from_hf(config: Mapping[str, Any], *, path: str | Path = "config.json") -> ModelSpec:
+    """Read the contents of ``config.json``; ``path`` is for error messages.
+
+    Raises:
+        UnsupportedModelError: a model of this kind cannot be planned.
+        ModelFileError: a value is missing or makes no sense.
+    """
+    path = Path(path)
+    listed = _listed(config, path)
+    if listed.family is not None:
+        return _of_running(config, listed, path)
+    outer = Fields(path, config)
+    return spec_by_facts(config, family_of(listed.model_type, _values(outer)), path)
+
+
+def _of_running(config: Mapping[str, Any], listed: Listed, path: Path) -> ModelSpec:
+    """A spec from the modules of a family that runs. Fields that change no shape are left out, so
+    that a model can be planned whose rope or activation octavo does not have."""
+    family = declared_in(listed)
+    inner = Fields(path, config).table("text_config", {})
+    sizes = {name: value for name, value in config.items() if not changes_no_shape(name)}
+    if inner:
+        sizes["text_config"] = {k: v for k, v in inner.items() if not changes_no_shape(k)}
+    read, asked, unread = sizes_from_hf(sizes, family, path=path)
+    known = {usual_name(name) for name in asked}
+    left = [(name, value) for name, value in unread if usual_name(name) not in known]
+    return replace(_finished(read, config, path), notes=tuple(check(listed.model_type, path, left)))
+
+
+def spec_as_it_runs(config: Mapping[str, Any], *, path: Path) -> ModelSpec:
+    """The spec of a model that octavo would load: of a field that nobody reads, its tensors say
+    that it changes no shape. The errors are those of loading."""
+    return _finished(config_from_hf(config, path=path), config, path)
+
+
+def _finished(read: ModelConfig, config: Mapping[str, Any], path: Path) -> ModelSpec:
+    """With what a ``config.json`` says beside the sizes of its model."""
+    inner = Fields(path, config).table("text_config", {})
+    return replace(
+        spec_of_config(read),
+        name=path.parent.name or path.stem,
+        dtype=_dtype(Fields(path, {**config, **inner})),
+        quantization=section_of(config, path),
+        why_not_run=why_not_run(config),
+    )
+
+
+def _dtype(fields: Fields) -> str:
+    return str(fields.text("torch_dtype", None) or fields.text("dtype", "bfloat16"))
+
+
+def spec_by_facts(config: Mapping[str, Any], family: ConfigFamily, path: Path) -> ModelSpec:
+    """A spec from what a family says of its configs."""
+    fields = TextConfig(
+        path, _values(Fields(path, config)), family, _listed(config, path).model_type
+    )
     layers: dict[LayerSpec, LayerSpec] = {}  # layers alike are one object
     made = [_layer(fields.at(index), index) for index in range(fields.num_layers)]
     positions = fields.integer("max_position_embeddings", 2048)
@@ -44,8 +104,9 @@ def parse(config: Mapping[str, Any], path: Path) -> ModelSpec:
         ),
         head_bias=family.head_bias,
         inputs=family.inputs(fields),
-        dtype=fields.text("torch_dtype", None) or fields.text("dtype", "bfloat16"),
+        dtype=_dtype(fields),
         quantization=section_of(config, path),
+        why_not_run=why_not_run(config),
         notes=tuple(check(fields.kind, path, fields.unread())),
     )
 
@@ -54,16 +115,33 @@ def parse(config: Mapping[str, Any], path: Path) -> ModelSpec:
 _PARTS = ("attn_config", "ffn_config")
 
 
-def _open(config: Mapping[str, Any], path: Path) -> TextConfig:
-    outer = Fields(path, config)
+def _values(outer: Fields) -> dict[str, Any]:
+    """What a config says of its text model."""
     inner = outer.table("text_config", {})
     parts = (outer.table(name, {}) for name in _PARTS)
-    values = {
-        **{name: value for name, value in config.items() if name not in ("text_config", *_PARTS)},
+    return {
+        **{name: outer.raw(name) for name in outer if name not in ("text_config", *_PARTS)},
         **{k: v for part in (*parts, inner) for k, v in part.items() if v is not None},
     }
-    kind = Fields(path, inner).text("model_type", None) or outer.text("model_type")
-    return TextConfig(path, values, family_of(kind, values, path), kind)
+
+
+def _listed(config: Mapping[str, Any], path: Path) -> Listed:
+    listed = listed_of(config)
+    if listed is None:
+        outer = Fields(path, config)
+        inner = Fields(path, outer.table("text_config", {}))
+        raise _unknown(outer, inner.text("model_type", None))
+    return listed
+
+
+def _unknown(config: Fields, own: str | None) -> UnsupportedModelError:
+    """The error for a ``config.json`` of no family; ``own``: the model type of its text part."""
+    kind = own or config.text("model_type")
+    near = get_close_matches(kind, [each.model_type for each in FAMILIES], 3)
+    return UnsupportedModelError(
+        f"{config.path}: models of type {kind!r:.80} cannot be planned"
+        + (f"; do you mean {' or '.join(near)}?" if near else "")
+    )
 
 
 def _layer(config: TextConfig, index: int) -> LayerSpec:

@@ -20,6 +20,7 @@ from typing import Any
 from octavo.base.errors import ConfigError
 from octavo.base.files import replace_file
 from octavo.cost.hardware import Device
+from octavo.cost.hardware_table import named_device
 from octavo.cost.probing import best_bandwidth, best_rate
 from octavo.cost.rank_model import Arithmetic
 from octavo.system import machine
@@ -93,9 +94,7 @@ def gpu_name() -> str | None:
 
 
 def _gpu(name: str) -> Device:
-    from octavo.cost.hardware_table import find_device
-
-    return find_device(name)[0]
+    return named_device(name)
 
 
 def _processor(cpu: machine.Cpu, *, anew: bool = False, may_measure: bool = True) -> Device:

@@ -75,6 +75,8 @@ _HARMLESS = re.compile(
         )
     )
 )
+# Fields with a name as above that change shapes all the same, in a family that reads them.
+_OF_SIZES = {"use_qk_norm", "block_ffn_dim_multiplier"}
 # Of quantizations: what changes numbers, and not how many bits they have.
 _HARMLESS_QUANTIZATION = re.compile(
     r"(?:.*\.)?(?:activation_scheme|fmt|scale_fmt|desc_act|sym|symmetric|damp.*|true_sequential|"
@@ -107,6 +109,11 @@ _SAID_OTHERWISE = frozenset(
 )
 # Of families that see everything whatever a config has.
 _OF_ATTENTION = ("sliding_window", "use_sliding_window", "sliding_window_size")
+
+
+def changes_no_shape(name: str) -> bool:
+    """True if a field of this name changes no shape in any family."""
+    return name not in _OF_SIZES and _HARMLESS.fullmatch(name) is not None
 
 
 def unread(

@@ -2,24 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from enum import Enum
+from dataclasses import dataclass, field, replace
 from math import ceil
 from typing import Literal
 
 from octavo.cost.parallel import Parallel
 from octavo.cost.rank_model import Experts
+from octavo.models.tensor_split import Split, split_of
 
 # Which weights a quantization treats alike. ``router`` has all that is small and decides much.
 Part = Literal["embedding", "attention", "mlp", "experts", "router", "norm", "head", "other"]
-
-
-class Split(Enum):
-    """What of a matrix the devices of a tensor-parallel group share out."""
-
-    NOTHING = "every device has all of it"
-    OUTPUTS = "each computes some of the outputs"
-    INPUTS = "each has some of the inputs, and results are added up"
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +23,7 @@ class WeightShape:
         part: what it is part of.
         op: of which matrix product of a step it is part, such as ``attention.qkv``; empty where
             it is of none, as norms and the embedding are.
+        split: follows from the name, see `octavo.models.tensor_split`.
         units: outputs (or inputs) are shared out in so many pieces, such as heads; a piece is
             never cut, and each device has one at least.
         experts: how many of these matrices there are and how many of them a token uses; 1 and 1
@@ -43,11 +36,14 @@ class WeightShape:
     outputs: int
     inputs: int = 0
     op: str = ""
-    split: Split = Split.NOTHING
     units: int = 0
     experts: int = 1
     experts_per_token: int = 1
     layer: int | None = None
+    split: Split = field(default=Split.NOTHING, init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "split", split_of(self.name))
 
     @property
     def num_params(self) -> int:

@@ -12,7 +12,6 @@ from __future__ import annotations
 from functools import lru_cache
 
 from octavo.cost.model_spec import ModelSpec
-from octavo.cost.precision import Precision
 from octavo.cost.weight_shape import WeightShape
 
 
@@ -33,8 +32,3 @@ def num_parameters(spec: ModelSpec, active: bool = False) -> int:
     if active:
         return sum(weight.num_active_params for weight in weights(spec) if weight.part != "other")
     return sum(weight.num_params for weight in weights(spec))
-
-
-def weights_bytes(spec: ModelSpec, precision: Precision) -> int:
-    """Of the whole model, each tensor once."""
-    return round(sum(precision.num_bytes(weight) for weight in weights(spec)))

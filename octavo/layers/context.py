@@ -4,12 +4,13 @@ context."""
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-import numpy as np
+if TYPE_CHECKING:
+    import numpy as np
 
-from octavo.kernels.dispatch import Ops
-from octavo.kernels.op_arguments import RopeArguments, RowNorm
+    from octavo.kernels.dispatch import Ops
+    from octavo.kernels.op_arguments import RopeArguments, RowNorm
 
 
 class Activations(Protocol):

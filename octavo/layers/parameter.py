@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
-from octavo.quantization.base import StoredWeight, Weight, stored_floats
+if TYPE_CHECKING:
+    from octavo.quantization.base import Weight
 
 
 class ShapeMismatch(ValueError):
@@ -57,6 +56,8 @@ class Parameter:
     def load(self, weight: Weight) -> None:
         """Take ``weight`` as the value; ShapeMismatch if its shape differs. A vector may fill a
         matrix of one row."""
+        from octavo.quantization.base import StoredWeight  # a shape alone needs no numpy
+
         if self.shape == (1, *weight.shape) and isinstance(weight, StoredWeight):
             weight = StoredWeight(weight.type, weight.data, self.shape)
         if weight.shape != self.shape:
@@ -64,6 +65,10 @@ class Parameter:
         self._value = self._in_float32(weight) if self.exact else weight
 
     def _in_float32(self, weight: Weight) -> Any:
+        import numpy as np
+
+        from octavo.quantization.base import stored_floats
+
         values = weight.dequantize() if weight.is_quantized else weight.floats()
         # Float32 is copied too: reading a page of the file for every norm would be slower.
         values = values + np.float32(self.plus)

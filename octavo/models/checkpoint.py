@@ -17,6 +17,8 @@ from octavo.base.errors import ModelFileError, ModelNotFoundError, UnsupportedMo
 from octavo.base.fields import Fields
 from octavo.base.model_files import ModelFolder, begins_as_gguf, is_engine_folder, split_parts
 from octavo.models.config import ModelConfig
+from octavo.models.config_gguf import config_from_gguf
+from octavo.models.config_hf import config_from_hf
 from octavo.models.gguf import GGUFFile
 from octavo.models.gguf_latents import find_halves, join_halves
 from octavo.models.quantized_hf import find_parts, is_of_activations, weight_format
@@ -146,7 +148,7 @@ class SafetensorsFolder:
         if config is None:
             raise ModelFileError(self.path, "the folder has no config.json")
         generation = self._folder.read_json("generation_config.json")
-        return ModelConfig.from_hf(config, generation, path=self.path.absolute() / "config.json")
+        return config_from_hf(config, generation, path=self.path.absolute() / "config.json")
 
     def read(self, name: str) -> Weight:
         parts = self._parts.get(name)
@@ -280,7 +282,7 @@ class GGUFFiles:
 
     def config(self) -> ModelConfig:
         if self._config is None:  # which looks through the vocabulary
-            self._config = ModelConfig.from_gguf(self.metadata, self.tensors, path=self.path)
+            self._config = config_from_gguf(self.metadata, self.tensors, path=self.path)
         return self._config
 
     def read(self, name: str) -> Weight:

@@ -19,6 +19,7 @@ from octavo.models.config import ModelConfig
 from octavo.models.config_to_hf import shortest
 from octavo.models.decoder import DecoderForCausalLM, make_attention
 from octavo.models.family import Family
+from octavo.models.ignored_keys import always, beside, only, same_as
 from octavo.models.llama import GGUF_NAMES, HF_DEFAULTS
 from octavo.models.sliding_windows import (
     Windows,
@@ -28,7 +29,6 @@ from octavo.models.sliding_windows import (
     hf_window_entries,
     hf_windows,
 )
-from octavo.models.unread_keys import always, beside, only, same_as
 
 
 class Cohere2DecoderLayer(Module):
@@ -47,7 +47,8 @@ class Cohere2DecoderLayer(Module):
 class Cohere2ForCausalLM(DecoderForCausalLM):
     layer_type = Cohere2DecoderLayer
 
-    def make_norm(self, config: ModelConfig) -> Module:
+    @staticmethod
+    def make_norm(config: ModelConfig) -> Module:
         return LayerNorm(config.hidden_size, config.norm_eps, bias=False)
 
 

@@ -1,7 +1,7 @@
 """One description of a model, whatever its checkpoint calls things.
 
-Every variant of naming, in ``config.json`` and in GGUF metadata, is resolved in this package's
-``config*.py`` files and nowhere else: the rest of octavo sees a :class:`ModelConfig`.
+``config_hf.py`` reads it from a ``config.json`` and ``config_gguf.py`` from GGUF metadata. They
+resolve every variant of naming: the rest of octavo sees a :class:`ModelConfig`.
 """
 
 from __future__ import annotations
@@ -150,34 +150,6 @@ class ModelConfig:
     latent: LatentConfig | None = None  # of layers with latent attention: then all
     experts: ExpertsConfig | None = None
     recurrence: RecurrenceConfig | None = None
-
-    @staticmethod
-    def from_hf(
-        config: Mapping[str, Any],
-        generation_config: Mapping[str, Any] | None = None,
-        *,
-        path: str | Path = "config.json",
-    ) -> ModelConfig:
-        """From the contents of ``config.json`` and, if there is one, ``generation_config.json``.
-
-        UnsupportedModelError for an architecture, a quantization or a rope scaling that octavo
-        does not have; ModelFileError for a value that cannot be. ``path`` is named in errors.
-        """
-        from octavo.models.config_hf import parse
-
-        return parse(config, generation_config or {}, Path(path))
-
-    @staticmethod
-    def from_gguf(
-        metadata: Mapping[str, Any],
-        tensors: Mapping[str, Any],
-        *,
-        path: str | Path = "model.gguf",
-    ) -> ModelConfig:
-        """From a GGUF file's metadata and table of tensors (each with a ``shape``); see from_hf."""
-        from octavo.models.config_gguf import parse
-
-        return parse(metadata, tensors, Path(path))
 
     @property
     def kv_layers(self) -> tuple[KVSpec, ...]:

@@ -39,8 +39,17 @@ _END_TOKENS = {
 _CONTROL_TOKEN, _USER_TOKEN = 3, 4
 
 
-def parse(metadata: Mapping[str, Any], tensors: Mapping[str, Any], path: Path) -> ModelConfig:
-    """See ``ModelConfig.from_gguf``."""
+def config_from_gguf(
+    metadata: Mapping[str, Any],
+    tensors: Mapping[str, Any],
+    *,
+    path: str | Path = "model.gguf",
+) -> ModelConfig:
+    """Read the metadata of a GGUF file and its table of tensors, each of which has a ``shape``.
+
+    ``path`` is for error messages; for the errors see `config_hf.config_from_hf`.
+    """
+    path = Path(path)
     general = Fields(path, metadata, "general.")
     kind = general.text("architecture")
     check_gguf_generates(kind, path)

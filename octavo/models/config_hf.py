@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from octavo.base.errors import UnsupportedModelError
 from octavo.base.fields import Fields
@@ -20,8 +20,8 @@ from octavo.models.config import (
     sampling_defaults,
 )
 from octavo.models.family import Family
-from octavo.models.registry import find_family
-from octavo.models.unread_keys import check_hf_read, check_model_type
+from octavo.models.registry import architecture_of, find_family
+from octavo.models.unread_keys import check_hf_read, check_model_type, unread_sizes
 from octavo.models.unsupported_models import check_generates, kinds_of, naming_features
 
 _ACTIVATIONS: dict[str, Activation] = {
@@ -42,23 +42,66 @@ _SAMPLING_FIELDS = {
 }
 
 
-def parse(config: Mapping[str, Any], generation: Mapping[str, Any], path: Path) -> ModelConfig:
-    """See ``ModelConfig.from_hf``."""
+def config_from_hf(
+    config: Mapping[str, Any],
+    generation: Mapping[str, Any] | None = None,
+    *,
+    path: str | Path = "config.json",
+) -> ModelConfig:
+    """Read the contents of ``config.json``.
+
+    Args:
+        generation: the contents of ``generation_config.json``, if there is one.
+        path: of ``config.json``, for error messages.
+
+    Raises:
+        UnsupportedModelError: octavo cannot run the architecture, or something the config asks for.
+        ModelFileError: a value is missing or makes no sense.
+    """
+    path = Path(path)
     outer = Fields(path, config)
     check_generates(config, path)
     with naming_features(*kinds_of(config)):
-        family = find_family(_architecture(outer), str(path))
+        family = find_family(_architecture(config, outer), str(path))
         check_model_type(config, family, path)
-    # A multi-modal model: the text part has its own section, what that omits is in the outer.
-    inner = outer.table("text_config", {})
-    outer_config, config = config, {**config, **{k: v for k, v in inner.items() if v is not None}}
-    values = {**family.hf_defaults, **_without_nulls(config)}
-    fields = Fields(path, values, names=family.hf_fields)
-    generation_fields = Fields(path.with_name("generation_config.json"), generation)
-    shared = _shared(family, fields, generation_fields)
-    read = replace(shared, **family.from_hf(fields, shared)).check(path)
-    check_hf_read(outer_config, fields.asked, family, path)
+    fields = _text_fields(config, family, path)
+    read = _read(family, fields, Fields(path.with_name("generation_config.json"), generation or {}))
+    check_hf_read(config, fields.asked, family, path)
     return read
+
+
+class Sizes(NamedTuple):
+    """A model by its sizes.
+
+    Args:
+        asked: the fields of its config that were read.
+        unread: others, with their values, that its family does not know either.
+    """
+
+    config: ModelConfig
+    asked: Collection[str]
+    unread: list[tuple[str, Any]]
+
+
+def sizes_from_hf(config: Mapping[str, Any], family: Family, *, path: Path) -> Sizes:
+    """Read a ``config.json`` for the sizes of its model alone, to plan a model that may not run."""
+    fields = _text_fields(config, family, path)
+    read = _read(family, fields, Fields(path, {}))
+    return Sizes(read, fields.asked, unread_sizes(config, fields.asked, family))
+
+
+def _text_fields(config: Mapping[str, Any], family: Family, path: Path) -> Fields:
+    """The fields of the text part. What that omits in the section of a multi-modal model is in the
+    outer one."""
+    inner = Fields(path, config).table("text_config", {})
+    config = {**config, **{k: v for k, v in inner.items() if v is not None}}
+    values = {**family.hf_defaults, **_without_nulls(config)}
+    return Fields(path, values, names=family.hf_fields)
+
+
+def _read(family: Family, fields: Fields, generation: Fields) -> ModelConfig:
+    shared = _shared(family, fields, generation)
+    return replace(shared, **family.from_hf(fields, shared)).check(fields.path)
 
 
 def _shared(family: Family, fields: Fields, generation: Fields) -> ModelConfig:
@@ -105,11 +148,14 @@ def _without_nulls(values: Mapping[str, Any]) -> dict[str, Any]:
     return {k: v for k, v in values.items() if v is not None or k in absent}
 
 
-def _architecture(fields: Fields) -> str:
-    names = fields.each("architectures", Fields.text)
-    if not names:
+def _architecture(config: Mapping[str, Any], fields: Fields) -> str:
+    """The first of ``architectures``, or that of the config's ``model_type``."""
+    if config.get("architectures") is not None and not fields.each("architectures", Fields.text):
         raise fields.error("architectures", "does not name the model's architecture")
-    return names[0]
+    name = architecture_of(config)
+    if name is None:
+        raise fields.error("architectures", "is missing, and no model_type tells the architecture")
+    return name
 
 
 def _activation(fields: Fields, name: str, possible: tuple[Activation, ...]) -> Activation:

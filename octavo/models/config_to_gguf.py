@@ -11,6 +11,7 @@ from typing import Any
 from octavo.base.errors import UnsupportedModelError
 from octavo.layers.rope_config import RopeConfig
 from octavo.models.config import ModelConfig
+from octavo.models.config_gguf import config_from_gguf
 from octavo.models.registry import family_of, gguf_architecture
 from octavo.models.sliding_windows import window_size
 
@@ -76,7 +77,7 @@ def check_gguf_config(
     ``metadata``: all of it. ``shapes``: of each tensor, by its name in the file.
     """
     tensors = {name: SimpleNamespace(shape=shape) for name, shape in shapes.items()}
-    read = ModelConfig.from_gguf(metadata, tensors, path=Path(f"{config.name}.gguf"))
+    read = config_from_gguf(metadata, tensors, path=Path(f"{config.name}.gguf"))
     but = ["name", "eos_token_ids"]
     if family_of(read.architecture).gguf == gguf_architecture(config):
         but.append("architecture")  # of families that share a kind of file, by what the model has

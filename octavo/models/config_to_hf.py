@@ -10,11 +10,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from octavo.base.errors import UnsupportedModelError
 from octavo.layers.rope_config import RopeConfig
 from octavo.models.config import ModelConfig
+from octavo.models.config_hf import config_from_hf
 from octavo.models.registry import family_of
 
 _ACTIVATIONS = {"silu": "silu", "gelu": "gelu", "gelu_tanh": "gelu_pytorch_tanh"}
@@ -82,7 +81,7 @@ def generation_config(config: ModelConfig) -> dict[str, Any]:
 
 def _check(config: ModelConfig, values: Mapping[str, Any]) -> None:
     """UnsupportedModelError unless what is read of ``values`` is the same model."""
-    read = ModelConfig.from_hf(values, path=Path(config.name) / "config.json")
+    read = config_from_hf(values, path=Path(config.name) / "config.json")
     differing = config.differences(read, but=("name", "sampling_defaults"))
     if differing:
         raise UnsupportedModelError(
@@ -130,5 +129,7 @@ def _one_or_list(ids: tuple[int, ...]) -> int | list[int] | None:
 
 def shortest(value: float) -> float:
     """The number as somebody would have written it, where a GGUF file had it in 32 bits."""
+    import numpy as np
+
     single = np.float32(value)
     return float(str(single)) if value == float(single) else value

@@ -77,7 +77,8 @@ class DecoderForCausalLM(Module):
         self.model = DecoderModel(config, layers, self.make_norm(config))
         self.lm_head = LMHead(config.hidden_size, config.vocab_size)
 
-    def make_norm(self, config: ModelConfig) -> Module:
+    @staticmethod
+    def make_norm(config: ModelConfig) -> Module:
         """The one before the head."""
         return RMSNorm(config.hidden_size, config.norm_eps, float(config.norm_plus_one))
 

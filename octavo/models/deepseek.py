@@ -31,8 +31,8 @@ from octavo.models.experts import (
 )
 from octavo.models.family import Family, TensorNames
 from octavo.models.gguf_latents import halves_to_write
+from octavo.models.ignored_keys import always, only
 from octavo.models.llama import GGUF_LAYER, GGUF_TOP, HF_DEFAULTS
-from octavo.models.unread_keys import always, only
 
 
 class DeepseekDecoderLayer(Module):
@@ -340,7 +340,6 @@ DEEPSEEK_V3 = replace(
     DEEPSEEK_V2,
     architecture="DeepseekV3ForCausalLM",
     model_type="deepseek_v3",
-    other_model_types=("kimi_k2",),
     hf_defaults={**_HF_DEFAULTS, "max_position_embeddings": 4096},
     hf_ignored={
         **_HF_IGNORED,

@@ -10,9 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from math import inf, isclose
-from typing import Any
-
-import numpy as np
+from typing import TYPE_CHECKING, Any
 
 from octavo.base.errors import UnsupportedModelError
 from octavo.base.fields import Fields
@@ -26,6 +24,7 @@ from octavo.models.config_to_hf import shortest
 from octavo.models.decoder import DecoderForCausalLM, add_scaled, make_attention, make_mlp
 from octavo.models.family import Family, HFNames, TensorNames
 from octavo.models.granite import unless_one
+from octavo.models.ignored_keys import always, only, without
 from octavo.models.llama import GGUF_LAYER, GGUF_TOP, HF_DEFAULTS
 from octavo.models.mamba2 import (
     GGUF_MAMBA2,
@@ -38,7 +37,9 @@ from octavo.models.mamba2 import (
     mamba2_values,
     mamba_of,
 )
-from octavo.models.unread_keys import always, only, without
+
+if TYPE_CHECKING:
+    import numpy as np
 
 
 class FalconH1DecoderLayer(Module):
@@ -206,13 +207,19 @@ def _gguf_factors(config: ModelConfig, parameter: str) -> np.ndarray | None:
         "down_proj": scales.mlp,
     }
     factor = by_module.get(module, 1.0)
-    return None if isclose(factor, 1.0, rel_tol=1e-6) else np.array([factor])
+    if isclose(factor, 1.0, rel_tol=1e-6):
+        return None
+    import numpy as np
+
+    return np.array([factor])
 
 
 def _projected_scales(config: ModelConfig) -> np.ndarray | None:
     """Of what Mamba's first projection makes, in its order."""
     recurrence, mamba = config.recurrence, mamba_of(config)
     assert recurrence is not None and recurrence.norm is not None
+    import numpy as np
+
     gate = np.repeat(recurrence.norm.gate_scale, mamba.width)
     steps = np.repeat(mamba.step_scale, mamba.heads)
     factors = np.concatenate([gate, recurrence.channel_scales, steps])

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from octavo.base.fields import Fields
     from octavo.models.config import Activation, ModelConfig
-    from octavo.models.unread_keys import Meaningless
+    from octavo.models.ignored_keys import Meaningless
 
 # From the fields of a file, and the config that the shared readers made of them, to those fields of
 # the config that mean something else in this family.
@@ -174,6 +174,7 @@ class HFNames(TensorNames):
 
 
 EACH = ".N."  # in a name: of every expert
+EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 
 _LAYERS = "model.layers"
 _NOT_OF_THE_MODEL = r".*rotary_emb\.inv_freq|(model\.)?(vision_tower|multi_modal_projector)\..*"
@@ -213,7 +214,7 @@ class Family:
 
     Args:
         architecture: as ``architectures`` of ``config.json`` has it, and ``ModelConfig``.
-        model_type: likewise. other_model_types: of models that are the same in all but name.
+        model_type: likewise; ``registry.py`` has others that are the same in all but name.
         gguf: ``general.architecture`` of its GGUF files; None where there are none.
         model: the class, a ``registry.CausalLM``.
         hf_names: of tensors in folders of safetensors.
@@ -256,7 +257,6 @@ class Family:
     fused: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     hf_fields: Mapping[str, str] = field(default_factory=dict)
     gguf_fields: Mapping[str, str] = field(default_factory=dict)
-    other_model_types: tuple[str, ...] = ()
     hf_ignored: Mapping[str, Meaningless] = field(default_factory=dict)
     gguf_ignored: Mapping[str, Meaningless] = field(default_factory=dict)
     hf_defaults: Mapping[str, Any] = field(default_factory=dict)

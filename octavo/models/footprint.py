@@ -29,6 +29,7 @@ from octavo.kernels.cpu.layout import (
     packed_bytes,
 )
 from octavo.models.config import KVSpec, ModelConfig
+from octavo.models.family import EMBEDDING, HEAD
 from octavo.models.registry import model_class
 from octavo.quantization.ggml_types import GGMLType, row_bytes
 
@@ -36,8 +37,6 @@ if TYPE_CHECKING:
     from octavo.kernels.cpu.coded import Packing
     from octavo.models.checkpoint import Checkpoint
     from octavo.quantization.base import Weight
-
-EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 
 
 class MatrixSpec(NamedTuple):

@@ -21,6 +21,7 @@ from octavo.models.config import ModelConfig
 from octavo.models.config_to_hf import shortest
 from octavo.models.decoder import DecoderForCausalLM, make_attention
 from octavo.models.family import Family, TensorNames
+from octavo.models.ignored_keys import beside, same_as
 from octavo.models.sliding_windows import (
     all_but_last_of,
     gguf_window_entries,
@@ -28,7 +29,6 @@ from octavo.models.sliding_windows import (
     hf_window_entries,
     hf_windows,
 )
-from octavo.models.unread_keys import beside, same_as
 
 
 class Gemma3DecoderLayer(Module):
@@ -180,7 +180,6 @@ GEMMA3 = Family(
         "bos_token_id": 2,
         "eos_token_id": 1,
     },
-    other_model_types=("gemma3",),
     hf_ignored=GEMMA_IGNORED,
     norm_plus_one=True,
     exceeds_float16=True,

@@ -9,12 +9,15 @@ of it as ``attn_kv_b``, and llama.cpp keeps keys and values of all heads for the
 from __future__ import annotations
 
 from collections.abc import Iterable
-
-import numpy as np
+from typing import TYPE_CHECKING
 
 from octavo.models.family import ArrayFunction
-from octavo.quantization.base import StoredWeight, Weight, entry_of, float_bytes
 from octavo.quantization.ggml_types import GGMLType
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from octavo.quantization.base import Weight
 
 _KEYS, _VALUES, _BOTH = ".attn_k_b.weight", ".attn_v_b.weight", ".attn_kv_b.weight"
 
@@ -50,6 +53,10 @@ def join_halves(keys: Weight, values: Weight) -> Weight:
     ValueError if the shapes do not fit; MissingPackageError if they are quantized and PyTorch,
     which dequantizes them, is missing.
     """
+    import numpy as np
+
+    from octavo.quantization.base import StoredWeight, entry_of, float_bytes
+
     heads, rank = keys.shape[0], keys.shape[1]
     if len(keys.shape) != 3 or len(values.shape) != 3:
         raise ValueError(f"the shapes {list(keys.shape)} and {list(values.shape)} have no heads")

@@ -17,10 +17,10 @@ from octavo.layers.norm import LayerNorm
 from octavo.models.config import Activation, ModelConfig
 from octavo.models.decoder import DecoderForCausalLM, make_attention
 from octavo.models.family import Family, HFNames, TensorNames
+from octavo.models.ignored_keys import always, only, same_as
 from octavo.models.llama import GGUF_LAYER, GGUF_TOP, HF_DEFAULTS
 from octavo.models.phi3 import FUSED_QKV
 from octavo.models.sliding_windows import hf_windows, window_size
-from octavo.models.unread_keys import always, only, same_as
 
 
 class GPTDecoderLayer(Module):
@@ -42,7 +42,8 @@ class GPTDecoderLayer(Module):
 class GPTForCausalLM(DecoderForCausalLM):
     layer_type = GPTDecoderLayer
 
-    def make_norm(self, config: ModelConfig) -> Module:
+    @staticmethod
+    def make_norm(config: ModelConfig) -> Module:
         return LayerNorm(config.hidden_size, config.norm_eps)
 
 

@@ -24,6 +24,7 @@ from octavo.models.experts import (
     hf_experts,
 )
 from octavo.models.family import Family, HFNames, TensorNames
+from octavo.models.ignored_keys import always, same_as
 from octavo.models.llama import GGUF_LAYER, GGUF_TOP, HF_DEFAULTS, LlamaDecoderLayer
 from octavo.models.sliding_windows import (
     all_but_last_of,
@@ -32,7 +33,6 @@ from octavo.models.sliding_windows import (
     hf_window_entries,
     hf_windows,
 )
-from octavo.models.unread_keys import always, same_as
 
 _PERIOD = 2  # of layers, the last of which sees all
 _EXPERTS: dict[str, Any] = {

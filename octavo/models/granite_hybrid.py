@@ -26,6 +26,7 @@ from octavo.models.experts import (
 from octavo.models.family import Family, HFNames, TensorNames
 from octavo.models.granite import GRANITE, GRANITE_MOE, MOE_NAMES
 from octavo.models.hybrid import HybridDecoderLayer, gguf_heads, hf_layer_types, hf_layers_of
+from octavo.models.ignored_keys import always, beside, only, without
 from octavo.models.llama import GGUF_LAYER, GGUF_TOP, HF_DEFAULTS
 from octavo.models.mamba2 import (
     GGUF_MAMBA2,
@@ -38,7 +39,6 @@ from octavo.models.mamba2 import (
     mamba2_values,
     mamba_of,
 )
-from octavo.models.unread_keys import always, beside, only, without
 
 
 class SharedMLP(Module):

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any, ClassVar
 
-import numpy as np
-
 from octavo.base.errors import UnsupportedModelError
 from octavo.base.fields import Fields
 from octavo.layers.context import Activations, ForwardContext
@@ -90,6 +88,8 @@ def hf_layer_types(
 
 def gguf_heads(config: ModelConfig) -> dict[str, Any]:
     """Which layers attend, as GGUF files mostly say it: the others have no heads of keys."""
+    import numpy as np
+
     heads = [config.num_kv_heads * config.attends(layer) for layer in range(config.num_layers)]
     return {"attention.head_count_kv": np.array(heads, dtype=np.int32)}
 

@@ -21,8 +21,8 @@ from octavo.models.hybrid import (
     hf_layers_of,
     mixer_names,
 )
+from octavo.models.ignored_keys import always, beside, only, same_as
 from octavo.models.llama import GGUF_LAYER, GGUF_TOP
-from octavo.models.unread_keys import always, beside, only, same_as
 
 
 class Lfm2DecoderLayer(HybridDecoderLayer):

@@ -11,7 +11,7 @@ from octavo.layers.module import Module, named_parameters
 from octavo.layers.parameter import ShapeMismatch
 from octavo.models.checkpoint import Checkpoint, open_checkpoint
 from octavo.models.config import ModelConfig
-from octavo.models.footprint import EMBEDDING, HEAD
+from octavo.models.family import EMBEDDING, HEAD
 from octavo.models.registry import CausalLM, model_class
 from octavo.models.tensor_map import sources
 from octavo.quantization.base import Weight

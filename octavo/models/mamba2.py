@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-import numpy as np
+from typing import TYPE_CHECKING, Any
 
 from octavo.base.errors import UnsupportedModelError
 from octavo.base.fields import Fields, GGUFFields
@@ -13,6 +11,9 @@ from octavo.layers.recurrence_config import RecurrenceConfig
 from octavo.models.config import ModelConfig
 from octavo.models.family import FileValues
 from octavo.models.hybrid import GGUF_CONV, mixer_names
+
+if TYPE_CHECKING:
+    import numpy as np
 
 # -- config.json ----------------------------------------------------------------------------------
 
@@ -81,13 +82,21 @@ GGUF_MAMBA2 = {
 
 def decays(values: np.ndarray) -> np.ndarray:
     """What a GGUF file has in place of its logarithm."""
+    import numpy as np
+
     return -np.exp(values)
 
 
 def log_decays(values: np.ndarray) -> np.ndarray:
     """The other way; NaN, with which a model computes nothing, of what is no decay."""
+    import numpy as np
+
     with np.errstate(invalid="ignore", divide="ignore"):
         return np.log(-values.astype(np.float64)).reshape(-1)
+
+
+def _flat(values: np.ndarray) -> np.ndarray:
+    return values.reshape(-1)
 
 
 def mamba2_values(groups: int = 1) -> dict[str, FileValues]:
@@ -95,8 +104,8 @@ def mamba2_values(groups: int = 1) -> dict[str, FileValues]:
     return {
         "mixer.conv1d.weight": GGUF_CONV,
         "mixer.A_log": FileValues(log_decays, lambda values: decays(values)[:, None]),
-        "mixer.D": FileValues(np.ravel, lambda values: values[:, None]),
-        "mixer.norm.weight": FileValues(np.ravel, lambda values: values.reshape(groups, -1)),
+        "mixer.D": FileValues(_flat, lambda values: values[:, None]),
+        "mixer.norm.weight": FileValues(_flat, lambda values: values.reshape(groups, -1)),
     }
 
 

@@ -9,9 +9,9 @@ from typing import Any
 from octavo.base.fields import Fields
 from octavo.models.config import ModelConfig
 from octavo.models.family import Family, TensorNames
+from octavo.models.ignored_keys import only
 from octavo.models.llama import GGUF_TOP, HF_DEFAULTS, LlamaForCausalLM
 from octavo.models.sliding_windows import hf_windows, window_size
-from octavo.models.unread_keys import only
 
 FUSED_QKV = {"self_attn.qkv_proj": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")}
 FUSED_GATE_UP = {"mlp.gate_up_proj": ("mlp.gate_proj", "mlp.up_proj")}

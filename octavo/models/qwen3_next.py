@@ -8,9 +8,7 @@ recurrent layers.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
-
-import numpy as np
+from typing import TYPE_CHECKING, Any
 
 from octavo.base.errors import UnsupportedModelError
 from octavo.base.fields import Fields
@@ -39,6 +37,9 @@ from octavo.models.hybrid import (
 from octavo.models.llama import GGUF_LAYER, GGUF_TOP
 from octavo.models.mamba2 import decays, log_decays
 from octavo.models.qwen_moe import SHARED_EXPERT, expert_layers, layer_entries
+
+if TYPE_CHECKING:
+    import numpy as np
 
 _PERIOD = 4  # of which the last layer attends
 
@@ -131,6 +132,8 @@ def _row_order(config: ModelConfig, parameter: str) -> np.ndarray | None:
 
 def _by_kind(num_heads: int, sizes: tuple[int, ...]) -> np.ndarray:
     """Rows that lie as [head, kind, size], as [kind, head, size]."""
+    import numpy as np
+
     rows = np.arange(num_heads * sum(sizes)).reshape(num_heads, -1)
     kinds = np.split(rows, np.cumsum(sizes)[:-1], axis=1)
     return np.concatenate([kind.reshape(-1) for kind in kinds])
@@ -216,6 +219,8 @@ def _from_gguf(fields: Fields, config: ModelConfig) -> Mapping[str, Any]:
 
 
 def _to_gguf(config: ModelConfig) -> Mapping[str, Any]:
+    import numpy as np
+
     delta = _delta_of(config)
     if config.experts is None or delta.key_dim != delta.value_dim:
         raise UnsupportedModelError(

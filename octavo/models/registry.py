@@ -1,12 +1,16 @@
-"""Where the family of an architecture is declared: a line for each, and nothing more.
+"""The list of all families of models: a line for each that octavo runs, or can only plan.
 
-A module is imported when a model of it is looked up.
+Files ask for a family by a name in ``architectures`` of ``config.json``, by its ``model_type``, or
+by ``general.architecture`` of GGUF metadata. A family that runs is declared in the module of its
+model (`octavo.models.family.Family`), which is imported when a model of it is looked up. What the
+layers of a family that can only be planned consist of is in `octavo.cost.hf_families`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from importlib import import_module
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from octavo.base.errors import UnsupportedModelError
 from octavo.base.optional_deps import ADD_TRANSFORMERS
@@ -18,67 +22,238 @@ if TYPE_CHECKING:
 
 
 class Listed(NamedTuple):
-    """A family: where it is, and the names by which files ask for it.
+    """A family: where it is declared, and the names by which files ask for it.
 
-    ``names``: in ``architectures`` of ``config.json``, the family's own first. Others are models
-    that can do more, such as see images, of which the text part is run. ``gguf``: in
-    ``general.architecture``; families that share one have it once, where it is read.
+    Args:
+        family: ``module:attribute`` of its `Family` in `octavo.models`; None if it can be planned
+            and not run.
+        names: in ``architectures``, the family's own first. Others are models that can do more,
+            such as see images, of which the text part is run.
+        model_types: the family's own first; others are the same in all but name.
+        gguf: families that share an architecture of GGUF files have it once, where it is read.
+        alike: other model types, whose layers have the same shape: these are planned like this
+            family, but not run.
+        lacks: what octavo would need to run the family, if it is something special.
     """
 
-    family: str  # module:attribute
+    family: str | None
     names: tuple[str, ...]
+    model_types: tuple[str, ...]
     gguf: str | None = None
+    alike: tuple[str, ...] = ()
+    lacks: str = ""
 
+    @property
+    def model_type(self) -> str:
+        """The family's own, by which `octavo.cost.hf_families` has it."""
+        return self.model_types[0]
+
+
+_GEMMA4 = "layers that share keys and values, and heads of another size where they see everything"
+_GEMMA3N = "embeddings of each layer, several streams (AltUp), layers that share keys and values"
+_QWEN35 = "Gated DeltaNet layers in the layout of Qwen3.5"
+_SPARSE = "sparse attention, for which an indexer chooses the positions"
+_MAMBA = "layers of Mamba without any attention"
+_MAMBA_MIX = "layers of Mamba beside attention in this family's layout"
 
 FAMILIES = (
-    Listed("octavo.models.llama:LLAMA", ("LlamaForCausalLM",), "llama"),
     Listed(
-        "octavo.models.llama:MISTRAL", ("MistralForCausalLM", "Mistral3ForConditionalGeneration")
+        "llama:LLAMA",
+        ("LlamaForCausalLM",),
+        ("llama",),
+        "llama",
+        alike=("exaone", "internlm2", "internlm3", "helium", "ministral3"),
     ),
-    Listed("octavo.models.llama:MIXTRAL", ("MixtralForCausalLM",)),
-    Listed("octavo.models.qwen_moe:QWEN2_MOE", ("Qwen2MoeForCausalLM",), "qwen2moe"),
-    Listed("octavo.models.qwen_moe:QWEN3_MOE", ("Qwen3MoeForCausalLM",), "qwen3moe"),
-    Listed("octavo.models.olmoe:OLMOE", ("OlmoeForCausalLM",), "olmoe"),
-    Listed("octavo.models.granite:GRANITE_MOE", ("GraniteMoeForCausalLM",), "granitemoe"),
-    Listed("octavo.models.glm4_moe:GLM4_MOE", ("Glm4MoeForCausalLM",), "glm4moe"),
-    Listed("octavo.models.gpt_oss:GPT_OSS", ("GptOssForCausalLM",), "gpt-oss"),
-    Listed("octavo.models.llama:QWEN2", ("Qwen2ForCausalLM",), "qwen2"),
-    Listed("octavo.models.llama:QWEN3", ("Qwen3ForCausalLM",), "qwen3"),
     Listed(
-        "octavo.models.gemma3:GEMMA3",
+        "llama:MISTRAL",
+        ("MistralForCausalLM", "Mistral3ForConditionalGeneration"),
+        ("mistral",),
+        alike=("mistral3",),
+    ),
+    Listed("llama:MIXTRAL", ("MixtralForCausalLM",), ("mixtral",)),
+    Listed("qwen_moe:QWEN2_MOE", ("Qwen2MoeForCausalLM",), ("qwen2_moe",), "qwen2moe"),
+    Listed(
+        "qwen_moe:QWEN3_MOE",
+        ("Qwen3MoeForCausalLM",),
+        ("qwen3_moe",),
+        "qwen3moe",
+        alike=("qwen3_omni_moe_text", "qwen3_vl_moe", "qwen3_vl_moe_text"),
+    ),
+    Listed("olmoe:OLMOE", ("OlmoeForCausalLM",), ("olmoe",), "olmoe"),
+    Listed("granite:GRANITE_MOE", ("GraniteMoeForCausalLM",), ("granitemoe",), "granitemoe"),
+    Listed(
+        "glm4_moe:GLM4_MOE",
+        ("Glm4MoeForCausalLM",),
+        ("glm4_moe",),
+        "glm4moe",
+        alike=("glm4v_moe_text",),
+    ),
+    Listed("gpt_oss:GPT_OSS", ("GptOssForCausalLM",), ("gpt_oss",), "gpt-oss"),
+    Listed(
+        "llama:QWEN2",
+        ("Qwen2ForCausalLM",),
+        ("qwen2",),
+        "qwen2",
+        alike=("qwen2_vl", "qwen2_5_vl", "qwen2_5_vl_text", "qwen2_5_omni_text"),
+    ),
+    Listed(
+        "llama:QWEN3",
+        ("Qwen3ForCausalLM",),
+        ("qwen3",),
+        "qwen3",
+        alike=("qwen3_vl", "qwen3_vl_text"),
+    ),
+    Listed(
+        "gemma3:GEMMA3",
         ("Gemma3ForCausalLM", "Gemma3ForConditionalGeneration"),
+        ("gemma3_text", "gemma3"),
         "gemma3",
     ),
-    Listed("octavo.models.deepseek:DEEPSEEK_V2", ("DeepseekV2ForCausalLM",), "deepseek2"),
-    Listed("octavo.models.deepseek:DEEPSEEK_V3", ("DeepseekV3ForCausalLM",)),
-    Listed("octavo.models.lfm2:LFM2", ("Lfm2ForCausalLM",), "lfm2"),
+    Listed("deepseek:DEEPSEEK_V2", ("DeepseekV2ForCausalLM",), ("deepseek_v2",), "deepseek2"),
     Listed(
-        "octavo.models.granite_hybrid:GRANITE_HYBRID",
+        "deepseek:DEEPSEEK_V3",
+        ("DeepseekV3ForCausalLM",),
+        ("deepseek_v3", "kimi_k2"),
+        alike=("kimi_k25",),
+    ),
+    Listed("lfm2:LFM2", ("Lfm2ForCausalLM",), ("lfm2",), "lfm2"),
+    Listed(
+        "granite_hybrid:GRANITE_HYBRID",
         ("GraniteMoeHybridForCausalLM",),
+        ("granitemoehybrid",),
         "granitehybrid",
     ),
-    Listed("octavo.models.falcon_h1:FALCON_H1", ("FalconH1ForCausalLM",), "falcon-h1"),
-    Listed("octavo.models.qwen3_next:QWEN3_NEXT", ("Qwen3NextForCausalLM",), "qwen3next"),
-    Listed("octavo.models.gemma2:GEMMA2", ("Gemma2ForCausalLM",), "gemma2"),
-    Listed("octavo.models.phi3:PHI3", ("Phi3ForCausalLM",), "phi3"),
-    Listed("octavo.models.granite:GRANITE", ("GraniteForCausalLM",), "granite"),
-    Listed("octavo.models.olmo2:OLMO2", ("Olmo2ForCausalLM",), "olmo2"),
-    Listed("octavo.models.olmo2:OLMO3", ("Olmo3ForCausalLM",)),
-    Listed("octavo.models.smollm3:SMOLLM3", ("SmolLM3ForCausalLM",), "smollm3"),
-    Listed("octavo.models.glm4:GLM4", ("Glm4ForCausalLM",), "glm4"),
-    Listed("octavo.models.cohere2:COHERE2", ("Cohere2ForCausalLM",), "cohere2"),
-    Listed("octavo.models.gpt:STARCODER2", ("Starcoder2ForCausalLM",), "starcoder2"),
-    Listed("octavo.models.gpt:GPT2", ("GPT2LMHeadModel",), "gpt2"),
-    Listed("octavo.models.gpt:OPT", ("OPTForCausalLM",)),
+    Listed("falcon_h1:FALCON_H1", ("FalconH1ForCausalLM",), ("falcon_h1",), "falcon-h1"),
+    Listed("qwen3_next:QWEN3_NEXT", ("Qwen3NextForCausalLM",), ("qwen3_next",), "qwen3next"),
+    Listed("gemma2:GEMMA2", ("Gemma2ForCausalLM",), ("gemma2",), "gemma2"),
+    Listed("phi3:PHI3", ("Phi3ForCausalLM",), ("phi3",), "phi3", alike=("phi4_multimodal",)),
+    Listed("granite:GRANITE", ("GraniteForCausalLM",), ("granite",), "granite"),
+    Listed("olmo2:OLMO2", ("Olmo2ForCausalLM",), ("olmo2",), "olmo2"),
+    Listed("olmo2:OLMO3", ("Olmo3ForCausalLM",), ("olmo3",)),
+    Listed("smollm3:SMOLLM3", ("SmolLM3ForCausalLM",), ("smollm3",), "smollm3"),
+    Listed("glm4:GLM4", ("Glm4ForCausalLM",), ("glm4",), "glm4", alike=("glm4v_text",)),
+    Listed("cohere2:COHERE2", ("Cohere2ForCausalLM",), ("cohere2",), "cohere2"),
+    Listed("gpt:STARCODER2", ("Starcoder2ForCausalLM",), ("starcoder2",), "starcoder2"),
+    Listed("gpt:GPT2", ("GPT2LMHeadModel",), ("gpt2",), "gpt2"),
+    Listed("gpt:OPT", ("OPTForCausalLM",), ("opt",)),
+    # Families that can be planned and not run have no module.
+    Listed(
+        None,
+        ("Gemma4ForConditionalGeneration", "Gemma4ForCausalLM", "Gemma4UnifiedForCausalLM"),
+        ("gemma4", "gemma4_text", "gemma4_unified", "gemma4_unified_text"),
+        "gemma4",
+        lacks=_GEMMA4,
+    ),
+    Listed(
+        None,
+        ("Gemma3nForConditionalGeneration", "Gemma3nForCausalLM"),
+        ("gemma3n", "gemma3n_text"),
+        "gemma3n",
+        lacks=_GEMMA3N,
+    ),
+    Listed(
+        None,
+        ("Qwen3_5ForConditionalGeneration", "Qwen3_5ForCausalLM"),
+        ("qwen3_5", "qwen3_5_text"),
+        "qwen35",
+        lacks=_QWEN35,
+    ),
+    Listed(
+        None,
+        ("Qwen3_5MoeForConditionalGeneration", "Qwen3_5MoeForCausalLM"),
+        ("qwen3_5_moe", "qwen3_5_moe_text"),
+        "qwen35moe",
+        lacks=_QWEN35,
+    ),
+    Listed(
+        None,
+        ("Llama4ForConditionalGeneration", "Llama4ForCausalLM"),
+        ("llama4", "llama4_text"),
+        "llama4",
+        lacks="attention in chunks, and queries that are scaled by their position",
+    ),
+    Listed(
+        None,
+        ("NemotronHForCausalLM",),
+        ("nemotron_h",),
+        "nemotron_h",
+        lacks="layers that are a Mamba-2, an attention or an MLP alone",
+    ),
+    Listed(None, ("GlmMoeDsaForCausalLM",), ("glm_moe_dsa",), "glm-dsa", lacks=_SPARSE),
+    Listed(None, ("DeepseekV32ForCausalLM",), ("deepseek_v32",), lacks=_SPARSE),
+    Listed(
+        None,
+        ("MiniMaxForCausalLM", "MiniMaxText01ForCausalLM", "MiniMaxM1ForCausalLM"),
+        ("minimax", "minimax_text_01", "minimax_m1"),
+        lacks="linear attention (lightning attention)",
+    ),
+    Listed(None, ("MambaForCausalLM",), ("mamba",), "mamba", lacks=_MAMBA),
+    Listed(None, ("Mamba2ForCausalLM",), ("mamba2",), "mamba2", lacks=_MAMBA),
+    Listed(None, ("FalconMambaForCausalLM",), ("falcon_mamba",), lacks=_MAMBA),
+    Listed(None, ("JambaForCausalLM",), ("jamba",), "jamba", lacks=_MAMBA_MIX),
+    Listed(None, ("BambaForCausalLM",), ("bamba",), lacks=_MAMBA_MIX),
+    Listed(
+        None,
+        ("KimiLinearForCausalLM",),
+        ("kimi_linear",),
+        "kimi-linear",
+        lacks="Kimi Delta Attention",
+    ),
+    Listed(None, ("MinistralForCausalLM",), ("ministral",)),
+    Listed(None, ("GemmaForCausalLM",), ("gemma",)),
+    Listed(None, ("VaultGemmaForCausalLM",), ("vaultgemma",)),
+    Listed(None, ("PhiForCausalLM",), ("phi",)),
+    Listed(None, ("PhimoeForCausalLM", "PhiMoEForCausalLM"), ("phimoe",)),
+    Listed(None, ("GPTBigCodeForCausalLM",), ("gpt_bigcode",)),
+    Listed(None, ("GPTNeoXForCausalLM",), ("gpt_neox",)),
+    Listed(None, ("BloomForCausalLM",), ("bloom",)),
+    Listed(
+        None, ("FalconForCausalLM", "RWForCausalLM"), ("falcon", "RefinedWeb", "RefinedWebModel")
+    ),
+    Listed(None, ("GPTJForCausalLM",), ("gptj",)),
+    Listed(None, ("MptForCausalLM", "MPTForCausalLM"), ("mpt",)),
+    Listed(None, ("CohereForCausalLM",), ("cohere",)),
+    Listed(None, ("OlmoForCausalLM",), ("olmo",)),
+    Listed(None, ("FlexOlmoForCausalLM",), ("flex_olmo",)),
+    Listed(None, ("Dots1ForCausalLM",), ("dots1",)),
+    Listed(None, ("Ernie4_5ForCausalLM",), ("ernie4_5",)),
+    Listed(None, ("Ernie4_5_MoeForCausalLM",), ("ernie4_5_moe",)),
+    Listed(None, ("ExaoneMoeForCausalLM",), ("exaone_moe",)),
+    Listed(None, ("Exaone4ForCausalLM",), ("exaone4", "exaone4_5_text")),
+    Listed(None, ("SolarOpenForCausalLM",), ("solar_open",)),
+    Listed(None, ("AfmoeForCausalLM",), ("afmoe",)),
+    Listed(None, ("HunYuanDenseV1ForCausalLM",), ("hunyuan_v1_dense",)),
+    Listed(None, ("HunYuanMoEV1ForCausalLM",), ("hunyuan_v1_moe",)),
+    Listed(None, ("Jais2ForCausalLM",), ("jais2",)),
+    Listed(None, ("CwmForCausalLM",), ("cwm",)),
+    Listed(None, ("ArceeForCausalLM",), ("arcee",)),
+    Listed(None, ("DeepseekForCausalLM",), ("deepseek",)),
+    Listed(None, ("MiniCPM3ForCausalLM",), ("minicpm3",)),
+    Listed(None, ("YoutuForCausalLM",), ("youtu",)),
+    Listed(None, ("DbrxForCausalLM",), ("dbrx",)),
+    Listed(None, ("ChatGLMModel", "ChatGLMForConditionalGeneration"), ("chatglm",)),
+    Listed(None, ("GlmForCausalLM",), ("glm",)),
+    Listed(None, ("Glm4MoeLiteForCausalLM",), ("glm4_moe_lite",)),
+    Listed(None, ("GraniteMoeSharedForCausalLM",), ("granitemoeshared",)),
+    Listed(None, ("Lfm2MoeForCausalLM",), ("lfm2_moe",)),
+    Listed(None, ("NemotronForCausalLM",), ("nemotron",)),
+    Listed(None, ("MiniMaxM2ForCausalLM",), ("minimax_m2",)),
+    Listed(None, ("SeedOssForCausalLM",), ("seed_oss",)),
+    Listed(None, ("StableLmForCausalLM",), ("stablelm",)),
 )
-_BY_NAME = {name: listed.family for listed in FAMILIES for name in listed.names}
-_BY_GGUF = {listed.gguf: listed.family for listed in FAMILIES if listed.gguf}
+_BY_NAME = {name: listed for listed in FAMILIES for name in listed.names}
+_BY_MODEL_TYPE = {
+    kind: listed for listed in FAMILIES for kind in (*listed.model_types, *listed.alike)
+}
+_BY_GGUF = {listed.gguf: listed for listed in FAMILIES if listed.gguf}
+_RUN_BY_NAME = {name: listed.family for name, listed in _BY_NAME.items() if listed.family}
+_RUN_BY_GGUF = {kind: listed.family for kind, listed in _BY_GGUF.items() if listed.family}
 
-ARCHITECTURES = tuple(listed.names[0] for listed in FAMILIES)
+ARCHITECTURES = tuple(listed.names[0] for listed in FAMILIES if listed.family)
 
 
 class CausalLM(Protocol):
-    """What a model is to those who run it."""
+    """A model as the runtime calls it."""
 
     def __call__(self, token_ids: Activations, ctx: ForwardContext) -> Activations:
         """Token ids (int64 [T]) to hidden states [T, hidden_size], after the last norm."""
@@ -93,15 +268,73 @@ class CausalLM(Protocol):
         ...
 
 
+def listed_of(config: Mapping[str, Any]) -> Listed | None:
+    """The family that a ``config.json`` asks for by its ``model_type``, or by ``architectures``
+    where it has none; None if no family has that name."""
+    kind, names = _model_type(config), config.get("architectures")
+    if kind is not None:
+        return _BY_MODEL_TYPE.get(kind)
+    first = names[0] if isinstance(names, list) and names else None
+    return _BY_NAME.get(first) if isinstance(first, str) else None
+
+
+def _model_type(config: Mapping[str, Any]) -> str | None:
+    """That of the text part, if it says one; else that of the whole, unless only its text part is
+    of a kind that is known."""
+    inner, kind = config.get("text_config"), config.get("model_type")
+    if isinstance(inner, Mapping) and inner:
+        if isinstance(own := inner.get("model_type"), str):
+            return own
+        if kind not in _BY_MODEL_TYPE:
+            return None
+    return kind if isinstance(kind, str) else None
+
+
+def listed_of_kind(kind: str) -> Listed | None:
+    """The family of a ``model_type``, or of the architecture of a GGUF file."""
+    return _BY_MODEL_TYPE.get(kind) or _BY_GGUF.get(kind)
+
+
+def why_not_run(config: Mapping[str, Any]) -> str | None:
+    """Why octavo does not run the family that a ``config.json`` asks for, for people; None if it
+    does. What else the config asks for is not looked at."""
+    name, kind = architecture_of(config), _model_type(config)
+    if name is not None and is_known(name) and kind in (None, *model_types_of(name)):
+        return None
+    called = f"{name}" if kind is None else f"{kind}" if name is None else f"{name} ({kind})"
+    return _why(called, listed_of(config))
+
+
+def why_gguf_not_run(kind: str) -> str | None:
+    """The same of the architecture of a GGUF file."""
+    return None if kind in _RUN_BY_GGUF else _why(kind, _BY_GGUF.get(kind))
+
+
+def _why(called: str, listed: Listed | None) -> str:
+    lacks = f", which needs {listed.lacks}" if listed is not None and listed.lacks else ""
+    return f"octavo can plan a {called}{lacks}, but has no code to run it yet"
+
+
+def architecture_of(config: Mapping[str, Any]) -> str | None:
+    """The first name in ``architectures``; of a config that has none, that of the family of its
+    ``model_type``; None if there is no such family."""
+    names = config.get("architectures")
+    if isinstance(names, list) and names:
+        return str(names[0])
+    listed = listed_of(config)
+    return listed.names[0] if listed is not None else None
+
+
 def is_known(name: str) -> bool:
-    """Whether octavo has an architecture of this name, among ``architectures`` of a config."""
-    return name in _BY_NAME
+    """True if octavo runs an architecture of this name, among ``architectures`` of a config."""
+    return name in _RUN_BY_NAME
 
 
 def check_architecture(name: str, where: str) -> str:
-    """``name``, if it is one of a config's; UnsupportedModelError, naming ``where``, if not."""
+    """``name``, if octavo runs that architecture; UnsupportedModelError, naming ``where``, if
+    not."""
     if not is_known(name):
-        known = ", ".join(_BY_NAME)
+        known = ", ".join(_RUN_BY_NAME)
         raise UnsupportedModelError(
             f"{where}: octavo runs {known}, but not {name}; where transformers is installed and "
             f"has it, it is run by that ({ADD_TRANSFORMERS})"
@@ -110,26 +343,37 @@ def check_architecture(name: str, where: str) -> str:
 
 
 def find_family(name: str, where: str) -> Family:
-    """The family of a name in ``architectures``; UnsupportedModelError, naming ``where``, if none.
-    Imports its module."""
-    return _declared(_BY_NAME[check_architecture(name, where)])
+    """The family of a name in ``architectures``; UnsupportedModelError, naming ``where``, if octavo
+    runs none of that name. Imports its module."""
+    return _declared(_RUN_BY_NAME[check_architecture(name, where)])
 
 
 def find_gguf_family(name: str, where: str) -> Family:
     """The same for the architecture of a GGUF file."""
-    if name not in _BY_GGUF:
-        known = ", ".join(_BY_GGUF)
+    if name not in _RUN_BY_GGUF:
+        known = ", ".join(_RUN_BY_GGUF)
         raise UnsupportedModelError(f"{where}: octavo runs GGUF files of {known}, but not {name}")
-    return _declared(_BY_GGUF[name])
+    return _declared(_RUN_BY_GGUF[name])
+
+
+def model_types_of(architecture: str) -> tuple[str, ...]:
+    """The model types that a config's ``architecture`` runs, its own first."""
+    return _BY_NAME[architecture].model_types
 
 
 def family_of(architecture: str) -> Family:
-    """The family of a config's ``architecture``."""
-    return _declared(_BY_NAME[architecture])
+    """The family of the ``architecture`` of a `ModelConfig`."""
+    return _declared(_RUN_BY_NAME[architecture])
+
+
+def declared_in(listed: Listed) -> Family:
+    """The declaration of a listed family that runs. Imports its module."""
+    assert listed.family is not None, f"{listed.model_type} can only be planned"
+    return _declared(listed.family)
 
 
 def model_class(architecture: str) -> type:
-    """What runs a config's ``architecture``."""
+    """The class that runs the ``architecture`` of a `ModelConfig`."""
     return family_of(architecture).model
 
 
@@ -146,5 +390,5 @@ def gguf_architecture(config: ModelConfig) -> str:
 
 def _declared(place: str) -> Family:
     module, _, name = place.partition(":")
-    family: Family = getattr(import_module(module), name)
+    family: Family = getattr(import_module(f"octavo.models.{module}"), name)
     return family

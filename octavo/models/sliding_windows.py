@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
-
 from octavo.base.errors import UnsupportedModelError
 from octavo.base.fields import Fields
 from octavo.models.config import ModelConfig
@@ -59,6 +57,8 @@ def gguf_window_entries(config: ModelConfig, period: int) -> dict[str, Any]:
     is_local = [window is not None for window in config.layer_windows]
     found = period_of(is_local)
     if found is None:
+        import numpy as np
+
         entries["attention.sliding_window_pattern"] = np.array(is_local)
     elif found != period:
         entries["attention.sliding_window_pattern"] = found

@@ -9,44 +9,17 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from reprlib import repr as shown
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from octavo.base.errors import UnsupportedModelError
-
-if TYPE_CHECKING:
-    from octavo.models.family import Family
+from octavo.models.family import Family
+from octavo.models.ignored_keys import Meaningless, always, only
+from octavo.models.registry import model_types_of
 
 _log = logging.getLogger("octavo")
-
-# Whether a value of a key that nobody reads means nothing, given all the others of its file.
-Meaningless = Callable[[Any, Mapping[str, Any]], bool]
-
-
-def always(value: Any, values: Mapping[str, Any]) -> bool:
-    return True
-
-
-def only(*meaningless: Any) -> Meaningless:
-    """These values mean nothing, others would."""
-    return lambda value, values: value in meaningless
-
-
-def same_as(name: str) -> Meaningless:
-    """The key says once more what the key ``name`` says."""
-    return lambda value, values: value == values.get(name)
-
-
-def beside(name: str) -> Meaningless:
-    """Only where the key ``name`` is absent does this one mean anything."""
-    return lambda value, values: values.get(name) is not None
-
-
-def without(name: str) -> Meaningless:
-    """Only where the key ``name`` is true does this one mean anything."""
-    return lambda value, values: not values.get(name)
 
 
 def check_hf_read(
@@ -55,12 +28,8 @@ def check_hf_read(
     """UnsupportedModelError if ``config``, of a ``config.json``, has a key that was not ``asked``
     for, is not known to mean nothing, and could change what is computed. Of others that are not
     known there is a warning."""
-    inner = config.get("text_config")
-    inner = inner if isinstance(inner, Mapping) else {}
-    # What has a default is read by the family, if only where other keys ask for it.
-    known = {**_HF_KEYS, **dict.fromkeys(family.hf_defaults, always), **family.hf_ignored}
-    if "hidden_act" in family.hf_fields:
-        known["hidden_act"] = always  # such families go by a name of their own, and by it alone
+    inner = _text_part(config)
+    known = _known_hf(family)
     around = [*_HF_PATTERNS, *(_HF_AROUND_TEXT if inner else ())]
     values = {**config, **inner}
     outer = {key: value for key, value in config.items() if key != "text_config"}
@@ -72,6 +41,31 @@ def check_hf_read(
         ),
     ]
     _refuse_or_warn(unread, family, path)
+
+
+def unread_sizes(
+    config: Mapping[str, Any], asked: Collection[str], family: Family
+) -> list[tuple[str, Any]]:
+    """The keys of a ``config.json``, with their values, that were not ``asked`` for and that are
+    not known to mean nothing, sizes of weights among them."""
+    inner, known = _text_part(config), _known_hf(family)
+    outer = {key: value for key, value in config.items() if key != "text_config"}
+    values = {**config, **inner}
+    return [*_unread(outer, asked, known, (), values), *_unread(inner, asked, known, (), values)]
+
+
+def _text_part(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    inner = config.get("text_config")
+    return inner if isinstance(inner, Mapping) else {}
+
+
+def _known_hf(family: Family) -> dict[str, Meaningless]:
+    """Keys that mean nothing, or do so for some values."""
+    # What has a default is read by the family, if only where other keys ask for it.
+    known = {**_HF_KEYS, **dict.fromkeys(family.hf_defaults, always), **family.hf_ignored}
+    if "hidden_act" in family.hf_fields:
+        known["hidden_act"] = always  # such families go by a name of their own, and by it alone
+    return known
 
 
 def check_gguf_read(
@@ -94,7 +88,7 @@ def check_model_type(config: Mapping[str, Any], family: Family, path: Path) -> N
     kind = inner.get("model_type") if within and isinstance(inner, Mapping) else None
     if not within:
         kind = config.get("model_type")
-    if kind is None or kind in (family.model_type, *family.other_model_types):
+    if kind is None or kind in model_types_of(family.architecture):
         return
     raise UnsupportedModelError(
         f"{path}: {within}model_type is {shown(kind)}, and octavo runs {family.architecture} of "

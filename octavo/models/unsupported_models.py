@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from octavo.base.errors import UnsupportedModelError
+from octavo.models.registry import listed_of, listed_of_kind
 
 _EMBEDDINGS = (
     "it is an encoder, which makes embeddings of texts and generates none; octavo does not compute "
@@ -20,37 +21,28 @@ _ENCODERS = {
     *("nomic-bert", "nomic-bert-moe", "jina-bert-v2", "jina-bert-v3", "neo-bert", "modern-bert"),
 }
 
-_GEMMA4 = "layers that share keys and values, and heads of another size where they see everything"
-_GEMMA3N = "embeddings of each layer, several streams (AltUp), layers that share keys and values"
-_QWEN35 = "Gated DeltaNet layers in the layout of Qwen3.5"
-_LLAMA4 = "attention in chunks, and queries that are scaled by their position"
-_NEMOTRON_H = "layers that are a Mamba-2, an attention or an MLP alone"
 _SPARSE = "sparse attention, for which an indexer chooses the positions"
-_LIGHTNING = "linear attention (lightning attention)"
-_MAMBA = "layers of Mamba without any attention"
 _MAMBA_MIX = "layers of Mamba beside attention in this family's layout"
 _RWKV = "layers of RWKV"
 _ENCODER_DECODER = "an encoder before its decoder"
-_KDA = "Kimi Delta Attention"
 _TEMPERATURE = "queries that are scaled by their position (llama_4_scaling_beta)"
 
-# What a kind of model needs, named as above: the same in both kinds of file where not said.
+# What models need that no family of the registry stands for, named as above; `Listed.lacks` has it
+# of those that can be planned.
 _FEATURES = {
-    **dict.fromkeys(("gemma4", "gemma4_text", "gemma4_unified"), _GEMMA4),
-    **dict.fromkeys(("gemma3n", "gemma3n_text"), _GEMMA3N),
-    **dict.fromkeys(("qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text"), _QWEN35),
-    **dict.fromkeys(("qwen35", "qwen35moe"), _QWEN35),
-    **dict.fromkeys(("llama4", "llama4_text"), _LLAMA4),
-    **dict.fromkeys(("nemotron_h", "nemotron_h_moe"), _NEMOTRON_H),
-    **dict.fromkeys(("glm_moe_dsa", "glm-dsa", "deepseek_v32", "deepseek_v4"), _SPARSE),
-    **dict.fromkeys(("minimax", "minimax_m1"), _LIGHTNING),
-    **dict.fromkeys(("mamba", "mamba2", "falcon_mamba"), _MAMBA),
-    **dict.fromkeys(("jamba", "bamba", "zamba", "zamba2"), _MAMBA_MIX),
+    "nemotron_h_moe": "layers that are a Mamba-2, an attention or an MLP alone",
+    "deepseek_v4": _SPARSE,
+    **dict.fromkeys(("zamba", "zamba2"), _MAMBA_MIX),
     **dict.fromkeys(("rwkv", "rwkv6", "rwkv7", "rwkv5", "rwkv6qwen2", "arwkv7"), _RWKV),
     **dict.fromkeys(("t5", "mt5", "bart", "mbart", "t5gemma", "t5encoder"), _ENCODER_DECODER),
-    **dict.fromkeys(("kimi_linear", "kimi-linear"), _KDA),
     **dict.fromkeys(("ministral3", "mistral3"), _TEMPERATURE),
 }
+
+
+def _feature_of(kind: str) -> str:
+    """What models of a kind need to be run; empty if nothing special is known."""
+    listed = listed_of_kind(kind)
+    return _FEATURES.get(kind) or (listed.lacks if listed is not None else "")
 
 
 # What transformers can compute for itself alone: its layers hand keys and values on to each other
@@ -81,20 +73,25 @@ def naming_features(*kinds: Any) -> Iterator[None]:
     try:
         yield
     except UnsupportedModelError as error:
-        known = [kind for kind in kinds if isinstance(kind, str) and kind in _FEATURES]
-        if not known:
-            raise
-        raise UnsupportedModelError(
-            f"{error}. A model of the kind {known[0]} needs {_FEATURES[known[0]]}, which octavo "
-            "does not have yet"
-        ) from None
+        named = [kind for kind in kinds if isinstance(kind, str)]
+        known = [kind for kind in named if _feature_of(kind)]
+        message = str(error)
+        if known:
+            message += (
+                f". A model of the kind {known[0]} needs {_feature_of(known[0])}, which octavo "
+                "does not have yet"
+            )
+        if any(listed_of_kind(kind) is not None for kind in named):
+            message += ". It can be planned: `octavo plan` says what it would take, and how fast"
+        raise UnsupportedModelError(message) from None
 
 
 def kinds_of(config: Mapping[str, Any]) -> tuple[Any, ...]:
     """What a ``config.json`` calls its model: the part that makes text, and the whole."""
     inner = config.get("text_config")
     own = inner.get("model_type") if isinstance(inner, Mapping) else None
-    return own, config.get("model_type")
+    listed = listed_of(config)
+    return own, config.get("model_type"), listed and listed.model_type
 
 
 def check_by_transformers(config: Mapping[str, Any], path: Path) -> None:

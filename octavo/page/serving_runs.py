@@ -32,9 +32,11 @@ import octavo
 from octavo.base.errors import ConfigError, ModelError
 from octavo.base.files import replace_file
 from octavo.cost.catalogue import names, spec_of
-from octavo.cost.hardware_table import AUTO, devices
+from octavo.cost.find_device import AUTO
+from octavo.cost.hardware_table import devices
 from octavo.cost.model_spec import ModelSpec
 from octavo.cost.open_spec import open_spec
+from octavo.cost.spec_hf import spec_from_hf
 from octavo.cost.this_machine import device_of_engine
 from octavo.measure.request_record import RequestRecord
 from octavo.sim import FleetSettings, LoadSettings, Simulation, Timeline, Workload, prepare
@@ -243,7 +245,7 @@ def _answer(
             device_of_engine(device)  # raises if nothing is known of it; it is not measured here
         spec = None
         if config is not None:
-            spec = ModelSpec.of_hf(config, path=asked.model)
+            spec = spec_from_hf(config, path=asked.model)
         elif path is not None:
             spec = open_spec(path)
         return serving_runs(asked, spec=spec)

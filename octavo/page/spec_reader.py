@@ -13,14 +13,14 @@ from collections.abc import Mapping
 from typing import Any
 
 from octavo.base.errors import ConfigError, ModelError
-from octavo.cost.model_spec import ModelSpec
+from octavo.cost.spec_hf import spec_from_hf
 from octavo.planner.building_blocks import model_json
 
 
 def read_spec(config: Mapping[str, Any], name: str) -> dict[str, Any]:
     """Return the shape, or ``{error, status}`` for a config that is wrong or of an unknown kind."""
     try:
-        found = model_json(ModelSpec.of_hf(config, path=name))
+        found = model_json(spec_from_hf(config, path=name))
     except (ConfigError, ModelError) as error:
         return {"error": str(error), "status": 400}
     return {**found, "name": name}

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 from octavo.base.errors import ConfigError
 from octavo.base.renamed import RenamedAttribute
 from octavo.cost.engine_profile import Limits, profile
+from octavo.cost.find_device import find_device
 from octavo.cost.hardware import Device
-from octavo.cost.hardware_table import find_device
 from octavo.cost.model_spec import ModelSpec
 from octavo.cost.open_spec import open_spec
 from octavo.cost.parallel import Parallel
@@ -43,7 +43,7 @@ class Question:
     """The question that a plan answers. A field that is None is chosen, or takes the usual value.
 
     Args:
-        hardware: a device and how many, as `octavo.cost.hardware_table.find_device` reads them.
+        hardware: a device and how many, as `octavo.cost.find_device.find_device` reads them.
         hardware_file: devices of one's own, beside those of the table.
         tp, pp, ep, dp: the layout; where none is given, the best one over all of the devices is
             taken.
@@ -197,6 +197,8 @@ class Plan:
         """Yields remarks on devices that the engine does not run on, and on requests that wait."""
         deployment, traffic = self.deployment, self.traffic
         engine, device = deployment.profile.name, deployment.device
+        if engine == "octavo" and (reason := deployment.spec.why_not_run) is not None:
+            yield f"{reason}: the figures are those that it would have"
         if not deployment.profile.runs_on(device):
             yield (
                 f"{engine} does not run on {device.name}: the figures are those that it would have "

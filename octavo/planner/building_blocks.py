@@ -56,7 +56,7 @@ def model_json(spec: ModelSpec) -> dict[str, Any]:
     }
 
 
-_TOLD_OTHERWISE = ("layers", "inputs", "dtype", "quantization", "source")
+_TOLD_OTHERWISE = ("layers", "inputs", "dtype", "quantization", "source", "why_not_run")
 
 
 def _weights_json(spec: ModelSpec) -> dict[str, Any]:

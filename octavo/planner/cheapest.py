@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from octavo.cost.engine_profile import profile
+from octavo.cost.find_device import find_device
 from octavo.cost.hardware import Device
-from octavo.cost.hardware_table import devices, find_device
+from octavo.cost.hardware_table import devices
 from octavo.planner.answer import Plan, Question, deployment_of
 from octavo.planner.confirmation import SimulatedLimit, confirm
 from octavo.planner.deployment import Deployment

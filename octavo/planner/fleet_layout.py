@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from octavo.cost.engine_profile import Limits
-from octavo.cost.hardware_table import find_device
+from octavo.cost.find_device import find_device
 from octavo.cost.model_spec import ModelSpec
 from octavo.planner.answer import Question, answer
 from octavo.planner.traffic import Traffic

@@ -23,6 +23,8 @@ def plan_json(plan: Plan) -> dict[str, Any]:
     return {
         "model": spec.name,
         "deployment": deployment_json(deployment),
+        "runs": spec.why_not_run is None,
+        "why_not_run": spec.why_not_run,
         "feasible": plan.is_feasible,
         "certain": plan.verdict.is_certain,
         **_binding_json(plan),

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from octavo.base.errors import ConfigError
 from octavo.cost.engine_profile import EngineProfile, profile
+from octavo.cost.find_device import find_device
 from octavo.cost.hardware import Device
-from octavo.cost.hardware_table import find_device
 from octavo.cost.model_spec import ModelSpec
 from octavo.cost.op_cost import OpCost
 from octavo.cost.open_spec import open_spec

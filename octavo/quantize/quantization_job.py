@@ -17,7 +17,8 @@ from torch import Tensor
 from octavo.base.errors import ConfigError
 from octavo.models.checkpoint import Checkpoint, open_checkpoint
 from octavo.models.config import ModelConfig
-from octavo.models.footprint import EMBEDDING, HEAD, choosable, shapes
+from octavo.models.family import EMBEDDING, HEAD
+from octavo.models.footprint import choosable, shapes
 from octavo.models.gguf_export import ExportedMatrix, export_gguf
 from octavo.models.hf_writer import float_tensor, write_hf_folder
 from octavo.models.loader import load_checkpoint

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 from octavo.base.errors import ConfigError
 from octavo.core.lookahead import MAX_MULTI_STEPS
 from octavo.cost.engine_profile import EngineProfile, Limits, profile
+from octavo.cost.find_device import find_device
 from octavo.cost.hardware import Device
-from octavo.cost.hardware_table import find_device
 from octavo.cost.kv import kv_bytes_per_token
 from octavo.cost.layouts import spread_over_devices
 from octavo.cost.measured_steps import MeasuredSteps, calibrated

@@ -28,6 +28,7 @@ from octavo.layers.module import Module
 from octavo.layers.norm import RMSNorm
 from octavo.layers.rope import RotaryEmbedding
 from octavo.models.config import ModelConfig
+from octavo.models.config_hf import config_from_hf
 from octavo.runtime.capacity import RankLimits
 from octavo.settings.speculation import SpeculativeConfig
 from octavo.speculation.draft_tree import tree_shape
@@ -159,7 +160,7 @@ def layer_config(fields: Fields) -> ModelConfig:
     """The config of a head's one decoder layer, as of a Llama of one layer."""
     values = {name: fields.raw(name) for name in fields if name not in _HEAD_FIELDS}
     values |= {"architectures": ["LlamaForCausalLM"], "num_hidden_layers": 1}
-    return ModelConfig.from_hf(values, path=fields.path)
+    return config_from_hf(values, path=fields.path)
 
 
 def _depths(fields: Fields, num_layers: int) -> tuple[int, ...]:

@@ -20,7 +20,7 @@ from octavo.cost.communication import (
     reduce_scatter,
     transfers,
 )
-from octavo.cost.hardware_table import find_device
+from octavo.cost.find_device import find_device
 from octavo.cost.parallel import Parallel
 from octavo.cost.work import Span, passes
 

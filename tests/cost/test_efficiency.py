@@ -6,7 +6,8 @@ import pytest
 
 from octavo.base.errors import ConfigError
 from octavo.cost.efficiency import PROFILES, efficiency_of
-from octavo.cost.hardware_table import devices, find_device
+from octavo.cost.find_device import find_device
+from octavo.cost.hardware_table import devices
 from octavo.cost.parallel import Parallel
 
 

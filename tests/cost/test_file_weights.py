@@ -12,8 +12,8 @@ from safetensors.numpy import load_file, save_file
 from octavo.base.errors import ModelFileError
 from octavo.cost.file_weights import stored_bytes
 from octavo.cost.open_spec import open_spec
-from octavo.cost.precision import precision_of
-from octavo.cost.weights import weights, weights_bytes
+from octavo.cost.precision import precision_of, weights_bytes
+from octavo.cost.weights import weights
 from octavo.models.footprint import checkpoint_bytes
 
 

@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 
 from octavo.base.errors import ConfigError
 from octavo.cost import hardware_table, this_machine
+from octavo.cost.find_device import find_device
 from octavo.cost.hardware import Device
-from octavo.cost.hardware_table import devices, find_device
+from octavo.cost.hardware_table import devices
 from octavo.cost.this_machine import device_of_engine
 
 

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from octavo.cost.hardware_table import find_device
+from octavo.cost.find_device import find_device
 from octavo.cost.layouts import layouts
 from octavo.cost.open_spec import open_spec
 from octavo.cost.parallel import Parallel

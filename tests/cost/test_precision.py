@@ -6,10 +6,10 @@ import pytest
 
 from octavo.base.errors import ConfigError
 from octavo.cost.catalogue import spec_of
-from octavo.cost.precision import precision_of, quantizations
+from octavo.cost.precision import precision_of, quantizations, weights_bytes
 from octavo.cost.weight_shape import WeightShape
 from octavo.cost.weight_type import WeightType
-from octavo.cost.weights import num_parameters, weights, weights_bytes
+from octavo.cost.weights import num_parameters, weights
 
 GIB = 1 << 30
 MIB = 1 << 20

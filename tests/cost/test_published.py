@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from octavo.cost.engine_profile import Limits, profile
-from octavo.cost.hardware_table import find_device
+from octavo.cost.find_device import find_device
 from octavo.cost.memory import MemoryPlan, memory
 from octavo.cost.open_spec import open_spec
 from octavo.cost.parallel import Parallel

@@ -10,12 +10,12 @@ import pytest
 
 from octavo.base.errors import ModelFileError, UnsupportedModelError
 from octavo.cost.catalogue import spec_of
-from octavo.cost.model_spec import ModelSpec
 from octavo.cost.open_spec import open_spec
-from octavo.cost.precision import precision_of
+from octavo.cost.precision import precision_of, weights_bytes
 from octavo.cost.quantization_config import notes
+from octavo.cost.spec_hf import spec_from_hf
 from octavo.cost.weight_shape import WeightShape
-from octavo.cost.weights import num_parameters, weights_bytes
+from octavo.cost.weights import num_parameters
 from octavo.planner.answer import plan
 
 SHARED = Path(__file__).parents[3] / "shared" / "data" / "model_configs"
@@ -187,20 +187,20 @@ def test_a_pattern_that_would_never_end_takes_no_time():
 )
 def test_a_field_that_may_change_sizes_and_that_nobody_read_is_refused(name, value):
     with pytest.raises(UnsupportedModelError, match=name):
-        ModelSpec.of_hf({**LLAMA, name: value})
+        spec_from_hf({**LLAMA, name: value})
     nested = {"model_type": "llava", "text_config": {**LLAMA, name: value}}
     with pytest.raises(UnsupportedModelError, match=name):
-        ModelSpec.of_hf(nested)
+        spec_from_hf(nested)
 
 
 def test_other_fields_are_said_not_to_have_been_read():
-    spec = ModelSpec.of_hf({**LLAMA, "use_new_norm": True, "rope_theta": 1e4, "num_beams": 4})
+    spec = spec_from_hf({**LLAMA, "use_new_norm": True, "rope_theta": 1e4, "num_beams": 4})
     assert spec.notes == ("use_new_norm = True: was not read",)
     assert plan(spec, "h100-sxm").warnings == spec.notes
 
 
 def test_a_name_that_says_how_a_model_is_quantized_is_held_against_its_config():
-    spec = replace(ModelSpec.of_hf(LLAMA), name="Llama-9B-FP8")
+    spec = replace(spec_from_hf(LLAMA), name="Llama-9B-FP8")
     assert "the name says FP8" in notes(spec)[0]
     assert not notes(replace(spec, name="Llama-9B"))
 
@@ -216,8 +216,7 @@ def test_experts_may_work_on_fewer_values_than_layers_have():
         "moe_shared_expert_intermediate_size": 96,
     }
     whole, latent = (
-        num_parameters(ModelSpec.of_hf({**config, **more}))
-        for more in ({}, {"moe_latent_size": 32})
+        num_parameters(spec_from_hf({**config, **more})) for more in ({}, {"moe_latent_size": 32})
     )
     assert whole - latent == 2 * (8 * 2 * 64 * (256 - 32) - 2 * 256 * 32)
 

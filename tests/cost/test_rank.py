@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 from octavo.base.errors import ConfigError
 from octavo.cost.catalogue import spec_of
 from octavo.cost.parallel import Parallel
-from octavo.cost.precision import precision_of
+from octavo.cost.precision import precision_of, weights_bytes
 from octavo.cost.rank import rank_model, stage_layers, stage_weights
 from octavo.cost.rank_model import Experts, MatrixOp, RankModel
-from octavo.cost.weights import num_parameters, weights, weights_bytes
+from octavo.cost.weights import num_parameters, weights
 
 
 def rank(name: str, quantization: str | None = None, **degrees: int) -> RankModel:

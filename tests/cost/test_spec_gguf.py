@@ -11,6 +11,7 @@ from octavo.base.errors import ModelFileError
 from octavo.cost.mixers import Attention, LatentAttention
 from octavo.cost.model_spec import ModelSpec
 from octavo.cost.recurrences import GatedDeltaNet, Mamba1, Mamba2, ShortConvolution
+from octavo.cost.spec_gguf import spec_from_gguf
 from octavo.cost.weights import num_parameters
 
 HIDDEN, VOCAB = 64, 320
@@ -57,7 +58,7 @@ def parsed(
     values = {"block_count": len(layers), "context_length": 128, **metadata}
     table = {name: SimpleNamespace(shape=shape) for name, shape in shapes.items()}
     entries = {f"{kind}.{name.replace('__', '.')}": value for name, value in values.items()}
-    spec = ModelSpec.of_gguf({"general.architecture": kind, **entries}, table)
+    spec = spec_from_gguf({"general.architecture": kind, **entries}, table)
     return spec, sum(map(prod, shapes.values()))
 
 
@@ -275,7 +276,7 @@ def test_a_number_may_be_of_each_layer():
 
 def test_a_file_without_an_embedding_is_damaged():
     with pytest.raises(ModelFileError, match=r"token_embd\.weight"):
-        ModelSpec.of_gguf({"general.architecture": "llama"}, {})
+        spec_from_gguf({"general.architecture": "llama"}, {})
 
 
 @pytest.mark.parametrize(

@@ -13,9 +13,10 @@ from octavo.cost.mixers import Attention, LatentAttention
 from octavo.cost.mlps import DenseMlp, ExpertMlp
 from octavo.cost.model_spec import ModelSpec
 from octavo.cost.open_spec import open_spec
-from octavo.cost.precision import precision_of
+from octavo.cost.precision import precision_of, weights_bytes
 from octavo.cost.recurrences import GatedDeltaNet, Mamba2
-from octavo.cost.weights import num_parameters, weights_bytes
+from octavo.cost.spec_hf import spec_from_hf
+from octavo.cost.weights import num_parameters
 from octavo.cost.work import Span, decode_attention_work, passes
 from octavo.models.footprint import checkpoint_bytes
 
@@ -214,7 +215,7 @@ def test_parameters_are_those_of_transformers(kind, changes):
     expected = sum(map(prod, shapes.values())) + sum(each.numel() for each in corrections)
 
     written = {**config_of(kind, changes), "tie_word_embeddings": config.tie_word_embeddings}
-    spec = ModelSpec.of_hf({**written, "model_type": kind})
+    spec = spec_from_hf({**written, "model_type": kind})
     assert num_parameters(spec) == expected
 
 
@@ -238,12 +239,12 @@ def test_a_checkpoint_takes_what_its_files_have(kind, changes, tmp_path):
 
 
 def spec_of(kind: str, **changes: Any) -> ModelSpec:
-    return ModelSpec.of_hf({**config_of(kind, changes), "model_type": kind})
+    return spec_from_hf({**config_of(kind, changes), "model_type": kind})
 
 
 def test_heads_are_as_large_as_the_config_says_or_shared_out_evenly():
     config = {**SIZES, "model_type": "llama", "head_dim": None}
-    assert ModelSpec.of_hf(config).layers[0].mixers[0].head_dim == 64 // 4
+    assert spec_from_hf(config).layers[0].mixers[0].head_dim == 64 // 4
     assert spec_of("llama", head_dim=48).layers[0].mixers[0].head_dim == 48
 
 
@@ -253,7 +254,9 @@ def windows(spec: ModelSpec) -> list[int | None]:
 
 def test_windows_are_where_each_family_has_them():
     assert windows(spec_of("mistral", sliding_window=32)) == [32] * 4
-    assert windows(spec_of("mistral", sliding_window=None)) == [None] * 4
+    without = {**config_of("mistral", {}), "model_type": "mistral", "sliding_window": None}
+    assert windows(spec_from_hf(without)) == [None] * 4
+    assert windows(spec_of("mistral")) == [4096] * 4  # what the field means where it is absent
     assert windows(spec_of("gemma2", sliding_window=32)) == [32, None, 32, None]
     six = spec_of("gemma3_text", sliding_window=32, num_hidden_layers=7)
     assert windows(six) == [32] * 5 + [None, 32]
@@ -361,8 +364,8 @@ def test_latent_attention_may_make_queries_in_one_step():
 
 def test_a_multimodal_config_has_its_text_model_inside():
     inner = {**SIZES, "model_type": "gemma3_text"}
-    outer = ModelSpec.of_hf({"model_type": "gemma3", "text_config": inner})
-    assert outer == ModelSpec.of_hf(inner)
+    outer = spec_from_hf({"model_type": "gemma3", "text_config": inner})
+    assert outer == spec_from_hf(inner)
 
 
 def test_layers_alike_are_one_object():

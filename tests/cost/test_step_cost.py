@@ -13,8 +13,8 @@ from rank_models import llama2_7b, llama2_70b, llama3_70b, llama_8b, mixture, op
 
 from octavo.cost.communication import Link
 from octavo.cost.efficiency import IDEAL, Efficiency
+from octavo.cost.find_device import find_device
 from octavo.cost.hardware import Device
-from octavo.cost.hardware_table import find_device
 from octavo.cost.parallel import Parallel
 from octavo.cost.prediction import Prediction
 from octavo.cost.rank_model import MatrixOp, RankModel

@@ -13,7 +13,8 @@ import torch
 from weights import stored
 
 from octavo.base.fields import Fields
-from octavo.layers.rope import RotaryEmbedding, inverse_frequencies
+from octavo.layers.rope import RotaryEmbedding
+from octavo.layers.rope_angles import inverse_frequencies
 from octavo.layers.rope_config import RopeConfig
 from octavo.models.config_hf import _rope
 

@@ -9,7 +9,8 @@ import pytest
 
 from octavo import SamplingParams
 from octavo.base.errors import ModelFileError, UnsupportedModelError
-from octavo.models.config import ModelConfig
+from octavo.models.config_gguf import config_from_gguf
+from octavo.models.config_hf import config_from_hf
 
 LLAMA = {
     "architectures": ["LlamaForCausalLM"],
@@ -25,7 +26,7 @@ LLAMA = {
 
 def hf(architecture="LlamaForCausalLM", generation=None, **changes):
     config = {**LLAMA, "architectures": [architecture], **changes}
-    return ModelConfig.from_hf(config, generation, path="folder/config.json")
+    return config_from_hf(config, generation, path="folder/config.json")
 
 
 def test_absent_fields_of_a_small_config():
@@ -121,7 +122,7 @@ def test_gemma3_names_only_what_differs():
         "rope_scaling": {"factor": 8.0, "rope_type": "linear"},
         "sliding_window": 1024,
     }
-    config = ModelConfig.from_hf(
+    config = config_from_hf(
         {
             "architectures": ["Gemma3ForConditionalGeneration"],
             "eos_token_id": [1, 106],
@@ -248,7 +249,7 @@ def test_gguf_recommendations(caplog):
 )
 def test_impossible_values_name_their_field(changes, field):
     with pytest.raises(ModelFileError) as caught:
-        ModelConfig.from_hf({**LLAMA, **changes})
+        config_from_hf({**LLAMA, **changes})
     assert caught.value.field == field
 
 
@@ -268,7 +269,7 @@ def test_layer_types_must_match_the_layers():
 )
 def test_what_octavo_does_not_have(changes, said):
     with pytest.raises(UnsupportedModelError, match=said):
-        ModelConfig.from_hf({**LLAMA, **changes})
+        config_from_hf({**LLAMA, **changes})
 
 
 def test_code_in_a_config_is_not_looked_at():
@@ -298,7 +299,7 @@ def gguf_config(kind="llama", tensors=(), drop=(), **changes):
     for name in drop:
         metadata.pop(name, None)
         table.pop(name, None)
-    return ModelConfig.from_gguf(metadata, table, path="file.gguf")
+    return config_from_gguf(metadata, table, path="file.gguf")
 
 
 def test_gguf_llama():

@@ -14,7 +14,7 @@ from tiny_transformers import LATENT_CASES, VOCAB, make_model
 from octavo.base.errors import ConfigError, ModelFileError, UnsupportedModelError
 from octavo.layers.tensors import with_tensors
 from octavo.models.checkpoint import open_checkpoint
-from octavo.models.config import ModelConfig
+from octavo.models.config_hf import config_from_hf
 from octavo.models.config_to_hf import hf_config
 from octavo.models.footprint import kv_bytes_per_token
 from octavo.models.gguf_export import export_gguf
@@ -130,8 +130,8 @@ def test_a_wrong_config_shows(change, driver, tmp_path):
 def test_a_config_is_written_as_it_was_read(case):
     folder, *_ = case
     values = json.loads((folder / "config.json").read_text())
-    config = ModelConfig.from_hf(values, path=folder / "config.json")
-    again = ModelConfig.from_hf(hf_config(config, "F32"), path=folder / "config.json")
+    config = config_from_hf(values, path=folder / "config.json")
+    again = config_from_hf(hf_config(config, "F32"), path=folder / "config.json")
     assert config.differences(again) == []
 
 
@@ -175,7 +175,7 @@ def test_weights_of_fp8_blocks(driver, native_driver, tmp_path):
 
 
 def test_a_token_is_576_numbers_a_layer():
-    config = ModelConfig.from_hf(V2_LITE)
+    config = config_from_hf(V2_LITE)
     assert {(kept.kind, kept.key_dim, kept.value_dim) for kept in config.kv_layers} == {
         ("latent", 512, 64)
     }
@@ -195,11 +195,11 @@ def test_a_token_is_576_numbers_a_layer():
 @pytest.mark.parametrize("dtype", ["int4", "k8v4"])
 def test_types_in_which_latents_are_not_kept(dtype):
     with pytest.raises(ConfigError, match=f"KV of {dtype} is for keys and values.*choose .*int8"):
-        kv_bytes_per_token(ModelConfig.from_hf(V2_LITE), dtype)
+        kv_bytes_per_token(config_from_hf(V2_LITE), dtype)
 
 
 def test_yarn_scales_scores_and_not_rotations():
-    config = ModelConfig.from_hf(V2_LITE)
+    config = config_from_hf(V2_LITE)
     assert config.rope.attention_factor == 1.0
     # 192^-0.5, by the square of 0.1 * 0.707 * ln 40 + 1
     assert config.attention_scale == pytest.approx(0.0721688 * 1.2608**2, rel=1e-4)
@@ -208,7 +208,7 @@ def test_yarn_scales_scores_and_not_rotations():
 @pytest.mark.parametrize("name", ["kv_lora_rank", "qk_rope_head_dim", "v_head_dim"])
 def test_sizes_that_cannot_be(name):
     with pytest.raises(ModelFileError, match=name):
-        ModelConfig.from_hf({**V2_LITE, name: 0}, path=Path("config.json"))
+        config_from_hf({**V2_LITE, name: 0}, path=Path("config.json"))
 
 
 # ---- GGUF

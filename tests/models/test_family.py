@@ -7,7 +7,7 @@ import re
 import pytest
 
 from octavo.layers.module import named_parameters
-from octavo.models.config import ModelConfig
+from octavo.models.config_hf import config_from_hf
 from octavo.models.family import HFNames
 from octavo.models.registry import ARCHITECTURES, family_of
 
@@ -41,7 +41,7 @@ LAYERS = {
 def test_every_parameter_has_a_name_that_leads_back(architecture):
     family = family_of(architecture)
     config = {**SIZES, **LAYERS.get(architecture, {}), "architectures": [architecture]}
-    model_config = ModelConfig.from_hf(config)
+    model_config = config_from_hf(config)
     names = [name for name, _ in named_parameters(family.model(model_config))]
     tables = [family.hf_names] + ([family.names_to_write(model_config)] if family.gguf else [])
     for table in tables:

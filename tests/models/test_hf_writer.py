@@ -12,6 +12,7 @@ import torch
 from octavo.base.errors import ConfigError, UnsupportedModelError
 from octavo.models.checkpoint import open_checkpoint
 from octavo.models.config import ModelConfig
+from octavo.models.config_hf import config_from_hf
 from octavo.models.config_to_hf import generation_config, hf_config
 from octavo.models.gguf_export import export_gguf
 from octavo.models.hf_writer import write_hf_folder
@@ -212,7 +213,7 @@ def config_of(**changes) -> ModelConfig:
         **changes,
     }
     generation = {"temperature": 0.6, "top_k": 20, "eos_token_id": [7, 8], "do_sample": True}
-    return ModelConfig.from_hf(values, generation, path="folder/config.json")
+    return config_from_hf(values, generation, path="folder/config.json")
 
 
 @pytest.mark.parametrize(
@@ -238,7 +239,7 @@ def test_a_config_comes_back_equal(changes):
     config = config_of(**changes, hidden_act="gelu", bos_token_id=5)
     written = json.loads(json.dumps(hf_config(config, "BF16")))
     generation = json.loads(json.dumps(generation_config(config)))
-    assert ModelConfig.from_hf(written, generation, path="folder/config.json") == config
+    assert config_from_hf(written, generation, path="folder/config.json") == config
     assert written["torch_dtype"] == "bfloat16"
 
 

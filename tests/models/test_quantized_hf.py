@@ -19,7 +19,7 @@ from octavo.kernels.cuda.gemm_dispatch import GemmConditions, multiplied_as
 from octavo.kernels.cuda.packing import pack
 from octavo.layers.module import named_parameters
 from octavo.models.checkpoint import open_checkpoint
-from octavo.models.config import ModelConfig
+from octavo.models.config_hf import config_from_hf
 from octavo.models.footprint import as_stored, checkpoint_bytes, packed, shapes, weight_types
 from octavo.models.llama import LlamaForCausalLM
 from octavo.models.loader import load_model
@@ -119,7 +119,7 @@ def write_folder(folder, config, pack):
     """A Llama of random weights whose projections ``pack`` has quantized; its values by name."""
     rng = np.random.default_rng(0)
     tensors, values = {}, {}
-    parsed = ModelConfig.from_hf(config, {}, path=folder / "config.json")
+    parsed = config_from_hf(config, {}, path=folder / "config.json")
     for name, parameter in named_parameters(LlamaForCausalLM(parsed)):
         module = name.removesuffix(".weight")
         if module.endswith("_proj"):

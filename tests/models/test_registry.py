@@ -10,8 +10,10 @@ import pytest
 from octavo.base.errors import UnsupportedModelError
 from octavo.models import registry
 
+RUNNING = [listed for listed in registry.FAMILIES if listed.family]
 
-@pytest.mark.parametrize("listed", registry.FAMILIES, ids=lambda listed: listed.family)
+
+@pytest.mark.parametrize("listed", RUNNING, ids=lambda listed: listed.family)
 def test_a_line_of_the_registry_is_what_its_family_says(listed):
     for name in listed.names:
         family = registry.find_family(name, "here")

@@ -11,6 +11,8 @@ import pytest
 
 from octavo.base.errors import ModelError, UnsupportedModelError
 from octavo.models.config import ModelConfig
+from octavo.models.config_gguf import config_from_gguf
+from octavo.models.config_hf import config_from_hf
 
 LLAMA = {
     "architectures": ["LlamaForCausalLM"],
@@ -44,14 +46,14 @@ GGUF = {
 
 
 def hf(config: dict[str, Any], **changes: Any) -> ModelConfig:
-    return ModelConfig.from_hf({**config, **changes}, path="folder/config.json")
+    return config_from_hf({**config, **changes}, path="folder/config.json")
 
 
 def gguf(**changes: Any) -> ModelConfig:
     entries = {f"llama.{name}": value for name, value in {**GGUF, **changes}.items()}
     tensors = {"token_embd.weight": SimpleNamespace(shape=(100, 64))}
     metadata = {"general.architecture": "llama", **entries}
-    return ModelConfig.from_gguf(metadata, tensors, path=Path("a.gguf"))
+    return config_from_gguf(metadata, tensors, path=Path("a.gguf"))
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from safetensors.numpy import save_file
 
 from octavo.base.errors import ModelFileError, UnsupportedModelError
 from octavo.cli import main
-from octavo.models.config import ModelConfig
+from octavo.models.config_gguf import config_from_gguf
 from octavo.text.tokenizer import Tokenizer
 
 SENTENCE = "it is an encoder, which makes embeddings of texts and generates none"
@@ -76,9 +76,9 @@ def test_a_refusal_names_the_feature(
 
 def test_gguf_files_too() -> None:
     with pytest.raises(UnsupportedModelError, match="AltUp"):
-        ModelConfig.from_gguf({"general.architecture": "gemma3n"}, {}, path=Path("a.gguf"))
+        config_from_gguf({"general.architecture": "gemma3n"}, {}, path=Path("a.gguf"))
     with pytest.raises(UnsupportedModelError, match="embeddings"):
-        ModelConfig.from_gguf({"general.architecture": "bert"}, {}, path=Path("a.gguf"))
+        config_from_gguf({"general.architecture": "bert"}, {}, path=Path("a.gguf"))
 
 
 def test_a_vocabulary_of_tiktoken_is_told(tmp_path: Path) -> None:

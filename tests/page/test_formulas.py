@@ -31,9 +31,10 @@ from octavo.cost.mixers import Attention, LatentAttention
 from octavo.cost.mlps import DenseMlp, ExpertMlp
 from octavo.cost.model_spec import LayerSpec, ModelSpec
 from octavo.cost.parallel import Parallel
-from octavo.cost.precision import precision_of
+from octavo.cost.precision import precision_of, weights_bytes
 from octavo.cost.prediction import Prediction
-from octavo.cost.weights import num_parameters, weights_bytes
+from octavo.cost.spec_hf import spec_from_hf
+from octavo.cost.weights import num_parameters
 from octavo.cost.work import Span, experts_hit, load_factor
 from octavo.page.data import page_data
 from octavo.planner import Deployment, Slo, Traffic, judge, plan
@@ -614,7 +615,7 @@ def test_configs_are_read_as_the_planner_reads_them(tab):
             assert "ask a server" in spec, name
             continue
         num_read += 1
-        ours = json.loads(json.dumps(model_json(ModelSpec.of_hf(config, path=name))))
+        ours = json.loads(json.dumps(model_json(spec_from_hf(config, path=name))))
         assert told(spec) == told({**ours, "name": name}), name
     assert num_read >= 120
 

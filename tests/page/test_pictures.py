@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from octavo import cli
-from octavo.cost.hardware_table import find_device
+from octavo.cost.find_device import find_device
 from octavo.page import site
 from octavo.page.data import page_data
 from octavo.server.api.octavo.simulations import SimulationRequest

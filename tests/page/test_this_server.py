@@ -9,9 +9,9 @@ import torch
 from safetensors.torch import save_file
 
 from octavo.cost.engine_profile import Limits
-from octavo.cost.hardware_table import find_device
+from octavo.cost.find_device import find_device
 from octavo.cost.open_spec import open_spec
-from octavo.cost.weights import weights_bytes
+from octavo.cost.precision import weights_bytes
 from octavo.cost.work import Span
 from octavo.models.checkpoint import open_checkpoint
 from octavo.planner import Traffic, plan

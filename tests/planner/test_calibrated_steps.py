@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from calibrations import STEPS
 
-from octavo.cost.hardware_table import find_device
+from octavo.cost.find_device import find_device
 from octavo.cost.measured_steps import calibrated
 from octavo.cost.open_spec import open_spec
 from octavo.cost.parallel import Parallel

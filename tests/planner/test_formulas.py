@@ -9,7 +9,7 @@ from math import ceil, inf, log, log2, sqrt
 import pytest
 from calibrations import STEPS
 
-from octavo.cost.hardware_table import find_device
+from octavo.cost.find_device import find_device
 from octavo.cost.open_spec import open_spec
 from octavo.cost.work import Span
 from octavo.planner import CalibratedSteps, Traffic, formulas_json, plan

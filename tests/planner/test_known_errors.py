@@ -14,7 +14,7 @@ from octavo.cli.terminal import format_bytes
 from octavo.cost.communication import all_reduce, link_of
 from octavo.cost.efficiency import IDEAL
 from octavo.cost.engine_profile import Limits, profile
-from octavo.cost.hardware_table import find_device
+from octavo.cost.find_device import find_device
 from octavo.cost.kv import kv_bytes_per_token
 from octavo.cost.memory import feasible_batch
 from octavo.cost.mixers import Attention

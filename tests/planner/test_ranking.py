@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from octavo.cost.hardware_table import devices, find_device
+from octavo.cost.find_device import find_device
+from octavo.cost.hardware_table import devices
 from octavo.planner.answer import Question, plan
 from octavo.planner.cheapest import left_out, named
 from octavo.planner.money import watts_text

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from octavo.cost.efficiency import IDEAL
-from octavo.cost.hardware_table import find_device
+from octavo.cost.find_device import find_device
 from octavo.cost.open_spec import open_spec
 from octavo.cost.precision import precision_of
 from octavo.cost.rank import rank_model

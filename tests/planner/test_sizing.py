@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from octavo.cost.engine_profile import Limits, profile
-from octavo.cost.hardware_table import find_device
+from octavo.cost.find_device import find_device
 from octavo.cost.open_spec import open_spec
 from octavo.cost.parallel import Parallel
 from octavo.cost.precision import precision_of

@@ -10,7 +10,7 @@ import pytest
 
 from octavo.base.errors import ConfigError
 from octavo.cost.engine_profile import profile
-from octavo.cost.hardware_table import find_device
+from octavo.cost.find_device import find_device
 from octavo.cost.open_spec import open_spec
 from octavo.cost.parallel import Parallel
 from octavo.cost.precision import precision_of

@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from octavo.base.errors import ConfigError
 from octavo.layers.module import named_parameters
 from octavo.models.checkpoint import open_checkpoint
-from octavo.models.config import ModelConfig
+from octavo.models.config_hf import config_from_hf
 from octavo.models.loader import load_model
 from octavo.models.parameters import Parameters
 from octavo.models.registry import model_class
@@ -60,7 +60,7 @@ def write_model(folder, name):
     fields = {**SIZES, **CONFIGS[name]}
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(fields))
-    config = ModelConfig.from_hf(fields, None, path=folder / "config.json")
+    config = config_from_hf(fields, None, path=folder / "config.json")
     generator = torch.Generator().manual_seed(1)
     tensors = {
         parameter: torch.randn(place.shape, generator=generator) * 0.1

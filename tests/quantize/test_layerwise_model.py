@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import save_file
 
 from octavo.layers.module import named_parameters
-from octavo.models.config import ModelConfig
+from octavo.models.config_hf import config_from_hf
 from octavo.models.loader import load_model
 from octavo.models.registry import model_class
 from octavo.quantize.layerwise_model import (
@@ -55,7 +55,7 @@ def folder(request, tmp_path):
     """A random model of every kind of layer that there is."""
     fields = {**SIZES, **CONFIGS[request.param]}
     (tmp_path / "config.json").write_text(json.dumps(fields))
-    config = ModelConfig.from_hf(fields, None, path=tmp_path / "config.json")
+    config = config_from_hf(fields, None, path=tmp_path / "config.json")
     generator = torch.Generator().manual_seed(1)
     tensors = {
         name: torch.randn(parameter.shape, generator=generator) * 0.3

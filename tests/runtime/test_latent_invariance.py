@@ -15,7 +15,7 @@ from octavo.executor.faulty import FaultyScheduler, every
 from octavo.kernels.cpu import library
 from octavo.layers.module import named_parameters
 from octavo.models.checkpoint import open_checkpoint
-from octavo.models.config import ModelConfig
+from octavo.models.config_hf import config_from_hf
 from octavo.models.footprint import matrices, weight_types
 from octavo.models.registry import model_class
 from octavo.runtime.capacity import RankSpec
@@ -64,7 +64,7 @@ def folder(tmp_path_factory):
     """A DeepSeek of two layers with random weights, the second with experts."""
     folder = tmp_path_factory.mktemp("deepseek")
     (folder / "config.json").write_text(json.dumps(CONFIG))
-    config = ModelConfig.from_hf(CONFIG)
+    config = config_from_hf(CONFIG)
     generator = torch.Generator().manual_seed(0)
     tensors = {}
     for name, parameter in named_parameters(model_class(config.architecture)(config)):

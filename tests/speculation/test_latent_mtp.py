@@ -12,7 +12,7 @@ from tiny_heads import engine_of, requests, run
 
 from octavo.kernels.cpu import library
 from octavo.layers.module import named_parameters
-from octavo.models.config import ModelConfig
+from octavo.models.config_hf import config_from_hf
 from octavo.models.registry import model_class
 from tests.conftest import write_byte_tokenizer
 
@@ -50,7 +50,7 @@ def model(tmp_path_factory):
     folder = tmp_path_factory.mktemp("mtp") / "deepseek"
     folder.mkdir()
     rng = np.random.default_rng(0)
-    config = ModelConfig.from_hf({**CONFIG, "num_hidden_layers": LAYERS + 1})
+    config = config_from_hf({**CONFIG, "num_hidden_layers": LAYERS + 1})
     tensors = {}
     for name, parameter in named_parameters(model_class(config.architecture)(config)):
         values = rng.standard_normal(parameter.shape).astype(np.float32) * 0.2

@@ -9,7 +9,7 @@ import numpy as np
 
 from octavo.base.errors import ModelFileError
 from octavo.base.fields import Fields
-from octavo.layers.rope import inverse_frequencies
+from octavo.layers.rope_angles import inverse_frequencies
 from octavo.layers.rope_config import RopeConfig
 from octavo.models.config import MAX_LAYERS, MAX_POSITION, ModelConfig, sampling_defaults
 from octavo.models.registry import check_architecture

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from octavo.base.errors import ConfigError
-from octavo.cost.hardware_table import find_device
+from octavo.cost.find_device import find_device
 from octavo.cost.open_spec import open_spec
 from octavo.planner.building_blocks import hardware_json, model_json
 from octavo.server.api.octavo import deployment

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from octavo.cost.catalogue import entries
-from octavo.cost.model_spec import ModelSpec
+from octavo.cost.spec_hf import spec_from_hf
 from octavo.planner.building_blocks import model_json
 from octavo.server.api.octavo import specs
 
@@ -22,7 +22,7 @@ def test_a_config_becomes_a_shape(post, name):
     config = entries()[name]["config"]
     answer = post({"config": config, "name": "mine"})
     assert answer.status_code == 200
-    ours = model_json(ModelSpec.of_hf(config))
+    ours = model_json(spec_from_hf(config))
     assert answer.json()["parameters"] == ours["parameters"]
     assert answer.json()["layers"][0]["count"] == ours["layers"][0]["count"]
     assert answer.json()["name"] == "mine"

@@ -29,7 +29,7 @@ from octavo.core.limits import QueueLimits
 from octavo.core.sampling_params import SamplingParams
 from octavo.core.scheduler import SchedulerConfig
 from octavo.core.step_meter import SwitchableMeter
-from octavo.cost.hardware_table import find_device
+from octavo.cost.find_device import find_device
 from octavo.cost.step_facts import StepFacts
 from octavo.executor.hash_model import HashExecutor, expected_tokens
 from octavo.server.engine.client import ProcessEngine

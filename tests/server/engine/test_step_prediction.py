@@ -9,7 +9,7 @@ import pytest
 from rank_models import llama_8b
 
 from octavo.base.errors import ConfigError
-from octavo.cost.hardware_table import find_device
+from octavo.cost.find_device import find_device
 from octavo.cost.measured_steps import MeasuredSteps, Spread
 from octavo.server.engine import step_prediction
 from octavo.server.engine.generation import EngineFacts

@@ -20,6 +20,7 @@ from octavo.kernels.cpu.packing import aligned
 from octavo.kernels.cpu.program import KVLayout, Program
 from octavo.layers.module import named_parameters
 from octavo.models.config import ModelConfig
+from octavo.models.config_hf import config_from_hf
 from octavo.models.registry import model_class
 from octavo.quantization.base import StoredWeight, Weight
 from octavo.quantization.ggml_types import GGMLType
@@ -91,12 +92,12 @@ CONFIGS = {
 
 def config_of(name: str) -> ModelConfig:
     if name in ("divisors", "longrope"):  # as only GGUF files have them
-        config = ModelConfig.from_hf(LLAMA)
+        config = config_from_hf(LLAMA)
         rope = replace(config.rope, has_freq_factors=True)
         return replace(
             config, rope=replace(rope, scaling="longrope") if name == "longrope" else rope
         )
-    return ModelConfig.from_hf(CONFIGS[name])
+    return config_from_hf(CONFIGS[name])
 
 
 def random_model(config: ModelConfig) -> Any:

@@ -46,6 +46,7 @@ const KINDS = {
       const expanded = part.nope_dim + part.value_dim;
       yield columns("self_attn.kv_b_proj", "attention.kv_b", heads, expanded, kvRank);
       yield rows("self_attn.o_proj", "attention.output", hidden, heads, part.value_dim);
+      if (part.has_bias) yield norm("self_attn.biases", (qRank ?? 0) + kvRank + rope + hidden);
     },
     kvVectors: (part) => [1, part.kv_rank, part.rope_dim],
     flopsPerScore(part, tp) {

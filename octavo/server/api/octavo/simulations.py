@@ -11,7 +11,7 @@ from typing import Any, Literal
 from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel, Field
 
-from octavo.cost.hardware_table import AUTO
+from octavo.cost.find_device import AUTO
 from octavo.server.api.fields import Body, Object
 from octavo.server.api.responses import describe
 from octavo.server.api.server_context import ServerContext

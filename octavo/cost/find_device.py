@@ -1,0 +1,36 @@
+"""Hardware as a user names it: a device of the table or this machine, and how many of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from octavo.base.errors import ConfigError
+from octavo.cost.hardware import Device
+from octavo.cost.hardware_table import named_device
+
+AUTO = "auto"  # the machine that this runs on
+
+
+def find_device(text: str, own: str | Path | None = None) -> tuple[Device, int]:
+    """A device by name, and how many: ``H100 SXM:8`` is eight; of processors, sockets.
+
+    ``auto`` is the machine that this runs on, measured (`octavo.cost.this_machine`); other names
+    are those of `octavo.cost.hardware_table`, with the user's devices in the file ``own``.
+
+    ConfigError if the name means no device, or more than one; the message has the nearest.
+    """
+    name, count = _with_count(text)
+    if name.lower() == AUTO:
+        from octavo.cost.this_machine import this_machine  # it takes a while to import
+
+        return this_machine(), count
+    return named_device(name, own), count
+
+
+def _with_count(text: str) -> tuple[str, int]:
+    name, colon, count = text.rpartition(":")
+    if not colon:
+        return text.strip(), 1
+    if not count.strip().isdecimal() or int(count) < 1:
+        raise ConfigError(f"hardware {text!r}: {count!r} is no number of devices, as in 'H100:8'")
+    return name.strip(), int(count)
