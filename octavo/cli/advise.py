@@ -7,8 +7,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from octavo.cli import UsageError, terminal
-from octavo.cli.bench.common import open_session, progress_over
+from octavo.cli.bench.common import open_session
 from octavo.cli.busy_machine import warn_if_busy
+from octavo.cli.flags import add_json_flag
 from octavo.cli.plan_flags import add_plan_flags, question_of
 
 if TYPE_CHECKING:
@@ -55,7 +56,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         metavar="MODEL",
         help="with --measure: the same model in other bits, to be tried, too; may be repeated",
     )
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    add_json_flag(parser)
     parser.set_defaults(run=run)
 
 
@@ -122,7 +123,7 @@ def _tried(args: argparse.Namespace, plan: Plan) -> list[Tried]:
     warn_if_busy()
     with open_session(settings) as session:
         study = AdviceStudy(session, load, _SECONDS / len([*foreseen, *others]))
-        with progress_over("trying", len(foreseen) + len(others)) as advance:
+        with terminal.progress_over("trying", len(foreseen) + len(others)) as advance:
             tried = []
             for each in (*foreseen, *others):
                 tried.append(study.tried(each))

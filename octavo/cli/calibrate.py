@@ -85,7 +85,7 @@ def measured(session: OfflineSession, *, quick: bool) -> Profile:
     from octavo.calibration.calibration_run import calibrate, profile_of
 
     warn_if_busy()
-    with common.progress_over("timing steps", 100) as advance:
+    with terminal.progress_over("timing steps", 100) as advance:
         shown = 0
 
         def progress(what: str, share: float) -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from octavo.base.optional_deps import ADD_GPU
 from octavo.cli import terminal
+from octavo.cli.flags import add_json_flag
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -31,7 +32,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         nargs="?",
         help="look over this model's files in place of the machine: no weight is read",
     )
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    add_json_flag(parser)
     parser.set_defaults(run=run)
 
 

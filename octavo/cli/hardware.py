@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from octavo.cli import Command, UsageError, terminal
 from octavo.cli.busy_machine import warn_if_busy
+from octavo.cli.flags import add_json_flag
 from octavo.cli.parser import completed_by
 from octavo.cli.plan_flags import device_names
 
@@ -82,7 +83,7 @@ def _add_common(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--hardware-file", metavar="FILE", help="devices of your own, in TOML or JSON"
     )
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    add_json_flag(parser)
 
 
 def list_devices(args: argparse.Namespace) -> int:

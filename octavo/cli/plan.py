@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 from octavo.base.errors import ConfigError
 from octavo.base.files import replace_file
 from octavo.cli import UsageError, terminal
-from octavo.cli.bench.common import add_plot_flag, check_plots, positive, save_plots
+from octavo.cli.bench.common import add_plot_flag, check_plots, save_plots
+from octavo.cli.flags import add_json_flag, add_number
 from octavo.cli.parser import rarely
 from octavo.cli.plan_flags import add_plan_flags, question_of
 
@@ -55,12 +56,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="the least number of devices that does what is asked; of each of the hardware that "
         "is named, in any layout, with weights as they are, in fp8, and in int4",
     )
-    group.add_argument(
-        "--most-devices",
-        type=positive,
-        metavar="N",
-        help="with --cheapest: no more than so many (default: 64)",
-    )
+    add_number(group, "--most-devices", "with --cheapest: no more than so many (default: 64)")
     parser.add_argument(
         "--confirm",
         action="store_true",
@@ -70,7 +66,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("output")
     group.add_argument("--memory", action="store_true", help="what memory goes to")
     group.add_argument("--roofline", action="store_true", help="what steps go to, by operation")
-    group.add_argument("--json", action="store_true", help="print one JSON object")
+    add_json_flag(group)
     add_plot_flag(parser)
     group.add_argument(
         "--export",

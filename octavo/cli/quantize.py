@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 from octavo.base.errors import ConfigError, OctavoError
 from octavo.base.optional_deps import need_torch
 from octavo.cli import UsageError, terminal
-from octavo.cli.bench.common import add_plot_flag, check_plots, positive, save_plots
+from octavo.cli.bench.common import add_plot_flag, check_plots, save_plots
+from octavo.cli.flags import add_json_flag, add_number
 from octavo.cli.parser import rarely
 from octavo.cli.text_file import read_text
 from octavo.system.machine import keep_openmp_patient
@@ -108,14 +109,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="what to look at: a text in UTF-8, or .jsonl with text or messages in each line",
     )
-    parser.add_argument(
-        "--calibration-tokens", type=positive, metavar="N", help="look at no more of it"
-    )
-    parser.add_argument(
-        "--train-tokens",
-        type=positive,
-        metavar="N",
-        help="of method qat: train on so many in all, going through the text as often as it takes "
+    add_number(parser, "--calibration-tokens", "look at no more of it")
+    add_number(
+        *(parser, "--train-tokens"),
+        "of method qat: train on so many in all, going through the text as often as it takes "
         "(default: 524,288, or the text eight times)",
     )
     parser.add_argument(
@@ -141,7 +138,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--report-text", metavar="FILE", help="what to predict for it (default: octavo's own)"
     )
     add_plot_flag(parser)
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    add_json_flag(parser)
     rarely(parser, "--symmetric", "--asymmetric", "--mix-bits", "--calibration-tokens", "--rotate")
     rarely(parser, "--train-tokens", "--train-codes", "--no-calibration", "--requantize")
     rarely(parser, "--report-text")
@@ -324,20 +321,19 @@ def _row(made: QuantizeResult, report: Mapping[str, Any] | None) -> dict[str, An
 
 @contextmanager
 def progress_bar() -> Iterator[Progress]:
-    """What is being done, and how much of it is: a bar on a terminal, elsewhere a line at times."""
+    """A callback that takes (work, done, total): a bar on a terminal, elsewhere a line at times."""
     if not terminal.can_animate():
         yield terminal.LineProgress().update
         return
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn()
-    with Progress(*columns, TimeElapsedColumn(), console=terminal.console(stderr=True)) as bar:
-        task = bar.add_task("starting", total=None)
-
-        def update(what: str, done: int, total: int) -> None:
-            bar.update(task, description=what, completed=done, total=total)
-
-        yield update
+    with terminal.bar(
+        lambda rich: (
+            *(rich.TextColumn("{task.description}"), rich.BarColumn(), rich.MofNCompleteColumn()),
+            rich.TimeElapsedColumn(),
+        ),
+        transient=False,
+    ) as update:
+        update(description="starting")
+        yield lambda what, done, total: update(description=what, completed=done, total=total)
 
 
 def print_rows(rows: Sequence[Mapping[str, Any]]) -> None:

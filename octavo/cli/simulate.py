@@ -17,6 +17,7 @@ from octavo.cli.engine_flags import (
     engine_kwargs,
     given_settings,
 )
+from octavo.cli.flags import add_json_flag
 from octavo.cli.parser import rarely
 from octavo.settings.engine import EngineArgs
 from octavo.sim.settings import ENGINE_SETTINGS, ClientSettings, FleetSettings
@@ -62,7 +63,7 @@ _OFTEN = (
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.epilog = EXAMPLES
     add_model_argument(parser)
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    add_json_flag(parser)
     parser.add_argument("--out", metavar="DIR", help="write result, series and timeline there")
     add_plot_flag(parser)
     parser.add_argument(

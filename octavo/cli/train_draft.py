@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from octavo.base.errors import ConfigError
 from octavo.base.optional_deps import need_torch
 from octavo.cli import UsageError, terminal
-from octavo.cli.bench.common import positive
+from octavo.cli.flags import whole_number
 from octavo.cli.quantize import progress_bar
 from octavo.system.machine import keep_openmp_patient
 
@@ -55,13 +55,16 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--data", metavar="FILE", help="what to ask: a text, or .jsonl with text or messages"
     )
     parser.add_argument(
-        "--tokens", type=positive, metavar="N", help="of answers, at most (default: 200,000)"
+        "--tokens", type=whole_number, metavar="N", help="of answers, at most (default: 200,000)"
     )
     parser.add_argument(
-        "--shortlist", type=positive, metavar="N", help="tokens to guess among (default: 8,192)"
+        "--shortlist", type=whole_number, metavar="N", help="tokens to guess among (default: 8,192)"
     )
     parser.add_argument(
-        "--steps", type=positive, metavar="N", help="of training (default: what the time allows)"
+        "--steps",
+        type=whole_number,
+        metavar="N",
+        help="of training (default: what the time allows)",
     )
     parser.add_argument("--seed", type=int, metavar="N", help="of all random numbers (default: 0)")
     parser.add_argument("--json", action="store_true", help="print one JSON object")

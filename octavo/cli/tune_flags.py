@@ -11,6 +11,7 @@ from octavo.base.errors import ConfigError
 from octavo.cli import UsageError
 from octavo.cli.bench import common
 from octavo.cli.engine_flags import add_flags, engine_kwargs, given_settings
+from octavo.cli.flags import add_number
 from octavo.cli.parser import rarely
 from octavo.planner.slo import Slo, parse_slo
 from octavo.sim.settings import ENGINE_SETTINGS, ClientSettings, FleetSettings
@@ -115,13 +116,7 @@ def add_tune_flags(parser: argparse.ArgumentParser) -> None:
     )
     common.add_plot_flag(parser)
     common.add_output_flags(parser)
-    parser.add_argument(
-        "--num-prompts",
-        type=common.positive,
-        default=_REQUESTS,
-        metavar="N",
-        help="requests, or how many of a trace at most (default: %(default)s)",
-    )
+    add_number(parser, "--num-prompts", "requests, or how many of a trace at most", _REQUESTS)
     add_flags(parser, "who asks", ClientSettings, skip=_all_but(ClientSettings, "trace"))
     add_flags(parser, "workload", Workload, skip={"num_prompts"}, often=_OFTEN)
     add_flags(parser, "load", LoadSettings, skip=_all_but(LoadSettings, *_LOAD), often=_OFTEN)
@@ -133,12 +128,8 @@ def add_tune_flags(parser: argparse.ArgumentParser) -> None:
 
 def _add_search_flags(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("search")
-    group.add_argument(
-        "--candidates",
-        type=common.positive,
-        default=48,
-        metavar="N",
-        help="settings to begin with: each change alone, and random ones (default: %(default)s)",
+    add_number(
+        *(group, "--candidates"), "settings to begin with: each change alone, and random ones", 48
     )
     group.add_argument(
         "--also",
@@ -158,12 +149,8 @@ def _add_search_flags(parser: argparse.ArgumentParser) -> None:
 
 def _add_live_flags(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("live runs")
-    group.add_argument(
-        "--live",
-        type=common.non_negative,
-        default=3,
-        metavar="N",
-        help="how many of the best to run live, beside the defaults (default: %(default)s)",
+    add_number(
+        *(group, "--live"), "how many of the best to run live, beside the defaults", 3, least=0
     )
     group.add_argument(
         "--live-seconds",
@@ -172,13 +159,7 @@ def _add_live_flags(parser: argparse.ArgumentParser) -> None:
         metavar="S",
         help="for how long each run is sent requests (default: %(default)g)",
     )
-    group.add_argument(
-        "--turns",
-        type=common.positive,
-        default=2,
-        metavar="N",
-        help="live runs of each (default: %(default)s)",
-    )
+    add_number(group, "--turns", "live runs of each", 2)
 
 
 def question_of(args: argparse.Namespace) -> Question:
