@@ -110,31 +110,31 @@ def _check(args: argparse.Namespace) -> None:
 
 
 def _tried(args: argparse.Namespace, plan: Plan) -> list[Tried]:
-    """All of the advice that can be, what helps most first; and what no formula foresees, where it
-    helped."""
+    """Try all advice that can be tried here, and changes that no formula predicts; keep those that
+    helped. The advice that helps most comes first."""
     from octavo.bench.offline.advice_trial import AdviceStudy, Load, settings_for, unforeseen
 
     traffic = plan.traffic
     load = Load(max(1, round(_under_way(plan))), traffic.input_len, traffic.output_len)
     longest = plan.deployment.settled.max_model_len
     settings = settings_for(_engine_args(plan.question).serving(), load, longest)
-    foreseen = [*plan.advice, *(_candidate(plan, each) for each in args.candidates)]
+    predicted = [*plan.advice, *(_candidate(plan, each) for each in args.candidates)]
     others = unforeseen(settings, load)
     warn_if_busy()
     with open_session(settings) as session:
-        study = AdviceStudy(session, load, _SECONDS / len([*foreseen, *others]))
-        with terminal.progress_over("trying", len(foreseen) + len(others)) as advance:
+        study = AdviceStudy(session, load, _SECONDS / len([*predicted, *others]))
+        with terminal.progress_over("trying", len(predicted) + len(others)) as advance:
             tried = []
-            for each in (*foreseen, *others):
+            for each in (*predicted, *others):
                 tried.append(study.tried(each))
                 advance()
-    found = tried[: len(foreseen)]
-    found += [each for each in tried[len(foreseen) :] if each.outcome and each.outcome.helps]
+    found = tried[: len(predicted)]
+    found += [each for each in tried[len(predicted) :] if each.outcome and each.outcome.helps]
     return sorted(found, key=lambda each: each.order)
 
 
 def _under_way(plan: Plan) -> float:
-    """Requests at once. Where nothing is answered, what is asked for."""
+    """Return the number of requests at once; if none is answered, the number that is asked for."""
     if plan.traffic.rate is None or plan.service is None:
         return plan.traffic.concurrency or 1
     return plan.service.streams.value
@@ -158,7 +158,7 @@ def _engine_args(question: Question) -> EngineArgs:
 
 
 def _candidate(plan: Plan, model: str) -> Advice:
-    """The same question of another file, as an advice: foreseen by what its weights take."""
+    """Make an advice of another file of the model: its gain is predicted from the weights' size."""
     from octavo.planner.advice import Advice, AdviceTrial, gain_of
     from octavo.planner.answer import answer
     from octavo.planner.figures import gib
@@ -168,9 +168,7 @@ def _candidate(plan: Plan, model: str) -> Advice:
     sizes = [gib(each.deployment.memory.weights_bytes) for each in (base, after)]
     _, gain = gain_of(base.verdict, after.verdict)
     why = f"its weights take {sizes[1]}, and not {sizes[0]}"
-    return Advice(
-        f"run {model}", why, gain or "none that is foreseen", AdviceTrial({"model": model})
-    )
+    return Advice(f"run {model}", why, gain or "none is predicted", AdviceTrial({"model": model}))
 
 
 # -- for people -----------------------------------------------------------------------------------
@@ -197,7 +195,7 @@ def _print(tried: list[Tried], decided: list[ServingDecision]) -> None:
 
 
 def _measured_line(outcome: AdviceOutcome) -> str:
-    """What was before, and with the change."""
+    """Return the figures before and with the change."""
     gain, before, after = outcome.gain, outcome.before, outcome.after
     return (
         f"measured, {len(outcome.turns)} turns: {gain.value:.2f} × the tokens/s "

@@ -65,7 +65,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def known_or_measured(session: OfflineSession, *, quick: bool = False) -> Profile:
-    """What is known of the engine of a session; measured first, and kept, if nothing is."""
+    """Return the profile of a session's engine; if there is none, measure it first, and keep it."""
     from octavo.calibration.calibration_run import about
     from octavo.calibration.store import find, keep
 
@@ -106,10 +106,10 @@ def print_profile(profile: Profile, path: str, console: Console) -> None:
     for what, num_seqs, num_tokens, start in _SHOWN:
         spans = [Span(start, num_tokens)] * num_seqs
         features = StepFeatures.of(next(passes(spans)))
-        foreseen = profile.steps.prediction(features) * 1e3
+        predicted = profile.steps.prediction(features) * 1e3
         once = 1e3 * (profile.steps.step_s + num_seqs * profile.steps.sequence_s)
-        figures = (foreseen.value + once, foreseen.low + once, foreseen.high + once)
-        rows.append((what, "ms", *(f"{each:,.2f}" for each in figures), foreseen.source))
+        figures = (predicted.value + once, predicted.low + once, predicted.high + once)
+        rows.append((what, "ms", *(f"{each:,.2f}" for each in figures), predicted.source))
     title = f"{profile.about['model']} on {profile.about['processor']}"
     header = ("what a step takes", "", "about", "from", "to", "")
     common.print_figures(console, title, header, rows)

@@ -178,7 +178,7 @@ def _kernels(report: DoctorReport) -> list[tuple[str, str]]:
 
 
 def _gpus(report: DoctorReport) -> list[tuple[str, str]]:
-    """What stands around the kernels, and how far they were tested."""
+    """List the software for GPUs, and how far the kernels were tested."""
     software = report.gpu
     rows = [
         ("driver", software.driver or "none, or it does not tell"),

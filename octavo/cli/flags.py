@@ -1,9 +1,10 @@
-"""Flags of whole numbers, ``--json``, and dataclasses whose fields are flags."""
+"""Declares flags that many commands have, and makes dataclasses of those that were given."""
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
+from collections.abc import Collection
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -39,11 +40,13 @@ def add_json_flag(parser: Parser) -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
-def from_flags(of: type[T], args: argparse.Namespace, **others: Any) -> T:
+def from_flags(
+    of: type[T], args: argparse.Namespace, *, skip: Collection[str] = (), **others: Any
+) -> T:
     """Make a dataclass of the flags that are named as its fields, and of ``others``.
 
-    A flag that was not given is None, and leaves the field its default.
+    A flag that was not given is None, and leaves the field its default; so do those of ``skip``.
     """
-    names = {field.name for field in dataclasses.fields(of)}  # type: ignore[arg-type]
+    names = {field.name for field in dataclasses.fields(of)} - set(skip)  # type: ignore[arg-type]
     given = {n: value for n, value in vars(args).items() if n in names and value is not None}
     return of(**{**given, **others})

@@ -138,7 +138,7 @@ def _row(device: Device) -> tuple[str, ...]:
 
 
 def _lines(device: Device) -> Iterator[tuple[str, str]]:
-    """What is known, by name."""
+    """Yield the names and the values of all that is known of a device."""
     yield "name", device.name
     yield "kind", device.kind
     yield "memory", terminal.format_bytes(device.memory_bytes)

@@ -104,7 +104,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def choose_settings(args: argparse.Namespace, base: LogitFile | None) -> dict[str, Any]:
-    """How the text is cut: as the user says, else as it was for the base."""
+    """Return how the text is cut: as the flags say, else as for the base."""
     from octavo.quality.perplexity import DEFAULT_CTX
     from octavo.quality.windows import check_settings
 
@@ -132,7 +132,7 @@ def cut_text(text: str, tokenizer: Tokenizer, settings: Mapping[str, Any]) -> Sc
 
 
 def describe(model: str, engine: Mapping[str, Any]) -> str:
-    """What a base calls the run that made it."""
+    """Return the name that a base gives to the run that made it."""
     return f"{model}, {engine['kernels']} kernels, {engine['dtype']}, KV in {engine['kv_dtype']}"
 
 

@@ -240,7 +240,7 @@ def _table(*columns: str) -> Table:
 
 
 def _figures_table(plan: Plan) -> Table:
-    table = _table("", "foreseen", "from", "to", "known by")
+    table = _table("", "predicted", "from", "to", "known by")
     traffic, service = plan.traffic, plan.service
     rows: list[tuple[str, Prediction]] = [
         (f"prefill of {traffic.input_len:,} tokens, ms", plan.prefill * 1e3),

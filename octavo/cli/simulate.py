@@ -128,8 +128,8 @@ def _prepare(args: argparse.Namespace) -> Simulation:
 
 
 def _measured(model: str, fleet: FleetSettings) -> MeasuredSteps | None:
-    """What `octavo calibrate` has found, where this machine itself is simulated, with the model as
-    it is."""
+    """Return the step times that `octavo calibrate` has measured; None unless this machine is
+    simulated, with the model as it is."""
     usual = FleetSettings()
     if any(getattr(fleet, name) != getattr(usual, name) for name in _AS_MEASURED):
         return None

@@ -11,7 +11,7 @@ from octavo.base.errors import ConfigError
 from octavo.cli import UsageError
 from octavo.cli.bench import common
 from octavo.cli.engine_flags import add_flags, engine_kwargs, given_settings
-from octavo.cli.flags import add_number
+from octavo.cli.flags import add_number, from_flags
 from octavo.cli.parser import rarely
 from octavo.planner.slo import Slo, parse_slo
 from octavo.sim.settings import ENGINE_SETTINGS, ClientSettings, FleetSettings
@@ -32,10 +32,10 @@ time. With --no-measure, nothing is run: what was measured before counts, for th
 where that is nothing, or with another --hardware, the roofline says what steps take, and threads
 are left alone.
 
-Guesses (speculation) are right more or less often, by what is asked. They are searched if
+How often draft tokens are accepted depends on the prompts. Speculative decoding is searched if
 --acceptance says how often; live engines then accept as often. Where prompts are text (sharegpt,
-jsonl), the defaults and the best settings are run live with `--spec-method auto`, too. Else they
-are left alone.
+jsonl), the defaults and the best settings are run live with `--spec-method auto`, too. Else it is
+left alone.
 
 Requests are sent to live engines in this process: HTTP and clients come on top. Exit status: 0 the
 limits hold, 2 they do not with any settings, and those that come nearest were written.
@@ -57,7 +57,7 @@ _OFTEN = ("dataset_path", "input_len", "output_len", "request_rate")
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What is asked.
+    """The load, the limits and the settings of a search.
 
     Args:
         held: settings of the engine that stay as they are.
@@ -86,14 +86,14 @@ class Question:
 
     @property
     def simulated_settings(self) -> Mapping[str, Any]:
-        """Of those that are held, what a simulation knows; the weights of a model that is here are
-        as they are."""
+        """Return the settings that are held and that a simulation knows; the weights of a model
+        that is here stay as they are."""
         known = _SIMULATED - {"quantization"} if self.is_here else _SIMULATED
         return {name: value for name, value in self.held.items() if name in known}
 
     @property
-    def may_guess(self) -> bool:
-        """Whether nobody has said how tokens are guessed ahead."""
+    def may_speculate(self) -> bool:
+        """True if no flag sets speculative decoding."""
         return not any(name.startswith("spec") for name in self.held)
 
 
@@ -142,7 +142,7 @@ def _add_search_flags(parser: argparse.ArgumentParser) -> None:
         "--acceptance",
         type=_rates,
         metavar="R,R,…",
-        help="how often guesses are right, by their place, such as 0.6,0.4",
+        help="how often draft tokens are accepted, by position, such as 0.6,0.4",
     )
     group.add_argument("--no-measure", action="store_true", help="run nothing on this machine")
 
@@ -177,8 +177,9 @@ def question_of(args: argparse.Namespace) -> Question:
     if not is_here:
         _check_elsewhere(held)
     is_measured = is_here and not args.no_measure
-    return Question(
-        model=args.model,
+    return from_flags(
+        Question,
+        args,
         slo=slo,
         hardware=hardware,
         held=held,
@@ -189,9 +190,6 @@ def question_of(args: argparse.Namespace) -> Question:
         num_candidates=args.candidates,
         is_measured=is_measured,
         live=args.live if is_measured else 0,
-        live_seconds=args.live_seconds,
-        turns=args.turns,
-        out=args.out,
     )
 
 

@@ -184,9 +184,9 @@ def _title(args: argparse.Namespace, plan: PrefixPlan) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Kind:
-    """What is measured: with an engine, and with one of other settings, turn by turn.
+    """A measurement with an engine and, turn by turn, with one of other settings (``without``).
 
-    ``num_parts``: of which progress is shown.
+    ``num_parts``: how many parts it has, for the progress bar.
     """
 
     without: Mapping[str, Any]

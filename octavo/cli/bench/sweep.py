@@ -200,7 +200,7 @@ _SHOWN = ("ttft", "tpot", "itl", "e2e")
 
 
 def best_sentence(result: SweepResult) -> str | None:
-    """What to run with under the bounds; None where there are none."""
+    """Say which number of requests in flight is best within the bounds; None without bounds."""
     best = result.best
     if best is None:
         return None
