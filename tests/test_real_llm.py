@@ -42,7 +42,7 @@ def test_an_answer_in_company_is_the_answer_alone(llm):
 
 def test_windows_give_blocks_back_and_the_answer_stays(gemma3_gguf):
     """Gemma 3 270M: 15 of 18 layers see 512 positions."""
-    text = Path(octavo.__file__).with_name("config.py").read_text()
+    text = (Path(octavo.__file__).parent / "quantize" / "calibration_text.txt").read_text()
 
     def answer(enabled: bool) -> tuple[list[int], int]:
         """And the layers times blocks that were held at most."""
@@ -70,7 +70,7 @@ def test_an_evicted_prefix_comes_back_from_disk_and_after_a_restart(
     request, tmp_path, model, num_tokens, num_blocks
 ):
     """With its own tokens and probabilities, and without being computed again."""
-    text = Path(octavo.__file__).with_name("config.py").read_text()
+    text = (Path(octavo.__file__).parent / "quantize" / "calibration_text.txt").read_text()
     args = EngineArgs(
         str(request.getfixturevalue(model)),
         max_model_len=num_tokens + 12,

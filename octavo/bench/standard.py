@@ -1,4 +1,4 @@
-"""The short standard set behind ``scripts/bench``: some minutes, and README's table is new.
+"""The short standard set behind ``scripts/bench``: it renews the tables of docs/performance.md.
 
 Each measurement is an ``octavo bench`` of its own, in a process of its own, so that none meets
 memory, threads or caches of another.
@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from octavo.base.errors import BenchmarkError, OctavoError
-from octavo.bench import readme
+from octavo.bench import performance_tables
 from octavo.hub import DEFAULT_MODEL
 from octavo.measure.results import write_json
 
@@ -35,7 +35,7 @@ COMPARE = ("compare", "--rounds=3")
 
 EPILOG = """\
 examples:
-  scripts/bench                       measure, and rewrite README.md between its markers
+  scripts/bench                       measure, and rewrite docs/performance.md between its markers
   scripts/bench --dry-run             measure, and print the table
   scripts/bench --peers               beside llama.cpp and vLLM, too (a quarter of an hour)
   scripts/bench --from benchmarks/results/2026-01-31-amd-epyc.json
@@ -99,30 +99,37 @@ def file_name(document: Mapping[str, Any]) -> str:
 
 
 def sections_of(document: Mapping[str, Any]) -> dict[str, str]:
-    """What a stored document has to say in README, by the name of its markers.
+    """The sections of docs/performance.md that a stored document fills, by name.
 
     Raises:
         BenchmarkError: it is the document of something else.
     """
     if "measurements" in document:
-        return {"how-fast": readme.how_fast(document)}
+        return {"how-fast": performance_tables.how_fast(document)}
     if "summary" in document and "engines" in document:
-        return {"peers": readme.peers(document)}
+        return {"peers": performance_tables.peers(document)}
     if "summary" in document and "calibration" in document:
-        return {"foreseen": readme.foreseen(document)}
+        return {"predicted": performance_tables.predicted(document)}
     raise BenchmarkError("this is of none of scripts/bench, octavo bench compare, octavo validate")
 
 
 def parse_arguments(argv: Sequence[str] | None) -> tuple[argparse.Namespace, list[str]]:
     parser = argparse.ArgumentParser(
         prog="scripts/bench",
-        description="Measure the standard set, and rewrite the table in README. "
+        description="Measure the standard set, and rewrite the table in docs/performance.md. "
         "Other flags are the engine's, such as --threads 4.",
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--model", default=DEFAULT_MODEL, help="default: %(default)s")
-    parser.add_argument("--readme", type=Path, default=Path("README.md"), metavar="FILE")
+    parser.add_argument(
+        *("--document", "--readme"),  # the second one is the name of the release before
+        dest="document",
+        type=Path,
+        default=Path("docs/performance.md"),
+        metavar="FILE",
+        help="whose tables are rewritten; default: %(default)s",
+    )
     parser.add_argument(
         "--results", type=Path, default=Path("benchmarks/results"), metavar="DIR", help="JSON"
     )
@@ -163,18 +170,18 @@ def run(args: argparse.Namespace, engine_flags: Sequence[str]) -> None:
     for content in sections.values():
         print(content, end="\n\n")
     if not args.dry_run:
-        readme.rewrite_file(args.readme, sections)
-        print(f"rewrote {args.readme}: {', '.join(sections)}", file=sys.stderr)
+        performance_tables.rewrite_file(args.document, sections)
+        print(f"rewrote {args.document}: {', '.join(sections)}", file=sys.stderr)
 
 
 def check_markers(args: argparse.Namespace) -> None:
-    """BenchmarkError if README cannot be rewritten."""
+    """Raise BenchmarkError if the tables cannot be rewritten."""
     try:
-        text = args.readme.read_bytes().decode()
+        text = args.document.read_bytes().decode()
     except (OSError, UnicodeDecodeError) as error:
-        raise BenchmarkError(f"{args.readme} cannot be read: {error}") from error
+        raise BenchmarkError(f"{args.document} cannot be read: {error}") from error
     for name in ("how-fast", "peers") if args.peers else ("how-fast",):
-        readme.rewrite(text, name, "")
+        performance_tables.rewrite(text, name, "")
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -16,10 +16,12 @@ from octavo.base.errors import ConfigError
 # The first is what "Docs" leads to. Their titles are the first lines of the documents.
 NAMES = (
     "inference",
+    "models",
     "server",
     "planning",
     "simulation",
     "measuring",
+    "performance",
     "metrics",
     "tuning",
     "quantization",
@@ -27,6 +29,7 @@ NAMES = (
     "long-context",
     "kv_offload",
     "architecture",
+    "glossary",
     "kernels",
 )
 

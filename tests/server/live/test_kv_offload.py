@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.network]
 
 
 def test_the_engine_after_one_that_was_killed(live_server, smollm2_gguf, tmp_path):
-    prompt = Path(octavo.__file__).with_name("config.py").read_text()[:4000]
+    prompt = (Path(octavo.__file__).parent / "quantize" / "calibration_text.txt").read_text()[:4000]
     body = {"prompt": prompt, "max_tokens": 8, "temperature": 0}
     folder = tmp_path / "kv"
     with live_server(smollm2_gguf, "--kv-offload", f"{folder}:100MiB") as server:

@@ -1,4 +1,4 @@
-"""Results as tables in Markdown, and their place in a README, between two markers.
+"""Results as tables in Markdown, and their place in a document, between two markers.
 
 <!-- how-fast:begin -->
 …
@@ -257,10 +257,10 @@ def _bandwidths(document: Document) -> list[float]:
     return [value for value in measured if value is not None]
 
 
-# -- how far what is foreseen is off ---------------------------------------------------------------
+# -- how far predictions are off ------------------------------------------------------------------
 
 
-def foreseen(document: Document) -> str:
+def predicted(document: Document) -> str:
     """Of a validation: errors of simulations, by figure, and how often intervals were right."""
     run, about = document["run"], document["calibration"]["about"]
     rows = [

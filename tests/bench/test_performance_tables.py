@@ -1,4 +1,4 @@
-"""The tables of README: what is measured for them, what they say, and how they get there."""
+"""The tables of docs/performance.md: the measurements, the text, and how it is written."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import pytest
 
 from octavo import cli
 from octavo.base.errors import BenchmarkError
-from octavo.bench import readme, standard
+from octavo.bench import performance_tables, standard
 
 ROOT = Path(__file__).parents[2]
-BEGIN, END = readme.markers("how-fast")
+BEGIN, END = performance_tables.markers("how-fast")
 
 
 # -- a place in a file ---------------------------------------------------------------------------
@@ -23,18 +23,18 @@ BEGIN, END = readme.markers("how-fast")
 def test_only_what_is_between_the_markers_changes(tmp_path, newline):
     before = f"# Title — é{newline}  text  {newline}{BEGIN}".encode()
     after = f"{END} behind{newline}\t<!-- other:end -->{newline}no end of line".encode()
-    path = tmp_path / "README.md"
+    path = tmp_path / "performance.md"
     path.write_bytes(before + b"\nold\r\n\r\n" + after)
-    readme.rewrite_file(path, {"how-fast": "\n| new |\n\n"})
+    performance_tables.rewrite_file(path, {"how-fast": "\n| new |\n\n"})
     assert path.read_bytes() == before + b"\n| new |\n" + after
-    readme.rewrite_file(path, {"how-fast": "| new |"})
+    performance_tables.rewrite_file(path, {"how-fast": "| new |"})
     assert path.read_bytes() == before + b"\n| new |\n" + after
     assert list(tmp_path.iterdir()) == [path]
 
 
 def test_sections_are_independent():
     text = f"{BEGIN}\na\n{END}\n\n<!-- peers:begin -->\nb\n<!-- peers:end -->\n"
-    assert readme.rewrite(text, "peers", "c") == text.replace("\nb\n", "\nc\n")
+    assert performance_tables.rewrite(text, "peers", "c") == text.replace("\nb\n", "\nc\n")
 
 
 @pytest.mark.parametrize(
@@ -48,29 +48,29 @@ def test_sections_are_independent():
     ],
 )
 def test_markers_that_are_not_right_leave_the_file_alone(tmp_path, text, message):
-    path = tmp_path / "README.md"
+    path = tmp_path / "performance.md"
     path.write_text(text)
     with pytest.raises(BenchmarkError, match=message) as error:
-        readme.rewrite_file(path, {"how-fast": "new"})
+        performance_tables.rewrite_file(path, {"how-fast": "new"})
     assert str(path) in str(error.value)
     assert path.read_text() == text
 
 
 def test_a_second_section_that_cannot_be_written_leaves_the_first_as_it_was(tmp_path):
-    path = tmp_path / "README.md"
+    path = tmp_path / "performance.md"
     path.write_text(f"{BEGIN}\nold\n{END}")
     with pytest.raises(BenchmarkError, match="peers:begin"):
-        readme.rewrite_file(path, {"how-fast": "new", "peers": "new"})
+        performance_tables.rewrite_file(path, {"how-fast": "new", "peers": "new"})
     assert "old" in path.read_text()
     with pytest.raises(BenchmarkError, match="cannot be read"):
-        readme.rewrite_file(tmp_path / "none.md", {"how-fast": "new"})
+        performance_tables.rewrite_file(tmp_path / "none.md", {"how-fast": "new"})
 
 
-@pytest.mark.skipif(not (ROOT / "README.md").exists(), reason="needs the source tree")
+@pytest.mark.skipif(not (ROOT / "docs" / "performance.md").exists(), reason="needs the source tree")
 def test_the_markers_of_this_project_are_right():
-    text = (ROOT / "README.md").read_bytes().decode()
+    text = (ROOT / "docs" / "performance.md").read_bytes().decode()
     for name in ("how-fast", "peers"):
-        assert readme.rewrite(text, name, "new") != text
+        assert performance_tables.rewrite(text, name, "new") != text
 
 
 # -- what is measured ----------------------------------------------------------------------------
@@ -188,7 +188,7 @@ def cells(text):
 
 
 def test_the_table_says_what_was_measured_where(asked):
-    text = readme.how_fast(standard.run_standard("smollm2-135m", ["--threads", "2"]))
+    text = performance_tables.how_fast(standard.run_standard("smollm2-135m", ["--threads", "2"]))
     assert [flags[0] for flags, _ in asked] == [flags[0] for flags in standard.STANDARD.values()]
     assert all(flags[-2:] == ["--threads", "2"] for flags, _ in asked)
     words = " ".join(text.split())
@@ -214,7 +214,7 @@ def test_a_quiet_machine_is_not_doubted(asked):
     document = standard.run_standard("smollm2-135m")
     assert document["warnings"] == ["prefix: memory moved"]
     document["warnings"] = []
-    assert "quiet" not in readme.how_fast(document)
+    assert "quiet" not in performance_tables.how_fast(document)
 
 
 def test_what_is_kept_has_no_raw_data(asked):
@@ -225,7 +225,7 @@ def test_what_is_kept_has_no_raw_data(asked):
 
 
 def test_peers_are_compared_by_medians_with_the_best_other():
-    text = readme.peers(COMPARED)
+    text = performance_tables.peers(COMPARED)
     rows = {row[0]: row[1:] for row in cells(text)}
     assert rows["work"] == [
         *("octavo, Q4_1", "llama.cpp, Q4_0", "vllm, bf16", "octavo to the best other"),
@@ -247,10 +247,13 @@ def test_peers_are_compared_by_medians_with_the_best_other():
 def test_a_figure_that_an_engine_lacks_is_an_empty_cell():
     less = copy.deepcopy(COMPARED)
     less["summary"] = [row for row in less["summary"] if row["contender"] != "octavo:file"][:1]
-    assert cells(readme.peers(less))[-1] == ["decode, 128 tokens after 128, tokens/s", "177"]
+    assert cells(performance_tables.peers(less))[-1] == [
+        "decode, 128 tokens after 128, tokens/s",
+        "177",
+    ]
 
 
-# -- how far what is foreseen is off ---------------------------------------------------------------
+# -- how far predictions are off ------------------------------------------------------------------
 
 VALIDATED = {
     "rows": [{"trace": trace, "repeat": repeat} for trace in ("a", "b") for repeat in (0, 0, 1)],
@@ -268,7 +271,7 @@ VALIDATED = {
 
 
 def test_errors_of_simulations_are_told_by_figure():
-    text = readme.foreseen(VALIDATED)
+    text = performance_tables.predicted(VALIDATED)
     assert "`m.gguf` on 2 threads" in text and "4 runs of 2 traces" in text
     assert cells(text)[-1] == ["mean time to first token", "3.1%", "50.0%", "95%", "7.0%"]
     assert "not quiet: 2 warnings" in text
@@ -280,14 +283,15 @@ def test_errors_of_simulations_are_told_by_figure():
 @pytest.fixture
 def project(tmp_path, monkeypatch):
     peers = "<!-- peers:begin -->\nkept\n<!-- peers:end -->"
-    (tmp_path / "README.md").write_text(f"# x\n\n{BEGIN}\nstale\n{END}\n\n{peers}\n")
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "docs" / "performance.md").write_text(f"# x\n\n{BEGIN}\nstale\n{END}\n\n{peers}\n")
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
 
-def test_readme_and_results_are_written(asked, project, capsys):
+def test_tables_and_results_are_written(asked, project, capsys):
     assert standard.main(["--threads", "1"]) == 0
-    text = (project / "README.md").read_text()
+    text = (project / "docs" / "performance.md").read_text()
     assert "decode, one request" in text and "stale" not in text and "kept" in text
     (stored,) = (project / "benchmarks" / "results").iterdir()
     assert json.loads(stored.read_text())["threads"] == 2
@@ -296,28 +300,28 @@ def test_readme_and_results_are_written(asked, project, capsys):
 
 
 def test_several_validations_stand_one_after_the_other(asked, project):
-    marked = "<!-- foreseen:begin -->\n<!-- foreseen:end -->"
-    (project / "README.md").write_text(marked)
+    marked = "<!-- predicted:begin -->\n<!-- predicted:end -->"
+    (project / "docs" / "performance.md").write_text(marked)
     for name in ("one", "two"):
         (project / name).write_text(json.dumps(VALIDATED))
     assert standard.main(["--from", "one", "two"]) == 0
-    assert (project / "README.md").read_text().count("mean time to first token") == 2
+    assert (project / "docs" / "performance.md").read_text().count("mean time to first token") == 2
 
 
 def test_peers_are_written_to_their_own_place(asked, project):
     assert standard.main(["--peers", "--dir", "there"]) == 0
     assert "--dir=there" in asked[-1][0]
-    text = (project / "README.md").read_text()
+    text = (project / "docs" / "performance.md").read_text()
     assert "kept" not in text and "octavo to the best other" in text
     names = sorted(path.name for path in (project / "benchmarks" / "results").iterdir())
     assert names == ["2026-01-31-amd-epyc-9654.json", "peers-2026-01-31-amd-epyc-9654.json"]
 
 
 def test_a_dry_run_writes_nothing(asked, project, capsys):
-    before = (project / "README.md").read_bytes()
+    before = (project / "docs" / "performance.md").read_bytes()
     assert standard.main(["--dry-run"]) == 0
-    assert (project / "README.md").read_bytes() == before
-    assert [path.name for path in project.iterdir()] == ["README.md"]
+    assert (project / "docs" / "performance.md").read_bytes() == before
+    assert [path.name for path in project.iterdir()] == ["docs"]
     assert "decode, one request" in capsys.readouterr().out
 
 
@@ -327,7 +331,7 @@ def test_stored_results_are_written_without_measuring(asked, project):
     (stored,) = (project / "benchmarks" / "results").iterdir()
     asked.clear()
     assert standard.main(["--from", str(stored), "peers.json"]) == 0
-    assert not asked and "kept" not in (project / "README.md").read_text()
+    assert not asked and "kept" not in (project / "docs" / "performance.md").read_text()
 
 
 @pytest.mark.parametrize(
@@ -341,8 +345,8 @@ def test_what_is_no_result_is_refused(project, content, message, capsys):
     assert message in capsys.readouterr().err
 
 
-def test_a_readme_without_markers_is_found_before_the_measuring(asked, project, capsys):
-    (project / "README.md").write_text("no markers")
+def test_a_document_without_markers_is_found_before_the_measuring(asked, project, capsys):
+    (project / "docs" / "performance.md").write_text("no markers")
     assert standard.main([]) == 1
     assert not asked and "is missing" in capsys.readouterr().err
 
@@ -350,4 +354,4 @@ def test_a_readme_without_markers_is_found_before_the_measuring(asked, project, 
 def test_a_benchmark_that_fails_is_an_error(project, capfd):
     assert standard.main(["--no-such-flag"]) == 1
     assert "octavo bench startup" in capfd.readouterr().err
-    assert "stale" in (project / "README.md").read_text()
+    assert "stale" in (project / "docs" / "performance.md").read_text()
