@@ -7,8 +7,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from octavo.cli import UsageError, terminal
-from octavo.cli.bench.common import open_session, progress_over
+from octavo.cli.bench.common import open_session
 from octavo.cli.busy_machine import warn_if_busy
+from octavo.cli.flags import add_json_flag
 from octavo.cli.plan_flags import add_plan_flags, question_of
 
 if TYPE_CHECKING:
@@ -55,7 +56,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         metavar="MODEL",
         help="with --measure: the same model in other bits, to be tried, too; may be repeated",
     )
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    add_json_flag(parser)
     parser.set_defaults(run=run)
 
 
@@ -109,8 +110,8 @@ def _check(args: argparse.Namespace) -> None:
 
 
 def _tried(args: argparse.Namespace, plan: Plan) -> list[TriedAdvice]:
-    """All of the advice that can be, what helps most first; and what no formula foresees, where it
-    helped."""
+    """Try all advice that can be tried here, and changes that no formula predicts; keep those that
+    helped. The advice that helps most comes first."""
     from octavo.bench.offline.advice_study import (
         AdviceLoad,
         AdviceStudy,
@@ -122,23 +123,23 @@ def _tried(args: argparse.Namespace, plan: Plan) -> list[TriedAdvice]:
     load = AdviceLoad(max(1, round(_under_way(plan))), traffic.input_len, traffic.output_len)
     longest = plan.deployment.settled.max_model_len
     settings = settings_for(_engine_args(plan.question).serving(), load, longest)
-    foreseen = [*plan.advice, *(_candidate(plan, each) for each in args.candidates)]
+    predicted = [*plan.advice, *(_candidate(plan, each) for each in args.candidates)]
     others = advice_without_formula(settings, load)
     warn_if_busy()
     with open_session(settings) as session:
-        study = AdviceStudy(session, load, _SECONDS / len([*foreseen, *others]))
-        with progress_over("trying", len(foreseen) + len(others)) as advance:
+        study = AdviceStudy(session, load, _SECONDS / len([*predicted, *others]))
+        with terminal.progress_over("trying", len(predicted) + len(others)) as advance:
             tried = []
-            for each in (*foreseen, *others):
+            for each in (*predicted, *others):
                 tried.append(study.tried(each))
                 advance()
-    found = tried[: len(foreseen)]
-    found += [each for each in tried[len(foreseen) :] if each.outcome and each.outcome.helps]
+    found = tried[: len(predicted)]
+    found += [each for each in tried[len(predicted) :] if each.outcome and each.outcome.helps]
     return sorted(found, key=lambda each: each.order)
 
 
 def _under_way(plan: Plan) -> float:
-    """Requests at once. Where nothing is answered, what is asked for."""
+    """Return the number of requests at once; if none is answered, the number that is asked for."""
     if plan.traffic.rate is None or plan.service is None:
         return plan.traffic.concurrency or 1
     return plan.service.streams.value
@@ -162,7 +163,7 @@ def _engine_args(question: Question) -> EngineArgs:
 
 
 def _candidate(plan: Plan, model: str) -> Advice:
-    """The same question of another file, as an advice: foreseen by what its weights take."""
+    """Make an advice of another file of the model: its gain is predicted from the weights' size."""
     from octavo.planner.advice import Advice, AdviceTrial, gain_of
     from octavo.planner.answer import answer
     from octavo.planner.figures import gib
@@ -172,9 +173,7 @@ def _candidate(plan: Plan, model: str) -> Advice:
     sizes = [gib(each.deployment.memory.weights_bytes) for each in (base, after)]
     _, gain = gain_of(base.verdict, after.verdict)
     why = f"its weights take {sizes[1]}, and not {sizes[0]}"
-    return Advice(
-        f"run {model}", why, gain or "none that is foreseen", AdviceTrial({"model": model})
-    )
+    return Advice(f"run {model}", why, gain or "none is predicted", AdviceTrial({"model": model}))
 
 
 # -- for people -----------------------------------------------------------------------------------
@@ -201,7 +200,7 @@ def _print(tried: list[TriedAdvice], decided: list[ServingDecision]) -> None:
 
 
 def _measured_line(outcome: TrialOutcome) -> str:
-    """What was before, and with the change."""
+    """Return the figures before and with the change."""
     gain, before, after = outcome.gain, outcome.before, outcome.after
     return (
         f"measured, {len(outcome.turns)} turns: {gain.value:.2f} × the tokens/s "

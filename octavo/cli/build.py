@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from octavo.cli import terminal
 from octavo.cli.engine_flags import add_engine_flags, engine_kwargs
+from octavo.cli.flags import add_json_flag
 from octavo.settings.engine import EngineArgs
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.epilog = EXAMPLES
     parser.add_argument("model", metavar="MODEL", help="alias, folder, .gguf file or hub id")
     parser.add_argument("out", metavar="OUT", help="the folder to make")
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    add_json_flag(parser)
     add_engine_flags(parser)
     parser.set_defaults(run=run)
 

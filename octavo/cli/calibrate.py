@@ -65,7 +65,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def known_or_measured(session: OfflineSession, *, quick: bool = False) -> CalibrationProfile:
-    """What is known of the engine of a session; measured first, and kept, if nothing is."""
+    """Return the profile of a session's engine; if there is none, measure it first, and keep it."""
     from octavo.calibration.calibration_run import about
     from octavo.calibration.store import find, keep
 
@@ -85,7 +85,7 @@ def measured(session: OfflineSession, *, quick: bool) -> CalibrationProfile:
     from octavo.calibration.calibration_run import calibrate, profile_of
 
     warn_if_busy()
-    with common.progress_over("timing steps", 100) as advance:
+    with terminal.progress_over("timing steps", 100) as advance:
         shown = 0
 
         def progress(what: str, share: float) -> None:
@@ -106,10 +106,10 @@ def print_profile(profile: CalibrationProfile, path: str, console: Console) -> N
     for what, num_seqs, num_tokens, start in _SHOWN:
         spans = [Span(start, num_tokens)] * num_seqs
         features = StepFeatures.of(next(passes(spans)))
-        foreseen = profile.steps.prediction(features) * 1e3
+        predicted = profile.steps.prediction(features) * 1e3
         once = 1e3 * (profile.steps.step_s + num_seqs * profile.steps.sequence_s)
-        figures = (foreseen.value + once, foreseen.low + once, foreseen.high + once)
-        rows.append((what, "ms", *(f"{each:,.2f}" for each in figures), foreseen.source))
+        figures = (predicted.value + once, predicted.low + once, predicted.high + once)
+        rows.append((what, "ms", *(f"{each:,.2f}" for each in figures), predicted.source))
     title = f"{profile.about['model']} on {profile.about['processor']}"
     header = ("what a step takes", "", "about", "from", "to", "")
     common.print_figures(console, title, header, rows)

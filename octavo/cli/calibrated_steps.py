@@ -1,4 +1,4 @@
-"""What `octavo calibrate` has found of a model here, for those who plan and simulate it."""
+"""Step times of a model that `octavo calibrate` has measured here, for plans and simulations."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ if TYPE_CHECKING:
 
 
 def steps_here(model: str, kv_cache_dtype: str | None) -> MeasuredSteps | None:
-    """What steps take on this machine, with all threads that it has now, and settings that are not
-    said as they usually are; None where that was not measured, or the model is not here.
+    """Return the measured step times of a model on this machine, with all its threads and default
+    settings; None if they were not measured, or if the model is not here.
 
-    ConfigError for a type of the cache that is not known.
+    Raises:
+        ConfigError: the type of the KV cache is unknown.
     """
     from octavo.calibration.known_profiles import profile_here
     from octavo.cost.kv_type import kv_type

@@ -103,7 +103,7 @@ class Conversation:
         return True
 
     def completions(self, said: str) -> list[str]:
-        """What the beginning of a command may become."""
+        """Return the commands that begin so."""
         commands = [*(f"/{name}" for name in self.COMMANDS), *_ENDS]
         settings = [f"/set {name}" for name in self._settable()]
         known = settings if " " in said else commands

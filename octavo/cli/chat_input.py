@@ -1,8 +1,8 @@
-"""What a person says in ``octavo chat``, message by message.
+"""Messages of the user in ``octavo chat``.
 
-On a terminal, prompt_toolkit edits: what is pasted is one message, Alt-Enter begins a line within
-one, the arrow keys go through what was said before, and Tab completes commands. Where stdin is no
-terminal, each line is a message; on terminals that cannot move a cursor, too.
+On a terminal they are edited with prompt_toolkit: a pasted text is one message, Alt-Enter begins a
+line within a message, the arrow keys go through earlier ones, and Tab completes commands. If stdin
+is no terminal, or one that cannot move a cursor, each line is a message.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ def _output(screen: Any) -> Output | None:
 
 
 def _history() -> FileHistory:
-    """What was said before, kept for this user alone. A disk that takes none is no trouble."""
+    """Return the earlier messages, kept for this user alone; a disk that is full is no error."""
     from prompt_toolkit.history import FileHistory
 
     class Kept(FileHistory):

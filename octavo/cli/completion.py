@@ -109,7 +109,7 @@ def run(args: argparse.Namespace) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """What may stand in place of the last word."""
+    """A word that may stand in place of the last one."""
 
     text: str
     help: str = ""
@@ -120,7 +120,7 @@ class Candidate:
 
 
 def candidates(words: Sequence[str]) -> list[Candidate]:
-    """What the last of ``words`` may be completed to. Bash gives ``--flag=x`` as three words."""
+    """Complete the last of ``words``. Bash gives ``--flag=x`` as three words."""
     *before, last = [word for word in words[:-1] if word != "="] + list(words[-1:] or [""])
     last = "" if last == "=" else last
     place = _place(before)
@@ -143,8 +143,8 @@ def candidates(words: Sequence[str]) -> list[Candidate]:
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """Where a word stands: in which command, after which flag that takes a value, or else as which
-    positional argument."""
+    """The place of a word: its command, and the flag before it that takes a value, or else the
+    positional argument that it is."""
 
     parser: CommandParser
     flag: argparse.Action | None

@@ -37,7 +37,7 @@ def add_config_flag(parser: argparse.ArgumentParser) -> None:
 def with_config(
     args: argparse.Namespace, add_flags: Callable[[argparse.ArgumentParser], None]
 ) -> argparse.Namespace:
-    """What the command line says, and where it says nothing, what its ``--config`` does.
+    """Return the arguments, completed by those of the file that ``--config`` names.
 
     Args:
         args: of a parser whose flags are left out where they are not given, MODEL too.
@@ -91,7 +91,7 @@ def _parse(text: str, suffix: str) -> Any:
 
 
 def _flags(settings: Mapping[str, Any]) -> list[str]:
-    """As the command line would say it."""
+    """Return the settings of a file as flags of the command line."""
     flags: list[str] = []
     for name, value in settings.items():
         flag = name.replace("_", "-")

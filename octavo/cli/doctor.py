@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from octavo.base.optional_deps import ADD_GPU
 from octavo.cli import terminal
+from octavo.cli.flags import add_json_flag
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -31,7 +32,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         nargs="?",
         help="look over this model's files in place of the machine: no weight is read",
     )
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    add_json_flag(parser)
     parser.set_defaults(run=run)
 
 
@@ -177,7 +178,7 @@ def _kernels(report: DoctorReport) -> list[tuple[str, str]]:
 
 
 def _gpus(report: DoctorReport) -> list[tuple[str, str]]:
-    """What stands around the kernels, and how far they were tested."""
+    """List the software for GPUs, and how far the kernels were tested."""
     software = report.gpu
     rows = [
         ("driver", software.driver or "none, or it does not tell"),

@@ -113,7 +113,7 @@ def _help(field: dataclasses.Field[Any]) -> str:
 
 
 def _settings(field: dataclasses.Field[Any], hint: Any) -> dict[str, Any]:
-    """What argparse needs to know of a field whose type is ``hint``."""
+    """Return the settings of argparse for a field whose type is ``hint``."""
     if field.metadata["choices"]:
         return {"choices": field.metadata["choices"]}
     if field.name in ("kv_cache_memory", "response_cache", "max_unread_bytes"):

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from octavo.cli import UsageError, results, terminal
 from octavo.cli.engine_flags import add_engine_flags, add_model_argument, engine_kwargs
+from octavo.cli.flags import add_json_flag
 from octavo.cli.sampling_flags import add_sampling_flags, base_params, sampling_fields
 from octavo.cli.text_file import read_text
 from octavo.core.sampling_params import SamplingParams
@@ -58,7 +59,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     form.add_argument("--raw", action="store_true", help="give the model the prompt as it is")
     parser.add_argument("--system", metavar="TEXT", help="system message, with a chat template")
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    add_json_flag(parser)
     add_sampling_flags(parser, **DEFAULTS)
     add_engine_flags(parser, skip={"seed"}, often=OFTEN)
     parser.set_defaults(run=run)

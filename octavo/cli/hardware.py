@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from octavo.cli import Command, UsageError, terminal
 from octavo.cli.busy_machine import warn_if_busy
+from octavo.cli.flags import add_json_flag
 from octavo.cli.parser import completed_by
 from octavo.cli.plan_flags import device_names
 
@@ -82,7 +83,7 @@ def _add_common(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--hardware-file", metavar="FILE", help="devices of your own, in TOML or JSON"
     )
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    add_json_flag(parser)
 
 
 def list_devices(args: argparse.Namespace) -> int:
@@ -137,7 +138,7 @@ def _row(device: Device) -> tuple[str, ...]:
 
 
 def _lines(device: Device) -> Iterator[tuple[str, str]]:
-    """What is known, by name."""
+    """Yield the names and the values of all that is known of a device."""
     yield "name", device.name
     yield "kind", device.kind
     yield "memory", terminal.format_bytes(device.memory_bytes)

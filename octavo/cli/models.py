@@ -7,6 +7,7 @@ from typing import Any
 
 from octavo import hub
 from octavo.cli import terminal
+from octavo.cli.flags import add_json_flag
 from octavo.cli.parser import completed_by
 from octavo.hub import InstalledModel
 
@@ -49,13 +50,13 @@ def configure_pull(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="check the sha256 of a model that is here; fetch it again if it is wrong",
     )
-    _add_json(parser)
+    add_json_flag(parser)
     parser.set_defaults(run=pull)
 
 
 def configure_list(parser: argparse.ArgumentParser) -> None:
     parser.epilog = LIST_EXAMPLES
-    _add_json(parser)
+    add_json_flag(parser)
     parser.set_defaults(run=list_models)
 
 
@@ -65,12 +66,8 @@ def configure_remove(parser: argparse.ArgumentParser) -> None:
         lambda: [model.name for model in hub.installed()],
         parser.add_argument("name", metavar="NAME", help="the model to delete"),
     )
-    _add_json(parser)
+    add_json_flag(parser)
     parser.set_defaults(run=remove)
-
-
-def _add_json(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
 def pull(args: argparse.Namespace) -> int:

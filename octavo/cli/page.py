@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 
 from octavo.cli import terminal
+from octavo.cli.flags import add_json_flag
 
 EXAMPLES = """\
 OUT gets the pictures and documents that `octavo serve` shows beside the chat. Open OUT/index.html
@@ -18,7 +19,7 @@ examples:
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.epilog = EXAMPLES
     parser.add_argument("out", metavar="OUT", help="the folder to make")
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    add_json_flag(parser)
     parser.set_defaults(run=run)
 
 

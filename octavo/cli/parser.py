@@ -166,7 +166,7 @@ class CommandParser(argparse.ArgumentParser):
     # -- help -------------------------------------------------------------------------------------
 
     def format_help(self) -> str:
-        """What fits on a screen, where that can be."""
+        """Return the whole help if it fits on a screen, else the flags that people need."""
         whole = self.format_whole_help()
         if whole.count("\n") <= SCREEN:
             return whole
@@ -180,12 +180,12 @@ class CommandParser(argparse.ArgumentParser):
             return super().format_help()
 
     def format_whole_help(self) -> str:
-        """Every flag, with all that is said of it."""
+        """Return the help of every flag, in full."""
         return super().format_help()
 
 
 def _first_examples(text: str) -> str:
-    """As many as a glance takes; those that go on in another line count twice."""
+    """Return a few examples; those that go on in another line count twice."""
     lines = text.splitlines()[: 1 + _EXAMPLES]
     if lines[-1].endswith("\\"):
         lines.pop()

@@ -11,6 +11,7 @@ from octavo.base.errors import BenchmarkError
 from octavo.cli import UsageError, terminal
 from octavo.cli.bench import common
 from octavo.cli.engine_flags import engine_kwargs
+from octavo.cli.flags import add_number
 from octavo.cli.text_file import read_text
 
 if TYPE_CHECKING:
@@ -45,11 +46,9 @@ examples:
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.epilog = EXAMPLES
     parser.add_argument("--text", required=True, metavar="FILE", help="a text in UTF-8")
-    parser.add_argument(
-        "--ctx",
-        type=common.positive,
-        metavar="N",
-        help="tokens of a window, which is the engine's max_model_len, but with --window or "
+    add_number(
+        *(parser, "--ctx"),
+        "tokens of a window, which is the engine's max_model_len, but with --window or "
         "--context-shift (default: 512)",
     )
     parser.add_argument(
@@ -58,12 +57,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="which tokens of a window are scored: all but its first half, or all but the first "
         "(default: half)",
     )
-    parser.add_argument(
-        "--max-tokens",
-        type=common.positive,
-        metavar="N",
-        help="take only so many tokens of the text",
-    )
+    add_number(parser, "--max-tokens", "take only so many tokens of the text")
     base = parser.add_mutually_exclusive_group()
     base.add_argument(
         "--kl-base", metavar="FILE", help="compare with the run that was saved in a file"
@@ -110,7 +104,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def choose_settings(args: argparse.Namespace, base: LogitFile | None) -> dict[str, Any]:
-    """How the text is cut: as the user says, else as it was for the base."""
+    """Return how the text is cut: as the flags say, else as for the base."""
     from octavo.quality.perplexity import DEFAULT_CTX
     from octavo.quality.windows import check_settings
 
@@ -138,7 +132,7 @@ def cut_text(text: str, tokenizer: Tokenizer, settings: Mapping[str, Any]) -> Sc
 
 
 def describe(model: str, engine: Mapping[str, Any]) -> str:
-    """What a base calls the run that made it."""
+    """Return the name that a base gives to the run that made it."""
     return f"{model}, {engine['kernels']} kernels, {engine['dtype']}, KV in {engine['kv_dtype']}"
 
 
@@ -148,18 +142,18 @@ def progress_bar() -> Iterator[Callable[[int, int, float], None] | None]:
     if not terminal.can_animate():
         yield None
         return
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
-
-    columns = TextColumn("scoring"), BarColumn(), MofNCompleteColumn()
-    figure = TextColumn("{task.description}")
-    with Progress(*columns, figure, console=terminal.console(stderr=True), transient=True) as bar:
-        task = bar.add_task("", total=None)
-
-        def update(done: int, total: int, perplexity: float) -> None:
-            shown = f"perplexity {perplexity:.4f}" if done else ""
-            bar.update(task, completed=done, total=total, description=shown)
-
-        yield update
+    with terminal.bar(
+        lambda rich: (
+            *(rich.TextColumn("scoring"), rich.BarColumn(), rich.MofNCompleteColumn()),
+            rich.TextColumn("{task.description}"),
+        )
+    ) as update:
+        update(completed=0)
+        yield lambda done, total, perplexity: update(
+            completed=done,
+            total=total,
+            description=f"perplexity {perplexity:.4f}" if done else "",
+        )
 
 
 def print_result(document: Mapping[str, Any], console: Console) -> None:

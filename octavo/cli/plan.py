@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 from octavo.base.errors import ConfigError
 from octavo.base.files import replace_file
 from octavo.cli import UsageError, terminal
-from octavo.cli.bench.common import add_plot_flag, check_plots, positive, save_plots
+from octavo.cli.bench.common import add_plot_flag, check_plots, save_plots
+from octavo.cli.flags import add_json_flag, add_number
 from octavo.cli.parser import rarely
 from octavo.cli.plan_flags import add_plan_flags, question_of
 
@@ -55,12 +56,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="the least number of devices that does what is asked; of each of the hardware that "
         "is named, in any layout, with weights as they are, in fp8, and in int4",
     )
-    group.add_argument(
-        "--most-devices",
-        type=positive,
-        metavar="N",
-        help="with --cheapest: no more than so many (default: 64)",
-    )
+    add_number(group, "--most-devices", "with --cheapest: no more than so many (default: 64)")
     parser.add_argument(
         "--confirm",
         action="store_true",
@@ -70,7 +66,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("output")
     group.add_argument("--memory", action="store_true", help="what memory goes to")
     group.add_argument("--roofline", action="store_true", help="what steps go to, by operation")
-    group.add_argument("--json", action="store_true", help="print one JSON object")
+    add_json_flag(group)
     add_plot_flag(parser)
     group.add_argument(
         "--export",
@@ -92,65 +88,52 @@ def run(args: argparse.Namespace) -> int:
 
     if args.cheapest:
         return _run_search(args)
-    return _run_ranking(args) if is_of_several(args.hardware) else _run_plan(args)
+    return _run_plans(args, is_of_several(args.hardware))
 
 
-def _run_plan(args: argparse.Namespace) -> int:
+def _run_plans(args: argparse.Namespace, is_ranking: bool) -> int:
+    """Answer the question for one device, or for several: a table of them, and the best plan."""
     from octavo.planner.answer import answer
+    from octavo.planner.ranking import ranked, ranked_json
     from octavo.planner.report import cost_json, plan_json
 
-    plan = answer(question_of(args))
+    question = question_of(args)
+    if is_ranking:
+        with terminal.spinner("planning for each device"):
+            plans = ranked(question)
+    else:
+        plans = [answer(question)]
+    plan = plans[0]
     confirmed = _confirmed(plan) if args.confirm else ()
     if args.json:
         document = plan_json(plan)
+        if is_ranking:
+            document["ranked"] = ranked_json(plans)
         if args.confirm:
             document["simulated"] = [each.as_json() for each in confirmed]
-        if args.roofline:
+        if args.roofline and not is_ranking:
             document["roofline"] = {
                 "prefill": cost_json(plan.prefill_cost),
                 "decode": cost_json(plan.decode_cost),
             }
         terminal.print_json(document)
     else:
+        if is_ranking:
+            _print_ranking(terminal.console(), plans, question)
         _print_plan(terminal.console(), plan, args)
         _print_confirmed(terminal.console(), confirmed)
-    _save_plots(args, plan)
-    _export(args, plan)
+    _write_files(args, plan)
     return 0 if plan.is_feasible and all(each.holds for each in confirmed) else INFEASIBLE
 
 
 def _confirmed(plan: Plan) -> Sequence[SimulatedLimit]:
-    """Nothing where there is nothing to simulate."""
+    """Simulate the limits of a plan; none if it serves nothing."""
     from octavo.planner.confirmation import confirm
 
     if plan.service is None:
         return ()
     with terminal.spinner("simulating"):
         return confirm(plan.verdict, plan.slo)
-
-
-def _run_ranking(args: argparse.Namespace) -> int:
-    """The same question for several devices: a table of them, and the plan of the best."""
-    from octavo.planner.ranking import ranked, ranked_json
-    from octavo.planner.report import plan_json
-
-    question = question_of(args)
-    with terminal.spinner("planning for each device"):
-        plans = ranked(question)
-    best = plans[0]
-    confirmed = _confirmed(best) if args.confirm else ()
-    if args.json:
-        document = {**plan_json(best), "ranked": ranked_json(plans)}
-        if args.confirm:
-            document["simulated"] = [each.as_json() for each in confirmed]
-        terminal.print_json(document)
-    else:
-        _print_ranking(terminal.console(), plans, question)
-        _print_plan(terminal.console(), best, args)
-        _print_confirmed(terminal.console(), confirmed)
-    _save_plots(args, best)
-    _export(args, best)
-    return 0 if best.is_feasible and all(each.holds for each in confirmed) else INFEASIBLE
 
 
 def _run_search(args: argparse.Namespace) -> int:
@@ -166,22 +149,19 @@ def _run_search(args: argparse.Namespace) -> int:
         _print_search(terminal.console(), solution)
         _print_left_out(terminal.console(), question)
         _print_plan(terminal.console(), solution.plan, args)
-    _save_plots(args, solution.plan)
-    _export(args, solution.plan)
+    _write_files(args, solution.plan)
     return 0 if solution.search.offers else INFEASIBLE
 
 
-def _save_plots(args: argparse.Namespace, plan: Plan) -> None:
+def _write_files(args: argparse.Namespace, plan: Plan) -> None:
+    """Write what ``--plot`` and ``--export`` ask for; ConfigError if a file cannot be written."""
+
     def draw() -> Figure:
         from octavo.plots.planning import plan_figure
 
         return plan_figure(plan, title=_what(plan))
 
     save_plots(args, draw)
-
-
-def _export(args: argparse.Namespace, plan: Plan) -> None:
-    """ConfigError if the file cannot be written."""
     if args.export is None:
         return
     from octavo.planner.formulas import formulas_json
@@ -244,7 +224,7 @@ def _table(*columns: str) -> Table:
 
 
 def _figures_table(plan: Plan) -> Table:
-    table = _table("", "foreseen", "from", "to", "known by")
+    table = _table("", "predicted", "from", "to", "known by")
     traffic, service = plan.traffic, plan.service
     rows: list[tuple[str, Prediction]] = [
         (f"prefill of {traffic.input_len:,} tokens, ms", plan.prefill * 1e3),

@@ -6,9 +6,9 @@ import argparse
 from typing import TYPE_CHECKING
 
 from octavo.cli import UsageError
-from octavo.cli.bench.common import positive
 from octavo.cli.calibrated_steps import steps_here
 from octavo.cli.engine_flags import add_model_argument
+from octavo.cli.flags import add_number, from_flags
 from octavo.cli.parser import completed_by, rarely
 from octavo.settings.engine import parse_bytes
 
@@ -58,15 +58,13 @@ def device_names() -> list[str]:
 
 def _add_model_flags(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("layout and precision")
-    for name, what in (
-        ("tp", "devices that share each matrix"),
-        ("pp", "groups of layers, one after the other"),
-        ("ep", "devices that share the experts"),
-        ("dp", "copies of all but the experts, with requests of their own"),
-    ):
-        group.add_argument(
-            f"--{name}", type=positive, metavar="N", help=f"{what} (default: the best)"
-        )
+    add_number(group, "--tp", "devices that share each matrix (default: the best)")
+    add_number(group, "--pp", "groups of layers, one after the other (default: the best)")
+    add_number(group, "--ep", "devices that share the experts (default: the best)")
+    add_number(
+        *(group, "--dp"),
+        "copies of all but the experts, with requests of their own (default: the best)",
+    )
     group.add_argument("--dtype", metavar="T", help="of weights that are not quantized")
     group.add_argument(
         "--quantization",
@@ -150,35 +148,24 @@ def _add_money_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def question_of(args: argparse.Namespace) -> Question:
-    """What the flags ask. ConfigError or UsageError for values that cannot be."""
+    """Make a question of the flags. ConfigError or UsageError for values that cannot be."""
     from octavo.cost.engine_profile import Limits
     from octavo.planner.answer import Question
     from octavo.planner.traffic import Traffic
 
-    return Question(
-        model=args.model,
-        hardware=args.hardware,
-        hardware_file=args.hardware_file,
+    limits = from_flags(
+        Limits,
+        args,
+        utilization=args.gpu_memory_utilization,
+        kv_cache_memory=args.kv_cache_memory and parse_bytes(args.kv_cache_memory),
+    )
+    return from_flags(
+        Question,
+        args,
         traffic=Traffic(args.isl, args.osl, args.rate, args.concurrency),
-        tp=args.tp,
-        pp=args.pp,
-        ep=args.ep,
-        dp=args.dp,
-        dtype=args.dtype,
-        quantization=args.quantization,
-        kv_cache_dtype=args.kv_cache_dtype,
-        slo=args.slo,
         engine=args.profile,
-        limits=Limits(
-            max_num_seqs=args.max_num_seqs,
-            max_num_batched_tokens=args.max_num_batched_tokens,
-            max_model_len=args.max_model_len,
-            block_size=args.block_size,
-            utilization=args.gpu_memory_utilization,
-            kv_cache_memory=args.kv_cache_memory and parse_bytes(args.kv_cache_memory),
-        ),
+        limits=limits,
         price=_price(args),
-        utilization=args.utilization,
         measured=_measured(args),
     )
 
@@ -198,7 +185,7 @@ def _measured(args: argparse.Namespace) -> CalibratedSteps | None:
 
 
 def _price(args: argparse.Namespace) -> Price | None:
-    """What somebody states of it; None where that is nothing."""
+    """Return the price that the flags state, or None."""
     from octavo.cost.find_device import find_device
     from octavo.planner.money import owned, rented, watts_of
 
@@ -212,7 +199,6 @@ def _price(args: argparse.Namespace) -> Price | None:
     watts = watts_of(device)
     if watts is None:
         raise UsageError(f"nothing is known of the power of {device.name}: say --price")
-    years = 3.0 if args.years is None else args.years
-    return owned(
-        args.purchase, years, watts, 0.15 if args.electricity is None else args.electricity
-    )
+    years = _USUAL_YEARS if args.years is None else args.years
+    electricity = _USUAL_ELECTRICITY if args.electricity is None else args.electricity
+    return owned(args.purchase, years, watts, electricity)

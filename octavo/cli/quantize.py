@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 from octavo.base.errors import ConfigError, OctavoError
 from octavo.base.optional_deps import need_torch
 from octavo.cli import UsageError, terminal
-from octavo.cli.bench.common import add_plot_flag, check_plots, positive, save_plots
+from octavo.cli.bench.common import add_plot_flag, check_plots, save_plots
+from octavo.cli.flags import add_json_flag, add_number, from_flags
 from octavo.cli.parser import rarely
 from octavo.cli.text_file import read_text
 from octavo.system.machine import keep_openmp_patient
@@ -26,6 +27,10 @@ if TYPE_CHECKING:
 
 # As octavo.quantize.methods has them, which takes a second to import.
 METHODS = ("gptq", "awq", "smoothquant", "rtn", "autoround", "qat", "gguf", "fp8", "nf4")
+# Fields of a QuantizeRequest that not every method has.
+_SCHEME = ("bits", "group_size", "symmetric", "format", "mix_bits")
+_CALIBRATION = ("calibration", "calibration_tokens")
+_TRAINING = ("train_tokens", "train_codes")
 FORMATS = ("gptq", "compressed-tensors", "awq", "fp8", "bnb", "gguf")
 
 EXAMPLES = """\
@@ -105,17 +110,14 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--calibration",
+        type=Path,
         metavar="FILE",
         help="what to look at: a text in UTF-8, or .jsonl with text or messages in each line",
     )
-    parser.add_argument(
-        "--calibration-tokens", type=positive, metavar="N", help="look at no more of it"
-    )
-    parser.add_argument(
-        "--train-tokens",
-        type=positive,
-        metavar="N",
-        help="of method qat: train on so many in all, going through the text as often as it takes "
+    add_number(parser, "--calibration-tokens", "look at no more of it")
+    add_number(
+        *(parser, "--train-tokens"),
+        "of method qat: train on so many in all, going through the text as often as it takes "
         "(default: 524,288, or the text eight times)",
     )
     parser.add_argument(
@@ -141,7 +143,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--report-text", metavar="FILE", help="what to predict for it (default: octavo's own)"
     )
     add_plot_flag(parser)
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    add_json_flag(parser)
     rarely(parser, "--symmetric", "--asymmetric", "--mix-bits", "--calibration-tokens", "--rotate")
     rarely(parser, "--train-tokens", "--train-codes", "--no-calibration", "--requantize")
     rarely(parser, "--report-text")
@@ -190,9 +192,10 @@ def run(args: argparse.Namespace) -> int:
 
 
 class Failures:
-    """What came to nothing, by name. In a comparison the others go on; else it is raised.
+    """Keeps the failures of a comparison by name, so that the other methods go on; outside of one
+    they are raised.
 
-    A comparison takes hours, of which a method that does not fit the model must not cost all.
+    A comparison takes hours: a method that does not fit the model must not cost all of them.
     """
 
     def __init__(self, is_kept: bool):
@@ -211,7 +214,7 @@ class Failures:
             terminal.say(f"{name} failed: {self.reasons[name]}")
 
     def tell(self) -> int:
-        """The exit status; says again what failed, behind all else that was said."""
+        """Return the exit status; says again what failed, after all other output."""
         for name, reason in self.reasons.items():
             terminal.say(f"octavo: error: {name}: {reason}")
         return 1 if self.reasons else 0
@@ -227,56 +230,39 @@ def _figure(model: str, rows: Sequence[Mapping[str, Any]]) -> Figure:
 
 
 def wanted_of(args: argparse.Namespace, method: str) -> QuantizeRequest:
-    """What is asked for, with one of the methods; a type of GGUF files is one in a comparison."""
+    """Return the request for one of the methods; in a comparison, types of GGUF files are such."""
     from octavo.quantization.gguf_mixes import MIXES
     from octavo.quantize import methods
 
     type = args.type
     if args.compare is not None and method.upper() in MIXES:
         method, type = "gguf", method.upper()
-    open_to_choice = {
-        "bits": args.bits,
-        "group_size": args.group_size,
-        "symmetric": args.symmetric,
-        "format": args.format,
-        "calibration": args.calibration and Path(args.calibration),
-        "calibration_tokens": args.calibration_tokens,
-        "target_bpw": args.target_bpw,
-        "mix_bits": args.mix_bits,
-        "train_tokens": args.train_tokens,
-        "train_codes": args.train_codes,
-    }
     known = methods.METHODS.get(method)
+    skipped: set[str] = set()
     if args.compare is not None and known is not None:
-        # Settings of a comparison are for those that have a choice.
-        has = {
-            "bits": known.has_scheme,
-            "group_size": known.has_scheme,
-            "symmetric": known.has_scheme,
-            "format": known.has_scheme,
-            "calibration": known.calibrated,
-            "calibration_tokens": known.calibrated,
-            "target_bpw": known.has_scheme or (method == "gguf" and type is None),
-            "mix_bits": known.has_scheme,
-            "train_tokens": known.trains,
-            "train_codes": known.trains,
-        }
-        open_to_choice = {name: value for name, value in open_to_choice.items() if has[name]}
+        # Settings of a comparison are for the methods that have a choice.
+        for names, has_choice in (
+            (_SCHEME, known.has_scheme),
+            (_CALIBRATION, known.calibrated),
+            (_TRAINING, known.trains),
+            (("target_bpw",), known.has_scheme or (method == "gguf" and type is None)),
+        ):
+            skipped.update(() if has_choice else names)
     try:
-        return methods.QuantizeRequest(
-            method,
+        return from_flags(
+            methods.QuantizeRequest,
+            args,
+            skip=skipped,
+            method=method,
             type=type,
             calibrate=not args.no_calibration,
-            requantize=args.requantize,
-            rotate=args.rotate,
-            **open_to_choice,
         )
     except ConfigError as error:
         raise UsageError(str(error)) from error
 
 
 def _integers(text: str) -> tuple[int, ...]:
-    """Of a flag: "4,8" """
+    """Parse ``4,8``."""
     try:
         return tuple(int(part) for part in text.split(","))
     except ValueError:
@@ -293,7 +279,7 @@ def _names(compare: str) -> list[str]:
 
 
 def _beside(out: str, name: str) -> Path:
-    """Where a comparison keeps what a method makes."""
+    """Return the path of the model that a method makes in a comparison."""
     from octavo.quantization.gguf_mixes import MIXES
 
     suffix = ".gguf" if name == "gguf" or name.upper() in MIXES else ""
@@ -303,7 +289,7 @@ def _beside(out: str, name: str) -> Path:
 def _rows(
     base: str, made: Sequence[QuantizeResult], text: tuple[str, str] | None, failures: Failures
 ) -> list[dict[str, Any]]:
-    """With what was lost and gained; models that cannot be judged are there all the same."""
+    """Return a row for each model, with its report; models that cannot be judged have none."""
     from octavo.quality.report import QuantizationJudge, built_in_text
 
     rows = [_row(each, None) for each in made]
@@ -324,20 +310,19 @@ def _row(made: QuantizeResult, report: Mapping[str, Any] | None) -> dict[str, An
 
 @contextmanager
 def progress_bar() -> Iterator[Progress]:
-    """What is being done, and how much of it is: a bar on a terminal, elsewhere a line at times."""
+    """A callback that takes (work, done, total): a bar on a terminal, elsewhere a line at times."""
     if not terminal.can_animate():
         yield terminal.LineProgress().update
         return
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn()
-    with Progress(*columns, TimeElapsedColumn(), console=terminal.console(stderr=True)) as bar:
-        task = bar.add_task("starting", total=None)
-
-        def update(what: str, done: int, total: int) -> None:
-            bar.update(task, description=what, completed=done, total=total)
-
-        yield update
+    with terminal.bar(
+        lambda rich: (
+            *(rich.TextColumn("{task.description}"), rich.BarColumn(), rich.MofNCompleteColumn()),
+            rich.TimeElapsedColumn(),
+        ),
+        transient=False,
+    ) as update:
+        update(description="starting")
+        yield lambda what, done, total: update(description=what, completed=done, total=total)
 
 
 def print_rows(rows: Sequence[Mapping[str, Any]]) -> None:
@@ -369,7 +354,7 @@ def print_rows(rows: Sequence[Mapping[str, Any]]) -> None:
 
 
 def print_choice(row: Mapping[str, Any]) -> None:
-    """How many matrices of each kind became what."""
+    """Print how many matrices of each kind got which bits or type."""
     from rich.table import Table
 
     kinds: Mapping[str, Mapping[str, int]] = row["choice"]["kinds"]

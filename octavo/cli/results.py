@@ -24,7 +24,7 @@ def request_json(
     """One element of ``outputs`` in the JSON of ``octavo generate``.
 
     ``prompt`` is what the user wrote; the token ids include what the chat template made of it.
-    ``speculation`` is the method by which tokens were guessed, None where they were not.
+    ``speculation`` is the method of speculative decoding, None without it.
     """
     document: dict[str, Any] = {
         "prompt": prompt,

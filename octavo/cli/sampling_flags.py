@@ -91,10 +91,10 @@ def add_sampling_flags(
 
 
 def base_params(llm: LLM, **defaults: Any) -> SamplingParams:
-    """What a command samples with where the user says nothing.
+    """Return the sampling parameters of a command, before the user's.
 
-    The recommendation of the model's authors, or else a little short of the model's own
-    distribution, at whose edge small models lose the thread.
+    They are those that the model's authors recommend, or else ``FALLBACK``: small models lose the
+    thread at the edge of their own distribution.
     """
     params = llm.default_sampling_params()
     if params == SamplingParams():
@@ -105,7 +105,7 @@ def base_params(llm: LLM, **defaults: Any) -> SamplingParams:
 def sampling_fields(args: argparse.Namespace) -> dict[str, Any]:
     """The fields of SamplingParams that the user gave. Raises UsageError for a bad value.
 
-    What is not given is for the caller to decide: the model's authors may recommend something.
+    The caller decides the others: the model's authors may recommend something.
     """
     given = {
         name.removeprefix(_DEST): value

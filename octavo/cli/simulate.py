@@ -17,6 +17,7 @@ from octavo.cli.engine_flags import (
     engine_kwargs,
     given_settings,
 )
+from octavo.cli.flags import add_json_flag
 from octavo.cli.parser import rarely
 from octavo.settings.engine import EngineArgs
 from octavo.sim.settings import ENGINE_SETTINGS, ClientSettings, FleetSettings
@@ -62,7 +63,7 @@ _OFTEN = (
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.epilog = EXAMPLES
     add_model_argument(parser)
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    add_json_flag(parser)
     parser.add_argument("--out", metavar="DIR", help="write result, series and timeline there")
     add_plot_flag(parser)
     parser.add_argument(
@@ -128,8 +129,8 @@ def _prepare(args: argparse.Namespace) -> Simulation:
 
 
 def _measured(model: str, fleet: FleetSettings) -> MeasuredSteps | None:
-    """What `octavo calibrate` has found, where this machine itself is simulated, with the model as
-    it is."""
+    """Return the step times that `octavo calibrate` has measured; None unless this machine is
+    simulated, with the model as it is."""
     usual = FleetSettings()
     if any(getattr(fleet, name) != getattr(usual, name) for name in _AS_MEASURED):
         return None

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from octavo.cli import UsageError, terminal
-from octavo.cli.bench.common import non_negative, positive
+from octavo.cli.flags import non_negative, whole_number
 from octavo.speculation.analysis import (
     MAX_LENGTH,
     BatchStepCost,
@@ -64,7 +64,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--batch",
-        type=positive,
+        type=whole_number,
         metavar="B",
         help="requests that share a step (default: 1)",
     )
@@ -333,7 +333,7 @@ def _above_zero(text: str) -> float:
 
 
 def _length(text: str) -> int:
-    length = positive(text)
+    length = whole_number(text)
     if length > MAX_LENGTH:
         raise argparse.ArgumentTypeError(f"{length} is more than {MAX_LENGTH} tokens at once")
     return length

@@ -1,7 +1,8 @@
-"""What commands share in talking to a person: progress on stderr, data on stdout."""
+"""Output of commands to people: progress on stderr, data on stdout."""
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import shutil
@@ -19,7 +20,7 @@ from octavo.cli.wrapping import WordWrap
 
 if TYPE_CHECKING:
     from rich.console import Console
-    from rich.progress import Progress
+    from rich.progress import Progress, ProgressColumn
 
 UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
@@ -28,7 +29,7 @@ _CONTROLS = {code: "\ufffd" for code in (*range(32), *range(127, 160)) if chr(co
 
 
 def print_json(value: Any) -> None:
-    """One JSON object on stdout. NaN and infinity, which JSON lacks, are a bug of ours."""
+    """Write one JSON object to stdout. NaN and infinity, which JSON lacks, are a bug of ours."""
     json.dump(value, sys.stdout, ensure_ascii=False, allow_nan=False)
     sys.stdout.write("\n")
     sys.stdout.flush()
@@ -49,7 +50,7 @@ class AnswerWriter:
             sys.stdout.flush()
 
     def end(self) -> None:
-        """What was held back, and the end of the line."""
+        """Write the text that was held back, and the end of the line."""
         sys.stdout.write("\n" if self._wrap is None else self._wrap.end() + "\n")
         sys.stdout.flush()
 
@@ -59,7 +60,7 @@ def _columns() -> int:
 
 
 def write_answer(text: str) -> None:
-    """A whole answer, or several, to stdout."""
+    """Write a whole answer, or several, to stdout."""
     writer = AnswerWriter()
     writer.write(text.removesuffix("\n"))
     writer.end()
@@ -83,10 +84,10 @@ def can_animate() -> bool:
 
 
 def console(*, stderr: bool = False, width: int | None = None, wraps: bool = False) -> Console:
-    """Where tables and styled lines go; lines are left as long as they are unless ``wraps``.
+    """Make a console for tables and styled lines; lines keep their length unless ``wraps``.
 
-    Without a single escape sequence where ``is_plain``, and where the reader has gone it raises
-    BrokenPipeError, as print does.
+    It writes no escape sequence if ``is_plain``, and raises BrokenPipeError, as print does, if the
+    reader has gone.
     """
     from rich.console import Console
 
@@ -137,6 +138,44 @@ def resolve(model: str) -> Path:
 
 
 @contextmanager
+def bar(
+    columns: Callable[[Any], tuple[ProgressColumn, ...]],
+    *,
+    transient: bool = True,
+    refresh_per_second: float = 10,
+) -> Iterator[Callable[..., None]]:
+    """A callback that draws a progress bar on stderr, from its first call on. It takes
+    ``completed``, ``total`` and ``description``.
+
+    Args:
+        columns: makes the columns, out of the module ``rich.progress``.
+        transient: the bar goes away at the end.
+    """
+    drawn: Progress | None = None
+
+    def update(**shown: Any) -> None:
+        nonlocal drawn
+        if drawn is None:
+            from rich import progress
+
+            drawn = progress.Progress(
+                *columns(progress),
+                console=console(stderr=True),
+                transient=transient,
+                refresh_per_second=refresh_per_second,
+            )
+            drawn.start()
+            drawn.add_task("", total=None)
+        drawn.update(drawn.task_ids[0], **shown)
+
+    try:
+        yield update
+    finally:
+        if drawn is not None:
+            drawn.stop()
+
+
+@contextmanager
 def progress_bar(doing: str, model: str) -> Iterator[Callable[[int, int | None], None]]:
     """A callback that takes (bytes done, bytes in all).
 
@@ -145,44 +184,15 @@ def progress_bar(doing: str, model: str) -> Iterator[Callable[[int, int | None],
     if not can_animate():
         yield _quiet_progress(doing, model)
         return
-    bar = _Bar(f"{doing} {model}")
-    try:
-        yield bar.advance
-    finally:
-        bar.stop()
-
-
-class _Bar:
-    """A progress bar of bytes, made when there is something to show."""
-
-    def __init__(self, description: str):
-        self.description = description
-        self.progress: Progress | None = None
-
-    def advance(self, done: int, total: int | None) -> None:
-        if self.progress is None:
-            self.progress = self._start()
-            self.task = self.progress.add_task(self.description)
-        self.progress.update(self.task, completed=done, total=total)
-
-    def stop(self) -> None:
-        if self.progress is not None:
-            self.progress.stop()
-
-    def _start(self) -> Progress:
-        from rich import progress
-
-        bar = progress.Progress(
-            progress.TextColumn("{task.description}"),
-            progress.BarColumn(),
-            progress.DownloadColumn(binary_units=True),
-            progress.TransferSpeedColumn(),
-            progress.TimeRemainingColumn(),
-            console=console(stderr=True),
-            transient=True,
+    with bar(
+        lambda rich: (
+            *(rich.TextColumn("{task.description}"), rich.BarColumn()),
+            *(rich.DownloadColumn(binary_units=True), rich.TransferSpeedColumn()),
+            rich.TimeRemainingColumn(),
         )
-        bar.start()
-        return bar
+    ) as update:
+        shown = f"{doing} {model}"
+        yield lambda done, total: update(completed=done, total=total, description=shown)
 
 
 @contextmanager
@@ -192,37 +202,26 @@ def request_progress() -> Iterator[Callable[[int, int], None]]:
     if not can_animate():
         yield lambda ended, total: None
         return
-    bar = _RequestBar()
-    try:
-        yield bar.show
-    finally:
-        bar.stop()
-
-
-class _RequestBar:
-    def __init__(self) -> None:
-        self._progress: Progress | None = None
-
-    def show(self, ended: int, total: int) -> None:
-        if self._progress is None:
-            self._progress = self._start()
-            self._task = self._progress.add_task("", total=total)
-        self._progress.update(self._task, completed=ended)
-
-    def stop(self) -> None:
-        if self._progress is not None:
-            self._progress.stop()
-
-    def _start(self) -> Progress:
-        from rich import progress
-
-        columns = progress.BarColumn(), progress.MofNCompleteColumn(), progress.TimeElapsedColumn()
+    with bar(
+        lambda rich: (rich.BarColumn(), rich.MofNCompleteColumn(), rich.TimeElapsedColumn()),
         # It is drawn in a thread: seldom, for that thread takes time from what is measured.
-        bar = progress.Progress(
-            *columns, console=console(stderr=True), transient=True, refresh_per_second=2
-        )
-        bar.start()
-        return bar
+        refresh_per_second=2,
+    ) as update:
+        yield lambda ended, total: update(completed=ended, total=total)
+
+
+@contextmanager
+def progress_over(doing: str, total: int) -> Iterator[Callable[[], None]]:
+    """A callback for each of ``total`` parts that is done. Shown on a terminal only."""
+    if not can_animate():
+        yield lambda: None
+        return
+    count = itertools.count(1)
+    with bar(
+        lambda rich: (rich.TextColumn(doing), rich.BarColumn(), rich.MofNCompleteColumn())
+    ) as update:
+        update(completed=0, total=total)
+        yield lambda: update(completed=next(count))
 
 
 class LineProgress:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from octavo.cli import Command, UsageError, terminal
+from octavo.cli.flags import add_json_flag
 
 if TYPE_CHECKING:
     from octavo.workload.traces import TraceStatistics
@@ -72,7 +73,7 @@ def _add_reading(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="keep requests of BurstGPT that got no answer",
     )
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    add_json_flag(parser)
 
 
 def convert(args: argparse.Namespace) -> int:

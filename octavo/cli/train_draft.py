@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from octavo.base.errors import ConfigError
 from octavo.base.optional_deps import need_torch
 from octavo.cli import UsageError, terminal
-from octavo.cli.bench.common import positive
+from octavo.cli.flags import whole_number
 from octavo.cli.quantize import progress_bar
 from octavo.system.machine import keep_openmp_patient
 
@@ -61,13 +61,19 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--data", metavar="FILE", help="prompts: a text, or .jsonl with text or messages"
     )
     parser.add_argument(
-        "--tokens", type=positive, metavar="N", help="the most answer tokens (default: 200,000)"
+        "--tokens",
+        type=whole_number,
+        metavar="N",
+        help="the most answer tokens (default: 200,000)",
     )
     parser.add_argument(
-        "--shortlist", type=positive, metavar="N", help="tokens that are drafted (default: 8,192)"
+        "--shortlist",
+        type=whole_number,
+        metavar="N",
+        help="tokens that are drafted (default: 8,192)",
     )
     parser.add_argument(
-        "--steps", type=positive, metavar="N", help="training steps (default: as time allows)"
+        "--steps", type=whole_number, metavar="N", help="training steps (default: as time allows)"
     )
     parser.add_argument("--seed", type=int, metavar="N", help="seed of all draws (default: 0)")
     parser.add_argument("--json", action="store_true", help="print one JSON object")

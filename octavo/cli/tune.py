@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     Steps = Mapping[CandidateSettings, MeasuredSteps | None]
 
 INFEASIBLE = 2
-# Beside those that are searched: nobody knows of them what steps take without loading a model.
+# Settings beside those that are searched, with which step times are not known before a model loads.
 _STEPS_DEPEND_ON = {"threads", "activations", "dtype", "device", "kernels"}
 
 
@@ -61,7 +61,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _steps(question: Question) -> Steps:
-    """By what of a candidate they depend on, the defaults first; None is as the roofline says."""
+    """Return step times by the settings that they depend on, the defaults first; None stands for
+    those of the roofline."""
     from octavo.cost.find_device import find_device
     from octavo.system import machine
     from octavo.tuning.space import DEFAULTS, engine_changes, fewer_threads
@@ -79,7 +80,8 @@ def _steps(question: Question) -> Steps:
 
 
 def _steps_known_here(question: Question, engines: Sequence[CandidateSettings]) -> Steps:
-    """Of those engines that have been calibrated; none, if they are not as they usually are."""
+    """Return the step times of the engines that have been calibrated; none with settings that are
+    not calibrated."""
     from octavo.cli.calibrated_steps import steps_here
 
     known: dict[CandidateSettings, MeasuredSteps | None] = {}
@@ -97,7 +99,8 @@ def _steps_known_here(question: Question, engines: Sequence[CandidateSettings]) 
 
 
 def _measured_steps(question: Question, engines: Sequence[CandidateSettings]) -> Steps:
-    """Those that this machine cannot run are left out, but for the first."""
+    """Measure the step times of engines. Those that this machine cannot run are left out, but the
+    first raises."""
     from octavo.cli.calibrate import known_or_measured
 
     steps = {}
@@ -179,7 +182,7 @@ def _candidates(question: Question, study: TuningStudy, steps: Steps) -> list[Ca
 
     config = study.engines.fleet(DEFAULTS).replica.config
     knobs = scheduling_settings(config, question.held)
-    if question.acceptance is not None and question.may_guess:
+    if question.acceptance is not None and question.may_speculate:
         knobs.append(speculation_setting())
     engines = [engine for engine in steps if engine != DEFAULTS]
     return candidates(knobs, engines, question.num_candidates, question.workload.seed)
@@ -244,13 +247,13 @@ def _run_live(
 
 
 def _chosen(question: Question, found: SearchResult, *, is_text: bool) -> list[CandidateSettings]:
-    """The defaults and the best few; where guesses can be judged live only, the first and the best
-    of them with guesses, too."""
+    """Choose the defaults and the best few; if drafts can be judged live only, the first and the
+    best of them with speculative decoding, too."""
     from octavo.tuning.space import DEFAULTS, SPECULATION
 
     best = [each.candidate for each in found.finalists if each.candidate != DEFAULTS]
     chosen = [DEFAULTS, *best[: question.live]]
-    if is_text and question.may_guess and question.acceptance is None:
-        guessing = [each.having(SPECULATION, "auto") for each in (DEFAULTS, found.best.candidate)]
-        chosen += dict.fromkeys(guessing)
+    if is_text and question.may_speculate and question.acceptance is None:
+        drafting = [each.having(SPECULATION, "auto") for each in (DEFAULTS, found.best.candidate)]
+        chosen += dict.fromkeys(drafting)
     return chosen

@@ -11,6 +11,7 @@ from octavo.base.errors import ConfigError
 from octavo.cli import UsageError
 from octavo.cli.bench import common
 from octavo.cli.engine_flags import add_flags, engine_kwargs, given_settings
+from octavo.cli.flags import add_number, from_flags
 from octavo.cli.parser import rarely
 from octavo.planner.slo import Slo, parse_slo
 from octavo.sim.settings import ENGINE_SETTINGS, ClientSettings, FleetSettings
@@ -31,10 +32,10 @@ time. With --no-measure, nothing is run: what was measured before counts, for th
 where that is nothing, or with another --hardware, the roofline says what steps take, and threads
 are left alone.
 
-Guesses (speculation) are right more or less often, by what is asked. They are searched if
+How often draft tokens are accepted depends on the prompts. Speculative decoding is searched if
 --acceptance says how often; live engines then accept as often. Where prompts are text (sharegpt,
-jsonl), the defaults and the best settings are run live with `--spec-method auto`, too. Else they
-are left alone.
+jsonl), the defaults and the best settings are run live with `--spec-method auto`, too. Else it is
+left alone.
 
 Requests are sent to live engines in this process: HTTP and clients come on top. Exit status: 0 the
 limits hold, 2 they do not with any settings, and those that come nearest were written.
@@ -56,7 +57,7 @@ _OFTEN = ("dataset_path", "input_len", "output_len", "request_rate")
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What is asked.
+    """The load, the limits and the settings of a search.
 
     Args:
         held: settings of the engine that stay as they are.
@@ -85,14 +86,14 @@ class Question:
 
     @property
     def simulated_settings(self) -> Mapping[str, Any]:
-        """Of those that are held, what a simulation knows; the weights of a model that is here are
-        as they are."""
+        """Return the settings that are held and that a simulation knows; the weights of a model
+        that is here stay as they are."""
         known = _SIMULATED - {"quantization"} if self.is_here else _SIMULATED
         return {name: value for name, value in self.held.items() if name in known}
 
     @property
-    def may_guess(self) -> bool:
-        """Whether nobody has said how tokens are guessed ahead."""
+    def may_speculate(self) -> bool:
+        """True if no flag sets speculative decoding."""
         return not any(name.startswith("spec") for name in self.held)
 
 
@@ -115,13 +116,7 @@ def add_tune_flags(parser: argparse.ArgumentParser) -> None:
     )
     common.add_plot_flag(parser)
     common.add_output_flags(parser)
-    parser.add_argument(
-        "--num-prompts",
-        type=common.positive,
-        default=_REQUESTS,
-        metavar="N",
-        help="requests, or how many of a trace at most (default: %(default)s)",
-    )
+    add_number(parser, "--num-prompts", "requests, or how many of a trace at most", _REQUESTS)
     add_flags(parser, "who asks", ClientSettings, skip=_all_but(ClientSettings, "trace"))
     add_flags(parser, "workload", Workload, skip={"num_prompts"}, often=_OFTEN)
     add_flags(parser, "load", LoadSettings, skip=_all_but(LoadSettings, *_LOAD), often=_OFTEN)
@@ -133,12 +128,8 @@ def add_tune_flags(parser: argparse.ArgumentParser) -> None:
 
 def _add_search_flags(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("search")
-    group.add_argument(
-        "--candidates",
-        type=common.positive,
-        default=48,
-        metavar="N",
-        help="settings to begin with: each change alone, and random ones (default: %(default)s)",
+    add_number(
+        *(group, "--candidates"), "settings to begin with: each change alone, and random ones", 48
     )
     group.add_argument(
         "--also",
@@ -151,19 +142,15 @@ def _add_search_flags(parser: argparse.ArgumentParser) -> None:
         "--acceptance",
         type=_rates,
         metavar="R,R,…",
-        help="how often guesses are right, by their place, such as 0.6,0.4",
+        help="how often draft tokens are accepted, by position, such as 0.6,0.4",
     )
     group.add_argument("--no-measure", action="store_true", help="run nothing on this machine")
 
 
 def _add_live_flags(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("live runs")
-    group.add_argument(
-        "--live",
-        type=common.non_negative,
-        default=3,
-        metavar="N",
-        help="how many of the best to run live, beside the defaults (default: %(default)s)",
+    add_number(
+        *(group, "--live"), "how many of the best to run live, beside the defaults", 3, least=0
     )
     group.add_argument(
         "--live-seconds",
@@ -172,13 +159,7 @@ def _add_live_flags(parser: argparse.ArgumentParser) -> None:
         metavar="S",
         help="for how long each run is sent requests (default: %(default)g)",
     )
-    group.add_argument(
-        "--turns",
-        type=common.positive,
-        default=2,
-        metavar="N",
-        help="live runs of each (default: %(default)s)",
-    )
+    add_number(group, "--turns", "live runs of each", 2)
 
 
 def question_of(args: argparse.Namespace) -> Question:
@@ -196,8 +177,9 @@ def question_of(args: argparse.Namespace) -> Question:
     if not is_here:
         _check_elsewhere(held)
     is_measured = is_here and not args.no_measure
-    return Question(
-        model=args.model,
+    return from_flags(
+        Question,
+        args,
         slo=slo,
         hardware=hardware,
         held=held,
@@ -208,9 +190,6 @@ def question_of(args: argparse.Namespace) -> Question:
         num_candidates=args.candidates,
         is_measured=is_measured,
         live=args.live if is_measured else 0,
-        live_seconds=args.live_seconds,
-        turns=args.turns,
-        out=args.out,
     )
 
 

@@ -1,4 +1,4 @@
-"""What ``octavo tune`` says and writes: a table, a reason, a picture, a config file."""
+"""Output of ``octavo tune``: a table, a reason, a picture, a config file."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def _from_anywhere(model: str) -> str:
 def tell(
     args: argparse.Namespace, question: Question, result: Result, recorder: Recorder | None
 ) -> None:
-    """To stdout, ``--output`` and ``--plot``."""
+    """Write the result to stdout, ``--output`` and ``--plot``."""
     document = result.as_json(question)
     if recorder is not None:
         document["run"] = recorder.as_json()

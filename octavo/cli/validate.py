@@ -7,7 +7,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from octavo.base.errors import ConfigError
+from octavo.cli import terminal
 from octavo.cli.bench import common
+from octavo.cli.flags import add_number, whole_number
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -47,15 +49,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "steady at 50 and at 85 %% of what the engine can do, bursts, and shared prefixes)",
     )
     parser.add_argument(
-        "--repeats", type=common.positive, default=3, metavar="N", help="default: %(default)s"
+        "--repeats", type=whole_number, default=3, metavar="N", help="default: %(default)s"
     )
-    parser.add_argument(
-        "--num-prompts",
-        type=common.positive,
-        default=100,
-        metavar="N",
-        help="requests of each run (default: %(default)s)",
-    )
+    add_number(parser, "--num-prompts", "requests of each run", 100)
     common.add_seed_flag(parser)
     common.add_output_flags(parser)
     common.add_plot_flag(parser)
@@ -76,7 +72,7 @@ def run(args: argparse.Namespace) -> int:
         validation_cases = _cases(args, session, device, steps)
         with (
             Recorder(common.asked_for(args), session.args.threads) as recorder,
-            common.progress_over("running", len(validation_cases)) as advance,
+            terminal.progress_over("running", len(validation_cases)) as advance,
         ):
             recorder.engine = session.info
             rows = validate(

@@ -37,7 +37,7 @@ class WordWrap:
         return "".join(map(self._take, text))
 
     def end(self) -> str:
-        """What was held back, when nothing more comes."""
+        """Return the text that was held back: nothing more comes."""
         return self._end_word() + self._drop_spaces()
 
     def _take(self, char: str) -> str:

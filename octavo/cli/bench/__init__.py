@@ -12,7 +12,7 @@ COMMANDS = {
     "sweep": Command("bench.sweep", "configure", "throughput against concurrency, and the knee"),
     "ablation": Command("bench.ablation", "configure", "what each optimisation is worth"),
     "prefix": Command("bench.prefix", "configure", "time to first token on a shared prefix"),
-    "spec": Command("bench.spec", "configure", "what guessing tokens ahead is worth"),
+    "spec": Command("bench.spec", "configure", "what speculative decoding is worth"),
     "compare": Command("bench.compare", "configure", "octavo beside other engines, interleaved"),
 }
 

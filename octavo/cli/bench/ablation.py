@@ -6,8 +6,9 @@ import argparse
 from typing import TYPE_CHECKING, Any
 
 from octavo.base.errors import ConfigError
-from octavo.cli import UsageError
+from octavo.cli import UsageError, terminal
 from octavo.cli.bench import common
+from octavo.cli.flags import add_number
 from octavo.measure.statistics import MedianRange
 
 if TYPE_CHECKING:
@@ -36,11 +37,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
         metavar="NAME,NAME,…",
         help="measure these ablations (default: all that can be)",
     )
-    parser.add_argument(
-        "--repeat",
-        type=common.positive,
-        metavar="N",
-        help="turns of each; medians are reported (default: 3, with --quick 1)",
+    add_number(
+        *(parser, "--repeat"),
+        "turns of each; medians are reported (default: 3, with --quick 1)",
     )
     parser.add_argument("--quick", action="store_true", help="half the work, one turn")
     common.add_plot_flag(parser)
@@ -66,7 +65,7 @@ def run(args: argparse.Namespace) -> int:
         study = AblationStudy(session, repeat=repeat, is_quick=args.quick)
         recorder = Recorder(common.asked_for(args), settings.threads)
         recorder.engine = session.info
-        with recorder, common.progress_over("measuring", len(chosen)) as advance:
+        with recorder, terminal.progress_over("measuring", len(chosen)) as advance:
             for ablation in chosen:
                 reason = study.why_not(ablation)
                 if reason is None:

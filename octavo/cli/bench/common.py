@@ -1,23 +1,22 @@
-"""What the benchmarks share that load an engine in this process: flags, progress, and the end of a
-run, where a result is printed, kept, and doubted.
+"""Flags, progress and reports of the benchmarks that load an engine in this process.
 
-    configure:  add_engine_arguments(parser); add_output_flags(parser)
-    run:        with open_session(engine_args(args)) as session, ... as recorder: ...
-                report(args, document, lambda console: ...)
+configure:  add_engine_arguments(parser); add_output_flags(parser)
+run:        with open_session(engine_args(args)) as session, ... as recorder: ...
+            report(args, document, lambda console: ...)
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
 from octavo.base.errors import ConfigError
 from octavo.cli import terminal
 from octavo.cli.engine_flags import add_engine_flags, add_model_argument, engine_kwargs
+from octavo.cli.flags import add_json_flag, add_number
 from octavo.settings.engine import EngineArgs
 
 if TYPE_CHECKING:
@@ -40,40 +39,22 @@ def add_engine_arguments(parser: argparse.ArgumentParser, *, skip: Collection[st
 
 
 def add_output_flags(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    add_json_flag(parser)
     parser.add_argument("--output", metavar="FILE", help="write the JSON object to a file, too")
 
 
 def add_repeat_flag(parser: argparse.ArgumentParser, *, repeat: int) -> None:
-    parser.add_argument(
-        "--repeat",
-        type=positive,
-        default=repeat,
-        metavar="N",
-        help="times to measure; medians are reported (default: %(default)s)",
-    )
+    add_number(parser, "--repeat", "times to measure; medians are reported", repeat)
 
 
 def add_repeat_flags(parser: argparse.ArgumentParser, *, repeat: int, warmup: int) -> None:
     add_repeat_flag(parser, repeat=repeat)
-    parser.add_argument(
-        "--warmup",
-        type=non_negative,
-        default=warmup,
-        metavar="N",
-        help="runs before them that do not count (default: %(default)s)",
-    )
+    add_number(parser, "--warmup", "runs before them that do not count", warmup, least=0)
 
 
 def add_seed_flag(parser: argparse.ArgumentParser) -> None:
-    """In place of the engine's, which matters to sampling only; see ``engine_args``."""
-    parser.add_argument(
-        "--seed",
-        type=non_negative,
-        default=0,
-        metavar="N",
-        help="of what is asked: the same seed, the same requests (default: %(default)s)",
-    )
+    """Add ``--seed`` of the requests; the engine's own matters to sampling only."""
+    add_number(parser, "--seed", "of what is asked: the same seed, the same requests", 0, least=0)
 
 
 def add_plot_flag(parser: argparse.ArgumentParser) -> None:
@@ -111,26 +92,6 @@ def save_plots(args: argparse.Namespace, draw: Callable[[], Figure]) -> None:
         save(draw(), path)
 
 
-def positive(text: str) -> int:
-    """For ``type=``: an integer of at least 1."""
-    return _at_least(text, 1)
-
-
-def non_negative(text: str) -> int:
-    """For ``type=``: an integer of at least 0."""
-    return _at_least(text, 0)
-
-
-def _at_least(text: str, least: int) -> int:
-    try:
-        value = int(text)
-    except ValueError:
-        value = least - 1
-    if value < least:
-        raise argparse.ArgumentTypeError(f"{text!r} is no integer of at least {least}")
-    return value
-
-
 def engine_args(args: argparse.Namespace, **defaults: Any) -> EngineArgs:
     """Settings of the engine: what the user gave, else ``defaults``, else EngineArgs' own.
 
@@ -161,20 +122,6 @@ def open_session(settings: EngineArgs) -> OfflineSession:
         return OfflineSession(settings)
     with terminal.progress_bar("loading", settings.model) as progress:
         return OfflineSession(settings, progress)
-
-
-@contextmanager
-def progress_over(doing: str, total: int) -> Iterator[Callable[[], None]]:
-    """A callback for each of ``total`` parts that is done. Shown on a terminal only."""
-    if not terminal.can_animate():
-        yield lambda: None
-        return
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
-
-    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn()
-    with Progress(*columns, console=terminal.console(stderr=True), transient=True) as bar:
-        task = bar.add_task(doing, total=total)
-        yield lambda: bar.advance(task)
 
 
 def report(
@@ -245,7 +192,7 @@ def print_figures(
 
 
 def print_roofline(console: Console, roofline: Roofline) -> None:
-    """What held prefill and decode back, and how close they came to it."""
+    """Print the bound of prefill and of decode, and how close each came to it."""
     rows = []
     for name, part in (("prefill", roofline.prefill), ("decode", roofline.decode)):
         if part is None:

@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from octavo.cli import UsageError, terminal
-from octavo.cli.bench.common import add_output_flags, positive, report
+from octavo.cli.bench.common import add_output_flags, report
 from octavo.cli.engine_flags import add_engine_flags, add_model_argument, engine_kwargs
+from octavo.cli.flags import add_number
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -47,9 +48,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         metavar="NAMES",
         help="what octavo runs: file (as it is), bf16 (what peers run) (default: file,bf16)",
     )
-    parser.add_argument(
-        "--rounds", type=positive, default=3, metavar="N", help="turns of all engines (default: 3)"
-    )
+    add_number(parser, "--rounds", "turns of all engines", 3)
     parser.add_argument(
         "--workloads",
         type=_words,

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from octavo.cli import UsageError, terminal
 from octavo.cli.bench import common
 from octavo.cli.engine_flags import engine_kwargs
+from octavo.cli.flags import add_number, from_flags
 from octavo.settings.engine import CPU_MAX_NUM_SEQS
 
 if TYPE_CHECKING:
@@ -42,18 +43,9 @@ _ROWS = (
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.epilog = EXAMPLES
     common.add_engine_arguments(parser, skip={"seed"})
-    for name, default, meaning in (
-        ("--input-len", 512, "tokens of each prompt"),
-        ("--output-len", 128, "tokens to generate for each"),
-        ("--batch-size", 1, "requests that are given at once"),
-    ):
-        parser.add_argument(
-            name,
-            type=common.positive,
-            default=default,
-            metavar="N",
-            help=f"{meaning} (default: %(default)s)",
-        )
+    add_number(parser, "--input-len", "tokens of each prompt", 512)
+    add_number(parser, "--output-len", "tokens to generate for each", 128)
+    add_number(parser, "--batch-size", "requests that are given at once", 1)
     common.add_repeat_flags(parser, repeat=5, warmup=1)
     common.add_seed_flag(parser)
     common.add_plot_flag(parser)
@@ -71,10 +63,8 @@ def run(args: argparse.Namespace) -> int:
     with common.open_session(settings) as session:
         from octavo.bench.offline.latency import LatencyPlan, measure_latency
 
-        plan = LatencyPlan(
-            args.input_len, args.output_len, args.batch_size, args.repeat, args.warmup, args.seed
-        )
-        with common.progress_over("measuring", args.warmup + args.repeat) as advance:
+        plan = from_flags(LatencyPlan, args)
+        with terminal.progress_over("measuring", args.warmup + args.repeat) as advance:
             result = measure_latency(session, plan, common.asked_for(args), advance)
     common.report(args, result.as_json(), partial(print_result, result), partial(_figure, result))
     return 0

@@ -8,8 +8,9 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from octavo.base.errors import ConfigError
-from octavo.cli import UsageError
+from octavo.cli import UsageError, terminal
 from octavo.cli.bench import common
+from octavo.cli.flags import add_number, from_flags
 from octavo.cli.text_file import read_text
 
 if TYPE_CHECKING:
@@ -36,25 +37,14 @@ decoded; an engine that does not share the reading of the document's KV (--no-sh
 answers the same, turn by turn.
 """
 
-_LENGTHS = {
-    "prefix-len": (1024, "tokens of the document"),
-    "question-len": (32, "tokens of each question, which follows the document"),
-    "questions": (8, "about each document"),
-    "output-len": (16, "tokens of each answer"),
-    "repeat": (3, "documents, each with questions of its own"),
-}
-
 
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.epilog = EXAMPLES
-    for name, (default, what) in _LENGTHS.items():
-        parser.add_argument(
-            f"--{name}",
-            type=common.positive,
-            default=default,
-            metavar="N",
-            help=f"{what} (default: %(default)s)",
-        )
+    add_number(parser, "--prefix-len", "tokens of the document", 1024)
+    add_number(parser, "--question-len", "tokens of each question, which follows the document", 32)
+    add_number(parser, "--questions", "about each document", 8)
+    add_number(parser, "--output-len", "tokens of each answer", 16)
+    add_number(parser, "--repeat", "documents, each with questions of its own", 3)
     parser.add_argument(
         "--at-once", action="store_true", help="ask all questions together, and measure decoding"
     )
@@ -79,7 +69,7 @@ def run(args: argparse.Namespace) -> int:
         plan = _plan(args, session, text)
         recorder = Recorder(common.asked_for(args), settings.threads)
         recorder.engine = session.info
-        with recorder, common.progress_over("asking", kind.num_parts(plan)) as advance:
+        with recorder, terminal.progress_over("asking", kind.num_parts(plan)) as advance:
             result = kind.measure(session, without_it, plan, advance)
     recorder.samples = {"documents": [sample.as_json() for sample in result.samples]}
     document = {**result.as_json(), "run": recorder.as_json()}
@@ -99,15 +89,7 @@ def _plan(args: argparse.Namespace, session: OfflineSession, text: str | None) -
     if text is not None:
         document = tuple(session.loaded.text_engine.tokenizer.encode(text))
     try:
-        return PrefixPlan(
-            args.prefix_len,
-            args.question_len,
-            args.questions,
-            args.output_len,
-            args.repeat,
-            session.loaded.config.seed,
-            document,
-        )
+        return from_flags(PrefixPlan, args, seed=session.loaded.config.seed, document=document)
     except ConfigError as error:
         raise UsageError(str(error)) from error
 
@@ -202,9 +184,9 @@ def _title(args: argparse.Namespace, plan: PrefixPlan) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Kind:
-    """What is measured: with an engine, and with one of other settings, turn by turn.
+    """A measurement with an engine and, turn by turn, with one of other settings (``without``).
 
-    ``num_parts``: of which progress is shown.
+    ``num_parts``: how many parts it has, for the progress bar.
     """
 
     without: Mapping[str, Any]

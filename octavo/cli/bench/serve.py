@@ -15,6 +15,7 @@ from octavo.bench.serving.serve_config import (
 from octavo.cli import UsageError, terminal
 from octavo.cli.bench import common
 from octavo.cli.engine_flags import add_engine_flags, add_flags, engine_kwargs, given_settings
+from octavo.cli.flags import add_json_flag
 from octavo.cli.parser import rarely
 from octavo.hub import DEFAULT_MODEL
 from octavo.workload.settings import LoadSettings
@@ -56,7 +57,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="model of the server to start, or with --base-url the model whose tokenizer is used "
         f"(default: {DEFAULT_MODEL}, or with --base-url what the server serves)",
     )
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    add_json_flag(parser)
     parser.add_argument("--output", metavar="FILE", help="write the JSON object to a file, too")
     common.add_plot_flag(parser)
     add_flags(parser, "server", ServerTarget, often=_OFTEN)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from octavo.base.errors import BenchmarkError, ConfigError, ModelError
 from octavo.cli import UsageError, terminal
 from octavo.cli.bench import common
+from octavo.cli.flags import whole_number
 from octavo.settings.engine import CPU_MAX_NUM_SEQS
 from octavo.settings.speculation import METHODS
 
@@ -71,14 +72,14 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--batch-sizes",
-        type=lambda text: [common.positive(part) for part in text.split(",")],
+        type=lambda text: [whole_number(part) for part in text.split(",")],
         default=[1],
         metavar="N,…",
         help="requests that are decoded together (default: 1)",
     )
     parser.add_argument(
         "--max-tokens",
-        type=common.positive,
+        type=whole_number,
         default=128,
         metavar="N",
         help="the most tokens of an answer (default: %(default)s)",
@@ -115,7 +116,7 @@ def run(args: argparse.Namespace) -> int:
     rows: list[SpecRow] = []
     skipped: dict[str, str] = {}
     total = len(args.methods) * plan.num_turns
-    with recorder, common.progress_over("measuring", total) as advance:
+    with recorder, terminal.progress_over("measuring", total) as advance:
         for method in args.methods:
             with _session(args, method, skipped) as session:
                 if session is not None:

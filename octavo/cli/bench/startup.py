@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from octavo.cli import terminal
 from octavo.cli.bench import common
 from octavo.cli.engine_flags import engine_kwargs
+from octavo.cli.flags import add_number
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -40,14 +41,8 @@ _ROWS = (
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.epilog = EXAMPLES
     common.add_engine_arguments(parser)
-    for name, default in (("cold", 2), ("warm", 3)):
-        parser.add_argument(
-            f"--num-iters-{name}",
-            type=common.positive,
-            default=default,
-            metavar="N",
-            help=f"{name} starts; medians are reported (default: %(default)s)",
-        )
+    add_number(parser, "--num-iters-cold", "cold starts; medians are reported", 2)
+    add_number(parser, "--num-iters-warm", "warm starts; medians are reported", 3)
     common.add_plot_flag(parser)
     common.add_output_flags(parser)
     parser.set_defaults(run=run)
@@ -60,7 +55,7 @@ def run(args: argparse.Namespace) -> int:
     from octavo.bench.offline.startup import StartupPlan, measure_startup
 
     plan = StartupPlan(args.num_iters_cold, args.num_iters_warm)
-    with common.progress_over("starting", 1 + plan.num_cold + plan.num_warm) as advance:
+    with terminal.progress_over("starting", 1 + plan.num_cold + plan.num_warm) as advance:
         result = measure_startup(args.model, given, plan, common.asked_for(args), advance)
     common.report(args, result.as_json(), partial(print_result, result), partial(_figure, result))
     return 0

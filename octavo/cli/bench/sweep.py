@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from octavo.cli import UsageError, terminal
 from octavo.cli.bench import common
+from octavo.cli.flags import add_number, from_flags, whole_number
 from octavo.cli.parser import rarely
 
 if TYPE_CHECKING:
@@ -38,28 +39,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="requests in flight, point by point (default: powers of two up to max_num_seqs, and "
         f"at most {MOST_IN_FLIGHT})",
     )
-    for name, what in (("input", "prompt"), ("output", "answer")):
-        parser.add_argument(
-            f"--{name}-len",
-            type=common.positive,
-            default=128,
-            metavar="N",
-            help=f"tokens of each {what} (default: %(default)s)",
-        )
-    parser.add_argument(
-        "--repeat",
-        type=common.positive,
-        default=3,
-        metavar="N",
-        help="times to measure each point; medians are reported (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--waves",
-        type=common.positive,
-        default=1,
-        metavar="N",
-        help="requests measured each time, for each one in flight, after a wave that fills the "
-        "engine (default: %(default)s)",
+    add_number(parser, "--input-len", "tokens of each prompt", 128)
+    add_number(parser, "--output-len", "tokens of each answer", 128)
+    add_number(parser, "--repeat", "times to measure each point; medians are reported", 3)
+    add_number(
+        *(parser, "--waves"),
+        "requests measured each time, for each one in flight, after a wave that fills the engine",
+        1,
     )
     _add_bounds(parser)
     _add_server(parser)
@@ -154,7 +140,7 @@ def _sweep_server(args: argparse.Namespace) -> int:
 def _plan(args: argparse.Namespace, concurrencies: tuple[int, ...], seed: int) -> SweepPlan:
     from octavo.bench.offline.sweep import SweepPlan
 
-    return SweepPlan(concurrencies, args.input_len, args.output_len, args.repeat, args.waves, seed)
+    return from_flags(SweepPlan, args, concurrencies=concurrencies, seed=seed)
 
 
 def _measure(args: argparse.Namespace, source: LoadSource, plan: SweepPlan) -> SweepResult:
@@ -162,7 +148,7 @@ def _measure(args: argparse.Namespace, source: LoadSource, plan: SweepPlan) -> S
 
     bounds = LatencyBounds(args.max_ttft_ms, args.max_tpot_ms, args.max_e2e_ms, args.percentile)
     total = len(set(plan.concurrencies)) * plan.repeat
-    with common.progress_over("sweeping", total) as advance:
+    with terminal.progress_over("sweeping", total) as advance:
         return sweep(source, plan, bounds, advance)
 
 
@@ -214,7 +200,7 @@ _SHOWN = ("ttft", "tpot", "itl", "e2e")
 
 
 def best_sentence(result: SweepResult) -> str | None:
-    """What to run with under the bounds; None where there are none."""
+    """Say which number of requests in flight is best within the bounds; None without bounds."""
     best = result.best
     if best is None:
         return None
@@ -260,7 +246,7 @@ def _figure(args: argparse.Namespace, result: SweepResult) -> Any:
 
 
 def _rising_numbers(text: str) -> tuple[int, ...]:
-    numbers = sorted({common.positive(part.strip()) for part in text.split(",")})
+    numbers = sorted({whole_number(part.strip()) for part in text.split(",")})
     return tuple(numbers)
 
 

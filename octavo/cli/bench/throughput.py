@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from octavo.cli import UsageError, terminal
 from octavo.cli.bench import common
+from octavo.cli.flags import add_number, from_flags
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -33,23 +34,14 @@ examples:
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.epilog = EXAMPLES
     common.add_engine_arguments(parser, skip={"seed"})
-    parser.add_argument(
-        "--num-prompts",
-        type=common.positive,
-        metavar="N",
-        help="requests (default: 64 random ones, or all of a file; of ShareGPT at most 1000)",
+    add_number(
+        *(parser, "--num-prompts"),
+        "requests (default: 64 random ones, or all of a file; of ShareGPT at most 1000)",
     )
-    parser.add_argument(
-        "--input-len",
-        type=common.positive,
-        metavar="N",
-        help="tokens of each random prompt (default: 128)",
-    )
-    parser.add_argument(
-        "--output-len",
-        type=common.positive,
-        metavar="N",
-        help="tokens to generate for each (default: 128 for random prompts, else as the file says)",
+    add_number(parser, "--input-len", "tokens of each random prompt (default: 128)")
+    add_number(
+        *(parser, "--output-len"),
+        "tokens to generate for each (default: 128 for random prompts, else as the file says)",
     )
     parser.add_argument("--dataset", type=Path, metavar="FILE", help="prompts from a file")
     parser.add_argument(
@@ -76,17 +68,9 @@ def run(args: argparse.Namespace) -> int:
     with common.open_session(settings) as session:
         from octavo.bench.offline.throughput import ThroughputPlan, measure_throughput
 
-        plan = ThroughputPlan(
-            args.dataset_name or ("random" if args.dataset is None else "auto"),
-            args.dataset,
-            args.num_prompts,
-            args.input_len or 128,
-            args.output_len,
-            args.repeat,
-            args.warmup,
-            args.seed,
-        )
-        with common.progress_over("measuring", args.warmup + args.repeat) as advance:
+        name = args.dataset_name or ("random" if args.dataset is None else "auto")
+        plan = from_flags(ThroughputPlan, args, dataset=name, path=args.dataset)
+        with terminal.progress_over("measuring", args.warmup + args.repeat) as advance:
             result = measure_throughput(session, plan, common.asked_for(args), advance)
     common.report(args, result.as_json(), partial(print_result, result), partial(_figure, result))
     return 0

@@ -1,0 +1,52 @@
+"""Declares flags that many commands have, and makes dataclasses of those that were given."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+from collections.abc import Collection
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+Parser = argparse.ArgumentParser | argparse._ArgumentGroup
+
+
+def whole_number(text: str, least: int = 1) -> int:
+    """Parse an integer of at least ``least``, for ``type=`` of argparse."""
+    try:
+        value = int(text)
+    except ValueError:
+        value = least - 1
+    if value < least:
+        raise argparse.ArgumentTypeError(f"{text!r} is no integer of at least {least}")
+    return value
+
+
+def non_negative(text: str) -> int:
+    """Parse an integer of at least 0, for ``type=`` of argparse."""
+    return whole_number(text, least=0)
+
+
+def add_number(
+    parser: Parser, flag: str, help: str, default: int | None = None, *, least: int = 1
+) -> None:
+    """Add a flag of a whole number; its default, if it has one, is said in the help."""
+    shown = help if default is None else f"{help} (default: {default})"
+    parse = whole_number if least else non_negative
+    parser.add_argument(flag, type=parse, default=default, metavar="N", help=shown)
+
+
+def add_json_flag(parser: Parser) -> None:
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+
+
+def from_flags(
+    of: type[T], args: argparse.Namespace, *, skip: Collection[str] = (), **others: Any
+) -> T:
+    """Make a dataclass of the flags that are named as its fields, and of ``others``.
+
+    A flag that was not given is None, and leaves the field its default; so do those of ``skip``.
+    """
+    names = {field.name for field in dataclasses.fields(of)} - set(skip)  # type: ignore[arg-type]
+    given = {n: value for n, value in vars(args).items() if n in names and value is not None}
+    return of(**{**given, **others})
