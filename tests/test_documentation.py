@@ -28,8 +28,24 @@ def test_documented_commands_parse() -> None:
 def test_readme_names_the_scripts_that_are_there() -> None:
     readme = (ROOT / "README.md").read_text("utf-8")
     assert set(re.findall(r"\bscripts/(\w+)", readme)) == set(SCRIPTS)
-    for target in re.findall(r"\]\((?!http)([^)#]+)\)", readme):
-        assert (ROOT / target).exists(), target
+
+
+DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")]
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda p: p.name)
+def test_files_that_documents_name_are_there(document: Path) -> None:
+    places = ("", "octavo", "octavo/page", "octavo/server", "tests", "docs")
+    text = document.read_text("utf-8")
+    for name in re.findall(r"`([a-z_0-9/]+/[a-z_0-9]+\.(?:py|cpp|h|js|md))`", text):
+        assert any((ROOT / place / name).exists() for place in places), name
+    for target in re.findall(r"\]\((?!http)([^)#]+)\)", text):
+        assert (document.parent / target).exists(), target
+
+
+@pytest.mark.parametrize(("document", "lines"), [("README.md", 150), ("docs/architecture.md", 150)])
+def test_what_is_read_first_is_short(document: str, lines: int) -> None:
+    assert len((ROOT / document).read_text("utf-8").splitlines()) <= lines
 
 
 @pytest.mark.parametrize(
