@@ -1,4 +1,4 @@
-"""What a model needs and what its steps take, on any hardware: one model of cost for all who ask.
+"""Cost model: the memory a model needs and the time its steps take, on any hardware.
 
 The planner, the simulator, benchmarks, speculation and the live engine compute with these same
 functions, so that their answers agree. Pure Python: no torch, no numpy, no weights.

@@ -101,7 +101,7 @@ def spec_of(name: str) -> ModelSpec:
 
 
 def _plain(name: str) -> str:
-    """What is left of a name that tells models apart."""
+    """The part of a name that tells models apart."""
     last = name.strip().rstrip("/").rpartition("/")[2].lower()
     words = re.split(r"[-_\s:]+", last)
     return "".join(word for word in words if word not in _NO_MATTER and not _DATES.fullmatch(word))

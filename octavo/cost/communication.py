@@ -1,4 +1,4 @@
-"""What ranks say to each other in a step, and the time that takes.
+"""Communication between ranks in a step, and the time that it takes.
 
 Rings and direct exchanges over links of ``bandwidth`` bytes a second and direction, with a floor
 of latency: small messages, as those of decoding, take little else. For n ranks and S bytes:
@@ -24,7 +24,7 @@ from octavo.cost.work import RowCounts
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """Between devices.
+    """A link between devices: bandwidth and latency.
 
     Args:
         bandwidth: bytes a second and direction, of the sheet.
@@ -124,7 +124,7 @@ def _collective(num_bytes: float, num_ranks: int, link: Link) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Transfer:
-    """What all layers say in one operation: ``num_bytes`` and ``seconds`` are sums over them."""
+    """One collective operation of all layers: ``num_bytes`` and ``seconds`` are sums over them."""
 
     name: str
     count: int
@@ -133,7 +133,7 @@ class Transfer:
 
 
 def transfers(model: RankModel, rows: RowCounts, link: Link) -> list[Transfer]:
-    """Of one pass through the model, on all stages of a pipeline."""
+    """The communication of one pass through the model, on all stages of a pipeline."""
     parallel = model.parallel
     hidden = rows.num_tokens * model.hidden_size * model.activation_bytes
     said: list[Transfer] = []
@@ -169,7 +169,7 @@ def _of_tensors(model: RankModel, rows: RowCounts, hidden: float, link: Link) ->
 
 
 def _of_experts(model: RankModel, rows: RowCounts, link: Link) -> list[Transfer]:
-    """Each row to the experts that it uses, and what they make of it back."""
+    """Sends each row to the experts that it uses, and their outputs back."""
     experts = next((m.experts for m in model.matrices if m.experts is not None), None)
     if experts is None or not model.num_moe_layers:
         return []
@@ -183,7 +183,7 @@ def _of_experts(model: RankModel, rows: RowCounts, link: Link) -> list[Transfer]
 
 
 def merge_transfers(said: Iterable[Transfer]) -> tuple[Transfer, ...]:
-    """Those of several passes: sums by name."""
+    """Sum the transfers of several passes by name."""
     merged: dict[str, Transfer] = {}
     for each in said:
         before = merged.get(each.name, Transfer(each.name, 0, 0.0, 0.0))

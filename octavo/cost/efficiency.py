@@ -1,4 +1,4 @@
-"""How much of a device's ceilings an engine reaches, and what a step costs besides.
+"""Efficiency of an engine on a device: the shares of its ceilings that it reaches, and overheads.
 
 Defaults by engine and device. Where a share was derived from measurements, the comment names them;
 others are what is usual, with a wider spread. Measurements of one's own take their place
@@ -20,7 +20,7 @@ PROFILES = ("octavo", "vllm", "llama.cpp")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Efficiency:
-    """What lies between the ceilings of a device and the time of a step.
+    """Shares of a device's ceilings that are reached, and the fixed costs of a step.
 
     Args:
         memory: share of the bandwidth that reading weights reaches, and keys and values.
@@ -60,8 +60,8 @@ IDEAL = Efficiency(memory=1.0, compute=1.0, attention_compute=1.0, sharpness=flo
 def efficiency_of(
     profile_name: str, device: Device, parallel: Parallel | None = None, *, eager: bool = False
 ) -> Efficiency:
-    """Of an engine (one of ``PROFILES``) on a device. On processors, and where these share
-    their memory with a GPU, too little is known of each engine: all have the same.
+    """The efficiency of an engine (one of ``PROFILES``) on a device. For CPUs, and GPUs that share
+    their memory with one, all engines have the same figures, as too little is known of each.
 
     ``eager``: every kernel is launched by Python, without CUDA graphs (vLLM's ``enforce_eager``).
 
@@ -116,8 +116,8 @@ _EAGER = replace(_GRAPHS, launch_s=10e-6, step_s=3e-3, sequence_s=20e-6)
 # RTX 3090 (#7860) 0.24 and 0.18 of that of int8.
 _LLAMA_CPP = replace(_GRAPHS, step_s=0.3e-3, attention_compute=0.3, dequantized=0.6)
 _MICRO_BATCH_SHARE = 0.5  # of what products of other engines reach
-# octavo's decode steps are graphs too, and the host prepares one while another runs; but nobody has
-# timed it on a GPU, so that all of this is what engines built like it reach.
+# octavo's decode steps are graphs too, and the host prepares one while another runs; but it
+# has not been timed on a GPU, so that these are the shares of engines built like it.
 _OCTAVO_SPREAD = 0.35
 
 

@@ -1,4 +1,4 @@
-"""How an engine uses memory: what it keeps back beside the weights, and what it defaults to.
+"""Memory use and defaults of an engine: what it reserves beside the weights.
 
 ``profile`` has engines by name. A constant that was measured belongs to the version it was measured
 with:
@@ -35,7 +35,7 @@ GIB = 1 << 30
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """What an engine is to hold at once; None is the engine's default for a device.
+    """Limits of what an engine holds at once; None is the engine's default for a device.
 
     Args:
         max_model_len: tokens of a sequence; the model's, by default.
@@ -81,7 +81,7 @@ class Settled:
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """What there is for a KV pool. ``block_bytes``: of one block in all layers of a device."""
+    """Memory for a KV pool. ``block_bytes``: of one block in all layers of a device."""
 
     device: Device
     num_bytes: float
@@ -123,7 +123,7 @@ class EngineProfile:
         mxfp4_unit: inner values of experts in mxfp4 are padded to a multiple of it.
         embedding_in_host: a GPU has no embedding, but where that is the head.
         runs_on: whether it runs on a device at all.
-        num_blocks: of its KV pool, if nobody says how large that is to be.
+        num_blocks: of its KV pool, if its size is not given.
         gpu: the same engine where it runs on a GPU, if that is another matter.
     """
 
@@ -143,7 +143,7 @@ class EngineProfile:
     gpu: EngineProfile | None = None
 
     def on(self, device: Device) -> EngineProfile:
-        """As it is on a device."""
+        """The profile as it is on a device."""
         return self.gpu if self.gpu is not None and device.kind == "gpu" else self
 
     def settle(self, limits: Limits, spec: ModelSpec, device: Device) -> Settled:
@@ -170,8 +170,8 @@ class EngineProfile:
         )
 
     def kv_dtype(self, name: str | None) -> str | None:
-        """What ``precision_of`` calls a type of the KV cache as this engine keeps it; None is what
-        the engine takes where nothing is said."""
+        """The name that ``precision_of`` has for a type of the KV cache as this engine keeps it;
+        None is the engine's default."""
         return self.kv_types.get(name or "auto", name)
 
 
@@ -214,7 +214,7 @@ def _vllm_defaults(device: Device) -> Limits:
 
 
 def _vllm_activations(spec: ModelSpec, parallel: Parallel, limits: Settled) -> Prediction:
-    """Of the sampler or of the layers, whichever is larger: one comes after the other."""
+    """The larger of the activations of sampler and layers, since one follows the other."""
     sampler = Prediction.around(
         _SORT_BYTES * limits.max_num_seqs * spec.vocab_size, 0.06, "published"
     )
@@ -222,8 +222,8 @@ def _vllm_activations(spec: ModelSpec, parallel: Parallel, limits: Settled) -> P
 
 
 def _vllm_activations_unsorted(spec: ModelSpec, parallel: Parallel, limits: Settled) -> Prediction:
-    """As before, but that what the layers leave is no longer small beside the sampler: hidden and
-    residual states of a step, and the workspace of experts, which is kept."""
+    """The sum of the sampler's activations and the layers' where these are not small beside it:
+    hidden and residual states of a step, and the workspace of experts, which is kept."""
     tokens = limits.max_num_batched_tokens
     workspace = max(_workspace_values(spec, layer, parallel) for layer in set(spec.layers))
     left = 2.0 * tokens * (2 * spec.hidden_size + workspace)
@@ -234,8 +234,8 @@ def _vllm_activations_unsorted(spec: ModelSpec, parallel: Parallel, limits: Sett
 
 
 def _workspace_values(spec: ModelSpec, layer: LayerSpec, parallel: Parallel) -> float:
-    """Of a token, between the two products of its experts; ``TritonExperts.workspace_shapes``.
-    Experts in mxfp4 have other kernels, which keep nothing."""
+    """Bytes for a token between the two products of its experts;
+    ``TritonExperts.workspace_shapes``. Experts in mxfp4 have other kernels, which keep nothing."""
     mlp, hidden = layer.mlp, spec.hidden_size
     method = (spec.quantization or {}).get("quant_method")
     if not isinstance(mlp, ExpertMlp) or method == "mxfp4":
@@ -355,9 +355,9 @@ def _octavo_defaults(device: Device) -> Limits:
 
 
 def _octavo_activations(spec: ModelSpec, parallel: Parallel, limits: Settled) -> Prediction:
-    """Of the native kernels: values of a step in turn, as ``kernels/cpu/program.py`` places them,
-    logits of the rows that are sampled, all 32-bit floats; the rows of experts; and what is made of
-    weights (``kernels/cpu/latent_weights.py``), of 16 bits but where these have more."""
+    """Activations of the native kernels: values of a step in turn, as ``kernels/cpu/program.py``
+    places them, and logits of the sampled rows, all 32-bit floats; rows of experts; and matrices
+    made of weights (``kernels/cpu/latent_weights.py``), of 16 bits unless these have more."""
     tokens = limits.max_num_batched_tokens
     logits = limits.max_num_seqs * ceil(spec.vocab_size / 16) * 16
     routed = max(
@@ -382,9 +382,9 @@ _SPLITS_BYTES = 24 << 20
 
 
 def _octavo_gpu_activations(spec: ModelSpec, parallel: Parallel, limits: Settled) -> Prediction:
-    """Of the fused steps: the same values in 16 bits, and those between two launches of a phase; of
-    products, gates and ups side by side and an input with its norm; cosines and sines; logits,
-    with what the sampler notes of each. ``runtime/cuda_backend.py`` counts what it is."""
+    """Activations of the fused steps: the same values in 16 bits, and those between two launches of
+    an op; of products, gates and ups side by side and a normed input; cosines and sines; logits,
+    with the sampler's notes on each. ``runtime/cuda_backend.py`` counts the real ones."""
     inner = max(
         (
             weight.inputs
@@ -407,7 +407,7 @@ def _octavo_graphs(weights_bytes: int) -> Prediction:
 
 
 def _octavo_values(spec: ModelSpec) -> int:
-    """Of a token, that a step has places for: values of one width take turns."""
+    """Bytes of a token for which a step has places: values of one width take turns."""
     widest = 0
     for layer in set(spec.layers):
         width = spec.hidden_size
@@ -421,7 +421,7 @@ def _octavo_values(spec: ModelSpec) -> int:
 
 
 def _octavo_blocks(room: Room, limits: Settled) -> int:
-    """As ``octavo.settings.engine.resolve`` decides, for the same capacity."""
+    """The settings that ``octavo.settings.engine.resolve`` chooses, for the same capacity."""
     from octavo.runtime.capacity import Capacity, cpu_kv_bytes
     from octavo.settings.engine import EngineArgs, resolve
 

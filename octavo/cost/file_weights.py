@@ -1,4 +1,4 @@
-"""What the weights of a model take in its files, from their tables: no weight is read.
+"""Bytes of a model's weights in its files, read from their tables: no weight is read.
 
 Files name tensors in many ways, quantized ones as several tensors. So their bytes are summed up by
 layer and part (attention, MLP, experts, ...), and shared out to the weights of that part by their
@@ -75,7 +75,7 @@ class StoredRule:
 
 
 def stored_rule(spec: ModelSpec) -> StoredRule:
-    """Of the files of ``spec.source``. ModelFileError if they cannot be read."""
+    """The rule for the files of ``spec.source``. ModelFileError: they cannot be read."""
     assert spec.source is not None, "only the shape is known"
     quantized: Arithmetic = "int8"  # as GGUF's types are
     if spec.quantization:

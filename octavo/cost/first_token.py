@@ -1,17 +1,17 @@
-"""When a newcomer would get its first token, by what an engine has to do before.
+"""Prediction of a new request's time to first token, by the work that an engine has before it.
 
-    steps     as many as its turn takes: the longest of
+    steps     until the request is served: the largest of
                   1
                   tokens of prompts, its own the last / those that fit into a step
-                  answers that have to end until it has a seat / those that end in a step
+                  answers that must end until it has a batch slot / those that end in a step
     seconds   steps x a step that only decodes
               + tokens x what one more token of a prompt adds
               + pairs x what one more key adds that such a token sees
 
-No term falls when there is more to do, so that nobody is predicted to be served sooner for standing
-in a longer queue. Requests are taken in the order of their arrival, and those before the newcomer
-join the answers half-way, on the mean. Not foreseen: what the prefix cache holds of a prompt, which
-makes it sooner; a KV pool that is too small for all seats, and priorities, which make it later.
+No term falls when there is more to do, so a longer queue never predicts an earlier token. Requests
+are taken in the order of their arrival, and those before the new one join the answers half-way, on
+the mean. Three things are not predicted: prefix cache hits, which make the token earlier; a KV pool
+that is too small for all batch slots, and priorities, which make it later.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ if TYPE_CHECKING:
 
 
 class Backlog(NamedTuple):
-    """What an engine has to do before a newcomer.
+    """The work of an engine before a new request gets its first token.
 
     Args:
-        num_running: samples that have a seat. num_running_tokens: that they have, all together.
+        num_running: samples with a batch slot. num_running_tokens: their tokens, all together.
         num_due_tokens: of the prompts of these, that are yet to be computed.
-        num_waiting: samples without a seat. num_waiting_tokens: of their prompts.
+        num_waiting: samples without a slot. num_waiting_tokens: those of their prompts.
         num_waiting_pairs: tokens of a prompt and those that each of them sees, over these prompts.
     """
 
@@ -45,20 +45,20 @@ class Backlog(NamedTuple):
 
 
 class StepRates(Protocol):
-    """What steps take, in seconds."""
+    """The seconds that steps take."""
 
     def decode(self, num_seqs: int, num_tokens: int) -> float:
-        """Of a step in which so many samples decode, which have so many tokens together."""
+        """Seconds of a step in which so many samples decode, with so many tokens in all."""
         ...
 
     @property
     def prompt_token(self) -> float:
-        """What a token of a prompt adds to a step."""
+        """Seconds that a prompt token adds to a step."""
         ...
 
     @property
     def prompt_pair(self) -> float:
-        """What it adds for each token that it sees."""
+        """Seconds that a prompt token adds for each token it attends to."""
         ...
 
 
@@ -73,9 +73,9 @@ class FirstToken:
     def seconds(
         self, backlog: Backlog, num_tokens: int, rates: StepRates, answer_tokens: float = 0.0
     ) -> float:
-        """Until a newcomer with a prompt of ``num_tokens`` has its first token.
+        """Seconds until a new request with a prompt of ``num_tokens`` has its first token.
 
-        ``answer_tokens``: of an answer, on the mean, which says how soon seats become free; 0 as
+        ``answer_tokens``: mean tokens of an answer, which say how soon slots become free; 0 as
         long as that is not known.
         """
         tokens = backlog.num_due_tokens + backlog.num_waiting_tokens + num_tokens
@@ -107,7 +107,7 @@ def num_pairs(num_tokens: int) -> int:
     return num_tokens * (num_tokens + 1) // 2
 
 
-class ForeseenRates:
+class PredictedRates:
     """`StepRates` of a step model: measured on the spot, or of a roofline.
 
     Args:

@@ -34,9 +34,9 @@ _NAMES = {
 
 @dataclass(frozen=True, slots=True)
 class GgufMix:
-    """What octavo's quantizer makes of a model, and llama.cpp's but for what makes keys and values
-    of latents, which that makes as small as other matrices. Norms, biases and routers are float32.
-    """
+    """The mix of types that octavo's quantizer gives a model, and llama.cpp's, except for the key
+    and value matrices of latents, which llama.cpp makes as small as others. Norms, biases and
+    routers are float32."""
 
     target: str
     facts: ModelFacts
@@ -99,7 +99,7 @@ def _mix_json(mix: Mix) -> dict[str, Any]:
 
 
 def _used() -> set[GGMLType]:
-    """By any mix; of rows that are no whole blocks, and of output matrices, too."""
+    """The type that any mix gives to rows that are no whole blocks, and to output matrices."""
     by_rule = {
         type for mix in MIXES.values() for rules in (mix.attn_v, mix.ffn_down, mix.attn_output)
         for type, _ in rules

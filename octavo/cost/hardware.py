@@ -1,4 +1,4 @@
-"""What a device can do, as far as memory and time depend on it."""
+"""Devices as far as memory and time depend on them: ``Device``."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Device:
     is_measured: bool = False
 
     def as_json(self) -> dict[str, Any]:
-        """With the fields of a hardware file, and ``ridge_flops_per_byte``."""
+        """The device as JSON: the fields of a hardware file, and ``ridge_flops_per_byte``."""
         return {
             "name": self.name,
             "kind": self.kind,

@@ -1,4 +1,4 @@
-"""What a ``config.json`` says of its text model, under one spelling, and what its family adds."""
+"""Fields of a ``config.json``'s text model under one spelling, with what its family adds."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ QkNorm = Literal["none", "head", "full"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConfigFamily:
-    """What a config leaves to the name of its kind.
+    """Fields that a config leaves to its ``model_type``.
 
     Args:
         norms: of the hidden size in each layer. norm_bias: these have one.
@@ -159,7 +159,7 @@ class TextConfig(Fields):
         self.asked.update(names)
 
     def kinds(self, name: str, known: Collection[str]) -> list[str]:
-        """What each layer is; ModelFileError if that is not one of those that are known."""
+        """The type of each layer; ModelFileError: it is not a known one."""
         kinds = self.texts(name)
         if len(kinds) != self.num_layers or not set(kinds) <= set(known):
             raise self.error(
@@ -168,7 +168,7 @@ class TextConfig(Fields):
         return kinds
 
     def at(self, layer: int) -> TextConfig:
-        """What the config says of one layer: newer ones may say it of some apart."""
+        """The config of one layer: newer configs may have entries for single layers."""
         apart = self.table("per_layer_config", {}).get(str(layer))
         if apart is None:
             return self

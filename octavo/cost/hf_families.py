@@ -1,4 +1,4 @@
-"""What configs of families that octavo can plan and not run leave to the name of their family.
+"""Families that octavo can plan and not run: the facts that their configs leave out.
 
 They are here by their own ``model_type``; all names by which configs ask for a family are in
 `octavo.models.registry`. Families that run say the same by their modules (`spec_of_config`).
@@ -72,7 +72,7 @@ def family_like(**facts: Any) -> ConfigFamily:
 
 
 def biased(**more: Any) -> ConfigFamily:
-    """Of the time of GPT-2: norms with biases, an MLP without a gate, biases everywhere."""
+    """Facts of models like GPT-2: norms with biases, an MLP without a gate, biases everywhere."""
     facts: dict[str, Any] = {
         "norm_bias": True,
         "is_gated": False,
@@ -230,8 +230,8 @@ FAMILIES: dict[str, ConfigFamily] = {
 
 
 def family_of(kind: str, values: Mapping[str, Any]) -> ConfigFamily:
-    """By the own ``model_type`` of a family in `octavo.models.registry`, and what else a config
-    says."""
+    """Find a family by its own ``model_type`` in `octavo.models.registry`, and by other fields of
+    the config."""
     if kind == "falcon" and values.get("new_decoder_architecture"):
         return _FALCON_40B
     return FAMILIES[kind]

@@ -1,6 +1,5 @@
-"""What only Gemma 3n and Gemma 4 have: inputs for each layer, keys and values that layers borrow,
-keys that are values too, and (3n) several residual streams.
-"""
+"""Parts that only Gemma 3n and Gemma 4 have: inputs for each layer, layers that share the KV of
+others, keys that are values too, and (3n) several residual streams."""
 
 from __future__ import annotations
 
@@ -117,7 +116,7 @@ def gemma4_inputs(config: TextConfig) -> tuple[WeightShape, ...]:
 
 
 def gemma3n_inputs(config: TextConfig) -> tuple[WeightShape, ...]:
-    """And from one residual stream to the others, and back."""
+    """Weights from one residual stream to the others, and back."""
     streams = 2 * (config.integer("altup_num_inputs", 4) - 1)
     hidden = config.hidden
     projections = WeightShape(

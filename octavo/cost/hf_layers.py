@@ -1,4 +1,4 @@
-"""What layers are made of, as families of Hugging Face configs have it.
+"""Layers as families of Hugging Face configs describe them.
 
 Each function makes one part of one layer: mixers, an MLP; or all windows of a model. Recurrences
 are in ``hf_recurrences.py``, what only Gemma has in ``hf_gemma.py``.
@@ -193,7 +193,7 @@ def _has_experts(config: TextConfig, layer: int) -> bool:
 
 
 def ernie_experts(config: TextConfig, layer: int) -> Mlp:
-    """From one layer to another, all or some."""
+    """The types of layers that repeat from one layer to another, all or some."""
     first = config.integer("moe_layer_start_index", 1, minimum=0)
     last = config.integer("moe_layer_end_index", config.num_layers - 1, minimum=-1)
     is_between = first <= layer <= last % config.num_layers
@@ -237,7 +237,7 @@ _NEMOTRON_LETTERS = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}
 
 
 def nemotron_layers(config: TextConfig) -> list[str]:
-    """What each layer is, of either spelling."""
+    """The type of each layer, in either spelling."""
     name = "hybrid_override_pattern"
     if name not in config:
         return config.kinds("layers_block_type", _NEMOTRON_LETTERS.values())

@@ -99,7 +99,7 @@ def convolution_or_attention(config: TextConfig, layer: int) -> tuple[Mixer, ...
 
 
 def mamba1(config: TextConfig, layer: int) -> tuple[Mixer, ...]:
-    """As Mamba and Falcon-Mamba have it, all layers alike."""
+    """Layers as Mamba and Falcon-Mamba have them, all alike."""
     inner = config.integer("intermediate_size", int(config.number("expand", 2.0) * config.hidden))
     return (
         Mamba1(

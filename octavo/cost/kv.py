@@ -1,4 +1,4 @@
-"""What sequences take beside the weights: keys and values of their tokens, and states.
+"""Memory of sequences beside the weights: KV of their tokens, and recurrent states.
 
 MHA, GQA, MQA   2 Hkv d b of a token and layer; a device has ceil(Hkv / tp) heads, one at least
 MLA             (kv_rank + rope_dim) b, on every device of a tensor-parallel group; index_dim b more
@@ -24,19 +24,20 @@ _STATE_BYTES = 4  # of a number of a recurrent state
 def attention_ops(
     layers: Iterable[LayerSpec], precision: Precision, tp: int = 1
 ) -> tuple[AttentionOp, ...]:
-    """What layers do with other positions, and keep of them, on one device."""
+    """The mixers of a stage's layers on one device."""
     counts = Counter(mixer for layer in layers for mixer in layer.mixers)
     return tuple(_attention_op(mixer, count, precision, tp) for mixer, count in counts.items())
 
 
 def kv_bytes_per_token(spec: ModelSpec, precision: Precision, tp: int = 1) -> float:
-    """Of one token in all layers whose windows it lies in, on each device of a group of ``tp``."""
+    """KV bytes of one token in all layers whose windows it lies in, on each device of a group of
+    ``tp``."""
     ops = attention_ops(spec.layers, precision, tp)
     return sum(op.count * op.kv_bytes_per_token for op in ops)
 
 
 def state_bytes(spec: ModelSpec, precision: Precision, tp: int = 1) -> float:
-    """Of a sequence's recurrent states on one device, whatever its length."""
+    """Bytes of a sequence's recurrent states on one device, whatever its length."""
     return sum(op.count * op.state_bytes for op in attention_ops(spec.layers, precision, tp))
 
 
@@ -48,7 +49,7 @@ def sequence_bytes(
     step_tokens: int = 1,
     keeps_windows_only: bool = True,
 ) -> float:
-    """Of a sequence of ``length`` tokens in these layers, its states included.
+    """Bytes of a sequence of ``length`` tokens in these layers, its states included.
 
     Args:
         block_size: tokens are kept in blocks of so many.

@@ -1,4 +1,4 @@
-"""What a cached key or value takes, by the type of the cache."""
+"""Bytes of a cached key or value, by the type of the cache."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class KvType:
     values: VectorType
 
     def token_bytes(self, heads: int, key_dim: int, value_dim: int) -> float:
-        """Of one token in one layer."""
+        """Bytes of one token in one layer."""
         return heads * (self.keys.num_bytes(key_dim) + self.values.num_bytes(value_dim))
 
 
@@ -77,7 +77,8 @@ def kv_types() -> tuple[KvType, ...]:
 
 
 def kv_type(name: str) -> KvType:
-    """By the name that an engine has for it; ConfigError with the nearest for others."""
+    """Find a type by an engine's name for it; ConfigError, with the closest name, if there is
+    none."""
     low = _ALIASES.get(name.lower(), name.lower())
     if low not in _TYPES:
         near = " or ".join(get_close_matches(low, _TYPES, 2)) or ", ".join(_TYPES)

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class ModelShape(Protocol):
-    """What is asked of a ``ModelConfig``."""
+    """The parts of a ``ModelConfig`` that are needed."""
 
     @property
     def num_layers(self) -> int: ...
@@ -33,7 +33,7 @@ class ModelShape(Protocol):
 def live_rank_model(
     config: ModelShape, matrices: Iterable[WeightMatrix], kv_bytes_per_token: float
 ) -> RankModel:
-    """Of a model by its config, before it is loaded, or as an engine has it.
+    """Make a ``RankModel`` of a model by its config, before it is loaded or as an engine has it.
 
     Activations do not count: they are small, and stay in caches.
 
@@ -71,15 +71,15 @@ def _name(kept: KVSpec) -> str:
 
 
 def _values_per_score(config: ModelShape, kept: KVSpec) -> int:
-    """That a head multiplies, for one query and one token that it sees: a key and a value; or a
-    latent vector, with the rotated key for the score, and again as the value."""
+    """Products of a head for one query and one visible token: a key and a value; or a latent
+    vector, with the rotated key for the score, and again as the value."""
     if kept.kind == "latent":
         return 2 * kept.key_dim + kept.value_dim
     return 2 * config.head_dim
 
 
 def computed_in(arithmetic: str) -> Arithmetic:
-    """What kernels call their arithmetic, by the peak that bounds it; 16 bits where they do not
+    """The arithmetic of kernels, by the name of the peak that bounds it; 16 bits if they do not
     say."""
     if "int8" in arithmetic:  # with weights of fewer bits, too
         return "int8"
@@ -96,8 +96,8 @@ def _matrix_ops(
     share: tuple[int, int],
     count: int,
 ) -> Iterator[MatrixOp]:
-    """Of matrices that are alike; those of a layer's experts are one, as far as they are alike.
-    Their sides are not told, and matter to activations only."""
+    """Group matrices that are alike; a layer's experts are one group, as far as they are alike.
+    Shapes are not part of it, and matter to activations only."""
     per_token, total = share
     layers, others = divmod(count, total)
     kind = "matrices" if total == 1 else "experts"

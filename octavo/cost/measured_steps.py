@@ -1,4 +1,4 @@
-"""What steps take on one machine, as it was measured there.
+"""Step times of one machine, as measured there.
 
 The time of a step is linear in functions of what it computes:
 
@@ -36,7 +36,7 @@ _BELOW_ZERO = -1e-30  # what is read may be 0
 
 
 def step_terms(num_seqs: int) -> Iterator[tuple[str, float]]:
-    """What comes once in a step: the names of coefficients, and what each is multiplied with."""
+    """Costs once a step: the names of coefficients, and their multipliers."""
     yield "step", 1.0
     yield "sequence", num_seqs
 
@@ -60,7 +60,7 @@ def regime_of(features: StepFeatures) -> str:
 
 
 def _pieces(name: str, knots: Sequence[int], value: int) -> Iterator[tuple[str, float]]:
-    """How much of a value lies between each two knots, by the first of them."""
+    """Shares of a value between each two knots, by the first of them."""
     for knot, following in zip(knots, (*knots[1:], None), strict=True):
         if value <= knot:
             return
@@ -89,7 +89,7 @@ def _on_line(seconds_of: Mapping[str, float], name: str, knots: Sequence[int], v
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """How far steps of a regime were from what is said of them: the 5th and the 95th percentile of
+    """Spread of measured over predicted step times of a regime: the 5th and the 95th percentile of
     their quotient."""
 
     low: float
@@ -120,27 +120,28 @@ class MeasuredSteps:
 
     @property
     def step_s(self) -> float:
-        """What comes once in a step, whatever is in it."""
+        """Seconds once a step, whatever is in it."""
         return self.seconds_of.get("step", 0.0)
 
     @property
     def sequence_s(self) -> float:
-        """What comes once in a step for each sequence."""
+        """Seconds once a step for each sequence."""
         return self.seconds_of.get("sequence", 0.0)
 
     def seconds(self, features: StepFeatures) -> float:
-        """Of a pass."""
+        """Seconds of a pass."""
         known = self.seconds_of
         value = sum([known.get(name, 0.0) * amount for name, amount in pass_terms(features)])
         return value * self.slowness.get(regime_of(features), 1.0) if self.slowness else value
 
     def step_seconds(self, passes: Sequence[StepFeatures]) -> float:
-        """Of a step with these passes."""
+        """Seconds of a step with these passes."""
         once = self.step_s + self.sequence_s * passes[0].num_seqs
         return once + sum(map(self.seconds, passes))
 
     def prediction(self, features: StepFeatures) -> Prediction:
-        """Of a pass. The interval is wider beyond what was measured, which is said."""
+        """Seconds of a pass as a prediction. The interval is wider, and the source another, beyond
+        the measured range."""
         value = self.seconds(features)
         spread = self.spreads.get(regime_of(features)) or _widest(self.spreads.values())
         beyond = self._doublings_beyond(features)
@@ -153,7 +154,7 @@ class MeasuredSteps:
         )
 
     def _doublings_beyond(self, features: StepFeatures) -> float:
-        """How often the range that was measured had to be doubled to hold these."""
+        """Number of doublings of the measured range until it holds these."""
         quotients = (
             features.num_tokens / self.most_rows,
             features.num_seqs / self.most_seqs,

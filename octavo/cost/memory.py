@@ -1,4 +1,4 @@
-"""What a device holds of a model, and what is left for keys and values.
+"""Memory of a device: the parts that a model takes, and the rest, which is for KV.
 
     KV = utilization x reported - weights - activations - non-torch - graphs - reserve
 
@@ -61,12 +61,13 @@ class MemoryPlan:
 
     @property
     def kv_bytes_per_token(self) -> float:
-        """Of a token in all layers of this device, whose windows it lies in."""
+        """KV bytes of a token in all layers of this device whose windows it lies in."""
         return sum(op.count * op.kv_bytes_per_token for op in self.attention)
 
     @property
     def kv_tokens(self) -> int:
-        """That fit at once, as engines report it: as if every layer kept all of them."""
+        """Number of tokens that fit at once, as engines report it: as if every layer kept all of
+        them."""
         return self.num_blocks * self.block_size
 
     def max_concurrency(self, length: int) -> int:
@@ -104,7 +105,7 @@ def memory(
     profile: EngineProfile,
     limits: Limits | None = None,
 ) -> MemoryPlan:
-    """What the fullest device of a layout holds.
+    """The memory plan of the fullest device of a layout.
 
     ConfigError if the model cannot be laid out so, or ``limits`` cannot be kept.
     """
@@ -117,13 +118,13 @@ def memory(
 
 
 def feasible_batch(kv_bytes: float, sequence_bytes: float) -> int:
-    """How many sequences of so many bytes fit."""
+    """Number of sequences of so many bytes that fit."""
     return max(0, int(kv_bytes // sequence_bytes)) if sequence_bytes else 0
 
 
 @dataclass(frozen=True, slots=True)
 class _Case:
-    """What memory depends on."""
+    """The inputs that memory depends on."""
 
     spec: ModelSpec
     precision: Precision
@@ -164,7 +165,7 @@ class _Case:
         )
 
     def _needs(self, weights_bytes: int) -> dict[str, Prediction]:
-        """What a device needs beside weights and KV, by the names of ``keeps_back``."""
+        """Bytes that a device needs beside weights and KV, by the names of ``keeps_back``."""
         alone, beside_others = self.profile.non_torch
         return {
             "activations": self.profile.activations(self.spec, self.parallel, self.limits),
@@ -188,13 +189,13 @@ class _Case:
         return num_blocks * block_bytes, num_blocks
 
     def _blocks_of_states(self, num_bytes: float, attention: tuple[AttentionOp, ...]) -> int:
-        """Where nothing is kept of a token, those of as many whole sequences as have room."""
+        """Bytes for as many whole sequences as fit, for models that keep nothing per token."""
         seqs = feasible_batch(num_bytes, sequence_bytes(attention, 1))
         blocks = -(-self.limits.max_model_len // self.limits.block_size)
         return min(seqs, self.limits.max_num_seqs) * blocks
 
     def _held_bytes(self, stage: int) -> Iterator[float]:
-        """Of each weight that a device of a stage has."""
+        """Bytes of each weight that a device of a stage has."""
         in_host = self.profile.embedding_in_host and self.device.kind == "gpu"
         for weight in stage_weights(self.spec, self.parallel, stage):
             if in_host and weight.part == "embedding" and not self.spec.tie_embeddings:

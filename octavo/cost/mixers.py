@@ -1,4 +1,4 @@
-"""What exchanges between positions in a layer: ``Mixer``, and attention of several kinds.
+"""Mixers, the parts of layers that exchange between positions: attention of several kinds.
 
 ``recurrences.py`` has the others. Sizes are in values, and of the whole model unless a degree of
 tensor parallelism is given.
@@ -165,8 +165,8 @@ class LatentAttention:
         return 0
 
     def flops_per_score(self, tp: int) -> tuple[float, float]:
-        """Of prompts keys and values are expanded; single tokens are compared with the latent
-        vectors themselves, and the matrices that expand them absorbed into the queries."""
+        """Keys and values of prompts are expanded; single tokens are compared with the latent
+        vectors themselves, with the expanding matrices absorbed into the queries."""
         heads = ceil(self.heads / tp)
         expanded = 2.0 * heads * (self.nope_dim + self.rope_dim + self.value_dim)
         return expanded, 2.0 * heads * (2 * self.kv_rank + self.rope_dim)
@@ -178,8 +178,8 @@ class LatentAttention:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Indexer:
-    """What selects the keys that latent attention looks at (DeepSeek-V3.2, arXiv 2512.02556). Every
-    device of a tensor-parallel group has all of it.
+    """The indexer that selects the keys of sparse latent attention (DeepSeek-V3.2, arXiv
+    2512.02556). Every device of a tensor-parallel group has all of it.
 
     Args:
         heads, head_dim: of its queries, which are made of the latent ones; keys have one head.

@@ -1,5 +1,5 @@
-"""What a layer does at each position alone: an MLP for all tokens, or experts of which each token
-uses some.
+"""MLPs, the parts of layers that see one position alone: dense, or experts of which each token uses
+some.
 
 All kinds have the methods of ``Mlp``.
 """

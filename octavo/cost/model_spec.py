@@ -92,7 +92,7 @@ class ModelSpec:
                 yield replace(weight, layer=index)
 
     def first_weights(self) -> Iterator[WeightShape]:
-        """What comes before the layers."""
+        """The tensors before the layers."""
         yield self._vocabulary_matrix("model.embed_tokens", "embedding", "")
         if self.learned_positions:
             yield WeightShape(
@@ -103,7 +103,7 @@ class ModelSpec:
             yield WeightShape("other", "other", self.other_params)
 
     def last_weights(self) -> Iterator[WeightShape]:
-        """What comes after the layers: the head too, whether or not it is the embedding."""
+        """The tensors after the layers, with the head, whether or not it is the embedding."""
         if self.final_norm_size:
             yield WeightShape("model.norm", "norm", self.final_norm_size)
         yield self._vocabulary_matrix("lm_head", "head", "head")

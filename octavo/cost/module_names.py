@@ -136,7 +136,8 @@ class ModulePatterns:
             object.__setattr__(self, name, value)
 
     def as_regexes(self) -> list[str]:
-        """For who has our names of modules alone, and regular expressions: the page."""
+        """Names of modules for readers that have octavo's names alone, and regular expressions: the
+        page."""
         found = []
         for pattern in self.patterns:
             plain = ".*".join(map(re.escape, pattern.split("*")))

@@ -1,4 +1,4 @@
-"""How long each operation of a pass takes: the roofline, and what keeps an engine below it.
+"""Time of each operation of a pass: the roofline, and the overheads of an engine.
 
     seconds = (memory^p + compute^p)^(1/p) + launch
 
@@ -92,14 +92,14 @@ class PricedOp:
     efficiency: Efficiency
 
     def seconds(self, work: ResourceUse) -> float:
-        """On one rank."""
+        """Times of the operations on one rank."""
         if not (work.bytes or work.flops):
             return 0.0
         memory, compute = work.bytes / self.bytes_per_s, work.flops / self.flops_per_s
         return _together(memory, compute, self.efficiency.sharpness) + self.launch_s
 
     def prediction(self, work: ResourceUse) -> Prediction:
-        """Of all stages; never below what the ceilings themselves allow."""
+        """Time of the operations on all stages; never below the ceilings themselves."""
         value, spread = self.seconds(work), 1.0 + self.efficiency.spread
         least = max(work.bytes / self.bandwidth, work.flops / self.peak)
         low = min(value, max(least, value / spread))
@@ -146,7 +146,7 @@ def priced_ops(model: RankModel, device: Device, efficiency: Efficiency) -> Iter
 
 
 def merge_ops(ops: Iterable[OpCost]) -> tuple[OpCost, ...]:
-    """Those of several passes: sums by name, bound as the longest of them is."""
+    """Sum the operations of several passes by name, bound as the longest of them is."""
     merged: dict[str, OpCost] = {}
     for op in ops:
         if op.name in merged:

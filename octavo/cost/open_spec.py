@@ -55,7 +55,7 @@ def _of_folder(path: Path) -> ModelSpec:
 
 
 def _read(config: Mapping[str, Any], folder: Path) -> ModelSpec:
-    """What octavo runs can be planned, whatever its config says besides."""
+    """The spec of a model that octavo runs, which can be planned whatever else its config says."""
     path = folder / "config.json"
     try:
         return spec_from_hf(config, path=path)
@@ -74,7 +74,7 @@ def _of_config(path: Path) -> ModelSpec:
 
 
 def _quantized_beside(spec: ModelSpec, folder: Path) -> ModelSpec:
-    """With what ModelOpt writes beside a config that does not say how weights are quantized."""
+    """The spec with the quantization that ModelOpt writes to a file beside the config."""
     beside = None if spec.quantization else ModelFolder(folder).read_json(MODELOPT_FILE)
     if beside is None:
         return spec

@@ -1,4 +1,4 @@
-"""How a model is laid out over devices."""
+"""Layouts of a model over devices: tensor, pipeline, expert and data parallel."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ class Parallel:
         return self.tp * self.pp * self.dp
 
     def with_tp(self, tp: int) -> Parallel:
-        """With each matrix on so many devices, and the experts on all that they were shared out to,
-        if they were."""
+        """The layout with each matrix on so many devices, and experts on all of them if they were
+        split."""
         return replace(self, tp=tp, ep=1 if self.ep == 1 else tp * self.dp)
 
     def text(self, replicas: int = 1) -> str:

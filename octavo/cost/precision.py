@@ -1,4 +1,4 @@
-"""How many bytes each weight and each cached token takes, and what products are computed in.
+"""Precision of a model: bytes of weights and cached tokens, and the type of products.
 
 A quantization never treats all tensors alike: embeddings and heads mostly stay as they were, norms
 and routers always. So a ``Precision`` is asked for each weight. It comes from a name (``fp8``,
@@ -25,7 +25,7 @@ from octavo.cost.weights import weights
 
 @dataclass(frozen=True, slots=True)
 class Precision:
-    """What weights and cached tokens take.
+    """Bytes of weights and of cached tokens.
 
     Args:
         name: as it is asked for, or as results call it.
@@ -43,7 +43,7 @@ class Precision:
         return self.rule.type_of(weight)
 
     def num_bytes(self, weight: WeightShape, share: WeightShape | None = None) -> float:
-        """Of a weight, or of the ``share`` of it that one device has."""
+        """The type of a weight, or of the ``share`` of it that one device has."""
         part = share or weight
         return part.experts * self.type_of(weight).num_bytes(part.outputs, part.inputs)
 
@@ -54,7 +54,7 @@ def precision_of(
     kv_cache_dtype: str | None = None,
     dtype: str | None = None,
 ) -> Precision:
-    """How a model's numbers are kept.
+    """The types of a model's numbers.
 
     Args:
         quantization: a name of ``quantizations()``; None is what the model's files or its config
@@ -87,7 +87,7 @@ def quantizations() -> list[str]:
 
 
 def _rule(spec: ModelSpec, quantization: str | None, floats: WeightType) -> tuple[str, Rule]:
-    """With the name that results have for it."""
+    """The precision under the name that results have for it."""
     if quantization is not None:
         return quantization, _rule_by_name(spec, quantization, floats)
     if spec.source is not None:

@@ -1,4 +1,4 @@
-"""A figure that is foreseen: how large, between what, and how it is known."""
+"""``Prediction``: a predicted figure, with its interval and its source."""
 
 from __future__ import annotations
 
@@ -43,16 +43,16 @@ class Prediction:
 
     @classmethod
     def sure(cls, value: float, source: Source = "published") -> Prediction:
-        """What is not in doubt."""
+        """A prediction that is certain."""
         return cls(value, value, value, source)
 
     def map(self, function: Callable[[float], float]) -> Prediction:
-        """What a function makes of it that rises, or falls, all the way."""
+        """The prediction of a monotonic function of this one."""
         ends = function(self.low), function(self.high)
         return Prediction(function(self.value), min(ends), max(ends), self.source)
 
     def __add__(self, other: Prediction) -> Prediction:
-        """Of parts that may all be wrong in the same direction."""
+        """The sum of predictions whose errors may all have one direction."""
         return Prediction(
             self.value + other.value,
             self.low + other.low,
@@ -68,5 +68,5 @@ class Prediction:
 
 
 def worst(sources: Iterable[Source]) -> Source:
-    """How something is known that is made of parts."""
+    """The source of a figure that is made of parts."""
     return max(sources, key=_BY_TRUST.index)

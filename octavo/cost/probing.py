@@ -9,7 +9,7 @@ _PROBE_SECONDS = 0.05
 
 
 def best_rate(run: Callable[[int], float]) -> float:
-    """What ``run(rounds)`` returns, a second: the best of several runs."""
+    """The rate of ``run(rounds)``, per second: the best of several runs."""
     rounds, seconds = 1, 0.0
     while seconds < _PROBE_SECONDS / 5:
         rounds *= 4

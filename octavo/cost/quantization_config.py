@@ -1,4 +1,4 @@
-"""What the ``quantization_config`` of a model says of its weights, without reading them.
+"""Types of weights by the ``quantization_config`` of a model, without reading them.
 
 Wider than ``octavo.quantization.formats``, which reads weights: only types and names are needed.
 Fields that could change the size of a weight and that are not known here are refused.
@@ -34,7 +34,8 @@ _IGNORED = (
 
 
 def section_of(config: Mapping[str, Any], path: Path) -> dict[str, Any] | None:
-    """What a ``config.json`` says of its quantization, with a ``quant_method``; None if nothing."""
+    """The quantization config in a ``config.json``, with a ``quant_method``; None if there is
+    none."""
     for section in (config, Fields(path, config).table("text_config", {})):
         fields = Fields(path, section)
         mlx = fields.table("quantization", None)
@@ -63,11 +64,11 @@ def _is_modelopt(section: Mapping[str, Any]) -> bool:
 
 
 def read(spec: ModelSpec, floats: WeightType) -> Recipe:
-    """What is quantized, and how.
+    """The modules that are quantized, and their types.
 
     Raises:
         ModelFileError: fields that make no sense.
-        UnsupportedModelError: a method that is not known, or a field that nobody knows.
+        UnsupportedModelError: a method that is not known, or a field that is not known.
     """
     fields = Fields(spec.source or Path(spec.name), spec.quantization or {})
     method = _method(fields)
@@ -86,7 +87,7 @@ _NAMED_SO = re.compile(r"(?:^|[-_.])(fp8|nvfp4|mxfp4|awq|gptq|w8a8|w4a16|[48]bit
 
 
 def notes(spec: ModelSpec) -> list[str]:
-    """What somebody who sizes a model by its config alone should know of its quantization."""
+    """Notes on the quantization for readers that size a model by its config alone."""
     section, found = spec.quantization or {}, []
     named = _NAMED_SO.search(spec.name)
     if not section and named is not None:
@@ -110,7 +111,7 @@ def _method(fields: Fields) -> str:
 
 
 def _patterns(fields: Fields, *names: str) -> ModulePatterns:
-    """Of the modules that fields list."""
+    """The patterns of the modules that fields list."""
     return _modules(
         fields, [each for name in names if name in fields for each in fields.texts(name)]
     )
@@ -151,13 +152,14 @@ def _bitsandbytes(fields: Fields, floats: WeightType) -> Recipe:
 
 
 def _grouped(bits: int, group: int) -> WeightType:
-    """As GPTQ and AWQ have it: a scale of 16 bits and a zero point; no group is all inputs."""
+    """The type of GPTQ and AWQ weights: a 16-bit scale and a zero point; no group means all
+    inputs."""
     return WeightType(f"int{bits}-g{group}", bits, "fp16", 2 + bits / 8, 1, group)
 
 
 def _grouped_of(fields: Fields, usual: WeightType | None = None) -> WeightType:
-    """By ``bits`` and ``group_size``, a group of -1 being all inputs. ``usual``: of modules that
-    say only one of them."""
+    """Find a type by ``bits`` and ``group_size``, a group of -1 being all inputs. ``usual``: the
+    values of modules that say only one of them."""
     bits = fields.integer("bits", 4 if usual is None else int(usual.bits))
     group = fields.integer("group_size", 128 if usual is None else usual.block_inputs, minimum=-1)
     return _grouped(bits, max(0, group))
@@ -327,7 +329,7 @@ _CLASSES = {"Embedding": "embed_tokens", "FusedMoE": "mlp.experts", "RoutedExper
 
 
 def _scheme(group: Fields) -> WeightType:
-    """What the weights of one group are."""
+    """The type of the weights of one group."""
     weights = group.section("weights")
     bits, kind = weights.integer("num_bits", 8, maximum=64), weights.text("type", "int")
     has_groups = weights.integer("group_size", None, minimum=-1)

@@ -1,4 +1,4 @@
-"""What one device has of a model that is shared out: a ``RankModel``, and its weights.
+"""The share of a model that one device has: a ``RankModel``, and its weights.
 
 Tensor parallelism cuts matrices, but for norms, routers and latent projections; key-value heads are
 repeated where there are more devices than heads. Pipelines take layers one after the other, the

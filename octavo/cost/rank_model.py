@@ -1,7 +1,7 @@
-"""What one rank holds of a model, as far as the time of its steps depends on it.
+"""``RankModel``: the part of a model on one rank, as far as the time of its steps depends on it.
 
-This is the seam between shapes and time. Plans make it from a shape, a precision and a layout, an
-engine from the matrices that it has loaded; whoever computes times asks no further.
+It stands between shapes and time. Plans make it from a shape, a precision and a layout, an engine
+from the matrices that it has loaded, and step times are computed from it alone.
 """
 
 from __future__ import annotations
@@ -104,10 +104,10 @@ class RankModel:
 
     @property
     def weights_bytes(self) -> float:
-        """Of all matrix products, experts that a step may not use included."""
+        """Bytes of all matrices, experts that a step may not use included."""
         return sum(each.count * each.num_bytes for each in self.matrices)
 
     @property
     def kv_bytes_per_token(self) -> float:
-        """Of one token in all layers of this rank, whose windows it lies in."""
+        """KV bytes of one token in all layers of this rank whose windows it lies in."""
         return sum(each.count * each.kv_bytes_per_token for each in self.attention)

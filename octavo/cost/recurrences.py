@@ -1,6 +1,5 @@
-"""What keeps a state of a sequence in place of its keys and values: linear attention, state spaces,
-short convolutions. All are a ``Mixer``.
-"""
+"""Recurrent mixers, which keep a state in place of KV: linear attention, state spaces, short
+convolutions. All are a ``Mixer``."""
 
 from __future__ import annotations
 
@@ -83,7 +82,7 @@ class GatedDeltaNet(Recurrence):
 
     @property
     def _channels(self) -> int:
-        """Of the convolution, for each head of keys."""
+        """Channels of the convolution for each key head."""
         return 2 * self.key_dim + self.heads * self.value_dim // self.key_heads
 
     @property

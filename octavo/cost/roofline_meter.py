@@ -1,4 +1,4 @@
-"""How near each step of a live engine came to what its device allows, and what kept it away.
+"""Measures how near each step of a live engine comes to the device's ceilings, and what limits it.
 
     memory    bytes that the step had to move / the device's bandwidth
     compute   the sum of its operations / the device's peak of each arithmetic
@@ -85,7 +85,7 @@ class RooflineMeter:
         return "memory" if memory >= compute else "compute"
 
     def _least_seconds(self, rows: RowCounts) -> tuple[float, float]:
-        """Of a pass: of memory, and of arithmetic."""
+        """Seconds of a pass by memory, and by arithmetic."""
         memory, compute = self._products(rows.num_tokens, rows.num_sampled)
         for op in self._model.attention:
             work = decode_attention_work(op, rows)

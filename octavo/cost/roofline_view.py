@@ -28,12 +28,12 @@ class RooflineView:
 
 
 def prefill_view(steps: StepModel, num_tokens: int) -> RooflineView:
-    """Of a prompt of so many tokens, in one step."""
+    """The roofline of a prompt of so many tokens, in one step."""
     return _view("prefill", steps, [Span(0, num_tokens)])
 
 
 def decode_view(steps: StepModel, num_seqs: int, context: int) -> RooflineView:
-    """Of a step in which so many sequences decode, each after ``context`` tokens."""
+    """The roofline of a step in which so many sequences decode, each after ``context`` tokens."""
     return _view("decode", steps, [Span(context, 1)] * num_seqs)
 
 

@@ -87,7 +87,7 @@ def _of_layer(shapes: Shapes, index: int) -> Shapes:
 
 
 def _sizes_of(shapes: Shapes, name: str, count: int, path: Path) -> tuple[int, ...]:
-    """Of a tensor that there has to be."""
+    """Find a tensor that must be there."""
     if name not in shapes:
         raise ModelFileError(path, f"the tensor {name} is missing")
     if len(shapes[name]) != count:
@@ -107,7 +107,7 @@ def _sizes(shapes: Shapes, *names: str) -> int:
 
 
 def _matrices(shapes: Shapes, names: Iterable[str], op: str) -> Iterator[WeightShape]:
-    """Of those that are there; several in one tensor are one."""
+    """Find those tensors that are there; several in one tensor are one."""
     for name in names:
         if (shape := shapes.get(f"{name}.weight")) is not None:
             yield WeightShape(name, "mlp", prod(shape[:-1]), shape[-1], f"{op}.{name}")
@@ -168,7 +168,7 @@ class _Layer:
         )
 
     def _length(self, name: str, window: int | None, default: int) -> int:
-        """Of a head; layers with windows may have their own."""
+        """Sizes of a head; layers with windows may have their own."""
         length = int(self._fields.integer(f"attention.{name}_length", default))
         if window is None:
             return length

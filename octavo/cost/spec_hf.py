@@ -56,13 +56,13 @@ def _of_running(config: Mapping[str, Any], listed: Listed, path: Path) -> ModelS
 
 
 def spec_as_it_runs(config: Mapping[str, Any], *, path: Path) -> ModelSpec:
-    """The spec of a model that octavo would load: of a field that nobody reads, its tensors say
-    that it changes no shape. The errors are those of loading."""
+    """The spec of a model that octavo would load: its tensors show that a
+    field which no reader asks for changes no shape. The errors are those of loading."""
     return _finished(config_from_hf(config, path=path), config, path)
 
 
 def _finished(read: ModelConfig, config: Mapping[str, Any], path: Path) -> ModelSpec:
-    """With what a ``config.json`` says beside the sizes of its model."""
+    """The spec with the quantization and the source of a ``config.json``."""
     inner = Fields(path, config).table("text_config", {})
     return replace(
         spec_of_config(read),
@@ -116,7 +116,7 @@ _PARTS = ("attn_config", "ffn_config")
 
 
 def _values(outer: Fields) -> dict[str, Any]:
-    """What a config says of its text model."""
+    """The fields of a config's text model."""
     inner = outer.table("text_config", {})
     parts = (outer.table(name, {}) for name in _PARTS)
     return {

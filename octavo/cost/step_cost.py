@@ -1,4 +1,4 @@
-"""How long a step takes: a roofline for each operation, summed, and what comes on top.
+"""Time of a step: the roofline of each operation, summed, and overheads.
 
     pass     sum of operations, times the stages of a pipeline, and of transfers between ranks
     step     sum of passes (one, or one for each step of a multi-step batch) + t0 + t1 x sequences
@@ -25,7 +25,7 @@ from octavo.cost.work import Chunk, RowCounts, passes, seen_by_singles, seen_by_
 
 
 class StepBatch(Protocol):
-    """What is asked of a `octavo.core.batch.Batch`."""
+    """The parts of a `octavo.core.batch.Batch` that are needed."""
 
     @property
     def items(self) -> Sequence[Chunk]: ...
@@ -34,7 +34,7 @@ class StepBatch(Protocol):
 
 
 class StepFeatures(NamedTuple):
-    """What a measured pass is known by.
+    """Features by which a measured pass is looked up.
 
     ``decode_keys``: that sequences read which decode, those once that several of them share;
     ``decode_scores``, ``prompt_scores``: pairs of a query and a key that it sees, in sequences that
@@ -68,10 +68,10 @@ class StepFeatures(NamedTuple):
 
 
 class PassTimes(Protocol):
-    """What passes took on this device: it takes the place of the roofline where it knows."""
+    """Measured times of passes on this device, which replace the roofline where there are any."""
 
     def seconds(self, features: StepFeatures) -> float:
-        """Of one pass: operations and communication, without what comes once a step."""
+        """Seconds of one pass: operations and communication, without costs once a step."""
         ...
 
     def prediction(self, features: StepFeatures) -> Prediction:
@@ -81,7 +81,7 @@ class PassTimes(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class StepCost:
-    """What a step takes, until its tokens are there.
+    """Time of a step until its tokens are there.
 
     Args:
         ops: of one rank, over all passes; in a pipeline, of its longest stage.
@@ -101,7 +101,8 @@ class StepCost:
 
     @property
     def bound(self) -> Bound:
-        """What takes most of the time; ``latency``: launches, and all that comes once a step."""
+        """The part that takes most of the time; ``latency``: launches, and all costs once a
+        step."""
         seconds: dict[Bound, float] = {"memory": 0.0, "compute": 0.0}
         seconds |= {"latency": self.overhead.value, "communication": self.comm.value}
         stages = self.compute.value / (sum(op.seconds for op in self.ops) or 1.0)
@@ -146,12 +147,13 @@ class StepModel:
         eager: bool = False,
         measured: PassTimes | None = None,
     ) -> StepModel:
-        """With what an engine is known to reach on a device; see `efficiency_of`."""
+        """Make a model with the efficiency of an engine on a device; see `efficiency_of`."""
         efficiency = efficiency_of(profile_name, device, model.parallel, eager=eager)
         return cls(model, device, efficiency, measured)
 
     def seconds(self, batch: StepBatch, shared_keys: int = 0) -> float:
-        """Of a step: ``cost(batch.items, batch.num_multi_steps, shared_keys).total.value``."""
+        """Seconds of a step: ``cost(batch.items, batch.num_multi_steps,
+        shared_keys).total.value``."""
         num_seqs, total = 0, 0.0
         for rows in passes(batch.items, batch.num_multi_steps, shared_keys):
             num_seqs = max(num_seqs, rows.num_seqs)
@@ -161,8 +163,8 @@ class StepModel:
     def cost(
         self, chunks: Iterable[Chunk], num_multi_steps: int = 1, shared_keys: int = 0
     ) -> StepCost:
-        """Of a step, and what it is made of. ``shared_keys``: as of `octavo.cost.work.Rows`; only
-        what was measured knows their worth."""
+        """Cost of a step, with its parts. ``shared_keys``: as in `octavo.cost.work.RowCounts`; only
+        measurements know their worth."""
         done = [self._pass_cost(rows) for rows in passes(chunks, num_multi_steps, shared_keys)]
         overhead = self.overhead(max(each.num_seqs for each in done))
         return StepCost(
@@ -176,7 +178,7 @@ class StepModel:
         )
 
     def pass_seconds(self, rows: RowCounts) -> float:
-        """Of one pass, without what comes once a step."""
+        """Cost of one pass, without costs once a step."""
         if self._measured is not None and rows.num_tokens:
             return self._measured.seconds(StepFeatures.of(rows))
         total = self._product_seconds(rows.num_tokens, rows.num_sampled)
@@ -223,15 +225,15 @@ class _PassCost:
     comm: Prediction
 
     def scaled_to(self, known: Prediction) -> _PassCost:
-        """As a pass that was measured as a whole: its parts keep their shares."""
-        foreseen = self.compute.value + self.comm.value
-        factor = known.value / foreseen
+        """Scale a pass to its measured time as a whole: its parts keep their shares."""
+        predicted = self.compute.value + self.comm.value
+        factor = known.value / predicted
         return _PassCost(
             self.num_seqs,
             [replace(op, seconds=op.seconds * factor) for op in self.ops],
             [replace(each, seconds=each.seconds * factor) for each in self.transfers],
-            known * (self.compute.value / foreseen),
-            known * (self.comm.value / foreseen),
+            known * (self.compute.value / predicted),
+            known * (self.comm.value / predicted),
         )
 
 

@@ -1,7 +1,7 @@
-"""What foretells an engine's steps, as it goes from one process to another.
+"""Facts that an engine's step times are predicted from, as one process sends them to another.
 
-The engine knows what it has loaded, and its server what is known of the device: each tells the
-other, and both compute with the same `StepModel`.
+The engine knows the matrices that it has loaded, and its server the device: each sends its part to
+the other, and both compute with the same `StepModel`.
 """
 
 from __future__ import annotations

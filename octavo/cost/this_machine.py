@@ -41,8 +41,8 @@ def this_machine() -> Device:
 
 
 def device_of_engine(kind: str) -> Device:
-    """What an engine runs on, ``cpu`` or ``cuda``, as far as it is known: nothing is measured,
-    since that would take a second of an engine that others wait for.
+    """The device that an engine runs on, ``cpu`` or ``cuda``, as far as it is known. Nothing is
+    measured, since that would take a second of an engine that serves.
 
     ConfigError if it is not known; it says how it would be.
     """
@@ -82,7 +82,7 @@ def is_busy(load: float, cores: int) -> bool:
 
 
 def gpu_name() -> str | None:
-    """Of the first GPU, as its driver calls it; None if that cannot be asked."""
+    """Name of the first GPU by its driver; None if the driver cannot be asked."""
     if shutil.which("nvidia-smi") is None:
         return None
     command = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
@@ -168,7 +168,7 @@ def _when(found: Mapping[str, Any], cores: int) -> str:
 
 
 def _kept(path: Path, key: dict[str, Any]) -> dict[str, Any] | None:
-    """What was measured before; None of another machine, and where nothing sound is kept."""
+    """Earlier measurements of this machine; None if there are none, or if they are damaged."""
     try:
         kept: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         names = ("bytes_per_s", *(f"{name}_per_s" for name in _MEASURED))

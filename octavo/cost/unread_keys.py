@@ -1,10 +1,10 @@
-"""What a config says and nobody asked for: an error where it may change sizes, a note elsewhere.
+"""Keys of a config that no reader asked for: an error where they may change sizes, a note
+elsewhere.
 
-Whoever sizes a model from its config must not pass over a field that makes its weights other ones
-(``moe_latent_size`` made 120 billion parameters 458). So readers remember what they ask for
-(`octavo.base.fields`), and the rest is looked at here: most of it is known to change no shape, what
-has a name and a value as sizes have them is refused, and of anything else a plan says that it was
-not read.
+A model that is sized by its config must not lose a field that changes its weights
+(``moe_latent_size`` made 120 billion parameters 458). So readers remember the fields that they ask
+for (`octavo.base.fields`), and the rest is checked here: most are known to change no shape; one
+whose name and value look like a size is refused; for any other a plan notes that it was not read.
 """
 
 from __future__ import annotations
@@ -119,8 +119,8 @@ def changes_no_shape(name: str) -> bool:
 def unread(
     values: Mapping[str, Any], asked: Collection[str], prefix: str = ""
 ) -> Iterator[tuple[str, Any]]:
-    """Names and values that nobody asked for; of a table that was read by its entries, these, as
-    ``table.entry``."""
+    """Yield names and values that no reader asked for; for a table that was read by its entries,
+    its other entries, as ``table.entry``."""
     for key, value in values.items():
         name = prefix + key
         if value is None:
@@ -132,7 +132,7 @@ def unread(
 
 
 def check(kind: str, path: Path, left: Iterable[tuple[str, Any]]) -> list[str]:
-    """What is to be said of fields that nobody read.
+    """Remarks on fields that were not read.
 
     Args:
         kind: of the model: its ``model_type``.
@@ -155,7 +155,7 @@ def check(kind: str, path: Path, left: Iterable[tuple[str, Any]]) -> list[str]:
                 notes.append(f"{name}: what it tells of is not counted, the text model alone is")
         elif name not in _OF_ATTENTION and _may_be_size(name, value):
             raise UnsupportedModelError(
-                f"{path}: {name} = {shown(value)}: nobody here knows what that does to the sizes "
+                f"{path}: {name} = {shown(value)}: octavo does not know what that does to sizes "
                 f"of a model of type {kind!r:.80}, so it cannot be planned"
             )
         else:
@@ -164,13 +164,13 @@ def check(kind: str, path: Path, left: Iterable[tuple[str, Any]]) -> list[str]:
 
 
 def check_quantization(name: str, values: Mapping[str, Any], asked: Collection[str]) -> None:
-    """UnsupportedModelError for a field of a quantization that may change how many bits there are
-    of something, and that nobody read."""
+    """Raise UnsupportedModelError for a field of a quantization config that may change the bits of
+    weights and that no reader asked for."""
     for key, value in unread(values, asked):
         if value and not _HARMLESS_QUANTIZATION.fullmatch(key) and not isinstance(value, str):
             raise UnsupportedModelError(
-                f"{name}: the quantization says {key} = {shown(value)}, and nobody here knows "
-                "what that does to the sizes of weights, so it cannot be planned"
+                f"{name}: the quantization says {key} = {shown(value)}, and octavo does not "
+                "know what that does to the sizes of weights, so it cannot be planned"
             )
 
 

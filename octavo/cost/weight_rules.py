@@ -1,4 +1,4 @@
-"""Which weight of a model has which type."""
+"""Rules that give each weight of a model its type."""
 
 from __future__ import annotations
 
@@ -60,10 +60,10 @@ class Recipe:
         cls,
         quantized: WeightType,
         floats: WeightType,
-        ignored: ModulePatterns = ModulePatterns(),  # noqa: B008  (nobody can change it)
+        ignored: ModulePatterns = ModulePatterns(),  # noqa: B008  (it is immutable)
         named: tuple[Named, ...] = (),
     ) -> Recipe:
-        """With the parts that this type is of, in the models that people publish."""
+        """The rule for the parts that have this type in published models."""
         parts = _USUAL_PARTS.get(quantized.name, LINEAR)
         return cls(quantized, floats, parts, ignored, named)
 
@@ -77,7 +77,7 @@ class Recipe:
 
     @property
     def name(self) -> str:
-        """Of the types that there are: ``nvfp4``, or ``fp8+nvfp4``."""
+        """The name of the types in use: ``nvfp4``, or ``fp8+nvfp4``."""
         types = [self.quantized] if self.parts else []
         types += [each.type for each in self.named if each.type is not None]
         return "+".join(dict.fromkeys(each.name for each in types)) or self.floats.name

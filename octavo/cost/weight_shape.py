@@ -51,7 +51,7 @@ class WeightShape:
 
     @property
     def num_active_params(self) -> int:
-        """Those that one token meets."""
+        """Number of values that one token uses."""
         return self.num_params // self.experts * self.experts_per_token
 
     @property
@@ -60,13 +60,13 @@ class WeightShape:
 
     @property
     def full_name(self) -> str:
-        """As a checkpoint names the module that it is of."""
+        """The module of the weight, as checkpoints name it."""
         if self.layer is None:
             return self.name
         return f"model.layers.{self.layer}.{self.name}"
 
     def of_rank(self, parallel: Parallel) -> WeightShape:
-        """What one device has of it. Of experts that do not come out even, the fuller device."""
+        """The share of one device. If experts cannot be split evenly, that of the fuller device."""
         ways = parallel.tp
         experts = self.experts
         if self.has_experts and parallel.ep > 1:

@@ -1,4 +1,4 @@
-"""How the numbers of a matrix are kept: their bits, and the scales beside them."""
+"""Types of weights: bits of their numbers, and the scales beside them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class WeightType:
     block_inputs: int = 0
 
     def num_bytes(self, outputs: int, inputs: int) -> float:
-        """Of a matrix; a vector has 0 inputs."""
+        """Bytes of a matrix; a vector has 0 inputs."""
         columns = max(1, inputs)
         blocks = ceil(outputs / (self.block_outputs or outputs)) * ceil(
             columns / (self.block_inputs or columns)
@@ -44,7 +44,7 @@ FLOAT_ALIASES = {"bf16": "bfloat16", "fp16": "float16", "half": "float16", "fp32
 
 
 def int4(group: int, name: str = "") -> WeightType:
-    """As GPTQ and AWQ keep it: a scale of 16 bits and a zero point of 4."""
+    """The type of GPTQ and AWQ weights: a 16-bit scale and a 4-bit zero point."""
     return WeightType(name or f"int4-g{group}", 4, "fp16", 2.5, 1, group)
 
 
@@ -64,7 +64,8 @@ _GROUPED = re.compile(r"(?:int4|gptq|awq|w4a16)-?g(\d+)")
 
 
 def quantized_type(name: str) -> WeightType | None:
-    """By a name of ``QUANTIZED``, or ``int4-gN`` with groups of N; None if it is none of these."""
+    """Find a type by a name of ``QUANTIZED``, or ``int4-gN`` with groups of N; None if it is none
+    of these."""
     if grouped := _GROUPED.fullmatch(name):
         return int4(int(grouped[1])) if int(grouped[1]) else None
     return QUANTIZED.get(_ALIASES.get(name, name))

@@ -25,7 +25,7 @@ def weights(spec: ModelSpec) -> tuple[WeightShape, ...]:
 
 
 def num_parameters(spec: ModelSpec, active: bool = False) -> int:
-    """How many parameters a model has; with ``active``, those that one token meets.
+    """Number of parameters of a model; with ``active``, of those that one token uses.
 
     Of active ones the embedding counts whole, as model cards have it.
     """

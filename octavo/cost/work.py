@@ -1,4 +1,4 @@
-"""What a step has to do: bytes to move, and operations, of each part of a model.
+"""Work of a step: bytes and operations of each part of a model.
 
 Counting and the clock are apart. The same counts tell the planner and the simulator how long a step
 would take (`octavo.cost.step_cost`), and a benchmark how close a measured one came to what the
@@ -25,7 +25,7 @@ class Chunk(Protocol):
 
     @property
     def num_seen(self) -> int:
-        """Tokens before its first one that this sees: all, but for a request with a sight."""
+        """Tokens before its first one that this sees: all, but for a request with a sink window."""
         ...
 
     @property
@@ -96,7 +96,8 @@ class StepWork:
 
 
 def step_work(model: RankModel, chunks: Iterable[Chunk], num_multi_steps: int = 1) -> StepWork:
-    """Of one rank in a step with these chunks; see `passes` for multi-step batches."""
+    """Count the work of one rank in a step with these chunks; see `passes` for multi-step
+    batches."""
     done = StepWork()
     for rows in passes(chunks, num_multi_steps):
         products = {True: NOTHING, False: NOTHING}
@@ -185,7 +186,7 @@ class SeenTokens(NamedTuple):
 
 
 def decode_attention_work(op: AttentionOp, rows: RowCounts) -> ResourceUse:
-    """Of sequences that decode a token, or verify some."""
+    """Attention of sequences that decode a token, or verify several."""
     keys, scores = seen_by_singles(rows.singles, op.reach)
     if rows.drafts:
         more = seen_by_spans(rows.drafts, op.reach)
@@ -197,7 +198,7 @@ def decode_attention_work(op: AttentionOp, rows: RowCounts) -> ResourceUse:
 
 
 def prompt_attention_work(op: AttentionOp, rows: RowCounts) -> ResourceUse:
-    """Of pieces of prompts."""
+    """Attention of pieces of prompts."""
     if not rows.prompts:
         return NOTHING
     keys, scores = seen_by_spans(rows.prompts, op.reach)
@@ -210,7 +211,7 @@ def _attention_work(op: AttentionOp, keys: int, flops: float, num_seqs: int) -> 
 
 
 def seen_by_singles(starts: Sequence[int], window: int | None) -> SeenTokens:
-    """By the tokens at ``starts``, each of another sequence."""
+    """Count tokens at ``starts``, each of another sequence."""
     count = len(starts)
     if window is None:
         scores = sum(starts) + count
@@ -220,7 +221,7 @@ def seen_by_singles(starts: Sequence[int], window: int | None) -> SeenTokens:
 
 
 def seen_by_spans(spans: Iterable[tuple[int, int]], window: int | None) -> SeenTokens:
-    """By (start, number) of new tokens of each sequence, whose keys are read once."""
+    """Count by (start, number) of new tokens of each sequence, whose keys are read once."""
     keys = scores = 0
     for start, num_tokens in spans:
         end = start + num_tokens
@@ -241,7 +242,7 @@ def _causal_scores(num_tokens: int, window: int | None) -> int:
 
 
 def matrix_work(matrix: MatrixOp, rows: RowCounts, model: RankModel) -> ResourceUse:
-    """Of a product in all of its layers."""
+    """Count a product in all of its layers."""
     num_rows = rows.num_sampled if matrix.sampled_only else rows.num_tokens
     if not num_rows:
         return NOTHING
@@ -257,7 +258,7 @@ def matrix_work(matrix: MatrixOp, rows: RowCounts, model: RankModel) -> Resource
 def _experts_work(
     matrix: MatrixOp, experts: Experts, num_rows: int, model: RankModel
 ) -> ResourceUse:
-    """Of the rank on which most of the rows land: all wait for it."""
+    """Count experts on the rank that most rows go to, for which all others wait."""
     parallel = model.parallel
     num_tokens = num_rows * max(1, parallel.ep // parallel.tp)  # of all who share the experts
     uses = num_tokens * experts.per_token
@@ -273,8 +274,8 @@ def _experts_work(
 
 
 def experts_hit(total: int, per_token: int, num_tokens: int) -> float:
-    """How many of a layer's experts some token uses, if each is as likely as any other:
-    E (1 - (1 - k/E)^T)."""
+    """Number of a layer's experts that some token uses, if all are equally likely: E (1 - (1 -
+    k/E)^T)."""
     return float(total * (1.0 - (1.0 - per_token / total) ** num_tokens))
 
 

@@ -54,13 +54,13 @@ class Checkpoint(Protocol):
 
     @property
     def path(self) -> Path:
-        """What the user would call the model: a folder, or the first GGUF file."""
+        """The path that a user would give for the model: a folder, or the first GGUF file."""
         ...
 
     @property
     def origin(self) -> Checkpoint:
-        """Whose files these are, and the tokenizer beside them: of what was opened, itself; one
-        that computes its weights has another's."""
+        """The checkpoint whose files and tokenizer these are: this one, or for a checkpoint that
+        computes its weights the one that it computes them from."""
         ...
 
     @property
@@ -73,7 +73,7 @@ class Checkpoint(Protocol):
 
     @property
     def quantization(self) -> str | None:
-        """How weights are quantized, if they are."""
+        """The method by which the weights are quantized; None if they are not."""
         ...
 
     def read(self, name: str) -> Weight: ...
@@ -81,7 +81,7 @@ class Checkpoint(Protocol):
     def config(self) -> ModelConfig: ...
 
     def names(self, family: Family) -> TensorNames:
-        """What tensors are called, of a model of this family."""
+        """The names of tensors in files of this kind, for a family."""
         ...
 
 

@@ -41,7 +41,7 @@ class Problem:
 
 @dataclass(frozen=True, slots=True)
 class ModelReport:
-    """What a checkpoint is said to be, and what is wrong with it.
+    """Result of a check: the model that a checkpoint says it has, and what is wrong with it.
 
     ``architecture`` is None where its config cannot be read. ``notes`` are what is to be known of a
     model in which nothing is wrong.
@@ -122,6 +122,6 @@ def _mismatches(
 
 
 def _shape(checkpoint: Checkpoint, source: TensorSource, entry: TensorEntry) -> tuple[int, ...]:
-    """Of the part of a tensor that a parameter is."""
+    """The shape of the part of a tensor that a parameter takes."""
     shape = entry.shape or checkpoint.read(source.tensor).shape
     return source.shape(tuple(shape), is_quantized=entry.type not in FLOAT_TYPES)

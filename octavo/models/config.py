@@ -44,8 +44,7 @@ _log = logging.getLogger("octavo")
 
 @dataclass(frozen=True, slots=True)
 class KVSpec:
-    """What a layer keeps of each token that it may see again, in numbers whose type is the engine's
-    to choose.
+    """The KV that a layer keeps of each token, in numbers; the engine chooses their type.
 
     ``window`` is the number of last positions that a layer of that kind sees; None for others. A
     "latent" layer keeps two vectors for all heads, and neither keys nor values: one of ``key_dim``
@@ -95,8 +94,8 @@ class ExpertsConfig:
 
 @dataclass(frozen=True, slots=True)
 class Multipliers:
-    """What a layer multiplies what its parts give with, before it adds them to the stream;
-    ``gate``: the gate of its MLP, before the activation."""
+    """Factors of the outputs of a layer's parts, before they are added to the residual stream;
+    ``gate``: the factor of the MLP's gate, before the activation."""
 
     attention: float = 1.0
     recurrence: float = 1.0
@@ -153,7 +152,7 @@ class ModelConfig:
 
     @property
     def kv_layers(self) -> tuple[KVSpec, ...]:
-        """What each layer keeps of tokens, of those that attend."""
+        """The KV layout of each layer that attends."""
         if self.latent is not None:
             kept = KVSpec("latent", 1, self.latent.kv_rank, self.latent.rope_dim)
             return (kept,) * self.num_layers
@@ -171,7 +170,7 @@ class ModelConfig:
 
     @property
     def state_layers(self) -> tuple[StateSpec, ...]:
-        """What each recurrent layer keeps of a sequence."""
+        """The state that each recurrent layer keeps of a sequence."""
         if self.recurrence is None:
             return ()
         return (self.recurrence.state,) * len(self.recurrence.layers)
@@ -202,7 +201,7 @@ class ModelConfig:
 
     @property
     def length_note(self) -> str | None:
-        """What follows for short sequences from serving long ones, where anything does."""
+        """A warning if serving long sequences changes the results of short ones; None if not."""
         rope, trained = self.rope, self.rope.original_max_position
         if not self.turns_positions or rope.scaling != "longrope" or rope.max_position <= trained:
             return None

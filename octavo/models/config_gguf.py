@@ -75,7 +75,7 @@ def config_from_gguf(
 def _shared(
     family: Family, fields: GGUFFields, metadata: Mapping[str, Any], tensors: Mapping[str, Any]
 ) -> ModelConfig:
-    """What keys and tensors mean in most families."""
+    """Read the keys that most families share."""
     path = fields.path
     vocabulary = Fields(path, metadata, "tokenizer.ggml.")
     hidden_size = fields.integer("embedding_length")

@@ -105,7 +105,7 @@ def _read(family: Family, fields: Fields, generation: Fields) -> ModelConfig:
 
 
 def _shared(family: Family, fields: Fields, generation: Fields) -> ModelConfig:
-    """What fields mean in most families."""
+    """Read the fields that most families share."""
     hidden_size = fields.integer("hidden_size")
     num_layers = fields.integer("num_hidden_layers", maximum=MAX_LAYERS)
     num_heads = fields.integer("num_attention_heads")
@@ -280,7 +280,8 @@ def _longrope(rope: RopeConfig, fields: Fields) -> RopeConfig:
 
 
 def eos_token_ids(*files: Fields) -> tuple[int, ...]:
-    """Those of both files: chat models often name the end of a turn in only one of them."""
+    """The end-of-text ids of both config files: chat models often have the end of a turn in only
+    one."""
     ids: list[int] = []
     name = "eos_token_id"
     for fields in files:
@@ -292,7 +293,7 @@ def eos_token_ids(*files: Fields) -> tuple[int, ...]:
 
 
 def sampling_fields(generation: Fields) -> dict[str, float]:
-    """What the authors recommend, by the names of SamplingParams."""
+    """The sampling parameters that the authors recommend, by the names of SamplingParams."""
     if generation.raw("do_sample") is False:
         return {}
     return sampling_defaults(generation, _SAMPLING_FIELDS)

@@ -63,7 +63,8 @@ def gguf_config(config: ModelConfig) -> dict[str, Any]:
 
 
 def rewritten_entries(config: ModelConfig) -> dict[str, Any]:
-    """What a file to be says of its tensors, in place of what the GGUF file says that it is of."""
+    """Metadata on the tensors of the new file, in place of that of the GGUF file it is made
+    from."""
     kind = gguf_architecture(config)
     entries = family_of(config.architecture).written_gguf_entries(config)
     return {f"{kind}.{key}": value for key, value in entries.items()}

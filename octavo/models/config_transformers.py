@@ -18,7 +18,7 @@ ARCHITECTURE = "TransformersForCausalLM"
 
 @dataclass(frozen=True, slots=True)
 class SeenAttention:
-    """What a layer's attention was called with: heads that are kept, sizes, the window."""
+    """The arguments of a layer's attention: KV heads, head sizes, the window."""
 
     num_kv_heads: int
     key_dim: int
@@ -27,7 +27,7 @@ class SeenAttention:
 
 
 def config_of(config: Any, generation: dict[str, Any], path: Path) -> ModelConfig:
-    """From transformers' own config, whose attributes have the same names in most families.
+    """Make a config from transformers' own, whose attributes have the same names in most families.
 
     What layers keep is as far as the config says it; ``with_attention`` knows better, once the
     model is loaded. Positions are turned, or learned, by transformers.
@@ -66,7 +66,7 @@ def config_of(config: Any, generation: dict[str, Any], path: Path) -> ModelConfi
 
 def _size(config: Any, name: str, path: Path) -> Any:
     """An attribute that all layers must share. UnsupportedModelError if they do not: some configs
-    have a list of it, others raise an error of their own for whoever asks them for one value."""
+    have a list of it, others raise an error of their own when they are asked for one value."""
     try:
         value = getattr(config, name, None)
     except Exception:

@@ -1,4 +1,4 @@
-"""What all decoders have: an embedding, layers, a last norm, a head.
+"""The base of decoder models: an embedding, layers, a last norm, a head.
 
 A model brings its layer, and names its class::
 

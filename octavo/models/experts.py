@@ -1,4 +1,4 @@
-"""What files say of a model's experts, read and written: most families have the same words for it.
+"""Readers and writers of the config fields on experts, which most families share.
 
 A ``mlp.experts.N.gate_proj`` in the names of tensors is one of all experts; see ``TensorNames``.
 """
@@ -65,7 +65,8 @@ def hf_experts(
 def hf_expert_entries(
     config: ModelConfig, name: str, inner: str = "intermediate_size"
 ) -> dict[str, Any]:
-    """What ``hf_experts`` reads, their number under the ``name`` that a family has for it."""
+    """Write the fields that ``hf_experts`` reads; ``name`` is the family's key for the number of
+    experts."""
     experts = _experts_of(config)
     return {
         name: experts.routing.num_experts,
@@ -122,7 +123,7 @@ def gguf_grouped_experts(fields: Fields, config: ModelConfig, **more: Any) -> Ex
 
 
 def gguf_expert_entries(config: ModelConfig) -> dict[str, Any]:
-    """What ``gguf_experts`` reads."""
+    """Write the keys that ``gguf_experts`` reads."""
     experts = _experts_of(config)
     entries: dict[str, Any] = {
         "expert_count": experts.routing.num_experts,
@@ -135,7 +136,7 @@ def gguf_expert_entries(config: ModelConfig) -> dict[str, Any]:
 
 
 def gguf_grouped_expert_entries(config: ModelConfig) -> dict[str, Any]:
-    """What ``gguf_grouped_experts`` reads."""
+    """Write the keys that ``gguf_grouped_experts`` reads."""
     experts, entries = _experts_of(config), gguf_expert_entries(config)
     routing = experts.routing
     func = next(func for func, name in _GGUF_SCORING.items() if name == routing.scoring)

@@ -43,7 +43,8 @@ if TYPE_CHECKING:
 
 
 class FalconH1DecoderLayer(Module):
-    """What its MLP's gate is scaled by is in the norm before, and taken out of what comes after."""
+    """The MLP's gate scale is folded into the norm before it, and divided out of the part behind
+    it."""
 
     def __init__(self, config: ModelConfig, index: int):
         assert config.recurrence is not None
@@ -146,8 +147,8 @@ def _step_limit(fields: Fields, name: str) -> float:
 
 
 def _refuse_biases(fields: Fields, config: ModelConfig) -> None:
-    """Those that would be scaled by less than what they are added to; and of Mamba's projections,
-    where one alone has them. No published model has any."""
+    """Raise UnsupportedModelError for biases whose scale is not that of their weights, which a GGUF
+    file cannot say. No published model has any."""
     scaled = (
         config.attention_bias and fields.number("attention_in_multiplier") != 1,
         config.mlp_bias and fields.each("mlp_multipliers", Fields.number, 2)[0] != 1,
@@ -193,7 +194,7 @@ def _from_gguf(fields: Fields, config: ModelConfig) -> Mapping[str, Any]:
 
 
 def _gguf_factors(config: ModelConfig, parameter: str) -> np.ndarray | None:
-    """Those of all that is scaled: a file has no place for them but its weights."""
+    """Factors of all scaled parameters; a GGUF file has no place for them but its weights."""
     scales, module = config.multipliers, parameter.removesuffix(".weight").rpartition(".")[2]
     if module == "in_proj":
         return _projected_scales(config)
@@ -215,7 +216,7 @@ def _gguf_factors(config: ModelConfig, parameter: str) -> np.ndarray | None:
 
 
 def _projected_scales(config: ModelConfig) -> np.ndarray | None:
-    """Of what Mamba's first projection makes, in its order."""
+    """The factors of the outputs of Mamba's first projection, in its order."""
     recurrence, mamba = config.recurrence, mamba_of(config)
     assert recurrence is not None and recurrence.norm is not None
     import numpy as np

@@ -97,12 +97,12 @@ def shapes(config: ModelConfig) -> Iterator[MatrixSpec]:
 
 
 def choosable(config: ModelConfig) -> list[MatrixSpec]:
-    """Those of layers whose type is a matter of choice."""
+    """The matrices whose type may be chosen."""
     return [each for each in shapes(config) if each.name != HEAD and not each.is_exact]
 
 
 def packed(shape: MatrixSpec, type: Type) -> WeightMatrix:
-    """As the native kernels keep it. UnsupportedModelError if they have no format for it."""
+    """Size as the native kernels pack it. UnsupportedModelError: they have no format for it."""
     if isinstance(type, Coded):
         format, group, is_reordered = type.packing
     elif type in PACKED_FORMATS:
@@ -116,7 +116,7 @@ def packed(shape: MatrixSpec, type: Type) -> WeightMatrix:
 
 
 def as_stored(shape: MatrixSpec, type: Type) -> WeightMatrix:
-    """As the reference ops keep it on a CPU: the bytes of the file."""
+    """Size as the reference ops keep it on a CPU: the bytes of the file."""
     num_bytes = type.num_bytes if isinstance(type, Coded) else shape.n * row_bytes(type, shape.k)
     return _matrix(shape, num_bytes, "torch float32")
 

@@ -112,7 +112,8 @@ def _to_hf(config: ModelConfig) -> Mapping[str, Any]:
 
 
 def scalar_of(scale: float) -> int | float:
-    """What scores are scaled by the root of; a whole number of all models there are."""
+    """The number by whose square root attention scores are divided; whole in all published
+    models."""
     scalar = scale**-2
     return round(scalar) if math.isclose(scalar, round(scalar), rel_tol=1e-6) else scalar
 
@@ -140,7 +141,7 @@ def _to_gguf(config: ModelConfig) -> Mapping[str, Any]:
 
 
 def _scale_of_files(config: ModelConfig) -> float:
-    """Of scores, where a file says nothing."""
+    """The default scale of attention scores, for files without the field."""
     is_27b = config.num_layers == _LAYERS_OF_27B
     scaled_by = config.hidden_size // config.num_heads if is_27b else config.head_dim
     return scaled_by**-0.5

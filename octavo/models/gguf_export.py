@@ -147,7 +147,7 @@ def _metadata(parameters: Parameters) -> dict[str, Any]:
 
 
 def _token_ids(config: ModelConfig, tokenizer: Mapping[str, Any]) -> dict[str, int]:
-    """Where the model's config says what begins and ends a text, it is right."""
+    """Tokenizer metadata in which the model's config decides on begin and end of text."""
     prefix = "tokenizer.ggml."
     ids = {} if config.bos_token_id is None else {f"{prefix}bos_token_id": config.bos_token_id}
     found = end_ids_by_text(tokenizer[f"{prefix}tokens"], tokenizer[f"{prefix}token_type"])
@@ -200,8 +200,8 @@ def _choose_types(
 
 
 def _stored_type(parameters: Parameters, tensor: FileTensor) -> GGMLType | None:
-    """That of all parts, or of the floats that are made of their blocks; None where they have
-    several, or none of GGUF's."""
+    """The GGUF type that all parts of a weight have, or that of the floats their blocks become;
+    None if they have several, or none of GGUF's."""
     found = {parameters.type(part) for part in tensor.parts}
     type = found.pop() if len(found) == 1 else None
     is_taken_apart = tensor.write is not None and type not in (*FLOAT_TYPES, None)

@@ -1,4 +1,4 @@
-"""What GGUF files have of latent attention in two tensors, and models in one.
+"""The ``kv_b`` matrix of latent attention, which GGUF files store as two tensors.
 
 llama.cpp multiplies queries with the keys' part of each head, and what was attended with the
 values' part, and so keeps ``kv_b`` [H * (P + V), C] as it multiplies with it: ``attn_k_b``
@@ -34,7 +34,8 @@ def find_halves(tensors: Iterable[str]) -> dict[str, tuple[str, str]]:
 
 
 def halves_to_write(num_heads: int, nope_dim: int) -> dict[str, dict[str, ArrayFunction]]:
-    """What becomes of ``kv_b`` in a file to be: its two tensors, by how names end. Views only."""
+    """Split ``kv_b`` into the two tensors of a GGUF file, by the ends of their names. Views
+    only."""
 
     def heads(rows: np.ndarray) -> np.ndarray:
         return rows.reshape(num_heads, -1, rows.shape[1])

@@ -66,7 +66,7 @@ def _to_hf(config: ModelConfig) -> Mapping[str, Any]:
 
 
 def _from_gguf(fields: Fields, config: ModelConfig) -> Mapping[str, Any]:
-    """Of the layers, the last ones are for drafting."""
+    """The number of layers without those for drafting (MTP), which are the last ones."""
     num_layers = config.num_layers - fields.integer("nextn_predict_layers", 0, minimum=0)
     experts = gguf_grouped_experts(fields, config, correction=True)
     return {

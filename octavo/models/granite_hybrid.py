@@ -88,7 +88,8 @@ _DENSE = {
 
 
 def _gguf_names(config: ModelConfig | None = None) -> TensorNames:
-    """Of a file to be; None: of any. What all tokens use has another name beside experts."""
+    """Tensor names for a config, or for any if it is None: a shared MLP has another name beside
+    experts."""
     layer = {**GGUF_LAYER, **GGUF_MAMBA2}
     if config is None or config.experts is None:
         layer |= _DENSE
@@ -113,7 +114,7 @@ def _from_hf(fields: Fields, config: ModelConfig) -> Mapping[str, Any]:
 
 
 def _is_no_limit(value: Any, values: Mapping[str, Any]) -> bool:
-    """As transformers writes "from 0 to infinity", in JSON that has no infinity."""
+    """The limits "from 0 to infinity" as transformers writes them, as JSON has no infinity."""
     return value in ([0.0, inf], [0.0, {"__float__": "Infinity"}], (0.0, inf))
 
 

@@ -56,8 +56,8 @@ class HybridDecoderLayer(Module):
 
 
 def mixer_names(theirs: str, parts: tuple[str, ...]) -> dict[str, str]:
-    """From the names of a mixer's modules in files to those here, for ``TensorNames``; that of the
-    mixer itself, whose parameters are ``A_log`` and the like, is among them."""
+    """Names of a mixer's modules in files, to octavo's, for ``TensorNames``; with that of the mixer
+    itself, whose parameters are ``A_log`` and the like."""
     names = {f"{theirs}.{part}": f"mixer.{part}" for part in parts}
     return {theirs: "mixer", **names}
 
@@ -81,13 +81,13 @@ def hf_layers_of(
 def hf_layer_types(
     config: ModelConfig, recurrent: str, attending: str = "full_attention"
 ) -> list[str]:
-    """That list."""
+    """The list of layer types, as configs of Hugging Face have it."""
     layers = range(config.num_layers)
     return [attending if config.attends(layer) else recurrent for layer in layers]
 
 
 def gguf_heads(config: ModelConfig) -> dict[str, Any]:
-    """Which layers attend, as GGUF files mostly say it: the others have no heads of keys."""
+    """The layers that attend, as most GGUF files say it: the others have no key heads."""
     import numpy as np
 
     heads = [config.num_kv_heads * config.attends(layer) for layer in range(config.num_layers)]

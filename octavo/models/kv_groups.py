@@ -1,4 +1,4 @@
-"""Which layers share a block table, so that those with windows can free what has left them.
+"""Groups of layers that share a block table, so that layers with windows can free old blocks.
 
 Layers that see the same positions could have one table. But a block should serve any group, and so
 hold as many layers whichever it is: they are dealt out to groups of equal size. Gemma 3 with 3
@@ -45,7 +45,8 @@ class KVGroups:
         return len(self.windows)
 
     def bytes_of_slot(self, bytes_per_token: int) -> int:
-        """Of a position in a block, where a token takes ``bytes_per_token`` in all layers."""
+        """Bytes of a position in a block, for a token that takes ``bytes_per_token`` in all
+        layers."""
         return bytes_per_token // len(self.places) * self.layers_per_block
 
 
@@ -74,7 +75,8 @@ def group_layers(layers: Sequence[KVSpec]) -> KVGroups:
 
 
 def _layers_per_block(counts: Sequence[int]) -> int:
-    """As many as leave little room unused, of layers that are so many of each kind."""
+    """Choose the size of groups that leaves little of a block unused, for so many layers of each
+    kind."""
 
     def padding(size: int) -> float:
         return sum(-count % size for count in counts) / sum(counts)

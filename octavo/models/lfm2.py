@@ -83,7 +83,8 @@ def _from_hf(fields: Fields, config: ModelConfig) -> Mapping[str, Any]:
 
 
 def _inner_size(fields: Fields, size: int) -> int:
-    """Of an MLP: configs mostly say that of one without a gate, which is made smaller by it."""
+    """Width of the MLP: most configs have that of an MLP without a gate, and the gated one is
+    smaller."""
     size = fields.integer("block_ff_dim", size)
     if not fields.boolean("block_auto_adjust_ff_dim"):
         return size

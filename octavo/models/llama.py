@@ -121,7 +121,8 @@ def qwen_window_entries(config: ModelConfig) -> dict[str, Any]:
 
 
 def _qwen2_from_hf(fields: Fields, config: ModelConfig) -> Mapping[str, Any]:
-    """It has biases of queries, keys and values whatever a config says, and never of the output."""
+    """Qwen 2 has biases of queries, keys and values whatever a config says, and none of the
+    output."""
     return {
         "attention_bias": True,
         "attention_output_bias": False,

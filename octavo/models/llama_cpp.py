@@ -1,4 +1,4 @@
-"""What llama.cpp would make of a GGUF file: where it asks a file for less than octavo does.
+"""Differences of llama.cpp: config values that it takes for fixed where octavo reads the file.
 
 Files say all that octavo's models have, or are not written (``config_to_gguf``). llama.cpp reads
 each architecture by code of its own (``src/models``), which takes some of it for settled.
@@ -17,7 +17,7 @@ _SQUARE_ATTENTION = ("olmo2", "olmoe", "phi3", "starcoder2")
 
 
 def unlike_in_llama_cpp(config: ModelConfig) -> list[str]:
-    """What llama.cpp does otherwise with a file of this model, as far as that is known."""
+    """The known differences in how llama.cpp runs a file of this model."""
     kind = gguf_architecture(config)
     entries = family_of(config.architecture).to_gguf(config)
     checks = {

@@ -1,4 +1,4 @@
-"""From a checkpoint to a model: every parameter gets its tensor, and none is left over."""
+"""Loads a checkpoint into a model: every parameter gets its tensor, and no tensor is left over."""
 
 from __future__ import annotations
 

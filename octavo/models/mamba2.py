@@ -1,4 +1,4 @@
-"""What files say of Mamba 2, read and written: of layers of Granite 4 and Falcon-H1."""
+"""Readers and writers of the config fields on Mamba 2, for Granite 4 and Falcon-H1."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def hf_mamba2(
 
 
 def hf_mamba2_entries(config: ModelConfig) -> dict[str, Any]:
-    """What ``hf_mamba2`` reads."""
+    """Write the fields that ``hf_mamba2`` reads."""
     recurrence, mamba = config.recurrence, mamba_of(config)
     assert recurrence is not None
     return {
@@ -81,7 +81,7 @@ GGUF_MAMBA2 = {
 
 
 def decays(values: np.ndarray) -> np.ndarray:
-    """What a GGUF file has in place of its logarithm."""
+    """The value of A, which GGUF files store in place of its logarithm."""
     import numpy as np
 
     return -np.exp(values)
@@ -100,7 +100,7 @@ def _flat(values: np.ndarray) -> np.ndarray:
 
 
 def mamba2_values(groups: int = 1) -> dict[str, FileValues]:
-    """How a file has its values, of which those of the norm are there by ``groups``."""
+    """Conversions of the values of Mamba 2 in GGUF files; the norm has ``groups`` rows there."""
     return {
         "mixer.conv1d.weight": GGUF_CONV,
         "mixer.A_log": FileValues(log_decays, lambda values: decays(values)[:, None]),
@@ -129,7 +129,8 @@ def gguf_mamba2(fields: Fields, config: ModelConfig, layers: tuple[int, ...]) ->
 
 
 def gguf_mamba2_entries(config: ModelConfig) -> dict[str, Any]:
-    """What ``gguf_mamba2`` reads. UnsupportedModelError of what llama.cpp runs otherwise."""
+    """Write the keys that ``gguf_mamba2`` reads. UnsupportedModelError: llama.cpp would run it
+    differently."""
     recurrence, mamba = config.recurrence, mamba_of(config)
     assert recurrence is not None
     if not recurrence.conv_bias:
@@ -166,7 +167,8 @@ def make_mamba2(
     conv_bias: bool,
     proj_bias: bool = False,
 ) -> RecurrenceConfig:
-    """By its sizes: one projection makes the gate, then what is convolved, then the step sizes."""
+    """Sizes of the first projection's outputs: the gate, the inputs of the convolution, the step
+    sizes."""
     inner = heads * head_dim
     channels = inner + 2 * groups * state_dim
     spec = GatedNormSpec(

@@ -96,7 +96,7 @@ class FileTensor:
 def file_tensors(
     config: ModelConfig, layout: Layout, shapes: Mapping[str, tuple[int, ...]]
 ) -> Iterator[FileTensor]:
-    """What a file in a layout has of a model's parameters, by the names and shapes of these."""
+    """The parameters of a model as a file in some layout stores them, by their names and shapes."""
     family = family_of(config.architecture)
     names = family.hf_names if layout == "hf" else family.names_to_write(config)
     for tensor, parts in _parts_of_tensors(family, names, shapes).items():
@@ -207,14 +207,14 @@ class Parameters:
         return together if tensor.order is None else together[tensor.order]
 
     def weight(self, name: str) -> Weight:
-        """As the checkpoint has it, in the layout that it has there."""
+        """The weight as the checkpoint stores it, in the checkpoint's layout."""
         return self._sources[name].read(self.checkpoint)
 
     def shape(self, name: str) -> tuple[int, ...]:
         return self.weight(name).shape
 
     def type(self, name: str) -> GGMLType | None:
-        """In the checkpoint; None where that has a parameter in no type of GGUF's."""
+        """The GGUF type of a parameter in the checkpoint; None if it has none."""
         weight = self.weight(name)
         return weight.type if isinstance(weight, StoredWeight) else None
 
@@ -232,7 +232,7 @@ class Parameters:
         return values + self._norm_shift if _is_norm(name) and self._norm_shift else values
 
     def plus(self, name: str) -> float:
-        """What a model adds to values of a parameter that this layout stores."""
+        """The constant that the model adds to the stored values of a parameter."""
         return float(self.config.norm_plus_one and _is_norm(name))
 
     def stored_rows(self, name: str, start: int = 0, stop: int | None = None) -> np.ndarray | None:
@@ -271,8 +271,8 @@ def _no_factors(config: ModelConfig, name: str) -> None:
 
 
 def _rotated(name: str, config: ModelConfig) -> tuple[int, int] | None:
-    """Of rows of q or k, whose order depends on how rope finds its pairs: how many there are of a
-    head, and which of them is the first that is rotated. None of all others."""
+    """Head size, and first rotated row of a head, for parameters of q and k, whose order of rows
+    depends on how rope pairs them. None for all others."""
     module, latent = name.rpartition(".")[0], config.latent
     if latent is None:
         return (config.head_dim, 0) if module.endswith((".q_proj", ".k_proj")) else None
@@ -284,7 +284,7 @@ def _rotated(name: str, config: ModelConfig) -> tuple[int, int] | None:
 
 
 def _row_order(num_rows: int, head_dim: int, first: int, wanted: RopeConfig) -> np.ndarray:
-    """Which row of the other layout each row is, int64 [num_rows]."""
+    """The row of the other layout that each row is, int64 [num_rows]."""
     half = wanted.rotary_dim // 2
     head = np.arange(head_dim)
     pairs = head[first : first + wanted.rotary_dim]
@@ -342,7 +342,8 @@ def _with_interleaved(config: ModelConfig, interleaved: bool) -> ModelConfig:
 
 
 def _divisors(rope: RopeConfig) -> dict[str, np.ndarray]:
-    """By what a scaling divides each angle, float32 [rotary_dim / 2], where files have that."""
+    """The divisors of rope angles, float32 [rotary_dim / 2], for scalings that GGUF files store
+    so."""
     if rope.scaling == "longrope":
         lists = {SHORT_FACTORS: rope.short_factor, LONG_FACTORS: rope.long_factor}
         return {name: np.array(values, dtype=np.float32) for name, values in lists.items()}
@@ -350,7 +351,7 @@ def _divisors(rope: RopeConfig) -> dict[str, np.ndarray]:
 
 
 def _freq_factors(rope: RopeConfig) -> np.ndarray:
-    """Of llama3's scaling."""
+    """The divisors of llama3's scaling."""
     nowhere = np.empty(0)  # these scalings are the same at all positions
     unscaled = inverse_frequencies(replace(rope, scaling="default"), nowhere)
     return unscaled / inverse_frequencies(rope, nowhere)

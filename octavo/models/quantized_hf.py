@@ -46,7 +46,7 @@ def weight_format(folder: ModelFolder) -> WeightFormat | None:
 def find_parts(
     format: WeightFormat, file_of: Mapping[str, SafetensorsFile]
 ) -> dict[str, dict[str, str]]:
-    """For each weight that several tensors make up, its parts and the names of their tensors.
+    """Find the weights that consist of several tensors, each with its parts and their names.
 
     A weight that was left as one tensor of floats is none of these. ModelFileError if one is there
     twice, quantized and not.
@@ -76,7 +76,7 @@ def is_of_activations(tensor: str) -> bool:
 
 
 def _configs(folder: ModelFolder) -> Iterator[tuple[Path, Mapping[str, Any]]]:
-    """Each place that may have the config of a quantization; the first one counts."""
+    """The places that may have the quantization config; the first one counts."""
     path = folder.path / "config.json"
     fields = Fields(path, folder.read_json("config.json") or {})
     yield path, fields.table("quantization_config", {})

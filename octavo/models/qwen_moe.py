@@ -50,7 +50,7 @@ def expert_layers(fields: Fields, config: ModelConfig) -> tuple[bool, ...]:
 
 
 def layer_entries(config: ModelConfig) -> dict[str, Any]:
-    """What ``expert_layers`` reads."""
+    """Write the fields that ``expert_layers`` reads."""
     assert config.experts is not None
     without = [index for index, has in enumerate(config.experts.layers) if not has]
     return {"mlp_only_layers": without, "decoder_sparse_step": 1}

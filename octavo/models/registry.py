@@ -279,8 +279,8 @@ def listed_of(config: Mapping[str, Any]) -> Listed | None:
 
 
 def _model_type(config: Mapping[str, Any]) -> str | None:
-    """That of the text part, if it says one; else that of the whole, unless only its text part is
-    of a kind that is known."""
+    """The kind of the text part, if it says one; else that of the whole, unless only the text part
+    is of a known kind."""
     inner, kind = config.get("text_config"), config.get("model_type")
     if isinstance(inner, Mapping) and inner:
         if isinstance(own := inner.get("model_type"), str):

@@ -63,7 +63,7 @@ class SafetensorsFile:
                 self.path, "the file was truncated after it was opened", field=name
             )
         flat = np.frombuffer(self._map, np.uint8, end - begin, self._start + begin)
-        if flat.ctypes.data % _ALIGNMENT:  # as nobody writes it, but anybody may
+        if flat.ctypes.data % _ALIGNMENT:  # no writer does this, but a file may
             flat = flat.copy()
         rows = prod(shape[:-1])
         return flat.reshape(rows, flat.size // rows if rows else 0)

@@ -104,7 +104,7 @@ class _Shard:
 
     def __init__(self, path: Path):
         self.path = path
-        self.file: BinaryIO = open(path, "xb")  # noqa: SIM115 (whoever makes it closes it)
+        self.file: BinaryIO = open(path, "xb")  # noqa: SIM115 (its maker closes it)
         self.file.seek(_HEADER_ROOM)
         self.entries: dict[str, str] = {}
         self.num_bytes = 0

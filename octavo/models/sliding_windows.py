@@ -1,4 +1,4 @@
-"""Which layers see a sliding window only, as files say it, read and written."""
+"""Readers and writers of the config fields on which layers have a sliding window."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def gguf_windows(fields: Fields, num_layers: int, period: int) -> Windows:
 
 
 def gguf_window_entries(config: ModelConfig, period: int) -> dict[str, Any]:
-    """What ``gguf_windows`` reads; no pattern where it is the family's own."""
+    """Write the keys that ``gguf_windows`` reads; no pattern if it is the family's own."""
     size = window_size(config)
     if size is None:
         return {}
@@ -82,13 +82,13 @@ def all_but_last_of(period: int) -> Callable[[int], bool]:
 
 
 def window_size(config: ModelConfig) -> int | None:
-    """Of the layers that have one, None if none has."""
+    """The window of the layers that have one; None if none has."""
     return max((window for window in config.layer_windows if window is not None), default=None)
 
 
 def period_of(is_local: Sequence[bool]) -> int | None:
-    """In which the last layer is not local; one more than there are layers where none is last;
-    None where there is no period."""
+    """The period of layers whose last one has no window; one more than there are layers if all have
+    windows; None if there is no period."""
     period = list(is_local).index(False) + 1 if False in is_local else len(is_local) + 1
     regular = [all_but_last_of(period)(layer) for layer in range(len(is_local))]
     return period if list(is_local) == regular else None

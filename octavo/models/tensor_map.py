@@ -1,4 +1,4 @@
-"""Which tensors of a checkpoint the parameters of a model are in."""
+"""The map from a model's parameters to the tensors of a checkpoint that hold them."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from octavo.quantization.base import Weight, entry_of, stored_floats, transposed
 
 @dataclass(frozen=True, slots=True)
 class TensorSource:
-    """Where a parameter is: a tensor, or its rows from ``start`` to ``stop``, once it is turned
-    from [inputs, outputs] where it ``is_transposed``, and its rows are in the order of ``order``.
+    """Location of a parameter: a tensor, or its rows from ``start`` to ``stop``, after transposing
+    from [inputs, outputs] if it ``is_transposed``, and reordering its rows by ``order``.
     ``entry``: (which, of how many) where a tensor has the same of several modules, one behind the
     other. ``values``: how it has them, where a model has others."""
 
@@ -48,7 +48,8 @@ class TensorSource:
         return weight if is_whole else weight.narrow(self.start, self.stop, self.step)
 
     def shape(self, shape: tuple[int, ...], is_quantized: bool) -> tuple[int, ...]:
-        """What ``read`` makes of a tensor of this shape, or the shape itself if it cannot."""
+        """The shape that ``read`` makes of a tensor of this shape; the shape itself if it
+        cannot."""
         try:
             if self.values is not None:  # which are few: vectors, and convolutions
                 shape = self.values.read(np.full(shape, -1.0, dtype=np.float32)).shape
@@ -114,12 +115,12 @@ def sources(
 
 
 def source_of(checkpoint: Checkpoint, config: ModelConfig) -> dict[str, TensorSource]:
-    """Where each parameter is, by its name."""
+    """The source of each parameter, by its name."""
     return {name: source for name, source in sources(checkpoint, config) if name is not None}
 
 
 def _num_rows(family: Family, config: ModelConfig) -> Mapping[str, int]:
-    """Of each parameter, where that is asked for."""
+    """The shape of each parameter, computed when it is asked for."""
     if not family.fused:
         return {}
     return {name: p.shape[0] for name, p in named_parameters(family.model(config))}
@@ -144,7 +145,7 @@ def _in_turn(parts: tuple[str, ...]) -> Iterator[tuple[str, int, int | None, int
 def _of_each_expert(
     part: str, source: TensorSource, config: ModelConfig
 ) -> Iterator[tuple[str, TensorSource]]:
-    """Of a tensor that has the same of all experts, each one's."""
+    """The sources of all experts in a tensor that holds the same parameter of each."""
     if EACH not in part or config.experts is None:
         yield part, source
         return
@@ -154,8 +155,8 @@ def _of_each_expert(
 
 
 def _next_token_modules(checkpoint: Checkpoint, config: ModelConfig) -> tuple[str, ...]:
-    """How names of tensors begin that are modules for drafting (``speculation/mtp.py``), which
-    follow the layers and are no part of the model itself."""
+    """Prefixes of the tensors of drafting modules (``speculation/mtp.py``), which follow the layers
+    and are no part of the model itself."""
     found = ["mtp."] if "mtp.fc.weight" in checkpoint.tensors else []
     index = config.num_layers
     while (prefix := f"model.layers.{index}.") + "eh_proj.weight" in checkpoint.tensors:
@@ -165,7 +166,7 @@ def _next_token_modules(checkpoint: Checkpoint, config: ModelConfig) -> tuple[st
 
 
 def _untangle_tied(parameter_of: dict[str, str | None]) -> dict[str, str | None]:
-    """Of tied weights a file may have either or both; both are the embedding."""
+    """Names of the output head in files with tied weights, which may have either or both."""
     instead = None if EMBEDDING in parameter_of.values() else EMBEDDING
     return {
         tensor: instead if parameter == HEAD else parameter

@@ -74,7 +74,7 @@ def split_of(name: str) -> Split:
 
 
 class Cut(NamedTuple):
-    """How a parameter is shared out.
+    """Split of a parameter over the devices of a tensor-parallel group.
 
     Args:
         axis: 0 by its outputs, 1 by its inputs; None: every device has all of it.
@@ -119,7 +119,7 @@ def _head_dims(config: ModelConfig) -> dict[str, int]:
 
 
 def _recurrent_cuts(config: ModelConfig) -> dict[str, Cut]:
-    """By module. Rows of a projection are side by side for all that a recurrence reads."""
+    """The blocks of rows of each projection of a recurrent layer, by module, in their order."""
     recurrence = config.recurrence
     assert recurrence is not None
     if (mamba := recurrence.mamba) is not None:

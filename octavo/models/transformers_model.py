@@ -70,7 +70,7 @@ class TransformersModel:
         self.seen = self._look()
 
     def __call__(self, token_ids: Any, ctx: ForwardContext) -> Tensor:
-        """As :class:`octavo.models.registry.CausalLM`."""
+        """See :class:`octavo.models.registry.CausalLM`."""
 
         def attend(
             layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float, terms: dict[str, Any]
@@ -93,7 +93,7 @@ class TransformersModel:
         return self._run(token_ids, ctx.positions, attend)
 
     def compute_logits(self, hidden: Any, ctx: ForwardContext) -> Tensor:
-        """As :class:`octavo.models.registry.CausalLM`."""
+        """See :class:`octavo.models.registry.CausalLM`."""
         self._given.hidden = hidden[None]
         ids = torch.zeros(1, len(hidden), dtype=torch.int64, device=hidden.device)
         logits: Tensor = self._head(input_ids=ids, use_cache=False).logits[0]
@@ -255,7 +255,7 @@ def _window(terms: dict[str, Any]) -> int | None:
 
 
 def _rope_types(parameters: dict[str, Any]) -> set[str]:
-    """Of a flat table, or of one for each type of layer."""
+    """The rope parameters, from a flat table or from one for each type of layer."""
     tables = [parameters, *(value for value in parameters.values() if isinstance(value, dict))]
     return {str(table["rope_type"]) for table in tables if "rope_type" in table}
 

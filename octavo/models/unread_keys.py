@@ -1,4 +1,4 @@
-"""What a model's file says and nobody read: refused where it could change numbers.
+"""Keys of a model's file that no reader asked for: refused where they could change results.
 
 A family that grew a feature says so in a key of its config, and a reader that does not know the key
 would compute something else without a word. So readers note what they ask for (``Fields.asked``),
@@ -110,7 +110,8 @@ def _unread(
     beside: Mapping[str, Any],
     within: str = "",
 ) -> Iterator[_Unread]:
-    """Keys that nobody asked for and that are not known; ``beside`` are all values of the file."""
+    """Yield keys that no reader asked for and that are not known; ``beside`` are all values of the
+    file."""
     for key, value in values.items():
         name = f"{within}{key}"
         if value is None:

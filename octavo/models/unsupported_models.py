@@ -40,7 +40,7 @@ _FEATURES = {
 
 
 def _feature_of(kind: str) -> str:
-    """What models of a kind need to be run; empty if nothing special is known."""
+    """The features that models of a kind need; empty if nothing special is known."""
     listed = listed_of_kind(kind)
     return _FEATURES.get(kind) or (listed.lacks if listed is not None else "")
 
@@ -87,7 +87,7 @@ def naming_features(*kinds: Any) -> Iterator[None]:
 
 
 def kinds_of(config: Mapping[str, Any]) -> tuple[Any, ...]:
-    """What a ``config.json`` calls its model: the part that makes text, and the whole."""
+    """The names that a ``config.json`` has for its model: of the text part, and of the whole."""
     inner = config.get("text_config")
     own = inner.get("model_type") if isinstance(inner, Mapping) else None
     listed = listed_of(config)

@@ -8,7 +8,7 @@ from octavo.base.errors import ConfigError
 from octavo.core.executor import Probe
 from octavo.core.host_kv_cache import AlwaysRestore, RestoreRule
 from octavo.core.scheduler import SchedulerConfig
-from octavo.cost.first_token import ForeseenRates, StepRates, num_pairs
+from octavo.cost.first_token import PredictedRates, StepRates, num_pairs
 from octavo.cost.loaded_model import ModelShape, live_rank_model
 from octavo.cost.step_cost import StepModel
 from octavo.cost.this_machine import this_machine
@@ -39,5 +39,5 @@ def predicted_rule(model: ModelShape, probe: Probe, limits: SchedulerConfig) -> 
         _log.info("stored KV is always read, never computed again: %s", error)
         return AlwaysRestore()
     return RestoreIfFaster(
-        ForeseenRates(steps, limits.max_num_batched_tokens, limits.max_model_len)
+        PredictedRates(steps, limits.max_num_batched_tokens, limits.max_model_len)
     )

@@ -12,8 +12,8 @@ from rank_models import llama_8b
 from octavo.cost.first_token import (
     Backlog,
     FirstToken,
-    ForeseenRates,
     LearnedRates,
+    PredictedRates,
     SlowedRates,
     num_pairs,
 )
@@ -51,10 +51,10 @@ MEASURED = calibrated(
     ),
 )
 RATES = {
-    "roofline": ForeseenRates(ROOFLINE, 512, 4096),
-    "measured": ForeseenRates(MEASURED, 512, 4096),
+    "roofline": PredictedRates(ROOFLINE, 512, 4096),
+    "measured": PredictedRates(MEASURED, 512, 4096),
     "learned": LearnedRates(0.05, 1e-3),
-    "slowed": SlowedRates(ForeseenRates(ROOFLINE, 512, 4096), 3.0, 2.0),
+    "slowed": SlowedRates(PredictedRates(ROOFLINE, 512, 4096), 3.0, 2.0),
 }
 ENGINES = st.builds(
     FirstToken,
@@ -138,7 +138,7 @@ def test_a_seat_has_to_become_free():
 @pytest.mark.parametrize("steps", [ROOFLINE, MEASURED], ids=["roofline", "measured"])
 @pytest.mark.parametrize(("start", "count"), [(0, 512), (0, 300), (3000, 512)])
 def test_rates_say_what_the_step_model_does(steps, start, count):
-    rates = ForeseenRates(steps, 512, 4096)
+    rates = PredictedRates(steps, 512, 4096)
     seen = num_pairs(start + count) - num_pairs(start)
     said = rates.decode(1, 0) + count * rates.prompt_token + seen * rates.prompt_pair
     assert said == pytest.approx(steps.cost([Span(start, count)]).total.value, rel=0.15)

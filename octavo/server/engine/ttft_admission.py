@@ -12,8 +12,8 @@ from octavo.core.stats import StepStats
 from octavo.cost.first_token import (
     Backlog,
     FirstToken,
-    ForeseenRates,
     LearnedRates,
+    PredictedRates,
     SlowedRates,
     StepRates,
 )
@@ -48,7 +48,7 @@ class TTFTAdmission:
 
     def set_step_model(self, steps: StepModel, facts: EngineFacts) -> None:
         """Predict by this step model from now on."""
-        self._predicted_rates = ForeseenRates(
+        self._predicted_rates = PredictedRates(
             steps, facts.max_num_batched_tokens, facts.max_model_len
         )
 
