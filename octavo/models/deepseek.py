@@ -223,7 +223,7 @@ def _to_gguf(config: ModelConfig) -> dict[str, Any]:
     assert latent is not None
     entries: dict[str, Any] = {
         **_entries_of_halves(config),
-        "attention.q_lora_rank": latent.q_rank or 0,  # llama.cpp guesses by layers without it
+        "attention.q_lora_rank": latent.q_rank or 0,  # else llama.cpp goes by the layers
         "attention.kv_lora_rank": latent.kv_rank,
     }
     if config.experts is not None:
