@@ -45,7 +45,7 @@ class FakeJudge:
 
 @pytest.fixture
 def judge(monkeypatch: pytest.MonkeyPatch) -> type[FakeJudge]:
-    monkeypatch.setattr(report, "Judge", FakeJudge)
+    monkeypatch.setattr(report, "QuantizationJudge", FakeJudge)
     return FakeJudge
 
 
