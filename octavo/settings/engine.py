@@ -25,7 +25,7 @@ from octavo.core.state_slots import least_slots, slots_per_request
 from octavo.models.kv_groups import KVGroups
 from octavo.runtime.capacity import Capacity
 from octavo.settings.kv_offload import HOST_CACHE_TOKENS, OffloadConfig, default_host_blocks
-from octavo.settings.speculation import METHODS, SpeculativeConfig
+from octavo.settings.speculation import METHOD_CHOICES, SpeculativeConfig
 from octavo.settings.vllm_compat import translated
 
 GIB = 2**30
@@ -184,7 +184,7 @@ class EngineArgs:
         "GPU to the bit with batch_invariant alone",
     )
     spec_method: str | None = option(
-        None, "the method of speculative_config, for short", ("off", *METHODS)
+        None, "the method of speculative_config, for short", METHOD_CHOICES
     )
     spec_model: str | None = option(None, "its model: a draft, or a folder of trained heads")
     spec_tokens: int | None = option(None, "its num_speculative_tokens: drafted at once")

@@ -15,9 +15,16 @@ METHODS = (
     *("auto", "ngram", "suffix", "draft_model", "early_exit"),
     *("medusa", "eagle", "recurrent", "mtp"),
 )
+METHOD_CHOICES = ("off", *METHODS, "redrafter")  # redrafter: the head of method recurrent
 _ACCEPTANCES = ("exact", "typical")
 # Other names of methods and fields.
-_METHOD_ALIASES = {"eagle3": "eagle", "draft": "draft_model", "[ngram]": "ngram", "off": None}
+_METHOD_ALIASES = {
+    "eagle3": "eagle",
+    "redrafter": "recurrent",
+    "draft": "draft_model",
+    "[ngram]": "ngram",
+    "off": None,
+}
 _FIELD_ALIASES = {
     "rejection_sample_method": "acceptance",
     "max_matching_ngram_size": "prompt_lookup_max",

@@ -19,7 +19,7 @@ FIELDS = {
 
 
 class Again:
-    """Guesses the last token again."""
+    """Drafts the last token again."""
 
     max_tokens = 2
     seconds = 0.0

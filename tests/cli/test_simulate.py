@@ -91,7 +91,7 @@ def test_what_is_wrong_is_said_in_a_line(capsys, flags, status, message):
     assert message in capsys.readouterr().err
 
 
-def test_guesses_at_rates_that_are_given(capsys):
+def test_drafts_at_rates_that_are_given(capsys):
     rates = '{"synthetic_acceptance_rates": [0.9, 0.9]}'
     means = []
     for flags in ([], ["--speculative-config", rates]):

@@ -70,7 +70,7 @@ def test_a_wrong_draft_gives_back_its_tokens_and_slots(make_engine, make_request
         held = len(request.block_ids)
         step = engine.finish_step()
         assert len(step.updates[0].new_token_ids) == 1
-        assert step.stats.num_tokens == 1  # what was guessed wrong does not count
+        assert step.stats.num_tokens == 1  # rejected draft tokens do not count
         if not request.is_finished:
             num_known = len(request.token_ids)
             assert len(request.block_ids) == -(-num_known // 2) <= held
@@ -122,7 +122,7 @@ def test_drafts_take_what_is_left_of_budget_and_blocks(make_engine, make_request
     assert request.output_token_ids == answer(request)
 
 
-def test_a_request_says_how_many_tokens_may_be_guessed(make_engine, make_request, run):
+def test_a_request_says_how_many_tokens_may_be_drafted(make_engine, make_request, run):
     for speculative, most in (
         ({"enabled": False}, 1),
         ({"num_speculative_tokens": 0}, 1),
@@ -158,8 +158,8 @@ def test_what_was_drafted_is_counted(make_engine, make_request, run):
     assert stats.num_drafts == 3 and stats.draft_accepted_by_position == (3, 3)
 
 
-def test_nothing_is_guessed_before_blocks_are_copied(make_engine, make_request, run):
-    """Who writes to slots while it guesses would write over what is to be copied."""
+def test_nothing_is_drafted_before_blocks_are_copied(make_engine, make_request, run):
+    """A drafter that writes to slots would overwrite what is to be copied."""
     due: list[bool] = []
 
     def propose(prompt, position):
@@ -176,7 +176,7 @@ def test_nothing_is_guessed_before_blocks_are_copied(make_engine, make_request, 
     assert copies > 0 and due and not any(due)
 
 
-def test_nobody_is_preempted_for_a_guess(make_engine, make_request, run):
+def test_no_request_is_preempted_for_a_draft(make_engine, make_request, run):
     propose = lambda prompt, at: Draft.chain([96] * 6)  # noqa: E731
     counts = []
     for drafts in (None, propose):

@@ -76,8 +76,8 @@ class EngineMachine(RuleBasedStateMachine):
         self.blocks = blocks
         proposer = None
         if drafts is not None:
-            guesses = HashDrafts(random.Random(drafts), windows=windows)
-            proposer = FunctionProposer(guesses, passes=drafts % 5)
+            propose = HashDrafts(random.Random(drafts), windows=windows)
+            proposer = FunctionProposer(propose, passes=drafts % 5)
         executor = HashExecutor(
             num_blocks,
             block_size,

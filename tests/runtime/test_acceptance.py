@@ -58,7 +58,7 @@ def sampled_draft(request: Request, draft: Draft, unsound=()) -> SampledDraft:
     return SampledDraft(request, draft, token_ids, unsound, table)
 
 
-# ---- Drafters: each guesses at what follows a prefix
+# ---- Drafters: each proposes what follows a prefix
 
 Drafter = Callable[[Prefix, np.random.Generator, Request], Draft]
 

@@ -217,13 +217,13 @@ def test_all_kinds_of_requests_get_what_is_theirs(seed):
 
 
 def chains(rng: random.Random):
-    """Guesses, of which some are right for who is greedy."""
+    """Drafts, of which some are right for greedy requests."""
 
     def propose(prompt, position):
         request = make_request("draft", list(prompt), max_tokens=position - len(prompt) + 3)
         right = expected(request)[0][position - len(prompt) :]
-        guesses = [token if rng.random() < 0.8 else rng.randrange(VOCAB) for token in right]
-        return Draft.chain(guesses) if rng.random() < 0.7 else None
+        drafted = [token if rng.random() < 0.8 else rng.randrange(VOCAB) for token in right]
+        return Draft.chain(drafted) if rng.random() < 0.7 else None
 
     return propose
 

@@ -68,14 +68,14 @@ def make_requests(vocab_size: int, count: int = 14) -> list[Request]:
 
 
 class Drafts:
-    """Guesses from known answers, of which a share is wrong: nobody knows which.
+    """Drafts from known answers, of which a random share is wrong.
 
     Args:
         right: how many of the tokens are right.
     """
 
     def __init__(self, answers, requests, right: float, vocab_size: int, most: int = 7):
-        # By prompt alone: of two samples of one, the guesses for the second are wrong.
+        # By prompt alone: of two samples of one, the drafts for the second are wrong.
         self._texts = {
             tuple(each.prompt_token_ids): [*each.prompt_token_ids, *answers[each.request_id][0]]
             for each in reversed(requests)
@@ -86,11 +86,11 @@ class Drafts:
     def __call__(self, prompt_token_ids, position):
         rng = self._rng
         tokens = self._texts[tuple(prompt_token_ids)][position:][: rng.randint(0, self._most)]
-        guesses = [
+        drafted = [
             token if rng.random() < self._right else rng.randrange(self._vocab_size)
             for token in tokens
         ]
-        return Draft.chain(guesses) if guesses else None
+        return Draft.chain(drafted) if drafted else None
 
 
 @pytest.fixture(scope="module", params=KERNELS)
@@ -172,7 +172,7 @@ def test_aborts_in_the_middle_of_a_draft_leave_no_slot_behind(bench, alone, kern
     assert engine.scheduler.block_manager.num_used_blocks == 0
 
 
-def test_a_guess_that_turns_to_nan_costs_nobody_anything(bench, run_all, alone, kernels):
+def test_a_draft_that_turns_to_nan_costs_no_request_anything(bench, run_all, alone, kernels):
     """Rows after the last known token are damaged now and then; the next step finds out."""
     vocab_size = bench.config.vocab_size
     requests = make_requests(vocab_size)

@@ -103,7 +103,7 @@ def test_stop_strings_end_what_ran_ahead(tiny_model, streams):
     assert streams[0].num_replays > 5
 
 
-# Of one nothing is guessed, so that it runs ahead.
+# Of one nothing is drafted, so that it runs ahead.
 KINDS = ({}, {"temperature": 0.8}, {"repetition_penalty": 1.2}, {"speculative": {"enabled": False}})
 
 
@@ -115,7 +115,7 @@ def repetitive_requests() -> list[Request]:
     ]
 
 
-def test_guesses_change_nothing(bench, run_all, streams):
+def test_drafts_change_nothing(bench, run_all, streams):
     plain, _ = run_all(bench.engine(), repetitive_requests(), together=False)
     engine = bench.engine(kernels="fused", proposer=NgramProposer(1, 3))
     answers, _ = run_all(engine, repetitive_requests())

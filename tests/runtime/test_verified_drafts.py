@@ -45,7 +45,7 @@ def requests() -> list[Request]:
     return made
 
 
-def guesses(prompt, position: int) -> Draft | None:
+def mostly_wrong(prompt, position: int) -> Draft | None:
     """Nothing now and then, and else some tokens that depend on the place alone; few are likely."""
     rng = random.Random(f"{prompt} {position}")
     return (
@@ -54,7 +54,7 @@ def guesses(prompt, position: int) -> Draft | None:
 
 
 class Oracle:
-    """Guesses what would be sampled without drafts, and errs at times."""
+    """Drafts what would be sampled without drafts, and errs at times."""
 
     def __init__(self, answers: dict[tuple[int, ...], list[int]]):
         self.answers = answers
@@ -109,7 +109,7 @@ def oracle(answers) -> Oracle:
 def test_exact_acceptance_changes_nothing_and_asks_for_nothing(bench, run_all, plain, right):
     kernels, expected = plain
     watched = Watched(ExactAcceptance())
-    propose = oracle(expected) if right else guesses
+    propose = oracle(expected) if right else mostly_wrong
     engine, runner = engine_of(bench, kernels, watched, propose)
     answers, steps = run_all(engine, requests())
     assert answers == expected
@@ -138,7 +138,7 @@ def test_probabilities_of_a_step_are_those_of_its_logits(bench, run_all, kernels
                 compared.append((found, expected))
             return verified
 
-    engine, runner = engine_of(bench, kernels, Compared(), guesses)
+    engine, runner = engine_of(bench, kernels, Compared(), mostly_wrong)
     made = requests()
     run_all(engine, made, together=False)
     assert weighed == {r.request_id: r.params.temperature > 0 for r in made}
@@ -151,14 +151,14 @@ def test_probabilities_of_a_step_are_those_of_its_logits(bench, run_all, kernels
 @pytest.mark.parametrize("kernels", KERNELS)
 @pytest.mark.parametrize("rule", [TypicalAcceptance(), SyntheticAcceptance([0.8, 0.5, 0.5])])
 def test_answers_do_not_depend_on_the_company(bench, run_all, kernels, rule):
-    alone, _ = run_all(engine_of(bench, kernels, rule, guesses)[0], requests(), together=False)
-    together, _ = run_all(engine_of(bench, kernels, rule, guesses)[0], requests())
+    alone, _ = run_all(engine_of(bench, kernels, rule, mostly_wrong)[0], requests(), together=False)
+    together, _ = run_all(engine_of(bench, kernels, rule, mostly_wrong)[0], requests())
     assert together == alone
 
 
 def test_greedy_answers_are_those_without_drafts(bench, run_all, plain):
     kernels, expected = plain
-    for propose in (oracle(expected), guesses):
+    for propose in (oracle(expected), mostly_wrong):
         answers, _ = run_all(engine_of(bench, kernels, TypicalAcceptance(), propose)[0], requests())
         for index in (1, 7):
             assert answers[f"r{index}"] == expected[f"r{index}"]
@@ -169,7 +169,7 @@ def test_greedy_answers_are_those_without_drafts(bench, run_all, plain):
 def test_logprobs_are_those_of_the_tokens_that_came(bench, run_all, rule):
     """As of a prompt that has them already: bit for bit."""
     made = requests()
-    engine, _ = engine_of(bench, "native", rule, guesses)
+    engine, _ = engine_of(bench, "native", rule, mostly_wrong)
     answers, _ = run_all(engine, made)
     for request in made:
         num_top = request.params.logprobs

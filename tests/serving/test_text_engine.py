@@ -96,14 +96,14 @@ class Parrot:
 def make_engine(
     answer: str | bytes = "hello world", *, num_drafted: int = 0, **config
 ) -> TextEngine:
-    """``num_drafted`` tokens are guessed ahead, all of them right."""
+    """``num_drafted`` tokens are drafted, all of them right."""
     answer = answer.encode() if isinstance(answer, str) else answer
     config = {"max_model_len": 64, **config}
 
     def propose(prompt_token_ids, position):
         begin = position - len(prompt_token_ids)
-        guesses = [*answer, EOS, EOS, EOS, EOS, EOS][begin : begin + num_drafted]
-        return Draft.chain(guesses) if guesses else None
+        drafted = [*answer, EOS, EOS, EOS, EOS, EOS][begin : begin + num_drafted]
+        return Draft.chain(drafted) if drafted else None
 
     scheduler = Scheduler(
         SchedulerConfig(**config),

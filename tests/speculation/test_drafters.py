@@ -49,6 +49,7 @@ def test_what_took_the_place_of_rejection_is_said():
 
 def test_names_of_others_are_understood():
     assert config_of(speculative_config={"method": "eagle3", "model": "x"}).method == "eagle"
+    assert config_of(spec_method="redrafter", spec_model="x").method == "recurrent"
     assert config_of(speculative_config={"model": "small"}).method == "draft_model"
     rates = config_of(speculative_config={"synthetic_acceptance_rates": [0.9, 0.5]})
     assert rates.synthetic_acceptance_rates == (0.9, 0.5)

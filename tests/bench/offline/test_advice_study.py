@@ -125,7 +125,7 @@ def test_what_prompts_share_is_known_before_the_clock_starts():
     assert len({each.prompt_token_ids[:30] for each in plain[1]}) == 2
 
 
-def test_guesses_are_made_of_texts():
+def test_drafts_are_made_of_texts():
     bench = Bench()
     bench.study.measure(AdviceTrial({"spec_method": "auto"}, on_text=True))
     requests = [request for _, some, _ in bench.log for request in some]

@@ -112,10 +112,10 @@ def serve(rank: Rank, seed: int) -> None:
         NUM_BLOCKS, BLOCK_SIZE, RadixPrefixCache(BLOCK_SIZE, groups.windows), groups.windows
     )
 
-    def guess(prompt, position) -> Draft | None:
+    def propose(prompt, position) -> Draft | None:
         return Draft.chain([7] * rng.randint(1, 9)) if rng.random() < 0.2 else None
 
-    scheduler = Scheduler(config, blocks, proposer=FunctionProposer(guess))
+    scheduler = Scheduler(config, blocks, proposer=FunctionProposer(propose))
     engine = Engine(scheduler, rank)
     requests = [request_of(index, rng) for index in range(30)]
     for request in requests:

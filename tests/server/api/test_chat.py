@@ -298,7 +298,7 @@ def test_cached_tokens_and_timings(scripted):
     }
 
 
-def test_what_was_guessed_ahead_is_in_usage_and_timings(scripted):
+def test_drafted_tokens_are_in_usage_and_timings(scripted):
     api = scripted([delta(text="a", ids=[1], reason="length")])
     submit = api.engine.submit
 

@@ -53,7 +53,7 @@ export const speculation = {
     const best = bestDraft(context);
     const even = breakEven(context);
     return [
-      { label: "Acceptance rate α", value: alpha, unit: "%", formula: "Σ min(p, q)" },
+      { label: "Acceptance probability α", value: alpha, unit: "%", formula: "Σ min(p, q)" },
       { label: "Tokens of a step", value: tokens, unit: "tokens", formula: `(1 − ${share}^${drafted + 1}) / (1 − ${share})` },
       { label: "Alone, if rows were free", value: speedup(tokens, drafted, ratio), unit: "×", formula: `${format(tokens)} / (1 + ${drafted} × ${ratio})` },
       { label: `With ${streams} in a step`, ...here, unit: "×", formula: `${format(tokens)} × t(${streams}) / (t(${streams} × ${drafted + 1}) + ${drafted} × ${ratio} × t(${streams}))` },
