@@ -12,7 +12,7 @@ from octavo.cost.catalogue import names, spec_of
 from octavo.cost.efficiency import PROFILES
 from octavo.cost.family_facts import families_json
 from octavo.cost.hardware_table import devices
-from octavo.planner.building_blocks import (
+from octavo.planner.page_export import (
     engine_json,
     hardware_json,
     model_json,

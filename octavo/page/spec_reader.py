@@ -14,7 +14,7 @@ from typing import Any
 
 from octavo.base.errors import ConfigError, ModelError
 from octavo.cost.spec_hf import spec_from_hf
-from octavo.planner.building_blocks import model_json
+from octavo.planner.page_export import model_json
 
 
 def read_spec(config: Mapping[str, Any], name: str) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """Write the pictures and documents as a folder that a browser opens from disk, without a server.
 
 From disk a browser runs no modules and fetches no files. So the modules are joined into one script
-(joiner.py), and the files that they would fetch into another, which runs first. There is no engine
+(script_bundle.py), and the files that they would fetch into another, which runs first. There is no engine
 to talk to: the chat and the dashboard are left out.
 """
 
@@ -15,7 +15,7 @@ from pathlib import Path
 from octavo.base.errors import ConfigError
 from octavo.base.files import NewFolder
 from octavo.page import documents, site
-from octavo.page.joiner import join_modules
+from octavo.page.script_bundle import join_modules
 
 # The pages of a folder, by the files that they are made of. A browser opens the first by itself.
 _PAGES = {"index.html": "pictures/pictures.html", "docs.html": "docs/docs.html"}

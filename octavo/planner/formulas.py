@@ -21,9 +21,9 @@ from octavo.cost.op_cost import SMALL_OPS, PricedOp, priced_ops
 from octavo.cost.rank_model import RankModel
 from octavo.cost.step_cost import StepModel
 from octavo.cost.work import RowCounts, Span
-from octavo.planner.building_blocks import efficiency_json, model_json
 from octavo.planner.deployment import Deployment
 from octavo.planner.money import Price, listed, watts_of
+from octavo.planner.page_export import efficiency_json, model_json
 from octavo.planner.report import deployment_json, memory_json
 
 SCHEMA = 2

@@ -27,7 +27,7 @@
     resume.py            matrices that an interrupted run has kept
     size_warnings.py     warnings about the size, given before the work
     unrepresentable.py   values that no smaller type can hold, found before the work
-    exploration.py       the effect of a scheme on some rows, as data
+    scheme_comparison.py the effect of a scheme on some rows, as data
     named_schemes.py     schemes by their names
 
 It computes with PyTorch. Nothing of this is needed to load a quantized model. Importing the package
@@ -45,14 +45,14 @@ _HOMES = {
     "QuantizedMatrix": "octavo.quantize.grid",
     "RotatedCheckpoint": "octavo.quantize.rotation",
     "Scheme": "octavo.quantize.scheme",
-    "bits_against_error": "octavo.quantize.exploration",
+    "bits_against_error": "octavo.quantize.scheme_comparison",
     "calibration_windows": "octavo.quantize.calibration",
-    "explore": "octavo.quantize.exploration",
+    "explore": "octavo.quantize.scheme_comparison",
     "input_statistics": "octavo.quantize.layerwise_model",
     "quantize_gptq": "octavo.quantize.gptq:gptq",
     "quantize_model": "octavo.quantize.pipeline",
     "quantize_to_nearest": "octavo.quantize.grid",
-    "rows_of": "octavo.quantize.exploration",
+    "rows_of": "octavo.quantize.scheme_comparison",
 }
 __all__ = sorted(_HOMES)
 

@@ -37,7 +37,7 @@ from octavo.speculation.head_folder import HeadFolder
 from octavo.speculation.head_program import DraftHead, Projection
 from octavo.speculation.layer_head import FEATURE, LayerProposer, kv_bytes_per_token
 from octavo.speculation.native_target import NativeTarget
-from octavo.speculation.pair_linear import PairLinear
+from octavo.speculation.two_input_linear import PairLinear
 
 ARCHITECTURES = ("LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM")
 _NUM_TOKENS = 3  # each is accepted less often than the one before

@@ -45,7 +45,7 @@ from octavo.speculation.head_folder import CheckpointTensors
 from octavo.speculation.head_program import DraftHead
 from octavo.speculation.layer_head import FEATURE, LayerProposer, kv_bytes_per_token
 from octavo.speculation.native_target import NativeTarget, normalized
-from octavo.speculation.pair_linear import PairLinear
+from octavo.speculation.two_input_linear import PairLinear
 
 _NUM_TOKENS = 2  # the module was trained to predict one
 

@@ -33,8 +33,8 @@ from octavo.speculation.drafter import TargetModel
 from octavo.speculation.head_folder import HeadFolder
 from octavo.speculation.head_program import DraftHead, HeadProgram
 from octavo.speculation.native_target import NativeTarget
-from octavo.speculation.pair_linear import PairLinear
 from octavo.speculation.state_proposer import LastStates, StateProposer
+from octavo.speculation.two_input_linear import PairLinear
 
 ARCHITECTURE = "OctavoRecurrentDraft"
 _MAX_LAYERS = 16

@@ -38,10 +38,10 @@ from octavo.cost.weights import num_parameters
 from octavo.cost.work import Span, experts_hit, load_factor
 from octavo.page.data import page_data
 from octavo.planner import Deployment, Slo, Traffic, judge, plan
-from octavo.planner.building_blocks import model_json
 from octavo.planner.decisions import decisions
 from octavo.planner.figures import gib, ms
 from octavo.planner.money import Price, bill, owned, per_million
+from octavo.planner.page_export import model_json
 from octavo.planner.queueing import (
     delays_quantile,
     erlang_c,

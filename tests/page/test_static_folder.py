@@ -11,7 +11,7 @@ import pytest
 from octavo import cli
 from octavo.base.errors import ConfigError
 from octavo.page import site
-from octavo.page.joiner import join_modules
+from octavo.page.script_bundle import join_modules
 from octavo.page.static_folder import write_static_folder
 
 NODE = shutil.which("node")
@@ -59,7 +59,7 @@ def test_joined_modules_do_what_modules_do(tmp_path):
         "async function ask() {}",
     ],
 )
-def test_a_form_that_the_joiner_does_not_know_is_an_error(source):
+def test_a_form_that_the_bundle_cannot_hold_is_an_error(source):
     with pytest.raises(ConfigError, match="x.js"):
         join_modules({"x.js": source, "y.js": "export const a = 1;"})
 

@@ -15,7 +15,7 @@ from octavo.cost.precision import weights_bytes
 from octavo.cost.work import Span
 from octavo.models.checkpoint import open_checkpoint
 from octavo.planner import Traffic, plan
-from octavo.planner.building_blocks import hardware_json, model_json
+from octavo.planner.page_export import hardware_json, model_json
 
 pytestmark = pytest.mark.slow
 

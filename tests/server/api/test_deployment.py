@@ -7,7 +7,7 @@ import pytest
 from octavo.base.errors import ConfigError
 from octavo.cost.find_device import find_device
 from octavo.cost.open_spec import open_spec
-from octavo.planner.building_blocks import hardware_json, model_json
+from octavo.planner.page_export import hardware_json, model_json
 from octavo.server.api.octavo import deployment
 
 DEVICE = replace(find_device("epyc-genoa")[0], is_measured=True, source="kept in /home/me")

@@ -4,7 +4,7 @@ import pytest
 
 from octavo.cost.catalogue import entries
 from octavo.cost.spec_hf import spec_from_hf
-from octavo.planner.building_blocks import model_json
+from octavo.planner.page_export import model_json
 from octavo.server.api.octavo import specs
 
 

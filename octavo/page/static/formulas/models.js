@@ -1,4 +1,4 @@
-// A model by its JSON (`octavo.planner.building_blocks.model_json`): its weights, from the first to
+// A model by its JSON (`octavo.planner.page_export.model_json`): its weights, from the first to
 // the last. Twin of octavo/cost/model_spec.py and weights.py.
 
 import { mixerWeights, mlpWeights } from "./parts.js";

@@ -14,7 +14,7 @@ from octavo.base.errors import ConfigError, ModelError
 from octavo.cost.hardware import Device
 from octavo.cost.open_spec import open_spec
 from octavo.cost.this_machine import device_of_engine
-from octavo.planner.building_blocks import hardware_json, model_json
+from octavo.planner.page_export import hardware_json, model_json
 from octavo.server.api.responses import describe
 from octavo.server.api.server_context import ServerContext
 from octavo.server.engine.generation import EngineFacts

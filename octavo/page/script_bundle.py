@@ -70,7 +70,7 @@ class _Module:
         body = _REEXPORT.sub(self._reexport, body)
         self._body = _EXPORT.sub(self._export, body)
         if unknown := _UNKNOWN.search(self._body):
-            raise ConfigError(f"{path}: the joiner does not know this form: {unknown.group()}")
+            raise ConfigError(f"{path}: the bundle cannot hold this form: {unknown.group()}")
 
     def as_property(self) -> str:
         exports = f"return {{ {', '.join(self._exports)} }};"

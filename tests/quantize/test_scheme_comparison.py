@@ -13,10 +13,10 @@ import octavo.quantization
 import octavo.quantize
 from octavo.base.errors import ConfigError
 from octavo.quantization.ggml_types import GGMLType, row_bytes
-from octavo.quantize.exploration import bits_against_error, explore, rows_of
 from octavo.quantize.grid import quantize_to_nearest
 from octavo.quantize.named_schemes import SCHEMES, named_scheme
 from octavo.quantize.scheme import Scheme
+from octavo.quantize.scheme_comparison import bits_against_error, explore, rows_of
 from octavo.quantize.writers.bitsandbytes import NF4Writer
 from octavo.quantize.writers.compressed_tensors import (
     CompressedTensorsWriter,
