@@ -186,7 +186,7 @@ MEASURE = """
 import sys
 from octavo.bench import noise, record
 from octavo.cli import main
-record.probe_machine = lambda threads: noise.Probe(10.0, 100.0)
+record.probe_machine = lambda threads: noise.NoiseProbe(10.0, 100.0)
 sys.exit(main(sys.argv[1:]))
 """
 

@@ -20,7 +20,6 @@ from typing import Any
 
 from octavo.base.errors import ConfigError
 from octavo.cost.model_spec import ModelSpec
-from octavo.cost.spec_hf import spec_from_hf
 
 # What names are said with and that changes no shape.
 _NO_MATTER = {
@@ -83,6 +82,8 @@ def find_name(text: str) -> str:
 def spec_of(name: str) -> ModelSpec:
     """The shape of a model of the catalogue, by a name that ``find_name`` understands, which may
     end in how it is quantized: ``-FP8``, ``-AWQ``, ``-GPTQ-Int4``, ``-NVFP4``, ``.w8a8``."""
+    from octavo.cost.spec_hf import spec_from_hf  # and families: only for a model that is opened
+
     try:
         found, quantization = find_name(name), None
     except ConfigError:

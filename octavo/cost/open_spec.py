@@ -13,8 +13,6 @@ from octavo.base.model_files import ModelFolder, begins_as_gguf, split_parts
 from octavo.cost.catalogue import spec_of
 from octavo.cost.file_weights import has_weights, other_params
 from octavo.cost.model_spec import ModelSpec
-from octavo.cost.spec_gguf import spec_from_gguf
-from octavo.cost.spec_hf import spec_as_it_runs, spec_from_hf
 
 _ENDINGS = (".json", ".gguf")
 MODELOPT_FILE = "hf_quant_config.json"
@@ -56,6 +54,9 @@ def _of_folder(path: Path) -> ModelSpec:
 
 def _read(config: Mapping[str, Any], folder: Path) -> ModelSpec:
     """The spec of a model that octavo runs, which can be planned whatever else its config says."""
+    # Families, and the modules that layers are made of, are only for models that are opened.
+    from octavo.cost.spec_hf import spec_as_it_runs, spec_from_hf
+
     path = folder / "config.json"
     try:
         return spec_from_hf(config, path=path)
@@ -68,6 +69,8 @@ def _read(config: Mapping[str, Any], folder: Path) -> ModelSpec:
 
 
 def _of_config(path: Path) -> ModelSpec:
+    from octavo.cost.spec_hf import spec_from_hf
+
     config = ModelFolder(path.parent).read_json(path.name)
     assert config is not None, path
     return _quantized_beside(spec_from_hf(config, path=path), path.parent)
@@ -84,6 +87,7 @@ def _quantized_beside(spec: ModelSpec, folder: Path) -> ModelSpec:
 
 
 def _of_gguf(path: Path) -> ModelSpec:
+    from octavo.cost.spec_gguf import spec_from_gguf
     from octavo.models.gguf import GGUFFile
 
     parts = [GGUFFile(path.with_name(name)) for name in split_parts(path.name)]

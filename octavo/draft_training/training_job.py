@@ -38,8 +38,7 @@ from octavo.draft_training.training_loop import Schedule, Training, TrainStepRep
 from octavo.draft_training.training_state import restore, snapshot
 from octavo.draft_training.work_folder import WorkFolder
 from octavo.models.checkpoint import Checkpoint
-from octavo.models.config import ModelConfig
-from octavo.models.family import EMBEDDING, HEAD
+from octavo.models.config import EMBEDDING, HEAD, ModelConfig
 from octavo.models.loader import load_checkpoint
 from octavo.models.parameters import Parameters
 from octavo.models.safetensors_writer import write_safetensors

@@ -17,8 +17,7 @@ from typing import Literal
 from octavo.base.errors import ModelError
 from octavo.layers.module import named_parameters
 from octavo.models.checkpoint import Checkpoint, TensorEntry, open_checkpoint
-from octavo.models.config import ModelConfig
-from octavo.models.family import HEAD
+from octavo.models.config import HEAD, ModelConfig
 from octavo.models.registry import model_class
 from octavo.models.tensor_map import TensorSource, sources
 from octavo.quantization.ggml_types import FLOAT_TYPES, READABLE_TYPES

@@ -30,6 +30,9 @@ MAX_POSITION = 1 << 31
 _MAX_SIZE = 1 << 24
 _MAX_EXPERTS = 1 << 12
 
+# The parameters that tied weights share.
+EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
+
 _SIZES = (
     *("num_layers", "hidden_size", "intermediate_size", "num_heads", "num_kv_heads", "head_dim"),
     "vocab_size",

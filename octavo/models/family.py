@@ -174,7 +174,6 @@ class HFNames(TensorNames):
 
 
 EACH = ".N."  # in a name: of every expert
-EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 
 _LAYERS = "model.layers"
 _NOT_OF_THE_MODEL = r".*rotary_emb\.inv_freq|(model\.)?(vision_tower|multi_modal_projector)\..*"

@@ -28,8 +28,7 @@ from octavo.kernels.cpu.layout import (
     latent_weight_format,
     packed_bytes,
 )
-from octavo.models.config import KVSpec, ModelConfig
-from octavo.models.family import EMBEDDING, HEAD
+from octavo.models.config import EMBEDDING, HEAD, KVSpec, ModelConfig
 from octavo.models.registry import model_class
 from octavo.quantization.ggml_types import GGMLType, row_bytes
 

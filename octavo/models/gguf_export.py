@@ -25,10 +25,9 @@ import numpy as np
 
 from octavo.base.errors import ConfigError, UnsupportedModelError
 from octavo.models.checkpoint import Checkpoint, GGUFFiles
-from octavo.models.config import ModelConfig
+from octavo.models.config import EMBEDDING, HEAD, ModelConfig
 from octavo.models.config_gguf import end_ids_by_text
 from octavo.models.config_to_gguf import check_gguf_config, gguf_config, rewritten_entries
-from octavo.models.family import EMBEDDING, HEAD
 from octavo.models.gguf_writer import TensorToWrite, write_gguf
 from octavo.models.llama_cpp import unlike_in_llama_cpp
 from octavo.models.parameters import FileTensor, Parameters

@@ -10,8 +10,7 @@ from octavo.base.errors import ModelFileError
 from octavo.layers.module import Module, named_parameters
 from octavo.layers.parameter import ShapeMismatch
 from octavo.models.checkpoint import Checkpoint, open_checkpoint
-from octavo.models.config import ModelConfig
-from octavo.models.family import EMBEDDING, HEAD
+from octavo.models.config import EMBEDDING, HEAD, ModelConfig
 from octavo.models.registry import CausalLM, model_class
 from octavo.models.tensor_map import sources
 from octavo.quantization.base import Weight

@@ -30,8 +30,8 @@ from octavo.layers.module import Module, named_parameters
 from octavo.layers.rope_angles import inverse_frequencies
 from octavo.layers.rope_config import RopeConfig
 from octavo.models.checkpoint import Checkpoint
-from octavo.models.config import ModelConfig
-from octavo.models.family import EMBEDDING, HEAD, ArrayFunction, Family, TensorNames
+from octavo.models.config import EMBEDDING, HEAD, ModelConfig
+from octavo.models.family import ArrayFunction, Family, TensorNames
 from octavo.models.loader import load_checkpoint
 from octavo.models.registry import family_of
 from octavo.models.tensor_map import source_of

@@ -11,8 +11,8 @@ import numpy as np
 from octavo.base.errors import ModelFileError
 from octavo.layers.module import named_parameters
 from octavo.models.checkpoint import Checkpoint
-from octavo.models.config import ModelConfig
-from octavo.models.family import EACH, EMBEDDING, HEAD, Family, FileValues
+from octavo.models.config import EMBEDDING, HEAD, ModelConfig
+from octavo.models.family import EACH, Family, FileValues
 from octavo.models.registry import family_of
 from octavo.quantization.base import Weight, entry_of, stored_floats, transposed
 

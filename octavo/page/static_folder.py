@@ -1,9 +1,8 @@
 """Write the pictures and documents as a folder that a browser opens from disk, without a server.
 
 From disk a browser runs no modules and fetches no files. So the modules are joined into one script
-(script_bundle.py), and the files that they would fetch into another, which runs first. There is no engine
-to talk to: the chat and the dashboard are left out.
-"""
+(script_bundle.py), and the files that they would fetch into another, which runs first. There is no
+engine to talk to: the chat and the dashboard are left out."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ from octavo.kernels.reference import rmsnorm, rope
 from octavo.layers.linear import Linear
 from octavo.layers.module import Module, named_parameters
 from octavo.layers.tensors import with_tensors
-from octavo.models.family import HEAD
+from octavo.models.config import HEAD
 from octavo.models.registry import CausalLM
 from octavo.quantization.tensors import WeightTensor
 

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from octavo.base.errors import ConfigError
 from octavo.models import footprint
-from octavo.models.family import EMBEDDING, HEAD
+from octavo.models.config import EMBEDDING, HEAD
 from octavo.models.parameters import Parameters
 from octavo.models.registry import CausalLM
 from octavo.quantization.ggml_types import GGMLType

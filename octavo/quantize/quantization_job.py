@@ -16,8 +16,7 @@ from torch import Tensor
 
 from octavo.base.errors import ConfigError
 from octavo.models.checkpoint import Checkpoint, open_checkpoint
-from octavo.models.config import ModelConfig
-from octavo.models.family import EMBEDDING, HEAD
+from octavo.models.config import EMBEDDING, HEAD, ModelConfig
 from octavo.models.footprint import choosable, shapes
 from octavo.models.gguf_export import ExportedMatrix, export_gguf
 from octavo.models.hf_writer import float_tensor, write_hf_folder

@@ -29,8 +29,8 @@ from torch import Tensor
 
 from octavo.base.errors import ConfigError
 from octavo.models.checkpoint import Checkpoint, TensorEntry
-from octavo.models.config import ModelConfig
-from octavo.models.family import EMBEDDING, HEAD, Family, HFNames, TensorNames
+from octavo.models.config import EMBEDDING, HEAD, ModelConfig
+from octavo.models.family import Family, HFNames, TensorNames
 from octavo.models.llama import LlamaForCausalLM
 from octavo.models.loader import load_checkpoint
 from octavo.models.registry import model_class

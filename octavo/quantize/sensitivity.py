@@ -32,7 +32,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from octavo.base.errors import ConfigError
-from octavo.models.family import EMBEDDING, HEAD
+from octavo.models.config import EMBEDDING, HEAD
 from octavo.models.registry import CausalLM
 from octavo.quantize.gptq import gptq
 from octavo.quantize.grid import quantize_to_nearest

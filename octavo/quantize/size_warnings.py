@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from math import prod
 
-from octavo.models.family import HEAD
+from octavo.models.config import HEAD
 from octavo.models.footprint import choosable
 from octavo.models.parameters import Parameters
 from octavo.quantization.ggml_types import GGMLType, block_shape, row_bytes

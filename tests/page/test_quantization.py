@@ -132,7 +132,7 @@ def test_what_was_measured_is_what_the_document_says(tab):
         const { MEASURED } = await import("/static/pictures/measured_loss.js");
         return MEASURED;
     })()""")
-    text = documents.paths()["quantization"].read_text().partition("## What it costs")[2]
+    text = documents.paths()["quantization"].read_text().partition("## Quality")[2]
     lines = [
         [cell.strip() for cell in line.strip("|").split("|")]
         for line in text.partition("\n\n(")[0].splitlines()

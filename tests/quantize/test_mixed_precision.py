@@ -6,7 +6,7 @@ import pytest
 
 from octavo.base.errors import ConfigError
 from octavo.models.checkpoint import open_checkpoint
-from octavo.models.family import EMBEDDING
+from octavo.models.config import EMBEDDING
 from octavo.models.parameters import Parameters
 from octavo.quantize.mixed_precision import MixedPrecisionSearch
 from octavo.quantize.scheme import Scheme

@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 from tiny_transformers import make_model
 
 from octavo.base.errors import ConfigError
-from octavo.models.family import EMBEDDING, HEAD
+from octavo.models.config import EMBEDDING, HEAD
 from octavo.models.loader import load_model
 from octavo.quantize.layerwise_model import LayerwiseModel, keep, linear_names
 from octavo.quantize.scheme import Scheme

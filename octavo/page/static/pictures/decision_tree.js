@@ -62,7 +62,7 @@ export const decisionTree = {
     "They come in the order in which they matter: what fits, the cost of communication between devices, what bounds a step, and what bounds how many requests run at once.",
     "Move a slider until an answer changes: the number on the way says how far you are from that.",
   ],
-  readMore: "planning#how-it-is-computed",
+  readMore: "planning#formulas",
   needs: { model: true, hardware: true },
   controls: [
     { id: "tp", label: "Tensor parallel devices (tp)", kind: "range", choices: [1, 2, 4, 8, 16], value: 1 },
