@@ -211,33 +211,41 @@ def _inverse(names: Mapping[str, str]) -> dict[str, str]:
 class Family:
     """Models that one class runs, and whose files are alike.
 
-    Args: architecture: as ``architectures`` of ``config.json`` has it, and ``ModelConfig``.
-    model_type: likewise; ``registry.py`` has others that are the same in all but name. gguf:
-    ``general.architecture`` of its GGUF files; None where there are none. model: the class, a
-    ``registry.CausalLM``. hf_names: of tensors in folders of safetensors. gguf_names: of tensors in
-    GGUF files. fused: modules whose rows in files are those of several modules here, in their
-    order: ``{"self_attn.qkv_proj": ("self_attn.q_proj", ...)}``, in both kinds of file, by the
-    names that these lead to, unless ``TensorNames`` of one of them say otherwise. hf_fields: from
-    fields of Llama's ``config.json`` to what they are called in the family's. gguf_fields: the same
-    of GGUF metadata, without the architecture before them. hf_defaults: what a field of
-    ``config.json`` means where it is absent, which published configs rely on; by the family's
-    names. hf_ignored: fields that no reader asks for, by the family's names, with what says which
-    of their values mean nothing; any other is refused. gguf_ignored: the same of GGUF metadata.
-    hf_interleaved, gguf_interleaved: whether rope turns neighbours, 2 i and 2 i + 1, in such files;
-    where they differ, rows of queries and keys lie in another order in each. activations: that its
-    MLPs have. norm_plus_one: folders store the weights of norms less one. (GGUF files never do.)
-    next_token_layers: modules for drafting that its checkpoints may have are a layer of the model's
-    own kind; see ``speculation/mtp.py``. exceeds_float16: its activations do, so that what runs it
-    should be given bfloat16. row_order: of a parameter, fused or not, the rows of a folder's tensor
-    in the order in which they are here; None where they lie so. gguf_factors: of a parameter, what
-    GGUF files have multiplied into each of its rows, or into all, of what the config says of it;
-    ``gguf_config``: a config that no longer says that. gguf_needs_head: llama.cpp refuses GGUF
-    files of this kind without a matrix of their own for the output, so that a model whose embedding
-    is that too is written with both. written_gguf_names: those of a file to be, where
-    ``gguf_names`` have several for some, or one is written in pieces. written_gguf_entries: what
-    such a file says, whatever the GGUF file that it is made of says there. from_hf, from_gguf: what
-    is left to be read, see ``ReadConfig``. GGUF's are ``GGUFFields``. to_hf, to_gguf: and to be
-    written."""
+    Args:
+        architecture: as ``architectures`` of ``config.json`` has it, and ``ModelConfig``.
+        model_type: likewise; ``registry.py`` has others that are the same in all but name.
+        gguf: ``general.architecture`` of its GGUF files; None where there are none.
+        model: the class, a ``registry.CausalLM``.
+        hf_names: of tensors in folders of safetensors.
+        gguf_names: of tensors in GGUF files.
+        fused: modules whose rows in files are those of several modules here, in their order:
+            ``{"self_attn.qkv_proj": ("self_attn.q_proj", ...)}``, in both kinds of file, by the
+            names that these lead to, unless ``TensorNames`` of one of them say otherwise.
+        hf_fields: from fields of Llama's ``config.json`` to what they are called in the family's.
+        gguf_fields: the same of GGUF metadata, without the architecture before them.
+        hf_defaults: what a field of ``config.json`` means where it is absent, which published
+            configs rely on; by the family's names.
+        hf_ignored: fields that no reader asks for, by the family's names, with a rule for the
+            values that mean nothing; any other is refused. gguf_ignored: the same of GGUF metadata.
+        hf_interleaved, gguf_interleaved: whether rope turns neighbours, 2 i and 2 i + 1, in such
+            files; where they differ, rows of queries and keys lie in another order in each.
+        activations: that its MLPs have.
+        norm_plus_one: folders store the weights of norms less one. (GGUF files never do.)
+        next_token_layers: modules for drafting that its checkpoints may have are a layer of the
+            model's own kind; see ``speculation/mtp.py``.
+        exceeds_float16: its activations do, so that what runs it should be given bfloat16.
+        row_order: of a parameter, fused or not, the rows of a folder's tensor in the order in which
+            they are here; None where they lie so.
+        gguf_factors: of a parameter, what GGUF files have multiplied into each of its rows, or into
+            all, of what the config says of it; ``gguf_config``: a config that no longer says that.
+        gguf_needs_head: llama.cpp refuses GGUF files of this kind without a matrix of their own for
+            the output, so that a model whose embedding is that too is written with both.
+        written_gguf_names: those of a file to be, where ``gguf_names`` have several for some, or
+            one is written in pieces. written_gguf_entries: what such a file says, whatever the GGUF
+            file that it is made of says there.
+        from_hf, from_gguf: what is left to be read, see ``ReadConfig``. GGUF's are ``GGUFFields``.
+        to_hf, to_gguf: and to be written.
+    """
 
     architecture: str
     model_type: str
