@@ -22,6 +22,7 @@ import numpy as np
 import torch
 
 from octavo.base.errors import ConfigError
+from octavo.base.json_values import finite_or_none
 from octavo.models.checkpoint import open_checkpoint
 from octavo.models.parameters import Parameters
 from octavo.quantize.named_schemes import SCHEMES, CodedRows, named_scheme
@@ -72,7 +73,7 @@ class Exploration:
             "errors": _lists(self.errors),
             "relative_errors": _lists(self.relative_errors),
             "mean_square_error": self.mean_square_error,
-            "snr_db": self.snr_db if math.isfinite(self.snr_db) else None,
+            "snr_db": finite_or_none(self.snr_db),
             "bits_per_weight": self.bits_per_weight,
         }
 
@@ -88,7 +89,7 @@ class SchemePoint:
 
     def as_json(self) -> dict[str, Any]:
         """The fields as numbers. An infinite ``snr_db`` is None."""
-        return {**asdict(self), "snr_db": self.snr_db if math.isfinite(self.snr_db) else None}
+        return {**asdict(self), "snr_db": finite_or_none(self.snr_db)}
 
 
 def explore(

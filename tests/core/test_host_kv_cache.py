@@ -37,7 +37,7 @@ def keys(request, count: int = 2) -> tuple[bytes, ...]:
 
 
 def ask(host: HostKVCache, request):
-    """What it has for a pool that has nothing."""
+    """The blocks that the host KV cache holds for a pool that holds none."""
     found = host.ask(request, [], 0, len(request.token_ids) - 1)
     assert host.violations() == []
     return found

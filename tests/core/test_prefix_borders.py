@@ -1,5 +1,5 @@
-"""What is found of prompts where windows, sights and evictions leave holes: against a plain oracle,
-which knows every prefix by its tokens."""
+"""What is found of prompts where windows, sink windows and evictions leave holes: against a plain
+oracle, which knows every prefix by its tokens."""
 
 from __future__ import annotations
 

@@ -293,7 +293,7 @@ def test_seeds_with_windows_and_a_store(seed, windows, make_engine, make_request
 
 
 # What a model may have, beside all that a workload draws for itself. Layers with windows leave no
-# request a sight of its own; recurrent ones leave no store, and nobody drafts for them.
+# request a sink window of its own; recurrent ones leave no store, and have no drafts.
 MODELS = [
     {"offloads": True, "has_sights": True},
     *({"windows": windows, "offloads": True} for windows in WINDOWS),

@@ -66,7 +66,7 @@ def test_an_engine_says_when_its_next_result_comes():
 def test_a_pipeline_overlaps_batches_but_never_a_request_with_itself():
     def run(depth: int) -> tuple[float, float]:
         engine = make_engine(lambda batch: 1.0, depth=depth, max_num_seqs=2)
-        # One seat of tokens a step: two requests make two batches.
+        # One token a step: two requests make two batches.
         requests = [request(name, 1, 8) for name in "ab"]
         engine.scheduler.config = SchedulerConfig(
             max_num_batched_tokens=1, max_num_seqs=2, max_model_len=64

@@ -165,7 +165,8 @@ def test_what_needs_our_kernels_is_refused(setting, told, folder_of):
 
 
 def test_what_was_evicted_comes_back(folder_of):
-    """From host memory, and with the same answer: where there is a store, the cache has a shelf."""
+    """From host memory, and with the same answer: where there is a store, the cache has host
+    blocks."""
     folder = folder_of("squared relu", CASES["squared relu"])
     settings = {"model_impl": "transformers", "num_blocks": 9, "max_model_len": 96}
     prompts = [[3 + i, *range(60)] for i in range(3)]

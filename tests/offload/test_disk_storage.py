@@ -40,7 +40,7 @@ def open_storage(tmp_path, rows):
 
 
 def ended(storage: DiskStorage) -> list[FinishedTransfer]:
-    """What ends until nothing is under way."""
+    """The transfers that finish until none is under way."""
     found: list[FinishedTransfer] = []
     while storage.wait(1.0):
         found += storage.finished_transfers()

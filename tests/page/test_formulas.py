@@ -433,7 +433,7 @@ def mlp(draw: random.Random) -> DenseMlp | ExpertMlp | None:
 
 
 def a_step(draw: random.Random) -> tuple[list[Span], int]:
-    """Of streams, drafts, prompts, or all of these; of streams alone in several steps, too."""
+    """A batch of streams, drafts, prompts, or all of these; of streams alone, multi-step too."""
     spans: list[Span] = []
     while not spans:
         if draw.random() < 0.7:

@@ -51,7 +51,7 @@ def test_answers_of_one_token_have_no_time_between():
 
 @pytest.mark.parametrize("traffic", [Traffic(2000, 1, rate=6), Traffic(200, 500, rate=60)])
 def test_more_than_can_be_answered_has_no_end(traffic):
-    """Too many prompts, and too many streams for the seats."""
+    """Too many prompts, and too many streams for the batch slots."""
     service = settled(traffic)
     assert not service.is_stable
     assert service.latency().ttft.value == service.latency(99).e2e.value == math.inf

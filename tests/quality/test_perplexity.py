@@ -23,8 +23,8 @@ KERNELS = ["reference", pytest.param("native", marks=needs_native)]
 
 # How the same windows may be run.
 VARIANTS = {
-    "one seat": {"max_num_seqs": 1},
-    "eight seats": {"max_num_seqs": 8},
+    "one slot": {"max_num_seqs": 1},
+    "eight slots": {"max_num_seqs": 8},
     "budget 7": {"max_num_batched_tokens": 7, "max_num_seqs": 8},
     "budget 1": {"max_num_batched_tokens": 1},
     "tiny pool": {"num_blocks": 3, "max_num_seqs": 8},
@@ -91,7 +91,7 @@ def test_native_kernels_give_the_same_bits_however_windows_are_run(load, text) -
     settings = {"kernels": "native", "enable_chunked_prefill": True}
     plain = load(CTX, **settings)
     windows = windows_of(plain, text[:800], score="all")
-    assert len(windows) > 8  # more than there are seats
+    assert len(windows) > 8  # more than there are slots
     expected = score_windows(plain.engine, windows)
     for name, variant in VARIANTS.items():
         scores = score_windows(load(CTX, **settings | variant).engine, windows)

@@ -45,7 +45,7 @@ def erlang_c(servers: int, offered: float) -> float:
 
 
 def run_m_m_k(servers: int, rate: float, num: int):
-    """Arrivals, service times and waits: so many replicas with one seat each, and one queue, which
+    """Arrivals, service times and waits: so many replicas with one slot each, and one queue, which
     is with the clients."""
     rng = random.Random(7)
     seconds = [rng.expovariate(1 / SERVICE_S) for _ in range(num)]

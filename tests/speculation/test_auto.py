@@ -1,4 +1,4 @@
-"""What is drafted, how far, and that requests rest where drafts do not pay."""
+"""The choice of drafts and their lengths, and requests that rest where drafts do not pay."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ def test_who_has_gained_by_asking_is_asked_on_for_longer():
 
 
 def test_where_steps_are_long_asking_costs_nothing_and_goes_on():
-    """Of several requests, none of which could take several steps at once."""
+    """Several requests, none of which could decode several steps in one call."""
     nothing = Oracle(length=0)
     proposer = AutoProposer([nothing])
     requests = [request_of(name) for name in "ab"]

@@ -22,7 +22,7 @@ PADDING, NOISE = 2, 0x5A5A5A5A
 
 
 def upload(arrays: SamplingArrays, device: str, num_rows: int) -> SamplingTensors:
-    """Tensors of what an arrays object holds, every row at the seat of its index."""
+    """Tensors of what an arrays object holds, every row at the slot of its index."""
 
     def tensor(array: torch.Tensor | None) -> torch.Tensor | None:
         return None if array is None else array.to(device)

@@ -33,15 +33,15 @@ def line_cost(
     return step_time
 
 
-def serve(step_time, traffic: Traffic, seats: BatchSlots, num_requests: int, seed: int = 0):
+def serve(step_time, traffic: Traffic, slots: BatchSlots, num_requests: int, seed: int = 0):
     """The requests of a run: all at once, or at random at the rate of the traffic."""
     num_blocks = num_requests * (traffic.total_len // 16 + 2)
     clock = VirtualClock()
     config = SchedulerConfig(
-        max_num_batched_tokens=seats.max_num_batched_tokens,
-        max_num_seqs=seats.max_num_seqs,
+        max_num_batched_tokens=slots.max_num_batched_tokens,
+        max_num_seqs=slots.max_num_seqs,
         max_model_len=traffic.total_len,
-        target_step_seconds=seats.target_step_seconds,
+        target_step_seconds=slots.target_step_seconds,
     )
     executor = SimulatedExecutor(lambda batch: step_time(batch.items).value, clock, num_blocks)
     scheduler = Scheduler(config, BlockManager(num_blocks, 16, NoPrefixCache()))

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from octavo.base.fields import Fields
+from octavo.base.json_values import finite_or_none
 from octavo.kernels.fused_ops import FusedNorm, WeightRef
 from octavo.kernels.recorder import RopeTable, Tape, Value
 from octavo.models.config import ModelConfig
@@ -166,7 +167,7 @@ class OpFields:
         """A number that may be infinite, which JSON does not know: then it is left out."""
         self.field(
             name,
-            lambda bound: bound if math.isfinite(bound) else None,
+            finite_or_none,
             lambda f, key: f.number(key, math.inf, above=-1e-18),
         )
 

@@ -89,7 +89,7 @@ class TableEngine:
         return True
 
     def _step(self):
-        """Of those that have a seat: each loner by itself, and then the rest."""
+        """The requests with a slot: each isolated one by itself, and then the rest."""
         begun = list(self.jobs)[:NUM_SEATS]
         loners = [[name] for name in begun if self.jobs[name].is_alone]
         for names in [*loners, [name for name in begun if not self.jobs[name].is_alone]]:
