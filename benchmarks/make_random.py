@@ -21,10 +21,9 @@ import numpy as np
 
 from octavo.hub import DEFAULT_MODEL, resolve
 from octavo.layers.module import named_parameters
-from octavo.models.config import ModelConfig
+from octavo.models.config import HEAD, ModelConfig
 from octavo.models.config_hf import config_from_hf
 from octavo.models.config_to_gguf import gguf_config
-from octavo.models.family import HEAD
 from octavo.models.gguf import GGUFFile
 from octavo.models.gguf_writer import TensorToWrite, write_gguf
 from octavo.models.parameters import file_tensors
