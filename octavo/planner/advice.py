@@ -139,7 +139,7 @@ def _fewer_bits(deployment: Deployment, traffic: Traffic) -> Iterator[_Change]:
 
 
 def _smaller_kv(deployment: Deployment, traffic: Traffic) -> Iterator[_Change]:
-    """Keep keys and values in 8 bits: more requests fit, and less is read for each."""
+    """Keep the KV cache in 8 bits: more requests fit, and less is read for each."""
     precision = deployment.precision
     kv = precision_of(deployment.spec, None, deployment.profile.kv_dtype("fp8")).kv
     changed = replace(deployment, precision=replace(precision, kv=kv))
@@ -150,7 +150,7 @@ def _smaller_kv(deployment: Deployment, traffic: Traffic) -> Iterator[_Change]:
             f"requests of {traffic.total_len:,} tokens fit"
         )
         trial = AdviceTrial({"kv_cache_dtype": "fp8"})
-        yield _Change("keep keys and values in fp8", why, changed, trial)
+        yield _Change("keep the KV cache in fp8", why, changed, trial)
 
 
 def _other_layouts(deployment: Deployment) -> Iterator[_Change]:
@@ -277,7 +277,7 @@ def _with_fewer_bits(deployment: Deployment) -> Iterator[tuple[list[str], Deploy
     caches = [("", now.kv)]
     fp8 = precision_of(spec, None, deployment.profile.kv_dtype("fp8")).kv
     if fp8 != now.kv:
-        caches.append(("keep keys and values in fp8", fp8))
+        caches.append(("keep the KV cache in fp8", fp8))
     for name in ("", "fp8", "int4"):
         if name == "fp8" and "fp8" not in deployment.device.peaks:
             continue
@@ -409,7 +409,7 @@ def _sharing_prompts(verdict: Verdict, slo: Slo) -> Iterator[tuple[float, Advice
     yield (
         math.log(service.latency().e2e.value / after.service.latency().e2e.value),
         Advice(
-            "have requests begin with the same text, and cache its keys and values",
+            "have requests begin with the same text, and cache that prefix",
             f"prompts take {service.prefill_share:.0%} of the time of the device",
             f"TTFT {ms(before_s)} → {ms(after_s)}, where the first {shared:,} "
             "tokens of prompts are known",

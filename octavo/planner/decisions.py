@@ -16,7 +16,7 @@ from octavo.planner.figures import gib, ms
 from octavo.planner.traffic import Traffic
 from octavo.planner.verdict import Verdict
 
-# Share of the usable memory that should be left for keys and values.
+# Share of the usable memory that should be left for the KV cache.
 _ROOMY = 0.2
 
 
@@ -60,7 +60,7 @@ def _fits_one_device(deployment: Deployment, traffic: Traffic) -> ServingDecisio
     fitting = one.max_concurrency(traffic.total_len)
     fits = share >= _ROOMY and fitting >= (traffic.concurrency or 1)
     return ServingDecision(
-        "does one device hold it, with a fifth of the memory left for keys and values?",
+        "does one device hold it, with a fifth of the memory left for the KV cache?",
         fits,
         f"{gib(memory.weights_bytes)} of weights leave {share:.0%} of "
         f"{gib(memory.usable_bytes)}: {fitting:,} requests of {traffic.total_len:,} tokens",
@@ -159,10 +159,10 @@ def _is_short_of_cache(deployment: Deployment, traffic: Traffic) -> ServingDecis
     fitting = deployment.max_concurrency(traffic.total_len)
     slots = deployment.settled.max_num_seqs * deployment.num_groups
     return ServingDecision(
-        "is memory for keys and values what bounds how many run at once?",
+        "does the KV cache bound how many requests run at once?",
         fitting < slots,
         f"{fitting:,} requests of {traffic.total_len:,} tokens fit, and there are {slots:,} slots",
-        "keys and values of 8 bits, or a larger share of the memory"
+        "a KV cache of 8 bits, or a larger share of the memory"
         if fitting < slots
         else "slots (max_num_seqs) do",
     )

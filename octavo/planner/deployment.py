@@ -102,7 +102,7 @@ class Deployment:
         return self.steps.cost(chunks).total
 
     def max_concurrency(self, total_len: int) -> int:
-        """Number of requests of ``total_len`` tokens whose keys and values fit, in all replicas and
+        """Number of requests of ``total_len`` tokens whose KV cache fits, in all replicas and
         copies."""
         return self.memory.max_concurrency(total_len) * self.parallel.dp * self.replicas
 

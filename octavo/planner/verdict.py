@@ -136,7 +136,7 @@ def _does_not_fit(deployment: Deployment, traffic: Traffic) -> Binding | None:
     if not fitting:  # where some have room, others wait for it
         return Binding(
             "kv",
-            f"{gib(memory.kv_bytes)} a device do not hold the keys and values of one request of "
+            f"{gib(memory.kv_bytes)} a device do not hold the KV cache of one request of "
             f"{total_len:,} tokens",
         )
     return None
@@ -160,7 +160,7 @@ def _overload(deployment: Deployment, traffic: Traffic) -> Binding:
         )
     return Binding(
         "kv",
-        f"the keys and values of {fitting:,} requests of {traffic.total_len:,} tokens fit, and "
+        f"the KV cache of {fitting:,} requests of {traffic.total_len:,} tokens fits, and "
         f"{traffic.rate:g} requests a second make more than that run at once",
     )
 

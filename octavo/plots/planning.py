@@ -66,8 +66,8 @@ def plan_figure(plan: Plan, *, title: str) -> Figure:
 
 
 def _draw_memory(axes: Axes, memory: MemoryPlan) -> None:
-    """Draw from the top down the memory, and what is taken from it, until keys and values
-    are left."""
+    """Draw from the top down the memory, and what is taken from it, until the KV cache is
+    left."""
     usable, kept_back = memory.usable_bytes, memory.kept_back_bytes
     after_weights = usable - memory.weights_bytes
     left = after_weights - kept_back
@@ -77,7 +77,7 @@ def _draw_memory(axes: Axes, memory: MemoryPlan) -> None:
         ("may be used", 0, usable, PALE),
         ("weights", after_weights, usable, BLUE),
         *([("kept back for steps", left, after_weights, ORANGE)] if kept_back else []),
-        ("keys and values" if left >= 0 else "missing", 0, pool, GREEN if left >= 0 else ORANGE),
+        ("KV cache" if left >= 0 else "missing", 0, pool, GREEN if left >= 0 else ORANGE),
     ]
     places = range(len(rows), 0, -1)
     for place, (_, begin, end, color) in zip(places, rows, strict=True):

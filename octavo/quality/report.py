@@ -1,7 +1,7 @@
 """Quality and speed of a quantized model, measured beside the model that it was made of.
 
 Quality is that of ``octavo perplexity``, with every token of a window scored; with exact
-activations, keys and values, so that only the weights are judged. Speed is that of one stream with
+activations and the KV cache, so that only the weights are judged. Speed is that of one stream with
 the default settings, of both models in turns, so that a shared machine slows down both.
 """
 

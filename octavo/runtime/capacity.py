@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from octavo.models.config import ModelConfig
     from octavo.runtime.memory_ledger import MemoryLedger
 
-# What results call the types of cached keys and values; those that are not here have one name.
+# What results call the types of the KV cache; those that are not here have one name.
 _KV_DTYPES = {"f32": "float32", "bf16": "bfloat16"}
 
 _NO_KERNELS_FOR_SINKS = "the kernels of a GPU do not know sinks: set kernels to reference"
@@ -169,7 +169,7 @@ def cpu_kv_most(free: int) -> int:
 
 
 def kv_dtype_of(spec: RankSpec, is_native: bool) -> str:
-    """Return the type of cached keys and values by its full name, such as ``bfloat16``."""
+    """Return the type of the KV cache by its full name, such as ``bfloat16``."""
     if spec.kv_cache_dtype == "auto":
         # Beside activations of 15 bits, bfloat16 would lose the most precision.
         return "bfloat16" if is_native and spec.activations != "int16" else spec.dtype

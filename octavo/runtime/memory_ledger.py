@@ -1,6 +1,6 @@
 """A ledger of a GPU's memory: a line for each use, and the rest for the KV cache.
 
-    keys and values = utilization x total - all other lines
+    KV cache = utilization x total - all other lines
 
 A line is counted from shapes, measured by the driver or the allocator, or estimated where neither
 is possible. A backend declares its lines before it allocates the memory
@@ -22,7 +22,7 @@ LineSource = Literal["counted", "measured", "estimated"]
 
 # Names of lines that several modules use.
 WEIGHTS = "weights"
-KV = "keys and values"
+KV = "KV cache"
 GRAPHS = "recorded graphs"
 STEP = "a step"  # its allocations beyond all lines
 
@@ -94,7 +94,7 @@ class MemoryLedger:
         """Raise ConfigError if not even one block of ``num_bytes`` is left for the KV pool."""
         if self.kv_bytes < num_bytes:
             missing = gib(num_bytes - self.kv_bytes)
-            raise self.out_of_memory(KV, f"{missing} are missing for their first block")
+            raise self.out_of_memory(KV, f"{missing} are missing for its first block")
 
     def check_pool(self, num_bytes: int) -> None:
         """Raise ConfigError if a KV pool of ``num_bytes`` does not fit on the GPU, regardless of

@@ -139,7 +139,7 @@ def _engine_settings(placement: _Placement, engine: Mapping[str, Any]) -> dict[s
         raise ConfigError(
             f"{spec.name} does not fit {device.name}: of {held.usable_bytes / 1e9:.1f} GB that may "
             f"be used, its weights take {held.weights_bytes / 1e9:.1f} GB, and nothing is left for "
-            "keys and values: choose more devices (--tp), larger ones, or a --quantization"
+            "the KV cache: choose more devices (--tp), larger ones, or a --quantization"
         )
     settings = {name: value for name, value in engine.items() if name != "kv_cache_memory"}
     settings |= {"num_blocks": num_blocks, "block_size": held.block_size}

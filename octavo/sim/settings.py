@@ -46,7 +46,7 @@ class FleetSettings:
     quantization: str | None = option(
         None, "of the weights: fp8, int4-g128, Q4_K_M, …; default: as the model is"
     )
-    kv_cache_dtype: str | None = option(None, "type of cached keys and values")
+    kv_cache_dtype: str | None = option(None, "type of the KV cache")
     replicas: int | None = option(
         None,
         "whole engines, each with devices of its own; default: as many as there are devices for",

@@ -34,7 +34,7 @@ def test_what_is_advised_does_what_it_says():
 
 def test_nothing_is_advised_that_was_done():
     advice = advised("llama-3.1-8b", "h100-sxm", quantization="int4", kv_cache_dtype="fp8")
-    assert not any("quantize" in what or "keys and values in" in what for what in advice)
+    assert not any("quantize" in what or "the KV cache in" in what for what in advice)
 
 
 def test_speculative_decoding_is_for_few_at_once():

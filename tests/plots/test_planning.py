@@ -29,7 +29,7 @@ def test_what_is_taken_from_memory_leaves_that_of_keys_and_values():
     memory = planned.deployment.memory
     axes = plan_figure(planned, title="").axes[0]
     total, usable, weights, kept_back, kv = spans(axes)
-    assert names(axes)[2:] == ["weights", "kept back for steps", "keys and values"]
+    assert names(axes)[2:] == ["weights", "kept back for steps", "KV cache"]
     assert (total[1], usable[1]) == (memory.total_bytes, memory.usable_bytes)
     assert weights == (usable[1] - memory.weights_bytes, usable[1])
     assert kept_back == (weights[0] - memory.kept_back_bytes, weights[0])

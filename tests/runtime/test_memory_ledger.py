@@ -85,7 +85,7 @@ def test_no_room_for_keys_and_values_names_lines_and_flags():
     with pytest.raises(ConfigError) as refused:
         ledger.check_first_block(2 * MIB)
     said = str(refused.value)
-    assert "not suffice for keys and values: 0.96 GiB are missing" in said
+    assert "not suffice for KV cache: 0.96 GiB are missing" in said
     assert "21.00 GiB to weights" in said and "--gpu-memory-utilization" in said
     for flag in ("--max-num-batched-tokens", "--max-num-seqs", "--enforce-eager"):
         assert flag in said
@@ -130,13 +130,13 @@ def test_an_engine_is_sized_by_the_ledger(rank, tiny_model):
     left = int(0.9 * 4 * GIB) - 2 * GIB - GIB // 2 - planned
     assert capacity.kv_memory_bytes == capacity.ledger.kv_bytes == left
     config = resolve(EngineArgs(model=str(tiny_model)), capacity)
-    assert any("keys and values" in choice for choice in config.choices)
+    assert any("KV cache" in choice for choice in config.choices)
 
 
 def test_a_pool_that_does_not_fit_is_refused_before_it_is_allocated(rank):
     num_blocks = 2 * GIB // (16 * rank.capacity.kv_bytes_per_token)
     limits = RankLimits(num_blocks, 4, 64, 32)
-    with pytest.raises(ConfigError, match="not suffice for keys and values: a pool of 2.00 GiB"):
+    with pytest.raises(ConfigError, match="not suffice for KV cache: a pool of 2.00 GiB"):
         rank.start(limits)
 
 
@@ -152,7 +152,7 @@ def test_a_block_of_some_layers_takes_less_of_the_pool(rank):
 
 
 def test_what_the_ledger_did_not_foresee_is_told_by_it(rank):
-    with pytest.raises(ConfigError, match="not suffice for keys and values: CUDA out of memory"):
+    with pytest.raises(ConfigError, match="not suffice for KV cache: CUDA out of memory"):
         rank.start(RankLimits(4, 4, 64, 32))
 
 
@@ -185,7 +185,7 @@ def test_a_step_without_memory_ends_its_request_by_the_ledger(rank, monkeypatch,
     engine.step()
     assert request.error is not None
     assert "not suffice for a step: CUDA out of memory; of 4.00 GiB" in request.error
-    assert "to keys and values: try a smaller --gpu-memory-utilization" in request.error
+    assert "to KV cache: try a smaller --gpu-memory-utilization" in request.error
     assert "--max-num-batched-tokens" in request.error
 
 

@@ -98,7 +98,7 @@ export function roofline(steps) {
 }
 
 export function memory({ total_bytes: total, kv_bytes: kv, lines }) {
-  const parts = lines.filter(({ name }) => name !== "keys and values");
+  const parts = lines.filter(({ name }) => name !== "KV cache");
   const blocks = [...parts.map(({ name, bytes }) => ({ size: bytes, label: name })), { size: kv, label: "KV cache" }];
   const taken = blocks.reduce((sum, { size }) => sum + size, 0);
   if (total > taken) blocks.push({ size: total - taken, label: "not octavo's", isFaint: true });
