@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from hash_model import HashExecutor, expected_tokens
 
 import octavo
 from octavo.core.batch import StepOutput
@@ -15,7 +16,6 @@ from octavo.core.clock import VirtualClock, WallClock
 from octavo.core.executor import ExecutorAround, FinishedStep
 from octavo.core.request import FinishReason
 from octavo.core.sampling_params import SamplingParams
-from octavo.executor.hash_model import HashExecutor, expected_tokens
 
 
 class FaultyExecutor(HashExecutor):
@@ -389,7 +389,7 @@ def test_the_audit_needs_no_asserts():
 from octavo.core.block_manager import BlockManager
 from octavo.core.engine import Engine
 from octavo.core.scheduler import Scheduler, SchedulerConfig
-from octavo.executor.hash_model import HashExecutor
+from hash_model import HashExecutor
 from octavo.base.errors import EngineError
 
 blocks = BlockManager(8, 4)
