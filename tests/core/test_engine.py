@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import ast
 import math
+import os
 import subprocess
 import sys
 from functools import partial
@@ -402,7 +403,11 @@ except EngineError as error:
     print(engine.num_invariant_violations, error)
 """
     result = subprocess.run(
-        [sys.executable, "-O", "-c", code], capture_output=True, text=True, check=True
+        [sys.executable, "-O", "-c", code],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
     )
     words = "reference counts and block tables disagree"
     assert result.stdout == f"1 the block pool is damaged: {words}\n"
