@@ -180,9 +180,10 @@ def byte_tokenizer(tiny_model) -> Any:
 def hash_engine(byte_tokenizer) -> Callable[..., Any]:
     """Makes a text engine over the hash model, which knows 97 tokens and no end of text;
     ``around`` its executor there may be another; keyword arguments are the scheduler's."""
+    from hash_model import HashExecutor
+
     from octavo.assembly.engine import build_engine
     from octavo.core.scheduler import SchedulerConfig
-    from octavo.executor.hash_model import HashExecutor
     from octavo.serving.text_engine import TextEngine
     from octavo.settings.engine import CacheConfig, EngineConfig
 

@@ -6,6 +6,7 @@ import time
 from types import SimpleNamespace
 
 import pytest
+from hash_model import expected_tokens
 
 from octavo import (
     LLM,
@@ -16,7 +17,6 @@ from octavo import (
     async_llm,
 )
 from octavo.base.errors import EngineError, InvalidRequestError, QueueFullError
-from octavo.executor.hash_model import expected_tokens
 from octavo.serving.output_builder import OutputBuilder
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)

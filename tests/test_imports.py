@@ -31,7 +31,7 @@ def loaded_modules(*statements: str) -> list[set[str]]:
 LIGHT = (
     "import octavo",
     "import octavo.core.engine, octavo.core.scheduler",
-    "import octavo.executor.simulated, octavo.executor.hash_model, octavo.cost.step_cost",
+    "import octavo.executor.simulated, octavo.cost.step_cost",
     "import octavo.models.footprint, octavo.cost.loaded_model, octavo.cost.hardware_table",
     "import octavo.cost.memory, octavo.cost.open_spec, octavo.cost.rank",
     "import octavo.workload.datasets, octavo.measure.load_report, octavo.measure.serve_report",

@@ -6,6 +6,7 @@ import random
 from dataclasses import replace
 
 import pytest
+from hash_model import FunctionProposer, HashDrafts, HashExecutor, expected_tokens
 
 from octavo.core.block_manager import BlockManager
 from octavo.core.clock import VirtualClock
@@ -15,7 +16,6 @@ from octavo.core.prefix_cache import RadixPrefixCache
 from octavo.core.request import Request
 from octavo.core.sampling_params import SamplingParams
 from octavo.core.scheduler import Scheduler, SchedulerConfig
-from octavo.executor.hash_model import FunctionProposer, HashDrafts, HashExecutor, expected_tokens
 from octavo.executor.simulated import SimulatedExecutor
 from octavo.models.loader import load_model
 from octavo.runtime.acceptance import SyntheticAcceptance

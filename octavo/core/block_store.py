@@ -19,7 +19,6 @@ import hashlib
 from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
 
 from octavo.core.request import Request
@@ -79,24 +78,26 @@ class StoreStats:
 
 
 class BlockStore(Protocol):
-    """A store of evicted blocks, as the block manager calls it. Single-threaded, like the
-    manager."""
+    """A store of evicted blocks, as the block manager calls it; by default one that keeps nothing.
+
+    Single-threaded, like the manager.
+    """
 
     @property
     def figures(self) -> Mapping[str, Any]:
         """The store's fields of ``StepStats``, by name."""
-        ...
+        return {}
 
     @property
     def saves_ahead(self) -> bool:
         """True if the store outlives the pool, so that blocks which the pool still has are worth
         saving."""
-        ...
+        return False
 
     @property
     def has_room(self) -> bool:
         """True if a block that is offered now will be kept, as far as that can be known."""
-        ...
+        return False
 
     def offer(
         self,
@@ -110,7 +111,7 @@ class BlockStore(Protocol):
         None if the store has no room, or has the content already. ``key_of`` and ``key_before`` are
         those of ``PrefixCache``.
         """
-        ...
+        return None
 
     def ask(
         self, request: Request, path: Sequence[Sequence[int]], num_known: int, limit: int
@@ -121,64 +122,33 @@ class BlockStore(Protocol):
         can be used without a store. Blocks on a disk begin to be read, if that is worth while. The
         answer holds until the next call.
         """
-        ...
+        return NOTHING_STORED
 
     def take(self, stored: Stored) -> Sequence[int]:
         """Return the blocks to copy the parts from; they keep their content until the copies are
         settled."""
-        ...
+        return ()
 
     def settle(self, copies: Iterable[tuple[int, int]], *, are_done: bool) -> None:
         """Note the end of a step with these copies. ``are_done=False``: they may or may not have
         been made."""
-        ...
+        return None
 
     def wait(self, seconds: float) -> bool:
         """Wait until a read or a write has ended; False if none is under way."""
-        ...
+        return False
 
     def violations(self) -> Sequence[str]:
         """Return every inconsistency, normally none. Takes time in proportion to the store's
         blocks."""
-        ...
-
-    def close(self) -> None: ...
-
-
-class NoBlockStore:
-    """A store that keeps nothing: evicted blocks are lost."""
-
-    figures: Mapping[str, int] = MappingProxyType({})
-    saves_ahead = False
-    has_room = False
-
-    def offer(
-        self,
-        block_id: int,
-        key_of: Callable[[int], bytes],
-        key_before: Callable[[int], bytes | None] = lambda _: None,
-    ) -> int | None:
-        return None
-
-    def ask(
-        self, request: Request, path: Sequence[Sequence[int]], num_known: int, limit: int
-    ) -> Stored:
-        return NOTHING_STORED
-
-    def take(self, stored: Stored) -> Sequence[int]:
-        return ()
-
-    def settle(self, copies: Iterable[tuple[int, int]], *, are_done: bool) -> None:
-        pass
-
-    def wait(self, seconds: float) -> bool:
-        return False
-
-    def violations(self) -> Sequence[str]:
         return ()
 
     def close(self) -> None:
-        pass
+        return None
+
+
+class NoBlockStore(BlockStore):
+    """A store that keeps nothing: evicted blocks are lost."""
 
 
 def root_key(salt: str) -> bytes:

@@ -32,27 +32,30 @@ class FinishedTransfer(NamedTuple):
 
 
 class KVStorage(Protocol):
-    """A storage behind the host cache, which reads and writes the cache's places asynchronously."""
+    """A storage behind the host cache, which reads and writes the cache's places asynchronously; by
+    default one that keeps nothing."""
 
     @property
-    def num_errors(self) -> int: ...
+    def num_errors(self) -> int:
+        return 0
 
     @property
     def room(self) -> int:
         """Number of blocks that it would accept for writing now."""
-        ...
+        return 0
 
     @property
     def is_stuck(self) -> bool:
         """True if a transfer takes so long that no request should wait for it."""
-        ...
+        return False
 
     @property
     def read_seconds(self) -> float:
         """Recent time of reading one block, in seconds."""
-        ...
+        return 0.0
 
-    def __contains__(self, key: bytes) -> bool: ...
+    def __contains__(self, key: bytes) -> bool:
+        return False
 
     def write(self, key: bytes, place: int, before: bytes | None = None) -> bool:
         """Begin to write the block of a place. False: too many are waiting to be written already.
@@ -60,23 +63,27 @@ class KVStorage(Protocol):
         ``before`` is the key of the block without which this one is of no use, if there is one: a
         storage that fails to keep a block need not keep those that follow it.
         """
-        ...
+        return False
 
     def read(self, key: bytes, place: int) -> None:
         """Begin to read a block into a place."""
-        ...
+        raise AssertionError("nothing was written")
 
     def finished_transfers(self) -> Sequence[FinishedTransfer]:
         """Return the transfers that have ended since the last call."""
-        ...
+        return ()
 
     def wait(self, seconds: float) -> bool:
         """Wait until a transfer has ended; False if none is under way."""
-        ...
+        return False
 
     def close(self) -> None:
         """Finish the transfers under way, if that takes little time."""
-        ...
+        return None
+
+
+class _NoStorage(KVStorage):
+    """A storage that keeps nothing."""
 
 
 class RestoreRule(Protocol):
@@ -315,30 +322,3 @@ class HostKVCache:
         if named != {**self._held, **self._coming}:
             found.append("keys and places of the host KV cache disagree")
         return found
-
-
-class _NoStorage:
-    """A storage that keeps nothing."""
-
-    num_errors = 0
-    room = 0
-    is_stuck = False
-    read_seconds = 0.0
-
-    def __contains__(self, key: bytes) -> bool:
-        return False
-
-    def write(self, key: bytes, place: int, before: bytes | None = None) -> bool:
-        return False
-
-    def read(self, key: bytes, place: int) -> None:
-        raise AssertionError("nothing was written")
-
-    def finished_transfers(self) -> Sequence[FinishedTransfer]:
-        return ()
-
-    def wait(self, seconds: float) -> bool:
-        return False
-
-    def close(self) -> None:
-        pass

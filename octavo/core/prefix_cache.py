@@ -51,8 +51,10 @@ class MissReason(Enum):
 
 
 class PrefixCache(Protocol):
-    """A prefix cache, as the block manager calls it. Reference counts are the manager's own
-    business."""
+    """A prefix cache, as the block manager calls it; by default one that remembers nothing.
+
+    Reference counts are the manager's own business.
+    """
 
     def match(self, token_ids: Sequence[int], limit: int, salt: str) -> Sequence[Sequence[int]]:
         """Return the longest known prefix, at most ``limit`` tokens of it, as blocks that follow
@@ -61,18 +63,18 @@ class PrefixCache(Protocol):
 
         Changes nothing. The answer holds until the next ``publish`` or ``forget``.
         """
-        ...
+        return ()
 
     def path(self, token_ids: Sequence[int], limit: int, salt: str) -> Sequence[Sequence[int]]:
         """Return what ``match`` returns and what is still there behind it: any block may be
         ``GONE``."""
-        ...
+        return ()
 
     def why_no_more(
         self, token_ids: Sequence[int], num_found: int, limit: int, salt: str
     ) -> MissReason:
         """Return the reason why ``match`` found no more than ``num_found`` tokens."""
-        ...
+        return MissReason.OFF
 
     def publish(
         self,
@@ -88,49 +90,54 @@ class PrefixCache(Protocol):
         Returns the blocks that now stand for this content: ``block_ids``, or those that were there
         before. In the second case the caller takes these and releases its own.
         """
-        ...
+        return block_ids
 
     def forget(self, block_id: int) -> int:
         """Drop a block whose content is about to be overwritten. Returns the slot of the state that
         goes with it, or NO_STATE."""
-        ...
+        raise AssertionError("nothing was published")
 
-    def __contains__(self, block_id: int) -> bool: ...
+    def __contains__(self, block_id: int) -> bool:
+        return False
 
     def count_hit(self, block_id: int) -> None:
         """Count a request that found the prefix which ends with this known block."""
-        ...
+        raise AssertionError("nothing was published")
 
     def largest_parts(self, most: int) -> Sequence[PrefixPart]:
         """Return the largest parts of the cache, for a picture of it."""
-        ...
+        return ()
 
     def key_of(self, block_id: int) -> bytes:
         """Return the key of a known block (``block_store.part_key``)."""
-        ...
+        raise AssertionError("nothing was published")
 
     def key_before(self, block_id: int) -> bytes | None:
         """Return the key of the block without which a known one is of no use: the one before it, in
         a group that sees all positions. None for the first of a prompt, and in groups with a
         window."""
-        ...
+        raise AssertionError("nothing was published")
 
     def keep_state(self, block_id: int, slot: int) -> bool:
         """Offer the state at the end of a block of the first group. Returns False if the block has
         one already."""
-        ...
+        return False
 
     def state_of(self, block_id: int) -> int:
         """Return the slot of the state at the end of a block of the first group, or NO_STATE."""
-        ...
+        return NO_STATE
 
     def has_state(self, slot: int) -> bool:
         """Return whether a slot holds a state that is kept."""
-        ...
+        return False
 
     def forget_state(self, slot: int) -> None:
         """Drop a state that is kept, but not its blocks."""
-        ...
+        raise AssertionError("no state was kept")
+
+
+class NoPrefixCache(PrefixCache):
+    """A cache that remembers nothing: every request computes its whole prompt."""
 
 
 class _Node:
@@ -366,57 +373,3 @@ class RadixPrefixCache:
             tokens[:0] = node.tokens
             node = node.parent
         return tokens
-
-
-class NoPrefixCache:
-    """A cache that remembers nothing: every request computes its whole prompt."""
-
-    def match(self, token_ids: Sequence[int], limit: int, salt: str) -> Sequence[Sequence[int]]:
-        return ()
-
-    def path(self, token_ids: Sequence[int], limit: int, salt: str) -> Sequence[Sequence[int]]:
-        return ()
-
-    def why_no_more(
-        self, token_ids: Sequence[int], num_found: int, limit: int, salt: str
-    ) -> MissReason:
-        return MissReason.OFF
-
-    def publish(
-        self,
-        parent_block: int | None,
-        tokens: Sequence[tuple[int, ...]],
-        block_ids: Sequence[Sequence[int]],
-        salt: str,
-    ) -> Sequence[Sequence[int]]:
-        return block_ids
-
-    def forget(self, block_id: int) -> int:
-        raise AssertionError("nothing was published")
-
-    def key_of(self, block_id: int) -> bytes:
-        raise AssertionError("nothing was published")
-
-    def key_before(self, block_id: int) -> bytes | None:
-        raise AssertionError("nothing was published")
-
-    def __contains__(self, block_id: int) -> bool:
-        return False
-
-    def count_hit(self, block_id: int) -> None:
-        raise AssertionError("nothing was published")
-
-    def largest_parts(self, most: int) -> Sequence[PrefixPart]:
-        return ()
-
-    def keep_state(self, block_id: int, slot: int) -> bool:
-        return False
-
-    def state_of(self, block_id: int) -> int:
-        return NO_STATE
-
-    def has_state(self, slot: int) -> bool:
-        return False
-
-    def forget_state(self, slot: int) -> None:
-        raise AssertionError("no state was kept")

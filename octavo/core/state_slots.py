@@ -48,7 +48,7 @@ _LAST_SNAPSHOTS = 2
 
 
 class States(Protocol):
-    """The state slots, as the scheduler and the block manager call them.
+    """The state slots, as the scheduler and the block manager call them; by default there are none.
 
     ``exist``: whether the model has recurrent layers.
     """
@@ -59,36 +59,36 @@ class States(Protocol):
     def admit(self, request: Request, snapshot: int) -> bool:
         """Give a request its slots, the first of which it reads: a snapshot, or NO_STATE. Returns
         False, and changes nothing, if there are too few."""
-        ...
+        return True
 
     def cut(self, request: Request, start: int, num_tokens: int) -> int:
         """Return how many of ``num_tokens`` tokens from position ``start`` on one step may
         compute."""
-        ...
+        return num_tokens
 
     def begin(self, request: Request) -> StateStep | None:
         """Return the slots of one more step; None for a model without states."""
-        ...
+        return None
 
     def end(self, request: Request) -> None:
         """Note that the oldest step in flight has ended."""
-        ...
+        return None
 
     def withdraw(self, request: Request) -> None:
         """Forget the last step in flight."""
-        ...
+        return None
 
     def keep(self, request: Request, block_id: int) -> None:
         """Offer the state at the end of the computed tokens, which end with this block."""
-        ...
+        return None
 
     def drop(self, slot: int) -> None:
         """Note that the prefix cache has forgotten a snapshot; NO_STATE is none."""
-        ...
+        return None
 
     def free(self, request: Request) -> None:
         """Take back all slots of a request."""
-        ...
+        return None
 
     @property
     def num_used(self) -> int:
@@ -97,41 +97,14 @@ class States(Protocol):
 
     def violations(self, requests: Iterable[Request]) -> Iterator[str]:
         """Yield every inconsistency. ``requests`` are all that may hold slots."""
-        ...
+        return iter(())
 
 
-class NoStates:
+class NoStates(States):
     """The state slots of models without recurrent layers."""
 
     exist = False
     num_used = 0
-
-    def admit(self, request: Request, snapshot: int) -> bool:
-        return True
-
-    def cut(self, request: Request, start: int, num_tokens: int) -> int:
-        return num_tokens
-
-    def begin(self, request: Request) -> StateStep | None:
-        return None
-
-    def end(self, request: Request) -> None:
-        pass
-
-    def withdraw(self, request: Request) -> None:
-        pass
-
-    def keep(self, request: Request, block_id: int) -> None:
-        pass
-
-    def drop(self, slot: int) -> None:
-        pass
-
-    def free(self, request: Request) -> None:
-        pass
-
-    def violations(self, requests: Iterable[Request]) -> Iterator[str]:
-        return iter(())
 
 
 class StateSlots:

@@ -15,28 +15,21 @@ from octavo.core.executor import Probe
 
 
 class StepMeter(Protocol):
-    """Measures every step that an engine has run."""
+    """Measures every step that an engine has run; by default, nothing is measured."""
 
     def measure(self, batch: Batch, num_multi_steps: int, seconds: float) -> None:
         """Take in a step of so many seconds, in which a request that was alone decoded
         ``num_multi_steps`` tokens (else 1)."""
-        ...
+        return None
 
     @property
     def figures(self) -> Mapping[str, Any]:
         """The meter's fields of `octavo.core.stats.StepStats`, by name."""
-        ...
-
-
-class NoMeter:
-    """A meter of engines whose steps are not measured."""
-
-    def measure(self, batch: Batch, num_multi_steps: int, seconds: float) -> None:
-        pass
-
-    @property
-    def figures(self) -> Mapping[str, Any]:
         return {}
+
+
+class NoMeter(StepMeter):
+    """A meter of engines whose steps are not measured."""
 
 
 class SwitchableMeter:

@@ -1,4 +1,4 @@
-"""Executors without a model: in simulated time, on a hash model, and with injected faults.
+"""Executors without a model: in simulated time, and around another one with injected faults.
 
 The executor of a model is ``runtime/rank.py``.
 """

@@ -3,6 +3,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
+from hash_model import FunctionProposer, HashExecutor
 
 from octavo.core.block_manager import BlockManager
 from octavo.core.engine import Engine
@@ -13,7 +14,6 @@ from octavo.core.request import Request
 from octavo.core.sampling_params import SamplingParams
 from octavo.core.scheduler import Scheduler, SchedulerConfig
 from octavo.core.state_slots import StateSlots
-from octavo.executor.hash_model import FunctionProposer, HashExecutor
 
 
 def make_request(request_id: str, prompt: list[int], max_tokens: int = 4, **fields) -> Request:

@@ -2,12 +2,14 @@ from __future__ import annotations
 
 import ast
 import math
+import os
 import subprocess
 import sys
 from functools import partial
 from pathlib import Path
 
 import pytest
+from hash_model import HashExecutor, expected_tokens
 
 import octavo
 from octavo.core.batch import StepOutput
@@ -15,7 +17,6 @@ from octavo.core.clock import VirtualClock, WallClock
 from octavo.core.executor import ExecutorAround, FinishedStep
 from octavo.core.request import FinishReason
 from octavo.core.sampling_params import SamplingParams
-from octavo.executor.hash_model import HashExecutor, expected_tokens
 
 
 class FaultyExecutor(HashExecutor):
@@ -389,7 +390,7 @@ def test_the_audit_needs_no_asserts():
 from octavo.core.block_manager import BlockManager
 from octavo.core.engine import Engine
 from octavo.core.scheduler import Scheduler, SchedulerConfig
-from octavo.executor.hash_model import HashExecutor
+from hash_model import HashExecutor
 from octavo.base.errors import EngineError
 
 blocks = BlockManager(8, 4)
@@ -402,7 +403,11 @@ except EngineError as error:
     print(engine.num_invariant_violations, error)
 """
     result = subprocess.run(
-        [sys.executable, "-O", "-c", code], capture_output=True, text=True, check=True
+        [sys.executable, "-O", "-c", code],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
     )
     words = "reference counts and block tables disagree"
     assert result.stdout == f"1 the block pool is damaged: {words}\n"

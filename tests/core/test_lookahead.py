@@ -7,13 +7,14 @@ from dataclasses import replace
 from functools import partial
 
 import pytest
+from faults import FaultyScheduler, UnreliableExecutor, every
+from hash_model import expected_tokens
 
 from octavo.core.batch import Draft
 from octavo.core.lookahead import MULTI_STEP_SECONDS, multi_steps_in_time
 from octavo.core.request import FinishReason
 from octavo.core.sampling_params import SamplingParams
-from octavo.executor.faulty import FaultyExecutor, FaultyScheduler, every
-from octavo.executor.hash_model import expected_tokens
+from octavo.executor.faulty import FaultyExecutor
 
 PROMPT = [1, 2, 3, 4, 5]
 
@@ -363,7 +364,9 @@ def test_steps_that_raise_now_and_then_change_no_answer(
     requests = [make_request(f"r{i}", [i, 1, 2], max_tokens=12) for i in range(4)]
     raises = every(period)
     # Only while there is company: a request that raises alone ends.
-    around = partial(FaultyExecutor, raises=lambda: len(engine.scheduler.running) > 3 and raises())
+    around = partial(
+        UnreliableExecutor, raises=lambda: len(engine.scheduler.running) > 3 and raises()
+    )
     engine = make_engine(64, 4, depth=depth, around=around)
     for request in requests:
         engine.add(request)

@@ -6,10 +6,10 @@ import random
 from functools import partial
 
 import pytest
+from hash_model import expected_tokens
 from kv_storages import SlowStorage
 
 from octavo.core.sampling_params import SamplingParams
-from octavo.executor.hash_model import expected_tokens
 
 
 def storage_of(**how):

@@ -1,13 +1,13 @@
 from __future__ import annotations
 
 import pytest
+from hash_model import expected_tokens
 
 from octavo.base.errors import ConfigError, InvalidRequestError, PromptTooLongError, QueueFullError
 from octavo.core.admission import StaticAdmission
 from octavo.core.request import FinishReason, RequestStatus
 from octavo.core.sampling_params import SamplingParams
 from octavo.core.scheduler import SchedulerConfig
-from octavo.executor.hash_model import expected_tokens
 
 
 def scheduled(step) -> list[tuple[str, int, int]]:

@@ -15,6 +15,8 @@ from collections import Counter
 from functools import partial
 
 import pytest
+from faults import FaultyScheduler, UnreliableExecutor, sometimes
+from hash_model import HashDrafts, expected_tokens
 from kv_storages import SlowStorage
 
 from octavo.base.errors import RequestError
@@ -23,8 +25,6 @@ from octavo.core.batch import DAMAGED
 from octavo.core.kv_tables import GONE, ONE_TABLE, most_blocks
 from octavo.core.request import FinishReason
 from octavo.core.sampling_params import SamplingParams
-from octavo.executor.faulty import FaultyExecutor, FaultyScheduler, sometimes
-from octavo.executor.hash_model import HashDrafts, expected_tokens
 
 VOCAB = 97
 
@@ -130,7 +130,7 @@ class Press:
         engine.scheduler = FaultyScheduler.in_place_of(
             engine.scheduler, preempts=lambda: self.has_faults and preempts()
         )
-        engine.executor = FaultyExecutor(
+        engine.executor = UnreliableExecutor(
             engine.executor,
             raises=lambda: self.has_faults and raises(),
             damages=lambda: self.has_faults and damages(),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 
+from hash_model import FunctionProposer, HashDrafts, HashExecutor, expected_tokens
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
@@ -17,7 +18,6 @@ from octavo.core.request import Request
 from octavo.core.sampling_params import SamplingParams
 from octavo.core.scheduler import Scheduler, SchedulerConfig
 from octavo.core.state_slots import StateSlots
-from octavo.executor.hash_model import FunctionProposer, HashDrafts, HashExecutor, expected_tokens
 
 
 class EngineMachine(RuleBasedStateMachine):

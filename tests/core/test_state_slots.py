@@ -1,12 +1,12 @@
 from __future__ import annotations
 
 import pytest
+from hash_model import expected_tokens
 
 from octavo.base.errors import ConfigError
 from octavo.core.prefix_cache import NoPrefixCache, RadixPrefixCache
 from octavo.core.state_slots import StateSlots
 from octavo.core.state_types import NO_STATE
-from octavo.executor.hash_model import expected_tokens
 
 
 def items_of(engine):

@@ -6,11 +6,11 @@ import random
 from functools import partial
 
 import pytest
+from hash_model import expected_tokens
 from kv_storages import SlowStorage
 
 from octavo.base.errors import InvalidRequestError
 from octavo.core.sampling_params import SamplingParams
-from octavo.executor.hash_model import expected_tokens
 
 PROMPT = list(range(18))
 UNCACHED = SamplingParams(max_tokens=6, ignore_eos=True, cache_prompt=False)

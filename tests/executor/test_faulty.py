@@ -1,13 +1,14 @@
 from __future__ import annotations
 
 import pytest
+from faults import every, sometimes
+from hash_model import HashExecutor
 
 from octavo.core.batch import DAMAGED, Batch, ScheduledRequest
 from octavo.core.request import Request
 from octavo.core.sampling_params import SamplingParams
 from octavo.executor import faulty
-from octavo.executor.faulty import FaultyExecutor, every, sometimes
-from octavo.executor.hash_model import HashExecutor
+from octavo.executor.faulty import FaultyExecutor
 
 
 def batch_of(*prompts: list[int]) -> Batch:

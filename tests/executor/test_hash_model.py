@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
+from hash_model import FunctionProposer, HashDrafts, HashExecutor, expected_tokens
 
 from octavo.core.block_manager import BlockManager
 from octavo.core.engine import Engine
@@ -13,7 +14,6 @@ from octavo.core.prefix_cache import RadixPrefixCache
 from octavo.core.request import Request
 from octavo.core.sampling_params import SamplingParams
 from octavo.core.scheduler import Scheduler, SchedulerConfig
-from octavo.executor.hash_model import FunctionProposer, HashDrafts, HashExecutor, expected_tokens
 
 
 def run_workload(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from hash_model import HashExecutor
 
 from octavo.base.errors import EngineError
 from octavo.core.clock import VirtualClock
@@ -11,7 +12,6 @@ from octavo.core.executor import NoModel
 from octavo.core.request import Request
 from octavo.core.sampling_params import SamplingParams
 from octavo.executor.faulty import FaultyExecutor
-from octavo.executor.hash_model import HashExecutor
 from octavo.executor.simulated import SimulatedExecutor
 from octavo.kernels.cpu.library import runnable
 

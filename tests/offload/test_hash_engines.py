@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hash_model import HashExecutor, expected_tokens
 
 from octavo.core.block_manager import BlockManager
 from octavo.core.engine import Engine
@@ -18,7 +19,6 @@ from octavo.core.prefix_cache import RadixPrefixCache
 from octavo.core.request import Request
 from octavo.core.sampling_params import SamplingParams
 from octavo.core.scheduler import Scheduler, SchedulerConfig
-from octavo.executor.hash_model import HashExecutor, expected_tokens
 from octavo.offload.block_folder import BlockFolder
 from octavo.offload.disk_storage import DiskStorage
 from octavo.offload.open_store import open_store

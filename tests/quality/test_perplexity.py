@@ -8,9 +8,9 @@ import warnings
 import numpy as np
 import pytest
 import torch
+from faults import FaultyForward, every
 
 from octavo.base.errors import BenchmarkError, ConfigError, EngineError, PromptTooLongError
-from octavo.executor.faulty import FaultyForward, every
 from octavo.kernels.cpu import library
 from octavo.quality.logit_file import LogitFile
 from octavo.quality.perplexity import engine_args, measure, score_windows

@@ -10,7 +10,9 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from faults import FaultyScheduler, UnreliableExecutor, sometimes
 from fold_program import FoldProgram, logits_after
+from hash_model import FunctionProposer
 from queued_stream import QueuedStream
 
 from octavo.core.batch import Draft
@@ -21,8 +23,6 @@ from octavo.core.request import FinishReason, Request
 from octavo.core.sampling_params import SamplingParams
 from octavo.core.scheduler import Scheduler, SchedulerConfig
 from octavo.core.token_mask import create_mask
-from octavo.executor.faulty import FaultyExecutor, FaultyScheduler, sometimes
-from octavo.executor.hash_model import FunctionProposer
 from octavo.kernels.kv_stores import CODECS
 from octavo.runtime import cuda_forward
 from octavo.runtime.capacity import RankLimits, RankSpec
@@ -189,7 +189,7 @@ def test_all_kinds_of_requests_get_what_is_theirs(seed):
     engine.scheduler = FaultyScheduler.in_place_of(
         engine.scheduler, preempts=sometimes(rng.choice([0.0, 0.1]), seed)
     )
-    engine.executor = FaultyExecutor(
+    engine.executor = UnreliableExecutor(
         engine.executor, raises=sometimes(rng.choice([0.0, 0.02]), seed + 1)
     )
     requests, found = requests_of_all_kinds(rng, 24), {}

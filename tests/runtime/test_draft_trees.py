@@ -7,6 +7,7 @@ import random
 from collections.abc import Mapping, Sequence
 
 import pytest
+from hash_model import FunctionProposer
 
 from octavo.core.batch import Draft
 from octavo.core.drafting import DraftingRequest
@@ -14,7 +15,6 @@ from octavo.core.engine import Engine
 from octavo.core.request import Request
 from octavo.core.sampling_params import SamplingParams
 from octavo.core.token_mask import create_mask
-from octavo.executor.hash_model import FunctionProposer
 from octavo.kernels.cpu import library
 from octavo.kernels.cpu.layout import KV_FORMATS
 

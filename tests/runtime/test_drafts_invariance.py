@@ -9,13 +9,13 @@ from __future__ import annotations
 import random
 
 import pytest
+from faults import FaultyForward, FaultyScheduler, every
+from hash_model import FunctionProposer
 
 from octavo.core.batch import DAMAGED, Draft
 from octavo.core.request import FinishReason, Request
 from octavo.core.sampling_params import SamplingParams
 from octavo.core.token_mask import create_mask
-from octavo.executor.faulty import FaultyForward, FaultyScheduler, every
-from octavo.executor.hash_model import FunctionProposer
 
 KERNELS = ("reference", "native", "fused")
 

@@ -4,6 +4,7 @@ the answers are those of the reference ops, one step after the other."""
 from __future__ import annotations
 
 import pytest
+from faults import FaultyScheduler, every
 from paging_variants import VARIANTS, make_requests
 from queued_stream import QueuedStream
 
@@ -11,7 +12,6 @@ from octavo import LLM
 from octavo.core.host_kv_cache import AlwaysRestore
 from octavo.core.request import Request
 from octavo.core.sampling_params import SamplingParams
-from octavo.executor.faulty import FaultyScheduler, every
 from octavo.offload import restore_rule
 from octavo.runtime import cuda_components
 from octavo.speculation.ngram import NgramProposer

@@ -6,6 +6,7 @@ import random
 
 import numpy as np
 import pytest
+from hash_model import FunctionProposer
 from tiny_heads import TARGET, VOCAB, true_states
 
 from octavo.assembly.engine import build_engine
@@ -13,7 +14,6 @@ from octavo.core.batch import Draft
 from octavo.core.request import Request
 from octavo.core.sampling_params import SamplingParams
 from octavo.core.scheduler import SchedulerConfig
-from octavo.executor.hash_model import FunctionProposer
 from octavo.kernels import fused_ops
 from octavo.kernels.cpu import library
 from octavo.models.loader import load_model

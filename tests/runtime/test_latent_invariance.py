@@ -8,10 +8,10 @@ from collections import Counter
 
 import pytest
 import torch
+from faults import FaultyScheduler, every
 from paging_variants import make_requests
 from safetensors.torch import save_file
 
-from octavo.executor.faulty import FaultyScheduler, every
 from octavo.kernels.cpu import library
 from octavo.layers.module import named_parameters
 from octavo.models.checkpoint import open_checkpoint

@@ -4,10 +4,10 @@ import math
 
 import pytest
 import torch
+from faults import FaultyForward, sometimes
 
 from octavo.core.request import FinishReason, Request
 from octavo.core.sampling_params import SamplingParams
-from octavo.executor.faulty import FaultyForward, sometimes
 
 PROMPT = [5, 17, 33, 64, 21, 8, 90]
 

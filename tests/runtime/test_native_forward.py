@@ -7,14 +7,14 @@ import random
 import weakref
 
 import pytest
+from faults import FaultyForward, FaultyScheduler, every
+from hash_model import FunctionProposer
 
 from octavo.core import lookahead
 from octavo.core.batch import Batch, Draft, ScheduledRequest
 from octavo.core.request import FinishReason, Request
 from octavo.core.sampling_params import SamplingParams
 from octavo.core.token_mask import create_mask
-from octavo.executor.faulty import FaultyForward, FaultyScheduler, every
-from octavo.executor.hash_model import FunctionProposer
 from octavo.kernels.cpu import library
 
 pytestmark = pytest.mark.skipif(not library.runnable(), reason="no native library was built")

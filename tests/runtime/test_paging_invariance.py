@@ -9,11 +9,11 @@ from __future__ import annotations
 import random
 
 import pytest
+from faults import FaultyScheduler, every
 from paging_variants import VARIANTS, make_requests
 from weights import dequantized_once
 
 from octavo.core.request import Request
-from octavo.executor.faulty import FaultyScheduler, every
 
 
 @pytest.fixture(scope="module")

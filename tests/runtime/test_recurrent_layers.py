@@ -5,13 +5,13 @@ from __future__ import annotations
 
 import pytest
 import torch
+from faults import FaultyScheduler, UnreliableExecutor, every
 from hybrid_models import RECURRENCES, VOCAB, make_hybrid
 from paging_variants import VARIANTS, make_requests
 from tiny_hybrids import make_model
 
 from octavo.core.request import Request
 from octavo.core.sampling_params import SamplingParams
-from octavo.executor.faulty import FaultyExecutor, FaultyScheduler, every
 from octavo.kernels.cpu import library
 
 needs_native = pytest.mark.skipif(not library.runnable(), reason="no native library was built")
@@ -58,7 +58,7 @@ def test_answers_are_the_same_to_the_last_bit(hybrid, run_all, name, kernels, al
 def test_faults_and_preemptions_change_nothing(hybrid, run_all, name, kernels, alone):
     engine = hybrid(name).engine(state_slots=8, **kernels)
     engine.scheduler = FaultyScheduler.in_place_of(engine.scheduler, preempts=every(3))
-    engine.executor = FaultyExecutor(engine.executor, raises=every(7))
+    engine.executor = UnreliableExecutor(engine.executor, raises=every(7))
     answers, _ = run_all(engine, requests(), together=True)
     assert engine.scheduler.num_preemptions > 5
     unhurt = {key: answer for key, answer in answers.items() if answer == alone[key]}

@@ -8,12 +8,12 @@ from dataclasses import replace
 
 import pytest
 import torch
+from faults import FaultyScheduler, every
 
 from octavo.core import sink_window
 from octavo.core.request import Request
 from octavo.core.sampling_params import SamplingParams
 from octavo.core.sink_window import SinkWindow, SinkWindowRules
-from octavo.executor.faulty import FaultyScheduler, every
 from octavo.kernels.cpu import library
 from octavo.kernels.dispatch import create_ops
 from octavo.kernels.reference import rope

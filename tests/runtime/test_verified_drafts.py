@@ -7,13 +7,13 @@ import random
 import numpy as np
 import pytest
 import torch
+from hash_model import FunctionProposer
 
 from octavo.core.batch import Draft
 from octavo.core.request import Request
 from octavo.core.sampling_params import SamplingParams
 from octavo.core.scheduler import Scheduler
 from octavo.core.token_mask import create_mask
-from octavo.executor.hash_model import FunctionProposer
 from octavo.kernels.cpu import library
 from octavo.runtime.acceptance import SyntheticAcceptance, TypicalAcceptance
 from octavo.runtime.sampler import probabilities

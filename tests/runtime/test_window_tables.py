@@ -6,14 +6,14 @@ import random
 from dataclasses import replace
 
 import pytest
+from faults import FaultyScheduler, every
+from hash_model import FunctionProposer
 from queued_stream import QueuedStream
 
 from octavo.core.batch import Draft
 from octavo.core.kv_tables import most_blocks
 from octavo.core.request import Request
 from octavo.core.sampling_params import SamplingParams
-from octavo.executor.faulty import FaultyScheduler, every
-from octavo.executor.hash_model import FunctionProposer
 from octavo.kernels.cpu import library
 from octavo.models.kv_groups import group_layers
 from octavo.runtime import cuda_components

@@ -7,9 +7,9 @@ import threading
 import weakref
 
 import pytest
+from hash_model import expected_tokens
 
 from octavo.core.sampling_params import SamplingParams
-from octavo.executor.hash_model import expected_tokens
 from octavo.serving.loop import EngineLoop
 
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import pytest
+from hash_model import FunctionProposer
 
 from octavo.base.errors import InvalidRequestError, PromptTooLongError, QueueFullError
 from octavo.core.batch import Draft, StepOutput, TokenLogprobs
@@ -10,7 +11,6 @@ from octavo.core.executor import FinishedStep
 from octavo.core.prefix_cache import RadixPrefixCache
 from octavo.core.sampling_params import SamplingParams
 from octavo.core.scheduler import Scheduler, SchedulerConfig
-from octavo.executor.hash_model import FunctionProposer
 from octavo.serving.output_builder import OutputBuilder
 from octavo.serving.text_engine import TextEngine
 from octavo.text.decoders import ByteDecoder

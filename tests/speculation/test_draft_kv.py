@@ -5,6 +5,8 @@ from __future__ import annotations
 import random
 
 from drafting_double import DraftingDouble, knows_the_hash_model
+from faults import FaultyScheduler, every
+from hash_model import HashExecutor, expected_tokens
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -14,8 +16,6 @@ from octavo.core.prefix_cache import NoPrefixCache, RadixPrefixCache
 from octavo.core.request import Request
 from octavo.core.sampling_params import SamplingParams
 from octavo.core.scheduler import Scheduler, SchedulerConfig
-from octavo.executor.faulty import FaultyScheduler, every
-from octavo.executor.hash_model import HashExecutor, expected_tokens
 from octavo.speculation.autoregressive import AutoregressiveLimits, AutoregressiveProposer
 from octavo.speculation.draft_kv import DraftKV
 

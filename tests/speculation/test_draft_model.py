@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from faults import FaultyScheduler, every
 from safetensors.torch import load_file, save_file
 
 from octavo import LLM, SamplingParams
@@ -16,7 +17,6 @@ from octavo.assembly.engine import build_engine
 from octavo.base.errors import ConfigError, ModelError
 from octavo.core.request import Request
 from octavo.core.scheduler import SchedulerConfig
-from octavo.executor.faulty import FaultyScheduler, every
 from octavo.kernels.cpu import library
 from octavo.models.loader import load_model
 from octavo.runtime.capacity import RankLimits, RankSpec

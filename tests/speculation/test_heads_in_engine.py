@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
+from faults import FaultyScheduler, every
 from tiny_heads import TARGET, engine_of, requests, run, save_head
 
 from octavo.core.request import Request
 from octavo.core.sampling_params import SamplingParams
-from octavo.executor.faulty import FaultyScheduler, every
 from octavo.kernels.cpu import library
 from octavo.settings.engine import EngineArgs
 from octavo.sources.engine_folder.writer import build_engine_folder

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from hash_model import HashExecutor, expected_tokens
 
 from octavo.core.block_manager import BlockManager
 from octavo.core.engine import Engine
@@ -10,7 +11,6 @@ from octavo.core.prefix_cache import RadixPrefixCache
 from octavo.core.request import Request
 from octavo.core.sampling_params import SamplingParams
 from octavo.core.scheduler import Scheduler, SchedulerConfig
-from octavo.executor.hash_model import HashExecutor, expected_tokens
 from octavo.speculation.ngram import NgramProposer
 from octavo.speculation.suffix import SuffixProposer
 

@@ -6,8 +6,9 @@ import math
 import random
 from collections.abc import Callable
 
+from hash_model import expected_tokens
+
 from octavo.core.batch import Batch, ScheduledRequest, StepOutput, TokenLogprobs
-from octavo.executor.hash_model import expected_tokens
 
 
 class DraftingDouble:

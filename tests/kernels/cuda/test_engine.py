@@ -12,6 +12,7 @@ pytest.importorskip("triton")
 
 import torch
 from fused_models import DEEPSEEK_V3, LLAMA, VOCAB, random_model
+from hash_model import FunctionProposer
 from queued_stream import QueuedStream
 
 # Before anything is interpreted: kernels are decorated as their modules are imported.
@@ -24,7 +25,6 @@ from octavo.core.prefix_cache import RadixPrefixCache
 from octavo.core.request import Request
 from octavo.core.sampling_params import SamplingParams
 from octavo.core.scheduler import Scheduler, SchedulerConfig
-from octavo.executor.hash_model import FunctionProposer
 from octavo.kernels.cuda.attention_plan import Gpu
 from octavo.kernels.cuda.gemm_dispatch import GemmConditions
 from octavo.models.config import ModelConfig

@@ -16,6 +16,7 @@ pytest.importorskip("triton")
 
 import torch
 from fused_models import DEEPSEEK_V3, GEMMA, LLAMA, VOCAB, random_model
+from hash_model import FunctionProposer
 from queued_stream import QueuedStream
 from triton_tools import ARCHS, SHARED_LIMIT, launches
 
@@ -30,7 +31,6 @@ from octavo.core.request import Request
 from octavo.core.sampling_params import SamplingParams
 from octavo.core.scheduler import Scheduler, SchedulerConfig
 from octavo.core.token_mask import create_mask
-from octavo.executor.hash_model import FunctionProposer
 from octavo.kernels.cuda import triton_products
 from octavo.kernels.cuda.attention_plan import Gpu
 from octavo.kernels.cuda.gemm_dispatch import GemmConditions

@@ -12,6 +12,7 @@ import threading
 import time
 
 import pytest
+from hash_model import HashExecutor, expected_tokens
 from rank_models import llama_8b
 
 from octavo.assembly.engine import build_engine
@@ -31,7 +32,6 @@ from octavo.core.scheduler import SchedulerConfig
 from octavo.core.step_meter import SwitchableMeter
 from octavo.cost.find_device import find_device
 from octavo.cost.step_facts import StepFacts
-from octavo.executor.hash_model import HashExecutor, expected_tokens
 from octavo.server.engine.client import ProcessEngine
 from octavo.server.engine.generation import (
     EngineFacts,

@@ -11,6 +11,7 @@ from functools import partial
 from types import SimpleNamespace
 
 import pytest
+from hash_model import expected_tokens
 
 from octavo.base.errors import EngineError, QueueFullError
 from octavo.core import engine_snapshot
@@ -19,7 +20,6 @@ from octavo.core.sampling_params import SamplingParams
 from octavo.core.scheduler import SchedulerConfig
 from octavo.core.step_meter import SwitchableMeter
 from octavo.executor.faulty import FaultyExecutor
-from octavo.executor.hash_model import expected_tokens
 from octavo.server.engine import worker
 from octavo.server.engine.in_flight_record import InFlightRecord, RecordedExecutor
 from octavo.server.engine.wire import encode_message
