@@ -58,13 +58,6 @@ class WeightShape:
     def has_experts(self) -> bool:
         return self.part == "experts"
 
-    @property
-    def full_name(self) -> str:
-        """The module of the weight, as checkpoints name it."""
-        if self.layer is None:
-            return self.name
-        return f"model.layers.{self.layer}.{self.name}"
-
     def of_rank(self, parallel: Parallel) -> WeightShape:
         """The share of one device. If experts cannot be split evenly, that of the fuller device."""
         ways = parallel.tp

@@ -31,7 +31,7 @@ from itertools import pairwise
 from math import prod
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
@@ -72,7 +72,6 @@ _OTHER_FILES = {  # how files begin that are often found in place of a GGUF file
     b"PK": "this is a zip archive (a PyTorch checkpoint?), not a GGUF file",
     b"tjgg": "this is a GGML file of 2023; convert the original model with a current llama.cpp",
 }
-_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,21 +136,6 @@ class GGUFFile:
             )
         flat = np.frombuffer(self._map, np.uint8, tensor.num_bytes, tensor.offset)
         return flat.reshape(tensor.num_rows, -1)
-
-    def metadata_value(self, key: str, kind: type[_T], default: _T | None = None) -> _T:
-        """``metadata[key]``, which must be a ``kind`` (an int will do for a float). Without a
-        default, a missing key is a ModelFileError as well."""
-        value = self.metadata.get(key, default)
-        if kind is float and type(value) is int:
-            value = float(value)
-        if value is None:
-            raise ModelFileError(self.path, "this metadata entry is missing", field=_quote(key))
-        if type(value) is not kind:
-            reason = (
-                f"this metadata entry must be of type {kind.__name__}, not {type(value).__name__}"
-            )
-            raise ModelFileError(self.path, reason, field=_quote(key))
-        return value
 
     def close(self) -> None:
         """Unmap the file, or leave that to the last array of ``data()`` that is still in use.

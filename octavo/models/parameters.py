@@ -50,17 +50,6 @@ _LOW, _HIGH = 1.0, 4.0
 _TRAINED_LENGTHS = tuple(1 << bits for bits in range(4, 21))
 
 
-def float_rows(
-    checkpoint: Checkpoint, name: str, start: int = 0, stop: int | None = None
-) -> np.ndarray:
-    """Rows of a parameter, by the name and in the layout that Hugging Face has: float32 [rows, K].
-
-    Of a vector (a norm, a bias), values: float32 [n]. Who reads more than one of them had better
-    keep a ``Parameters``, which looks through the checkpoint once; its errors are the errors here.
-    """
-    return Parameters(checkpoint).rows(name, start, stop)
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class FileTensor:
     """A tensor of a file to be: the ``parts``, which are parameters, one below the other, or their

@@ -14,7 +14,7 @@ from octavo.cost.file_weights import stored_bytes
 from octavo.cost.open_spec import open_spec
 from octavo.cost.precision import precision_of, weights_bytes
 from octavo.cost.weights import weights
-from octavo.models.footprint import checkpoint_bytes
+from tests.support.checkpoint_sizes import checkpoint_bytes
 
 
 def test_a_folder_takes_what_its_files_have(tiny_model):

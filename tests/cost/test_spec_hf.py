@@ -18,7 +18,7 @@ from octavo.cost.recurrences import GatedDeltaNet, Mamba2
 from octavo.cost.spec_hf import spec_from_hf
 from octavo.cost.weights import num_parameters
 from octavo.cost.work import Span, decode_attention_work, passes
-from octavo.models.footprint import checkpoint_bytes
+from tests.support.checkpoint_sizes import checkpoint_bytes
 
 SIZES = {
     "vocab_size": 320,

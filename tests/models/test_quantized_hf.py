@@ -20,13 +20,14 @@ from octavo.kernels.cuda.packing import pack
 from octavo.layers.module import named_parameters
 from octavo.models.checkpoint import open_checkpoint
 from octavo.models.config_hf import config_from_hf
-from octavo.models.footprint import as_stored, checkpoint_bytes, packed, shapes, weight_types
+from octavo.models.footprint import as_stored, packed, shapes, weight_types
 from octavo.models.llama import LlamaForCausalLM
 from octavo.models.loader import load_model
 from octavo.quantization.base import StoredWeight
 from octavo.quantization.coded import CodedWeight
 from octavo.settings.engine import EngineArgs
 from octavo.sources.checkpoint import CheckpointSource
+from tests.support.checkpoint_sizes import checkpoint_bytes
 
 SIZES = {"hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4}
 GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 16, "sym": False, "desc_act": False}
