@@ -14,32 +14,29 @@ from typing import Any
 
 from octavo.base.errors import UnsupportedModelError
 from octavo.base.fields import Fields
-from octavo.kernels.routing import Routing
-from octavo.layers.context import Activations, ForwardContext
 from octavo.layers.latent_attention import LatentAttention
 from octavo.layers.latent_config import LatentConfig
 from octavo.layers.module import Module
-from octavo.layers.norm import RMSNorm
 from octavo.models.config import ExpertsConfig, ModelConfig
-from octavo.models.decoder import DecoderForCausalLM, make_mlp
+from octavo.models.decoder import DecoderForCausalLM
 from octavo.models.experts import (
     GGUF_EXPERTS,
     gguf_grouped_expert_entries,
     gguf_grouped_experts,
-    hf_expert_entries,
-    hf_experts,
+    hf_grouped_expert_entries,
+    hf_grouped_experts,
 )
 from octavo.models.family import Family, TensorNames
 from octavo.models.gguf_latents import halves_to_write
 from octavo.models.ignored_keys import always, only
-from octavo.models.llama import GGUF_LAYER, GGUF_TOP, HF_DEFAULTS
+from octavo.models.llama import GGUF_LAYER, GGUF_TOP, HF_DEFAULTS, LlamaDecoderLayer
 
 
-class DeepseekDecoderLayer(Module):
-    def __init__(self, config: ModelConfig, index: int):
+class DeepseekDecoderLayer(LlamaDecoderLayer):
+    @staticmethod
+    def make_attention(config: ModelConfig, index: int) -> Module:
         assert config.latent is not None
-        self.input_layernorm = RMSNorm(config.hidden_size, config.norm_eps)
-        self.self_attn = LatentAttention(
+        return LatentAttention(
             index,
             config.hidden_size,
             config.num_heads,
@@ -48,14 +45,6 @@ class DeepseekDecoderLayer(Module):
             interleaved_rope=config.rope.interleaved,
             bias=config.attention_bias,
         )
-        self.post_attention_layernorm = RMSNorm(config.hidden_size, config.norm_eps)
-        self.mlp = make_mlp(config, index)
-
-    def forward(self, x: Activations, cos_sin: Any, ctx: ForwardContext) -> Activations:
-        attended = self.self_attn(self.input_layernorm(x, ctx), cos_sin, ctx)
-        x = ctx.ops.add(x, attended)
-        fed: Activations = self.mlp(self.post_attention_layernorm(x, ctx), ctx)
-        return ctx.ops.add(x, fed)
 
 
 class DeepseekForCausalLM(DecoderForCausalLM):
@@ -95,23 +84,7 @@ def _experts_from_hf(fields: Fields, config: ModelConfig) -> ExpertsConfig | Non
         return None
     is_v3 = config.architecture == DEEPSEEK_V3.architecture
     is_grouped = is_v3 or fields.text("topk_method", "greedy") == "group_limited_greedy"
-    groups = fields.integer("n_group", 1) if is_grouped else 1
-    inner = fields.integer("moe_intermediate_size")
-    return hf_experts(
-        fields,
-        config,
-        layers=has_experts,
-        routing={
-            "scoring": "sigmoid" if is_v3 else "softmax",
-            "normalize": is_v3 and fields.boolean("norm_topk_prob", True),
-            "scale": fields.number("routed_scaling_factor", 1.0),
-            "num_groups": groups,
-            "top_groups": fields.integer("topk_group", 1) if is_grouped else 1,
-            "group_top": 2 if is_v3 and groups > 1 else 1,
-        },
-        correction=is_v3,
-        shared_inner=fields.integer("n_shared_experts", 0, minimum=0) * inner,
-    )
+    return hf_grouped_experts(fields, config, has_experts, by_sigmoid=is_v3, is_grouped=is_grouped)
 
 
 def _experts_to_hf(config: ModelConfig) -> dict[str, Any]:
@@ -119,21 +92,12 @@ def _experts_to_hf(config: ModelConfig) -> dict[str, Any]:
     if experts is None:
         return {"first_k_dense_replace": config.num_layers}
     routing = experts.routing
+    v2_method = "greedy" if routing.num_groups == 1 else "group_limited_greedy"
     return {
-        **hf_expert_entries(config, "n_routed_experts", "moe_intermediate_size"),
-        "first_k_dense_replace": experts.layers.index(True),
-        "norm_topk_prob": routing.normalize,
-        "routed_scaling_factor": routing.scale,
+        **hf_grouped_expert_entries(config),
         "scoring_func": routing.scoring,
-        "topk_method": "noaux_tc" if experts.correction else _v2_method(routing),
-        "n_group": routing.num_groups,
-        "topk_group": routing.top_groups,
-        "n_shared_experts": experts.shared_inner // experts.inner,
+        "topk_method": "noaux_tc" if experts.correction else v2_method,
     }
-
-
-def _v2_method(routing: Routing) -> str:
-    return "greedy" if routing.num_groups == 1 else "group_limited_greedy"
 
 
 def _strength(config: ModelConfig, weight: float) -> float:

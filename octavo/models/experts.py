@@ -75,6 +75,54 @@ def hf_expert_entries(
     }
 
 
+def hf_grouped_experts(
+    fields: Fields,
+    config: ModelConfig,
+    layers: Sequence[bool],
+    *,
+    by_sigmoid: bool,
+    is_grouped: bool = True,
+) -> ExpertsConfig:
+    """The experts of DeepSeek's kind of config.
+
+    Args:
+        layers: of each layer, whether it has experts.
+        by_sigmoid: the router takes sigmoids with a correction, as DeepSeek-V3's; else softmax.
+        is_grouped: the best groups of experts are chosen first.
+    """
+    groups = fields.integer("n_group", 1) if is_grouped else 1
+    inner = fields.integer("moe_intermediate_size")
+    return hf_experts(
+        fields,
+        config,
+        layers=layers,
+        routing={
+            "scoring": "sigmoid" if by_sigmoid else "softmax",
+            "normalize": by_sigmoid and fields.boolean("norm_topk_prob", True),
+            "scale": fields.number("routed_scaling_factor", 1.0),
+            "num_groups": groups,
+            "top_groups": fields.integer("topk_group", 1) if is_grouped else 1,
+            "group_top": 2 if by_sigmoid and groups > 1 else 1,
+        },
+        correction=by_sigmoid,
+        shared_inner=fields.integer("n_shared_experts", 0, minimum=0) * inner,
+    )
+
+
+def hf_grouped_expert_entries(config: ModelConfig) -> dict[str, Any]:
+    """Write the fields that ``hf_grouped_experts`` reads, and how many layers have none."""
+    experts = _experts_of(config)
+    return {
+        **hf_expert_entries(config, "n_routed_experts", "moe_intermediate_size"),
+        "first_k_dense_replace": experts.layers.index(True),
+        "norm_topk_prob": experts.routing.normalize,
+        "routed_scaling_factor": experts.routing.scale,
+        "n_group": experts.routing.num_groups,
+        "topk_group": experts.routing.top_groups,
+        "n_shared_experts": experts.shared_inner // experts.inner,
+    }
+
+
 # -- GGUF -----------------------------------------------------------------------------------------
 
 

@@ -51,8 +51,8 @@ MAX_STRINGS = 1_500_000
 MAX_INVALID_BYTES = 1 << 18  # of strings that are not UTF-8: decoding those is slow
 
 _U32, _U64 = struct.Struct("<I"), struct.Struct("<Q")
-_BOOL, _STRING, _ARRAY = 7, 8, 9
-_NUMBERS = {  # metadata value type -> (format, numpy's name of it)
+BOOL, STRING, ARRAY = 7, 8, 9
+NUMBERS = {  # metadata value type -> (format, numpy's name of it)
     0: (struct.Struct("<B"), "<u1"),
     1: (struct.Struct("<b"), "<i1"),
     2: (struct.Struct("<H"), "<u2"),
@@ -60,7 +60,7 @@ _NUMBERS = {  # metadata value type -> (format, numpy's name of it)
     4: (_U32, "<u4"),
     5: (struct.Struct("<i"), "<i4"),
     6: (struct.Struct("<f"), "<f4"),
-    _BOOL: (struct.Struct("<B"), "<u1"),
+    BOOL: (struct.Struct("<B"), "<u1"),
     10: (_U64, "<u8"),
     11: (struct.Struct("<q"), "<i8"),
     12: (struct.Struct("<d"), "<f8"),
@@ -251,18 +251,18 @@ class _Header:
     def value(self, kind: int) -> Any:
         """The value of a metadata entry, of whose value type the position is just behind."""
         start = self.position
-        if kind == _STRING:
+        if kind == STRING:
             raw = self.string("value", MAX_STRING_BYTES)
             try:
                 return raw.decode()
             except UnicodeDecodeError:
                 return self.escaped(raw, "value", start)
-        if kind == _ARRAY:
+        if kind == ARRAY:
             return self.array()
-        if kind not in _NUMBERS:
+        if kind not in NUMBERS:
             raise self.error("value type", f"{kind} is no type of metadata", start - 4)
-        value = self.number(_NUMBERS[kind][0], "value")
-        if kind != _BOOL:
+        value = self.number(NUMBERS[kind][0], "value")
+        if kind != BOOL:
             return value
         if value > 1:
             raise self.error("value", f"a bool is 0 or 1, not {value}", start)
@@ -272,17 +272,17 @@ class _Header:
         start = self.position
         kind = self.number(_U32, "array type")
         count = self.number(_U64, "array length")
-        if kind == _STRING:
+        if kind == STRING:
             return self.strings(count)
-        if kind == _ARRAY:
+        if kind == ARRAY:
             raise self.error("array type", "octavo reads no arrays of arrays", start)
-        if kind not in _NUMBERS:
+        if kind not in NUMBERS:
             raise self.error("array type", f"{kind} is no type of metadata", start)
-        dtype = np.dtype(_NUMBERS[kind][1])
+        dtype = np.dtype(NUMBERS[kind][1])
         first = self.take(count * dtype.itemsize, "array length")
         # A copy, because elements in the file are not aligned.
         array = np.ndarray((count,), dtype, self.data, first).copy()
-        if kind != _BOOL:
+        if kind != BOOL:
             return array
         if count and array.max() > 1:
             index = int((array > 1).argmax())

@@ -16,52 +16,28 @@ from octavo.models.experts import (
     GGUF_EXPERTS,
     gguf_grouped_expert_entries,
     gguf_grouped_experts,
-    hf_expert_entries,
-    hf_experts,
+    hf_grouped_expert_entries,
+    hf_grouped_experts,
 )
 from octavo.models.family import Family, TensorNames
 from octavo.models.llama import GGUF_LAYER, GGUF_TOP, HF_DEFAULTS, LlamaForCausalLM
 
 
 def _from_hf(fields: Fields, config: ModelConfig) -> Mapping[str, Any]:
-    first = fields.integer("first_k_dense_replace", 1, minimum=0)
-    groups = fields.integer("n_group", 1)
-    inner = fields.integer("moe_intermediate_size")
-    experts = hf_experts(
-        fields,
-        config,
-        layers=[index >= first for index in range(config.num_layers)],
-        routing={
-            "scoring": "sigmoid",
-            "normalize": fields.boolean("norm_topk_prob", True),
-            "scale": fields.number("routed_scaling_factor", 1.0),
-            "num_groups": groups,
-            "top_groups": fields.integer("topk_group", 1),
-            "group_top": 2 if groups > 1 else 1,
-        },
-        correction=True,
-        shared_inner=fields.integer("n_shared_experts", 1, minimum=0) * inner,
-    )
+    first = fields.integer("first_k_dense_replace", minimum=0)
+    layers = [index >= first for index in range(config.num_layers)]
     return {
         "attention_output_bias": False,
         "qk_norm": fields.boolean("use_qk_norm", False),
-        "experts": experts,
+        "experts": hf_grouped_experts(fields, config, layers, by_sigmoid=True),
     }
 
 
 def _to_hf(config: ModelConfig) -> Mapping[str, Any]:
-    assert config.experts is not None
-    experts, routing = config.experts, config.experts.routing
     return {
-        **hf_expert_entries(config, "n_routed_experts", "moe_intermediate_size"),
+        **hf_grouped_expert_entries(config),
         "attention_bias": config.attention_bias,
         "use_qk_norm": config.qk_norm,
-        "first_k_dense_replace": experts.layers.index(True),
-        "norm_topk_prob": routing.normalize,
-        "routed_scaling_factor": routing.scale,
-        "n_group": routing.num_groups,
-        "topk_group": routing.top_groups,
-        "n_shared_experts": experts.shared_inner // experts.inner,
     }
 
 
@@ -99,6 +75,8 @@ GLM4_MOE = Family(
         "n_routed_experts": 128,
         "num_experts_per_tok": 8,
         "moe_intermediate_size": 1408,
+        "first_k_dense_replace": 1,
+        "n_shared_experts": 1,
     },
     from_hf=_from_hf,
     to_hf=_to_hf,

@@ -20,7 +20,7 @@ from octavo.models.family import Family, HFNames, TensorNames
 from octavo.models.ignored_keys import always, only, same_as
 from octavo.models.llama import GGUF_LAYER, GGUF_TOP, HF_DEFAULTS
 from octavo.models.phi3 import FUSED_QKV
-from octavo.models.sliding_windows import hf_windows, window_size
+from octavo.models.sliding_windows import window_everywhere, window_size
 
 
 class GPTDecoderLayer(Module):
@@ -182,10 +182,7 @@ OPT = Family(
 
 def _starcoder2_from_hf(fields: Fields, config: ModelConfig) -> Mapping[str, Any]:
     biases = dict.fromkeys(_BIASES, fields.boolean("use_bias", True))
-    return {
-        **biases,
-        "layer_windows": hf_windows(fields, config.num_layers, lambda layer: True),
-    }
+    return {**biases, **window_everywhere(fields, config)}
 
 
 STARCODER2 = Family(

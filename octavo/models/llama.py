@@ -12,7 +12,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from octavo.base.fields import Fields
-from octavo.layers.attention import Attention
 from octavo.layers.context import Activations, ForwardContext
 from octavo.layers.module import Module
 from octavo.layers.norm import RMSNorm
@@ -26,7 +25,13 @@ from octavo.models.experts import (
     hf_experts,
 )
 from octavo.models.family import Family, HFNames, TensorNames
-from octavo.models.sliding_windows import Windows, hf_window_entries, hf_windows, window_size
+from octavo.models.sliding_windows import (
+    Windows,
+    hf_window_entries,
+    hf_windows,
+    window_everywhere,
+    window_size,
+)
 
 
 class LlamaDecoderLayer(Module):
@@ -38,7 +43,7 @@ class LlamaDecoderLayer(Module):
         self.mlp = make_mlp(config, index)
 
     @staticmethod
-    def make_attention(config: ModelConfig, index: int) -> Attention:
+    def make_attention(config: ModelConfig, index: int) -> Module:
         return make_attention(
             config, index, qk_norm_eps=config.norm_eps if config.qk_norm else None
         )
@@ -94,14 +99,10 @@ def _llama_or_mistral(fields: Fields, config: ModelConfig) -> Mapping[str, Any]:
     return {"architecture": "MistralForCausalLM"} if any(config.layer_windows) else {}
 
 
-def _mistral_windows(fields: Fields, config: ModelConfig) -> Mapping[str, Any]:
-    return {"layer_windows": hf_windows(fields, config.num_layers, lambda layer: True)}
-
-
 def _mixtral_from_hf(fields: Fields, config: ModelConfig) -> Mapping[str, Any]:
     """All that is between the products of an expert is what others call ``intermediate_size``."""
     experts = hf_experts(fields, config, inner="intermediate_size")
-    return {**_mistral_windows(fields, config), "experts": experts}
+    return {**window_everywhere(fields, config), "experts": experts}
 
 
 def qwen_windows(fields: Fields, config: ModelConfig) -> Windows:
@@ -155,7 +156,7 @@ MISTRAL = Family(
         "num_key_value_heads": 8,
         "sliding_window": 4096,
     },
-    from_hf=_mistral_windows,
+    from_hf=window_everywhere,
     to_hf=lambda config: {"sliding_window": window_size(config)},
 )
 _MIXTRAL_NAMES = {

@@ -19,13 +19,7 @@ from octavo.layers.recurrence_config import RecurrenceConfig
 from octavo.layers.recurrent import GatedDeltaNet
 from octavo.models.config import ExpertsConfig, ModelConfig
 from octavo.models.decoder import DecoderForCausalLM, make_attention
-from octavo.models.experts import (
-    GGUF_EXPERTS,
-    gguf_expert_entries,
-    gguf_experts,
-    hf_expert_entries,
-    hf_experts,
-)
+from octavo.models.experts import GGUF_EXPERTS, gguf_expert_entries, gguf_experts
 from octavo.models.family import Family, FileValues, HFNames, TensorNames
 from octavo.models.hybrid import (
     GGUF_CONV,
@@ -36,7 +30,12 @@ from octavo.models.hybrid import (
 )
 from octavo.models.llama import GGUF_LAYER, GGUF_TOP
 from octavo.models.mamba2 import decays, log_decays
-from octavo.models.qwen_moe import SHARED_EXPERT, expert_layers, layer_entries
+from octavo.models.qwen_moe import (
+    SHARED_EXPERT,
+    expert_layers,
+    qwen_expert_entries,
+    qwen_experts,
+)
 
 if TYPE_CHECKING:
     import numpy as np
@@ -103,17 +102,9 @@ def _recurrence(
 
 
 def _experts(fields: Fields, config: ModelConfig) -> ExpertsConfig | None:
-    layers = expert_layers(fields, config)
-    if not any(layers) or not fields.integer("num_experts", minimum=0):
+    if not any(expert_layers(fields, config)) or not fields.integer("num_experts", minimum=0):
         return None
-    return hf_experts(
-        fields,
-        config,
-        layers=layers,
-        routing={"normalize": fields.boolean("norm_topk_prob")},
-        shared_inner=fields.integer("shared_expert_intermediate_size"),
-        shared_gate=True,
-    )
+    return qwen_experts(fields, config, shared=True)
 
 
 def _row_order(config: ModelConfig, parameter: str) -> np.ndarray | None:
@@ -156,12 +147,7 @@ def _to_hf(config: ModelConfig) -> Mapping[str, Any]:
 def _expert_entries(config: ModelConfig) -> dict[str, Any]:
     if config.experts is None:
         return {"num_experts": 0, "mlp_only_layers": list(range(config.num_layers))}
-    return {
-        **hf_expert_entries(config, "num_experts", "moe_intermediate_size"),
-        **layer_entries(config),
-        "norm_topk_prob": config.experts.routing.normalize,
-        "shared_expert_intermediate_size": config.experts.shared_inner,
-    }
+    return qwen_expert_entries(config)
 
 
 def _delta_of(config: ModelConfig) -> DeltaSpec:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from octavo.base.errors import UnsupportedModelError
 from octavo.base.fields import Fields
-from octavo.models.config import ModelConfig
+
+if TYPE_CHECKING:  # plans read windows too, and make no model
+    from octavo.models.config import ModelConfig
 
 Windows = tuple[int | None, ...]
 _TYPES = {"full_attention": False, "sliding_attention": True}
@@ -29,6 +31,11 @@ def hf_windows(fields: Fields, num_layers: int, is_local: Callable[[int], bool])
     return tuple(window if _TYPES[kind] else None for kind in types)
 
 
+def window_everywhere(fields: Fields, config: ModelConfig) -> dict[str, Any]:
+    """A ``ReadConfig`` of families whose layers all have the window of ``config.json``."""
+    return {"layer_windows": hf_windows(fields, config.num_layers, lambda layer: True)}
+
+
 def hf_window_entries(config: ModelConfig) -> dict[str, Any]:
     """``sliding_window`` and ``layer_types``."""
     windows = config.layer_windows
@@ -36,16 +43,17 @@ def hf_window_entries(config: ModelConfig) -> dict[str, Any]:
     return {"sliding_window": window_size(config), "layer_types": kinds}
 
 
-def gguf_windows(fields: Fields, num_layers: int, period: int) -> Windows:
+def gguf_windows(fields: Fields, num_layers: int, period: int, size: int | None = None) -> Windows:
     """The window of each layer by ``attention.sliding_window``, and its ``pattern``: a list for all
-    layers, or the period in which the last layer sees all. ``period`` is the family's own."""
-    window = fields.integer("attention.sliding_window", None, minimum=0) or None
+    layers, or the period in which the last layer sees all, 0 if none does. ``period`` and ``size``
+    are the family's own."""
+    window = fields.integer("attention.sliding_window", size, minimum=0) or None
     name = "attention.sliding_window_pattern"
-    if not isinstance(fields.raw(name), (int, float, str, type(None))):
+    if fields.has_list(name):
         is_local = fields.each(name, Fields.boolean, num_layers)
         return tuple(window if local else None for local in is_local)
-    pattern = fields.integer(name, period)
-    return tuple(window if all_but_last_of(pattern)(i) else None for i in range(num_layers))
+    is_local_at = all_but_last_of(fields.integer(name, period, minimum=0) or num_layers + 1)
+    return tuple(window if is_local_at(i) else None for i in range(num_layers))
 
 
 def gguf_window_entries(config: ModelConfig, period: int) -> dict[str, Any]:

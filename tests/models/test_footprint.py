@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from checkpoint_sizes import checkpoint_bytes
 from hybrid_models import RECURRENCES
 
 from octavo.base.errors import ConfigError, UnsupportedModelError
@@ -23,7 +24,6 @@ from octavo.models.footprint import (
 from octavo.models.loader import load_config, load_model, weights_bytes
 from octavo.models.registry import ARCHITECTURES, model_class
 from octavo.quantization.ggml_types import GGMLType
-from tests.support.checkpoint_sizes import checkpoint_bytes
 
 
 @pytest.fixture(scope="module")

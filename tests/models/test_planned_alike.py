@@ -12,6 +12,7 @@ from shutil import copyfile
 import numpy as np
 import pytest
 import tiny_hybrids
+from checkpoint_sizes import checkpoint_bytes
 from safetensors.numpy import save_file
 from tiny_transformers import EXPERT_CASES, FAMILIES, LATENT_CASES
 
@@ -30,7 +31,6 @@ from octavo.models.config_hf import config_from_hf
 from octavo.models.gguf_export import export_gguf
 from octavo.models.tensor_split import cut_of
 from octavo.quantization.ggml_types import GGMLType
-from tests.support.checkpoint_sizes import checkpoint_bytes
 
 # One of each family, and those of which a switch changes tensors.
 NAMES = [

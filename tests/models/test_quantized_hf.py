@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import quantized
 import torch
+from checkpoint_sizes import checkpoint_bytes
 from safetensors.torch import load_file, save_file
 
 from octavo.base.errors import ConfigError, ModelError, ModelFileError, UnsupportedModelError
@@ -27,7 +28,6 @@ from octavo.quantization.base import StoredWeight
 from octavo.quantization.coded import CodedWeight
 from octavo.settings.engine import EngineArgs
 from octavo.sources.checkpoint import CheckpointSource
-from tests.support.checkpoint_sizes import checkpoint_bytes
 
 SIZES = {"hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4}
 GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 16, "sym": False, "desc_act": False}
