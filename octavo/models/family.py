@@ -19,8 +19,10 @@ have in common, and asks the family for the rest: none of them knows an architec
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import accumulate
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
@@ -173,6 +175,27 @@ class HFNames(TensorNames):
         return super().parameter(tensor)
 
 
+class Joined(NamedTuple):
+    """A module whose weight is the concatenation of several tensors of a file.
+
+    Args:
+        parts: the tensors' modules, in their order, by the names that `TensorNames` lead to.
+        sizes: the rows of each (columns, if ``axis`` is 1) in a model of some config.
+        axis: 0 joins rows, which are outputs; 1 joins columns.
+    """
+
+    parts: tuple[str, ...]
+    sizes: Callable[[ModelConfig], tuple[int, ...]]
+    axis: int = 0
+
+    def split(self, config: ModelConfig) -> Iterator[ArrayFunction]:
+        """Yield for each part the function that takes it out of the whole weight."""
+        ends = list(accumulate(self.sizes(config)))
+        for start, end in zip([0, *ends], ends, strict=False):
+            part = slice(start, end)
+            yield itemgetter(part if self.axis == 0 else (slice(None), part))
+
+
 EACH = ".N."  # in a name: of every expert
 
 _LAYERS = "model.layers"
@@ -221,6 +244,8 @@ class Family:
         fused: modules whose rows in files are those of several modules here, in their order:
             ``{"self_attn.qkv_proj": ("self_attn.q_proj", ...)}``, in both kinds of file, by the
             names that these lead to, unless ``TensorNames`` of one of them say otherwise.
+        joined: modules whose weights are several tensors in files, in both kinds of file:
+            ``{"mixer.in_proj_ba": Joined(("mixer.in_proj_b", "mixer.in_proj_a"), ...)}``.
         hf_fields: from fields of Llama's ``config.json`` to what they are called in the family's.
         gguf_fields: the same of GGUF metadata, without the architecture before them.
         hf_defaults: what a field of ``config.json`` means where it is absent, which published
@@ -254,6 +279,7 @@ class Family:
     hf_names: TensorNames = field(default_factory=HFNames)
     gguf_names: TensorNames = field(default_factory=HFNames)
     fused: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    joined: Mapping[str, Joined] = field(default_factory=dict)
     hf_fields: Mapping[str, str] = field(default_factory=dict)
     gguf_fields: Mapping[str, str] = field(default_factory=dict)
     hf_ignored: Mapping[str, Meaningless] = field(default_factory=dict)
@@ -300,6 +326,25 @@ class Family:
                     fused = whole.replace(EACH, f".{match['N']}.") if EACH in whole else whole
                     return f"{match['head']}.{fused}.{match['suffix']}"
         return parameter
+
+    def joined_with(self, parameter: str) -> tuple[str, tuple[str, ...], int] | None:
+        """For a parameter of a file that is part of a `Joined` one: the whole parameter, all parts
+        of it, and the axis; None for others."""
+        for whole, joined in self.joined.items():
+            for part in joined.parts:
+                if around := _around(part, parameter):
+                    parts = tuple(each.join(around) for each in joined.parts)
+                    return whole.join(around), parts, joined.axis
+        return None
+
+    def pieces_of(self, parameter: str, config: ModelConfig) -> dict[str, ArrayFunction]:
+        """The parts in a file of a `Joined` parameter, by name, with the functions that take them
+        out of the whole; none for others."""
+        for whole, joined in self.joined.items():
+            if around := _around(whole, parameter):
+                names = [part.join(around) for part in joined.parts]
+                return dict(zip(names, joined.split(config), strict=True))
+        return {}
 
     def _fused(self, names: TensorNames | None) -> Mapping[str, tuple[str, ...]]:
         return self.fused if names is None or names.fused is None else names.fused

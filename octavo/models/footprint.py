@@ -146,7 +146,7 @@ def weight_types(checkpoint: Checkpoint, config: ModelConfig) -> dict[str, Type]
 
     types: dict[str, Type] = {}
     for name, source in source_of(checkpoint, config).items():
-        type = checkpoint.tensors[source.tensor].type
+        type = None if source.further else checkpoint.tensors[source.tensor].type
         types[name] = type or _type_of_parts(source.read(checkpoint))
     if config.tie_embeddings:
         types[HEAD] = types[EMBEDDING]

@@ -14,15 +14,23 @@ from octavo.models.checkpoint import Checkpoint
 from octavo.models.config import EMBEDDING, HEAD, ModelConfig
 from octavo.models.family import EACH, Family, FileValues
 from octavo.models.registry import family_of
-from octavo.quantization.base import Weight, entry_of, stored_floats, transposed
+from octavo.quantization.base import StoredWeight, Weight, entry_of, stored_floats, transposed
 
 
 @dataclass(frozen=True, slots=True)
 class TensorSource:
-    """Location of a parameter: a tensor, or its rows from ``start`` to ``stop``, after transposing
-    from [inputs, outputs] if it ``is_transposed``, and reordering its rows by ``order``.
-    ``entry``: (which, of how many) where a tensor has the same of several modules, one behind the
-    other. ``values``: how it has them, where a model has others."""
+    """The place of a parameter in a file.
+
+    Args:
+        tensor: that has it, or its first part.
+        further: tensors that are joined to it, in their order, along ``axis``.
+        start, stop, step: which rows of the tensor it is.
+        is_transposed: the tensor lies as [inputs, outputs].
+        order: the parameter's rows, by their numbers in the tensor.
+        entry: (which, of how many) where a tensor has the same of several modules, one behind the
+            other.
+        values: how the tensor has values that the model has otherwise.
+    """
 
     tensor: str
     start: int = 0
@@ -32,9 +40,13 @@ class TensorSource:
     order: np.ndarray | None = None
     entry: tuple[int, int] | None = None
     values: FileValues | None = None
+    further: tuple[str, ...] = ()
+    axis: int = 0
 
     def read(self, checkpoint: Checkpoint) -> Weight:
         weight = checkpoint.read(self.tensor)
+        if self.further:
+            weight = self._join([weight, *map(checkpoint.read, self.further)], checkpoint)
         if self.values is not None:
             weight = stored_floats(self.values.read(weight.floats()))
         if self.entry is not None:
@@ -70,6 +82,13 @@ class TensorSource:
         )
         return (len(range(first, stop, step)), *shape[1:]) if shape else shape
 
+    def _join(self, parts: list[Weight], checkpoint: Checkpoint) -> Weight:
+        try:
+            return _joined(parts, self.axis)
+        except ValueError as error:
+            path = checkpoint.tensors[self.tensor].path
+            raise ModelFileError(path, f"{error}", field=self.tensor) from None
+
     def _entry_of(self, weight: Weight, checkpoint: Checkpoint) -> Weight:
         assert self.entry is not None
         index, count = self.entry
@@ -95,9 +114,17 @@ def sources(
     if config.tie_embeddings:
         parameter_of = _untangle_tied(parameter_of)
     sizes = _num_rows(family, config)
+    tensor_of = {parameter: tensor for tensor, parameter in parameter_of.items()}
     for tensor, parameter in parameter_of.items():
         if parameter is None:
             yield None, TensorSource(tensor)
+            continue
+        if (joined := family.joined_with(parameter)) is not None:
+            whole, names_of_parts, axis = joined
+            first, *further = map(tensor_of.get, names_of_parts)
+            is_there = first == tensor and None not in further  # a whole has one source
+            source = TensorSource(tensor, further=tuple(filter(None, further)), axis=axis)
+            yield (whole, source) if is_there else (None, TensorSource(tensor))
             continue
         parts, order = family.parts(parameter, names), family.row_order(config, parameter)
         rows = _in_turn(parts) if names.is_interleaved(parameter) else _in_order(parts, sizes)
@@ -117,6 +144,19 @@ def sources(
 def source_of(checkpoint: Checkpoint, config: ModelConfig) -> dict[str, TensorSource]:
     """The source of each parameter, by its name."""
     return {name: source for name, source in sources(checkpoint, config) if name is not None}
+
+
+def _joined(parts: list[Weight], axis: int) -> Weight:
+    """The concatenation of weights along an axis: as they are stored if all are in one type, else
+    in float32. ValueError if their shapes do not fit."""
+    shape = list(parts[0].shape)
+    shape[axis] = sum(part.shape[axis] for part in parts)
+    stored = [part for part in parts if isinstance(part, StoredWeight)]
+    types = {part.type for part in stored}
+    if len(types) == 1 and len(stored) == len(parts):
+        data = np.concatenate([part.data for part in stored], axis)
+        return StoredWeight(types.pop(), data, tuple(shape))
+    return stored_floats(np.concatenate([part.dequantize() for part in parts], axis))
 
 
 def _num_rows(family: Family, config: ModelConfig) -> Mapping[str, int]:
