@@ -15,13 +15,12 @@ from typing import Any
 
 from octavo.base.errors import UnsupportedModelError
 from octavo.base.fields import Fields
-from octavo.cost.hf_config import ConfigFamily, TextConfig, usual_name
+from octavo.cost.hf_config import TextConfig, usual_name
 from octavo.cost.hf_families import family_of
 from octavo.cost.model_spec import LayerSpec, ModelSpec
 from octavo.cost.quantization_config import section_of
 from octavo.cost.spec_of_config import spec_of_config
 from octavo.cost.unread_keys import changes_no_shape, check
-from octavo.models.config import ModelConfig
 from octavo.models.config_hf import config_from_hf, sizes_from_hf
 from octavo.models.registry import FAMILIES, Listed, declared_in, listed_of, why_not_run
 
@@ -37,8 +36,9 @@ def spec_from_hf(config: Mapping[str, Any], *, path: str | Path = "config.json")
     listed = _listed(config, path)
     if listed.family is not None:
         return _of_running(config, listed, path)
-    outer = Fields(path, config)
-    return spec_by_facts(config, family_of(listed.model_type, _values(outer)), path)
+    values = _values(Fields(path, config))
+    fields = TextConfig(path, values, family_of(listed.model_type, values), listed.model_type)
+    return _finished(spec_by_facts(fields), config, path)
 
 
 def _of_running(config: Mapping[str, Any], listed: Listed, path: Path) -> ModelSpec:
@@ -52,47 +52,42 @@ def _of_running(config: Mapping[str, Any], listed: Listed, path: Path) -> ModelS
     read, asked, unread = sizes_from_hf(sizes, family, path=path)
     known = {usual_name(name) for name in asked}
     left = [(name, value) for name, value in unread if usual_name(name) not in known]
-    return replace(_finished(read, config, path), notes=tuple(check(listed.model_type, path, left)))
+    notes = tuple(check(listed.model_type, path, left))
+    return _finished(replace(spec_of_config(read), notes=notes), config, path)
 
 
 def spec_as_it_runs(config: Mapping[str, Any], *, path: Path) -> ModelSpec:
     """The spec of a model that octavo would load: its tensors show that a
     field which no reader asks for changes no shape. The errors are those of loading."""
-    return _finished(config_from_hf(config, path=path), config, path)
+    return _finished(spec_of_config(config_from_hf(config, path=path)), config, path)
 
 
-def _finished(read: ModelConfig, config: Mapping[str, Any], path: Path) -> ModelSpec:
-    """The spec with the quantization and the source of a ``config.json``."""
-    inner = Fields(path, config).table("text_config", {})
+def _finished(spec: ModelSpec, config: Mapping[str, Any], path: Path) -> ModelSpec:
+    """The spec with what a ``config.json`` says of any model: types of weights, whether it runs."""
+    fields = Fields(path, _values(Fields(path, config)))
     return replace(
-        spec_of_config(read),
+        spec,
         name=path.parent.name or path.stem,
-        dtype=_dtype(Fields(path, {**config, **inner})),
+        dtype=fields.text("torch_dtype", None) or fields.text("dtype", "bfloat16"),
         quantization=section_of(config, path),
         why_not_run=why_not_run(config),
     )
 
 
-def _dtype(fields: Fields) -> str:
-    return str(fields.text("torch_dtype", None) or fields.text("dtype", "bfloat16"))
-
-
-def spec_by_facts(config: Mapping[str, Any], family: ConfigFamily, path: Path) -> ModelSpec:
+def spec_by_facts(fields: TextConfig) -> ModelSpec:
     """A spec from what a family says of its configs."""
-    fields = TextConfig(
-        path, _values(Fields(path, config)), family, _listed(config, path).model_type
-    )
+    family = fields.family
     layers: dict[LayerSpec, LayerSpec] = {}  # layers alike are one object
     made = [_layer(fields.at(index), index) for index in range(fields.num_layers)]
     positions = fields.integer("max_position_embeddings", 2048)
     if (own := fields.integer("word_embed_proj_dim", fields.hidden)) != fields.hidden:
         raise UnsupportedModelError(
-            f"{path}: word_embed_proj_dim = {own} is not hidden_size = {fields.hidden}: embeddings "
-            "of another size than the layers cannot be planned"
+            f"{fields.path}: word_embed_proj_dim = {own} is not hidden_size = {fields.hidden}: "
+            "embeddings of another size than the layers cannot be planned"
         )
     norm = fields.hidden * (2 if family.norm_bias else 1)
     return ModelSpec(
-        name=path.parent.name or path.stem,
+        name="",
         hidden_size=fields.hidden,
         vocab_size=fields.integer("vocab_size"),
         layers=tuple(layers.setdefault(layer, layer) for layer in made),
@@ -104,10 +99,7 @@ def spec_by_facts(config: Mapping[str, Any], family: ConfigFamily, path: Path) -
         ),
         head_bias=family.head_bias,
         inputs=family.inputs(fields),
-        dtype=_dtype(fields),
-        quantization=section_of(config, path),
-        why_not_run=why_not_run(config),
-        notes=tuple(check(fields.kind, path, fields.unread())),
+        notes=tuple(check(fields.kind, fields.path, fields.unread())),
     )
 
 

@@ -18,6 +18,7 @@ from octavo.layers.latent_attention import LatentAttention
 from octavo.layers.latent_config import LatentConfig
 from octavo.layers.module import Module
 from octavo.models.config import ExpertsConfig, ModelConfig
+from octavo.models.config_to_hf import rope_entries
 from octavo.models.decoder import DecoderForCausalLM
 from octavo.models.experts import (
     GGUF_EXPERTS,
@@ -130,16 +131,9 @@ def _to_hf(config: ModelConfig) -> dict[str, Any]:
         "partial_rotary_factor": 1.0,
     }
     if rope.scaling == "yarn":
-        entries["rope_scaling"] = {
-            "type": "yarn",
-            "factor": rope.factor,
-            "original_max_position_embeddings": rope.original_max_position,
-            "attention_factor": rope.attention_factor,
-            "beta_fast": rope.beta_fast,
-            "beta_slow": rope.beta_slow,
-            "truncate": rope.truncate,
-            "mscale_all_dim": _weight_of_strength(config),
-        }
+        scaling = rope_entries(rope, config.head_dim)["rope_scaling"]
+        scaling["mscale_all_dim"] = _weight_of_strength(config)
+        entries["rope_scaling"] = scaling
     return entries
 
 

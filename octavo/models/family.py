@@ -49,7 +49,7 @@ ArrayFunction = Callable[["np.ndarray"], "np.ndarray"]  # of float32
 OfRows = Callable[["ModelConfig", str], "np.ndarray | None"]
 
 
-def _as_they_lie(*_: Any) -> None:
+def no_rows(*_: Any) -> None:
     return None
 
 
@@ -291,8 +291,8 @@ class Family:
     norm_plus_one: bool = False
     exceeds_float16: bool = False
     next_token_layers: bool = False
-    row_order: OfRows = _as_they_lie
-    gguf_factors: OfRows = _as_they_lie
+    row_order: OfRows = no_rows
+    gguf_factors: OfRows = no_rows
     gguf_config: Callable[[ModelConfig], ModelConfig] = _as_it_is
     gguf_needs_head: bool = False
     written_gguf_names: Callable[[ModelConfig], TensorNames] | None = None

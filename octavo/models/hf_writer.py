@@ -21,7 +21,7 @@ import numpy as np
 
 from octavo.base.errors import ConfigError
 from octavo.base.files import NewFolder
-from octavo.base.model_files import ModelFolder
+from octavo.base.model_files import ModelFolder, check_free
 from octavo.models.checkpoint import Checkpoint, GGUFFiles
 from octavo.models.config_to_hf import generation_config, hf_config
 from octavo.models.parameters import FileTensor, Parameters
@@ -52,7 +52,7 @@ def write_hf_folder(
         ModelError: the checkpoint cannot be read, or such a folder cannot say what it is.
         ConfigError: nothing can be written there. ValueError: as of ``write_safetensors``.
     """
-    _check_free(Path(out))
+    check_free(Path(out))
     parameters = Parameters(checkpoint)
     config = hf_config(parameters.config, dtype.name, quantization_config)
     try:
@@ -96,14 +96,6 @@ def _rows(parameters: Parameters, tensor: FileTensor) -> Iterator[np.ndarray]:
     for part in tensor.parts:
         for start in range(0, parameters.shape(part)[0], step):
             yield parameters.rows(part, start, start + step)
-
-
-def _check_free(out: Path) -> None:
-    """Now, and not only when hours of work are to be put there."""
-    if out.is_symlink() or (out.exists() and not (out.is_dir() and not any(out.iterdir()))):
-        raise ConfigError(
-            f"{out} is there already, and is not overwritten: remove it, or name another folder"
-        )
 
 
 def _write_json(path: Path, values: Mapping[str, Any]) -> None:

@@ -31,7 +31,7 @@ from octavo.layers.rope_angles import inverse_frequencies
 from octavo.layers.rope_config import RopeConfig
 from octavo.models.checkpoint import Checkpoint
 from octavo.models.config import EMBEDDING, HEAD, ModelConfig
-from octavo.models.family import ArrayFunction, Family, TensorNames
+from octavo.models.family import ArrayFunction, Family, TensorNames, no_rows
 from octavo.models.loader import load_checkpoint
 from octavo.models.registry import family_of
 from octavo.models.tensor_map import source_of
@@ -166,7 +166,7 @@ class Parameters:
         divisors = {name: self.weight(name).floats() for name in _DIVISORS if name in self._sources}
         config = (_hf_layout if layout == "hf" else _gguf_layout)(stored, divisors)
         self.config = replace(config, tie_embeddings=is_tied)
-        self._factors = family.gguf_factors if layout == "gguf" else _no_factors
+        self._factors = family.gguf_factors if layout == "gguf" else no_rows
         self.divisors = divisors or _divisors(stored.rope)
         shapes = {name: self.shape(name) for name in self.names}
         self.tensors = tuple(file_tensors(self.config, layout, shapes))
@@ -255,10 +255,6 @@ class Parameters:
 
 def _is_norm(name: str) -> bool:
     return name.endswith("norm.weight") and not name.endswith("mixer.norm.weight")
-
-
-def _no_factors(config: ModelConfig, name: str) -> None:
-    return None
 
 
 def _rotated(name: str, config: ModelConfig) -> tuple[int, int] | None:
