@@ -63,17 +63,19 @@ class KVSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpertsConfig:
-    """The experts of a model.
+    """The experts of a mixture-of-experts (MoE) model.
 
     Args:
-        routing: which of them a token goes to.
-        inner: values between the two products of one.
-        layers: of each layer, whether it has experts, and not one MLP.
-        bias, router_bias, correction: experts have biases; the router has one, or what corrects the
-            choice among them.
-        shared_inner: of the MLP beside them that all tokens use; 0: there is none.
-        shared_gate: a number a token, behind a sigmoid, scales what that gives.
-        activation: as in ``ModelConfig``, or gpt-oss's.
+        routing: how the router chooses a token's experts.
+        inner: the intermediate size of one expert.
+        layers: for each layer, whether it has experts in place of a dense MLP.
+        bias: the experts' projections have biases. router_bias: the router's does (gpt-oss).
+        correction: the router adds a bias to its scores that only the choice of experts sees
+            (``e_score_correction_bias`` of DeepSeek-V3).
+        shared_inner: the intermediate size of the shared experts together; 0 without any.
+        shared_gate: a sigmoid gate, one number for each token, scales the shared experts' output
+            (Qwen).
+        activation: as of ``ModelConfig``, or the clamped SwiGLU of gpt-oss.
     """
 
     routing: Routing
@@ -193,8 +195,9 @@ class ModelConfig:
         return len(self.unrotated_layers) < self.num_layers
 
     def for_length(self, max_model_len: int | None) -> ModelConfig:
-        """This config, where no sequence is longer. Of LongRoPE's two lists of divisors, one is for
-        sequences no longer than those in training."""
+        """The config for an engine whose sequences are at most ``max_model_len`` tokens long. It
+        differs with LongRoPE alone, which has frequency divisors of their own for sequences within
+        the length of training."""
         rope = self.rope
         if max_model_len is None or max_model_len > rope.original_max_position:
             return self
@@ -310,10 +313,13 @@ class ModelConfig:
         ]
 
     def check_tokenizer(self, vocab_size: int, path: str | Path) -> None:
-        """ModelFileError if a tokenizer can give ids that have no embedding.
+        """Raise ModelFileError if a tokenizer has ids beyond the rows of the embedding.
 
-        ``vocab_size`` is its largest id and one. Fewer than the embedding has are common: its rows
-        are often padded to a round number.
+        The opposite is common and allowed: embeddings are often padded to a round number of rows.
+
+        Args:
+            vocab_size: of the tokenizer: its largest id, plus one.
+            path: of the tokenizer's file, for the message.
         """
         if vocab_size > self.vocab_size:
             raise ModelFileError(
@@ -335,9 +341,12 @@ def _are_close(a: Any, b: Any) -> bool:
 
 
 def sampling_defaults(fields: Fields, names: Mapping[str, str]) -> dict[str, float]:
-    """Recommended values by the names of SamplingParams; ``names`` has them by the file's names.
+    """The sampling parameters that a model's file recommends, by the names of `SamplingParams`.
 
-    One that no request could have is left out, with a warning: a model is more than its manners.
+    A value that `SamplingParams` refuses is left out, with a warning: the model runs without it.
+
+    Args:
+        names: {key in the file: name in `SamplingParams`}.
     """
     found: dict[str, float] = {}
     for theirs, ours in names.items():
