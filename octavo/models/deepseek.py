@@ -28,7 +28,7 @@ from octavo.models.experts import (
     hf_grouped_experts,
 )
 from octavo.models.family import Family, TensorNames
-from octavo.models.gguf_latents import halves_to_write
+from octavo.models.gguf_latents import kv_b_halves
 from octavo.models.ignored_keys import always, only
 from octavo.models.llama import GGUF_LAYER, GGUF_TOP, HF_DEFAULTS, LlamaDecoderLayer
 
@@ -223,15 +223,13 @@ _GGUF_LAYER = {
     "attn_q_b": "self_attn.q_b_proj",
     "attn_kv_a_mqa": "self_attn.kv_a_proj_with_mqa",
     "attn_kv_a_norm": "self_attn.kv_a_layernorm",
-    "attn_kv_b": "self_attn.kv_b_proj",
+    "attn_kv_b": "self_attn.kv_b_proj",  # of files from before 2025-04
+    "attn_k_b": "self_attn.k_b_proj",
+    "attn_v_b": "self_attn.v_b_proj",
 }
-_GGUF_NAMES = TensorNames(GGUF_TOP, _GGUF_LAYER, "blk")
-
-
-def _written_names(config: ModelConfig) -> TensorNames:
-    assert config.latent is not None
-    pieces = halves_to_write(config.num_heads, config.latent.nope_dim)
-    return TensorNames(GGUF_TOP, _GGUF_LAYER, "blk", pieces=pieces)
+_GGUF_NAMES = TensorNames(
+    GGUF_TOP, _GGUF_LAYER, "blk", joined={"self_attn.kv_b_proj": kv_b_halves()}
+)
 
 
 _HF_DEFAULTS = {
@@ -287,7 +285,6 @@ DEEPSEEK_V2 = Family(
     to_hf=_to_hf,
     gguf="deepseek2",
     gguf_names=_GGUF_NAMES,
-    written_gguf_names=_written_names,
     written_gguf_entries=_entries_of_halves,
     gguf_interleaved=True,
     gguf_ignored=_GGUF_IGNORED,

@@ -22,8 +22,9 @@ its name.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import accumulate
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from octavo.base.fields import Fields
     from octavo.models.config import Activation, ModelConfig
     from octavo.models.ignored_keys import Meaningless
+    from octavo.quantization.base import Weight
 
 # (fields of a file, the ModelConfig that the shared reader made of them) -> the ModelConfig fields
 # that this family reads differently.
@@ -68,6 +70,55 @@ class FileValues(NamedTuple):
     write: ArrayFunction
 
 
+class Joined(NamedTuple):
+    """A module whose weight several tensors of a file make up.
+
+    Args:
+        parts: the tensors' modules, in their order, by the names that `TensorNames` lead to.
+        split: a config to a function for each part, which takes it out of the whole weight.
+        join: the parts' weights to the whole one. ValueError if their shapes do not fit.
+    """
+
+    parts: tuple[str, ...]
+    split: Callable[[ModelConfig], Iterable[ArrayFunction]]
+    join: Callable[[list[Weight]], Weight]
+
+
+def concatenated(
+    parts: tuple[str, ...], sizes: Callable[[ModelConfig], tuple[int, ...]], axis: int = 0
+) -> Joined:
+    """A module whose weight is the concatenation of tensors.
+
+    Args:
+        sizes: the rows of each part in a model of some config; its columns if ``axis`` is 1.
+        axis: 0 joins rows, which are outputs; 1 joins columns, which are inputs.
+    """
+
+    def split(config: ModelConfig) -> Iterator[ArrayFunction]:
+        ends = list(accumulate(sizes(config)))
+        for start, end in zip([0, *ends], ends, strict=False):
+            part = slice(start, end)
+            yield itemgetter(part if axis == 0 else (slice(None), part))
+
+    return Joined(parts, split, partial(_concatenation, axis=axis))
+
+
+def _concatenation(parts: list[Weight], axis: int) -> Weight:
+    """The weights one after the other: as they are stored if all have one type, else in float32."""
+    import numpy as np
+
+    from octavo.quantization.base import StoredWeight, stored_floats
+
+    shape = list(parts[0].shape)
+    shape[axis] = sum(part.shape[axis] for part in parts)
+    stored = [part for part in parts if isinstance(part, StoredWeight)]
+    types = {part.type for part in stored}
+    if len(types) == 1 and len(stored) == len(parts):
+        data = np.concatenate([part.data for part in stored], axis)
+        return StoredWeight(types.pop(), data, tuple(shape))
+    return stored_floats(np.concatenate([part.dequantize() for part in parts], axis))
+
+
 class TensorNames:
     """The map between tensor names of one kind of checkpoint file and octavo's parameter names.
 
@@ -84,9 +135,8 @@ class TensorNames:
         fused: replaces `Family.fused` for this kind of file.
         values: {end of a parameter's name: conversion} for parameters whose values the file stores
             differently.
-        pieces: tensors that are written as several, by the end of their name in the file: {end of a
-            piece's name: function that takes the piece out of all rows [N, K]}. Opening such a file
-            joins them again before any tensor is looked up (`gguf_latents.py`).
+        joined: {octavo's module: how several tensors of the file make up its weight}; they are
+            joined when the weight is read, and split again when it is written.
     """
 
     def __init__(
@@ -98,9 +148,9 @@ class TensorNames:
         interleaved: tuple[str, ...] = (),
         fused: Mapping[str, tuple[str, ...]] | None = None,
         values: Mapping[str, FileValues] | None = None,
-        pieces: Mapping[str, Mapping[str, ArrayFunction]] | None = None,
+        joined: Mapping[str, Joined] | None = None,
     ):
-        self.fused, self._values, self._pieces = fused, values or {}, pieces or {}
+        self.fused, self._values, self._joined = fused, values or {}, joined or {}
         self._top, self._layer, self._layers = dict(top), dict(layer), layers
         self._transposed = tuple(f".{each}{end}" for each in transposed for end in ("", ".weight"))
         self._interleaved = tuple(f".{module}" for module in interleaved)
@@ -139,15 +189,23 @@ class TensorNames:
         ends = (end for end in self._values if parameter.endswith(f".{end}"))
         return self._values.get(next(ends, ""))
 
-    def pieces_of(self, tensor: str) -> dict[str, ArrayFunction]:
-        """The tensors that a file's tensor is written as: {name: function that takes it out of all
-        rows}; empty if it is written whole."""
-        return {
-            tensor.removesuffix(end) + piece: of_rows
-            for end, pieces in self._pieces.items()
-            if tensor.endswith(end)
-            for piece, of_rows in pieces.items()
-        }
+    def joined_with(self, parameter: str) -> tuple[str, list[str], Joined] | None:
+        """Return, for a parameter of the file that is part of a `Joined` one, the whole parameter,
+        the names of all parts, and how they are joined; None for others."""
+        for whole, joined in self._joined.items():
+            for part in joined.parts:
+                if around := _around(part, parameter):
+                    return whole.join(around), [each.join(around) for each in joined.parts], joined
+        return None
+
+    def pieces_of(self, parameter: str, config: ModelConfig) -> dict[str, ArrayFunction]:
+        """The tensors that make up a `Joined` parameter, by their names in the file, with the
+        functions that take them out of the whole [N, K]; none for others."""
+        for whole, joined in self._joined.items():
+            if around := _around(whole, parameter):
+                names = [self.tensor(part.join(around)) for part in joined.parts]
+                return dict(zip(names, joined.split(config), strict=True))
+        return {}
 
 
 class HFNames(TensorNames):
@@ -170,8 +228,9 @@ class HFNames(TensorNames):
         interleaved: tuple[str, ...] = (),
         ignored: str | None = None,
         prefix: str = "model.",
+        joined: Mapping[str, Joined] | None = None,
     ):
-        super().__init__(top or {}, layer or {}, layers, transposed, interleaved)
+        super().__init__(top or {}, layer or {}, layers, transposed, interleaved, joined=joined)
         self._ignored = re.compile("|".join(filter(None, (_NOT_OF_THE_MODEL, ignored))))
         self._prefix = prefix
 
@@ -183,27 +242,6 @@ class HFNames(TensorNames):
         if not tensor.startswith((self._prefix, "model.", "lm_head.")):
             tensor = self._prefix + tensor
         return super().parameter(tensor)
-
-
-class Joined(NamedTuple):
-    """A module whose weight is the concatenation of several tensors of a file.
-
-    Args:
-        parts: the tensors' modules, in their order, by the names that `TensorNames` lead to.
-        sizes: the rows of each (columns, if ``axis`` is 1) in a model of some config.
-        axis: 0 joins rows, which are outputs; 1 joins columns.
-    """
-
-    parts: tuple[str, ...]
-    sizes: Callable[[ModelConfig], tuple[int, ...]]
-    axis: int = 0
-
-    def split(self, config: ModelConfig) -> Iterator[ArrayFunction]:
-        """Yield for each part the function that takes it out of the whole weight."""
-        ends = list(accumulate(self.sizes(config)))
-        for start, end in zip([0, *ends], ends, strict=False):
-            part = slice(start, end)
-            yield itemgetter(part if self.axis == 0 else (slice(None), part))
 
 
 EACH = ".N."  # in a name: stands for the number of each expert
@@ -254,8 +292,6 @@ class Family:
         fused: modules of a file whose rows are those of several of octavo's, one after the other:
             ``{"self_attn.qkv_proj": ("self_attn.q_proj", ...)}``. Weights are cut by rows when they
             are loaded. For both kinds of file, unless their ``TensorNames`` have their own.
-        joined: the opposite: modules of octavo whose weights are several tensors in a file, of both
-            kinds: ``{"mixer.in_proj_ba": Joined(("mixer.in_proj_b", "mixer.in_proj_a"), ...)}``.
         hf_fields: {key of Llama's ``config.json``: this family's name for it}.
         gguf_fields: the same for GGUF metadata, without the architecture's prefix.
         hf_defaults: values of absent keys of ``config.json``, which published configs rely on; by
@@ -277,7 +313,7 @@ class Family:
         gguf_needs_head: llama.cpp refuses GGUF files of this kind without ``output.weight``: a
             model with a tied embedding is written with a copy of it.
         written_gguf_names: the tensor names for writing, where ``gguf_names`` maps several names to
-            one module or a tensor is written in pieces. written_gguf_entries: metadata of a
+            one module, or values depend on the config. written_gguf_entries: metadata of a
             rewritten GGUF file that replace those of its source.
         from_hf, from_gguf: read what is particular to the family; see `ReadConfig`. ``from_gguf``
             is given `GGUFFields`.
@@ -291,7 +327,6 @@ class Family:
     hf_names: TensorNames = field(default_factory=HFNames)
     gguf_names: TensorNames = field(default_factory=HFNames)
     fused: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    joined: Mapping[str, Joined] = field(default_factory=dict)
     hf_fields: Mapping[str, str] = field(default_factory=dict)
     gguf_fields: Mapping[str, str] = field(default_factory=dict)
     hf_ignored: Mapping[str, Meaningless] = field(default_factory=dict)
@@ -338,25 +373,6 @@ class Family:
                     fused = whole.replace(EACH, f".{match['N']}.") if EACH in whole else whole
                     return f"{match['head']}.{fused}.{match['suffix']}"
         return parameter
-
-    def joined_with(self, parameter: str) -> tuple[str, tuple[str, ...], int] | None:
-        """Return, for a parameter of a file that is part of a `Joined` one, the whole parameter,
-        all of its parts, and the axis; None for others."""
-        for whole, joined in self.joined.items():
-            for part in joined.parts:
-                if around := _around(part, parameter):
-                    parts = tuple(each.join(around) for each in joined.parts)
-                    return whole.join(around), parts, joined.axis
-        return None
-
-    def pieces_of(self, parameter: str, config: ModelConfig) -> dict[str, ArrayFunction]:
-        """The parts in a file of a `Joined` parameter, by name, with the functions that take them
-        out of the whole; none for others."""
-        for whole, joined in self.joined.items():
-            if around := _around(whole, parameter):
-                names = [part.join(around) for part in joined.parts]
-                return dict(zip(names, joined.split(config), strict=True))
-        return {}
 
     def _fused(self, names: TensorNames | None) -> Mapping[str, tuple[str, ...]]:
         return self.fused if names is None or names.fused is None else names.fused

@@ -104,9 +104,7 @@ def file_tensors(
             count,
             None if order is None else np.argsort(order),
         )
-        written = names.pieces_of(tensor)
-        for part, take in family.pieces_of(parts[0], config).items():
-            written[names.tensor(part)] = take
+        written = names.pieces_of(parts[0], config)
         if values is not None:
             written[tensor] = values.write
         if not written:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import accumulate
 
@@ -14,7 +14,7 @@ from octavo.models.checkpoint import Checkpoint
 from octavo.models.config import EMBEDDING, HEAD, ModelConfig
 from octavo.models.family import EACH, Family, FileValues
 from octavo.models.registry import family_of
-from octavo.quantization.base import StoredWeight, Weight, entry_of, stored_floats, transposed
+from octavo.quantization.base import Weight, entry_of, stored_floats, transposed
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +23,7 @@ class TensorSource:
 
     Args:
         tensor: that has it, or its first part.
-        further: tensors that are joined to it, in their order, along ``axis``.
+        further: its other parts, in their order; ``join`` makes the weight of all.
         start, stop, step: which rows of the tensor it is.
         is_transposed: the tensor lies as [inputs, outputs].
         order: the parameter's rows, by their numbers in the tensor.
@@ -41,12 +41,12 @@ class TensorSource:
     entry: tuple[int, int] | None = None
     values: FileValues | None = None
     further: tuple[str, ...] = ()
-    axis: int = 0
+    join: Callable[[list[Weight]], Weight] | None = None
 
     def read(self, checkpoint: Checkpoint) -> Weight:
         weight = checkpoint.read(self.tensor)
-        if self.further:
-            weight = self._join([weight, *map(checkpoint.read, self.further)], checkpoint)
+        if self.join is not None:
+            weight = self._of_parts([weight, *map(checkpoint.read, self.further)], checkpoint)
         if self.values is not None:
             weight = stored_floats(self.values.read(weight.floats()))
         if self.entry is not None:
@@ -82,9 +82,10 @@ class TensorSource:
         )
         return (len(range(first, stop, step)), *shape[1:]) if shape else shape
 
-    def _join(self, parts: list[Weight], checkpoint: Checkpoint) -> Weight:
+    def _of_parts(self, parts: list[Weight], checkpoint: Checkpoint) -> Weight:
+        assert self.join is not None
         try:
-            return _joined(parts, self.axis)
+            return self.join(parts)
         except ValueError as error:
             path = checkpoint.tensors[self.tensor].path
             raise ModelFileError(path, f"{error}", field=self.tensor) from None
@@ -119,11 +120,11 @@ def sources(
         if parameter is None:
             yield None, TensorSource(tensor)
             continue
-        if (joined := family.joined_with(parameter)) is not None:
-            whole, names_of_parts, axis = joined
-            first, *further = map(tensor_of.get, names_of_parts)
+        if (found := names.joined_with(parameter)) is not None:
+            whole, parts_of_it, joined = found
+            first, *further = map(tensor_of.get, parts_of_it)
             is_there = first == tensor and None not in further  # a whole has one source
-            source = TensorSource(tensor, further=tuple(filter(None, further)), axis=axis)
+            source = TensorSource(tensor, further=tuple(filter(None, further)), join=joined.join)
             yield (whole, source) if is_there else (None, TensorSource(tensor))
             continue
         parts, order = family.parts(parameter, names), family.row_order(config, parameter)
@@ -144,19 +145,6 @@ def sources(
 def source_of(checkpoint: Checkpoint, config: ModelConfig) -> dict[str, TensorSource]:
     """The source of each parameter, by its name."""
     return {name: source for name, source in sources(checkpoint, config) if name is not None}
-
-
-def _joined(parts: list[Weight], axis: int) -> Weight:
-    """The concatenation of weights along an axis: as they are stored if all are in one type, else
-    in float32. ValueError if their shapes do not fit."""
-    shape = list(parts[0].shape)
-    shape[axis] = sum(part.shape[axis] for part in parts)
-    stored = [part for part in parts if isinstance(part, StoredWeight)]
-    types = {part.type for part in stored}
-    if len(types) == 1 and len(stored) == len(parts):
-        data = np.concatenate([part.data for part in stored], axis)
-        return StoredWeight(types.pop(), data, tuple(shape))
-    return stored_floats(np.concatenate([part.dequantize() for part in parts], axis))
 
 
 def _num_rows(family: Family, config: ModelConfig) -> Mapping[str, int]:

@@ -16,7 +16,7 @@ from octavo.models import qwen3_next
 from octavo.models.checkpoint import open_checkpoint
 from octavo.models.checkpoint_check import inspect_model
 from octavo.models.experts import GGUF_EXPERTS
-from octavo.models.family import FileValues, HFNames, Joined, TensorNames
+from octavo.models.family import FileValues, HFNames, TensorNames, concatenated
 from octavo.models.gguf_export import export_gguf
 from octavo.models.hf_writer import write_hf_folder
 from octavo.models.hybrid import GGUF_CONV, mixer_names
@@ -26,6 +26,7 @@ from octavo.models.mamba2 import decays, log_decays
 from octavo.models.parameters import Parameters
 from octavo.models.qwen_moe import SHARED_EXPERT
 from octavo.models.tensor_split import cut_of
+from octavo.quantization.base import StoredWeight, float_bytes
 from octavo.quantization.ggml_types import GGMLType
 
 PROMPTS = [[3 + 37 * i % 190 for i in range(50)], [5, 6, 7]]
@@ -135,10 +136,18 @@ _GGUF_MIXER = {
     "ssm_norm": "mixer.norm",
     "ssm_out": "mixer.out_proj",
 }
+_PARTS = ("mixer.in_proj_b", "mixer.in_proj_a")
+
+
+def _sizes(config) -> tuple[int, int]:
+    return (config.recurrence.delta.value_heads,) * 2
+
+
+_JOINED = {"mixer.in_proj_ba": concatenated(_PARTS, _sizes)}
 # Qwen3-Next, whose linear attention has a tensor for each of its projections, as Qwen3.5's has.
 AS_QWEN35 = replace(
     qwen3_next.QWEN3_NEXT,
-    hf_names=HFNames(layer={**SHARED_EXPERT, **mixer_names("linear_attn", _MIXER)}),
+    hf_names=HFNames(layer={**SHARED_EXPERT, **mixer_names("linear_attn", _MIXER)}, joined=_JOINED),
     gguf_names=TensorNames(
         GGUF_TOP,
         {**GGUF_LAYER, **GGUF_EXPERTS, **_GGUF_MIXER},
@@ -147,15 +156,10 @@ AS_QWEN35 = replace(
             "mixer.conv1d.weight": GGUF_CONV,
             "mixer.A_log": FileValues(log_decays, decays),
         },
+        joined=_JOINED,
     ),
     fused={},
     row_order=lambda config, parameter: None,
-    joined={
-        "mixer.in_proj_ba": Joined(
-            ("mixer.in_proj_b", "mixer.in_proj_a"),
-            lambda config: (config.recurrence.delta.value_heads,) * 2,
-        )
-    },
 )
 GATES = "model.layers.0.mixer.in_proj_ba.weight"
 
@@ -207,9 +211,8 @@ def test_several_tensors_of_a_file_are_one_weight_by_declaration(qwen35, tmp_pat
 def test_devices_share_each_part_of_a_joined_weight_by_itself(qwen35):
     folder, wanted = qwen35
     config = open_checkpoint(folder).config()
-    sizes = AS_QWEN35.joined["mixer.in_proj_ba"].sizes(config)
     cut = cut_of(config, GATES, wanted[GATES].shape)
-    assert (cut.axis, [count * size for count, size in cut.blocks]) == (0, list(sizes))
+    assert (cut.axis, tuple(count * size for count, size in cut.blocks)) == (0, _sizes(config))
 
 
 def test_a_part_that_is_missing_is_named_by_the_whole(qwen35):
@@ -228,5 +231,19 @@ def test_parts_that_do_not_fit_are_an_error(qwen35):
     save_file({**kept, name: kept[name][:, :8].copy()}, folder / "model.safetensors")
     with pytest.raises(ModelFileError, match=r"in_proj_b\.weight"):
         load_model(folder)
-    parts = [take(np.eye(8)) for take in Joined(("a", "b"), lambda c: (3, 5), axis=1).split(None)]
-    np.testing.assert_array_equal(np.concatenate(parts, axis=1), np.eye(8))
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+@pytest.mark.parametrize("types", [("F32", "F32"), ("BF16", "F32")])
+def test_a_concatenation_is_split_and_joined_along_its_axis(axis, types):
+    joined = concatenated(("a", "b"), lambda config: (3, 5), axis)
+    parts = [take(np.eye(8)) for take in joined.split(None)]
+    np.testing.assert_array_equal(np.concatenate(parts, axis), np.eye(8))
+    weights = []
+    for part, type in zip(parts, types, strict=True):
+        values = np.ascontiguousarray(part, dtype=np.float32)
+        data = float_bytes(values, GGMLType[type])
+        weights.append(StoredWeight(GGMLType[type], data, values.shape))
+    found = joined.join(weights)
+    assert found.type.name == "F32" and found.shape == (8, 8)
+    np.testing.assert_array_equal(found.floats(), np.eye(8))
