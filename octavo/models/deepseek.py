@@ -17,16 +17,10 @@ from octavo.base.fields import Fields
 from octavo.layers.latent_attention import LatentAttention
 from octavo.layers.latent_config import LatentConfig
 from octavo.layers.module import Module
+from octavo.models import experts as moe
 from octavo.models.config import ExpertsConfig, ModelConfig
 from octavo.models.config_to_hf import rope_entries
 from octavo.models.decoder import DecoderForCausalLM
-from octavo.models.experts import (
-    GGUF_EXPERTS,
-    gguf_grouped_expert_entries,
-    gguf_grouped_experts,
-    hf_grouped_expert_entries,
-    hf_grouped_experts,
-)
 from octavo.models.family import Family, TensorNames
 from octavo.models.gguf_latents import kv_b_halves
 from octavo.models.ignored_keys import always, only
@@ -85,7 +79,7 @@ def _experts_from_hf(fields: Fields, config: ModelConfig) -> ExpertsConfig | Non
         return None
     is_v3 = config.architecture == DEEPSEEK_V3.architecture
     is_grouped = is_v3 or fields.text("topk_method", "greedy") == "group_limited_greedy"
-    return hf_grouped_experts(fields, config, has_experts, by_sigmoid=is_v3, is_grouped=is_grouped)
+    return moe.from_hf_grouped(fields, config, has_experts, by_sigmoid=is_v3, is_grouped=is_grouped)
 
 
 def _experts_to_hf(config: ModelConfig) -> dict[str, Any]:
@@ -95,7 +89,7 @@ def _experts_to_hf(config: ModelConfig) -> dict[str, Any]:
     routing = experts.routing
     v2_method = "greedy" if routing.num_groups == 1 else "group_limited_greedy"
     return {
-        **hf_grouped_expert_entries(config),
+        **moe.to_hf_grouped(config),
         "scoring_func": routing.scoring,
         "topk_method": "noaux_tc" if experts.correction else v2_method,
     }
@@ -172,7 +166,7 @@ def _from_gguf(fields: Fields, config: ModelConfig) -> Mapping[str, Any]:
 def _experts_from_gguf(fields: Fields, config: ModelConfig) -> ExpertsConfig | None:
     if not fields.integer("expert_count", 0, minimum=0):
         return None
-    experts = gguf_grouped_experts(fields, config)
+    experts = moe.from_gguf_grouped(fields, config)
     return replace(experts, correction=experts.routing.scoring == "sigmoid")
 
 
@@ -185,7 +179,7 @@ def _to_gguf(config: ModelConfig) -> dict[str, Any]:
         "attention.kv_lora_rank": latent.kv_rank,
     }
     if config.experts is not None:
-        entries |= gguf_grouped_expert_entries(config)
+        entries |= moe.to_gguf_grouped(config)
     else:  # which llama.cpp asks for all the same
         entries["leading_dense_block_count"] = config.num_layers
         entries["expert_feed_forward_length"] = config.intermediate_size
@@ -217,7 +211,7 @@ def _entries_of_halves(config: ModelConfig) -> dict[str, Any]:
 
 _GGUF_LAYER = {
     **GGUF_LAYER,
-    **GGUF_EXPERTS,
+    **moe.GGUF_LAYER,
     "attn_q_a": "self_attn.q_a_proj",
     "attn_q_a_norm": "self_attn.q_a_layernorm",
     "attn_q_b": "self_attn.q_b_proj",

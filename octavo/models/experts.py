@@ -13,7 +13,7 @@ from octavo.base.fields import Fields
 from octavo.kernels.routing import Routing
 from octavo.models.config import ExpertsConfig, ModelConfig
 
-GGUF_EXPERTS = {
+GGUF_LAYER = {
     "ffn_gate_inp": "mlp.gate",
     "exp_probs_b.bias": "mlp.gate.e_score_correction_bias",
     "ffn_gate_exps": "mlp.experts.N.gate_proj",
@@ -33,7 +33,7 @@ _NUM_EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
 # -- config.json ----------------------------------------------------------------------------------
 
 
-def hf_experts(
+def from_hf(
     fields: Fields,
     config: ModelConfig,
     *,
@@ -62,10 +62,8 @@ def hf_experts(
     )
 
 
-def hf_expert_entries(
-    config: ModelConfig, name: str, inner: str = "intermediate_size"
-) -> dict[str, Any]:
-    """Write the fields that ``hf_experts`` reads; ``name`` is the family's key for the number of
+def to_hf(config: ModelConfig, name: str, inner: str = "intermediate_size") -> dict[str, Any]:
+    """Write the fields that ``from_hf`` reads; ``name`` is the family's key for the number of
     experts."""
     experts = _experts_of(config)
     return {
@@ -75,7 +73,7 @@ def hf_expert_entries(
     }
 
 
-def hf_grouped_experts(
+def from_hf_grouped(
     fields: Fields,
     config: ModelConfig,
     layers: Sequence[bool],
@@ -92,7 +90,7 @@ def hf_grouped_experts(
     """
     groups = fields.integer("n_group", 1) if is_grouped else 1
     inner = fields.integer("moe_intermediate_size")
-    return hf_experts(
+    return from_hf(
         fields,
         config,
         layers=layers,
@@ -109,11 +107,11 @@ def hf_grouped_experts(
     )
 
 
-def hf_grouped_expert_entries(config: ModelConfig) -> dict[str, Any]:
-    """Write the fields that ``hf_grouped_experts`` reads, and how many layers have none."""
+def to_hf_grouped(config: ModelConfig) -> dict[str, Any]:
+    """Write the fields that ``from_hf_grouped`` reads, and how many layers have none."""
     experts = _experts_of(config)
     return {
-        **hf_expert_entries(config, "n_routed_experts", "moe_intermediate_size"),
+        **to_hf(config, "n_routed_experts", "moe_intermediate_size"),
         "first_k_dense_replace": experts.layers.index(True),
         "norm_topk_prob": experts.routing.normalize,
         "routed_scaling_factor": experts.routing.scale,
@@ -126,7 +124,7 @@ def hf_grouped_expert_entries(config: ModelConfig) -> dict[str, Any]:
 # -- GGUF -----------------------------------------------------------------------------------------
 
 
-def gguf_experts(
+def from_gguf(
     fields: Fields, config: ModelConfig, *, normalize: bool, **more: Any
 ) -> ExpertsConfig | None:
     """The experts of a file, None if it has none, of a family that has them in all layers.
@@ -146,7 +144,7 @@ def gguf_experts(
     )
 
 
-def gguf_grouped_experts(fields: Fields, config: ModelConfig, **more: Any) -> ExpertsConfig:
+def from_gguf_grouped(fields: Fields, config: ModelConfig, **more: Any) -> ExpertsConfig:
     """The same of DeepSeek's kind, of which files say more: who is chosen how, and that the first
     layers have none."""
     inner = fields.integer("expert_feed_forward_length")
@@ -170,8 +168,8 @@ def gguf_grouped_experts(fields: Fields, config: ModelConfig, **more: Any) -> Ex
     )
 
 
-def gguf_expert_entries(config: ModelConfig) -> dict[str, Any]:
-    """Write the keys that ``gguf_experts`` reads."""
+def to_gguf(config: ModelConfig) -> dict[str, Any]:
+    """Write the keys that ``from_gguf`` reads."""
     experts = _experts_of(config)
     entries: dict[str, Any] = {
         "expert_count": experts.routing.num_experts,
@@ -183,9 +181,9 @@ def gguf_expert_entries(config: ModelConfig) -> dict[str, Any]:
     return entries
 
 
-def gguf_grouped_expert_entries(config: ModelConfig) -> dict[str, Any]:
-    """Write the keys that ``gguf_grouped_experts`` reads."""
-    experts, entries = _experts_of(config), gguf_expert_entries(config)
+def to_gguf_grouped(config: ModelConfig) -> dict[str, Any]:
+    """Write the keys that ``from_gguf_grouped`` reads."""
+    experts, entries = _experts_of(config), to_gguf(config)
     routing = experts.routing
     func = next(func for func, name in _GGUF_SCORING.items() if name == routing.scoring)
     entries |= {

@@ -13,22 +13,16 @@ from octavo.base.fields import Fields
 from octavo.models.config import ModelConfig
 from octavo.models.family import Family
 from octavo.models.gemma3 import GEMMA_IGNORED, GGUF_NAMES, Gemma3ForCausalLM, scalar_of
-from octavo.models.sliding_windows import (
-    all_but_last_of,
-    fixed_gguf_window_entries,
-    gguf_windows,
-    hf_window_entries,
-    hf_windows,
-)
+from octavo.models.sliding_windows import WindowPattern, hf_window_entries
 
-_PERIOD = 2  # of which the last layer sees all
+_WINDOWS = WindowPattern(2)
 _LAYERS_OF_27B = 46  # whose scores are not scaled by the size of a head
 
 
 def _from_hf(fields: Fields, config: ModelConfig) -> Mapping[str, Any]:
     return {
         "norm_plus_one": True,
-        "layer_windows": hf_windows(fields, config.num_layers, all_but_last_of(_PERIOD)),
+        "layer_windows": _WINDOWS.from_hf(fields, config),
         "attention_scale": fields.number("query_pre_attn_scalar") ** -0.5,
         "embedding_scale": math.sqrt(config.hidden_size),
     }
@@ -47,7 +41,7 @@ def _to_hf(config: ModelConfig) -> Mapping[str, Any]:
 def _from_gguf(fields: Fields, config: ModelConfig) -> Mapping[str, Any]:
     return {
         "activation": "gelu_tanh",
-        "layer_windows": gguf_windows(fields, config.num_layers, _PERIOD),
+        "layer_windows": _WINDOWS.from_gguf(fields, config),
         "attention_scale": _gguf_scale(config),
         "embedding_scale": math.sqrt(config.hidden_size),
     }
@@ -87,5 +81,5 @@ GEMMA2 = Family(
     from_hf=_from_hf,
     to_hf=_to_hf,
     from_gguf=_from_gguf,
-    to_gguf=lambda config: fixed_gguf_window_entries(config, _PERIOD),
+    to_gguf=_WINDOWS.to_fixed_gguf,
 )

@@ -11,14 +11,8 @@ from dataclasses import replace
 from typing import Any
 
 from octavo.base.fields import Fields
+from octavo.models import experts as moe
 from octavo.models.config import ModelConfig
-from octavo.models.experts import (
-    GGUF_EXPERTS,
-    gguf_grouped_expert_entries,
-    gguf_grouped_experts,
-    hf_grouped_expert_entries,
-    hf_grouped_experts,
-)
 from octavo.models.family import Family, TensorNames
 from octavo.models.llama import GGUF_LAYER, GGUF_TOP, HF_DEFAULTS, LlamaForCausalLM
 
@@ -29,13 +23,13 @@ def _from_hf(fields: Fields, config: ModelConfig) -> Mapping[str, Any]:
     return {
         "attention_output_bias": False,
         "qk_norm": fields.boolean("use_qk_norm", False),
-        "experts": hf_grouped_experts(fields, config, layers, by_sigmoid=True),
+        "experts": moe.from_hf_grouped(fields, config, layers, by_sigmoid=True),
     }
 
 
 def _to_hf(config: ModelConfig) -> Mapping[str, Any]:
     return {
-        **hf_grouped_expert_entries(config),
+        **moe.to_hf_grouped(config),
         "attention_bias": config.attention_bias,
         "use_qk_norm": config.qk_norm,
     }
@@ -44,7 +38,7 @@ def _to_hf(config: ModelConfig) -> Mapping[str, Any]:
 def _from_gguf(fields: Fields, config: ModelConfig) -> Mapping[str, Any]:
     """The number of layers without those for drafting (MTP), which are the last ones."""
     num_layers = config.num_layers - fields.integer("nextn_predict_layers", 0, minimum=0)
-    experts = gguf_grouped_experts(fields, config, correction=True)
+    experts = moe.from_gguf_grouped(fields, config, correction=True)
     return {
         "num_layers": num_layers,
         "layer_windows": config.layer_windows[:num_layers],
@@ -54,7 +48,7 @@ def _from_gguf(fields: Fields, config: ModelConfig) -> Mapping[str, Any]:
 
 _GGUF_LAYER = {
     **GGUF_LAYER,
-    **GGUF_EXPERTS,
+    **moe.GGUF_LAYER,
     "post_attention_norm": "post_attention_layernorm",
 }
 del _GGUF_LAYER["ffn_norm"]
@@ -81,5 +75,5 @@ GLM4_MOE = Family(
     from_hf=_from_hf,
     to_hf=_to_hf,
     from_gguf=_from_gguf,
-    to_gguf=gguf_grouped_expert_entries,
+    to_gguf=moe.to_gguf_grouped,
 )

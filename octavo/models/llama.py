@@ -15,15 +15,9 @@ from octavo.base.fields import Fields
 from octavo.layers.context import Activations, ForwardContext
 from octavo.layers.module import Module
 from octavo.layers.norm import RMSNorm
+from octavo.models import experts as moe
 from octavo.models.config import ModelConfig
 from octavo.models.decoder import DecoderForCausalLM, add_scaled, make_attention, make_mlp
-from octavo.models.experts import (
-    GGUF_EXPERTS,
-    gguf_expert_entries,
-    gguf_experts,
-    hf_expert_entries,
-    hf_experts,
-)
 from octavo.models.family import Family, HFNames, TensorNames
 from octavo.models.sliding_windows import (
     Windows,
@@ -81,7 +75,7 @@ GGUF_LAYER = {
     "ffn_down": "mlp.down_proj",
 }
 GGUF_NAMES = TensorNames(GGUF_TOP, GGUF_LAYER, "blk")
-GGUF_EXPERT_NAMES = TensorNames(GGUF_TOP, {**GGUF_LAYER, **GGUF_EXPERTS}, "blk")
+GGUF_EXPERT_NAMES = TensorNames(GGUF_TOP, {**GGUF_LAYER, **moe.GGUF_LAYER}, "blk")
 
 HF_DEFAULTS = {
     "hidden_act": "silu",
@@ -93,7 +87,7 @@ HF_DEFAULTS = {
 
 def _llama_or_mistral(fields: Fields, config: ModelConfig) -> Mapping[str, Any]:
     """Mistral's files are Llama's, but for windows, and Mixtral's but for experts."""
-    experts = gguf_experts(fields, config, normalize=True)
+    experts = moe.from_gguf(fields, config, normalize=True)
     if experts is not None:
         return {"architecture": "MixtralForCausalLM", "experts": experts}
     return {"architecture": "MistralForCausalLM"} if any(config.layer_windows) else {}
@@ -101,7 +95,7 @@ def _llama_or_mistral(fields: Fields, config: ModelConfig) -> Mapping[str, Any]:
 
 def _mixtral_from_hf(fields: Fields, config: ModelConfig) -> Mapping[str, Any]:
     """All that is between the products of an expert is what others call ``intermediate_size``."""
-    experts = hf_experts(fields, config, inner="intermediate_size")
+    experts = moe.from_hf(fields, config, inner="intermediate_size")
     return {**window_everywhere(fields, config), "experts": experts}
 
 
@@ -184,10 +178,10 @@ MIXTRAL = Family(
     },
     from_hf=_mixtral_from_hf,
     to_hf=lambda config: {
-        **hf_expert_entries(config, "num_local_experts"),
+        **moe.to_hf(config, "num_local_experts"),
         "sliding_window": window_size(config),
     },
-    to_gguf=gguf_expert_entries,
+    to_gguf=moe.to_gguf,
 )
 QWEN2 = Family(
     architecture="Qwen2ForCausalLM",

@@ -19,13 +19,7 @@ from octavo.models.config import ModelConfig
 from octavo.models.decoder import DecoderForCausalLM, make_attention
 from octavo.models.family import Family, TensorNames
 from octavo.models.llama import GGUF_LAYER, GGUF_TOP, HF_DEFAULTS
-from octavo.models.sliding_windows import (
-    all_but_last_of,
-    fixed_gguf_window_entries,
-    gguf_windows,
-    hf_window_entries,
-    hf_windows,
-)
+from octavo.models.sliding_windows import WindowPattern, hf_window_entries
 
 
 class Olmo2DecoderLayer(Module):
@@ -59,12 +53,12 @@ _GGUF_NAMES = TensorNames(
     },
     "blk",
 )
-_PERIOD = 4  # of which the last layer sees all
+_WINDOWS = WindowPattern(4)
 _DEFAULTS = {**HF_DEFAULTS, "rms_norm_eps": 1e-5, "max_position_embeddings": 2048}
 
 
 def _from_hf(fields: Fields, config: ModelConfig) -> Mapping[str, Any]:
-    windows = hf_windows(fields, config.num_layers, all_but_last_of(_PERIOD))
+    windows = _WINDOWS.from_hf(fields, config)
     # Configs of transformers 5 have a rope for each kind of layer; older ones say it of all.
     local_rope = config.local_rope or _unscaled(config)
     return {
@@ -79,7 +73,7 @@ def _from_gguf(fields: Fields, config: ModelConfig) -> Mapping[str, Any]:
         return {}
     return {
         "architecture": "Olmo3ForCausalLM",
-        "layer_windows": gguf_windows(fields, config.num_layers, _PERIOD),
+        "layer_windows": _WINDOWS.from_gguf(fields, config),
         "local_rope": _unscaled(config),
     }
 
@@ -109,5 +103,5 @@ OLMO3 = Family(
     hf_defaults={**_DEFAULTS, "rope_theta": 500_000.0, "sliding_window": 4096},
     from_hf=_from_hf,
     to_hf=hf_window_entries,
-    to_gguf=lambda config: fixed_gguf_window_entries(config, _PERIOD),
+    to_gguf=_WINDOWS.to_fixed_gguf,
 )

@@ -10,13 +10,8 @@ from functools import partial
 from typing import Any
 
 from octavo.base.fields import Fields
+from octavo.models import experts as moe
 from octavo.models.config import ExpertsConfig, ModelConfig
-from octavo.models.experts import (
-    gguf_expert_entries,
-    gguf_experts,
-    hf_expert_entries,
-    hf_experts,
-)
 from octavo.models.family import Family, HFNames
 from octavo.models.llama import (
     GGUF_EXPERT_NAMES,
@@ -57,12 +52,12 @@ def qwen_experts(fields: Fields, config: ModelConfig, shared: bool) -> ExpertsCo
         beside = {"shared_inner": inner, "shared_gate": True}
     routing = {"normalize": fields.boolean("norm_topk_prob")}
     layers = expert_layers(fields, config)
-    return hf_experts(fields, config, layers=layers, routing=routing, **beside)
+    return moe.from_hf(fields, config, layers=layers, routing=routing, **beside)
 
 
 def qwen_expert_entries(config: ModelConfig) -> dict[str, Any]:
     """Write the fields that ``qwen_experts`` reads."""
-    entries = hf_expert_entries(config, "num_experts", "moe_intermediate_size")
+    entries = moe.to_hf(config, "num_experts", "moe_intermediate_size")
     assert config.experts is not None
     without = [index for index, has in enumerate(config.experts.layers) if not has]
     entries |= {"mlp_only_layers": without, "decoder_sparse_step": 1}
@@ -110,9 +105,9 @@ QWEN2_MOE = Family(
     from_hf=_qwen2_from_hf,
     to_hf=lambda config: {**_entries(config), "qkv_bias": config.attention_bias},
     from_gguf=lambda fields, config: {
-        "experts": gguf_experts(fields, config, normalize=False, shared_gate=True)
+        "experts": moe.from_gguf(fields, config, normalize=False, shared_gate=True)
     },
-    to_gguf=gguf_expert_entries,
+    to_gguf=moe.to_gguf,
 )
 QWEN3_MOE = Family(
     architecture="Qwen3MoeForCausalLM",
@@ -128,6 +123,6 @@ QWEN3_MOE = Family(
     },
     from_hf=_qwen3_from_hf,
     to_hf=_entries,
-    from_gguf=lambda fields, config: {"experts": gguf_experts(fields, config, normalize=True)},
-    to_gguf=gguf_expert_entries,
+    from_gguf=lambda fields, config: {"experts": moe.from_gguf(fields, config, normalize=True)},
+    to_gguf=moe.to_gguf,
 )

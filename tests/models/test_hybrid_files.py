@@ -12,17 +12,16 @@ from safetensors.numpy import load_file, save_file
 from tiny_hybrids import GGUF_CASES, make_model
 
 from octavo.base.errors import ModelFileError, UnsupportedModelError
-from octavo.models import qwen3_next
+from octavo.models import experts as moe
+from octavo.models import mamba2, qwen3_next
 from octavo.models.checkpoint import open_checkpoint
 from octavo.models.checkpoint_check import inspect_model
-from octavo.models.experts import GGUF_EXPERTS
 from octavo.models.family import FileValues, HFNames, TensorNames, concatenated
 from octavo.models.gguf_export import export_gguf
 from octavo.models.hf_writer import write_hf_folder
 from octavo.models.hybrid import GGUF_CONV, mixer_names
 from octavo.models.llama import GGUF_LAYER, GGUF_TOP
 from octavo.models.loader import load_model
-from octavo.models.mamba2 import decays, log_decays
 from octavo.models.parameters import Parameters
 from octavo.models.qwen_moe import SHARED_EXPERT
 from octavo.models.tensor_split import cut_of
@@ -150,11 +149,11 @@ AS_QWEN35 = replace(
     hf_names=HFNames(layer={**SHARED_EXPERT, **mixer_names("linear_attn", _MIXER)}, joined=_JOINED),
     gguf_names=TensorNames(
         GGUF_TOP,
-        {**GGUF_LAYER, **GGUF_EXPERTS, **_GGUF_MIXER},
+        {**GGUF_LAYER, **moe.GGUF_LAYER, **_GGUF_MIXER},
         "blk",
         values={
             "mixer.conv1d.weight": GGUF_CONV,
-            "mixer.A_log": FileValues(log_decays, decays),
+            "mixer.A_log": FileValues(mamba2.log_decays, mamba2.decays),
         },
         joined=_JOINED,
     ),
