@@ -21,6 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from math import prod
 from typing import Literal
 
 import numpy as np
@@ -44,6 +45,8 @@ FREQ_FACTORS = "model.rotary_emb.freq_factors"
 SHORT_FACTORS = "model.rotary_emb.short_factors"
 LONG_FACTORS = "model.rotary_emb.long_factors"
 _DIVISORS = (FREQ_FACTORS, SHORT_FACTORS, LONG_FACTORS)
+
+_PIECE_VALUES = 1 << 22  # of a matrix, in memory at once as float32
 
 # Llama 3's rope as it was published; only the trained length is looked for.
 _LOW, _HIGH = 1.0, 4.0
@@ -184,6 +187,14 @@ class Parameters:
             if tensor.write is not None:
                 rows = tensor.write(rows)
             yield np.ascontiguousarray(rows.T if tensor.is_transposed else rows)
+
+    def pieces(self, tensor: FileTensor) -> Iterator[tuple[str, int, int]]:
+        """Yield (parameter, first row, end) of some rows at a time, of which no more have to be in
+        memory at once; for tensors whose rows are those of their parts, in order."""
+        step = max(1, _PIECE_VALUES // prod(tensor.shape[1:]))
+        for part in tensor.parts:
+            for start in range(0, self.shape(part)[0], step):
+                yield part, start, start + step
 
     def stored_whole(self, tensor: FileTensor) -> np.ndarray | None:
         """All of it as bytes, as ``stored_rows``; None where they would be other ones."""
