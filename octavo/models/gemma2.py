@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from octavo.base.fields import Fields
 from octavo.models.config import ModelConfig
-from octavo.models.family import Family
-from octavo.models.gemma3 import GEMMA_IGNORED, GGUF_NAMES, Gemma3ForCausalLM, scalar_of
+from octavo.models.gemma3 import GEMMA3, scalar_of
 from octavo.models.sliding_windows import WindowPattern, hf_window_entries
 
 _WINDOWS = WindowPattern(2)
@@ -54,13 +54,11 @@ def _gguf_scale(config: ModelConfig) -> float:
     return config.head_dim**-0.5
 
 
-GEMMA2 = Family(
+GEMMA2 = replace(
+    GEMMA3,
     architecture="Gemma2ForCausalLM",
     model_type="gemma2",
-    model=Gemma3ForCausalLM,
     gguf="gemma2",
-    gguf_names=GGUF_NAMES,
-    hf_fields={"hidden_act": "hidden_activation"},
     hf_defaults={
         "hidden_activation": "gelu_pytorch_tanh",
         "max_position_embeddings": 8192,
@@ -75,9 +73,6 @@ GEMMA2 = Family(
         "bos_token_id": 2,
         "eos_token_id": 1,
     },
-    hf_ignored=GEMMA_IGNORED,
-    norm_plus_one=True,
-    exceeds_float16=True,
     from_hf=_from_hf,
     to_hf=_to_hf,
     from_gguf=_from_gguf,

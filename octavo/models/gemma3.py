@@ -128,13 +128,6 @@ def _scale_of_files(config: ModelConfig) -> float:
     return scaled_by**-0.5
 
 
-# Gemma's configs say some things twice, and what they do about layers with windows in three ways.
-GEMMA_IGNORED = {
-    "sliding_window_size": same_as("sliding_window"),
-    "sliding_window_pattern": beside("layer_types"),
-    "_sliding_window_pattern": beside("layer_types"),
-}
-
 GEMMA3 = Family(
     architecture="Gemma3ForCausalLM",
     model_type="gemma3_text",
@@ -162,7 +155,12 @@ GEMMA3 = Family(
         "bos_token_id": 2,
         "eos_token_id": 1,
     },
-    hf_ignored=GEMMA_IGNORED,
+    # Its configs say some things twice, and which layers have windows in three ways.
+    hf_ignored={
+        "sliding_window_size": same_as("sliding_window"),
+        "sliding_window_pattern": beside("layer_types"),
+        "_sliding_window_pattern": beside("layer_types"),
+    },
     norm_plus_one=True,
     exceeds_float16=True,
     from_hf=_from_hf,

@@ -9,6 +9,7 @@ without rope (SmolLM 3). The config has them all resolved.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from octavo.base.fields import Fields
@@ -136,14 +137,10 @@ LLAMA = Family(
     hf_defaults={**HF_DEFAULTS, "max_position_embeddings": 2048},
     from_gguf=_llama_or_mistral,
 )
-MISTRAL = Family(
+MISTRAL = replace(
+    LLAMA,
     architecture="MistralForCausalLM",
     model_type="mistral",
-    model=LlamaForCausalLM,
-    next_token_layers=True,
-    gguf="llama",
-    gguf_names=GGUF_NAMES,
-    gguf_interleaved=True,
     hf_defaults={
         **HF_DEFAULTS,
         "max_position_embeddings": 131_072,
@@ -159,14 +156,13 @@ _MIXTRAL_NAMES = {
     "block_sparse_moe.experts.N.w3": "mlp.experts.N.up_proj",
     "block_sparse_moe.experts.N.w2": "mlp.experts.N.down_proj",
 }
-MIXTRAL = Family(
+MIXTRAL = replace(
+    LLAMA,
     architecture="MixtralForCausalLM",
     model_type="mixtral",
-    model=LlamaForCausalLM,
-    gguf="llama",
+    next_token_layers=False,
     hf_names=HFNames(layer=_MIXTRAL_NAMES),
     gguf_names=GGUF_EXPERT_NAMES,
-    gguf_interleaved=True,
     hf_defaults={
         **HF_DEFAULTS,
         "max_position_embeddings": 131_072,
@@ -194,17 +190,14 @@ QWEN2 = Family(
     from_hf=_qwen2_from_hf,
     to_hf=qwen_window_entries,
 )
-QWEN3 = Family(
+QWEN3 = replace(
+    QWEN2,
     architecture="Qwen3ForCausalLM",
     model_type="qwen3",
-    model=LlamaForCausalLM,
-    next_token_layers=True,
     gguf="qwen3",
-    gguf_names=GGUF_NAMES,
     hf_defaults={**HF_DEFAULTS, "max_position_embeddings": 32_768, "head_dim": 128},
     from_hf=lambda fields, config: {
         "qk_norm": True,
         "layer_windows": qwen_windows(fields, config),
     },
-    to_hf=qwen_window_entries,
 )

@@ -7,6 +7,7 @@ In OLMo 3, three layers of four see a sliding window; these turn positions witho
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from octavo.base.fields import Fields
@@ -93,13 +94,10 @@ OLMO2 = Family(
     from_hf=lambda fields, config: {"qk_norm": True},
     from_gguf=_from_gguf,
 )
-OLMO3 = Family(
+OLMO3 = replace(
+    OLMO2,
     architecture="Olmo3ForCausalLM",
     model_type="olmo3",
-    model=Olmo2ForCausalLM,
-    gguf="olmo2",
-    gguf_names=_GGUF_NAMES,
-    gguf_needs_head=True,
     hf_defaults={**_DEFAULTS, "rope_theta": 500_000.0, "sliding_window": 4096},
     from_hf=_from_hf,
     to_hf=hf_window_entries,
