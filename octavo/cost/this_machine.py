@@ -11,8 +11,7 @@ import json
 import os
 import shutil
 import subprocess
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
@@ -22,11 +21,11 @@ from octavo.base.errors import ConfigError
 from octavo.base.files import replace_file
 from octavo.cost.hardware import Device
 from octavo.cost.hardware_table import named_device
+from octavo.cost.probing import best_bandwidth, best_rate
 from octavo.cost.rank_model import Arithmetic
 from octavo.system import machine
 
 _ROUNDS = 4  # of all probes, of which the best counts: others may use the machine for a while
-_PROBE_SECONDS = 0.05
 _BUSY = 0.25  # of the cores, that others keep busy
 # By what the native kernels call it.
 _MEASURED: dict[Arithmetic, str] = {"int8": "int8", "fp16": "bfloat16", "fp32": "float32"}
@@ -143,30 +142,6 @@ def _measure() -> dict[str, float]:
                 found[f"{name}_per_s"] = best_rate(products(library, pool, arithmetic))
             rates = {name: max(rate, rates.get(name, 0.0)) for name, rate in found.items()}
     return rates
-
-
-def best_rate(run: Callable[[int], float]) -> float:
-    """The rate of ``run(rounds)``, per second: the best of several runs."""
-    rounds, seconds = 1, 0.0
-    while seconds < _PROBE_SECONDS / 5:
-        rounds *= 4
-        seconds, _ = _timed(run, rounds)
-    best, begin = 0.0, time.perf_counter()
-    while time.perf_counter() - begin < _PROBE_SECONDS:
-        seconds, done = _timed(run, rounds)
-        best = max(best, done / seconds)
-    return best
-
-
-def best_bandwidth(read: Callable[[], float]) -> float:
-    """Bytes a second: the best of some reads."""
-    return max(done / seconds for seconds, done in (_timed(read) for _ in range(4)))
-
-
-def _timed(run: Callable[..., float], *arguments: int) -> tuple[float, float]:
-    begin = time.perf_counter()
-    done = run(*arguments)
-    return max(time.perf_counter() - begin, 1e-9), done
 
 
 def _now() -> datetime:

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from octavo.cost.this_machine import best_bandwidth, best_rate
+from octavo.cost.probing import best_bandwidth, best_rate
 
 
 def test_a_rate_is_the_best_of_several(monkeypatch):
