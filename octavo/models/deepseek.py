@@ -221,9 +221,7 @@ _GGUF_LAYER = {
     "attn_k_b": "self_attn.k_b_proj",
     "attn_v_b": "self_attn.v_b_proj",
 }
-_GGUF_NAMES = TensorNames(
-    GGUF_TOP, _GGUF_LAYER, "blk", joined={"self_attn.kv_b_proj": kv_b_halves()}
-)
+_GGUF_NAMES = TensorNames(GGUF_TOP, _GGUF_LAYER, joined={"self_attn.kv_b_proj": kv_b_halves()})
 
 
 _HF_DEFAULTS = {

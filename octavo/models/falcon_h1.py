@@ -80,7 +80,7 @@ HF_NAMES = HFNames(
 def _gguf_names(config: ModelConfig | None = None) -> TensorNames:
     groups = 1 if config is None else mamba2.spec_of(config).groups
     layer = {**GGUF_LAYER, **mamba2.GGUF_LAYER, "ffn_norm": "post_attention_layernorm.weight"}
-    return TensorNames(GGUF_TOP, layer, "blk", values=mamba2.gguf_values(groups))
+    return TensorNames(GGUF_TOP, layer, values=mamba2.gguf_values(groups))
 
 
 _INFINITY = {"__float__": "Infinity"}  # as transformers 5 writes it

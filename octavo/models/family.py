@@ -128,7 +128,7 @@ class TensorNames:
             on both sides. The suffix, ``weight`` or ``bias``, is kept, unless a key has it too. An
             ``N`` stands for any number; with an ``N`` in octavo's name alone, the file's tensor
             stacks all experts, as ``ffn_up_exps`` has every ``mlp.experts.N.up_proj``.
-        layers: the prefix before a layer's number in the file: ``model.layers``, ``blk``.
+        layers: the prefix before a layer's number in the file; by default that of GGUF files.
         transposed: modules, by the file's names, whose weights the file has as [inputs, outputs].
         interleaved: fused modules (see `Family`), by octavo's names, whose rows in the file
             alternate between their parts: first row of each part, second row of each, and so on.
@@ -143,7 +143,7 @@ class TensorNames:
         self,
         top: Mapping[str, str],
         layer: Mapping[str, str],
-        layers: str,
+        layers: str = "blk",
         transposed: tuple[str, ...] = (),
         interleaved: tuple[str, ...] = (),
         fused: Mapping[str, tuple[str, ...]] | None = None,
@@ -217,6 +217,7 @@ class HFNames(TensorNames):
         ignored: a regular expression of tensors that are no part of the model, such as masks.
         prefix: what stands before all names but that of the head. It may be missing in the file: a
             model that was saved without its head has none.
+        more: further arguments of `TensorNames`.
     """
 
     def __init__(
@@ -224,13 +225,12 @@ class HFNames(TensorNames):
         top: Mapping[str, str] | None = None,
         layer: Mapping[str, str] | None = None,
         layers: str = "model.layers",
-        transposed: tuple[str, ...] = (),
-        interleaved: tuple[str, ...] = (),
+        *,
         ignored: str | None = None,
         prefix: str = "model.",
-        joined: Mapping[str, Joined] | None = None,
+        **more: Any,
     ):
-        super().__init__(top or {}, layer or {}, layers, transposed, interleaved, joined=joined)
+        super().__init__(top or {}, layer or {}, layers, **more)
         self._ignored = re.compile("|".join(filter(None, (_NOT_OF_THE_MODEL, ignored))))
         self._prefix = prefix
 

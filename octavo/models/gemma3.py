@@ -60,7 +60,7 @@ GGUF_LAYER = {
     "ffn_norm": "pre_feedforward_layernorm",
     "post_ffw_norm": "post_feedforward_layernorm",
 }
-GGUF_NAMES = TensorNames(llama.GGUF_TOP, GGUF_LAYER, "blk")
+GGUF_NAMES = TensorNames(llama.GGUF_TOP, GGUF_LAYER)
 
 _WINDOWS = WindowPattern(6)
 _LOCAL_THETA = 10_000.0

@@ -36,7 +36,6 @@ GLM4 = Family(
             **{name: module for name, module in GGUF_LAYER.items() if name != "ffn_gate"},
             "ffn_up": "mlp.gate_up_proj",
         },
-        "blk",
     ),
     fused=FUSED_GATE_UP,
     hf_interleaved=True,

@@ -58,7 +58,7 @@ GLM4_MOE = Family(
     model_type="glm4_moe",
     model=LlamaForCausalLM,
     gguf="glm4moe",
-    gguf_names=TensorNames(GGUF_TOP, _GGUF_LAYER, "blk"),
+    gguf_names=TensorNames(GGUF_TOP, _GGUF_LAYER),
     hf_defaults={
         **HF_DEFAULTS,
         "max_position_embeddings": 131_072,

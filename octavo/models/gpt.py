@@ -99,7 +99,6 @@ GPT2 = Family(
     gguf_names=TensorNames(
         {**GGUF_TOP, "position_embd": "model.embed_positions"},
         {**GGUF_LAYER, "attn_qkv": "self_attn.qkv_proj"},
-        "blk",
     ),
     fused=FUSED_QKV,
     hf_fields={
@@ -191,7 +190,7 @@ STARCODER2 = Family(
     model=GPTForCausalLM,
     gguf="starcoder2",
     hf_names=HFNames(layer={"mlp.c_fc": "mlp.up_proj", "mlp.c_proj": "mlp.down_proj"}),
-    gguf_names=TensorNames(GGUF_TOP, GGUF_LAYER, "blk"),
+    gguf_names=TensorNames(GGUF_TOP, GGUF_LAYER),
     hf_fields={"rms_norm_eps": "norm_epsilon"},
     gguf_fields=_EPSILON,
     hf_defaults={

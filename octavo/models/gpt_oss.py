@@ -100,7 +100,7 @@ GPT_OSS = Family(
     gguf="gpt-oss",
     gguf_needs_head=True,
     hf_names=HFNames(layer=_HF_LAYER, transposed=_TURNED, interleaved=(_UP,)),
-    gguf_names=TensorNames(GGUF_TOP, _GGUF_LAYER, "blk"),
+    gguf_names=TensorNames(GGUF_TOP, _GGUF_LAYER),
     fused={_UP: ("mlp.experts.N.gate_proj", "mlp.experts.N.up_proj")},
     hf_defaults={
         **HF_DEFAULTS,

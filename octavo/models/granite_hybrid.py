@@ -80,7 +80,7 @@ def _gguf_names(config: ModelConfig | None = None) -> TensorNames:
     if config is None or config.experts is not None:
         layer |= moe.GGUF_LAYER
     groups = 1 if config is None else mamba2.spec_of(config).groups
-    return TensorNames(GGUF_TOP, layer, "blk", fused={}, values=mamba2.gguf_values(groups))
+    return TensorNames(GGUF_TOP, layer, fused={}, values=mamba2.gguf_values(groups))
 
 
 def _from_hf(fields: Fields, config: ModelConfig) -> Mapping[str, Any]:

@@ -52,7 +52,6 @@ GGUF_NAMES = TensorNames(
         "shortconv.conv": "mixer.conv",
         "shortconv.out_proj": "mixer.out_proj",
     },
-    "blk",
     values={"mixer.conv.weight": hybrid.GGUF_CONV},
 )
 

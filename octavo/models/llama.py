@@ -75,8 +75,8 @@ GGUF_LAYER = {
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
-GGUF_NAMES = TensorNames(GGUF_TOP, GGUF_LAYER, "blk")
-GGUF_EXPERT_NAMES = TensorNames(GGUF_TOP, {**GGUF_LAYER, **moe.GGUF_LAYER}, "blk")
+GGUF_NAMES = TensorNames(GGUF_TOP, GGUF_LAYER)
+GGUF_EXPERT_NAMES = TensorNames(GGUF_TOP, {**GGUF_LAYER, **moe.GGUF_LAYER})
 
 HF_DEFAULTS = {
     "hidden_act": "silu",

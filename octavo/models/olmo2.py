@@ -52,7 +52,6 @@ _GGUF_NAMES = TensorNames(
         "post_attention_norm": "post_attention_layernorm",
         "post_ffw_norm": "post_feedforward_layernorm",
     },
-    "blk",
 )
 _WINDOWS = WindowPattern(4)
 _DEFAULTS = {**HF_DEFAULTS, "rms_norm_eps": 1e-5, "max_position_embeddings": 2048}

@@ -31,7 +31,6 @@ PHI3 = Family(
             "ffn_up": "mlp.gate_up_proj",
             "ffn_down": "mlp.down_proj",
         },
-        "blk",
     ),
     fused={**FUSED_QKV, **FUSED_GATE_UP},
     hf_defaults={

@@ -167,7 +167,6 @@ GGUF_NAMES = TensorNames(
         "ssm_norm": "mixer.norm",
         "ssm_out": "mixer.out_proj",
     },
-    "blk",
     fused=_QUERIES_AND_GATES,
     values={
         "mixer.conv1d.weight": hybrid.GGUF_CONV,

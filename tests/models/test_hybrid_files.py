@@ -150,7 +150,6 @@ AS_QWEN35 = replace(
     gguf_names=TensorNames(
         GGUF_TOP,
         {**GGUF_LAYER, **moe.GGUF_LAYER, **_GGUF_MIXER},
-        "blk",
         values={
             "mixer.conv1d.weight": GGUF_CONV,
             "mixer.A_log": FileValues(mamba2.log_decays, mamba2.decays),
