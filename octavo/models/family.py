@@ -114,7 +114,8 @@ def _concatenation(parts: list[Weight], axis: int) -> Weight:
     stored = [part for part in parts if isinstance(part, StoredWeight)]
     types = {part.type for part in stored}
     if len(types) == 1 and len(stored) == len(parts):
-        data = np.concatenate([part.data for part in stored], axis)
+        is_vector = len(shape) == 1  # whose bytes are one row
+        data = np.concatenate([part.data for part in stored], 1 if is_vector else axis)
         return StoredWeight(types.pop(), data, tuple(shape))
     return stored_floats(np.concatenate([part.dequantize() for part in parts], axis))
 

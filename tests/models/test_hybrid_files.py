@@ -231,6 +231,15 @@ def test_parts_that_do_not_fit_are_an_error(qwen35):
         load_model(folder)
 
 
+def test_vectors_are_concatenated_too():
+    vectors = [np.arange(3, dtype=np.float32), np.arange(3, 8, dtype=np.float32)]
+    data = [float_bytes(vector[None], GGMLType.F32) for vector in vectors]
+    shapes = [vector.shape for vector in vectors]
+    weights = [StoredWeight(GGMLType.F32, *each) for each in zip(data, shapes, strict=True)]
+    found = concatenated(("a", "b"), lambda config: (3, 5)).join(weights)
+    np.testing.assert_array_equal(found.floats(), np.arange(8))
+
+
 @pytest.mark.parametrize("axis", [0, 1])
 @pytest.mark.parametrize("types", [("F32", "F32"), ("BF16", "F32")])
 def test_a_concatenation_is_split_and_joined_along_its_axis(axis, types):
