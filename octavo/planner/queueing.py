@@ -4,8 +4,7 @@ Rates are per second, times in seconds. An overloaded queue waits for ever: ``ma
 
 Sources: M/D/1 and M/M/k as in Kleinrock, "Queueing Systems" (1975); the distribution of waiting
 times of M/D/1 as in Franx (Operations Research Letters 29, 2001), whose sums have positive terms
-only, unlike Crommelin's (1932); prefill on devices of its own as in DistServe (Zhong et al., OSDI
-2024, section 3.1).
+only, unlike Crommelin's (1932).
 """
 
 from __future__ import annotations
@@ -133,14 +132,6 @@ def mmk_wait_quantile(rate: float, service: float, servers: int, share: float) -
     if share <= 1 - waiting:
         return 0.0
     return service / (servers - offered) * math.log(waiting / (1 - share))
-
-
-# -- prompts on devices of their own: DistServe ---------------------------------------------------
-
-
-def prefill_latency(rate: float, prefill: float) -> float:
-    """Mean time to the first token on an instance that only computes prompts, one at a time."""
-    return prefill + md1_wait(rate, prefill)
 
 
 # -- how many are under way -----------------------------------------------------------------------

@@ -64,13 +64,6 @@ def test_many_servers():
     assert walked[int(0.95 * len(walked))] == pytest.approx(tail, rel=0.1)
 
 
-def test_prefill_alone_as_distserve_has_it():
-    rate, prefill = 4.0, 0.1
-    assert queueing.prefill_latency(rate, prefill) == pytest.approx(
-        prefill + rate * prefill**2 / (2 * (1 - rate * prefill))
-    )
-
-
 def test_overload_waits_for_ever():
     assert queueing.md1_wait(10, 0.1) == math.inf
     assert queueing.md1_wait_quantile(11, 0.1, 0.5) == math.inf
