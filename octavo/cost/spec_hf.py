@@ -15,7 +15,7 @@ from typing import Any
 
 from octavo.base.errors import UnsupportedModelError
 from octavo.base.fields import Fields
-from octavo.cost.hf_config import TextConfig, usual_name
+from octavo.cost.hf_config import ConfigFamily, TextConfig, usual_name
 from octavo.cost.hf_families import family_of
 from octavo.cost.model_spec import LayerSpec, ModelSpec
 from octavo.cost.quantization_config import section_of
@@ -36,9 +36,8 @@ def spec_from_hf(config: Mapping[str, Any], *, path: str | Path = "config.json")
     listed = _listed(config, path)
     if listed.family is not None:
         return _of_running(config, listed, path)
-    values = _values(Fields(path, config))
-    fields = TextConfig(path, values, family_of(listed.model_type, values), listed.model_type)
-    return _finished(spec_by_facts(fields), config, path)
+    outer = Fields(path, config)
+    return spec_by_facts(config, family_of(listed.model_type, _values(outer)), path)
 
 
 def _of_running(config: Mapping[str, Any], listed: Listed, path: Path) -> ModelSpec:
@@ -74,9 +73,11 @@ def _finished(spec: ModelSpec, config: Mapping[str, Any], path: Path) -> ModelSp
     )
 
 
-def spec_by_facts(fields: TextConfig) -> ModelSpec:
+def spec_by_facts(config: Mapping[str, Any], family: ConfigFamily, path: Path) -> ModelSpec:
     """A spec from what a family says of its configs."""
-    family = fields.family
+    fields = TextConfig(
+        path, _values(Fields(path, config)), family, _listed(config, path).model_type
+    )
     layers: dict[LayerSpec, LayerSpec] = {}  # layers alike are one object
     made = [_layer(fields.at(index), index) for index in range(fields.num_layers)]
     positions = fields.integer("max_position_embeddings", 2048)
@@ -86,7 +87,7 @@ def spec_by_facts(fields: TextConfig) -> ModelSpec:
             "embeddings of another size than the layers cannot be planned"
         )
     norm = fields.hidden * (2 if family.norm_bias else 1)
-    return ModelSpec(
+    spec = ModelSpec(
         name="",
         hidden_size=fields.hidden,
         vocab_size=fields.integer("vocab_size"),
@@ -101,6 +102,7 @@ def spec_by_facts(fields: TextConfig) -> ModelSpec:
         inputs=family.inputs(fields),
         notes=tuple(check(fields.kind, fields.path, fields.unread())),
     )
+    return _finished(spec, config, path)
 
 
 # Tables of a config that say of its text model what others say at the top (DBRX, MPT).

@@ -55,7 +55,7 @@ OfRows = Callable[["ModelConfig", str], "np.ndarray | None"]
 
 
 def no_rows(*_: Any) -> None:
-    return None
+    """Return None: an `OfRows` of families that have nothing to say of rows."""
 
 
 def _as_it_is(config: ModelConfig) -> ModelConfig:
