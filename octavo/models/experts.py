@@ -1,6 +1,7 @@
-"""Readers and writers of the config fields on experts, which most families share.
+"""Experts in model files: the part of a family's ``from_hf``, ``to_hf``, ``from_gguf`` and
+``to_gguf`` that most families with experts share. They import it as ``moe``.
 
-A ``mlp.experts.N.gate_proj`` in the names of tensors is one of all experts; see ``TensorNames``.
+An ``N`` in ``mlp.experts.N.gate_proj`` stands for the number of each expert; see ``TensorNames``.
 """
 
 from __future__ import annotations
@@ -42,12 +43,12 @@ def from_hf(
     routing: dict[str, Any] | None = None,
     **more: Any,
 ) -> ExpertsConfig:
-    """The experts of a config.
+    """The experts of a ``config.json``.
 
     Args:
-        inner: the field that has what is between the products of one.
-        layers: of each layer, whether it has experts; None: all have.
-        routing: of ``Routing``, what is not its default; ``more`` of ``ExpertsConfig``.
+        inner: the key of an expert's intermediate size.
+        layers: for each layer, whether it has experts; None: all have.
+        routing: fields of ``Routing`` that are not its default. more: fields of ``ExpertsConfig``.
     """
     name = next((name for name in _NUM_EXPERTS if name in fields), _NUM_EXPERTS[0])
     return ExpertsConfig(
@@ -127,8 +128,12 @@ def to_hf_grouped(config: ModelConfig) -> dict[str, Any]:
 def from_gguf(
     fields: Fields, config: ModelConfig, *, normalize: bool, **more: Any
 ) -> ExpertsConfig | None:
-    """The experts of a file, None if it has none, of a family that has them in all layers.
-    ``normalize``: what llama.cpp does of that family; ``more`` of ``ExpertsConfig``."""
+    """The experts of a GGUF file, in all layers; None if it has none.
+
+    Args:
+        normalize: whether llama.cpp normalizes the weights of the chosen experts in this family.
+        more: fields of ``ExpertsConfig``.
+    """
     if not fields.integer("expert_count", 0, minimum=0):
         return None
     return ExpertsConfig(
@@ -145,8 +150,8 @@ def from_gguf(
 
 
 def from_gguf_grouped(fields: Fields, config: ModelConfig, **more: Any) -> ExpertsConfig:
-    """The same of DeepSeek's kind, of which files say more: who is chosen how, and that the first
-    layers have none."""
+    """The experts of a GGUF file of DeepSeek's kind, which has the scoring, the groups, and the
+    number of dense layers before the first with experts."""
     inner = fields.integer("expert_feed_forward_length")
     first = fields.integer("leading_dense_block_count", 0, minimum=0)
     groups, scoring = fields.integer("expert_group_count", 1), _gguf_scoring(fields)

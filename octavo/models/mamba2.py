@@ -1,4 +1,5 @@
-"""Readers and writers of the config fields on Mamba 2, for Granite 4 and Falcon-H1."""
+"""Mamba 2 in model files: the part of ``from_hf``, ``to_hf``, ``from_gguf`` and ``to_gguf`` that
+Granite 4 and Falcon-H1 share."""
 
 from __future__ import annotations
 
@@ -31,8 +32,13 @@ HF_DEFAULTS = {
 def from_hf(
     fields: Fields, config: ModelConfig, layers: tuple[int, ...], inner: int, **norm: Any
 ) -> RecurrenceConfig:
-    """The recurrence of ``layers``, of which all heads together have ``inner`` values; ``norm``: of
-    its ``GatedNormSpec``, what is not the default."""
+    """The recurrence of a ``config.json``.
+
+    Args:
+        layers: that are recurrent.
+        inner: values of all heads together.
+        norm: fields of its ``GatedNormSpec`` that are not the default.
+    """
     heads = fields.integer("mamba_n_heads")
     is_auto = fields.raw("mamba_d_head", "auto") == "auto"
     size = inner // heads if is_auto else fields.integer("mamba_d_head")

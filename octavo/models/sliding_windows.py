@@ -1,4 +1,4 @@
-"""Readers and writers of the config fields on which layers have a sliding window."""
+"""Sliding windows in model files: which layers have one, and of how many positions."""
 
 from __future__ import annotations
 
