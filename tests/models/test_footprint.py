@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 from checkpoint_sizes import checkpoint_bytes
 from hybrid_models import RECURRENCES
+from loading import load_config, load_model
 
 from octavo.base.errors import ConfigError, UnsupportedModelError
 from octavo.layers.latent_config import LatentConfig
@@ -21,7 +22,7 @@ from octavo.models.footprint import (
     shapes,
     weight_types,
 )
-from octavo.models.loader import load_config, load_model, weights_bytes
+from octavo.models.loader import weights_bytes
 from octavo.models.registry import ARCHITECTURES, model_class
 from octavo.quantization.ggml_types import GGMLType
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from loading import load_model
 from safetensors.numpy import load_file, save_file
 from tiny_hybrids import GGUF_CASES, make_model
 
@@ -21,7 +22,6 @@ from octavo.models.gguf_export import export_gguf
 from octavo.models.hf_writer import write_hf_folder
 from octavo.models.hybrid import GGUF_CONV, mixer_names
 from octavo.models.llama import GGUF_LAYER, GGUF_TOP
-from octavo.models.loader import load_model
 from octavo.models.parameters import Parameters
 from octavo.models.qwen_moe import SHARED_EXPERT
 from octavo.models.tensor_split import cut_of

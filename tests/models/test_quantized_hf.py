@@ -9,6 +9,7 @@ import pytest
 import quantized
 import torch
 from checkpoint_sizes import checkpoint_bytes
+from loading import load_model
 from safetensors.torch import load_file, save_file
 
 from octavo.base.errors import ConfigError, ModelError, ModelFileError, UnsupportedModelError
@@ -23,7 +24,6 @@ from octavo.models.checkpoint import open_checkpoint
 from octavo.models.config_hf import config_from_hf
 from octavo.models.footprint import as_stored, packed, shapes, weight_types
 from octavo.models.llama import LlamaForCausalLM
-from octavo.models.loader import load_model
 from octavo.quantization.base import StoredWeight
 from octavo.quantization.coded import CodedWeight
 from octavo.settings.engine import EngineArgs
