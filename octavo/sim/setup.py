@@ -115,10 +115,8 @@ def prepare(
     plan = create_plan(load, first_turns, workload.seed)
     if lay_out is not None and not fleet.has_layout:
         fleet = lay_out(fleet, typical_load(prompts, plan))
-    servers = simulated_fleet(spec, fleet, engine or {}, measured)
-    return Simulation(
-        spec.name, prompts, plan, servers.spec, load, servers.setting, slo, workload.seed
-    )
+    servers, setting = simulated_fleet(spec, fleet, engine or {}, measured)
+    return Simulation(spec.name, prompts, plan, servers, load, setting, slo, workload.seed)
 
 
 # -- the load ------------------------------------------------------------------------------------
