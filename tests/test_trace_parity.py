@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 from hash_model import FunctionProposer, HashDrafts, HashExecutor, expected_tokens
+from loading import load_model
 
 from octavo.core.block_manager import BlockManager
 from octavo.core.clock import VirtualClock
@@ -17,7 +18,6 @@ from octavo.core.request import Request
 from octavo.core.sampling_params import SamplingParams
 from octavo.core.scheduler import Scheduler, SchedulerConfig
 from octavo.executor.simulated import SimulatedExecutor
-from octavo.models.loader import load_model
 from octavo.runtime.acceptance import SyntheticAcceptance
 from octavo.runtime.capacity import RankLimits, RankSpec
 from octavo.runtime.rank import Rank

@@ -130,6 +130,10 @@ class Fields:
             raise self.error(name, f"a list of {count} entries is needed, not of {len(value)}")
         return list(value)
 
+    def has_list(self, name: str) -> bool:
+        """Return whether a field is there and no single value: one for each layer, for instance."""
+        return not isinstance(self.raw(name), (int, float, str, type(None)))
+
     def texts(self, name: str) -> list[str]:
         """Return a list of texts; fast for a vocabulary."""
         entries = self.entries(name)

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from octavo.base.errors import ModelFileError
+from octavo.base.errors import ConfigError, ModelFileError
 
 # A folder with this file is an engine folder; see `octavo.sources.engine_folder`.
 ENGINE_MANIFEST = "octavo.json"
@@ -128,3 +128,13 @@ def split_parts(name: str) -> list[str]:
         return [name]
     count = int(match[3])
     return [f"{match[1]}-{i:05}-of-{count:05}.gguf" for i in range(1, count + 1)]
+
+
+def check_free(out: Path) -> None:
+    """Raise ConfigError unless a folder can be written at ``out``: nothing is there, or an empty
+    folder. To be asked before hours of work are to be put there."""
+    if out.is_symlink() or (out.exists() and not (out.is_dir() and not any(out.iterdir()))):
+        what = "an engine folder" if is_engine_folder(out) else "there"
+        raise ConfigError(
+            f"{out} is {what} already, and is not overwritten: remove it, or name another folder"
+        )

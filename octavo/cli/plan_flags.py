@@ -14,7 +14,7 @@ from octavo.settings.engine import parse_bytes
 
 if TYPE_CHECKING:
     from octavo.planner.answer import Question
-    from octavo.planner.calibrated_steps import CalibratedSteps
+    from octavo.planner.deployment import CalibratedSteps
     from octavo.planner.money import Price
 
 _USUAL_YEARS, _USUAL_ELECTRICITY = 3.0, 0.15
@@ -174,7 +174,7 @@ def _measured(args: argparse.Namespace) -> CalibratedSteps | None:
     """Steps of the model on this machine, where that is asked about."""
     from octavo.cost.find_device import AUTO, find_device
     from octavo.cost.open_spec import open_spec
-    from octavo.planner.calibrated_steps import CalibratedSteps
+    from octavo.planner.deployment import CalibratedSteps
 
     names = {name.partition(":")[0].strip().lower() for name in args.hardware.split(",")}
     steps = steps_here(args.model, args.kv_cache_dtype) if AUTO in names else None

@@ -94,11 +94,6 @@ def all_gather(num_bytes: float, num_ranks: int, link: Link) -> float:
     return _collective(num_bytes, num_ranks, link)
 
 
-def reduce_scatter(num_bytes: float, num_ranks: int, link: Link) -> float:
-    """Seconds until each rank has its part of the sum of all ``num_bytes``."""
-    return _collective(num_bytes, num_ranks, link)
-
-
 def all_to_all(num_bytes: float, num_ranks: int, link: Link) -> float:
     """Seconds until each rank has sent its ``num_bytes`` to all others in equal parts."""
     return _collective(num_bytes, num_ranks, link)

@@ -22,7 +22,6 @@ from __future__ import annotations
 import difflib
 import json
 import re
-from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any, get_args
@@ -84,8 +83,7 @@ def read_devices(path: Path) -> tuple[Device, ...]:
     """Own devices of a TOML or JSON file. ConfigError if it is not as it should be."""
     try:
         document = _parse(path, path.read_text(encoding="utf-8"))
-        entries = Fields(path, document).each("devices", Fields.table)
-        return tuple(_device(path, index, entry) for index, entry in enumerate(entries))
+        return tuple(map(_device, Fields(path, document).each("devices", Fields.section)))
     except OSError as error:
         raise ConfigError(f"cannot read hardware from {path}: {error.strerror}") from error
     except ModelFileError as error:
@@ -168,9 +166,7 @@ def _never_sold() -> dict[str, str]:
     return never
 
 
-def _device(path: Path, index: int, entry: Mapping[str, Any]) -> Device:
-    fields = Fields(path, {f"devices[{index}].{key}": value for key, value in entry.items()},
-                    f"devices[{index}].")  # fmt: skip
+def _device(fields: Fields) -> Device:
     for key in fields:
         if key not in _FIELDS:
             raise fields.error(key, f"is not known; there are {', '.join(sorted(_FIELDS))}")
@@ -187,7 +183,7 @@ def _device(path: Path, index: int, entry: Mapping[str, Any]) -> Device:
         usd_per_hour=_prices(fields),
         trust=_one_of(fields, "trust", TRUST, "uncertain"),
         note=fields.text("note", ""),
-        source=fields.text("source", str(path)),
+        source=fields.text("source", str(fields.path)),
         aliases=tuple(fields.texts("aliases")) if "aliases" in fields else (),
     )
 

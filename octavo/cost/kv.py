@@ -36,11 +36,6 @@ def kv_bytes_per_token(spec: ModelSpec, precision: Precision, tp: int = 1) -> fl
     return sum(op.count * op.kv_bytes_per_token for op in ops)
 
 
-def state_bytes(spec: ModelSpec, precision: Precision, tp: int = 1) -> float:
-    """Bytes of a sequence's recurrent states on one device, whatever its length."""
-    return sum(op.count * op.state_bytes for op in attention_ops(spec.layers, precision, tp))
-
-
 def sequence_bytes(
     attention: Iterable[AttentionOp],
     length: int,

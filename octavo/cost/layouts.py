@@ -2,7 +2,7 @@
 
 Tensor parallelism (tp) splits matrices among devices with fast links to each other. Pipelines (pp)
 split the layers across machines, or where links are slow. Experts (ep) are split among the devices
-that share the other weights, or among copies of those weights (dp). `octavo.planner.layout_choice`
+that share the other weights, or among copies of those weights (dp). `octavo.planner.sizing`
 chooses among the layouts that these rules leave.
 """
 

@@ -4,34 +4,17 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from octavo.cost.rank_model import Arithmetic, AttentionOp, Experts, MatrixOp, RankModel
 
 if TYPE_CHECKING:
     from octavo.core.executor import WeightMatrix
-    from octavo.models.config import KVSpec
-
-
-class ModelShape(Protocol):
-    """The parts of a ``ModelConfig`` that are needed."""
-
-    @property
-    def num_layers(self) -> int: ...
-    @property
-    def num_heads(self) -> int: ...
-    @property
-    def head_dim(self) -> int: ...
-    @property
-    def kv_layers(self) -> tuple[KVSpec, ...]: ...
-    @property
-    def hidden_size(self) -> int: ...
-    @property
-    def vocab_size(self) -> int: ...
+    from octavo.models.config import KVSpec, ModelConfig
 
 
 def live_rank_model(
-    config: ModelShape, matrices: Iterable[WeightMatrix], kv_bytes_per_token: float
+    config: ModelConfig, matrices: Iterable[WeightMatrix], kv_bytes_per_token: float
 ) -> RankModel:
     """Make a ``RankModel`` of a model by its config, before it is loaded or as an engine has it.
 
@@ -70,7 +53,7 @@ def _name(kept: KVSpec) -> str:
     return "attention" if kept.window is None else f"attention.{kept.window}"
 
 
-def _values_per_score(config: ModelShape, kept: KVSpec) -> int:
+def _values_per_score(config: ModelConfig, kept: KVSpec) -> int:
     """Products of a head for one query and one visible token: a key and a value; or a latent
     vector, with the rotated key for the score, and again as the value."""
     if kept.kind == "latent":

@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from math import ceil
 from typing import Protocol
 
-from octavo.cost.mixer_weights import columns, rows, vector, whole
-from octavo.cost.weight_shape import WeightShape
+from octavo.cost.weight_shape import WeightShape, columns, rows, vector, whole
 
 
 class Mixer(Protocol):

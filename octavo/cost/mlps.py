@@ -1,31 +1,12 @@
 """MLPs, the parts of layers that see one position alone: dense, or experts of which each token uses
-some.
-
-All kinds have the methods of ``Mlp``.
-"""
+some."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Protocol
 
 from octavo.cost.weight_shape import Part, WeightShape
-
-
-class Mlp(Protocol):
-    """The part of a layer that sees one position."""
-
-    def weights(self, hidden: int) -> Iterator[WeightShape]: ...
-
-    @property
-    def num_experts(self) -> int:
-        """0 where every token uses all of it."""
-        ...
-
-    def activation_values(self, hidden: int, tp: int) -> float:
-        """Values between its matrix products that a device holds for one token at once."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,12 +19,14 @@ class DenseMlp:
 
     @property
     def num_experts(self) -> int:
+        """0: every token uses all of it."""
         return 0
 
     def weights(self, hidden: int) -> Iterator[WeightShape]:
         return _matrices("mlp", "mlp", "mlp", self, hidden)
 
     def activation_values(self, hidden: int, tp: int) -> float:
+        """Values between its matrix products that a device holds for one token at once."""
         return (3 if self.is_gated else 2) * self.inner / tp
 
 
@@ -94,8 +77,11 @@ class ExpertMlp:
             yield WeightShape("mlp.shared_expert_gate", "router", 1, hidden, "router")
 
     def activation_values(self, hidden: int, tp: int) -> float:
-        """Rows are copied to each of their experts."""
+        """The same; rows are copied to each of their experts."""
         return self.per_token * (2 * self.inner + (self.latent or hidden))
+
+
+Mlp = DenseMlp | ExpertMlp
 
 
 def _matrices(

@@ -7,8 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from math import ceil
 
-from octavo.cost.mixer_weights import columns, rows, vector, whole
-from octavo.cost.weight_shape import WeightShape
+from octavo.cost.weight_shape import WeightShape, columns, rows, vector, whole
 
 
 class Recurrence:

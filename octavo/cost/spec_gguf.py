@@ -7,6 +7,7 @@ have what shapes do not tell: heads, experts of a token, windows.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from octavo.cost.model_spec import LayerSpec, ModelSpec
 from octavo.cost.recurrences import GatedDeltaNet, Mamba1, Mamba2, ShortConvolution
 from octavo.cost.weight_shape import WeightShape
 from octavo.models.registry import why_gguf_not_run
+from octavo.models.sliding_windows import gguf_windows
 
 _MAX_LAYERS = 1024
 # Every so many layers one sees everything, where a file has a window and does not say which have.
@@ -60,7 +62,7 @@ def spec_from_gguf(
     shapes = {name: tuple(int(size) for size in entry.shape) for name, entry in tensors.items()}
     vocab_size, hidden = _sizes_of(shapes, "token_embd.weight", 2, path)
     num_layers = fields.integer("block_count", maximum=_MAX_LAYERS)
-    windows = _windows(fields, kind, num_layers)
+    windows = gguf_windows(fields, num_layers, _PATTERNS.get(kind, 0), _DEFAULT_WINDOWS.get(kind))
     layers: dict[LayerSpec, LayerSpec] = {}  # layers alike are one object
     made = [
         _Layer(fields, _of_layer(shapes, i), i).spec(hidden, windows[i]) for i in range(num_layers)
@@ -265,25 +267,7 @@ class _Layer:
 
     def _of_layers(self, name: str, default: int | None = None) -> int:
         """A number that some files give for each layer, some once."""
-        value = self._fields.raw(name)
-        if isinstance(value, (int, float, str, type(None))):
-            given = () if default is None else (default,)
-            return int(self._fields.integer(name, *given))
-        return int(self._fields.each(name, _count)[self._index])
-
-
-def _count(fields: Fields, name: str) -> int:
-    return int(fields.integer(name, minimum=0))
-
-
-def _windows(fields: Fields, kind: str, num_layers: int) -> tuple[int | None, ...]:
-    default = _DEFAULT_WINDOWS.get(kind)
-    window = fields.integer("attention.sliding_window", default, minimum=0) or None
-    name = "attention.sliding_window_pattern"
-    if not isinstance(fields.raw(name), (int, float, str, type(None))):
-        is_local = fields.each(name, Fields.boolean, num_layers)
-        return tuple(window if local else None for local in is_local)
-    every = fields.integer(name, _PATTERNS.get(kind, 0), minimum=0)
-    if not every:
-        return (window,) * num_layers
-    return tuple(window if (i + 1) % every else None for i in range(num_layers))
+        if self._fields.has_list(name):
+            return int(self._fields.each(name, partial(Fields.integer, minimum=0))[self._index])
+        given = () if default is None else (default,)
+        return int(self._fields.integer(name, *given))

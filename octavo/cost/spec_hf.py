@@ -21,7 +21,6 @@ from octavo.cost.model_spec import LayerSpec, ModelSpec
 from octavo.cost.quantization_config import section_of
 from octavo.cost.spec_of_config import spec_of_config
 from octavo.cost.unread_keys import changes_no_shape, check
-from octavo.models.config import ModelConfig
 from octavo.models.config_hf import config_from_hf, sizes_from_hf
 from octavo.models.registry import FAMILIES, Listed, declared_in, listed_of, why_not_run
 
@@ -52,29 +51,26 @@ def _of_running(config: Mapping[str, Any], listed: Listed, path: Path) -> ModelS
     read, asked, unread = sizes_from_hf(sizes, family, path=path)
     known = {usual_name(name) for name in asked}
     left = [(name, value) for name, value in unread if usual_name(name) not in known]
-    return replace(_finished(read, config, path), notes=tuple(check(listed.model_type, path, left)))
+    notes = tuple(check(listed.model_type, path, left))
+    return _finished(replace(spec_of_config(read), notes=notes), config, path)
 
 
 def spec_as_it_runs(config: Mapping[str, Any], *, path: Path) -> ModelSpec:
     """The spec of a model that octavo would load: its tensors show that a
     field which no reader asks for changes no shape. The errors are those of loading."""
-    return _finished(config_from_hf(config, path=path), config, path)
+    return _finished(spec_of_config(config_from_hf(config, path=path)), config, path)
 
 
-def _finished(read: ModelConfig, config: Mapping[str, Any], path: Path) -> ModelSpec:
-    """The spec with the quantization and the source of a ``config.json``."""
-    inner = Fields(path, config).table("text_config", {})
+def _finished(spec: ModelSpec, config: Mapping[str, Any], path: Path) -> ModelSpec:
+    """The spec with what a ``config.json`` says of any model: types of weights, whether it runs."""
+    fields = Fields(path, _values(Fields(path, config)))
     return replace(
-        spec_of_config(read),
+        spec,
         name=path.parent.name or path.stem,
-        dtype=_dtype(Fields(path, {**config, **inner})),
+        dtype=fields.text("torch_dtype", None) or fields.text("dtype", "bfloat16"),
         quantization=section_of(config, path),
         why_not_run=why_not_run(config),
     )
-
-
-def _dtype(fields: Fields) -> str:
-    return str(fields.text("torch_dtype", None) or fields.text("dtype", "bfloat16"))
 
 
 def spec_by_facts(config: Mapping[str, Any], family: ConfigFamily, path: Path) -> ModelSpec:
@@ -87,12 +83,12 @@ def spec_by_facts(config: Mapping[str, Any], family: ConfigFamily, path: Path) -
     positions = fields.integer("max_position_embeddings", 2048)
     if (own := fields.integer("word_embed_proj_dim", fields.hidden)) != fields.hidden:
         raise UnsupportedModelError(
-            f"{path}: word_embed_proj_dim = {own} is not hidden_size = {fields.hidden}: embeddings "
-            "of another size than the layers cannot be planned"
+            f"{fields.path}: word_embed_proj_dim = {own} is not hidden_size = {fields.hidden}: "
+            "embeddings of another size than the layers cannot be planned"
         )
     norm = fields.hidden * (2 if family.norm_bias else 1)
-    return ModelSpec(
-        name=path.parent.name or path.stem,
+    spec = ModelSpec(
+        name="",
         hidden_size=fields.hidden,
         vocab_size=fields.integer("vocab_size"),
         layers=tuple(layers.setdefault(layer, layer) for layer in made),
@@ -104,11 +100,9 @@ def spec_by_facts(config: Mapping[str, Any], family: ConfigFamily, path: Path) -
         ),
         head_bias=family.head_bias,
         inputs=family.inputs(fields),
-        dtype=_dtype(fields),
-        quantization=section_of(config, path),
-        why_not_run=why_not_run(config),
-        notes=tuple(check(fields.kind, path, fields.unread())),
+        notes=tuple(check(fields.kind, fields.path, fields.unread())),
     )
+    return _finished(spec, config, path)
 
 
 # Tables of a config that say of its text model what others say at the top (DBRX, MPT).

@@ -53,7 +53,7 @@ def spec_of_config(config: ModelConfig) -> ModelSpec:
 
 
 def _kind(config: ModelConfig, index: int) -> tuple[object, ...]:
-    """Everything by which the layers of a config may differ."""
+    """A key that is equal for two layers of the same modules and sizes, of which one is made."""
     has_experts = config.experts is not None and config.experts.layers[index]
     is_unrotated = index in config.unrotated_layers
     return config.layer_windows[index], config.attends(index), has_experts, is_unrotated
@@ -111,7 +111,7 @@ def _attention(module: attention.Attention) -> Attention:
 
 
 def _recurrence(config: ModelConfig) -> Mixer:
-    """Recurrent layers of a model are all alike."""
+    """The recurrent mixer, by the config: all recurrent layers of a model have the same sizes."""
     recurrence = config.recurrence
     assert recurrence is not None
     conv, norm = recurrence.conv, recurrence.norm

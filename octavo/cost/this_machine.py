@@ -37,7 +37,7 @@ def this_machine() -> Device:
     ConfigError if the GPU is in no table, or there are no native kernels to measure with.
     """
     name = gpu_name() if machine.has_gpu_driver() else None
-    return _gpu(name) if name is not None else _processor(machine.cpu())
+    return named_device(name) if name is not None else _processor(machine.cpu())
 
 
 def device_of_engine(kind: str) -> Device:
@@ -51,7 +51,7 @@ def device_of_engine(kind: str) -> Device:
     name = gpu_name()
     if name is None:
         raise ConfigError("nvidia-smi does not name this machine's GPU")
-    return _gpu(name)
+    return named_device(name)
 
 
 def measured_anew() -> Device:
@@ -91,10 +91,6 @@ def gpu_name() -> str | None:
     except (OSError, subprocess.SubprocessError):
         return None
     return next(iter(done.stdout.splitlines()), None)
-
-
-def _gpu(name: str) -> Device:
-    return named_device(name)
 
 
 def _processor(cpu: machine.Cpu, *, anew: bool = False, may_measure: bool = True) -> Device:

@@ -58,13 +58,6 @@ class WeightShape:
     def has_experts(self) -> bool:
         return self.part == "experts"
 
-    @property
-    def full_name(self) -> str:
-        """The module of the weight, as checkpoints name it."""
-        if self.layer is None:
-            return self.name
-        return f"model.layers.{self.layer}.{self.name}"
-
     def of_rank(self, parallel: Parallel) -> WeightShape:
         """The share of one device. If experts cannot be split evenly, that of the fuller device."""
         ways = parallel.tp
@@ -87,3 +80,26 @@ class WeightShape:
     def _share(self, size: int, ways: int) -> int:
         units = self.units or size
         return ceil(units / ways) * ceil(size / units)
+
+
+# -- the matrices and vectors of mixers, by the heads that devices share out ----------------------
+
+
+def columns(name: str, op: str, heads: int, dim: int, inputs: int) -> WeightShape:
+    """A matrix to ``dim`` outputs of each head."""
+    return WeightShape(name, "attention", heads * dim, inputs, op, heads)
+
+
+def rows(name: str, op: str, outputs: int, heads: int, dim: int) -> WeightShape:
+    """A matrix from ``dim`` inputs of each head."""
+    return WeightShape(name, "attention", outputs, heads * dim, op, heads)
+
+
+def whole(name: str, op: str, outputs: int, inputs: int) -> WeightShape:
+    """A matrix that has no heads."""
+    return WeightShape(name, "attention", outputs, inputs, op)
+
+
+def vector(name: str, heads: int, dim: int) -> WeightShape:
+    """A vector of ``dim`` values of each head."""
+    return WeightShape(name, "norm", heads * dim, units=heads)

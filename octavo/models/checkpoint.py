@@ -20,7 +20,6 @@ from octavo.models.config import ModelConfig
 from octavo.models.config_gguf import config_from_gguf
 from octavo.models.config_hf import config_from_hf
 from octavo.models.gguf import GGUFFile
-from octavo.models.gguf_latents import find_halves, join_halves
 from octavo.models.quantized_hf import find_parts, is_of_activations, weight_format
 from octavo.models.unsupported_models import check_generates
 from octavo.quantization.base import StoredWeight, Weight
@@ -264,11 +263,6 @@ class GGUFFiles:
                         part, f"also in {self.tensors[name].path.name}", field=name
                     )
                 self.tensors[name] = TensorEntry(tensor.shape, tensor.type, tensor.num_bytes, part)
-        self._halves = find_halves(self.tensors)
-        for name, (keys, values) in self._halves.items():
-            halves = self.tensors.pop(keys), self.tensors.pop(values)
-            num_bytes = sum(half.num_bytes for half in halves)
-            self.tensors[name] = TensorEntry(None, None, num_bytes, halves[0].path)
         self.metadata = next(iter(self._files.values())).metadata
         self._config: ModelConfig | None = None
 
@@ -286,18 +280,7 @@ class GGUFFiles:
         return self._config
 
     def read(self, name: str) -> Weight:
-        halves = self._halves.get(name)
-        if halves is None:
-            return self._read(self._files[self.tensors[name].path], name)
-        try:
-            return join_halves(*(self._read(self._file_of(half), half) for half in halves))
-        except ValueError as error:
-            raise ModelFileError(self.tensors[name].path, f"{error}", field=halves[0]) from None
-
-    def _file_of(self, tensor: str) -> GGUFFile:
-        return next(file for file in self._files.values() if tensor in file.tensors)
-
-    def _read(self, file: GGUFFile, name: str) -> Weight:
+        file = self._files[self.tensors[name].path]
         tensor = file.tensors[name]
         if tensor.type not in READABLE_TYPES:
             raise UnsupportedModelError(

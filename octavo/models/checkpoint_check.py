@@ -122,5 +122,7 @@ def _mismatches(
 
 def _shape(checkpoint: Checkpoint, source: TensorSource, entry: TensorEntry) -> tuple[int, ...]:
     """The shape of the part of a tensor that a parameter takes."""
+    if source.further:
+        return source.read(checkpoint).shape
     shape = entry.shape or checkpoint.read(source.tensor).shape
     return source.shape(tuple(shape), is_quantized=entry.type not in FLOAT_TYPES)

@@ -21,14 +21,7 @@ from octavo.models.decoder import DecoderForCausalLM, make_attention
 from octavo.models.family import Family
 from octavo.models.ignored_keys import always, beside, only, same_as
 from octavo.models.llama import GGUF_NAMES, HF_DEFAULTS
-from octavo.models.sliding_windows import (
-    Windows,
-    all_but_last_of,
-    fixed_gguf_window_entries,
-    gguf_windows,
-    hf_window_entries,
-    hf_windows,
-)
+from octavo.models.sliding_windows import WindowPattern, Windows, hf_window_entries
 
 
 class Cohere2DecoderLayer(Module):
@@ -54,17 +47,17 @@ class Cohere2ForCausalLM(DecoderForCausalLM):
 
 # -- files ----------------------------------------------------------------------------------------
 
-_PERIOD = 4  # of which the last layer sees all
+_WINDOWS = WindowPattern(4)
 
 
 def _from_hf(fields: Fields, config: ModelConfig) -> Mapping[str, Any]:
-    period = fields.integer("sliding_window_pattern", _PERIOD)
-    windows = hf_windows(fields, config.num_layers, all_but_last_of(period))
+    period = fields.integer("sliding_window_pattern", _WINDOWS.period)
+    windows = _WINDOWS.from_hf(fields, config, period)
     return {**_layers(windows), "logit_scale": fields.number("logit_scale")}
 
 
 def _from_gguf(fields: Fields, config: ModelConfig) -> Mapping[str, Any]:
-    windows = gguf_windows(fields, config.num_layers, _PERIOD)
+    windows = _WINDOWS.from_gguf(fields, config)
     return {**_layers(windows), "logit_scale": fields.number("logit_scale")}
 
 
@@ -114,7 +107,7 @@ COHERE2 = Family(
     to_hf=lambda config: {**hf_window_entries(config), "logit_scale": _logit_scale(config)},
     from_gguf=_from_gguf,
     to_gguf=lambda config: {
-        **fixed_gguf_window_entries(config, _PERIOD),
+        **_WINDOWS.to_fixed_gguf(config),
         "logit_scale": _logit_scale(config),
     },
 )

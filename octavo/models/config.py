@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -63,17 +63,19 @@ class KVSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpertsConfig:
-    """The experts of a model.
+    """The experts of a mixture-of-experts (MoE) model.
 
     Args:
-        routing: which of them a token goes to.
-        inner: values between the two products of one.
-        layers: of each layer, whether it has experts, and not one MLP.
-        bias, router_bias, correction: experts have biases; the router has one, or what corrects the
-            choice among them.
-        shared_inner: of the MLP beside them that all tokens use; 0: there is none.
-        shared_gate: a number a token, behind a sigmoid, scales what that gives.
-        activation: as in ``ModelConfig``, or gpt-oss's.
+        routing: how the router chooses a token's experts.
+        inner: the intermediate size of one expert.
+        layers: for each layer, whether it has experts in place of a dense MLP.
+        bias: the experts' projections have biases. router_bias: the router's does (gpt-oss).
+        correction: the router adds a bias to its scores that only the choice of experts sees
+            (``e_score_correction_bias`` of DeepSeek-V3).
+        shared_inner: the intermediate size of the shared experts together; 0 without any.
+        shared_gate: a sigmoid gate, one number for each token, scales the shared experts' output
+            (Qwen).
+        activation: as of ``ModelConfig``, or the clamped SwiGLU of gpt-oss.
     """
 
     routing: Routing
@@ -86,13 +88,14 @@ class ExpertsConfig:
     shared_gate: bool = False
     activation: Literal["silu", "gelu", "gelu_tanh", "clamped_swiglu"] = "silu"
 
-    def check(self, require: Callable[[bool, str, str], None]) -> None:
-        reason = self.routing.why_not()
-        require(reason is None, "num_experts_per_tok", f"{reason}")
-        require(self.routing.num_experts <= _MAX_EXPERTS, "num_experts", "more than any model has")
-        sizes = self.inner, self.shared_inner + 1
-        fits = all(1 <= size <= _MAX_SIZE for size in sizes)
-        require(fits, "moe_intermediate_size", f"{self.inner} is not 1 to {_MAX_SIZE}")
+    def faults(self) -> Iterator[tuple[str, str]]:
+        """Yield fields whose values cannot be, each with the reason."""
+        if (reason := self.routing.why_not()) is not None:
+            yield "num_experts_per_tok", reason
+        if self.routing.num_experts > _MAX_EXPERTS:
+            yield "num_experts", "more than any model has"
+        if not all(1 <= size <= _MAX_SIZE for size in (self.inner, self.shared_inner + 1)):
+            yield "moe_intermediate_size", f"{self.inner} is not 1 to {_MAX_SIZE}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,8 +196,9 @@ class ModelConfig:
         return len(self.unrotated_layers) < self.num_layers
 
     def for_length(self, max_model_len: int | None) -> ModelConfig:
-        """This config, where no sequence is longer. Of LongRoPE's two lists of divisors, one is for
-        sequences no longer than those in training."""
+        """The config for an engine whose sequences are at most ``max_model_len`` tokens long. It
+        differs with LongRoPE alone, which has frequency divisors of their own for sequences within
+        the length of training."""
         rope = self.rope
         if max_model_len is None or max_model_len > rope.original_max_position:
             return self
@@ -220,86 +224,76 @@ class ModelConfig:
 
     def check(self, path: Path) -> ModelConfig:
         """This config, if its values fit together; else ModelFileError naming a field."""
-
-        def require(condition: bool, name: str, reason: str) -> None:
-            if not condition:
-                raise ModelFileError(path, reason, field=name)
-
-        self._check_sizes(require)
-        if self.experts is not None:
-            self.experts.check(require)
-        require(
-            self.num_heads % self.num_kv_heads == 0,
-            "num_key_value_heads",
-            f"{self.num_heads} query heads cannot be shared out to {self.num_kv_heads} "
-            "key-value heads",
-        )
-        self._check_latent(require)
-        ropes = (self.rope, self.local_rope) if self.turns_positions else ()
-        for rope in filter(None, ropes):
-            require(
-                rope.rotary_dim % 2 == 0 and 2 <= rope.rotary_dim <= self.head_dim,
-                "partial_rotary_factor",
-                f"{rope.rotary_dim} of {self.head_dim} values of a head cannot be rotated",
-            )
-            require(
-                rope.scaling != "dynamic" or rope.rotary_dim > 2,
-                "rope_type",
-                "dynamic scaling needs heads of more than 2 values that are rotated",
-            )
-        for name, ids in (
-            ("eos_token_id", self.eos_token_ids),
-            ("bos_token_id", () if self.bos_token_id is None else (self.bos_token_id,)),
-        ):
-            outside = [token_id for token_id in ids if not 0 <= token_id < self.vocab_size]
-            require(
-                not outside, name, f"{outside} is not in the vocabulary of {self.vocab_size} tokens"
-            )
-        if self.recurrence is not None:
-            fault = self.recurrence.fault(self.num_layers)
-            require(fault is None, "recurrence", f"{fault}")
+        for name, reason in self._faults():
+            raise ModelFileError(path, reason, field=name)
         assert self.activation in ACTIVATIONS
         return self
 
-    def _check_sizes(self, require: Callable[[bool, str, str], None]) -> None:
-        for name in _SIZES:
-            size = getattr(self, name)
-            require(1 <= size <= _MAX_SIZE, name, f"{size} is not 1 to {_MAX_SIZE}")
-        for name in _POSITIVE:
-            value = getattr(self, name)
-            require(value is None or value > 0, name, f"{value} is not above 0")
-        for name, value in asdict(self.multipliers).items():
-            require(value > 0, "multipliers", f"{value} of {name} is not above 0")
-        for window in self.layer_windows:
-            require(window is None or window >= 1, "sliding_window", f"{window} is not above 0")
-        require(
-            len(self.layer_windows) == self.num_layers,
-            "layer_windows",
-            f"{len(self.layer_windows)} layers, of {self.num_layers}",
-        )
+    def _faults(self) -> Iterator[tuple[str, str]]:
+        """Yield fields whose values do not fit, each with the reason; sizes that are out of range
+        come first."""
+        yield from self._out_of_range()
+        if self.experts is not None:
+            yield from self.experts.faults()
+        if self.num_heads % self.num_kv_heads:
+            yield (
+                "num_key_value_heads",
+                f"{self.num_heads} query heads cannot be shared out to {self.num_kv_heads} "
+                "key-value heads",
+            )
+        if self.latent is not None:
+            yield from self._latent_faults(self.latent)
+        ropes = (self.rope, self.local_rope) if self.turns_positions else ()
+        for rope in filter(None, ropes):
+            if rope.rotary_dim % 2 or not 2 <= rope.rotary_dim <= self.head_dim:
+                yield (
+                    "partial_rotary_factor",
+                    f"{rope.rotary_dim} of {self.head_dim} values of a head cannot be rotated",
+                )
+            if rope.scaling == "dynamic" and rope.rotary_dim <= 2:
+                yield (
+                    "rope_type",
+                    "dynamic scaling needs heads of more than 2 values that are rotated",
+                )
+        bos = () if self.bos_token_id is None else (self.bos_token_id,)
+        for name, ids in (("eos_token_id", self.eos_token_ids), ("bos_token_id", bos)):
+            if outside := [each for each in ids if not 0 <= each < self.vocab_size]:
+                yield name, f"{outside} is not in the vocabulary of {self.vocab_size} tokens"
+        if self.recurrence is not None and (fault := self.recurrence.fault(self.num_layers)):
+            yield "recurrence", fault
 
-    def _check_latent(self, require: Callable[[bool, str, str], None]) -> None:
-        latent = self.latent
-        if latent is None:
-            return
+    def _out_of_range(self) -> Iterator[tuple[str, str]]:
+        for name in _SIZES:
+            if not 1 <= (size := getattr(self, name)) <= _MAX_SIZE:
+                yield name, f"{size} is not 1 to {_MAX_SIZE}"
+        for name in _POSITIVE:
+            if (value := getattr(self, name)) is not None and not value > 0:
+                yield name, f"{value} is not above 0"
+        for name, value in asdict(self.multipliers).items():
+            if not value > 0:
+                yield "multipliers", f"{value} of {name} is not above 0"
+        for window in self.layer_windows:
+            if window is not None and window < 1:
+                yield "sliding_window", f"{window} is not above 0"
+        if len(self.layer_windows) != self.num_layers:
+            yield "layer_windows", f"{len(self.layer_windows)} layers, of {self.num_layers}"
+
+    def _latent_faults(self, latent: LatentConfig) -> Iterator[tuple[str, str]]:
         for name in ("kv_rank", "nope_dim", "rope_dim", "value_dim"):
-            size = getattr(latent, name)
-            require(1 <= size <= _MAX_SIZE, name, f"{size} is not 1 to {_MAX_SIZE}")
-        require(
-            latent.q_rank is None or 1 <= latent.q_rank <= _MAX_SIZE,
-            "q_lora_rank",
-            f"{latent.q_rank} is not 1 to {_MAX_SIZE}",
-        )
-        require(latent.norm_eps > 0, "norm_eps", f"{latent.norm_eps} is not above 0")
-        require(
-            self.head_dim == latent.query_dim and self.rope.rotary_dim == latent.rope_dim,
-            "qk_rope_head_dim",
-            f"queries of {self.head_dim} values, of which {self.rope.rotary_dim} are rotated, are "
-            f"not {latent.nope_dim} and {latent.rope_dim}",
-        )
-        require(
-            not any(self.layer_windows), "sliding_window", "latent attention sees all positions"
-        )
+            if not 1 <= (size := getattr(latent, name)) <= _MAX_SIZE:
+                yield name, f"{size} is not 1 to {_MAX_SIZE}"
+        if latent.q_rank is not None and not 1 <= latent.q_rank <= _MAX_SIZE:
+            yield "q_lora_rank", f"{latent.q_rank} is not 1 to {_MAX_SIZE}"
+        if not latent.norm_eps > 0:
+            yield "norm_eps", f"{latent.norm_eps} is not above 0"
+        if self.head_dim != latent.query_dim or self.rope.rotary_dim != latent.rope_dim:
+            yield (
+                "qk_rope_head_dim",
+                f"queries of {self.head_dim} values, of which {self.rope.rotary_dim} are rotated, "
+                f"are not {latent.nope_dim} and {latent.rope_dim}",
+            )
+        if any(self.layer_windows):
+            yield "sliding_window", "latent attention sees all positions"
 
     def differences(self, other: ModelConfig, but: Collection[str] = ()) -> list[str]:
         """The fields that are not the same in both, but for rounding to 32 bits and those in
@@ -310,10 +304,13 @@ class ModelConfig:
         ]
 
     def check_tokenizer(self, vocab_size: int, path: str | Path) -> None:
-        """ModelFileError if a tokenizer can give ids that have no embedding.
+        """Raise ModelFileError if a tokenizer has ids beyond the rows of the embedding.
 
-        ``vocab_size`` is its largest id and one. Fewer than the embedding has are common: its rows
-        are often padded to a round number.
+        The opposite is common and allowed: embeddings are often padded to a round number of rows.
+
+        Args:
+            vocab_size: of the tokenizer: its largest id, plus one.
+            path: of the tokenizer's file, for the message.
         """
         if vocab_size > self.vocab_size:
             raise ModelFileError(
@@ -335,9 +332,12 @@ def _are_close(a: Any, b: Any) -> bool:
 
 
 def sampling_defaults(fields: Fields, names: Mapping[str, str]) -> dict[str, float]:
-    """Recommended values by the names of SamplingParams; ``names`` has them by the file's names.
+    """The sampling parameters that a model's file recommends, by the names of `SamplingParams`.
 
-    One that no request could have is left out, with a warning: a model is more than its manners.
+    A value that `SamplingParams` refuses is left out, with a warning: the model runs without it.
+
+    Args:
+        names: {key in the file: name in `SamplingParams`}.
     """
     found: dict[str, float] = {}
     for theirs, ours in names.items():

@@ -18,7 +18,7 @@ from octavo.models.registry import find_gguf_family
 from octavo.models.unread_keys import check_gguf_read
 from octavo.models.unsupported_models import check_gguf_generates, naming_features
 
-_SAMPLING_FIELDS = {
+SAMPLING_FIELDS = {
     "temp": "temperature",
     "top_p": "top_p",
     "top_k": "top_k",
@@ -109,14 +109,14 @@ def _shared(
         bos_token_id=vocabulary.integer("bos_token_id", None, 0),
         eos_token_ids=_eos_token_ids(vocabulary),
         sampling_defaults=sampling_defaults(
-            Fields(path, metadata, "general.sampling."), _SAMPLING_FIELDS
+            Fields(path, metadata, "general.sampling."), SAMPLING_FIELDS
         ),
     )
 
 
 def _uniform(fields: Fields, name: str, default: int | None = None) -> int:
     """A number that some files give per layer; all layers must agree that have one above 0."""
-    if not isinstance(fields.raw(name), (int, float, str, type(None))):
+    if fields.has_list(name):
         values = set(fields.each(name, partial(Fields.integer, minimum=0)))
         values.discard(0)
         if len(values) != 1:
@@ -128,7 +128,7 @@ def _uniform(fields: Fields, name: str, default: int | None = None) -> int:
 def gguf_recurrent_layers(fields: Fields) -> tuple[int, ...]:
     """The layers that attend with no heads of keys, and so do not attend."""
     name = "attention.head_count_kv"
-    if isinstance(fields.raw(name), (int, float, str, type(None))):
+    if not fields.has_list(name):
         return ()
     counts = fields.each(name, partial(Fields.integer, minimum=0))
     return tuple(layer for layer, count in enumerate(counts) if count == 0)

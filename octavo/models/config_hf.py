@@ -104,25 +104,38 @@ def _read(family: Family, fields: Fields, generation: Fields) -> ModelConfig:
     return replace(shared, **family.from_hf(fields, shared)).check(fields.path)
 
 
+def sizes_and_tokens(fields: Fields, generation: Fields) -> dict[str, Any]:
+    """The fields of a `ModelConfig` that every config has under these names: sizes, the ids of
+    tokens, recommended sampling."""
+    hidden_size, num_heads = fields.integer("hidden_size"), fields.integer("num_attention_heads")
+    num_layers = fields.integer("num_hidden_layers", maximum=MAX_LAYERS)
+    head_dim = fields.integer("head_dim", max(hidden_size // num_heads, 1))
+    return {
+        "num_layers": num_layers,
+        "hidden_size": hidden_size,
+        "intermediate_size": fields.integer("intermediate_size", 4 * hidden_size),
+        "num_heads": num_heads,
+        "num_kv_heads": fields.integer("num_key_value_heads", num_heads),
+        "head_dim": head_dim,
+        "vocab_size": fields.integer("vocab_size"),
+        "layer_windows": (None,) * num_layers,
+        "attention_scale": head_dim**-0.5,
+        "bos_token_id": fields.integer("bos_token_id", None, minimum=0),
+        "eos_token_ids": _eos_token_ids(generation, fields),
+        "sampling_defaults": _sampling_fields(generation),
+    }
+
+
 def _shared(family: Family, fields: Fields, generation: Fields) -> ModelConfig:
     """Read the fields that most families share."""
-    hidden_size = fields.integer("hidden_size")
-    num_layers = fields.integer("num_hidden_layers", maximum=MAX_LAYERS)
-    num_heads = fields.integer("num_attention_heads")
-    head_dim = fields.integer("head_dim", max(hidden_size // num_heads, 1))
+    shared = sizes_and_tokens(fields, generation)
     max_position = fields.integer("max_position_embeddings", minimum=2)
-    rope, local_rope = _ropes(fields, head_dim, max_position, family.hf_interleaved)
+    rope, local_rope = _ropes(fields, shared["head_dim"], max_position, family.hf_interleaved)
     attention_bias = fields.boolean("attention_bias", False)
     return ModelConfig(
+        **shared,
         architecture=family.architecture,
         name=fields.path.parent.name or family.architecture,
-        num_layers=num_layers,
-        hidden_size=hidden_size,
-        intermediate_size=fields.integer("intermediate_size", 4 * hidden_size),
-        num_heads=num_heads,
-        num_kv_heads=fields.integer("num_key_value_heads", num_heads),
-        head_dim=head_dim,
-        vocab_size=fields.integer("vocab_size"),
         max_position=rope.max_position,
         rope=rope,
         local_rope=local_rope,
@@ -132,13 +145,8 @@ def _shared(family: Family, fields: Fields, generation: Fields) -> ModelConfig:
         attention_bias=attention_bias,
         attention_output_bias=attention_bias,
         mlp_bias=fields.boolean("mlp_bias", False),
-        layer_windows=(None,) * num_layers,
-        attention_scale=head_dim**-0.5,
         attention_softcap=fields.number("attn_logit_softcapping", None),
         logit_softcap=fields.number("final_logit_softcapping", None),
-        bos_token_id=fields.integer("bos_token_id", None, minimum=0),
-        eos_token_ids=eos_token_ids(generation, fields),
-        sampling_defaults=sampling_fields(generation),
     )
 
 
@@ -279,7 +287,7 @@ def _longrope(rope: RopeConfig, fields: Fields) -> RopeConfig:
     )
 
 
-def eos_token_ids(*files: Fields) -> tuple[int, ...]:
+def _eos_token_ids(*files: Fields) -> tuple[int, ...]:
     """The end-of-text ids of both config files: chat models often have the end of a turn in only
     one."""
     ids: list[int] = []
@@ -292,7 +300,7 @@ def eos_token_ids(*files: Fields) -> tuple[int, ...]:
     return tuple(dict.fromkeys(ids))
 
 
-def sampling_fields(generation: Fields) -> dict[str, float]:
+def _sampling_fields(generation: Fields) -> dict[str, float]:
     """The sampling parameters that the authors recommend, by the names of SamplingParams."""
     if generation.raw("do_sample") is False:
         return {}

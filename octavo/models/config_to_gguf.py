@@ -11,17 +11,11 @@ from typing import Any
 from octavo.base.errors import UnsupportedModelError
 from octavo.layers.rope_config import RopeConfig
 from octavo.models.config import ModelConfig
-from octavo.models.config_gguf import config_from_gguf
+from octavo.models.config_gguf import SAMPLING_FIELDS, config_from_gguf
 from octavo.models.registry import family_of, gguf_architecture
 from octavo.models.sliding_windows import window_size
 
-_SAMPLING_KEYS = {
-    "temperature": "temp",
-    "top_p": "top_p",
-    "top_k": "top_k",
-    "min_p": "min_p",
-    "repetition_penalty": "penalty_repeat",
-}
+_SAMPLING_KEYS = {ours: theirs for theirs, ours in SAMPLING_FIELDS.items()}
 
 
 def gguf_config(config: ModelConfig) -> dict[str, Any]:

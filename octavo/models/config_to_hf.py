@@ -53,7 +53,7 @@ def hf_config(
         "eos_token_id": _one_or_list(config.eos_token_ids),
         "torch_dtype": _TORCH_NAMES[dtype],
         "use_cache": True,
-        **_rope(config.rope, config.head_dim),
+        **rope_entries(config.rope, config.head_dim),
     }
     if config.attention_softcap is not None:
         values["attn_logit_softcapping"] = config.attention_softcap
@@ -90,7 +90,8 @@ def _check(config: ModelConfig, values: Mapping[str, Any]) -> None:
         )
 
 
-def _rope(rope: RopeConfig, head_dim: int) -> dict[str, Any]:
+def rope_entries(rope: RopeConfig, head_dim: int) -> dict[str, Any]:
+    """The entries on rope, and on the positions that there are."""
     values: dict[str, Any] = {
         "max_position_embeddings": rope.max_position,
         "rope_theta": shortest(rope.theta),

@@ -11,7 +11,7 @@ from octavo.base.errors import UnsupportedModelError
 from octavo.base.fields import Fields
 from octavo.layers.rope_config import RopeConfig
 from octavo.models.config import ModelConfig
-from octavo.models.config_hf import eos_token_ids, sampling_fields
+from octavo.models.config_hf import sizes_and_tokens
 
 ARCHITECTURE = "TransformersForCausalLM"
 
@@ -38,29 +38,14 @@ def config_of(config: Any, generation: dict[str, Any], path: Path) -> ModelConfi
     }
     fields = Fields(path / "config.json", {k: v for k, v in values.items() if v is not None})
     generation_fields = Fields(path / "generation_config.json", generation)
-    hidden_size = fields.integer("hidden_size")
-    num_layers = fields.integer("num_hidden_layers")
-    num_heads = fields.integer("num_attention_heads")
-    head_dim = fields.integer("head_dim", max(hidden_size // num_heads, 1))
     max_position = fields.integer("max_position_embeddings", minimum=2)
     return ModelConfig(
+        **sizes_and_tokens(fields, generation_fields),
         architecture=ARCHITECTURE,
         name=path.name or ARCHITECTURE,
-        num_layers=num_layers,
-        hidden_size=hidden_size,
-        intermediate_size=fields.integer("intermediate_size", 4 * hidden_size),
-        num_heads=num_heads,
-        num_kv_heads=fields.integer("num_key_value_heads", num_heads),
-        head_dim=head_dim,
-        vocab_size=fields.integer("vocab_size"),
         max_position=max_position,
         rope=RopeConfig(10_000.0, 2, max_position=max_position),
         norm_eps=0.0,
-        attention_scale=head_dim**-0.5,
-        layer_windows=(None,) * num_layers,
-        bos_token_id=fields.integer("bos_token_id", None, minimum=0),
-        eos_token_ids=eos_token_ids(generation_fields, fields),
-        sampling_defaults=sampling_fields(generation_fields),
     )
 
 

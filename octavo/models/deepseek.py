@@ -14,32 +14,24 @@ from typing import Any
 
 from octavo.base.errors import UnsupportedModelError
 from octavo.base.fields import Fields
-from octavo.kernels.routing import Routing
-from octavo.layers.context import Activations, ForwardContext
 from octavo.layers.latent_attention import LatentAttention
 from octavo.layers.latent_config import LatentConfig
 from octavo.layers.module import Module
-from octavo.layers.norm import RMSNorm
+from octavo.models import experts as moe
 from octavo.models.config import ExpertsConfig, ModelConfig
-from octavo.models.decoder import DecoderForCausalLM, make_mlp
-from octavo.models.experts import (
-    GGUF_EXPERTS,
-    gguf_grouped_expert_entries,
-    gguf_grouped_experts,
-    hf_expert_entries,
-    hf_experts,
-)
+from octavo.models.config_to_hf import rope_entries
+from octavo.models.decoder import DecoderForCausalLM
 from octavo.models.family import Family, TensorNames
-from octavo.models.gguf_latents import halves_to_write
+from octavo.models.gguf_latents import kv_b_halves
 from octavo.models.ignored_keys import always, only
-from octavo.models.llama import GGUF_LAYER, GGUF_TOP, HF_DEFAULTS
+from octavo.models.llama import GGUF_LAYER, GGUF_TOP, HF_DEFAULTS, LlamaDecoderLayer
 
 
-class DeepseekDecoderLayer(Module):
-    def __init__(self, config: ModelConfig, index: int):
+class DeepseekDecoderLayer(LlamaDecoderLayer):
+    @staticmethod
+    def make_attention(config: ModelConfig, index: int) -> Module:
         assert config.latent is not None
-        self.input_layernorm = RMSNorm(config.hidden_size, config.norm_eps)
-        self.self_attn = LatentAttention(
+        return LatentAttention(
             index,
             config.hidden_size,
             config.num_heads,
@@ -48,14 +40,6 @@ class DeepseekDecoderLayer(Module):
             interleaved_rope=config.rope.interleaved,
             bias=config.attention_bias,
         )
-        self.post_attention_layernorm = RMSNorm(config.hidden_size, config.norm_eps)
-        self.mlp = make_mlp(config, index)
-
-    def forward(self, x: Activations, cos_sin: Any, ctx: ForwardContext) -> Activations:
-        attended = self.self_attn(self.input_layernorm(x, ctx), cos_sin, ctx)
-        x = ctx.ops.add(x, attended)
-        fed: Activations = self.mlp(self.post_attention_layernorm(x, ctx), ctx)
-        return ctx.ops.add(x, fed)
 
 
 class DeepseekForCausalLM(DecoderForCausalLM):
@@ -95,23 +79,7 @@ def _experts_from_hf(fields: Fields, config: ModelConfig) -> ExpertsConfig | Non
         return None
     is_v3 = config.architecture == DEEPSEEK_V3.architecture
     is_grouped = is_v3 or fields.text("topk_method", "greedy") == "group_limited_greedy"
-    groups = fields.integer("n_group", 1) if is_grouped else 1
-    inner = fields.integer("moe_intermediate_size")
-    return hf_experts(
-        fields,
-        config,
-        layers=has_experts,
-        routing={
-            "scoring": "sigmoid" if is_v3 else "softmax",
-            "normalize": is_v3 and fields.boolean("norm_topk_prob", True),
-            "scale": fields.number("routed_scaling_factor", 1.0),
-            "num_groups": groups,
-            "top_groups": fields.integer("topk_group", 1) if is_grouped else 1,
-            "group_top": 2 if is_v3 and groups > 1 else 1,
-        },
-        correction=is_v3,
-        shared_inner=fields.integer("n_shared_experts", 0, minimum=0) * inner,
-    )
+    return moe.from_hf_grouped(fields, config, has_experts, by_sigmoid=is_v3, is_grouped=is_grouped)
 
 
 def _experts_to_hf(config: ModelConfig) -> dict[str, Any]:
@@ -119,21 +87,12 @@ def _experts_to_hf(config: ModelConfig) -> dict[str, Any]:
     if experts is None:
         return {"first_k_dense_replace": config.num_layers}
     routing = experts.routing
+    v2_method = "greedy" if routing.num_groups == 1 else "group_limited_greedy"
     return {
-        **hf_expert_entries(config, "n_routed_experts", "moe_intermediate_size"),
-        "first_k_dense_replace": experts.layers.index(True),
-        "norm_topk_prob": routing.normalize,
-        "routed_scaling_factor": routing.scale,
+        **moe.to_hf_grouped(config),
         "scoring_func": routing.scoring,
-        "topk_method": "noaux_tc" if experts.correction else _v2_method(routing),
-        "n_group": routing.num_groups,
-        "topk_group": routing.top_groups,
-        "n_shared_experts": experts.shared_inner // experts.inner,
+        "topk_method": "noaux_tc" if experts.correction else v2_method,
     }
-
-
-def _v2_method(routing: Routing) -> str:
-    return "greedy" if routing.num_groups == 1 else "group_limited_greedy"
 
 
 def _strength(config: ModelConfig, weight: float) -> float:
@@ -166,16 +125,9 @@ def _to_hf(config: ModelConfig) -> dict[str, Any]:
         "partial_rotary_factor": 1.0,
     }
     if rope.scaling == "yarn":
-        entries["rope_scaling"] = {
-            "type": "yarn",
-            "factor": rope.factor,
-            "original_max_position_embeddings": rope.original_max_position,
-            "attention_factor": rope.attention_factor,
-            "beta_fast": rope.beta_fast,
-            "beta_slow": rope.beta_slow,
-            "truncate": rope.truncate,
-            "mscale_all_dim": _weight_of_strength(config),
-        }
+        scaling = rope_entries(rope, config.head_dim)["rope_scaling"]
+        scaling["mscale_all_dim"] = _weight_of_strength(config)
+        entries["rope_scaling"] = scaling
     return entries
 
 
@@ -214,7 +166,7 @@ def _from_gguf(fields: Fields, config: ModelConfig) -> Mapping[str, Any]:
 def _experts_from_gguf(fields: Fields, config: ModelConfig) -> ExpertsConfig | None:
     if not fields.integer("expert_count", 0, minimum=0):
         return None
-    experts = gguf_grouped_experts(fields, config)
+    experts = moe.from_gguf_grouped(fields, config)
     return replace(experts, correction=experts.routing.scoring == "sigmoid")
 
 
@@ -227,7 +179,7 @@ def _to_gguf(config: ModelConfig) -> dict[str, Any]:
         "attention.kv_lora_rank": latent.kv_rank,
     }
     if config.experts is not None:
-        entries |= gguf_grouped_expert_entries(config)
+        entries |= moe.to_gguf_grouped(config)
     else:  # which llama.cpp asks for all the same
         entries["leading_dense_block_count"] = config.num_layers
         entries["expert_feed_forward_length"] = config.intermediate_size
@@ -259,21 +211,17 @@ def _entries_of_halves(config: ModelConfig) -> dict[str, Any]:
 
 _GGUF_LAYER = {
     **GGUF_LAYER,
-    **GGUF_EXPERTS,
+    **moe.GGUF_LAYER,
     "attn_q_a": "self_attn.q_a_proj",
     "attn_q_a_norm": "self_attn.q_a_layernorm",
     "attn_q_b": "self_attn.q_b_proj",
     "attn_kv_a_mqa": "self_attn.kv_a_proj_with_mqa",
     "attn_kv_a_norm": "self_attn.kv_a_layernorm",
-    "attn_kv_b": "self_attn.kv_b_proj",
+    "attn_kv_b": "self_attn.kv_b_proj",  # of files from before 2025-04
+    "attn_k_b": "self_attn.k_b_proj",
+    "attn_v_b": "self_attn.v_b_proj",
 }
-_GGUF_NAMES = TensorNames(GGUF_TOP, _GGUF_LAYER, "blk")
-
-
-def _written_names(config: ModelConfig) -> TensorNames:
-    assert config.latent is not None
-    pieces = halves_to_write(config.num_heads, config.latent.nope_dim)
-    return TensorNames(GGUF_TOP, _GGUF_LAYER, "blk", pieces=pieces)
+_GGUF_NAMES = TensorNames(GGUF_TOP, _GGUF_LAYER, joined={"self_attn.kv_b_proj": kv_b_halves()})
 
 
 _HF_DEFAULTS = {
@@ -329,7 +277,6 @@ DEEPSEEK_V2 = Family(
     to_hf=_to_hf,
     gguf="deepseek2",
     gguf_names=_GGUF_NAMES,
-    written_gguf_names=_written_names,
     written_gguf_entries=_entries_of_halves,
     gguf_interleaved=True,
     gguf_ignored=_GGUF_IGNORED,

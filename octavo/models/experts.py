@@ -1,6 +1,7 @@
-"""Readers and writers of the config fields on experts, which most families share.
+"""Experts in model files: the part of a family's ``from_hf``, ``to_hf``, ``from_gguf`` and
+``to_gguf`` that most families with experts share. They import it as ``moe``.
 
-A ``mlp.experts.N.gate_proj`` in the names of tensors is one of all experts; see ``TensorNames``.
+An ``N`` in ``mlp.experts.N.gate_proj`` stands for the number of each expert; see ``TensorNames``.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from octavo.base.fields import Fields
 from octavo.kernels.routing import Routing
 from octavo.models.config import ExpertsConfig, ModelConfig
 
-GGUF_EXPERTS = {
+GGUF_LAYER = {
     "ffn_gate_inp": "mlp.gate",
     "exp_probs_b.bias": "mlp.gate.e_score_correction_bias",
     "ffn_gate_exps": "mlp.experts.N.gate_proj",
@@ -33,7 +34,7 @@ _NUM_EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
 # -- config.json ----------------------------------------------------------------------------------
 
 
-def hf_experts(
+def from_hf(
     fields: Fields,
     config: ModelConfig,
     *,
@@ -42,12 +43,12 @@ def hf_experts(
     routing: dict[str, Any] | None = None,
     **more: Any,
 ) -> ExpertsConfig:
-    """The experts of a config.
+    """The experts of a ``config.json``.
 
     Args:
-        inner: the field that has what is between the products of one.
-        layers: of each layer, whether it has experts; None: all have.
-        routing: of ``Routing``, what is not its default; ``more`` of ``ExpertsConfig``.
+        inner: the key of an expert's intermediate size.
+        layers: for each layer, whether it has experts; None: all have.
+        routing: fields of ``Routing`` that are not its default. more: fields of ``ExpertsConfig``.
     """
     name = next((name for name in _NUM_EXPERTS if name in fields), _NUM_EXPERTS[0])
     return ExpertsConfig(
@@ -62,10 +63,8 @@ def hf_experts(
     )
 
 
-def hf_expert_entries(
-    config: ModelConfig, name: str, inner: str = "intermediate_size"
-) -> dict[str, Any]:
-    """Write the fields that ``hf_experts`` reads; ``name`` is the family's key for the number of
+def to_hf(config: ModelConfig, name: str, inner: str = "intermediate_size") -> dict[str, Any]:
+    """Write the fields that ``from_hf`` reads; ``name`` is the family's key for the number of
     experts."""
     experts = _experts_of(config)
     return {
@@ -75,14 +74,66 @@ def hf_expert_entries(
     }
 
 
+def from_hf_grouped(
+    fields: Fields,
+    config: ModelConfig,
+    layers: Sequence[bool],
+    *,
+    by_sigmoid: bool,
+    is_grouped: bool = True,
+) -> ExpertsConfig:
+    """The experts of DeepSeek's kind of config.
+
+    Args:
+        layers: of each layer, whether it has experts.
+        by_sigmoid: the router takes sigmoids with a correction, as DeepSeek-V3's; else softmax.
+        is_grouped: the best groups of experts are chosen first.
+    """
+    groups = fields.integer("n_group", 1) if is_grouped else 1
+    inner = fields.integer("moe_intermediate_size")
+    return from_hf(
+        fields,
+        config,
+        layers=layers,
+        routing={
+            "scoring": "sigmoid" if by_sigmoid else "softmax",
+            "normalize": by_sigmoid and fields.boolean("norm_topk_prob", True),
+            "scale": fields.number("routed_scaling_factor", 1.0),
+            "num_groups": groups,
+            "top_groups": fields.integer("topk_group", 1) if is_grouped else 1,
+            "group_top": 2 if by_sigmoid and groups > 1 else 1,
+        },
+        correction=by_sigmoid,
+        shared_inner=fields.integer("n_shared_experts", 0, minimum=0) * inner,
+    )
+
+
+def to_hf_grouped(config: ModelConfig) -> dict[str, Any]:
+    """Write the fields that ``from_hf_grouped`` reads, and how many layers have none."""
+    experts = _experts_of(config)
+    return {
+        **to_hf(config, "n_routed_experts", "moe_intermediate_size"),
+        "first_k_dense_replace": experts.layers.index(True),
+        "norm_topk_prob": experts.routing.normalize,
+        "routed_scaling_factor": experts.routing.scale,
+        "n_group": experts.routing.num_groups,
+        "topk_group": experts.routing.top_groups,
+        "n_shared_experts": experts.shared_inner // experts.inner,
+    }
+
+
 # -- GGUF -----------------------------------------------------------------------------------------
 
 
-def gguf_experts(
+def from_gguf(
     fields: Fields, config: ModelConfig, *, normalize: bool, **more: Any
 ) -> ExpertsConfig | None:
-    """The experts of a file, None if it has none, of a family that has them in all layers.
-    ``normalize``: what llama.cpp does of that family; ``more`` of ``ExpertsConfig``."""
+    """The experts of a GGUF file, in all layers; None if it has none.
+
+    Args:
+        normalize: whether llama.cpp normalizes the weights of the chosen experts in this family.
+        more: fields of ``ExpertsConfig``.
+    """
     if not fields.integer("expert_count", 0, minimum=0):
         return None
     return ExpertsConfig(
@@ -98,9 +149,9 @@ def gguf_experts(
     )
 
 
-def gguf_grouped_experts(fields: Fields, config: ModelConfig, **more: Any) -> ExpertsConfig:
-    """The same of DeepSeek's kind, of which files say more: who is chosen how, and that the first
-    layers have none."""
+def from_gguf_grouped(fields: Fields, config: ModelConfig, **more: Any) -> ExpertsConfig:
+    """The experts of a GGUF file of DeepSeek's kind, which has the scoring, the groups, and the
+    number of dense layers before the first with experts."""
     inner = fields.integer("expert_feed_forward_length")
     first = fields.integer("leading_dense_block_count", 0, minimum=0)
     groups, scoring = fields.integer("expert_group_count", 1), _gguf_scoring(fields)
@@ -122,8 +173,8 @@ def gguf_grouped_experts(fields: Fields, config: ModelConfig, **more: Any) -> Ex
     )
 
 
-def gguf_expert_entries(config: ModelConfig) -> dict[str, Any]:
-    """Write the keys that ``gguf_experts`` reads."""
+def to_gguf(config: ModelConfig) -> dict[str, Any]:
+    """Write the keys that ``from_gguf`` reads."""
     experts = _experts_of(config)
     entries: dict[str, Any] = {
         "expert_count": experts.routing.num_experts,
@@ -135,9 +186,9 @@ def gguf_expert_entries(config: ModelConfig) -> dict[str, Any]:
     return entries
 
 
-def gguf_grouped_expert_entries(config: ModelConfig) -> dict[str, Any]:
-    """Write the keys that ``gguf_grouped_experts`` reads."""
-    experts, entries = _experts_of(config), gguf_expert_entries(config)
+def to_gguf_grouped(config: ModelConfig) -> dict[str, Any]:
+    """Write the keys that ``from_gguf_grouped`` reads."""
+    experts, entries = _experts_of(config), to_gguf(config)
     routing = experts.routing
     func = next(func for func, name in _GGUF_SCORING.items() if name == routing.scoring)
     entries |= {

@@ -19,6 +19,7 @@ from octavo.layers.module import Module
 from octavo.layers.norm import RMSNorm
 from octavo.layers.recurrence_config import RecurrenceConfig
 from octavo.layers.recurrent import Mamba2
+from octavo.models import mamba2
 from octavo.models.config import ModelConfig, Multipliers
 from octavo.models.config_to_hf import shortest
 from octavo.models.decoder import DecoderForCausalLM, add_scaled, make_attention, make_mlp
@@ -26,17 +27,6 @@ from octavo.models.family import Family, HFNames, TensorNames
 from octavo.models.granite import unless_one
 from octavo.models.ignored_keys import always, only, without
 from octavo.models.llama import GGUF_LAYER, GGUF_TOP, HF_DEFAULTS
-from octavo.models.mamba2 import (
-    GGUF_MAMBA2,
-    HF_MAMBA2,
-    HF_MAMBA2_DEFAULTS,
-    gguf_mamba2,
-    gguf_mamba2_entries,
-    hf_mamba2,
-    hf_mamba2_entries,
-    mamba2_values,
-    mamba_of,
-)
 
 if TYPE_CHECKING:
     import numpy as np
@@ -82,15 +72,15 @@ HF_NAMES = HFNames(
         "feed_forward.gate_proj": "mlp.gate_proj",
         "feed_forward.up_proj": "mlp.up_proj",
         "feed_forward.down_proj": "mlp.down_proj",
-        **HF_MAMBA2,
+        **mamba2.HF_LAYER,
     },
 )
 
 
 def _gguf_names(config: ModelConfig | None = None) -> TensorNames:
-    groups = 1 if config is None else mamba_of(config).groups
-    layer = {**GGUF_LAYER, **GGUF_MAMBA2, "ffn_norm": "post_attention_layernorm.weight"}
-    return TensorNames(GGUF_TOP, layer, "blk", values=mamba2_values(groups))
+    groups = 1 if config is None else mamba2.spec_of(config).groups
+    layer = {**GGUF_LAYER, **mamba2.GGUF_LAYER, "ffn_norm": "post_attention_layernorm.weight"}
+    return TensorNames(GGUF_TOP, layer, values=mamba2.gguf_values(groups))
 
 
 _INFINITY = {"__float__": "Infinity"}  # as transformers 5 writes it
@@ -122,7 +112,7 @@ def _recurrence(fields: Fields, config: ModelConfig) -> RecurrenceConfig:
     if normed and fields.boolean("mamba_norm_before_gate"):
         raise UnsupportedModelError(f"{fields.path}: a norm of Mamba 2 before its gate")
     layers = tuple(range(config.num_layers))
-    found = hf_mamba2(fields, config, layers, inner, normed=normed)
+    found = mamba2.from_hf(fields, config, layers, inner, normed=normed)
     read = fields.number("ssm_in_multiplier")
     gate, *convolved, step = (
         read * each for each in fields.each("ssm_multipliers", Fields.number, 5)
@@ -162,12 +152,12 @@ def _refuse_biases(fields: Fields, config: ModelConfig) -> None:
 
 
 def _to_hf(config: ModelConfig) -> Mapping[str, Any]:
-    recurrence, mamba, scales = config.recurrence, mamba_of(config), config.multipliers
+    recurrence, mamba, scales = config.recurrence, mamba2.spec_of(config), config.multipliers
     assert recurrence is not None and recurrence.norm is not None
     norm = recurrence.norm
     projected = (norm.gate_scale, *recurrence.mamba_scales, mamba.step_scale)
     return {
-        **hf_mamba2_entries(config),
+        **mamba2.to_hf(config),
         "mamba_d_ssm": mamba.width,
         "mamba_rms_norm": norm.normed,
         "mamba_norm_before_gate": False,
@@ -189,7 +179,7 @@ def _to_hf(config: ModelConfig) -> Mapping[str, Any]:
 
 
 def _from_gguf(fields: Fields, config: ModelConfig) -> Mapping[str, Any]:
-    found = gguf_mamba2(fields, config, tuple(range(config.num_layers)))
+    found = mamba2.from_gguf(fields, config, tuple(range(config.num_layers)))
     return {"recurrence": replace(found, parallel=True)}
 
 
@@ -217,7 +207,7 @@ def _gguf_factors(config: ModelConfig, parameter: str) -> np.ndarray | None:
 
 def _projected_scales(config: ModelConfig) -> np.ndarray | None:
     """The factors of the outputs of Mamba's first projection, in its order."""
-    recurrence, mamba = config.recurrence, mamba_of(config)
+    recurrence, mamba = config.recurrence, mamba2.spec_of(config)
     assert recurrence is not None and recurrence.norm is not None
     import numpy as np
 
@@ -228,7 +218,7 @@ def _projected_scales(config: ModelConfig) -> np.ndarray | None:
 
 
 def _without_factors(config: ModelConfig) -> ModelConfig:
-    recurrence, mamba = config.recurrence, mamba_of(config)
+    recurrence, mamba = config.recurrence, mamba2.spec_of(config)
     assert recurrence is not None and recurrence.norm is not None
     if config.tie_embeddings and config.embedding_scale != config.logit_scale:
         raise UnsupportedModelError(
@@ -262,7 +252,7 @@ FALCON_H1 = Family(
     gguf_config=_without_factors,
     hf_defaults={
         **HF_DEFAULTS,
-        **HF_MAMBA2_DEFAULTS,
+        **mamba2.HF_DEFAULTS,
         "rms_norm_eps": 1e-5,
         "max_position_embeddings": 8192,
         "mamba_d_ssm": 1024,
@@ -293,5 +283,5 @@ FALCON_H1 = Family(
     from_hf=_from_hf,
     to_hf=_to_hf,
     from_gguf=_from_gguf,
-    to_gguf=gguf_mamba2_entries,
+    to_gguf=mamba2.to_gguf,
 )

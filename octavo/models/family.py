@@ -1,6 +1,8 @@
-"""A family of models, declared: what its files call things, and what they mean by them.
+"""``Family``: the declaration of a model family, from which its checkpoints are read and written.
 
-A family stands in the file of its model, and one line of ``registry.py`` says where::
+It names the model class that runs the family and maps both kinds of checkpoint (Hugging Face
+folders, GGUF files) to it: tensor names and layouts, config keys and their defaults. It stands in
+the module of the model class, and one line of ``registry.py`` says where::
 
     QWEN3 = Family(
         architecture="Qwen3ForCausalLM",
@@ -12,15 +14,19 @@ A family stands in the file of its model, and one line of ``registry.py`` says w
         from_hf=lambda fields, config: {"qk_norm": True},
     )
 
-Who reads and writes files (``config*.py``, ``loader.py``, ``parameters.py``) does what all families
-have in common, and asks the family for the rest: none of them knows an architecture by its name.
+The readers and writers of files (``config*.py``, ``loader.py``, ``parameters.py``) do what all
+families have in common and ask the `Family` for the rest; none of them tests for an architecture by
+its name.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
+from itertools import accumulate
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
@@ -29,11 +35,12 @@ if TYPE_CHECKING:
     from octavo.base.fields import Fields
     from octavo.models.config import Activation, ModelConfig
     from octavo.models.ignored_keys import Meaningless
+    from octavo.quantization.base import Weight
 
-# From the fields of a file, and the config that the shared readers made of them, to those fields of
-# the config that mean something else in this family.
+# (fields of a file, the ModelConfig that the shared reader made of them) -> the ModelConfig fields
+# that this family reads differently.
 ReadConfig = Callable[["Fields", "ModelConfig"], Mapping[str, Any]]
-# From a config to entries of a file, in place of those that the shared writers make, or besides.
+# ModelConfig -> entries of a file, which replace those of the shared writer or are added to them.
 WriteConfig = Callable[["ModelConfig"], Mapping[str, Any]]
 
 
@@ -43,12 +50,12 @@ def _nothing(*_: Any) -> Mapping[str, Any]:
 
 ArrayFunction = Callable[["np.ndarray"], "np.ndarray"]  # of float32
 
-# From a config and the name of a parameter to something of each row of a tensor.
+# (config, name of a parameter) -> a value for each row of its tensor; None where there is none.
 OfRows = Callable[["ModelConfig", str], "np.ndarray | None"]
 
 
-def _as_they_lie(*_: Any) -> None:
-    return None
+def no_rows(*_: Any) -> None:
+    """Return None: an `OfRows` of families that have nothing to say of rows."""
 
 
 def _as_it_is(config: ModelConfig) -> ModelConfig:
@@ -63,58 +70,110 @@ class FileValues(NamedTuple):
     write: ArrayFunction
 
 
-class TensorNames:
-    """Names of the tensors in a kind of file, for the names of octavo's modules.
+class Joined(NamedTuple):
+    """A module whose weight several tensors of a file make up.
 
     Args:
-        top: from the name of a module in such a file to its name here, outside of layers.
-        layer: the same in a layer. Names that are in neither are the same here; so is what follows
-            a module's name, ``weight`` or ``bias``, unless a name in full is there. ``N`` stands
-            for any number: a name with one only here is of a tensor of all experts, one behind the
-            other, as ``ffn_up_exps`` is of each ``mlp.experts.N.up_proj``.
-        layers: what stands before a layer's number.
-        transposed: modules, by their names there, whose weights are there as [inputs, outputs].
-        interleaved: modules whose rows there are those of the modules they are fused of in turn.
-        fused: modules that are fused there, in place of those that the family says.
-        values: parameters whose values are others there, by how their names here end.
-        pieces: tensors that are several in a file to be, by how their names there end: how that of
-            each piece ends, and what it has of all rows [N, K]. Who opens such a file puts them
-            together before anything is asked by name.
+        parts: the tensors' modules, in their order, by the names that `TensorNames` lead to.
+        split: a config to a function for each part, which takes it out of the whole weight.
+        join: the parts' weights to the whole one. ValueError if their shapes do not fit.
+    """
+
+    parts: tuple[str, ...]
+    split: Callable[[ModelConfig], Iterable[ArrayFunction]]
+    join: Callable[[list[Weight]], Weight]
+
+
+def concatenated(
+    parts: tuple[str, ...], sizes: Callable[[ModelConfig], tuple[int, ...]], axis: int = 0
+) -> Joined:
+    """A module whose weight is the concatenation of tensors.
+
+    Args:
+        sizes: the rows of each part in a model of some config; its columns if ``axis`` is 1.
+        axis: 0 joins rows, which are outputs; 1 joins columns, which are inputs.
+    """
+
+    def split(config: ModelConfig) -> Iterator[ArrayFunction]:
+        ends = list(accumulate(sizes(config)))
+        for start, end in zip([0, *ends], ends, strict=False):
+            part = slice(start, end)
+            yield itemgetter(part if axis == 0 else (slice(None), part))
+
+    return Joined(parts, split, partial(_concatenation, axis=axis))
+
+
+def _concatenation(parts: list[Weight], axis: int) -> Weight:
+    """The weights one after the other: as they are stored if all have one type, else in float32."""
+    import numpy as np
+
+    from octavo.quantization.base import StoredWeight, stored_floats
+
+    shape = list(parts[0].shape)
+    shape[axis] = sum(part.shape[axis] for part in parts)
+    stored = [part for part in parts if isinstance(part, StoredWeight)]
+    types = {part.type for part in stored}
+    if len(types) == 1 and len(stored) == len(parts):
+        is_vector = len(shape) == 1  # whose bytes are one row
+        data = np.concatenate([part.data for part in stored], 1 if is_vector else axis)
+        return StoredWeight(types.pop(), data, tuple(shape))
+    return stored_floats(np.concatenate([part.dequantize() for part in parts], axis))
+
+
+class TensorNames:
+    """The map between tensor names of one kind of checkpoint file and octavo's parameter names.
+
+    Args:
+        top: {name of a module in the file: name of octavo's module}, outside of the layers.
+        layer: the same for modules of a layer. Modules that are in neither map have the same name
+            on both sides. The suffix, ``weight`` or ``bias``, is kept, unless a key has it too. An
+            ``N`` stands for any number; with an ``N`` in octavo's name alone, the file's tensor
+            stacks all experts, as ``ffn_up_exps`` has every ``mlp.experts.N.up_proj``.
+        layers: the prefix before a layer's number in the file; by default that of GGUF files.
+        transposed: modules, by the file's names, whose weights the file has as [inputs, outputs].
+        interleaved: fused modules (see `Family`), by octavo's names, whose rows in the file
+            alternate between their parts: first row of each part, second row of each, and so on.
+        fused: replaces `Family.fused` for this kind of file.
+        values: {end of a parameter's name: conversion} for parameters whose values the file stores
+            differently.
+        joined: {octavo's module: how several tensors of the file make up its weight}; they are
+            joined when the weight is read, and split again when it is written.
     """
 
     def __init__(
         self,
         top: Mapping[str, str],
         layer: Mapping[str, str],
-        layers: str,
+        layers: str = "blk",
         transposed: tuple[str, ...] = (),
         interleaved: tuple[str, ...] = (),
         fused: Mapping[str, tuple[str, ...]] | None = None,
         values: Mapping[str, FileValues] | None = None,
-        pieces: Mapping[str, Mapping[str, ArrayFunction]] | None = None,
+        joined: Mapping[str, Joined] | None = None,
     ):
-        self.fused, self._values, self._pieces = fused, values or {}, pieces or {}
+        self.fused, self._values, self._joined = fused, values or {}, joined or {}
         self._top, self._layer, self._layers = dict(top), dict(layer), layers
         self._transposed = tuple(f".{each}{end}" for each in transposed for end in ("", ".weight"))
         self._interleaved = tuple(f".{module}" for module in interleaved)
 
     @property
     def is_plain(self) -> bool:
-        """Whether they are the names here."""
+        """Whether the file uses octavo's names throughout."""
         return not self._top and not self._layer
 
     def parameter(self, tensor: str) -> str | None:
-        """``blk.3.attn_q.weight`` to ``model.layers.3.self_attn.q_proj.weight``; None for what is
-        no part of a model."""
+        """The parameter of a tensor in the file: ``blk.3.attn_q.weight`` is
+        ``model.layers.3.self_attn.q_proj.weight``. None for a tensor that is no part of the
+        model."""
         return _translated(tensor, self._layers, self._top, self._layer, _LAYERS)
 
     def tensor(self, parameter: str) -> str:
-        """The other way."""
+        """The tensor in the file of a parameter; the inverse of ``parameter``."""
         top, layer = _inverse(self._top), _inverse(self._layer)
         return _translated(parameter, _LAYERS, top, layer, self._layers)
 
     def has_module(self, module: str) -> bool:
-        """Whether a module of layers, by its name here, has one of its own there."""
+        """Whether the file has a tensor of its own for one of octavo's modules in a layer."""
         return any(ours.removesuffix(".weight") == module for ours in self._layer.values())
 
     def is_transposed(self, tensor: str) -> bool:
@@ -131,22 +190,35 @@ class TensorNames:
         ends = (end for end in self._values if parameter.endswith(f".{end}"))
         return self._values.get(next(ends, ""))
 
-    def pieces_of(self, tensor: str) -> dict[str, ArrayFunction]:
-        """The tensors that one is in a file to be, by their names; none if it is written whole."""
-        return {
-            tensor.removesuffix(end) + piece: of_rows
-            for end, pieces in self._pieces.items()
-            if tensor.endswith(end)
-            for piece, of_rows in pieces.items()
-        }
+    def joined_with(self, parameter: str) -> tuple[str, list[str], Joined] | None:
+        """Return, for a parameter of the file that is part of a `Joined` one, the whole parameter,
+        the names of all parts, and how they are joined; None for others."""
+        for whole, joined in self._joined.items():
+            for part in joined.parts:
+                if around := _around(part, parameter):
+                    return whole.join(around), [each.join(around) for each in joined.parts], joined
+        return None
+
+    def pieces_of(self, parameter: str, config: ModelConfig) -> dict[str, ArrayFunction]:
+        """The tensors that make up a `Joined` parameter, by their names in the file, with the
+        functions that take them out of the whole [N, K]; none for others."""
+        for whole, joined in self._joined.items():
+            if around := _around(whole, parameter):
+                names = [self.tensor(part.join(around)) for part in joined.parts]
+                return dict(zip(names, joined.split(config), strict=True))
+        return {}
 
 
 class HFNames(TensorNames):
-    """Tensor names of Hugging Face folders: octavo's own names, but for the exceptions given.
+    """Tensor names of Hugging Face folders: octavo's own, but for the given exceptions.
 
-    ``ignored`` is a pattern of tensors that are no part of the model, beside rope's; ``prefix``
-    what stands before all names but that of the head, and is left out where a model was saved
-    without one. Models that see images have the text model under ``language_model``, in two ways.
+    The text model of a multi-modal checkpoint is found under ``language_model`` as well.
+
+    Args:
+        ignored: a regular expression of tensors that are no part of the model, such as masks.
+        prefix: what stands before all names but that of the head. It may be missing in the file: a
+            model that was saved without its head has none.
+        more: further arguments of `TensorNames`.
     """
 
     def __init__(
@@ -154,12 +226,12 @@ class HFNames(TensorNames):
         top: Mapping[str, str] | None = None,
         layer: Mapping[str, str] | None = None,
         layers: str = "model.layers",
-        transposed: tuple[str, ...] = (),
-        interleaved: tuple[str, ...] = (),
+        *,
         ignored: str | None = None,
         prefix: str = "model.",
+        **more: Any,
     ):
-        super().__init__(top or {}, layer or {}, layers, transposed, interleaved)
+        super().__init__(top or {}, layer or {}, layers, **more)
         self._ignored = re.compile("|".join(filter(None, (_NOT_OF_THE_MODEL, ignored))))
         self._prefix = prefix
 
@@ -173,7 +245,7 @@ class HFNames(TensorNames):
         return super().parameter(tensor)
 
 
-EACH = ".N."  # in a name: of every expert
+EACH = ".N."  # in a name: stands for the number of each expert
 
 _LAYERS = "model.layers"
 _NOT_OF_THE_MODEL = r".*rotary_emb\.inv_freq|(model\.)?(vision_tower|multi_modal_projector)\..*"
@@ -209,42 +281,44 @@ def _inverse(names: Mapping[str, str]) -> dict[str, str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Family:
-    """Models that one class runs, and whose files are alike.
+    """A family: models that are run by one model class and have the same kind of files.
 
     Args:
-        architecture: as ``architectures`` of ``config.json`` has it, and ``ModelConfig``.
-        model_type: likewise; ``registry.py`` has others that are the same in all but name.
-        gguf: ``general.architecture`` of its GGUF files; None where there are none.
-        model: the class, a ``registry.CausalLM``.
-        hf_names: of tensors in folders of safetensors.
-        gguf_names: of tensors in GGUF files.
-        fused: modules whose rows in files are those of several modules here, in their order:
-            ``{"self_attn.qkv_proj": ("self_attn.q_proj", ...)}``, in both kinds of file, by the
-            names that these lead to, unless ``TensorNames`` of one of them say otherwise.
-        hf_fields: from fields of Llama's ``config.json`` to what they are called in the family's.
-        gguf_fields: the same of GGUF metadata, without the architecture before them.
-        hf_defaults: what a field of ``config.json`` means where it is absent, which published
-            configs rely on; by the family's names.
-        hf_ignored: fields that no reader asks for, by the family's names, with a rule for the
-            values that mean nothing; any other is refused. gguf_ignored: the same of GGUF metadata.
-        hf_interleaved, gguf_interleaved: whether rope turns neighbours, 2 i and 2 i + 1, in such
-            files; where they differ, rows of queries and keys lie in another order in each.
-        activations: that its MLPs have.
-        norm_plus_one: folders store the weights of norms less one. (GGUF files never do.)
-        next_token_layers: modules for drafting that its checkpoints may have are a layer of the
-            model's own kind; see ``speculation/mtp.py``.
-        exceeds_float16: its activations do, so that what runs it should be given bfloat16.
-        row_order: of a parameter, fused or not, the rows of a folder's tensor in the order in which
-            they are here; None where they lie so.
-        gguf_factors: of a parameter, what GGUF files have multiplied into each of its rows, or into
-            all, of what the config says of it; ``gguf_config``: a config that no longer says that.
-        gguf_needs_head: llama.cpp refuses GGUF files of this kind without a matrix of their own for
-            the output, so that a model whose embedding is that too is written with both.
-        written_gguf_names: those of a file to be, where ``gguf_names`` have several for some, or
-            one is written in pieces. written_gguf_entries: what such a file says, whatever the GGUF
-            file that it is made of says there.
-        from_hf, from_gguf: what is left to be read, see ``ReadConfig``. GGUF's are ``GGUFFields``.
-        to_hf, to_gguf: and to be written.
+        architecture: the name in ``architectures`` of ``config.json``, and in `ModelConfig`.
+        model_type: of ``config.json``; ``registry.py`` lists further ones that mean the same.
+        gguf: ``general.architecture`` of its GGUF files; None where llama.cpp has no name for it.
+        model: the model class, a ``registry.CausalLM``.
+        hf_names: tensor names in Hugging Face folders.
+        gguf_names: tensor names in GGUF files.
+        fused: modules of a file whose rows are those of several of octavo's, one after the other:
+            ``{"self_attn.qkv_proj": ("self_attn.q_proj", ...)}``. Weights are cut by rows when they
+            are loaded. For both kinds of file, unless their ``TensorNames`` have their own.
+        hf_fields: {key of Llama's ``config.json``: this family's name for it}.
+        gguf_fields: the same for GGUF metadata, without the architecture's prefix.
+        hf_defaults: values of absent keys of ``config.json``, which published configs rely on; by
+            the family's names.
+        hf_ignored: keys of ``config.json`` that no reader asks for, by the family's names, each
+            with a rule for the values that change nothing (`ignored_keys`). A config with any other
+            unread key is refused. gguf_ignored: the same for GGUF metadata.
+        hf_interleaved, gguf_interleaved: whether rope rotates the pairs (2 i, 2 i + 1) in such
+            files, or (i, i + half). Where they differ, conversion reorders rows of q and k.
+        activations: the activation functions that its MLPs may have.
+        norm_plus_one: Hugging Face folders store norm weights less one. (GGUF files never do.)
+        next_token_layers: its multi-token prediction (MTP) modules, if a checkpoint has them, are a
+            decoder layer of the same class; see ``speculation/mtp.py``.
+        exceeds_float16: its activations overflow float16; bfloat16 is used in its place.
+        row_order: (config, parameter) -> the row numbers of a folder's tensor in octavo's order;
+            None where the order is the same.
+        gguf_factors: (config, parameter) -> factors that GGUF files have multiplied into its rows:
+            one for each, or one for all. gguf_config: the config without these factors.
+        gguf_needs_head: llama.cpp refuses GGUF files of this kind without ``output.weight``: a
+            model with a tied embedding is written with a copy of it.
+        written_gguf_names: the tensor names for writing, where ``gguf_names`` maps several names to
+            one module, or values depend on the config. written_gguf_entries: metadata of a
+            rewritten GGUF file that replace those of its source.
+        from_hf, from_gguf: read what is particular to the family; see `ReadConfig`. ``from_gguf``
+            is given `GGUFFields`.
+        to_hf, to_gguf: write what these read; see `WriteConfig`.
     """
 
     architecture: str
@@ -265,8 +339,8 @@ class Family:
     norm_plus_one: bool = False
     exceeds_float16: bool = False
     next_token_layers: bool = False
-    row_order: OfRows = _as_they_lie
-    gguf_factors: OfRows = _as_they_lie
+    row_order: OfRows = no_rows
+    gguf_factors: OfRows = no_rows
     gguf_config: Callable[[ModelConfig], ModelConfig] = _as_it_is
     gguf_needs_head: bool = False
     written_gguf_names: Callable[[ModelConfig], TensorNames] | None = None
@@ -278,23 +352,23 @@ class Family:
 
     @property
     def has_plain_folders(self) -> bool:
-        """Whether each parameter is a tensor of its own name in a folder."""
+        """Whether every parameter is a tensor of the same name in a Hugging Face folder."""
         return not self.fused and self.hf_names.is_plain
 
     def parts(self, parameter: str, names: TensorNames | None = None) -> tuple[str, ...]:
-        """The parameters that the rows of one are, where it is fused, in files with these names;
-        else itself."""
+        """The parameters whose rows a file's parameter consists of, in their order, if it is fused
+        in files with these names; else the parameter alone."""
         for whole, parts in self._fused(names).items():
             if around := _around(whole, parameter):
                 return tuple(part.join(around) for part in parts)
         return (parameter,)
 
     def whole(self, parameter: str, names: TensorNames) -> str:
-        """The other way: the fused parameter that one is rows of in files with such names; else
-        itself. Not all that have the same of all experts in one tensor fuse them, too."""
+        """The fused parameter that has the rows of a parameter in files with these names; the
+        parameter itself if none has. The inverse of ``parts``."""
         for whole, parts in self._fused(names).items():
             if EACH in whole and not names.has_module(whole):
-                continue
+                continue  # this kind of file stacks experts, and does not fuse their parts
             for part in parts:
                 if match := _of_module(part, parameter):
                     fused = whole.replace(EACH, f".{match['N']}.") if EACH in whole else whole
@@ -305,7 +379,7 @@ class Family:
         return self.fused if names is None or names.fused is None else names.fused
 
     def names_to_write(self, config: ModelConfig) -> TensorNames:
-        """Names of tensors in a GGUF file that is written."""
+        """The tensor names of a GGUF file that is to be written."""
         choose = self.written_gguf_names
         return self.gguf_names if choose is None else choose(config)
 

@@ -6,14 +6,12 @@ has in the file and from what the kernels make of it:
     types = weight_types(checkpoint, config)      or one type for all, as GGMLType.Q4_K
     matrices(config, types)               packed, for the native kernels
     matrices(config, types, as_stored)    as they are in the file, for the reference ops
-    matrices_of_bits(config, 4.5)         where only that is known
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from octavo.base.errors import ConfigError, UnsupportedModelError
@@ -141,11 +139,6 @@ def matrices(
     return [keep(shape, type_of(shape)) for shape in shapes(config)]
 
 
-def matrices_of_bits(config: ModelConfig, bits: float) -> list[WeightMatrix]:
-    """The same where no more is known than the bits of a weight, with whatever scales it has."""
-    return [_matrix(shape, round(shape.n * shape.k * bits / 8), "") for shape in shapes(config)]
-
-
 def weight_types(checkpoint: Checkpoint, config: ModelConfig) -> dict[str, Type]:
     """The type of each parameter, from the tables of a checkpoint: no weight is read, but the
     scales of codes, which say what becomes of them. ModelFileError if their parts do not fit."""
@@ -153,7 +146,7 @@ def weight_types(checkpoint: Checkpoint, config: ModelConfig) -> dict[str, Type]
 
     types: dict[str, Type] = {}
     for name, source in source_of(checkpoint, config).items():
-        type = checkpoint.tensors[source.tensor].type
+        type = None if source.further else checkpoint.tensors[source.tensor].type
         types[name] = type or _type_of_parts(source.read(checkpoint))
     if config.tie_embeddings:
         types[HEAD] = types[EMBEDDING]
@@ -169,13 +162,6 @@ def _type_of_parts(weight: Weight) -> Type:
         return weight.type
     assert isinstance(weight, CodedWeight), weight
     return Coded(packing_of(weight), weight.nbytes)
-
-
-def checkpoint_bytes(path: str | Path) -> int:
-    """Bytes of all tensors of a checkpoint, from its tables: no weight is read."""
-    from octavo.models.checkpoint import open_checkpoint
-
-    return sum(entry.num_bytes for entry in open_checkpoint(path).tensors.values())
 
 
 # -- keys and values ------------------------------------------------------------------------------

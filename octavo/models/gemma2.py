@@ -7,28 +7,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from octavo.base.fields import Fields
 from octavo.models.config import ModelConfig
-from octavo.models.family import Family
-from octavo.models.gemma3 import GEMMA_IGNORED, GGUF_NAMES, Gemma3ForCausalLM, scalar_of
-from octavo.models.sliding_windows import (
-    all_but_last_of,
-    fixed_gguf_window_entries,
-    gguf_windows,
-    hf_window_entries,
-    hf_windows,
-)
+from octavo.models.gemma3 import GEMMA3, scalar_of
+from octavo.models.sliding_windows import WindowPattern, hf_window_entries
 
-_PERIOD = 2  # of which the last layer sees all
+_WINDOWS = WindowPattern(2)
 _LAYERS_OF_27B = 46  # whose scores are not scaled by the size of a head
 
 
 def _from_hf(fields: Fields, config: ModelConfig) -> Mapping[str, Any]:
     return {
         "norm_plus_one": True,
-        "layer_windows": hf_windows(fields, config.num_layers, all_but_last_of(_PERIOD)),
+        "layer_windows": _WINDOWS.from_hf(fields, config),
         "attention_scale": fields.number("query_pre_attn_scalar") ** -0.5,
         "embedding_scale": math.sqrt(config.hidden_size),
     }
@@ -47,7 +41,7 @@ def _to_hf(config: ModelConfig) -> Mapping[str, Any]:
 def _from_gguf(fields: Fields, config: ModelConfig) -> Mapping[str, Any]:
     return {
         "activation": "gelu_tanh",
-        "layer_windows": gguf_windows(fields, config.num_layers, _PERIOD),
+        "layer_windows": _WINDOWS.from_gguf(fields, config),
         "attention_scale": _gguf_scale(config),
         "embedding_scale": math.sqrt(config.hidden_size),
     }
@@ -60,13 +54,11 @@ def _gguf_scale(config: ModelConfig) -> float:
     return config.head_dim**-0.5
 
 
-GEMMA2 = Family(
+GEMMA2 = replace(
+    GEMMA3,
     architecture="Gemma2ForCausalLM",
     model_type="gemma2",
-    model=Gemma3ForCausalLM,
     gguf="gemma2",
-    gguf_names=GGUF_NAMES,
-    hf_fields={"hidden_act": "hidden_activation"},
     hf_defaults={
         "hidden_activation": "gelu_pytorch_tanh",
         "max_position_embeddings": 8192,
@@ -81,11 +73,8 @@ GEMMA2 = Family(
         "bos_token_id": 2,
         "eos_token_id": 1,
     },
-    hf_ignored=GEMMA_IGNORED,
-    norm_plus_one=True,
-    exceeds_float16=True,
     from_hf=_from_hf,
     to_hf=_to_hf,
     from_gguf=_from_gguf,
-    to_gguf=lambda config: fixed_gguf_window_entries(config, _PERIOD),
+    to_gguf=_WINDOWS.to_fixed_gguf,
 )

@@ -17,18 +17,13 @@ from octavo.layers.context import Activations, ForwardContext
 from octavo.layers.mlp import GatedMLP
 from octavo.layers.module import Module
 from octavo.layers.norm import RMSNorm
+from octavo.models import llama
 from octavo.models.config import ModelConfig
 from octavo.models.config_to_hf import shortest
 from octavo.models.decoder import DecoderForCausalLM, make_attention
 from octavo.models.family import Family, TensorNames
 from octavo.models.ignored_keys import beside, same_as
-from octavo.models.sliding_windows import (
-    all_but_last_of,
-    gguf_window_entries,
-    gguf_windows,
-    hf_window_entries,
-    hf_windows,
-)
+from octavo.models.sliding_windows import WindowPattern, hf_window_entries
 
 
 class Gemma3DecoderLayer(Module):
@@ -59,41 +54,27 @@ class Gemma3ForCausalLM(DecoderForCausalLM):
 
 # -- files ----------------------------------------------------------------------------------------
 
-GGUF_TOP = {
-    "token_embd": "model.embed_tokens",
-    "output_norm": "model.norm",
-    "output": "lm_head",
-}
 GGUF_LAYER = {
-    "attn_norm": "input_layernorm",
-    "attn_q": "self_attn.q_proj",
-    "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj",
-    "attn_output": "self_attn.o_proj",
-    "attn_q_norm": "self_attn.q_norm",
-    "attn_k_norm": "self_attn.k_norm",
+    **llama.GGUF_LAYER,
     "post_attention_norm": "post_attention_layernorm",
     "ffn_norm": "pre_feedforward_layernorm",
-    "ffn_gate": "mlp.gate_proj",
-    "ffn_up": "mlp.up_proj",
-    "ffn_down": "mlp.down_proj",
     "post_ffw_norm": "post_feedforward_layernorm",
 }
-GGUF_NAMES = TensorNames(GGUF_TOP, GGUF_LAYER, "blk")
+GGUF_NAMES = TensorNames(llama.GGUF_TOP, GGUF_LAYER)
 
-_PERIOD = 6  # of which the last layer sees all
+_WINDOWS = WindowPattern(6)
 _LOCAL_THETA = 10_000.0
 _LAYERS_OF_27B = 62  # whose scores are not scaled by the size of a head
 
 
 def _from_hf(fields: Fields, config: ModelConfig) -> Mapping[str, Any]:
     # The spelling of transformers 4.51 to 4.52, _sliding_window_pattern, is of later ones too.
-    later = fields.integer("_sliding_window_pattern", _PERIOD)
+    later = fields.integer("_sliding_window_pattern", _WINDOWS.period)
     period = fields.integer("sliding_window_pattern", later)
     return {
         "norm_plus_one": True,
         "qk_norm": True,
-        "layer_windows": hf_windows(fields, config.num_layers, all_but_last_of(period)),
+        "layer_windows": _WINDOWS.from_hf(fields, config, period),
         "attention_scale": fields.number("query_pre_attn_scalar") ** -0.5,
         "embedding_scale": math.sqrt(config.hidden_size),
     }
@@ -123,7 +104,7 @@ def _from_gguf(fields: Fields, config: ModelConfig) -> Mapping[str, Any]:
     local = replace(config.rope.unscaled(), theta=theta)
     return {
         "activation": "gelu_tanh",
-        "layer_windows": gguf_windows(fields, config.num_layers, _PERIOD),
+        "layer_windows": _WINDOWS.from_gguf(fields, config),
         "local_rope": None if local == config.rope else local,
         "attention_scale": fields.number("attention.scale", _scale_of_files(config)),
         "embedding_scale": math.sqrt(config.hidden_size),
@@ -131,7 +112,7 @@ def _from_gguf(fields: Fields, config: ModelConfig) -> Mapping[str, Any]:
 
 
 def _to_gguf(config: ModelConfig) -> Mapping[str, Any]:
-    entries = gguf_window_entries(config, _PERIOD)
+    entries = _WINDOWS.to_gguf(config)
     local_rope = config.local_rope or config.rope
     if local_rope.theta != _LOCAL_THETA:
         entries["rope.freq_base_swa"] = local_rope.theta
@@ -146,13 +127,6 @@ def _scale_of_files(config: ModelConfig) -> float:
     scaled_by = config.hidden_size // config.num_heads if is_27b else config.head_dim
     return scaled_by**-0.5
 
-
-# Gemma's configs say some things twice, and what they do about layers with windows in three ways.
-GEMMA_IGNORED = {
-    "sliding_window_size": same_as("sliding_window"),
-    "sliding_window_pattern": beside("layer_types"),
-    "_sliding_window_pattern": beside("layer_types"),
-}
 
 GEMMA3 = Family(
     architecture="Gemma3ForCausalLM",
@@ -177,11 +151,16 @@ GEMMA3 = Family(
         "tie_word_embeddings": True,
         "query_pre_attn_scalar": 256,
         "sliding_window": 4096,
-        "sliding_window_pattern": _PERIOD,
+        "sliding_window_pattern": _WINDOWS.period,
         "bos_token_id": 2,
         "eos_token_id": 1,
     },
-    hf_ignored=GEMMA_IGNORED,
+    # Its configs say some things twice, and which layers have windows in three ways.
+    hf_ignored={
+        "sliding_window_size": same_as("sliding_window"),
+        "sliding_window_pattern": beside("layer_types"),
+        "_sliding_window_pattern": beside("layer_types"),
+    },
     norm_plus_one=True,
     exceeds_float16=True,
     from_hf=_from_hf,

@@ -31,7 +31,7 @@ from itertools import pairwise
 from math import prod
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
@@ -51,8 +51,8 @@ MAX_STRINGS = 1_500_000
 MAX_INVALID_BYTES = 1 << 18  # of strings that are not UTF-8: decoding those is slow
 
 _U32, _U64 = struct.Struct("<I"), struct.Struct("<Q")
-_BOOL, _STRING, _ARRAY = 7, 8, 9
-_NUMBERS = {  # metadata value type -> (format, numpy's name of it)
+BOOL, STRING, ARRAY = 7, 8, 9
+NUMBERS = {  # metadata value type -> (format, numpy's name of it)
     0: (struct.Struct("<B"), "<u1"),
     1: (struct.Struct("<b"), "<i1"),
     2: (struct.Struct("<H"), "<u2"),
@@ -60,7 +60,7 @@ _NUMBERS = {  # metadata value type -> (format, numpy's name of it)
     4: (_U32, "<u4"),
     5: (struct.Struct("<i"), "<i4"),
     6: (struct.Struct("<f"), "<f4"),
-    _BOOL: (struct.Struct("<B"), "<u1"),
+    BOOL: (struct.Struct("<B"), "<u1"),
     10: (_U64, "<u8"),
     11: (struct.Struct("<q"), "<i8"),
     12: (struct.Struct("<d"), "<f8"),
@@ -72,7 +72,6 @@ _OTHER_FILES = {  # how files begin that are often found in place of a GGUF file
     b"PK": "this is a zip archive (a PyTorch checkpoint?), not a GGUF file",
     b"tjgg": "this is a GGML file of 2023; convert the original model with a current llama.cpp",
 }
-_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,21 +136,6 @@ class GGUFFile:
             )
         flat = np.frombuffer(self._map, np.uint8, tensor.num_bytes, tensor.offset)
         return flat.reshape(tensor.num_rows, -1)
-
-    def metadata_value(self, key: str, kind: type[_T], default: _T | None = None) -> _T:
-        """``metadata[key]``, which must be a ``kind`` (an int will do for a float). Without a
-        default, a missing key is a ModelFileError as well."""
-        value = self.metadata.get(key, default)
-        if kind is float and type(value) is int:
-            value = float(value)
-        if value is None:
-            raise ModelFileError(self.path, "this metadata entry is missing", field=_quote(key))
-        if type(value) is not kind:
-            reason = (
-                f"this metadata entry must be of type {kind.__name__}, not {type(value).__name__}"
-            )
-            raise ModelFileError(self.path, reason, field=_quote(key))
-        return value
 
     def close(self) -> None:
         """Unmap the file, or leave that to the last array of ``data()`` that is still in use.
@@ -267,18 +251,18 @@ class _Header:
     def value(self, kind: int) -> Any:
         """The value of a metadata entry, of whose value type the position is just behind."""
         start = self.position
-        if kind == _STRING:
+        if kind == STRING:
             raw = self.string("value", MAX_STRING_BYTES)
             try:
                 return raw.decode()
             except UnicodeDecodeError:
                 return self.escaped(raw, "value", start)
-        if kind == _ARRAY:
+        if kind == ARRAY:
             return self.array()
-        if kind not in _NUMBERS:
+        if kind not in NUMBERS:
             raise self.error("value type", f"{kind} is no type of metadata", start - 4)
-        value = self.number(_NUMBERS[kind][0], "value")
-        if kind != _BOOL:
+        value = self.number(NUMBERS[kind][0], "value")
+        if kind != BOOL:
             return value
         if value > 1:
             raise self.error("value", f"a bool is 0 or 1, not {value}", start)
@@ -288,17 +272,17 @@ class _Header:
         start = self.position
         kind = self.number(_U32, "array type")
         count = self.number(_U64, "array length")
-        if kind == _STRING:
+        if kind == STRING:
             return self.strings(count)
-        if kind == _ARRAY:
+        if kind == ARRAY:
             raise self.error("array type", "octavo reads no arrays of arrays", start)
-        if kind not in _NUMBERS:
+        if kind not in NUMBERS:
             raise self.error("array type", f"{kind} is no type of metadata", start)
-        dtype = np.dtype(_NUMBERS[kind][1])
+        dtype = np.dtype(NUMBERS[kind][1])
         first = self.take(count * dtype.itemsize, "array length")
         # A copy, because elements in the file are not aligned.
         array = np.ndarray((count,), dtype, self.data, first).copy()
-        if kind != _BOOL:
+        if kind != BOOL:
             return array
         if count and array.max() > 1:
             index = int((array > 1).argmax())

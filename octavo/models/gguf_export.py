@@ -41,7 +41,6 @@ QUANTIZATION_VERSION = 2  # of ggml's blocks, since 2023
 # Of how a file was cut and aligned, which another one is not.
 _OF_THE_FILE = ("split.", "general.alignment")
 _MAX_NAME = 63  # bytes, with which ggml's 64 end in a zero
-_CHUNK_VALUES = 1 << 22  # of a matrix, in memory at once as float32
 
 # ``general.file_type`` (``llama_ftype``) of the mix that has most weights in a type.
 _FILE_TYPES = {
@@ -223,10 +222,8 @@ def _chunks(
     if tensor.is_put_together:
         yield from _put_together(parameters, tensor, type, encode)
         return
-    step = max(1, _CHUNK_VALUES // prod(tensor.shape[1:]))
-    for part in tensor.parts:
-        for start in range(0, parameters.shape(part)[0], step):
-            yield _encoded(parameters, part, type, encode, start, start + step)
+    for part, start, stop in parameters.pieces(tensor):
+        yield _encoded(parameters, part, type, encode, start, stop)
 
 
 def _put_together(

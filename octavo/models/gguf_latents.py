@@ -8,47 +8,39 @@ of it as ``attn_kv_b``, and llama.cpp keeps keys and values of all heads for the
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from octavo.models.family import ArrayFunction
+from octavo.models.family import ArrayFunction, Joined
 from octavo.quantization.ggml_types import GGMLType
 
 if TYPE_CHECKING:
     import numpy as np
 
+    from octavo.models.config import ModelConfig
     from octavo.quantization.base import Weight
 
-_KEYS, _VALUES, _BOTH = ".attn_k_b.weight", ".attn_v_b.weight", ".attn_kv_b.weight"
+
+def kv_b_halves() -> Joined:
+    """``kv_b`` by its two tensors, whose modules are called ``k_b_proj`` and ``v_b_proj`` here."""
+    return Joined(("self_attn.k_b_proj", "self_attn.v_b_proj"), _split, _join)
 
 
-def find_halves(tensors: Iterable[str]) -> dict[str, tuple[str, str]]:
-    """The names of the tensors that ``kv_b`` of each layer is made of, by its own name."""
-    names = set(tensors)
-    layers = [name.removesuffix(_KEYS) for name in tensors if name.endswith(_KEYS)]
-    return {
-        layer + _BOTH: (layer + _KEYS, layer + _VALUES)
-        for layer in layers
-        if layer + _VALUES in names
-    }
-
-
-def halves_to_write(num_heads: int, nope_dim: int) -> dict[str, dict[str, ArrayFunction]]:
-    """Split ``kv_b`` into the two tensors of a GGUF file, by the ends of their names. Views
-    only."""
+def _split(config: ModelConfig) -> tuple[ArrayFunction, ArrayFunction]:
+    """Functions to the keys' part and to the values' part of each head. Views only."""
+    latent, num_heads = config.latent, config.num_heads
+    assert latent is not None
+    nope_dim = latent.nope_dim
 
     def heads(rows: np.ndarray) -> np.ndarray:
         return rows.reshape(num_heads, -1, rows.shape[1])
 
-    return {
-        _BOTH: {
-            _KEYS: lambda rows: heads(rows)[:, :nope_dim].swapaxes(1, 2),
-            _VALUES: lambda rows: heads(rows)[:, nope_dim:],
-        }
-    }
+    return (
+        lambda rows: heads(rows)[:, :nope_dim].swapaxes(1, 2),
+        lambda rows: heads(rows)[:, nope_dim:],
+    )
 
 
-def join_halves(keys: Weight, values: Weight) -> Weight:
+def _join(halves: list[Weight]) -> Weight:
     """``kv_b`` in floats: of 16 bits, unless both are float32.
 
     ValueError if the shapes do not fit; MissingPackageError if they are quantized and PyTorch,
@@ -58,6 +50,7 @@ def join_halves(keys: Weight, values: Weight) -> Weight:
 
     from octavo.quantization.base import StoredWeight, entry_of, float_bytes
 
+    keys, values = halves
     heads, rank = keys.shape[0], keys.shape[1]
     if len(keys.shape) != 3 or len(values.shape) != 3:
         raise ValueError(f"the shapes {list(keys.shape)} and {list(values.shape)} have no heads")

@@ -12,23 +12,13 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from octavo.base.files import NewFile
+from octavo.models.gguf import ARRAY, BOOL, NUMBERS, STRING
 from octavo.quantization.ggml_types import GGMLType, row_bytes
 
 VERSION = 3
 ALIGNMENT = 32
-_STRING, _ARRAY, _BOOL = 8, 9, 7
-_ARRAY_TYPES = {  # numpy's name -> metadata value type
-    "u1": 0,
-    "i1": 1,
-    "u2": 2,
-    "i2": 3,
-    "u4": 4,
-    "i4": 5,
-    "f4": 6,
-    "u8": 10,
-    "i8": 11,
-    "f8": 12,
-}
+# numpy's name -> metadata value type
+_ARRAY_TYPES = {name: kind for kind, (_, name) in NUMBERS.items() if kind != BOOL}
 
 
 @dataclass(frozen=True)
@@ -107,7 +97,7 @@ def _string(text: str) -> bytes:
 def _value(value: Any) -> bytes:
     """The value type and the value."""
     if isinstance(value, bool):
-        return struct.pack("<IB", _BOOL, value)
+        return struct.pack("<IB", BOOL, value)
     if isinstance(value, int):
         if value >> 32 > 0:
             return struct.pack("<IQ", 10, value)
@@ -115,9 +105,9 @@ def _value(value: Any) -> bytes:
     if isinstance(value, float):
         return struct.pack("<If", 6, value)
     if isinstance(value, str):
-        return struct.pack("<I", _STRING) + _string(value)
+        return struct.pack("<I", STRING) + _string(value)
     if isinstance(value, np.ndarray):
-        kind = _BOOL if value.dtype == np.bool_ else _ARRAY_TYPES[value.dtype.str[1:]]
-        return struct.pack("<IIQ", _ARRAY, kind, len(value)) + value.tobytes()
+        kind = BOOL if value.dtype == np.bool_ else _ARRAY_TYPES[f"<{value.dtype.str[1:]}"]
+        return struct.pack("<IIQ", ARRAY, kind, len(value)) + value.tobytes()
     texts = b"".join(map(_string, value))
-    return struct.pack("<IIQ", _ARRAY, _STRING, len(value)) + texts
+    return struct.pack("<IIQ", ARRAY, STRING, len(value)) + texts

@@ -9,8 +9,8 @@ from typing import Any
 from octavo.base.fields import Fields
 from octavo.models.config import ModelConfig
 from octavo.models.family import Family, HFNames, TensorNames
-from octavo.models.gemma3 import GGUF_LAYER, GGUF_TOP, Gemma3ForCausalLM
-from octavo.models.llama import HF_DEFAULTS
+from octavo.models.gemma3 import GGUF_LAYER, Gemma3ForCausalLM
+from octavo.models.llama import GGUF_TOP, HF_DEFAULTS
 from octavo.models.phi3 import FUSED_GATE_UP
 
 
@@ -36,7 +36,6 @@ GLM4 = Family(
             **{name: module for name, module in GGUF_LAYER.items() if name != "ffn_gate"},
             "ffn_up": "mlp.gate_up_proj",
         },
-        "blk",
     ),
     fused=FUSED_GATE_UP,
     hf_interleaved=True,

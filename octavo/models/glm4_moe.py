@@ -11,64 +11,34 @@ from dataclasses import replace
 from typing import Any
 
 from octavo.base.fields import Fields
+from octavo.models import experts as moe
 from octavo.models.config import ModelConfig
-from octavo.models.experts import (
-    GGUF_EXPERTS,
-    gguf_grouped_expert_entries,
-    gguf_grouped_experts,
-    hf_expert_entries,
-    hf_experts,
-)
 from octavo.models.family import Family, TensorNames
 from octavo.models.llama import GGUF_LAYER, GGUF_TOP, HF_DEFAULTS, LlamaForCausalLM
 
 
 def _from_hf(fields: Fields, config: ModelConfig) -> Mapping[str, Any]:
-    first = fields.integer("first_k_dense_replace", 1, minimum=0)
-    groups = fields.integer("n_group", 1)
-    inner = fields.integer("moe_intermediate_size")
-    experts = hf_experts(
-        fields,
-        config,
-        layers=[index >= first for index in range(config.num_layers)],
-        routing={
-            "scoring": "sigmoid",
-            "normalize": fields.boolean("norm_topk_prob", True),
-            "scale": fields.number("routed_scaling_factor", 1.0),
-            "num_groups": groups,
-            "top_groups": fields.integer("topk_group", 1),
-            "group_top": 2 if groups > 1 else 1,
-        },
-        correction=True,
-        shared_inner=fields.integer("n_shared_experts", 1, minimum=0) * inner,
-    )
+    first = fields.integer("first_k_dense_replace", minimum=0)
+    layers = [index >= first for index in range(config.num_layers)]
     return {
         "attention_output_bias": False,
         "qk_norm": fields.boolean("use_qk_norm", False),
-        "experts": experts,
+        "experts": moe.from_hf_grouped(fields, config, layers, by_sigmoid=True),
     }
 
 
 def _to_hf(config: ModelConfig) -> Mapping[str, Any]:
-    assert config.experts is not None
-    experts, routing = config.experts, config.experts.routing
     return {
-        **hf_expert_entries(config, "n_routed_experts", "moe_intermediate_size"),
+        **moe.to_hf_grouped(config),
         "attention_bias": config.attention_bias,
         "use_qk_norm": config.qk_norm,
-        "first_k_dense_replace": experts.layers.index(True),
-        "norm_topk_prob": routing.normalize,
-        "routed_scaling_factor": routing.scale,
-        "n_group": routing.num_groups,
-        "topk_group": routing.top_groups,
-        "n_shared_experts": experts.shared_inner // experts.inner,
     }
 
 
 def _from_gguf(fields: Fields, config: ModelConfig) -> Mapping[str, Any]:
     """The number of layers without those for drafting (MTP), which are the last ones."""
     num_layers = config.num_layers - fields.integer("nextn_predict_layers", 0, minimum=0)
-    experts = gguf_grouped_experts(fields, config, correction=True)
+    experts = moe.from_gguf_grouped(fields, config, correction=True)
     return {
         "num_layers": num_layers,
         "layer_windows": config.layer_windows[:num_layers],
@@ -78,7 +48,7 @@ def _from_gguf(fields: Fields, config: ModelConfig) -> Mapping[str, Any]:
 
 _GGUF_LAYER = {
     **GGUF_LAYER,
-    **GGUF_EXPERTS,
+    **moe.GGUF_LAYER,
     "post_attention_norm": "post_attention_layernorm",
 }
 del _GGUF_LAYER["ffn_norm"]
@@ -88,7 +58,7 @@ GLM4_MOE = Family(
     model_type="glm4_moe",
     model=LlamaForCausalLM,
     gguf="glm4moe",
-    gguf_names=TensorNames(GGUF_TOP, _GGUF_LAYER, "blk"),
+    gguf_names=TensorNames(GGUF_TOP, _GGUF_LAYER),
     hf_defaults={
         **HF_DEFAULTS,
         "max_position_embeddings": 131_072,
@@ -99,9 +69,11 @@ GLM4_MOE = Family(
         "n_routed_experts": 128,
         "num_experts_per_tok": 8,
         "moe_intermediate_size": 1408,
+        "first_k_dense_replace": 1,
+        "n_shared_experts": 1,
     },
     from_hf=_from_hf,
     to_hf=_to_hf,
     from_gguf=_from_gguf,
-    to_gguf=gguf_grouped_expert_entries,
+    to_gguf=moe.to_gguf_grouped,
 )

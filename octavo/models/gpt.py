@@ -20,7 +20,7 @@ from octavo.models.family import Family, HFNames, TensorNames
 from octavo.models.ignored_keys import always, only, same_as
 from octavo.models.llama import GGUF_LAYER, GGUF_TOP, HF_DEFAULTS
 from octavo.models.phi3 import FUSED_QKV
-from octavo.models.sliding_windows import hf_windows, window_size
+from octavo.models.sliding_windows import window_everywhere, window_size
 
 
 class GPTDecoderLayer(Module):
@@ -99,7 +99,6 @@ GPT2 = Family(
     gguf_names=TensorNames(
         {**GGUF_TOP, "position_embd": "model.embed_positions"},
         {**GGUF_LAYER, "attn_qkv": "self_attn.qkv_proj"},
-        "blk",
     ),
     fused=FUSED_QKV,
     hf_fields={
@@ -182,10 +181,7 @@ OPT = Family(
 
 def _starcoder2_from_hf(fields: Fields, config: ModelConfig) -> Mapping[str, Any]:
     biases = dict.fromkeys(_BIASES, fields.boolean("use_bias", True))
-    return {
-        **biases,
-        "layer_windows": hf_windows(fields, config.num_layers, lambda layer: True),
-    }
+    return {**biases, **window_everywhere(fields, config)}
 
 
 STARCODER2 = Family(
@@ -194,7 +190,7 @@ STARCODER2 = Family(
     model=GPTForCausalLM,
     gguf="starcoder2",
     hf_names=HFNames(layer={"mlp.c_fc": "mlp.up_proj", "mlp.c_proj": "mlp.down_proj"}),
-    gguf_names=TensorNames(GGUF_TOP, GGUF_LAYER, "blk"),
+    gguf_names=TensorNames(GGUF_TOP, GGUF_LAYER),
     hf_fields={"rms_norm_eps": "norm_epsilon"},
     gguf_fields=_EPSILON,
     hf_defaults={

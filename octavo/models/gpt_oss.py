@@ -14,27 +14,15 @@ from octavo.base.errors import UnsupportedModelError
 from octavo.base.fields import Fields
 from octavo.kernels.routing import CLAMPED_SWIGLU, SWIGLU_ALPHA, SWIGLU_LIMIT
 from octavo.layers.attention import Attention
+from octavo.models import experts as moe
 from octavo.models.config import ModelConfig
 from octavo.models.decoder import DecoderForCausalLM, make_attention
-from octavo.models.experts import (
-    GGUF_EXPERTS,
-    gguf_expert_entries,
-    gguf_experts,
-    hf_expert_entries,
-    hf_experts,
-)
 from octavo.models.family import Family, HFNames, TensorNames
 from octavo.models.ignored_keys import always, same_as
 from octavo.models.llama import GGUF_LAYER, GGUF_TOP, HF_DEFAULTS, LlamaDecoderLayer
-from octavo.models.sliding_windows import (
-    all_but_last_of,
-    gguf_window_entries,
-    gguf_windows,
-    hf_window_entries,
-    hf_windows,
-)
+from octavo.models.sliding_windows import WindowPattern, hf_window_entries
 
-_PERIOD = 2  # of layers, the last of which sees all
+_WINDOWS = WindowPattern(2)
 _EXPERTS: dict[str, Any] = {
     "bias": True,
     "router_bias": True,
@@ -59,16 +47,16 @@ def _from_hf(fields: Fields, config: ModelConfig) -> Mapping[str, Any]:
     for name, known in (("swiglu_limit", SWIGLU_LIMIT), ("swiglu_alpha", SWIGLU_ALPHA)):
         if fields.number(name, known) != known:
             raise UnsupportedModelError(f"{fields.path}: {name} is only supported as {known}")
-    windows = hf_windows(fields, config.num_layers, all_but_last_of(_PERIOD))
+    windows = _WINDOWS.from_hf(fields, config)
     return {
         "layer_windows": windows,
-        "experts": hf_experts(fields, config, inner="intermediate_size", **_EXPERTS),
+        "experts": moe.from_hf(fields, config, inner="intermediate_size", **_EXPERTS),
     }
 
 
 def _to_hf(config: ModelConfig) -> Mapping[str, Any]:
     return {
-        **hf_expert_entries(config, "num_local_experts"),
+        **moe.to_hf(config, "num_local_experts"),
         **hf_window_entries(config),
         "swiglu_limit": SWIGLU_LIMIT,
     }
@@ -79,13 +67,13 @@ def _from_gguf(fields: Fields, config: ModelConfig) -> Mapping[str, Any]:
     return {
         "rope": replace(config.rope, truncate=False),
         "mlp_bias": False,
-        "layer_windows": gguf_windows(fields, config.num_layers, _PERIOD),
-        "experts": gguf_experts(fields, config, normalize=True, **_EXPERTS),
+        "layer_windows": _WINDOWS.from_gguf(fields, config),
+        "experts": moe.from_gguf(fields, config, normalize=True, **_EXPERTS),
     }
 
 
 def _to_gguf(config: ModelConfig) -> Mapping[str, Any]:
-    return {**gguf_expert_entries(config), **gguf_window_entries(config, _PERIOD)}
+    return {**moe.to_gguf(config), **_WINDOWS.to_gguf(config)}
 
 
 _UP, _DOWN = "mlp.experts.N.gate_up_proj", "mlp.experts.N.down_proj"
@@ -99,7 +87,7 @@ _HF_LAYER = {
 }
 _GGUF_LAYER = {
     **GGUF_LAYER,
-    **GGUF_EXPERTS,
+    **moe.GGUF_LAYER,
     "attn_sinks.weight": "self_attn.sinks",
     "post_attention_norm": "post_attention_layernorm",
 }
@@ -112,7 +100,7 @@ GPT_OSS = Family(
     gguf="gpt-oss",
     gguf_needs_head=True,
     hf_names=HFNames(layer=_HF_LAYER, transposed=_TURNED, interleaved=(_UP,)),
-    gguf_names=TensorNames(GGUF_TOP, _GGUF_LAYER, "blk"),
+    gguf_names=TensorNames(GGUF_TOP, _GGUF_LAYER),
     fused={_UP: ("mlp.experts.N.gate_proj", "mlp.experts.N.up_proj")},
     hf_defaults={
         **HF_DEFAULTS,

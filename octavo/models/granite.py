@@ -8,14 +8,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from octavo.base.fields import Fields
+from octavo.models import experts as moe
 from octavo.models.config import ModelConfig
 from octavo.models.config_to_hf import shortest
-from octavo.models.experts import (
-    gguf_expert_entries,
-    gguf_experts,
-    hf_expert_entries,
-    hf_experts,
-)
 from octavo.models.family import Family, HFNames
 from octavo.models.llama import GGUF_EXPERT_NAMES, GGUF_NAMES, HF_DEFAULTS, LlamaForCausalLM
 
@@ -97,12 +92,12 @@ GRANITE_MOE = Family(
     },
     from_hf=lambda fields, config: {
         **_from_hf(fields, config),
-        "experts": hf_experts(fields, config, inner="intermediate_size"),
+        "experts": moe.from_hf(fields, config, inner="intermediate_size"),
     },
-    to_hf=lambda config: {**_to_hf(config), **hf_expert_entries(config, "num_local_experts")},
+    to_hf=lambda config: {**_to_hf(config), **moe.to_hf(config, "num_local_experts")},
     from_gguf=lambda fields, config: {
         **_from_gguf(fields, config),
-        "experts": gguf_experts(fields, config, normalize=True),
+        "experts": moe.from_gguf(fields, config, normalize=True),
     },
-    to_gguf=lambda config: {**_to_gguf(config), **gguf_expert_entries(config)},
+    to_gguf=lambda config: {**_to_gguf(config), **moe.to_gguf(config)},
 )

@@ -13,32 +13,16 @@ from octavo.layers.context import Activations, ForwardContext
 from octavo.layers.mlp import GatedMLP
 from octavo.layers.module import Module
 from octavo.layers.recurrent import Mamba2
+from octavo.models import experts as moe
+from octavo.models import mamba2
 from octavo.models.config import ExpertsConfig, ModelConfig
 from octavo.models.config_gguf import gguf_recurrent_layers
 from octavo.models.decoder import DecoderForCausalLM, make_mlp
-from octavo.models.experts import (
-    GGUF_EXPERTS,
-    gguf_expert_entries,
-    gguf_experts,
-    hf_expert_entries,
-    hf_experts,
-)
 from octavo.models.family import Family, HFNames, TensorNames
 from octavo.models.granite import GRANITE, GRANITE_MOE, MOE_NAMES
 from octavo.models.hybrid import HybridDecoderLayer, gguf_heads, hf_layer_types, hf_layers_of
 from octavo.models.ignored_keys import always, beside, only, without
 from octavo.models.llama import GGUF_LAYER, GGUF_TOP, HF_DEFAULTS
-from octavo.models.mamba2 import (
-    GGUF_MAMBA2,
-    HF_MAMBA2,
-    HF_MAMBA2_DEFAULTS,
-    gguf_mamba2,
-    gguf_mamba2_entries,
-    hf_mamba2,
-    hf_mamba2_entries,
-    mamba2_values,
-    mamba_of,
-)
 
 
 class SharedMLP(Module):
@@ -73,7 +57,7 @@ HF_NAMES = HFNames(
         **MOE_NAMES,
         "shared_mlp.input_linear": _SHARED,
         "shared_mlp.output_linear": "mlp.shared_experts.down_proj",
-        **HF_MAMBA2,
+        **mamba2.HF_LAYER,
     }
 )
 _RECURRENT = {"mamba", "linear_attention"}  # of transformers 4, and of 5
@@ -90,13 +74,13 @@ _DENSE = {
 def _gguf_names(config: ModelConfig | None = None) -> TensorNames:
     """Tensor names for a config, or for any if it is None: a shared MLP has another name beside
     experts."""
-    layer = {**GGUF_LAYER, **GGUF_MAMBA2}
+    layer = {**GGUF_LAYER, **mamba2.GGUF_LAYER}
     if config is None or config.experts is None:
         layer |= _DENSE
     if config is None or config.experts is not None:
-        layer |= GGUF_EXPERTS
-    groups = 1 if config is None else mamba_of(config).groups
-    return TensorNames(GGUF_TOP, layer, "blk", fused={}, values=mamba2_values(groups))
+        layer |= moe.GGUF_LAYER
+    groups = 1 if config is None else mamba2.spec_of(config).groups
+    return TensorNames(GGUF_TOP, layer, fused={}, values=mamba2.gguf_values(groups))
 
 
 def _from_hf(fields: Fields, config: ModelConfig) -> Mapping[str, Any]:
@@ -109,7 +93,7 @@ def _from_hf(fields: Fields, config: ModelConfig) -> Mapping[str, Any]:
         "intermediate_size": fields.integer("shared_intermediate_size"),
         "experts": _experts(fields, config),
         "unrotated_layers": () if turns else tuple(range(config.num_layers)),
-        "recurrence": hf_mamba2(fields, config, layers, inner),
+        "recurrence": mamba2.from_hf(fields, config, layers, inner),
     }
 
 
@@ -122,14 +106,14 @@ def _experts(fields: Fields, config: ModelConfig) -> ExpertsConfig | None:
     if not fields.integer("num_local_experts", minimum=0):
         return None
     shared = fields.integer("shared_intermediate_size")
-    return hf_experts(fields, config, inner="intermediate_size", shared_inner=shared)
+    return moe.from_hf(fields, config, inner="intermediate_size", shared_inner=shared)
 
 
 def _to_hf(config: ModelConfig) -> Mapping[str, Any]:
-    mamba = mamba_of(config)
+    mamba = mamba2.spec_of(config)
     experts: Mapping[str, Any] = {"num_local_experts": 0}
     if config.experts is not None:
-        experts = hf_expert_entries(config, "num_local_experts")
+        experts = moe.to_hf(config, "num_local_experts")
     return {
         **GRANITE.to_hf(config),
         **experts,
@@ -137,34 +121,35 @@ def _to_hf(config: ModelConfig) -> Mapping[str, Any]:
         "shared_intermediate_size": config.intermediate_size,
         "position_embedding_type": "rope" if config.turns_positions else "nope",
         "mamba_expand": mamba.width // config.hidden_size,
-        **hf_mamba2_entries(config),
+        **mamba2.to_hf(config),
     }
 
 
 def _from_gguf(fields: Fields, config: ModelConfig) -> Mapping[str, Any]:
-    experts = gguf_experts(fields, config, normalize=True)
+    experts = moe.from_gguf(fields, config, normalize=True)
     turns = fields.boolean("rope.scaling.finetuned", True)
     return {
         **GRANITE.from_gguf(fields, config),
         "intermediate_size": config.intermediate_size if experts is None else experts.shared_inner,
         "experts": experts,
         "unrotated_layers": () if turns else tuple(range(config.num_layers)),
-        "recurrence": gguf_mamba2(fields, config, gguf_recurrent_layers(fields)),
+        "recurrence": mamba2.from_gguf(fields, config, gguf_recurrent_layers(fields)),
     }
 
 
 def _to_gguf(config: ModelConfig) -> Mapping[str, Any]:
-    if mamba_of(config).width != 2 * config.hidden_size:
+    width = mamba2.spec_of(config).width
+    if width != 2 * config.hidden_size:
         raise UnsupportedModelError(
             f"{config.name}: llama.cpp runs a Granite with layers of Mamba 2 that have twice the "
-            f"{config.hidden_size} values of the stream, and this has {mamba_of(config).width}"
+            f"{config.hidden_size} values of the stream, and this has {width}"
         )
-    entries = {} if config.experts is None else gguf_expert_entries(config)
+    entries = {} if config.experts is None else moe.to_gguf(config)
     inner = config.intermediate_size if config.experts is None else config.experts.inner
     return {
         **GRANITE.to_gguf(config),
         **gguf_heads(config),
-        **gguf_mamba2_entries(config),
+        **mamba2.to_gguf(config),
         **entries,
         "feed_forward_length": inner,
         "rope.scaling.finetuned": config.turns_positions,
@@ -191,7 +176,7 @@ GRANITE_HYBRID = Family(
         "num_experts_per_tok": 2,
         "shared_intermediate_size": 1024,
         "mamba_expand": 2,
-        **HF_MAMBA2_DEFAULTS,
+        **mamba2.HF_DEFAULTS,
     },
     hf_ignored={
         "normalization_function": only("rmsnorm"),

@@ -12,24 +12,18 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
-from functools import partial
-from math import prod
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from octavo.base.errors import ConfigError
 from octavo.base.files import NewFolder
-from octavo.base.model_files import ModelFolder
+from octavo.base.model_files import ModelFolder, check_free
 from octavo.models.checkpoint import Checkpoint, GGUFFiles
 from octavo.models.config_to_hf import generation_config, hf_config
 from octavo.models.parameters import FileTensor, Parameters
 from octavo.models.safetensors_writer import NewTensor, write_safetensors
 from octavo.quantization.base import float_bytes
 from octavo.quantization.ggml_types import FLOAT_TYPES, GGMLType
-
-_CHUNK_VALUES = 1 << 22  # of a matrix, in memory at once as float32
 
 
 def write_hf_folder(
@@ -52,7 +46,7 @@ def write_hf_folder(
         ModelError: the checkpoint cannot be read, or such a folder cannot say what it is.
         ConfigError: nothing can be written there. ValueError: as of ``write_safetensors``.
     """
-    _check_free(Path(out))
+    check_free(Path(out))
     parameters = Parameters(checkpoint)
     config = hf_config(parameters.config, dtype.name, quantization_config)
     try:
@@ -84,26 +78,11 @@ def _file_tensor(parameters: Parameters, tensor: FileTensor, dtype: GGMLType) ->
     shape = tensor.shape
     if tensor.is_transposed:
         shape = (*shape[:-2], shape[-1], shape[-2])
-    chunks = parameters.matrices if tensor.is_put_together else partial(_rows, parameters)
-    return NewTensor(
-        tensor.name, dtype.name, shape, (float_bytes(each, dtype) for each in chunks(tensor))
-    )
-
-
-def _rows(parameters: Parameters, tensor: FileTensor) -> Iterator[np.ndarray]:
-    """Some at a time, float32."""
-    step = max(1, _CHUNK_VALUES // prod(parameters.shape(tensor.parts[0])[1:]))
-    for part in tensor.parts:
-        for start in range(0, parameters.shape(part)[0], step):
-            yield parameters.rows(part, start, start + step)
-
-
-def _check_free(out: Path) -> None:
-    """Now, and not only when hours of work are to be put there."""
-    if out.is_symlink() or (out.exists() and not (out.is_dir() and not any(out.iterdir()))):
-        raise ConfigError(
-            f"{out} is there already, and is not overwritten: remove it, or name another folder"
-        )
+    if tensor.is_put_together:
+        chunks = parameters.matrices(tensor)
+    else:
+        chunks = (parameters.rows(*piece) for piece in parameters.pieces(tensor))
+    return NewTensor(tensor.name, dtype.name, shape, (float_bytes(each, dtype) for each in chunks))
 
 
 def _write_json(path: Path, values: Mapping[str, Any]) -> None:

@@ -9,23 +9,16 @@ from octavo.base.fields import Fields
 from octavo.kernels.recurrence_specs import ConvSpec
 from octavo.layers.recurrence_config import RecurrenceConfig
 from octavo.layers.recurrent import ShortConv
+from octavo.models import hybrid
 from octavo.models.config import ModelConfig
 from octavo.models.config_gguf import gguf_recurrent_layers
 from octavo.models.decoder import DecoderForCausalLM
 from octavo.models.family import Family, HFNames, TensorNames
-from octavo.models.hybrid import (
-    GGUF_CONV,
-    HybridDecoderLayer,
-    gguf_heads,
-    hf_layer_types,
-    hf_layers_of,
-    mixer_names,
-)
 from octavo.models.ignored_keys import always, beside, only, same_as
 from octavo.models.llama import GGUF_LAYER, GGUF_TOP
 
 
-class Lfm2DecoderLayer(HybridDecoderLayer):
+class Lfm2DecoderLayer(hybrid.HybridDecoderLayer):
     mixer_type = ShortConv
 
 
@@ -46,7 +39,7 @@ HF_NAMES = HFNames(
         "feed_forward.w1": "mlp.gate_proj",
         "feed_forward.w3": "mlp.up_proj",
         "feed_forward.w2": "mlp.down_proj",
-        **mixer_names("conv", ("in_proj", "conv", "out_proj")),
+        **hybrid.mixer_names("conv", ("in_proj", "conv", "out_proj")),
     },
 )
 
@@ -59,14 +52,13 @@ GGUF_NAMES = TensorNames(
         "shortconv.conv": "mixer.conv",
         "shortconv.out_proj": "mixer.out_proj",
     },
-    "blk",
-    values={"mixer.conv.weight": GGUF_CONV},
+    values={"mixer.conv.weight": hybrid.GGUF_CONV},
 )
 
 
 def _from_hf(fields: Fields, config: ModelConfig) -> Mapping[str, Any]:
     if "layer_types" in fields:
-        layers = hf_layers_of(fields, config.num_layers, ("conv",))
+        layers = hybrid.hf_layers_of(fields, config.num_layers, ("conv",))
     else:
         attending = fields.each("full_attn_idxs", lambda f, name: f.integer(name, minimum=0))
         layers = tuple(index for index in range(config.num_layers) if index not in attending)
@@ -97,7 +89,7 @@ def _to_hf(config: ModelConfig) -> Mapping[str, Any]:
     recurrence = config.recurrence
     assert recurrence is not None
     return {
-        "layer_types": hf_layer_types(config, "conv"),
+        "layer_types": hybrid.hf_layer_types(config, "conv"),
         "conv_L_cache": recurrence.conv.kernel,
         "conv_bias": recurrence.conv_bias,
         "block_auto_adjust_ff_dim": False,
@@ -113,7 +105,7 @@ def _from_gguf(fields: Fields, config: ModelConfig) -> Mapping[str, Any]:
 
 def _to_gguf(config: ModelConfig) -> Mapping[str, Any]:
     assert config.recurrence is not None
-    return {**gguf_heads(config), "shortconv.l_cache": config.recurrence.conv.kernel}
+    return {**hybrid.gguf_heads(config), "shortconv.l_cache": config.recurrence.conv.kernel}
 
 
 LFM2 = Family(

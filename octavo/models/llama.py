@@ -9,24 +9,24 @@ without rope (SmolLM 3). The config has them all resolved.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from octavo.base.fields import Fields
-from octavo.layers.attention import Attention
 from octavo.layers.context import Activations, ForwardContext
 from octavo.layers.module import Module
 from octavo.layers.norm import RMSNorm
+from octavo.models import experts as moe
 from octavo.models.config import ModelConfig
 from octavo.models.decoder import DecoderForCausalLM, add_scaled, make_attention, make_mlp
-from octavo.models.experts import (
-    GGUF_EXPERTS,
-    gguf_expert_entries,
-    gguf_experts,
-    hf_expert_entries,
-    hf_experts,
-)
 from octavo.models.family import Family, HFNames, TensorNames
-from octavo.models.sliding_windows import Windows, hf_window_entries, hf_windows, window_size
+from octavo.models.sliding_windows import (
+    Windows,
+    hf_window_entries,
+    hf_windows,
+    window_everywhere,
+    window_size,
+)
 
 
 class LlamaDecoderLayer(Module):
@@ -38,7 +38,7 @@ class LlamaDecoderLayer(Module):
         self.mlp = make_mlp(config, index)
 
     @staticmethod
-    def make_attention(config: ModelConfig, index: int) -> Attention:
+    def make_attention(config: ModelConfig, index: int) -> Module:
         return make_attention(
             config, index, qk_norm_eps=config.norm_eps if config.qk_norm else None
         )
@@ -75,8 +75,8 @@ GGUF_LAYER = {
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
-GGUF_NAMES = TensorNames(GGUF_TOP, GGUF_LAYER, "blk")
-GGUF_EXPERT_NAMES = TensorNames(GGUF_TOP, {**GGUF_LAYER, **GGUF_EXPERTS}, "blk")
+GGUF_NAMES = TensorNames(GGUF_TOP, GGUF_LAYER)
+GGUF_EXPERT_NAMES = TensorNames(GGUF_TOP, {**GGUF_LAYER, **moe.GGUF_LAYER})
 
 HF_DEFAULTS = {
     "hidden_act": "silu",
@@ -88,20 +88,16 @@ HF_DEFAULTS = {
 
 def _llama_or_mistral(fields: Fields, config: ModelConfig) -> Mapping[str, Any]:
     """Mistral's files are Llama's, but for windows, and Mixtral's but for experts."""
-    experts = gguf_experts(fields, config, normalize=True)
+    experts = moe.from_gguf(fields, config, normalize=True)
     if experts is not None:
         return {"architecture": "MixtralForCausalLM", "experts": experts}
     return {"architecture": "MistralForCausalLM"} if any(config.layer_windows) else {}
 
 
-def _mistral_windows(fields: Fields, config: ModelConfig) -> Mapping[str, Any]:
-    return {"layer_windows": hf_windows(fields, config.num_layers, lambda layer: True)}
-
-
 def _mixtral_from_hf(fields: Fields, config: ModelConfig) -> Mapping[str, Any]:
     """All that is between the products of an expert is what others call ``intermediate_size``."""
-    experts = hf_experts(fields, config, inner="intermediate_size")
-    return {**_mistral_windows(fields, config), "experts": experts}
+    experts = moe.from_hf(fields, config, inner="intermediate_size")
+    return {**window_everywhere(fields, config), "experts": experts}
 
 
 def qwen_windows(fields: Fields, config: ModelConfig) -> Windows:
@@ -141,21 +137,17 @@ LLAMA = Family(
     hf_defaults={**HF_DEFAULTS, "max_position_embeddings": 2048},
     from_gguf=_llama_or_mistral,
 )
-MISTRAL = Family(
+MISTRAL = replace(
+    LLAMA,
     architecture="MistralForCausalLM",
     model_type="mistral",
-    model=LlamaForCausalLM,
-    next_token_layers=True,
-    gguf="llama",
-    gguf_names=GGUF_NAMES,
-    gguf_interleaved=True,
     hf_defaults={
         **HF_DEFAULTS,
         "max_position_embeddings": 131_072,
         "num_key_value_heads": 8,
         "sliding_window": 4096,
     },
-    from_hf=_mistral_windows,
+    from_hf=window_everywhere,
     to_hf=lambda config: {"sliding_window": window_size(config)},
 )
 _MIXTRAL_NAMES = {
@@ -164,14 +156,13 @@ _MIXTRAL_NAMES = {
     "block_sparse_moe.experts.N.w3": "mlp.experts.N.up_proj",
     "block_sparse_moe.experts.N.w2": "mlp.experts.N.down_proj",
 }
-MIXTRAL = Family(
+MIXTRAL = replace(
+    LLAMA,
     architecture="MixtralForCausalLM",
     model_type="mixtral",
-    model=LlamaForCausalLM,
-    gguf="llama",
+    next_token_layers=False,
     hf_names=HFNames(layer=_MIXTRAL_NAMES),
     gguf_names=GGUF_EXPERT_NAMES,
-    gguf_interleaved=True,
     hf_defaults={
         **HF_DEFAULTS,
         "max_position_embeddings": 131_072,
@@ -183,10 +174,10 @@ MIXTRAL = Family(
     },
     from_hf=_mixtral_from_hf,
     to_hf=lambda config: {
-        **hf_expert_entries(config, "num_local_experts"),
+        **moe.to_hf(config, "num_local_experts"),
         "sliding_window": window_size(config),
     },
-    to_gguf=gguf_expert_entries,
+    to_gguf=moe.to_gguf,
 )
 QWEN2 = Family(
     architecture="Qwen2ForCausalLM",
@@ -199,17 +190,14 @@ QWEN2 = Family(
     from_hf=_qwen2_from_hf,
     to_hf=qwen_window_entries,
 )
-QWEN3 = Family(
+QWEN3 = replace(
+    QWEN2,
     architecture="Qwen3ForCausalLM",
     model_type="qwen3",
-    model=LlamaForCausalLM,
-    next_token_layers=True,
     gguf="qwen3",
-    gguf_names=GGUF_NAMES,
     hf_defaults={**HF_DEFAULTS, "max_position_embeddings": 32_768, "head_dim": 128},
     from_hf=lambda fields, config: {
         "qk_norm": True,
         "layer_windows": qwen_windows(fields, config),
     },
-    to_hf=qwen_window_entries,
 )

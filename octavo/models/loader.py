@@ -3,42 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import NamedTuple
 
 from octavo.base.errors import ModelFileError
 from octavo.layers.module import Module, named_parameters
 from octavo.layers.parameter import ShapeMismatch
-from octavo.models.checkpoint import Checkpoint, open_checkpoint
+from octavo.models.checkpoint import Checkpoint
 from octavo.models.config import EMBEDDING, HEAD, ModelConfig
 from octavo.models.registry import CausalLM, model_class
 from octavo.models.tensor_map import sources
 from octavo.quantization.base import Weight
 
 Progress = Callable[[int, int], None]
-
-
-class LoadedModel(NamedTuple):
-    model: CausalLM
-    config: ModelConfig
-
-
-def load_config(path: str | Path) -> ModelConfig:
-    """The config of the checkpoint at ``path``; reads no weights. Errors as of load_model."""
-    return open_checkpoint(path).config()
-
-
-def load_model(
-    path: str | Path,
-    config: ModelConfig | None = None,
-    *,
-    progress: Progress | None = None,
-) -> LoadedModel:
-    """The model of a Hugging Face folder or a GGUF file; see load_checkpoint."""
-    checkpoint = open_checkpoint(path)
-    config = config or checkpoint.config()
-    model = load_checkpoint(checkpoint, config, progress=progress)
-    return LoadedModel(model, config)
 
 
 def load_checkpoint(

@@ -1,4 +1,5 @@
-"""Readers and writers of the config fields on Mamba 2, for Granite 4 and Falcon-H1."""
+"""Mamba 2 in model files: the part of ``from_hf``, ``to_hf``, ``from_gguf`` and ``to_gguf`` that
+Granite 4 and Falcon-H1 share."""
 
 from __future__ import annotations
 
@@ -17,8 +18,8 @@ if TYPE_CHECKING:
 
 # -- config.json ----------------------------------------------------------------------------------
 
-HF_MAMBA2 = mixer_names("mamba", ("in_proj", "conv1d", "norm", "out_proj"))
-HF_MAMBA2_DEFAULTS = {
+HF_LAYER = mixer_names("mamba", ("in_proj", "conv1d", "norm", "out_proj"))
+HF_DEFAULTS = {
     "mamba_n_heads": 128,
     "mamba_n_groups": 1,
     "mamba_d_state": 256,
@@ -28,17 +29,22 @@ HF_MAMBA2_DEFAULTS = {
 }
 
 
-def hf_mamba2(
+def from_hf(
     fields: Fields, config: ModelConfig, layers: tuple[int, ...], inner: int, **norm: Any
 ) -> RecurrenceConfig:
-    """The recurrence of ``layers``, of which all heads together have ``inner`` values; ``norm``: of
-    its ``GatedNormSpec``, what is not the default."""
+    """The recurrence of a ``config.json``.
+
+    Args:
+        layers: that are recurrent.
+        inner: values of all heads together.
+        norm: fields of its ``GatedNormSpec`` that are not the default.
+    """
     heads = fields.integer("mamba_n_heads")
     is_auto = fields.raw("mamba_d_head", "auto") == "auto"
     size = inner // heads if is_auto else fields.integer("mamba_d_head")
     if heads * size != inner:
         raise fields.error("mamba_n_heads", f"{heads} heads of {size} values are not {inner}")
-    return make_mamba2(
+    return make(
         config,
         layers,
         heads=heads,
@@ -52,9 +58,9 @@ def hf_mamba2(
     )
 
 
-def hf_mamba2_entries(config: ModelConfig) -> dict[str, Any]:
-    """Write the fields that ``hf_mamba2`` reads."""
-    recurrence, mamba = config.recurrence, mamba_of(config)
+def to_hf(config: ModelConfig) -> dict[str, Any]:
+    """Write the fields that ``from_hf`` reads."""
+    recurrence, mamba = config.recurrence, spec_of(config)
     assert recurrence is not None
     return {
         "mamba_n_heads": mamba.heads,
@@ -69,7 +75,7 @@ def hf_mamba2_entries(config: ModelConfig) -> dict[str, Any]:
 
 # -- GGUF -----------------------------------------------------------------------------------------
 
-GGUF_MAMBA2 = {
+GGUF_LAYER = {
     "ssm_in": "mixer.in_proj",
     "ssm_conv1d": "mixer.conv1d",
     "ssm_dt.bias": "mixer.dt_bias",
@@ -99,7 +105,7 @@ def _flat(values: np.ndarray) -> np.ndarray:
     return values.reshape(-1)
 
 
-def mamba2_values(groups: int = 1) -> dict[str, FileValues]:
+def gguf_values(groups: int = 1) -> dict[str, FileValues]:
     """Conversions of the values of Mamba 2 in GGUF files; the norm has ``groups`` rows there."""
     return {
         "mixer.conv1d.weight": GGUF_CONV,
@@ -109,13 +115,13 @@ def mamba2_values(groups: int = 1) -> dict[str, FileValues]:
     }
 
 
-def gguf_mamba2(fields: Fields, config: ModelConfig, layers: tuple[int, ...]) -> RecurrenceConfig:
+def from_gguf(fields: Fields, config: ModelConfig, layers: tuple[int, ...]) -> RecurrenceConfig:
     """The recurrence of a file. Its projections have no biases there."""
     assert isinstance(fields, GGUFFields)
     inner, heads = fields.integer("ssm.inner_size"), fields.integer("ssm.time_step_rank")
     if inner % heads:
         raise fields.error("ssm.time_step_rank", f"{inner} values are not {heads} heads")
-    return make_mamba2(
+    return make(
         config,
         layers,
         heads=heads,
@@ -128,10 +134,10 @@ def gguf_mamba2(fields: Fields, config: ModelConfig, layers: tuple[int, ...]) ->
     )
 
 
-def gguf_mamba2_entries(config: ModelConfig) -> dict[str, Any]:
-    """Write the keys that ``gguf_mamba2`` reads. UnsupportedModelError: llama.cpp would run it
+def to_gguf(config: ModelConfig) -> dict[str, Any]:
+    """Write the keys that ``from_gguf`` reads. UnsupportedModelError: llama.cpp would run it
     differently."""
-    recurrence, mamba = config.recurrence, mamba_of(config)
+    recurrence, mamba = config.recurrence, spec_of(config)
     assert recurrence is not None
     if not recurrence.conv_bias:
         raise UnsupportedModelError(
@@ -149,12 +155,12 @@ def gguf_mamba2_entries(config: ModelConfig) -> dict[str, Any]:
 # -- both -----------------------------------------------------------------------------------------
 
 
-def mamba_of(config: ModelConfig) -> ScanSpec:
+def spec_of(config: ModelConfig) -> ScanSpec:
     assert config.recurrence is not None and config.recurrence.mamba is not None
     return config.recurrence.mamba
 
 
-def make_mamba2(
+def make(
     config: ModelConfig,
     layers: tuple[int, ...],
     *,

@@ -7,6 +7,7 @@ In OLMo 3, three layers of four see a sliding window; these turn positions witho
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from octavo.base.fields import Fields
@@ -19,13 +20,7 @@ from octavo.models.config import ModelConfig
 from octavo.models.decoder import DecoderForCausalLM, make_attention
 from octavo.models.family import Family, TensorNames
 from octavo.models.llama import GGUF_LAYER, GGUF_TOP, HF_DEFAULTS
-from octavo.models.sliding_windows import (
-    all_but_last_of,
-    fixed_gguf_window_entries,
-    gguf_windows,
-    hf_window_entries,
-    hf_windows,
-)
+from octavo.models.sliding_windows import WindowPattern, hf_window_entries
 
 
 class Olmo2DecoderLayer(Module):
@@ -57,14 +52,13 @@ _GGUF_NAMES = TensorNames(
         "post_attention_norm": "post_attention_layernorm",
         "post_ffw_norm": "post_feedforward_layernorm",
     },
-    "blk",
 )
-_PERIOD = 4  # of which the last layer sees all
+_WINDOWS = WindowPattern(4)
 _DEFAULTS = {**HF_DEFAULTS, "rms_norm_eps": 1e-5, "max_position_embeddings": 2048}
 
 
 def _from_hf(fields: Fields, config: ModelConfig) -> Mapping[str, Any]:
-    windows = hf_windows(fields, config.num_layers, all_but_last_of(_PERIOD))
+    windows = _WINDOWS.from_hf(fields, config)
     # Configs of transformers 5 have a rope for each kind of layer; older ones say it of all.
     local_rope = config.local_rope or _unscaled(config)
     return {
@@ -79,7 +73,7 @@ def _from_gguf(fields: Fields, config: ModelConfig) -> Mapping[str, Any]:
         return {}
     return {
         "architecture": "Olmo3ForCausalLM",
-        "layer_windows": gguf_windows(fields, config.num_layers, _PERIOD),
+        "layer_windows": _WINDOWS.from_gguf(fields, config),
         "local_rope": _unscaled(config),
     }
 
@@ -99,15 +93,12 @@ OLMO2 = Family(
     from_hf=lambda fields, config: {"qk_norm": True},
     from_gguf=_from_gguf,
 )
-OLMO3 = Family(
+OLMO3 = replace(
+    OLMO2,
     architecture="Olmo3ForCausalLM",
     model_type="olmo3",
-    model=Olmo2ForCausalLM,
-    gguf="olmo2",
-    gguf_names=_GGUF_NAMES,
-    gguf_needs_head=True,
     hf_defaults={**_DEFAULTS, "rope_theta": 500_000.0, "sliding_window": 4096},
     from_hf=_from_hf,
     to_hf=hf_window_entries,
-    to_gguf=lambda config: fixed_gguf_window_entries(config, _PERIOD),
+    to_gguf=_WINDOWS.to_fixed_gguf,
 )

@@ -9,14 +9,9 @@ from typing import Any
 from octavo.base.errors import UnsupportedModelError
 from octavo.base.fields import Fields
 from octavo.layers.attention import Attention
+from octavo.models import experts as moe
 from octavo.models.config import ModelConfig
 from octavo.models.decoder import DecoderForCausalLM, make_attention
-from octavo.models.experts import (
-    gguf_expert_entries,
-    gguf_experts,
-    hf_expert_entries,
-    hf_experts,
-)
 from octavo.models.family import Family
 from octavo.models.llama import GGUF_EXPERT_NAMES, HF_DEFAULTS, LlamaDecoderLayer
 
@@ -38,14 +33,14 @@ def _from_hf(fields: Fields, config: ModelConfig) -> Mapping[str, Any]:
     if "clip_qkv" in fields:
         raise UnsupportedModelError(f"{fields.path}: clip_qkv is not supported")
     routing = {"normalize": fields.boolean("norm_topk_prob", False)}
-    experts = hf_experts(fields, config, inner="intermediate_size", routing=routing)
+    experts = moe.from_hf(fields, config, inner="intermediate_size", routing=routing)
     return {"qk_norm": True, "experts": experts}
 
 
 def _to_hf(config: ModelConfig) -> Mapping[str, Any]:
     assert config.experts is not None
     return {
-        **hf_expert_entries(config, "num_experts"),
+        **moe.to_hf(config, "num_experts"),
         "norm_topk_prob": config.experts.routing.normalize,
     }
 
@@ -66,6 +61,6 @@ OLMOE = Family(
     },
     from_hf=_from_hf,
     to_hf=_to_hf,
-    from_gguf=lambda fields, config: {"experts": gguf_experts(fields, config, normalize=False)},
-    to_gguf=gguf_expert_entries,
+    from_gguf=lambda fields, config: {"experts": moe.from_gguf(fields, config, normalize=False)},
+    to_gguf=moe.to_gguf,
 )

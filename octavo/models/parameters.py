@@ -21,6 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from math import prod
 from typing import Literal
 
 import numpy as np
@@ -31,7 +32,7 @@ from octavo.layers.rope_angles import inverse_frequencies
 from octavo.layers.rope_config import RopeConfig
 from octavo.models.checkpoint import Checkpoint
 from octavo.models.config import EMBEDDING, HEAD, ModelConfig
-from octavo.models.family import ArrayFunction, Family, TensorNames
+from octavo.models.family import ArrayFunction, Family, TensorNames, no_rows
 from octavo.models.loader import load_checkpoint
 from octavo.models.registry import family_of
 from octavo.models.tensor_map import source_of
@@ -45,20 +46,11 @@ SHORT_FACTORS = "model.rotary_emb.short_factors"
 LONG_FACTORS = "model.rotary_emb.long_factors"
 _DIVISORS = (FREQ_FACTORS, SHORT_FACTORS, LONG_FACTORS)
 
+_PIECE_VALUES = 1 << 22  # of a matrix, in memory at once as float32
+
 # Llama 3's rope as it was published; only the trained length is looked for.
 _LOW, _HIGH = 1.0, 4.0
 _TRAINED_LENGTHS = tuple(1 << bits for bits in range(4, 21))
-
-
-def float_rows(
-    checkpoint: Checkpoint, name: str, start: int = 0, stop: int | None = None
-) -> np.ndarray:
-    """Rows of a parameter, by the name and in the layout that Hugging Face has: float32 [rows, K].
-
-    Of a vector (a norm, a bias), values: float32 [n]. Who reads more than one of them had better
-    keep a ``Parameters``, which looks through the checkpoint once; its errors are the errors here.
-    """
-    return Parameters(checkpoint).rows(name, start, stop)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -115,7 +107,7 @@ def file_tensors(
             count,
             None if order is None else np.argsort(order),
         )
-        written = names.pieces_of(tensor)
+        written = names.pieces_of(parts[0], config)
         if values is not None:
             written[tensor] = values.write
         if not written:
@@ -175,7 +167,7 @@ class Parameters:
         divisors = {name: self.weight(name).floats() for name in _DIVISORS if name in self._sources}
         config = (_hf_layout if layout == "hf" else _gguf_layout)(stored, divisors)
         self.config = replace(config, tie_embeddings=is_tied)
-        self._factors = family.gguf_factors if layout == "gguf" else _no_factors
+        self._factors = family.gguf_factors if layout == "gguf" else no_rows
         self.divisors = divisors or _divisors(stored.rope)
         shapes = {name: self.shape(name) for name in self.names}
         self.tensors = tuple(file_tensors(self.config, layout, shapes))
@@ -195,6 +187,14 @@ class Parameters:
             if tensor.write is not None:
                 rows = tensor.write(rows)
             yield np.ascontiguousarray(rows.T if tensor.is_transposed else rows)
+
+    def pieces(self, tensor: FileTensor) -> Iterator[tuple[str, int, int]]:
+        """Yield (parameter, first row, end) of some rows at a time, of which no more have to be in
+        memory at once; for tensors whose rows are those of their parts, in order."""
+        step = max(1, _PIECE_VALUES // prod(tensor.shape[1:]))
+        for part in tensor.parts:
+            for start in range(0, self.shape(part)[0], step):
+                yield part, start, start + step
 
     def stored_whole(self, tensor: FileTensor) -> np.ndarray | None:
         """All of it as bytes, as ``stored_rows``; None where they would be other ones."""
@@ -264,10 +264,6 @@ class Parameters:
 
 def _is_norm(name: str) -> bool:
     return name.endswith("norm.weight") and not name.endswith("mixer.norm.weight")
-
-
-def _no_factors(config: ModelConfig, name: str) -> None:
-    return None
 
 
 def _rotated(name: str, config: ModelConfig) -> tuple[int, int] | None:

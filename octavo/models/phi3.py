@@ -3,22 +3,13 @@ ups in another; and LongRoPE, of only a part of each head in Phi-4 mini."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
-from octavo.base.fields import Fields
-from octavo.models.config import ModelConfig
 from octavo.models.family import Family, TensorNames
 from octavo.models.ignored_keys import only
 from octavo.models.llama import GGUF_TOP, HF_DEFAULTS, LlamaForCausalLM
-from octavo.models.sliding_windows import hf_windows, window_size
+from octavo.models.sliding_windows import window_everywhere, window_size
 
 FUSED_QKV = {"self_attn.qkv_proj": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")}
 FUSED_GATE_UP = {"mlp.gate_up_proj": ("mlp.gate_proj", "mlp.up_proj")}
-
-
-def _windows(fields: Fields, config: ModelConfig) -> Mapping[str, Any]:
-    return {"layer_windows": hf_windows(fields, config.num_layers, lambda layer: True)}
 
 
 PHI3 = Family(
@@ -40,7 +31,6 @@ PHI3 = Family(
             "ffn_up": "mlp.gate_up_proj",
             "ffn_down": "mlp.down_proj",
         },
-        "blk",
     ),
     fused={**FUSED_QKV, **FUSED_GATE_UP},
     hf_defaults={
@@ -53,7 +43,7 @@ PHI3 = Family(
         "interpolate_factor": only(1),
         "lm_head_bias": only(False),
     },
-    from_hf=_windows,
+    from_hf=window_everywhere,
     to_hf=lambda config: {
         "sliding_window": window_size(config),
         "original_max_position_embeddings": config.rope.original_max_position,

@@ -17,26 +17,18 @@ from octavo.layers.gated_attention import GatedAttention
 from octavo.layers.module import Module
 from octavo.layers.recurrence_config import RecurrenceConfig
 from octavo.layers.recurrent import GatedDeltaNet
+from octavo.models import experts as moe
+from octavo.models import hybrid, mamba2
 from octavo.models.config import ExpertsConfig, ModelConfig
 from octavo.models.decoder import DecoderForCausalLM, make_attention
-from octavo.models.experts import (
-    GGUF_EXPERTS,
-    gguf_expert_entries,
-    gguf_experts,
-    hf_expert_entries,
-    hf_experts,
-)
 from octavo.models.family import Family, FileValues, HFNames, TensorNames
-from octavo.models.hybrid import (
-    GGUF_CONV,
-    HybridDecoderLayer,
-    hf_layer_types,
-    hf_layers_of,
-    mixer_names,
-)
 from octavo.models.llama import GGUF_LAYER, GGUF_TOP
-from octavo.models.mamba2 import decays, log_decays
-from octavo.models.qwen_moe import SHARED_EXPERT, expert_layers, layer_entries
+from octavo.models.qwen_moe import (
+    SHARED_EXPERT,
+    expert_layers,
+    qwen_expert_entries,
+    qwen_experts,
+)
 
 if TYPE_CHECKING:
     import numpy as np
@@ -44,7 +36,7 @@ if TYPE_CHECKING:
 _PERIOD = 4  # of which the last layer attends
 
 
-class Qwen3NextDecoderLayer(HybridDecoderLayer):
+class Qwen3NextDecoderLayer(hybrid.HybridDecoderLayer):
     mixer_type = GatedDeltaNet
 
     def make_attention(self, config: ModelConfig, index: int) -> Module:
@@ -64,12 +56,12 @@ class Qwen3NextForCausalLM(DecoderForCausalLM):
 # -- files ----------------------------------------------------------------------------------------
 
 MIXER = ("in_proj_qkvz", "in_proj_ba", "conv1d", "norm", "out_proj")
-HF_NAMES = HFNames(layer={**SHARED_EXPERT, **mixer_names("linear_attn", MIXER)})
+HF_NAMES = HFNames(layer={**SHARED_EXPERT, **hybrid.mixer_names("linear_attn", MIXER)})
 
 
 def _from_hf(fields: Fields, config: ModelConfig) -> Mapping[str, Any]:
     if "layer_types" in fields:
-        layers = hf_layers_of(fields, config.num_layers, ("linear_attention",))
+        layers = hybrid.hf_layers_of(fields, config.num_layers, ("linear_attention",))
     else:
         layers = _all_but_last_of(fields.integer(_INTERVAL, _PERIOD), config.num_layers)
     delta = DeltaSpec(
@@ -103,17 +95,9 @@ def _recurrence(
 
 
 def _experts(fields: Fields, config: ModelConfig) -> ExpertsConfig | None:
-    layers = expert_layers(fields, config)
-    if not any(layers) or not fields.integer("num_experts", minimum=0):
+    if not any(expert_layers(fields, config)) or not fields.integer("num_experts", minimum=0):
         return None
-    return hf_experts(
-        fields,
-        config,
-        layers=layers,
-        routing={"normalize": fields.boolean("norm_topk_prob")},
-        shared_inner=fields.integer("shared_expert_intermediate_size"),
-        shared_gate=True,
-    )
+    return qwen_experts(fields, config, shared=True)
 
 
 def _row_order(config: ModelConfig, parameter: str) -> np.ndarray | None:
@@ -143,7 +127,7 @@ def _to_hf(config: ModelConfig) -> Mapping[str, Any]:
     delta = _delta_of(config)
     assert config.recurrence is not None
     return {
-        "layer_types": hf_layer_types(config, "linear_attention"),
+        "layer_types": hybrid.hf_layer_types(config, "linear_attention"),
         "linear_num_key_heads": delta.key_heads,
         "linear_key_head_dim": delta.key_dim,
         "linear_num_value_heads": delta.value_heads,
@@ -156,12 +140,7 @@ def _to_hf(config: ModelConfig) -> Mapping[str, Any]:
 def _expert_entries(config: ModelConfig) -> dict[str, Any]:
     if config.experts is None:
         return {"num_experts": 0, "mlp_only_layers": list(range(config.num_layers))}
-    return {
-        **hf_expert_entries(config, "num_experts", "moe_intermediate_size"),
-        **layer_entries(config),
-        "norm_topk_prob": config.experts.routing.normalize,
-        "shared_expert_intermediate_size": config.experts.shared_inner,
-    }
+    return qwen_expert_entries(config)
 
 
 def _delta_of(config: ModelConfig) -> DeltaSpec:
@@ -177,7 +156,7 @@ GGUF_NAMES = TensorNames(
     GGUF_TOP,
     {
         **GGUF_LAYER,
-        **GGUF_EXPERTS,
+        **moe.GGUF_LAYER,
         "post_attention_norm": "post_attention_layernorm",
         "attn_qkv": "mixer.in_proj_qkv",
         "attn_gate": "mixer.in_proj_z",
@@ -188,11 +167,10 @@ GGUF_NAMES = TensorNames(
         "ssm_norm": "mixer.norm",
         "ssm_out": "mixer.out_proj",
     },
-    "blk",
     fused=_QUERIES_AND_GATES,
     values={
-        "mixer.conv1d.weight": GGUF_CONV,
-        "mixer.A_log": FileValues(log_decays, decays),
+        "mixer.conv1d.weight": hybrid.GGUF_CONV,
+        "mixer.A_log": FileValues(mamba2.log_decays, mamba2.decays),
     },
 )
 
@@ -213,7 +191,7 @@ def _from_gguf(fields: Fields, config: ModelConfig) -> Mapping[str, Any]:
     kernel = fields.integer("ssm.conv_kernel", minimum=2)
     return {
         "qk_norm": True,
-        "experts": gguf_experts(fields, config, normalize=True, shared_gate=True),
+        "experts": moe.from_gguf(fields, config, normalize=True, shared_gate=True),
         "recurrence": _recurrence(delta, kernel, layers, config.norm_eps),
     }
 
@@ -230,7 +208,7 @@ def _to_gguf(config: ModelConfig) -> Mapping[str, Any]:
     assert config.recurrence is not None
     recurrent = [not config.attends(layer) for layer in range(config.num_layers)]
     return {
-        **gguf_expert_entries(config),
+        **moe.to_gguf(config),
         "ssm.conv_kernel": config.recurrence.conv.kernel,
         "ssm.state_size": delta.key_dim,
         "ssm.group_count": delta.key_heads,

@@ -10,13 +10,8 @@ from functools import partial
 from typing import Any
 
 from octavo.base.fields import Fields
-from octavo.models.config import ModelConfig
-from octavo.models.experts import (
-    gguf_expert_entries,
-    gguf_experts,
-    hf_expert_entries,
-    hf_experts,
-)
+from octavo.models import experts as moe
+from octavo.models.config import ExpertsConfig, ModelConfig
 from octavo.models.family import Family, HFNames
 from octavo.models.llama import (
     GGUF_EXPERT_NAMES,
@@ -49,11 +44,26 @@ def expert_layers(fields: Fields, config: ModelConfig) -> tuple[bool, ...]:
     )
 
 
-def layer_entries(config: ModelConfig) -> dict[str, Any]:
-    """Write the fields that ``expert_layers`` reads."""
+def qwen_experts(fields: Fields, config: ModelConfig, shared: bool) -> ExpertsConfig:
+    """The experts of a config; ``shared``: beside an MLP that all tokens use, with a gate."""
+    beside: dict[str, Any] = {}
+    if shared:
+        inner = fields.integer("shared_expert_intermediate_size")
+        beside = {"shared_inner": inner, "shared_gate": True}
+    routing = {"normalize": fields.boolean("norm_topk_prob")}
+    layers = expert_layers(fields, config)
+    return moe.from_hf(fields, config, layers=layers, routing=routing, **beside)
+
+
+def qwen_expert_entries(config: ModelConfig) -> dict[str, Any]:
+    """Write the fields that ``qwen_experts`` reads."""
+    entries = moe.to_hf(config, "num_experts", "moe_intermediate_size")
     assert config.experts is not None
     without = [index for index, has in enumerate(config.experts.layers) if not has]
-    return {"mlp_only_layers": without, "decoder_sparse_step": 1}
+    entries |= {"mlp_only_layers": without, "decoder_sparse_step": 1}
+    if config.experts.shared_inner:
+        entries["shared_expert_intermediate_size"] = config.experts.shared_inner
+    return {**entries, "norm_topk_prob": config.experts.routing.normalize}
 
 
 def _qwen2_from_hf(fields: Fields, config: ModelConfig) -> Mapping[str, Any]:
@@ -61,45 +71,20 @@ def _qwen2_from_hf(fields: Fields, config: ModelConfig) -> Mapping[str, Any]:
         "attention_bias": fields.boolean("qkv_bias", True),
         "attention_output_bias": False,
         "layer_windows": qwen_windows(fields, config),
-        "experts": hf_experts(
-            fields,
-            config,
-            layers=expert_layers(fields, config),
-            routing={"normalize": fields.boolean("norm_topk_prob")},
-            shared_inner=fields.integer("shared_expert_intermediate_size"),
-            shared_gate=True,
-        ),
-    }
-
-
-def _qwen2_to_hf(config: ModelConfig) -> Mapping[str, Any]:
-    assert config.experts is not None
-    return {
-        **_entries(config),
-        "qkv_bias": config.attention_bias,
-        "shared_expert_intermediate_size": config.experts.shared_inner,
+        "experts": qwen_experts(fields, config, shared=True),
     }
 
 
 def _qwen3_from_hf(fields: Fields, config: ModelConfig) -> Mapping[str, Any]:
-    routing = {"normalize": fields.boolean("norm_topk_prob")}
     return {
         "qk_norm": True,
         "layer_windows": qwen_windows(fields, config),
-        "experts": hf_experts(
-            fields, config, layers=expert_layers(fields, config), routing=routing
-        ),
+        "experts": qwen_experts(fields, config, shared=False),
     }
 
 
 def _entries(config: ModelConfig) -> dict[str, Any]:
-    assert config.experts is not None
-    return {
-        **hf_expert_entries(config, "num_experts", "moe_intermediate_size"),
-        **layer_entries(config),
-        **qwen_window_entries(config),
-        "norm_topk_prob": config.experts.routing.normalize,
-    }
+    return {**qwen_expert_entries(config), **qwen_window_entries(config)}
 
 
 QWEN2_MOE = Family(
@@ -118,11 +103,11 @@ QWEN2_MOE = Family(
         "shared_expert_intermediate_size": 5632,
     },
     from_hf=_qwen2_from_hf,
-    to_hf=_qwen2_to_hf,
+    to_hf=lambda config: {**_entries(config), "qkv_bias": config.attention_bias},
     from_gguf=lambda fields, config: {
-        "experts": gguf_experts(fields, config, normalize=False, shared_gate=True)
+        "experts": moe.from_gguf(fields, config, normalize=False, shared_gate=True)
     },
-    to_gguf=gguf_expert_entries,
+    to_gguf=moe.to_gguf,
 )
 QWEN3_MOE = Family(
     architecture="Qwen3MoeForCausalLM",
@@ -138,6 +123,6 @@ QWEN3_MOE = Family(
     },
     from_hf=_qwen3_from_hf,
     to_hf=_entries,
-    from_gguf=lambda fields, config: {"experts": gguf_experts(fields, config, normalize=True)},
-    to_gguf=gguf_expert_entries,
+    from_gguf=lambda fields, config: {"experts": moe.from_gguf(fields, config, normalize=True)},
+    to_gguf=moe.to_gguf,
 )

@@ -1,9 +1,9 @@
-"""The list of all families of models: a line for each that octavo runs, or can only plan.
+"""The registry of model families: an entry for each that octavo runs, or can only plan.
 
-Files ask for a family by a name in ``architectures`` of ``config.json``, by its ``model_type``, or
-by ``general.architecture`` of GGUF metadata. A family that runs is declared in the module of its
-model (`octavo.models.family.Family`), which is imported when a model of it is looked up. What the
-layers of a family that can only be planned consist of is in `octavo.cost.hf_families`.
+A checkpoint names its family by ``architectures`` or ``model_type`` of ``config.json``, or by
+``general.architecture`` of GGUF metadata. A family that runs is declared by a `Family`
+(`octavo.models.family`) in its model's module, which is imported when it is first looked up. The
+layers of families that can only be planned are described in `octavo.cost.hf_families`.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ if TYPE_CHECKING:
 
 
 class Listed(NamedTuple):
-    """A family: where it is declared, and the names by which files ask for it.
+    """A registered family: where it is declared, and the names that checkpoints have for it.
 
     Args:
-        family: ``module:attribute`` of its `Family` in `octavo.models`; None if it can be planned
-            and not run.
-        names: in ``architectures``, the family's own first. Others are models that can do more,
-            such as see images, of which the text part is run.
-        model_types: the family's own first; others are the same in all but name.
-        gguf: families that share an architecture of GGUF files have it once, where it is read.
-        alike: other model types, whose layers have the same shape: these are planned like this
-            family, but not run.
-        lacks: what octavo would need to run the family, if it is something special.
+        family: ``module:attribute`` of its `Family` in `octavo.models`; None if octavo can plan the
+            family and not run it.
+        names: in ``architectures``, the family's own first. The others are multi-modal models, of
+            which the text part is run.
+        model_types: the family's own first; the others mean the same.
+        gguf: ``general.architecture``. Of families that share one, the entry that reads it.
+        alike: further model types with layers of the same shapes, which are planned like this
+            family and not run.
+        lacks: the feature that octavo would need to run the family, for messages.
     """
 
     family: str | None
@@ -45,7 +45,7 @@ class Listed(NamedTuple):
 
     @property
     def model_type(self) -> str:
-        """The family's own, by which `octavo.cost.hf_families` has it."""
+        """The family's own ``model_type``, its key in `octavo.cost.hf_families`."""
         return self.model_types[0]
 
 
@@ -279,8 +279,9 @@ def listed_of(config: Mapping[str, Any]) -> Listed | None:
 
 
 def _model_type(config: Mapping[str, Any]) -> str | None:
-    """The kind of the text part, if it says one; else that of the whole, unless only the text part
-    is of a known kind."""
+    """The ``model_type`` of a config's text part; that of the whole config if the text part has
+    none, or there is no text part. None for a multi-modal model of an unknown type whose text part
+    has none: ``architectures`` decides."""
     inner, kind = config.get("text_config"), config.get("model_type")
     if isinstance(inner, Mapping) and inner:
         if isinstance(own := inner.get("model_type"), str):
@@ -296,8 +297,8 @@ def listed_of_kind(kind: str) -> Listed | None:
 
 
 def why_not_run(config: Mapping[str, Any]) -> str | None:
-    """Why octavo does not run the family that a ``config.json`` asks for, for people; None if it
-    does. What else the config asks for is not looked at."""
+    """A message that says why octavo does not run the family of a ``config.json``; None if it runs
+    it. Other keys of the config are not checked."""
     name, kind = architecture_of(config), _model_type(config)
     if name is not None and is_known(name) and kind in (None, *model_types_of(name)):
         return None
@@ -306,7 +307,8 @@ def why_not_run(config: Mapping[str, Any]) -> str | None:
 
 
 def why_gguf_not_run(kind: str) -> str | None:
-    """The same of the architecture of a GGUF file."""
+    """A message that says why octavo does not run GGUF files with this ``general.architecture``;
+    None if it runs them."""
     return None if kind in _RUN_BY_GGUF else _why(kind, _BY_GGUF.get(kind))
 
 
@@ -331,8 +333,8 @@ def is_known(name: str) -> bool:
 
 
 def check_architecture(name: str, where: str) -> str:
-    """``name``, if octavo runs that architecture; UnsupportedModelError, naming ``where``, if
-    not."""
+    """Return ``name``, an entry of ``architectures``, if octavo runs it; else raise
+    UnsupportedModelError. ``where``: the file that asks for it, for the message."""
     if not is_known(name):
         known = ", ".join(_RUN_BY_NAME)
         raise UnsupportedModelError(

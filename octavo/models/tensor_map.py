@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import accumulate
 
@@ -19,10 +19,18 @@ from octavo.quantization.base import Weight, entry_of, stored_floats, transposed
 
 @dataclass(frozen=True, slots=True)
 class TensorSource:
-    """Location of a parameter: a tensor, or its rows from ``start`` to ``stop``, after transposing
-    from [inputs, outputs] if it ``is_transposed``, and reordering its rows by ``order``.
-    ``entry``: (which, of how many) where a tensor has the same of several modules, one behind the
-    other. ``values``: how it has them, where a model has others."""
+    """The place of a parameter in a file.
+
+    Args:
+        tensor: that has it, or its first part.
+        further: its other parts, in their order; ``join`` makes the weight of all.
+        start, stop, step: which rows of the tensor it is.
+        is_transposed: the tensor lies as [inputs, outputs].
+        order: the parameter's rows, by their numbers in the tensor.
+        entry: (which, of how many) where a tensor has the same of several modules, one behind the
+            other.
+        values: how the tensor has values that the model has otherwise.
+    """
 
     tensor: str
     start: int = 0
@@ -32,9 +40,13 @@ class TensorSource:
     order: np.ndarray | None = None
     entry: tuple[int, int] | None = None
     values: FileValues | None = None
+    further: tuple[str, ...] = ()
+    join: Callable[[list[Weight]], Weight] | None = None
 
     def read(self, checkpoint: Checkpoint) -> Weight:
         weight = checkpoint.read(self.tensor)
+        if self.join is not None:
+            weight = self._of_parts([weight, *map(checkpoint.read, self.further)], checkpoint)
         if self.values is not None:
             weight = stored_floats(self.values.read(weight.floats()))
         if self.entry is not None:
@@ -70,6 +82,14 @@ class TensorSource:
         )
         return (len(range(first, stop, step)), *shape[1:]) if shape else shape
 
+    def _of_parts(self, parts: list[Weight], checkpoint: Checkpoint) -> Weight:
+        assert self.join is not None
+        try:
+            return self.join(parts)
+        except ValueError as error:
+            path = checkpoint.tensors[self.tensor].path
+            raise ModelFileError(path, f"{error}", field=self.tensor) from None
+
     def _entry_of(self, weight: Weight, checkpoint: Checkpoint) -> Weight:
         assert self.entry is not None
         index, count = self.entry
@@ -95,9 +115,17 @@ def sources(
     if config.tie_embeddings:
         parameter_of = _untangle_tied(parameter_of)
     sizes = _num_rows(family, config)
+    tensor_of = {parameter: tensor for tensor, parameter in parameter_of.items()}
     for tensor, parameter in parameter_of.items():
         if parameter is None:
             yield None, TensorSource(tensor)
+            continue
+        if (found := names.joined_with(parameter)) is not None:
+            whole, parts_of_it, joined = found
+            first, *further = map(tensor_of.get, parts_of_it)
+            is_there = first == tensor and None not in further  # a whole has one source
+            source = TensorSource(tensor, further=tuple(filter(None, further)), join=joined.join)
+            yield (whole, source) if is_there else (None, TensorSource(tensor))
             continue
         parts, order = family.parts(parameter, names), family.row_order(config, parameter)
         rows = _in_turn(parts) if names.is_interleaved(parameter) else _in_order(parts, sizes)

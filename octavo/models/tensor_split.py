@@ -74,12 +74,14 @@ def split_of(name: str) -> Split:
 
 
 class Cut(NamedTuple):
-    """Split of a parameter over the devices of a tensor-parallel group.
+    """The split of a parameter over the devices of a tensor-parallel group.
 
     Args:
-        axis: 0 by its outputs, 1 by its inputs; None: every device has all of it.
-        blocks: what lies along the axis, one behind the other, each shared out by itself: pieces
-            that are never cut, and the values of one.
+        axis: 0 splits the outputs (rows), 1 the inputs (columns); None keeps all of it on every
+            device.
+        blocks: (number of pieces, size of a piece) of each part that lies along the axis, such as
+            (heads, head size) of q, k and v in one matrix. Every part is split over the devices by
+            itself, and no piece is ever cut.
     """
 
     axis: int | None
@@ -90,7 +92,7 @@ _WHOLE = Cut(None)
 
 
 def cut_of(config: ModelConfig, parameter: str, shape: tuple[int, ...]) -> Cut:
-    """The cut of a parameter, by its name in the model's modules and its shape."""
+    """The split of a parameter, by its name in the model's modules and its shape."""
     match = _OF_LAYER.fullmatch(parameter)
     assert match is not None, parameter
     name = match["name"].removesuffix(".weight")
@@ -106,7 +108,7 @@ def cut_of(config: ModelConfig, parameter: str, shape: tuple[int, ...]) -> Cut:
 
 
 def _head_dims(config: ModelConfig) -> dict[str, int]:
-    """Values of a head, of projections that have heads."""
+    """The head size, in values, of each projection that is split by heads; by module name."""
     latent = config.latent
     if latent is None:
         projections = ("q_proj", "k_proj", "v_proj", "gate_proj", "o_proj")

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import logging
+from typing import TYPE_CHECKING
 
 from octavo.base.errors import ConfigError
 from octavo.core.executor import Probe
 from octavo.core.host_kv_cache import AlwaysRestore, RestoreRule
 from octavo.core.scheduler import SchedulerConfig
 from octavo.cost.first_token import PredictedRates, StepRates, num_pairs
-from octavo.cost.loaded_model import ModelShape, live_rank_model
+from octavo.cost.loaded_model import live_rank_model
 from octavo.cost.step_cost import StepModel
 from octavo.cost.this_machine import this_machine
+
+if TYPE_CHECKING:
+    from octavo.models.config import ModelConfig
 
 _log = logging.getLogger("octavo")
 
@@ -29,7 +33,7 @@ class RestoreIfFaster:
         return seconds < computing
 
 
-def predicted_rule(model: ModelShape, probe: Probe, limits: SchedulerConfig) -> RestoreRule:
+def predicted_rule(model: ModelConfig, probe: Probe, limits: SchedulerConfig) -> RestoreRule:
     """Return the rule for a model on this machine, whose limits are measured if they are not
     known yet. Where they cannot be, blocks are always read."""
     try:

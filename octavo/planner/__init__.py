@@ -21,7 +21,7 @@ from typing import Any
 from octavo.base.lazy_exports import named
 
 _HOMES = {
-    "CalibratedSteps": ".calibrated_steps",
+    "CalibratedSteps": ".deployment",
     "Deployment": ".deployment",
     "Plan": ".answer",
     "Question": ".answer",

@@ -1,8 +1,7 @@
 # Names of the package for type checkers; at run time `__getattr__` imports each when it is used.
 
 from octavo.planner.answer import Plan, Question, plan
-from octavo.planner.calibrated_steps import CalibratedSteps
-from octavo.planner.deployment import Deployment
+from octavo.planner.deployment import CalibratedSteps, Deployment
 from octavo.planner.formulas import formulas_json
 from octavo.planner.report import plan_json
 from octavo.planner.sizing import search

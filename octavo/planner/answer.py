@@ -24,11 +24,10 @@ from octavo.cost.precision import precision_of
 from octavo.cost.prediction import Prediction
 from octavo.cost.step_cost import StepCost
 from octavo.cost.work import Span
-from octavo.planner.calibrated_steps import CalibratedSteps
-from octavo.planner.deployment import Deployment
+from octavo.planner.deployment import CalibratedSteps, Deployment
 from octavo.planner.latency import ServiceEstimate, decode_time, prefill_time, prompt_chunks
-from octavo.planner.layout_choice import best_layout
 from octavo.planner.money import USUAL_UTILIZATION, Bill, Price, bill, listed, watts_of
+from octavo.planner.sizing import best_layout, highest_rate
 from octavo.planner.slo import Slo, parse_slo
 from octavo.planner.traffic import Traffic
 from octavo.planner.verdict import Verdict, judge
@@ -263,8 +262,6 @@ class Plan:
             return None
         if self.traffic.rate is None:
             return service.requests_per_second
-        from octavo.planner.sizing import highest_rate
-
         most = max(self.traffic.rate, highest_rate(self.deployment, self.traffic, Slo()))
         step = self.decode_step  # the longer it takes, the fewer there are
         return Prediction(

@@ -29,11 +29,17 @@ _STRIDE = 64
 
 class ClosedBatch:
     """Latency and throughput of requests that begin together; an
-    `octavo.planner.latency.ServiceEstimate`."""
+    `octavo.planner.latency.ServiceEstimate`.
+
+    ``groups``: equal groups of such requests beside each other, each with slots of its own.
+    """
 
     is_stable = True  # no more requests come
 
-    def __init__(self, step_time: StepTime, traffic: Traffic, slots: BatchSlots):
+    def __init__(
+        self, step_time: StepTime, traffic: Traffic, slots: BatchSlots, groups: float = 1.0
+    ):
+        self._groups = groups
         walk = _BatchRun(step_time, traffic, slots)
         walk.run()
         self._source = worst(stride.source for stride in walk.strides)
@@ -43,11 +49,13 @@ class ClosedBatch:
     @property
     def streams(self) -> Prediction:
         """Mean number of streams, until the last of them ends."""
-        return self._between(*(sum(each.e2e) / each.makespan for each in self._outcomes))
+        means = (sum(each.e2e) / each.makespan for each in self._outcomes)
+        return self._between(*means) * self._groups
 
     @property
     def requests_per_second(self) -> Prediction:
-        return self._between(*(len(each.e2e) / each.makespan for each in self._outcomes))
+        rates = (len(each.e2e) / each.makespan for each in self._outcomes)
+        return self._between(*rates) * self._groups
 
     def latency(self, percentile: float | None = None) -> Latency:
         return Latency(

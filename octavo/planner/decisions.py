@@ -4,7 +4,7 @@ it for this model, hardware and traffic."""
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 
 from octavo.base.errors import ConfigError
 from octavo.cost.layouts import fast_link_devices, has_slow_link
@@ -31,12 +31,7 @@ class ServingDecision:
     then: str
 
     def as_json(self) -> dict[str, str | bool]:
-        return {
-            "question": self.question,
-            "answer": self.answer,
-            "because": self.because,
-            "then": self.then,
-        }
+        return asdict(self)
 
 
 def decisions(verdict: Verdict) -> list[ServingDecision]:

@@ -8,21 +8,55 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from octavo.cost.engine_profile import EngineProfile, Limits, Settled
+from octavo.cost.engine_profile import EngineProfile, Limits, Settled, profile
 from octavo.cost.hardware import Device
+from octavo.cost.measured_steps import MeasuredSteps, calibrated
 from octavo.cost.memory import MemoryPlan, memory
 from octavo.cost.model_spec import ModelSpec
 from octavo.cost.parallel import Parallel
-from octavo.cost.precision import Precision
+from octavo.cost.precision import Precision, precision_of
 from octavo.cost.prediction import Prediction
 from octavo.cost.rank import rank_model
 from octavo.cost.step_cost import StepCost, StepModel
 from octavo.cost.work import Span
-from octavo.planner.calibrated_steps import CalibratedSteps
 from octavo.planner.closed_batch import ClosedBatch
-from octavo.planner.latency import BatchSlots, Latency, ServiceEstimate
+from octavo.planner.latency import BatchSlots, ServiceEstimate
 from octavo.planner.steady_state import SteadyState, StepTable
 from octavo.planner.traffic import Traffic
+
+_ENGINE = "octavo"
+
+
+@dataclass(frozen=True, slots=True)
+class CalibratedSteps:
+    """Step times of one model, measured with octavo on one device.
+
+    With another precision, device or layout steps take other times.
+
+    Args:
+        device: its name; that of a processor includes its number of threads.
+        precision: of the weights and of the KV cache.
+    """
+
+    steps: MeasuredSteps
+    device: str
+    precision: Precision
+
+    @classmethod
+    def of(
+        cls, steps: MeasuredSteps, spec: ModelSpec, device: str, kv_dtype: str | None = None
+    ) -> CalibratedSteps:
+        """Steps of a model in the precision of its file, with a KV cache type of octavo's."""
+        return cls(steps, device, precision_of(spec, None, profile(_ENGINE).kv_dtype(kv_dtype)))
+
+    def hold_for(self, device: str, precision: Precision, parallel: Parallel, engine: str) -> bool:
+        """True if these are the times of that engine, on that device, in that precision."""
+        return (
+            device == self.device
+            and precision == self.precision
+            and parallel == Parallel()
+            and engine == _ENGINE
+        )
 
 
 @dataclass(frozen=True)
@@ -91,8 +125,6 @@ class Deployment:
         rank = rank_model(self.spec, self.precision, self.parallel)
         if self.measured is None or not self.is_measured:
             return StepModel.of(rank, self.device, self.profile.name)
-        from octavo.cost.measured_steps import calibrated
-
         return calibrated(rank, self.device, self.measured.steps)
 
     def step_cost(self, chunks: Sequence[Span]) -> StepCost:
@@ -130,10 +162,10 @@ class Deployment:
         group, slots = traffic.share(self.num_groups), slots or self.slots(traffic.total_len)
         if group.rate is None:
             number = (traffic.concurrency or 1) / (group.concurrency or 1)
-            return _EqualGroups(ClosedBatch(self.step_time, group, slots), number)
+            return ClosedBatch(self.step_time, group, slots, number)
         if group.concurrency is not None:
             slots = replace(slots, max_num_seqs=min(slots.max_num_seqs, group.concurrency))
-        return _EqualGroups(SteadyState(self._table(traffic), group, slots), self.num_groups)
+        return SteadyState(self._table(traffic), group, slots, self.num_groups)
 
     def _table(self, traffic: Traffic) -> StepTable:
         """Return the step table that all rates of requests of the same lengths share."""
@@ -145,31 +177,3 @@ class Deployment:
     @cached_property
     def _tables(self) -> dict[tuple[int, int], StepTable]:
         return {}
-
-
-class _EqualGroups:
-    """Latency and throughput of several equal groups of requests beside each other; a
-    `ServiceEstimate`."""
-
-    def __init__(self, group: ServiceEstimate, number: float):
-        self._group = group
-        self._number = number
-
-    @property
-    def is_stable(self) -> bool:
-        return self._group.is_stable
-
-    @property
-    def streams(self) -> Prediction:
-        return self._group.streams * self._number
-
-    @property
-    def requests_per_second(self) -> Prediction:
-        return self._group.requests_per_second * self._number
-
-    @property
-    def prefill_share(self) -> float:
-        return self._group.prefill_share
-
-    def latency(self, percentile: float | None = None) -> Latency:
-        return self._group.latency(percentile)

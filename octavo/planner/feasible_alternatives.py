@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -67,8 +68,5 @@ def _longest_answer(verdict: Verdict, slo: Slo) -> int | None:
         shorter = replace(verdict.traffic, output_len=output_len)
         return judge(verdict.deployment, shorter, slo).is_feasible
 
-    low, high = 0, verdict.traffic.output_len
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if keeps(middle) else (low, middle)
-    return low or None
+    lengths = range(1, verdict.traffic.output_len)
+    return bisect_left(lengths, True, key=lambda length: not keeps(length)) or None

@@ -9,8 +9,8 @@ from octavo.cost.find_device import find_device
 from octavo.cost.model_spec import ModelSpec
 from octavo.planner.answer import Question, answer
 from octavo.planner.traffic import Traffic
-from octavo.sim.load_setup import TypicalLoad
 from octavo.sim.settings import FleetSettings
+from octavo.sim.setup import TypicalLoad
 
 # Requests that begin together are followed one by one: so many tell layouts apart.
 _MOST_TOGETHER = 128

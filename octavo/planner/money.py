@@ -6,7 +6,7 @@ depends on the utilisation, which is told with every figure.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 from octavo.base.errors import ConfigError
@@ -119,17 +119,10 @@ class Bill:
     joules_per_output_token: Prediction | None = None
 
     def as_json(self) -> dict[str, Any]:
-        joules = self.joules_per_output_token
+        figures = {each.name: getattr(self, each.name) for each in fields(self)}
         return {
-            "utilization": self.utilization,
-            "per_request": figure_json(self.per_request),
-            "per_million_output_tokens": figure_json(self.per_million_output_tokens),
-            "per_million_tokens": figure_json(self.per_million_tokens),
-            "input_per_million": figure_json(self.input_per_million),
-            "output_per_million": figure_json(self.output_per_million),
-            "per_hour": figure_json(self.per_hour),
-            "per_day": figure_json(self.per_day),
-            "joules_per_output_token": None if joules is None else figure_json(joules),
+            name: figure_json(value) if isinstance(value, Prediction) else value
+            for name, value in figures.items()
         }
 
 

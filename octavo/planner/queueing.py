@@ -4,8 +4,7 @@ Rates are per second, times in seconds. An overloaded queue waits for ever: ``ma
 
 Sources: M/D/1 and M/M/k as in Kleinrock, "Queueing Systems" (1975); the distribution of waiting
 times of M/D/1 as in Franx (Operations Research Letters 29, 2001), whose sums have positive terms
-only, unlike Crommelin's (1932); parallel prefill as in DistServe (Zhong et al., OSDI 2024, section
-3.1); L = lambda W is Little's (1961).
+only, unlike Crommelin's (1932).
 """
 
 from __future__ import annotations
@@ -135,32 +134,7 @@ def mmk_wait_quantile(rate: float, service: float, servers: int, share: float) -
     return service / (servers - offered) * math.log(waiting / (1 - share))
 
 
-# -- prompts on devices of their own: DistServe ---------------------------------------------------
-
-
-def prefill_latency(rate: float, prefill: float) -> float:
-    """Mean time to the first token on an instance that only computes prompts, one at a time."""
-    return prefill + md1_wait(rate, prefill)
-
-
-def prefill_latency_in_stages(rate: float, prefill: float) -> float:
-    """Mean time to the first token with the layers on two devices, one after the other: the next
-    prompt begins when the first stage is free, after half of the time."""
-    return prefill + md1_wait(rate, prefill / 2)
-
-
-def prefill_latency_shared(rate: float, prefill: float, speedup: float) -> float:
-    """Mean time to the first token with each matrix on several devices, which makes it ``speedup``
-    times as fast."""
-    return prefill_latency(rate, prefill / speedup)
-
-
 # -- how many are under way -----------------------------------------------------------------------
-
-
-def number_under_way(rate: float, seconds: float) -> float:
-    """Little's law: the mean number of requests that stay for ``seconds``."""
-    return rate * seconds
 
 
 def balance(arriving: Callable[[float], float], most: float) -> float | None:

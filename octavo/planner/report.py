@@ -3,6 +3,7 @@ and predictions with their value, interval and source."""
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Any
 
 from octavo.cost.kv import kv_bytes_per_token
@@ -57,10 +58,7 @@ def deployment_json(deployment: Deployment) -> dict[str, Any]:
         "hardware": deployment.device.name,
         "num_devices": deployment.num_devices,
         "replicas": deployment.replicas,
-        "tp": parallel.tp,
-        "pp": parallel.pp,
-        "ep": parallel.ep,
-        "dp": parallel.dp,
+        **asdict(parallel),
         "quantization": deployment.precision.name,
         "kv_cache_dtype": deployment.precision.kv.name,
         "profile": deployment.profile.name,

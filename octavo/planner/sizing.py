@@ -1,19 +1,19 @@
-"""Finds the number of devices that traffic takes, of which kind, and at what price."""
+"""Finds the layout of a model over devices, and the number of devices that traffic takes, of which
+kind, and at what price."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from octavo.base.errors import ConfigError
 from octavo.cost.hardware import Device
-from octavo.cost.layouts import fast_link_devices
+from octavo.cost.layouts import fast_link_devices, layouts
 from octavo.cost.parallel import Parallel
 from octavo.cost.prediction import Prediction
 from octavo.planner.deployment import Deployment
-from octavo.planner.layout_choice import candidate_deployments
 from octavo.planner.money import Price
 from octavo.planner.slo import Slo
 from octavo.planner.traffic import Traffic
@@ -21,6 +21,32 @@ from octavo.planner.verdict import Verdict, judge
 
 MOST_DEVICES = 1024  # that are ever advised
 _PER_REPLICA = 8
+
+
+def best_layout(base: Deployment, num_devices: int, traffic: Traffic, slo: Slo) -> Verdict:
+    """Return the best layout of a deployment, with as many replicas as fill the devices."""
+    verdicts = [
+        judge(each.times(num_devices // each.num_devices), traffic, slo)
+        for each in candidate_deployments(base, num_devices)
+    ]
+    return min(verdicts, key=lambda verdict: verdict.order)
+
+
+def candidate_deployments(base: Deployment, num_devices: int) -> Iterator[Deployment]:
+    """Yields one replica in each layout that the model and the device allow.
+
+    Raises:
+        ConfigError: not even one device can run it.
+    """
+    for parallel in layouts(base.spec, base.device, num_devices):
+        deployment = replace(base, parallel=parallel, replicas=1)
+        try:
+            deployment.steps  # noqa: B018  (raises where it cannot be laid out so)
+        except ConfigError:
+            if parallel.num_devices == 1:
+                raise
+        else:
+            yield deployment
 
 
 @dataclass(frozen=True, slots=True)

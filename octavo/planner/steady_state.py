@@ -62,10 +62,12 @@ class StepTable:
 class SteadyState:
     """Latency and throughput where the load settles; an `octavo.planner.latency.ServiceEstimate`.
 
-    At an end of the predictions at which the queue grows, figures are ``math.inf``.
+    At an end of the predictions at which the queue grows, figures are ``math.inf``. ``groups``:
+    equal groups of such requests beside each other, each with slots of its own.
     """
 
-    def __init__(self, costs: StepTable, traffic: Traffic, slots: BatchSlots):
+    def __init__(self, costs: StepTable, traffic: Traffic, slots: BatchSlots, groups: float = 1.0):
+        self._groups = groups
         assert traffic.rate is not None
         self._rate = traffic.rate
         steps = [_Steps(costs, traffic, slots, end) for end in ENDS]
@@ -79,12 +81,12 @@ class SteadyState:
 
     @property
     def streams(self) -> Prediction:
-        return self._between(lambda load: load.streams)
+        return self._between(lambda load: load.streams) * self._groups
 
     @property
     def requests_per_second(self) -> Prediction:
         """Completions, which in the long run are as many as arrivals."""
-        return Prediction.around(self._rate, 0.0, self._source)
+        return Prediction.around(self._rate, 0.0, self._source) * self._groups
 
     @property
     def prefill_share(self) -> float:

@@ -14,11 +14,10 @@ from octavo.core.request import Request
 from octavo.core.sampling_params import SamplingParams
 from octavo.sim.agenda import Agenda
 from octavo.sim.costs import BatchCost
-from octavo.sim.outage import Outage
-from octavo.sim.replica import Replica, ReplicaSpec, ReplicaStepTimes, ReplicaTotals
+from octavo.sim.replica import Replica, ReplicaSpec, ReplicaStepTimes, ReplicaTotals, check_drafts
 from octavo.sim.request import SimRequest
 from octavo.sim.router import Router, router_named
-from octavo.sim.synthetic_drafts import check_drafts
+from octavo.sim.settings import Outage
 
 
 @dataclass(frozen=True, slots=True)

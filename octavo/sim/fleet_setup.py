@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 from octavo.base.errors import ConfigError
 from octavo.core.lookahead import MAX_MULTI_STEPS
@@ -29,13 +29,6 @@ from octavo.sim.replica import ReplicaSpec
 from octavo.sim.settings import TRANSFER_GB_S, FleetSettings
 
 
-class SimulatedFleet(NamedTuple):
-    """The servers of a simulation; ``setting`` is the JSON by which a report describes them."""
-
-    spec: FleetSpec
-    setting: dict[str, Any]
-
-
 @dataclass(frozen=True, slots=True)
 class _Placement:
     """A model laid out on devices: what its engine has there."""
@@ -54,8 +47,8 @@ def simulated_fleet(
     settings: FleetSettings,
     engine: Mapping[str, Any],
     measured: MeasuredSteps | None,
-) -> SimulatedFleet:
-    """Return the replicas that serve a model.
+) -> tuple[FleetSpec, dict[str, Any]]:
+    """Return the replicas that serve a model, and the JSON by which a report describes them.
 
     Args:
         engine: settings of the engine that were asked for, of ``ENGINE_SETTINGS``.
@@ -76,7 +69,7 @@ def simulated_fleet(
         settings.outages,
         _disaggregation(settings, kv_bytes_per_token(spec, placement.precision)),
     )
-    return SimulatedFleet(fleet, _setting_json(placement, settings, config, measured))
+    return fleet, _setting_json(placement, settings, config, measured)
 
 
 def _place(spec: ModelSpec, settings: FleetSettings, engine: Mapping[str, Any]) -> _Placement:

@@ -5,19 +5,24 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from octavo.assembly.engine import build_engine
-from octavo.base.errors import EngineError, RequestError
+from octavo.base.errors import ConfigError, EngineError, RequestError
 from octavo.core.batch import Batch
 from octavo.core.clock import VirtualClock
+from octavo.core.drafting import DraftProposer
 from octavo.core.engine import Engine, EngineStep
 from octavo.core.request import Request
 from octavo.executor.simulated import SimulatedExecutor
 from octavo.settings.engine import EngineConfig
+from octavo.settings.speculation import SpeculativeConfig
 from octavo.sim.agenda import Agenda
 from octavo.sim.costs import BatchCost
-from octavo.sim.synthetic_drafts import acceptance, draft_proposer
+from octavo.speculation.synthetic import SyntheticProposer
+
+if TYPE_CHECKING:
+    from octavo.runtime.acceptance import SyntheticAcceptance
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,3 +255,30 @@ def _next_token(request: Request, position: int) -> int:
     """Return a token that is in no prompt and in no other answer: the seed of a request is its
     number."""
     return ~(request.seed << 32 | position)
+
+
+# -- speculative decoding without a model, with drafts that cost nothing --------------------------
+
+
+def check_drafts(config: SpeculativeConfig | None) -> None:
+    """Raise a ConfigError if a simulation cannot tell how often drafts are accepted."""
+    if config is not None:
+        acceptance(config)
+
+
+def acceptance(config: SpeculativeConfig) -> SyntheticAcceptance:
+    """Return a rule that accepts draft tokens at given rates, by request and position alone."""
+    rates = config.synthetic_acceptance_rates
+    if config.method != "auto" or rates is None:
+        raise ConfigError(
+            "a simulation has no text to draft from: give the rates at which drafts are accepted, "
+            "as in --speculative-config '{\"synthetic_acceptance_rates\": [0.8, 0.7, 0.6]}'"
+        )
+    from octavo.runtime.acceptance import SyntheticAcceptance  # and numpy, for which no start waits
+
+    return SyntheticAcceptance(rates)
+
+
+def draft_proposer(config: SpeculativeConfig) -> DraftProposer:
+    rates = acceptance(config).rates
+    return SyntheticProposer(config.num_speculative_tokens or len(rates))

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass, replace
 
 from octavo.base.errors import ConfigError
 from octavo.base.options import option
-from octavo.sim.outage import Outage
 from octavo.workload.settings import LoadSettings, at_least
 
 # As in octavo.sim.router, which a test checks; --help need not import it.
@@ -19,7 +19,26 @@ ENGINE_SETTINGS = (
     *("enable_chunked_prefill", "itl_target_ms", "batching", "max_queued_requests"),
     *("max_queued_tokens", "speculative_config", "enforce_eager"),
 )
+_OUTAGE = re.compile(r"(\d+)@(\d+(?:\.\d+)?)(?:\+(\d+(?:\.\d+)?))?")
 TRANSFER_GB_S = 50.0  # a network card of 400 Gb/s
+
+
+@dataclass(frozen=True, slots=True)
+class Outage:
+    """A failure of a replica, which comes back with an empty cache. Its requests are sent again."""
+
+    replica: int
+    at_s: float
+    lasts_s: float = math.inf
+
+    @classmethod
+    def read(cls, text: str) -> Outage:
+        """Parse ``0@30``, or ``0@30+10`` for an outage of ten seconds; else ConfigError."""
+        match = _OUTAGE.fullmatch(text)
+        if match is None:
+            raise ConfigError(f"fail: {text!r} is no outage: write 0@30, or 0@30+10 for 10 seconds")
+        replica, at_s, lasts_s = match.groups()
+        return cls(int(replica), float(at_s), math.inf if lasts_s is None else float(lasts_s))
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
+from loading import load_model
 from rich.console import Console
 
 from octavo.base.errors import BenchmarkError
@@ -15,8 +16,8 @@ from octavo.bench.gpu.random_model import FORMATS, SHAPES, write_random_model
 from octavo.bench.gpu.report import print_report
 from octavo.bench.gpu.run import CaseOutcome, GpuReport, GpuRun, shares
 from octavo.bench.peers.workers.workloads import PeerWorkload
+from octavo.models.checkpoint import open_checkpoint
 from octavo.models.footprint import as_stored, matrices, weight_types
-from octavo.models.loader import load_model, open_checkpoint
 
 DEVICE = {"name": "GPU", "uuid": None, "bytes_per_s": 1.0, "ops_per_s": {}}
 FACTS = {"bytes_per_s": 4e12, "ops_per_s": {"bfloat16": 8e14}}

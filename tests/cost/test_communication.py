@@ -17,7 +17,6 @@ from octavo.cost.communication import (
     link_of,
     merge_transfers,
     point_to_point,
-    reduce_scatter,
     transfers,
 )
 from octavo.cost.find_device import find_device
@@ -35,12 +34,6 @@ def test_formulas_by_hand():
     assert all_gather(100, 4, LINK) == pytest.approx(1.25 + 3 / 4 * 100 / 60)
     assert all_to_all(100, 8, LINK) == pytest.approx(1.5 + 7 / 8 * 100 / 80)
     assert point_to_point(100, LINK) == pytest.approx(1 + 100 / 50)
-
-
-def test_a_sum_is_scattered_and_gathered():
-    """But for one floor of latency."""
-    apart = reduce_scatter(640, 4, LINK) + all_gather(640, 4, LINK)
-    assert all_reduce(640, 4, LINK) == pytest.approx(apart - LINK.floor_s(4))
 
 
 def test_one_rank_says_nothing():

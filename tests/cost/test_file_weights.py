@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from checkpoint_sizes import checkpoint_bytes
 from safetensors.numpy import load_file, save_file
 
 from octavo.base.errors import ModelFileError
@@ -14,7 +15,6 @@ from octavo.cost.file_weights import stored_bytes
 from octavo.cost.open_spec import open_spec
 from octavo.cost.precision import precision_of, weights_bytes
 from octavo.cost.weights import weights
-from octavo.models.footprint import checkpoint_bytes
 
 
 def test_a_folder_takes_what_its_files_have(tiny_model):

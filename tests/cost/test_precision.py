@@ -45,7 +45,7 @@ def test_embeddings_head_norms_and_routers_stay_as_they_were(name):
         is_quantized = precision.type_of(weight).name not in ("bfloat16", "float16")
         assert is_quantized == (
             weight.inputs > 0 and weight.part in ("attention", "mlp", "experts")
-        ), weight.full_name
+        ), weight
 
 
 def test_mxfp4_is_of_experts_alone():

@@ -6,6 +6,7 @@ from math import prod
 from typing import Any
 
 import pytest
+from checkpoint_sizes import checkpoint_bytes
 
 from octavo.base.errors import ModelFileError, UnsupportedModelError
 from octavo.cost.kv import attention_ops, sequence_bytes
@@ -18,7 +19,6 @@ from octavo.cost.recurrences import GatedDeltaNet, Mamba2
 from octavo.cost.spec_hf import spec_from_hf
 from octavo.cost.weights import num_parameters
 from octavo.cost.work import Span, decode_attention_work, passes
-from octavo.models.footprint import checkpoint_bytes
 
 SIZES = {
     "vocab_size": 320,

@@ -18,7 +18,6 @@ from octavo.cost.hardware import Device
 from octavo.cost.parallel import Parallel
 from octavo.cost.prediction import Prediction
 from octavo.cost.rank_model import MatrixOp, RankModel
-from octavo.cost.roofline_view import decode_view, prefill_view
 from octavo.cost.step_cost import StepCost, StepFeatures, StepModel
 from octavo.cost.work import Span
 
@@ -365,22 +364,21 @@ def test_a_step_is_priced_quickly():
     assert best < 300e-6
 
 
-# -- views ----------------------------------------------------------------------------------------
+# -- the roofline of each operation ---------------------------------------------------------------
 
 
-def test_a_roofline_to_look_at():
+def test_each_operation_beside_the_ridge_of_the_device():
     model = steps(llama_8b(), "h100 sxm")
-    prefill, decode = prefill_view(model, 2048), decode_view(model, 8, 1000)
-    assert (prefill.phase, prefill.bound) == ("prefill", "compute")
-    assert (decode.phase, decode.bound) == ("decode", "memory")
+    prefill, decode = model.cost([Span(0, 2048)]), model.cost([Span(1000, 1)] * 8)
+    assert (prefill.bound, decode.bound) == ("compute", "memory")
     by_name = {op.name: op for op in prefill.ops}
     assert by_name["mlp.up"].bound == "compute" and by_name["head"].bound == "memory"
     assert by_name["mlp.up"].ridge == pytest.approx(295, rel=0.01)
     assert (
         by_name["mlp.up"].intensity > 295 > {op.name: op for op in decode.ops}["mlp.up"].intensity
     )
-    document = decode.as_json()
-    assert document["ops"][0]["bound"] == "memory" and document["ops"][0]["flops"] > 0
+    document = decode.ops[0].as_json()
+    assert document["bound"] == "memory" and document["flops"] > 0
 
 
 def test_an_efficiency_of_ones_own():

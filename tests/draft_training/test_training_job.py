@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from loading import load_model
 from safetensors.torch import load_file
 from tiny_training import WANTED, Talk, train
 
@@ -17,7 +18,6 @@ from octavo.draft_training.sequence_states import HiddenStates
 from octavo.draft_training.training_job import TrainRequest
 from octavo.layers.taps import with_taps
 from octavo.layers.tensors import with_tensors
-from octavo.models.loader import load_model
 from octavo.quantize.layerwise_model import windows_context
 from octavo.runtime.capacity import RankSpec
 

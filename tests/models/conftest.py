@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from loading import load_model
 
 from octavo.core.state_types import NO_STATE
 from octavo.kernels.cpu import abi, library
@@ -17,7 +18,6 @@ from octavo.kernels.dispatch import create_ops
 from octavo.kernels.kv_stores import FloatCodec, KVStore
 from octavo.kernels.recurrence import LayerStates, SequenceStates
 from octavo.layers.tensors import with_tensors
-from octavo.models.loader import load_model
 from octavo.runtime.backends import NativeBackend, pack_model
 from octavo.runtime.capacity import RankLimits, RankSpec
 from octavo.runtime.eager_attention import GroupInputs, PagedAttention

@@ -7,12 +7,12 @@ import shutil
 
 import numpy as np
 import pytest
+from loading import load_model
 from safetensors.numpy import load_file, save_file
 
 from octavo import cli
 from octavo.base.errors import ModelError
 from octavo.models.checkpoint_check import inspect_model
-from octavo.models.loader import load_model
 
 
 @pytest.fixture

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from loading import load_model
 from safetensors.torch import load_file, save_file
 from tiny_transformers import LATENT_CASES, VOCAB, make_model
 
@@ -19,7 +20,6 @@ from octavo.models.config_to_hf import hf_config
 from octavo.models.footprint import kv_bytes_per_token
 from octavo.models.gguf_export import export_gguf
 from octavo.models.hf_writer import write_hf_folder
-from octavo.models.loader import load_model
 from octavo.quantization.ggml_types import GGMLType
 from octavo.quantize.layerwise_model import windows_context
 from octavo.quantize.methods import QuantizeRequest

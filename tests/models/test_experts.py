@@ -14,6 +14,7 @@ import gguf
 import pytest
 import tiny_hybrids
 import torch
+from loading import load_model
 from safetensors.torch import load_file, save_file
 from tiny_transformers import EXPERT_CASES, make_model
 from transformers import AutoModelForCausalLM
@@ -25,7 +26,6 @@ from octavo.models.checkpoint import open_checkpoint
 from octavo.models.checkpoint_check import inspect_model
 from octavo.models.gguf_export import export_gguf
 from octavo.models.hf_writer import write_hf_folder
-from octavo.models.loader import load_model
 from octavo.quantization.ggml_types import GGMLType
 from octavo.quantization.levels import E2M1
 from octavo.quantize.methods import QuantizeRequest

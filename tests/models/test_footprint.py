@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from checkpoint_sizes import checkpoint_bytes
 from hybrid_models import RECURRENCES
+from loading import load_config, load_model
 
 from octavo.base.errors import ConfigError, UnsupportedModelError
 from octavo.layers.latent_config import LatentConfig
@@ -14,15 +16,13 @@ from octavo.models.checkpoint import open_checkpoint
 from octavo.models.footprint import (
     WeightMatrix,
     as_stored,
-    checkpoint_bytes,
     kv_bytes_per_token,
     matrices,
-    matrices_of_bits,
     native_kv_bytes_per_token,
     shapes,
     weight_types,
 )
-from octavo.models.loader import load_config, load_model, weights_bytes
+from octavo.models.loader import weights_bytes
 from octavo.models.registry import ARCHITECTURES, model_class
 from octavo.quantization.ggml_types import GGMLType
 
@@ -76,8 +76,6 @@ def test_matrices_of_any_type(config):
         stored = matrices(config, type, as_stored)
         assert sum(matrix.num_params for matrix in stored) == params
         assert sum(matrix.num_bytes for matrix in stored) == params * bits / 8
-        plain = matrices_of_bits(config, bits)
-        assert [m.num_bytes for m in plain] == [m.num_bytes for m in stored]
     (head,) = [matrix for matrix in matrices(config, GGMLType.BF16) if matrix.is_head]
     assert head == WeightMatrix(
         True, 260 * 48, 272 * 48 * 2, "bfloat16"

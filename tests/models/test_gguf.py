@@ -253,24 +253,6 @@ def test_strings_that_are_not_utf8_stay_apart_and_can_be_encoded(save: Save) -> 
         assert file.metadata["s"] == "a\\x80b"
 
 
-def test_metadata_value(save: Save) -> None:
-    entries = (entry("i", 4, u32(7)), entry("s", 8, string("x")), entry("b", 7, b"\1"))
-    with GGUFFile(save(build(entries=entries))) as file:
-        assert file.metadata_value("i", int) == 7
-        assert type(file.metadata_value("i", float)) is float
-        assert file.metadata_value("none", float, 0.5) == 0.5
-        assert file.metadata_value("b", bool) is True
-        with pytest.raises(ModelFileError, match="must be of type int, not str") as info:
-            file.metadata_value("s", int)
-        assert info.value.field == "'s'"
-        with pytest.raises(ModelFileError, match="must be of type int, not bool"):
-            file.metadata_value("b", int)
-        with pytest.raises(ModelFileError, match="missing"):
-            file.metadata_value("none", int)
-        with pytest.raises(TypeError):
-            file.metadata["i"] = 8  # type: ignore[index]
-
-
 def test_unknown_tensor_name(save: Save) -> None:
     with GGUFFile(save(build(tensor()))) as file, pytest.raises(ModelFileError, match="no such"):
         file.data("lm_head.weight")

@@ -21,6 +21,7 @@ from octavo.models.gguf import GGUFFile
 from octavo.models.gguf_export import export_gguf
 from octavo.models.gguf_writer import TensorToWrite, write_gguf
 from octavo.models.hf_writer import write_hf_folder
+from octavo.models.tensor_map import source_of
 from octavo.quantization.ggml_types import GGMLType
 from octavo.quantization.gguf_mixes import MIXES
 from octavo.quantize.methods import QuantizeRequest
@@ -63,6 +64,13 @@ def is_near(ours, theirs, tolerance) -> bool:
     return all((a - b).abs().max() < tolerance for a, b in zip(ours, theirs, strict=True))
 
 
+def kv_b(path: Path, layer: int = 0) -> Any:
+    """The matrix of a layer as it is read, of one tensor or of two."""
+    checkpoint = open_checkpoint(path)
+    name = f"model.layers.{layer}.self_attn.kv_b_proj.weight"
+    return source_of(checkpoint, checkpoint.config())[name].read(checkpoint)
+
+
 def in_one(source: Path, out: Path, type: GGMLType = GGMLType.F32) -> Path:
     """A file as from before 2025-04: ``attn_kv_b``, and sizes of heads alone."""
     checkpoint = open_checkpoint(source)
@@ -77,7 +85,7 @@ def in_one(source: Path, out: Path, type: GGMLType = GGMLType.F32) -> Path:
                 tensors.append(TensorToWrite(name, entry.shape, entry.type, [file.data(name)]))
                 continue
             name = name.replace("_k_b", "_kv_b")
-            rows = checkpoint.read(name).floats()
+            rows = kv_b(source, int(name.split(".")[1])).floats()
             data = rows if type == GGMLType.F32 else quantize(type, rows, name)
             tensors.append(TensorToWrite(name, rows.shape, type, [data]))
         kind = "deepseek2.attention."
@@ -159,7 +167,7 @@ def test_16_bits_of_halves_are_16_bits_of_the_matrix(type, tiny_hf, tmp_path):
     """No rounding more than that of the file, in either type: what is read is what is there."""
     folder, out = tiny_hf("deepseek-v2"), tmp_path / "model.gguf"
     export_gguf(out, open_checkpoint(folder), lambda matrix: type)
-    ours = open_checkpoint(out).read("blk.1.attn_kv_b.weight")
+    ours = kv_b(out, 1)
     theirs = open_checkpoint(folder).read("model.layers.1.self_attn.kv_b_proj.weight").floats()
     dtype = {GGMLType.F16: torch.float16, GGMLType.BF16: torch.bfloat16}[type]
     assert ours.format == type.name
@@ -205,8 +213,8 @@ def test_a_copy_of_blocks_has_floats_of_them(tiny_hf, driver, tmp_path):
     export_gguf(first, open_checkpoint(tiny_hf("deepseek-v2")), as_f32)
     old = in_one(first, tmp_path / "old.gguf", GGMLType.Q8_0)
     export_gguf(copy, open_checkpoint(old), lambda matrix: matrix.type)
-    read = open_checkpoint(copy).read("blk.0.attn_kv_b.weight")
-    was = open_checkpoint(old).read("blk.0.attn_kv_b.weight")
+    read = kv_b(copy)
+    was = kv_b(old)
     assert (was.format, read.format) == ("Q8_0", "F16")
     np.testing.assert_allclose(read.floats(), was.dequantize(), rtol=2**-11, atol=1e-6)
     assert is_near(driver(copy).logits(PROMPTS), driver(old).logits(PROMPTS), 2e-2)
@@ -251,7 +259,7 @@ def test_a_mix_for_a_size_counts_them(tiny_hf, tmp_path):
     made = make(open_checkpoint(folder), load_tokenizer(folder), out, wanted)
     assert 8.0 < made.bits_per_weight <= 9.0
     assert made.choice is not None and "kv_b_proj" not in made.choice.by_kind()
-    assert open_checkpoint(out).read("blk.0.attn_kv_b.weight").format == "F16"
+    assert kv_b(out).format == "F16"
     with pytest.raises(ConfigError, match=r"no mix has 4 bits per weight"):
         wanted = QuantizeRequest("gguf", target_bpw=4)
         make(open_checkpoint(folder), load_tokenizer(folder), tmp_path / "small.gguf", wanted)
@@ -263,4 +271,4 @@ def test_they_are_read_without_torch(tiny_hf, tmp_path, monkeypatch):
     wanted = QuantizeRequest("gguf", type="Q8_0", calibrate=False)
     make(open_checkpoint(source), load_tokenizer(source), out, wanted)
     monkeypatch.setattr("octavo.quantization.base.need_torch", lambda what: pytest.fail(what))
-    assert open_checkpoint(out).read("blk.0.attn_kv_b.weight").format == "F16"
+    assert kv_b(out).format == "F16"

@@ -16,7 +16,7 @@ from octavo.models.config_hf import config_from_hf
 from octavo.models.config_to_hf import generation_config, hf_config
 from octavo.models.gguf_export import export_gguf
 from octavo.models.hf_writer import write_hf_folder
-from octavo.models.parameters import Parameters, float_rows
+from octavo.models.parameters import Parameters
 from octavo.models.safetensors_writer import NewTensor, write_safetensors
 from octavo.quantization.ggml_types import GGMLType
 
@@ -94,8 +94,8 @@ def test_rows_are_those_of_the_whole(tiny_hf, tmp_path):
     checkpoint = open_checkpoint(tmp_path / "model.gguf")
     for name in ("weight", "bias"):
         name = f"model.layers.1.self_attn.k_proj.{name}"
-        whole = float_rows(open_checkpoint(source), name)
-        np.testing.assert_array_equal(float_rows(checkpoint, name, 5, 23), whole[5:23])
+        whole = Parameters(open_checkpoint(source)).rows(name)
+        np.testing.assert_array_equal(Parameters(checkpoint).rows(name, 5, 23), whole[5:23])
 
 
 def test_tensors_and_how_they_are_quantized(tiny_hf, tmp_path):

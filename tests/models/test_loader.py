@@ -9,11 +9,12 @@ import gguf
 import numpy as np
 import pytest
 import torch
+from loading import load_config, load_model
 from safetensors.torch import load_file, save_file
 
 from octavo.base.errors import ModelFileError, UnsupportedModelError
 from octavo.layers.module import named_parameters
-from octavo.models.loader import load_config, load_model, weights_bytes
+from octavo.models.loader import weights_bytes
 from octavo.quantization.tensors import BlockTensor, to_torch
 
 UP = "model.layers.1.mlp.up_proj.weight"

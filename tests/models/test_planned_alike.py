@@ -12,6 +12,7 @@ from shutil import copyfile
 import numpy as np
 import pytest
 import tiny_hybrids
+from checkpoint_sizes import checkpoint_bytes
 from safetensors.numpy import save_file
 from tiny_transformers import EXPERT_CASES, FAMILIES, LATENT_CASES
 
@@ -27,7 +28,6 @@ from octavo.layers.module import named_parameters
 from octavo.models import registry
 from octavo.models.checkpoint import open_checkpoint
 from octavo.models.config_hf import config_from_hf
-from octavo.models.footprint import checkpoint_bytes
 from octavo.models.gguf_export import export_gguf
 from octavo.models.tensor_split import cut_of
 from octavo.quantization.ggml_types import GGMLType
@@ -107,7 +107,10 @@ def matrices_of_spec(spec) -> Counter[tuple[str, tuple[int, ...]]]:
     for weight in weights(spec):
         if not weight.inputs or not weight.name.startswith(("self_attn.", "mlp.")):
             continue
-        name, outputs = weight.full_name.replace("mlp.experts.", "mlp.experts.0."), weight.outputs
+        name = f"model.layers.{weight.layer}.{weight.name}".replace(
+            "mlp.experts.", "mlp.experts.0."
+        )
+        outputs = weight.outputs
         name = name.replace(".shared_expert.", ".")
         if name.endswith("self_attn.q_proj") and any(
             getattr(mixer, "has_output_gate", False) for mixer in spec.layers[weight.layer].mixers

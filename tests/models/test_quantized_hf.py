@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 import quantized
 import torch
+from checkpoint_sizes import checkpoint_bytes
+from loading import load_model
 from safetensors.torch import load_file, save_file
 
 from octavo.base.errors import ConfigError, ModelError, ModelFileError, UnsupportedModelError
@@ -20,9 +22,8 @@ from octavo.kernels.cuda.packing import pack
 from octavo.layers.module import named_parameters
 from octavo.models.checkpoint import open_checkpoint
 from octavo.models.config_hf import config_from_hf
-from octavo.models.footprint import as_stored, checkpoint_bytes, packed, shapes, weight_types
+from octavo.models.footprint import as_stored, packed, shapes, weight_types
 from octavo.models.llama import LlamaForCausalLM
-from octavo.models.loader import load_model
 from octavo.quantization.base import StoredWeight
 from octavo.quantization.coded import CodedWeight
 from octavo.settings.engine import EngineArgs

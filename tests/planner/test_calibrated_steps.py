@@ -14,8 +14,8 @@ from octavo.cost.parallel import Parallel
 from octavo.cost.rank import rank_model
 from octavo.cost.work import Span
 from octavo.planner import Question, Traffic, plan
-from octavo.planner.calibrated_steps import CalibratedSteps
 from octavo.planner.cheapest import cheapest
+from octavo.planner.deployment import CalibratedSteps
 
 MODEL, HARDWARE, SHORT = "qwen3-0.6b", "epyc-genoa", Traffic(100, 50, concurrency=2)
 

@@ -10,9 +10,8 @@ from octavo.cost.engine_profile import Limits
 from octavo.cost.open_spec import open_spec
 from octavo.planner import Traffic, plan
 from octavo.planner.fleet_layout import with_planned_layout
-from octavo.sim.load_setup import TypicalLoad
 from octavo.sim.settings import FleetSettings
-from octavo.sim.setup import prepare
+from octavo.sim.setup import TypicalLoad, prepare
 from octavo.workload.settings import LoadSettings, Workload
 
 CASES = {

@@ -64,19 +64,6 @@ def test_many_servers():
     assert walked[int(0.95 * len(walked))] == pytest.approx(tail, rel=0.1)
 
 
-def test_parallel_prefill_in_the_words_of_distserve():
-    rate, prefill, speedup = 4.0, 0.1, 1.5
-    assert queueing.prefill_latency(rate, prefill) == pytest.approx(
-        prefill + rate * prefill**2 / (2 * (1 - rate * prefill))
-    )
-    assert queueing.prefill_latency_in_stages(rate, prefill) == pytest.approx(
-        prefill + rate * prefill**2 / (4 * (2 - rate * prefill))
-    )
-    assert queueing.prefill_latency_shared(rate, prefill, speedup) == pytest.approx(
-        prefill / speedup + rate * prefill**2 / (2 * speedup * (speedup - rate * prefill))
-    )
-
-
 def test_overload_waits_for_ever():
     assert queueing.md1_wait(10, 0.1) == math.inf
     assert queueing.md1_wait_quantile(11, 0.1, 0.5) == math.inf
@@ -123,10 +110,6 @@ def test_delays_that_bring_further_delays():
     assert queueing.delays_quantile(800.0, 0.5, 0.5) == pytest.approx(1600, rel=0.01)
     with pytest.raises(ConfigError, match="no end"):
         queueing.delays_quantile(1.0, 1.0, 0.5)
-
-
-def test_little():
-    assert queueing.number_under_way(25, 4) == 100
 
 
 @pytest.mark.parametrize("rate, service", [(-1, 0.1), (1, -0.1)])

@@ -7,13 +7,13 @@ from functools import cache
 
 import pytest
 import torch
+from loading import load_model
 from safetensors.torch import load_file, save_file
 
 from octavo.base.errors import ConfigError
 from octavo.layers.module import named_parameters
 from octavo.models.checkpoint import open_checkpoint
 from octavo.models.config_hf import config_from_hf
-from octavo.models.loader import load_model
 from octavo.models.parameters import Parameters
 from octavo.models.registry import model_class
 from octavo.quantize.awq import AWQ

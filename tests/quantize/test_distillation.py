@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
+from loading import load_model
 
 from octavo.layers.module import named_parameters
 from octavo.layers.tensors import with_tensors
-from octavo.models.loader import load_model
 from octavo.quantize import distillation as module
 from octavo.quantize.distillation import Distillation
 from octavo.quantize.layerwise_model import LayerwiseModel, dense, linear_names

@@ -6,11 +6,11 @@ import json
 
 import pytest
 import torch
+from loading import load_model
 from safetensors.torch import save_file
 
 from octavo.layers.module import named_parameters
 from octavo.models.config_hf import config_from_hf
-from octavo.models.loader import load_model
 from octavo.models.registry import model_class
 from octavo.quantize.layerwise_model import (
     LayerwiseModel,

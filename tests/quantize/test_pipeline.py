@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
+from loading import load_model
 from safetensors.torch import load_file, save_file
 
 from octavo.base.errors import ConfigError, ModelFileError
-from octavo.models.loader import load_model
 from octavo.quantize.grid import Scheme, quantize_to_nearest
 from octavo.quantize.layerwise_model import LayerwiseModel, linear_names
 from octavo.quantize.pipeline import quantize_model

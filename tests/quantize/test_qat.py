@@ -7,9 +7,9 @@ import math
 import numpy as np
 import pytest
 import torch
+from loading import load_model
 
 from octavo.base.errors import ConfigError
-from octavo.models.loader import load_model
 from octavo.quantize import qat
 from octavo.quantize.distillation import Distillation
 from octavo.quantize.fake_quant import FakeQuantMatrix, ScaledMatrix

@@ -10,6 +10,7 @@ import gguf
 import numpy as np
 import pytest
 import torch
+from loading import load_model
 from safetensors import safe_open
 
 from octavo import LLM, SamplingParams, hub
@@ -17,7 +18,6 @@ from octavo.base.errors import ConfigError
 from octavo.kernels.cpu import library
 from octavo.models.checkpoint import open_checkpoint
 from octavo.models.gguf_export import export_gguf
-from octavo.models.loader import load_model
 from octavo.quantization.ggml_types import GGMLType
 from octavo.quantize import quantization_job as job_module
 from octavo.quantize.layerwise_model import LayerwiseModel

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from loading import load_model
 from safetensors.torch import load_file, save_file
 from tiny_transformers import make_model
 from transformers import AutoModelForCausalLM
@@ -16,7 +17,7 @@ from octavo.base.errors import ConfigError, ModelFileError
 from octavo.models.checkpoint import open_checkpoint
 from octavo.models.gguf_export import export_gguf
 from octavo.models.hf_writer import write_hf_folder
-from octavo.models.loader import load_checkpoint, load_model
+from octavo.models.loader import load_checkpoint
 from octavo.models.parameters import Parameters
 from octavo.quantization.ggml_types import GGMLType
 from octavo.quantize.layerwise_model import LayerwiseModel

@@ -6,12 +6,12 @@ from dataclasses import dataclass
 
 import pytest
 import torch
+from loading import load_model
 from safetensors.torch import load_file, save_file
 from tiny_transformers import make_model
 
 from octavo.base.errors import ConfigError
 from octavo.models.config import EMBEDDING, HEAD
-from octavo.models.loader import load_model
 from octavo.quantize.layerwise_model import LayerwiseModel, keep, linear_names
 from octavo.quantize.scheme import Scheme
 from octavo.quantize.sensitivity import _cost, measure_sensitivity

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from loading import load_model
 
 from octavo.core.admission import StaticAdmission
 from octavo.core.block_manager import BlockManager
@@ -19,7 +20,6 @@ from octavo.core.request import Request
 from octavo.core.scheduler import Scheduler, SchedulerConfig
 from octavo.core.state_slots import StateSlots
 from octavo.models.kv_groups import KVGroups
-from octavo.models.loader import load_model
 from octavo.runtime.capacity import RankLimits, RankSpec
 from octavo.runtime.rank import Rank
 

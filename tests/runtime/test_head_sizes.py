@@ -8,10 +8,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from loading import load_config
 
 from octavo import LLM, SamplingParams
 from octavo.kernels.cpu import library
-from octavo.models.loader import load_config
 from octavo.runtime.backends import why_not_native
 from octavo.runtime.capacity import RankSpec
 from octavo.settings.engine import EngineArgs

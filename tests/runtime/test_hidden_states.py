@@ -7,6 +7,7 @@ import random
 import numpy as np
 import pytest
 from hash_model import FunctionProposer
+from loading import load_model
 from tiny_heads import TARGET, VOCAB, true_states
 
 from octavo.assembly.engine import build_engine
@@ -16,7 +17,6 @@ from octavo.core.sampling_params import SamplingParams
 from octavo.core.scheduler import SchedulerConfig
 from octavo.kernels import fused_ops
 from octavo.kernels.cpu import library
-from octavo.models.loader import load_model
 from octavo.runtime.capacity import RankLimits, RankSpec
 from octavo.runtime.op_program import plan_step
 from octavo.runtime.rank import Rank

@@ -10,6 +10,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from loading import load_config
 
 from octavo.base.errors import ConfigError
 from octavo.core.block_manager import BlockManager
@@ -20,7 +21,6 @@ from octavo.core.sampling_params import SamplingParams
 from octavo.core.scheduler import Scheduler, SchedulerConfig
 from octavo.kernels.cuda.sampling import LOGPROB_WORDS, RECORD_WORDS
 from octavo.models.kv_groups import KVGroups
-from octavo.models.loader import load_config
 from octavo.runtime import device_memory
 from octavo.runtime.capacity import RankLimits, RankSpec
 from octavo.runtime.memory_ledger import (

@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from loading import load_config, load_model
 
 from octavo.base.errors import ConfigError
 from octavo.core.batch import Batch, ScheduledRequest
@@ -16,7 +17,6 @@ from octavo.core.request import Request
 from octavo.core.sampling_params import SamplingParams
 from octavo.kernels.cpu import abi, library
 from octavo.kernels.fused_ops import CannotFuse
-from octavo.models.loader import load_config, load_model
 from octavo.runtime import backends, device_memory, torch_backend
 from octavo.runtime.backends import why_not_fused
 from octavo.runtime.capacity import RankLimits, RankSpec, capacity_of

@@ -11,8 +11,8 @@ import pytest
 from simulating import at_times, different_asks, fleet_spec
 
 from octavo.sim.fleet import Disaggregation
-from octavo.sim.outage import Outage
 from octavo.sim.prompts import PromptSpec
+from octavo.sim.settings import Outage
 from octavo.workload.arrivals import arrival_times
 
 ROUTERS = ("round_robin", "least_loaded", "prefix_aware")

@@ -9,9 +9,8 @@ import pytest
 
 from octavo.base.errors import ConfigError
 from octavo.cost.open_spec import open_spec
-from octavo.sim.outage import Outage
 from octavo.sim.router import ROUTERS
-from octavo.sim.settings import ROUTER_NAMES, ClientSettings, FleetSettings
+from octavo.sim.settings import ROUTER_NAMES, ClientSettings, FleetSettings, Outage
 from octavo.sim.setup import prepare
 from octavo.workload.settings import LoadSettings, Workload
 from octavo.workload.traces import TraceEntry, write_trace

@@ -22,8 +22,8 @@ from octavo.base.errors import ConfigError, EngineError
 from octavo.measure.concurrency import concurrency_curve
 from octavo.settings.speculation import SpeculativeConfig
 from octavo.sim.fleet import Disaggregation, FleetSpec
-from octavo.sim.outage import Outage
 from octavo.sim.prompts import PromptSpec, prompts_of_trace
+from octavo.sim.settings import Outage
 from octavo.sim.simulation import simulate
 from octavo.workload.arrivals import arrival_times
 from octavo.workload.plan import LoadPlan

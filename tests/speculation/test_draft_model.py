@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from faults import FaultyScheduler, every
+from loading import load_model
 from safetensors.torch import load_file, save_file
 
 from octavo import LLM, SamplingParams
@@ -18,7 +19,6 @@ from octavo.base.errors import ConfigError, ModelError
 from octavo.core.request import Request
 from octavo.core.scheduler import SchedulerConfig
 from octavo.kernels.cpu import library
-from octavo.models.loader import load_model
 from octavo.runtime.capacity import RankLimits, RankSpec
 from octavo.runtime.rank import Rank
 from octavo.settings.engine import CacheConfig, EngineConfig

@@ -8,12 +8,12 @@ import shutil
 from pathlib import Path
 
 import pytest
+from loading import load_model
 from safetensors.torch import load_file, save_file
 
 from octavo import LLM, SamplingParams
 from octavo.base.errors import ConfigError
 from octavo.kernels.cpu import library
-from octavo.models.loader import load_model
 from octavo.runtime.capacity import RankLimits, RankSpec
 from octavo.runtime.rank import Rank
 from octavo.settings.engine import EngineArgs

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from loading import load_model
 from tiny_heads import (
     HIDDEN,
     TARGET,
@@ -22,7 +23,6 @@ from octavo.base.errors import ConfigError, ModelFileError
 from octavo.core.batch import Draft
 from octavo.core.drafting import DraftingRequest
 from octavo.kernels.cpu import library
-from octavo.models.loader import load_model
 from octavo.speculation.draft_tree import DraftTreeShape
 from octavo.speculation.head_program import TokenCandidate
 from octavo.speculation.medusa import MedusaProposer

@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from loading import load_model
 
 from octavo.core.batch import Batch, Draft, ScheduledRequest
 from octavo.core.engine import Engine
 from octavo.core.request import Request
 from octavo.core.sampling_params import SamplingParams
-from octavo.models.loader import load_model
 from octavo.runtime.capacity import RankLimits, RankSpec
 from octavo.runtime.rank import Rank
 from octavo.serving.load import load_engine

@@ -16,7 +16,7 @@ import octavo
 from octavo import hub
 from octavo.base.errors import ConfigError, UnsupportedModelError
 from octavo.base.files import NewFolder, sha256_of
-from octavo.base.model_files import ENGINE_MANIFEST, ModelFolder, is_engine_folder
+from octavo.base.model_files import ENGINE_MANIFEST, ModelFolder, check_free, is_engine_folder
 from octavo.kernels.cpu import activation_precision, library
 from octavo.kernels.cpu.file_digests import Seals, digest
 from octavo.kernels.cpu.format_advice import advise
@@ -91,7 +91,7 @@ def build_engine_folder(
         ConfigError: no such folder can be made of it, or not there; says why.
     """
     begin = time.perf_counter()
-    _check_free(out)
+    check_free(out)
     path = hub.resolve(args.model)
     if is_engine_folder(path):
         raise ConfigError(f"{path} is an engine folder already: give the model it was built from")
@@ -109,14 +109,6 @@ def build_engine_folder(
     num_bytes = sum(file.num_bytes for file in files.values())
     num_bytes += (out / ENGINE_MANIFEST).stat().st_size
     return BuiltFolder(out, num_bytes, time.perf_counter() - begin, sources)
-
-
-def _check_free(out: Path) -> None:
-    if out.is_symlink() or (out.exists() and not (out.is_dir() and not any(out.iterdir()))):
-        what = "an engine folder" if is_engine_folder(out) else "there"
-        raise ConfigError(
-            f"{out} is {what} already, and is not overwritten: remove it, or name another folder"
-        )
 
 
 def _check_settings(args: EngineArgs, source: CheckpointSource) -> dict[str, Any]:
