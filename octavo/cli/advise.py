@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from octavo.cli import UsageError, terminal
 from octavo.cli.bench.common import open_session
 from octavo.cli.busy_machine import warn_if_busy
-from octavo.cli.flags import add_json_flag
+from octavo.cli.flags import add_json_flag, add_switch
 from octavo.cli.plan_flags import add_plan_flags, question_of
 
 if TYPE_CHECKING:
@@ -42,10 +42,10 @@ _SECONDS = 30.0  # that all trials together may take, about, beside loading
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.epilog = EXAMPLES
     add_plan_flags(parser)
-    parser.add_argument(
+    add_switch(
+        parser,
         "--measure",
-        action="store_true",
-        help="try out what can be tried here: needs --hardware auto, and takes about a minute "
+        "try out what can be tried here: needs --hardware auto, and takes about a minute "
         "with a small model",
     )
     parser.add_argument(

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from octavo.cli import terminal
 from octavo.cli.bench import common
 from octavo.cli.busy_machine import warn_if_busy
+from octavo.cli.flags import add_switch
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -40,9 +41,7 @@ _SHOWN = (
 
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.epilog = EXAMPLES
-    parser.add_argument(
-        "--quick", action="store_true", help="a quarter of the time, and less certain"
-    )
+    add_switch(parser, "--quick", "a quarter of the time, and less certain")
     common.add_output_flags(parser)
     common.add_engine_arguments(parser)
     parser.set_defaults(run=run)

@@ -20,16 +20,17 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from octavo.cli import UsageError
+from octavo.cli.flags import add_value
 from octavo.cli.parser import CommandParser
 
 _MODEL = "model"
 
 
 def add_config_flag(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--config",
-        metavar="FILE",
-        help="settings in YAML, TOML or JSON, by the names of the flags here, and model; what is "
+    add_value(
+        parser,
+        "--config FILE",
+        "settings in YAML, TOML or JSON, by the names of the flags here, and model; what is "
         "given as a flag, too, counts",
     )
 

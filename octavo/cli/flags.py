@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -27,17 +27,34 @@ def non_negative(text: str) -> int:
     return whole_number(text, least=0)
 
 
+def add_value(
+    parser: Parser,
+    usage: str,
+    help: str,
+    type: Callable[[str], Any] = str,
+    **settings: Any,
+) -> argparse.Action:
+    """Add a flag that takes one value. ``usage``: its names and its value, as ``--rate R``."""
+    *flags, metavar = usage.split()
+    return parser.add_argument(*flags, metavar=metavar, help=help, type=type, **settings)
+
+
+def add_switch(parser: Parser, flag: str, help: str) -> None:
+    """Add a flag that is on if it is given."""
+    parser.add_argument(flag, action="store_true", help=help)
+
+
 def add_number(
     parser: Parser, flag: str, help: str, default: int | None = None, *, least: int = 1
 ) -> None:
     """Add a flag of a whole number; its default, if it has one, is said in the help."""
     shown = help if default is None else f"{help} (default: {default})"
     parse = whole_number if least else non_negative
-    parser.add_argument(flag, type=parse, default=default, metavar="N", help=shown)
+    add_value(parser, f"{flag} N", shown, parse, default=default)
 
 
 def add_json_flag(parser: Parser) -> None:
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    add_switch(parser, "--json", "print one JSON object")
 
 
 def from_flags(

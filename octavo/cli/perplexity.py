@@ -11,7 +11,7 @@ from octavo.base.errors import BenchmarkError
 from octavo.cli import UsageError, terminal
 from octavo.cli.bench import common
 from octavo.cli.engine_flags import engine_kwargs
-from octavo.cli.flags import add_number
+from octavo.cli.flags import add_number, add_value
 from octavo.cli.text_file import read_text
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ examples:
 
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.epilog = EXAMPLES
-    parser.add_argument("--text", required=True, metavar="FILE", help="a text in UTF-8")
+    add_value(parser, "--text FILE", "a text in UTF-8", required=True)
     add_number(
         *(parser, "--ctx"),
         "tokens of a window, which is the engine's max_model_len, but with --window or "
@@ -59,10 +59,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     add_number(parser, "--max-tokens", "take only so many tokens of the text")
     base = parser.add_mutually_exclusive_group()
-    base.add_argument(
-        "--kl-base", metavar="FILE", help="compare with the run that was saved in a file"
-    )
-    base.add_argument("--save-base", metavar="FILE", help="save the run in a file, for --kl-base")
+    add_value(base, "--kl-base FILE", "compare with the run that was saved in a file")
+    add_value(base, "--save-base FILE", "save the run in a file, for --kl-base")
     common.add_output_flags(parser)
     common.add_engine_arguments(parser, skip=_SKIPPED)
     parser.set_defaults(run=run)

@@ -14,7 +14,7 @@ from octavo.base.errors import ConfigError, OctavoError
 from octavo.base.optional_deps import need_torch
 from octavo.cli import UsageError, terminal
 from octavo.cli.bench.common import add_plot_flag, check_plots, save_plots
-from octavo.cli.flags import add_json_flag, add_number, from_flags
+from octavo.cli.flags import add_json_flag, add_number, add_switch, add_value, from_flags
 from octavo.cli.parser import rarely
 from octavo.cli.text_file import read_text
 from octavo.system.machine import keep_openmp_patient
@@ -73,14 +73,14 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("out", metavar="OUT", help="the folder or file to make")
     which = parser.add_mutually_exclusive_group(required=True)
     which.add_argument("--method", choices=METHODS)
-    which.add_argument("--compare", metavar="M,M,...", help="make one with each, and judge them")
-    parser.add_argument("--bits", type=int, metavar="B", help="of an integer, 2 to 8 (default: 4)")
-    parser.add_argument(
-        "--group-size",
-        type=int,
-        metavar="G",
-        help="inputs that share a scale, -1 for a whole row (default: the most of 128, 64 and 32 "
+    add_value(which, "--compare M,M,...", "make one with each, and judge them")
+    add_value(parser, "--bits B", "of an integer, 2 to 8 (default: 4)", int)
+    add_value(
+        parser,
+        "--group-size G",
+        "inputs that share a scale, -1 for a whole row (default: the most of 128, 64 and 32 "
         "that rows are made of)",
+        int,
     )
     parser.add_argument(
         "--symmetric",
@@ -91,28 +91,28 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--asymmetric", action="store_false", dest="symmetric", help="a zero for each group"
     )
-    parser.add_argument("--type", metavar="TYPE", help="of method gguf (default: Q4_K_M)")
-    parser.add_argument(
-        "--target-bpw",
-        type=float,
-        metavar="X",
-        help="bits per weight of the whole model, at most: a mix of bits or types by what each "
+    add_value(parser, "--type TYPE", "of method gguf (default: Q4_K_M)")
+    add_value(
+        parser,
+        "--target-bpw X",
+        "bits per weight of the whole model, at most: a mix of bits or types by what each "
         "matrix is worth (gptq, rtn, awq, autoround, qat, gguf)",
+        float,
     )
-    parser.add_argument(
-        "--mix-bits",
-        type=_integers,
-        metavar="B,B,...",
-        help="what a folder's matrices may have then (default: 2,3,4,5,6,8,16)",
+    add_value(
+        parser,
+        "--mix-bits B,B,...",
+        "what a folder's matrices may have then (default: 2,3,4,5,6,8,16)",
+        _integers,
     )
     parser.add_argument(
         "--format", choices=FORMATS, help="of the checkpoint (default: the usual one of the method)"
     )
-    parser.add_argument(
-        "--calibration",
-        type=Path,
-        metavar="FILE",
-        help="what to look at: a text in UTF-8, or .jsonl with text or messages in each line",
+    add_value(
+        parser,
+        "--calibration FILE",
+        "what to look at: a text in UTF-8, or .jsonl with text or messages in each line",
+        Path,
     )
     add_number(parser, "--calibration-tokens", "look at no more of it")
     add_number(
@@ -120,28 +120,20 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "of method qat: train on so many in all, going through the text as often as it takes "
         "(default: 524,288, or the text eight times)",
     )
-    parser.add_argument(
+    add_switch(
+        parser,
         "--train-codes",
-        action="store_true",
-        help="of method qat: train codes too, not scales alone; takes more memory, and more tokens",
+        "of method qat: train codes too, not scales alone; takes more memory, and more tokens",
     )
-    parser.add_argument(
-        "--no-calibration",
-        action="store_true",
-        help="look at none: rtn, gguf, fp8 and nf4 can do without",
-    )
-    parser.add_argument(
-        "--requantize", action="store_true", help="also of a model that is quantized already"
-    )
-    parser.add_argument(
+    add_switch(parser, "--no-calibration", "look at none: rtn, gguf, fp8 and nf4 can do without")
+    add_switch(parser, "--requantize", "also of a model that is quantized already")
+    add_switch(
+        parser,
         "--rotate",
-        action="store_true",
-        help="rotate the model first, which spreads large weights: for gptq with --group-size -1",
+        "rotate the model first, which spreads large weights: for gptq with --group-size -1",
     )
-    parser.add_argument("--report", action="store_true", help="measure what was lost and gained")
-    parser.add_argument(
-        "--report-text", metavar="FILE", help="what to predict for it (default: octavo's own)"
-    )
+    add_switch(parser, "--report", "measure what was lost and gained")
+    add_value(parser, "--report-text FILE", "what to predict for it (default: octavo's own)")
     add_plot_flag(parser)
     add_json_flag(parser)
     rarely(parser, "--symmetric", "--asymmetric", "--mix-bits", "--calibration-tokens", "--rotate")

@@ -17,7 +17,7 @@ from octavo.cli.engine_flags import (
     engine_kwargs,
     given_settings,
 )
-from octavo.cli.flags import add_json_flag
+from octavo.cli.flags import add_json_flag, add_value
 from octavo.cli.parser import rarely
 from octavo.settings.engine import EngineArgs
 from octavo.sim.settings import ENGINE_SETTINGS, ClientSettings, FleetSettings
@@ -64,7 +64,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.epilog = EXAMPLES
     add_model_argument(parser)
     add_json_flag(parser)
-    parser.add_argument("--out", metavar="DIR", help="write result, series and timeline there")
+    add_value(parser, "--out DIR", "write result, series and timeline there")
     add_plot_flag(parser)
     parser.add_argument(
         "--goodput",

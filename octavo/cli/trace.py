@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from octavo.cli import Command, UsageError, terminal
-from octavo.cli.flags import add_json_flag
+from octavo.cli.flags import add_json_flag, add_switch, add_value
 
 if TYPE_CHECKING:
     from octavo.workload.traces import TraceStatistics
@@ -67,12 +67,8 @@ def _add_reading(parser: argparse.ArgumentParser) -> None:
         default="auto",
         help=f"format of IN: {', '.join(KINDS)}; default: recognised by its first line",
     )
-    parser.add_argument("--limit", type=int, metavar="N", help="read the first N requests")
-    parser.add_argument(
-        "--keep-failures",
-        action="store_true",
-        help="keep requests of BurstGPT that got no answer",
-    )
+    add_value(parser, "--limit N", "read the first N requests", int)
+    add_switch(parser, "--keep-failures", "keep requests of BurstGPT that got no answer")
     add_json_flag(parser)
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from octavo.base.errors import ConfigError
 from octavo.base.optional_deps import need_torch
 from octavo.cli import UsageError, terminal
-from octavo.cli.flags import whole_number
+from octavo.cli.flags import add_json_flag, add_value, whole_number
 from octavo.cli.quantize import progress_bar
 from octavo.system.machine import keep_openmp_patient
 
@@ -54,29 +54,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
         default=KINDS[0],
         help="kind of heads (default: recurrent; redrafter is another name of it)",
     )
-    parser.add_argument(
-        "--minutes", type=float, metavar="M", help="about how long it may take (default: 30)"
-    )
-    parser.add_argument(
-        "--data", metavar="FILE", help="prompts: a text, or .jsonl with text or messages"
-    )
-    parser.add_argument(
-        "--tokens",
-        type=whole_number,
-        metavar="N",
-        help="the most answer tokens (default: 200,000)",
-    )
-    parser.add_argument(
-        "--shortlist",
-        type=whole_number,
-        metavar="N",
-        help="tokens that are drafted (default: 8,192)",
-    )
-    parser.add_argument(
-        "--steps", type=whole_number, metavar="N", help="training steps (default: as time allows)"
-    )
-    parser.add_argument("--seed", type=int, metavar="N", help="seed of all draws (default: 0)")
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    add_value(parser, "--minutes M", "about how long it may take (default: 30)", float)
+    add_value(parser, "--data FILE", "prompts: a text, or .jsonl with text or messages")
+    add_value(parser, "--tokens N", "the most answer tokens (default: 200,000)", whole_number)
+    add_value(parser, "--shortlist N", "tokens that are drafted (default: 8,192)", whole_number)
+    add_value(parser, "--steps N", "training steps (default: as time allows)", whole_number)
+    add_value(parser, "--seed N", "seed of all draws (default: 0)", int)
+    add_json_flag(parser)
     parser.set_defaults(run=run)
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from octavo.base.errors import ConfigError
 from octavo.cli import terminal
 from octavo.cli.bench import common
-from octavo.cli.flags import add_number, whole_number
+from octavo.cli.flags import add_number, add_value, whole_number
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -42,15 +42,13 @@ examples:
 
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.epilog = EXAMPLES
-    parser.add_argument(
-        "--trace",
-        metavar="FILE",
-        help="requests and when they come, in any format that `octavo trace` reads (default: "
+    add_value(
+        parser,
+        "--trace FILE",
+        "requests and when they come, in any format that `octavo trace` reads (default: "
         "steady at 50 and at 85 %% of what the engine can do, bursts, and shared prefixes)",
     )
-    parser.add_argument(
-        "--repeats", type=whole_number, default=3, metavar="N", help="default: %(default)s"
-    )
+    add_value(parser, "--repeats N", "default: %(default)s", whole_number, default=3)
     add_number(parser, "--num-prompts", "requests of each run", 100)
     common.add_seed_flag(parser)
     common.add_output_flags(parser)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from octavo.base.errors import ConfigError
 from octavo.cli import UsageError, terminal
 from octavo.cli.bench import common
-from octavo.cli.flags import add_number
+from octavo.cli.flags import add_number, add_switch, add_value
 from octavo.measure.statistics import MedianRange
 
 if TYPE_CHECKING:
@@ -31,17 +31,17 @@ without take turns.
 
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.epilog = EXAMPLES
-    parser.add_argument(
-        "--only",
-        type=lambda text: [name.strip() for name in text.split(",")],
-        metavar="NAME,NAME,…",
-        help="measure these ablations (default: all that can be)",
+    add_value(
+        parser,
+        "--only NAME,NAME,…",
+        "measure these ablations (default: all that can be)",
+        lambda text: [name.strip() for name in text.split(",")],
     )
     add_number(
         *(parser, "--repeat"),
         "turns of each; medians are reported (default: 3, with --quick 1)",
     )
-    parser.add_argument("--quick", action="store_true", help="half the work, one turn")
+    add_switch(parser, "--quick", "half the work, one turn")
     common.add_plot_flag(parser)
     common.add_output_flags(parser)
     common.add_engine_arguments(parser)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from octavo.base.errors import ConfigError
 from octavo.cli import terminal
 from octavo.cli.engine_flags import add_engine_flags, add_model_argument, engine_kwargs
-from octavo.cli.flags import add_json_flag, add_number
+from octavo.cli.flags import add_json_flag, add_number, add_value
 from octavo.settings.engine import EngineArgs
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ def add_engine_arguments(parser: argparse.ArgumentParser, *, skip: Collection[st
 
 def add_output_flags(parser: argparse.ArgumentParser) -> None:
     add_json_flag(parser)
-    parser.add_argument("--output", metavar="FILE", help="write the JSON object to a file, too")
+    add_value(parser, "--output FILE", "write the JSON object to a file, too")
 
 
 def add_repeat_flag(parser: argparse.ArgumentParser, *, repeat: int) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from octavo.cli import UsageError, terminal
 from octavo.cli.bench.common import add_output_flags, report
 from octavo.cli.engine_flags import add_engine_flags, add_model_argument, engine_kwargs
-from octavo.cli.flags import add_number
+from octavo.cli.flags import add_number, add_value
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -34,27 +34,26 @@ examples:
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.epilog = EXAMPLES
     add_model_argument(parser)
-    parser.add_argument(
-        "--peers",
-        type=_words,
+    add_value(
+        parser,
+        "--peers NAMES",
+        "llama.cpp, vllm, transformers, or engine:weights (default: llama.cpp,vllm)",
+        _words,
         default=["llama.cpp", "vllm"],
-        metavar="NAMES",
-        help="llama.cpp, vllm, transformers, or engine:weights (default: llama.cpp,vllm)",
     )
-    parser.add_argument(
-        "--octavo-weights",
-        type=_words,
+    add_value(
+        parser,
+        "--octavo-weights NAMES",
+        "what octavo runs: file (as it is), bf16 (what peers run) (default: file,bf16)",
+        _words,
         default=["file", "bf16"],
-        metavar="NAMES",
-        help="what octavo runs: file (as it is), bf16 (what peers run) (default: file,bf16)",
     )
     add_number(parser, "--rounds", "turns of all engines", 3)
-    parser.add_argument(
-        "--workloads",
-        type=_words,
-        default=None,
-        metavar="NAMES",
-        help="decode, decode-1k, prefill, batch-32, batch-64, start (default: all)",
+    add_value(
+        parser,
+        "--workloads NAMES",
+        "decode, decode-1k, prefill, batch-32, batch-64, start (default: all)",
+        _words,
     )
     parser.add_argument(
         "--dir", type=Path, help="where the peers are set up (default: ~/.cache/octavo-peers)"

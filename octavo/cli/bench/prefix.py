@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from octavo.base.errors import ConfigError
 from octavo.cli import UsageError, terminal
 from octavo.cli.bench import common
-from octavo.cli.flags import add_number, from_flags
+from octavo.cli.flags import add_number, add_switch, add_value, from_flags
 from octavo.cli.text_file import read_text
 
 if TYPE_CHECKING:
@@ -45,10 +45,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add_number(parser, "--questions", "about each document", 8)
     add_number(parser, "--output-len", "tokens of each answer", 16)
     add_number(parser, "--repeat", "documents, each with questions of its own", 3)
-    parser.add_argument(
-        "--at-once", action="store_true", help="ask all questions together, and measure decoding"
-    )
-    parser.add_argument("--text", metavar="FILE", help="the document (default: random tokens)")
+    add_switch(parser, "--at-once", "ask all questions together, and measure decoding")
+    add_value(parser, "--text FILE", "the document (default: random tokens)")
     common.add_plot_flag(parser)
     common.add_output_flags(parser)
     common.add_engine_arguments(parser, skip={"enable_prefix_caching", "shared_prefix_decode"})

@@ -15,7 +15,7 @@ from octavo.bench.serving.serve_config import (
 from octavo.cli import UsageError, terminal
 from octavo.cli.bench import common
 from octavo.cli.engine_flags import add_engine_flags, add_flags, engine_kwargs, given_settings
-from octavo.cli.flags import add_json_flag
+from octavo.cli.flags import add_json_flag, add_value
 from octavo.cli.parser import rarely
 from octavo.hub import DEFAULT_MODEL
 from octavo.workload.settings import LoadSettings
@@ -58,7 +58,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         f"(default: {DEFAULT_MODEL}, or with --base-url what the server serves)",
     )
     add_json_flag(parser)
-    parser.add_argument("--output", metavar="FILE", help="write the JSON object to a file, too")
+    add_value(parser, "--output FILE", "write the JSON object to a file, too")
     common.add_plot_flag(parser)
     add_flags(parser, "server", ServerTarget, often=_OFTEN)
     add_flags(parser, "workload", ServedWorkload, often=_OFTEN)

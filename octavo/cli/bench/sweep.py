@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from octavo.cli import UsageError, terminal
 from octavo.cli.bench import common
-from octavo.cli.flags import add_number, from_flags, whole_number
+from octavo.cli.flags import add_number, add_value, from_flags, whole_number
 from octavo.cli.parser import rarely
 
 if TYPE_CHECKING:
@@ -32,12 +32,12 @@ MOST_IN_FLIGHT = 64
 
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.epilog = EXAMPLES
-    parser.add_argument(
-        "--concurrency",
-        type=_rising_numbers,
-        metavar="N,N,…",
-        help="requests in flight, point by point (default: powers of two up to max_num_seqs, and "
+    add_value(
+        parser,
+        "--concurrency N,N,…",
+        "requests in flight, point by point (default: powers of two up to max_num_seqs, and "
         f"at most {MOST_IN_FLIGHT})",
+        _rising_numbers,
     )
     add_number(parser, "--input-len", "tokens of each prompt", 128)
     add_number(parser, "--output-len", "tokens of each answer", 128)
@@ -50,7 +50,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     _add_bounds(parser)
     _add_server(parser)
     common.add_plot_flag(parser)
-    parser.add_argument("--csv", metavar="FILE", help="write the points as a table")
+    add_value(parser, "--csv FILE", "write the points as a table")
     common.add_output_flags(parser)
     common.add_engine_arguments(parser)
     rarely(parser, "--waves", "--percentile", "--plot", "--output")
@@ -61,27 +61,25 @@ def _add_bounds(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("bounds on latencies")
     for name, what in (("ttft", "time to first token"), ("tpot", "time per output token")):
         group.add_argument(f"--max-{name}-ms", type=_positive_float, metavar="MS", help=what)
-    group.add_argument("--max-e2e-ms", type=_positive_float, metavar="MS", help="whole request")
-    group.add_argument(
-        "--percentile",
-        type=_percent,
+    add_value(group, "--max-e2e-ms MS", "whole request", _positive_float)
+    add_value(
+        group,
+        "--percentile P",
+        "of the latencies that must be within the bounds (default: %(default)g)",
+        _percent,
         default=99.0,
-        metavar="P",
-        help="of the latencies that must be within the bounds (default: %(default)g)",
     )
 
 
 def _add_server(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("a running server, in place of an engine in this process")
-    group.add_argument(
-        "--base-url",
-        metavar="URL",
-        help="of a server with OpenAI's completions; MODEL is then the one whose tokens prompts "
+    add_value(
+        group,
+        "--base-url URL",
+        "of a server with OpenAI's completions; MODEL is then the one whose tokens prompts "
         "are made of",
     )
-    group.add_argument(
-        "--model-name", metavar="NAME", help="as the server calls it (default: ask the server)"
-    )
+    add_value(group, "--model-name NAME", "as the server calls it (default: ask the server)")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from octavo.cli import UsageError, terminal
 from octavo.cli.bench import common
-from octavo.cli.flags import add_number, from_flags
+from octavo.cli.flags import add_number, add_value, from_flags
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -43,11 +43,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
         *(parser, "--output-len"),
         "tokens to generate for each (default: 128 for random prompts, else as the file says)",
     )
-    parser.add_argument("--dataset", type=Path, metavar="FILE", help="prompts from a file")
-    parser.add_argument(
-        "--dataset-name",
-        metavar="NAME",
-        help="what the file is: sharegpt, jsonl, or a format of traces (default: looked at)",
+    add_value(parser, "--dataset FILE", "prompts from a file", Path)
+    add_value(
+        parser,
+        "--dataset-name NAME",
+        "what the file is: sharegpt, jsonl, or a format of traces (default: looked at)",
     )
     common.add_repeat_flags(parser, repeat=3, warmup=1)
     common.add_seed_flag(parser)
