@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import math
 from collections.abc import Callable, Collection
 from typing import Any, TypeVar
 
@@ -25,6 +26,25 @@ def whole_number(text: str, least: int = 1) -> int:
 def non_negative(text: str) -> int:
     """Parse an integer of at least 0, for ``type=`` of argparse."""
     return whole_number(text, least=0)
+
+
+def real_number(what: str, fits: Callable[[float], bool]) -> Callable[[str], float]:
+    """Make a function that parses a number, for ``type=`` of argparse. ``what``: in its errors."""
+
+    def parse(text: str) -> float:
+        try:
+            value = float(text)
+        except ValueError:
+            value = math.nan
+        if not fits(value):  # a NaN never does
+            raise argparse.ArgumentTypeError(f"{text!r} is not a {what}")
+        return value
+
+    return parse
+
+
+above_zero = real_number("number above 0", lambda value: 0 < value < math.inf)
+probability = real_number("probability, from 0 to 1", lambda value: 0 <= value <= 1)
 
 
 def add_value(

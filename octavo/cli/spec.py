@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+import math
 from typing import TYPE_CHECKING, Any
 
 from octavo.cli import UsageError, terminal
-from octavo.cli.flags import add_json_flag, add_value, non_negative, whole_number
+from octavo.cli.flags import (
+    above_zero,
+    add_json_flag,
+    add_value,
+    non_negative,
+    probability,
+    real_number,
+    whole_number,
+)
 from octavo.speculation.analysis import (
     MAX_LENGTH,
     BatchStepCost,
@@ -45,6 +53,8 @@ examples:
 _ROW_COST_OF_BATCHES = 0.07
 _SHOWN = 16
 
+_cost = real_number("number of at least 0", lambda value: 0 <= value < math.inf)
+
 
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.epilog = EXAMPLES
@@ -72,7 +82,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def _add_acceptance(parser: argparse.ArgumentParser) -> None:
     group = parser.add_mutually_exclusive_group(required=True)
-    add_value(group, "--alpha A", "acceptance probability of each position", _probability)
+    add_value(group, "--alpha A", "acceptance probability of each position", probability)
     add_value(
         group,
         "--acceptance-length L",
@@ -96,8 +106,8 @@ def _add_acceptance(parser: argparse.ArgumentParser) -> None:
 def _add_roofline(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("roofline, in place of --row-cost")
     add_value(group, "--model MODEL", "model of the steps; it is not loaded")
-    add_value(group, "--bandwidth GB/S", "memory bandwidth of the machine", _above_zero)
-    add_value(group, "--compute GOP/S", "operations of the machine: 10^9 a second", _above_zero)
+    add_value(group, "--bandwidth GB/S", "memory bandwidth of the machine", above_zero)
+    add_value(group, "--compute GOP/S", "operations of the machine: 10^9 a second", above_zero)
     add_value(
         group,
         "--context N",
@@ -284,33 +294,11 @@ def _conclusions(document: dict[str, Any]) -> list[str]:
 # -- values ---------------------------------------------------------------------------------------
 
 
-def _number(text: str, what: str, fits: Callable[[float], bool]) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = float("nan")
-    if not fits(value):  # a NaN never does
-        raise argparse.ArgumentTypeError(f"{text!r} is not a {what}")
-    return value
-
-
-def _probability(text: str) -> float:
-    return _number(text, "probability, from 0 to 1", lambda value: 0 <= value <= 1)
-
-
 def _probabilities(text: str) -> list[float]:
-    values = [_probability(part) for part in text.split(",")]
+    values = [probability(part) for part in text.split(",")]
     if len(values) > MAX_LENGTH:
         raise argparse.ArgumentTypeError(f"{len(values)} positions are more than {MAX_LENGTH}")
     return values
-
-
-def _cost(text: str) -> float:
-    return _number(text, "number of at least 0", lambda value: 0 <= value < float("inf"))
-
-
-def _above_zero(text: str) -> float:
-    return _number(text, "number above 0", lambda value: 0 < value < float("inf"))
 
 
 def _length(text: str) -> int:

@@ -11,7 +11,7 @@ from octavo.base.errors import ConfigError
 from octavo.cli import UsageError
 from octavo.cli.bench import common
 from octavo.cli.engine_flags import add_flags, engine_kwargs, given_settings
-from octavo.cli.flags import add_number, add_switch, add_value, from_flags
+from octavo.cli.flags import add_number, add_switch, add_value, from_flags, probability
 from octavo.cli.parser import rarely
 from octavo.planner.slo import Slo, parse_slo
 from octavo.sim.settings import ENGINE_SETTINGS, ClientSettings, FleetSettings
@@ -215,10 +215,4 @@ def _all_but(settings_class: type[Any], *names: str) -> set[str]:
 
 
 def _rates(text: str) -> tuple[float, ...]:
-    try:
-        rates = tuple(float(part) for part in text.split(","))
-    except ValueError:
-        rates = ()
-    if not rates or not all(0 <= rate <= 1 for rate in rates):
-        raise argparse.ArgumentTypeError(f"{text!r} is no list of shares such as 0.6,0.4")
-    return rates
+    return tuple(map(probability, text.split(",")))

@@ -52,6 +52,17 @@ class LoopTiming:
     num_preemptions: int = 0
     requests: list[LoopRequest] = field(default_factory=list)
 
+    @property
+    def latencies(self) -> dict[str, list[float]]:
+        """Seconds by the name of the latency: of each request that has it; for ITL of each gap."""
+        stats = [each.stats for each in self.requests]
+        return {
+            "ttft": [each.ttft for each in stats if each.ttft is not None],
+            "tpot": [each.tpot for each in stats if each.tpot is not None],
+            "itl": [gap for each in self.requests for gap in each.gaps_s],
+            "e2e": [each.e2e for each in stats if each.e2e is not None],
+        }
+
 
 def run_closed_loop(
     session: OfflineSession,

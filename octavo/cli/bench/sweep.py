@@ -7,7 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 from octavo.cli import UsageError, terminal
 from octavo.cli.bench import common
-from octavo.cli.flags import add_number, add_value, from_flags, whole_number
+from octavo.cli.flags import (
+    above_zero,
+    add_number,
+    add_value,
+    from_flags,
+    real_number,
+    whole_number,
+)
 from octavo.cli.parser import rarely
 
 if TYPE_CHECKING:
@@ -28,6 +35,8 @@ bends from rising to flat; with bounds on latencies, the best point within them 
 """
 
 MOST_IN_FLIGHT = 64
+
+_percent = real_number("percentile: give 1 to 100", lambda value: 0 < value <= 100)
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -60,8 +69,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def _add_bounds(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("bounds on latencies")
     for name, what in (("ttft", "time to first token"), ("tpot", "time per output token")):
-        group.add_argument(f"--max-{name}-ms", type=_positive_float, metavar="MS", help=what)
-    add_value(group, "--max-e2e-ms MS", "whole request", _positive_float)
+        group.add_argument(f"--max-{name}-ms", type=above_zero, metavar="MS", help=what)
+    add_value(group, "--max-e2e-ms MS", "whole request", above_zero)
     add_value(
         group,
         "--percentile P",
@@ -246,20 +255,3 @@ def _figure(args: argparse.Namespace, result: SweepResult) -> Any:
 def _rising_numbers(text: str) -> tuple[int, ...]:
     numbers = sorted({whole_number(part.strip()) for part in text.split(",")})
     return tuple(numbers)
-
-
-def _positive_float(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not 0 < value < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text!r} is no number above 0")
-    return value
-
-
-def _percent(text: str) -> float:
-    value = _positive_float(text)
-    if value > 100:
-        raise argparse.ArgumentTypeError(f"{text!r} is no percentile: give 1 to 100")
-    return value
