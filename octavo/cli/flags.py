@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import json
 import math
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -87,3 +88,21 @@ def from_flags(
     names = {field.name for field in dataclasses.fields(of)} - set(skip)  # type: ignore[arg-type]
     given = {n: value for n, value in vars(args).items() if n in names and value is not None}
     return of(**{**given, **others})
+
+
+def as_command_line(settings: Mapping[str, Any]) -> list[str]:
+    """Return settings by their names as a command line has them."""
+    flags: list[str] = []
+    for name, value in settings.items():
+        flag = name.replace("_", "-")
+        if value is None:
+            continue  # as if it was not there
+        if isinstance(value, bool):
+            flags.append(f"--{flag}" if value else f"--no-{flag}")
+        elif isinstance(value, list):
+            flags += [f"--{flag}={each}" for each in value]
+        elif isinstance(value, Mapping):
+            flags.append(f"--{flag}={json.dumps(value)}")
+        else:
+            flags.append(f"--{flag}={value}")
+    return flags

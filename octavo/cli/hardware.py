@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from octavo.cli import Command, UsageError, terminal
-from octavo.cli.busy_machine import warn_if_busy
+from octavo.cli.calibrate import warn_if_busy
 from octavo.cli.flags import add_json_flag, add_switch, add_value
 from octavo.cli.parser import completed_by
 from octavo.cli.plan_flags import device_names

@@ -6,17 +6,21 @@ import argparse
 from typing import TYPE_CHECKING
 
 from octavo.cli import UsageError
-from octavo.cli.calibrated_steps import steps_here
-from octavo.cli.engine_flags import add_model_argument
+from octavo.cli.calibrate import steps_here
+from octavo.cli.engine_flags import add_engine_flags, add_model_argument, engine_kwargs
 from octavo.cli.flags import add_number, add_value, from_flags
 from octavo.cli.parser import completed_by, rarely
-from octavo.settings.engine import parse_bytes
 
 if TYPE_CHECKING:
     from octavo.planner.answer import Question
     from octavo.planner.calibrated_steps import CalibratedSteps
     from octavo.planner.money import Price
 
+# Settings of the engine that plans depend on.
+_LIMITS = {
+    *("max_model_len", "max_num_seqs", "max_num_batched_tokens", "block_size"),
+    *("gpu_memory_utilization", "kv_cache_memory"),
+}
 _USUAL_YEARS, _USUAL_ELECTRICITY = 3.0, 0.15
 
 
@@ -35,9 +39,7 @@ def add_plan_flags(parser: argparse.ArgumentParser) -> None:
     _add_engine_flags(parser)
     _add_money_flags(parser)
     rarely(parser, "--hardware-file", "--pp", "--ep", "--dp", "--dtype", "--kv-cache-dtype")
-    rarely(parser, "--purchase", "--years", "--electricity", "--utilization", "--block-size")
-    rarely(parser, "--max-model-len", "--max-num-batched-tokens", "--max-num-seqs")
-    rarely(parser, "--gpu-memory-utilization", "--kv-cache-memory")
+    rarely(parser, "--purchase", "--years", "--electricity", "--utilization")
 
 
 def _planned_models() -> list[str]:
@@ -92,7 +94,7 @@ def _add_traffic_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_engine_flags(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("engine")
+    group = add_engine_flags(parser, only=_LIMITS, often=())
     add_value(
         group,
         "--profile NAME",
@@ -100,17 +102,6 @@ def _add_engine_flags(parser: argparse.ArgumentParser) -> None:
         "(default: %(default)s)",
         default="octavo",
     )
-    add_value(group, "--max-model-len N", "tokens of a request at most", int)
-    add_value(group, "--max-num-seqs N", "requests that run at once", int)
-    add_value(group, "--max-num-batched-tokens N", "tokens of one step", int)
-    add_value(group, "--block-size N", "tokens of a KV block", int)
-    add_value(
-        group,
-        "--gpu-memory-utilization U",
-        "share of a device's memory that the engine may use",
-        float,
-    )
-    add_value(group, "--kv-cache-memory BYTES", "of the KV pool, such as 4GiB")
 
 
 def _add_money_flags(parser: argparse.ArgumentParser) -> None:
@@ -129,22 +120,16 @@ def _add_money_flags(parser: argparse.ArgumentParser) -> None:
 
 def question_of(args: argparse.Namespace) -> Question:
     """Make a question of the flags. ConfigError or UsageError for values that cannot be."""
-    from octavo.cost.engine_profile import Limits
     from octavo.planner.answer import Question
     from octavo.planner.traffic import Traffic
+    from octavo.sim.fleet_setup import limits_of
 
-    limits = from_flags(
-        Limits,
-        args,
-        utilization=args.gpu_memory_utilization,
-        kv_cache_memory=args.kv_cache_memory and parse_bytes(args.kv_cache_memory),
-    )
     return from_flags(
         Question,
         args,
         traffic=Traffic(args.isl, args.osl, args.rate, args.concurrency),
         engine=args.profile,
-        limits=limits,
+        limits=limits_of(engine_kwargs(args)),
         price=_price(args),
         measured=_measured(args),
     )

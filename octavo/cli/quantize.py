@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from octavo.base.errors import ConfigError, OctavoError
 from octavo.base.optional_deps import need_torch
+from octavo.bench.child_processes import ending_on_sigterm
 from octavo.cli import UsageError, terminal
 from octavo.cli.bench.common import add_plot_flag, check_plots, save_plots
 from octavo.cli.flags import add_json_flag, add_number, add_switch, add_value, from_flags
@@ -162,7 +163,7 @@ def run(args: argparse.Namespace) -> int:
     checkpoint, tokenizer = open_checkpoint(path), load_tokenizer(path)
     failures = Failures(is_kept=args.compare is not None)
     made = []
-    with terminal.ending_on_sigterm():
+    with ending_on_sigterm():
         for out, wanted in plan:
             with failures.of(str(out)), progress_bar() as progress:
                 made.append(make(checkpoint, tokenizer, out, wanted, progress, terminal.say))

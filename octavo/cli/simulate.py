@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import argparse
 import time
-from dataclasses import fields
 from typing import TYPE_CHECKING
 
 from octavo.cli import terminal
 from octavo.cli.bench.common import add_plot_flag, check_plots, save_plots
-from octavo.cli.calibrated_steps import steps_here
+from octavo.cli.calibrate import steps_here
 from octavo.cli.engine_flags import (
     add_engine_flags,
     add_flags,
@@ -19,7 +18,6 @@ from octavo.cli.engine_flags import (
 )
 from octavo.cli.flags import add_json_flag, add_value
 from octavo.cli.parser import rarely
-from octavo.settings.engine import EngineArgs
 from octavo.sim.settings import ENGINE_SETTINGS, ClientSettings, FleetSettings
 from octavo.workload.settings import LoadSettings, Workload
 
@@ -78,8 +76,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add_flags(parser, "who asks", ClientSettings, often=_OFTEN)
     add_flags(parser, "workload", Workload, often=_OFTEN)
     add_flags(parser, "load", LoadSettings, often=_OFTEN)
-    others = {each.name for each in fields(EngineArgs)} - set(ENGINE_SETTINGS)
-    add_engine_flags(parser, skip=others, often=_OFTEN)
+    add_engine_flags(parser, only=ENGINE_SETTINGS, often=_OFTEN)
     rarely(parser, "--plot", "--goodput")
     parser.set_defaults(run=run)
 

@@ -6,9 +6,7 @@ import itertools
 import json
 import os
 import shutil
-import signal
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -236,25 +234,6 @@ class LineProgress:
         if now - self._last >= self._every:
             self._last = now
             say(f"{what}: {done:,} of {total:,}")
-
-
-@contextmanager
-def ending_on_sigterm() -> Iterator[None]:
-    """SIGTERM and SIGHUP end what is within as an error does: files that are half written go."""
-
-    def end(signum: int, frame: Any) -> None:
-        raise SystemExit(128 + signum)
-
-    numbers = [getattr(signal, n) for n in ("SIGTERM", "SIGHUP") if hasattr(signal, n)]
-    is_main = threading.current_thread() is threading.main_thread()  # who alone may set handlers
-    ours = [n for n in numbers if is_main and signal.getsignal(n) == signal.SIG_DFL]
-    for number in ours:
-        signal.signal(number, end)
-    try:
-        yield
-    finally:
-        for number in ours:
-            signal.signal(number, signal.SIG_DFL)
 
 
 def _quiet_progress(doing: str, model: str) -> Callable[[int, int | None], None]:

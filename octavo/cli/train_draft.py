@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from octavo.base.errors import ConfigError
 from octavo.base.optional_deps import need_torch
 from octavo.cli import UsageError, terminal
-from octavo.cli.flags import add_json_flag, add_value, whole_number
+from octavo.cli.flags import add_json_flag, add_value, from_flags, whole_number
 from octavo.cli.quantize import progress_bar
 from octavo.system.machine import keep_openmp_patient
 
@@ -94,10 +94,8 @@ def run(args: argparse.Namespace) -> int:
 def _request(args: argparse.Namespace) -> TrainRequest:
     from octavo.draft_training.training_job import TrainRequest
 
-    names = ("kind", "minutes", "tokens", "shortlist", "steps", "seed")
-    given = {name: getattr(args, name) for name in names if getattr(args, name) is not None}
     try:
-        return TrainRequest(data=args.data and Path(args.data), **given)
+        return from_flags(TrainRequest, args, data=args.data and Path(args.data))
     except ConfigError as error:
         raise UsageError(str(error)) from error
 

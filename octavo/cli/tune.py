@@ -82,7 +82,7 @@ def _steps(question: Question) -> Steps:
 def _steps_known_here(question: Question, engines: Sequence[CandidateSettings]) -> Steps:
     """Return the step times of the engines that have been calibrated; none with settings that are
     not calibrated."""
-    from octavo.cli.calibrated_steps import steps_here
+    from octavo.cli.calibrate import steps_here
 
     known: dict[CandidateSettings, MeasuredSteps | None] = {}
     if question.held.keys() & _STEPS_DEPEND_ON:

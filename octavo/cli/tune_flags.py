@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from octavo.base.errors import ConfigError
@@ -117,10 +117,10 @@ def add_tune_flags(parser: argparse.ArgumentParser) -> None:
     common.add_plot_flag(parser)
     common.add_output_flags(parser)
     add_number(parser, "--num-prompts", "requests, or how many of a trace at most", _REQUESTS)
-    add_flags(parser, "who asks", ClientSettings, skip=_all_but(ClientSettings, "trace"))
+    add_flags(parser, "who asks", ClientSettings, only={"trace"})
     add_flags(parser, "workload", Workload, skip={"num_prompts"}, often=_OFTEN)
-    add_flags(parser, "load", LoadSettings, skip=_all_but(LoadSettings, *_LOAD), often=_OFTEN)
-    add_flags(parser, "what serves", FleetSettings, skip=_all_but(FleetSettings, "hardware"))
+    add_flags(parser, "load", LoadSettings, only=_LOAD, often=_OFTEN)
+    add_flags(parser, "what serves", FleetSettings, only={"hardware"})
     common.add_engine_arguments(parser, skip={"seed"})
     rarely(parser, "--candidates", "--acceptance", "--live", "--live-seconds", "--turns", "--plot")
     rarely(parser, "--output", "--json", "--device", "--trace", "--hardware", "--also")
@@ -208,10 +208,6 @@ def _check_elsewhere(held: Mapping[str, Any]) -> None:
     if strange:
         flags = ", ".join(f"--{name.replace('_', '-')}" for name in strange)
         raise UsageError(f"{flags}: a simulation of other --hardware does not know of that")
-
-
-def _all_but(settings_class: type[Any], *names: str) -> set[str]:
-    return {each.name for each in fields(settings_class)} - set(names)
 
 
 def _rates(text: str) -> tuple[float, ...]:

@@ -69,10 +69,9 @@ def run(args: argparse.Namespace) -> int:
         device, steps = find_device("auto")[0], profile.steps
         validation_cases = _cases(args, session, device, steps)
         with (
-            Recorder(common.asked_for(args), session.args.threads) as recorder,
+            Recorder.of(session, common.asked_for(args)) as recorder,
             terminal.progress_over("running", len(validation_cases)) as advance,
         ):
-            recorder.engine = session.info
             rows = validate(
                 session, device, steps, validation_cases, lambda what, done, total: advance()
             )

@@ -14,6 +14,7 @@ from octavo.bench.gpu.cases import CASES, GpuCase, decode, prefill
 from octavo.bench.gpu.random_model import FORMATS, SHAPES, write_random_model
 from octavo.bench.gpu.report import print_report
 from octavo.bench.gpu.run import CaseOutcome, GpuReport, GpuRun, shares
+from octavo.bench.peers.child import ChildError
 from octavo.bench.peers.workers.workloads import PeerWorkload
 from octavo.models.footprint import as_stored, matrices, weight_types
 from octavo.models.loader import load_model, open_checkpoint
@@ -79,7 +80,7 @@ CHECKED = [GpuCase(name, "tiny", "bf16", checked=True) for name in ("a", "b")]
 @pytest.mark.parametrize(
     ("error", "reason"),
     [
-        (run.ChildError("worker:\nillegal memory access"), "worker:\nillegal memory access"),
+        (ChildError("worker:\nillegal memory access"), "worker:\nillegal memory access"),
         (OSError(28, "No space left on device"), "[Errno 28] No space left on device"),
         (KeyError(), "KeyError"),
     ],
@@ -131,7 +132,7 @@ def test_what_there_is_is_kept_after_each_case(tmp_path, monkeypatch):
 
     def ask(command, seconds):
         if "device" not in command:
-            raise KeyboardInterrupt if command[-2] == "b" else run.ChildError("it ended")
+            raise KeyboardInterrupt if command[-2] == "b" else ChildError("it ended")
         return DEVICE
 
     monkeypatch.setattr(run, "_ask", ask)

@@ -56,10 +56,10 @@ def test_without_tpot_there_is_one_panel():
 
 def test_png(tmp_path):
     path = tmp_path / "worth.PNG"
-    bars = [
-        plots.WorthBar("kv-cache", "tok/s", MedianRange(20, 18, 22)),
-        plots.WorthBar("threads", "tok/s", MedianRange(0.8, 0.7, 0.9)),
-    ]
+    bars = {
+        "kv-cache  (tok/s)": MedianRange(20, 18, 22),
+        "threads  (tok/s)": MedianRange(0.8, 0.7, 0.9),
+    }
     save(plots.worth_bars(bars, title="worth"), path)
     content = path.read_bytes()
     assert content.startswith(b"\x89PNG")
@@ -68,10 +68,7 @@ def test_png(tmp_path):
 
 
 def test_bars_begin_at_no_difference():
-    bars = [
-        plots.WorthBar("good", "x", MedianRange(20, 18, 22)),
-        plots.WorthBar("bad", "x", MedianRange(0.5, 0.4, 0.6)),
-    ]
+    bars = {"good  (x)": MedianRange(20, 18, 22), "bad  (x)": MedianRange(0.5, 0.4, 0.6)}
     (axes,) = plots.worth_bars(bars, title="").axes
     ends = [(bar.get_x(), bar.get_x() + bar.get_width()) for bar in axes.patches]
     assert ends == [(1, 0.5), (1, 20)]

@@ -168,12 +168,8 @@ def settings_for(args: EngineArgs, load: AdviceLoad, longest: int) -> EngineArgs
     from octavo.kernels.cpu.library import usable_threads
 
     scale = max(load.input_len, _TEXT_TOKENS) + load.output_len + _SPARE_TOKENS
-    changes: dict[str, Any] = {}
-    if args.max_model_len is None:
-        changes["max_model_len"] = min(scale, longest)
-    if args.threads is None:
-        changes["threads"] = usable_threads()
-    return replace(args, **changes)
+    length = min(scale, longest) if args.max_model_len is None else args.max_model_len
+    return replace(args, max_model_len=length, threads=args.threads or usable_threads())
 
 
 class AdviceStudy:

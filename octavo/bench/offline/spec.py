@@ -313,7 +313,7 @@ class SpecStudy:
         )
         if drafts is not None:
             for stats in timing.requests:
-                add_drafts(drafts, stats.drafts)
+                drafts.add(stats.drafts)
         prompts = [i for i, step in enumerate(timing.steps) if not step.is_pure_decode]
         steps = timing.steps[prompts[-1] + 1 if prompts else 0 :]
         return Decoded(
@@ -362,13 +362,3 @@ def _plainly(request: WorkloadRequest) -> SamplingParams:
         detokenize=False,
         speculative=SpeculativeParams(enabled=False),
     )
-
-
-def add_drafts(total: DraftStats, more: DraftStats) -> None:
-    total.num_drafts += more.num_drafts
-    total.num_tokens += more.num_tokens
-    total.num_accepted += more.num_accepted
-    by_position = total.accepted_by_position
-    by_position.extend([0] * (len(more.accepted_by_position) - len(by_position)))
-    for position, count in enumerate(more.accepted_by_position):
-        by_position[position] += count

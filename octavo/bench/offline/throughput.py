@@ -133,7 +133,7 @@ def measure_throughput(
     for repetition in range(plan.warmup):
         session.run(requests[:_WARMUP_PROMPTS], cache_salt=f"warmup {repetition}")
         advance()
-    recorder = Recorder(settings, session.args.threads)
+    recorder = Recorder.of(session, settings)
     timings: list[RunTiming] = []
     with recorder:
         for repetition in range(plan.repeat):
@@ -146,7 +146,6 @@ def measure_throughput(
             f"context of {session.info['max_model_len']} tokens, and were left out"
         )
     samples = tuple(map(_sample, timings))
-    recorder.engine = session.info
     recorder.samples = columns(samples)
     stats = [stats for timing in timings for stats in timing.requests]
     steps = [step for timing in timings for step in timing.steps]

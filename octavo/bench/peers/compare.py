@@ -6,15 +6,12 @@ shared machine speeds drift by the minute, so only ratios within one run mean so
 
 from __future__ import annotations
 
-import signal
-import sys
-import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from octavo.base.errors import BenchmarkError
+from octavo.bench.child_processes import ending_on_sigterm
 from octavo.bench.noise import BandwidthProbe, watch_cpu
 from octavo.bench.peers import contenders, report
 from octavo.bench.peers.child import ChildError
@@ -132,7 +129,7 @@ def compare(plan: ComparisonPlan, settings: PeerSettings, log: Log) -> Compariso
     asked = {"model": str(settings.gguf), "octavo": settings.octavo, **plan.as_json()}
     recorder = Recorder(asked, settings.threads)
     # Engines are started and ended within: only the use of ended children is known.
-    with recorder, _ending_on_sigterm():
+    with recorder, ending_on_sigterm():
         engines, about, left_out = start_all(plan.names, missing, settings, log)
         comparison = TurnTaker(BandwidthProbe(settings.threads), log)
         try:
@@ -216,16 +213,3 @@ def _check_company(
 def stop_all(engines: Iterable[Contender]) -> None:
     for engine in engines:
         engine.close()
-
-
-@contextmanager
-def _ending_on_sigterm() -> Iterator[None]:
-    """SIGTERM ends the block like an exception, so that no child is left running."""
-    if threading.current_thread() is not threading.main_thread():
-        yield  # signals are the main thread's
-        return
-    previous = signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, previous)

@@ -63,9 +63,10 @@ def run(args: argparse.Namespace) -> int:
     with common.open_session(settings) as session:
         repeat = args.repeat or (1 if args.quick else 3)
         study = AblationStudy(session, repeat=repeat, is_quick=args.quick)
-        recorder = Recorder(common.asked_for(args), settings.threads)
-        recorder.engine = session.info
-        with recorder, terminal.progress_over("measuring", len(chosen)) as advance:
+        with (
+            Recorder.of(session, common.asked_for(args)) as recorder,
+            terminal.progress_over("measuring", len(chosen)) as advance,
+        ):
             for ablation in chosen:
                 reason = study.why_not(ablation)
                 if reason is None:
@@ -79,15 +80,6 @@ def run(args: argparse.Namespace) -> int:
         for result in results
         if result.same_answers == "no"
     ]
-    return _tell(args, results, skipped, recorder)
-
-
-def _tell(
-    args: argparse.Namespace,
-    results: list[AblationResult],
-    skipped: dict[str, str],
-    recorder: Any,
-) -> int:
     recorder.samples = {result.ablation.name: _samples(result) for result in results}
     document = {
         "ablations": [result.as_json() for result in results],
@@ -104,13 +96,10 @@ def _tell(
 
 
 def _figure(args: argparse.Namespace, results: list[AblationResult]) -> Figure:
-    from octavo.plots.benchmarks import WorthBar, worth_bars
+    from octavo.plots.benchmarks import worth_bars
 
-    bars = [
-        WorthBar(result.ablation.name, result.ablation.figure.label, result.worth)
-        for result in results
-    ]
-    return worth_bars(bars, title=f"{args.model}: what each optimisation is worth")
+    worths = {f"{r.ablation.name}  ({r.ablation.figure.label})": r.worth for r in results}
+    return worth_bars(worths, title=f"{args.model}: what each optimisation is worth")
 
 
 def _samples(result: AblationResult) -> dict[str, Any]:

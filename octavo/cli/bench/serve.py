@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 from dataclasses import fields
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from octavo.bench.serving.serve_config import (
     ReportSettings,
@@ -15,7 +15,7 @@ from octavo.bench.serving.serve_config import (
 from octavo.cli import UsageError, terminal
 from octavo.cli.bench import common
 from octavo.cli.engine_flags import add_engine_flags, add_flags, engine_kwargs, given_settings
-from octavo.cli.flags import add_json_flag, add_value
+from octavo.cli.flags import add_json_flag, add_value, as_command_line
 from octavo.cli.parser import rarely
 from octavo.hub import DEFAULT_MODEL
 from octavo.workload.settings import LoadSettings
@@ -110,20 +110,8 @@ def to_config(args: argparse.Namespace) -> ServeBenchConfig:
         ServedWorkload(**given_settings(args, ServedWorkload)),
         LoadSettings(**given_settings(args, LoadSettings)),
         ReportSettings(**given_settings(args, ReportSettings)),
-        tuple(engine_flags(engine)),
+        tuple(as_command_line(engine)),
     )
-
-
-def engine_flags(kwargs: dict[str, Any]) -> list[str]:
-    """Settings of an engine as a command line has them."""
-    flags = []
-    for name, value in kwargs.items():
-        flag = name.replace("_", "-")
-        if isinstance(value, bool):
-            flags.append(f"--{flag}" if value else f"--no-{flag}")
-        else:
-            flags.append(f"--{flag}={value}")
-    return flags
 
 
 def _tell(args: argparse.Namespace, result: ServeResult) -> int:

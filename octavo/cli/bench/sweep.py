@@ -101,16 +101,14 @@ def _sweep_engine(args: argparse.Namespace) -> int:
         raise UsageError("--model-name goes with --base-url")
     with common.open_session(common.engine_args(args)) as session:
         from octavo.bench.offline.load_sources import EngineUnderLoad
-        from octavo.bench.offline.sweep import powers_of_two
         from octavo.bench.record import Recorder
+        from octavo.measure.concurrency import powers_of_two
 
         limit = min(session.loaded.config.scheduler.max_num_seqs, MOST_IN_FLIGHT)
         plan = _plan(args, args.concurrency or powers_of_two(limit), session.loaded.config.seed)
         source = EngineUnderLoad(session)
         source.warm_up(plan)
-        recorder = Recorder(common.asked_for(args), session.args.threads)
-        recorder.engine = session.info
-        with recorder:
+        with Recorder.of(session, common.asked_for(args)) as recorder:
             result = _measure(args, source, plan)
     return _tell(args, result, recorder)
 
@@ -123,10 +121,10 @@ def _sweep_server(args: argparse.Namespace) -> int:
     from functools import partial
 
     from octavo.bench.offline.load_sources import ServerUnderLoad
-    from octavo.bench.offline.sweep import powers_of_two
     from octavo.bench.record import Recorder
     from octavo.bench.serving.endpoint import server_url
     from octavo.bench.serving.http_client import HttpClient
+    from octavo.measure.concurrency import powers_of_two
     from octavo.sources.open import load_tokenizer
 
     vocab_size = load_tokenizer(terminal.resolve(args.model)).vocab_size
