@@ -6,8 +6,12 @@ import argparse
 import dataclasses
 import json
 import math
+import sys
 from collections.abc import Callable, Collection, Mapping
+from pathlib import Path
 from typing import Any, TypeVar
+
+from octavo.cli import UsageError
 
 T = TypeVar("T")
 Parser = argparse.ArgumentParser | argparse._ArgumentGroup
@@ -106,3 +110,19 @@ def as_command_line(settings: Mapping[str, Any]) -> list[str]:
         else:
             flags.append(f"--{flag}={value}")
     return flags
+
+
+def read_text(path: str, flag: str) -> str:
+    """The whole text of a file that ``flag`` names, its BOM and line ends as they are.
+
+    ``-`` is standard input. Raises UsageError.
+    """
+    try:
+        if path == "-":
+            return sys.stdin.buffer.read().decode("utf-8")
+        return Path(path).expanduser().read_bytes().decode("utf-8")
+    except OSError as error:
+        raise UsageError(f"{flag} {path}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        reason = f"not UTF-8 text, at byte {error.start}: {error.reason}"
+        raise UsageError(f"{flag} {path}: {reason}") from error

@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from octavo.cli import UsageError, results, terminal
 from octavo.cli.engine_flags import add_engine_flags, add_model_argument, engine_kwargs
-from octavo.cli.flags import add_json_flag, add_switch, add_value
+from octavo.cli.flags import add_json_flag, add_switch, add_value, read_text
 from octavo.cli.sampling_flags import add_sampling_flags, base_params, sampling_fields
-from octavo.cli.text_file import read_text
 from octavo.core.sampling_params import SamplingParams
 from octavo.hub import DEFAULT_MODEL
 from octavo.system.machine import without_blas_threads

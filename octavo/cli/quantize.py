@@ -15,16 +15,15 @@ from octavo.base.optional_deps import need_torch
 from octavo.bench.child_processes import ending_on_sigterm
 from octavo.cli import UsageError, terminal
 from octavo.cli.bench.common import add_plot_flag, check_plots, save_plots
-from octavo.cli.flags import add_json_flag, add_number, add_switch, add_value, from_flags
+from octavo.cli.flags import add_json_flag, add_number, add_switch, add_value, from_flags, read_text
 from octavo.cli.parser import rarely
-from octavo.cli.text_file import read_text
 from octavo.system.machine import keep_openmp_patient
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from octavo.quantize.methods import QuantizeRequest
-    from octavo.quantize.quantization_job import Progress, QuantizeResult
+    from octavo.quantize.quantization_job import Progress
 
 # As octavo.quantize.methods has them, which takes a second to import.
 METHODS = ("gptq", "awq", "smoothquant", "rtn", "autoround", "qat", "gguf", "fp8", "nf4")
@@ -169,7 +168,9 @@ def run(args: argparse.Namespace) -> int:
                 made.append(make(checkpoint, tokenizer, out, wanted, progress, terminal.say))
         if args.rotate and checkpoint.config().tie_embeddings:
             terminal.say("the head was the embedding; rotated they differ, and both are written")
-        rows = _rows(args.model, made, text, failures) if is_measured else [_row(made[0], None)]
+        rows = [{**each.as_json(), "report": None} for each in made]
+        if is_measured and rows:
+            _judge(args.model, rows, text, failures)
     if args.json:
         compared = {"rows": rows, "failed": failures.reasons}
         terminal.print_json(compared if args.compare else rows[0])
@@ -279,26 +280,19 @@ def _beside(out: str, name: str) -> Path:
     return Path(f"{out.removesuffix('.gguf')}-{name.lower()}{suffix}")
 
 
-def _rows(
-    base: str, made: Sequence[QuantizeResult], text: tuple[str, str] | None, failures: Failures
-) -> list[dict[str, Any]]:
-    """Return a row for each model, with its report; models that cannot be judged have none."""
+def _judge(
+    base: str, rows: Sequence[dict[str, Any]], text: tuple[str, str] | None, failures: Failures
+) -> None:
+    """Report on each model in its row; models that cannot be judged get no report."""
     from octavo.quality.report import QuantizationJudge, built_in_text
 
-    rows = [_row(each, None) for each in made]
-    if rows:
-        with (
-            failures.of("the report"),
-            QuantizationJudge(base, text or built_in_text(), say=terminal.say) as judge,
-        ):
-            for row in rows:
-                with failures.of(f"the report on {row['out']}"):
-                    row["report"] = judge.report(row["out"]).as_json()
-    return rows
-
-
-def _row(made: QuantizeResult, report: Mapping[str, Any] | None) -> dict[str, Any]:
-    return {**made.as_json(), "report": report}
+    with (
+        failures.of("the report"),
+        QuantizationJudge(base, text or built_in_text(), say=terminal.say) as judge,
+    ):
+        for row in rows:
+            with failures.of(f"the report on {row['out']}"):
+                row["report"] = judge.report(row["out"]).as_json()
 
 
 @contextmanager

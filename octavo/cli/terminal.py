@@ -142,8 +142,8 @@ def bar(
     transient: bool = True,
     refresh_per_second: float = 10,
 ) -> Iterator[Callable[..., None]]:
-    """A callback that draws a progress bar on stderr, from its first call on. It takes
-    ``completed``, ``total`` and ``description``.
+    """A callback that draws a progress bar on stderr, from its first call on; one that does nothing
+    where stderr is no terminal. It takes ``completed``, ``total`` and ``description``.
 
     Args:
         columns: makes the columns, out of the module ``rich.progress``.
@@ -153,6 +153,8 @@ def bar(
 
     def update(**shown: Any) -> None:
         nonlocal drawn
+        if not can_animate():
+            return
         if drawn is None:
             from rich import progress
 
@@ -197,9 +199,6 @@ def progress_bar(doing: str, model: str) -> Iterator[Callable[[int, int | None],
 def request_progress() -> Iterator[Callable[[int, int], None]]:
     """A callback that takes (requests that have ended, requests in all). Shown on a terminal only,
     from its first call on."""
-    if not can_animate():
-        yield lambda ended, total: None
-        return
     with bar(
         lambda rich: (rich.BarColumn(), rich.MofNCompleteColumn(), rich.TimeElapsedColumn()),
         # It is drawn in a thread: seldom, for that thread takes time from what is measured.
@@ -211,9 +210,6 @@ def request_progress() -> Iterator[Callable[[int, int], None]]:
 @contextmanager
 def progress_over(doing: str, total: int) -> Iterator[Callable[[], None]]:
     """A callback for each of ``total`` parts that is done. Shown on a terminal only."""
-    if not can_animate():
-        yield lambda: None
-        return
     count = itertools.count(1)
     with bar(
         lambda rich: (rich.TextColumn(doing), rich.BarColumn(), rich.MofNCompleteColumn())

@@ -76,7 +76,6 @@ class TraceEntry:
 
 REQUIRED = frozenset({"arrival_s", "input_len", "output_len"})
 BLOCKS = frozenset({"hash_ids", "block_size"})
-ALL_FIELDS = frozenset(field.name for field in fields(TraceEntry))
 
 
 Reader = Callable[[Mapping[str, Any], str], Any]

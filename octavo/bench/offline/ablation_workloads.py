@@ -101,10 +101,13 @@ def run_engine(
     """Run the requests as the engine does."""
     requests = [replace(each, request_id=str(index)) for index, each in enumerate(requests)]
     timing = run_closed_loop(session, requests, workload.concurrency or len(requests))
+    latencies = timing.latencies
     return AblationWork(
         timing.elapsed_s,
         timing.num_output_tokens,
-        *(timing.latencies[name] for name in ("ttft", "tpot", "itl")),
+        latencies["ttft"],
+        latencies["tpot"],
+        latencies["itl"],
         {each.request.request_id: each.output_token_ids for each in timing.requests},
     )
 

@@ -6,13 +6,14 @@ import json
 import os
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Protocol
 
 import octavo
+from octavo.base.errors import BenchmarkError
 from octavo.bench.peers import llama_bench
 from octavo.bench.peers.child import Worker, environment, output_of, start_to_first_byte
 from octavo.bench.peers.workers.workloads import PeerWorkload
@@ -260,20 +261,27 @@ def _how_to_set_up(script: str, by_hand: str, folder: Path) -> str:
     return f"run {shown}" + ("" if folder == default_folder() else f" --dir {folder}")
 
 
-def nothing_to_compare(names: Sequence[str], missing: Mapping[str, str]) -> str | None:
-    """Return why a comparison would be of octavo alone, although others were asked for.
-    ``missing``: how to get those that are not there, by name."""
+def missing_engines(
+    names: Sequence[str], how_to_get: Callable[[str], str | None]
+) -> dict[str, str]:
+    """Return how to get the engines that are missing, by name. ``how_to_get``: of a name, or None
+    if it is there.
+
+    Raises:
+        BenchmarkError: others than octavo were asked for, and none of them is here.
+    """
+    missing = {name: how for name in names if (how := how_to_get(name)) is not None}
     others = [name for name in names if not name.startswith("octavo:")]
-    if not others or any(name not in missing for name in others):
-        return None
-    ways: dict[str, str] = {}
-    for name in others:
-        ways.setdefault(missing[name], name.partition(":")[0])
-    listed = "; ".join(f"{engine}: {way}" for way, engine in ways.items())
-    return (
-        f"there is nothing to compare octavo with: none of the engines asked for is here. To have "
-        f"{listed}. `octavo bench latency` measures octavo alone"
-    )
+    if others and all(name in missing for name in others):
+        ways: dict[str, str] = {}
+        for name in others:
+            ways.setdefault(missing[name], name.partition(":")[0])
+        listed = "; ".join(f"{engine}: {way}" for way, engine in ways.items())
+        raise BenchmarkError(
+            "there is nothing to compare octavo with: none of the engines asked for is here. To "
+            f"have {listed}. `octavo bench latency` measures octavo alone"
+        )
+    return missing
 
 
 def make(name: str, settings: PeerSettings) -> Contender:

@@ -68,11 +68,17 @@ def run(args: argparse.Namespace) -> int:
     plan = _plan(args)  # before anything is fetched
     from octavo.base.errors import ConfigError
     from octavo.bench.peers.compare import compare
-    from octavo.bench.peers.contenders import PeerSettings, default_folder
+    from octavo.bench.peers.contenders import (
+        PeerSettings,
+        default_folder,
+        how_to_install,
+        missing_engines,
+    )
     from octavo.system import machine
 
     folder = (args.dir or default_folder()).expanduser().resolve()
-    _check_peers(plan, folder)
+    # Said before a model is fetched, where no other engine is here.
+    missing_engines(plan.names, lambda name: how_to_install(name.partition(":")[0], folder))
     gguf = terminal.resolve(args.model)
     if gguf.suffix != ".gguf":
         raise ConfigError(f"{args.model}: the comparison starts from a .gguf file")
@@ -80,17 +86,6 @@ def run(args: argparse.Namespace) -> int:
     result = compare(plan, PeerSettings(folder, gguf.resolve(), threads, engine), terminal.say)
     report(args, result.as_json(), lambda console: print_result(console, result))
     return 0
-
-
-def _check_peers(plan: ComparisonPlan, folder: Path) -> None:
-    """BenchmarkError where no other engine is here: said before a model is fetched."""
-    from octavo.base.errors import BenchmarkError
-    from octavo.bench.peers.contenders import how_to_install, nothing_to_compare
-
-    found = {name: how_to_install(name.partition(":")[0], folder) for name in plan.names}
-    missing = {name: how for name, how in found.items() if how is not None}
-    if (nothing := nothing_to_compare(plan.names, missing)) is not None:
-        raise BenchmarkError(nothing)
 
 
 def _words(text: str) -> list[str]:

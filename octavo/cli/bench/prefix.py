@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 from octavo.base.errors import ConfigError
 from octavo.cli import UsageError, terminal
 from octavo.cli.bench import common
-from octavo.cli.flags import add_number, add_switch, add_value, from_flags
-from octavo.cli.text_file import read_text
+from octavo.cli.flags import add_number, add_switch, add_value, from_flags, read_text
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -55,7 +54,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     common.check_plots(args)
     settings = common.engine_args(args)
-    without = {"shared_prefix_decode" if args.at_once else "enable_prefix_caching": False}
+    setting = "shared_prefix_decode" if args.at_once else "enable_prefix_caching"
+    without: dict[str, Any] = {setting: False}
     text = read_text(args.text, "--text") if args.text else None
     with (
         common.open_session(settings) as session,
