@@ -41,7 +41,6 @@ _SECONDS = 30.0  # that all trials together may take, about, beside loading
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.epilog = EXAMPLES
     add_plan_flags(parser)
     add_switch(
         parser,
@@ -58,7 +57,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="with --measure: the same model in other bits, to be tried, too; may be repeated",
     )
     add_json_flag(parser)
-    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -40,11 +40,8 @@ _SHOWN = (
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.epilog = EXAMPLES
     add_switch(parser, "--quick", "a quarter of the time, and less certain")
-    common.add_output_flags(parser)
-    common.add_engine_arguments(parser)
-    parser.set_defaults(run=run)
+    common.add_benchmark_arguments(parser, plot=False)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -50,12 +50,10 @@ _FIXED = {"n", "best_of", "logprobs", "prompt_logprobs", "detokenize", "output_k
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.epilog = EXAMPLES
     add_model_argument(parser)
     add_value(parser, "--system TEXT", "system message")
     add_sampling_flags(parser, skip=_FIXED, **DEFAULTS)
     add_engine_flags(parser, skip={"seed"}, often=OFTEN)
-    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:

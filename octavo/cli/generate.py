@@ -33,7 +33,6 @@ OFTEN = ("device", "max_model_len", "spec_method", "threads")
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.epilog = EXAMPLES
     add_model_argument(parser)
     parser.add_argument("stdin", nargs="?", choices=["-"], metavar="-", help="prompt from stdin")
     parser.add_argument(
@@ -59,7 +58,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add_json_flag(parser)
     add_sampling_flags(parser, **DEFAULTS)
     add_engine_flags(parser, skip={"seed"}, often=OFTEN)
-    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -41,7 +41,6 @@ examples:
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.epilog = EXAMPLES
     add_value(parser, "--text FILE", "a text in UTF-8", required=True)
     add_number(
         *(parser, "--ctx"),
@@ -58,9 +57,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     base = parser.add_mutually_exclusive_group()
     add_value(base, "--kl-base FILE", "compare with the run that was saved in a file")
     add_value(base, "--save-base FILE", "save the run in a file, for --kl-base")
-    common.add_output_flags(parser)
-    common.add_engine_arguments(parser, skip=_SKIPPED)
-    parser.set_defaults(run=run)
+    common.add_benchmark_arguments(parser, skip=_SKIPPED, plot=False)
 
 
 def run(args: argparse.Namespace) -> int:

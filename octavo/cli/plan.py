@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from octavo.base.errors import ConfigError
 from octavo.base.files import replace_file
 from octavo.cli import UsageError, terminal
-from octavo.cli.bench.common import add_plot_flag, check_plots, save_plots
+from octavo.cli.bench.common import add_plot_flag, save_plots
 from octavo.cli.flags import add_json_flag, add_number, add_switch, add_value
 from octavo.cli.parser import rarely
 from octavo.cli.plan_flags import add_plan_flags, question_of
@@ -47,7 +47,6 @@ _MOST_OFFERS = 8
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.epilog = EXAMPLES
     add_plan_flags(parser)
     group = parser.add_argument_group("search")
     add_switch(
@@ -75,7 +74,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "JSON, from which a page can compute the same",
     )
     rarely(parser, "--most-devices", "--confirm", "--roofline", "--export", "--plot")
-    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -83,7 +81,6 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError("--most-devices says nothing without --cheapest")
     if args.confirm and args.slo is None:
         raise UsageError("--confirm needs --slo: it says whether limits hold")
-    check_plots(args)
     from octavo.planner.ranking import is_of_several
 
     if args.cheapest:

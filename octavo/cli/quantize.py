@@ -14,7 +14,7 @@ from octavo.base.errors import ConfigError, OctavoError
 from octavo.base.optional_deps import need_torch
 from octavo.bench.child_processes import ending_on_sigterm
 from octavo.cli import UsageError, terminal
-from octavo.cli.bench.common import add_plot_flag, check_plots, save_plots
+from octavo.cli.bench.common import add_plot_flag, save_plots
 from octavo.cli.flags import add_json_flag, add_number, add_switch, add_value, from_flags, read_text
 from octavo.cli.parser import rarely
 from octavo.system.machine import keep_openmp_patient
@@ -68,7 +68,6 @@ examples:
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.epilog = EXAMPLES
     parser.add_argument("model", metavar="MODEL", help="alias, folder, .gguf file or hub id")
     parser.add_argument("out", metavar="OUT", help="the folder or file to make")
     which = parser.add_mutually_exclusive_group(required=True)
@@ -139,14 +138,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
     rarely(parser, "--symmetric", "--asymmetric", "--mix-bits", "--calibration-tokens", "--rotate")
     rarely(parser, "--train-tokens", "--train-codes", "--no-calibration", "--requantize")
     rarely(parser, "--report-text")
-    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
     is_measured = args.report or args.compare is not None
     if args.plot and not is_measured:
         raise UsageError("--plot draws what was measured: say --report or --compare with it")
-    check_plots(args)
     keep_openmp_patient()  # before PyTorch is imported
     need_torch("quantizing a model")
     text = args.report_text and (args.report_text, read_text(args.report_text, "--report-text"))

@@ -7,7 +7,7 @@ import time
 from typing import TYPE_CHECKING
 
 from octavo.cli import terminal
-from octavo.cli.bench.common import add_plot_flag, check_plots, save_plots
+from octavo.cli.bench.common import add_plot_flag, save_plots
 from octavo.cli.calibrate import steps_here
 from octavo.cli.engine_flags import (
     add_engine_flags,
@@ -59,7 +59,6 @@ _OFTEN = (
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.epilog = EXAMPLES
     add_model_argument(parser)
     add_json_flag(parser)
     add_value(parser, "--out DIR", "write result, series and timeline there")
@@ -78,13 +77,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add_flags(parser, "load", LoadSettings, often=_OFTEN)
     add_engine_flags(parser, only=ENGINE_SETTINGS, often=_OFTEN)
     rarely(parser, "--plot", "--goodput")
-    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
     from octavo.sim.timeline import Timeline
 
-    check_plots(args)
     simulation = _prepare(args)
     timeline = Timeline()
     is_watched = bool(args.out or args.plot)

@@ -57,7 +57,6 @@ _cost = real_number("number of at least 0", lambda value: 0 <= value < math.inf)
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.epilog = EXAMPLES
     _add_acceptance(parser)
     add_value(
         parser,
@@ -77,7 +76,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     _add_roofline(parser)
     add_json_flag(parser)
-    parser.set_defaults(run=run)
 
 
 def _add_acceptance(parser: argparse.ArgumentParser) -> None:

@@ -44,7 +44,6 @@ examples:
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.epilog = EXAMPLES
     parser.add_argument("model", metavar="MODEL", help="alias, folder, .gguf file or hub id")
     parser.add_argument("out", metavar="OUT", help="folder to write the heads to")
     parser.add_argument(
@@ -61,7 +60,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add_value(parser, "--steps N", "training steps (default: as time allows)", whole_number)
     add_value(parser, "--seed N", "seed of all draws (default: 0)", int)
     add_json_flag(parser)
-    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:

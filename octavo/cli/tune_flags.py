@@ -97,8 +97,7 @@ class Question:
         return not any(name.startswith("spec") for name in self.held)
 
 
-def add_tune_flags(parser: argparse.ArgumentParser) -> None:
-    parser.epilog = EXAMPLES
+def configure(parser: argparse.ArgumentParser) -> None:
     add_value(
         parser,
         "--slo LIMITS",
@@ -114,14 +113,12 @@ def add_tune_flags(parser: argparse.ArgumentParser) -> None:
         "config for `octavo serve --config`, as .yaml or .toml (default: %(default)s)",
         default="octavo-tuned.yaml",
     )
-    common.add_plot_flag(parser)
-    common.add_output_flags(parser)
     add_number(parser, "--num-prompts", "requests, or how many of a trace at most", _REQUESTS)
     add_flags(parser, "who asks", ClientSettings, only={"trace"})
     add_flags(parser, "workload", Workload, skip={"num_prompts"}, often=_OFTEN)
     add_flags(parser, "load", LoadSettings, only=_LOAD, often=_OFTEN)
     add_flags(parser, "what serves", FleetSettings, only={"hardware"})
-    common.add_engine_arguments(parser, skip={"seed"})
+    common.add_benchmark_arguments(parser, skip={"seed"})
     rarely(parser, "--candidates", "--acceptance", "--live", "--live-seconds", "--turns", "--plot")
     rarely(parser, "--output", "--json", "--device", "--trace", "--hardware", "--also")
 

@@ -41,7 +41,6 @@ examples:
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.epilog = EXAMPLES
     add_value(
         parser,
         "--trace FILE",
@@ -51,10 +50,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add_value(parser, "--repeats N", "default: %(default)s", whole_number, default=3)
     add_number(parser, "--num-prompts", "requests of each run", 100)
     common.add_seed_flag(parser)
-    common.add_output_flags(parser)
-    common.add_plot_flag(parser)
-    common.add_engine_arguments(parser, skip={"seed"})
-    parser.set_defaults(run=run)
+    common.add_benchmark_arguments(parser, skip={"seed"})
 
 
 def run(args: argparse.Namespace) -> int:
@@ -63,7 +59,6 @@ def run(args: argparse.Namespace) -> int:
     from octavo.cli.calibrate import known_or_measured
     from octavo.cost.find_device import find_device
 
-    common.check_plots(args)
     with common.open_session(common.engine_args(args, seed=args.seed)) as session:
         profile = known_or_measured(session)
         device, steps = find_device("auto")[0], profile.steps

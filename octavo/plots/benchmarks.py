@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from octavo.measure.statistics import MedianRange
@@ -30,20 +29,11 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-
-@dataclass(frozen=True, slots=True)
-class CurvePoint:
-    """A point of a throughput curve: requests in flight, tokens/s, and milliseconds for an output
-    token."""
-
-    concurrency: int
-    output_tps: MedianRange
-    tpot_p50_ms: float | None = None
-    tpot_p99_ms: float | None = None
+    from octavo.bench.offline.sweep import SweepPoint
 
 
 def throughput_curve(
-    points: Sequence[CurvePoint],
+    points: Sequence[SweepPoint],
     *,
     title: str,
     knee: int | None = None,
@@ -56,7 +46,7 @@ def throughput_curve(
         knee, chosen: concurrencies of points to mark.
         tpot_bound_ms: drawn as a line.
     """
-    has_tpot = all(point.tpot_p50_ms is not None for point in points)
+    has_tpot = all(point.latency_ms("tpot", 50) is not None for point in points)
     figure = new_figure(title, width=11 if has_tpot else 6.5)
     panels = figure.subplots(1, 2 if has_tpot else 1, squeeze=False)[0]
     _draw_throughput(panels[0], points, knee, chosen)
@@ -66,7 +56,7 @@ def throughput_curve(
 
 
 def _draw_throughput(
-    axes: Axes, points: Sequence[CurvePoint], knee: int | None, chosen: int | None
+    axes: Axes, points: Sequence[SweepPoint], knee: int | None, chosen: int | None
 ) -> None:
     where = [point.concurrency for point in points]
     medians = [point.output_tps.median for point in points]
@@ -85,14 +75,14 @@ def _draw_throughput(
 
 def _draw_pareto(
     axes: Axes,
-    points: Sequence[CurvePoint],
+    points: Sequence[SweepPoint],
     knee: int | None,
     chosen: int | None,
     bound_ms: float | None,
 ) -> None:
     medians = [point.output_tps.median for point in points]
-    p50 = [point.tpot_p50_ms or 0.0 for point in points]
-    p99 = [point.tpot_p99_ms or 0.0 for point in points]
+    p50 = [point.latency_ms("tpot", 50) or 0.0 for point in points]
+    p99 = [point.latency_ms("tpot", 99) or 0.0 for point in points]
     axes.hlines(medians, p50, p99, color=BLUE, alpha=0.35, linewidth=2)
     axes.plot(p50, medians, color=BLUE, marker="o", markersize=5)
     axes.set_xlim(left=0, right=max(p99) * 1.08)
@@ -107,7 +97,7 @@ def _draw_pareto(
 
 def _mark(
     axes: Axes,
-    point: CurvePoint,
+    point: SweepPoint,
     place: tuple[float, float],
     knee: int | None,
     chosen: int | None,

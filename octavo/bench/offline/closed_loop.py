@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from octavo.base.errors import BenchmarkError
-from octavo.bench.offline.session import OfflineSession, sampling_params
+from octavo.bench.offline.session import OfflineSession, latencies, sampling_params
 from octavo.workload.requests import WorkloadRequest
 
 if TYPE_CHECKING:
@@ -55,13 +55,8 @@ class LoopTiming:
     @property
     def latencies(self) -> dict[str, list[float]]:
         """Seconds by the name of the latency: of each request that has it; for ITL of each gap."""
-        stats = [each.stats for each in self.requests]
-        return {
-            "ttft": [each.ttft for each in stats if each.ttft is not None],
-            "tpot": [each.tpot for each in stats if each.tpot is not None],
-            "itl": [gap for each in self.requests for gap in each.gaps_s],
-            "e2e": [each.e2e for each in stats if each.e2e is not None],
-        }
+        gaps = [gap for each in self.requests for gap in each.gaps_s]
+        return {**latencies([each.stats for each in self.requests]), "itl": gaps}
 
 
 def run_closed_loop(

@@ -172,15 +172,17 @@ def start_all(
         if name in missing:
             continue
         engine = contenders.make(name, settings)
-        stack.callback(engine.close)
         log(f"starting {name} …")
-        try:
-            about[name] = {"weights": engine.weights, **engine.start()}
-            engines.append(engine)
-        except (ChildError, ValueError) as error:
-            engine.close()
-            left_out[name] = str(error)
-            log(f"{name} is left out: {error}")
+        with ExitStack() as own:
+            own.callback(engine.close)
+            try:
+                about[name] = {"weights": engine.weights, **engine.start()}
+            except (ChildError, ValueError) as error:
+                left_out[name] = str(error)
+                log(f"{name} is left out: {error}")
+            else:
+                engines.append(engine)
+                stack.push(own.pop_all())
     return engines, about, left_out
 
 

@@ -30,7 +30,6 @@ without take turns.
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.epilog = EXAMPLES
     add_value(
         parser,
         "--only NAME,NAME,…",
@@ -42,14 +41,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "turns of each; medians are reported (default: 3, with --quick 1)",
     )
     add_switch(parser, "--quick", "half the work, one turn")
-    common.add_plot_flag(parser)
-    common.add_output_flags(parser)
-    common.add_engine_arguments(parser)
-    parser.set_defaults(run=run)
+    common.add_benchmark_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    common.check_plots(args)
     from octavo.bench.offline.ablation import choose_ablations
     from octavo.bench.offline.ablation_study import AblationStudy, ablation_settings
     from octavo.bench.record import Recorder

@@ -1,6 +1,6 @@
 """Flags, progress and reports of the benchmarks that load an engine in this process.
 
-configure:  add_engine_arguments(parser); add_output_flags(parser)
+configure:  add_benchmark_arguments(parser)
 run:        with open_session(engine_args(args)) as session, ... as recorder: ...
             report(args, document, lambda console: ...)
 """
@@ -32,9 +32,15 @@ OFTEN = ("device", "kv_cache_dtype", "max_num_seqs", "threads")
 _NO_SETTINGS = {"run", "prog", "version", "command", "subcommand", "json", "output"}
 
 
-def add_engine_arguments(parser: argparse.ArgumentParser, *, skip: Collection[str] = ()) -> None:
-    """MODEL, and ``--name`` for every field of EngineArgs but those of ``skip``."""
+def add_benchmark_arguments(
+    parser: argparse.ArgumentParser, *, skip: Collection[str] = (), plot: bool = True
+) -> None:
+    """MODEL, ``--name`` for every field of EngineArgs but those of ``skip``, and where the result
+    goes: ``--json``, ``--output`` and ``--plot``."""
     add_model_argument(parser)
+    add_output_flags(parser)
+    if plot:
+        add_plot_flag(parser)
     add_engine_flags(parser, skip=skip, often=OFTEN)
 
 
@@ -76,13 +82,6 @@ def _plot_path(text: str) -> str:
     except ConfigError as error:
         raise argparse.ArgumentTypeError(str(error)) from error
     return text
-
-
-def check_plots(args: argparse.Namespace) -> None:
-    """BenchmarkError if what ``--plot`` asks for cannot be drawn: known before minutes of work."""
-    from octavo.plots.style import check_can_plot
-
-    check_can_plot(args.plot or ())
 
 
 def save_plots(args: argparse.Namespace, draw: Callable[[], Figure]) -> None:

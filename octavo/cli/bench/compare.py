@@ -32,7 +32,6 @@ examples:
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.epilog = EXAMPLES
     add_model_argument(parser)
     add_value(
         parser,
@@ -60,7 +59,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     add_output_flags(parser)
     add_engine_flags(parser)
-    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:

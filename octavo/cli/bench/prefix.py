@@ -37,7 +37,6 @@ answers the same, turn by turn.
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.epilog = EXAMPLES
     add_number(parser, "--prefix-len", "tokens of the document", 1024)
     add_number(parser, "--question-len", "tokens of each question, which follows the document", 32)
     add_number(parser, "--questions", "about each document", 8)
@@ -45,14 +44,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add_number(parser, "--repeat", "documents, each with questions of its own", 3)
     add_switch(parser, "--at-once", "ask all questions together, and measure decoding")
     add_value(parser, "--text FILE", "the document (default: random tokens)")
-    common.add_plot_flag(parser)
-    common.add_output_flags(parser)
-    common.add_engine_arguments(parser, skip={"enable_prefix_caching", "shared_prefix_decode"})
-    parser.set_defaults(run=run)
+    common.add_benchmark_arguments(parser, skip={"enable_prefix_caching", "shared_prefix_decode"})
 
 
 def run(args: argparse.Namespace) -> int:
-    common.check_plots(args)
     settings = common.engine_args(args)
     setting = "shared_prefix_decode" if args.at_once else "enable_prefix_caching"
     without: dict[str, Any] = {setting: False}

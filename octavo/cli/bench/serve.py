@@ -49,7 +49,6 @@ _SEVERAL = {"goodput": "NAME:MS", "metadata": "KEY=VALUE"}
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.epilog = EXAMPLES
     parser.add_argument(
         "model",
         nargs="?",
@@ -78,12 +77,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
             )
     rarely(parser, "--metadata", "--goodput", "--plot", "--output")
     add_engine_flags(parser, skip={"seed"}, often=("threads",))
-    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
     config = to_config(args)
-    common.check_plots(args)
     from octavo.bench.serving.serve import run_serve_bench
 
     if config.target.base_url is None:

@@ -49,8 +49,7 @@ class Method(NamedTuple):
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.epilog = EXAMPLES
-    common.add_engine_arguments(parser, skip={"seed", "spec_method", "spec_model"})
+    common.add_benchmark_arguments(parser, skip={"seed", "spec_method", "spec_model"}, plot=False)
     add_value(
         parser,
         "--methods NAME[=MODEL],…",
@@ -91,8 +90,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     common.add_repeat_flag(parser, repeat=3)
     common.add_seed_flag(parser)
-    common.add_output_flags(parser)
-    parser.set_defaults(run=run)
 
 
 def _methods(text: str) -> list[Method]:

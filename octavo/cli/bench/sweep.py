@@ -40,7 +40,6 @@ _percent = real_number("percentile: give 1 to 100", lambda value: 0 < value <= 1
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.epilog = EXAMPLES
     add_value(
         parser,
         "--concurrency N,N,…",
@@ -58,12 +57,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     _add_bounds(parser)
     _add_server(parser)
-    common.add_plot_flag(parser)
     add_value(parser, "--csv FILE", "write the points as a table")
-    common.add_output_flags(parser)
-    common.add_engine_arguments(parser)
+    common.add_benchmark_arguments(parser)
     rarely(parser, "--waves", "--percentile", "--plot", "--output")
-    parser.set_defaults(run=run)
 
 
 def _add_bounds(parser: argparse.ArgumentParser) -> None:
@@ -92,7 +88,6 @@ def _add_server(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    common.check_plots(args)
     return _sweep_server(args) if args.base_url else _sweep_engine(args)
 
 
@@ -229,20 +224,11 @@ def _pair(median: float | None, tail: float | None) -> str:
 
 
 def _figure(args: argparse.Namespace, result: SweepResult) -> Any:
-    from octavo.plots.benchmarks import CurvePoint, throughput_curve
+    from octavo.plots.benchmarks import throughput_curve
 
-    points = [
-        CurvePoint(
-            point.concurrency,
-            point.output_tps,
-            point.latency_ms("tpot", 50),
-            point.latency_ms("tpot", 99),
-        )
-        for point in result.points
-    ]
     best = result.best
     return throughput_curve(
-        points,
+        result.points,
         title=f"{args.model}: {args.input_len} + {args.output_len} tokens",
         knee=result.knee.concurrency,
         chosen=best.point.concurrency if best and best.is_met else None,

@@ -32,8 +32,7 @@ examples:
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.epilog = EXAMPLES
-    common.add_engine_arguments(parser, skip={"seed"})
+    common.add_benchmark_arguments(parser, skip={"seed"})
     add_number(
         *(parser, "--num-prompts"),
         "requests (default: 64 random ones, or all of a file; of ShareGPT at most 1000)",
@@ -51,13 +50,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     common.add_repeat_flags(parser, repeat=3, warmup=1)
     common.add_seed_flag(parser)
-    common.add_plot_flag(parser)
-    common.add_output_flags(parser)
-    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
-    common.check_plots(args)
     if args.dataset is None and args.dataset_name not in (None, "random"):
         raise UsageError(f"--dataset-name {args.dataset_name} needs the file: --dataset FILE")
     if args.dataset is not None and args.input_len is not None:
