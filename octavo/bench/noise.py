@@ -14,7 +14,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -36,13 +36,10 @@ class BandwidthProbe:
 
     def measure(self) -> float:
         """Return GB/s, the median over the passes."""
-        rates: list[float] = []
-        begin = time.perf_counter()
-        while len(rates) < 3 or time.perf_counter() - begin < self._seconds:
-            started = time.perf_counter()
-            list(self._pool.map(np.bitwise_or.reduce, self._parts))  # numpy lets go of the GIL
-            rates.append(self._num_bytes / (time.perf_counter() - started) / 1e9)
-        return statistics.median(rates)
+        return _median_rate(self._read, self._num_bytes, self._seconds)
+
+    def _read(self) -> None:
+        list(self._pool.map(np.bitwise_or.reduce, self._parts))  # numpy lets go of the GIL
 
 
 class GemmProbe:
@@ -55,18 +52,25 @@ class GemmProbe:
         self._left = np.full((size, size), 0.5, dtype=np.float32)
         self._right = np.full((size, size), 0.25, dtype=np.float32)
         self._product = np.empty_like(self._left)
-        self._flops = 2 * size**3
         self._seconds = seconds
 
     def measure(self) -> float:
         """Return GFLOP/s, the median over the passes, with the threads of numpy's own library."""
-        rates: list[float] = []
-        begin = time.perf_counter()
-        while len(rates) < 3 or time.perf_counter() - begin < self._seconds:
-            started = time.perf_counter()
-            np.dot(self._left, self._right, out=self._product)
-            rates.append(self._flops / (time.perf_counter() - started) / 1e9)
-        return statistics.median(rates)
+        flops = 2 * len(self._left) ** 3
+        return _median_rate(
+            lambda: np.dot(self._left, self._right, out=self._product), flops, self._seconds
+        )
+
+
+def _median_rate(run: Callable[[], object], amount: int, seconds: float) -> float:
+    """Run something for about ``seconds``; return 10^9 of its amounts per second, the median."""
+    rates: list[float] = []
+    begin = time.perf_counter()
+    while len(rates) < 3 or time.perf_counter() - begin < seconds:
+        started = time.perf_counter()
+        run()
+        rates.append(amount / (time.perf_counter() - started) / 1e9)
+    return statistics.median(rates)
 
 
 @dataclass(frozen=True, slots=True)

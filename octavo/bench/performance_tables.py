@@ -52,16 +52,22 @@ def rewrite_file(path: Path, sections: Mapping[str, str]) -> None:
     Raises:
         BenchmarkError: a marker is missing or repeated, or the file cannot be read or written.
     """
-    try:
-        text = path.read_bytes().decode()  # with the ends of lines that it has
-    except (OSError, UnicodeDecodeError) as error:
-        raise BenchmarkError(f"{path} cannot be read: {error}") from error
+    text = read_document(path)
     try:
         for name, content in sections.items():
             text = rewrite(text, name, content)
     except BenchmarkError as error:
         raise BenchmarkError(f"{path}: {error}") from error
     write_bytes(path.resolve(), text.encode())
+
+
+def read_document(path: Path) -> str:
+    """Return the text of a file, with the ends of lines that it has. BenchmarkError if there is
+    none."""
+    try:
+        return path.read_bytes().decode()
+    except (OSError, UnicodeDecodeError) as error:
+        raise BenchmarkError(f"{path} cannot be read: {error}") from error
 
 
 # -- how fast octavo is --------------------------------------------------------------------------
@@ -284,7 +290,7 @@ def predicted(document: ResultDocument) -> str:
                 "mean error",
                 "largest",
                 "in its interval",
-                "mean error without a look at the machine",
+                "mean error, as calibrated",
             ),
             rows,
         ),

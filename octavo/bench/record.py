@@ -33,6 +33,8 @@ from octavo.system.gpu_power import Draw, EnergyMeter, NotMetered, open_energy
 if TYPE_CHECKING:
     import resource
 
+    from octavo.bench.offline.session import OfflineSession
+
 _PACKAGES = ("torch", "numpy", "transformers")
 # They decide how threads run, and which kernels.
 _VARIABLES = ("OMP_", "GOMP_", "KMP_", "MKL_", "OPENBLAS_", "OCTAVO_ISA", "OCTAVO_FAULTS")
@@ -64,6 +66,13 @@ class Recorder:
         self._stack = ExitStack()
         self.started = datetime.now(UTC)
         self._begin = time.monotonic()
+
+    @classmethod
+    def of(cls, session: OfflineSession, settings: Mapping[str, Any]) -> Recorder:
+        """Make a recorder of work on the engine of a session."""
+        recorder = cls(settings, session.args.threads)
+        recorder.engine = session.info
+        return recorder
 
     def __enter__(self) -> Recorder:
         self._probes.append(probe_machine(self._threads))

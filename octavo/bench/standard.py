@@ -177,18 +177,15 @@ def run(args: argparse.Namespace, engine_flags: Sequence[str]) -> None:
 
 def check_markers(args: argparse.Namespace) -> None:
     """Raise BenchmarkError if the tables cannot be rewritten."""
-    try:
-        text = args.document.read_bytes().decode()
-    except (OSError, UnicodeDecodeError) as error:
-        raise BenchmarkError(f"{args.document} cannot be read: {error}") from error
+    text = performance_tables.read_document(args.document)
     for name in ("how-fast", "peers") if args.peers else ("how-fast",):
         performance_tables.rewrite(text, name, "")
 
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        document: dict[str, Any] = json.loads(path.read_text("utf-8"))
-    except (OSError, ValueError) as error:
+        document: dict[str, Any] = json.loads(performance_tables.read_document(path))
+    except ValueError as error:
         raise BenchmarkError(f"{path} cannot be read: {error}") from error
     return document
 

@@ -1,8 +1,8 @@
 """The ``octavo`` command.
 
-A command is a module with ``configure(parser)``, which declares its flags and sets ``run``, or a
-group of such commands. Only the module of the command that was asked for is imported, and torch not
-before its work begins, so that ``--help`` answers at once.
+A command is a module with ``EXAMPLES``, ``configure(parser)``, which declares its flags, and
+``run(args)``, or a group of such commands. Only the module of the command that was asked for is
+imported, and torch not before its work begins, so that ``--help`` answers at once.
 
 Exit status: 0 done, 1 failed (one line on stderr says what to do), 2 wrong usage, 130 Ctrl-C, 141
 where the reader of the output has gone (`octavo plan … | head`).
@@ -23,7 +23,8 @@ from octavo.cli.parser import CommandParser
 
 class Command(NamedTuple):
     """``configure``: what the module (below ``octavo.cli``) has: a function that declares flags, or
-    the commands of a group by name, which then also has ``EXAMPLES``."""
+    the commands of a group by name. One that is not called ``configure``, as its module has several
+    commands, sets the parser's epilog and ``run`` itself."""
 
     module: str
     configure: str
@@ -133,10 +134,13 @@ def _add_commands(
             continue
         module = importlib.import_module(f"octavo.cli.{command.module}")
         declared = getattr(module, command.configure)
+        if command.configure in ("configure", "COMMANDS"):
+            subparser.epilog = module.EXAMPLES
+        if command.configure == "configure":
+            subparser.set_defaults(run=module.run)
         if callable(declared):
             declared(subparser)
         else:
-            subparser.epilog = module.EXAMPLES
             _add_commands(subparser, declared, argv[place + 1 :])
 
 
@@ -169,6 +173,10 @@ def _other_names() -> dict[str, str]:
 
 def _run(args: argparse.Namespace) -> int:
     try:
+        if getattr(args, "plot", None):
+            from octavo.plots.style import check_can_plot
+
+            check_can_plot(args.plot)  # before minutes of work
         status: int = args.run(args)
         return status
     except UsageError as error:

@@ -8,14 +8,15 @@ from typing import TYPE_CHECKING
 
 from octavo.cli import UsageError, terminal
 from octavo.cli.bench.common import open_session
-from octavo.cli.busy_machine import warn_if_busy
-from octavo.cli.flags import add_json_flag
+from octavo.cli.calibrate import warn_if_busy
+from octavo.cli.engine_flags import engine_kwargs
+from octavo.cli.flags import add_json_flag, add_switch
 from octavo.cli.plan_flags import add_plan_flags, question_of
 
 if TYPE_CHECKING:
     from octavo.bench.offline.advice_study import TrialOutcome, TriedAdvice
     from octavo.planner.advice import Advice
-    from octavo.planner.answer import Plan, Question
+    from octavo.planner.answer import Plan
     from octavo.planner.decisions import ServingDecision
     from octavo.settings.engine import EngineArgs
 
@@ -40,12 +41,11 @@ _SECONDS = 30.0  # that all trials together may take, about, beside loading
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.epilog = EXAMPLES
     add_plan_flags(parser)
-    parser.add_argument(
+    add_switch(
+        parser,
         "--measure",
-        action="store_true",
-        help="try out what can be tried here: needs --hardware auto, and takes about a minute "
+        "try out what can be tried here: needs --hardware auto, and takes about a minute "
         "with a small model",
     )
     parser.add_argument(
@@ -57,7 +57,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="with --measure: the same model in other bits, to be tried, too; may be repeated",
     )
     add_json_flag(parser)
-    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -122,7 +121,7 @@ def _tried(args: argparse.Namespace, plan: Plan) -> list[TriedAdvice]:
     traffic = plan.traffic
     load = AdviceLoad(max(1, round(_under_way(plan))), traffic.input_len, traffic.output_len)
     longest = plan.deployment.settled.max_model_len
-    settings = settings_for(_engine_args(plan.question).serving(), load, longest)
+    settings = settings_for(_engine_args(args), load, longest)
     predicted = [*plan.advice, *(_candidate(plan, each) for each in args.candidates)]
     others = advice_without_formula(settings, load)
     warn_if_busy()
@@ -145,21 +144,14 @@ def _under_way(plan: Plan) -> float:
     return plan.service.streams.value
 
 
-def _engine_args(question: Question) -> EngineArgs:
+def _engine_args(args: argparse.Namespace) -> EngineArgs:
     """The engine that is asked about, as a server has it."""
     from octavo.settings.engine import EngineArgs
 
-    limits = {
-        "max_num_seqs": question.limits.max_num_seqs,
-        "max_num_batched_tokens": question.limits.max_num_batched_tokens,
-        "max_model_len": question.limits.max_model_len,
-        "block_size": question.limits.block_size,
-        "gpu_memory_utilization": question.limits.utilization,
-        "kv_cache_memory": question.limits.kv_cache_memory,
-        "kv_cache_dtype": question.kv_cache_dtype,
-    }
-    given = {name: value for name, value in limits.items() if value is not None}
-    return EngineArgs.from_kwargs(str(question.model), **given).serving()
+    given = engine_kwargs(args)
+    if args.kv_cache_dtype is not None:
+        given["kv_cache_dtype"] = args.kv_cache_dtype
+    return EngineArgs.from_kwargs(args.model, **given).serving()
 
 
 def _candidate(plan: Plan, model: str) -> Advice:

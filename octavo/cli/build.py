@@ -30,12 +30,10 @@ examples:
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.epilog = EXAMPLES
     parser.add_argument("model", metavar="MODEL", help="alias, folder, .gguf file or hub id")
     parser.add_argument("out", metavar="OUT", help="the folder to make")
     add_json_flag(parser)
     add_engine_flags(parser)
-    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING
 
 from octavo.cli import terminal
 from octavo.cli.bench import common
-from octavo.cli.busy_machine import warn_if_busy
+from octavo.cli.flags import add_switch
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from octavo.bench.offline.session import OfflineSession
     from octavo.calibration.store import CalibrationProfile
+    from octavo.cost.measured_steps import MeasuredSteps
 
 EXAMPLES = """\
 A minute of the engine's own steps is timed: prompts of all lengths, few and many requests, short
@@ -39,13 +40,8 @@ _SHOWN = (
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.epilog = EXAMPLES
-    parser.add_argument(
-        "--quick", action="store_true", help="a quarter of the time, and less certain"
-    )
-    common.add_output_flags(parser)
-    common.add_engine_arguments(parser)
-    parser.set_defaults(run=run)
+    add_switch(parser, "--quick", "a quarter of the time, and less certain")
+    common.add_benchmark_arguments(parser, plot=False)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -54,14 +50,34 @@ def run(args: argparse.Namespace) -> int:
 
     with (
         common.open_session(common.engine_args(args)) as session,
-        Recorder(common.asked_for(args), session.args.threads) as recorder,
+        Recorder.of(session, common.asked_for(args)) as recorder,
     ):
-        recorder.engine = session.info
         profile = measured(session, quick=args.quick)
     path = keep(profile)
     document = {"path": str(path), **profile.as_json(), "run": recorder.as_json()}
     common.report(args, document, lambda console: print_profile(profile, str(path), console))
     return 0
+
+
+def steps_here(model: str, kv_cache_dtype: str | None) -> MeasuredSteps | None:
+    """Return the measured step times of a model on this machine, with all its threads and default
+    settings; None if they were not measured, or if the model is not here.
+
+    Raises:
+        ConfigError: the type of the KV cache is unknown.
+    """
+    from octavo.calibration.known_profiles import profile_here
+    from octavo.cost.kv_type import kv_type
+    from octavo.system import machine
+
+    profile = profile_here(
+        model,
+        device="cpu",  # of GPUs, nothing says which one was there
+        threads=machine.cpu().usable_cores,
+        kv_dtype=kv_type(kv_cache_dtype or "auto").name,
+        activations="auto",
+    )
+    return None if profile is None else profile.steps
 
 
 def known_or_measured(session: OfflineSession, *, quick: bool = False) -> CalibrationProfile:
@@ -76,6 +92,19 @@ def known_or_measured(session: OfflineSession, *, quick: bool = False) -> Calibr
         profile = measured(session, quick=quick)
         keep(profile)
     return profile
+
+
+def warn_if_busy() -> None:
+    """Says so on stderr; what is measured now is likely wrong."""
+    from octavo.cost.this_machine import is_busy, load_average
+    from octavo.system import machine
+
+    load, cores = load_average(), machine.cpu().usable_cores
+    if load is not None and is_busy(load, cores):
+        terminal.say(
+            f"octavo: warning: others use this machine (a load of {load:.1f} on {cores} cores over "
+            "the last minute): what is measured now is likely too slow"
+        )
 
 
 def measured(session: OfflineSession, *, quick: bool) -> CalibrationProfile:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from octavo.base.errors import ChatTemplateError, OctavoError
 from octavo.cli import chat_input, results, terminal
 from octavo.cli.engine_flags import add_engine_flags, add_model_argument, engine_kwargs
+from octavo.cli.flags import add_value
 from octavo.cli.generate import OFTEN, load
 from octavo.cli.parser import did_you_mean, near
 from octavo.cli.sampling_flags import add_sampling_flags, base_params, sampling_fields
@@ -49,12 +50,10 @@ _FIXED = {"n", "best_of", "logprobs", "prompt_logprobs", "detokenize", "output_k
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.epilog = EXAMPLES
     add_model_argument(parser)
-    parser.add_argument("--system", metavar="TEXT", help="system message")
+    add_value(parser, "--system TEXT", "system message")
     add_sampling_flags(parser, skip=_FIXED, **DEFAULTS)
     add_engine_flags(parser, skip={"seed"}, often=OFTEN)
-    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:

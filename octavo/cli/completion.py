@@ -84,7 +84,6 @@ SCRIPTS = {"bash": _BASH, "zsh": _ZSH, "fish": _FISH}
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.epilog = EXAMPLES
     parser.add_argument("shell", nargs="?", choices=list(SCRIPTS), help="whose script to print")
     parser.add_argument(
         "--words",
@@ -93,7 +92,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="what the script asks: the words after `octavo` so far, the one to complete last; "
         "prints one candidate a line, with a tab and what it means",
     )
-    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -20,16 +20,17 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from octavo.cli import UsageError
+from octavo.cli.flags import add_value, as_command_line
 from octavo.cli.parser import CommandParser
 
 _MODEL = "model"
 
 
 def add_config_flag(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--config",
-        metavar="FILE",
-        help="settings in YAML, TOML or JSON, by the names of the flags here, and model; what is "
+    add_value(
+        parser,
+        "--config FILE",
+        "settings in YAML, TOML or JSON, by the names of the flags here, and model; what is "
         "given as a flag, too, counts",
     )
 
@@ -52,7 +53,7 @@ def with_config(
     parser = _FileParser(prog=args.config, add_help=False, allow_abbrev=False)
     add_flags(parser)
     model = settings.pop(_MODEL, None)
-    found = vars(parser.parse_args(_flags(settings)))
+    found = vars(parser.parse_args(as_command_line(settings)))
     if model is not None:
         found[_MODEL] = str(model)
     return argparse.Namespace(**{**found, **vars(args)})
@@ -88,21 +89,3 @@ def _parse(text: str, suffix: str) -> Any:
         return yaml.safe_load(text)
     except yaml.YAMLError as error:
         raise ValueError(str(error)) from None
-
-
-def _flags(settings: Mapping[str, Any]) -> list[str]:
-    """Return the settings of a file as flags of the command line."""
-    flags: list[str] = []
-    for name, value in settings.items():
-        flag = name.replace("_", "-")
-        if value is None:
-            continue  # as if it was not there
-        if isinstance(value, bool):
-            flags.append(f"--{flag}" if value else f"--no-{flag}")
-        elif isinstance(value, list):
-            flags += [f"--{flag}={each}" for each in value]
-        elif isinstance(value, Mapping):
-            flags.append(f"--{flag}={json.dumps(value)}")
-        else:
-            flags.append(f"--{flag}={value}")
-    return flags

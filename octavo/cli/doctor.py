@@ -26,14 +26,12 @@ examples:
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.epilog = EXAMPLES
     parser.add_argument(
         "model",
         nargs="?",
         help="look over this model's files in place of the machine: no weight is read",
     )
     add_json_flag(parser)
-    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -42,11 +42,12 @@ def add_engine_flags(
     parser: argparse.ArgumentParser,
     *,
     skip: Collection[str] = (),
+    only: Collection[str] | None = None,
     often: Collection[str] = _OFTEN,
-) -> None:
+) -> argparse._ArgumentGroup:
     """Add ``--name`` for every field of EngineArgs but ``model`` and those of ``skip``; ``often``
     names those that are in the short help."""
-    add_flags(parser, "engine", EngineArgs, skip={"model", *skip}, often=often)
+    return add_flags(parser, "engine", EngineArgs, skip={"model", *skip}, only=only, often=often)
 
 
 def engine_kwargs(args: argparse.Namespace) -> dict[str, Any]:
@@ -60,16 +61,18 @@ def add_flags(
     settings_class: type[Any],
     *,
     skip: Collection[str] = (),
+    only: Collection[str] | None = None,
     often: Collection[str] | None = None,
-) -> None:
-    """Add ``--name`` for every field of a settings class but those of ``skip``.
+) -> argparse._ArgumentGroup:
+    """Add ``--name`` for every field of a settings class but those of ``skip``, or for those of
+    ``only``; return their group.
 
     ``often`` names the fields that are in the short help: all, where it is None.
     """
     group = parser.add_argument_group(title)
     hints = typing.get_type_hints(settings_class)
     for field in dataclasses.fields(settings_class):
-        if field.name in skip:
+        if field.name in skip or (only is not None and field.name not in only):
             continue
         flag = "--" + field.name.replace("_", "-")
         group.add_argument(
@@ -81,6 +84,7 @@ def add_flags(
         )
         if often is not None and field.name not in often:
             rarely(group, flag)
+    return group
 
 
 def given_settings(args: argparse.Namespace, settings_class: type[Any]) -> dict[str, Any]:

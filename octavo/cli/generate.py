@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from octavo.cli import UsageError, results, terminal
 from octavo.cli.engine_flags import add_engine_flags, add_model_argument, engine_kwargs
-from octavo.cli.flags import add_json_flag
+from octavo.cli.flags import add_json_flag, add_switch, add_value, read_text
 from octavo.cli.sampling_flags import add_sampling_flags, base_params, sampling_fields
-from octavo.cli.text_file import read_text
 from octavo.core.sampling_params import SamplingParams
 from octavo.hub import DEFAULT_MODEL
 from octavo.system.machine import without_blas_threads
@@ -34,7 +33,6 @@ OFTEN = ("device", "max_model_len", "spec_method", "threads")
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.epilog = EXAMPLES
     add_model_argument(parser)
     parser.add_argument("stdin", nargs="?", choices=["-"], metavar="-", help="prompt from stdin")
     parser.add_argument(
@@ -52,17 +50,14 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="a file whose whole text is a prompt; - is stdin (may be repeated)",
     )
     form = parser.add_mutually_exclusive_group()
-    form.add_argument(
-        "--chat",
-        action="store_true",
-        help="wrap prompts in the model's chat template (the default where it has one)",
+    add_switch(
+        form, "--chat", "wrap prompts in the model's chat template (the default where it has one)"
     )
-    form.add_argument("--raw", action="store_true", help="give the model the prompt as it is")
-    parser.add_argument("--system", metavar="TEXT", help="system message, with a chat template")
+    add_switch(form, "--raw", "give the model the prompt as it is")
+    add_value(parser, "--system TEXT", "system message, with a chat template")
     add_json_flag(parser)
     add_sampling_flags(parser, **DEFAULTS)
     add_engine_flags(parser, skip={"seed"}, often=OFTEN)
-    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from octavo.cli import Command, UsageError, terminal
-from octavo.cli.busy_machine import warn_if_busy
-from octavo.cli.flags import add_json_flag
+from octavo.cli.calibrate import warn_if_busy
+from octavo.cli.flags import add_json_flag, add_switch, add_value
 from octavo.cli.parser import completed_by
 from octavo.cli.plan_flags import device_names
 
@@ -69,10 +69,10 @@ def configure_show(parser: argparse.ArgumentParser) -> None:
         device_names,
         parser.add_argument("name", metavar="NAME", help="a device, or auto for this machine"),
     )
-    parser.add_argument(
+    add_switch(
+        parser,
         "--measure",
-        action="store_true",
-        help="of auto: measure this machine anew, for a second in which nothing else should run, "
+        "of auto: measure this machine anew, for a second in which nothing else should run, "
         "and keep that in place of what is kept",
     )
     _add_common(parser)
@@ -80,9 +80,7 @@ def configure_show(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_common(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--hardware-file", metavar="FILE", help="devices of your own, in TOML or JSON"
-    )
+    add_value(parser, "--hardware-file FILE", "devices of your own, in TOML or JSON")
     add_json_flag(parser)
 
 

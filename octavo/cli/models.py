@@ -7,7 +7,7 @@ from typing import Any
 
 from octavo import hub
 from octavo.cli import terminal
-from octavo.cli.flags import add_json_flag
+from octavo.cli.flags import add_json_flag, add_switch
 from octavo.cli.parser import completed_by
 from octavo.hub import InstalledModel
 
@@ -42,13 +42,11 @@ def configure_pull(parser: argparse.ArgumentParser) -> None:
         lambda: hub.CATALOG,
         parser.add_argument("name", metavar="NAME", help="the model to fetch"),
     )
-    parser.add_argument(
-        "--accept-terms", action="store_true", help="accept the model's terms of use, if it has any"
-    )
-    parser.add_argument(
+    add_switch(parser, "--accept-terms", "accept the model's terms of use, if it has any")
+    add_switch(
+        parser,
         "--verify",
-        action="store_true",
-        help="check the sha256 of a model that is here; fetch it again if it is wrong",
+        "check the sha256 of a model that is here; fetch it again if it is wrong",
     )
     add_json_flag(parser)
     parser.set_defaults(run=pull)

@@ -17,10 +17,8 @@ examples:
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.epilog = EXAMPLES
     parser.add_argument("out", metavar="OUT", help="the folder to make")
     add_json_flag(parser)
-    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -11,15 +11,12 @@ from octavo.base.errors import BenchmarkError
 from octavo.cli import UsageError, terminal
 from octavo.cli.bench import common
 from octavo.cli.engine_flags import engine_kwargs
-from octavo.cli.flags import add_number
-from octavo.cli.text_file import read_text
+from octavo.cli.flags import add_number, add_value, read_text
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from octavo.quality.logit_file import LogitFile
-    from octavo.quality.windows import ScoringWindows
-    from octavo.text.tokenizer import Tokenizer
 
 # The windows decide these.
 _SKIPPED = {
@@ -44,8 +41,7 @@ examples:
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.epilog = EXAMPLES
-    parser.add_argument("--text", required=True, metavar="FILE", help="a text in UTF-8")
+    add_value(parser, "--text FILE", "a text in UTF-8", required=True)
     add_number(
         *(parser, "--ctx"),
         "tokens of a window, which is the engine's max_model_len, but with --window or "
@@ -59,13 +55,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     add_number(parser, "--max-tokens", "take only so many tokens of the text")
     base = parser.add_mutually_exclusive_group()
-    base.add_argument(
-        "--kl-base", metavar="FILE", help="compare with the run that was saved in a file"
-    )
-    base.add_argument("--save-base", metavar="FILE", help="save the run in a file, for --kl-base")
-    common.add_output_flags(parser)
-    common.add_engine_arguments(parser, skip=_SKIPPED)
-    parser.set_defaults(run=run)
+    add_value(base, "--kl-base FILE", "compare with the run that was saved in a file")
+    add_value(base, "--save-base FILE", "save the run in a file, for --kl-base")
+    common.add_benchmark_arguments(parser, skip=_SKIPPED, plot=False)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -74,12 +66,14 @@ def run(args: argparse.Namespace) -> int:
     from octavo.bench.record import Recorder
     from octavo.quality.logit_file import LogitFile
     from octavo.quality.perplexity import engine_args, measure
+    from octavo.quality.windows import cut, tokenize
 
     base = None if args.kl_base is None else LogitFile(args.kl_base)
     settings = choose_settings(args, base)
     with common.open_session(engine_args(args.model, settings["ctx"], **engine)) as session:
         text_engine = session.loaded.text_engine
-        windows = cut_text(text, text_engine.tokenizer, settings)
+        token_ids, bos_token_id = tokenize(text, text_engine.tokenizer)
+        windows = cut(token_ids, bos_token_id=bos_token_id, **settings)
         asked = {"text": args.text, **settings, "kl_base": args.kl_base, "engine": engine}
         with Recorder(asked, engine.get("threads")) as recorder, progress_bar() as progress:
             recorder.engine = session.info
@@ -124,13 +118,6 @@ def choose_settings(args: argparse.Namespace, base: LogitFile | None) -> dict[st
     return settings
 
 
-def cut_text(text: str, tokenizer: Tokenizer, settings: Mapping[str, Any]) -> ScoringWindows:
-    from octavo.quality.windows import cut, tokenize
-
-    token_ids, bos_token_id = tokenize(text, tokenizer)
-    return cut(token_ids, bos_token_id=bos_token_id, **settings)
-
-
 def describe(model: str, engine: Mapping[str, Any]) -> str:
     """Return the name that a base gives to the run that made it."""
     return f"{model}, {engine['kernels']} kernels, {engine['dtype']}, KV in {engine['kv_dtype']}"
@@ -163,15 +150,10 @@ def print_result(document: Mapping[str, Any], console: Console) -> None:
         _estimate("perplexity", document, "perplexity", "stderr", "{:.4f}"),
         ("tokens/s", f"{document['tokens_per_s']:,.0f}", ""),
     ]
-    print_figures(console, title, rows)
+    common.print_figures(console, title, ("", "", "±"), rows)
     if document["base"] is not None:
         title = f"against {document['base']['model']} ({document['base']['file']})"
-        print_figures(console, title, _comparison(document))
-
-
-def print_figures(console: Console, title: str, rows: list[tuple[str, str, str]]) -> None:
-    console.print(title, style="bold", markup=False, soft_wrap=True)
-    common.print_figures(console, "", ("", "", "±"), rows)
+        common.print_figures(console, title, ("", "", "±"), _comparison(document))
 
 
 def _comparison(document: Mapping[str, Any]) -> list[tuple[str, str, str]]:

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 from octavo.base.errors import ConfigError
 from octavo.base.files import replace_file
 from octavo.cli import UsageError, terminal
-from octavo.cli.bench.common import add_plot_flag, check_plots, save_plots
-from octavo.cli.flags import add_json_flag, add_number
+from octavo.cli.bench.common import add_plot_flag, save_plots
+from octavo.cli.flags import add_json_flag, add_number, add_switch, add_value
 from octavo.cli.parser import rarely
 from octavo.cli.plan_flags import add_plan_flags, question_of
 
@@ -47,35 +47,33 @@ _MOST_OFFERS = 8
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.epilog = EXAMPLES
     add_plan_flags(parser)
     group = parser.add_argument_group("search")
-    group.add_argument(
+    add_switch(
+        group,
         "--cheapest",
-        action="store_true",
-        help="the least number of devices that does what is asked; of each of the hardware that "
+        "the least number of devices that does what is asked; of each of the hardware that "
         "is named, in any layout, with weights as they are, in fp8, and in int4",
     )
     add_number(group, "--most-devices", "with --cheapest: no more than so many (default: 64)")
-    parser.add_argument(
+    add_switch(
+        parser,
         "--confirm",
-        action="store_true",
-        help="have production's scheduler, simulated, say what it makes of the limits of --slo; "
+        "have production's scheduler, simulated, say what it makes of the limits of --slo; "
         "--cheapest always does",
     )
     group = parser.add_argument_group("output")
-    group.add_argument("--memory", action="store_true", help="what memory goes to")
-    group.add_argument("--roofline", action="store_true", help="what steps go to, by operation")
+    add_switch(group, "--memory", "what memory goes to")
+    add_switch(group, "--roofline", "what steps go to, by operation")
     add_json_flag(group)
     add_plot_flag(parser)
-    group.add_argument(
-        "--export",
-        metavar="FILE",
-        help="write what steps, memory and money of the plan depend on, and steps to check by: "
+    add_value(
+        group,
+        "--export FILE",
+        "write what steps, memory and money of the plan depend on, and steps to check by: "
         "JSON, from which a page can compute the same",
     )
     rarely(parser, "--most-devices", "--confirm", "--roofline", "--export", "--plot")
-    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -83,7 +81,6 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError("--most-devices says nothing without --cheapest")
     if args.confirm and args.slo is None:
         raise UsageError("--confirm needs --slo: it says whether limits hold")
-    check_plots(args)
     from octavo.planner.ranking import is_of_several
 
     if args.cheapest:

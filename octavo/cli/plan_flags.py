@@ -6,40 +6,40 @@ import argparse
 from typing import TYPE_CHECKING
 
 from octavo.cli import UsageError
-from octavo.cli.calibrated_steps import steps_here
-from octavo.cli.engine_flags import add_model_argument
-from octavo.cli.flags import add_number, from_flags
+from octavo.cli.calibrate import steps_here
+from octavo.cli.engine_flags import add_engine_flags, add_model_argument, engine_kwargs
+from octavo.cli.flags import add_number, add_value, from_flags
 from octavo.cli.parser import completed_by, rarely
-from octavo.settings.engine import parse_bytes
 
 if TYPE_CHECKING:
     from octavo.planner.answer import Question
     from octavo.planner.deployment import CalibratedSteps
     from octavo.planner.money import Price
 
+# Settings of the engine that plans depend on.
+_LIMITS = {
+    *("max_model_len", "max_num_seqs", "max_num_batched_tokens", "block_size"),
+    *("gpu_memory_utilization", "kv_cache_memory"),
+}
 _USUAL_YEARS, _USUAL_ELECTRICITY = 3.0, 0.15
 
 
 def add_plan_flags(parser: argparse.ArgumentParser) -> None:
     completed_by(_planned_models, add_model_argument(parser))
-    hardware = parser.add_argument(
-        "--hardware",
+    hardware = add_value(
+        parser,
+        "--hardware NAME[:N]",
+        "a device and how many of them; auto is this machine (default: %(default)s)",
         default="auto",
-        metavar="NAME[:N]",
-        help="a device and how many of them; auto is this machine (default: %(default)s)",
     )
     completed_by(device_names, hardware)
-    parser.add_argument(
-        "--hardware-file", metavar="FILE", help="devices of your own, beside those of the table"
-    )
+    add_value(parser, "--hardware-file FILE", "devices of your own, beside those of the table")
     _add_model_flags(parser)
     _add_traffic_flags(parser)
     _add_engine_flags(parser)
     _add_money_flags(parser)
     rarely(parser, "--hardware-file", "--pp", "--ep", "--dp", "--dtype", "--kv-cache-dtype")
-    rarely(parser, "--purchase", "--years", "--electricity", "--utilization", "--block-size")
-    rarely(parser, "--max-model-len", "--max-num-batched-tokens", "--max-num-seqs")
-    rarely(parser, "--gpu-memory-utilization", "--kv-cache-memory")
+    rarely(parser, "--purchase", "--years", "--electricity", "--utilization")
 
 
 def _planned_models() -> list[str]:
@@ -65,106 +65,71 @@ def _add_model_flags(parser: argparse.ArgumentParser) -> None:
         *(group, "--dp"),
         "copies of all but the experts, with requests of their own (default: the best)",
     )
-    group.add_argument("--dtype", metavar="T", help="of weights that are not quantized")
-    group.add_argument(
-        "--quantization",
-        metavar="Q",
-        help="of weights, such as fp8, int4, int4-g32, Q4_K_M (default: as the model is)",
+    add_value(group, "--dtype T", "of weights that are not quantized")
+    add_value(
+        group,
+        "--quantization Q",
+        "of weights, such as fp8, int4, int4-g32, Q4_K_M (default: as the model is)",
     )
-    group.add_argument("--kv-cache-dtype", metavar="T", help="of keys and values, such as fp8")
+    add_value(group, "--kv-cache-dtype T", "of keys and values, such as fp8")
 
 
 def _add_traffic_flags(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("traffic")
-    group.add_argument(
-        "--isl", "--input-len", type=int, default=512, metavar="N", help="tokens of a prompt"
+    add_value(group, "--isl --input-len N", "tokens of a prompt", int, default=512)
+    add_value(group, "--osl --output-len N", "tokens of an answer", int, default=128)
+    add_value(group, "--rate --request-rate R", "requests a second, at random", float)
+    add_value(
+        group,
+        "--concurrency C",
+        "requests that begin together; with --rate, the most that run at once (default: 1)",
+        int,
     )
-    group.add_argument(
-        "--osl", "--output-len", type=int, default=128, metavar="N", help="tokens of an answer"
-    )
-    group.add_argument(
-        "--rate", "--request-rate", type=float, metavar="R", help="requests a second, at random"
-    )
-    group.add_argument(
-        "--concurrency",
-        type=int,
-        metavar="C",
-        help="requests that begin together; with --rate, the most that run at once (default: 1)",
-    )
-    group.add_argument(
-        "--slo",
-        metavar="LIMITS",
-        help="in milliseconds: ttft=500,tpot=50,e2e=10s@p99, or a preset such as "
+    add_value(
+        group,
+        "--slo LIMITS",
+        "in milliseconds: ttft=500,tpot=50,e2e=10s@p99, or a preset such as "
         "mlperf:llama-2-70b-interactive",
     )
 
 
 def _add_engine_flags(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("engine")
-    group.add_argument(
-        "--profile",
-        default="octavo",
-        metavar="NAME",
-        help="whose memory and overheads: octavo, llama.cpp, or vllm, also by version as vllm-0.19 "
+    group = add_engine_flags(parser, only=_LIMITS, often=())
+    add_value(
+        group,
+        "--profile NAME",
+        "whose memory and overheads: octavo, llama.cpp, or vllm, also by version as vllm-0.19 "
         "(default: %(default)s)",
+        default="octavo",
     )
-    group.add_argument("--max-model-len", type=int, metavar="N", help="tokens of a request at most")
-    group.add_argument("--max-num-seqs", type=int, metavar="N", help="requests that run at once")
-    group.add_argument("--max-num-batched-tokens", type=int, metavar="N", help="tokens of one step")
-    group.add_argument("--block-size", type=int, metavar="N", help="tokens of a KV block")
-    group.add_argument(
-        "--gpu-memory-utilization",
-        type=float,
-        metavar="U",
-        help="share of a device's memory that the engine may use",
-    )
-    group.add_argument("--kv-cache-memory", metavar="BYTES", help="of the KV pool, such as 4GiB")
 
 
 def _add_money_flags(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("money")
-    group.add_argument(
-        "--price", type=float, metavar="USD", help="of a device and hour, in place of the table's"
-    )
-    group.add_argument("--purchase", type=float, metavar="USD", help="of a device that is owned")
-    group.add_argument(
-        "--years",
-        type=float,
-        metavar="Y",
-        help=f"in which it is paid for (default: {_USUAL_YEARS:g})",
-    )
-    group.add_argument(
-        "--electricity",
-        type=float,
-        metavar="USD",
-        help=f"price of a kWh (default: {_USUAL_ELECTRICITY})",
-    )
-    group.add_argument(
-        "--utilization",
-        type=float,
-        metavar="U",
-        help="mean load over capacity, for costs (default: 0.6; with --rate, what follows from it)",
+    add_value(group, "--price USD", "of a device and hour, in place of the table's", float)
+    add_value(group, "--purchase USD", "of a device that is owned", float)
+    add_value(group, "--years Y", f"in which it is paid for (default: {_USUAL_YEARS:g})", float)
+    add_value(group, "--electricity USD", f"price of a kWh (default: {_USUAL_ELECTRICITY})", float)
+    add_value(
+        group,
+        "--utilization U",
+        "mean load over capacity, for costs (default: 0.6; with --rate, what follows from it)",
+        float,
     )
 
 
 def question_of(args: argparse.Namespace) -> Question:
     """Make a question of the flags. ConfigError or UsageError for values that cannot be."""
-    from octavo.cost.engine_profile import Limits
     from octavo.planner.answer import Question
     from octavo.planner.traffic import Traffic
+    from octavo.sim.fleet_setup import limits_of
 
-    limits = from_flags(
-        Limits,
-        args,
-        utilization=args.gpu_memory_utilization,
-        kv_cache_memory=args.kv_cache_memory and parse_bytes(args.kv_cache_memory),
-    )
     return from_flags(
         Question,
         args,
         traffic=Traffic(args.isl, args.osl, args.rate, args.concurrency),
         engine=args.profile,
-        limits=limits,
+        limits=limits_of(engine_kwargs(args)),
         price=_price(args),
         measured=_measured(args),
     )

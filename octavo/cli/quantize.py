@@ -12,18 +12,18 @@ from typing import TYPE_CHECKING, Any
 
 from octavo.base.errors import ConfigError, OctavoError
 from octavo.base.optional_deps import need_torch
+from octavo.bench.child_processes import ending_on_sigterm
 from octavo.cli import UsageError, terminal
-from octavo.cli.bench.common import add_plot_flag, check_plots, save_plots
-from octavo.cli.flags import add_json_flag, add_number, from_flags
+from octavo.cli.bench.common import add_plot_flag, save_plots
+from octavo.cli.flags import add_json_flag, add_number, add_switch, add_value, from_flags, read_text
 from octavo.cli.parser import rarely
-from octavo.cli.text_file import read_text
 from octavo.system.machine import keep_openmp_patient
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from octavo.quantize.methods import QuantizeRequest
-    from octavo.quantize.quantization_job import Progress, QuantizeResult
+    from octavo.quantize.quantization_job import Progress
 
 # As octavo.quantize.methods has them, which takes a second to import.
 METHODS = ("gptq", "awq", "smoothquant", "rtn", "autoround", "qat", "gguf", "fp8", "nf4")
@@ -68,19 +68,18 @@ examples:
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.epilog = EXAMPLES
     parser.add_argument("model", metavar="MODEL", help="alias, folder, .gguf file or hub id")
     parser.add_argument("out", metavar="OUT", help="the folder or file to make")
     which = parser.add_mutually_exclusive_group(required=True)
     which.add_argument("--method", choices=METHODS)
-    which.add_argument("--compare", metavar="M,M,...", help="make one with each, and judge them")
-    parser.add_argument("--bits", type=int, metavar="B", help="of an integer, 2 to 8 (default: 4)")
-    parser.add_argument(
-        "--group-size",
-        type=int,
-        metavar="G",
-        help="inputs that share a scale, -1 for a whole row (default: the most of 128, 64 and 32 "
+    add_value(which, "--compare M,M,...", "make one with each, and judge them")
+    add_value(parser, "--bits B", "of an integer, 2 to 8 (default: 4)", int)
+    add_value(
+        parser,
+        "--group-size G",
+        "inputs that share a scale, -1 for a whole row (default: the most of 128, 64 and 32 "
         "that rows are made of)",
+        int,
     )
     parser.add_argument(
         "--symmetric",
@@ -91,28 +90,28 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--asymmetric", action="store_false", dest="symmetric", help="a zero for each group"
     )
-    parser.add_argument("--type", metavar="TYPE", help="of method gguf (default: Q4_K_M)")
-    parser.add_argument(
-        "--target-bpw",
-        type=float,
-        metavar="X",
-        help="bits per weight of the whole model, at most: a mix of bits or types by what each "
+    add_value(parser, "--type TYPE", "of method gguf (default: Q4_K_M)")
+    add_value(
+        parser,
+        "--target-bpw X",
+        "bits per weight of the whole model, at most: a mix of bits or types by what each "
         "matrix is worth (gptq, rtn, awq, autoround, qat, gguf)",
+        float,
     )
-    parser.add_argument(
-        "--mix-bits",
-        type=_integers,
-        metavar="B,B,...",
-        help="what a folder's matrices may have then (default: 2,3,4,5,6,8,16)",
+    add_value(
+        parser,
+        "--mix-bits B,B,...",
+        "what a folder's matrices may have then (default: 2,3,4,5,6,8,16)",
+        _integers,
     )
     parser.add_argument(
         "--format", choices=FORMATS, help="of the checkpoint (default: the usual one of the method)"
     )
-    parser.add_argument(
-        "--calibration",
-        type=Path,
-        metavar="FILE",
-        help="what to look at: a text in UTF-8, or .jsonl with text or messages in each line",
+    add_value(
+        parser,
+        "--calibration FILE",
+        "what to look at: a text in UTF-8, or .jsonl with text or messages in each line",
+        Path,
     )
     add_number(parser, "--calibration-tokens", "look at no more of it")
     add_number(
@@ -120,41 +119,31 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "of method qat: train on so many in all, going through the text as often as it takes "
         "(default: 524,288, or the text eight times)",
     )
-    parser.add_argument(
+    add_switch(
+        parser,
         "--train-codes",
-        action="store_true",
-        help="of method qat: train codes too, not scales alone; takes more memory, and more tokens",
+        "of method qat: train codes too, not scales alone; takes more memory, and more tokens",
     )
-    parser.add_argument(
-        "--no-calibration",
-        action="store_true",
-        help="look at none: rtn, gguf, fp8 and nf4 can do without",
-    )
-    parser.add_argument(
-        "--requantize", action="store_true", help="also of a model that is quantized already"
-    )
-    parser.add_argument(
+    add_switch(parser, "--no-calibration", "look at none: rtn, gguf, fp8 and nf4 can do without")
+    add_switch(parser, "--requantize", "also of a model that is quantized already")
+    add_switch(
+        parser,
         "--rotate",
-        action="store_true",
-        help="rotate the model first, which spreads large weights: for gptq with --group-size -1",
+        "rotate the model first, which spreads large weights: for gptq with --group-size -1",
     )
-    parser.add_argument("--report", action="store_true", help="measure what was lost and gained")
-    parser.add_argument(
-        "--report-text", metavar="FILE", help="what to predict for it (default: octavo's own)"
-    )
+    add_switch(parser, "--report", "measure what was lost and gained")
+    add_value(parser, "--report-text FILE", "what to predict for it (default: octavo's own)")
     add_plot_flag(parser)
     add_json_flag(parser)
     rarely(parser, "--symmetric", "--asymmetric", "--mix-bits", "--calibration-tokens", "--rotate")
     rarely(parser, "--train-tokens", "--train-codes", "--no-calibration", "--requantize")
     rarely(parser, "--report-text")
-    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
     is_measured = args.report or args.compare is not None
     if args.plot and not is_measured:
         raise UsageError("--plot draws what was measured: say --report or --compare with it")
-    check_plots(args)
     keep_openmp_patient()  # before PyTorch is imported
     need_torch("quantizing a model")
     text = args.report_text and (args.report_text, read_text(args.report_text, "--report-text"))
@@ -170,13 +159,15 @@ def run(args: argparse.Namespace) -> int:
     checkpoint, tokenizer = open_checkpoint(path), load_tokenizer(path)
     failures = Failures(is_kept=args.compare is not None)
     made = []
-    with terminal.ending_on_sigterm():
+    with ending_on_sigterm():
         for out, wanted in plan:
             with failures.of(str(out)), progress_bar() as progress:
                 made.append(make(checkpoint, tokenizer, out, wanted, progress, terminal.say))
         if args.rotate and checkpoint.config().tie_embeddings:
             terminal.say("the head was the embedding; rotated they differ, and both are written")
-        rows = _rows(args.model, made, text, failures) if is_measured else [_row(made[0], None)]
+        rows = [{**each.as_json(), "report": None} for each in made]
+        if is_measured and rows:
+            _judge(args.model, rows, text, failures)
     if args.json:
         compared = {"rows": rows, "failed": failures.reasons}
         terminal.print_json(compared if args.compare else rows[0])
@@ -286,26 +277,19 @@ def _beside(out: str, name: str) -> Path:
     return Path(f"{out.removesuffix('.gguf')}-{name.lower()}{suffix}")
 
 
-def _rows(
-    base: str, made: Sequence[QuantizeResult], text: tuple[str, str] | None, failures: Failures
-) -> list[dict[str, Any]]:
-    """Return a row for each model, with its report; models that cannot be judged have none."""
+def _judge(
+    base: str, rows: Sequence[dict[str, Any]], text: tuple[str, str] | None, failures: Failures
+) -> None:
+    """Report on each model in its row; models that cannot be judged get no report."""
     from octavo.quality.report import QuantizationJudge, built_in_text
 
-    rows = [_row(each, None) for each in made]
-    if rows:
-        with (
-            failures.of("the report"),
-            QuantizationJudge(base, text or built_in_text(), say=terminal.say) as judge,
-        ):
-            for row in rows:
-                with failures.of(f"the report on {row['out']}"):
-                    row["report"] = judge.report(row["out"]).as_json()
-    return rows
-
-
-def _row(made: QuantizeResult, report: Mapping[str, Any] | None) -> dict[str, Any]:
-    return {**made.as_json(), "report": report}
+    with (
+        failures.of("the report"),
+        QuantizationJudge(base, text or built_in_text(), say=terminal.say) as judge,
+    ):
+        for row in rows:
+            with failures.of(f"the report on {row['out']}"):
+                row["report"] = judge.report(row["out"]).as_json()
 
 
 @contextmanager

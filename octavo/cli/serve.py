@@ -42,11 +42,9 @@ _OFTEN = (
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.epilog = EXAMPLES
     add_model_argument(parser, default=argparse.SUPPRESS)
     add_config_flag(parser)
     _add_flags(parser)
-    parser.set_defaults(run=run)
 
 
 def _add_flags(parser: argparse.ArgumentParser) -> None:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import argparse
 import time
-from dataclasses import fields
 from typing import TYPE_CHECKING
 
 from octavo.cli import terminal
-from octavo.cli.bench.common import add_plot_flag, check_plots, save_plots
-from octavo.cli.calibrated_steps import steps_here
+from octavo.cli.bench.common import add_plot_flag, save_plots
+from octavo.cli.calibrate import steps_here
 from octavo.cli.engine_flags import (
     add_engine_flags,
     add_flags,
@@ -17,9 +16,8 @@ from octavo.cli.engine_flags import (
     engine_kwargs,
     given_settings,
 )
-from octavo.cli.flags import add_json_flag
+from octavo.cli.flags import add_json_flag, add_value
 from octavo.cli.parser import rarely
-from octavo.settings.engine import EngineArgs
 from octavo.sim.settings import ENGINE_SETTINGS, ClientSettings, FleetSettings
 from octavo.workload.settings import LoadSettings, Workload
 
@@ -61,10 +59,9 @@ _OFTEN = (
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.epilog = EXAMPLES
     add_model_argument(parser)
     add_json_flag(parser)
-    parser.add_argument("--out", metavar="DIR", help="write result, series and timeline there")
+    add_value(parser, "--out DIR", "write result, series and timeline there")
     add_plot_flag(parser)
     parser.add_argument(
         "--goodput",
@@ -78,16 +75,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add_flags(parser, "who asks", ClientSettings, often=_OFTEN)
     add_flags(parser, "workload", Workload, often=_OFTEN)
     add_flags(parser, "load", LoadSettings, often=_OFTEN)
-    others = {each.name for each in fields(EngineArgs)} - set(ENGINE_SETTINGS)
-    add_engine_flags(parser, skip=others, often=_OFTEN)
+    add_engine_flags(parser, only=ENGINE_SETTINGS, often=_OFTEN)
     rarely(parser, "--plot", "--goodput")
-    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
     from octavo.sim.timeline import Timeline
 
-    check_plots(args)
     simulation = _prepare(args)
     timeline = Timeline()
     is_watched = bool(args.out or args.plot)

@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+import math
 from typing import TYPE_CHECKING, Any
 
 from octavo.cli import UsageError, terminal
-from octavo.cli.flags import non_negative, whole_number
+from octavo.cli.flags import (
+    above_zero,
+    add_json_flag,
+    add_value,
+    non_negative,
+    probability,
+    real_number,
+    whole_number,
+)
 from octavo.speculation.analysis import (
     MAX_LENGTH,
     BatchStepCost,
@@ -45,84 +53,65 @@ examples:
 _ROW_COST_OF_BATCHES = 0.07
 _SHOWN = 16
 
+_cost = real_number("number of at least 0", lambda value: 0 <= value < math.inf)
+
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.epilog = EXAMPLES
     _add_acceptance(parser)
-    parser.add_argument(
-        "--cost-ratio",
-        type=_cost,
+    add_value(
+        parser,
+        "--cost-ratio C",
+        "time to draft a token, relative to a plain step (default: 0, as for n-grams)",
+        _cost,
         default=0.0,
-        metavar="C",
-        help="time to draft a token, relative to a plain step (default: 0, as for n-grams)",
     )
-    parser.add_argument(
-        "--k",
-        type=_length,
-        metavar="K",
-        help="draft tokens of a step (default: the best number)",
-    )
-    parser.add_argument(
-        "--batch",
-        type=whole_number,
-        metavar="B",
-        help="requests that share a step (default: 1)",
-    )
-    parser.add_argument(
-        "--row-cost",
-        type=_cost,
-        metavar="R",
-        help="time that each further row of a step adds, relative to a step of one row (default: "
+    add_value(parser, "--k K", "draft tokens of a step (default: the best number)", _length)
+    add_value(parser, "--batch B", "requests that share a step (default: 1)", whole_number)
+    add_value(
+        parser,
+        "--row-cost R",
+        "time that each further row of a step adds, relative to a step of one row (default: "
         f"0, or {_ROW_COST_OF_BATCHES} with --batch, which is eight rows in 1.5 steps)",
+        _cost,
     )
     _add_roofline(parser)
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
-    parser.set_defaults(run=run)
+    add_json_flag(parser)
 
 
 def _add_acceptance(parser: argparse.ArgumentParser) -> None:
     group = parser.add_mutually_exclusive_group(required=True)
-    group.add_argument(
-        "--alpha", type=_probability, metavar="A", help="acceptance probability of each position"
+    add_value(group, "--alpha A", "acceptance probability of each position", probability)
+    add_value(
+        group,
+        "--acceptance-length L",
+        "mean tokens of a step with --k draft tokens, the one after them included",
+        _cost,
     )
-    group.add_argument(
-        "--acceptance-length",
-        type=_cost,
-        metavar="L",
-        help="mean tokens of a step with --k draft tokens, the one after them included",
+    add_value(
+        group,
+        "--rates A0,A1,…",
+        "acceptance probabilities by position, each given that those before are accepted",
+        _probabilities,
     )
-    group.add_argument(
-        "--rates",
-        type=_probabilities,
-        metavar="A0,A1,…",
-        help="acceptance probabilities by position, each given that those before are accepted",
-    )
-    group.add_argument(
-        "--accepted-by-position",
-        type=_probabilities,
-        metavar="S0,S1,…",
-        help="shares of all drafts that are accepted up to each position, as servers report them",
+    add_value(
+        group,
+        "--accepted-by-position S0,S1,…",
+        "shares of all drafts that are accepted up to each position, as servers report them",
+        _probabilities,
     )
 
 
 def _add_roofline(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("roofline, in place of --row-cost")
-    group.add_argument("--model", metavar="MODEL", help="model of the steps; it is not loaded")
-    group.add_argument(
-        "--bandwidth", type=_above_zero, metavar="GB/S", help="memory bandwidth of the machine"
-    )
-    group.add_argument(
-        "--compute",
-        type=_above_zero,
-        metavar="GOP/S",
-        help="operations of the machine: 10^9 a second",
-    )
-    group.add_argument(
-        "--context",
-        type=non_negative,
+    add_value(group, "--model MODEL", "model of the steps; it is not loaded")
+    add_value(group, "--bandwidth GB/S", "memory bandwidth of the machine", above_zero)
+    add_value(group, "--compute GOP/S", "operations of the machine: 10^9 a second", above_zero)
+    add_value(
+        group,
+        "--context N",
+        "context of each request, in tokens (default: %(default)s)",
+        non_negative,
         default=512,
-        metavar="N",
-        help="context of each request, in tokens (default: %(default)s)",
     )
 
 
@@ -303,33 +292,11 @@ def _conclusions(document: dict[str, Any]) -> list[str]:
 # -- values ---------------------------------------------------------------------------------------
 
 
-def _number(text: str, what: str, fits: Callable[[float], bool]) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = float("nan")
-    if not fits(value):  # a NaN never does
-        raise argparse.ArgumentTypeError(f"{text!r} is not a {what}")
-    return value
-
-
-def _probability(text: str) -> float:
-    return _number(text, "probability, from 0 to 1", lambda value: 0 <= value <= 1)
-
-
 def _probabilities(text: str) -> list[float]:
-    values = [_probability(part) for part in text.split(",")]
+    values = [probability(part) for part in text.split(",")]
     if len(values) > MAX_LENGTH:
         raise argparse.ArgumentTypeError(f"{len(values)} positions are more than {MAX_LENGTH}")
     return values
-
-
-def _cost(text: str) -> float:
-    return _number(text, "number of at least 0", lambda value: 0 <= value < float("inf"))
-
-
-def _above_zero(text: str) -> float:
-    return _number(text, "number above 0", lambda value: 0 < value < float("inf"))
 
 
 def _length(text: str) -> int:

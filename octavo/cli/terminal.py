@@ -6,9 +6,7 @@ import itertools
 import json
 import os
 import shutil
-import signal
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -144,8 +142,8 @@ def bar(
     transient: bool = True,
     refresh_per_second: float = 10,
 ) -> Iterator[Callable[..., None]]:
-    """A callback that draws a progress bar on stderr, from its first call on. It takes
-    ``completed``, ``total`` and ``description``.
+    """A callback that draws a progress bar on stderr, from its first call on; one that does nothing
+    where stderr is no terminal. It takes ``completed``, ``total`` and ``description``.
 
     Args:
         columns: makes the columns, out of the module ``rich.progress``.
@@ -155,6 +153,8 @@ def bar(
 
     def update(**shown: Any) -> None:
         nonlocal drawn
+        if not can_animate():
+            return
         if drawn is None:
             from rich import progress
 
@@ -199,9 +199,6 @@ def progress_bar(doing: str, model: str) -> Iterator[Callable[[int, int | None],
 def request_progress() -> Iterator[Callable[[int, int], None]]:
     """A callback that takes (requests that have ended, requests in all). Shown on a terminal only,
     from its first call on."""
-    if not can_animate():
-        yield lambda ended, total: None
-        return
     with bar(
         lambda rich: (rich.BarColumn(), rich.MofNCompleteColumn(), rich.TimeElapsedColumn()),
         # It is drawn in a thread: seldom, for that thread takes time from what is measured.
@@ -213,9 +210,6 @@ def request_progress() -> Iterator[Callable[[int, int], None]]:
 @contextmanager
 def progress_over(doing: str, total: int) -> Iterator[Callable[[], None]]:
     """A callback for each of ``total`` parts that is done. Shown on a terminal only."""
-    if not can_animate():
-        yield lambda: None
-        return
     count = itertools.count(1)
     with bar(
         lambda rich: (rich.TextColumn(doing), rich.BarColumn(), rich.MofNCompleteColumn())
@@ -236,25 +230,6 @@ class LineProgress:
         if now - self._last >= self._every:
             self._last = now
             say(f"{what}: {done:,} of {total:,}")
-
-
-@contextmanager
-def ending_on_sigterm() -> Iterator[None]:
-    """SIGTERM and SIGHUP end what is within as an error does: files that are half written go."""
-
-    def end(signum: int, frame: Any) -> None:
-        raise SystemExit(128 + signum)
-
-    numbers = [getattr(signal, n) for n in ("SIGTERM", "SIGHUP") if hasattr(signal, n)]
-    is_main = threading.current_thread() is threading.main_thread()  # who alone may set handlers
-    ours = [n for n in numbers if is_main and signal.getsignal(n) == signal.SIG_DFL]
-    for number in ours:
-        signal.signal(number, end)
-    try:
-        yield
-    finally:
-        for number in ours:
-            signal.signal(number, signal.SIG_DFL)
 
 
 def _quiet_progress(doing: str, model: str) -> Callable[[int, int | None], None]:

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from octavo.cli import Command, UsageError, terminal
-from octavo.cli.flags import add_json_flag
+from octavo.cli.flags import add_json_flag, add_switch, add_value
 
 if TYPE_CHECKING:
-    from octavo.workload.traces import TraceStatistics
+    from octavo.workload.traces import TraceEntry, TraceStatistics
 
 # As in octavo.workload.trace_formats, which a test checks; --help need not import it.
 KINDS = ("octavo", "mooncake", "bailian", "azure", "burstgpt", "vidur", "splitwise")
@@ -67,23 +67,18 @@ def _add_reading(parser: argparse.ArgumentParser) -> None:
         default="auto",
         help=f"format of IN: {', '.join(KINDS)}; default: recognised by its first line",
     )
-    parser.add_argument("--limit", type=int, metavar="N", help="read the first N requests")
-    parser.add_argument(
-        "--keep-failures",
-        action="store_true",
-        help="keep requests of BurstGPT that got no answer",
-    )
+    add_value(parser, "--limit N", "read the first N requests", int)
+    add_switch(parser, "--keep-failures", "keep requests of BurstGPT that got no answer")
     add_json_flag(parser)
 
 
 def convert(args: argparse.Namespace) -> int:
-    from octavo.workload.traces import lost_fields, read_trace, write_trace
+    from octavo.workload.traces import lost_fields, write_trace
 
-    _check_limit(args)
     if args.to is None and Path(args.output).suffix == ".csv":
         raise UsageError("say which kind of CSV with --to azure, burstgpt, vidur or splitwise")
     kind = args.to or "octavo"
-    entries = read_trace(args.input, args.kind, limit=args.limit, keep_failures=args.keep_failures)
+    entries = _read(args)
     write_trace(args.output, kind, entries)
     lost = lost_fields(entries, kind)
     if args.json:
@@ -97,10 +92,9 @@ def convert(args: argparse.Namespace) -> int:
 
 
 def stats(args: argparse.Namespace) -> int:
-    from octavo.workload.traces import read_trace, statistics
+    from octavo.workload.traces import statistics
 
-    _check_limit(args)
-    entries = read_trace(args.input, args.kind, limit=args.limit, keep_failures=args.keep_failures)
+    entries = _read(args)
     found = statistics(entries)
     if args.json:
         terminal.print_json(found.as_json())
@@ -109,9 +103,12 @@ def stats(args: argparse.Namespace) -> int:
     return 0
 
 
-def _check_limit(args: argparse.Namespace) -> None:
+def _read(args: argparse.Namespace) -> list[TraceEntry]:
+    from octavo.workload.traces import read_trace
+
     if args.limit is not None and args.limit < 1:
         raise UsageError(f"--limit is {args.limit}, and must be 1 or more")
+    return read_trace(args.input, args.kind, limit=args.limit, keep_failures=args.keep_failures)
 
 
 def _print(found: TraceStatistics) -> None:

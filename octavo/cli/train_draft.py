@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from octavo.base.errors import ConfigError
 from octavo.base.optional_deps import need_torch
 from octavo.cli import UsageError, terminal
-from octavo.cli.flags import whole_number
+from octavo.cli.flags import add_json_flag, add_value, from_flags, whole_number
 from octavo.cli.quantize import progress_bar
 from octavo.system.machine import keep_openmp_patient
 
@@ -44,7 +44,6 @@ examples:
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.epilog = EXAMPLES
     parser.add_argument("model", metavar="MODEL", help="alias, folder, .gguf file or hub id")
     parser.add_argument("out", metavar="OUT", help="folder to write the heads to")
     parser.add_argument(
@@ -54,30 +53,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
         default=KINDS[0],
         help="kind of heads (default: recurrent; redrafter is another name of it)",
     )
-    parser.add_argument(
-        "--minutes", type=float, metavar="M", help="about how long it may take (default: 30)"
-    )
-    parser.add_argument(
-        "--data", metavar="FILE", help="prompts: a text, or .jsonl with text or messages"
-    )
-    parser.add_argument(
-        "--tokens",
-        type=whole_number,
-        metavar="N",
-        help="the most answer tokens (default: 200,000)",
-    )
-    parser.add_argument(
-        "--shortlist",
-        type=whole_number,
-        metavar="N",
-        help="tokens that are drafted (default: 8,192)",
-    )
-    parser.add_argument(
-        "--steps", type=whole_number, metavar="N", help="training steps (default: as time allows)"
-    )
-    parser.add_argument("--seed", type=int, metavar="N", help="seed of all draws (default: 0)")
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
-    parser.set_defaults(run=run)
+    add_value(parser, "--minutes M", "about how long it may take (default: 30)", float)
+    add_value(parser, "--data FILE", "prompts: a text, or .jsonl with text or messages")
+    add_value(parser, "--tokens N", "the most answer tokens (default: 200,000)", whole_number)
+    add_value(parser, "--shortlist N", "tokens that are drafted (default: 8,192)", whole_number)
+    add_value(parser, "--steps N", "training steps (default: as time allows)", whole_number)
+    add_value(parser, "--seed N", "seed of all draws (default: 0)", int)
+    add_json_flag(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -110,10 +92,8 @@ def run(args: argparse.Namespace) -> int:
 def _request(args: argparse.Namespace) -> TrainRequest:
     from octavo.draft_training.training_job import TrainRequest
 
-    names = ("kind", "minutes", "tokens", "shortlist", "steps", "seed")
-    given = {name: getattr(args, name) for name in names if getattr(args, name) is not None}
     try:
-        return TrainRequest(data=args.data and Path(args.data), **given)
+        return from_flags(TrainRequest, args, data=args.data and Path(args.data))
     except ConfigError as error:
         raise UsageError(str(error)) from error
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from octavo.base.errors import ConfigError, OctavoError
 from octavo.cli import terminal
 from octavo.cli.bench import common
-from octavo.cli.tune_flags import Question, add_tune_flags, question_of
+from octavo.cli.tune_flags import EXAMPLES, Question, configure, question_of
 from octavo.cli.tune_report import Result, tell, write_config
 from octavo.settings.engine import EngineArgs
 
@@ -30,18 +30,14 @@ if TYPE_CHECKING:
 
     Steps = Mapping[CandidateSettings, MeasuredSteps | None]
 
+__all__ = ["EXAMPLES", "configure", "run"]
+
 INFEASIBLE = 2
 # Settings beside those that are searched, with which step times are not known before a model loads.
 _STEPS_DEPEND_ON = {"threads", "activations", "dtype", "device", "kernels"}
 
 
-def configure(parser: argparse.ArgumentParser) -> None:
-    add_tune_flags(parser)
-    parser.set_defaults(run=run)
-
-
 def run(args: argparse.Namespace) -> int:
-    common.check_plots(args)
     question = question_of(args)
     if question.is_here:
         for model in (question.model, *question.also):
@@ -82,7 +78,7 @@ def _steps(question: Question) -> Steps:
 def _steps_known_here(question: Question, engines: Sequence[CandidateSettings]) -> Steps:
     """Return the step times of the engines that have been calibrated; none with settings that are
     not calibrated."""
-    from octavo.cli.calibrated_steps import steps_here
+    from octavo.cli.calibrate import steps_here
 
     known: dict[CandidateSettings, MeasuredSteps | None] = {}
     if question.held.keys() & _STEPS_DEPEND_ON:

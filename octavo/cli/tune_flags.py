@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from octavo.base.errors import ConfigError
 from octavo.cli import UsageError
 from octavo.cli.bench import common
 from octavo.cli.engine_flags import add_flags, engine_kwargs, given_settings
-from octavo.cli.flags import add_number, from_flags
+from octavo.cli.flags import add_number, add_switch, add_value, from_flags, probability
 from octavo.cli.parser import rarely
 from octavo.planner.slo import Slo, parse_slo
 from octavo.sim.settings import ENGINE_SETTINGS, ClientSettings, FleetSettings
@@ -97,31 +97,28 @@ class Question:
         return not any(name.startswith("spec") for name in self.held)
 
 
-def add_tune_flags(parser: argparse.ArgumentParser) -> None:
-    parser.epilog = EXAMPLES
-    parser.add_argument(
-        "--slo",
-        required=True,
-        metavar="LIMITS",
-        help="in milliseconds: ttft_p99=500,tpot_p99=50,e2e=10s@p95, or a preset such as "
+def configure(parser: argparse.ArgumentParser) -> None:
+    add_value(
+        parser,
+        "--slo LIMITS",
+        "in milliseconds: ttft_p99=500,tpot_p99=50,e2e=10s@p95, or a preset such as "
         "mlperf:llama-3.1-8b; where no percentile is said, it is the 99th",
+        required=True,
     )
     _add_search_flags(parser)
     _add_live_flags(parser)
-    parser.add_argument(
-        "--out",
+    add_value(
+        parser,
+        "--out FILE",
+        "config for `octavo serve --config`, as .yaml or .toml (default: %(default)s)",
         default="octavo-tuned.yaml",
-        metavar="FILE",
-        help="config for `octavo serve --config`, as .yaml or .toml (default: %(default)s)",
     )
-    common.add_plot_flag(parser)
-    common.add_output_flags(parser)
     add_number(parser, "--num-prompts", "requests, or how many of a trace at most", _REQUESTS)
-    add_flags(parser, "who asks", ClientSettings, skip=_all_but(ClientSettings, "trace"))
+    add_flags(parser, "who asks", ClientSettings, only={"trace"})
     add_flags(parser, "workload", Workload, skip={"num_prompts"}, often=_OFTEN)
-    add_flags(parser, "load", LoadSettings, skip=_all_but(LoadSettings, *_LOAD), often=_OFTEN)
-    add_flags(parser, "what serves", FleetSettings, skip=_all_but(FleetSettings, "hardware"))
-    common.add_engine_arguments(parser, skip={"seed"})
+    add_flags(parser, "load", LoadSettings, only=_LOAD, often=_OFTEN)
+    add_flags(parser, "what serves", FleetSettings, only={"hardware"})
+    common.add_benchmark_arguments(parser, skip={"seed"})
     rarely(parser, "--candidates", "--acceptance", "--live", "--live-seconds", "--turns", "--plot")
     rarely(parser, "--output", "--json", "--device", "--trace", "--hardware", "--also")
 
@@ -138,13 +135,13 @@ def _add_search_flags(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="another file of the same model, such as a smaller one; may be given several times",
     )
-    group.add_argument(
-        "--acceptance",
-        type=_rates,
-        metavar="R,R,…",
-        help="how often draft tokens are accepted, by position, such as 0.6,0.4",
+    add_value(
+        group,
+        "--acceptance R,R,…",
+        "how often draft tokens are accepted, by position, such as 0.6,0.4",
+        _rates,
     )
-    group.add_argument("--no-measure", action="store_true", help="run nothing on this machine")
+    add_switch(group, "--no-measure", "run nothing on this machine")
 
 
 def _add_live_flags(parser: argparse.ArgumentParser) -> None:
@@ -152,12 +149,12 @@ def _add_live_flags(parser: argparse.ArgumentParser) -> None:
     add_number(
         *(group, "--live"), "how many of the best to run live, beside the defaults", 3, least=0
     )
-    group.add_argument(
-        "--live-seconds",
-        type=float,
+    add_value(
+        group,
+        "--live-seconds S",
+        "for how long each run is sent requests (default: %(default)g)",
+        float,
         default=8.0,
-        metavar="S",
-        help="for how long each run is sent requests (default: %(default)g)",
     )
     add_number(group, "--turns", "live runs of each", 2)
 
@@ -210,15 +207,5 @@ def _check_elsewhere(held: Mapping[str, Any]) -> None:
         raise UsageError(f"{flags}: a simulation of other --hardware does not know of that")
 
 
-def _all_but(settings_class: type[Any], *names: str) -> set[str]:
-    return {each.name for each in fields(settings_class)} - set(names)
-
-
 def _rates(text: str) -> tuple[float, ...]:
-    try:
-        rates = tuple(float(part) for part in text.split(","))
-    except ValueError:
-        rates = ()
-    if not rates or not all(0 <= rate <= 1 for rate in rates):
-        raise argparse.ArgumentTypeError(f"{text!r} is no list of shares such as 0.6,0.4")
-    return rates
+    return tuple(map(probability, text.split(",")))

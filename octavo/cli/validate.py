@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from octavo.base.errors import ConfigError
 from octavo.cli import terminal
 from octavo.cli.bench import common
-from octavo.cli.flags import add_number, whole_number
+from octavo.cli.flags import add_number, add_value, whole_number
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -41,22 +41,16 @@ examples:
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.epilog = EXAMPLES
-    parser.add_argument(
-        "--trace",
-        metavar="FILE",
-        help="requests and when they come, in any format that `octavo trace` reads (default: "
+    add_value(
+        parser,
+        "--trace FILE",
+        "requests and when they come, in any format that `octavo trace` reads (default: "
         "steady at 50 and at 85 %% of what the engine can do, bursts, and shared prefixes)",
     )
-    parser.add_argument(
-        "--repeats", type=whole_number, default=3, metavar="N", help="default: %(default)s"
-    )
+    add_value(parser, "--repeats N", "default: %(default)s", whole_number, default=3)
     add_number(parser, "--num-prompts", "requests of each run", 100)
     common.add_seed_flag(parser)
-    common.add_output_flags(parser)
-    common.add_plot_flag(parser)
-    common.add_engine_arguments(parser, skip={"seed"})
-    parser.set_defaults(run=run)
+    common.add_benchmark_arguments(parser, skip={"seed"})
 
 
 def run(args: argparse.Namespace) -> int:
@@ -65,16 +59,14 @@ def run(args: argparse.Namespace) -> int:
     from octavo.cli.calibrate import known_or_measured
     from octavo.cost.find_device import find_device
 
-    common.check_plots(args)
     with common.open_session(common.engine_args(args, seed=args.seed)) as session:
         profile = known_or_measured(session)
         device, steps = find_device("auto")[0], profile.steps
         validation_cases = _cases(args, session, device, steps)
         with (
-            Recorder(common.asked_for(args), session.args.threads) as recorder,
+            Recorder.of(session, common.asked_for(args)) as recorder,
             terminal.progress_over("running", len(validation_cases)) as advance,
         ):
-            recorder.engine = session.info
             rows = validate(
                 session, device, steps, validation_cases, lambda what, done, total: advance()
             )

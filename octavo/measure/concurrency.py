@@ -18,6 +18,12 @@ from octavo.measure.request_record import RequestRecord
 _BRIDGED_SHARE = 0.1
 
 
+def powers_of_two(limit: int) -> tuple[int, ...]:
+    """Return 1, 2, 4, … and ``limit`` itself."""
+    powers = [1 << exponent for exponent in range(limit.bit_length()) if 1 << exponent <= limit]
+    return tuple(powers if powers[-1] == limit else [*powers, limit])
+
+
 def concurrency_curve(
     records: Iterable[RequestRecord], *, from_scheduled: bool = False
 ) -> list[tuple[float, int]]:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from octavo.base.errors import BenchmarkError
 from octavo.measure.request_record import RequestRecord
 from octavo.measure.results import write_json_lines
 
@@ -20,7 +18,7 @@ def write_request_log(
     """Write the records, in the order in which they were sent.
 
     Args:
-        log_format: "octavo": the fields of RequestRecord, which ``read_request_log`` reads.
+        log_format: "octavo": the fields of RequestRecord, times in seconds.
             "aiperf": lines as in the ``profile_export.jsonl`` of NVIDIA's AIPerf.
 
     Raises:
@@ -28,32 +26,6 @@ def write_request_log(
     """
     as_json = {"octavo": RequestRecord.as_json, "aiperf": to_aiperf}[log_format]
     write_json_lines(path, map(as_json, sorted(records, key=lambda record: record.sent)))
-
-
-def read_request_log(path: str | Path) -> list[RequestRecord]:
-    """Read the records of a log in octavo's format.
-
-    Raises:
-        BenchmarkError: the file cannot be read, or a line is no record; says which.
-    """
-    try:
-        text = Path(path).expanduser().read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise BenchmarkError(f"{path} cannot be read: {error}") from error
-    return list(_read_lines(path, text))
-
-
-def _read_lines(path: str | Path, text: str) -> Iterator[RequestRecord]:
-    for number, line in enumerate(text.split("\n"), 1):
-        if not line.strip():
-            continue
-        try:
-            document = json.loads(line)
-            if not isinstance(document, dict):
-                raise ValueError("no JSON object")
-            yield RequestRecord.from_json(document)
-        except ValueError as error:
-            raise BenchmarkError(f"{path}, line {number}: {error}") from error
 
 
 def to_aiperf(record: RequestRecord) -> dict[str, Any]:

@@ -7,7 +7,6 @@ from a simulator makes no difference here.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
@@ -97,29 +96,3 @@ class RequestRecord:
     def as_json(self) -> dict[str, Any]:
         """Return every field, by its name, times in seconds."""
         return dataclasses.asdict(self)
-
-    @classmethod
-    def from_json(cls, document: Mapping[str, Any]) -> RequestRecord:
-        """Raises ValueError for a field that is missing, unknown or of the wrong type."""
-        types = {each.name: str(each.type) for each in dataclasses.fields(cls)}
-        for name, value in document.items():
-            if name not in types:
-                raise ValueError(f"unknown field {name!r}")
-            if not _is_of_type(value, types[name]):
-                raise ValueError(f"{name!r} is not of type {types[name]}")
-        for name in ("request_id", "scheduled", "sent", "ended"):
-            if name not in document:
-                raise ValueError(f"no field {name!r}")
-        return cls(**document)
-
-
-def _is_of_type(value: Any, kind: str) -> bool:
-    if value is None:
-        return kind.endswith("| None")
-    if kind.startswith("list"):
-        inner = kind[len("list[") : -1]
-        return isinstance(value, list) and all(_is_of_type(item, inner) for item in value)
-    if kind.startswith("bool"):
-        return isinstance(value, bool)
-    types = {"float": (int, float), "int": (int,), "str": (str,)}[kind.split()[0]]
-    return isinstance(value, types) and not isinstance(value, bool)

@@ -35,6 +35,11 @@ SECTIONS = {
 }
 QUEUE_LATENCIES = ("client_queue_time", "e2el_including_client_queue")
 _VLLM_LATENCIES = tuple(SECTIONS)
+_VLLM_METRICS = (
+    *("duration", "completed", "failed", "total_input_tokens", "total_output_tokens"),
+    *("request_throughput", "output_throughput", "total_token_throughput"),
+    *("max_output_tokens_per_s", "max_concurrent_requests"),
+)
 _WIDTH = 50
 _FEW_REQUESTS = 10
 
@@ -81,8 +86,11 @@ def to_text(
     """Return the block that ``vllm bench serve`` prints, with our own sections after it.
 
     Args:
-        shown: the latencies of ``SECTIONS`` that get a section.
+        shown: the latencies of ``SECTIONS`` that get a section; those with the wait in the client
+            do where there was one.
     """
+    if any(record.queue_time for record in report.records):
+        shown = tuple(dict.fromkeys((*shown, *QUEUE_LATENCIES)))
     lines = [_title(" Serving Benchmark Result ", "="), *_totals(report, summary)]
     for name in shown:
         short, title = SECTIONS[name]
@@ -233,27 +241,17 @@ def to_json(
     document: dict[str, Any] = {
         "date": f"{summary.date:%Y%m%d-%H%M%S}",
         "endpoint_type": summary.backend,
-        "backend": summary.backend,
-        "label": summary.label,
-        "model_id": summary.model_id,
-        "tokenizer_id": summary.tokenizer_id,
-        "num_prompts": summary.num_prompts,
+        **{
+            name: getattr(summary, name)
+            for name in ("backend", "label", "model_id", "tokenizer_id", "num_prompts")
+        },
         **summary.metadata,
         "request_rate": summary.rate,
         "burstiness": summary.burstiness,
         "max_concurrency": summary.max_concurrency,
         **(summary.ramp_up or {}),
-        "duration": metrics.duration,
-        "completed": metrics.completed,
-        "failed": metrics.failed,
-        "total_input_tokens": metrics.total_input_tokens,
-        "total_output_tokens": metrics.total_output_tokens,
-        "request_throughput": metrics.request_throughput,
+        **{name: getattr(metrics, name) for name in _VLLM_METRICS},
         "request_goodput": report.goodput and report.goodput.request_goodput,
-        "output_throughput": metrics.output_throughput,
-        "total_token_throughput": metrics.total_token_throughput,
-        "max_output_tokens_per_s": metrics.max_output_tokens_per_s,
-        "max_concurrent_requests": metrics.max_concurrent_requests,
     }
     if is_detailed:
         document |= _arrays(report)

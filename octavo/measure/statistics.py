@@ -7,6 +7,9 @@ import random
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+S = TypeVar("S")
 
 
 def percentile(values: Sequence[float], percent: float) -> float:
@@ -51,6 +54,16 @@ class MedianRange:
 
     def scaled(self, factor: float) -> MedianRange:
         return MedianRange(self.median * factor, self.min * factor, self.max * factor)
+
+
+class OverSamples(Generic[S]):
+    """A figure of a result that has ``samples``: the median and the range of a figure of these."""
+
+    def __init__(self, figure: Callable[[S], float]):
+        self._figure = figure
+
+    def __get__(self, result: Any, owner: type) -> MedianRange:
+        return MedianRange.of([self._figure(sample) for sample in result.samples])
 
 
 def wilson_interval(successes: int, trials: int, z: float = 1.959964) -> tuple[float, float]:

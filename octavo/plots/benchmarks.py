@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from octavo.measure.statistics import MedianRange
@@ -20,6 +19,7 @@ from octavo.plots.style import (
     annotate,
     draw_bound,
     label_axes,
+    label_bars,
     name_bar,
     new_figure,
     short,
@@ -29,20 +29,11 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-
-@dataclass(frozen=True, slots=True)
-class CurvePoint:
-    """A point of a throughput curve: requests in flight, tokens/s, and milliseconds for an output
-    token."""
-
-    concurrency: int
-    output_tps: MedianRange
-    tpot_p50_ms: float | None = None
-    tpot_p99_ms: float | None = None
+    from octavo.bench.offline.sweep import SweepPoint
 
 
 def throughput_curve(
-    points: Sequence[CurvePoint],
+    points: Sequence[SweepPoint],
     *,
     title: str,
     knee: int | None = None,
@@ -55,7 +46,7 @@ def throughput_curve(
         knee, chosen: concurrencies of points to mark.
         tpot_bound_ms: drawn as a line.
     """
-    has_tpot = all(point.tpot_p50_ms is not None for point in points)
+    has_tpot = all(point.latency_ms("tpot", 50) is not None for point in points)
     figure = new_figure(title, width=11 if has_tpot else 6.5)
     panels = figure.subplots(1, 2 if has_tpot else 1, squeeze=False)[0]
     _draw_throughput(panels[0], points, knee, chosen)
@@ -65,7 +56,7 @@ def throughput_curve(
 
 
 def _draw_throughput(
-    axes: Axes, points: Sequence[CurvePoint], knee: int | None, chosen: int | None
+    axes: Axes, points: Sequence[SweepPoint], knee: int | None, chosen: int | None
 ) -> None:
     where = [point.concurrency for point in points]
     medians = [point.output_tps.median for point in points]
@@ -84,14 +75,14 @@ def _draw_throughput(
 
 def _draw_pareto(
     axes: Axes,
-    points: Sequence[CurvePoint],
+    points: Sequence[SweepPoint],
     knee: int | None,
     chosen: int | None,
     bound_ms: float | None,
 ) -> None:
     medians = [point.output_tps.median for point in points]
-    p50 = [point.tpot_p50_ms or 0.0 for point in points]
-    p99 = [point.tpot_p99_ms or 0.0 for point in points]
+    p50 = [point.latency_ms("tpot", 50) or 0.0 for point in points]
+    p99 = [point.latency_ms("tpot", 99) or 0.0 for point in points]
     axes.hlines(medians, p50, p99, color=BLUE, alpha=0.35, linewidth=2)
     axes.plot(p50, medians, color=BLUE, marker="o", markersize=5)
     axes.set_xlim(left=0, right=max(p99) * 1.08)
@@ -106,7 +97,7 @@ def _draw_pareto(
 
 def _mark(
     axes: Axes,
-    point: CurvePoint,
+    point: SweepPoint,
     place: tuple[float, float],
     knee: int | None,
     chosen: int | None,
@@ -129,48 +120,38 @@ def time_bars(times: Mapping[str, MedianRange], *, title: str, unit: str) -> Fig
     axes = figure.subplots()
     places = range(len(times), 0, -1)
     axes.barh(places, [time.median for time in times.values()], color=BLUE, height=0.6)
-    for place, time in zip(places, times.values(), strict=True):
-        axes.plot([time.min, time.max], [place, place], color=INK, linewidth=1)
-        name_bar(axes, f"{short(time.median)} {unit}", time.max, place)
-    axes.set_yticks(places, list(times))
+    _draw_ranges(axes, places, times.values(), f" {unit}")
     axes.set_xlim(0, 1.15 * max(time.max for time in times.values()))
-    label_axes(axes, f"{unit} (line: min to max)", "")
-    axes.tick_params(axis="y", length=0)
-    axes.grid(visible=False, axis="y")
+    label_bars(axes, places, list(times), f"{unit} (line: min to max)")
     return figure
 
 
-@dataclass(frozen=True, slots=True)
-class WorthBar:
-    """The effect of one optimisation, and the figure by which it was measured."""
-
-    name: str
-    figure: str
-    worth: MedianRange
-
-
-def worth_bars(bars: Sequence[WorthBar], *, title: str) -> Figure:
+def worth_bars(worths: Mapping[str, MedianRange], *, title: str) -> Figure:
     """A bar for each optimisation, on a logarithmic axis that begins at "makes no difference"."""
-    ordered = sorted(bars, key=lambda bar: bar.worth.median)
+    ordered = dict(sorted(worths.items(), key=lambda named: named[1].median))
     figure = new_figure(title, width=8, height=1.2 + 0.42 * len(ordered))
     axes = figure.subplots()
     axes.set_xscale("log")
     places = range(len(ordered))
-    medians = [bar.worth.median for bar in ordered]
+    medians = [worth.median for worth in ordered.values()]
     colors = [BLUE if median >= 1 else ORANGE for median in medians]
     axes.barh(places, [median - 1 for median in medians], left=1, color=colors, height=0.6)
-    for place, bar in zip(places, ordered, strict=True):
-        axes.plot([bar.worth.min, bar.worth.max], [place, place], color=INK, linewidth=1)
-        name_bar(axes, f"{short(bar.worth.median)}×", max(bar.worth.max, 1.0), place)
+    _draw_ranges(axes, places, ordered.values(), "×", least=1.0)
     axes.axvline(1, color=INK, linewidth=0.8)
-    axes.set_yticks(places, [f"{bar.name}  ({bar.figure})" for bar in ordered])
-    lowest = min([1.0, *(bar.worth.min for bar in ordered)])
-    highest = max([1.5, *(bar.worth.max for bar in ordered)])
+    lowest = min([1.0, *(worth.min for worth in ordered.values())])
+    highest = max([1.5, *(worth.max for worth in ordered.values())])
     axes.set_xlim(lowest * 0.9, highest * (highest / lowest) ** 0.15)
     ticks = [tick for tick in (0.25, 0.5, 1, 2, 5, 10, 20, 50, 100) if lowest <= tick <= highest]
     axes.set_xticks(ticks, [f"{tick:g}×" for tick in ticks])
     axes.minorticks_off()
-    label_axes(axes, "times better than without (line: min to max)", "")
-    axes.tick_params(axis="y", length=0)
-    axes.grid(visible=False, axis="y")
+    label_bars(axes, places, list(ordered), "times better than without (line: min to max)")
     return figure
+
+
+def _draw_ranges(
+    axes: Axes, places: Iterable[int], ranges: Iterable[MedianRange], unit: str, least: float = 0.0
+) -> None:
+    """Draw a line over each bar, from the minimum to the maximum, and its median behind it."""
+    for place, each in zip(places, ranges, strict=True):
+        axes.plot([each.min, each.max], [place, place], color=INK, linewidth=1)
+        name_bar(axes, f"{short(each.median)}{unit}", max(each.max, least), place)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from octavo.cost.memory import MemoryPlan
 from octavo.cost.prediction import Prediction
+from octavo.measure.concurrency import powers_of_two
 from octavo.planner.sizing import highest_rate
 from octavo.planner.slo import Limit, Slo
 from octavo.plots.style import (
@@ -18,6 +19,7 @@ from octavo.plots.style import (
     ORANGE,
     PALE,
     label_axes,
+    label_bars,
     name_bar,
     new_figure,
     short,
@@ -85,12 +87,9 @@ def _draw_memory(axes: Axes, memory: MemoryPlan) -> None:
         words = f"{short(abs(end - begin) / _GIB)} GiB"
         name_bar(axes, words, max(begin, end) / _GIB, place)
     axes.axvline(0, color=INK, linewidth=0.8)
-    axes.set_yticks(places, [name for name, *_ in rows])
     most, least = memory.total_bytes / _GIB, min(0.0, left / _GIB)
     axes.set_xlim(1.02 * least, most + 0.12 * (most - least))
-    label_axes(axes, "memory of one device, GiB", "")
-    axes.tick_params(axis="y", length=0)
-    axes.grid(visible=False, axis="y")
+    label_bars(axes, places, [name for name, *_ in rows], "memory of one device, GiB")
 
 
 # -- loads ----------------------------------------------------------------------------------------
@@ -124,20 +123,13 @@ def _loads(plan: Plan) -> list[Traffic]:
         return []
     if traffic.rate is None:
         most = min(_MOST_AT_ONCE, deployment.max_concurrency(traffic.total_len))
-        counts = {*_powers_of_two(most), most, traffic.concurrency or 1}
+        counts = {*powers_of_two(most), traffic.concurrency or 1}
         return [replace(traffic, concurrency=count) for count in sorted(counts)]
     highest = highest_rate(deployment, traffic, Slo())
     rates = {highest * share for share in _SHARES}
     if plan.service is not None:  # else the rate that is asked for is beyond the highest
         rates.add(traffic.rate)
     return [replace(traffic, rate=rate) for rate in sorted(rates) if rate]
-
-
-def _powers_of_two(most: int) -> Iterator[int]:
-    count = 1
-    while count <= most:
-        yield count
-        count *= 2
 
 
 def _limit(slo: Slo, metric: str) -> Limit | None:

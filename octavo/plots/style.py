@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib.util
 import io
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -95,6 +95,14 @@ def label_axes(axes: Any, x: str, y: str) -> None:
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
     axes.tick_params(colors=INK, labelsize=9)
+
+
+def label_bars(axes: Axes, places: Sequence[int], names: Sequence[str], x: str) -> None:
+    """Label horizontal bars with names, and their axis."""
+    axes.set_yticks(places, names)
+    label_axes(axes, x, "")
+    axes.tick_params(axis="y", length=0)
+    axes.grid(visible=False, axis="y")
 
 
 def annotate(axes: Axes, text: str, place: tuple[float, float], color: str, side: Side) -> None:

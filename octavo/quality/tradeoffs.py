@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -82,20 +82,17 @@ def _point(row: Any, number: int) -> Tradeoff:
     report = row.get("report") if isinstance(row, Mapping) else None
     if not isinstance(report, Mapping):
         raise BenchmarkError(f"row {number} has no report: run octavo quantize with --report")
+    kinds = {"str": str, "int": int, "float": float}
     try:
+        values = {
+            **row,
+            **report,
+            "name": Path(row["out"]).name,
+            "num_bytes": row["bytes"],
+            "kl": report["kl_mean"],
+        }
         return Tradeoff(
-            name=Path(row["out"]).name,
-            method=str(row["method"]),
-            format=str(row["format"]),
-            bits_per_weight=float(row["bits_per_weight"]),
-            num_bytes=int(row["bytes"]),
-            kl=float(report["kl_mean"]),
-            perplexity=float(report["perplexity"]),
-            base_perplexity=float(report["base_perplexity"]),
-            decode_tps=float(report["decode_tps"]),
-            base_decode_tps=float(report["base_decode_tps"]),
-            text=str(report["text"]),
-            tokens=int(report["tokens"]),
+            **{each.name: kinds[str(each.type)](values[each.name]) for each in fields(Tradeoff)}
         )
     except KeyError as error:
         raise BenchmarkError(f"row {number} has no {error.args[0]}") from error

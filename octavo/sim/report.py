@@ -10,7 +10,7 @@ from typing import Any
 
 from octavo.measure.load_report import LoadReport, create_report
 from octavo.measure.results import write_json, write_text
-from octavo.measure.serve_report import QUEUE_LATENCIES, ServeSummary, to_json, to_text
+from octavo.measure.serve_report import ServeSummary, to_json, to_text
 from octavo.measure.slo import RequestSlo
 from octavo.sim.replica import ReplicaTotals
 from octavo.sim.simulation import SimulationResult
@@ -43,9 +43,7 @@ class SimulationReport:
         return document
 
     def as_text(self) -> str:
-        shown: tuple[str, ...] = ("ttft", "tpot", "itl", "e2el")
-        if any(record.queue_time for record in self.report.records):
-            shown += QUEUE_LATENCIES
+        shown = ("ttft", "tpot", "itl", "e2el")
         return to_text(self.report, self.summary, shown) + tenants_text(tenants(self.result))
 
     def write(self, folder: str | Path, timeline: Timeline) -> list[Path]:

@@ -17,11 +17,10 @@ last block of a prompt may be partial.
 from __future__ import annotations
 
 import re
-from abc import ABC, abstractmethod
-from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, fields, replace
 from datetime import datetime, timedelta
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 from octavo.workload.rows import (
     BadRow,
@@ -77,34 +76,115 @@ class TraceEntry:
 
 REQUIRED = frozenset({"arrival_s", "input_len", "output_len"})
 BLOCKS = frozenset({"hash_ids", "block_size"})
-ALL_FIELDS = frozenset(field.name for field in fields(TraceEntry))
 
 
-class TraceFormat(ABC):
+Reader = Callable[[Mapping[str, Any], str], Any]
+
+
+def _same(value: Any) -> Any:
+    return value
+
+
+class Column(NamedTuple):
+    """A column, and the field of an entry that it holds.
+
+    ``read`` takes a row and the name of the column, and raises BadRow; ``write`` takes the field.
+    ``is_needed``: each row must have it.
+    """
+
+    name: str
+    field: str
+    read: Reader
+    is_needed: bool = False
+    write: Callable[[Any], Any] = _same
+
+
+class TraceFormat:
     """A format of traces, which converts rows to entries and back. One object reads or writes one
     file, and may keep state about it.
 
-    ``columns``: those that a row must have, by which a file is recognised. ``holds``: the fields of
-    an entry that survive being written. ``block_size``: the only one that the format has; None if
-    it says which, or has no blocks.
+    ``table``: the columns, in the order in which they are written; JSON lines leave out those that
+    are None. ``columns``: those that a row must have, by which a file is recognised. ``holds``: the
+    fields of an entry that survive being written. ``block_size``: the only one that the format has;
+    None if it says which, or has no blocks.
     """
 
     name: ClassVar[str]
     is_csv: ClassVar[bool]
+    table: ClassVar[tuple[Column, ...]]
     columns: ClassVar[tuple[str, ...]]
     holds: ClassVar[frozenset[str]]
     block_size: ClassVar[int | None] = None
 
-    @abstractmethod
+    def __init_subclass__(cls) -> None:
+        if "columns" not in vars(cls):
+            cls.columns = tuple(column.name for column in cls.table if column.is_needed)
+        if "holds" not in vars(cls):
+            cls.holds = frozenset(column.field for column in cls.table)
+
     def parse(self, row: Mapping[str, Any]) -> TraceEntry:
         """Raises BadRow."""
+        found = {
+            column.field: column.read(row, column.name)
+            for column in self.table
+            if column.is_needed or row.get(column.name) is not None
+        }
+        return TraceEntry(**found)
 
-    @abstractmethod
     def render(self, entry: TraceEntry) -> dict[str, Any]:
         """Return the row, its columns in the format's order."""
+        values = ((column, getattr(entry, column.field)) for column in self.table)
+        return {
+            column.name: None if value is None else column.write(value)
+            for column, value in values
+            if self.is_csv or value is not None
+        }
+
+
+def _needed(name: str, field: str, read: Reader, write: Callable[[Any], Any] = _same) -> Column:
+    return Column(name, field, read, True, write)
+
+
+def _to_ticks(seconds: float) -> int:
+    return round(seconds * TICKS_PER_S)
+
+
+def _plain(value: float) -> float | int:
+    """Return whole numbers as int: traces write them without a point, and readers may rely
+    on it."""
+    return int(value) if float(value).is_integer() else value
 
 
 # -- JSON lines -----------------------------------------------------------------------------------
+
+
+def _timestamp(ticks_per_unit: int) -> Column:
+    """Return the column of times that may have fractions of their unit, down to 100 ns."""
+    return _needed(
+        "timestamp",
+        "arrival_s",
+        lambda row, name: round(number(row, name) * ticks_per_unit) / TICKS_PER_S,
+        lambda seconds: _plain(_to_ticks(seconds) / ticks_per_unit),
+    )
+
+
+def _hash_ids(row: Mapping[str, Any], name: str) -> tuple[int, ...]:
+    ids = row[name]
+    if not isinstance(ids, list) or not all(type(i) is int for i in ids):
+        raise BadRow(f"{name} is not a list of whole numbers")
+    return tuple(ids)
+
+
+def _service_level(row: Mapping[str, Any], name: str) -> ServiceLevel:
+    limits = row[name]
+    known = [field.name for field in fields(ServiceLevel)]
+    if not isinstance(limits, dict) or not limits.keys() <= set(known):
+        raise BadRow(f"{name} is {limits!r}, not an object with {', '.join(known)}")
+    return ServiceLevel(**{limit: number(limits, limit) for limit in limits})
+
+
+def _limits(slo: ServiceLevel) -> dict[str, float]:
+    return {name: limit for name, limit in asdict(slo).items() if limit is not None}
 
 
 class OctavoTrace(TraceFormat):
@@ -115,47 +195,29 @@ class OctavoTrace(TraceFormat):
 
     name = "octavo"
     is_csv = False
-    columns = ("timestamp", "input_length", "output_length")
-    holds = ALL_FIELDS
-
-    _AS_IT_IS = [
-        field.name for field in fields(TraceEntry) if field.name not in REQUIRED | BLOCKS | {"slo"}
-    ]
-
-    def parse(self, row: Mapping[str, Any]) -> TraceEntry:
-        return TraceEntry(
-            arrival_s=_from_ticks(round(number(row, "timestamp") * (TICKS_PER_S // 1000))),
-            input_len=count(row, "input_length"),
-            output_len=count(row, "output_length"),
-            hash_ids=_hash_ids(row),
-            block_size=optional(row, "block_size", positive) or MOONCAKE_BLOCK,
-            prompt=optional(row, "prompt", text),
-            session_id=optional(row, "session_id", label),
-            turn=optional(row, "turn", count),
-            think_ms=optional(row, "think_ms", number),
-            priority=optional(row, "priority", integer),
-            slo=_service_level(row),
-            seed=optional(row, "seed", integer),
-            model=optional(row, "model", text),
-            log_type=optional(row, "log_type", text),
-            elapsed_s=optional(row, "elapsed_s", number),
-        )
+    table = (
+        _timestamp(TICKS_PER_S // 1000),
+        _needed("input_length", "input_len", count),
+        _needed("output_length", "output_len", count),
+        Column("hash_ids", "hash_ids", _hash_ids),
+        Column("block_size", "block_size", positive),
+        Column("prompt", "prompt", text),
+        Column("session_id", "session_id", label),
+        Column("turn", "turn", count),
+        Column("think_ms", "think_ms", number),
+        Column("priority", "priority", integer),
+        Column("seed", "seed", integer),
+        Column("model", "model", text),
+        Column("log_type", "log_type", text),
+        Column("elapsed_s", "elapsed_s", number),
+        Column("tenant", "tenant", label),
+        Column("slo", "slo", _service_level, write=_limits),
+    )
 
     def render(self, entry: TraceEntry) -> dict[str, Any]:
-        row: dict[str, Any] = {
-            "timestamp": _plain(_to_ticks(entry.arrival_s) / (TICKS_PER_S // 1000)),
-            "input_length": entry.input_len,
-            "output_length": entry.output_len,
-            "hash_ids": list(entry.hash_ids),
-        }
-        if entry.block_size != MOONCAKE_BLOCK:
-            row["block_size"] = entry.block_size
-        for name in self._AS_IT_IS:
-            if (value := getattr(entry, name)) is not None:
-                row[name] = value
-        if entry.slo is not None:
-            limits = {field.name: getattr(entry.slo, field.name) for field in fields(entry.slo)}
-            row["slo"] = {name: limit for name, limit in limits.items() if limit is not None}
+        row = super().render(entry)
+        if entry.block_size == MOONCAKE_BLOCK:
+            del row["block_size"]
         return row
 
 
@@ -181,12 +243,15 @@ class BailianTrace(TraceFormat):
 
     name = "bailian"
     is_csv = False
-    columns = (
-        "chat_id",
-        "timestamp",
-        "input_length",
-        "output_length",
+    table = (
+        _timestamp(TICKS_PER_S),
+        _needed("input_length", "input_len", count),
+        _needed("output_length", "output_len", count),
+        Column("type", "log_type", text),
+        Column("turn", "turn", count),
+        Column("hash_ids", "hash_ids", _hash_ids),
     )
+    columns = ("chat_id", "timestamp", "input_length", "output_length")
     holds = REQUIRED | {"hash_ids", "block_size", "turn", "log_type"}
     block_size = BAILIAN_BLOCK
 
@@ -199,16 +264,7 @@ class BailianTrace(TraceFormat):
         chat, parent = integer(row, "chat_id"), optional(row, "parent_chat_id", integer)
         session = str(chat) if parent is None else self._sessions.get(parent, str(chat))
         self._sessions[chat] = session
-        return TraceEntry(
-            arrival_s=_from_ticks(round(number(row, "timestamp") * TICKS_PER_S)),
-            input_len=count(row, "input_length"),
-            output_len=count(row, "output_length"),
-            hash_ids=_hash_ids(row),
-            block_size=BAILIAN_BLOCK,
-            session_id=session,
-            turn=optional(row, "turn", count),
-            log_type=optional(row, "type", text),
-        )
+        return replace(super().parse(row), block_size=BAILIAN_BLOCK, session_id=session)
 
     def render(self, entry: TraceEntry) -> dict[str, Any]:
         chat, parent = self._num_written, -1
@@ -216,17 +272,7 @@ class BailianTrace(TraceFormat):
         if entry.session_id is not None:
             parent = self._last_turns.get(entry.session_id, -1)
             self._last_turns[entry.session_id] = chat
-        row = {
-            "chat_id": chat,
-            "parent_chat_id": parent,
-            "timestamp": _plain(_to_ticks(entry.arrival_s) / TICKS_PER_S),
-            "input_length": entry.input_len,
-            "output_length": entry.output_len,
-            "type": entry.log_type,
-            "turn": entry.turn,
-            "hash_ids": list(entry.hash_ids),
-        }
-        return {name: value for name, value in row.items() if value is not None}
+        return {"chat_id": chat, "parent_chat_id": parent, **super().render(entry)}
 
 
 # -- CSV ------------------------------------------------------------------------------------------
@@ -241,8 +287,11 @@ class AzureTrace(TraceFormat):
 
     name = "azure"
     is_csv = True
-    columns = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
-    holds = REQUIRED
+    table = (
+        _needed("TIMESTAMP", "arrival_s", lambda row, name: row[name]),
+        _needed("ContextTokens", "input_len", count),
+        _needed("GeneratedTokens", "output_len", count),
+    )
 
     _DATE = re.compile(
         r"(\d{4}-\d\d-\d\d)[ T](\d\d:\d\d:\d\d)(?:\.(\d+))?\s*(?:Z|[+-]\d\d(?::?\d\d)?)?"
@@ -256,12 +305,8 @@ class AzureTrace(TraceFormat):
         ticks = self._ticks(row["TIMESTAMP"] or "")
         if self._first is None:
             self._first = ticks
-        return TraceEntry(
-            # In whole ticks up to here: the date alone would take all the digits of a float.
-            arrival_s=_from_ticks(ticks - self._first),
-            input_len=count(row, "ContextTokens"),
-            output_len=count(row, "GeneratedTokens"),
-        )
+        # In whole ticks up to here: the date alone would take all the digits of a float.
+        return super().parse({**row, "TIMESTAMP": (ticks - self._first) / TICKS_PER_S})
 
     def _ticks(self, written: str) -> int:
         match = self._DATE.fullmatch(written.strip())
@@ -280,13 +325,7 @@ class AzureTrace(TraceFormat):
     def render(self, entry: TraceEntry) -> dict[str, Any]:
         seconds, fraction = divmod(_to_ticks(entry.arrival_s), TICKS_PER_S)
         written = (self._MIDNIGHT + timedelta(seconds=seconds)).isoformat(" ")
-        return dict(
-            zip(
-                self.columns,
-                (f"{written}.{fraction:07d}", entry.input_len, entry.output_len),
-                strict=True,
-            )
-        )
+        return {**super().render(entry), "TIMESTAMP": f"{written}.{fraction:07d}"}
 
 
 class BurstGPTTrace(TraceFormat):
@@ -298,49 +337,30 @@ class BurstGPTTrace(TraceFormat):
 
     name = "burstgpt"
     is_csv = True
-    columns = ("Timestamp", "Request tokens", "Response tokens")
-    holds = REQUIRED | {"session_id", "elapsed_s", "model", "log_type"}
-
-    def parse(self, row: Mapping[str, Any]) -> TraceEntry:
-        return TraceEntry(
-            arrival_s=number(row, "Timestamp"),
-            input_len=count(row, "Request tokens"),
-            output_len=count(row, "Response tokens"),
-            session_id=optional(row, "Session ID", label),
-            elapsed_s=optional(row, "Elapsed time", number),
-            model=optional(row, "Model", text),
-            log_type=optional(row, "Log Type", text),
-        )
+    table = (
+        _needed("Timestamp", "arrival_s", number, _plain),
+        Column("Session ID", "session_id", label),
+        Column("Elapsed time", "elapsed_s", number),
+        Column("Model", "model", text),
+        _needed("Request tokens", "input_len", count),
+        _needed("Response tokens", "output_len", count),
+        Column("Log Type", "log_type", text),
+    )
 
     def render(self, entry: TraceEntry) -> dict[str, Any]:
-        return {
-            "Timestamp": _plain(entry.arrival_s),
-            "Session ID": entry.session_id,
-            "Elapsed time": entry.elapsed_s,
-            "Model": entry.model,
-            "Request tokens": entry.input_len,
-            "Response tokens": entry.output_len,
-            "Total tokens": entry.input_len + entry.output_len,
-            "Log Type": entry.log_type,
-        }
+        row = super().render(entry)
+        log_type = row.pop("Log Type")
+        return {**row, "Total tokens": entry.input_len + entry.output_len, "Log Type": log_type}
 
 
 class VidurTrace(TraceFormat):
     name = "vidur"
     is_csv = True
-    columns = ("arrived_at", "num_prefill_tokens", "num_decode_tokens")
-    holds = REQUIRED
-
-    def parse(self, row: Mapping[str, Any]) -> TraceEntry:
-        return TraceEntry(
-            arrival_s=number(row, "arrived_at"),
-            input_len=count(row, "num_prefill_tokens"),
-            output_len=count(row, "num_decode_tokens"),
-        )
-
-    def render(self, entry: TraceEntry) -> dict[str, Any]:
-        values = (entry.arrival_s, entry.input_len, entry.output_len)
-        return dict(zip(self.columns, values, strict=True))
+    table = (
+        _needed("arrived_at", "arrival_s", number),
+        _needed("num_prefill_tokens", "input_len", count),
+        _needed("num_decode_tokens", "output_len", count),
+    )
 
 
 class SplitwiseTrace(TraceFormat):
@@ -349,8 +369,11 @@ class SplitwiseTrace(TraceFormat):
 
     name = "splitwise"
     is_csv = True
-    columns = ("arrival_timestamp", "prompt_size", "token_size")
-    holds = REQUIRED
+    table = (
+        _needed("arrival_timestamp", "arrival_s", number),
+        _needed("prompt_size", "input_len", count),
+        _needed("token_size", "output_len", count),
+    )
 
     def __init__(self) -> None:
         self._num_written = 0
@@ -358,24 +381,14 @@ class SplitwiseTrace(TraceFormat):
     def parse(self, row: Mapping[str, Any]) -> TraceEntry:
         if optional(row, "batch_size", count) not in (None, 1):
             raise BadRow(f"batch_size is {row['batch_size']}; only rows of one request can be read")
-        return TraceEntry(
-            arrival_s=number(row, "arrival_timestamp"),
-            input_len=count(row, "prompt_size"),
-            output_len=count(row, "token_size"),
-        )
+        return super().parse(row)
 
     def render(self, entry: TraceEntry) -> dict[str, Any]:
-        number_of_row = self._num_written
+        row = {"request_id": self._num_written, "request_type": 2, "application_id": 0}
         self._num_written += 1
-        return {
-            "request_id": number_of_row,
-            "request_type": 2,
-            "application_id": 0,
-            "arrival_timestamp": entry.arrival_s,
-            "batch_size": 1,
-            "prompt_size": entry.input_len,
-            "token_size": entry.output_len,
-        }
+        found = super().render(entry)
+        row["arrival_timestamp"] = found.pop("arrival_timestamp")
+        return {**row, "batch_size": 1, **found}
 
 
 FORMATS: dict[str, type[TraceFormat]] = {
@@ -390,39 +403,3 @@ FORMATS: dict[str, type[TraceFormat]] = {
         SplitwiseTrace,
     )
 }
-
-
-# -- fields that several formats have -----------------------------------------------------------
-
-
-def _hash_ids(row: Mapping[str, Any]) -> tuple[int, ...]:
-    ids = row.get("hash_ids")
-    if ids is None:
-        return ()
-    if not isinstance(ids, list) or not all(type(i) is int for i in ids):
-        raise BadRow("hash_ids is not a list of whole numbers")
-    return tuple(ids)
-
-
-def _service_level(row: Mapping[str, Any]) -> ServiceLevel | None:
-    limits = row.get("slo")
-    if limits is None:
-        return None
-    known = [field.name for field in fields(ServiceLevel)]
-    if not isinstance(limits, dict) or not limits.keys() <= set(known):
-        raise BadRow(f"slo is {limits!r}, not an object with {', '.join(known)}")
-    return ServiceLevel(**{name: number(limits, name) for name in limits})
-
-
-def _to_ticks(seconds: float) -> int:
-    return round(seconds * TICKS_PER_S)
-
-
-def _from_ticks(ticks: int) -> float:
-    return ticks / TICKS_PER_S
-
-
-def _plain(value: float) -> float | int:
-    """Return whole numbers as int: traces write them without a point, and readers may rely
-    on it."""
-    return int(value) if float(value).is_integer() else value

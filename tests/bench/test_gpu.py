@@ -15,6 +15,7 @@ from octavo.bench.gpu.cases import CASES, GpuCase, decode, prefill
 from octavo.bench.gpu.random_model import FORMATS, SHAPES, write_random_model
 from octavo.bench.gpu.report import print_report
 from octavo.bench.gpu.run import CaseOutcome, GpuReport, GpuRun, shares
+from octavo.bench.peers.child import ChildError
 from octavo.bench.peers.workers.workloads import PeerWorkload
 from octavo.models.checkpoint import open_checkpoint
 from octavo.models.footprint import as_stored, matrices, weight_types
@@ -80,7 +81,7 @@ CHECKED = [GpuCase(name, "tiny", "bf16", checked=True) for name in ("a", "b")]
 @pytest.mark.parametrize(
     ("error", "reason"),
     [
-        (run.ChildError("worker:\nillegal memory access"), "worker:\nillegal memory access"),
+        (ChildError("worker:\nillegal memory access"), "worker:\nillegal memory access"),
         (OSError(28, "No space left on device"), "[Errno 28] No space left on device"),
         (KeyError(), "KeyError"),
     ],
@@ -132,7 +133,7 @@ def test_what_there_is_is_kept_after_each_case(tmp_path, monkeypatch):
 
     def ask(command, seconds):
         if "device" not in command:
-            raise KeyboardInterrupt if command[-2] == "b" else run.ChildError("it ended")
+            raise KeyboardInterrupt if command[-2] == "b" else ChildError("it ended")
         return DEVICE
 
     monkeypatch.setattr(run, "_ask", ask)

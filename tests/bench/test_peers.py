@@ -88,9 +88,10 @@ def test_batched_bench_without_the_one_result_is_refused(output):
 
 
 def test_the_commands_ask_for_the_same_work_of_llama_cpp():
-    command = llama_bench.bench_command(Path("bin"), Path("m"), WORKLOADS["decode-1k"], 2)
+    programs = llama_bench.LlamaPrograms(Path("bin"), 2)
+    command = programs.bench_command(Path("m"), WORKLOADS["decode-1k"])
     assert {"-p": "0", "-n": "128", "-d": "1024", "-t": "2"}.items() <= options(command).items()
-    command = llama_bench.bench_command(Path("bin"), Path("m"), WORKLOADS["batch-64"], 2)
+    command = programs.bench_command(Path("m"), WORKLOADS["batch-64"])
     wanted = {"-npp": "128", "-ntg": "127", "-npl": "64"}
     assert wanted.items() <= options(command).items()
     assert int(options(command)["-c"]) >= 64 * (128 + 127)

@@ -60,9 +60,9 @@ def test_sweep_refuses_prompts_that_do_not_fit_before_measuring(engine, capsys):
     [
         (["sweep", "--concurrency", "1,x"], "'x' is no integer"),
         (["sweep", "--concurrency", "0"], "'0' is no integer"),
-        (["sweep", "--max-ttft-ms", "-1"], "no number above 0"),
-        (["sweep", "--max-ttft-ms", "nan"], "no number above 0"),
-        (["sweep", "--percentile", "101"], "no percentile"),
+        (["sweep", "--max-ttft-ms", "-1"], "not a number above 0"),
+        (["sweep", "--max-ttft-ms", "nan"], "not a number above 0"),
+        (["sweep", "--percentile", "101"], "not a percentile"),
         (["sweep", "--plot", "a.pdf"], ".png or .svg"),
         (["sweep", "--base-url", "http://x", "--threads", "2"], "not with --base-url"),
         (["sweep", "--model-name", "x"], "--base-url"),

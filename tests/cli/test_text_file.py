@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from octavo.cli import UsageError
-from octavo.cli.text_file import read_text
+from octavo.cli.flags import read_text
 
 
 def test_a_text_is_as_it_is_in_the_file(tmp_path):

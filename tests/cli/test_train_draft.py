@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from dataclasses import dataclass
 
 import pytest
 
@@ -26,10 +27,11 @@ def short_answers(monkeypatch):
     """No longer than the context of a tiny model."""
     from octavo.draft_training import training_job
 
-    request = training_job.TrainRequest
-    monkeypatch.setattr(
-        training_job, "TrainRequest", lambda **given: request(answer_tokens=24, **given)
-    )
+    @dataclass(frozen=True, slots=True)
+    class Short(training_job.TrainRequest):
+        answer_tokens: int = 24
+
+    monkeypatch.setattr(training_job, "TrainRequest", Short)
 
 
 @pytest.mark.parametrize("kind", train_draft.KINDS)

@@ -84,7 +84,7 @@ def test_limits_that_nothing_meets(home, capsys):
         (["--slo", "fast"], "'fast' is no limit"),
         (["--out", "tuned.json"], "is written as .yaml or .toml"),
         (["--threads", "2"], "--threads: a simulation of other --hardware"),
-        (["--acceptance", "2"], "no list of shares"),
+        (["--acceptance", "2"], "not a probability"),
         (["--live-seconds", "0"], "above 0"),
         (["--trace", "a", "--dataset-path", "b"], "leave one out"),
     ],

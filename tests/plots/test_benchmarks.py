@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import struct
+from dataclasses import dataclass, field
 
 import pytest
 from svg import texts_of
@@ -11,8 +12,22 @@ from octavo.plots.style import save
 
 pytest.importorskip("matplotlib")
 
+
+@dataclass
+class Point:
+    """A point of a sweep, as far as its plot looks at it."""
+
+    concurrency: int
+    output_tps: MedianRange
+    tpot_ms: dict[int, float] = field(default_factory=dict)
+
+    def latency_ms(self, name, percent):
+        assert name == "tpot"
+        return self.tpot_ms.get(percent)
+
+
 CURVE = [
-    plots.CurvePoint(n, MedianRange(tps, tps * 0.9, tps * 1.1), n * 2.0, n * 3.0)
+    Point(n, MedianRange(tps, tps * 0.9, tps * 1.1), {50: n * 2.0, 99: n * 3.0})
     for n, tps in ((1, 100), (2, 190), (4, 300), (8, 310))
 ]
 
@@ -50,16 +65,16 @@ def test_curves_have_the_values():
 
 
 def test_without_tpot_there_is_one_panel():
-    points = [plots.CurvePoint(n, MedianRange(n, n, n)) for n in (1, 2)]
+    points = [Point(n, MedianRange(n, n, n)) for n in (1, 2)]
     assert len(plots.throughput_curve(points, title="").axes) == 1
 
 
 def test_png(tmp_path):
     path = tmp_path / "worth.PNG"
-    bars = [
-        plots.WorthBar("kv-cache", "tok/s", MedianRange(20, 18, 22)),
-        plots.WorthBar("threads", "tok/s", MedianRange(0.8, 0.7, 0.9)),
-    ]
+    bars = {
+        "kv-cache  (tok/s)": MedianRange(20, 18, 22),
+        "threads  (tok/s)": MedianRange(0.8, 0.7, 0.9),
+    }
     save(plots.worth_bars(bars, title="worth"), path)
     content = path.read_bytes()
     assert content.startswith(b"\x89PNG")
@@ -68,10 +83,7 @@ def test_png(tmp_path):
 
 
 def test_bars_begin_at_no_difference():
-    bars = [
-        plots.WorthBar("good", "x", MedianRange(20, 18, 22)),
-        plots.WorthBar("bad", "x", MedianRange(0.5, 0.4, 0.6)),
-    ]
+    bars = {"good  (x)": MedianRange(20, 18, 22), "bad  (x)": MedianRange(0.5, 0.4, 0.6)}
     (axes,) = plots.worth_bars(bars, title="").axes
     ends = [(bar.get_x(), bar.get_x() + bar.get_width()) for bar in axes.patches]
     assert ends == [(1, 0.5), (1, 20)]

@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from octavo.base.errors import BenchmarkError, ConfigError
-from octavo.workload.trace_formats import ALL_FIELDS, FORMATS
+from octavo.workload.trace_formats import FORMATS
 from octavo.workload.traces import (
     KINDS,
     ServiceLevel,
@@ -271,6 +271,9 @@ lengths = st.integers(0, 2**31 - 1)
 names = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=8)
 ticks = st.integers(0, 10**14).map(lambda n: n / 10**7)  # 100 ns, up to four months
 amounts = st.floats(0, 1e9)
+
+
+ALL_FIELDS = frozenset(field.name for field in dataclasses.fields(TraceEntry))
 
 
 def maybe(values):

@@ -39,23 +39,25 @@ def print_report(document: GpuReport, console: Console) -> None:
 
 def _rates(document: GpuReport) -> Table:
     """Tokens per second by case and workload."""
-    table = Table("tokens/s", "start, s", box=None)
     workloads = _workloads(document)
-    for workload in workloads:
-        table.add_column(workload.title, justify="right")
-    table.add_column("of the bandwidth", justify="right")
-    table.add_column("of the peak", justify="right")
+    titles = (workload.title for workload in workloads)
+    table = _table("tokens/s", "start, s", *titles, "of the bandwidth", "of the peak")
     for outcome in document.outcomes:
         if outcome.figures:
-            rates = (_rate(outcome, workload) for workload in workloads)
-            start = "" if outcome.start_s is None else f"{outcome.start_s:.1f}"
             table.add_row(
                 outcome.case.name,
-                start,
-                *rates,
+                "" if outcome.start_s is None else f"{outcome.start_s:.1f}",
+                *(_rate(outcome, workload) for workload in workloads),
                 _greatest(outcome, "bandwidth_share"),
                 _greatest(outcome, "peak_share"),
             )
+    return table
+
+
+def _table(first: str, *others: str) -> Table:
+    table = Table(first, box=None)
+    for title in others:
+        table.add_column(title, justify="right")
     return table
 
 
@@ -83,9 +85,8 @@ def _greatest(outcome: CaseOutcome, name: str) -> str:
 
 
 def _agreements(document: GpuReport) -> Table:
-    table = Table("against reference ops", box=None)
-    for title in ("kernels", "first tokens alike", "log-probabilities apart by"):
-        table.add_column(title, justify="right")
+    titles = ("kernels", "first tokens alike", "log-probabilities apart by")
+    table = _table("against reference ops", *titles)
     for outcome in document.outcomes:
         if (found := outcome.agreement) is not None:
             apart = found["largest_difference"]

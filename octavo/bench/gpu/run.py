@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -19,7 +18,7 @@ from typing import Any
 from octavo.base.errors import BenchmarkError
 from octavo.bench.gpu.cases import GpuCase
 from octavo.bench.gpu.random_model import SHAPES, LlamaShape, write_random_model
-from octavo.bench.peers.child import ChildError, Worker, environment
+from octavo.bench.peers.child import Worker, environment, output_of
 from octavo.bench.peers.contenders import WORKERS, octavo_environment
 from octavo.bench.peers.workers.workloads import PeerWorkload
 from octavo.system.gpu_power import Draw, EnergyMeter, NotMetered, open_energy
@@ -232,21 +231,7 @@ def shares(
 
 def _ask(command: Sequence[str], seconds: float) -> dict[str, Any]:
     """Return the answer of a check."""
-    try:
-        done = subprocess.run(
-            command,
-            env=octavo_environment(),
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=max(1.0, seconds),
-        )
-    except subprocess.TimeoutExpired:
-        raise ChildError(f"no answer within {seconds:.0f} s") from None
-    if done.returncode != 0:
-        raise ChildError(f"{command[3]} failed: {done.stderr[-1500:]}")
-    found: dict[str, Any] = json.loads(done.stdout)
+    found: dict[str, Any] = json.loads(output_of(command, octavo_environment(), max(1.0, seconds)))
     return found
 
 

@@ -33,13 +33,11 @@ def ablation_settings(args: EngineArgs) -> EngineArgs:
     """
     from octavo.kernels.cpu.library import usable_threads
 
-    changes: dict[str, Any] = {}
+    changes: dict[str, Any] = {"threads": args.threads or usable_threads()}
     if args.max_num_seqs is None:
         changes["max_num_seqs"] = _SLOTS
     if args.num_blocks is None and args.kv_cache_memory is None:
         changes["num_blocks"] = -(-_KV_TOKENS // args.block_size)
-    if args.threads is None:
-        changes["threads"] = usable_threads()
     return replace(args, **changes)
 
 

@@ -7,7 +7,7 @@ own, as the prefix cache would contain the prompts of the one before.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from octavo.bench.offline.closed_loop import run_closed_loop
@@ -33,9 +33,6 @@ class WorkloadScale:
     def length(self, tokens: int) -> int:
         return max(1, tokens * min(self.context, CONTEXT) // CONTEXT)
 
-    def count(self, requests: int) -> int:
-        return max(2, requests // 2) if self.is_quick else requests
-
     def requests(
         self, count: int, input_len: int, output_len: int, seed: int, prefix_len: int = 0
     ) -> list[WorkloadRequest]:
@@ -50,13 +47,24 @@ class WorkloadScale:
         )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class AblationWorkload:
-    """A kind of workload. ``concurrency``: requests in flight; None gives all at once."""
+    """A kind of workload: ``count`` requests, with prompts and answers of these lengths in tokens
+    (see ``CONTEXT``), after ``prefix_len`` tokens that all prompts begin with.
 
-    name: str
-    create: Callable[[WorkloadScale, int], list[WorkloadRequest]]
+    ``concurrency``: requests in flight; None gives all at once.
+    """
+
+    count: int
+    input_len: int
+    output_len: int
+    prefix_len: int = 0
     concurrency: int | None = None
+
+    def create(self, scale: WorkloadScale, seed: int) -> list[WorkloadRequest]:
+        half = max(2, self.count // 2)
+        count = min(self.count, half) if scale.is_quick else self.count
+        return scale.requests(count, self.input_len, self.output_len, seed, self.prefix_len)
 
 
 @dataclass(slots=True)
@@ -93,13 +101,13 @@ def run_engine(
     """Run the requests as the engine does."""
     requests = [replace(each, request_id=str(index)) for index, each in enumerate(requests)]
     timing = run_closed_loop(session, requests, workload.concurrency or len(requests))
-    stats = [each.stats for each in timing.requests]
+    latencies = timing.latencies
     return AblationWork(
         timing.elapsed_s,
         timing.num_output_tokens,
-        [each.ttft for each in stats if each.ttft is not None],
-        [each.tpot for each in stats if each.tpot is not None],
-        [gap for each in timing.requests for gap in each.gaps_s],
+        latencies["ttft"],
+        latencies["tpot"],
+        latencies["itl"],
         {each.request.request_id: each.output_token_ids for each in timing.requests},
     )
 
@@ -155,61 +163,36 @@ def _range(numbers: Sequence[int]) -> str:
 # -- the workloads --------------------------------------------------------------------------------
 
 
-def _lone(scale: WorkloadScale, seed: int) -> list[WorkloadRequest]:
-    return scale.requests(1, 128, 32, seed)
-
-
-def _lone_answer(scale: WorkloadScale, seed: int) -> list[WorkloadRequest]:
-    return scale.requests(1, 32, 64, seed)
-
-
-def _few(scale: WorkloadScale, seed: int) -> list[WorkloadRequest]:
-    return scale.requests(2, 16, 8, seed)
-
-
-def _batch(scale: WorkloadScale, seed: int) -> list[WorkloadRequest]:
-    return scale.requests(scale.count(8), 32, 32, seed)
-
-
-def _long_context(scale: WorkloadScale, seed: int) -> list[WorkloadRequest]:
-    return scale.requests(scale.count(4), 512, 32, seed)
-
-
-def _uneven_answers(scale: WorkloadScale, seed: int) -> list[WorkloadRequest]:
+class _UnevenAnswers(AblationWorkload):
     """One answer in four is eight times as long as the others: a batch that waits for it wastes
     slots."""
-    requests = scale.requests(16, 32, 8, seed)
-    return [
-        replace(request, output_len=scale.length(64)) if index % 4 == 0 else request
-        for index, request in enumerate(requests)
-    ]
+
+    def create(self, scale: WorkloadScale, seed: int) -> list[WorkloadRequest]:
+        requests = scale.requests(self.count, self.input_len, self.output_len, seed)
+        return [
+            replace(request, output_len=scale.length(64)) if index % 4 == 0 else request
+            for index, request in enumerate(requests)
+        ]
 
 
-def _long_prompt_meanwhile(scale: WorkloadScale, seed: int) -> list[WorkloadRequest]:
-    """Five answers under way; when the first has ended, a long prompt takes its place.
+class _LongPromptMeanwhile(AblationWorkload):
+    """Several answers under way; when the first has ended, a long prompt takes its place.
 
     The others' gaps at that moment are more than 1 % of all, so their 99th percentile shows it.
     """
-    short = scale.requests(5, 32, 40, seed)
-    short[0] = replace(short[0], output_len=scale.length(8))
-    (long,) = scale.requests(1, 1536, 1, seed + 1)
-    return [*short, long]
+
+    def create(self, scale: WorkloadScale, seed: int) -> list[WorkloadRequest]:
+        short = scale.requests(self.count, self.input_len, self.output_len, seed)
+        short[0] = replace(short[0], output_len=scale.length(8))
+        return [*short, *scale.requests(1, 1536, 1, seed + 1)]
 
 
-def _shared_prefix(scale: WorkloadScale, seed: int) -> list[WorkloadRequest]:
-    return scale.requests(scale.count(6), 32, 4, seed, prefix_len=512)
-
-
-def _shared_document(scale: WorkloadScale, seed: int) -> list[WorkloadRequest]:
-    return scale.requests(scale.count(16), 32, 32, seed, prefix_len=1536)
-
-
-LONE = AblationWorkload("one request", _lone)
-LONE_ANSWER = AblationWorkload("one long answer", _lone_answer)
-FEW = AblationWorkload("few short requests", _few)
-BATCH = AblationWorkload("a batch", _batch)
-LONG_CONTEXT = AblationWorkload("a batch with long prompts", _long_context)
-UNEVEN_ANSWERS = AblationWorkload("answers of uneven lengths", _uneven_answers)
-LONG_PROMPT_MEANWHILE = AblationWorkload("a long prompt among answers", _long_prompt_meanwhile, 5)
-SHARED_PREFIX = AblationWorkload("questions on one document", _shared_prefix, 1)
-SHARED_DOCUMENT = AblationWorkload("many questions on one document at once", _shared_document)
+LONE = AblationWorkload(1, 128, 32)
+LONE_ANSWER = AblationWorkload(1, 32, 64)
+FEW = AblationWorkload(2, 16, 8)
+BATCH = AblationWorkload(8, 32, 32)
+LONG_CONTEXT = AblationWorkload(4, 512, 32)
+UNEVEN_ANSWERS = _UnevenAnswers(16, 32, 8)
+LONG_PROMPT_MEANWHILE = _LongPromptMeanwhile(5, 32, 40, concurrency=5)
+SHARED_PREFIX = AblationWorkload(6, 32, 4, prefix_len=512, concurrency=1)
+SHARED_DOCUMENT = AblationWorkload(16, 32, 32, prefix_len=1536)

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from octavo.base.errors import BenchmarkError, OctavoError
-from octavo.bench.offline.session import OfflineSession, RunTiming
+from octavo.bench.offline.session import OfflineSession, RunTiming, latencies
 from octavo.bench.offline.spec import requests_of
 from octavo.cost.prediction import Prediction
 from octavo.planner.advice import Advice, AdviceTrial
@@ -55,16 +55,14 @@ class TrialRun:
 
     @classmethod
     def of(cls, timings: Sequence[RunTiming]) -> TrialRun:
-        requests = [request for timing in timings for request in timing.requests]
-        firsts = [each.ttft for each in requests if each.ttft is not None]
-        wholes = [each.e2e for each in requests if each.e2e is not None]
-        if not wholes:
+        found = latencies([request for timing in timings for request in timing.requests])
+        if not found["e2e"]:
             raise BenchmarkError("no request was answered: there is nothing to compare")
         seconds = sum(timing.elapsed_s for timing in timings)
         return cls(
             sum(timing.num_output_tokens for timing in timings) / seconds,
-            1e3 * statistics.fmean(firsts),
-            1e3 * statistics.fmean(wholes),
+            1e3 * statistics.fmean(found["ttft"]),
+            1e3 * statistics.fmean(found["e2e"]),
         )
 
     @classmethod
@@ -168,12 +166,8 @@ def settings_for(args: EngineArgs, load: AdviceLoad, longest: int) -> EngineArgs
     from octavo.kernels.cpu.library import usable_threads
 
     scale = max(load.input_len, _TEXT_TOKENS) + load.output_len + _SPARE_TOKENS
-    changes: dict[str, Any] = {}
-    if args.max_model_len is None:
-        changes["max_model_len"] = min(scale, longest)
-    if args.threads is None:
-        changes["threads"] = usable_threads()
-    return replace(args, **changes)
+    length = min(scale, longest) if args.max_model_len is None else args.max_model_len
+    return replace(args, max_model_len=length, threads=args.threads or usable_threads())
 
 
 class AdviceStudy:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from octavo.base.errors import BenchmarkError
-from octavo.bench.offline.session import OfflineSession, sampling_params
+from octavo.bench.offline.session import OfflineSession, latencies, sampling_params
 from octavo.workload.requests import WorkloadRequest
 
 if TYPE_CHECKING:
@@ -51,6 +51,12 @@ class LoopTiming:
     mean_batch: float = 0.0
     num_preemptions: int = 0
     requests: list[LoopRequest] = field(default_factory=list)
+
+    @property
+    def latencies(self) -> dict[str, list[float]]:
+        """Seconds by the name of the latency: of each request that has it; for ITL of each gap."""
+        gaps = [gap for each in self.requests for gap in each.gaps_s]
+        return {**latencies([each.stats for each in self.requests]), "itl": gaps}
 
 
 def run_closed_loop(

@@ -124,7 +124,7 @@ def measure_latency(
 
     for repetition in range(plan.warmup):
         run(repetition)
-    recorder = Recorder(settings, session.args.threads)
+    recorder = Recorder.of(session, settings)
     with recorder:
         timings = [run(plan.warmup + repetition) for repetition in range(plan.repeat)]
     peak = peak_rss_bytes()
@@ -134,7 +134,6 @@ def measure_latency(
             f"{preempted} requests were preempted: the KV pool is too small for the batch"
         )
     samples = tuple(map(_sample, timings))
-    recorder.engine = session.info
     recorder.samples = columns(samples)
     steps = [step for timing in timings for step in timing.steps]
     roofline = draw(session, steps, recorder.read_bandwidth)

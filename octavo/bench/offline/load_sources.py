@@ -43,19 +43,13 @@ class EngineUnderLoad:
             num_ramp=concurrency,
             num_measured=plan.num_measured(concurrency),
         )
-        stats = [each.stats for each in timing.requests]
         return LoadSample(
             concurrency,
             timing.elapsed_s,
-            len(stats),
+            len(timing.requests),
             timing.num_prompt_tokens,
             timing.num_output_tokens,
-            {
-                "ttft": [each.ttft for each in stats if each.ttft is not None],
-                "tpot": [each.tpot for each in stats if each.tpot is not None],
-                "itl": [gap for each in timing.requests for gap in each.gaps_s],
-                "e2e": [each.e2e for each in stats if each.e2e is not None],
-            },
+            timing.latencies,
             timing.mean_batch,
             timing.num_preemptions,
         )

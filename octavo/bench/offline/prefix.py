@@ -15,7 +15,7 @@ from typing import Any
 
 from octavo.base.errors import BenchmarkError, ConfigError
 from octavo.bench.offline.session import OfflineSession
-from octavo.measure.statistics import MedianRange
+from octavo.measure.statistics import OverSamples
 from octavo.workload.datasets import random_requests
 from octavo.workload.requests import WorkloadRequest
 
@@ -102,10 +102,6 @@ class PrefixSample:
     uncached: list[TimedAnswer]
 
     @property
-    def cold_ttft(self) -> float:
-        return self.cached[0].ttft
-
-    @property
     def warm_ttft(self) -> float:
         return statistics.median(answer.ttft for answer in self.cached[1:])
 
@@ -127,30 +123,17 @@ class PrefixResult:
     plan: PrefixPlan
     samples: list[PrefixSample]
 
-    def spread(self, figure: Callable[[PrefixSample], float]) -> MedianRange:
-        return MedianRange.of([figure(sample) for sample in self.samples])
-
-    @property
-    def cold_ttft(self) -> MedianRange:
-        return self.spread(lambda sample: sample.cold_ttft)
-
-    @property
-    def warm_ttft(self) -> MedianRange:
-        return self.spread(lambda sample: sample.warm_ttft)
-
-    @property
-    def no_cache_ttft(self) -> MedianRange:
-        return self.spread(
-            lambda sample: statistics.median(answer.ttft for answer in sample.uncached)
-        )
-
-    @property
-    def speedup(self) -> MedianRange:
-        return self.spread(lambda sample: sample.cold_ttft / sample.warm_ttft)
-
-    @property
-    def total_speedup(self) -> MedianRange:
-        return self.spread(lambda sample: _total_s(sample.uncached) / _total_s(sample.cached))
+    cold_ttft = OverSamples[PrefixSample](lambda sample: sample.cached[0].ttft)
+    warm_ttft = OverSamples[PrefixSample](lambda sample: sample.warm_ttft)
+    no_cache_ttft = OverSamples[PrefixSample](
+        lambda sample: statistics.median(answer.ttft for answer in sample.uncached)
+    )
+    speedup = OverSamples[PrefixSample](lambda sample: sample.cached[0].ttft / sample.warm_ttft)
+    total = OverSamples[PrefixSample](lambda sample: _total_s(sample.cached))
+    no_cache_total = OverSamples[PrefixSample](lambda sample: _total_s(sample.uncached))
+    total_speedup = OverSamples[PrefixSample](
+        lambda sample: _total_s(sample.uncached) / _total_s(sample.cached)
+    )
 
     @property
     def hit_rate(self) -> float:
@@ -172,15 +155,12 @@ class PrefixResult:
     def as_json(self) -> dict[str, Any]:
         return {
             **self.plan.as_json(),
-            "cold_ttft_ms": self.cold_ttft.scaled(1e3).as_json(),
-            "warm_ttft_ms": self.warm_ttft.scaled(1e3).as_json(),
-            "no_cache_ttft_ms": self.no_cache_ttft.scaled(1e3).as_json(),
+            **{
+                f"{name}_ms": getattr(self, name).scaled(1e3).as_json()
+                for name in ("cold_ttft", "warm_ttft", "no_cache_ttft", "total", "no_cache_total")
+            },
             "speedup": self.speedup.as_json(),
             "total_speedup": self.total_speedup.as_json(),
-            "total_ms": self.spread(lambda each: _total_s(each.cached)).scaled(1e3).as_json(),
-            "no_cache_total_ms": self.spread(lambda each: _total_s(each.uncached))
-            .scaled(1e3)
-            .as_json(),
             "hit_rate": self.hit_rate,
             "warm_hit_rate": self.warm_hit_rate,
             "same_answers": self.same_answers,

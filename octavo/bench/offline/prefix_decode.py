@@ -16,7 +16,7 @@ from octavo.base.errors import BenchmarkError
 from octavo.bench.offline.prefix import PrefixPlan
 from octavo.bench.offline.session import OfflineSession, StepTiming
 from octavo.core.batch import Batch
-from octavo.measure.statistics import MedianRange
+from octavo.measure.statistics import OverSamples
 from octavo.sim.costs import shared_keys
 from octavo.workload.requests import WorkloadRequest
 
@@ -69,28 +69,13 @@ class PrefixDecodeResult:
     plan: PrefixPlan
     samples: list[PrefixDecodeSample]
 
-    def spread(self, figure: Callable[[PrefixDecodeSample], float]) -> MedianRange:
-        return MedianRange.of([figure(sample) for sample in self.samples])
-
-    @property
-    def decode_tps(self) -> MedianRange:
-        return self.spread(lambda sample: sample.together.tokens_per_s)
-
-    @property
-    def separate_decode_tps(self) -> MedianRange:
-        return self.spread(lambda sample: sample.apart.tokens_per_s)
-
-    @property
-    def step_seconds(self) -> MedianRange:
-        return self.spread(lambda sample: sample.together.step_s)
-
-    @property
-    def separate_step_seconds(self) -> MedianRange:
-        return self.spread(lambda sample: sample.apart.step_s)
-
-    @property
-    def speedup(self) -> MedianRange:
-        return self.spread(lambda s: s.together.tokens_per_s / s.apart.tokens_per_s)
+    decode_tps = OverSamples[PrefixDecodeSample](lambda sample: sample.together.tokens_per_s)
+    separate_decode_tps = OverSamples[PrefixDecodeSample](lambda sample: sample.apart.tokens_per_s)
+    step_seconds = OverSamples[PrefixDecodeSample](lambda sample: sample.together.step_s)
+    separate_step_seconds = OverSamples[PrefixDecodeSample](lambda sample: sample.apart.step_s)
+    speedup = OverSamples[PrefixDecodeSample](
+        lambda sample: sample.together.tokens_per_s / sample.apart.tokens_per_s
+    )
 
     @property
     def kv_bytes(self) -> float:

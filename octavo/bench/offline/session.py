@@ -71,6 +71,12 @@ class RunTiming:
         return sum(stats.num_preemptions for stats in self.requests)
 
 
+def latencies(requests: Sequence[RequestStats]) -> dict[str, list[float]]:
+    """Return seconds by the name of the latency, of each request that has it."""
+    found = {name: [getattr(stats, name) for stats in requests] for name in ("ttft", "tpot", "e2e")}
+    return {name: [each for each in values if each is not None] for name, values in found.items()}
+
+
 class OfflineSession:
     """A loaded engine that runs workloads one after the other.
 

@@ -313,7 +313,7 @@ class SpecStudy:
         )
         if drafts is not None:
             for stats in timing.requests:
-                add_drafts(drafts, stats.drafts)
+                drafts.add(stats.drafts)
         prompts = [i for i, step in enumerate(timing.steps) if not step.is_pure_decode]
         steps = timing.steps[prompts[-1] + 1 if prompts else 0 :]
         return Decoded(
@@ -326,14 +326,19 @@ class SpecStudy:
         temperature = self.plan.temperature
         if temperature is None:
             temperature = _RANDOM_TEMPERATURE if workload == RANDOM else 0.0
-        return SamplingParams(
-            temperature=temperature,
-            seed=self.plan.seed + int(request.request_id),
-            max_tokens=self.plan.max_tokens,
-            ignore_eos=workload == RANDOM,
-            detokenize=False,
-            speculative=SpeculativeParams(enabled=drafted),
-        )
+        params = _params(temperature, drafted, self.plan.max_tokens)
+        seed = self.plan.seed + int(request.request_id)
+        return params.with_changes(seed=seed, ignore_eos=workload == RANDOM)
+
+
+def _params(temperature: float, drafted: bool, max_tokens: int) -> SamplingParams:
+    return SamplingParams(
+        temperature=temperature,
+        max_tokens=max_tokens,
+        ignore_eos=True,
+        detokenize=False,
+        speculative=SpeculativeParams(enabled=drafted),
+    )
 
 
 def measure_steps(session: OfflineSession) -> MeasuredStepTimes:
@@ -343,7 +348,9 @@ def measure_steps(session: OfflineSession) -> MeasuredStepTimes:
         if rows > session.info["max_num_seqs"]:
             break
         requests = random_requests(rows, session.vocab_size, 8, 8, seed=rows)
-        timing = session.run(requests, ask=_plainly, cache_salt=f"steps-{rows}")
+        timing = session.run(
+            requests, ask=lambda request: _params(0, False, 16), cache_salt=f"steps-{rows}"
+        )
         seconds = [
             step.wall_s / step.num_multi_steps
             for step in timing.steps
@@ -352,23 +359,3 @@ def measure_steps(session: OfflineSession) -> MeasuredStepTimes:
         if seconds:
             found[rows] = statistics.median(seconds)
     return MeasuredStepTimes(found)
-
-
-def _plainly(request: WorkloadRequest) -> SamplingParams:
-    return SamplingParams(
-        temperature=0,
-        max_tokens=16,
-        ignore_eos=True,
-        detokenize=False,
-        speculative=SpeculativeParams(enabled=False),
-    )
-
-
-def add_drafts(total: DraftStats, more: DraftStats) -> None:
-    total.num_drafts += more.num_drafts
-    total.num_tokens += more.num_tokens
-    total.num_accepted += more.num_accepted
-    by_position = total.accepted_by_position
-    by_position.extend([0] * (len(more.accepted_by_position) - len(by_position)))
-    for position, count in enumerate(more.accepted_by_position):
-        by_position[position] += count

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 from octavo.bench.offline.closed_loop import staggered
 from octavo.measure.knee import Knee, find_knee
-from octavo.measure.statistics import MedianRange, percentile
+from octavo.measure.statistics import OverSamples, percentile
 from octavo.workload.datasets import random_requests
 from octavo.workload.requests import WorkloadRequest
 
@@ -53,12 +53,6 @@ class SweepPlan:
         return [*staggered(requests[:concurrency]), *requests[concurrency:]]
 
 
-def powers_of_two(limit: int) -> tuple[int, ...]:
-    """Return 1, 2, 4, … and ``limit`` itself."""
-    powers = [1 << exponent for exponent in range(limit.bit_length()) if 1 << exponent <= limit]
-    return tuple(powers if powers[-1] == limit else [*powers, limit])
-
-
 @dataclass(frozen=True, slots=True)
 class LoadSample:
     """One repetition of one point. Latencies in seconds: a value for each request; for ITL one for
@@ -92,18 +86,10 @@ class SweepPoint:
     concurrency: int
     samples: list[LoadSample]
 
-    @property
-    def output_tps(self) -> MedianRange:
-        return MedianRange.of([each.num_output_tokens / each.elapsed_s for each in self.samples])
-
-    @property
-    def total_tps(self) -> MedianRange:
-        return MedianRange.of(
-            [
-                (each.num_prompt_tokens + each.num_output_tokens) / each.elapsed_s
-                for each in self.samples
-            ]
-        )
+    output_tps = OverSamples[LoadSample](lambda each: each.num_output_tokens / each.elapsed_s)
+    total_tps = OverSamples[LoadSample](
+        lambda each: (each.num_prompt_tokens + each.num_output_tokens) / each.elapsed_s
+    )
 
     @property
     def mean_batch(self) -> float | None:

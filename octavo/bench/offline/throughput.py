@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from octavo.base.errors import BenchmarkError
 from octavo.bench.offline.latency import check_fits
 from octavo.bench.offline.roofline import Roofline, draw
+from octavo.bench.offline.session import latencies
 from octavo.bench.record import Recorder, columns, peak_rss_bytes
 from octavo.measure.statistics import MedianRange, percentile
 from octavo.workload.datasets import load_dataset
@@ -133,7 +134,7 @@ def measure_throughput(
     for repetition in range(plan.warmup):
         session.run(requests[:_WARMUP_PROMPTS], cache_salt=f"warmup {repetition}")
         advance()
-    recorder = Recorder(settings, session.args.threads)
+    recorder = Recorder.of(session, settings)
     timings: list[RunTiming] = []
     with recorder:
         for repetition in range(plan.repeat):
@@ -146,9 +147,8 @@ def measure_throughput(
             f"context of {session.info['max_model_len']} tokens, and were left out"
         )
     samples = tuple(map(_sample, timings))
-    recorder.engine = session.info
     recorder.samples = columns(samples)
-    stats = [stats for timing in timings for stats in timing.requests]
+    seconds = latencies([stats for timing in timings for stats in timing.requests])
     steps = [step for timing in timings for step in timing.steps]
     roofline = draw(session, steps, recorder.read_bandwidth)
     return ThroughputResult(
@@ -157,8 +157,8 @@ def measure_throughput(
         timings[0].num_prompt_tokens,
         timings[0].num_output_tokens,
         samples,
-        tuple(s.ttft for s in stats if s.ttft is not None),
-        tuple(s.tpot for s in stats if s.tpot is not None),
+        tuple(seconds["ttft"]),
+        tuple(seconds["tpot"]),
         peak,
         roofline,
         session.info["model"],

@@ -35,6 +35,29 @@ def environment(**variables: str) -> dict[str, str]:
     return {**kept, **variables}
 
 
+def output_of(
+    command: Sequence[str], env: Mapping[str, str] | None = None, timeout: float = 900.0
+) -> str:
+    """Run a command to its end, and return what it prints. ChildError if it fails."""
+    try:
+        done = subprocess.run(
+            command,
+            env=environment() if env is None else env,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=timeout,
+        )
+    except subprocess.TimeoutExpired:
+        raise ChildError(f"{command[0]}: no answer within {timeout:.0f} s") from None
+    except OSError as error:
+        raise ChildError(str(error)) from error
+    if done.returncode != 0:
+        raise ChildError(f"{' '.join(command)} failed:\n{done.stderr[-1500:]}")
+    return done.stdout
+
+
 def start_to_first_byte(command: Sequence[str], env: Mapping[str, str], timeout: float) -> float:
     """Return the seconds from the start of a process to the first byte that it prints; waits for
     its end."""

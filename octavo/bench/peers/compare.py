@@ -6,15 +6,13 @@ shared machine speeds drift by the minute, so only ratios within one run mean so
 
 from __future__ import annotations
 
-import signal
-import sys
-import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from octavo.base.errors import BenchmarkError
+from octavo.bench.child_processes import ending_on_sigterm
 from octavo.bench.noise import BandwidthProbe, watch_cpu
 from octavo.bench.peers import contenders, report
 from octavo.bench.peers.child import ChildError
@@ -128,21 +126,23 @@ def compare(plan: ComparisonPlan, settings: PeerSettings, log: Log) -> Compariso
     Raises:
         BenchmarkError: nothing could be measured, or octavo alone; says why.
     """
-    missing = missing_engines(plan.names, settings, log)
+    missing = contenders.missing_engines(
+        plan.names, lambda name: contenders.why_missing(name, settings)
+    )
+    for name, how in missing.items():
+        log(f"{name} is left out: to have it, {how}")
     asked = {"model": str(settings.gguf), "octavo": settings.octavo, **plan.as_json()}
     recorder = Recorder(asked, settings.threads)
     # Engines are started and ended within: only the use of ended children is known.
-    with recorder, _ending_on_sigterm():
-        engines, about, left_out = start_all(plan.names, missing, settings, log)
+    with recorder, ending_on_sigterm(), ExitStack() as stack:
+        engines, about, left_out = start_all(plan.names, missing, settings, log, stack)
         comparison = TurnTaker(BandwidthProbe(settings.threads), log)
         try:
             _check_company(plan.names, engines, left_out)
             comparison.run(plan.rounds, plan.workloads, engines)
         except KeyboardInterrupt:
             comparison.warn("interrupted: the last round is not complete")
-        finally:
-            idle_cpu_s = {engine.name: round(engine.idle_cpu_s, 3) for engine in engines}
-            stop_all(engines)
+    idle_cpu_s = {engine.name: round(engine.idle_cpu_s, 3) for engine in engines}
     for name, seconds in idle_cpu_s.items():
         if seconds > 0.1:
             comparison.warn(f"{name} used {seconds:.1f} s of processor time while it was stopped")
@@ -156,50 +156,33 @@ def compare(plan: ComparisonPlan, settings: PeerSettings, log: Log) -> Compariso
     return ComparisonResult(rows, about, left_out, idle_cpu_s, recorder.as_json())
 
 
-def missing_engines(names: Sequence[str], settings: PeerSettings, log: Log) -> dict[str, str]:
-    """Return how to install the engines that are missing, by name; told before any other is
-    started.
-
-    Raises:
-        BenchmarkError: others than octavo were asked for, and none of them is here.
-    """
-    found = {name: contenders.why_missing(name, settings) for name in names}
-    missing = {name: how for name, how in found.items() if how is not None}
-    if (nothing := contenders.nothing_to_compare(names, missing)) is not None:
-        raise BenchmarkError(nothing)
-    for name, how in missing.items():
-        log(f"{name} is left out: to have it, {how}")
-    return missing
-
-
 def start_all(
-    names: Iterable[str], missing: Mapping[str, str], settings: PeerSettings, log: Log
+    names: Iterable[str],
+    missing: Mapping[str, str],
+    settings: PeerSettings,
+    log: Log,
+    stack: ExitStack,
 ) -> tuple[list[Contender], dict[str, Any], dict[str, str]]:
-    """Start the available engines. Return them, how each describes itself, and why others are left
-    out."""
+    """Start the available engines, which ``stack`` closes. Return them, how each describes itself,
+    and why others are left out."""
     engines: list[Contender] = []
     about: dict[str, Any] = {}
     left_out = {name: f"to have it, {how}" for name, how in missing.items()}
-
-    def leave_out(name: str, why: str) -> None:
-        left_out[name] = why
-        log(f"{name} is left out: {why}")
-
     for name in names:
         if name in missing:
             continue
         engine = contenders.make(name, settings)
         log(f"starting {name} …")
-        try:
-            about[name] = {"weights": engine.weights, **engine.start()}
-        except (ChildError, ValueError) as error:
-            leave_out(name, str(error))
-            engine.close()
-            continue
-        except BaseException:
-            stop_all([*engines, engine])
-            raise
-        engines.append(engine)
+        with ExitStack() as own:
+            own.callback(engine.close)
+            try:
+                about[name] = {"weights": engine.weights, **engine.start()}
+            except (ChildError, ValueError) as error:
+                left_out[name] = str(error)
+                log(f"{name} is left out: {error}")
+            else:
+                engines.append(engine)
+                stack.push(own.pop_all())
     return engines, about, left_out
 
 
@@ -211,21 +194,3 @@ def _check_company(
     if others and not any(engine.name in others for engine in engines):
         reasons = "; ".join(f"{name}: {left_out[name]}" for name in others)
         raise BenchmarkError(f"there is nothing to compare octavo with: {reasons}")
-
-
-def stop_all(engines: Iterable[Contender]) -> None:
-    for engine in engines:
-        engine.close()
-
-
-@contextmanager
-def _ending_on_sigterm() -> Iterator[None]:
-    """SIGTERM ends the block like an exception, so that no child is left running."""
-    if threading.current_thread() is not threading.main_thread():
-        yield  # signals are the main thread's
-        return
-    previous = signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, previous)

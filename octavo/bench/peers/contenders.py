@@ -5,17 +5,17 @@ from __future__ import annotations
 import json
 import os
 import re
-import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Protocol
 
 import octavo
+from octavo.base.errors import BenchmarkError
 from octavo.bench.peers import llama_bench
-from octavo.bench.peers.child import ChildError, Worker, environment, start_to_first_byte
+from octavo.bench.peers.child import Worker, environment, output_of, start_to_first_byte
 from octavo.bench.peers.workers.workloads import PeerWorkload
 
 WORKERS = Path(__file__).resolve().parent / "workers"
@@ -55,7 +55,6 @@ class Contender(Protocol):
     """An engine in a comparison. ``name``: engine and weights, as on the command line."""
 
     name: str
-    engine: str
     weights: str
     idle_cpu_s: float
 
@@ -76,31 +75,22 @@ class Contender(Protocol):
     def close(self) -> None: ...
 
 
+@dataclass
 class PythonContender:
-    """An engine that is measured through its Python API, in a worker."""
+    """An engine that is measured through its Python API, in a worker.
 
-    def __init__(
-        self,
-        name: str,
-        weights: str,
-        script: str,
-        model: Path,
-        settings: PeerSettings,
-        *,
-        python: Path,
-        env: dict[str, str],
-        engine_settings: dict[str, Any] | None = None,
-    ):
-        self.name, self.engine, self.weights = name, name.partition(":")[0], weights
-        self.model, self.settings, self.python, self.env = model, settings, python, env
-        self.idle_cpu_s = 0.0
-        arguments = {
-            "model": str(model),
-            "threads": settings.threads,
-            "engine": engine_settings or {},
-        }
-        self._command = [str(python), str(WORKERS / script), json.dumps(arguments)]
-        self._worker: Worker | None = None
+    ``env``: the environment of the worker; ``engine_settings``: what it gives the engine.
+    """
+
+    name: str
+    weights: str
+    model: Path
+    settings: PeerSettings
+    python: Path
+    env: dict[str, str]
+    engine_settings: dict[str, Any] = field(default_factory=dict)
+    idle_cpu_s: float = 0.0
+    _worker: Worker | None = None
 
     @property
     def group(self) -> int | None:
@@ -115,7 +105,14 @@ class PythonContender:
     def _start_worker(self) -> Worker:
         self.settings.logs.mkdir(parents=True, exist_ok=True)
         log = self.settings.logs / f"{self.name.replace(':', '-')}.log"
-        return Worker(self._command, self.env, log, _TIMEOUT_S)
+        script = WORKERS / f"{self.name.partition(':')[0]}_worker.py"
+        arguments = {
+            "model": str(self.model),
+            "threads": self.settings.threads,
+            "engine": self.engine_settings,
+        }
+        command = [str(self.python), str(script), json.dumps(arguments)]
+        return Worker(command, self.env, log, _TIMEOUT_S)
 
     def measure(self, workload: PeerWorkload, seed: int) -> list[dict[str, float]]:
         assert self._worker is not None
@@ -154,41 +151,42 @@ class VLLMContender(PythonContender):
         return super().start()
 
 
+@dataclass
 class LlamaCppContender:
     """llama.cpp, measured by its own programs, each run a process that loads and ends."""
 
-    engine = "llama.cpp"
+    name: str
+    weights: str
+    model: Path
+    settings: PeerSettings
+
     group = None
     idle_cpu_s = 0.0
 
-    def __init__(self, name: str, weights: str, model: Path, settings: PeerSettings):
-        self.name, self.weights, self.model, self.settings = name, weights, model, settings
-
     def start(self) -> dict[str, Any]:
-        kind = self.weights.upper()
-        if self.model != self.settings.gguf and not _is_current(self.model, self.settings.gguf):
+        source = self.settings.gguf
+        if self.model != source and not _is_current(self.model, source):
             self.model.parent.mkdir(parents=True, exist_ok=True)
             half_made = self.model.with_suffix(".part")
-            programs, threads = self.settings.llama_programs, self.settings.threads
-            source = self.settings.gguf
-            _run(llama_bench.quantize_command(programs, source, half_made, kind, threads))
+            kind = self.weights.upper()
+            output_of(self._programs.quantize_command(source, half_made, kind))
             half_made.rename(self.model)
         tiny = PeerWorkload("about", "", "prefill", 1, 16, 1, 1)
-        return llama_bench.about(_run(self._bench_command(tiny)))
+        return llama_bench.about(output_of(self._programs.bench_command(self.model, tiny)))
 
     def measure(self, workload: PeerWorkload, seed: int) -> list[dict[str, float]]:
         if workload.kind == "start":
-            programs, threads = self.settings.llama_programs, self.settings.threads
-            command = llama_bench.first_token_command(programs, self.model, threads)
+            command = self._programs.first_token_command(self.model)
             return [{"start_s": start_to_first_byte(command, environment(), _TIMEOUT_S)}]
-        return llama_bench.parse(workload, _run(self._bench_command(workload)))
+        command = self._programs.bench_command(self.model, workload)
+        return llama_bench.parse(workload, output_of(command))
 
     def close(self) -> None:
         pass
 
-    def _bench_command(self, workload: PeerWorkload) -> list[str]:
-        programs, threads = self.settings.llama_programs, self.settings.threads
-        return llama_bench.bench_command(programs, self.model, workload, threads)
+    @property
+    def _programs(self) -> llama_bench.LlamaPrograms:
+        return llama_bench.LlamaPrograms(self.settings.llama_programs, self.settings.threads)
 
 
 # Engine and weights. "file" is the GGUF file as it is.
@@ -263,20 +261,27 @@ def _how_to_set_up(script: str, by_hand: str, folder: Path) -> str:
     return f"run {shown}" + ("" if folder == default_folder() else f" --dir {folder}")
 
 
-def nothing_to_compare(names: Sequence[str], missing: Mapping[str, str]) -> str | None:
-    """Return why a comparison would be of octavo alone, although others were asked for.
-    ``missing``: how to get those that are not there, by name."""
+def missing_engines(
+    names: Sequence[str], how_to_get: Callable[[str], str | None]
+) -> dict[str, str]:
+    """Return how to get the engines that are missing, by name. ``how_to_get``: of a name, or None
+    if it is there.
+
+    Raises:
+        BenchmarkError: others than octavo were asked for, and none of them is here.
+    """
+    missing = {name: how for name in names if (how := how_to_get(name)) is not None}
     others = [name for name in names if not name.startswith("octavo:")]
-    if not others or any(name not in missing for name in others):
-        return None
-    ways: dict[str, str] = {}
-    for name in others:
-        ways.setdefault(missing[name], name.partition(":")[0])
-    listed = "; ".join(f"{engine}: {way}" for way, engine in ways.items())
-    return (
-        f"there is nothing to compare octavo with: none of the engines asked for is here. To have "
-        f"{listed}. `octavo bench latency` measures octavo alone"
-    )
+    if others and all(name in missing for name in others):
+        ways: dict[str, str] = {}
+        for name in others:
+            ways.setdefault(missing[name], name.partition(":")[0])
+        listed = "; ".join(f"{engine}: {way}" for way, engine in ways.items())
+        raise BenchmarkError(
+            "there is nothing to compare octavo with: none of the engines asked for is here. To "
+            f"have {listed}. `octavo bench latency` measures octavo alone"
+        )
+    return missing
 
 
 def make(name: str, settings: PeerSettings) -> Contender:
@@ -289,31 +294,14 @@ def make(name: str, settings: PeerSettings) -> Contender:
         )
     model = settings.gguf if weights == "file" else hf_folder(settings)
     if engine == "vllm":
-        return VLLMContender(
-            name,
-            label,
-            "vllm_worker.py",
-            model,
-            settings,
-            python=settings.vllm_python,
-            env=vllm_environment(settings),
-        )
+        env = vllm_environment(settings)
+        return VLLMContender(name, label, model, settings, settings.vllm_python, env)
+    python = Path(sys.executable)
     if engine == "transformers":
         env = environment(OMP_NUM_THREADS=str(settings.threads))
-        python = Path(sys.executable)
-        return PythonContender(
-            name, label, "transformers_worker.py", model, settings, python=python, env=env
-        )
-    return OctavoContender(
-        name,
-        label,
-        "octavo_worker.py",
-        model,
-        settings,
-        python=Path(sys.executable),
-        env=octavo_environment(),
-        engine_settings={"threads": settings.threads, **settings.octavo},
-    )
+        return PythonContender(name, label, model, settings, python, env)
+    given = {"threads": settings.threads, **settings.octavo}
+    return OctavoContender(name, label, model, settings, python, octavo_environment(), given)
 
 
 def file_weights(gguf: Path) -> str:
@@ -339,7 +327,7 @@ def make_hf_folder(settings: PeerSettings) -> None:
     """Make the bfloat16 folder of the model, unless it is there."""
     if not has_hf_folder(settings):
         command = [sys.executable, "-m", "octavo.bench.peers.hf_model"]
-        _run([*command, str(settings.gguf), str(hf_folder(settings))], octavo_environment())
+        output_of([*command, str(settings.gguf), str(hf_folder(settings))], octavo_environment())
 
 
 def octavo_environment() -> dict[str, str]:
@@ -374,24 +362,6 @@ def vllm_environment(settings: PeerSettings) -> dict[str, str]:
     for name in ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV"):
         env.pop(name, None)
     return env
-
-
-def _run(command: Sequence[str], env: dict[str, str] | None = None) -> str:
-    try:
-        done = subprocess.run(
-            command,
-            env=env or environment(),
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=_TIMEOUT_S,
-        )
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise ChildError(str(error)) from error
-    if done.returncode != 0:
-        raise ChildError(f"{' '.join(command)} failed:\n{done.stderr[-1000:]}")
-    return done.stdout
 
 
 def _is_current(made: Path, source: Path) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,48 +14,54 @@ from octavo.bench.peers.workers.workloads import PeerWorkload, batch_figures
 _BATCH, _MICRO_BATCH = 2048, 512
 
 
-def bench_command(programs: Path, model: Path, workload: PeerWorkload, threads: int) -> list[str]:
-    """Return the command that measures ``workload``; `parse` reads its output."""
-    if workload.kind == "batch":
-        # Each sequence decodes one token less than it answers: see workloads.py.
-        steps = workload.output_len - 1
-        context = workload.num_seqs * (workload.input_len + workload.output_len)
+@dataclass(frozen=True, slots=True)
+class LlamaPrograms:
+    """The programs of llama.cpp in a folder, and the threads that they are to use."""
+
+    folder: Path
+    threads: int
+
+    def bench_command(self, model: Path, workload: PeerWorkload) -> list[str]:
+        """Return the command that measures ``workload``; `parse` reads its output."""
+        if workload.kind == "batch":
+            # Each sequence decodes one token less than it answers: see workloads.py.
+            steps = workload.output_len - 1
+            context = workload.num_seqs * (workload.input_len + workload.output_len)
+            return [
+                *(self._program("llama-batched-bench"), "-m", str(model)),
+                *("-npp", str(workload.input_len), "-ntg", str(steps)),
+                *("-npl", str(workload.num_seqs), "-c", str(context)),
+                *("-b", str(_BATCH), "-ub", str(_MICRO_BATCH), "-fa", "on"),
+                *("-t", str(self.threads), "-tb", str(self.threads), "--output-format", "jsonl"),
+            ]
+        prefill, steps, depth = workload.input_len, 0, 0
+        if workload.kind == "decode":
+            prefill, steps, depth = 0, workload.output_len - 1, workload.input_len
         return [
-            *(str(programs / "llama-batched-bench"), "-m", str(model)),
-            *("-npp", str(workload.input_len), "-ntg", str(steps)),
-            *("-npl", str(workload.num_seqs), "-c", str(context)),
-            *("-b", str(_BATCH), "-ub", str(_MICRO_BATCH), "-fa", "on"),
-            *("-t", str(threads), "-tb", str(threads), "--output-format", "jsonl"),
+            *(self._program("llama-bench"), "-m", str(model), "-o", "json"),
+            *("-p", str(prefill), "-n", str(steps), "-d", str(depth)),
+            *("-r", str(workload.repeat), "-b", str(_BATCH), "-ub", str(_MICRO_BATCH)),
+            *("-t", str(self.threads), "-fa", "1"),
         ]
-    prefill, steps, depth = workload.input_len, 0, 0
-    if workload.kind == "decode":
-        prefill, steps, depth = 0, workload.output_len - 1, workload.input_len
-    return [
-        *(str(programs / "llama-bench"), "-m", str(model), "-o", "json"),
-        *("-p", str(prefill), "-n", str(steps), "-d", str(depth)),
-        *("-r", str(workload.repeat), "-b", str(_BATCH), "-ub", str(_MICRO_BATCH)),
-        *("-t", str(threads), "-fa", "1"),
-    ]
 
+    def first_token_command(self, model: Path) -> list[str]:
+        """Return the command of a process that prints one token and nothing before it."""
+        return [
+            *(self._program("llama-completion"), "-m", str(model), "-p", "Hello", "-n", "1"),
+            *("-no-cnv", "--no-display-prompt", "--temp", "0", "-c", "512", "-fa", "on"),
+            *("-t", str(self.threads)),
+        ]
 
-def first_token_command(programs: Path, model: Path, threads: int) -> list[str]:
-    """Return the command of a process that prints one token and nothing before it."""
-    return [
-        *(str(programs / "llama-completion"), "-m", str(model), "-p", "Hello", "-n", "1"),
-        *("-no-cnv", "--no-display-prompt", "--temp", "0", "-c", "512", "-fa", "on"),
-        *("-t", str(threads)),
-    ]
+    def quantize_command(self, source: Path, target: Path, kind: str) -> list[str]:
+        command = [self._program("llama-quantize"), "--allow-requantize"]
+        return [*command, str(source), str(target), kind, str(self.threads)]
 
-
-def quantize_command(
-    programs: Path, source: Path, target: Path, kind: str, threads: int
-) -> list[str]:
-    program = str(programs / "llama-quantize")
-    return [program, "--allow-requantize", str(source), str(target), kind, str(threads)]
+    def _program(self, name: str) -> str:
+        return str(self.folder / name)
 
 
 def parse(workload: PeerWorkload, output: str) -> list[dict[str, float]]:
-    """Return the figures of every repetition, from the output of `bench_command`.
+    """Return the figures of every repetition, from the output of `LlamaPrograms.bench_command`.
 
     Raises:
         ValueError: it is not the output of that command.

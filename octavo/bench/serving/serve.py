@@ -29,13 +29,7 @@ from octavo.hub import DEFAULT_MODEL
 from octavo.measure.load_report import LoadReport, create_report
 from octavo.measure.request_log import write_request_log
 from octavo.measure.request_record import RequestRecord
-from octavo.measure.serve_report import (
-    QUEUE_LATENCIES,
-    ServeSummary,
-    save_result,
-    to_json,
-    to_text,
-)
+from octavo.measure.serve_report import ServeSummary, save_result, to_json, to_text
 from octavo.measure.slo import RequestSlo
 from octavo.workload.plan import LoadPlan, create_plan, create_requests
 from octavo.workload.requests import WorkloadRequest
@@ -62,10 +56,7 @@ class ServeResult:
         )
 
     def as_text(self) -> str:
-        shown = self.config.report.shown
-        if any(record.queue_time for record in self.report.records):
-            shown = tuple(dict.fromkeys((*shown, *QUEUE_LATENCIES)))
-        return to_text(self.report, self.summary, shown)
+        return to_text(self.report, self.summary, self.config.report.shown)
 
     def write_files(self) -> list[str]:
         """Write the files that the settings ask for; return their paths. Raises BenchmarkError."""

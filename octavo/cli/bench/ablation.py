@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from octavo.base.errors import ConfigError
 from octavo.cli import UsageError, terminal
 from octavo.cli.bench import common
-from octavo.cli.flags import add_number
+from octavo.cli.flags import add_number, add_switch, add_value
 from octavo.measure.statistics import MedianRange
 
 if TYPE_CHECKING:
@@ -30,26 +30,21 @@ without take turns.
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.epilog = EXAMPLES
-    parser.add_argument(
-        "--only",
-        type=lambda text: [name.strip() for name in text.split(",")],
-        metavar="NAME,NAME,…",
-        help="measure these ablations (default: all that can be)",
+    add_value(
+        parser,
+        "--only NAME,NAME,…",
+        "measure these ablations (default: all that can be)",
+        lambda text: [name.strip() for name in text.split(",")],
     )
     add_number(
         *(parser, "--repeat"),
         "turns of each; medians are reported (default: 3, with --quick 1)",
     )
-    parser.add_argument("--quick", action="store_true", help="half the work, one turn")
-    common.add_plot_flag(parser)
-    common.add_output_flags(parser)
-    common.add_engine_arguments(parser)
-    parser.set_defaults(run=run)
+    add_switch(parser, "--quick", "half the work, one turn")
+    common.add_benchmark_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    common.check_plots(args)
     from octavo.bench.offline.ablation import choose_ablations
     from octavo.bench.offline.ablation_study import AblationStudy, ablation_settings
     from octavo.bench.record import Recorder
@@ -63,9 +58,10 @@ def run(args: argparse.Namespace) -> int:
     with common.open_session(settings) as session:
         repeat = args.repeat or (1 if args.quick else 3)
         study = AblationStudy(session, repeat=repeat, is_quick=args.quick)
-        recorder = Recorder(common.asked_for(args), settings.threads)
-        recorder.engine = session.info
-        with recorder, terminal.progress_over("measuring", len(chosen)) as advance:
+        with (
+            Recorder.of(session, common.asked_for(args)) as recorder,
+            terminal.progress_over("measuring", len(chosen)) as advance,
+        ):
             for ablation in chosen:
                 reason = study.why_not(ablation)
                 if reason is None:
@@ -79,15 +75,6 @@ def run(args: argparse.Namespace) -> int:
         for result in results
         if result.same_answers == "no"
     ]
-    return _tell(args, results, skipped, recorder)
-
-
-def _tell(
-    args: argparse.Namespace,
-    results: list[AblationResult],
-    skipped: dict[str, str],
-    recorder: Any,
-) -> int:
     recorder.samples = {result.ablation.name: _samples(result) for result in results}
     document = {
         "ablations": [result.as_json() for result in results],
@@ -104,13 +91,10 @@ def _tell(
 
 
 def _figure(args: argparse.Namespace, results: list[AblationResult]) -> Figure:
-    from octavo.plots.benchmarks import WorthBar, worth_bars
+    from octavo.plots.benchmarks import worth_bars
 
-    bars = [
-        WorthBar(result.ablation.name, result.ablation.figure.label, result.worth)
-        for result in results
-    ]
-    return worth_bars(bars, title=f"{args.model}: what each optimisation is worth")
+    worths = {f"{r.ablation.name}  ({r.ablation.figure.label})": r.worth for r in results}
+    return worth_bars(worths, title=f"{args.model}: what each optimisation is worth")
 
 
 def _samples(result: AblationResult) -> dict[str, Any]:

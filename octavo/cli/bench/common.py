@@ -1,6 +1,6 @@
 """Flags, progress and reports of the benchmarks that load an engine in this process.
 
-configure:  add_engine_arguments(parser); add_output_flags(parser)
+configure:  add_benchmark_arguments(parser)
 run:        with open_session(engine_args(args)) as session, ... as recorder: ...
             report(args, document, lambda console: ...)
 """
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from octavo.base.errors import ConfigError
 from octavo.cli import terminal
 from octavo.cli.engine_flags import add_engine_flags, add_model_argument, engine_kwargs
-from octavo.cli.flags import add_json_flag, add_number
+from octavo.cli.flags import add_json_flag, add_number, add_value
 from octavo.settings.engine import EngineArgs
 
 if TYPE_CHECKING:
@@ -32,15 +32,21 @@ OFTEN = ("device", "kv_cache_dtype", "max_num_seqs", "threads")
 _NO_SETTINGS = {"run", "prog", "version", "command", "subcommand", "json", "output"}
 
 
-def add_engine_arguments(parser: argparse.ArgumentParser, *, skip: Collection[str] = ()) -> None:
-    """MODEL, and ``--name`` for every field of EngineArgs but those of ``skip``."""
+def add_benchmark_arguments(
+    parser: argparse.ArgumentParser, *, skip: Collection[str] = (), plot: bool = True
+) -> None:
+    """MODEL, ``--name`` for every field of EngineArgs but those of ``skip``, and where the result
+    goes: ``--json``, ``--output`` and ``--plot``."""
     add_model_argument(parser)
+    add_output_flags(parser)
+    if plot:
+        add_plot_flag(parser)
     add_engine_flags(parser, skip=skip, often=OFTEN)
 
 
 def add_output_flags(parser: argparse.ArgumentParser) -> None:
     add_json_flag(parser)
-    parser.add_argument("--output", metavar="FILE", help="write the JSON object to a file, too")
+    add_value(parser, "--output FILE", "write the JSON object to a file, too")
 
 
 def add_repeat_flag(parser: argparse.ArgumentParser, *, repeat: int) -> None:
@@ -76,13 +82,6 @@ def _plot_path(text: str) -> str:
     except ConfigError as error:
         raise argparse.ArgumentTypeError(str(error)) from error
     return text
-
-
-def check_plots(args: argparse.Namespace) -> None:
-    """BenchmarkError if what ``--plot`` asks for cannot be drawn: known before minutes of work."""
-    from octavo.plots.style import check_can_plot
-
-    check_can_plot(args.plot or ())
 
 
 def save_plots(args: argparse.Namespace, draw: Callable[[], Figure]) -> None:

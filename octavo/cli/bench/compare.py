@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from octavo.cli import UsageError, terminal
 from octavo.cli.bench.common import add_output_flags, report
 from octavo.cli.engine_flags import add_engine_flags, add_model_argument, engine_kwargs
-from octavo.cli.flags import add_number
+from octavo.cli.flags import add_number, add_value
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -32,36 +32,33 @@ examples:
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.epilog = EXAMPLES
     add_model_argument(parser)
-    parser.add_argument(
-        "--peers",
-        type=_words,
+    add_value(
+        parser,
+        "--peers NAMES",
+        "llama.cpp, vllm, transformers, or engine:weights (default: llama.cpp,vllm)",
+        _words,
         default=["llama.cpp", "vllm"],
-        metavar="NAMES",
-        help="llama.cpp, vllm, transformers, or engine:weights (default: llama.cpp,vllm)",
     )
-    parser.add_argument(
-        "--octavo-weights",
-        type=_words,
+    add_value(
+        parser,
+        "--octavo-weights NAMES",
+        "what octavo runs: file (as it is), bf16 (what peers run) (default: file,bf16)",
+        _words,
         default=["file", "bf16"],
-        metavar="NAMES",
-        help="what octavo runs: file (as it is), bf16 (what peers run) (default: file,bf16)",
     )
     add_number(parser, "--rounds", "turns of all engines", 3)
-    parser.add_argument(
-        "--workloads",
-        type=_words,
-        default=None,
-        metavar="NAMES",
-        help="decode, decode-1k, prefill, batch-32, batch-64, start (default: all)",
+    add_value(
+        parser,
+        "--workloads NAMES",
+        "decode, decode-1k, prefill, batch-32, batch-64, start (default: all)",
+        _words,
     )
     parser.add_argument(
         "--dir", type=Path, help="where the peers are set up (default: ~/.cache/octavo-peers)"
     )
     add_output_flags(parser)
     add_engine_flags(parser)
-    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -69,11 +66,17 @@ def run(args: argparse.Namespace) -> int:
     plan = _plan(args)  # before anything is fetched
     from octavo.base.errors import ConfigError
     from octavo.bench.peers.compare import compare
-    from octavo.bench.peers.contenders import PeerSettings, default_folder
+    from octavo.bench.peers.contenders import (
+        PeerSettings,
+        default_folder,
+        how_to_install,
+        missing_engines,
+    )
     from octavo.system import machine
 
     folder = (args.dir or default_folder()).expanduser().resolve()
-    _check_peers(plan, folder)
+    # Said before a model is fetched, where no other engine is here.
+    missing_engines(plan.names, lambda name: how_to_install(name.partition(":")[0], folder))
     gguf = terminal.resolve(args.model)
     if gguf.suffix != ".gguf":
         raise ConfigError(f"{args.model}: the comparison starts from a .gguf file")
@@ -81,17 +84,6 @@ def run(args: argparse.Namespace) -> int:
     result = compare(plan, PeerSettings(folder, gguf.resolve(), threads, engine), terminal.say)
     report(args, result.as_json(), lambda console: print_result(console, result))
     return 0
-
-
-def _check_peers(plan: ComparisonPlan, folder: Path) -> None:
-    """BenchmarkError where no other engine is here: said before a model is fetched."""
-    from octavo.base.errors import BenchmarkError
-    from octavo.bench.peers.contenders import how_to_install, nothing_to_compare
-
-    found = {name: how_to_install(name.partition(":")[0], folder) for name in plan.names}
-    missing = {name: how for name, how in found.items() if how is not None}
-    if (nothing := nothing_to_compare(plan.names, missing)) is not None:
-        raise BenchmarkError(nothing)
 
 
 def _words(text: str) -> list[str]:

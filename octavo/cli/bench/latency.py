@@ -41,20 +41,15 @@ _ROWS = (
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.epilog = EXAMPLES
-    common.add_engine_arguments(parser, skip={"seed"})
+    common.add_benchmark_arguments(parser, skip={"seed"})
     add_number(parser, "--input-len", "tokens of each prompt", 512)
     add_number(parser, "--output-len", "tokens to generate for each", 128)
     add_number(parser, "--batch-size", "requests that are given at once", 1)
     common.add_repeat_flags(parser, repeat=5, warmup=1)
     common.add_seed_flag(parser)
-    common.add_plot_flag(parser)
-    common.add_output_flags(parser)
-    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
-    common.check_plots(args)
     given = engine_kwargs(args).get("max_num_seqs")
     if given is not None and given < args.batch_size:
         raise UsageError(f"--batch-size {args.batch_size} is more than --max-num-seqs {given}")

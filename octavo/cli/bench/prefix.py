@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from octavo.base.errors import ConfigError
 from octavo.cli import UsageError, terminal
 from octavo.cli.bench import common
-from octavo.cli.flags import add_number, from_flags
-from octavo.cli.text_file import read_text
+from octavo.cli.flags import add_number, add_switch, add_value, from_flags, read_text
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-    from rich.console import Console
 
     from octavo.bench.offline.prefix import PrefixPlan, PrefixResult
     from octavo.bench.offline.prefix_decode import PrefixDecodeResult
@@ -39,45 +37,49 @@ answers the same, turn by turn.
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.epilog = EXAMPLES
     add_number(parser, "--prefix-len", "tokens of the document", 1024)
     add_number(parser, "--question-len", "tokens of each question, which follows the document", 32)
     add_number(parser, "--questions", "about each document", 8)
     add_number(parser, "--output-len", "tokens of each answer", 16)
     add_number(parser, "--repeat", "documents, each with questions of its own", 3)
-    parser.add_argument(
-        "--at-once", action="store_true", help="ask all questions together, and measure decoding"
-    )
-    parser.add_argument("--text", metavar="FILE", help="the document (default: random tokens)")
-    common.add_plot_flag(parser)
-    common.add_output_flags(parser)
-    common.add_engine_arguments(parser, skip={"enable_prefix_caching", "shared_prefix_decode"})
-    parser.set_defaults(run=run)
+    add_switch(parser, "--at-once", "ask all questions together, and measure decoding")
+    add_value(parser, "--text FILE", "the document (default: random tokens)")
+    common.add_benchmark_arguments(parser, skip={"enable_prefix_caching", "shared_prefix_decode"})
 
 
 def run(args: argparse.Namespace) -> int:
-    common.check_plots(args)
     settings = common.engine_args(args)
-    kind = _AT_ONCE if args.at_once else _IN_TURN
+    setting = "shared_prefix_decode" if args.at_once else "enable_prefix_caching"
+    without: dict[str, Any] = {setting: False}
     text = read_text(args.text, "--text") if args.text else None
     with (
         common.open_session(settings) as session,
-        common.open_session(replace(settings, **kind.without)) as without_it,
+        common.open_session(replace(settings, **without)) as without_it,
     ):
+        from octavo.bench.offline.prefix import measure_prefix
+        from octavo.bench.offline.prefix_decode import measure_prefix_decode
         from octavo.bench.record import Recorder
 
         plan = _plan(args, session, text)
-        recorder = Recorder(common.asked_for(args), settings.threads)
-        recorder.engine = session.info
-        with recorder, terminal.progress_over("asking", kind.num_parts(plan)) as advance:
-            result = kind.measure(session, without_it, plan, advance)
+        measure: Callable[..., Any] = measure_prefix_decode if args.at_once else measure_prefix
+        num_parts = plan.repeat * (1 if args.at_once else plan.questions)
+        with (
+            Recorder.of(session, common.asked_for(args)) as recorder,
+            terminal.progress_over("asking", num_parts) as advance,
+        ):
+            result = measure(session, without_it, plan, advance)
     recorder.samples = {"documents": [sample.as_json() for sample in result.samples]}
     document = {**result.as_json(), "run": recorder.as_json()}
+    rows = _rows_at_once(result) if args.at_once else _rows_in_turn(result)
+    title = (
+        f"{args.model}: {plan.questions} questions of {plan.question_len} tokens, on each of "
+        f"{plan.repeat} documents of {plan.prefix_len}"
+    )
     common.report(
         args,
         document,
-        lambda console: kind.print(console, args, result),
-        lambda: kind.figure(args, result),
+        lambda console: common.print_figures(console, title, ["", "median", "min–max"], rows),
+        lambda: _figure(args, result),
     )
     return 0
 
@@ -94,37 +96,36 @@ def _plan(args: argparse.Namespace, session: OfflineSession, text: str | None) -
         raise UsageError(str(error)) from error
 
 
-# -- one question after the other -----------------------------------------------------------------
-
-
-def _measure_in_turn(*args: Any) -> PrefixResult:
-    from octavo.bench.offline.prefix import measure_prefix
-
-    return measure_prefix(*args)
-
-
-def _figure_in_turn(args: argparse.Namespace, result: PrefixResult) -> Figure:
+def _figure(args: argparse.Namespace, result: Any) -> Figure:
     from octavo.plots.benchmarks import time_bars
 
-    times = {
-        "first question": result.cold_ttft.scaled(1e3),
-        "later questions": result.warm_ttft.scaled(1e3),
-        "without the cache": result.no_cache_ttft.scaled(1e3),
-    }
-    title = f"{args.model}: time to first token, {result.plan.prefix_len} tokens in common"
-    return time_bars(times, title=title, unit="ms")
+    plan = result.plan
+    if args.at_once:
+        what = f"step of {plan.questions} requests"
+        times = {
+            "the document's KV read once": result.step_seconds,
+            "for each request": result.separate_step_seconds,
+        }
+    else:
+        what = "time to first token"
+        times = {
+            "first question": result.cold_ttft,
+            "later questions": result.warm_ttft,
+            "without the cache": result.no_cache_ttft,
+        }
+    title = f"{args.model}: {what}, {plan.prefix_len} tokens in common"
+    bars = {name: each.scaled(1e3) for name, each in times.items()}
+    return time_bars(bars, title=title, unit="ms")
 
 
-def _print_in_turn(console: Console, args: argparse.Namespace, result: PrefixResult) -> None:
-    figures: list[tuple[str, Any]] = [
-        ("TTFT, first question (cold)", result.cold_ttft),
-        ("TTFT, later questions (warm)", result.warm_ttft),
-        ("TTFT without the cache", result.no_cache_ttft),
-    ]
-    rows = [
-        [name, f"{each.median * 1e3:.1f} ms", f"{each.min * 1e3:.1f}–{each.max * 1e3:.1f}"]
-        for name, each in figures
-    ]
+def _rows_in_turn(result: PrefixResult) -> list[list[str]]:
+    rows = []
+    for name, each in (
+        ("TTFT, first question (cold)", result.cold_ttft.scaled(1e3)),
+        ("TTFT, later questions (warm)", result.warm_ttft.scaled(1e3)),
+        ("TTFT without the cache", result.no_cache_ttft.scaled(1e3)),
+    ):
+        rows.append([name, f"{each.median:.1f} ms", f"{each.min:.1f}–{each.max:.1f}"])
     for name, each in (
         ("cold / warm", result.speedup),
         ("all questions, without / with the cache", result.total_speedup),
@@ -133,31 +134,10 @@ def _print_in_turn(console: Console, args: argparse.Namespace, result: PrefixRes
     rows.append(["prompt tokens found in the cache", f"{result.hit_rate:.1%}", ""])
     rows.append(["  of the warm questions", f"{result.warm_hit_rate:.1%}", ""])
     rows.append(["same answers with and without", "yes" if result.same_answers else "no", ""])
-    common.print_figures(console, _title(args, result.plan), ["", "median", "min–max"], rows)
+    return rows
 
 
-# -- all questions together -----------------------------------------------------------------------
-
-
-def _measure_at_once(*args: Any) -> PrefixDecodeResult:
-    from octavo.bench.offline.prefix_decode import measure_prefix_decode
-
-    return measure_prefix_decode(*args)
-
-
-def _figure_at_once(args: argparse.Namespace, result: PrefixDecodeResult) -> Figure:
-    from octavo.plots.benchmarks import time_bars
-
-    times = {
-        "the document's KV read once": result.step_seconds.scaled(1e3),
-        "for each request": result.separate_step_seconds.scaled(1e3),
-    }
-    plan = result.plan
-    title = f"{args.model}: step of {plan.questions} requests, {plan.prefix_len} tokens in common"
-    return time_bars(times, title=title, unit="ms")
-
-
-def _print_at_once(console: Console, args: argparse.Namespace, result: PrefixDecodeResult) -> None:
+def _rows_at_once(result: PrefixDecodeResult) -> list[list[str]]:
     rows = [
         [name, f"{each.median:,.0f} tok/s", f"{each.min:,.0f}–{each.max:,.0f}"]
         for name, each in (
@@ -166,47 +146,10 @@ def _print_at_once(console: Console, args: argparse.Namespace, result: PrefixDec
         )
     ]
     gain = result.speedup
-    rows += [
+    return [
+        *rows,
         ["shared / separate", f"{gain.median:.2f}×", f"{gain.min:.2f}–{gain.max:.2f}"],
         ["KV of a step, read once", f"{result.kv_bytes / 1e6:,.0f} MB", ""],
         ["  for each request", f"{result.separate_kv_bytes / 1e6:,.0f} MB", ""],
         ["same answers both ways", "yes" if result.same_answers else "no", ""],
     ]
-    common.print_figures(console, _title(args, result.plan), ["", "median", "min–max"], rows)
-
-
-def _title(args: argparse.Namespace, plan: PrefixPlan) -> str:
-    return (
-        f"{args.model}: {plan.questions} questions of {plan.question_len} tokens, on each of "
-        f"{plan.repeat} documents of {plan.prefix_len}"
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class _Kind:
-    """A measurement with an engine and, turn by turn, with one of other settings (``without``).
-
-    ``num_parts``: how many parts it has, for the progress bar.
-    """
-
-    without: Mapping[str, Any]
-    num_parts: Callable[[PrefixPlan], int]
-    measure: Callable[..., Any]
-    print: Callable[[Console, argparse.Namespace, Any], None]
-    figure: Callable[[argparse.Namespace, Any], Figure]
-
-
-_IN_TURN = _Kind(
-    {"enable_prefix_caching": False},
-    lambda plan: plan.repeat * plan.questions,
-    _measure_in_turn,
-    _print_in_turn,
-    _figure_in_turn,
-)
-_AT_ONCE = _Kind(
-    {"shared_prefix_decode": False},
-    lambda plan: plan.repeat,
-    _measure_at_once,
-    _print_at_once,
-    _figure_at_once,
-)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 from dataclasses import fields
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from octavo.bench.serving.serve_config import (
     ReportSettings,
@@ -15,7 +15,7 @@ from octavo.bench.serving.serve_config import (
 from octavo.cli import UsageError, terminal
 from octavo.cli.bench import common
 from octavo.cli.engine_flags import add_engine_flags, add_flags, engine_kwargs, given_settings
-from octavo.cli.flags import add_json_flag
+from octavo.cli.flags import add_json_flag, add_value, as_command_line
 from octavo.cli.parser import rarely
 from octavo.hub import DEFAULT_MODEL
 from octavo.workload.settings import LoadSettings
@@ -49,7 +49,6 @@ _SEVERAL = {"goodput": "NAME:MS", "metadata": "KEY=VALUE"}
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.epilog = EXAMPLES
     parser.add_argument(
         "model",
         nargs="?",
@@ -58,7 +57,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         f"(default: {DEFAULT_MODEL}, or with --base-url what the server serves)",
     )
     add_json_flag(parser)
-    parser.add_argument("--output", metavar="FILE", help="write the JSON object to a file, too")
+    add_value(parser, "--output FILE", "write the JSON object to a file, too")
     common.add_plot_flag(parser)
     add_flags(parser, "server", ServerTarget, often=_OFTEN)
     add_flags(parser, "workload", ServedWorkload, often=_OFTEN)
@@ -78,12 +77,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
             )
     rarely(parser, "--metadata", "--goodput", "--plot", "--output")
     add_engine_flags(parser, skip={"seed"}, often=("threads",))
-    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
     config = to_config(args)
-    common.check_plots(args)
     from octavo.bench.serving.serve import run_serve_bench
 
     if config.target.base_url is None:
@@ -110,20 +107,8 @@ def to_config(args: argparse.Namespace) -> ServeBenchConfig:
         ServedWorkload(**given_settings(args, ServedWorkload)),
         LoadSettings(**given_settings(args, LoadSettings)),
         ReportSettings(**given_settings(args, ReportSettings)),
-        tuple(engine_flags(engine)),
+        tuple(as_command_line(engine)),
     )
-
-
-def engine_flags(kwargs: dict[str, Any]) -> list[str]:
-    """Settings of an engine as a command line has them."""
-    flags = []
-    for name, value in kwargs.items():
-        flag = name.replace("_", "-")
-        if isinstance(value, bool):
-            flags.append(f"--{flag}" if value else f"--no-{flag}")
-        else:
-            flags.append(f"--{flag}={value}")
-    return flags
 
 
 def _tell(args: argparse.Namespace, result: ServeResult) -> int:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from octavo.base.errors import BenchmarkError, ConfigError, ModelError
 from octavo.cli import UsageError, terminal
 from octavo.cli.bench import common
-from octavo.cli.flags import whole_number
+from octavo.cli.flags import add_value, whole_number
 from octavo.settings.engine import CPU_MAX_NUM_SEQS
 from octavo.settings.speculation import METHODS
 
@@ -49,51 +49,47 @@ class Method(NamedTuple):
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.epilog = EXAMPLES
-    common.add_engine_arguments(parser, skip={"seed", "spec_method", "spec_model"})
-    parser.add_argument(
-        "--methods",
-        type=_methods,
+    common.add_benchmark_arguments(parser, skip={"seed", "spec_method", "spec_model"}, plot=False)
+    add_value(
+        parser,
+        "--methods NAME[=MODEL],…",
+        f"out of {', '.join(METHODS)} (default: {','.join(_DEFAULT_METHODS)})",
+        _methods,
         default=[Method(name, None) for name in _DEFAULT_METHODS],
-        metavar="NAME[=MODEL],…",
-        help=f"out of {', '.join(METHODS)} (default: {','.join(_DEFAULT_METHODS)})",
     )
-    parser.add_argument(
-        "--spec-model",
-        metavar="MODEL",
-        help="a draft model, or a folder of trained heads, for methods that take one",
+    add_value(
+        parser,
+        "--spec-model MODEL",
+        "a draft model, or a folder of trained heads, for methods that take one",
     )
-    parser.add_argument(
-        "--workload",
-        type=lambda text: text.split(","),
-        default=None,
-        metavar="NAME,…",
-        help="copy, summary, edit, rag, json, chat, random, or files (default: all but files)",
+    add_value(
+        parser,
+        "--workload NAME,…",
+        "copy, summary, edit, rag, json, chat, random, or files (default: all but files)",
+        lambda text: text.split(","),
     )
-    parser.add_argument(
-        "--batch-sizes",
-        type=lambda text: [whole_number(part) for part in text.split(",")],
+    add_value(
+        parser,
+        "--batch-sizes N,…",
+        "requests that are decoded together (default: 1)",
+        lambda text: [whole_number(part) for part in text.split(",")],
         default=[1],
-        metavar="N,…",
-        help="requests that are decoded together (default: 1)",
     )
-    parser.add_argument(
-        "--max-tokens",
-        type=whole_number,
+    add_value(
+        parser,
+        "--max-tokens N",
+        "the most tokens of an answer (default: %(default)s)",
+        whole_number,
         default=128,
-        metavar="N",
-        help="the most tokens of an answer (default: %(default)s)",
     )
-    parser.add_argument(
-        "--temperature",
-        type=float,
-        metavar="T",
-        help="of all answers; 0 is greedy (default: 0, but 1 for random)",
+    add_value(
+        parser,
+        "--temperature T",
+        "of all answers; 0 is greedy (default: 0, but 1 for random)",
+        float,
     )
     common.add_repeat_flag(parser, repeat=3)
     common.add_seed_flag(parser)
-    common.add_output_flags(parser)
-    parser.set_defaults(run=run)
 
 
 def _methods(text: str) -> list[Method]:

@@ -39,17 +39,12 @@ _ROWS = (
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.epilog = EXAMPLES
-    common.add_engine_arguments(parser)
+    common.add_benchmark_arguments(parser)
     add_number(parser, "--num-iters-cold", "cold starts; medians are reported", 2)
     add_number(parser, "--num-iters-warm", "warm starts; medians are reported", 3)
-    common.add_plot_flag(parser)
-    common.add_output_flags(parser)
-    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
-    common.check_plots(args)
     given = engine_kwargs(args)
     terminal.resolve(args.model)
     from octavo.bench.offline.startup import StartupPlan, measure_startup

@@ -7,7 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 from octavo.cli import UsageError, terminal
 from octavo.cli.bench import common
-from octavo.cli.flags import add_number, from_flags, whole_number
+from octavo.cli.flags import (
+    above_zero,
+    add_number,
+    add_value,
+    from_flags,
+    real_number,
+    whole_number,
+)
 from octavo.cli.parser import rarely
 
 if TYPE_CHECKING:
@@ -29,15 +36,16 @@ bends from rising to flat; with bounds on latencies, the best point within them 
 
 MOST_IN_FLIGHT = 64
 
+_percent = real_number("percentile: give 1 to 100", lambda value: 0 < value <= 100)
+
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.epilog = EXAMPLES
-    parser.add_argument(
-        "--concurrency",
-        type=_rising_numbers,
-        metavar="N,N,…",
-        help="requests in flight, point by point (default: powers of two up to max_num_seqs, and "
+    add_value(
+        parser,
+        "--concurrency N,N,…",
+        "requests in flight, point by point (default: powers of two up to max_num_seqs, and "
         f"at most {MOST_IN_FLIGHT})",
+        _rising_numbers,
     )
     add_number(parser, "--input-len", "tokens of each prompt", 128)
     add_number(parser, "--output-len", "tokens of each answer", 128)
@@ -49,43 +57,37 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     _add_bounds(parser)
     _add_server(parser)
-    common.add_plot_flag(parser)
-    parser.add_argument("--csv", metavar="FILE", help="write the points as a table")
-    common.add_output_flags(parser)
-    common.add_engine_arguments(parser)
+    add_value(parser, "--csv FILE", "write the points as a table")
+    common.add_benchmark_arguments(parser)
     rarely(parser, "--waves", "--percentile", "--plot", "--output")
-    parser.set_defaults(run=run)
 
 
 def _add_bounds(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("bounds on latencies")
     for name, what in (("ttft", "time to first token"), ("tpot", "time per output token")):
-        group.add_argument(f"--max-{name}-ms", type=_positive_float, metavar="MS", help=what)
-    group.add_argument("--max-e2e-ms", type=_positive_float, metavar="MS", help="whole request")
-    group.add_argument(
-        "--percentile",
-        type=_percent,
+        group.add_argument(f"--max-{name}-ms", type=above_zero, metavar="MS", help=what)
+    add_value(group, "--max-e2e-ms MS", "whole request", above_zero)
+    add_value(
+        group,
+        "--percentile P",
+        "of the latencies that must be within the bounds (default: %(default)g)",
+        _percent,
         default=99.0,
-        metavar="P",
-        help="of the latencies that must be within the bounds (default: %(default)g)",
     )
 
 
 def _add_server(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("a running server, in place of an engine in this process")
-    group.add_argument(
-        "--base-url",
-        metavar="URL",
-        help="of a server with OpenAI's completions; MODEL is then the one whose tokens prompts "
+    add_value(
+        group,
+        "--base-url URL",
+        "of a server with OpenAI's completions; MODEL is then the one whose tokens prompts "
         "are made of",
     )
-    group.add_argument(
-        "--model-name", metavar="NAME", help="as the server calls it (default: ask the server)"
-    )
+    add_value(group, "--model-name NAME", "as the server calls it (default: ask the server)")
 
 
 def run(args: argparse.Namespace) -> int:
-    common.check_plots(args)
     return _sweep_server(args) if args.base_url else _sweep_engine(args)
 
 
@@ -94,16 +96,14 @@ def _sweep_engine(args: argparse.Namespace) -> int:
         raise UsageError("--model-name goes with --base-url")
     with common.open_session(common.engine_args(args)) as session:
         from octavo.bench.offline.load_sources import EngineUnderLoad
-        from octavo.bench.offline.sweep import powers_of_two
         from octavo.bench.record import Recorder
+        from octavo.measure.concurrency import powers_of_two
 
         limit = min(session.loaded.config.scheduler.max_num_seqs, MOST_IN_FLIGHT)
         plan = _plan(args, args.concurrency or powers_of_two(limit), session.loaded.config.seed)
         source = EngineUnderLoad(session)
         source.warm_up(plan)
-        recorder = Recorder(common.asked_for(args), session.args.threads)
-        recorder.engine = session.info
-        with recorder:
+        with Recorder.of(session, common.asked_for(args)) as recorder:
             result = _measure(args, source, plan)
     return _tell(args, result, recorder)
 
@@ -116,10 +116,10 @@ def _sweep_server(args: argparse.Namespace) -> int:
     from functools import partial
 
     from octavo.bench.offline.load_sources import ServerUnderLoad
-    from octavo.bench.offline.sweep import powers_of_two
     from octavo.bench.record import Recorder
     from octavo.bench.serving.endpoint import server_url
     from octavo.bench.serving.http_client import HttpClient
+    from octavo.measure.concurrency import powers_of_two
     from octavo.sources.open import load_tokenizer
 
     vocab_size = load_tokenizer(terminal.resolve(args.model)).vocab_size
@@ -224,20 +224,11 @@ def _pair(median: float | None, tail: float | None) -> str:
 
 
 def _figure(args: argparse.Namespace, result: SweepResult) -> Any:
-    from octavo.plots.benchmarks import CurvePoint, throughput_curve
+    from octavo.plots.benchmarks import throughput_curve
 
-    points = [
-        CurvePoint(
-            point.concurrency,
-            point.output_tps,
-            point.latency_ms("tpot", 50),
-            point.latency_ms("tpot", 99),
-        )
-        for point in result.points
-    ]
     best = result.best
     return throughput_curve(
-        points,
+        result.points,
         title=f"{args.model}: {args.input_len} + {args.output_len} tokens",
         knee=result.knee.concurrency,
         chosen=best.point.concurrency if best and best.is_met else None,
@@ -248,20 +239,3 @@ def _figure(args: argparse.Namespace, result: SweepResult) -> Any:
 def _rising_numbers(text: str) -> tuple[int, ...]:
     numbers = sorted({whole_number(part.strip()) for part in text.split(",")})
     return tuple(numbers)
-
-
-def _positive_float(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not 0 < value < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text!r} is no number above 0")
-    return value
-
-
-def _percent(text: str) -> float:
-    value = _positive_float(text)
-    if value > 100:
-        raise argparse.ArgumentTypeError(f"{text!r} is no percentile: give 1 to 100")
-    return value

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from octavo.cli import UsageError, terminal
 from octavo.cli.bench import common
-from octavo.cli.flags import add_number, from_flags
+from octavo.cli.flags import add_number, add_value, from_flags
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -32,8 +32,7 @@ examples:
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.epilog = EXAMPLES
-    common.add_engine_arguments(parser, skip={"seed"})
+    common.add_benchmark_arguments(parser, skip={"seed"})
     add_number(
         *(parser, "--num-prompts"),
         "requests (default: 64 random ones, or all of a file; of ShareGPT at most 1000)",
@@ -43,21 +42,17 @@ def configure(parser: argparse.ArgumentParser) -> None:
         *(parser, "--output-len"),
         "tokens to generate for each (default: 128 for random prompts, else as the file says)",
     )
-    parser.add_argument("--dataset", type=Path, metavar="FILE", help="prompts from a file")
-    parser.add_argument(
-        "--dataset-name",
-        metavar="NAME",
-        help="what the file is: sharegpt, jsonl, or a format of traces (default: looked at)",
+    add_value(parser, "--dataset FILE", "prompts from a file", Path)
+    add_value(
+        parser,
+        "--dataset-name NAME",
+        "what the file is: sharegpt, jsonl, or a format of traces (default: looked at)",
     )
     common.add_repeat_flags(parser, repeat=3, warmup=1)
     common.add_seed_flag(parser)
-    common.add_plot_flag(parser)
-    common.add_output_flags(parser)
-    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
-    common.check_plots(args)
     if args.dataset is None and args.dataset_name not in (None, "random"):
         raise UsageError(f"--dataset-name {args.dataset_name} needs the file: --dataset FILE")
     if args.dataset is not None and args.input_len is not None:

@@ -18,11 +18,11 @@ from octavo.bench.offline.sweep import (
     SweepPlan,
     SweepPoint,
     choose_point,
-    powers_of_two,
     sweep,
     to_csv,
 )
 from octavo.bench.serving.http_client import HttpClient
+from octavo.measure.concurrency import powers_of_two
 from octavo.measure.request_record import RequestRecord
 from octavo.measure.statistics import MedianRange
 from octavo.settings.engine import EngineArgs

@@ -24,7 +24,6 @@ from octavo.bench.serving.serve_config import (
     ServerTarget,
 )
 from octavo.bench.serving.server_process import running_server
-from octavo.measure.request_log import read_request_log
 from octavo.measure.request_record import RequestRecord
 from octavo.workload.settings import LoadSettings
 
@@ -100,7 +99,8 @@ def test_a_load_test(fake_server, workload, tmp_path):
     saved, logged = result.write_files()
     assert json.loads(Path(saved).read_text()) == json.loads(json.dumps(document))
     assert saved.startswith(str(tmp_path / "results" / "openai-100.0qps-concurrency50-model-"))
-    assert read_request_log(logged) == result.report.records
+    lines = Path(logged).read_text("utf-8").split("\n")[:-1]
+    assert [RequestRecord(**json.loads(line)) for line in lines] == result.report.records
 
 
 def test_chat(fake_server, workload, monkeypatch):
