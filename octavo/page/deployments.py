@@ -49,11 +49,16 @@ def deployment_of(
 
 
 def document_or_error(
-    spec: ModelSpec, device: Device, choice: EngineChoice, parallel: Parallel
+    spec: ModelSpec, device: Device, choice: EngineChoice, degrees: Iterable[int]
 ) -> dict[str, Any]:
-    """Return ``{document}`` of one layout, or as ``{error}`` why it is impossible."""
+    """Return ``{document}`` of one layout, or as ``{error}`` why it is impossible.
+
+    Args:
+        degrees: tp, pp, ep and dp.
+    """
     try:
-        return {"document": deployment_document(deployment_of(spec, device, choice, parallel))}
+        deployment = deployment_of(spec, device, choice, Parallel(*degrees))
+        return {"document": deployment_document(deployment)}
     except (ConfigError, ModelError) as error:
         return {"error": str(error)}
 
@@ -85,7 +90,7 @@ def _answer(
     hardware: str,
     engine_kind: str,
     choice: Mapping[str, Any],
-    layouts: Iterable[Mapping[str, int]],
+    layouts: Iterable[Iterable[int]],
 ) -> dict[str, Any]:
     from octavo.cost.spec_hf import spec_from_hf
 
@@ -93,10 +98,9 @@ def _answer(
         spec = replace(spec_from_hf(config, path=name), name=name)
         device = device_by_name(hardware, engine_kind)
         chosen = EngineChoice(**{**choice, "limits": Limits(**choice["limits"])})
-        parallel = [Parallel(**layout) for layout in layouts]
     except (ConfigError, ModelError) as error:
         return {"error": str(error), "status": 400}
-    return {"deployments": [document_or_error(spec, device, chosen, each) for each in parallel]}
+    return {"deployments": [document_or_error(spec, device, chosen, each) for each in layouts]}
 
 
 if __name__ == "__main__":

@@ -20,7 +20,6 @@ from typing import Any
 
 from octavo.cost.catalogue import spec_of
 from octavo.cost.hardware_table import named_device
-from octavo.cost.parallel import Parallel
 from octavo.page.deployments import EngineChoice, document_or_error
 
 MODELS = (
@@ -35,18 +34,17 @@ DEVICES = ("H100 SXM", "RTX 4090", "MI300X", "M4 Max (40c)")
 # By the names of the controls; None is the usual type.
 PRECISIONS = {"published": None, "fp8": "fp8", "Q4_K_M": "Q4_K_M"}
 KV_TYPES = {"auto": None, "fp8": "fp8"}
-_DEGREES = ("tp", "pp", "ep", "dp")
 
 
-def layouts(kv: str) -> Iterator[Parallel]:
-    """Yields the layouts that pictures compare; other types of the KV cache have fewer."""
-    yield from (Parallel(tp=tp) for tp in (1, 2, 4, 8))
+def layouts(kv: str) -> Iterator[tuple[int, int, int, int]]:
+    """Yields the layouts that pictures compare, as tp, pp, ep and dp; other types of the KV cache
+    than the usual one have fewer."""
+    yield from ((tp, 1, 1, 1) for tp in (1, 2, 4, 8, 16, 32))
     if kv != "auto":
         return
-    yield Parallel(tp=16)
-    yield from (Parallel(tp=tp, pp=pp) for pp in (2, 4) for tp in (1, 2, 4, 8))
-    yield from (Parallel(tp=tp, ep=tp) for tp in (2, 4, 8))
-    yield from (Parallel(dp=dp, ep=dp) for dp in (2, 4, 8))
+    yield from ((tp, pp, 1, 1) for pp in (2, 4) for tp in (1, 2, 4, 8))
+    yield from ((tp, 1, tp, 1) for tp in (2, 4, 8))
+    yield from ((1, 1, dp, dp) for dp in (2, 4, 8))
 
 
 def recorded_deployments() -> dict[str, Any]:
@@ -59,22 +57,23 @@ def recorded_deployments() -> dict[str, Any]:
         MODELS, PRECISIONS.items(), KV_TYPES.items()
     ):
         choice = EngineChoice(quantization=quantization, kv_cache_dtype=kv_type)
-        for parallel in layouts(kv):
-            text = ",".join(str(getattr(parallel, degree)) for degree in _DEGREES)
+        for degrees in layouts(kv):
+            layout = ",".join(map(str, degrees))
             for device in devices:
-                found = document_or_error(specs[name], device, choice, parallel)
-                key = f"{name}|{device.name}|{precision}|{kv}|{text}"
+                found = document_or_error(specs[name], device, choice, degrees)
+                key = f"{name}|{device.name}|{precision}|{kv}|{layout}"
                 deployments[key] = found.get("error") or parts.row(found["document"])
-    degrees = {
-        degree: sorted({getattr(each, degree) for each in layouts("auto")}) for degree in _DEGREES
-    }
+    all_degrees = zip(*layouts("auto"), strict=True)
     return {
         "choices": {
             "model": MODELS,
             "hardware": DEVICES,
             "precision": list(PRECISIONS),
             "kv": list(KV_TYPES),
-            **degrees,
+            **{
+                name: sorted(set(degrees))
+                for name, degrees in zip(("tp", "pp", "ep", "dp"), all_degrees, strict=True)
+            },
         },
         "fields": parts.fields,
         "parts": parts.values,

@@ -59,7 +59,7 @@ function passCost({ ops, document: { efficiency, rank, communication } }, rows) 
 
 /** What ranks say to each other in a pass: `[{ name, count, bytes, seconds }]`. */
 function transfers(communication, rows) {
-  return communication.filter((each) => rows[each.rows] > 0).map((each) => ({
+  return communication.filter((each) => each.rows === "tokens" || rows.sampled > 0).map((each) => ({
     name: each.name,
     count: each.count,
     bytes: rows[each.rows] * each.bytes_per_row,

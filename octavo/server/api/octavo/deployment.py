@@ -16,7 +16,6 @@ from octavo.cost.catalogue import spec_of
 from octavo.cost.engine_profile import Limits
 from octavo.cost.model_spec import ModelSpec
 from octavo.cost.open_spec import open_spec
-from octavo.cost.parallel import Parallel
 from octavo.page.deployments import (
     EngineChoice,
     device_by_name,
@@ -61,6 +60,10 @@ class Layout(Body):
     pp: int = Field(1, ge=1, le=_MAX_DEGREE)
     ep: int = Field(1, ge=1, le=_MAX_DEGREE)
     dp: int = Field(1, ge=1, le=_MAX_DEGREE)
+
+    @property
+    def degrees(self) -> tuple[int, int, int, int]:
+        return self.tp, self.pp, self.ep, self.dp
 
 
 class DeploymentsRequest(Body):
@@ -195,7 +198,7 @@ def _deployments_text(server: ServerContext, body: DeploymentsRequest) -> str:
     kind = _engine_kind(server) if body.hardware == "auto" else ""
     try:
         found = [
-            _document_or_error(model, body.hardware, kind, body.choice, _parallel(layout))
+            _document_or_error(model, body.hardware, kind, body.choice, layout.degrees)
             for layout in body.layouts
         ]
     except (ConfigError, ModelError) as error:
@@ -209,19 +212,15 @@ def _document_or_error(
     hardware: str,
     engine_kind: str,
     choice: EngineChoice,
-    parallel: Parallel,
+    degrees: tuple[int, int, int, int],
 ) -> dict[str, Any]:
     spec = _catalogue_spec(model) if isinstance(model, str) else _served_spec(*model)
-    return document_or_error(spec, device_by_name(hardware, engine_kind), choice, parallel)
+    return document_or_error(spec, device_by_name(hardware, engine_kind), choice, degrees)
 
 
 @lru_cache(maxsize=16)
 def _catalogue_spec(name: str) -> ModelSpec:
     return spec_of(name)
-
-
-def _parallel(layout: Layout) -> Parallel:
-    return Parallel(**layout.model_dump())
 
 
 def _question(body: DeploymentsRequest, server: ServerContext) -> dict[str, Any]:
@@ -232,5 +231,5 @@ def _question(body: DeploymentsRequest, server: ServerContext) -> dict[str, Any]
         "hardware": body.hardware,
         "engine_kind": _engine_kind(server) if body.hardware == "auto" else "",
         "choice": asdict(body.choice),
-        "layouts": [layout.model_dump() for layout in body.layouts],
+        "layouts": [layout.degrees for layout in body.layouts],
     }
