@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
 
 from octavo.cost.mixers import Attention
 from octavo.cost.model_spec import ModelSpec
@@ -13,10 +12,6 @@ from octavo.cost.weight_shape import WeightShape
 from octavo.cost.weight_type import WeightType
 from octavo.quantization.ggml_types import FLOAT_TYPES, GGMLType, block_shape
 from octavo.quantization.gguf_mixes import (
-    FALLBACKS,
-    LATENT_TYPE,
-    MIXES,
-    Mix,
     ModelFacts,
     type_of,
 )

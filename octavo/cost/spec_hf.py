@@ -38,7 +38,7 @@ def spec_from_hf(config: Mapping[str, Any], *, path: str | Path = "config.json")
     if listed.family is not None:
         return _of_running(config, listed, path)
     outer = Fields(path, config)
-    return spec_by_facts(config, family_of(listed.model_type, _values(outer)), path)
+    return _by_facts(config, family_of(listed.model_type, _values(outer)), path)
 
 
 def _of_running(config: Mapping[str, Any], listed: Listed, path: Path) -> ModelSpec:
@@ -77,7 +77,7 @@ def _dtype(fields: Fields) -> str:
     return str(fields.text("torch_dtype", None) or fields.text("dtype", "bfloat16"))
 
 
-def spec_by_facts(config: Mapping[str, Any], family: ConfigFamily, path: Path) -> ModelSpec:
+def _by_facts(config: Mapping[str, Any], family: ConfigFamily, path: Path) -> ModelSpec:
     """A spec from what a family says of its configs."""
     fields = TextConfig(
         path, _values(Fields(path, config)), family, _listed(config, path).model_type

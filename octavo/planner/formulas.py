@@ -37,7 +37,7 @@ _MANY = 1 << 20  # rows, far enough from 1 for the slope of transfers
 def formulas_json(
     deployment: Deployment, price: Price | None = None, *, num_golden: int = NUM_GOLDEN
 ) -> dict[str, Any]:
-    """Return all that the steps, the memory and the cost of a deployment depend on, with ``golden``.
+    """Return all that steps, memory and cost of a deployment depend on, with ``golden``.
 
     Args:
         price: of one device; None is what it was found for.

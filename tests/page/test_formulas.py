@@ -29,7 +29,6 @@ from octavo.cost.parallel import Parallel
 from octavo.cost.precision import precision_of, quantizations
 from octavo.cost.prediction import Prediction
 from octavo.cost.work import Span
-from octavo.page.data import page_data
 from octavo.planner import Deployment, Slo, Traffic, judge, plan
 from octavo.planner.decisions import decisions
 from octavo.planner.figures import gib, ms
@@ -474,16 +473,16 @@ ANSWERS = """
   };
   const kinds = {
     deployment({ document, one, wider, replicas, steps, lengths, traffic }) {
-      const [found, ...others] = [document, one, wider].map((each) => each && new of.Deployment(each));
-      const all = found.times(replicas);
-      const [single, twice] = others;
+      const read = (each) => each && new of.Deployment(each);
+      const all = read(document).times(replicas);
+      const others = { one: read(one), wider: read(wider) };
       return {
         devices: all.numDevices,
         concurrency: lengths.map((length) => all.maxConcurrency(length)),
         holds: lengths.map((length) => all.holds(length)),
         steps: steps.map((each) => step(all, each)),
         service: traffic && service(all.service(traffic), traffic.percentile),
-        decisions: traffic && of.decisions(all, { one: single, wider: twice }, traffic),
+        decisions: traffic && of.decisions(all, others, traffic),
       };
     },
     formula: ({ name, given }) => of[name](...given),
@@ -562,7 +561,8 @@ KINDS = """
 (async (questions) => {
   const { attentionKinds } = await import("/static/pictures/attention_kinds.js");
   const world = { kvTypes: (await (await fetch("/static/data.json")).json()).kv_types };
-  return questions.map((values) => attentionKinds.figures({ values, world }).map(({ value }) => value));
+  const bytesOf = (values) => attentionKinds.figures({ values, world }).map(({ value }) => value);
+  return questions.map(bytesOf);
 })
 """
 

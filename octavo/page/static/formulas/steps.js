@@ -5,25 +5,23 @@ import { around, sum } from "./predictions.js";
 import { decodeWork, matrixWork, numSeqs, passes, promptWork } from "./work.js";
 
 const WORK = {
-  matrix: ({ matrices }, index) => (rows, rank) => matrixWork(matrices[index], rows, rank),
-  "attention.decode": ({ attention }, index) => (rows) => decodeWork(attention[index], rows),
-  "attention.prompt": ({ attention }, index) => (rows) => promptWork(attention[index], rows),
+  matrix: ({ index }, rank) => (rows) => matrixWork(rank.matrices[index], rows, rank),
+  "attention.decode": ({ index }, rank) => (rows) => decodeWork(rank.attention[index], rows),
+  "attention.prompt": ({ index }, rank) => (rows) => promptWork(rank.attention[index], rows),
+  small: ({ bytes_per_row: bytes }) => (rows) => ({ bytes: rows.tokens * bytes, flops: 0 }),
 };
 
-/** The operations of a document, with `workOf(rows, rank)` of a pass. */
+/** The operations of a document, with `workOf(rows)` of a pass. */
 export function boundOps({ ops, rank }) {
-  return ops.map((op) => {
-    const small = (rows) => ({ bytes: rows.tokens * op.bytes_per_row, flops: 0 });
-    return { ...op, workOf: op.work === "small" ? small : WORK[op.work](rank, op.index) };
-  });
+  return ops.map((op) => ({ ...op, workOf: WORK[op.work](op, rank) }));
 }
 
 /** What a step takes, and what of it is what. */
 export function stepCost(deployment, chunks, numSteps = 1) {
-  const { ops, document: { efficiency, rank } } = deployment;
+  const { ops, document: { efficiency } } = deployment;
   const done = passes(chunks, numSteps).map((rows) => passCost(deployment, rows));
   const parts = partsOf(done, efficiency);
-  const merged = mergeOps(done.flatMap(({ rows }) => ops.map((op) => opCost(op, op.workOf(rows, rank), efficiency)))
+  const merged = mergeOps(done.flatMap(({ rows }) => ops.map((op) => opCost(op, op.workOf(rows), efficiency)))
     .filter(({ bytes, flops }) => bytes || flops));
   const said = mergeTransfers(done.flatMap((each) => each.said));
   return { ...parts, total: sum(Object.values(parts)), ops: merged, transfers: said, bound: boundOf(merged, parts) };
@@ -45,9 +43,9 @@ function partsOf(done, efficiency) {
   };
 }
 
-function passCost({ ops, document: { efficiency, rank, communication } }, rows) {
+function passCost({ ops, document: { efficiency, communication } }, rows) {
   const { spread, source } = efficiency;
-  const compute = sum(ops.map((op) => opSeconds(op, op.workOf(rows, rank), efficiency)));
+  const compute = sum(ops.map((op) => opSeconds(op, op.workOf(rows), efficiency)));
   const said = transfers(communication, rows);
   return {
     rows,

@@ -19,11 +19,11 @@ export function answerOf(topic, question, { redraw }) {
   if (known.has(key)) return known.get(key);
   const under = [...asked.values()].find((each) => each.key === key);
   if (under) under.redraw = redraw; // the picture that is shown now
-  else ask(topic, key, question, redraw);
+  else putQuestion(topic, key, question, redraw);
   return { state: question.waiting, isWaiting: true };
 }
 
-function ask(topic, key, question, redraw) {
+function putQuestion(topic, key, question, redraw) {
   asked.get(topic)?.giveUp();
   for (const [other, found] of known) if (found.state && found.topic === topic) known.delete(other);
   const entry = { key, redraw };
