@@ -1,4 +1,4 @@
-"""What the page's pictures offer to choose from: models and devices by name, KV cache types."""
+"""Models and devices by name, and KV cache types, that the page's pictures offer."""
 
 from __future__ import annotations
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from functools import cache
 from itertools import product
 from typing import Any
 
@@ -47,6 +48,7 @@ def layouts(kv: str) -> Iterator[tuple[int, int, int, int]]:
     yield from ((1, 1, dp, dp) for dp in (2, 4, 8))
 
 
+@cache
 def recorded_deployments() -> dict[str, Any]:
     """Return the recording; takes some seconds."""
     parts = _Parts()

@@ -1,5 +1,5 @@
-"""A deployment as JSON of numbers and formulas, from which a page computes step times, memory and
-cost as this package does.
+"""A deployment as JSON of numbers, from which the page computes step times, memory and cost as this
+package does.
 
 docs/planning.md has the formula of each field. ``golden`` are inputs with the results of this
 package, by which another evaluation of the document can be tested.

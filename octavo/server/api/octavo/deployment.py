@@ -104,7 +104,7 @@ class DeploymentsRequest(Body):
 
 
 class DeploymentsResponse(BaseModel):
-    """For each layout, in their order, ``document`` as docs/planning.md describes it, without
+    """Answers for the layouts, in their order: ``document`` as docs/planning.md describes it, without
     ``golden``; or ``error``, why the model cannot be laid out so."""
 
     deployments: list[dict[str, Any]]
