@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
 
 from octavo.cost.mixers import Attention
 from octavo.cost.model_spec import ModelSpec
@@ -13,10 +12,6 @@ from octavo.cost.weight_shape import WeightShape
 from octavo.cost.weight_type import WeightType
 from octavo.quantization.ggml_types import FLOAT_TYPES, GGMLType, block_shape
 from octavo.quantization.gguf_mixes import (
-    FALLBACKS,
-    LATENT_TYPE,
-    MIXES,
-    Mix,
     ModelFacts,
     type_of,
 )
@@ -74,47 +69,3 @@ def weight_type(type: GGMLType) -> WeightType:
     if type in FLOAT_TYPES:
         arithmetic = "fp32" if type is GGMLType.F32 else "fp16"
     return WeightType(type.name, size * 8 / values, arithmetic)
-
-
-def mixes_json() -> dict[str, Any]:
-    """All targets and the types that they have: for who decides elsewhere as `GgufMix` does."""
-    types = [each for each in GGMLType if each in _used()]
-    return {
-        "targets": {name: _mix_json(mix) for name, mix in MIXES.items()},
-        "types": {type.name: _type_json(type) for type in types},
-    }
-
-
-def _mix_json(mix: Mix) -> dict[str, Any]:
-    rules = {
-        kind: [[type.name, where.name, where.number] for type, where in getattr(mix, kind)]
-        for kind in ("attn_v", "ffn_down", "attn_output")
-    }
-    latents = mix.base if mix.base in FLOAT_TYPES else LATENT_TYPE
-    return {
-        "base": mix.base.name,
-        "latents": latents.name,
-        **{kind: each for kind, each in rules.items() if each},
-    }
-
-
-def _used() -> set[GGMLType]:
-    """The type that any mix gives to rows that are no whole blocks, and to output matrices."""
-    by_rule = {
-        type for mix in MIXES.values() for rules in (mix.attn_v, mix.ffn_down, mix.attn_output)
-        for type, _ in rules
-    }  # fmt: skip
-    bases = {mix.base for mix in MIXES.values()}
-    return {*by_rule, *bases, *FALLBACKS, *FALLBACKS.values()}
-
-
-def _type_json(type: GGMLType) -> dict[str, Any]:
-    found = weight_type(type)
-    fallback = FALLBACKS.get(type)
-    return {
-        "name": found.name,
-        "bits": found.bits,
-        "arithmetic": found.arithmetic,
-        "block": block_shape(type)[0],
-        "fallback": None if fallback is None else fallback.name,
-    }

@@ -63,7 +63,7 @@ class ConfigFamily:
         qk_norm: whether queries and keys are normed, each head by the same values or all by own.
         multi_query: one head of keys and values, unless ``multi_query`` says otherwise.
         mlp_bias, mlp_bias_field: as for queries; of experts, without a field.
-        router_bias: see ``ExpertMlp``. has_output_gate, has_sinks: see ``Attention``.
+        router_bias: see ``ExpertMlp``. has_output_gate: see ``Attention``.
         experts_per_token: where a config does not say.
         extra_positions: rows of learned positions beyond ``max_position_embeddings``; None
             where positions are not learned.
@@ -86,7 +86,6 @@ class ConfigFamily:
     qk_norm: QkNorm | Callable[[TextConfig], QkNorm] = "none"
     multi_query: bool = False
     has_output_gate: bool = False
-    has_sinks: bool = False
     router_bias: bool = False
     has_shared_gate: bool = False
     experts_per_token: int = 2

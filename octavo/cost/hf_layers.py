@@ -35,7 +35,6 @@ def attention(config: TextConfig, layer: int) -> tuple[Mixer, ...]:
                 "full": (heads + kv_heads) * head_dim,
             }[qk_norm],
             has_output_gate=config.flag("attn_output_gate", family.has_output_gate),
-            num_sinks=heads if family.has_sinks else 0,
         ),
     )
 
@@ -105,16 +104,6 @@ class WindowsByType:
             return tuple(window if each == "sliding_attention" else None for each in types)
         every = config.integer("sliding_window_pattern", self.pattern)
         return tuple(window if (i + 1) % every else None for i in range(config.num_layers))
-
-
-def windows_if_used(config: TextConfig) -> Windows:
-    """Qwen's: only with ``use_sliding_window``, and from ``max_window_layers`` on."""
-    config.skip("layer_types")  # which newer configs make of these
-    if not config.flag("use_sliding_window", False):
-        return no_windows(config)
-    first = config.integer("max_window_layers", 28, minimum=0)
-    window = config.integer("sliding_window", None)
-    return tuple(window if i >= first else None for i in range(config.num_layers))
 
 
 def chunks_but_every_fourth(config: TextConfig) -> Windows:

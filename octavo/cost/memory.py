@@ -9,8 +9,8 @@ fewest tokens decides, as all stages hold the same tokens.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 from octavo.cost.engine_profile import EngineProfile, Limits, Room, Settled, whole_blocks
 from octavo.cost.hardware import Device
@@ -135,7 +135,14 @@ class _Case:
 
     def stage(self, index: int) -> MemoryPlan:
         """A device of one stage of the pipeline."""
-        weights = round(sum(self._held_bytes(index)))
+        weights = held_bytes(
+            self.spec,
+            self.precision,
+            self.parallel,
+            index,
+            self.profile.embedding_in_host and self.device.kind == "gpu",
+            self.profile.mxfp4_unit,
+        )
         needs = self._needs(weights)
         kept_back = sum(
             (needs[name] for name in sorted(self.profile.keeps_back)),
@@ -194,16 +201,26 @@ class _Case:
         blocks = -(-self.limits.max_model_len // self.limits.block_size)
         return min(seqs, self.limits.max_num_seqs) * blocks
 
-    def _held_bytes(self, stage: int) -> Iterator[float]:
-        """Bytes of each weight that a device of a stage has."""
-        in_host = self.profile.embedding_in_host and self.device.kind == "gpu"
-        for weight in stage_weights(self.spec, self.parallel, stage):
-            if in_host and weight.part == "embedding" and not self.spec.tie_embeddings:
-                continue
-            share = weight.of_rank(self.parallel)
-            if weight.has_experts and self.precision.type_of(weight).name == "mxfp4":
-                share = _padded(share, self.profile.mxfp4_unit)
-            yield self.precision.num_bytes(weight, share)
+
+@lru_cache(maxsize=64)
+def held_bytes(
+    spec: ModelSpec,
+    precision: Precision,
+    parallel: Parallel,
+    stage: int,
+    embedding_in_host: bool,
+    mxfp4_unit: int,
+) -> int:
+    """Bytes of the weights that a device of a stage has."""
+    total = 0.0
+    for weight in stage_weights(spec, parallel, stage):
+        if embedding_in_host and weight.part == "embedding" and not spec.tie_embeddings:
+            continue
+        share = weight.of_rank(parallel)
+        if weight.has_experts and precision.type_of(weight).name == "mxfp4":
+            share = _padded(share, mxfp4_unit)
+        total += precision.num_bytes(weight, share)
+    return round(total)
 
 
 def _padded(share: WeightShape, unit: int) -> WeightShape:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from functools import lru_cache
 
 from octavo.base.errors import ConfigError
 from octavo.cost.kv import attention_ops
@@ -20,6 +21,7 @@ from octavo.cost.rank_model import MatrixOp, RankModel
 from octavo.cost.weight_shape import WeightShape
 
 
+@lru_cache(maxsize=64)
 def rank_model(
     spec: ModelSpec, precision: Precision, parallel: Parallel | None = None
 ) -> RankModel:

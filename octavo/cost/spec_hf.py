@@ -37,7 +37,7 @@ def spec_from_hf(config: Mapping[str, Any], *, path: str | Path = "config.json")
     if listed.family is not None:
         return _of_running(config, listed, path)
     outer = Fields(path, config)
-    return spec_by_facts(config, family_of(listed.model_type, _values(outer)), path)
+    return _by_facts(config, family_of(listed.model_type, _values(outer)), path)
 
 
 def _of_running(config: Mapping[str, Any], listed: Listed, path: Path) -> ModelSpec:
@@ -73,7 +73,7 @@ def _finished(spec: ModelSpec, config: Mapping[str, Any], path: Path) -> ModelSp
     )
 
 
-def spec_by_facts(config: Mapping[str, Any], family: ConfigFamily, path: Path) -> ModelSpec:
+def _by_facts(config: Mapping[str, Any], family: ConfigFamily, path: Path) -> ModelSpec:
     """A spec from what a family says of its configs."""
     fields = TextConfig(
         path, _values(Fields(path, config)), family, _listed(config, path).model_type

@@ -66,7 +66,7 @@ class WeightShape:
             ways = parallel.tp * parallel.dp // parallel.ep
             experts = ceil(experts / parallel.ep)
         if ways == 1 or self.split is Split.NOTHING:
-            return replace(self, experts=experts)
+            return self if experts == self.experts else replace(self, experts=experts)
         if self.split is Split.OUTPUTS:
             return replace(self, experts=experts, outputs=self._share(self.outputs, ways))
         return replace(self, experts=experts, inputs=self._share(self.inputs, ways))

@@ -24,6 +24,7 @@ def weights(spec: ModelSpec) -> tuple[WeightShape, ...]:
     return (*spec.first_weights(), *spec.layer_weights(0, spec.num_layers), *last)
 
 
+@lru_cache(maxsize=64)
 def num_parameters(spec: ModelSpec, active: bool = False) -> int:
     """Number of parameters of a model; with ``active``, of those that one token uses.
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from octavo.base.errors import ConfigError
 from octavo.base.files import NewFolder
 from octavo.page import documents, site
+from octavo.page.recorded_deployments import recorded_deployments
 from octavo.page.script_bundle import join_modules
 
 # The pages of a folder, by the files that they are made of. A browser opens the first by itself.
@@ -101,4 +102,5 @@ def _data_script() -> str:
         for address, file in files.items()
         if address.endswith((".json", ".md"))
     }
+    texts["deployments.json"] = json.dumps(recorded_deployments(), separators=(",", ":"))
     return f"globalThis.octavoFiles = {json.dumps(texts, ensure_ascii=False)};\n"

@@ -1,5 +1,5 @@
-"""A deployment as JSON of numbers and formulas, from which a page computes step times, memory and
-cost as this package does.
+"""A deployment as JSON of numbers, from which the page computes step times, memory and cost as this
+package does.
 
 docs/planning.md has the formula of each field. ``golden`` are inputs with the results of this
 package, by which another evaluation of the document can be tested.
@@ -15,14 +15,16 @@ from typing import Any
 
 from octavo import __version__
 from octavo.cost.communication import Link, transfers
+from octavo.cost.hardware import Device
 from octavo.cost.kv import kv_bytes_per_token
+from octavo.cost.layouts import fast_link_devices, has_slow_link
 from octavo.cost.measured_steps import ROW_KNOTS, SAMPLED_KNOTS, WIDENING
 from octavo.cost.op_cost import SMALL_OPS, PricedOp, priced_ops
 from octavo.cost.rank_model import RankModel
 from octavo.cost.step_cost import StepModel
 from octavo.cost.work import RowCounts, Span
 from octavo.planner.deployment import Deployment
-from octavo.planner.money import Price, listed, watts_of
+from octavo.planner.money import Price, listed, watts_of, watts_text
 from octavo.planner.page_export import efficiency_json, model_json
 from octavo.planner.report import deployment_json, memory_json
 
@@ -35,11 +37,29 @@ _MANY = 1 << 20  # rows, far enough from 1 for the slope of transfers
 def formulas_json(
     deployment: Deployment, price: Price | None = None, *, num_golden: int = NUM_GOLDEN
 ) -> dict[str, Any]:
-    """Return all that the steps, the memory and the cost of a deployment depend on.
+    """Return all that steps, memory and cost of a deployment depend on, with ``golden``.
 
     Args:
         price: of one device; None is what it was found for.
         num_golden: steps that are computed here; the same for the same number.
+    """
+    return {
+        **deployment_document(deployment, price),
+        "golden": {
+            "steps": [_golden_json(deployment.steps, case) for case in _cases(num_golden)],
+            "capacity": [
+                {"length": length, "max_concurrency": deployment.memory.max_concurrency(length)}
+                for length in _LENGTHS
+            ],
+        },
+    }
+
+
+def deployment_document(deployment: Deployment, price: Price | None = None) -> dict[str, Any]:
+    """Return the same without ``golden``: what the page evaluates.
+
+    Raises:
+        ConfigError: the model cannot be laid out so.
     """
     steps = deployment.steps
     return {
@@ -60,14 +80,12 @@ def formulas_json(
         "efficiency": efficiency_json(steps.efficiency),
         "measured": _measured_json(deployment),
         "memory": _memory_json(deployment),
-        "money": _money_json(deployment, price or listed(deployment.device)),
-        "golden": {
-            "steps": [_golden_json(steps, case) for case in _cases(num_golden)],
-            "capacity": [
-                {"length": length, "max_concurrency": deployment.memory.max_concurrency(length)}
-                for length in _LENGTHS
-            ],
+        "service": {
+            "num_groups": deployment.num_groups,
+            "target_step_seconds": deployment.target_step_seconds,
         },
+        "link": _link_json(deployment.device),
+        "money": _money_json(deployment, price or listed(deployment.device)),
     }
 
 
@@ -105,7 +123,7 @@ def _ops_json(steps: StepModel) -> Iterator[dict[str, Any]]:
     ]
     priced = priced_ops(model, steps.device, steps.efficiency)
     for op, work in zip(priced, works, strict=True):
-        yield {"name": op.name, **work, **_price_json(op)}
+        yield {"name": op.name, "count": op.count, **work, **_price_json(op)}
 
 
 def _price_json(op: PricedOp) -> dict[str, float | None]:
@@ -157,6 +175,16 @@ def _measured_json(deployment: Deployment) -> dict[str, Any] | None:
     }
 
 
+def _link_json(device: Device) -> dict[str, Any]:
+    """The link to other devices, and how many have a fast one to each other."""
+    return {
+        "bytes_per_s": device.link_bandwidth or 0.0,
+        "kind": device.link_kind,
+        "is_slow": has_slow_link(device),
+        "fast_link_devices": fast_link_devices(device),
+    }
+
+
 # -- memory and money -----------------------------------------------------------------------------
 
 
@@ -164,6 +192,7 @@ def _memory_json(deployment: Deployment) -> dict[str, Any]:
     memory = deployment.memory
     return {
         **memory_json(memory),
+        "left": memory.left.as_json(),
         "pool_bytes": memory.kv_bytes,
         "kv_bytes_per_token": memory.kv_bytes_per_token,
         "keeps_windows_only": memory.keeps_windows_only,
@@ -177,6 +206,7 @@ def _money_json(deployment: Deployment, price: Price | None) -> dict[str, Any]:
         "fixed_usd_per_hour": None if price is None else price.fixed.as_json(),
         "running_usd_per_hour": None if price is None else price.running,
         "watts": watts_of(deployment.device),
+        "watts_text": watts_text(deployment.device),
         "num_devices": deployment.num_devices,
     }
 

@@ -1,7 +1,6 @@
-"""The parts of deployments as JSON: models, devices, engines, number types.
+"""Models and devices as JSON.
 
-From these and a choice among them, the formulas of docs/planning.md give any deployment: the page
-computes them without a server. A field that has its default is left out of the parts of a model.
+A field that has its default is left out of the parts of a model.
 """
 
 from __future__ import annotations
@@ -16,20 +15,17 @@ from octavo.base.errors import ConfigError
 from octavo.base.json_values import finite_or_none
 from octavo.cost.communication import link_of
 from octavo.cost.efficiency import PROFILES, Efficiency, efficiency_of
-from octavo.cost.engine_profile import EngineProfile, Limits, profile
+from octavo.cost.engine_profile import Limits, profile
 from octavo.cost.file_weights import StoredRule, stored_rule
-from octavo.cost.gguf_mix import mixes_json
 from octavo.cost.hardware import Device
-from octavo.cost.kv_type import kv_types
 from octavo.cost.mixers import Mixer
 from octavo.cost.mlps import Mlp
 from octavo.cost.model_spec import LayerSpec, ModelSpec
-from octavo.cost.prediction import Prediction
 from octavo.cost.quantization_config import read
 from octavo.cost.rank_model import Arithmetic
 from octavo.cost.recurrences import Recurrence
 from octavo.cost.weight_rules import Recipe
-from octavo.cost.weight_type import FLOAT_ALIASES, FLOATS, QUANTIZED, WeightType, int4
+from octavo.cost.weight_type import FLOAT_ALIASES, FLOATS, WeightType
 from octavo.cost.weights import num_parameters
 from octavo.planner.money import watts_of, watts_text
 
@@ -184,72 +180,7 @@ def efficiency_json(efficiency: Efficiency) -> dict[str, Any]:
     return {**found, "sharpness": finite_or_none(efficiency.sharpness)}
 
 
-def engine_json(name: str) -> dict[str, Any]:
-    """Return how an engine uses memory: on a GPU, and elsewhere."""
-    from octavo.settings.engine import SERVING_ITL_TARGET_MS  # it takes a while to import
-
-    engine = profile(name)
-    return {
-        "gpu": _profile_json(engine.gpu or engine),
-        "other": _profile_json(engine),
-        "target_step_seconds": SERVING_ITL_TARGET_MS / 1e3 if name == "octavo" else 0.0,
-    }
-
-
-def _profile_json(engine: EngineProfile) -> dict[str, Any]:
-    """``activations``, ``num_blocks``: names of functions of `octavo.cost.engine_profile`."""
-    return {
-        "activations": engine.activations.__name__.removeprefix("_"),
-        "num_blocks": engine.num_blocks.__name__.removeprefix("_"),
-        "non_torch": [each.as_json() for each in engine.non_torch],
-        "graphs": _line_json(engine.graphs(0), engine.graphs(_MUCH)),
-        "keeps_back": sorted(engine.keeps_back),
-        "kv_types": dict(engine.kv_types),
-        "mxfp4_unit": engine.mxfp4_unit,
-        "embedding_in_host": engine.embedding_in_host,
-    }
-
-
-_MUCH = 1 << 40  # bytes of weights, far enough from 0 for the slope of graph memory
-
-
-def _line_json(none: Prediction, much: Prediction) -> dict[str, Any]:
-    """A straight line through two predictions, with the same relative spread everywhere."""
-    spread = none.high / none.value - 1 if none.value else 0.0
-    return {
-        "bytes": none.value,
-        "per_byte": (much.value - none.value) / _MUCH,
-        "spread": spread,
-        "source": none.source,
-    }
-
-
 # -- types of numbers -----------------------------------------------------------------------------
-
-
-def number_types_json() -> dict[str, Any]:
-    """Return ``weights``: the type of each weight, by names of ``precision_of``; weights that a
-    recipe does not name keep the type of the model."""
-    quantized = {**QUANTIZED, "int4-g32": int4(32)}
-    mixes = mixes_json()
-    return {
-        "weights": {
-            **{name: {"kind": "uniform", "type": _type_json(of)} for name, of in FLOATS.items()},
-            **{
-                name: _recipe_json(Recipe.usual(of, FLOATS["bfloat16"]))
-                for name, of in quantized.items()
-            },
-            **{
-                name: {"kind": "mix", **mix}
-                for name, mix in mixes["targets"].items()
-                if name.lower() not in FLOAT_ALIASES  # such a name is that of floats
-            },
-        },
-        "ggml": mixes["types"],
-        "kv": {
-            of.name: {"keys": asdict(of.keys), "values": asdict(of.values)} for of in kv_types()
-        },
-    }
 
 
 def _recipe_json(recipe: Recipe) -> dict[str, Any]:

@@ -16,16 +16,23 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import uvicorn
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse, StreamingResponse
+from starlette.types import ASGIApp, Receive, Scope, Send
 
+from octavo.base.errors import OctavoError
 from octavo.models.checkpoint import Checkpoint
 from octavo.page.serving_runs import CHOICES, RECORDED
 from octavo.page.tensors import tensor_slice, tensor_table
+from octavo.server.api.octavo import deployment, specs
+from octavo.server.http.context import RequestContext
+from octavo.server.http.errors import HttpError, error_response, to_http_error
+from octavo.server.http.tenants import Tenant
 from octavo.server.page import routes as page
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "chrome"))), None)
@@ -512,6 +519,16 @@ class Steps:
             await asyncio.sleep(0.02)
 
 
+def _with_context(app: ASGIApp) -> ASGIApp:
+    """The app with the context that a server's gate gives each request."""
+
+    async def with_context(scope: Scope, receive: Receive, send: Send) -> None:
+        scope["octavo"] = RequestContext("req-1", Tenant("test"), time.monotonic())
+        await app(scope, receive, send)
+
+    return with_context
+
+
 class Site:
     """The page and its API on a port of this machine; ``chats`` may change at any time."""
 
@@ -529,6 +546,12 @@ class Site:
         app.add_route("/v1/models", self._list_models, ["GET"])
         app.add_route("/steps", self._steps, ["GET"])
         app.add_route("/octavo/deployment", self._deployment, ["GET"])
+        # Of what is served, a test sets the folder; configs are read in processes of their own.
+        self.served = SimpleNamespace(model_path=None, model_names=("tiny",), engine=None)
+        app.include_router(deployment.create_router(self.served))  # type: ignore[arg-type]
+        app.include_router(specs.create_router(self.served))  # type: ignore[arg-type]
+        for kind in (HttpError, OctavoError):
+            app.add_exception_handler(kind, lambda _, error: error_response(to_http_error(error)))
         app.add_route("/octavo/tensors", self._tensors, ["GET"])
         app.add_route("/octavo/tensors/{name:path}", self._tensor, ["GET"])
         app.add_route("/v1/chat/completions", self._chat, ["POST"])
@@ -536,7 +559,7 @@ class Site:
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.address = f"http://127.0.0.1:{self._listener.getsockname()[1]}/"
         self._server = uvicorn.Server(
-            uvicorn.Config(app, log_level="error", ws="none", lifespan="off")
+            uvicorn.Config(_with_context(app), log_level="error", ws="none", lifespan="off")
         )
         self._thread = threading.Thread(target=self._server.run, args=([self._listener],))
         self._thread.start()

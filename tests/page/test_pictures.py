@@ -23,8 +23,12 @@ PICTURES = re.findall(
 )
 # Moves each control to its ends and somewhere between, and tells what is then not as it should be.
 MOVE_ALL = """(async () => {
-    const frames = () => new Promise((done) =>
+    const frame = () => new Promise((done) =>
         requestAnimationFrame(() => requestAnimationFrame(() => setTimeout(done))));
+    const frames = async () => { // until what was asked of the server is drawn
+        await frame();
+        while (picture.getAttribute("aria-busy") === "true") await frame();
+    };
     const wrong = [];
     const check = (what) => {
         const text = picture.innerText;
@@ -315,7 +319,7 @@ def test_reading_a_chart_with_the_pointer(tab):
 def test_names_of_hardware_in_commands_are_known(tab):
     """As pictures write them, for every device."""
     show(tab, "memory-wall")
-    names = [device["name"] for device in page_data()["devices"]]
+    names = page_data()["devices"]
     options = tab.js("[...document.querySelectorAll('select')][3].options.length")
     assert options == len(names)
     written = tab.js("""(async () => {
@@ -324,7 +328,8 @@ def test_names_of_hardware_in_commands_are_known(tab):
         for (let index = 0; index < select.options.length; index += 1) {
             select.value = index;
             select.dispatchEvent(new Event('change'));
-            await new Promise((done) => requestAnimationFrame(() => setTimeout(done)));
+            do await new Promise((done) => requestAnimationFrame(() => setTimeout(done)));
+            while (picture.getAttribute("aria-busy") === "true");
             found.push(/--hardware (\\S+)/.exec(document.querySelector('.command').innerText)?.[1]);
         }
         return found;

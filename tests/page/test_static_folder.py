@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import subprocess
@@ -140,3 +141,95 @@ def test_the_folder_works_from_disk(tab_at, folder):
     tab.wait_for_text("#list [aria-current]", "Planning")
     links = tab.js("[...document.querySelectorAll('#navigation a')].map((a) => a.innerText)")
     assert links == ["Pictures", "Docs"]  # there is no engine to talk to
+
+
+# -- recorded deployments -------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_documents_of_the_folder_are_those_of_the_server(tab, recording):
+    tab.open()
+    differing = tab.js(f"{COMPARE}({json.dumps(recording)}, {json.dumps(NAMES)})")
+    assert differing == []
+
+
+NAMES = [
+    "llama-3.1-8b|H100 SXM|published|auto|1,1,1,1",
+    "llama-3.3-70b|MI300X|fp8|auto|4,2,1,1",
+    "gemma-3-12b|RTX 4090|Q4_K_M|fp8|2,1,1,1",
+    "gemma-3-12b|M4 Max (40c)|published|fp8|1,1,1,1",
+    "mixtral-8x7b|H100 SXM|published|auto|2,1,2,1",
+    "gpt-oss-120b|H100 SXM|published|auto|1,1,8,8",
+    "deepseek-v3|MI300X|published|auto|8,1,8,1",
+    # Why these are impossible is the same, too.
+    "llama-3.1-8b|H100 SXM|published|auto|2,1,2,1",
+    "mixtral-8x7b|M4 Max (40c)|fp8|auto|2,1,1,1",
+]
+# Names of what the folder has that the server answers otherwise.
+COMPARE = """
+(async (recorded, names) => {
+  const { askServer } = await import("/static/common/places.js");
+  const { Recording } = await import("/static/pictures/recording.js");
+  const recording = new Recording(recorded);
+  const sorted = (value) => value === null || typeof value !== "object" ? value
+    : Array.isArray(value) ? value.map(sorted)
+    : Object.fromEntries(Object.keys(value).sort().map((name) => [name, sorted(value[name])]));
+  const differing = [];
+  for (const name of names) {
+    const [model, hardware, precision, kv, degrees] = name.split("|");
+    const [tp, pp, ep, dp] = degrees.split(",").map(Number);
+    const body = {
+      model, hardware, quantization: precision === "published" ? null : precision,
+      kv_cache_dtype: kv === "auto" ? null : kv, layouts: [{ tp, pp, ep, dp }],
+    };
+    const { deployments: [found] } = await askServer("octavo/deployments", { body });
+    const [ours, theirs] = [recording.of(name), found].map((each) => JSON.stringify(sorted(each)));
+    if (ours !== theirs) differing.push([name, ours.slice(0, 300), theirs.slice(0, 300)]);
+  }
+  return differing;
+})
+"""
+
+
+@pytest.fixture(scope="module")
+def recording(folder):
+    """The recorded deployments, as the page reads them."""
+    script = (folder / "data.js").read_text()
+    texts = json.loads(script.partition(" = ")[2].rstrip().rstrip(";"))
+    return json.loads(texts["deployments.json"])
+
+
+def test_the_folder_stays_small(folder, recording):
+    assert (folder / "data.js").stat().st_size < 3e6
+    usual = "llama-3.1-8b|H100 SXM|published|auto|1,1,1,1"
+    assert isinstance(recording["deployments"][usual], list)
+    # Each picture compares layouts that are recorded, whatever is chosen of them.
+    for tp in recording["choices"]["tp"]:
+        assert usual.replace("|1,", f"|{tp},") in recording["deployments"]
+
+
+@pytest.mark.slow
+def test_the_folder_offers_what_is_recorded(tab_at, folder, recording):
+    tab = tab_at(f"file://{folder}/")
+    tab.open("index.html#many-devices")
+    tab.wait_for("document.querySelector('.figures .figure') !== null")
+    options = """[...document.querySelectorAll(".controls select")]
+        .map((select) => [...select.options].map((option) => option.text))"""
+    models, precisions, kv_types, devices = tab.js(options)
+    choices = recording["choices"]
+    assert models == choices["model"] and devices == choices["hardware"]
+    assert precisions == ["as published", "fp8", "Q4_K_M"] and kv_types == ["16 bits", "fp8"]
+    tab.js("location.hash = '#many-devices?tp=4&pp=4&model=deepseek-v3&precision=fp8'")
+    tab.wait_for_text(".command code", "octavo plan deepseek-v3 --hardware h100-sxm:16")
+    tab.js("location.hash = '#many-devices?tp=4&pp=4&ep=4'")
+    tab.wait_for_text(".error-box:not([hidden])", "not recorded in this folder")
+    tab.js("location.hash = '#kv-growth?hardware=M4+Max+(40c)&tp=2'")
+    tab.wait_for_text(".error-box:not([hidden])", "This cannot be: M4 Max (40c) has no link")
+
+
+@pytest.mark.slow
+def test_a_folder_says_who_computes_models_of_ones_own(tab_at, folder):
+    tab = tab_at(f"file://{folder}/")
+    tab.open("index.html#kv-growth?model=mine&own=q1YqLkksKVayUipKLVaqBQA")
+    tab.wait_for_text(".is-own .problem", "octavo serve")
+    tab.wait_for_text(".command code", "octavo plan llama-3.1-8b")

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
 from safetensors.torch import save_file
 
+from octavo.cost import this_machine
 from octavo.cost.engine_profile import Limits
 from octavo.cost.find_device import find_device
 from octavo.cost.open_spec import open_spec
@@ -24,9 +26,13 @@ SETTINGS = {"max_model_len": 128, "max_num_seqs": 3, "step_tokens": 64}
 
 
 @pytest.fixture
-def spec(site, tiny_model):
+def spec(site, tiny_model, monkeypatch):
     """Of the model that the site serves."""
     spec = open_spec(tiny_model)
+    monkeypatch.setattr(this_machine, "device_of_engine", lambda kind: DEVICE)
+    facts = SimpleNamespace(runs_as={"device": "cpu"})
+    monkeypatch.setattr(site.served, "engine", SimpleNamespace(facts=facts))
+    monkeypatch.setattr(site.served, "model_path", tiny_model)
     site.deployment = {
         "model": {**model_json(spec), "name": "tiny"},
         "hardware": hardware_json([DEVICE]),
@@ -58,19 +64,24 @@ def test_it_is_computed_of_what_its_files_hold(tab, spec, tiny_model):
         const world = await loadWorld();
         const values = { model: "this", hardware: "this", precision: "published", kv: "auto" };
         const picture = { needs: { model: true, hardware: true } };
-        const { deployment } = contextOf(picture, values, world);
-        const { limits, weights, memory } = deployment;
-        const step = deployment.step([[10, 1], [20, 1]]);
-        const { seconds } = step.total;
-        return { limits, bytes: weights.bytes, pool: memory.poolBytes, seconds };
+        const { deployment } = await new Promise((done) => {
+            const look = () => {
+                const context = contextOf(picture, values, world, look);
+                if (!context.isWaiting) done(context);
+            };
+            look();
+        });
+        const { limits, memory } = deployment;
+        const seconds = deployment.step([[10, 1], [20, 1]]).total.value;
+        return { limits, memory, seconds };
     })()""")
     limits = Limits(max_num_seqs=3, max_num_batched_tokens=64, max_model_len=128)
     found = plan(str(tiny_model), "epyc-genoa", limits=limits, traffic=Traffic(8, 8)).deployment
-    assert told["limits"]["maxModelLen"] == 128
-    assert told["limits"]["maxNumSeqs"] == 3
-    assert told["limits"]["stepTokens"] == 64
-    assert told["bytes"] == pytest.approx(weights_bytes(spec, found.precision), rel=1e-9)
-    assert told["pool"] == pytest.approx(found.memory.kv_bytes, rel=1e-9)
+    assert told["limits"]["max_model_len"] == 128
+    assert told["limits"]["max_num_seqs"] == 3
+    assert told["limits"]["max_num_batched_tokens"] == 64
+    assert told["memory"]["weights_bytes"] == weights_bytes(spec, found.precision)
+    assert told["memory"]["pool_bytes"] == pytest.approx(found.memory.kv_bytes, rel=1e-9)
     seconds = found.step_time([Span(10, 1), Span(20, 1)]).value
     assert told["seconds"] == pytest.approx(seconds, rel=1e-9)
 

@@ -14,10 +14,6 @@ export function around(value, share, source) {
   return { value, low: value / (1 + share), high: value * (1 + share), source };
 }
 
-export function sure(value, source = "published") {
-  return { value, low: value, high: value, source };
-}
-
 /** What a function makes of it that rises, or falls, all the way. */
 export function mapped({ value, low, high, source }, of) {
   const ends = [of(low), of(high)];

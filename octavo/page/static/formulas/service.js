@@ -1,5 +1,6 @@
 // Requests that come at random: where the load settles, and how long answers take there. Twin of octavo/planner/steady_state.py.
 
+import { maxConcurrency } from "./memory.js";
 import { worst } from "./predictions.js";
 import { delaysQuantile, md1WaitQuantile, mmkWaitQuantile, normalQuantile } from "./quantiles.js";
 import { balance, md1Wait, mmkWait } from "./queueing.js";
@@ -15,9 +16,9 @@ export class Service {
   #loads = new Map(); // by end of the predictions, as they are asked for
 
   constructor(deployment, { inputLen, outputLen, rate }) {
-    const fitting = deployment.memory.maxConcurrency(inputLen + outputLen);
-    const { maxNumSeqs, stepTokens } = deployment.limits;
-    const most = Math.floor(Math.min(maxNumSeqs, fitting) / deployment.parallel.pp);
+    const fitting = maxConcurrency(deployment.memory, inputLen + outputLen);
+    const { max_num_seqs: numSeqs, max_num_batched_tokens: stepTokens } = deployment.limits;
+    const most = Math.floor(Math.min(numSeqs, fitting) / deployment.parallel.pp);
     this.table = tableOf(deployment, inputLen, outputLen);
     this.slots = Math.max(1, most);
     this.steps = [this.table, inputLen, outputLen, stepTokens, deployment.targetStepSeconds];

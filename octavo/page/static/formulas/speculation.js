@@ -12,18 +12,6 @@ export function speedup(tokens, length, costRatio) {
   return tokens / (1 + length * costRatio);
 }
 
-/** The fastest draft length of a single request; 0 if plain decoding is faster. */
-export function bestLength(alpha, costRatio, most = 64) {
-  let [best, fastest, right, tokens] = [0, 1, 1, 1];
-  for (let length = 1; length <= most; length += 1) {
-    right *= alpha;
-    tokens += right;
-    const speed = speedup(tokens, length, costRatio);
-    if (speed > fastest) [best, fastest] = [length, speed];
-  }
-  return best;
-}
-
 /** Speed-up of `batch` requests that each draft `length` tokens. `stepCost(batch, rows of each)`:
  * seconds; `draftCost(batch)`: those of drafting one token for each. */
 export function batchedSpeedup(tokens, length, batch, stepCost, draftCost = () => 0) {

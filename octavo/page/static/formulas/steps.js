@@ -1,72 +1,36 @@
-// How long a step takes: a roofline for each operation, summed, and what comes on top. Twin of
-// octavo/cost/op_cost.py and step_cost.py.
+// How long a step takes, by a document: a roofline for each operation, summed, and what comes on top
+// (docs/planning.md).
 
-import { transfers } from "./communication.js";
-import { CannotBe } from "./errors.js";
 import { around, sum } from "./predictions.js";
 import { decodeWork, matrixWork, numSeqs, passes, promptWork } from "./work.js";
 
-const SMALL_OPS = 4; // of a layer: two norms, rotations and writing of keys, the activation function
-const SMALL_OP_ROWS = 8; // rows of the hidden size that they move
-const BITS = { fp32: 32, fp16: 16, fp8: 8, int8: 8, fp4: 4 };
+const WORK = {
+  matrix: ({ index }, rank) => (rows) => matrixWork(rank.matrices[index], rows, rank),
+  "attention.decode": ({ index }, rank) => (rows) => decodeWork(rank.attention[index], rows),
+  "attention.prompt": ({ index }, rank) => (rows) => promptWork(rank.attention[index], rows),
+  small: ({ bytes_per_row: bytes }) => (rows) => ({ bytes: rows.tokens * bytes, flops: 0 }),
+};
 
-/** All operations of a model's pass, and what each costs on a device. */
-export function pricedOps(rank, device, efficiency) {
-  const { pp } = rank.parallel;
-  const price = (name, count, work, arithmetic, share, stages = pp) => {
-    const [, peak] = computedAs(device, arithmetic);
-    const bandwidth = device.memory_bandwidth;
-    return {
-      name, count, work, stages, peak, bandwidth,
-      bytesPerS: bandwidth * efficiency.memory,
-      flopsPerS: peak * share,
-      launchS: count * efficiency.launch_s,
-    };
-  };
-  const products = rank.matrices.map((matrix) => price(
-    matrix.name, matrix.count, (rows) => matrixWork(matrix, rows, rank), matrix.arithmetic,
-    computeShare(matrix, device, efficiency), matrix.isSampled ? 1 : pp, // the last stage's head
-  ));
-  const share = efficiency.attention_compute;
-  const attention = rank.attention.flatMap((op) => [
-    price(`${op.name}.decode`, op.count, (rows) => decodeWork(op, rows), "fp16", share),
-    price(`${op.name}.prompt`, op.count, (rows) => promptWork(op, rows), "fp16", share),
-  ]);
-  const row = rank.layers * SMALL_OP_ROWS * rank.hidden * rank.activationBytes;
-  const small = (rows) => ({ bytes: rows.tokens * row, flops: 0 });
-  const { compute } = efficiency;
-  return [...products, ...attention,
-    price("small ops", SMALL_OPS * rank.layers, small, "fp16", compute)];
-}
-
-/** What products of a type are computed in here, and the operations a second. */
-export function computedAs(device, arithmetic) {
-  const found = device.computes[arithmetic];
-  if (!found) throw new CannotBe(`${device.name}: no peak is known for ${arithmetic}`);
-  return found;
-}
-
-/** Less where weights are unpacked into more bits before they are multiplied. */
-function computeShare({ bytes, params, arithmetic }, device, { compute, dequantized }) {
-  const [computedIn] = computedAs(device, arithmetic);
-  const bits = params ? (8 * bytes) / params : 0;
-  return bits < 0.9 * Math.min(16, BITS[computedIn]) ? compute * dequantized : compute;
+/** The operations of a document, with `workOf(rows)` of a pass. */
+export function boundOps({ ops, rank }) {
+  return ops.map((op) => ({ ...op, workOf: WORK[op.work](op, rank) }));
 }
 
 /** What a step takes, and what of it is what. */
-export function stepCost(ops, rank, efficiency, link, chunks, numSteps = 1) {
-  const done = passes(chunks, numSteps).map((rows) => passCost(ops, rank, efficiency, link, rows));
+export function stepCost(deployment, chunks, numSteps = 1) {
+  const { ops, document: { efficiency } } = deployment;
+  const done = passes(chunks, numSteps).map((rows) => passCost(deployment, rows));
   const parts = partsOf(done, efficiency);
-  const merged = mergeOps(done.flatMap(({ rows }) => ops.map((op) => opCost(op, rows, efficiency)))
+  const merged = mergeOps(done.flatMap(({ rows }) => ops.map((op) => opCost(op, op.workOf(rows), efficiency)))
     .filter(({ bytes, flops }) => bytes || flops));
   const said = mergeTransfers(done.flatMap((each) => each.said));
   return { ...parts, total: sum(Object.values(parts)), ops: merged, transfers: said, bound: boundOf(merged, parts) };
 }
 
 /** Its time alone, for callers that compute thousands of steps. */
-export function stepTotal(ops, rank, efficiency, link, chunks) {
-  const done = passes(chunks, 1).map((rows) => passCost(ops, rank, efficiency, link, rows));
-  return sum(Object.values(partsOf(done, efficiency)));
+export function stepTotal(deployment, chunks) {
+  const done = passes(chunks, 1).map((rows) => passCost(deployment, rows));
+  return sum(Object.values(partsOf(done, deployment.document.efficiency)));
 }
 
 function partsOf(done, efficiency) {
@@ -79,10 +43,10 @@ function partsOf(done, efficiency) {
   };
 }
 
-function passCost(ops, rank, efficiency, link, rows) {
+function passCost({ ops, document: { efficiency, communication } }, rows) {
   const { spread, source } = efficiency;
-  const compute = sum(ops.map((op) => opSeconds(op, op.work(rows), efficiency)));
-  const said = link ? transfers(rank, rows, link) : [];
+  const compute = sum(ops.map((op) => opSeconds(op, op.workOf(rows), efficiency)));
+  const said = transfers(communication, rows);
   return {
     rows,
     said,
@@ -91,19 +55,28 @@ function passCost(ops, rank, efficiency, link, rows) {
   };
 }
 
+/** What ranks say to each other in a pass: `[{ name, count, bytes, seconds }]`. */
+function transfers(communication, rows) {
+  return communication.filter((each) => each.rows === "tokens" || rows.sampled > 0).map((each) => ({
+    name: each.name,
+    count: each.count,
+    bytes: rows[each.rows] * each.bytes_per_row,
+    seconds: each.seconds + rows[each.rows] * each.seconds_per_row,
+  }));
+}
+
 /** Seconds of an operation in all stages, as a prediction. */
 function opSeconds(op, { bytes, flops }, { sharpness, spread, source }) {
   const { stages } = op;
   const isNothing = !(bytes || flops);
-  const seconds = isNothing ? 0 : together(bytes / op.bytesPerS, flops / op.flopsPerS, sharpness) + op.launchS;
+  const seconds = isNothing ? 0 : together(bytes / op.bytes_per_s, flops / op.flops_per_s, sharpness) + op.launch_s;
   const least = Math.max(bytes / op.bandwidth, flops / op.peak); // what the ceilings allow
   const low = Math.min(seconds, Math.max(least, seconds / (1 + spread)));
   return { value: seconds * stages, low: low * stages, high: seconds * (1 + spread) * stages, source };
 }
 
 /** Seconds of one stage, and what they come of. */
-function opCost(op, rows, efficiency) {
-  const work = op.work(rows);
+function opCost(op, work, efficiency) {
   const { bytes, flops } = work;
   return {
     name: op.name,
@@ -113,12 +86,12 @@ function opCost(op, rows, efficiency) {
     flops,
     intensity: bytes ? flops / bytes : 0,
     ridge: op.peak / op.bandwidth,
-    bound: longest({ memory: bytes / op.bytesPerS, compute: flops / op.flopsPerS, latency: op.launchS }),
+    bound: longest({ memory: bytes / op.bytes_per_s, compute: flops / op.flops_per_s, latency: op.launch_s }),
   };
 }
 
 /** (a^p + b^p)^(1/p): the longer of two times, and a little more where they are alike. */
-export function together(one, other, sharpness) {
+function together(one, other, sharpness) {
   const [longer, shorter] = one > other ? [one, other] : [other, one];
   if (!shorter || sharpness === null) return longer;
   return longer * (1 + (shorter / longer) ** sharpness) ** (1 / sharpness);

@@ -1,4 +1,4 @@
-// What a step has to do, in bytes and operations: octavo/cost/work.py. A chunk is `[start, tokens,
+// What a step has to do, in bytes and operations, by a document's `rank`: docs/planning.md. A chunk is `[start, tokens,
 // samples, drafted, alike]`: some tokens of a sequence, whether one is sampled after them (1 unless
 // it is said), how many of them are a draft, and how many sequences do the same (1 unless it is said).
 
@@ -35,17 +35,19 @@ function count(spans) {
 
 /** Of sequences that decode a token, or verify some. */
 export function decodeWork(op, { decoding }) {
-  return attentionWork(op, seenBySpans(decoding, op.reach), op.decode, count(decoding));
+  const perScore = op.decode_flops_per_score ?? op.flops_per_score;
+  return attentionWork(op, decoding, perScore);
 }
 
 /** Of pieces of prompts. */
 export function promptWork(op, { prompts }) {
-  return attentionWork(op, seenBySpans(prompts, op.reach), op.prefill, count(prompts));
+  return attentionWork(op, prompts, op.flops_per_score);
 }
 
-function attentionWork(op, { keys, scores }, perScore, seqs) {
-  const states = 2 * seqs * op.stateBytes; // read, and written
-  return { bytes: op.count * (keys * op.kvBytes + states), flops: op.count * scores * perScore };
+function attentionWork(op, spans, perScore) {
+  const { keys, scores } = seenBySpans(spans, Math.min(op.window ?? Infinity, op.selected ?? Infinity));
+  const states = 2 * count(spans) * op.state_bytes; // read, and written
+  return { bytes: op.count * (keys * op.kv_bytes_per_token + states), flops: op.count * scores * perScore };
 }
 
 /** Keys that are written and read, and pairs of a query and a key that it sees. */
@@ -68,34 +70,35 @@ function causalScores(tokens, reach) {
 
 /** Of a product in all of its layers. */
 export function matrixWork(matrix, rows, rank) {
-  const count = matrix.isSampled ? rows.sampled : rows.tokens;
+  const count = matrix.sampled_only ? rows.sampled : rows.tokens;
   if (!count) return { bytes: 0, flops: 0 };
-  const width = (matrix.inputs + matrix.outputs) * rank.activationBytes;
+  const width = (matrix.inputs + matrix.outputs) * rank.activation_bytes;
   if (matrix.experts) return expertsWork(matrix, count, width, rank.parallel);
   return {
-    bytes: matrix.count * (matrix.bytes + count * width),
-    flops: 2 * matrix.count * matrix.params * count,
+    bytes: matrix.count * (matrix.num_bytes + count * width),
+    flops: 2 * matrix.count * matrix.num_params * count,
   };
 }
 
 /** Of the rank on which most of the rows land: all wait for it. */
-function expertsWork({ count, bytes, params, experts }, rows, width, { tp, ep }) {
+function expertsWork({ count, num_bytes: bytes, num_params: params, experts }, rows, width, { tp, ep }) {
+  const { total, per_token: perToken, on_rank: onRank } = experts;
   const tokens = rows * Math.max(1, Math.floor(ep / tp)); // of all devices that share the experts
-  const uses = tokens * experts.perToken;
-  const here = ((uses * experts.here) / experts.total) * (ep > 1 ? loadFactor(ep, uses) : 1);
-  const hit = expertsHit(experts.total, experts.perToken, tokens) / experts.total;
+  const uses = tokens * perToken;
+  const here = ((uses * onRank) / total) * (ep > 1 ? loadFactor(ep, uses) : 1);
+  const hit = expertsHit(total, perToken, tokens) / total;
   return {
     bytes: count * (bytes * hit + here * width),
-    flops: ((2 * count * params) / experts.here) * here,
+    flops: ((2 * count * params) / onRank) * here,
   };
 }
 
 /** How many of a layer's experts some token uses, if each is as likely as any other. */
-export function expertsHit(total, perToken, tokens) {
+function expertsHit(total, perToken, tokens) {
   return total * (1 - (1 - perToken / total) ** tokens);
 }
 
 /** Uses of experts on the busiest rank, to those of the mean: about the most of Poisson counts. */
-export function loadFactor(ranks, uses) {
+function loadFactor(ranks, uses) {
   return Math.min(ranks, 1 + Math.sqrt((2 * Math.log(ranks)) / (uses / ranks)));
 }

@@ -4,8 +4,6 @@ import { curves } from "../charts/curves.js";
 import { lanes } from "../charts/lanes.js";
 import { element } from "../common/dom.js";
 import { digits, format } from "../common/numbers.js";
-import { kvVectors } from "../formulas/parts.js";
-import { cachedBytes } from "../formulas/precision.js";
 
 const TYPES = [["bfloat16", "16 bits"], ["fp8", "fp8"], ["int8", "int8"], ["int4", "int4"]];
 
@@ -71,14 +69,12 @@ export const attentionKinds = {
 /** `{ name, kvHeads, bytes(length), blocks(length), formula(length) }` of each kind. */
 function kindsOf({ values, world }) {
   const { heads, dim, layers } = values;
-  const kv = world.tables.types.kv[values.type];
-  const shared = (kvHeads) => ({ kind: "Attention", heads, kv_heads: kvHeads, head_dim: dim });
+  const kv = world.kvTypes[values.type];
+  const tokenBytes = (kvHeads, keyDim, valueDim) => kvHeads * (vectorBytes(kv.keys, keyDim) + vectorBytes(kv.values, valueDim));
   const grouped = Math.max(1, heads / values.shared);
-  const latent = { kind: "LatentAttention", heads, kv_rank: values.latent, rope_dim: values.rope };
-  const plain = (name, kvHeads) => everyLayer(name, kvHeads, cachedBytes(kv, kvVectors(shared(kvHeads), 1)), layers,
+  const plain = (name, kvHeads) => everyLayer(name, kvHeads, tokenBytes(kvHeads, dim, dim), layers,
     `${layers} layers × 2 × ${kvHeads} ${kvHeads === 1 ? "head" : "heads"} × ${dim}`);
-  const gqaToken = cachedBytes(kv, kvVectors(shared(grouped), 1));
-  const mlaToken = cachedBytes(kv, kvVectors(latent, 1));
+  const mlaToken = tokenBytes(1, values.latent, values.rope); // the same for all heads
   return [
     plain("MHA", heads),
     plain("GQA", grouped),
@@ -91,8 +87,13 @@ function kindsOf({ values, world }) {
         return [{ from: 0, to: split, label: "latent", colour: 3 }, { from: split, to: bytes, label: "key of position", colour: 4 }];
       },
     },
-    windowed(values, grouped, gqaToken),
+    windowed(values, grouped, tokenBytes(grouped, dim, dim)),
   ];
+}
+
+/** Of a cached vector: its numbers, and what each group of them has beside. */
+function vectorBytes({ bits, group, group_bytes: groupBytes }, dim) {
+  return (dim * bits) / 8 + Math.ceil(dim / (group || dim)) * groupBytes;
 }
 
 function everyLayer(name, kvHeads, tokenBytes, layers, shape) {

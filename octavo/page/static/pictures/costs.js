@@ -2,7 +2,6 @@
 
 import { curves } from "../charts/curves.js";
 import { format } from "../common/numbers.js";
-import { CannotBe } from "../formulas/index.js";
 import { planCommand } from "./picker.js";
 
 const LAYOUTS = [1, 2, 4, 8];
@@ -26,6 +25,8 @@ export const costs = {
     { id: "load", label: "Load, of the most there is", kind: "range", min: 0.02, max: 0.97, step: 0.01, value: 0.6, unit: "%" },
   ],
 
+  layouts: () => LAYOUTS.map((tp) => ({ tp })),
+
   figures(context) {
     const { deployment, values } = context;
     const most = highestRate(deployment, values);
@@ -44,7 +45,7 @@ export const costs = {
     if (bill === null) return [...found, { label: "A million tokens", value: "no price is known" }];
     const { perMillionOutputTokens: each, perHour, joulesPerOutputToken: joules } = bill;
     found.push({ label: "A million tokens of answers", ...range(each), unit: "$", formula: `${format(perHour.value, "$")} an hour / ${format(tokens * 3600)} tokens an hour` });
-    if (joules) found.push({ label: "Energy of a token", ...range(joules), unit: "J", formula: `${deployment.device.watts_text} × ${deployment.numDevices} / ${format(most * values.output)} tokens/s at full load` });
+    if (joules) found.push({ label: "Energy of a token", ...range(joules), unit: "J", formula: `${deployment.document.money.watts_text} × ${deployment.numDevices} / ${format(most * values.output)} tokens/s at full load` });
     return found;
   },
 
@@ -56,8 +57,8 @@ export const costs = {
   },
 
   draw(canvas, context) {
-    const { deployment, values } = context;
-    const lines = LAYOUTS.map((tp, index) => ({ tp, colour: [1, 2, 3, 6][index], points: curveOf(deployment, tp, values) }))
+    const { deployment, laidOut, values } = context;
+    const lines = LAYOUTS.map((tp, index) => ({ tp, colour: [1, 2, 3, 6][index], points: curveOf(laidOut({ tp }), values) }))
       .filter(({ points }) => points.length > 0);
     const own = lines.find(({ tp }) => tp === values.tp);
     const layer = ({ tp, colour, points }, of) => ({
@@ -72,7 +73,7 @@ export const costs = {
       x, y: { label: "tokens/s of a device", unit: "tokens/s", min: 0 }, marks,
       layers: lines.map((line) => layer(line, (point) => point.perDevice)),
     });
-    if (!deployment.device.usd_per_hour) return;
+    if (!deployment.document.money.fixed_usd_per_hour) return;
     const band = own ? [{ kind: "band", colour: 1, label: "likely between", points: own.points.map(({ perUser, dollars }) => [perUser, dollars.low, dollars.high]) }] : [];
     canvas.chart("dollars", curves, {
       title: "What a million tokens of answers cost",
@@ -83,21 +84,15 @@ export const costs = {
 };
 
 /** Points from a low load to nearly all there is; none where the model cannot be laid out so. */
-function curveOf(deployment, tp, values) {
-  try {
-    const laidOut = tp === values.tp ? deployment : deployment.with({ tp });
-    const most = highestRate(laidOut, values);
-    if (most === 0) return [];
-    return memoized(`curve ${keyOf(laidOut, values)}`, () =>
-      LOADS.map((load) => {
-        const { rate, service, bill } = pointAt(laidOut, values, most, load);
-        const perDevice = (rate * values.output) / laidOut.numDevices;
-        return { load, perUser: 1 / service.middle.tpot, perDevice, dollars: bill?.perMillionOutputTokens };
-      }));
-  } catch (error) {
-    if (error instanceof CannotBe) return [];
-    throw error;
-  }
+function curveOf(deployment, values) {
+  const most = deployment === null ? 0 : highestRate(deployment, values);
+  if (most === 0) return [];
+  return memoized(`curve ${keyOf(deployment, values)}`, () =>
+    LOADS.map((load) => {
+      const { rate, service, bill } = pointAt(deployment, values, most, load);
+      const perDevice = (rate * values.output) / deployment.numDevices;
+      return { load, perUser: 1 / service.middle.tpot, perDevice, dollars: bill?.perMillionOutputTokens };
+    }));
 }
 
 /** At a load, of `most` requests a second: as `octavo plan --rate` has it. */
@@ -145,15 +140,10 @@ function memoized(key, make) {
   return known.get(key);
 }
 
-function keyOf({ knobs }, { input, output }) {
-  const { spec, device, ...others } = knobs;
-  return JSON.stringify([numberOf(spec), device.name, others, input, output]);
-}
-
-const numbers = new WeakMap(); // of models: two may have the same name
+const numbers = new WeakMap(); // of deployments
 let lastNumber = 0;
 
-function numberOf(spec) {
-  if (!numbers.has(spec)) numbers.set(spec, (lastNumber += 1));
-  return numbers.get(spec);
+function keyOf(deployment, { input, output }) {
+  if (!numbers.has(deployment)) numbers.set(deployment, (lastNumber += 1));
+  return [numbers.get(deployment), input, output].join();
 }

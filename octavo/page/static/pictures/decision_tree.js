@@ -5,6 +5,7 @@ import { format } from "../common/numbers.js";
 import { decisions } from "../formulas/index.js";
 import { planCommand } from "./picker.js";
 
+const ONE_DEVICE = { tp: 1 };
 // By what octavo.planner.decisions asks: the question, what decides it, what follows from yes and no.
 const QUESTIONS = {
   "one device": {
@@ -72,6 +73,8 @@ export const decisionTree = {
     { id: "rate", label: "Requests a second", kind: "log-range", min: 0.01, max: 1000, value: 2, unit: "requests/s" },
   ],
 
+  layouts: ({ tp }) => [ONE_DEVICE, { tp: 2 * tp }],
+
   figures(context) {
     const { deployment, values: { input, output } } = context;
     const fitting = { label: "Requests that fit at once", value: deployment.maxConcurrency(input + output), unit: "requests", formula: `of ${input} + ${output} tokens` };
@@ -92,7 +95,8 @@ export const decisionTree = {
   },
 
   draw(canvas, context) {
-    const found = decisions(context.deployment, trafficOf(context));
+    const { deployment, laidOut, values: { tp } } = context;
+    const found = decisions(deployment, { one: laidOut(ONE_DEVICE), wider: laidOut({ tp: 2 * tp }) }, trafficOf(context));
     canvas.place("tree", "ol").replaceChildren(...found.map(questionElement));
   },
 };

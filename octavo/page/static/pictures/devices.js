@@ -3,7 +3,6 @@
 import { curves, stacked } from "../charts/curves.js";
 import { lanes } from "../charts/lanes.js";
 import { format } from "../common/numbers.js";
-import { CannotBe } from "../formulas/index.js";
 import { planCommand } from "./picker.js";
 
 const SPLITS = [1, 2, 4, 8, 16];
@@ -28,6 +27,8 @@ export const devices = {
     { id: "length", label: "Tokens of each so far", kind: "log-range", min: 16, max: 131072, value: 1000 },
   ],
 
+  layouts: ({ pp }) => SPLITS.map((tp) => ({ tp, pp })),
+
   figures(context) {
     const { deployment, values: { streams, lots } } = context;
     const { pp } = deployment.parallel;
@@ -35,15 +36,15 @@ export const devices = {
     const { total, communication } = step;
     const [first, ...more] = step.transfers;
     const said = first ? `${format(first.count)} × ${first.name.split(".")[1].replace(/_/g, "-")} of ${format(first.bytes / first.count, "B")}${more.length ? ` and ${more.map(({ name }) => name).join(", ")}` : ""}` : undefined;
-    const { weightsBytes, usableBytes, numBlocks } = deployment.memory;
+    const { weights_bytes: weightsBytes, usable_bytes: usableBytes, num_blocks: numBlocks } = deployment.memory;
     const bubbles = (pp - 1) / (lots + pp - 1);
     return [
-      { label: "A step takes", value: total.seconds, unit: "s", low: total.low, high: total.high, source: total.source },
-      { label: "of which communication", value: communication.seconds / total.seconds, unit: "%", source: communication.source, formula: said },
-      { label: "Communication", value: communication.seconds, unit: "s", low: communication.low, high: communication.high, source: communication.source },
+      { label: "A step takes", ...total, unit: "s" },
+      { label: "of which communication", value: communication.value / total.value, unit: "%", source: communication.source, formula: said },
+      { label: "Communication", ...communication, unit: "s" },
       { label: "Bubbles, from empty to empty", value: bubbles, unit: "%", formula: `(${pp} − 1) / (${lots} + ${pp} − 1)` },
       { label: "Weights of each device", value: weightsBytes, unit: "iB", formula: `of ${format(usableBytes, "iB")} that may be used${numBlocks ? "" : ": it does not fit"}` },
-      { label: "Tokens of each device", value: (streams * Math.min(lots, pp)) / total.seconds / deployment.parallel.tp / pp, unit: "tokens/s", source: total.source, formula: `${Math.min(lots, pp)} × ${streams} requests / ${format(total.seconds, "s")} / ${deployment.parallel.tp * pp} devices` },
+      { label: "Tokens of each device", value: (streams * Math.min(lots, pp)) / total.value / deployment.parallel.tp / pp, unit: "tokens/s", source: total.source, formula: `${Math.min(lots, pp)} × ${streams} requests / ${format(total.value, "s")} / ${deployment.parallel.tp * pp} devices` },
     ];
   },
 
@@ -103,34 +104,26 @@ function partsOf({ ops, transfers, overhead }, pp) {
     { label: "all-gather", size: said("head.all_gather"), colour: 5 },
     { label: "send", size: said("stages.send"), colour: 3 },
   ];
-  return pp > 1 ? parts : [...parts, { label: "once a step", size: overhead.seconds, colour: 7 }];
+  return pp > 1 ? parts : [...parts, { label: "once a step", size: overhead.value, colour: 7 }];
 }
 
 // -- more and more devices ---------------------------------------------------------------------
 
-function byTensors({ deployment, values }) {
-  const found = SPLITS.flatMap((tp) => tryWith(deployment, tp, values));
+function byTensors({ laidOut, values }) {
+  const found = SPLITS.map((tp) => ({ tp, deployment: laidOut({ tp, pp: values.pp }) }))
+    .filter(({ deployment }) => deployment !== null)
+    .map(({ tp, deployment }) => ({ tp, step: stepOf(deployment, values) }));
   const part = (label, colour, of) => ({ label, colour, points: found.map(({ tp, step }) => [tp, of(step)]) });
   return {
     title: "A step by how many devices have a part of each matrix",
     x: { label: "devices (tp)", scale: "log", min: 1, max: 16 },
     y: { label: "time", unit: "s", min: 0 },
     layers: stacked([
-      part("reading and computing", 1, (step) => step.compute.seconds),
-      part("communication", 2, (step) => step.communication.seconds),
-      part("once a step", 7, (step) => step.overhead.seconds),
+      part("reading and computing", 1, (step) => step.compute.value),
+      part("communication", 2, (step) => step.communication.value),
+      part("once a step", 7, (step) => step.overhead.value),
     ]),
     marks: [{ x: values.tp, label: `tp = ${values.tp}` }],
     height: 220,
   };
-}
-
-/** None where the model cannot be laid out so. */
-function tryWith(deployment, tp, values) {
-  try {
-    return [{ tp, step: stepOf(deployment.with({ tp, ep: 1, dp: 1 }), values) }];
-  } catch (error) {
-    if (error instanceof CannotBe) return [];
-    throw error;
-  }
 }

@@ -15,15 +15,16 @@
 //                                              // brings a picker of the served model's weights
 //     controls: [{ id: "batch", label: "Batch", kind: "log-range", min: 1, max: 1024, value: 8,
 //                  unit: "requests" }],        // kinds: controls.js
+//     layouts(values) { return [{ tp: 2 }]; },  // that it compares with its own; may be left out
 //     figures(context) { return [{ label, value, unit, low, high, source, formula }]; },  // or null: as before
 //     command(context) { return planCommand(context, { concurrency: context.values.batch }); },
 //     draw(canvas, context) { canvas.chart("steps", curves, { … }); },
 //   };
 //
-// `context` is `{ values, spec, device, deployment, world, redraw }`. `values` has what each control says,
-// by id. Controls named tp, pp, ep, dp, replicas, engine, maxModelLen, maxNumSeqs and stepTokens
-// change the deployment by themselves. Where a model cannot be laid out so (CannotBe), the frame
-// says why, and neither `figures` nor `draw` is called. `figures` and `command` are pure functions;
+// `context` is that of picker.js. `values` has what each control says, by id. Controls named tp, pp, ep,
+// dp and replicas change the deployment by themselves. Where a model cannot be laid out so, the frame
+// says why, and neither `figures` nor `draw` is called; what was drawn stays while the server computes
+// another deployment. `figures` and `command` are pure functions;
 // `command` may be left out. A value's unit is one of common/numbers.js, or any word; bytes are "B"
 // (powers of 1000) or, for what memory holds, "iB" (powers of 1024). `formula` is text with the
 // numbers put in: "2 × 8.03e9 × 8 / 989 TFLOP/s = 130 µs".
@@ -41,7 +42,7 @@ import { writeState } from "../common/url_state.js";
 import { Canvas } from "./canvas.js";
 import { makeControl, parseValue, valueText } from "./controls.js";
 import { showFigures } from "./figures.js";
-import { contextOf, ownModel, pickerControls } from "./picker.js";
+import { contextOf, declaredControls, ownModel } from "./picker.js";
 import { addModel } from "./world.js";
 
 export class Frame {
@@ -64,7 +65,7 @@ export class Frame {
 
   #open(given) {
     const { picture, world } = this;
-    this.declared = [...pickerControls(picture.needs, world), ...picture.controls];
+    this.declared = declaredControls(picture, world);
     this.values = Object.fromEntries(this.declared.map((control) => [control.id, startOf(control, given)]));
     this.controls = this.declared.map((control) =>
       makeControl(control, (value) => this.#change(control.id, value)));
@@ -136,12 +137,14 @@ export class Frame {
       this.controls[index].show(this.values[control.id], this.values);
       this.controls[index].element.hidden = control.applies?.(this.values) === false;
     });
-    const context = { ...contextOf(this.picture, this.values, this.world), redraw: this.redraw };
+    const context = contextOf(this.picture, this.values, this.world, this.redraw);
+    this.container.setAttribute("aria-busy", String(context.isWaiting));
+    if (context.isWaiting) return;
     this.problem.hidden = context.cannot === null;
     this.drawing.hidden = this.figures.hidden = context.cannot !== null;
     this.#showCommand(context);
     if (context.cannot !== null) {
-      this.problem.textContent = `This cannot be: ${context.cannot}.`;
+      this.problem.textContent = context.cannot;
       return;
     }
     const figures = this.picture.figures(context);

@@ -2,7 +2,7 @@
 
 import { curves, stacked } from "../charts/curves.js";
 import { digits, format } from "../common/numbers.js";
-import { sequenceBytes } from "../formulas/index.js";
+import { isUniform, sequenceBytes } from "../formulas/index.js";
 import { planCommand } from "./picker.js";
 
 const LONGEST = 1048576;
@@ -27,17 +27,17 @@ export const kvGrowth = {
     const { deployment, values } = context;
     const { memory } = deployment;
     const length = lengthOf(context);
-    const each = bytesOfEach(context, length);
+    const each = sequenceBytes(memory, length);
     const fit = deployment.maxConcurrency(length);
     const [least, most] = fitting(memory, each);
     return [
-      { label: "One token, in all layers", value: deployment.kvBytesPerToken, unit: "B", source: "exact" },
+      { label: "One token, in all layers", value: deployment.precision.kv_bytes_per_token, unit: "B", source: "exact" },
       { label: `One request of ${digits(length)} tokens, on a device`, value: each, unit: "iB", source: "exact",
-        formula: isUniform(memory) ? `${digits(length)} × ${format(memory.kvBytesPerToken, "B")}, in whole blocks of ${memory.limits.blockSize}` : "the sum over its layers: windows keep no more than a step can see" },
-      { label: "Left for the KV cache", value: Math.max(0, memory.leftBytes), unit: "iB", low: Math.max(0, memory.left.low), high: Math.max(0, memory.left.high), source: memory.left.source,
-        formula: `${format(memory.usableBytes, "iB")} − ${format(memory.weightsBytes, "iB")} − ${format(memory.keptBackBytes, "iB")}` },
+        formula: isUniform(memory) ? `${digits(length)} × ${format(memory.kv_bytes_per_token, "B")}, in whole blocks of ${memory.block_size}` : "the sum over its layers: windows keep no more than a step can see" },
+      { label: "Left for the KV cache", value: Math.max(0, Math.trunc(memory.left.value)), unit: "iB", low: Math.max(0, memory.left.low), high: Math.max(0, memory.left.high), source: memory.left.source,
+        formula: `${format(memory.usable_bytes, "iB")} − ${format(memory.weights_bytes, "iB")} − ${format(memory.kept_back_bytes, "iB")}` },
       { label: "Requests that fit at once", value: fit, low: least, high: most, source: memory.left.source,
-        formula: isUniform(memory) ? `${digits(memory.numBlocks)} blocks / ${digits(Math.ceil(length / memory.limits.blockSize))} of each` : `${format(memory.poolBytes, "iB")} / ${format(each, "iB")}` },
+        formula: isUniform(memory) ? `${digits(memory.num_blocks)} blocks / ${digits(Math.ceil(length / memory.block_size))} of each` : `${format(memory.pool_bytes, "iB")} / ${format(each, "iB")}` },
       { label: `${digits(values.users)} requests need`, value: values.users * each, unit: "iB", source: "exact",
         formula: `${digits(values.users)} × ${format(each, "iB")}` },
     ];
@@ -58,39 +58,39 @@ export const kvGrowth = {
 /** What fills the device as requests come. */
 function drawMemory(canvas, context) {
   const { deployment: { memory }, values } = context;
-  const each = bytesOfEach(context, lengthOf(context));
+  const each = sequenceBytes(memory, lengthOf(context));
   const most = Math.max(8, 2 * values.users);
   const xs = Array.from({ length: 65 }, (_, index) => (most * index) / 64);
   const flat = (bytes) => xs.map((x) => [x, bytes]);
   canvas.chart("memory", curves, {
     title: "Memory of a device",
     x: { label: "requests at once", min: 0, max: most },
-    y: { label: "memory", unit: "iB", max: Math.max(1.25 * memory.totalBytes, 0) },
+    y: { label: "memory", unit: "iB", max: Math.max(1.25 * memory.total_bytes, 0) },
     layers: stacked([
-      { label: "weights", colour: 1, points: flat(memory.weightsBytes) },
-      { label: "workspace", colour: 7, points: flat(memory.keptBackBytes) },
+      { label: "weights", colour: 1, points: flat(memory.weights_bytes) },
+      { label: "workspace", colour: 7, points: flat(memory.kept_back_bytes) },
       { label: "KV cache", colour: 2, points: xs.map((x) => [x, x * each]) },
     ]),
     marks: [
       { x: values.users, label: `${digits(values.users)} requests` },
-      { y: memory.usableBytes, label: "usable memory", isLimit: true },
+      { y: memory.usable_bytes, label: "usable memory", isLimit: true },
     ],
   });
 }
 
 /** How many fit, by how long they are. */
 function drawCapacity(canvas, context) {
-  const { deployment, spec, values } = context;
+  const { deployment, deployment: { memory, model: { max_position: longest } }, values } = context;
   const lengths = [];
-  for (let length = 64; length <= Math.min(LONGEST, spec.max_position); length *= 2) lengths.push(length, Math.round(length * 1.414));
-  const known = lengths.filter((length) => length <= spec.max_position);
+  for (let length = 64; length <= Math.min(LONGEST, longest); length *= 2) lengths.push(length, Math.round(length * 1.414));
+  const known = lengths.filter((length) => length <= longest);
   const rows = known.map((length) => {
-    const ends = fitting(deployment.memory, bytesOfEach(context, length));
+    const ends = fitting(memory, sequenceBytes(memory, length));
     return { length, fit: deployment.maxConcurrency(length), ends };
   }).filter(({ fit }) => fit >= 1);
   canvas.chart("capacity", curves, {
     title: rows.length > 0 ? "Requests that fit at once, by their context" : "Not one request fits, however short",
-    x: { label: "context", unit: "tokens", scale: "log", min: 64, max: Math.min(LONGEST, spec.max_position) },
+    x: { label: "context", unit: "tokens", scale: "log", min: 64, max: Math.min(LONGEST, longest) },
     y: { label: "requests at once", scale: "log", min: 1, max: 2 * Math.max(values.users, rows[0]?.fit ?? 1) },
     layers: [
       { kind: "band", label: "likely between", colour: 1, points: rows.map(({ length, ends }) => [length, Math.max(1, ends[0]), Math.max(1, ends[1])]) },
@@ -104,17 +104,10 @@ function drawCapacity(canvas, context) {
   });
 }
 
-const lengthOf = ({ spec, values }) => Math.min(values.context, spec.max_position);
-
-function bytesOfEach({ deployment: { memory } }, length) {
-  const { blockSize, stepTokens } = memory.limits;
-  return sequenceBytes(memory.attention, length, blockSize, stepTokens);
-}
-
-const isUniform = ({ attention }) => attention.every((op) => !op.stateBytes && op.window === null);
+const lengthOf = ({ deployment, values }) => Math.min(values.context, deployment.model.max_position);
 
 /** Least and most requests, by how sure what is left is; no more than the pool is made for. */
-function fitting({ left, leftBytes, poolBytes }, each) {
-  const made = poolBytes < 0.98 * leftBytes ? poolBytes : Infinity;
+function fitting({ left, pool_bytes: pool }, each) {
+  const made = pool < 0.98 * left.value ? pool : Infinity;
   return [left.low, left.high].map((bytes) => Math.max(0, Math.floor(Math.min(bytes, made) / each)));
 }

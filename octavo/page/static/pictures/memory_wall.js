@@ -28,12 +28,12 @@ export const memoryWall = {
     const { total } = step;
     const { weights, products, cached } = partsOf(step);
     const { bandwidth, peak } = ceilingsOf(deployment);
-    const tokens = values.batch / total.seconds;
+    const tokens = values.batch / total.value;
     return [
-      { label: "A step takes", value: total.seconds, unit: "s", low: total.low, high: total.high, source: total.source,
-        formula: `sum over ${step.ops.length} operations, ${format(step.overhead.seconds, "s")} once a step` },
+      { label: "A step takes", ...total, unit: "s",
+        formula: `sum over ${step.ops.length} operations, ${format(step.overhead.value, "s")} once a step` },
       { label: "Tokens for all together", value: tokens, unit: "tokens/s", low: values.batch / total.high, high: values.batch / total.low, source: total.source,
-        formula: `${values.batch} / ${format(total.seconds, "s")}` },
+        formula: `${values.batch} / ${format(total.value, "s")}` },
       { label: "Reading weights, at peak bandwidth", value: weights / bandwidth, unit: "s", source: "roofline",
         formula: `${format(weights, "B")} / ${format(bandwidth, "B/s")}` },
       { label: "Multiplying, at peak compute", value: products / peak, unit: "s", source: "roofline",
@@ -65,7 +65,7 @@ export const memoryWall = {
       y: { label: "time", unit: "s", scale: "log" },
       layers: [
         { kind: "band", label: "step, likely between", colour: 1, points: rows.map(({ batch, step }) => [batch, step.total.low, step.total.high]) },
-        { kind: "line", label: "step", colour: 1, points: rows.map(({ batch, step }) => [batch, step.total.seconds]) },
+        { kind: "line", label: "step", colour: 1, points: rows.map(({ batch, step }) => [batch, step.total.value]) },
         { kind: "dashed", label: "reading weights", colour: 2, points: parts.map(({ batch, weights }) => [batch, weights / bandwidth]) },
         { kind: "dashed", label: "multiplying", colour: 3, points: parts.map(({ batch, products }) => [batch, products / peak]) },
         { kind: "dashed", label: "reading the KV cache", colour: 6, points: parts.map(({ batch, cached }) => [batch, cached / bandwidth]) },
@@ -78,7 +78,7 @@ export const memoryWall = {
       y: { label: "tokens/s", unit: "tokens/s", scale: "log" },
       layers: [
         { kind: "band", label: "likely between", colour: 1, points: rows.map(({ batch, step }) => [batch, batch / step.total.high, batch / step.total.low]) },
-        { kind: "line", label: "all together", colour: 1, points: rows.map(({ batch, step }) => [batch, batch / step.total.seconds]) },
+        { kind: "line", label: "all together", colour: 1, points: rows.map(({ batch, step }) => [batch, batch / step.total.value]) },
       ],
       marks: [{ x: values.batch, label: `${values.batch} requests` }],
       height: 200,

@@ -1,19 +1,22 @@
 // The controls of pictures that are about a model on a machine, and the deployment they ask for.
 
 import { element } from "../common/dom.js";
-import { CannotBe, deployment } from "../formulas/index.js";
+import { AS_PUBLISHED, deploymentsOf, limitsOf, precisionOf } from "./deployments.js";
 import { tensorControls } from "./tensors.js";
 import { THIS_SERVER } from "./world.js";
 
-const AS_PUBLISHED = "published";
 const PRECISIONS = [
   [AS_PUBLISHED, "as published"],
   ...["bfloat16", "fp8", "int8", "int4", "mxfp4", "Q8_0", "Q6_K", "Q4_K_M", "Q4_0", "Q2_K"].map((name) => [name, name]),
 ];
 const KV_TYPES = [["auto", "16 bits"], ["fp8", "fp8"], ["int8", "int8"]];
 
-/** Controls for what a picture `needs`: `{ model, hardware, tensors }`. */
-export function pickerControls(needs = {}, world) {
+/** Controls for what a picture `needs`, `{ model, hardware, tensors }`, and its own ones. */
+export function declaredControls({ needs = {}, controls }, world) {
+  return [...pickerControls(needs, world), ...controls].map((control) => recordedOnly(control, world));
+}
+
+function pickerControls(needs, world) {
   const found = [];
   if (needs.model) {
     found.push({ id: "model", label: "Model", kind: "choice", choices: choicesOf(world.models), value: world.usualModel });
@@ -25,6 +28,13 @@ export function pickerControls(needs = {}, world) {
   }
   if (needs.tensors && world.tensors.length > 0) found.push(...tensorControls(world.tensors));
   return found;
+}
+
+/** A folder offers what is recorded; the usual values are among that. */
+function recordedOnly(control, { recording }) {
+  const found = recording?.choices[control.id];
+  if (!found) return control;
+  return { ...control, choices: control.choices.filter((each) => found.includes(each instanceof Array ? each[0] : each)) };
 }
 
 /** By name, and what this server has first. */
@@ -49,37 +59,26 @@ export function ownModel(onFile, problem) {
   return element("div", { class: "control is-own" }, element("div", { class: "control-head" }, label), input, hint, problem);
 }
 
-// What of a deployment a picture may ask for, by the ids of its controls.
-const KNOBS = ["engine", "tp", "pp", "ep", "dp", "replicas", "maxModelLen", "maxNumSeqs", "stepTokens"];
-
 /**
- * What a picture computes from: `{ values, world, spec, device, deployment, cannot }`. `cannot` is
- * why there is no deployment, in words, or null.
+ * What a picture computes from: `{ values, world, model, device, redraw, deployment, laidOut, cannot,
+ * isWaiting }`. `deployment` is what its controls say, and `laidOut(layout)` one replica of the same
+ * laid out otherwise, null where that is impossible: of those that the picture's `layouts(values)` name.
+ * `cannot` is why there is no deployment, in words, or null; `isWaiting`: the server computes it.
  */
-export function contextOf(picture, values, world) {
-  const spec = world.models.get(values.model);
-  const device = world.devices.get(values.hardware);
-  const context = { values, world, spec, device, deployment: null, cannot: null };
-  if (!picture.needs?.model || !picture.needs?.hardware) return context;
-  const knobs = { ...settingsOf(values, world), spec, device, precision: precisionOf(values), kv: values.kv };
-  for (const name of KNOBS) if (name in values) knobs[name] = values[name];
-  try {
-    context.deployment = deployment(knobs, world.tables);
-  } catch (error) {
-    if (!(error instanceof CannotBe)) throw error;
-    context.cannot = error.message;
-  }
-  return context;
-}
-
-/** What the engine of this server is set to, where that is asked about; else nothing. */
-function settingsOf({ model, hardware }, { settings }) {
-  return model === THIS_SERVER && hardware === THIS_SERVER ? settings : {};
-}
-
-/** For `deployment`: null is what the model's authors published. */
-export function precisionOf({ precision }) {
-  return precision === AS_PUBLISHED ? null : precision;
+export function contextOf(picture, values, world, redraw = () => {}) {
+  const [model, device] = [world.models.get(values.model), world.devices.get(values.hardware)];
+  const context = { values, world, model, device, redraw, deployment: null, cannot: null, isWaiting: false };
+  const { needs = {}, layouts = () => [] } = picture;
+  if (!needs.model || !needs.hardware || needs.noDeployment) return context;
+  const { of, state, isWaiting = false } = deploymentsOf([values, ...layouts(values)], context);
+  if (state) return { ...context, isWaiting, cannot: state };
+  const own = of(values);
+  if (typeof own === "string") return { ...context, cannot: `This cannot be: ${own}.` };
+  const laidOut = (layout) => {
+    const found = of(layout);
+    return typeof found === "string" ? null : found;
+  };
+  return { ...context, deployment: own.times(values.replicas ?? 1), laidOut };
 }
 
 /** "octavo plan llama-3.1-8b --hardware h100-sxm …", of what is not as usual. */
@@ -88,12 +87,12 @@ export function planCommand(context, flags = {}) {
 }
 
 /** The same of another command that takes a model and hardware. */
-export function octavoCommand(name, { values, spec, world }, flags) {
-  const words = [`octavo ${name}`, spec.file ?? spec.name, "--hardware", slug(values.hardware, flags.count)];
+export function octavoCommand(name, { values, model, world }, flags) {
+  const words = [`octavo ${name}`, model.file ?? model.name, "--hardware", slug(values.hardware, flags.count)];
   if (precisionOf(values) === "bfloat16") words.push("--dtype bfloat16");
   else if (precisionOf(values) !== null) words.push(`--quantization ${values.precision}`);
   if (values.kv !== "auto") words.push(`--kv-cache-dtype ${values.kv}`);
-  const given = { ...settingFlags(settingsOf(values, world)), ...flags };
+  const given = { ...settingFlags(limitsOf({ values, world })), ...flags };
   for (const [name, value] of Object.entries(given)) {
     if (name === "count" || value === undefined || value === null || value === false) continue;
     words.push(value === true ? `--${name}` : `--${name} ${value}`);
@@ -101,8 +100,8 @@ export function octavoCommand(name, { values, spec, world }, flags) {
   return words.join(" ");
 }
 
-function settingFlags({ maxModelLen, maxNumSeqs, stepTokens }) {
-  return { "max-model-len": maxModelLen, "max-num-seqs": maxNumSeqs, "max-num-batched-tokens": stepTokens };
+function settingFlags(limits) {
+  return Object.fromEntries(Object.entries(limits).map(([name, value]) => [name.replaceAll("_", "-"), value]));
 }
 
 /** As octavo reads names: case, spaces, hyphens and the like do not matter to it. */

@@ -25,7 +25,7 @@ export const serving = {
     "More slots, more replicas, a cached prefix or other chunks move the knee, each for a price: try what a setting does to TTFT, to the gaps between tokens, and to the KV cache.",
   ],
   readMore: "inference#continuous-batching",
-  needs: isFolder ? { file: RECORDED } : { file: RECORDED, model: true, hardware: true },
+  needs: isFolder ? { file: RECORDED } : { file: RECORDED, model: true, hardware: true, noDeployment: true },
   controls: [
     { id: "share", label: "Load", kind: "range", choices: SHARES, value: 1, unit: "× one replica" },
     number("replicas", "Replicas"),
@@ -64,9 +64,9 @@ export const serving = {
     const settings = settingsOf(context, context.values);
     const { runs, settings: simulated = settings } = runsOf("these", settings, context);
     const run = runs && runAt(runs, context.values.share);
-    const { values, spec = { name: simulated.model ?? "llama-3.1-8b" } } = context;
+    const { values, model = { name: simulated.model ?? "llama-3.1-8b" } } = context;
     const picked = { precision: "published", kv: "auto", hardware: simulated.hardware ?? "h100-sxm", ...values };
-    return octavoCommand("simulate", { values: picked, spec, world: context.world }, {
+    return octavoCommand("simulate", { values: picked, model, world: context.world }, {
       count: values.replicas, tp: 1, replicas: values.replicas, ...WORKLOAD,
       "num-prompts": run?.num_requests, "request-rate": run?.rate,
       "max-num-seqs": values.max_num_seqs, "max-num-batched-tokens": values.step_tokens, batching: values.batching,
@@ -102,8 +102,8 @@ function keptWords(text) {
   return `Kept: ${kept.batching} batches, ${prefix} prefix, ${format(kept.step_tokens)} tokens, ${kept.max_num_seqs} slots, ${kept.replicas} ${kept.replicas === 1 ? "replica" : "replicas"}`;
 }
 
-function told({ settings, made, isRecorded }, { spec, device }) {
-  const [model, hardware] = isRecorded ? [settings.model, settings.hardware] : [spec.name, device.name];
+function told({ settings, made, isRecorded }, context) {
+  const [model, hardware] = isRecorded ? [settings.model, settings.hardware] : [context.model.name, context.device.name];
   const where = isRecorded ? `Recorded ${made.date} with octavo ${made.version}` : "Simulated by this server";
   return `${where}: octavo’s own scheduler in virtual time, ${model} on ${hardware}. `
     + "At each rate 100 requests or more are sent; shares and times are of their second half, as the server has filled by then, and good to some percent.";

@@ -3,8 +3,7 @@
 
 import { isFolder } from "../common/places.js";
 import { answerOf } from "./answers.js";
-import { precisionOf } from "./picker.js";
-import { THIS_SERVER } from "./world.js";
+import { questionOf } from "./deployments.js";
 
 export const RECORDED = "recorded/serving.json";
 /** What is recorded, the usual first; as in serving_runs.py, which a test holds against this. */
@@ -44,15 +43,12 @@ function choiceOf(name, text) {
 }
 
 /** All settings: model and hardware as a server is told of them, and what is `chosen`. */
-export function settingsOf({ values, spec }, chosen) {
+export function settingsOf(context, chosen) {
   const ours = fromText(toText(chosen));
   if (isFolder) return ours;
-  const precision = precisionOf(values);
-  const weights = precision === "bfloat16" ? { dtype: precision } : { quantization: precision };
-  const kv = values.kv === "auto" ? null : values.kv;
-  const hardware = values.hardware === THIS_SERVER ? "auto" : values.hardware;
-  const model = values.model === THIS_SERVER ? null : spec.name;
-  return { model, config: spec.config, hardware, ...weights, kv_cache_dtype: kv, ...ours };
+  const choice = questionOf(context);
+  const weights = choice.quantization === "bfloat16" ? { quantization: undefined, dtype: "bfloat16" } : {};
+  return { ...choice, ...weights, ...ours };
 }
 
 /** `{ runs, usual_rate, made, settings, isRecorded }` of settings, or why there are none: `{ state }`,

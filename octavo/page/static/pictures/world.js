@@ -1,8 +1,8 @@
-// The models and devices that pictures know.
+// The models and devices that pictures know, by name.
 
 import { pack, unpack } from "../common/packing.js";
 import { askServer, isFolder, readJson } from "../common/places.js";
-import { CannotBe, readConfig } from "../formulas/index.js";
+import { Recording } from "./recording.js";
 import { listTensors } from "./tensors.js";
 
 const USUAL_MODEL = "llama-3.1-8b";
@@ -12,24 +12,22 @@ const USUAL_DEVICE = "H100 SXM";
 export const THIS_SERVER = "this";
 
 /**
- * `{ tables, models, devices, usualModel, usualDevice, sample, settings, tensors, files }`: specs and devices
- * by name; some weights of a model, `{ source, columns, values }` in float32; how the engine of this
- * server is set, as knobs of a deployment, or null; `tensors` are names of those that it has, and
- * `files` what was read for pictures, by name.
+ * `{ models, devices, kvTypes, recording, usualModel, usualDevice, sample, settings, tensors, files }`: models
+ * and devices by name; of a folder, what is recorded of them, else null; some weights of a model,
+ * `{ source, columns, values }` in float32; how the engine of this server is set, as limits that
+ * it is asked about, or null; `tensors` are names of those that it has, and `files` what was read
+ * for pictures, by name.
  */
 export async function loadWorld() {
-  const [tables, sample, here] = await Promise.all([readJson("data.json"), readJson("pictures/sample.json"), askWhatIsServed()]);
-  const world = makeWorld(tables, sample);
-  if (here !== null) addThisServer(world, here);
-  return world;
-}
-
-function makeWorld(tables, sample) {
-  const byName = (all) => new Map(all.map((each) => [each.name, each]));
-  return {
-    tables,
-    models: byName(tables.models),
-    devices: byName(tables.devices),
+  const [data, sample, here] = await Promise.all([readJson("data.json"), readJson("pictures/sample.json"), askWhatIsServed()]);
+  const recording = isFolder ? new Recording(await readJson("deployments.json")) : null;
+  const { model, hardware } = recording?.choices ?? { model: data.models, hardware: data.devices };
+  const byName = (all) => new Map(all.map((name) => [name, { name }]));
+  const world = {
+    models: byName(model),
+    devices: byName(hardware),
+    kvTypes: data.kv_types,
+    recording,
     usualModel: USUAL_MODEL,
     usualDevice: USUAL_DEVICE,
     settings: null,
@@ -37,6 +35,8 @@ function makeWorld(tables, sample) {
     sample: { ...sample, values: fromBfloat16(sample.bfloat16) },
     files: new Map(),
   };
+  if (here !== null) addThisServer(world, here);
+  return world;
 }
 
 /** Have what a picture `needs`, read once. */
@@ -53,19 +53,12 @@ async function askWhatIsServed() {
 }
 
 function addThisServer(world, { model, hardware, settings }) {
-  const { tables } = world;
   if (model !== null) {
-    world.models.set(THIS_SERVER, model);
-    world.settings = { maxModelLen: settings.max_model_len, maxNumSeqs: settings.max_num_seqs };
-    if (settings.step_tokens > 0) world.settings.stepTokens = settings.step_tokens;
+    world.models.set(THIS_SERVER, { name: model.name });
+    world.settings = { max_model_len: settings.max_model_len, max_num_seqs: settings.max_num_seqs };
+    if (settings.step_tokens > 0) world.settings.max_num_batched_tokens = settings.step_tokens;
   }
-  if (hardware === null) return;
-  const [device] = hardware.devices;
-  const [efficiencies, limits] = [tables.efficiencies.length, tables.limits.length];
-  tables.efficiencies.push(...hardware.efficiencies); // which devices name by their places
-  tables.limits.push(...hardware.limits);
-  const engines = Object.entries(device.engines).map(([name, [efficiency, limit]]) => [name, [efficiency + efficiencies, limit + limits]]);
-  world.devices.set(THIS_SERVER, { ...device, engines: Object.fromEntries(engines) });
+  if (hardware !== null) world.devices.set(THIS_SERVER, { name: hardware.devices[0].name });
 }
 
 /** Little-endian in base64: the upper halves of float32. */
@@ -76,9 +69,9 @@ function fromBfloat16(text) {
 }
 
 /**
- * The model whose config.json a text is, among those of the world from now on: its spec. It has the
- * `config`, and `packed` as an address has it, null where it is too large. Families that are not
- * known here are asked of the server. Throws an Error that says what is wrong with the text.
+ * The model whose config.json a text is, among those of the world from now on. It has the `config`,
+ * and `packed` as an address has it, null where it is too large. Throws an Error that says what is
+ * wrong with the text.
  */
 export async function addModel(world, text) {
   return addConfig(world, await parsed(() => JSON.parse(text), "This is no config.json"));
@@ -96,19 +89,11 @@ async function parsed(read, otherwise) {
 }
 
 async function addConfig(world, config) {
+  if (isFolder) throw new Error("A model of your own is computed by a server: run octavo serve, and open its pictures.");
   const [said] = [config._name_or_path, config.model_type, "my model"].filter((each) => typeof each === "string" && each);
   const name = `${said.split("/").at(-1)} (config.json)`;
-  const found = await specOf(config, name, world.tables);
-  const spec = { ...found, name, file: "config.json", config, packed: await pack(config) };
-  world.models.set(name, spec);
-  return spec;
-}
-
-async function specOf(config, name, tables) {
-  try {
-    return readConfig(config, name, tables);
-  } catch (error) {
-    if (!(error instanceof CannotBe) || isFolder) throw error;
-    return askServer("octavo/spec", { body: { config, name } });
-  }
+  await askServer("octavo/spec", { body: { config, name } }); // says what is wrong with it
+  const model = { name, file: "config.json", config, packed: await pack(config) };
+  world.models.set(name, model);
+  return model;
 }

@@ -1,6 +1,6 @@
-"""``POST /octavo/spec``, a model's shape from its ``config.json`` for the page's formulas.
+"""``POST /octavo/spec``, a model's shape from its ``config.json``: any kind that can be planned.
 
-The page reads most configs by itself; this route knows every kind that can be planned.
+The page has a config checked by it when its user picks one.
 """
 
 from __future__ import annotations
