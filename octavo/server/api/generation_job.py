@@ -48,10 +48,8 @@ class GenerationJob:
         self._work = _work_of(prompts, params)
         self.params = params
         self._tenant = context.tenant
-        self._engine = server.engine
-        self._renderer = server.prompts
-        self._observer = server.observer
-        self._engine.check_size(*self._work)
+        self._server = server
+        server.engine.check_size(*self._work)
         check_prompt_logprobs(params, params.n * sum(map(len, prompts)))  # each choice has them
         _check_allowed_tokens(params, len(prompts))
         deadline = _deadline(fields.timeout, server.settings.request_timeout, context.arrival_time)
@@ -86,7 +84,7 @@ class GenerationJob:
         try:
             self._charge()
         except RateLimitError as error:
-            self._observer.on_rejected(error.reason)
+            self._server.observer.on_rejected(error.reason)
             raise
         try:
             await self._submit_all()
@@ -110,14 +108,14 @@ class GenerationJob:
 
     async def _submit_all(self) -> None:
         """Submit all prompts, with pauses for the event loop, since every token id is checked."""
-        bad_words = await self._renderer.words(self.params.bad_words)
+        bad_words = await self._server.prompts.words(self.params.bad_words)
         num_ids = 0
         for request in self._requests:
             if num_ids > _IDS_PER_TURN:
                 await asyncio.sleep(0)
                 num_ids = 0
             self.generations.append(
-                self._engine.submit(replace(request, bad_words_token_ids=bad_words))
+                self._server.submit(replace(request, bad_words_token_ids=bad_words))
             )
             num_ids += len(request.prompt_token_ids) + len(self.params.allowed_token_ids or ())
 
@@ -177,6 +175,11 @@ class GenerationJob:
     def is_from_cache(self) -> bool:
         """True if nothing had to be computed for any prompt."""
         return all(generation.is_from_cache for generation in self.generations)
+
+    @property
+    def cache_headers(self) -> dict[str, str]:
+        """The response headers that mark an answer from the cache."""
+        return {"x-octavo-cache": "hit"} if self.is_from_cache else {}
 
     def usage(self, *, counts_output: bool = True) -> dict[str, Any]:
         """Return the ``usage`` object, as it stands."""

@@ -352,7 +352,7 @@ def test_infinity_is_written_as_a_number(post, fake_engine, monkeypatch):
 
 def test_an_answer_from_the_cache_is_marked(ask, fake_engine, create_service):
     cache = ResponseCache(fake_engine, 1 << 20)
-    served = create_service(cache)
+    served = create_service(fake_engine, cache=cache)
     body = {"inputs": "abc", "parameters": {"details": True}}
     for path in ("/", "/generate_stream"):
         cache.clear()  # or the stream would be answered with the whole answer's tokens

@@ -33,7 +33,6 @@ from octavo.server.api.sampling import (
     to_sampling_params,
 )
 from octavo.server.api.server_context import ServerContext
-from octavo.server.engine.response_cache import cache_headers
 from octavo.server.http.background import in_background
 from octavo.server.http.body import JsonRoute, work_on_body
 from octavo.server.http.context import request_context
@@ -59,7 +58,7 @@ def create_router(server: ServerContext) -> APIRouter:
         writer = _CompletionWriter(server, body, job)
         if body.stream:
             events = _events(job, writer)
-            headers = cache_headers(job)
+            headers = job.cache_headers
             return EventStream(events, [job], server.settings, done=b"", headers=headers)
         try:
             groups = await run_until_disconnect(request, job.collect())
@@ -67,7 +66,7 @@ def create_router(server: ServerContext) -> APIRouter:
             job.close()
         results = [await writer.whole(index, group[0]) for index, group in enumerate(groups)]
         answer = results if body.prompt.is_list else results[0]
-        return Response(encode(answer), media_type="application/json", headers=cache_headers(job))
+        return Response(encode(answer), media_type="application/json", headers=job.cache_headers)
 
     @router.get("/props", response_model=None, responses=describe(Props))
     async def props() -> Response:

@@ -32,7 +32,6 @@ from octavo.server.api.tgi.routes import (
     stream_tgi,
     tgi_error_response,
 )
-from octavo.server.engine.response_cache import cache_headers
 from octavo.server.http.context import request_context
 from octavo.server.http.errors import HttpError, error_response
 from octavo.server.http.json_text import encode
@@ -148,7 +147,7 @@ def create_router(server: ServerContext) -> APIRouter:
         if not asked.stream:
             return await _answer(job, request)
         return EventStream(
-            _events(job, request), [job], server.settings, headers=cache_headers(job)
+            _events(job, request), [job], server.settings, headers=job.cache_headers
         )
 
     return router
@@ -186,7 +185,7 @@ async def _answer(job: GenerationJob, request: Request) -> Response:
         "finish_reason": completion.finish_reason,
         **_closing(job),
     }
-    return Response(encode(answer), media_type="application/json", headers=cache_headers(job))
+    return Response(encode(answer), media_type="application/json", headers=job.cache_headers)
 
 
 async def _events(job: GenerationJob, request: Request) -> AsyncGenerator[bytes, None]:

@@ -23,7 +23,6 @@ from octavo import __version__
 from octavo.server.api.generation_job import MANY_ENTRIES, GenerationJob, num_entries, sample_error
 from octavo.server.api.requests import GenerationFields
 from octavo.server.api.server_context import ServerContext
-from octavo.server.engine.response_cache import cache_headers
 from octavo.server.http.background import briefly_in_background, in_background
 from octavo.server.http.context import request_context
 from octavo.server.http.json_text import encode, encode_in_pieces
@@ -103,7 +102,7 @@ async def answer(
     writer: ChoiceWriter,
 ) -> Response:
     """Return the response of a job, which is closed when the response is over."""
-    headers = cache_headers(job)
+    headers = job.cache_headers
     if fields.stream:
         chunks = _chunks(fields, head, job, writer)
         return EventStream(chunks, [job], server.settings, headers=headers)

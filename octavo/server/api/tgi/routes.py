@@ -40,7 +40,6 @@ from octavo.server.api.tgi.protocol import (
     TgiStreamEvent,
     TgiStreamRequest,
 )
-from octavo.server.engine.response_cache import cache_headers
 from octavo.server.http.background import briefly_in_background, in_background
 from octavo.server.http.body import JsonRoute
 from octavo.server.http.context import request_context
@@ -155,7 +154,7 @@ async def generate_tgi(
     else:
         answer = await briefly_in_background(_full_answer, body, job, completions, tokenizer)
         text = encode([answer] if in_list else answer)
-    return Response(text, media_type="application/json", headers=cache_headers(job))
+    return Response(text, media_type="application/json", headers=job.cache_headers)
 
 
 def _full_answer(
@@ -201,7 +200,7 @@ async def stream_tgi(server: ServerContext, body: TgiRequest, request: Request) 
         [job],
         server.settings,
         done=b"",
-        headers=cache_headers(job),
+        headers=job.cache_headers,
         error_event=lambda error: event(tgi_error_body(to_http_error(error))),
         error_response=tgi_error_response,
     )
