@@ -26,7 +26,7 @@ from octavo.server.api.server_context import ANY_NAME, ServerContext
 from octavo.server.app import create_server_app
 from octavo.server.engine.client import ProcessEngine
 from octavo.server.engine.generation import RequestRules
-from octavo.server.engine.process import Launcher
+from octavo.server.engine.process import ProcessLauncher
 from octavo.server.engine.response_cache import ResponseCache
 from octavo.server.engine.ttft_admission import TTFTAdmission
 from octavo.server.engine.unread_output import UnreadOutputMemory
@@ -65,7 +65,7 @@ class OctavoServer:
         settings: ServerSettings,
         path: Path,
         listener: socket.socket,
-        launcher: Launcher,
+        launcher: ProcessLauncher,
         find_calibration: FindCalibration = lambda: None,
     ):
         self.settings = settings

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
+
+from starlette.requests import Request
 
 from octavo.base.errors import EngineError, InvalidRequestError, OctavoError
 from octavo.core.batch import NO_TOKEN_LEFT, OVERFLOW
@@ -21,10 +23,15 @@ from octavo.server.engine.generation import (
     GenerationRequest,
     GenerationStats,
 )
-from octavo.server.http.context import RequestContext
+from octavo.server.http.background import briefly_in_background, in_background
+from octavo.server.http.context import request_context
+from octavo.server.http.json_text import encode, encode_in_pieces
+from octavo.server.http.sse import run_until_disconnect
 from octavo.server.http.tenants import RateLimitError
 from octavo.server.settings import MAX_SAMPLES
 from octavo.serving.outputs import Delta
+
+T = TypeVar("T")
 
 # Entries of an answer, beyond which its JSON is written in the background.
 MANY_ENTRIES = 1000
@@ -39,12 +46,12 @@ class GenerationJob:
     def __init__(
         self,
         server: ServerContext,
-        context: RequestContext,
-        route: str,
+        request: Request,
         fields: GenerationFields,
         prompts: Sequence[list[int]],
         params: SamplingParams,
     ):
+        context = request_context(request)
         self._work = _work_of(prompts, params)
         self.params = params
         self._tenant = context.tenant
@@ -65,7 +72,7 @@ class GenerationJob:
                 streams=bool(fields.stream),
                 is_deterministic=is_deterministic(fields, params),
                 external_id=context.external_id,
-                route=route,
+                route=request.scope["path"],
                 tenant=context.tenant.name,
                 weight=context.tenant.weight,
             )
@@ -91,10 +98,9 @@ class GenerationJob:
         except BaseException:
             for generation in self.generations:
                 generation.close()
-            self._tenant.end_work(self._work)
-            self._tenant.refund_tokens(self._work.tokens)
+            self.generations.clear()  # nothing of them was used: all is refunded
+            self.close()
             raise
-        self._is_charged = True
         return self
 
     def _charge(self) -> None:
@@ -105,6 +111,7 @@ class GenerationJob:
         except BaseException:
             self._tenant.end_work(self._work)
             raise
+        self._is_charged = True
 
     async def _submit_all(self) -> None:
         """Submit all prompts, with pauses for the event loop, since every token id is checked."""
@@ -134,10 +141,40 @@ class GenerationJob:
         self._tenant.end_work(self._work)
         self._tenant.refund_tokens(max(self._work.tokens - used, 0))
 
-    async def collect(self) -> list[list[Delta]]:
+    async def collect(self, request: Request) -> list[list[Delta]]:
         """Return the ``n`` completions of each prompt, the most likely of them where there are
-        more."""
-        return [_best(await each.collect(), self.params.n) for each in self.generations]
+        more. The job is closed.
+
+        Raises:
+            HttpError: 499, the client is gone.
+        """
+
+        async def collect_all() -> list[list[Delta]]:
+            return [_best(await each.collect(), self.params.n) for each in self.generations]
+
+        try:
+            return await run_until_disconnect(request, collect_all())
+        finally:
+            self.close()
+
+    async def write(
+        self,
+        completions: Sequence[Sequence[Delta]],
+        names_tokens: bool,
+        function: Callable[..., T],
+        *args: Any,
+    ) -> T:
+        """Return ``function(*args, to_json)``, run where it does not hold up the event loop.
+
+        Args:
+            completions: that it writes beside the prompts' log-probabilities.
+            names_tokens: whether it needs the tokenizer, and so is never run on the event loop.
+        """
+        if _num_entries(self, completions) > MANY_ENTRIES:
+            return await in_background(function, *args, encode_in_pieces)
+        if names_tokens:
+            return await briefly_in_background(function, *args, encode)
+        return function(*args, encode)
 
     async def updates(self) -> AsyncGenerator[tuple[int, list[Delta]], None]:
         """Yield the number of a prompt and its new deltas, as they come.
@@ -233,12 +270,18 @@ def _check_allowed_tokens(params: SamplingParams, num_prompts: int) -> None:
         )
 
 
-def num_entries(job: GenerationJob, completions: Sequence[Sequence[Delta]]) -> int:
+def _num_entries(job: GenerationJob, completions: Sequence[Sequence[Delta]]) -> int:
     """Return the number of log-probabilities and choices that an answer will have."""
     num_positions = sum(len(completion.logprobs) for group in completions for completion in group)
     num_positions += sum(len(generation.prompt_logprobs) for generation in job.generations)
     num_top = max(job.params.logprobs or 0, job.params.prompt_logprobs or 0)
     return num_positions * (1 + num_top) + len(completions) * job.params.n
+
+
+def check_sample(sample: Delta) -> None:
+    """Raise an error if a sample ended by neither a stop nor its length."""
+    if sample.finish_reason in ("error", "abort"):
+        raise sample_error(sample.error)
 
 
 def sample_error(reason: str | None) -> OctavoError:

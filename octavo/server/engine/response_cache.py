@@ -1,8 +1,8 @@
 """A cache of answers to repeated deterministic requests, in memory.
 
 `ResponseCache` submits requests to an `EngineClient`. A request whose answer could not be another
-(temperature 0, or a seed of the client's own) is answered with the deltas of the first time, each as
-it was, so that a stream replays chunk by chunk; everything else goes to the engine.
+(temperature 0, or a seed of the client's own) is answered with the deltas of the first time, each
+as it was, so that a stream replays chunk by chunk; everything else goes to the engine.
 
 An entry is found by a SHA-256 over the tenant's salt, the prompt and all that shapes the answer, so
 that no tenant can learn from the cache what another one asked. Only whole answers are kept: none

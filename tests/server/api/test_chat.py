@@ -370,7 +370,7 @@ def test_top_logprobs_need_logprobs(api):
 
 def test_many_logprobs_are_written_in_the_background(api, monkeypatch):
     small = api.post(max_tokens=100, logprobs=True, top_logprobs=3, temperature=0)
-    monkeypatch.setattr("octavo.server.api.openai.choices.MANY_ENTRIES", 10)
+    monkeypatch.setattr("octavo.server.api.generation_job.MANY_ENTRIES", 10)
     large = api.post(max_tokens=100, logprobs=True, top_logprobs=3, temperature=0)
     assert large["choices"] == small["choices"]
     assert len(large["choices"][0]["logprobs"]["content"]) == 100

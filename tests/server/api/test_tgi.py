@@ -458,7 +458,7 @@ def test_many_details_are_written_in_the_background(post, monkeypatch):
         called.append(function)
         return function(*args)
 
-    monkeypatch.setattr("octavo.server.api.tgi.routes.MANY_ENTRIES", 100)
-    monkeypatch.setattr("octavo.server.api.tgi.routes.in_background", in_background)
+    monkeypatch.setattr("octavo.server.api.generation_job.MANY_ENTRIES", 100)
+    monkeypatch.setattr("octavo.server.api.generation_job.in_background", in_background)
     assert post("/", "abc" * 40, **asked).json() == small
-    assert len(called) == 2
+    assert len(called) == 1

@@ -45,7 +45,7 @@ class Job:
 
 
 class TableEngine:
-    """A RunningEngine on the event loop that gives it its messages."""
+    """An EngineProcess on the event loop that gives it its messages."""
 
     def __init__(self, launcher):
         self.connection, self._theirs = socket.socketpair()
