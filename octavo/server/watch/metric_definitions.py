@@ -103,7 +103,7 @@ def _of_kind(kind: Literal["counter", "gauge", "histogram"]) -> Callable[..., Me
     return define
 
 
-_counter, _gauge, _histogram = map(_of_kind, ("counter", "gauge", "histogram"))
+_counter, _gauge, _histogram = _of_kind("counter"), _of_kind("gauge"), _of_kind("histogram")
 
 FAMILIES = (
     # -- the engine at this moment --
