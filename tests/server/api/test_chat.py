@@ -208,7 +208,7 @@ def test_what_the_engine_is_asked(api):
     for name, value in (body | {"max_tokens": 5, "logit_bias": {5: -3.0}}).items():
         assert getattr(params, name) == (tuple(value) if isinstance(value, list) else value)
     assert (params.logprobs, params.prompt_logprobs) == (None, None)
-    # The tenant's range of priorities is 0: nobody overtakes.
+    # The tenant's range of priorities is 0: no request overtakes.
     assert (request.priority, request.cache_salt) == (0, "s")
     assert request.deadline == pytest.approx(began + 9, abs=1)
     assert (request.route, request.tenant, request.external_id) == (URL, "test", "req-1")
