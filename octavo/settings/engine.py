@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from octavo.base.errors import ConfigError
-from octavo.base.options import option
+from octavo.base.options import check_least, check_number, option
 from octavo.core.kv_tables import ONE_TABLE, Windows, longest_sequence, most_blocks
 from octavo.core.sampling_params import SamplingParams
 from octavo.core.scheduler import SchedulerConfig
@@ -113,12 +113,16 @@ class EngineArgs:
         "prompt and output tokens of one request; default: the model's, if the usual memory "
         "allows; auto: the longest that fits in all that is free",
     )
-    max_num_seqs: int | None = option(None, "requests that run at once; 64 on CPU, 256 on CUDA")
-    max_num_batched_tokens: int | None = option(
-        None, "tokens of one step; 512 on CPU, 2048 on CUDA"
+    max_num_seqs: int | None = option(
+        None, "requests that run at once; 64 on CPU, 256 on CUDA", least=1
     )
-    block_size: int = option(16, "tokens of a KV block")
-    num_blocks: int | None = option(None, "blocks of the KV pool; default: what memory allows")
+    max_num_batched_tokens: int | None = option(
+        None, "tokens of one step; 512 on CPU, 2048 on CUDA", least=1
+    )
+    block_size: int = option(16, "tokens of a KV block", least=1)
+    num_blocks: int | None = option(
+        None, "blocks of the KV pool; default: what memory allows", least=1
+    )
     kv_cache_memory: int | str | None = option(None, "memory of the KV pool, such as 4GiB")
     gpu_memory_utilization: float = option(
         0.9, "share of the GPU's memory for weights, activations and KV"
@@ -145,16 +149,19 @@ class EngineArgs:
         None,
         "requests see so many of their last tokens, and generate any number; with attention sinks, "
         "since without the first tokens models break down",
+        least=1,
     )
     attention_sinks: int | None = option(
-        None, "first tokens that requests see beside their window (default: 4)"
+        None, "first tokens that requests see beside their window (default: 4)", least=0
     )
     context_shift: bool = option(
         False,
         "requests may outgrow max_model_len: whenever it is full, the older half of their tokens "
         "is dropped, as by llama.cpp",
     )
-    n_keep: int | None = option(None, "first tokens that a context shift keeps (default: 0)")
+    n_keep: int | None = option(
+        None, "first tokens that a context shift keeps (default: 0)", least=0
+    )
     enable_chunked_prefill: bool = option(True, "spread long prompts over steps")
     itl_target_ms: float | None = option(
         None,
@@ -167,12 +174,13 @@ class EngineArgs:
         ("continuous", "static"),
     )
     max_queued_requests: int | None = option(
-        1024, "requests that may wait, counted by completion: n = 4 is four"
+        1024, "requests that may wait, counted by completion: n = 4 is four", least=1
     )
     max_queued_tokens: int | None = option(
         None,
         "tokens that may wait: of prompts, and of answers as long as they may become; default: "
         "8388608 in a server, else any number",
+        least=1,
     )
     tensor_parallel_size: int = option(1, "devices that share each layer")
     pipeline_parallel_size: int = option(1, "devices that share the layers")
@@ -204,7 +212,9 @@ class EngineArgs:
         "a request's tokens have the same bits whatever runs beside it, which costs a GPU speed; "
         "on a CPU, in float32, they always have",
     )
-    threads: int | None = option(None, "CPU threads; default: all that this process may use")
+    threads: int | None = option(
+        None, "CPU threads; default: all that this process may use", least=1
+    )
     seed: int = option(0, "for requests that have no seed of their own")
     trust: str = option("none", "there is no remote code", ("none",))
     given: InitVar[Collection[str]] = ()
@@ -218,26 +228,9 @@ class EngineArgs:
             value = getattr(self, each.name)
             if choices and value not in choices and value != each.default:
                 raise ConfigError(f"{each.name} must be one of {', '.join(choices)}: {value!r}")
-        for name, least in (
-            ("max_model_len", 2),
-            ("max_num_seqs", 1),
-            ("max_num_batched_tokens", 1),
-            ("block_size", 1),
-            ("num_blocks", 1),
-            ("threads", 1),
-            ("max_queued_requests", 1),
-            ("max_queued_tokens", 1),
-            ("window", 1),
-            ("attention_sinks", 0),
-            ("n_keep", 0),
-        ):
-            value = getattr(self, name)
-            if value is None and name != "block_size":
-                continue
-            if (name, value) == ("max_model_len", "auto"):
-                continue
-            if isinstance(value, bool) or not isinstance(value, int) or value < least:
-                raise ConfigError(f"{name} must be an integer of at least {least}, not {value!r}")
+        check_least(self)
+        if self.max_model_len not in (None, "auto"):
+            check_number("max_model_len", self.max_model_len, 2)
         if not (isinstance(self.device, str) and _DEVICE.fullmatch(self.device)):
             raise ConfigError(f"device must be auto, cpu, cuda or cuda:N, not {self.device!r}")
         if not 0.0 < self.gpu_memory_utilization <= 1.0:

@@ -95,21 +95,21 @@ class SpeculativeConfig:
             )
         if self.method in _NEEDS_MODEL and not self.model:
             raise ConfigError(f"speculative_config: method {self.method} needs a model")
-        _integer("num_speculative_tokens", self.num_speculative_tokens, 1, MAX_DRAFT_TOKENS)
-        _integer("prompt_lookup_min", self.prompt_lookup_min, 1, 1024)
-        _integer("prompt_lookup_max", self.prompt_lookup_max, self.prompt_lookup_min, 1024)
-        _integer("suffix_decoding_max_tree_depth", self.suffix_decoding_max_tree_depth, 1, 1024)
-        _integer(
+        _in_range("num_speculative_tokens", self.num_speculative_tokens, 1, MAX_DRAFT_TOKENS)
+        _in_range("prompt_lookup_min", self.prompt_lookup_min, 1, 1024)
+        _in_range("prompt_lookup_max", self.prompt_lookup_max, self.prompt_lookup_min, 1024)
+        _in_range("suffix_decoding_max_tree_depth", self.suffix_decoding_max_tree_depth, 1, 1024)
+        _in_range(
             "suffix_decoding_max_cached_requests",
             self.suffix_decoding_max_cached_requests,
             0,
             10**7,
         )
-        _number("suffix_decoding_max_spec_factor", self.suffix_decoding_max_spec_factor, 0.0, 1e2)
-        _number("suffix_decoding_min_token_prob", self.suffix_decoding_min_token_prob, 0.0, 1.0)
-        _number("min_probability", self.min_probability, 0.0, 1.0)
-        _integer("exit_layer", self.exit_layer, 1, 10**6)
-        _integer("disable_by_batch_size", self.disable_by_batch_size, 1, 10**6)
+        _in_range("suffix_decoding_max_spec_factor", self.suffix_decoding_max_spec_factor, 0.0, 1e2)
+        _in_range("suffix_decoding_min_token_prob", self.suffix_decoding_min_token_prob, 0.0, 1.0)
+        _in_range("min_probability", self.min_probability, 0.0, 1.0)
+        _in_range("exit_layer", self.exit_layer, 1, 10**6)
+        _in_range("disable_by_batch_size", self.disable_by_batch_size, 1, 10**6)
         rates = self.synthetic_acceptance_rates
         if rates is not None and (not isinstance(rates, tuple) or not rates):
             raise ConfigError(
@@ -117,7 +117,7 @@ class SpeculativeConfig:
                 f"each position, not {rates!r}"
             )
         for rate in rates or ():
-            _number("synthetic_acceptance_rates", rate, 0.0, 1.0)
+            _in_range("synthetic_acceptance_rates", rate, 0.0, 1.0)
 
     @property
     def shares_blocks(self) -> bool:
@@ -172,19 +172,15 @@ def _one_of(name: str, value: Any, choices: tuple[str, ...]) -> None:
         )
 
 
-def _integer(name: str, value: Any, least: int, most: int) -> None:
+def _in_range(name: str, value: Any, least: float, most: float) -> None:
+    """Raise ConfigError unless a value is None or a number in a range, an integer if the bounds
+    are."""
+    is_integer = isinstance(least, int)
+    kinds = (int,) if is_integer else (int, float)
     if value is None:
         return
-    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+    if isinstance(value, bool) or not isinstance(value, kinds) or not least <= value <= most:
         raise ConfigError(
-            f"speculative_config: {name} must be an integer from {least} to {most}, not {value!r}"
-        )
-
-
-def _number(name: str, value: Any, least: float, most: float) -> None:
-    if value is None:
-        return
-    if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value <= most:
-        raise ConfigError(
-            f"speculative_config: {name} must be a number from {least} to {most}, not {value!r}"
+            f"speculative_config: {name} must be {'an integer' if is_integer else 'a number'} from "
+            f"{least} to {most}, not {value!r}"
         )

@@ -21,7 +21,7 @@ from octavo.text.decoders import (
 from octavo.text.encoders import LibraryEncoder, library_errors
 from octavo.text.pretokenizers import in_linear_time
 from octavo.text.special_tokens import SpecialTokens, end_of_turn_ids
-from octavo.text.tokenizer_parts import TokenizerParts
+from octavo.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from tokenizers import AddedToken
@@ -39,8 +39,8 @@ _MORE_TEMPLATES = "additional_chat_templates", "*.jinja"
 _NAMES = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
 
 
-def load_folder(folder: Path, extra_stop_ids: Iterable[int] = ()) -> TokenizerParts:
-    """Return the parts of a folder's tokenizer; see ``Tokenizer.from_folder``."""
+def load_folder(folder: Path, extra_stop_ids: Iterable[int] = ()) -> Tokenizer:
+    """Return a folder's tokenizer; see ``Tokenizer.from_folder``."""
     with library_errors(folder / "tokenizer.json"):
         own = open_library(folder)
         added = own.library.get_added_tokens_decoder()
@@ -50,14 +50,14 @@ def load_folder(folder: Path, extra_stop_ids: Iterable[int] = ()) -> TokenizerPa
         encoder = LibraryEncoder(own.library, specials, own.ids.get("unk"))
     eos_id = own.ids.get("eos")
     stop_ids = end_of_turn_ids(specials.matcher.ids) | set(extra_stop_ids)
-    return TokenizerParts(
+    return Tokenizer(
         encoder=encoder,
         decoder=decoder,
         specials=specials,
         vocab_size=vocab_size,
         bos_token_id=own.ids.get("bos"),
         eos_token_id=eos_id,
-        stop_token_ids=stop_ids if eos_id is None else stop_ids | {eos_id},
+        stop_token_ids=frozenset(stop_ids if eos_id is None else stop_ids | {eos_id}),
         prefix_ids=own.prefix_ids,
         suffix_ids=own.suffix_ids,
         named_tokens=own.named,

@@ -22,7 +22,7 @@ from octavo.text.encoders import LibraryEncoder, library_errors
 from octavo.text.pretokenizers import PRE_TOKENIZERS, PreTokenizer
 from octavo.text.special_tokens import END_OF_TURN, SpecialTokens, end_of_turn_ids
 from octavo.text.spm_encoder import SpmEncoder
-from octavo.text.tokenizer_parts import TokenizerParts
+from octavo.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as LibraryTokenizer
@@ -46,8 +46,8 @@ class TokenType(IntEnum):
 
 def load_gguf(
     metadata: Mapping[str, Any], path: Path, extra_stop_ids: Iterable[int] = ()
-) -> TokenizerParts:
-    """Return the parts of a GGUF file's tokenizer; see ``Tokenizer.from_gguf``."""
+) -> Tokenizer:
+    """Return a GGUF file's tokenizer; see ``Tokenizer.from_gguf``."""
     vocabulary = Vocabulary(metadata, path)
     model = vocabulary.fields.text("model")
     if model == "gpt2":
@@ -60,12 +60,12 @@ def load_gguf(
         )
     ids = vocabulary.ids
     stop_ids = {ids[name] for name in _STOPS if name in ids} | end_of_turn_ids(vocabulary.specials)
-    return TokenizerParts(
+    return Tokenizer(
         **parts,
         vocab_size=len(vocabulary.tokens),
         bos_token_id=ids.get("bos"),
         eos_token_id=ids.get("eos"),
-        stop_token_ids=stop_ids | set(extra_stop_ids),
+        stop_token_ids=frozenset(stop_ids.union(extra_stop_ids)),
         named_tokens={
             f"{_TEMPLATE_NAMES.get(name, name)}_token": vocabulary.tokens[ids[name]]
             for name in _NAMED

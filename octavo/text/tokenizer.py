@@ -11,12 +11,14 @@ Built by ``folder_tokenizer.py`` (tokenizer.json) or ``gguf_tokenizer.py`` (GGUF
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from octavo.base.errors import ChatTemplateError, InvalidRequestError
-from octavo.text.special_tokens import Disguise
-from octavo.text.tokenizer_parts import TokenizerParts
+from octavo.text.decoders import Decoder
+from octavo.text.encoders import Encoder
+from octavo.text.special_tokens import Disguise, SpecialTokens
 from octavo.text.unicode import clean_text
 
 if TYPE_CHECKING:
@@ -30,45 +32,53 @@ class ChatPrompt(NamedTuple):
     token_ids: list[int]
 
 
+@dataclass(eq=False, kw_only=True)
 class Tokenizer:
     """One model's tokenizer. It does not change after loading; any threads may share it.
 
-    The attributes are those of `TokenizerParts`, and:
-
-    ``leading_bos``: BOS if the model wants it at the beginning of a text, else None.
-    ``chat_template``: the source of the model's default chat template, if it has one.
+    Args:
+        vocab_size: one more than the largest id, added tokens included.
+        stop_token_ids: EOS and every token that ends a turn.
+        prefix_ids, suffix_ids: the ids that go before and after a text.
+        named_tokens: the texts that templates know as ``bos_token``, ``eos_token``, ...
+        chat_templates: sources of templates by name; the model's usual one is "default".
     """
 
-    def __init__(self, parts: TokenizerParts):
-        self.encoder = parts.encoder
-        self.decoder = parts.decoder
-        self.specials = parts.specials
-        self.vocab_size = parts.vocab_size
-        self.bos_token_id = parts.bos_token_id
-        self.eos_token_id = parts.eos_token_id
-        self.stop_token_ids = frozenset(parts.stop_token_ids)
-        self.named_tokens = dict(parts.named_tokens)
-        self._prefix_ids = list(parts.prefix_ids)
-        self.leading_bos = (
-            parts.bos_token_id if parts.bos_token_id in parts.prefix_ids[:1] else None
-        )
-        self._suffix_ids = list(parts.suffix_ids)
-        self._chat_templates = dict(parts.chat_templates)
-        self.chat_template = self._chat_templates.get("default")
+    encoder: Encoder
+    decoder: Decoder
+    specials: SpecialTokens
+    vocab_size: int
+    bos_token_id: int | None
+    eos_token_id: int | None
+    stop_token_ids: frozenset[int]
+    prefix_ids: Sequence[int] = ()
+    suffix_ids: Sequence[int] = ()
+    named_tokens: Mapping[str, str] = field(default_factory=dict)
+    chat_templates: Mapping[str, str] = field(default_factory=dict)
 
-    @classmethod
-    def from_folder(cls, folder: Path, *, extra_stop_ids: Iterable[int] = ()) -> Tokenizer:
+    @property
+    def leading_bos(self) -> int | None:
+        """BOS if the model wants it at the beginning of a text, else None."""
+        return self.bos_token_id if self.bos_token_id in self.prefix_ids[:1] else None
+
+    @property
+    def chat_template(self) -> str | None:
+        """The source of the model's default chat template, if it has one."""
+        return self.chat_templates.get("default")
+
+    @staticmethod
+    def from_folder(folder: Path, *, extra_stop_ids: Iterable[int] = ()) -> Tokenizer:
         """Load ``tokenizer.json`` and the files beside it; a ModelFileError says what is wrong.
 
         ``extra_stop_ids``: further ids that end an output (generation_config.json has them).
         """
         from octavo.text.folder_tokenizer import load_folder
 
-        return cls(load_folder(Path(folder), extra_stop_ids))
+        return load_folder(Path(folder), extra_stop_ids)
 
-    @classmethod
+    @staticmethod
     def from_gguf(
-        cls, metadata: Mapping[str, Any], path: Path, *, extra_stop_ids: Iterable[int] = ()
+        metadata: Mapping[str, Any], path: Path, *, extra_stop_ids: Iterable[int] = ()
     ) -> Tokenizer:
         """Build the tokenizer that the metadata of a GGUF file describes.
 
@@ -77,7 +87,7 @@ class Tokenizer:
         """
         from octavo.text.gguf_tokenizer import load_gguf
 
-        return cls(load_gguf(metadata, Path(path), extra_stop_ids))
+        return load_gguf(metadata, Path(path), extra_stop_ids)
 
     # -- text to ids ------------------------------------------------------------------------------
 
@@ -96,7 +106,7 @@ class Tokenizer:
         pieces: list[str | int]
         pieces = self.specials.split(text) if parse_special else [text] if text else []
         ids = self.encoder.encode(pieces)
-        return [*self._prefix_ids, *ids, *self._suffix_ids] if add_special_tokens else ids
+        return [*self.prefix_ids, *ids, *self.suffix_ids] if add_special_tokens else ids
 
     def encode_words(self, words: Iterable[str]) -> tuple[tuple[int, ...], ...]:
         """Return the token ids of words, each as it is at the start of a text and after a space."""
@@ -197,8 +207,8 @@ class Tokenizer:
         from octavo.text.chat_template import compile_chat_template
 
         if chat_template is None:
-            name = "tool_use" if tools and "tool_use" in self._chat_templates else "default"
-            source = self._chat_templates.get(name)
+            name = "tool_use" if tools and "tool_use" in self.chat_templates else "default"
+            source = self.chat_templates.get(name)
             if source is None:
                 raise ChatTemplateError(
                     "this model has no chat template: use raw prompts, or give a chat_template"
@@ -206,4 +216,4 @@ class Tokenizer:
             return compile_chat_template(source)
         if not isinstance(chat_template, str):
             raise InvalidRequestError("expected the text of a template", "chat_template")
-        return compile_chat_template(self._chat_templates.get(chat_template, chat_template))
+        return compile_chat_template(self.chat_templates.get(chat_template, chat_template))

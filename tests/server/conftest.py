@@ -23,6 +23,7 @@ from octavo.server.engine.generation import (
     Generation,
     GenerationRequest,
 )
+from octavo.server.engine.response_cache import ResponseCache
 from octavo.server.http.access_control import DrainState
 from octavo.server.http.context import RequestContext
 from octavo.server.http.errors import HttpError, error_response, to_http_error
@@ -45,7 +46,13 @@ def fake_engine(byte_tokenizer) -> FakeEngine:
 def create_service(byte_tokenizer) -> Callable[..., ServerContext]:
     """Makes the service of one engine; other keyword arguments are the server's settings."""
 
-    def create(engine, *, model_argument: str | None = None, **settings) -> ServerContext:
+    def create(
+        engine,
+        *,
+        model_argument: str | None = None,
+        cache: ResponseCache | None = None,
+        **settings,
+    ) -> ServerContext:
         chosen = ServerSettings(**settings)
         trust = chosen.trust_request_chat_template
         return ServerContext(
@@ -57,6 +64,7 @@ def create_service(byte_tokenizer) -> Callable[..., ServerContext]:
             model_names=("tiny", "also-tiny"),
             created=1_700_000_000,
             model_argument=model_argument,
+            response_cache=cache,
         )
 
     return create
@@ -64,7 +72,7 @@ def create_service(byte_tokenizer) -> Callable[..., ServerContext]:
 
 @pytest.fixture
 def create_test_app() -> Callable[..., ASGIApp]:
-    """Makes an app of routers, with the gate's context in every request and errors as answers."""
+    """Makes an app of routers, with the context of `AccessControl` in every request and errors as answers."""
 
     def create(*routers, tenant: Tenant | None = None) -> ASGIApp:
         app = FastAPI()

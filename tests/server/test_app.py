@@ -67,7 +67,7 @@ def test_the_description_is_made_when_it_is_asked_for(service, monkeypatch):
     assert "/v1/chat/completions" in described_paths(routers)
 
 
-# -- who may ask ---------------------------------------------------------------------------------
+# -- keys and operators --------------------------------------------------------------------------
 
 
 def test_every_post_is_under_the_same_rules(fake_engine, create_service):
@@ -92,7 +92,7 @@ def test_every_post_is_under_the_same_rules(fake_engine, create_service):
 
 
 def test_nothing_but_health_is_for_those_without_the_key(fake_engine, create_service):
-    """Of every route that there is: what a page shows of the engine is nobody else's either."""
+    """Of every route that there is: what a page shows of the engine is the operator's too."""
     service = create_service(fake_engine, api_key=("secret",))
     service = dataclasses.replace(service, metrics=Metrics("tiny"))
     app = create_server_app(service, Tenants(service.settings))
@@ -160,7 +160,7 @@ def many(item: str) -> str:
     return f"[{','.join([item] * (LARGE // (len(item) + 1)))}]"
 
 
-# Of some, as much as a server takes was seconds in which nobody else was served.
+# Of some, as much as a server takes was seconds in which no other client was served.
 FIELDS = {"prompt", "messages", "tokens", "allowed_token_ids"}
 KEYS = ",".join(f'"k{i}":1' for i in range(4000))
 ODD = {

@@ -1,4 +1,4 @@
-"""What a server is called, and what whoever starts it is told."""
+"""The name of a server, and what it logs at its start."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The loop of all who drive an engine: what is told to it, and what must not end it."""
+"""The loop around an engine: the commands that it carries out, and what must not end it."""
 
 from __future__ import annotations
 

@@ -16,7 +16,6 @@ from octavo.serving.text_engine import TextEngine
 from octavo.text.decoders import ByteDecoder
 from octavo.text.special_tokens import SpecialTokens
 from octavo.text.tokenizer import Tokenizer
-from octavo.text.tokenizer_parts import TokenizerParts
 
 EOS = 256
 STOP = 257
@@ -34,17 +33,15 @@ def byte_tokenizer() -> Tokenizer:
     """A token is a byte; 256 ends the text."""
     specials = {"<eos>": EOS, "<stop>": STOP}
     return Tokenizer(
-        TokenizerParts(
-            encoder=ByteEncoder(),
-            decoder=ByteDecoder(
-                lambda i: chr(i) if i < 256 else "<eos>", lambda t: t.encode("latin-1")
-            ),
-            specials=SpecialTokens(specials),
-            vocab_size=258,
-            bos_token_id=None,
-            eos_token_id=EOS,
-            stop_token_ids=[EOS],
-        )
+        encoder=ByteEncoder(),
+        decoder=ByteDecoder(
+            lambda i: chr(i) if i < 256 else "<eos>", lambda t: t.encode("latin-1")
+        ),
+        specials=SpecialTokens(specials),
+        vocab_size=258,
+        bos_token_id=None,
+        eos_token_id=EOS,
+        stop_token_ids=frozenset({EOS}),
     )
 
 

@@ -105,7 +105,7 @@ def test_no_template(chatml_folder):
     from octavo.text.tokenizer import Tokenizer
 
     tokenizer = Tokenizer.from_folder(chatml_folder)
-    tokenizer._chat_templates = {}
+    tokenizer.chat_templates = {}
     with pytest.raises(ChatTemplateError, match="no chat template"):
         tokenizer.apply_chat_template([USER])
 

@@ -10,7 +10,6 @@ from octavo.text.decoders import ByteDecoder
 from octavo.text.detokenizer import IncrementalDetokenizer
 from octavo.text.special_tokens import SpecialTokens
 from octavo.text.tokenizer import Tokenizer
-from octavo.text.tokenizer_parts import TokenizerParts
 
 SPECIAL = 256
 
@@ -29,15 +28,13 @@ def byte_tokenizer(**options) -> Tokenizer:
         **options,
     )
     return Tokenizer(
-        TokenizerParts(
-            encoder=Encoder(),
-            decoder=decoder,
-            specials=SpecialTokens({"<S>": SPECIAL}),
-            vocab_size=258,
-            bos_token_id=None,
-            eos_token_id=SPECIAL,
-            stop_token_ids=[SPECIAL],
-        )
+        encoder=Encoder(),
+        decoder=decoder,
+        specials=SpecialTokens({"<S>": SPECIAL}),
+        vocab_size=258,
+        bos_token_id=None,
+        eos_token_id=SPECIAL,
+        stop_token_ids=frozenset({SPECIAL}),
     )
 
 

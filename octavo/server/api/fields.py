@@ -123,8 +123,21 @@ def asks_for_nothing(value: Any) -> bool:
     return value is None or value is False or value == [] or value == {}
 
 
+class _Check:
+    """A validator that takes the place of pydantic's own."""
+
+    def check(self, value: Any) -> Any:
+        """Return a valid value, or raise PydanticCustomError."""
+        raise NotImplementedError
+
+    def __get_pydantic_core_schema__(
+        self, source: Any, handler: GetCoreSchemaHandler
+    ) -> CoreSchema:
+        return core_schema.no_info_plain_validator_function(self.check)
+
+
 @dataclass(frozen=True, eq=False)  # else `Annotated` would take Only((1,)) and Only((True,)) as one
-class Only:
+class Only(_Check):
     """A validator that accepts these values and those that ask for nothing: null, false, [] and
     {}."""
 
@@ -142,11 +155,6 @@ class Only:
         raise PydanticCustomError(
             "unsupported", "is not supported, but for {names}", {"names": names}
         )
-
-    def __get_pydantic_core_schema__(
-        self, source: Any, handler: GetCoreSchemaHandler
-    ) -> CoreSchema:
-        return core_schema.no_info_plain_validator_function(self.check)
 
     def __get_pydantic_json_schema__(
         self, schema: CoreSchema, handler: GetJsonSchemaHandler
@@ -175,11 +183,8 @@ def first_that_is_no_token_id(values: list[Any]) -> int | None:
 
 
 @dataclass(frozen=True)
-class TokenIds:
-    """A validator of a list of so many token ids.
-
-    It is not pydantic's, which lets no other thread run meanwhile.
-    """
+class TokenIds(_Check):
+    """A validator of a list of so many token ids; pydantic's lets no other thread run meanwhile."""
 
     most: int
     least: int = 0
@@ -204,11 +209,6 @@ class TokenIds:
                 {"index": index, "most": MAX_TOKEN_ID},
             )
         return value
-
-    def __get_pydantic_core_schema__(
-        self, source: Any, handler: GetCoreSchemaHandler
-    ) -> CoreSchema:
-        return core_schema.no_info_plain_validator_function(self.check)
 
     def __get_pydantic_json_schema__(
         self, schema: CoreSchema, handler: GetJsonSchemaHandler

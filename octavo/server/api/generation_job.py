@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
+
+from starlette.requests import Request
 
 from octavo.base.errors import EngineError, InvalidRequestError, OctavoError
 from octavo.core.batch import NO_TOKEN_LEFT, OVERFLOW
@@ -21,10 +23,15 @@ from octavo.server.engine.generation import (
     GenerationRequest,
     GenerationStats,
 )
-from octavo.server.http.context import RequestContext
+from octavo.server.http.background import briefly_in_background, in_background
+from octavo.server.http.context import request_context
+from octavo.server.http.json_text import encode, encode_in_pieces
+from octavo.server.http.sse import run_until_disconnect
 from octavo.server.http.tenants import RateLimitError
 from octavo.server.settings import MAX_SAMPLES
 from octavo.serving.outputs import Delta
+
+T = TypeVar("T")
 
 # Entries of an answer, beyond which its JSON is written in the background.
 MANY_ENTRIES = 1000
@@ -39,19 +46,17 @@ class GenerationJob:
     def __init__(
         self,
         server: ServerContext,
-        context: RequestContext,
-        route: str,
+        request: Request,
         fields: GenerationFields,
         prompts: Sequence[list[int]],
         params: SamplingParams,
     ):
+        context = request_context(request)
         self._work = _work_of(prompts, params)
         self.params = params
         self._tenant = context.tenant
-        self._engine = server.engine
-        self._renderer = server.prompts
-        self._observer = server.observer
-        self._engine.check_size(*self._work)
+        self._server = server
+        server.engine.check_size(*self._work)
         check_prompt_logprobs(params, params.n * sum(map(len, prompts)))  # each choice has them
         _check_allowed_tokens(params, len(prompts))
         deadline = _deadline(fields.timeout, server.settings.request_timeout, context.arrival_time)
@@ -67,7 +72,7 @@ class GenerationJob:
                 streams=bool(fields.stream),
                 is_deterministic=is_deterministic(fields, params),
                 external_id=context.external_id,
-                route=route,
+                route=request.scope["path"],
                 tenant=context.tenant.name,
                 weight=context.tenant.weight,
             )
@@ -86,17 +91,16 @@ class GenerationJob:
         try:
             self._charge()
         except RateLimitError as error:
-            self._observer.on_rejected(error.reason)
+            self._server.observer.on_rejected(error.reason)
             raise
         try:
             await self._submit_all()
         except BaseException:
             for generation in self.generations:
                 generation.close()
-            self._tenant.end_work(self._work)
-            self._tenant.refund_tokens(self._work.tokens)
+            self.generations.clear()  # nothing of them was used: all is refunded
+            self.close()
             raise
-        self._is_charged = True
         return self
 
     def _charge(self) -> None:
@@ -107,17 +111,18 @@ class GenerationJob:
         except BaseException:
             self._tenant.end_work(self._work)
             raise
+        self._is_charged = True
 
     async def _submit_all(self) -> None:
         """Submit all prompts, with pauses for the event loop, since every token id is checked."""
-        bad_words = await self._renderer.words(self.params.bad_words)
+        bad_words = await self._server.prompts.words(self.params.bad_words)
         num_ids = 0
         for request in self._requests:
             if num_ids > _IDS_PER_TURN:
                 await asyncio.sleep(0)
                 num_ids = 0
             self.generations.append(
-                self._engine.submit(replace(request, bad_words_token_ids=bad_words))
+                self._server.submit(replace(request, bad_words_token_ids=bad_words))
             )
             num_ids += len(request.prompt_token_ids) + len(self.params.allowed_token_ids or ())
 
@@ -136,10 +141,40 @@ class GenerationJob:
         self._tenant.end_work(self._work)
         self._tenant.refund_tokens(max(self._work.tokens - used, 0))
 
-    async def collect(self) -> list[list[Delta]]:
+    async def collect(self, request: Request) -> list[list[Delta]]:
         """Return the ``n`` completions of each prompt, the most likely of them where there are
-        more."""
-        return [_best(await each.collect(), self.params.n) for each in self.generations]
+        more. The job is closed.
+
+        Raises:
+            HttpError: 499, the client is gone.
+        """
+
+        async def collect_all() -> list[list[Delta]]:
+            return [_best(await each.collect(), self.params.n) for each in self.generations]
+
+        try:
+            return await run_until_disconnect(request, collect_all())
+        finally:
+            self.close()
+
+    async def write(
+        self,
+        completions: Sequence[Sequence[Delta]],
+        names_tokens: bool,
+        function: Callable[..., T],
+        *args: Any,
+    ) -> T:
+        """Return ``function(*args, to_json)``, run where it does not hold up the event loop.
+
+        Args:
+            completions: that it writes beside the prompts' log-probabilities.
+            names_tokens: whether it needs the tokenizer, and so is never run on the event loop.
+        """
+        if _num_entries(self, completions) > MANY_ENTRIES:
+            return await in_background(function, *args, encode_in_pieces)
+        if names_tokens:
+            return await briefly_in_background(function, *args, encode)
+        return function(*args, encode)
 
     async def updates(self) -> AsyncGenerator[tuple[int, list[Delta]], None]:
         """Yield the number of a prompt and its new deltas, as they come.
@@ -177,6 +212,11 @@ class GenerationJob:
     def is_from_cache(self) -> bool:
         """True if nothing had to be computed for any prompt."""
         return all(generation.is_from_cache for generation in self.generations)
+
+    @property
+    def cache_headers(self) -> dict[str, str]:
+        """The response headers that mark an answer from the cache."""
+        return {"x-octavo-cache": "hit"} if self.is_from_cache else {}
 
     def usage(self, *, counts_output: bool = True) -> dict[str, Any]:
         """Return the ``usage`` object, as it stands."""
@@ -230,12 +270,18 @@ def _check_allowed_tokens(params: SamplingParams, num_prompts: int) -> None:
         )
 
 
-def num_entries(job: GenerationJob, completions: Sequence[Sequence[Delta]]) -> int:
+def _num_entries(job: GenerationJob, completions: Sequence[Sequence[Delta]]) -> int:
     """Return the number of log-probabilities and choices that an answer will have."""
     num_positions = sum(len(completion.logprobs) for group in completions for completion in group)
     num_positions += sum(len(generation.prompt_logprobs) for generation in job.generations)
     num_top = max(job.params.logprobs or 0, job.params.prompt_logprobs or 0)
     return num_positions * (1 + num_top) + len(completions) * job.params.n
+
+
+def check_sample(sample: Delta) -> None:
+    """Raise an error if a sample ended by neither a stop nor its length."""
+    if sample.finish_reason in ("error", "abort"):
+        raise sample_error(sample.error)
 
 
 def sample_error(reason: str | None) -> OctavoError:

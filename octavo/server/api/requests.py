@@ -1,4 +1,7 @@
-"""`GenerationFields`, the fields that requests for chats and for completions have in common."""
+"""Fields that the requests of several routes have in common.
+
+`GenerationFields` are those of chats and of completions.
+"""
 
 from __future__ import annotations
 
@@ -30,29 +33,53 @@ from octavo.server.api.fields import (
 )
 
 
-class GenerationFields(Body):
+class CommonFields(Body):
+    """Fields that octavo's, OpenAI's and llama.cpp's routes have in common."""
+
+    model: str | None = Field(None, description="any of /v1/models; it may be left out")
+    stream: bool | None = None
+    top_p: float | None = Field(None, gt=0, le=1)
+    seed: int | None = Field(None, ge=-MAX_SEED, lt=MAX_SEED, description="below 0 is none")
+    stop: Stop | None = None
+    timeout: float | None = Field(None, gt=0, le=MAX_TIMEOUT, description="seconds")
+
+    @property
+    def own_seed(self) -> int | None:
+        """The client's seed, if it has one."""
+        return None if self.seed is None or self.seed < 0 else self.seed
+
+    def stop_strings(self) -> list[str]:
+        return [self.stop] if isinstance(self.stop, str) else self.stop or []
+
+
+class SamplingFields(CommonFields):
+    """Fields that octavo's and OpenAI's routes have in common."""
+
+    temperature: float | None = Field(None, ge=0, le=2, description="0 is greedy")
+    top_k: int | None = Field(None, ge=-1, le=MAX_INT, description="0 and -1 are off")
+    attention_sinks: int | None = Field(None, ge=0, le=MAX_INT, description="seen with a window")
+    window: int | None = Field(
+        None, ge=0, le=MAX_INT, description="see the last tokens alone, and generate any number"
+    )
+    n_keep: int | None = Field(None, ge=0, le=MAX_INT, description="kept by a context shift")
+
+
+class GenerationFields(SamplingFields):
     """Fields that say how to generate. A missing or null one is as the model's authors
     recommend."""
 
     synonyms = {"n_predict": "max_tokens", "repeat_penalty": "repetition_penalty"}  # llama.cpp's
 
-    model: str | None = Field(None, description="any of /v1/models; it may be left out")
-    stream: bool | None = None
     stream_options: StreamOptions | None = None
 
     n: int | None = Field(None, ge=1, le=MAX_N, description="answers to the same prompt (1)")
     max_tokens: MaxTokens = None
     min_tokens: int | None = Field(None, ge=0, le=MAX_INT)
-    temperature: float | None = Field(None, ge=0, le=2, description="0 is greedy")
-    top_p: float | None = Field(None, gt=0, le=1)
-    top_k: int | None = Field(None, ge=-1, le=MAX_INT, description="0 and -1 are off")
     min_p: float | None = Field(None, ge=0, le=1)
     typical_p: float | None = Field(None, gt=0, le=1)
     presence_penalty: float | None = Field(None, ge=-2, le=2)
     frequency_penalty: float | None = Field(None, ge=-2, le=2)
     repetition_penalty: float | None = Field(None, gt=0, le=1000)
-    seed: int | None = Field(None, ge=-MAX_SEED, lt=MAX_SEED, description="below 0 is none")
-    stop: Stop | None = None
     stop_token_ids: Annotated[list[int], TokenIds(MAX_STOP_TOKEN_IDS)] | None = None
     include_stop_str_in_output: bool | None = None
     ignore_eos: bool | None = None
@@ -62,12 +89,6 @@ class GenerationFields(Body):
     allowed_token_ids: Annotated[list[int], TokenIds(MAX_ALLOWED_TOKEN_IDS)] | None = None
     prompt_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
     speculative: Speculative | None = None
-    attention_sinks: int | None = Field(None, ge=0, le=MAX_INT, description="seen with a window")
-    window: int | None = Field(
-        None, ge=0, le=MAX_INT, description="see the last tokens alone, and generate any number"
-    )
-    n_keep: int | None = Field(None, ge=0, le=MAX_INT, description="kept by a context shift")
-
     truncate_prompt_tokens: int | None = Field(
         None, ge=-1, le=MAX_INT, description="keep so many; -1 is as many as there is room for"
     )
@@ -84,7 +105,6 @@ class GenerationFields(Body):
         None, description="share cached prefixes only with requests of the same salt"
     )
     request_id: RequestId | None = Field(None, description="becomes part of the answer's id")
-    timeout: float | None = Field(None, gt=0, le=MAX_TIMEOUT, description="seconds")
     response_format: ResponseFormat | None = None
 
     # These have an effect on other servers, but none on the meaning of the answer.
@@ -129,14 +149,6 @@ class GenerationFields(Body):
     dry_multiplier: Annotated[Any, Only((0, 0.0))] = None
     xtc_probability: Annotated[Any, Only((0, 0.0))] = None
 
-    @property
-    def own_seed(self) -> int | None:
-        """The client's seed, if it has one."""
-        return None if self.seed is None or self.seed < 0 else self.seed
-
     @classmethod
     def names_with_effect(cls) -> frozenset[str]:
         return frozenset(cls.model_fields) - cls._without_effect
-
-    def stop_strings(self) -> list[str]:
-        return [self.stop] if isinstance(self.stop, str) else self.stop or []

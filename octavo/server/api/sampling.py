@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import secrets
 from typing import Any
 
@@ -16,28 +17,9 @@ from octavo.server.settings import MAX_STOP_CHARS
 # Fields with the same name and meaning in both. Where a request lacks one, the recommendation of
 # the model's authors is taken, or else the default of SamplingParams.
 _SAME = (
-    "n",
-    "best_of",
-    "min_tokens",
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "typical_p",
-    "presence_penalty",
-    "frequency_penalty",
-    "repetition_penalty",
-    "stop_token_ids",
-    "include_stop_str_in_output",
-    "ignore_eos",
-    "skip_special_tokens",
-    "logit_bias",
-    "bad_words",
-    "allowed_token_ids",
-    "attention_sinks",
-    "window",
-    "n_keep",
-)
+    {each.name for each in dataclasses.fields(SamplingParams)}
+    & {*GenerationFields.model_fields, "best_of"}
+) - {"stop", "seed", "max_tokens", "prompt_logprobs", "speculative"}  # these are read below
 _NO_SINK_WINDOW: HasSinkWindow = SamplingParams()  # fields of a request without a window
 _RECOMMENDED = ("temperature", "top_p", "top_k", "min_p", "typical_p", "repetition_penalty")
 

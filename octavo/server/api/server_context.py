@@ -6,7 +6,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from octavo.server.api.prompts import PromptRenderer
-from octavo.server.engine.generation import EngineClient, EngineObserver
+from octavo.server.engine.generation import (
+    EngineClient,
+    EngineObserver,
+    Generation,
+    GenerationRequest,
+)
+from octavo.server.engine.response_cache import ResponseCache
 from octavo.server.http.access_control import DrainState
 from octavo.server.http.errors import model_not_found
 from octavo.server.settings import ServerSettings
@@ -31,6 +37,13 @@ class ServerContext:
     steps: StepStream = field(default_factory=StepStream)
     model_argument: str | None = None  # of the command line: a valid name, but never shown
     model_path: Path | None = None  # folder of its files, never shown either
+    response_cache: ResponseCache | None = None
+
+    def submit(self, request: GenerationRequest) -> Generation:
+        """Queue a request, or answer it from the response cache; raises as `EngineClient.submit`
+        does."""
+        engine = self.engine if self.response_cache is None else self.response_cache
+        return engine.submit(request)
 
     def check_model(self, name: str | None) -> None:
         """Raise HttpError, 404, if a request names a model that is not served. None is any."""

@@ -46,7 +46,7 @@ from octavo.server.engine.generation import (
     GenerationRequest,
     RequestRules,
 )
-from octavo.server.engine.process import Launcher
+from octavo.server.engine.process import ProcessLauncher
 from octavo.server.engine.supervisor import Supervisor
 from octavo.server.engine.ttft_admission import TTFTAdmission
 from octavo.server.engine.unread_output import UnreadOutputMemory
@@ -75,7 +75,7 @@ class ProcessEngine:
 
     def __init__(
         self,
-        launcher: Launcher,
+        launcher: ProcessLauncher,
         limits: QueueLimits = DEFAULT_LIMITS,
         observer: EngineObserver | None = None,
         *,

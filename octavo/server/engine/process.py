@@ -8,7 +8,7 @@ import os
 import socket
 import subprocess
 import sys
-from typing import Any, Protocol
+from typing import Any
 
 from octavo.server.engine.in_flight_record import InFlightRecord
 from octavo.server.engine.wire import encode_message
@@ -23,37 +23,8 @@ WORKER = "octavo.server.engine.worker"
 _BUFFER_BYTES = 4 << 20
 
 
-class RunningEngine(Protocol):
-    """An engine that was launched, and has got its settings.
-
-    ``connection`` is the server's end of its socket pair, which does not block.
-    """
-
-    connection: socket.socket
-
-    def kill(self, signum: int = KILL) -> None:
-        """End it at once. No error if it has ended already."""
-        ...
-
-    def wait(self) -> str:
-        """Wait until it has ended, and return how: its signal or exit status."""
-        ...
-
-    def at_work(self) -> list[str]:
-        """Return the names of the samples that it was computing when it ended."""
-        ...
-
-
-class Launcher(Protocol):
-    """A factory of engines, one after another."""
-
-    def launch(self) -> RunningEngine:
-        """Start an engine. Raises OSError if the system refuses."""
-        ...
-
-
 class ProcessLauncher:
-    """A launcher that starts a fresh interpreter for each engine: it shares nothing with the
+    """Starts engines, one after another, each in a fresh interpreter: it shares nothing with the
     server.
 
     Both write their logs, in the same format, to the same stderr.
@@ -74,6 +45,7 @@ class ProcessLauncher:
             self._ahead = self.launch()
 
     def launch(self) -> EngineProcess:
+        """Start an engine. Raises OSError if the system refuses."""
         if (engine := self._ahead) is not None:
             self._ahead = None
             return engine
@@ -89,7 +61,10 @@ class ProcessLauncher:
 
 
 class EngineProcess:
-    """One engine process, and the server's end of its connection."""
+    """One engine process, which has got its settings.
+
+    ``connection`` is the server's end of its socket pair, which does not block.
+    """
 
     def __init__(self, args: dict[str, Any], log_format: str):
         with contextlib.ExitStack() as theirs, contextlib.ExitStack() as ours:
@@ -110,14 +85,17 @@ class EngineProcess:
         return self.process.pid
 
     def kill(self, signum: int = KILL) -> None:
+        """End it at once. No error if it has ended already."""
         if self.process.poll() is None:
             self.process.send_signal(signum)
 
     def wait(self) -> str:
+        """Wait until it has ended, and return how: its signal or exit status."""
         status = self.process.wait()
         return f"signal {-status}" if status < 0 else f"exit status {status}"
 
     def at_work(self) -> list[str]:
+        """Return the names of the samples that it was computing when it ended."""
         return self._record.read()
 
 

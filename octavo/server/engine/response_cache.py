@@ -1,8 +1,8 @@
 """A cache of answers to repeated deterministic requests, in memory.
 
-`ResponseCache` stands before an `EngineClient` and is one itself. A request whose answer could not
-be another (temperature 0, or a seed of the client's own) is answered with the deltas of the first
-time, each as it was, so that a stream replays chunk by chunk; everything else goes to the engine.
+`ResponseCache` submits requests to an `EngineClient`. A request whose answer could not be another
+(temperature 0, or a seed of the client's own) is answered with the deltas of the first time, each
+as it was, so that a stream replays chunk by chunk; everything else goes to the engine.
 
 An entry is found by a SHA-256 over the tenant's salt, the prompt and all that shapes the answer, so
 that no tenant can learn from the cache what another one asked. Only whole answers are kept: none
@@ -18,16 +18,13 @@ from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import fields
 from itertools import islice
-from typing import Protocol, TypeAlias
+from typing import TypeAlias
 
 from octavo.core.batch import TokenLogprobs
 from octavo.core.sampling_params import SamplingParams
-from octavo.core.stats import StepStats
 from octavo.server.engine.generation import (
     EngineClient,
-    EngineFacts,
     EngineObserver,
-    EngineState,
     Generation,
     GenerationRequest,
 )
@@ -38,7 +35,7 @@ _ENTRY_BYTES = 512
 
 
 class ResponseCache:
-    """An `EngineClient` that keeps answers of another one and gives them again.
+    """Keeps answers of an engine and gives them again.
 
     Args:
         engine: answers the requests that are not in the cache.
@@ -61,31 +58,6 @@ class ResponseCache:
 
     def __len__(self) -> int:
         return len(self._recordings)
-
-    @property
-    def state(self) -> EngineState:
-        return self._engine.state
-
-    @property
-    def facts(self) -> EngineFacts:
-        return self._engine.facts
-
-    @property
-    def stats(self) -> StepStats:
-        return self._engine.stats
-
-    @property
-    def num_restarts(self) -> int:
-        return self._engine.num_restarts
-
-    def enable_snapshots(self, is_enabled: bool) -> None:
-        self._engine.enable_snapshots(is_enabled)
-
-    def check_capacity(self, tenant: str = "") -> None:
-        self._engine.check_capacity(tenant)
-
-    def check_size(self, num_requests: int, num_tokens: int) -> None:
-        self._engine.check_size(num_requests, num_tokens)
 
     def submit(self, request: GenerationRequest) -> Generation:
         """Return the cached answer, already complete, or the engine's."""
@@ -125,18 +97,6 @@ class ResponseCache:
         while self.num_bytes > self.max_bytes:
             _, oldest = self._recordings.popitem(last=False)
             self.num_bytes -= oldest.num_bytes
-
-
-class CacheMark(Protocol):
-    """An object that knows whether an answer came from the cache: a `Generation`, or several."""
-
-    @property
-    def is_from_cache(self) -> bool: ...
-
-
-def cache_headers(answer: CacheMark) -> dict[str, str]:
-    """Return the response headers that mark an answer from the cache."""
-    return {"x-octavo-cache": "hit"} if answer.is_from_cache else {}
 
 
 def answer_key(request: GenerationRequest) -> bytes:

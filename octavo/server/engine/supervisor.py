@@ -12,7 +12,7 @@ from typing import NamedTuple, Protocol, cast
 
 from octavo.base.errors import EngineError, EngineUnavailableError, OctavoError
 from octavo.server.engine.generation import EngineFacts, EngineState
-from octavo.server.engine.process import Launcher, RunningEngine
+from octavo.server.engine.process import EngineProcess, ProcessLauncher
 from octavo.server.engine.wire import (
     Message,
     MessageDecoder,
@@ -57,7 +57,11 @@ class Supervisor:
     """
 
     def __init__(
-        self, launcher: Launcher, events: SupervisorListener, *, engine_timeout: float = 300.0
+        self,
+        launcher: ProcessLauncher,
+        events: SupervisorListener,
+        *,
+        engine_timeout: float = 300.0,
     ):
         self.state = EngineState.STARTING
         self.facts: EngineFacts | None = None  # until it has been READY
@@ -67,7 +71,7 @@ class Supervisor:
         self._events = events
         self._engine_timeout = engine_timeout
         self._connection: _Connection | None = None
-        self._engine: RunningEngine | None = None
+        self._engine: EngineProcess | None = None
         self._task: asyncio.Task[None] | None = None
         self._started: asyncio.Future[None] | None = None
         self._num_deaths_in_a_row = 0
@@ -175,7 +179,7 @@ class Supervisor:
         reason = f"the engine died ({status}) at work on {len(at_work)} samples"
         return _End(EngineError(reason), at_work)
 
-    async def _watch(self, engine: RunningEngine, connection: _Connection) -> None:
+    async def _watch(self, engine: EngineProcess, connection: _Connection) -> None:
         """Kill an engine that has sent nothing for too long, so that it leaves a trace of where it
         hangs."""
         number = 0

@@ -4,30 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Container
-from typing import Protocol
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from octavo.server.http.context import SLOW_READER
+from octavo.server.watch.metrics import Metrics
 
 METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 CLIENT_LEFT = 499  # status in metrics if the client left before it was answered
-
-
-class HttpObserver(Protocol):
-    """Callbacks for HTTP requests, called on the event loop."""
-
-    def on_disconnect(self) -> None:
-        """A client left before its answer had ended."""
-        ...
-
-    def on_slow_reader(self) -> None:
-        """A stream was cut because its client did not read it."""
-        ...
-
-    def on_http_response(self, route: str, method: str, status: int, seconds: float) -> None:
-        """An HTTP request was answered. ``route`` and ``method`` are of a fixed set."""
-        ...
 
 
 class MeasuredApp:
@@ -40,9 +24,9 @@ class MeasuredApp:
             routing. All other paths count as "other".
     """
 
-    def __init__(self, app: ASGIApp, observer: HttpObserver, paths: Container[str] = ()):
+    def __init__(self, app: ASGIApp, metrics: Metrics, paths: Container[str] = ()):
         self._app = app
-        self._observer = observer
+        self._metrics = metrics
         self._paths = paths
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -75,10 +59,10 @@ class MeasuredApp:
             raise
         finally:
             if scope.get(SLOW_READER):
-                self._observer.on_slow_reader()
+                self._metrics.on_slow_reader()
             elif has_left:
-                self._observer.on_disconnect()
-            self._observer.on_http_response(
+                self._metrics.on_disconnect()
+            self._metrics.on_http_response(
                 self._route_of(scope),
                 scope["method"] if scope["method"] in METHODS else "other",
                 status,

@@ -14,7 +14,7 @@ from fastapi import APIRouter, Request, Response
 from octavo.page import site
 from octavo.server.api.server_context import ServerContext
 
-SECURITY_HEADERS = {  # beside those of the gate
+SECURITY_HEADERS = {  # beside those of `AccessControl`
     "Content-Security-Policy": site.policy_text(site.POLICY),
     "Referrer-Policy": "no-referrer",
     "Cross-Origin-Resource-Policy": "same-origin",

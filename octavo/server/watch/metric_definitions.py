@@ -7,9 +7,9 @@ and autoscalers made for vLLM work unchanged.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 # Every series has these labels. One engine serves, so "engine" is always "0".
 BASE_LABELS = ("model_name", "engine")
@@ -94,31 +94,16 @@ class MetricDefinition:
         return "vllm:" + (self.name if self.vllm == "=" else self.vllm)
 
 
-_Figure = str | Mapping[str, str] | None
+def _of_kind(kind: Literal["counter", "gauge", "histogram"]) -> Callable[..., MetricDefinition]:
+    """Return a function that defines metrics of a kind; labels come after the help text."""
+
+    def define(name: str, help: str, *labels: str, **more: Any) -> MetricDefinition:
+        return MetricDefinition(name, kind, help, labels, **more)
+
+    return define
 
 
-def _counter(
-    name: str, help: str, *labels: str, vllm: str | None = None, figure: _Figure = None
-) -> MetricDefinition:
-    return MetricDefinition(name, "counter", help, labels, (), vllm, figure)
-
-
-def _gauge(
-    name: str, help: str, *labels: str, vllm: str | None = None, figure: _Figure = None
-) -> MetricDefinition:
-    return MetricDefinition(name, "gauge", help, labels, (), vllm, figure)
-
-
-def _histogram(
-    name: str,
-    help: str,
-    buckets: tuple[float, ...],
-    *labels: str,
-    vllm: str | None = None,
-    figure: _Figure = None,
-) -> MetricDefinition:
-    return MetricDefinition(name, "histogram", help, labels, buckets, vllm, figure)
-
+_counter, _gauge, _histogram = _of_kind("counter"), _of_kind("gauge"), _of_kind("histogram")
 
 FAMILIES = (
     # -- the engine at this moment --
@@ -284,27 +269,27 @@ FAMILIES = (
     _histogram(
         "iteration_tokens",
         "Tokens in a step, of prompts and answers.",
-        _STEP_TOKENS,
+        buckets=_STEP_TOKENS,
         vllm="iteration_tokens_total",
         figure="num_tokens",
     ),
     _histogram(
         "iteration_samples",
         "Samples that took part in a step.",
-        _STEP_SAMPLES,
+        buckets=_STEP_SAMPLES,
         figure="num_seqs",
     ),
     # -- steps, and what bounds them; all but their time need a known device --
     _histogram(
         "step_seconds",
         "Time of a step, from when it could start to when its results were there.",
-        _TOKEN,
+        buckets=_TOKEN,
         figure="seconds",
     ),
     _histogram(
         "step_roofline_ratio",
         "The least time that the device needs for a step's bytes and operations, to its time.",
-        _SHARES,
+        buckets=_SHARES,
         figure="roofline_share",
     ),
     _counter(
@@ -347,90 +332,92 @@ FAMILIES = (
         "Requests with a sample that ended because the model's logits held NaN or infinity.",
         vllm="=",
     ),
-    _histogram("request_prompt_tokens", "Tokens of a request's prompt.", _TOKENS, vllm="="),
-    _histogram("request_generation_tokens", "Tokens generated for a request.", _TOKENS, vllm="="),
+    _histogram("request_prompt_tokens", "Tokens of a request's prompt.", buckets=_TOKENS, vllm="="),
+    _histogram(
+        "request_generation_tokens", "Tokens generated for a request.", buckets=_TOKENS, vllm="="
+    ),
     _histogram(
         "request_max_num_generation_tokens",
         "Tokens of a request's longest sample.",
-        _TOKENS,
+        buckets=_TOKENS,
         vllm="=",
     ),
-    _histogram("request_params_n", "The n of a request.", _SAMPLES, vllm="="),
+    _histogram("request_params_n", "The n of a request.", buckets=_SAMPLES, vllm="="),
     _histogram(
         "request_params_max_tokens",
         "The max_tokens of a request, where it has one.",
-        _TOKENS,
+        buckets=_TOKENS,
         vllm="=",
     ),
     _histogram(
         "request_num_preemptions",
         "Times that a request was preempted.",
-        _PREEMPTIONS,
+        buckets=_PREEMPTIONS,
         vllm="=",
     ),
     _histogram(
         "request_prefill_kv_computed_tokens",
         "Prompt tokens of a request without cached ones, if it got a token.",
-        _TOKENS,
+        buckets=_TOKENS,
         vllm="=",
     ),
     # -- times --
     _histogram(
         "time_to_first_token_seconds",
         "TTFT: from arrival to the first token.",
-        _FIRST_TOKEN,
+        buckets=_FIRST_TOKEN,
         vllm="=",
     ),
     _histogram(
         "predicted_time_to_first_token_seconds",
         "TTFT predicted at admission, of admitted requests; with max_predicted_ttft.",
-        _FIRST_TOKEN,
+        buckets=_FIRST_TOKEN,
     ),
     _histogram(
         "time_to_first_token_prediction_ratio",
         "Ratio of TTFT to the predicted TTFT.",
-        _RATIOS,
+        buckets=_RATIOS,
     ),
     _histogram(
         "inter_token_latency_seconds",
         "ITL: the time between two steps that brought tokens of a sample.",
-        _TOKEN,
+        buckets=_TOKEN,
         vllm="=",
     ),
     _histogram(
         "request_time_per_output_token_seconds",
         "TPOT: mean time per token after the first; none for fewer than two tokens.",
-        _TOKEN,
+        buckets=_TOKEN,
         vllm="=",
     ),
     _histogram(
         "e2e_request_latency_seconds",
         "E2E: from arrival to the last token.",
-        _LATENCY,
+        buckets=_LATENCY,
         vllm="=",
     ),
     _histogram(
         "request_queue_time_seconds",
         "From arrival to the first step that computed something of the request.",
-        _LATENCY,
+        buckets=_LATENCY,
         vllm="=",
     ),
     _histogram(
         "request_prefill_time_seconds",
         "From that step to the first token.",
-        _LATENCY,
+        buckets=_LATENCY,
         vllm="=",
     ),
     _histogram(
         "request_decode_time_seconds",
         "From the first token to the last.",
-        _LATENCY,
+        buckets=_LATENCY,
         vllm="=",
     ),
     _histogram(
         "request_inference_time_seconds",
         "Prefill and decode time together.",
-        _LATENCY,
+        buckets=_LATENCY,
         vllm="=",
     ),
     # -- around the engine --
@@ -447,8 +434,8 @@ FAMILIES = (
     _histogram(
         "http_request_duration_seconds",
         "From an HTTP request's header to the end of its answer.",
-        _LATENCY,
         "route",
+        buckets=_LATENCY,
     ),
 )
 

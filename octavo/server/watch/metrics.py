@@ -101,8 +101,8 @@ class Metrics(EngineObserver):
 
         # Looking series up by their labels costs more than counting: those of the hot paths are
         # kept here, and those whose labels are known in advance exist from the start, with 0.
-        self._generation_tokens = self._counter("generation_tokens")
-        self._inter_token_latency = self._histogram("inter_token_latency_seconds")
+        self._generation_tokens = self._series("generation_tokens")
+        self._inter_token_latency = self._series("inter_token_latency_seconds")
         self._gauges = [*self._figures("gauge")]
         self._totals = [*self._figures("counter")]
         self._totals_by_position: list[tuple[str, Callable[[StepStats], tuple[int, ...]]]] = [
@@ -115,13 +115,13 @@ class Metrics(EngineObserver):
             if figure_of(self._stats) is not None:
                 series()
         for reason in FINISH_REASONS:
-            self._counter("request_success", reason)
+            self._series("request_success", reason)
         for miss in MissReason:
-            self._counter("prefix_cache_misses", miss.value)
+            self._series("prefix_cache_misses", miss.value)
         for reason in REJECTIONS:
-            self._counter("admission_rejections", reason)
-        self._counter("prompt_tokens_by_source", "external_kv_transfer")
-        self._set("num_requests_waiting_by_reason", 0, "deferred")
+            self._series("admission_rejections", reason)
+        self._series("prompt_tokens_by_source", "external_kv_transfer")
+        self._series("num_requests_waiting_by_reason", "deferred").set(0)
         for plain in (each for each in FAMILIES if not each.labels and each.figure is None):
             self._series(plain.name)
         self._show_state(EngineState.STARTING)
@@ -134,13 +134,13 @@ class Metrics(EngineObserver):
     # -- what happens to requests ------------------------------------------------------------
 
     def on_submitted(self, generation: Generation) -> None:
-        self._counter("requests_submitted").inc()
+        self._series("requests_submitted").inc()
 
     def on_rejected(self, reason: str) -> None:
-        self._counter("admission_rejections", reason).inc()
+        self._series("admission_rejections", reason).inc()
 
     def on_ignored_fields(self, names: Sequence[str]) -> None:
-        self._counter("ignored_fields").inc(len(names))
+        self._series("ignored_fields").inc(len(names))
 
     def on_tokens(self, generation: Generation, num_tokens: int, gap: float | None) -> None:
         self._generation_tokens.inc(num_tokens)
@@ -152,12 +152,12 @@ class Metrics(EngineObserver):
     def _on_begun(self, generation: Generation) -> None:
         stats = generation.stats
         num_prompt, num_cached = stats.num_prompt_tokens, stats.num_cached_tokens
-        self._counter("prompt_tokens").inc(num_prompt)
-        self._counter("prompt_tokens_cached").inc(num_cached)
-        self._counter("prompt_tokens_by_source", "local_cache_hit").inc(num_cached)
-        self._counter("prompt_tokens_by_source", "local_compute").inc(num_prompt - num_cached)
+        self._series("prompt_tokens").inc(num_prompt)
+        self._series("prompt_tokens_cached").inc(num_cached)
+        self._series("prompt_tokens_by_source", "local_cache_hit").inc(num_cached)
+        self._series("prompt_tokens_by_source", "local_compute").inc(num_prompt - num_cached)
         if stats.miss_reason:
-            self._counter("prefix_cache_misses", stats.miss_reason).inc()
+            self._series("prefix_cache_misses", stats.miss_reason).inc()
         self._observe("request_prefill_kv_computed_tokens", num_prompt - num_cached)
         self._observe_ttft(stats)
         self._begun[generation.request.request_id] = stats.ttft is not None
@@ -170,12 +170,12 @@ class Metrics(EngineObserver):
             self._observe("time_to_first_token_prediction_ratio", ratio)
 
     def on_finished(self, generation: Generation, reason: str) -> None:
-        self._counter("request_success", reason).inc()
+        self._series("request_success", reason).inc()
         if generation.is_from_cache:
-            self._counter("response_cache_hits").inc()
+            self._series("response_cache_hits").inc()
             return
         if not _NUMERIC_ERRORS.isdisjoint(generation.sample_errors):
-            self._counter("corrupted_requests").inc()
+            self._series("corrupted_requests").inc()
         stats, params = generation.stats, generation.request.params
         if not self._begun.pop(generation.request.request_id, False):
             self._observe_ttft(stats)
@@ -205,7 +205,7 @@ class Metrics(EngineObserver):
 
     def on_engine_state(self, state: EngineState, detail: str) -> None:
         if state is EngineState.RESTARTING:
-            self._counter("engine_restarts").inc()
+            self._series("engine_restarts").inc()
             self._stats = StepStats.idle()  # the totals of the next one begin at 0
         self._show_state(state)
 
@@ -213,15 +213,15 @@ class Metrics(EngineObserver):
 
     def on_disconnect(self) -> None:
         """A client left before its answer had ended."""
-        self._counter("client_disconnects").inc()
+        self._series("client_disconnects").inc()
 
     def on_slow_reader(self) -> None:
         """A stream was cut because its client did not read it."""
-        self._counter("slow_readers_cut").inc()
+        self._series("slow_readers_cut").inc()
 
     def on_http_response(self, route: str, method: str, status: int, seconds: float) -> None:
         """An HTTP request was answered. ``route`` and ``method`` must be of a fixed set."""
-        self._counter("http_requests", route, method, str(status)).inc()
+        self._series("http_requests", route, method, str(status)).inc()
         self._observe("http_request_duration_seconds", seconds, route)
 
     # -- rendering ---------------------------------------------------------------------------
@@ -263,18 +263,18 @@ class Metrics(EngineObserver):
             for position, now in enumerate(figures_of(stats)):
                 before = before_it[position] if position < len(before_it) else 0
                 if now != before:
-                    self._counter(name, str(position)).inc(_growth(before, now))
+                    self._series(name, str(position)).inc(_growth(before, now))
 
     def _show_state(self, state: EngineState) -> None:
         for each in EngineState:
-            self._set("engine_state", each is state, each.value)
+            self._series("engine_state", each.value).set(each is state)
 
     def _show_facts(self, engine: EngineClient) -> None:
         try:
             self._facts = facts = engine.facts
         except EngineUnavailableError:  # it has never been ready
             return
-        self._set("cache_config_info", 1, str(facts.block_size), str(facts.num_blocks))
+        self._series("cache_config_info", str(facts.block_size), str(facts.num_blocks)).set(1)
 
     # -- the families ------------------------------------------------------------------------
 
@@ -302,27 +302,12 @@ class Metrics(EngineObserver):
                 for labels, figure in by_label.items():
                     yield cache(partial(self._series, family.name, *labels)), attrgetter(figure)
 
-    def _series(self, name: str, *labels: str) -> Counter | Gauge | Histogram:
+    def _series(self, name: str, *labels: str) -> Any:
         return self._families[name].labels(*self._base_labels, *labels)
-
-    def _counter(self, name: str, *labels: str) -> Counter:
-        series = self._series(name, *labels)
-        assert isinstance(series, Counter)
-        return series
-
-    def _histogram(self, name: str, *labels: str) -> Histogram:
-        series = self._series(name, *labels)
-        assert isinstance(series, Histogram)
-        return series
 
     def _observe(self, name: str, value: float | None, *labels: str) -> None:
         if value is not None:
-            self._histogram(name, *labels).observe(value)
-
-    def _set(self, name: str, value: float, *labels: str) -> None:
-        series = self._series(name, *labels)
-        assert isinstance(series, Gauge)
-        series.set(value)
+            self._series(name, *labels).observe(value)
 
 
 def _growth(before: float, now: float) -> float:

@@ -208,7 +208,7 @@ def test_what_the_engine_is_asked(api):
     for name, value in (body | {"max_tokens": 5, "logit_bias": {5: -3.0}}).items():
         assert getattr(params, name) == (tuple(value) if isinstance(value, list) else value)
     assert (params.logprobs, params.prompt_logprobs) == (None, None)
-    # The tenant's range of priorities is 0: nobody overtakes.
+    # The tenant's range of priorities is 0: no request overtakes.
     assert (request.priority, request.cache_salt) == (0, "s")
     assert request.deadline == pytest.approx(began + 9, abs=1)
     assert (request.route, request.tenant, request.external_id) == (URL, "test", "req-1")
@@ -370,7 +370,7 @@ def test_top_logprobs_need_logprobs(api):
 
 def test_many_logprobs_are_written_in_the_background(api, monkeypatch):
     small = api.post(max_tokens=100, logprobs=True, top_logprobs=3, temperature=0)
-    monkeypatch.setattr("octavo.server.api.openai.choices.MANY_ENTRIES", 10)
+    monkeypatch.setattr("octavo.server.api.generation_job.MANY_ENTRIES", 10)
     large = api.post(max_tokens=100, logprobs=True, top_logprobs=3, temperature=0)
     assert large["choices"] == small["choices"]
     assert len(large["choices"][0]["logprobs"]["content"]) == 100

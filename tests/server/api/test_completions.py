@@ -267,8 +267,8 @@ def test_a_stream_begins_with_much_that_is_written_in_the_background(api, monkey
         called.append(function.__name__)
         return function(*args)
 
-    monkeypatch.setattr("octavo.server.api.openai.choices.MANY_ENTRIES", 1)
-    monkeypatch.setattr("octavo.server.api.openai.choices.in_background", in_background)
+    monkeypatch.setattr("octavo.server.api.generation_job.MANY_ENTRIES", 1)
+    monkeypatch.setattr("octavo.server.api.generation_job.in_background", in_background)
     large = api.post(**asked, stream=True, seed=1)
     assert [chunk["choices"] for chunk in large] == [chunk["choices"] for chunk in small]
     assert called == ["first_events"] * 2

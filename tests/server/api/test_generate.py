@@ -272,7 +272,7 @@ def test_what_was_not_used_is_given_back(ask, fake_engine):
 
 
 def test_an_answer_from_the_cache_is_marked(ask, fake_engine, create_service):
-    served = create_service(ResponseCache(fake_engine, 1 << 20))
+    served = create_service(fake_engine, cache=ResponseCache(fake_engine, 1 << 20))
     body = {"prompt": "abc", "temperature": 0}
     first = ask("POST", "/generate", served=served, json=body)
     again = ask("POST", "/generate", served=served, json=body)

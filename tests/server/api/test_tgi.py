@@ -352,7 +352,7 @@ def test_infinity_is_written_as_a_number(post, fake_engine, monkeypatch):
 
 def test_an_answer_from_the_cache_is_marked(ask, fake_engine, create_service):
     cache = ResponseCache(fake_engine, 1 << 20)
-    served = create_service(cache)
+    served = create_service(fake_engine, cache=cache)
     body = {"inputs": "abc", "parameters": {"details": True}}
     for path in ("/", "/generate_stream"):
         cache.clear()  # or the stream would be answered with the whole answer's tokens
@@ -458,7 +458,7 @@ def test_many_details_are_written_in_the_background(post, monkeypatch):
         called.append(function)
         return function(*args)
 
-    monkeypatch.setattr("octavo.server.api.tgi.routes.MANY_ENTRIES", 100)
-    monkeypatch.setattr("octavo.server.api.tgi.routes.in_background", in_background)
+    monkeypatch.setattr("octavo.server.api.generation_job.MANY_ENTRIES", 100)
+    monkeypatch.setattr("octavo.server.api.generation_job.in_background", in_background)
     assert post("/", "abc" * 40, **asked).json() == small
-    assert len(called) == 2
+    assert len(called) == 1

@@ -63,7 +63,7 @@ def server(start_server, smollm2_gguf) -> LiveServer:
 
 @pytest.fixture(scope="session")
 def tiny_server(start_server, tiny_model, tmp_path_factory) -> LiveServer:
-    """A tiny random model with little room, for those who have a key.
+    """A tiny random model with little room, for clients that have a key.
 
     Its tokenizer begins texts with <bos>. Tokens that are in no UTF-8 make the engine slow (187,
     the byte FF) or fail (186, the byte FE). Each module has a key of its own, and so its own rate.

@@ -245,7 +245,9 @@ def test_engine_errors_are_of_one_request(openai, tiny, streams) -> None:
     with pytest.raises(openai.InternalServerError) as caught:
         tiny.completions.create(**TINY, prompt=POISON, stream=streams)
     assert caught.value.status_code == 500 and caught.value.type == "server_error"
-    assert "poisoned" not in caught.value.message  # what happened inside is nobody's business
+    assert (
+        "poisoned" not in caught.value.message
+    )  # what happened inside is not the client's business
     assert tiny.completions.create(**TINY, prompt="Hi").usage.completion_tokens == 2
 
 
@@ -307,7 +309,7 @@ def test_retries_after_a_full_queue(openai, tiny_server) -> None:
 
 
 def test_a_burst_is_served_with_retries(openai, tiny_server) -> None:
-    """Twice as many as may wait, and nobody has to know."""
+    """Twice as many as may wait; no client notices."""
 
     async def ask() -> int:
         options = {"base_url": tiny_server.base_url, "api_key": "openai-key"}

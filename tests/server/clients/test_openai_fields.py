@@ -2,7 +2,7 @@
 
 What a field does is said by the function of its name, which asks a live server for an answer with
 the field and for one without. Each is called for whole answers and for streams, and where it is a
-field of both, for chat and for completions. The last test finds fields that nobody has looked at.
+field of both, for chat and for completions. The last test finds fields that no test has looked at.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ class Api:
         return self.ask()
 
     def new_prompt(self, length: int = 40) -> dict[str, Any]:
-        """Fields with a prompt that nobody has sent before."""
+        """Fields with a prompt that no request had before."""
         text = f"{next(_numbers)} bottles. " + "word " * length
         if self.is_chat:
             return {"messages": [{"role": "system", "content": text}, *MESSAGES]}

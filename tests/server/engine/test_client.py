@@ -81,7 +81,7 @@ class Moody(HashExecutor):
 
 
 class ThreadEngine:
-    """A RunningEngine in this process."""
+    """An EngineProcess in this process."""
 
     def __init__(self, tokenizer, failure=None):
         self.is_killed = self.is_hanging = False

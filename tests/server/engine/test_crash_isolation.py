@@ -1,4 +1,4 @@
-"""Who ends an engine is found, and nobody else is hurt: with engines that die on purpose.
+"""The request that ends an engine is found, and no other is hurt: with engines that die on purpose.
 
 The engine here is a table of what each request does and when. It has what the real one has for
 this: a record of what it is at work on, and steps in which some requests are alone.
@@ -45,7 +45,7 @@ class Job:
 
 
 class TableEngine:
-    """A RunningEngine on the event loop that gives it its messages."""
+    """An EngineProcess on the event loop that gives it its messages."""
 
     def __init__(self, launcher):
         self.connection, self._theirs = socket.socketpair()
@@ -91,8 +91,8 @@ class TableEngine:
     def _step(self):
         """The requests with a slot: each isolated one by itself, and then the rest."""
         begun = list(self.jobs)[:NUM_SEATS]
-        loners = [[name] for name in begun if self.jobs[name].is_alone]
-        for names in [*loners, [name for name in begun if not self.jobs[name].is_alone]]:
+        isolated = [[name] for name in begun if self.jobs[name].is_alone]
+        for names in [*isolated, [name for name in begun if not self.jobs[name].is_alone]]:
             if not names:
                 continue
             self.record = [f"{name}#{i}" for name in names for i in range(2)]
@@ -263,7 +263,7 @@ def test_leaving_early_is_no_way_out():
 
 
 def test_who_meets_death_twice_by_chance_is_not_refused():
-    """On probation it runs apart: what happens to others beside it says nothing of it."""
+    """A suspect runs isolated: what happens to others beside it says nothing of it."""
 
     async def main(engine, launcher):
         unlucky = engine.submit(make(INNOCENT, 200))
@@ -313,7 +313,7 @@ def test_a_death_from_outside_may_cost_whoever_is_on_probation_and_nobody_else()
 
 @pytest.mark.parametrize("seed", range(12))
 def test_any_crowd(seed):
-    """Whoever comes when: the deadly are refused after two deaths each, and all others served."""
+    """Whatever comes when: the deadly are refused after two deaths each, and all others served."""
 
     async def client(engine, rng, kind, results):
         for _ in range(rng.randrange(60)):

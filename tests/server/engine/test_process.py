@@ -102,7 +102,7 @@ def test_what_cannot_be_started_ahead_is_said_when_it_is_wanted(monkeypatch):
 def test_an_engine_that_ends_says_how():
     engine = EngineProcess({}, "no such format")
     engine.connection.close()
-    assert engine.wait() == "exit status 0"  # nobody wanted anything
+    assert engine.wait() == "exit status 0"  # no request had come
     assert engine.at_work() == []
     engine.kill()
 

@@ -1,4 +1,4 @@
-"""What an engine's steps are foreseen by."""
+"""The facts by which an engine's steps are predicted."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who is let in, by what is predicted of their first token."""
+"""Requests are admitted by their predicted time to first token."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ def admission(most_seconds: float) -> TTFTAdmission:
     return admission
 
 
-def after(stats: StepStats, real: float, foreseen: float, num_prompt_tokens: int = 0) -> StepStats:
+def after(stats: StepStats, real: float, predicted: float, num_prompt_tokens: int = 0) -> StepStats:
     """The record of a step that took so long."""
     return replace(
         stats,
         step_seconds=stats.step_seconds + real,
-        predicted_seconds=stats.predicted_seconds + foreseen,
+        predicted_seconds=stats.predicted_seconds + predicted,
         num_prompt_tokens=num_prompt_tokens,
     )
 
@@ -72,13 +72,13 @@ def test_a_prompt_that_alone_takes_too_long_is_an_error_of_its_own():
             watched.check(FACTS, stats, NOTHING_WAITS, 4000)
 
 
-def test_what_was_foreseen_too_slow_keeps_nobody_out():
+def test_a_prediction_that_was_too_slow_refuses_no_request():
     watched = admission(2.0)
     watched.note_step(IDLE, after(IDLE, 0.01, 0.1, num_prompt_tokens=100))
     assert watched.check(FACTS, BUSY, NOTHING_WAITS, 4000) < 2.0
 
 
-def test_steps_that_take_longer_than_foreseen_count():
+def test_steps_that_take_longer_than_predicted_count():
     watched, usual = admission(10.0), admission(10.0).check(FACTS, BUSY, NOTHING_WAITS, 300)
     watched.note_step(BUSY, after(BUSY, 0.3, 0.1, num_prompt_tokens=100))
     assert watched.check(FACTS, BUSY, NOTHING_WAITS, 300) == pytest.approx(3 * usual, rel=0.1)
@@ -101,7 +101,7 @@ def test_without_a_step_model_by_what_the_pacer_has_learned():
     watched = TTFTAdmission(1.0)
     learned = replace(BUSY, decode_seconds=0.02, prompt_token_seconds=0.001, predicted_seconds=None)
     watched.note_step(learned, learned)
-    # A step has 60 ms for prompts beside whoever decodes.
+    # A step has 60 ms for prompts beside requests that decode.
     seconds = watched.check(FACTS, learned, NOTHING_WAITS, 300)
     assert seconds == pytest.approx(300 / 60 * 0.02 + 0.3)
     with pytest.raises(QueueFullError):

@@ -1,4 +1,4 @@
-"""Answers that nobody has read yet: merged, counted, and bounded."""
+"""Answers that clients have not read yet: merged, counted, and bounded."""
 
 from __future__ import annotations
 

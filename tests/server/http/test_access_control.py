@@ -116,8 +116,8 @@ class Reply:
 OPERATORS = ["/steps", "/metrics", "/load", "/octavo/tensors", "/octavo/tensors/a.b"]
 
 
-class TTFTAdmission:
-    """A gate with something behind it."""
+class GuardedApp:
+    """An `AccessControl` with an app behind it."""
 
     def __init__(self, app=None, costly=frozenset((COSTLY,)), **settings):
         self.app = EchoApp() if app is None else app
@@ -126,7 +126,7 @@ class TTFTAdmission:
         self.observer = RecordingObserver()
         self.settings = ServerSettings(**settings)
         self.tenants = Tenants(self.settings)
-        self.gate = AccessControl(
+        self.layer = AccessControl(
             self.app,
             self.settings,
             self.tenants,
@@ -163,7 +163,7 @@ class TTFTAdmission:
         async def send(message):
             sent.append(message)
 
-        await self.gate(scope, receive, send)
+        await self.layer(scope, receive, send)
         assert sent[0]["type"] == "http.response.start", sent
         decoded = [(k.decode(), v.decode()) for k, v in sent[0]["headers"]]
         content = b"".join(message["body"] for message in sent[1:] if "body" in message)
@@ -174,11 +174,11 @@ class TTFTAdmission:
         return asyncio.run(self.ask_async(*args, **kwargs))
 
 
-# -- who may come in -----------------------------------------------------------------------------
+# -- requests that are let in ----------------------------------------------------------------------
 
 
 def real_app() -> FastAPI:
-    """As the server's: the routes that would answer if the gate let a request through."""
+    """As the server's: the routes that would answer if `AccessControl` let a request through."""
     app = FastAPI(openapi_url="/openapi.json", redirect_slashes=False)
 
     async def answer(request: Request) -> dict[str, str]:
@@ -231,7 +231,7 @@ KEYS = {
 
 def test_deny_by_default():
     """Every route and method without the right key: only /health is open."""
-    access = TTFTAdmission(real_app(), api_key=(KEY,))
+    access = GuardedApp(real_app(), api_key=(KEY,))
 
     async def walk():
         for route in ROUTES:
@@ -249,7 +249,7 @@ def test_deny_by_default():
 
 
 def test_the_right_key_opens_what_there_is():
-    access = TTFTAdmission(real_app(), api_key=("other", KEY))
+    access = GuardedApp(real_app(), api_key=("other", KEY))
 
     async def walk():
         for route in ROUTES:
@@ -303,7 +303,7 @@ SPELLINGS = [
 @pytest.mark.parametrize("path", SPELLINGS)
 @pytest.mark.parametrize("method", ["GET", "POST", "OPTIONS", "HEAD"])
 def test_other_spellings_open_nothing(path, method):
-    access = TTFTAdmission(api_key=(KEY,))
+    access = GuardedApp(api_key=(KEY,))
     for key in (None, "Bearer wrong"):
         assert access.ask(method, path, {"authorization": key}).status in (400, 401)
     assert not access.app.scopes
@@ -314,18 +314,18 @@ def test_other_spellings_open_nothing(path, method):
     ["//v1/models", "/v1/./models", "/v1/../x", "/v1/%2e%2e/x", "/..", "/a\\b", "/a\nb", "/\ufffd"],
 )
 def test_paths_that_others_may_read_differently_reach_no_route(path):
-    access = TTFTAdmission()
+    access = GuardedApp()
     assert access.ask("GET", path).status == 400
     assert not access.app.scopes
 
 
 @pytest.mark.parametrize("path", ["/v1/models/org/na.me", "/.well-known/x", "/v1/models/..x"])
 def test_usual_paths_pass(path):
-    assert TTFTAdmission().ask("GET", path).status == 200
+    assert GuardedApp().ask("GET", path).status == 200
 
 
 def test_a_browser_is_asked_for_the_key_of_the_page_only():
-    access = TTFTAdmission(api_key=(KEY,))
+    access = GuardedApp(api_key=(KEY,))
     for path in ("/", "/engine", "/docs"):
         assert 'Basic realm="octavo"' in access.ask("GET", path)["www-authenticate"]
     assert "Basic" not in access.ask("GET", "/v1/models")["www-authenticate"]
@@ -342,14 +342,16 @@ def test_websockets_are_closed():
     async def send(message):
         sent.append(message)
 
-    access = TTFTAdmission()
-    asyncio.run(access.gate({"type": "websocket", "path": "/health", "headers": []}, receive, send))
+    access = GuardedApp()
+    asyncio.run(
+        access.layer({"type": "websocket", "path": "/health", "headers": []}, receive, send)
+    )
     assert [message["type"] for message in sent] == ["websocket.close"]
     assert not access.app.scopes
 
 
 def test_an_open_server_knows_clients_by_address():
-    access = TTFTAdmission(real_app())
+    access = GuardedApp(real_app())
     assert access.ask("GET", "/v1/models", client="10.1.2.3").body == b'{"tenant":"10.1.2.3"}'
 
 
@@ -378,24 +380,22 @@ def test_an_open_server_knows_clients_by_address():
 )
 @pytest.mark.parametrize("path", ["/health", "/v1/models"])
 def test_on_loopback_only_local_names_lead_here(host, is_ours, path):
-    reply = TTFTAdmission(allowed_host=("My.lan",)).ask("GET", path, {"host": host})
+    reply = GuardedApp(allowed_host=("My.lan",)).ask("GET", path, {"host": host})
     assert reply.status == (200 if is_ours else 403)
 
 
 def test_on_a_network_a_name_of_a_page_leads_nowhere():
     """DNS rebinding: origin and host are the same, and both are the page's."""
     lured = {"host": "evil.example:8000", "origin": "http://evil.example:8000"}
-    reply = TTFTAdmission(host="0.0.0.0").ask("POST", COSTLY, lured)
+    reply = GuardedApp(host="0.0.0.0").ask("POST", COSTLY, lured)
     assert reply.status == 403 and "--allowed-host" in reply.error["message"]
-    assert (
-        TTFTAdmission(host="0.0.0.0").ask("GET", "/x", {"host": "192.168.1.7:8000"}).status == 200
-    )
-    named = TTFTAdmission(host="0.0.0.0", allowed_host=("gpu.lab",))
+    assert GuardedApp(host="0.0.0.0").ask("GET", "/x", {"host": "192.168.1.7:8000"}).status == 200
+    named = GuardedApp(host="0.0.0.0", allowed_host=("gpu.lab",))
     assert named.ask("GET", "/x", {"host": "gpu.lab:8000"}).status == 200
 
 
 def test_behind_keys_a_network_may_use_any_name():
-    access = TTFTAdmission(host="0.0.0.0", api_key=(KEY,))
+    access = GuardedApp(host="0.0.0.0", api_key=(KEY,))
     assert access.ask("GET", "/x", {"host": "gpu.lab:8000", **BEARER}).status == 200
 
 
@@ -420,7 +420,7 @@ def test_behind_keys_a_network_may_use_any_name():
 )
 @pytest.mark.parametrize("method", ["GET", "POST", "PUT", "DELETE", "OPTIONS"])
 def test_pages_of_foreign_origins_are_turned_away(origin, is_welcome, method):
-    access = TTFTAdmission(allowed_origin=("https://app.example",), api_key=(KEY,))
+    access = GuardedApp(allowed_origin=("https://app.example",), api_key=(KEY,))
     reply = access.ask(method, COSTLY, {"origin": origin, **BEARER})
     assert reply.status == (200 if is_welcome else 403)
     is_named = origin is not None and origin.lower() == "https://app.example"
@@ -429,7 +429,7 @@ def test_pages_of_foreign_origins_are_turned_away(origin, is_welcome, method):
 
 
 def test_cors_is_off_by_default():
-    access = TTFTAdmission()
+    access = GuardedApp()
     preflight = {"origin": "https://app.example", "access-control-request-method": "POST"}
     for origin in ("https://app.example", "http://127.0.0.1:8000"):
         reply = access.ask("OPTIONS", COSTLY, {**preflight, "origin": origin})
@@ -438,7 +438,7 @@ def test_cors_is_off_by_default():
 
 
 def test_preflights_of_allowed_pages_need_no_key():
-    access = TTFTAdmission(allowed_origin=("https://app.example",), api_key=(KEY,))
+    access = GuardedApp(allowed_origin=("https://app.example",), api_key=(KEY,))
     asked = {
         "origin": "https://app.example",
         "access-control-request-method": "POST",
@@ -456,7 +456,7 @@ def test_preflights_of_allowed_pages_need_no_key():
 
 
 def test_an_allowed_page_can_read_why_it_was_refused():
-    access = TTFTAdmission(allowed_origin=("https://app.example",), api_key=(KEY,))
+    access = GuardedApp(allowed_origin=("https://app.example",), api_key=(KEY,))
     reply = access.ask("POST", COSTLY, {"origin": "https://app.example"})
     assert reply.status == 401
     assert reply["access-control-allow-origin"] == "https://app.example"
@@ -465,7 +465,7 @@ def test_an_allowed_page_can_read_why_it_was_refused():
 @pytest.mark.parametrize("origin", ["*", "null", "example.org", "https://a/b", "https://a b"])
 def test_what_is_no_origin_cannot_be_allowed(origin):
     with pytest.raises(ConfigError, match="allowed_origin"):
-        TTFTAdmission(allowed_origin=(origin,))
+        GuardedApp(allowed_origin=(origin,))
 
 
 # -- ids, headers and bodies ---------------------------------------------------------------------
@@ -473,14 +473,14 @@ def test_what_is_no_origin_cannot_be_allowed(origin):
 
 @pytest.mark.parametrize("given", ["abc", "a" * 128, "x-1:2/3=~!"])
 def test_a_sane_request_id_comes_back(given):
-    access = TTFTAdmission()
+    access = GuardedApp()
     assert access.ask("GET", headers={"x-request-id": given})["x-request-id"] == given
     assert access.app.scopes[0]["octavo"].external_id == given
 
 
 @pytest.mark.parametrize("given", [None, "", "a" * 129, "a b", "a\r\nX: y", "\x1b[31m", "\u00e9"])
 def test_another_is_replaced(given):
-    access = TTFTAdmission(api_key=(KEY,))
+    access = GuardedApp(api_key=(KEY,))
     ids = {access.ask("GET", headers={"x-request-id": given})["x-request-id"] for _ in range(3)}
     assert len(ids) == 3
     assert all(re.fullmatch(r"req-[0-9a-f]{24}", one) for one in ids)
@@ -488,7 +488,7 @@ def test_another_is_replaced(given):
 
 @pytest.mark.parametrize("name", ["authorization", "origin", "host", "x-request-id"])
 def test_a_header_that_decides_cannot_come_twice(name):
-    access = TTFTAdmission()
+    access = GuardedApp()
 
     async def ask():
         sent = []
@@ -499,14 +499,14 @@ def test_a_header_that_decides_cannot_come_twice(name):
         async def send(message):
             sent.append(message)
 
-        await access.gate(scope, None, send)
+        await access.layer(scope, None, send)
         return sent[0]["status"]
 
     assert asyncio.run(ask()) == 400
 
 
 def test_every_answer_is_marked():
-    access = TTFTAdmission(api_key=(KEY,))
+    access = GuardedApp(api_key=(KEY,))
     for reply in (access.ask("GET"), access.ask("GET", headers=BEARER)):
         assert reply["x-content-type-options"] == "nosniff"
         assert reply["cache-control"] == "no-store"
@@ -525,10 +525,10 @@ def test_fields_without_effect_are_told_to_client_and_operator(strict):
         await send({"type": "http.response.start", "status": 200, "headers": []})
         await send({"type": "http.response.body", "body": b""})
 
-    access = TTFTAdmission(app, strict_fields=strict)
+    access = GuardedApp(app, strict_fields=strict)
     assert access.ask("POST", COSTLY)["x-octavo-ignored"] == "store, user"
     assert access.observer.ignored == [("store", "user")]
-    assert TTFTAdmission().ask("POST", COSTLY)["x-octavo-ignored"] is None
+    assert GuardedApp().ask("POST", COSTLY)["x-octavo-ignored"] is None
 
 
 @pytest.mark.parametrize("path", OPERATORS)
@@ -537,33 +537,33 @@ def test_what_concerns_all_clients_is_the_operators(path):
         headers = {} if key is None else {"authorization": f"Bearer {key}"}
         return access.ask("GET", path, headers).status
 
-    assert status(TTFTAdmission()) == 200, "nobody is asked for a key"
-    keys = TTFTAdmission(api_key=("k1", "k2"))
+    assert status(GuardedApp()) == 200, "no client is asked for a key"
+    keys = GuardedApp(api_key=("k1", "k2"))
     assert [status(keys), status(keys, "k1"), status(keys, "x")] == [401, 403, 401]
-    both = TTFTAdmission(api_key=("k1",), admin_key=("a1", "a2"))
+    both = GuardedApp(api_key=("k1",), admin_key=("a1", "a2"))
     assert [status(both, key) for key in (None, "k1", "a1", "a2")] == [401, 403, 200, 200]
-    admin = TTFTAdmission(admin_key=("a1",))
+    admin = GuardedApp(admin_key=("a1",))
     assert [status(admin, key) for key in (None, "x", "a1")] == [403, 403, 200]
     for access in (both, admin):
         assert access.ask("GET", "/x", {"authorization": "Bearer a1"}).status == 200
 
 
 def test_the_operators_requests_are_counted_too():
-    access = TTFTAdmission(api_key=("k1",), admin_key=("a1",), max_concurrent_per_key=1)
+    access = GuardedApp(api_key=("k1",), admin_key=("a1",), max_concurrent_per_key=1)
     headers = {"authorization": "Bearer a1"}
     assert [access.ask("POST", COSTLY, headers).status for _ in range(3)] == [200] * 3
     assert access.tenants.num_running == 0
 
 
 def test_no_other_path_is_the_operators():
-    access = TTFTAdmission(api_key=("k1",))
+    access = GuardedApp(api_key=("k1",))
     headers = {"authorization": "Bearer k1"}
     for path in ("/", "/v1/models", "/health", "/octavo/simulate", "/octavo/deployment", "/stepsx"):
         assert access.ask("GET", path, headers).status == 200, path
 
 
 def test_a_long_body_is_refused_unread():
-    access = TTFTAdmission(max_body_bytes=1000)
+    access = GuardedApp(max_body_bytes=1000)
     reply = access.ask("POST", COSTLY, {"content-length": "1001"}, [b"x"])
     assert (reply.status, reply.num_read, reply["connection"]) == (413, 0, "close")
     assert not access.app.scopes
@@ -573,7 +573,7 @@ def test_a_long_body_is_refused_unread():
 
 
 def test_a_body_that_grows_too_long_is_refused_where_it_does():
-    access = TTFTAdmission(max_body_bytes=1000)
+    access = GuardedApp(max_body_bytes=1000)
     reply = access.ask("POST", "/x", {"transfer-encoding": "chunked"}, [b"x" * 400] * 9)
     assert (reply.status, reply.num_read, reply["connection"]) == (413, 3, "close")
     assert reply.error["type"] == "invalid_request_error"
@@ -584,14 +584,14 @@ def test_a_body_that_grows_too_long_is_refused_where_it_does():
 
 
 def test_bodies_share_the_memory_that_is_set_aside_for_them():
-    access = TTFTAdmission(max_body_bytes=100_000, max_body_memory=200_000)
-    held = access.gate._body_memory.open("203.0.113.9")
+    access = GuardedApp(max_body_bytes=100_000, max_body_memory=200_000)
+    held = access.layer._body_memory.open("203.0.113.9")
     held.add(shared_limits.FREE_BYTES + 100_000)
     reply = access.ask("POST", COSTLY, {}, [b"x" * 60_000] * 2)
     assert reply.status == 413, "too long is too long"
     parts = [b"x" * 40_000] * 2
     assert access.ask("POST", COSTLY, {}, parts).status == 200
-    other = access.gate._body_memory.open("203.0.113.8")
+    other = access.layer._body_memory.open("203.0.113.8")
     other.add(shared_limits.FREE_BYTES + 99_000)
     reply = access.ask("POST", COSTLY, {}, parts)
     assert reply.status == 503 and reply["retry-after"] and reply["connection"] == "close"
@@ -607,7 +607,7 @@ def test_so_it_is_in_front_of_a_real_app():
     async def read(request: Request) -> int:
         return len(await request.body())
 
-    access = TTFTAdmission(app, max_body_bytes=1000)
+    access = GuardedApp(app, max_body_bytes=1000)
     assert access.ask("POST", "/x", {}, [b"x" * 400] * 9).status == 413
     assert access.ask("POST", "/x", {}, [b"x" * 400] * 2).body == b"800"
 
@@ -623,7 +623,7 @@ def test_so_it_is_in_front_of_a_real_app():
     ],
 )
 def test_without_room_the_door_stays_shut(error, reason):
-    access = TTFTAdmission()
+    access = GuardedApp()
     access.engine.error = error
     reply = access.ask("POST", COSTLY, {"content-length": "1"}, [b"x"])
     assert (reply.status, reply.num_read, reply["connection"]) == (503, 0, None)
@@ -635,7 +635,7 @@ def test_without_room_the_door_stays_shut(error, reason):
 
 
 def test_while_it_drains_new_work_is_refused():
-    access = TTFTAdmission()
+    access = GuardedApp()
     access.drain_state.is_draining = True
     reply = access.ask("POST", COSTLY)
     assert (reply.status, reply.error["type"]) == (503, "overloaded_error")
@@ -644,7 +644,7 @@ def test_while_it_drains_new_work_is_refused():
 
 
 def test_a_tenant_over_its_rate_is_told_when_to_return():
-    access = TTFTAdmission(api_key=(KEY, "other"), rate_limit_requests=2)
+    access = GuardedApp(api_key=(KEY, "other"), rate_limit_requests=2)
     assert [access.ask("POST", COSTLY, BEARER).status for _ in range(3)] == [200, 200, 429]
     reply = access.ask("POST", COSTLY, BEARER)
     assert reply.error["code"] == "rate_limit_exceeded" and 28 < int(reply["retry-after"]) <= 30
@@ -654,7 +654,7 @@ def test_a_tenant_over_its_rate_is_told_when_to_return():
 
 
 def test_requests_at_once_count_until_their_answer_is_over():
-    access = TTFTAdmission(max_concurrent_per_key=2)
+    access = GuardedApp(max_concurrent_per_key=2)
 
     async def run():
         access.app.wait = asyncio.Event()
@@ -672,7 +672,7 @@ def test_requests_at_once_count_until_their_answer_is_over():
 
 
 def test_nothing_is_held_after_errors_and_cancellation():
-    access = TTFTAdmission(max_concurrent_per_key=1)
+    access = GuardedApp(max_concurrent_per_key=1)
     tenant = access.tenants.from_address("127.0.0.1")
 
     async def run():
@@ -696,7 +696,7 @@ def test_nothing_is_held_after_errors_and_cancellation():
 
 
 def test_a_rejection_is_cheap():
-    access = TTFTAdmission(api_key=(KEY,))
+    access = GuardedApp(api_key=(KEY,))
     access.engine.error = QueueFullError("full", 1.0)
 
     async def run() -> float:
@@ -715,7 +715,7 @@ def test_a_rejection_is_cheap():
 
 
 def test_an_exception_is_an_answer_without_details(caplog):
-    access = TTFTAdmission()
+    access = GuardedApp()
     access.app.error_before = KeyError("/secret/path")
     with caplog.at_level(logging.ERROR):
         reply = access.ask("GET")
@@ -732,19 +732,19 @@ def test_so_is_one_behind_a_real_app(caplog):
         raise KeyError("/secret/path")
 
     with caplog.at_level(logging.ERROR):
-        reply = TTFTAdmission(app).ask("GET")
+        reply = GuardedApp(app).ask("GET")
     assert (reply.status, reply.error["message"]) == (500, "internal error")
     assert len(caplog.records) == 1 and "/secret/path" in caplog.text
 
 
 def test_an_http_error_of_the_app_is_its_answer():
-    access = TTFTAdmission()
+    access = GuardedApp()
     access.app.error_before = HttpError(418, "no coffee")
     assert (access.ask("GET").status, access.ask("GET").error["message"]) == (418, "no coffee")
 
 
 def test_an_answer_that_breaks_off_stays_incomplete(caplog):
-    access = TTFTAdmission()
+    access = GuardedApp()
     access.app.error_within = RuntimeError("asked for")
     with caplog.at_level(logging.ERROR):
         assert not access.ask("GET").is_complete
@@ -752,7 +752,7 @@ def test_an_answer_that_breaks_off_stays_incomplete(caplog):
 
 
 def test_a_client_that_is_gone_is_no_error(caplog):
-    access = TTFTAdmission()
+    access = GuardedApp()
     access.app.error_within = ClientDisconnect()
     access.ask("GET")
     assert not caplog.records
@@ -762,10 +762,10 @@ def test_a_client_that_is_gone_is_no_error(caplog):
 
 
 @contextlib.contextmanager
-def on_a_port(access: TTFTAdmission):
+def on_a_port(access: GuardedApp):
     listener = listen(ServerSettings(port=0))
     port = listener.getsockname()[1]
-    server = uvicorn.Server(uvicorn_config(access.gate, access.settings))
+    server = uvicorn.Server(uvicorn_config(access.layer, access.settings))
     thread = threading.Thread(target=server.run, args=([listener],))
     thread.start()
     while not server.started:
@@ -792,7 +792,7 @@ def read_statuses(connection: socket.socket, count: int) -> list[int]:
 
 
 def test_a_rejected_body_leaves_the_connection_usable():
-    access = TTFTAdmission(api_key=(KEY,))
+    access = GuardedApp(api_key=(KEY,))
     body = b"x" * 300_000
     with on_a_port(access) as connect, connect() as connection:
         wrong = request_bytes(b"POST", b"Content-Length: 300000\r\n", body)
@@ -807,7 +807,7 @@ def test_a_rejected_body_leaves_the_connection_usable():
     [b"Content-Length: 2\r\nExpect: 100-continue\r\n", b"Transfer-Encoding: chunked\r\n"],
 )
 def test_a_rejected_body_that_may_never_come_ends_it(headers):
-    access = TTFTAdmission(api_key=(KEY,))
+    access = GuardedApp(api_key=(KEY,))
     with on_a_port(access) as connect, connect() as connection:
         connection.sendall(request_bytes(b"POST", headers))
         received = b""
@@ -819,7 +819,7 @@ def test_a_rejected_body_that_may_never_come_ends_it(headers):
 @pytest.mark.timing
 @pytest.mark.parametrize("is_sized", [True, False])
 def test_64_mib_are_refused_at_once(is_sized):
-    access = TTFTAdmission()
+    access = GuardedApp()
     sized, chunked = b"Content-Length: 67108864\r\n", b"Transfer-Encoding: chunked\r\n"
     part = b"x" * (1 << 20)
     with on_a_port(access) as connect, connect() as connection:
@@ -836,7 +836,7 @@ def test_64_mib_are_refused_at_once(is_sized):
 
 
 def test_the_inner_exception_closes_a_begun_answer():
-    access = TTFTAdmission()
+    access = GuardedApp()
     access.app.error_within = RuntimeError("asked for")
     with on_a_port(access) as connect, connect() as connection:
         connection.sendall(request_bytes(b"GET"))

@@ -430,7 +430,7 @@ def test_connections_over_the_limit_are_told_so():
         assert statuses == [503] and b"retry-after: " in received
         for path in (b"/health", b"/metrics", b"/health?a=b"):
             statuses, received = server.exchange(GET.replace(b"/echo", path))
-            assert statuses == [200], "whoever looks after the server is let in"
+            assert statuses == [200], "health checks are let in"
         assert server.exchange(post(b"Content-Length: 1\r\n", b"x"))[0] == [503]
         stack.close()
         wait_until(lambda: not server.num_connections)

@@ -1,4 +1,4 @@
-"""Streams of events: when they begin, how they fail, and who ends them."""
+"""Streams of events: when they begin, how they fail, and what ends them."""
 
 from __future__ import annotations
 

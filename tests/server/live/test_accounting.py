@@ -89,7 +89,7 @@ def test_counters_are_what_clients_saw(server):
         for name, value in (
             ("prompt_tokens_total", history.prompt_tokens),
             ("prompt_tokens_cached_total", history.cached_tokens),
-            # The prompt that was only scored brought a token, too, that nobody was shown.
+            # The prompt that was only scored brought a token, too, that no client was shown.
             ("generation_tokens_total", history.output_tokens + 1),
         ):
             assert tokens.sum(name) - before.sum(name) == value, name

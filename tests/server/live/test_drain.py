@@ -41,7 +41,7 @@ def test_what_runs_or_waits_may_finish(live_server, tiny_model):
 
 
 async def _drain_under_load(server) -> tuple[list[Any], list[Any], Any]:
-    """Streams and whole answers that were under way, and the answer to somebody who comes late."""
+    """Streams and whole answers that were under way, and the answer to a client that comes late."""
     streams = [asyncio.create_task(server.complete(short(n, stream=True))) for n in range(5)]
     whole = [asyncio.create_task(server.ask("/v1/completions", short(n))) for n in range(5, 8)]
     async with asyncio.timeout(30):

@@ -1,4 +1,4 @@
-"""First tokens that come in time: what is predicted of them, and who is refused because of it."""
+"""First tokens that come in time: what is predicted of them, and requests refused because of it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Requests that nobody would think of: whatever comes, the server answers, and goes on."""
+"""Random requests: whatever comes, the server answers, and goes on."""
 
 from __future__ import annotations
 

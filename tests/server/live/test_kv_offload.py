@@ -32,7 +32,7 @@ def test_the_engine_after_one_that_was_killed(live_server, smollm2_gguf, tmp_pat
         num_files = -1
         while num_files != (found := len(list(folder.glob("??/*")))) or not found:
             num_files = found
-            time.sleep(0.3)  # it saves what it has while nobody asks for anything
+            time.sleep(0.3)  # it saves what it has while there are no requests
         before = server.engine_pid
         os.kill(before, signal.SIGKILL)
         deadline = time.monotonic() + 60

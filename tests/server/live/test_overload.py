@@ -183,7 +183,7 @@ async def _offer(server, seconds: float, pause: float | None) -> tuple[float, li
         while time.perf_counter() < end:
             number += 16
             await ask(number)
-            await asyncio.sleep(0.01)  # for those who were not let in
+            await asyncio.sleep(0.01)  # for clients that were refused
 
     async def ask_without_waiting() -> None:
         tasks = []

@@ -1,4 +1,4 @@
-"""Who may ask what, and what stays secret."""
+"""Requests that each key allows, and what stays secret."""
 
 from __future__ import annotations
 

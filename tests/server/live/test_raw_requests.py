@@ -152,7 +152,7 @@ def test_too_many_connections_are_told_so(live_server, tiny_model):
             time.sleep(0.3)
             answer = exchange(server, b"GET /version HTTP/1.1\r\n" + HOST + b"\r\n")
             assert answer.startswith(b"HTTP/1.1 503 ") and b"retry-after: " in answer.lower()
-            # Whoever looks after the server is told how it is.
+            # Health checks are answered.
             answer = exchange(server, b"GET /health HTTP/1.1\r\n" + HOST + b"\r\n")
             assert answer.startswith(b"HTTP/1.1 200 ")
         finally:

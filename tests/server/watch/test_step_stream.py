@@ -31,7 +31,7 @@ async def take(viewer, count):
 def test_a_viewer_sees_all_steps_from_when_it_came():
     async def watch():
         stream = StepStream()
-        stream.on_step(step(0))  # nobody watches
+        stream.on_step(step(0))  # there are no viewers
         viewer = stream.add_viewer()
         ObserverGroup(stream).on_step(step(1))
         stream.on_step(step(2))

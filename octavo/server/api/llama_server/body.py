@@ -8,17 +8,10 @@ from typing import Annotated, Any, TypeAlias
 from pydantic import BaseModel, Field, PlainValidator, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
-from octavo.core.sampling_params import MAX_LOGIT_BIAS, MAX_LOGPROBS, MAX_SEED
+from octavo.core.sampling_params import MAX_LOGIT_BIAS, MAX_LOGPROBS
 from octavo.server.api.answers import Timings
-from octavo.server.api.fields import (
-    MAX_INT,
-    MAX_TIMEOUT,
-    Body,
-    Stop,
-    Unsupported,
-    first_that_is_no_token_id,
-)
-from octavo.server.api.requests import GenerationFields
+from octavo.server.api.fields import MAX_INT, Unsupported, first_that_is_no_token_id
+from octavo.server.api.requests import CommonFields, GenerationFields
 from octavo.server.settings import MAX_PROMPTS, MAX_STOP_CHARS
 
 # A mix of texts and runs of token ids. A text at its beginning gets the model's BOS.
@@ -98,7 +91,7 @@ def _to_pair(pair: Any) -> tuple[int | str, float]:
     return token, float(bias)
 
 
-class LlamaCompletionRequest(Body):
+class LlamaCompletionRequest(CommonFields):
     """A prompt to be completed, with the fields of llama.cpp's server."""
 
     synonyms = {
@@ -108,7 +101,6 @@ class LlamaCompletionRequest(Body):
     }
     refused = GenerationFields.names_with_effect() | {"logprobs", "messages", "best_of"}
 
-    model: str | None = None
     prompt: Annotated[Prompts, PlainValidator(_to_prompts), WithJsonSchema({})] = Field(
         description="text, token ids, both in turns, {prompt_string}, or a list of these"
     )
@@ -117,20 +109,16 @@ class LlamaCompletionRequest(Body):
     )
     temperature: float | None = Field(None, ge=-100, le=100, description="0 and below are greedy")
     top_k: int | None = Field(None, ge=-MAX_INT, le=MAX_INT, description="0 and below are off")
-    top_p: float | None = Field(None, gt=0, le=1)
     min_p: float | None = Field(None, ge=0, le=1)
     typical_p: float | None = Field(None, gt=0, le=1)
     repeat_penalty: float | None = Field(None, gt=0, le=1000)
     presence_penalty: float | None = Field(None, ge=-2, le=2)
     frequency_penalty: float | None = Field(None, ge=-2, le=2)
-    seed: int | None = Field(None, ge=-MAX_SEED, lt=MAX_SEED, description="below 0 is none")
-    stop: Stop | None = None
     ignore_eos: bool | None = None
     logit_bias: Annotated[
         list[tuple[int | str, float]] | None, PlainValidator(_to_bias), WithJsonSchema({})
     ] = Field(None, description="[[token, bias], …] or {token: bias}; a text is all of its tokens")
     n_probs: int | None = Field(None, ge=0, le=MAX_LOGPROBS, description="most likely tokens")
-    stream: bool | None = None
     n_keep: int | None = Field(
         None,
         ge=-1,
@@ -145,7 +133,6 @@ class LlamaCompletionRequest(Body):
     response_fields: Annotated[list[str], Field(max_length=64, fail_fast=True)] | None = Field(
         None, description="only these of the answer; a/b is b in a"
     )
-    timeout: float | None = Field(None, gt=0, le=MAX_TIMEOUT, description="seconds")
 
     post_sampling_probs: Unsupported = None
 

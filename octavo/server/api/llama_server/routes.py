@@ -33,15 +33,12 @@ from octavo.server.api.sampling import (
     to_sampling_params,
 )
 from octavo.server.api.server_context import ServerContext
-from octavo.server.engine.response_cache import cache_headers
 from octavo.server.http.background import in_background
 from octavo.server.http.body import JsonRoute, work_on_body
 from octavo.server.http.context import request_context
 from octavo.server.http.json_text import encode
 from octavo.server.http.sse import EventStream, event, run_until_disconnect
 from octavo.serving.outputs import Delta
-
-ROUTE = "/completion"
 
 
 class Template(BaseModel):
@@ -51,7 +48,11 @@ class Template(BaseModel):
 def create_router(server: ServerContext) -> APIRouter:
     router = APIRouter(route_class=JsonRoute, tags=["llama.cpp"])
 
-    @router.post(ROUTE, response_model=None, responses=describe(LlamaCompletion, LlamaCompletion))
+    @router.post(
+        "/completion",
+        response_model=None,
+        responses=describe(LlamaCompletion, LlamaCompletion),
+    )
     async def complete(body: LlamaCompletionRequest, request: Request) -> Response:
         """Continue a prompt, or several."""
         server.check_model(body.model)
@@ -59,15 +60,12 @@ def create_router(server: ServerContext) -> APIRouter:
         writer = _CompletionWriter(server, body, job)
         if body.stream:
             events = _events(job, writer)
-            headers = cache_headers(job)
+            headers = job.cache_headers
             return EventStream(events, [job], server.settings, done=b"", headers=headers)
-        try:
-            groups = await run_until_disconnect(request, job.collect())
-        finally:
-            job.close()
+        groups = await job.collect(request)
         results = [await writer.whole(index, group[0]) for index, group in enumerate(groups)]
         answer = results if body.prompt.is_list else results[0]
-        return Response(encode(answer), media_type="application/json", headers=cache_headers(job))
+        return Response(encode(answer), media_type="application/json", headers=job.cache_headers)
 
     @router.get("/props", response_model=None, responses=describe(Props))
     async def props() -> Response:
@@ -112,9 +110,7 @@ async def _begin(
     max_tokens = room if body.max_tokens is None else min(body.max_tokens, room)
     params = to_sampling_params(fields, facts, max_tokens=max_tokens, logprobs=body.n_probs or None)
     params = params.with_changes(cache_prompt=body.cache_prompt is not False)
-    return await GenerationJob(
-        server, request_context(request), ROUTE, fields, prompts, params
-    ).begin()
+    return await GenerationJob(server, request, fields, prompts, params).begin()
 
 
 async def _token_ids(server: ServerContext, prompt: Prompt) -> list[int]:
@@ -151,23 +147,15 @@ def _generation_fields(
     body: LlamaCompletionRequest, bias: dict[str, float], n_keep: int | None
 ) -> GenerationFields:
     """Return the fields of a body under the names of the other routes; they have been checked."""
-    return GenerationFields.model_construct(
-        temperature=None if body.temperature is None else max(body.temperature, 0.0),
-        top_k=None if body.top_k is None else max(body.top_k, 0),
-        top_p=body.top_p,
-        min_p=body.min_p,
-        typical_p=body.typical_p,
-        repetition_penalty=body.repeat_penalty,
-        presence_penalty=body.presence_penalty,
-        frequency_penalty=body.frequency_penalty,
-        seed=body.seed,
-        stop=body.stop,
-        ignore_eos=body.ignore_eos,
-        logit_bias=bias or None,
-        stream=body.stream,
-        timeout=body.timeout,
-        n_keep=n_keep,
-    )
+    same = body.model_dump(include=set(GenerationFields.model_fields))
+    own = {
+        "temperature": None if body.temperature is None else max(body.temperature, 0.0),
+        "top_k": None if body.top_k is None else max(body.top_k, 0),
+        "repetition_penalty": body.repeat_penalty,
+        "logit_bias": bias or None,
+        "n_keep": n_keep,
+    }
+    return GenerationFields.model_construct(**{**same, **own})
 
 
 @dataclass(slots=True)
@@ -247,10 +235,9 @@ class _CompletionWriter:
         }
 
     def _settings(self, params: SamplingParams) -> dict[str, Any]:
-        seed = self._body.seed
         return {
             **generation_settings(params),
-            "seed": params.seed if seed is None or seed < 0 else seed,
+            "seed": params.seed,
             "n_predict": -1 if self._body.n_predict is None else self._body.n_predict,
             "n_probs": self._body.n_probs or 0,
             "stream": bool(self._body.stream),

@@ -11,11 +11,10 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel, Discriminator, Field, RootModel, Tag
 
-from octavo.core.sampling_params import MAX_SEED
 from octavo.server.api.answers import Error, Timings
-from octavo.server.api.fields import MAX_INT, MAX_TIMEOUT, Body, Stop, TokenIds
-from octavo.server.api.generation_job import GenerationJob
-from octavo.server.api.requests import GenerationFields
+from octavo.server.api.fields import MAX_INT, TokenIds
+from octavo.server.api.generation_job import GenerationJob, check_sample
+from octavo.server.api.requests import GenerationFields, SamplingFields
 from octavo.server.api.responses import describe
 from octavo.server.api.sampling import (
     context_of,
@@ -27,12 +26,10 @@ from octavo.server.api.server_context import ServerContext
 from octavo.server.api.tgi.protocol import TgiError, TgiRequest, TgiResponse
 from octavo.server.api.tgi.routes import (
     TgiRoute,
-    check_sample,
     generate_tgi,
     stream_tgi,
     tgi_error_response,
 )
-from octavo.server.engine.response_cache import cache_headers
 from octavo.server.http.context import request_context
 from octavo.server.http.errors import HttpError, error_response
 from octavo.server.http.json_text import encode
@@ -42,12 +39,11 @@ DEFAULT_MAX_TOKENS = 16
 MAX_PROMPT_TOKENS = 1 << 20
 
 
-class GenerateRequest(Body):
+class GenerateRequest(SamplingFields):
     """A prompt to be completed. A missing or null field is as the model's authors recommend."""
 
     refused = GenerationFields.names_with_effect() | {"parameters", "messages", "logprobs"}
 
-    model: str | None = None
     prompt: Annotated[
         Annotated[str, Field(min_length=1), Tag("text")]
         | Annotated[list[int], TokenIds(MAX_PROMPT_TOKENS, least=1), Tag("ids")],
@@ -59,18 +55,6 @@ class GenerateRequest(Body):
         le=MAX_INT,
         description=f"{DEFAULT_MAX_TOKENS} if not given; -1 is as many as there is room for",
     )
-    temperature: float | None = Field(default=None, ge=0, le=2, description="0 is greedy")
-    top_p: float | None = Field(default=None, gt=0, le=1)
-    top_k: int | None = Field(default=None, ge=-1, le=MAX_INT, description="0 and -1 are off")
-    seed: int | None = Field(default=None, ge=-MAX_SEED, lt=MAX_SEED, description="below 0 is none")
-    stop: Stop | None = None
-    attention_sinks: int | None = Field(None, ge=0, le=MAX_INT, description="seen with a window")
-    window: int | None = Field(
-        None, ge=0, le=MAX_INT, description="see the last tokens alone, and generate any number"
-    )
-    n_keep: int | None = Field(None, ge=0, le=MAX_INT, description="kept by a context shift")
-    stream: bool | None = None
-    timeout: float | None = Field(default=None, gt=0, le=MAX_TIMEOUT, description="seconds")
 
 
 def _api_of(value: Any) -> str | None:
@@ -147,9 +131,7 @@ def create_router(server: ServerContext) -> APIRouter:
         job = await _begin(server, asked, request)
         if not asked.stream:
             return await _answer(job, request)
-        return EventStream(
-            _events(job, request), [job], server.settings, headers=cache_headers(job)
-        )
+        return EventStream(_events(job, request), [job], server.settings, headers=job.cache_headers)
 
     return router
 
@@ -168,16 +150,11 @@ async def _begin(server: ServerContext, body: GenerateRequest, request: Request)
         max_tokens = min(max_tokens, DEFAULT_MAX_TOKENS)
     fields = GenerationFields.model_validate(body.model_dump(exclude={"prompt", "max_tokens"}))
     params = to_sampling_params(fields, facts, max_tokens=max_tokens)
-    return await GenerationJob(
-        server, request_context(request), "/generate", fields, [prompt], params
-    ).begin()
+    return await GenerationJob(server, request, fields, [prompt], params).begin()
 
 
 async def _answer(job: GenerationJob, request: Request) -> Response:
-    try:
-        ((completion,),) = await run_until_disconnect(request, job.collect())
-    finally:
-        job.close()
+    ((completion,),) = await job.collect(request)
     check_sample(completion)
     answer = {
         "request_id": request_context(request).external_id,
@@ -186,7 +163,7 @@ async def _answer(job: GenerationJob, request: Request) -> Response:
         "finish_reason": completion.finish_reason,
         **_closing(job),
     }
-    return Response(encode(answer), media_type="application/json", headers=cache_headers(job))
+    return Response(encode(answer), media_type="application/json", headers=job.cache_headers)
 
 
 async def _events(job: GenerationJob, request: Request) -> AsyncGenerator[bytes, None]:

@@ -13,8 +13,8 @@ from octavo.server.api.openai.chat_body import (
     ChatCompletionChunk,
     ChatCompletionRequest,
 )
-from octavo.server.api.openai.choices import answer, create_head
-from octavo.server.api.openai.logprobs import TokenNames, chat_logprobs, prompt_logprobs
+from octavo.server.api.openai.choices import ChoiceWriter, answer
+from octavo.server.api.openai.logprobs import chat_logprobs, prompt_logprobs
 from octavo.server.api.responses import describe
 from octavo.server.api.sampling import (
     check_stream_fields,
@@ -29,21 +29,20 @@ from octavo.server.http.body import JsonRoute, work_on_body
 from octavo.server.http.context import request_context
 from octavo.serving.outputs import Delta
 
-ROUTE = "/v1/chat/completions"
-
 
 def create_router(server: ServerContext) -> APIRouter:
     router = APIRouter(route_class=JsonRoute, tags=["OpenAI"])
 
     @router.post(
-        ROUTE, response_model=None, responses=describe(ChatCompletion, ChatCompletionChunk)
+        "/v1/chat/completions",
+        response_model=None,
+        responses=describe(ChatCompletion, ChatCompletionChunk),
     )
     async def create_chat_completion(body: ChatCompletionRequest, request: Request) -> Response:
         """Continue a conversation."""
         server.check_model(body.model)
-        head = create_head(server, request, body, "chatcmpl")
         job = await _begin(server, body, request)
-        return await answer(server, request, body, head, job, _ChatChoiceWriter(server, body))
+        return await answer(server, request, body, job, _ChatChoiceWriter(server, body, job))
 
     return router
 
@@ -80,9 +79,7 @@ async def _begin(
         logprobs=(body.top_logprobs or 0) if body.logprobs else None,
         prompt_logprobs=body.prompt_logprobs,
     )
-    return await GenerationJob(
-        server, request_context(request), ROUTE, body, [token_ids], params
-    ).begin()
+    return await GenerationJob(server, request, body, [token_ids], params).begin()
 
 
 def _adds_generation_prompt(body: ChatCompletionRequest) -> bool:
@@ -92,59 +89,32 @@ def _adds_generation_prompt(body: ChatCompletionRequest) -> bool:
     return body.add_generation_prompt
 
 
-class _ChatChoiceWriter:
-    """A `ChoiceWriter` for chat completions."""
-
+class _ChatChoiceWriter(ChoiceWriter):
     object = "chat.completion"
     chunk_object = "chat.completion.chunk"
-    counts_output = True
+    id_prefix = "chatcmpl"
 
-    def __init__(self, server: ServerContext, body: ChatCompletionRequest):
-        self._body = body
-        self._names = TokenNames(
-            server.prompts.tokenizer, as_ids=bool(body.return_tokens_as_token_ids)
-        )
-        self.names_tokens = bool(body.logprobs) or body.prompt_logprobs is not None
-
-    def first(self, job: GenerationJob, index: int) -> dict[str, Any]:
+    def first(self, index: int) -> dict[str, Any]:
         delta = {"role": "assistant", "content": ""}
         return {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
 
-    def next(self, job: GenerationJob, index: int, delta: Delta) -> dict[str, Any] | None:
-        is_last = delta.finish_reason is not None
-        if not (delta.text or is_last or delta.logprobs or self._body.return_token_ids):
-            return None
-        choice = {
-            "index": index,
+    def piece(self, index: int, delta: Delta) -> dict[str, Any]:
+        return {
             "delta": {"content": delta.text} if delta.text else {},
             "logprobs": chat_logprobs(delta.logprobs, self._names) if delta.logprobs else None,
-            "finish_reason": delta.finish_reason,
         }
-        if is_last:
-            choice["stop_reason"] = delta.stop_reason
-        if self._body.return_token_ids:
-            choice["token_ids"] = delta.token_ids
-        return choice
 
-    def whole(self, job: GenerationJob, index: int, completion: Delta) -> dict[str, Any]:
-        choice = {
-            "index": index,
-            "message": {"role": "assistant", "content": completion.text, "refusal": None},
-            "logprobs": (
-                chat_logprobs(completion.logprobs, self._names) if self._body.logprobs else None
-            ),
-            "finish_reason": completion.finish_reason,
-            "stop_reason": completion.stop_reason,
-        }
-        if self._body.return_token_ids:
-            choice["token_ids"] = completion.token_ids
-        return choice
+    def message(self, index: int, completion: Delta) -> dict[str, Any]:
+        wants_logprobs = self._job.params.logprobs is not None
+        logprobs = chat_logprobs(completion.logprobs, self._names) if wants_logprobs else None
+        message = {"role": "assistant", "content": completion.text, "refusal": None}
+        return {"message": message, "logprobs": logprobs}
 
-    def about_prompt(self, job: GenerationJob) -> dict[str, Any]:
+    def about_prompt(self) -> dict[str, Any]:
         extra: dict[str, Any] = {}
-        generation = job.generations[0]
-        if self._body.return_token_ids:
+        (generation,) = self._job.generations
+        if self._fields.return_token_ids:
             extra["prompt_token_ids"] = generation.request.prompt_token_ids
-        if self._body.prompt_logprobs is not None:
+        if self._fields.prompt_logprobs is not None:
             extra["prompt_logprobs"] = prompt_logprobs(generation.prompt_logprobs, self._names)
         return extra

@@ -1,6 +1,6 @@
 """Make OpenAI's answers from generations, whole or as a stream, for chats and completions.
 
-The two differ in how a choice is written: each has a `ChoiceWriter`.
+The two differ in how a choice is written: each has a `ChoiceWriter` of its own.
 
 A sample that failed alone (its row had no valid probabilities) is a choice with the finish_reason
 "error". If none succeeded, the request is answered with an error instead: a status, or in a stream
@@ -12,80 +12,81 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import AsyncGenerator, Callable
-from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Protocol
+from typing import Any, ClassVar
 
 from starlette.requests import Request
 from starlette.responses import Response
 
 from octavo import __version__
-from octavo.server.api.generation_job import MANY_ENTRIES, GenerationJob, num_entries, sample_error
+from octavo.server.api.generation_job import GenerationJob, sample_error
+from octavo.server.api.openai.logprobs import TokenNames
 from octavo.server.api.requests import GenerationFields
 from octavo.server.api.server_context import ServerContext
-from octavo.server.engine.response_cache import cache_headers
-from octavo.server.http.background import briefly_in_background, in_background
 from octavo.server.http.context import request_context
-from octavo.server.http.json_text import encode, encode_in_pieces
-from octavo.server.http.sse import EventStream, run_until_disconnect
+from octavo.server.http.json_text import encode
+from octavo.server.http.sse import EventStream
 from octavo.serving.outputs import Delta
 
 
-class ChoiceWriter(Protocol):
-    """Writes the choices of one answer. It may remember what it has written of each."""
+class ChoiceWriter:
+    """Writes the choices of one job's answer. It may remember what it has written of each.
 
-    object: str
-    chunk_object: str
-    counts_output: bool  # whether what was generated is part of the answer
-    names_tokens: bool  # whether it needs the tokenizer for the names of tokens
+    A subclass writes what only its route has, between a choice's index and its finish_reason.
+    """
 
-    def first(self, job: GenerationJob, index: int) -> dict[str, Any] | None:
+    object: ClassVar[str]
+    chunk_object: ClassVar[str]
+    id_prefix: ClassVar[str]
+
+    def __init__(self, server: ServerContext, fields: GenerationFields, job: GenerationJob):
+        self._fields, self._job = fields, job
+        self._names = TokenNames(
+            server.prompts.tokenizer, as_ids=bool(fields.return_tokens_as_token_ids)
+        )
+        self.counts_output = True  # whether what was generated is part of the answer
+        # Whether it needs the tokenizer for the names of tokens.
+        self.names_tokens = job.params.logprobs is not None or fields.prompt_logprobs is not None
+
+    def first(self, index: int) -> dict[str, Any] | None:
         """Return the first choice object of a stream, once its prompt has been computed."""
-        ...
+        raise NotImplementedError
 
-    def next(self, job: GenerationJob, index: int, delta: Delta) -> dict[str, Any] | None:
-        """Return the choice object for new output, or None if it has nothing for the client."""
-        ...
+    def piece(self, index: int, delta: Delta) -> dict[str, Any]:
+        """Return the members of a choice that new output has in a stream."""
+        raise NotImplementedError
 
-    def whole(self, job: GenerationJob, index: int, completion: Delta) -> dict[str, Any]:
-        """Return the choice object of an answer that is not streamed."""
-        ...
+    def message(self, index: int, completion: Delta) -> dict[str, Any]:
+        """Return the members of a choice that a whole completion has."""
+        raise NotImplementedError
 
-    def about_prompt(self, job: GenerationJob) -> dict[str, Any]:
+    def about_prompt(self) -> dict[str, Any]:
         """Return fields of the answer beside its choices."""
-        ...
+        return {}
 
+    def next(self, index: int, delta: Delta) -> dict[str, Any] | None:
+        """Return the choice object for new output, or None if it has nothing for the client."""
+        is_last = delta.finish_reason is not None
+        if not (delta.text or is_last or delta.logprobs or self._fields.return_token_ids):
+            return None
+        choice = {"index": index, **self.piece(index, delta), "finish_reason": delta.finish_reason}
+        if is_last:
+            choice["stop_reason"] = delta.stop_reason
+        if self._fields.return_token_ids:
+            choice["token_ids"] = delta.token_ids
+        return choice
 
-@dataclass(frozen=True)
-class AnswerHead:
-    """The fields that an answer, and every chunk of it, begins with."""
-
-    id: str
-    model: str
-    system_fingerprint: str
-    created: int
-
-    def fields(self, kind: str) -> dict[str, Any]:
-        return {
-            "id": self.id,
-            "object": kind,
-            "created": self.created,
-            "model": self.model,
-            "system_fingerprint": self.system_fingerprint,
+    def whole(self, index: int, completion: Delta) -> dict[str, Any]:
+        """Return the choice object of an answer that is not streamed."""
+        choice = {
+            "index": index,
+            **self.message(index, completion),
+            "finish_reason": completion.finish_reason,
+            "stop_reason": completion.stop_reason,
         }
-
-
-def create_head(
-    server: ServerContext, request: Request, fields: GenerationFields, prefix: str
-) -> AnswerHead:
-    """Return the head of a new answer; its id contains the client's, if it brought one."""
-    own_id = fields.request_id or request_context(request).external_id
-    return AnswerHead(
-        id=f"{prefix}-{own_id}",
-        model=fields.model or server.model_names[0],
-        system_fingerprint=_fingerprint(repr(sorted(server.engine.facts.info.items()))),
-        created=int(time.time()),
-    )
+        if self._fields.return_token_ids:
+            choice["token_ids"] = completion.token_ids
+        return choice
 
 
 @lru_cache(maxsize=8)
@@ -98,27 +99,26 @@ async def answer(
     server: ServerContext,
     request: Request,
     fields: GenerationFields,
-    head: AnswerHead,
     job: GenerationJob,
     writer: ChoiceWriter,
 ) -> Response:
     """Return the response of a job, which is closed when the response is over."""
-    headers = cache_headers(job)
+    own_id = fields.request_id or request_context(request).external_id
+    # The fields that an answer, and every chunk of it, begins with.
+    head = {
+        "id": f"{writer.id_prefix}-{own_id}",
+        "object": writer.chunk_object if fields.stream else writer.object,
+        "created": int(time.time()),
+        "model": fields.model or server.model_names[0],
+        "system_fingerprint": _fingerprint(repr(sorted(server.engine.facts.info.items()))),
+    }
     if fields.stream:
         chunks = _chunks(fields, head, job, writer)
-        return EventStream(chunks, [job], server.settings, headers=headers)
-    try:
-        completions = await run_until_disconnect(request, job.collect())
-    finally:
-        job.close()
+        return EventStream(chunks, [job], server.settings, headers=job.cache_headers)
+    completions = await job.collect(request)
     _check_success([completion for group in completions for completion in group])
-    if num_entries(job, completions) > MANY_ENTRIES:
-        body = await in_background(_whole, head, job, writer, completions, encode_in_pieces)
-    elif writer.names_tokens:
-        body = await briefly_in_background(_whole, head, job, writer, completions, encode)
-    else:
-        body = _whole(head, job, writer, completions, encode)
-    return Response(body, media_type="application/json", headers=headers)
+    body = await job.write(completions, writer.names_tokens, _whole, head, job, writer, completions)
+    return Response(body, media_type="application/json", headers=job.cache_headers)
 
 
 def _check_success(ends: list[Delta]) -> None:
@@ -130,39 +130,37 @@ def _check_success(ends: list[Delta]) -> None:
 
 
 def _whole(
-    head: AnswerHead,
+    head: dict[str, Any],
     job: GenerationJob,
     writer: ChoiceWriter,
     completions: list[list[Delta]],
     to_json: Callable[[Any], str],
 ) -> bytes:
     choices = [
-        writer.whole(job, prompt * job.params.n + completion.index, completion)
+        writer.whole(prompt * job.params.n + completion.index, completion)
         for prompt, group in enumerate(completions)
         for completion in group
     ]
     body = {
-        **head.fields(writer.object),
+        **head,
         "choices": choices,
-        **writer.about_prompt(job),
+        **writer.about_prompt(),
         "usage": job.usage(counts_output=writer.counts_output),
     }
-    if (timings := job.timings()) is not None:
-        body["timings"] = timings
-    return to_json(body).encode()
+    return to_json(body | _timings(job)).encode()
 
 
 # -- streams -----------------------------------------------------------------------------------
 
 
 async def _chunks(
-    fields: GenerationFields, head: AnswerHead, job: GenerationJob, writer: ChoiceWriter
+    fields: GenerationFields, head: dict[str, Any], job: GenerationJob, writer: ChoiceWriter
 ) -> AsyncGenerator[bytes, None]:
     """Yield the events of a stream but for its end. The first comes when the engine has output."""
     options = fields.stream_options
     has_usage_chunk = options is not None and bool(options.include_usage)
     has_usage = options is not None and bool(options.continuous_usage_stats)
-    prefix = f"data: {encode(head.fields(writer.chunk_object))[:-1]}"
+    prefix = f"data: {encode(head)[:-1]}"
     unfinished = len(job.generations) * job.params.n
     ends: list[Delta] = []
     begun: set[int] = set()
@@ -179,8 +177,8 @@ async def _chunks(
 
     def first_events(prompt: int, to_json: Callable[[Any], str]) -> list[str]:
         indices = range(prompt * job.params.n, (prompt + 1) * job.params.n)
-        firsts = [writer.first(job, index) for index in indices]
-        about_prompt = [{} if begun else writer.about_prompt(job)]  # in the first event of all
+        firsts = [writer.first(index) for index in indices]
+        about_prompt = [{} if begun else writer.about_prompt()]  # in the first event of all
         return [
             event([first], about_prompt.pop() if about_prompt else {}, to_json)
             for first in filter(None, firsts)
@@ -190,15 +188,10 @@ async def _chunks(
         events = []
         if prompt not in begun:
             _check_only_sample(job, deltas)
-            if num_entries(job, ()) > MANY_ENTRIES:
-                events = await in_background(first_events, prompt, encode_in_pieces)
-            elif writer.names_tokens:
-                events = await briefly_in_background(first_events, prompt, encode)
-            else:
-                events = first_events(prompt, encode)
+            events = await job.write((), writer.names_tokens, first_events, prompt)
             begun.add(prompt)
         for delta in deltas:
-            choice = writer.next(job, prompt * job.params.n + delta.index, delta)
+            choice = writer.next(prompt * job.params.n + delta.index, delta)
             extra = {}
             if delta.finish_reason is not None:
                 unfinished -= 1

@@ -11,9 +11,9 @@ from octavo.core.batch import TokenLogprobs
 from octavo.core.limits import checked_token_ids
 from octavo.server.api.generation_job import GenerationJob
 from octavo.server.api.openai import completion_body as protocol
-from octavo.server.api.openai.choices import answer, create_head
+from octavo.server.api.openai.choices import ChoiceWriter, answer
 from octavo.server.api.openai.completion_body import CompletionRequest, Prompt
-from octavo.server.api.openai.logprobs import CompletionLogprobs, TokenNames, prompt_logprobs
+from octavo.server.api.openai.logprobs import CompletionLogprobs, prompt_logprobs
 from octavo.server.api.responses import describe
 from octavo.server.api.sampling import (
     check_stream_fields,
@@ -24,12 +24,10 @@ from octavo.server.api.sampling import (
     truncate,
 )
 from octavo.server.api.server_context import ServerContext
-from octavo.server.engine.generation import EngineFacts
+from octavo.server.engine.generation import EngineFacts, Generation
 from octavo.server.http.body import JsonRoute
-from octavo.server.http.context import request_context
 from octavo.serving.outputs import Delta
 
-ROUTE = "/v1/completions"
 DEFAULT_MAX_TOKENS = 16
 
 
@@ -37,18 +35,18 @@ def create_router(server: ServerContext) -> APIRouter:
     router = APIRouter(route_class=JsonRoute, tags=["OpenAI"])
 
     @router.post(
-        ROUTE,
+        "/v1/completions",
         response_model=None,
         responses=describe(protocol.Completion, protocol.CompletionChunk),
     )
     async def create_completion(body: CompletionRequest, request: Request) -> Response:
         """Continue one text or several."""
         server.check_model(body.model)
-        head = create_head(server, request, body, "cmpl")
         prompts = await _prompts(server, body)
-        writer = _CompletionChoiceWriter(server, body, await _echoed_texts(server, body, prompts))
+        echoed = await _echoed_texts(server, body, prompts)
         job = await _begin(server, body, request, prompts)
-        return await answer(server, request, body, head, job, writer)
+        writer = _CompletionChoiceWriter(server, body, job, echoed)
+        return await answer(server, request, body, job, writer)
 
     return router
 
@@ -101,9 +99,7 @@ async def _begin(
         logprobs=body.logprobs,
         prompt_logprobs=_num_prompt_logprobs(body),
     )
-    return await GenerationJob(
-        server, request_context(request), ROUTE, body, prompts, params
-    ).begin()
+    return await GenerationJob(server, request, body, prompts, params).begin()
 
 
 def _check_combinations(body: CompletionRequest) -> None:
@@ -147,83 +143,69 @@ async def _to_token_ids(
     return token_ids
 
 
-class _CompletionChoiceWriter:
-    """A `ChoiceWriter` for completions."""
-
+class _CompletionChoiceWriter(ChoiceWriter):
     object = chunk_object = "text_completion"
+    id_prefix = "cmpl"
 
-    def __init__(self, server: ServerContext, body: CompletionRequest, echoed: list[str]):
+    def __init__(
+        self, server: ServerContext, body: CompletionRequest, job: GenerationJob, echoed: list[str]
+    ):
+        super().__init__(server, body, job)
         self._body, self._echoed = body, echoed
         self._tokenizer = server.prompts.tokenizer
-        self._names = TokenNames(self._tokenizer, as_ids=bool(body.return_tokens_as_token_ids))
         self._logprobs: dict[int, CompletionLogprobs] = {}
         self.counts_output = body.max_tokens != 0
-        self.names_tokens = body.logprobs is not None or body.prompt_logprobs is not None
 
-    def first(self, job: GenerationJob, index: int) -> dict[str, Any] | None:
-        logprobs = self._next_logprobs(job, index, [], [])  # which reads the prompt, if any do
+    def first(self, index: int) -> dict[str, Any] | None:
+        logprobs = self._next_logprobs(index, [], [])  # which reads the prompt, if any do
         if not (self._body.echo or self._body.return_token_ids):
             return None
         choice = {
             "index": index,
-            "text": self._prompt_text(job, index),
+            "text": self._prompt_text(index),
             "logprobs": logprobs,
             "finish_reason": None,
         }
         if self._body.return_token_ids:
-            choice["prompt_token_ids"] = self._prompt(job, index)
+            choice["prompt_token_ids"] = self._prompt(index)
             choice["token_ids"] = []
         return choice
 
-    def next(self, job: GenerationJob, index: int, delta: Delta) -> dict[str, Any] | None:
-        is_last = delta.finish_reason is not None
+    def next(self, index: int, delta: Delta) -> dict[str, Any] | None:
         if not self.counts_output:
-            delta = Delta(delta.index, "", [], [], "length" if is_last else None)
-        if not (delta.text or is_last or delta.logprobs or self._body.return_token_ids):
-            return None
-        choice = {
-            "index": index,
-            "text": delta.text,
-            "logprobs": self._next_logprobs(job, index, delta.token_ids, delta.logprobs),
-            "finish_reason": delta.finish_reason,
-        }
-        if is_last:
-            choice["stop_reason"] = delta.stop_reason
-        if self._body.return_token_ids:
-            choice["token_ids"] = delta.token_ids
-        return choice
+            reason = None if delta.finish_reason is None else "length"
+            delta = Delta(delta.index, finish_reason=reason)
+        return super().next(index, delta)
 
-    def whole(self, job: GenerationJob, index: int, completion: Delta) -> dict[str, Any]:
+    def whole(self, index: int, completion: Delta) -> dict[str, Any]:
         if not self.counts_output:
             completion = Delta(completion.index, finish_reason="length")
-        logprobs = self._next_logprobs(job, index, completion.token_ids, completion.logprobs)
-        choice = {
-            "index": index,
-            "text": self._prompt_text(job, index) + completion.text,
-            "logprobs": logprobs,
-            "finish_reason": completion.finish_reason,
-            "stop_reason": completion.stop_reason,
-        }
+        choice = super().whole(index, completion)
         if self._body.prompt_logprobs is not None:
-            entries = job.generations[index // job.params.n].prompt_logprobs
+            entries = self._generation(index).prompt_logprobs
             choice["prompt_logprobs"] = prompt_logprobs(entries, self._names)
         if self._body.return_token_ids:
-            choice["token_ids"] = completion.token_ids
-            choice["prompt_token_ids"] = self._prompt(job, index)
+            choice["prompt_token_ids"] = self._prompt(index)
         return choice
 
-    def about_prompt(self, job: GenerationJob) -> dict[str, Any]:
-        return {}
+    def piece(self, index: int, delta: Delta) -> dict[str, Any]:
+        logprobs = self._next_logprobs(index, delta.token_ids, delta.logprobs)
+        return {"text": delta.text, "logprobs": logprobs}
 
-    def _prompt(self, job: GenerationJob, index: int) -> list[int]:
-        return job.generations[index // job.params.n].request.prompt_token_ids
+    def message(self, index: int, completion: Delta) -> dict[str, Any]:
+        members = self.piece(index, completion)
+        return {**members, "text": self._prompt_text(index) + completion.text}
 
-    def _prompt_text(self, job: GenerationJob, index: int) -> str:
-        return self._echoed[index // job.params.n]
+    def _generation(self, index: int) -> Generation:
+        return self._job.generations[index // self._job.params.n]
 
-    def _next_logprobs(
-        self, job: GenerationJob, index: int, token_ids: list[int], entries: list[TokenLogprobs]
-    ) -> Any:
+    def _prompt(self, index: int) -> list[int]:
+        return self._generation(index).request.prompt_token_ids
+
+    def _prompt_text(self, index: int) -> str:
+        return self._echoed[index // self._job.params.n]
+
+    def _next_logprobs(self, index: int, token_ids: list[int], entries: list[TokenLogprobs]) -> Any:
         """Return the ``logprobs`` of these tokens.
 
         The first call of a choice with ``echo`` adds those of the prompt before them.
@@ -233,7 +215,7 @@ class _CompletionChoiceWriter:
         writer = self._logprobs.get(index)
         if writer is not None:
             return writer.next(token_ids, entries)
-        prompt = self._prompt(job, index)
+        prompt = self._prompt(index)
         echo = bool(self._body.echo)
         writer = self._logprobs[index] = CompletionLogprobs(
             self._tokenizer,
@@ -243,5 +225,5 @@ class _CompletionChoiceWriter:
         )
         if not echo:
             return writer.next(token_ids, entries)
-        known = job.generations[index // job.params.n].prompt_logprobs
+        known = self._generation(index).prompt_logprobs
         return writer.next([*prompt, *token_ids], [None, *known, *entries])

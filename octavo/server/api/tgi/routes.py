@@ -25,7 +25,7 @@ from octavo.base.errors import InvalidRequestError
 from octavo.core.batch import TokenLogprobs
 from octavo.core.sampling_params import MAX_N, MAX_STOP_STRINGS, SamplingParams
 from octavo.server.api.answers import Error
-from octavo.server.api.generation_job import MANY_ENTRIES, GenerationJob, num_entries, sample_error
+from octavo.server.api.generation_job import GenerationJob, check_sample
 from octavo.server.api.openai.logprobs import finite
 from octavo.server.api.requests import GenerationFields
 from octavo.server.api.responses import describe
@@ -40,12 +40,8 @@ from octavo.server.api.tgi.protocol import (
     TgiStreamEvent,
     TgiStreamRequest,
 )
-from octavo.server.engine.response_cache import cache_headers
-from octavo.server.http.background import briefly_in_background, in_background
 from octavo.server.http.body import JsonRoute
-from octavo.server.http.context import request_context
 from octavo.server.http.errors import HttpError, error_body, to_http_error
-from octavo.server.http.json_text import encode, encode_in_pieces
 from octavo.server.http.sse import EventStream, event, run_until_disconnect
 from octavo.server.settings import MAX_STOP_CHARS
 from octavo.serving.outputs import Delta
@@ -141,21 +137,18 @@ async def generate_tgi(
     """Return the whole answer as one object."""
     parameters = body.parameters or TgiParameters()
     job = await _begin(server, body, request, parameters, streams=False)
-    try:
-        (completions,) = await run_until_disconnect(request, job.collect())
-    finally:
-        job.close()
+    (completions,) = await job.collect(request)
     for completion in completions:
         check_sample(completion)
     completions.sort(key=_mean_logprob, reverse=True)
     tokenizer = server.prompts.tokenizer
-    if num_entries(job, [completions]) > MANY_ENTRIES:
-        answer = await in_background(_full_answer, body, job, completions, tokenizer)
-        text = await in_background(encode_in_pieces, [answer] if in_list else answer)
-    else:
-        answer = await briefly_in_background(_full_answer, body, job, completions, tokenizer)
-        text = encode([answer] if in_list else answer)
-    return Response(text, media_type="application/json", headers=cache_headers(job))
+
+    def answer_as_json(to_json: Callable[[Any], str]) -> str:
+        answer = _full_answer(body, job, completions, tokenizer)
+        return to_json([answer] if in_list else answer)
+
+    text = await job.write([completions], True, answer_as_json)
+    return Response(text, media_type="application/json", headers=job.cache_headers)
 
 
 def _full_answer(
@@ -201,7 +194,7 @@ async def stream_tgi(server: ServerContext, body: TgiRequest, request: Request) 
         [job],
         server.settings,
         done=b"",
-        headers=cache_headers(job),
+        headers=job.cache_headers,
         error_event=lambda error: event(tgi_error_body(to_http_error(error))),
         error_response=tgi_error_response,
     )
@@ -228,10 +221,7 @@ async def _begin(
         max_tokens = min(max_tokens, DEFAULT_NEW_TOKENS)
     params = to_sampling_params(parameters, max_tokens=max_tokens, with_logprobs=streams)
     fields = GenerationFields.model_validate({"stream": streams, "seed": parameters.seed})
-    route: str = request.scope["path"]
-    return await GenerationJob(
-        server, request_context(request), route, fields, [prompt], params
-    ).begin()
+    return await GenerationJob(server, request, fields, [prompt], params).begin()
 
 
 def to_sampling_params(
@@ -382,12 +372,6 @@ def _mean_logprob(completion: Delta) -> float:
     """
     logprobs = [entry.logprob for entry in completion.logprobs]
     return sum(logprobs) / len(logprobs) if logprobs else 0.0
-
-
-def check_sample(sample: Delta) -> None:
-    """Raise an error if a sample ended by neither a stop nor its length."""
-    if sample.finish_reason in ("error", "abort"):
-        raise sample_error(sample.error)
 
 
 # -- errors -------------------------------------------------------------------------------------
