@@ -16,7 +16,6 @@ from octavo.models.config_hf import config_from_hf
 from octavo.models.loader import load_model
 from octavo.models.parameters import Parameters
 from octavo.models.registry import model_class
-from octavo.quantize import awq
 from octavo.quantize.awq import AWQ
 from octavo.quantize.channel_scaling import Scaling, SharedInputLinears, centred, find_scales
 from octavo.quantize.grid import quantize_to_nearest
@@ -237,9 +236,7 @@ def test_the_largest_and_the_smallest_scale_are_inverse():
 
 @pytest.fixture(scope="module")
 def made(folders, tmp_path_factory):
-    """``made(name, method, format)``: the folder of a model that was made of one of ``folders``.
-    Of the 20 scales that AWQ tries, Llama has all; Gemma has every fourth.
-    """
+    """``made(name, method, format)``: the folder of a model that was made of one of ``folders``."""
     root = tmp_path_factory.mktemp("made")
     text = root / "text.txt"
     text.write_text(" ".join(str(i * i) for i in range(200)))
@@ -251,10 +248,7 @@ def made(folders, tmp_path_factory):
         wanted = QuantizeRequest(
             method, format=format, calibration=text, calibration_tokens=512, **choices
         )
-        with pytest.MonkeyPatch.context() as patch:
-            if name != "llama":
-                patch.setattr(awq, "_NUM_RATIOS", 5)
-            make(open_checkpoint(folders[name]), load_tokenizer(folders[name]), out, wanted)
+        make(open_checkpoint(folders[name]), load_tokenizer(folders[name]), out, wanted)
         return out
 
     return make_once
