@@ -1,15 +1,20 @@
-"""Native libraries for tests: each test runs on the scalar level and on the best one here.
+"""Native libraries for tests: each test runs on the best level here, and some of its cases on the
+scalar one.
 
-Those in between have the bits of the scalar one, which test_levels.py says of all kernels, and
-others of one kind; with ``-m long`` every test runs on them too.
+All levels have the bits of the scalar one, which test_simd.py says of each operation, test_levels.py
+of all kernels, and others of one kind. What is left to differ is where tiles and registers end, so
+on the scalar level each value of each parameter is there once, without all combinations; of what
+is costly (``thinned_on_scalar``) a few. With ``-m long`` every test runs on all levels.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
+from thinning import by_function, thin
 
 from octavo.kernels.cpu.library import Library, Pool, load, runnable
 
@@ -61,6 +66,18 @@ def native(request) -> Iterator[Native]:
 def native_on_any_level(request) -> Iterator[Native]:
     """For what compares levels."""
     yield from _open(request.param)
+
+
+@pytest.hookimpl(tryfirst=True)  # before -m selects
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if LEVELS[:1] == ["scalar"]:
+        return  # it is the best one
+    here = Path(__file__).parent
+    for cases in by_function([item for item in items if here in item.path.parents]):
+        on_scalar = [case for case in cases if case.callspec.params.get("native") == "scalar"]
+        if on_scalar:
+            mark = on_scalar[0].get_closest_marker("thinned_on_scalar")
+            thin(on_scalar, 1, *mark.args if mark else ())
 
 
 @pytest.fixture

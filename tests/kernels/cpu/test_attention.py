@@ -116,6 +116,7 @@ def test_variants(native, kv, name):
     check_prompt(native, replace(VARIANTS[name], kv=kv), 150)
 
 
+@pytest.mark.thinned_on_scalar(3)
 @pytest.mark.parametrize("kv", FORMATS)
 @pytest.mark.parametrize("window", [0, 300])
 def test_a_ragged_batch_with_long_contexts(native, kv, window):
@@ -204,6 +205,7 @@ INVARIANT = {
 }
 
 
+@pytest.mark.thinned_on_scalar(3)
 @pytest.mark.parametrize("name", INVARIANT)
 def test_nothing_but_a_sequence_itself_matters(native, make_pool, name):
     """Cut into chunks, in company, by other numbers of threads, in other blocks: the same bits."""
@@ -228,6 +230,7 @@ def test_nothing_but_a_sequence_itself_matters(native, make_pool, name):
     assert np.array_equal(outs[3], attend_all(native, layer, mates[2])[250:])
 
 
+@pytest.mark.thinned_on_scalar(2)
 @pytest.mark.parametrize("kv", FORMATS)
 def test_decoding_token_by_token_is_the_same_as_a_prompt(native, make_pool, kv):
     layer = Layer(kv=kv, heads=3, kv_heads=1, dim=16, rotary=16, window=600)

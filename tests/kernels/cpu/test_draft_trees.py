@@ -142,6 +142,7 @@ def test_a_tree_as_long_as_a_split(native, make_pool):
     check_tree(native, replace(SMALL, kv="bf16", heads=1), 230, tree, pools=pools)
 
 
+@pytest.mark.thinned_on_scalar(2)
 @pytest.mark.parametrize("kv", FORMATS)
 def test_company(native, make_pool, kv):
     """Trees beside a chain, prompts and single tokens: nobody notices."""
@@ -232,6 +233,7 @@ def move(cache: Cache, sources: list[int], target: int, memory=None, blocks=None
     cache.native.check(code)
 
 
+@pytest.mark.thinned_on_scalar(3)
 @pytest.mark.parametrize("kv", FORMATS)
 @pytest.mark.parametrize("dim", [16, 48, 256])
 def test_what_was_right_is_as_if_it_had_been_written_there(native, kv, dim):

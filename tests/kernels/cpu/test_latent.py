@@ -89,6 +89,7 @@ def test_a_row_has_each_number_once(native):
         native.check(native.lib.oct_latent_row_bytes(abi.OCT_KV_INT4, 512, 64))
 
 
+@pytest.mark.thinned_on_scalar(1)
 @pytest.mark.parametrize("kv", ["f32", "fp8"])
 def test_a_ragged_batch_with_long_contexts(native, kv):
     """Prompts, continued prompts, and single tokens around the borders of splits."""
@@ -114,6 +115,7 @@ INVARIANT = {
 }
 
 
+@pytest.mark.thinned_on_scalar(1)
 @pytest.mark.parametrize("name", INVARIANT)
 def test_nothing_but_a_sequence_itself_matters(native, make_pool, name):
     """Cut into chunks, in company, by other numbers of threads, in other blocks: the same bits."""
@@ -137,6 +139,7 @@ def test_nothing_but_a_sequence_itself_matters(native, make_pool, name):
     assert np.array_equal(outs[3], attend_all(native, layer, mates[2])[250:])
 
 
+@pytest.mark.thinned_on_scalar(1)
 @pytest.mark.parametrize("kv", FORMATS)
 def test_decoding_token_by_token_is_the_same_as_a_prompt(native, make_pool, kv):
     layer = Layer(kv=kv, heads=3, rank=16)
@@ -186,6 +189,7 @@ def test_all_instruction_sets_agree(kv):
 # ---- Drafts that are trees
 
 
+@pytest.mark.thinned_on_scalar(1)
 @pytest.mark.parametrize("num_known", [1, 30, 62, 64, 250])
 def test_a_row_of_a_tree_sees_its_path_alone(native, num_known):
     layer, rng = Layer(kv="bf16", heads=17), random.Random(num_known)

@@ -192,6 +192,7 @@ def compare(native, vocab_sizes: Sequence[int], settings: dict, rows_of_each: in
     assert num_wrong <= MISMATCHES * num_rows, f"{num_wrong} of {num_rows} differ"
 
 
+@pytest.mark.thinned_on_scalar(3)
 @pytest.mark.parametrize("vocab_size", [1, 2, 15, 16, 17, 65, 1000])
 def test_tokens_are_those_of_the_oracle(native, vocab_size):
     compare(native, [vocab_size], GREEDY | DRAWS, rows_of_each=6 if vocab_size > 100 else 12)
@@ -273,6 +274,7 @@ def exact(
     return p / p.sum()
 
 
+@pytest.mark.thinned_on_scalar(2)
 @pytest.mark.parametrize(
     "params",
     [

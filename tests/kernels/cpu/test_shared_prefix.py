@@ -81,6 +81,7 @@ TREE = [
 ]
 
 
+@pytest.mark.thinned_on_scalar(2)
 @pytest.mark.parametrize("kv", FORMATS)
 def test_same_bits_in_every_format(native, make_pool, kv):
     layer = Layer(kv=kv, heads=3, kv_heads=1, dim=32, rotary=32)
@@ -102,6 +103,7 @@ VARIANTS = {
 }
 
 
+@pytest.mark.thinned_on_scalar(2)
 @pytest.mark.parametrize("name", VARIANTS)
 def test_same_bits_in_every_layer(native, name):
     layer = VARIANTS[name]
@@ -109,6 +111,7 @@ def test_same_bits_in_every_layer(native, name):
     check_same_bits(make_cache(native, layer, members), members)
 
 
+@pytest.mark.thinned_on_scalar(1)
 @pytest.mark.parametrize(("count", "threads"), [(2, 1), (2, 8), (40, 1), (40, 3)])
 def test_same_bits_with_much_to_go_on_with(native, make_pool, count, threads):
     """Few sequences, whose own keys are cut by splits; many, whose queries are cut into tiles."""

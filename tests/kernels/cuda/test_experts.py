@@ -127,6 +127,7 @@ def expected_of(layer, x, logits, residual=None):
     return out
 
 
+@pytest.mark.thinned(1)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("num_tokens", "activation"), [(1, "silu"), (37, CLAMPED_SWIGLU)])
 def test_the_same_as_in_plain_torch(device, kind, num_tokens, activation):

@@ -118,6 +118,7 @@ STEPS = {
 }
 
 
+@pytest.mark.thinned(1)
 @pytest.mark.parametrize("name", STEPS)
 @pytest.mark.parametrize(
     ("kv", "tolerance"), [("float32", 2e-5), ("fp8", 2e-2), ("int8", 2e-2), ("bfloat16", 2e-3)]

@@ -46,6 +46,7 @@ def assert_near(got, expected, tolerance):
     assert error <= tolerance * expected.abs().max()  # and no NaN
 
 
+@pytest.mark.thinned(1)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("dtype", "tolerance"), DTYPES)
 def test_products(device, kind, dtype, tolerance):
@@ -65,6 +66,7 @@ def test_inputs_need_not_fill_the_last_step(device, kind):
     assert_near(run(x, weight, True), x.double() @ weight.dense(torch.float64).T, 1e-5)
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("split", SPLITS)
 @pytest.mark.parametrize("kind", ["float", "nibbles in 128", "int8 in 16", "FP8 by rows"])
 @pytest.mark.parametrize(

@@ -63,8 +63,8 @@ def last_logits(program, step, shape, device):
         ("qwen 2 with experts", "float32", 1e-4),
         ("deepseek 3", "float32", 1e-4),
         ("opt", "float32", 1e-4),
-        ("llama", "int8", 1e-2),
-        ("deepseek 3", "fp8", 1e-2),
+        pytest.param("llama", "int8", 1e-2, marks=pytest.mark.long),
+        pytest.param("deepseek 3", "fp8", 1e-2, marks=pytest.mark.long),
     ],
 )
 def test_the_same_as_plain_torch(name, kv, tolerance, device):

@@ -42,6 +42,7 @@ def around_of(what, device):
     }[what]
 
 
+@pytest.mark.thinned(1)
 @pytest.mark.parametrize("kind", ALL)
 @pytest.mark.parametrize("what", ["nothing", "all before", "a residual"])
 @pytest.mark.parametrize("rows", [2, pytest.param(70, marks=pytest.mark.long)])
@@ -126,6 +127,7 @@ def test_pieces_of_rows_and_of_outputs_are_the_whole(device, kind, monkeypatch):
     assert (out - expected).abs().max() <= tolerance * expected.abs().max()
 
 
+@pytest.mark.thinned(1)
 @pytest.mark.parametrize("kind", ["float", "nibbles in 32, mins", "int8 by rows", "joined"])
 @pytest.mark.parametrize("gated", [False, True])
 def test_invariant_rows_have_the_same_bits_in_any_company(device, kind, gated):
