@@ -1,7 +1,7 @@
 """Native libraries for tests: each test runs on the best level here, and some of its cases on the
 scalar one.
 
-All levels have the bits of the scalar one, which test_simd.py says of each operation, test_levels.py
+All levels have the bits of the scalar one: test_simd.py says it of each operation, test_levels.py
 of all kernels, and others of one kind. What is left to differ is where tiles and registers end, so
 on the scalar level each value of each parameter is there once, without all combinations; of what
 is costly (``thinned_on_scalar``) a few. With ``-m long`` every test runs on all levels.

@@ -104,8 +104,8 @@ class DeploymentsRequest(Body):
 
 
 class DeploymentsResponse(BaseModel):
-    """Answers for the layouts, in their order: ``document`` as docs/planning.md describes it, without
-    ``golden``; or ``error``, why the model cannot be laid out so."""
+    """Answers for the layouts, in their order: ``document`` as docs/planning.md describes it,
+    without ``golden``; or ``error``, why the model cannot be laid out so."""
 
     deployments: list[dict[str, Any]]
 
