@@ -72,7 +72,7 @@ def create_service(byte_tokenizer) -> Callable[..., ServerContext]:
 
 @pytest.fixture
 def create_test_app() -> Callable[..., ASGIApp]:
-    """Makes an app of routers, with the context of `AccessControl` in every request and errors as answers."""
+    """Makes an app of routers, with the context of `AccessControl` in every request."""
 
     def create(*routers, tenant: Tenant | None = None) -> ASGIApp:
         app = FastAPI()

@@ -1,4 +1,4 @@
-"""Clients that leave, at any moment: nothing of their requests stays, and no other client notices."""
+"""Clients that leave at any moment: nothing of their requests stays, no other client notices."""
 
 from __future__ import annotations
 
