@@ -27,11 +27,12 @@ def option(
 
 
 def check_least(settings: Any) -> None:
-    """Raise ConfigError if a field is below its ``least``. None is accepted where it is the
-    default."""
+    """Raise ConfigError if a field is below its ``least``. None is accepted where the annotation
+    allows it."""
     for each in fields(settings):
         value, least = getattr(settings, each.name), each.metadata["least"]
-        if least is not None and (value, each.default) != (None, None):
+        may_be_none = "None" in str(each.type)
+        if least is not None and not (value is None and may_be_none):
             check_number(each.name, value, least)
 
 
