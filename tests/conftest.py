@@ -171,9 +171,9 @@ def runner_of() -> Callable[[Any], Any]:
 @pytest.fixture(scope="session")
 def byte_tokenizer(tiny_model) -> Any:
     """A token is a byte, though not that of its number; 256 is <eos>, 257 <bos>."""
-    from octavo.text.tokenizer import Tokenizer
+    from octavo.text.folder_tokenizer import load_folder_tokenizer
 
-    return Tokenizer.from_folder(tiny_model)
+    return load_folder_tokenizer(tiny_model)
 
 
 @pytest.fixture

@@ -35,6 +35,9 @@ import pytest
 
 def test_it():
     {statement}
+    for thread in threading.enumerate():  # one that is late would be seen after the test
+        if thread is not threading.current_thread():
+            thread.join()
     gc.collect()
 """
 

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from octavo.runtime.capacity import RankSpec
     from octavo.runtime.rank import Rank
     from octavo.settings.engine import EngineArgs
+    from octavo.text.folder_tokenizer import load_folder_tokenizer
+    from octavo.text.gguf_tokenizer import load_gguf_tokenizer
     from octavo.text.tokenizer import Tokenizer
 
 
@@ -51,13 +53,12 @@ class CheckpointSource:
         return self.checkpoint.config()
 
     def tokenizer(self) -> Tokenizer:
-        from octavo.text.tokenizer import Tokenizer
 
         if self.path.is_dir():  # the folder may have a tokenizer alone
-            return Tokenizer.from_folder(self.path)
+            return load_folder_tokenizer(self.path)
         metadata = self.gguf_metadata()
         assert metadata is not None, "a checkpoint is a folder, or of GGUF"
-        return Tokenizer.from_gguf(metadata, self.path)
+        return load_gguf_tokenizer(metadata, self.path)
 
     def load_rank(self, spec: RankSpec, progress: Progress | None = None) -> Rank:
         from octavo.runtime.rank import Rank

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from octavo.runtime.capacity import RankSpec
     from octavo.runtime.rank import Rank
     from octavo.settings.engine import EngineArgs
+    from octavo.text.folder_tokenizer import load_folder_tokenizer
     from octavo.text.tokenizer import Tokenizer
 
 _log = logging.getLogger("octavo")
@@ -91,9 +92,8 @@ class TransformersSource:
             return config_of(given, generation or {}, self.path)
 
     def tokenizer(self) -> Tokenizer:
-        from octavo.text.tokenizer import Tokenizer
 
-        return Tokenizer.from_folder(self.path)
+        return load_folder_tokenizer(self.path)
 
     def load_rank(self, spec: RankSpec, progress: Progress | None = None) -> Rank:
         """Load the model; no progress is reported, since transformers reads weights in one call."""

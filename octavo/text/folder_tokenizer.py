@@ -39,8 +39,12 @@ _MORE_TEMPLATES = "additional_chat_templates", "*.jinja"
 _NAMES = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
 
 
-def load_folder(folder: Path, extra_stop_ids: Iterable[int] = ()) -> Tokenizer:
-    """Return a folder's tokenizer; see ``Tokenizer.from_folder``."""
+def load_folder_tokenizer(folder: Path, *, extra_stop_ids: Iterable[int] = ()) -> Tokenizer:
+    """Load ``tokenizer.json`` and the files beside it; a ModelFileError says what is wrong.
+
+    ``extra_stop_ids``: further ids that end an output (generation_config.json has them).
+    """
+    folder = Path(folder)
     with library_errors(folder / "tokenizer.json"):
         own = open_library(folder)
         added = own.library.get_added_tokens_decoder()

@@ -44,10 +44,14 @@ class TokenType(IntEnum):
     BYTE = 6
 
 
-def load_gguf(
-    metadata: Mapping[str, Any], path: Path, extra_stop_ids: Iterable[int] = ()
+def load_gguf_tokenizer(
+    metadata: Mapping[str, Any], path: Path, *, extra_stop_ids: Iterable[int] = ()
 ) -> Tokenizer:
-    """Return a GGUF file's tokenizer; see ``Tokenizer.from_gguf``."""
+    """Build the tokenizer that the metadata of a GGUF file describes.
+
+    ``path`` is for messages only. Raises ModelFileError if the metadata is damaged, and
+    UnsupportedModelError for a kind of tokenizer that octavo does not have.
+    """
     vocabulary = Vocabulary(metadata, path)
     model = vocabulary.fields.text("model")
     if model == "gpt2":

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from octavo.base.errors import ChatTemplateError, InvalidRequestError
@@ -65,29 +64,6 @@ class Tokenizer:
     def chat_template(self) -> str | None:
         """The source of the model's default chat template, if it has one."""
         return self.chat_templates.get("default")
-
-    @staticmethod
-    def from_folder(folder: Path, *, extra_stop_ids: Iterable[int] = ()) -> Tokenizer:
-        """Load ``tokenizer.json`` and the files beside it; a ModelFileError says what is wrong.
-
-        ``extra_stop_ids``: further ids that end an output (generation_config.json has them).
-        """
-        from octavo.text.folder_tokenizer import load_folder
-
-        return load_folder(Path(folder), extra_stop_ids)
-
-    @staticmethod
-    def from_gguf(
-        metadata: Mapping[str, Any], path: Path, *, extra_stop_ids: Iterable[int] = ()
-    ) -> Tokenizer:
-        """Build the tokenizer that the metadata of a GGUF file describes.
-
-        ``path`` is for messages only. Raises ModelFileError if the metadata is damaged, and
-        UnsupportedModelError for a kind of tokenizer that octavo does not have.
-        """
-        from octavo.text.gguf_tokenizer import load_gguf
-
-        return load_gguf(metadata, Path(path), extra_stop_ids)
 
     # -- text to ids ------------------------------------------------------------------------------
 

@@ -15,8 +15,13 @@ import numpy as np
 
 from octavo.base.errors import ModelFileError, UnsupportedModelError
 from octavo.text.encoders import library_errors
-from octavo.text.folder_tokenizer import FolderLibrary, chat_templates, open_library
-from octavo.text.gguf_tokenizer import TokenType, library_pre_tokenizer
+from octavo.text.folder_tokenizer import (
+    FolderLibrary,
+    chat_templates,
+    load_folder_tokenizer,
+    open_library,
+)
+from octavo.text.gguf_tokenizer import TokenType, library_pre_tokenizer, load_gguf_tokenizer
 from octavo.text.pretokenizers import PRE_TOKENIZERS
 from octavo.text.spm_encoder import SPACE
 from octavo.text.tokenizer import Tokenizer
@@ -61,7 +66,7 @@ def tokenizer_metadata(folder: Path, num_tokens: int) -> dict[str, Any]:
         UnsupportedModelError: GGUF files, or octavo when it reads them, cannot give the same ids.
     """
     path = folder / "tokenizer.json"
-    tokenizer = Tokenizer.from_folder(folder)
+    tokenizer = load_folder_tokenizer(folder)
     if tokenizer.vocab_size > num_tokens:
         raise ModelFileError(
             path, f"{tokenizer.vocab_size} tokens, but the embedding has {num_tokens} rows"
@@ -76,7 +81,7 @@ def tokenizer_metadata(folder: Path, num_tokens: int) -> dict[str, Any]:
     for name, template in chat_templates(own.files, own.config).items():
         place = "tokenizer.chat_template"
         metadata[place if name == "default" else f"{place}.{name}"] = template
-    _check_ids(tokenizer, Tokenizer.from_gguf(metadata, path), path)
+    _check_ids(tokenizer, load_gguf_tokenizer(metadata, path), path)
     return metadata
 
 

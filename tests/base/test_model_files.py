@@ -11,7 +11,7 @@ import pytest
 from octavo.base.errors import ModelFileError
 from octavo.base.model_files import ModelFolder, split_parts
 from octavo.models.checkpoint import open_checkpoint
-from octavo.text.tokenizer import Tokenizer
+from octavo.text.folder_tokenizer import load_folder_tokenizer
 
 LEADS_OUT = "leads out of the folder"
 
@@ -124,11 +124,11 @@ READ = {
     "model.safetensors.index.json": open_checkpoint,
     "config.json": lambda path: open_checkpoint(path).config(),
     "generation_config.json": lambda path: open_checkpoint(path).config(),
-    "tokenizer.json": Tokenizer.from_folder,
-    "tokenizer_config.json": Tokenizer.from_folder,
-    "special_tokens_map.json": Tokenizer.from_folder,
-    "chat_template.jinja": Tokenizer.from_folder,
-    "additional_chat_templates/x.jinja": Tokenizer.from_folder,
+    "tokenizer.json": load_folder_tokenizer,
+    "tokenizer_config.json": load_folder_tokenizer,
+    "special_tokens_map.json": load_folder_tokenizer,
+    "chat_template.jinja": load_folder_tokenizer,
+    "additional_chat_templates/x.jinja": load_folder_tokenizer,
 }
 
 

@@ -294,11 +294,12 @@ print(resident() - before)
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads Linux's /proc")
 def test_a_process_grows_by_what_was_planned(smollm2_gguf):
     """Weights are mapped, and the pool is touched block by block: after one prompt there are all
-    weights, its keys and values, and the activations of a step."""
+    weights, its keys and values, and the activations of a step, and a little that no plan counts:
+    Python's own records, and what is left over of pages (6.6 MB on a Xeon)."""
     result = subprocess.run(
         [sys.executable, "-c", LIVE, str(smollm2_gguf)], capture_output=True, text=True, check=True
     )
     plan = planned(smollm2_gguf, max_num_seqs=1, max_num_batched_tokens=512)
     tokens = -(-1001 // 16) * 16
     expected = plan.weights_bytes + tokens * plan.kv_bytes_per_token + plan.activations.value
-    assert int(result.stdout) == pytest.approx(expected, rel=0.05)
+    assert 0.98 * expected < int(result.stdout) < 1.02 * expected + (8 << 20)

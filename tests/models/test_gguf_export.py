@@ -17,7 +17,8 @@ from octavo.models.gguf import GGUFFile
 from octavo.models.gguf_export import export_gguf
 from octavo.models.hf_writer import write_hf_folder
 from octavo.quantization.ggml_types import GGMLType
-from octavo.text.tokenizer import Tokenizer
+from octavo.text.folder_tokenizer import load_folder_tokenizer
+from octavo.text.gguf_tokenizer import load_gguf_tokenizer
 
 F32 = GGMLType.F32
 PROMPTS = [[3 + 37 * i % 190 for i in range(50)], [5, 6, 7]]
@@ -153,8 +154,8 @@ def test_models_that_a_file_cannot_say(name, field, tiny_hf, tmp_path):
 def test_the_tokenizer_is_the_same(tiny_hf, tmp_path):
     source, out = tiny_hf("llama"), tmp_path / "model.gguf"
     export_gguf(out, open_checkpoint(source), as_f32)
-    ours = Tokenizer.from_gguf(open_checkpoint(out).metadata, out)
-    theirs = Tokenizer.from_folder(source)
+    ours = load_gguf_tokenizer(open_checkpoint(out).metadata, out)
+    theirs = load_folder_tokenizer(source)
     messages = [{"role": "user", "content": "H\u00f6her, 12 <bos>!"}]
     assert ours.apply_chat_template(messages) == theirs.apply_chat_template(messages)
     assert ours.stop_token_ids == theirs.stop_token_ids

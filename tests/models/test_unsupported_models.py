@@ -12,7 +12,7 @@ from safetensors.numpy import save_file
 from octavo.base.errors import ModelFileError, UnsupportedModelError
 from octavo.cli import main
 from octavo.models.config_gguf import config_from_gguf
-from octavo.text.tokenizer import Tokenizer
+from octavo.text.folder_tokenizer import load_folder_tokenizer
 
 SENTENCE = "it is an encoder, which makes embeddings of texts and generates none"
 
@@ -85,4 +85,4 @@ def test_a_vocabulary_of_tiktoken_is_told(tmp_path: Path) -> None:
     (tmp_path / "tokenizer_config.json").write_text("{}")
     (tmp_path / "tiktoken.model").write_bytes(b"IQ== 0\n")
     with pytest.raises(ModelFileError, match="tiktoken.*tokenizer.json of the same model"):
-        Tokenizer.from_folder(tmp_path)
+        load_folder_tokenizer(tmp_path)

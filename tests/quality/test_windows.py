@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from octavo.base.errors import BenchmarkError
 from octavo.quality.windows import check_settings, cut, tokenize
-from octavo.text import Tokenizer
+from octavo.text.folder_tokenizer import load_folder_tokenizer
 
 
 def scored_by_llama_cpp(num_tokens: int, n_ctx: int) -> list[int]:
@@ -76,7 +76,7 @@ def test_the_smallest_windows() -> None:
 
 
 def test_bos_as_the_model_wants_it(tiny_model, bos_model) -> None:
-    plain, with_bos = Tokenizer.from_folder(tiny_model), Tokenizer.from_folder(bos_model)
+    plain, with_bos = load_folder_tokenizer(tiny_model), load_folder_tokenizer(bos_model)
     assert plain.bos_token_id == with_bos.bos_token_id == 257
     assert (plain.leading_bos, with_bos.leading_bos) == (None, 257)
     ids = plain.encode("one <eos> two")

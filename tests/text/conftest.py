@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 
 from octavo.base.errors import DownloadError
+from octavo.text.folder_tokenizer import load_folder_tokenizer
+from octavo.text.gguf_tokenizer import load_gguf_tokenizer
 from octavo.text.tokenizer import Tokenizer
 
 # What tokenizers get wrong: scripts, marks, joiners, directions, white space, code, controls.
@@ -174,7 +176,7 @@ def chatml_folder(chatml_library, chat_templates, tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="session")
 def chatml(chatml_folder) -> Tokenizer:
-    return Tokenizer.from_folder(chatml_folder)
+    return load_folder_tokenizer(chatml_folder)
 
 
 def _metadata(alias: str, file_name: str):
@@ -208,9 +210,9 @@ def gemma3_gguf():
 
 @pytest.fixture(scope="session")
 def smollm2(smollm2_gguf) -> Tokenizer:
-    return Tokenizer.from_gguf(*smollm2_gguf)
+    return load_gguf_tokenizer(*smollm2_gguf)
 
 
 @pytest.fixture(scope="session")
 def gemma3(gemma3_gguf) -> Tokenizer:
-    return Tokenizer.from_gguf(*gemma3_gguf)
+    return load_gguf_tokenizer(*gemma3_gguf)

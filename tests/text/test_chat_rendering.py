@@ -102,9 +102,9 @@ def test_bos_is_not_added_twice(chatml):
 
 
 def test_no_template(chatml_folder):
-    from octavo.text.tokenizer import Tokenizer
+    from octavo.text.folder_tokenizer import load_folder_tokenizer
 
-    tokenizer = Tokenizer.from_folder(chatml_folder)
+    tokenizer = load_folder_tokenizer(chatml_folder)
     tokenizer.chat_templates = {}
     with pytest.raises(ChatTemplateError, match="no chat template"):
         tokenizer.apply_chat_template([USER])

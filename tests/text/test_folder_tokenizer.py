@@ -20,7 +20,7 @@ from tokenizers import (
 
 from octavo.base.errors import ModelFileError
 from octavo.text.decoders import ByteDecoder, WindowDecoder
-from octavo.text.tokenizer import Tokenizer as OctavoTokenizer
+from octavo.text.folder_tokenizer import load_folder_tokenizer
 
 SPECIALS = [
     AddedToken("<s>", normalized=False, special=True),
@@ -146,7 +146,7 @@ def pair(kind, corpus, tmp_path_factory):
     from transformers import AutoTokenizer
 
     folder = write(tmp_path_factory.mktemp(kind), KINDS[kind](corpus))
-    return OctavoTokenizer.from_folder(folder), AutoTokenizer.from_pretrained(str(folder))
+    return load_folder_tokenizer(folder), AutoTokenizer.from_pretrained(str(folder))
 
 
 SPECIAL_TEXTS = [
@@ -216,7 +216,7 @@ def test_what_the_config_says_of_bos_and_eos(corpus, tmp_path, config):
     from transformers import AutoTokenizer
 
     folder = write(tmp_path / "folder", byte_level(corpus), **config)
-    ours, theirs = OctavoTokenizer.from_folder(folder), AutoTokenizer.from_pretrained(str(folder))
+    ours, theirs = load_folder_tokenizer(folder), AutoTokenizer.from_pretrained(str(folder))
     for text in ("", "Hello"):
         assert ours.encode(text) == theirs.encode(text)
 
@@ -227,7 +227,7 @@ def test_a_post_processor_with_both(corpus, tmp_path):
     library.post_processor = processors.TemplateProcessing(
         single="<s> <s> $A </s>", special_tokens=list(ids.items())
     )
-    tokenizer = OctavoTokenizer.from_folder(write(tmp_path / "folder", library))
+    tokenizer = load_folder_tokenizer(write(tmp_path / "folder", library))
     inner = tokenizer.encode("x y", add_special_tokens=False)
     assert tokenizer.encode("x y") == [ids["<s>"], ids["<s>"], *inner, ids["</s>"]]
 
@@ -239,25 +239,25 @@ def test_tokens_that_only_the_config_has(corpus, tmp_path):
     more = {"content": "<more>", "special": False, "normalized": False, "lstrip": False}
     changed = {"content": "<s>", "special": False, "normalized": False}
     config = {"added_tokens_decoder": {str(size): new, str(size + 1): more}}
-    tokenizer = OctavoTokenizer.from_folder(write(tmp_path / "a", library, **config))
+    tokenizer = load_folder_tokenizer(write(tmp_path / "a", library, **config))
     assert tokenizer.vocab_size == size + 2
     assert tokenizer.is_special(size) and not tokenizer.is_special(size + 1)
     ids = tokenizer.encode("<new><more>", add_special_tokens=False)
     assert size not in ids and ids[-1] == size + 1
     assert tokenizer.encode("<new>", parse_special=True)[-1] == size
     config = {"added_tokens_decoder": {str(library.token_to_id("<s>")): changed}}
-    tokenizer = OctavoTokenizer.from_folder(write(tmp_path / "b", library, **config))
+    tokenizer = load_folder_tokenizer(write(tmp_path / "b", library, **config))
     assert not tokenizer.is_special(tokenizer.bos_token_id)
     with pytest.raises(ModelFileError, match="added_tokens_decoder"):
         config = {"added_tokens_decoder": {str(size + 9): new}}
-        OctavoTokenizer.from_folder(write(tmp_path / "c", library, **config))
+        load_folder_tokenizer(write(tmp_path / "c", library, **config))
 
 
 def test_truncation_and_padding_in_the_file_do_not_count(corpus, tmp_path):
     library = byte_level(corpus)
     library.enable_truncation(3)
     library.enable_padding(length=50)
-    tokenizer = OctavoTokenizer.from_folder(write(tmp_path / "folder", library))
+    tokenizer = load_folder_tokenizer(write(tmp_path / "folder", library))
     assert 3 < len(tokenizer.encode("one two three four five six")) < 50
 
 
@@ -266,7 +266,7 @@ def test_special_tokens_map_fills_in(corpus, tmp_path):
     (folder / "tokenizer_config.json").unlink()
     names = {"bos_token": "<s>", "eos_token": {"content": "</s>", "lstrip": False}}
     (folder / "special_tokens_map.json").write_text(json.dumps(names))
-    tokenizer = OctavoTokenizer.from_folder(folder, extra_stop_ids=[5])
+    tokenizer = load_folder_tokenizer(folder, extra_stop_ids=[5])
     assert tokenizer.named_tokens == {"bos_token": "<s>", "eos_token": "</s>"}
     assert tokenizer.stop_token_ids >= {5, tokenizer.eos_token_id}
 
@@ -275,14 +275,14 @@ def test_chat_templates(corpus, tmp_path):
     library = byte_level(corpus)
     named = [{"name": "default", "template": "d"}, {"name": "tool_use", "template": "t"}]
     folder = write(tmp_path / "folder", library, chat_template=named)
-    tokenizer = OctavoTokenizer.from_folder(folder)
+    tokenizer = load_folder_tokenizer(folder)
     messages = [{"role": "user", "content": "x"}]
     assert tokenizer.chat_template == "d"
     assert tokenizer.render_chat_template(messages, tools=[{"name": "f"}]) == "t"
     (folder / "chat_template.jinja").write_text("from a file")
     (folder / "additional_chat_templates").mkdir()
     (folder / "additional_chat_templates" / "rag.jinja").write_text("r")
-    tokenizer = OctavoTokenizer.from_folder(folder)
+    tokenizer = load_folder_tokenizer(folder)
     assert tokenizer.chat_template == "from a file"
     assert tokenizer.render_chat_template(messages, chat_template="rag") == "r"
 
@@ -292,10 +292,10 @@ def test_chat_templates(corpus, tmp_path):
 
 def test_no_tokenizer(tmp_path):
     with pytest.raises(ModelFileError, match=r"tokenizer.json: there is no such file$"):
-        OctavoTokenizer.from_folder(tmp_path)
+        load_folder_tokenizer(tmp_path)
     (tmp_path / "tokenizer.model").write_bytes(b"")
     with pytest.raises(ModelFileError, match=r"convert tokenizer.model"):
-        OctavoTokenizer.from_folder(tmp_path)
+        load_folder_tokenizer(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -316,7 +316,7 @@ def test_no_tokenizer(tmp_path):
 def test_damaged_tokenizer_json(tmp_path, content):
     (tmp_path / "tokenizer.json").write_bytes(content)
     with pytest.raises(ModelFileError) as caught:
-        OctavoTokenizer.from_folder(tmp_path)
+        load_folder_tokenizer(tmp_path)
     assert caught.value.path == tmp_path / "tokenizer.json"
 
 
@@ -341,7 +341,7 @@ def test_damaged_tokenizer_config(corpus, tmp_path, content):
     folder = write(tmp_path / "folder", byte_level(corpus))
     (folder / "tokenizer_config.json").write_text(content)
     with pytest.raises(ModelFileError) as caught:
-        OctavoTokenizer.from_folder(folder)
+        load_folder_tokenizer(folder)
     assert caught.value.path == folder / "tokenizer_config.json"
 
 
@@ -359,7 +359,7 @@ def test_cut_and_mutated_tokenizer_json(corpus, tmp_path):
                 data[generator.randrange(len(data))] = generator.randrange(256)
         (folder / "tokenizer.json").write_bytes(data)
         try:
-            OctavoTokenizer.from_folder(folder).encode("Hello, world <s>")
+            load_folder_tokenizer(folder).encode("Hello, world <s>")
         except ModelFileError:
             continue
 
@@ -374,7 +374,7 @@ def test_slow_patterns_of_a_file_are_made_linear(corpus, tmp_path):
     library.pre_tokenizer = pre_tokenizers.Sequence(
         [*cuts, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
     )
-    tokenizer = OctavoTokenizer.from_folder(write(tmp_path / "folder", library))
+    tokenizer = load_folder_tokenizer(write(tmp_path / "folder", library))
     for text in ("a  b \n c 1 ", "x \n\n  ", " \n a", ""):
         expected = library.encode(text, add_special_tokens=False).ids
         assert tokenizer.encode(text, add_special_tokens=False) == expected

@@ -8,8 +8,8 @@ import pytest
 from pace import python_seconds
 
 from octavo.base.errors import ModelFileError, UnsupportedModelError
+from octavo.text.gguf_tokenizer import load_gguf_tokenizer
 from octavo.text.pretokenizers import PRE_TOKENIZERS
-from octavo.text.tokenizer import Tokenizer
 
 PATH = Path("model.gguf")
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
@@ -76,18 +76,18 @@ SPECIAL_TEXTS = [
 
 
 def test_equals_the_library(chatml_library, metadata, corpus, random_texts):
-    tokenizer = Tokenizer.from_gguf(metadata, PATH)
+    tokenizer = load_gguf_tokenizer(metadata, PATH)
     check_equal(tokenizer, chatml_library(), corpus + SPECIAL_TEXTS + random_texts(3000))
 
 
 @pytest.mark.long
 def test_equals_the_library_on_much_text(chatml_library, metadata, random_texts):
-    tokenizer = Tokenizer.from_gguf(metadata, PATH)
+    tokenizer = load_gguf_tokenizer(metadata, PATH)
     check_equal(tokenizer, chatml_library(), random_texts(25_000))
 
 
 def test_bytes_of_tokens_are_their_part_of_the_text(metadata, corpus):
-    tokenizer = Tokenizer.from_gguf(metadata, PATH)
+    tokenizer = load_gguf_tokenizer(metadata, PATH)
     for text in corpus:
         ids = tokenizer.encode(text)
         assert b"".join(map(tokenizer.token_bytes, ids)) == text.encode()
@@ -148,7 +148,7 @@ def test_loading_smollm2_is_quick(smollm2_gguf):
     times = []
     for _ in range(3):
         start = time.thread_time()
-        Tokenizer.from_gguf(*smollm2_gguf)
+        load_gguf_tokenizer(*smollm2_gguf)
         times.append(time.thread_time() - start)
     assert min(times) < python_seconds(6e6, time.thread_time)
 
@@ -165,7 +165,7 @@ def test_throughput(smollm2):
 def test_every_pre_tokenizer_loads_and_is_lossless(metadata, corpus, pre):
     import unicodedata
 
-    tokenizer = Tokenizer.from_gguf(changed(metadata, pre=pre), PATH)
+    tokenizer = load_gguf_tokenizer(changed(metadata, pre=pre), PATH)
     for text in corpus:
         expected = unicodedata.normalize("NFC", text) if PRE_TOKENIZERS[pre].nfc else text
         ids = tokenizer.encode(text, add_special_tokens=False)
@@ -177,8 +177,8 @@ def test_ignore_merges_takes_whole_words(metadata):
     types = np.append(metadata["tokenizer.ggml.token_type"], NORMAL)
     grown = changed(metadata, tokens=tokens, token_type=types)
     whole = len(tokens) - 1
-    assert whole not in Tokenizer.from_gguf(grown, PATH).encode("zebra")
-    llama3 = Tokenizer.from_gguf(changed(grown, pre="llama-bpe"), PATH)
+    assert whole not in load_gguf_tokenizer(grown, PATH).encode("zebra")
+    llama3 = load_gguf_tokenizer(changed(grown, pre="llama-bpe"), PATH)
     assert llama3.encode("zebra") == [whole]
 
 
@@ -197,7 +197,7 @@ def test_ignore_merges_takes_whole_words(metadata):
     ],
 )
 def test_bos_and_eos(metadata, changes, begins, ends):
-    tokenizer = Tokenizer.from_gguf(changed(metadata, **changes), PATH)
+    tokenizer = load_gguf_tokenizer(changed(metadata, **changes), PATH)
     inner = tokenizer.encode("a b", add_special_tokens=False)
     bos = [tokenizer.bos_token_id] * begins
     eos = [tokenizer.eos_token_id] * ends
@@ -207,25 +207,25 @@ def test_bos_and_eos(metadata, changes, begins, ends):
 
 
 def test_glm_has_no_bos(metadata):
-    tokenizer = Tokenizer.from_gguf(changed(metadata, pre="glm4"), PATH)
+    tokenizer = load_gguf_tokenizer(changed(metadata, pre="glm4"), PATH)
     assert tokenizer.bos_token_id is None and "bos_token" not in tokenizer.named_tokens
 
 
 def test_stop_ids(metadata, chatml_library):
     ids = chatml_library().token_to_id
-    tokenizer = Tokenizer.from_gguf(metadata, PATH, extra_stop_ids=[7])
+    tokenizer = load_gguf_tokenizer(metadata, PATH, extra_stop_ids=[7])
     assert tokenizer.stop_token_ids == {ids("</s>"), ids("<|im_end|>"), 7}
     eot = changed(metadata, eot_token_id=9, eom_token_id=11)
-    assert Tokenizer.from_gguf(eot, PATH).stop_token_ids >= {9, 11}
+    assert load_gguf_tokenizer(eot, PATH).stop_token_ids >= {9, 11}
     # A file that forgot what kind of token it is.
     types = metadata["tokenizer.ggml.token_type"].copy()
     types[ids("<|im_end|>")] = USER_DEFINED
-    tokenizer = Tokenizer.from_gguf(changed(metadata, token_type=types), PATH)
+    tokenizer = load_gguf_tokenizer(changed(metadata, token_type=types), PATH)
     assert ids("<|im_end|>") in tokenizer.stop_token_ids
     assert tokenizer.is_special(ids("<|im_end|>"))
     # Normal tokens are text, whatever they look like.
     types[ids("<|im_end|>")] = NORMAL
-    tokenizer = Tokenizer.from_gguf(changed(metadata, token_type=types), PATH)
+    tokenizer = load_gguf_tokenizer(changed(metadata, token_type=types), PATH)
     assert ids("<|im_end|>") not in tokenizer.stop_token_ids
 
 
@@ -233,7 +233,7 @@ def test_harmony_messages_end_without_ending_the_turn(metadata):
     def stops(*texts):
         tokens = [*metadata["tokenizer.ggml.tokens"], *texts]
         types = np.append(metadata["tokenizer.ggml.token_type"], [CONTROL] * len(texts))
-        tokenizer = Tokenizer.from_gguf(changed(metadata, tokens=tokens, token_type=types), PATH)
+        tokenizer = load_gguf_tokenizer(changed(metadata, tokens=tokens, token_type=types), PATH)
         return {tokenizer.token_text(i) for i in tokenizer.stop_token_ids}
 
     assert "<|end|>" in stops("<|end|>")
@@ -244,14 +244,14 @@ def test_harmony_messages_end_without_ending_the_turn(metadata):
 def test_phi3_strips_behind_specials(metadata):
     named = {**metadata, "general.name": "Phi-3 mini"}
     text = "<|im_start|> \n a<s> b"
-    plain = Tokenizer.from_gguf(metadata, PATH).encode(text, parse_special=True)
-    stripped = Tokenizer.from_gguf(named, PATH).encode(text, parse_special=True)
-    other = Tokenizer.from_gguf(metadata, PATH)
+    plain = load_gguf_tokenizer(metadata, PATH).encode(text, parse_special=True)
+    stripped = load_gguf_tokenizer(named, PATH).encode(text, parse_special=True)
+    other = load_gguf_tokenizer(metadata, PATH)
     assert plain != stripped == other.encode("<|im_start|>a<s> b", parse_special=True)
 
 
 def test_templates_and_named_tokens(metadata):
-    tokenizer = Tokenizer.from_gguf(
+    tokenizer = load_gguf_tokenizer(
         {
             **changed(metadata, padding_token_id=3, unknown_token_id=4),
             "tokenizer.chat_template": "default",
@@ -312,30 +312,30 @@ def test_damaged_metadata(metadata, key, value):
     if isinstance(value, str) and value == "out of range":
         value = np.full(len(metadata["tokenizer.ggml.tokens"]), 99, np.int32)
     with pytest.raises(ModelFileError) as caught:
-        Tokenizer.from_gguf(changed(metadata, **{key: value}), PATH)
+        load_gguf_tokenizer(changed(metadata, **{key: value}), PATH)
     assert caught.value.field == f"tokenizer.ggml.{key}"
     assert caught.value.path == PATH
 
 
 def test_bos_is_wanted_but_missing(metadata):
     with pytest.raises(ModelFileError, match="bos_token_id is missing"):
-        Tokenizer.from_gguf(changed(metadata, add_bos_token=True, bos_token_id=None), PATH)
+        load_gguf_tokenizer(changed(metadata, add_bos_token=True, bos_token_id=None), PATH)
 
 
 def test_template_that_is_no_text(metadata):
     with pytest.raises(ModelFileError, match="chat_template"):
-        Tokenizer.from_gguf({**metadata, "tokenizer.chat_template": 5}, PATH)
+        load_gguf_tokenizer({**metadata, "tokenizer.chat_template": 5}, PATH)
 
 
 @pytest.mark.parametrize("model", ["bert", "t5", "rwkv", "gemma4", "plamo2", "no_vocab"])
 def test_other_kinds_are_named(metadata, model):
     with pytest.raises(UnsupportedModelError, match=f"{model!r}.*gpt2, llama"):
-        Tokenizer.from_gguf(changed(metadata, model=model), PATH)
+        load_gguf_tokenizer(changed(metadata, model=model), PATH)
 
 
 def test_unknown_pre_tokenizers_are_named(metadata):
     with pytest.raises(UnsupportedModelError, match="'mystery'.*llama-bpe.*qwen2"):
-        Tokenizer.from_gguf(changed(metadata, pre="mystery"), PATH)
+        load_gguf_tokenizer(changed(metadata, pre="mystery"), PATH)
 
 
 def spm_metadata(**changes) -> dict:
@@ -352,14 +352,14 @@ def spm_metadata(**changes) -> dict:
 
 
 def test_sentencepiece_defaults():
-    tokenizer = Tokenizer.from_gguf(spm_metadata(), PATH)
+    tokenizer = load_gguf_tokenizer(spm_metadata(), PATH)
     assert (tokenizer.bos_token_id, tokenizer.eos_token_id) == (1, 2)
     # BOS, and a space that has no piece here, as the bytes of U+2581.
     space = [3 + byte for byte in "\u2581".encode()]
     assert tokenizer.encode("ab") == [1, *space, 261]
     assert tokenizer.decode(tokenizer.encode("ab \u00e9")) == "\u2581ab\u2581\u00e9"
     assert tokenizer.encode("") == [1]
-    plain = Tokenizer.from_gguf(spm_metadata(add_space_prefix=False, add_bos_token=False), PATH)
+    plain = load_gguf_tokenizer(spm_metadata(add_space_prefix=False, add_bos_token=False), PATH)
     assert plain.encode("ab<s>", parse_special=True) == [261, 1]
     assert 1 not in plain.encode("ab<s>")
     assert plain.is_special(0) and not plain.is_special(5)
@@ -378,13 +378,13 @@ def test_sentencepiece_defaults():
 )
 def test_damaged_sentencepiece_metadata(key, value):
     with pytest.raises(ModelFileError) as caught:
-        Tokenizer.from_gguf(spm_metadata(**{key: value}), PATH)
+        load_gguf_tokenizer(spm_metadata(**{key: value}), PATH)
     assert caught.value.field.startswith("tokenizer.ggml.")
 
 
 def test_bytes_without_tokens():
     small = {"tokens": ["a"], "scores": np.zeros(1), "token_type": np.array([NORMAL])}
-    tokenizer = Tokenizer.from_gguf(
+    tokenizer = load_gguf_tokenizer(
         spm_metadata(**small, add_bos_token=False, add_space_prefix=False), PATH
     )
     assert tokenizer.encode("ab") == [0, 0]  # the unknown token is number 0 unless a file says

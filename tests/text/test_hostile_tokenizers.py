@@ -12,6 +12,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from octavo.base.errors import ModelError
+from octavo.text.folder_tokenizer import load_folder_tokenizer
+from octavo.text.gguf_tokenizer import load_gguf_tokenizer
 from octavo.text.tokenizer import Tokenizer
 
 FILES = settings(
@@ -84,14 +86,14 @@ NAMED = {
 @pytest.fixture(scope="module")
 def sound_config(chatml_folder) -> dict[str, Any]:
     """One that goes with the tokenizer, to which it adds a token."""
-    size = Tokenizer.from_folder(chatml_folder).vocab_size
+    size = load_folder_tokenizer(chatml_folder).vocab_size
     return {**NAMED, "added_tokens_decoder": {str(size): NEW}}
 
 
 def from_files(folder: Path, tokenizer: Path, config: dict[str, Any]) -> Tokenizer:
     (folder / "tokenizer.json").write_bytes((tokenizer / "tokenizer.json").read_bytes())
     (folder / "tokenizer_config.json").write_text(json.dumps(config))
-    return Tokenizer.from_folder(folder)
+    return load_folder_tokenizer(folder)
 
 
 @given(data=st.data(), value=JSON)
@@ -113,7 +115,7 @@ def test_tokenizer_json(chatml_folder, tmp_path, data, value):
     place = data.draw(st.sampled_from(places(whole)))
     (tmp_path / "tokenizer.json").write_text(json.dumps(put(whole, place, value)))
     try:
-        Tokenizer.from_folder(tmp_path)
+        load_folder_tokenizer(tmp_path)
     except ModelError:
         return
 
@@ -171,7 +173,7 @@ GGUF = (
 def test_gguf_metadata(model, changes):
     metadata = {"tokenizer.ggml.model": model, **METADATA, **changes}
     try:
-        tokenizer = Tokenizer.from_gguf(metadata, Path("m.gguf"))
+        tokenizer = load_gguf_tokenizer(metadata, Path("m.gguf"))
     except ModelError:
         return
     use(tokenizer)
@@ -179,7 +181,7 @@ def test_gguf_metadata(model, changes):
 
 @pytest.mark.parametrize("model", ["llama", "gpt2"])
 def test_the_metadata_that_is_changed_is_sound(model):
-    use(Tokenizer.from_gguf({"tokenizer.ggml.model": model, **METADATA}, Path("m.gguf")))
+    use(load_gguf_tokenizer({"tokenizer.ggml.model": model, **METADATA}, Path("m.gguf")))
 
 
 def test_the_config_that_is_changed_is_sound(chatml_folder, sound_config, tmp_path):

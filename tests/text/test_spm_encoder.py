@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from pace import python_seconds
 
+from octavo.text.gguf_tokenizer import load_gguf_tokenizer
 from octavo.text.spm_encoder import SPACE, SpmEncoder, _word_pattern
-from octavo.text.tokenizer import Tokenizer
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
 
@@ -80,7 +80,7 @@ def pair(request, corpus):
 
     model = train(corpus, **OPTIONS[request.param])
     processor = sentencepiece.SentencePieceProcessor(model_proto=model)
-    return processor, Tokenizer.from_gguf(metadata_of(model), Path("trained.gguf"))
+    return processor, load_gguf_tokenizer(metadata_of(model), Path("trained.gguf"))
 
 
 def check_equal(processor, tokenizer, texts):
@@ -221,7 +221,7 @@ def test_loading_gemma_is_quick(gemma3_gguf):
     times = []
     for _ in range(3):
         start = time.thread_time()
-        Tokenizer.from_gguf(metadata, path)
+        load_gguf_tokenizer(metadata, path)
         times.append(time.thread_time() - start)
     assert min(times) < python_seconds(3e7, time.thread_time)
 

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from octavo.base.errors import UnsupportedModelError
-from octavo.text.gguf_tokenizer import TokenType
+from octavo.text.folder_tokenizer import load_folder_tokenizer
+from octavo.text.gguf_tokenizer import TokenType, load_gguf_tokenizer
 from octavo.text.pretokenizers import PRE_TOKENIZERS
-from octavo.text.tokenizer import Tokenizer
 from octavo.text.tokenizer_json import tokenizer_files
 from octavo.text.tokenizer_metadata import tokenizer_metadata
 
@@ -95,7 +95,7 @@ def texts(corpus, random_texts):
 
 def test_the_files_give_the_ids_of_the_metadata(case, texts):
     metadata, folder = case
-    ours, theirs = Tokenizer.from_gguf(metadata, PATH), Tokenizer.from_folder(folder)
+    ours, theirs = load_gguf_tokenizer(metadata, PATH), load_folder_tokenizer(folder)
     for text in texts:
         ids = ours.encode(text, parse_special=True)
         assert theirs.encode(text, parse_special=True) == ids, text
@@ -113,7 +113,7 @@ def test_transformers_gives_these_ids_too(case, texts):
         from transformers import AutoTokenizer
 
         theirs = AutoTokenizer.from_pretrained(folder)
-    ours = Tokenizer.from_gguf(metadata, PATH)
+    ours = load_gguf_tokenizer(metadata, PATH)
     for text in texts:
         assert theirs.encode(text) == ours.encode(text, parse_special=True), text
     messages = [{"role": "user", "content": "the end"}]

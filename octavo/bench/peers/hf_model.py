@@ -14,6 +14,8 @@ import tempfile
 from pathlib import Path
 
 from octavo.base.errors import BenchmarkError
+from octavo.text.folder_tokenizer import load_folder_tokenizer
+from octavo.text.gguf_tokenizer import load_gguf_tokenizer
 
 SAMPLE = "Café – naïve 東京 🚲\n\tdef f(x):  return x ** 2  # 3,141.59\r\n<|im_start|>user"
 
@@ -44,11 +46,10 @@ def make_hf_model(gguf: Path, folder: Path) -> Path:
 def check_tokenizer(gguf: Path, folder: Path) -> None:
     """Raise BenchmarkError unless the same text gives the same tokens in both."""
     from octavo.models.gguf import GGUFFile
-    from octavo.text import Tokenizer
 
     with GGUFFile(gguf) as file:
-        ours = Tokenizer.from_gguf(file.metadata, gguf).encode(SAMPLE)
-    theirs = Tokenizer.from_folder(folder).encode(SAMPLE)
+        ours = load_gguf_tokenizer(file.metadata, gguf).encode(SAMPLE)
+    theirs = load_folder_tokenizer(folder).encode(SAMPLE)
     if ours != theirs:
         raise BenchmarkError(f"the tokenizer of {gguf} did not survive: {ours} became {theirs}")
 

@@ -15,6 +15,8 @@ from typing import Any
 
 from octavo.base.errors import ModelFileError
 from octavo.base.model_files import ModelFolder
+from octavo.text.folder_tokenizer import load_folder_tokenizer
+from octavo.text.gguf_tokenizer import load_gguf_tokenizer
 from octavo.text.tokenizer import Tokenizer
 
 GGUF_FILE = "tokenizer.gguf.json"
@@ -54,8 +56,8 @@ def names(folder: ModelFolder, kind: str) -> list[str]:
 def load(folder: ModelFolder, kind: str) -> Tokenizer:
     """Return the tokenizer of a folder. ModelFileError if it is damaged."""
     if kind == "folder":
-        return Tokenizer.from_folder(folder.path)
+        return load_folder_tokenizer(folder.path)
     metadata = folder.read_json(GGUF_FILE)
     if metadata is None:
         raise ModelFileError(folder.path / GGUF_FILE, "there is no such file")
-    return Tokenizer.from_gguf(metadata, folder.path / GGUF_FILE)
+    return load_gguf_tokenizer(metadata, folder.path / GGUF_FILE)

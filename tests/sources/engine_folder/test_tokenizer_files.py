@@ -13,6 +13,8 @@ from octavo.base.errors import ModelFileError
 from octavo.base.model_files import ModelFolder
 from octavo.models.gguf import GGUFFile
 from octavo.sources.engine_folder.tokenizer_files import copy_files, load, write_metadata
+from octavo.text.folder_tokenizer import load_folder_tokenizer
+from octavo.text.gguf_tokenizer import load_gguf_tokenizer
 from octavo.text.tokenizer import Tokenizer
 
 TEXTS = [
@@ -45,7 +47,7 @@ def test_of_a_gguf_file(alias, tmp_path):
     path = hub.pull(alias, accept_terms=True)
     metadata = GGUFFile(path).metadata
     assert write_metadata(metadata, tmp_path) == ["tokenizer.gguf.json"]
-    check_equal(load(ModelFolder(tmp_path), "gguf"), Tokenizer.from_gguf(metadata, path))
+    check_equal(load(ModelFolder(tmp_path), "gguf"), load_gguf_tokenizer(metadata, path))
 
 
 def test_numbers_of_a_gguf_file_keep_their_bits(tmp_path):
@@ -81,7 +83,7 @@ def test_of_a_folder(tiny_model, tmp_path):
         *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"),
         *("chat_template.jinja", "additional_chat_templates/loud.jinja"),
     }
-    ours, theirs = load(ModelFolder(target), "folder"), Tokenizer.from_folder(source)
+    ours, theirs = load(ModelFolder(target), "folder"), load_folder_tokenizer(source)
     check_equal(ours, theirs)
     assert ours.render_chat_template(CHAT, chat_template="loud").endswith("there!")
 
