@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from octavo.runtime.capacity import RankSpec
     from octavo.runtime.rank import Rank
     from octavo.settings.engine import EngineArgs
-    from octavo.text.folder_tokenizer import load_folder_tokenizer
-    from octavo.text.gguf_tokenizer import load_gguf_tokenizer
     from octavo.text.tokenizer import Tokenizer
 
 
@@ -53,6 +51,8 @@ class CheckpointSource:
         return self.checkpoint.config()
 
     def tokenizer(self) -> Tokenizer:
+        from octavo.text.folder_tokenizer import load_folder_tokenizer
+        from octavo.text.gguf_tokenizer import load_gguf_tokenizer
 
         if self.path.is_dir():  # the folder may have a tokenizer alone
             return load_folder_tokenizer(self.path)

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from octavo.runtime.capacity import RankSpec
     from octavo.runtime.rank import Rank
     from octavo.settings.engine import EngineArgs
-    from octavo.text.folder_tokenizer import load_folder_tokenizer
     from octavo.text.tokenizer import Tokenizer
 
 _log = logging.getLogger("octavo")
@@ -92,6 +91,7 @@ class TransformersSource:
             return config_of(given, generation or {}, self.path)
 
     def tokenizer(self) -> Tokenizer:
+        from octavo.text.folder_tokenizer import load_folder_tokenizer
 
         return load_folder_tokenizer(self.path)
 
