@@ -195,7 +195,7 @@ function answerAgain(turn) {
 /** What is kept of an error: it must survive a reload, too. */
 function toPlain(error) {
   const { title, message, retryAt, requestId } =
-    error instanceof ApiError ? error : new ApiError(-1, "The page met something unforeseen.");
+    error instanceof ApiError ? error : new ApiError(-1, "The page met an unexpected error.");
   return { title, message, retryAt, requestId };
 }
 
