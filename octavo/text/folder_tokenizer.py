@@ -44,7 +44,6 @@ def load_folder_tokenizer(folder: Path, *, extra_stop_ids: Iterable[int] = ()) -
 
     ``extra_stop_ids``: further ids that end an output (generation_config.json has them).
     """
-    folder = Path(folder)
     with library_errors(folder / "tokenizer.json"):
         own = open_library(folder)
         added = own.library.get_added_tokens_decoder()

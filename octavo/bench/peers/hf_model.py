@@ -14,8 +14,6 @@ import tempfile
 from pathlib import Path
 
 from octavo.base.errors import BenchmarkError
-from octavo.text.folder_tokenizer import load_folder_tokenizer
-from octavo.text.gguf_tokenizer import load_gguf_tokenizer
 
 SAMPLE = "Café – naïve 東京 🚲\n\tdef f(x):  return x ** 2  # 3,141.59\r\n<|im_start|>user"
 
@@ -46,6 +44,8 @@ def make_hf_model(gguf: Path, folder: Path) -> Path:
 def check_tokenizer(gguf: Path, folder: Path) -> None:
     """Raise BenchmarkError unless the same text gives the same tokens in both."""
     from octavo.models.gguf import GGUFFile
+    from octavo.text.folder_tokenizer import load_folder_tokenizer
+    from octavo.text.gguf_tokenizer import load_gguf_tokenizer
 
     with GGUFFile(gguf) as file:
         ours = load_gguf_tokenizer(file.metadata, gguf).encode(SAMPLE)
