@@ -23,7 +23,8 @@ def test_codes_of_rows(device, dtype, width):
     codes = torch.zeros(4, width, dtype=dtype, device=device)
     scales = torch.full((4,), torch.nan, device=device)
     row_codes(x, codes, scales)
-    assert torch.equal(scales, x.abs().amax(1) / LARGEST[dtype])
+    # Divided by a tensor: PyTorch on a GPU multiplies by the reciprocal of a number.
+    assert torch.equal(scales, x.abs().amax(1) / torch.full_like(scales, LARGEST[dtype]))
     units = x / scales.clamp(min=1e-30)[:, None]
     expected = units.round().to(torch.int8) if dtype == torch.int8 else units.to(dtype)
     assert torch.equal(codes.view(torch.uint8), expected.view(torch.uint8))

@@ -95,6 +95,12 @@ def test_codes_are_the_same_to_the_bit(device, kv, head_dim):
     check(device, kv, torch.float16, head_dim=head_dim, rope=Rope(table(16, device)))
 
 
+@pytest.mark.parametrize("kv", ["int8", "fp8"])
+def test_codes_of_many_tokens(device, kv):
+    """Whose programs have several heads, some of which do not exist."""
+    check(device, kv, head_dim=16, num_tokens=65, rope=Rope(table(16, device)))
+
+
 def test_norms_of_heads(device):
     weights = torch.linspace(0.5, 2, 80, device=device)
     norms = HeadNorms(weights, weights.flip(0), 1e-6)

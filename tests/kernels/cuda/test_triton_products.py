@@ -79,12 +79,19 @@ def test_norms_in_float16_go_first(device, kind, rows):
     assert (out.float() - expected).abs().max() <= 1e-2 * expected.abs().max()
 
 
+def scales_of(x, largest):
+    """Scales [T, 1] of the codes of rows; divided by a tensor, since PyTorch on a GPU multiplies
+    by the reciprocal of a number, and a code at the edge between two would be another one."""
+    top = x.float().abs().amax(1, keepdim=True)
+    return top / torch.full_like(top, largest)
+
+
 @pytest.mark.parametrize("kind", ["int8 for int8", "FP8 for FP8"])
 def test_products_in_8_bits_are_those_of_rounded_activations(device, kind):
     dtype = torch.bfloat16
     weight, x = device_weight(kind, N, K, dtype, device), random(40, K, dtype=dtype, device=device)
     largest, code = (448.0, weight.codes.dtype) if weight.is_fp8 else (127.0, torch.int8)
-    scale = x.float().abs().amax(1, keepdim=True) / largest
+    scale = scales_of(x, largest)
     units = x.float() / scale
     rounded = (units.to(code).float() if weight.is_fp8 else units.round()) * scale
     expected = rounded.double() @ weight.dense(torch.float64).T
@@ -174,7 +181,7 @@ def test_logits_of_fp8_are_not_rounded_to_16_bits(device):
     """They are products of codes, which bfloat16 would move by up to 2^-9 of themselves."""
     weight = device_weight("FP8 for FP8", N, K, torch.bfloat16, device)
     x = random(40, K, dtype=torch.bfloat16, device=device)
-    scale = x.float().abs().amax(1, keepdim=True) / 448
+    scale = scales_of(x, 448.0)
     rounded = (x.float() / scale).to(torch.float8_e4m3fn).double() * scale
     bias = random(N, device=device, seed=6)
     out = torch.zeros(40, N, device=device)
