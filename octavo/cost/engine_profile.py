@@ -27,8 +27,8 @@ from octavo.cost.model_spec import LayerSpec, ModelSpec
 from octavo.cost.parallel import Parallel
 from octavo.cost.prediction import Prediction
 from octavo.kernels.cpu.layout import experts_bytes
-from octavo.runtime.cuda_graphs import MAX_SIZE, graph_sizes
 from octavo.runtime.memory_ledger import CONTEXT_BYTES, GRAPH_BYTES, logits_bytes
+from octavo.runtime.step_shapes import MAX_DECODES, MOST_TOKENS, decode_shapes, prompt_shapes
 
 GIB = 1 << 30
 
@@ -403,7 +403,10 @@ def _octavo_gpu_activations(spec: ModelSpec, parallel: Parallel, limits: Settled
 
 
 def _octavo_graphs(weights_bytes: int) -> Prediction:
-    return Prediction.around(len(graph_sizes(MAX_SIZE)) * GRAPH_BYTES, 1.0, "published")
+    # Weights of 16 bits: two operations a token for each value.
+    prompts = prompt_shapes(MAX_DECODES, MOST_TOKENS, ops_per_token=float(weights_bytes))
+    num_graphs = len(decode_shapes(MAX_DECODES)) + len(prompts)
+    return Prediction.around(num_graphs * GRAPH_BYTES, 1.0, "published")
 
 
 def _octavo_values(spec: ModelSpec) -> int:

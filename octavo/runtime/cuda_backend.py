@@ -31,8 +31,7 @@ from octavo.models.registry import CausalLM
 from octavo.quantization.base import Weight
 from octavo.runtime.capacity import RankLimits, RankSpec, kv_dtype_of
 from octavo.runtime.cuda_components import DeviceComponents, components_of
-from octavo.runtime.cuda_forward import CudaForward, num_logits_rows
-from octavo.runtime.cuda_graphs import graph_sizes
+from octavo.runtime.cuda_forward import CudaForward, captured_shapes, num_logits_rows
 from octavo.runtime.device_memory import (
     META_DEVICE,
     CountedMemory,
@@ -159,8 +158,7 @@ class FusedBackend:
         lines = activations_line(activations), tokens_line(tokens), scratch_line(scratch)
         if spec.enforce_eager:
             return lines
-        num_sizes = len(graph_sizes(min(spec.max_num_seqs, spec.max_num_batched_tokens)))
-        return *lines, graphs_line(num_sizes)
+        return *lines, graphs_line(len(captured_shapes(limits, program.ops_per_token)))
 
     def create_forward(self, limits: RankLimits, depths: Collection[int] = ()) -> CudaForward:
         try:

@@ -2,8 +2,8 @@
 
 The host writes the inputs of a step into a pinned buffer and queues the rest: the copy to the
 device, the fused program, sampling, and the copy of tokens back to the host, which reads them after
-it has launched the next step. Nothing in between synchronizes with the device. A step of plain
-decoding replays a CUDA graph; any other is launched kernel by kernel.
+it has launched the next step. Nothing in between synchronizes with the device. Steps of few tokens
+replay a CUDA graph (``cuda_graphs.py``); others are launched kernel by kernel.
 
 On the CPU, with the ops of ``kernels/cuda/plain_ops.py`` and a ``HostStream``, the same code runs
 without kernels, for tests; its answers match those of ``eager_forward.py``.
@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from types import MappingProxyType
 from typing import Protocol
@@ -38,14 +38,15 @@ from octavo.kernels.fused_ops import CannotFuse
 from octavo.kernels.recorder import Value
 from octavo.runtime import cuda_warmup
 from octavo.runtime.capacity import RankLimits
-from octavo.runtime.cuda_graphs import DecodeGraphs
-from octavo.runtime.cuda_inputs import DeviceInputs, StepShape, StepViews
+from octavo.runtime.cuda_graphs import StepGraphs
+from octavo.runtime.cuda_inputs import DeviceInputs, StepViews
 from octavo.runtime.cuda_sampling import REASONS, LogprobRows, SamplingArrays, needs_host
 from octavo.runtime.forward import ForwardOutput, ObservedRunner, SampledRows
 from octavo.runtime.kv_cache import KVCache
 from octavo.runtime.prompt_logits import LOGITS_ROWS
 from octavo.runtime.sampler import compute_logprobs, probabilities
 from octavo.runtime.sampling_row import DraftedRow, sampling_row
+from octavo.runtime.step_shapes import StepShape, decode_shapes, prompt_shapes
 from octavo.runtime.streams import Event, Stream, Work
 
 # The sampling that graphs capture. Steps that ask for more sample again from the same logits.
@@ -58,11 +59,23 @@ def num_logits_rows(limits: RankLimits) -> int:
     return max(limits.max_num_seqs, LOGITS_ROWS)
 
 
+def captured_shapes(limits: RankLimits, ops_per_token: float) -> list[StepShape]:
+    """Return the shapes of all steps that are captured as CUDA graphs."""
+    max_seqs, max_tokens = limits.max_num_seqs, limits.max_num_batched_tokens
+    prompts = prompt_shapes(max_seqs, max_tokens, ops_per_token)
+    return [*decode_shapes(min(max_seqs, max_tokens)), *prompts]
+
+
 class StepProgram(Protocol):
     """A model's step on static buffers; see ``kernels/cuda/program.py``."""
 
     @property
     def vocab_size(self) -> int: ...
+
+    @property
+    def ops_per_token(self) -> float:
+        """Operations of the products with weights, for each token of a step, without the head."""
+        ...
 
     @property
     def damaged(self) -> Tensor:
@@ -140,14 +153,14 @@ class CudaForward:
         self._buffers = [self._create_buffer() for _ in range(_NUM_BUFFERS)]
         self._last_result_at: float | None = None
         self._num_tokens = 0  # of the last step
-        self.graphs: DecodeGraphs | None = None
+        self.graphs: StepGraphs | None = None
         if captures and stream.captures:
-            self.graphs = DecodeGraphs(
+            self.graphs = StepGraphs(
                 stream,
-                min(max_seqs, tokens),
-                self._decode,
+                captured_shapes(limits, program.ops_per_token),
+                self._captured_step,
                 program.reset,
-                lambda size: self._stage_padding(StepShape.decode(size)),
+                self._stage_padding,
             )
         stream.catch_up()  # with all tensors that were made so far
 
@@ -164,7 +177,7 @@ class CudaForward:
         self._stream.mark().wait()
 
     def capture(self) -> None:
-        """Capture decode steps of all sizes (``cuda_graphs.py``), if graphs are enabled."""
+        """Capture steps of all shapes (``cuda_graphs.py``), if graphs are enabled."""
         if self.graphs is not None:
             self.graphs.capture()
 
@@ -204,17 +217,22 @@ class CudaForward:
     def submit(self, batch: Batch, weighed: Collection[str] = ()) -> LaunchedStep:
         """Launch a batch. The results of all steps but the last must have been taken; tokens that
         the last one has yet to sample are fed to this one on the device."""
-        size = self._size_of(batch)
+        captured = None if self.graphs is None else self.graphs.shape_of(batch)
         buffer = self._free_buffer()
         starts = [0, *accumulate([item.num_tokens for item in batch.items])]
         sampling = SampledRows(batch, starts, weighed)
         parts, records = self._describe(batch, sampling.requests)
-        padded = None if size is None else StepShape.decode(size)
+        padded = captured
+        if captured is not None and not captured.is_decode:
+            padded = replace(captured, num_rows=len(sampling.at))
         staged = self._inputs.stage(batch, sampling.at, records, buffer.words, padded)
         views = self._inputs.views(staged.shape)
-        compute = self._as_launched(views, parts)
-        if self.graphs is not None and size is not None:
-            compute = self._as_replayed(self.graphs[size], views, parts)
+        if self.graphs is None or captured is None:
+            compute = self._as_launched(views, parts)
+        elif captured.is_decode:
+            compute = self._as_replayed(self.graphs[captured], views, parts)
+        else:
+            compute = self._as_launched(views, parts, self.graphs[captured])
         num_logprobs = len(sampling.at) if any(p.asked.num_top is not None for p in parts) else 0
 
         def work() -> None:
@@ -231,10 +249,6 @@ class CudaForward:
         self._buffers.append(self._buffers.pop(0))
         self._num_tokens = starts[-1]
         return LaunchedStep(self, buffer, starts, sampling, time.perf_counter())
-
-    def _size_of(self, batch: Batch) -> int | None:
-        """Return the size of the graph that runs a batch, None for kernel by kernel."""
-        return None if self.graphs is None else self.graphs.size_of(batch)
 
     def _free_buffer(self) -> StepBuffer:
         """Return the least recently used buffer, whose results have been taken."""
@@ -267,11 +281,16 @@ class CudaForward:
 
     # -- work for the device -----------------------------------------------------------------
 
-    def _as_launched(self, views: StepViews, parts: Iterable[_SampledPart]) -> Work:
-        """Return the work of a step, kernel by kernel."""
+    def _as_launched(
+        self, views: StepViews, parts: Iterable[_SampledPart], replay: Work | None = None
+    ) -> Work:
+        """Return the work of a step, kernel by kernel, or what comes before sampling by a graph."""
 
         def work() -> None:
-            self._compute(views)
+            if replay is None:
+                self._compute(views)
+            else:
+                replay()
             for part in parts:
                 self._find_logits(views, part.rows)
                 self._choose(views, part)
@@ -279,7 +298,8 @@ class CudaForward:
         return work
 
     def _as_replayed(self, replay: Work, views: StepViews, parts: Iterable[_SampledPart]) -> Work:
-        """Return the work of a step by its graph, and the sampling that graphs do not capture."""
+        """Return the work of a decode step by its graph, and the sampling that graphs do not
+        capture."""
 
         def work() -> None:
             replay()
@@ -289,10 +309,12 @@ class CudaForward:
 
         return work
 
-    def _decode(self, size: int) -> Work:
-        """Return the work of a decode step of ``size`` sequences, on the inputs of that time."""
-        views = self._inputs.views(StepShape.decode(size))
-        return self._as_launched(views, [_SampledPart(slice(0, size), _CAPTURED)])
+    def _captured_step(self, shape: StepShape) -> Work:
+        """Return the work that a graph of a shape has, on the inputs of the time when it runs."""
+        views = self._inputs.views(shape)
+        if not shape.is_decode:
+            return lambda: self._compute(views)
+        return self._as_launched(views, [_SampledPart(slice(0, shape.num_seqs), _CAPTURED)])
 
     def _stage_padding(self, shape: StepShape) -> None:
         """Queue the inputs of a step of padding alone."""

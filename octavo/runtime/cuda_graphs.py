@@ -1,40 +1,30 @@
-"""CUDA graphs of decode steps, each of which is launched as one.
+"""CUDA graphs of steps, each of which is launched as one.
 
-A graph has a size, the number of its sequences with one token each; a smaller step is padded to it.
-Sizes are close together, so that little is computed for padding::
+Launching a step kernel by kernel takes the host about 15 ms, of which most is spent in Python, and
+a GPU computes a step of few tokens in less. A graph has one of the shapes of ``step_shapes.py``.
+Those of decode steps sample, too; logits of steps with prompts, and sampling, are launched.
 
-    1  2  4  8  16  32  48 ... max_num_seqs, at most 256
-
-All sizes are captured at the start, before any request waits for a token: a capture synchronizes
+All shapes are captured at the start, before any request waits for a token: a capture synchronizes
 the device and frees cached memory, which would delay running requests. The largest comes first, so
-that the smaller ones reuse its memory. Other steps (chunks of prompts, drafts, more sequences) are
-launched kernel by kernel, and so are those for which no graph that is large enough was captured.
+that the smaller ones reuse its memory. Other steps are launched kernel by kernel, and so are those
+for which no graph that is large enough was captured.
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from bisect import bisect_left
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING
 
 from octavo.core.batch import Batch
 from octavo.runtime.memory_ledger import gib
+from octavo.runtime.step_shapes import StepShape
 
 if TYPE_CHECKING:
     from octavo.runtime.streams import CapturedGraph, Stream, Work
 
-MAX_SIZE = 256
-_STEP = 16
-
 _log = logging.getLogger("octavo")
-
-
-def graph_sizes(max_num_seqs: int) -> list[int]:
-    """Return the sizes to capture, ascending up to ``max_num_seqs``, at most 256."""
-    most = min(max_num_seqs, MAX_SIZE)
-    return sorted({most, *(n for n in (1, 2, 4, 8, *range(_STEP, most, _STEP)) if n < most)})
 
 
 def is_plain_decode(batch: Batch) -> bool:
@@ -42,11 +32,12 @@ def is_plain_decode(batch: Batch) -> bool:
     return all(item.num_tokens == item.num_sampled == 1 for item in batch.items)
 
 
-class DecodeGraphs:
-    """Captures decode steps, and chooses the graph for a batch.
+class StepGraphs:
+    """Captures steps, and chooses the graph for a batch.
 
     Args:
-        step_of: returns the work of a decode step of a size.
+        shapes: to capture. A decode step is one of ``StepShape.decode``.
+        step_of: returns the work of a step of a shape.
         reset: resets the state that a partly launched step leaves behind.
         idle: writes inputs of padding, so that the work can run once before it is captured:
             kernels are compiled then, and libraries allocate their memory.
@@ -55,55 +46,66 @@ class DecodeGraphs:
     def __init__(
         self,
         stream: Stream,
-        max_num_seqs: int,
-        step_of: Callable[[int], Work],
+        shapes: Collection[StepShape],
+        step_of: Callable[[StepShape], Work],
         reset: Work,
-        idle: Callable[[int], None],
+        idle: Callable[[StepShape], None],
     ):
         self._stream = stream
         self._step_of, self._reset, self._idle = step_of, reset, idle
-        self._missing = graph_sizes(max_num_seqs)
-        self._sizes: list[int] = []  # that are captured, ascending
-        self._graphs: dict[int, CapturedGraph] = {}
+        self._missing = sorted(shapes, key=_size)
+        self._graphs: dict[StepShape, CapturedGraph] = {}  # the largest first
+        self._decodes: list[StepShape] = []  # that are captured, ascending
+        self._prompts: list[StepShape] = []
 
     @property
-    def bytes_by_size(self) -> dict[int, int]:
-        """The device memory of each captured graph, in bytes by size, the largest first."""
-        return {size: graph.num_bytes for size, graph in self._graphs.items()}
+    def bytes_by_shape(self) -> dict[StepShape, int]:
+        """The device memory of each captured graph, in bytes, the largest first."""
+        return {shape: graph.num_bytes for shape, graph in self._graphs.items()}
 
-    def size_of(self, batch: Batch) -> int | None:
-        """Return the size of the smallest graph that a batch fits in, None if there is none."""
-        if not self._sizes or batch.num_seqs > self._sizes[-1] or not is_plain_decode(batch):
-            return None
-        return self._sizes[bisect_left(self._sizes, batch.num_seqs)]
+    def shape_of(self, batch: Batch) -> StepShape | None:
+        """Return the shape of the smallest graph that a batch fits in, None if there is none."""
+        tokens, seqs = batch.num_tokens, batch.num_seqs
+        shapes = self._decodes if is_plain_decode(batch) else self._prompts
+        for shape in shapes:
+            if shape.num_tokens >= tokens and shape.num_seqs >= seqs:
+                return shape
+        return None
 
-    def __getitem__(self, size: int) -> Work:
-        return self._graphs[size].replay
+    def __getitem__(self, shape: StepShape) -> Work:
+        return self._graphs[shape].replay
 
     def capture(self) -> None:
-        """Capture every size, the largest first."""
+        """Capture every shape, the largest first."""
         if not self._missing:
             return
         begin = time.perf_counter()
         while self._missing:
             self._capture(self._missing.pop())
         _log.info(
-            "%d decode steps are captured after %.1f s, in %s",
-            *(len(self._sizes), time.perf_counter() - begin),
-            gib(sum(self.bytes_by_size.values())),
+            "%d decode steps and %d prompt steps are captured after %.1f s, in %s",
+            *(len(self._decodes), len(self._prompts), time.perf_counter() - begin),
+            gib(sum(self.bytes_by_shape.values())),
         )
 
-    def _capture(self, size: int) -> None:
-        step = self._step_of(size)
+    def _capture(self, shape: StepShape) -> None:
+        step = self._step_of(shape)
         try:
-            self._idle(size)
+            self._idle(shape)
             self._stream.launch(step)
             graph = self._stream.capture(step)
         except RuntimeError as error:  # PyTorch, Triton and the driver raise this
             # It is not tried again: each try would take time, and fail in the same way.
-            _log.warning("decode steps of %d requests are not captured: %s", size, error)
+            _log.warning(
+                "steps of %d tokens of %d requests are not captured: %s",
+                *(shape.num_tokens, shape.num_seqs, error),
+            )
             self._stream.launch(self._reset)
         else:
-            self._graphs[size] = graph
-            self._sizes.insert(0, size)
-            _log.debug("captured a step of %d tokens, %d bytes", size, graph.num_bytes)
+            self._graphs[shape] = graph
+            (self._decodes if shape.is_decode else self._prompts).insert(0, shape)
+            _log.debug("captured %s, %d bytes", shape, graph.num_bytes)
+
+
+def _size(shape: StepShape) -> tuple[int, int]:
+    return shape.num_tokens, shape.num_seqs

@@ -38,35 +38,10 @@ from octavo.core.kv_tables import GONE
 from octavo.core.request import Request
 from octavo.kernels.cuda.ops import StepTables, StepTensors
 from octavo.kernels.cuda.sampling import RECORD_WORDS
+from octavo.runtime.step_shapes import StepShape, power_of_two
 
 _ALIGNMENT = 4  # words
 _NO_RECORDS = np.zeros((0, RECORD_WORDS), np.int32)
-
-
-@dataclass(frozen=True, slots=True)
-class StepShape:
-    """The sizes of a step, padding included."""
-
-    num_tokens: int
-    num_seqs: int
-    num_rows: int  # rows that are sampled
-    max_query: int  # the most tokens of a sequence
-
-    @classmethod
-    def decode(cls, num_seqs: int) -> StepShape:
-        """Return the shape of a decode step: a token and a row for each sequence."""
-        return cls(num_seqs, num_seqs, num_seqs, 1)
-
-    def sections(self, num_groups: int) -> list[int]:
-        """Return the lengths of the sections: tokens, positions, KV slots of each group, starts,
-        lengths, slots of sequences; rows, their slots and their records."""
-        tokens, seqs, rows = self.num_tokens, self.num_seqs, self.num_rows
-        of_tokens = [tokens] * (2 + num_groups)
-        return [*of_tokens, seqs + 1, seqs, seqs, rows, rows, rows * RECORD_WORDS]
-
-    def num_words(self, num_groups: int) -> int:
-        """Return the words of all sections, each aligned to 16 bytes."""
-        return sum(map(aligned, self.sections(num_groups)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +88,7 @@ class DeviceInputs:
         self._block_size, self._num_groups = block_size, num_groups
         num_slots = max_num_seqs + 1  # the last one is padding
         largest = StepShape(max_tokens, max_num_seqs, max(max_tokens, max_num_seqs), 1)
-        self.num_words = largest.num_words(num_groups) + 2 * num_slots * num_groups * width
+        self.num_words = _num_words(largest, num_groups) + 2 * num_slots * num_groups * width
         self.last_tokens = torch.zeros(num_slots, dtype=torch.int32, device=device)
         per_slot = num_groups, width
         self._mirror = torch.zeros(num_slots, *per_slot, dtype=torch.int32, device=device)
@@ -145,7 +120,7 @@ class DeviceInputs:
             len(lists.token_ids), len(lists.seq_slots), len(rows), lists.max_query
         )
         words, changes = buffer.numpy(), self.device_slots.take_changes()
-        num_words = shape.num_words(self._num_groups)
+        num_words = _num_words(shape, self._num_groups)
         _write(words, lists.laid_out(shape, rows, self.device_slots.padding))
         own = words[num_words - aligned(shape.num_rows * RECORD_WORDS) :]
         own[: records.size] = records.reshape(-1)
@@ -191,14 +166,14 @@ class DeviceInputs:
             views = StepViews(
                 step, seq_slots, tables, rows, row_slots, records.view(-1, RECORD_WORDS)
             )
-            if shape == StepShape.decode(shape.num_seqs):
+            if shape.is_decode:
                 self._views[shape] = views
         return views
 
     def _sections(self, shape: StepShape) -> Iterator[Tensor]:
         """Yield the sections of a shape on the device."""
-        lengths = shape.sections(self._num_groups)
-        end = shape.num_words(self._num_groups)
+        lengths = _sections(shape, self._num_groups)
+        end = _num_words(shape, self._num_groups)
         sections = self._memory[:end].split([*map(aligned, lengths)])
         return (section[:length] for section, length in zip(sections, lengths, strict=True))
 
@@ -295,7 +270,8 @@ class _StepLists(NamedTuple):
 
     @classmethod
     def of(cls, batch: Batch, device_slots: DeviceSlots, block_size: int) -> _StepLists:
-        lists = cls([], [], [], [0], [], [], [], _power_of_two(batch))
+        longest = max([item.num_tokens for item in batch.items], default=1)
+        lists = cls([], [], [], [0], [], [], [], power_of_two(longest))
         token_ids, positions, slots, starts, lengths, own_slots, row_slots, _ = lists
         slots += (_kv_slots(batch, group, block_size) for group in range(device_slots.num_groups))
         slot_of = device_slots.of
@@ -337,12 +313,6 @@ class _StepLists(NamedTuple):
         return laid
 
 
-def _power_of_two(batch: Batch) -> int:
-    """Return the most tokens of an item, rounded up to a power of two."""
-    most = max([item.num_tokens for item in batch.items], default=1)
-    return 1 << (most - 1).bit_length()
-
-
 def _tokens(item: ScheduledRequest, slot: int) -> list[int]:
     token_ids = item.request.token_ids[item.start : item.end]
     if len(token_ids) < item.end - item.start:
@@ -375,6 +345,19 @@ def _runs(table: list[int], start: int, end: int, size: int) -> Iterator[range]:
         count = min(size - start % size, end - start)
         yield range(slot, slot + count)
         start += count
+
+
+def _sections(shape: StepShape, num_groups: int) -> list[int]:
+    """Return the lengths of the sections: tokens, positions, KV slots of each group, starts,
+    lengths, slots of sequences; rows, their slots and their records."""
+    tokens, seqs, rows = shape.num_tokens, shape.num_seqs, shape.num_rows
+    of_tokens = [tokens] * (2 + num_groups)
+    return [*of_tokens, seqs + 1, seqs, seqs, rows, rows, rows * RECORD_WORDS]
+
+
+def _num_words(shape: StepShape, num_groups: int) -> int:
+    """Return the words of all sections, each aligned to 16 bytes."""
+    return sum(map(aligned, _sections(shape, num_groups)))
 
 
 def _write(words: np.ndarray, values: list[int]) -> None:

@@ -13,11 +13,11 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from octavo.kernels.cuda.attention_plan import power_of_two
 from octavo.kernels.cuda.gemm_dispatch import FEW_CODED_ROWS
 from octavo.kernels.cuda.sampling import MAX_TOP, Asked
 from octavo.runtime.capacity import RankLimits
-from octavo.runtime.cuda_inputs import StepShape, aligned
+from octavo.runtime.cuda_inputs import aligned
+from octavo.runtime.step_shapes import StepShape, power_of_two
 
 # From so many tokens on, only the tiles of experts depend on the number: by powers of two.
 _MANY_TOKENS = 2 * FEW_CODED_ROWS

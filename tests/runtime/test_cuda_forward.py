@@ -338,16 +338,18 @@ def test_an_abort_in_flight_leaves_nothing_behind():
 # -- graphs --------------------------------------------------------------------------------------
 
 
-def test_every_size_is_captured_before_the_first_request():
+def test_every_shape_is_captured_before_the_first_request():
     stream = QueuedStream()
     engine = make_engine(stream, max_num_seqs=8)
     forward = engine.executor.forward
-    assert [*forward.graphs.bytes_by_size] == [8, 4, 2, 1]
+    shapes = [*forward.graphs.bytes_by_shape]
+    assert [shape.num_seqs for shape in shapes if shape.is_decode] == [8, 4, 2, 1]
+    assert shapes[0].num_tokens == 64
     requests = [make_request(f"r{i}", [i + 1, 2, 3], max_tokens=9) for i in range(3)]
     for request in requests:
         engine.add(request)
     run(engine)
-    assert stream.num_replays == 9 - 1  # all steps but that of the prompts
+    assert stream.num_replays == 9  # the prompts are one step of 9 tokens
     for request in requests:
         check(request, [])
 

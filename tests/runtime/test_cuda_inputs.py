@@ -12,7 +12,8 @@ from octavo.core.kv_tables import GONE
 from octavo.core.request import Request
 from octavo.core.sampling_params import SamplingParams
 from octavo.kernels.cuda.sampling import RECORD_WORDS
-from octavo.runtime.cuda_inputs import DeviceInputs, DeviceSlots, StepShape
+from octavo.runtime.cuda_inputs import DeviceInputs, DeviceSlots
+from octavo.runtime.step_shapes import StepShape
 
 CPU = torch.device("cpu")
 

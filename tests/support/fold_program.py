@@ -26,6 +26,7 @@ class FoldProgram:
     """
 
     vocab_size = _NOISE.shape[1]
+    ops_per_token = 1.0
 
     def __init__(self, kv_cache: KVCache, max_tokens: int, damaged_token: int = -1):
         self.num_resets = 0

@@ -23,10 +23,17 @@ from torch import Tensor
 
 from octavo.kernels.cuda.elementwise import gated
 from octavo.kernels.cuda.expert_choice import choose, gather, tile_of
-from octavo.kernels.cuda.linear import Matrix, finished, parts_of, sums_of_tile
+from octavo.kernels.cuda.linear import (
+    BLOCK_N,
+    Matrix,
+    columns_of_tile,
+    finished,
+    gates_and_ups,
+    parts_of,
+    sums_of_tile,
+)
 from octavo.kernels.cuda.ops import ExpertLayer
-from octavo.kernels.cuda.splits import BLOCK_K
-from octavo.kernels.cuda.weights import PLANES, DenseWeight, W4Weight, W8Weight
+from octavo.kernels.cuda.weights import PLANES, TILE_K, DenseWeight, W4Weight, W8Weight
 from octavo.kernels.routing import Routing
 
 PIECE_TOKENS = 4096  # more would take too much memory between the products
@@ -36,7 +43,8 @@ _BLOCK = 1024  # values of a row summed at a time
 
 @dataclass(frozen=True, slots=True)
 class ExpertTiles:
-    """Tile sizes of a product: rows and outputs of a program, and inputs that it has at a time."""
+    """Tile sizes of a product: rows of x and of the weight in a program, and inputs that it has at
+    a time."""
 
     rows: int
     block_n: int
@@ -136,22 +144,22 @@ class ExpertProducts:
     ) -> None:
         assert isinstance(weight, DenseWeight | W4Weight | W8Weight)
         is_gated = weight is layer.gate_up
-        tiles = tiles_of(weight, len(order), layer.routing, is_gated, self._is_invariant)
+        tiles = tiles_of(weight, len(order), layer.routing, self._is_invariant)
         activation = layer.activation if is_gated else None
         multiply(x, weight, bias, order, offsets, layer.routing, activation, out, tiles)
 
 
 def tiles_of(
-    weight: Matrix, num_pairs: int, routing: Routing, is_gated: bool, is_invariant: bool = False
+    weight: Matrix, num_pairs: int, routing: Routing, is_invariant: bool = False
 ) -> ExpertTiles:
     """Tile sizes for ``num_pairs`` pairs, assuming that they are spread evenly over experts."""
     each = triton.next_power_of_2(triton.cdiv(num_pairs, routing.num_experts))
     rows = _INVARIANT_ROWS if is_invariant else min(max(each, _FEWEST_ROWS), _MOST_ROWS)
     if not isinstance(weight, DenseWeight):
-        return ExpertTiles(rows, 32 if is_gated else 64, BLOCK_K, 4 if rows < _MOST_ROWS else 3)
+        return ExpertTiles(rows, BLOCK_N, TILE_K, 4 if rows < _MOST_ROWS else 3)
     if rows < _MOST_ROWS or weight.values.element_size() > 2:
-        return ExpertTiles(rows, 32, BLOCK_K, 4)
-    return ExpertTiles(rows, 64 if is_gated else 128, BLOCK_K // 2, 3)
+        return ExpertTiles(rows, BLOCK_N, TILE_K // 2, 4)
+    return ExpertTiles(rows, 2 * BLOCK_N, TILE_K // 2, 3)
 
 
 def multiply(
@@ -181,7 +189,7 @@ def multiply(
     assert x.stride(1) == out.stride(1) == 1 and len(offsets) == num_experts + 1
     kind, group, values, scales, mins = parts_of(weight, x.dtype)
     num_tiles = num_pairs // tiles.rows + min(num_pairs, num_experts)
-    _multiply[(num_tiles, triton.cdiv(n, tiles.block_n))](
+    _multiply[(num_tiles, triton.cdiv(halves * n, tiles.block_n))](
         x,
         x.stride(0),
         values,
@@ -270,25 +278,23 @@ def _multiply(
     # Gated rows are read at their token and written in order; the second product does the reverse.
     source = place if ACTIVATION is None else pair // TOP_K
     target = pair if ACTIVATION is None else place
-    output = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
-    column_exists = output < n
-    columns = expert * n + output
-    up_columns = columns
-    if ACTIVATION is not None:
-        columns = expert * 2 * n + output
-        up_columns = columns + n
+    GATED: tl.constexpr = ACTIVATION is not None
+    of_expert, column_exists = columns_of_tile(tl.program_id(1), n, GATED, BLOCK_N)
+    columns = expert * n * (2 if GATED else 1) + of_expert
 
-    sums, ups, squares = sums_of_tile(
-        x + source.to(tl.int64)[:, None] * x_stride, row_exists,
-        weight, weight_stride, scales, mins, groups_stride, columns, up_columns, column_exists,
-        0, k, k, None, KIND, GROUP, ACTIVATION is not None, ROWS, BLOCK_N, BLOCK_K, PLANES, STAGES,
+    sums = sums_of_tile(
+        x + source.to(tl.int64) * x_stride, row_exists,
+        weight, weight_stride, scales, mins, groups_stride, columns, column_exists,
+        0, k, k, KIND, GROUP, ROWS, BLOCK_N, BLOCK_K, PLANES, STAGES,
     )  # fmt: skip
     sums = finished(sums, scales, bias, columns, column_exists, KIND, GROUP)
-    if ACTIVATION is not None:
-        ups = finished(ups, scales, bias, up_columns, column_exists, KIND, GROUP)
-        sums = gated(sums, ups, ACTIVATION)
-    places = out + target.to(tl.int64)[:, None] * n + output[None, :]
-    mask = row_exists[:, None] & column_exists[None, :]
+    output = of_expert
+    if GATED:
+        gates, ups = gates_and_ups(sums, BLOCK_N, ROWS)
+        sums = gated(gates, ups, ACTIVATION)
+        output, column_exists = columns_of_tile(tl.program_id(1), n, False, BLOCK_N // 2)
+    places = out + target.to(tl.int64)[None, :] * n + output[:, None]
+    mask = row_exists[None, :] & column_exists[:, None]
     tl.store(places, sums.to(out.dtype.element_ty), mask=mask)
 
 

@@ -27,8 +27,9 @@ class GemmKind(Enum):
     """Implementations of a matrix product; norms, activations and residual sums are part of it, or
     are launches of their own."""
 
-    FUSED = "one Triton kernel, with norm, activation and residual"
-    TILES = "the same kernel in tiles of 32 rows, however many there are"
+    VECTOR = "one Triton kernel of multiply-adds, with activation, residual and mostly the norm"
+    FUSED = "one Triton kernel, with activation and residual; norm by Triton"
+    TILES = "FUSED in tiles of 32 rows, however many there are"
     GEMM = "cuBLAS; norm and activation by Triton"
     EXPANDED = "Triton to 16 bits, then cuBLAS; norm and activation by Triton"
     FP8 = "activations to FP8 by rows, torch._scaled_mm"
@@ -60,6 +61,8 @@ def gemm_kind(weight: DeviceWeight, num_rows: int, conditions: GemmConditions) -
         return GemmKind.PARTS
     if conditions.invariant:
         return GemmKind.TILES
+    if num_rows == 1 and _has_vector_kernel(weight):
+        return GemmKind.VECTOR
     if isinstance(weight, DenseWeight):
         return GemmKind.FUSED if num_rows <= FEW_DENSE_ROWS else GemmKind.GEMM
     assert isinstance(weight, W4Weight | W8Weight)
@@ -67,6 +70,11 @@ def gemm_kind(weight: DeviceWeight, num_rows: int, conditions: GemmConditions) -
     if in_8_bits is not None and num_rows >= CODED_ACTIVATION_ROWS:
         return in_8_bits
     return GemmKind.FUSED if num_rows <= _few_rows(weight) else GemmKind.EXPANDED
+
+
+def _has_vector_kernel(weight: DeviceWeight) -> bool:
+    """All formats but codes of a byte in groups."""
+    return not isinstance(weight, W8Weight) or weight.group is None
 
 
 def _few_rows(weight: W4Weight | W8Weight) -> int:

@@ -1,19 +1,21 @@
 """Products of few rows with a weight of any kind, in one launch that is bound by reading the
 weight.
 
-    x [T, K] --(norm)--> times weight [N, K] --(+ bias)--> out [T, N], or added to it
-                                               `-----------> activation(first half) * second half
+    weight [N, K] times x [T, K] --(+ bias)--> out [T, N], or added to it
+                                       `------> activation(first half) * second half
 
-A program has a tile of rows and of outputs, and some of the inputs (``splits.py``). Codes become
-numbers of the type of x in its registers. Codes of 4 bits are read 128 inputs at a time: 16 words
-of each output, in which every nibble is a slice of 16 inputs (see ``weights.py``), and one small
-product::
+A program has a tile of outputs and of rows, and some of the inputs (``splits.py``). The weight is
+the first factor of its products, since tensor cores take 64 rows of that one and as few as 8
+columns of the other: with an activation, half of the tile are gates, and half are the ups that
+belong to them. Codes become numbers of the type of x in its registers. Codes of 4 bits are read 128
+inputs at a time: 16 words of each output, in which every nibble is a slice of 16 inputs (see
+``weights.py``), and one small product::
 
     words [16, block_n] --> & 15      times scale, + min  --> [16, block_n]  times x[:, 0 .. 15]
                         --> >> 4 & 15 ...                                    times x[:, 16 .. 31]
 
-A norm takes no pass of its own: its weight is applied to inputs as they are read, and its factor,
-one number for a row, to the sums. The sum of squares for it is computed along the way.
+Rows are normed before, by a launch of its own: a norm in this one took more time than the product
+(docs/gpu.md has the figures).
 """
 
 from __future__ import annotations
@@ -29,7 +31,6 @@ from octavo.kernels.cuda.elementwise import activate
 from octavo.kernels.cuda.kv_codes import code_values
 from octavo.kernels.cuda.products import GemmFusion
 from octavo.kernels.cuda.splits import (
-    BLOCK_K,
     Tiling,
     Workspace,
     add_product,
@@ -41,7 +42,11 @@ from octavo.kernels.cuda.weights import PLANES, TILE_K, DenseWeight, W4Weight, W
 
 Matrix: TypeAlias = DenseWeight | W4Weight | W8Weight
 
-assert BLOCK_K == TILE_K
+BLOCK_N = 64  # rows of a weight in a program: gates and ups, or outputs
+# Of floats: four tiles of 64 inputs in flight, and two programs for each multiprocessor, were
+# within 3 % of the fastest of ten choices for each matrix of 0.6B and 8B on an H200.
+_DENSE_BLOCK_K, _DENSE_PROGRAMS = 64, 2
+_CODED_PROGRAMS = 4
 
 
 def tiling_of(
@@ -57,18 +62,15 @@ def tiling_of(
     """
     n, k = weight.shape
     num_outputs = n // 2 if gated else n
-    if isinstance(weight, DenseWeight):
-        block_n = 32 if num_outputs >= 64 * num_processors else 16
-    else:
-        block_n = 32 if gated else 64
-    # For each program: the squares, the sums, and the sums of ups.
-    part_size = rows * (1 + block_n * (2 if gated else 1))
+    is_dense = isinstance(weight, DenseWeight)
     return cut(
         num_outputs,
         k,
         num_processors,
-        block_n=block_n,
-        part_size=part_size,
+        block_n=BLOCK_N // 2 if gated else BLOCK_N,
+        block_k=_DENSE_BLOCK_K if is_dense else TILE_K,
+        programs_each=_DENSE_PROGRAMS if is_dense else _CODED_PROGRAMS,
+        part_size=rows * BLOCK_N,
         rows=rows,
         row_tiles=row_tiles,
     )
@@ -84,18 +86,17 @@ def linear(
             type of the weight, if that is of floats.
         out: [T, N], or [T, N / 2] with an activation, of any float type.
         tiling: from ``tiling_of``, for this weight.
-        fusion: without a norm if x is float16, as x times the norm's weight may overflow.
+        fusion: without a norm.
     """
     (num_rows, k), (num_rows_out, n) = x.shape, out.shape
     assert num_rows <= tiling.max_rows and num_rows_out == num_rows, (x.shape, out.shape)
     assert weight.shape == (n if fusion.activation is None else 2 * n, k), (weight.shape, out.shape)
     assert x.stride(1) == out.stride(1) == 1
-    assert fusion.norm is None or x.dtype != torch.float16
+    assert fusion.norm is None
     workspace.check(tiling)
     if num_rows == 0:
         return
     kind, group, values, scales, mins = parts_of(weight, x.dtype)
-    norm = fusion.norm
     _linear[tiling.grid(num_rows)](
         x,
         x.stride(0),
@@ -105,8 +106,6 @@ def linear(
         mins,
         0 if scales is None else scales.stride(0),
         fusion.bias,
-        None if norm is None else norm.weight,
-        0.0 if norm is None else norm.eps,
         out,
         out.stride(0),
         workspace.parts,
@@ -120,7 +119,7 @@ def linear(
         ACTIVATION=fusion.activation,
         ACCUMULATE=fusion.accumulate,
         ROWS=tiling.rows,
-        BLOCK_N=tiling.block_n,
+        BLOCK_N=BLOCK_N,
         BLOCK_K=tiling.block_k,
         PLANES=PLANES,
         SPLITS=tiling.splits,
@@ -154,8 +153,6 @@ def _linear(
     mins,
     groups_stride,
     bias,
-    norm_weight,
-    eps,
     out,
     out_stride,
     parts,
@@ -177,48 +174,56 @@ def _linear(
     STAGES: tl.constexpr,
 ):
     row_tile, tile, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
-    row, columns = tl.arange(0, ROWS), tile * BLOCK_N + tl.arange(0, BLOCK_N)
+    row = tl.arange(0, ROWS)
     rows = row_tile * ROWS + row
-    row_exists, column_exists = rows < num_rows, columns < n
-    of_rows = x + rows.to(tl.int64)[:, None] * x_stride
-
-    sums, ups, squares = sums_of_tile(
-        of_rows, row_exists, weight, weight_stride, scales, mins, groups_stride,
-        columns, n + columns, column_exists,
-        split * split_k, tl.minimum(k, (split + 1) * split_k), k, norm_weight,
-        KIND, GROUP, ACTIVATION is not None, ROWS, BLOCK_N, BLOCK_K, PLANES, STAGES,
+    row_exists = rows < num_rows
+    columns, column_exists = columns_of_tile(tile, n, ACTIVATION is not None, BLOCK_N)
+    sums = sums_of_tile(
+        x + rows.to(tl.int64) * x_stride, row_exists, weight, weight_stride, scales, mins,
+        groups_stride, columns, column_exists,
+        split * split_k, tl.minimum(k, (split + 1) * split_k), k,
+        KIND, GROUP, ROWS, BLOCK_N, BLOCK_K, PLANES, STAGES,
     )  # fmt: skip
 
     if SPLITS > 1:
         own_tile = tile * tl.num_programs(0) + row_tile
         stride = tl.num_programs(0) * tl.num_programs(1) * PART
-        own = parts + own_tile.to(tl.int64) * PART + row
-        own_sums = parts + own_tile.to(tl.int64) * PART + ROWS + row[:, None] * BLOCK_N
-        own_sums += tl.arange(0, BLOCK_N)[None, :]
-        own_ups = own_sums + ROWS * BLOCK_N
-        tl.store(own + split * stride, squares)
-        tl.store(own_sums + split * stride, sums)
-        if ACTIVATION is not None:
-            tl.store(own_ups + split * stride, ups)
+        own = parts + own_tile.to(tl.int64) * PART + row[None, :] * BLOCK_N
+        own += tl.arange(0, BLOCK_N)[:, None]
+        tl.store(own + split * stride, sums)
         if not arrives_last(counters + own_tile, SPLITS):
             return
-        squares = sum_parts(own, stride, SPLITS)
-        sums = sum_parts(own_sums, stride, SPLITS)
-        if ACTIVATION is not None:
-            ups = sum_parts(own_ups, stride, SPLITS)
+        sums = sum_parts(own, stride, SPLITS)
 
-    if norm_weight is not None:
-        factor = tl.rsqrt(squares / k + eps)[:, None]
-        sums, ups = sums * factor, ups * factor
     sums = finished(sums, scales, bias, columns, column_exists, KIND, GROUP)
     if ACTIVATION is not None:
-        ups = finished(ups, scales, bias, n + columns, column_exists, KIND, GROUP)
-        sums = activate(sums, ACTIVATION) * ups
-    places = out + rows.to(tl.int64)[:, None] * out_stride + columns[None, :]
-    mask = row_exists[:, None] & column_exists[None, :]
+        gates, ups = gates_and_ups(sums, BLOCK_N, ROWS)
+        sums = activate(gates, ACTIVATION) * ups
+        columns, column_exists = columns_of_tile(tile, n, False, BLOCK_N // 2)
+    places = out + rows.to(tl.int64)[None, :] * out_stride + columns[:, None]
+    mask = row_exists[None, :] & column_exists[:, None]
     if ACCUMULATE:
         sums += tl.load(places, mask=mask, other=0.0).to(tl.float32)
     tl.store(places, sums.to(out.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def columns_of_tile(tile, n, GATED: tl.constexpr, BLOCK_N: tl.constexpr):
+    """Rows of a weight [N, K], or [2 N, K] with gates before ups, that a tile has, and whether they
+    exist: of gates half of the tile, and then the ups that belong to them."""
+    place = tl.arange(0, BLOCK_N)
+    if GATED:
+        output = tile * (BLOCK_N // 2) + place % (BLOCK_N // 2)
+        return output + place // (BLOCK_N // 2) * n, output < n
+    output = tile * BLOCK_N + place
+    return output, output < n
+
+
+@triton.jit
+def gates_and_ups(sums, BLOCK_N: tl.constexpr, ROWS: tl.constexpr):
+    """The two halves [BLOCK_N / 2, ROWS] of the sums of a tile that has both."""
+    halves = tl.reshape(sums, [2, BLOCK_N // 2, ROWS])
+    return tl.split(tl.permute(halves, (1, 2, 0)))
 
 
 @triton.jit
@@ -231,84 +236,51 @@ def sums_of_tile(
     mins,
     groups_stride,
     columns,
-    up_columns,
     column_exists,
     begin,
     end,
     k,
-    norm_weight,
     KIND: tl.constexpr,
     GROUP: tl.constexpr,
-    GATED: tl.constexpr,
     ROWS: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
     PLANES: tl.constexpr,
     STAGES: tl.constexpr,
 ):
-    """Sums of rows over the inputs from ``begin`` to ``end``: of outputs [ROWS, BLOCK_N], of ups
-    [ROWS, BLOCK_N] if there are gates, and of squares [ROWS]."""
+    """Sums [BLOCK_N, ROWS] over the inputs from ``begin`` to ``end``, of rows at ``of_rows``
+    [ROWS] and rows ``columns`` of the weight."""
     PLANE_K: tl.constexpr = BLOCK_K // PLANES
-    sums = tl.zeros([ROWS, BLOCK_N], tl.float32)
-    ups = tl.zeros([ROWS, BLOCK_N], tl.float32)
-    squares = tl.zeros([ROWS], tl.float32)
+    sums = tl.zeros([BLOCK_N, ROWS], tl.float32)
     for start in tl.range(begin, end, BLOCK_K, num_stages=STAGES):
         if KIND == "nibbles":
             words = load_words(
                 weight, start, weight_stride, columns, column_exists, PLANES, BLOCK_K
             )
-            if GATED:
-                up_words = load_words(
-                    weight, start, weight_stride, up_columns, column_exists, PLANES, BLOCK_K
-                )
             for plane in tl.static_range(PLANES):
                 first = start + plane * PLANE_K
-                inputs = first + tl.arange(0, PLANE_K)
-                values, squares = _load_inputs(of_rows, inputs, row_exists, k, norm_weight, squares)
+                values = _load_inputs(of_rows, first + tl.arange(0, PLANE_K), row_exists, k)
                 if plane * PLANE_K % GROUP == 0:
-                    group = first // GROUP
                     scale, low = load_group(
-                        scales, mins, group, groups_stride, columns, column_exists
+                        scales, mins, first // GROUP, groups_stride, columns, column_exists
                     )
-                    if GATED:
-                        up_scale, up_low = load_group(
-                            scales, mins, group, groups_stride, up_columns, column_exists
-                        )
                 numbers = of_nibbles(words, plane, scale, low).to(values.dtype)
-                sums = add_product(sums, values, numbers)
-                if GATED:
-                    numbers = of_nibbles(up_words, plane, up_scale, up_low).to(values.dtype)
-                    ups = add_product(ups, values, numbers)
+                sums = add_product(sums, tl.trans(numbers), values)
         else:
-            inputs = start + tl.arange(0, BLOCK_K)
-            values, squares = _load_inputs(of_rows, inputs, row_exists, k, norm_weight, squares)
+            values = _load_inputs(of_rows, start + tl.arange(0, BLOCK_K), row_exists, k)
             numbers = load_numbers(
                 weight, weight_stride, scales, mins, groups_stride, columns, column_exists,
                 start, k, values.dtype, KIND, GROUP, BLOCK_K,
             )  # fmt: skip
-            sums = add_product(sums, values, tl.trans(numbers))
-            if GATED:
-                numbers = load_numbers(
-                    weight, weight_stride, scales, mins, groups_stride, up_columns, column_exists,
-                    start, k, values.dtype, KIND, GROUP, BLOCK_K,
-                )  # fmt: skip
-                ups = add_product(ups, values, tl.trans(numbers))
-    return sums, ups, squares
+            sums = add_product(sums, numbers, values)
+    return sums
 
 
 @triton.jit
-def _load_inputs(of_rows, inputs, row_exists, k, norm_weight, squares):
-    """Some inputs of all rows, times the norm's weight, and the sums of squares including
-    theirs."""
-    exists = inputs < k
-    mask = row_exists[:, None] & exists[None, :]
-    values = tl.load(of_rows + inputs[None, :], mask=mask, other=0.0)
-    if norm_weight is not None:
-        wide = values.to(tl.float32)
-        squares += tl.sum(wide * wide, 1)
-        factors = tl.load(norm_weight + inputs, mask=exists, other=0.0).to(tl.float32)
-        values = (wide * factors[None, :]).to(values.dtype)
-    return values, squares
+def _load_inputs(of_rows, inputs, row_exists, k):
+    """Some inputs of all rows: [inputs, ROWS]."""
+    mask = row_exists[None, :] & (inputs < k)[:, None]
+    return tl.load(of_rows[None, :] + inputs[:, None], mask=mask, other=0.0)
 
 
 @triton.jit
@@ -380,9 +352,9 @@ def of_nibbles(words, plane: tl.constexpr, scale, low):
 
 @triton.jit
 def finished(sums, scales, bias, columns, exists, KIND: tl.constexpr, GROUP: tl.constexpr):
-    """Sums times the scales of rows of codes, plus the bias."""
+    """Sums [columns, rows] times the scales of rows of codes, plus the bias."""
     if KIND != "float" and GROUP is None:
-        sums *= tl.load(scales + columns, mask=exists, other=0.0).to(tl.float32)[None, :]
+        sums *= tl.load(scales + columns, mask=exists, other=0.0).to(tl.float32)[:, None]
     if bias is not None:
-        sums += tl.load(bias + columns, mask=exists, other=0.0).to(tl.float32)[None, :]
+        sums += tl.load(bias + columns, mask=exists, other=0.0).to(tl.float32)[:, None]
     return sums

@@ -12,6 +12,7 @@ replayed.
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
 from typing import NamedTuple
 
@@ -140,6 +141,11 @@ class FusedProgram:
     def buffer(self, value: Value) -> Tensor:
         """Activations of a kept value, or of an input: [max_tokens, width]."""
         return self._buffers.tensor(value)
+
+    @property
+    def ops_per_token(self) -> float:
+        """Operations of the products with the weights of layers, for each token of a step."""
+        return 2.0 * sum(map(_values_per_token, self.ops))
 
     @property
     def num_bytes(self) -> int:
@@ -426,6 +432,20 @@ class FusedProgram:
             op(*[running.rows[place] for place in places])
 
         return part
+
+
+def _values_per_token(op: FusedOp) -> int:
+    """Values of the matrices that each token of a step is multiplied with."""
+    match op:
+        case fused_ops.FusedLinear():
+            weights = [segment.weight for segment in op.segments]
+            times = 1
+        case fused_ops.FusedExperts():
+            expert = op.experts[0]
+            weights, times = [expert.gate, expert.up, expert.down], op.routing.top_k
+        case _:
+            return 0
+    return times * sum(math.prod(weight.shape) for weight in weights)
 
 
 class _Tensors:

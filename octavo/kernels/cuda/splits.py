@@ -18,10 +18,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-# Inputs that a program processes at a time, and the least number of such steps of a split.
-BLOCK_K = 128
-_MIN_STEPS = 4
-_PROGRAMS_PER_PROCESSOR = 4
+_MIN_STEPS = 4  # of ``block_k`` inputs, the fewest of a split
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,18 +64,20 @@ def cut(
     num_processors: int,
     *,
     block_n: int,
+    block_k: int,
+    programs_each: int,
     part_size: int,
     rows: int = 16,
     row_tiles: int = 1,
 ) -> Tiling:
-    """The tiling for a weight of n outputs and k inputs: four programs for each multiprocessor,
-    unless splits get too short."""
-    num_tiles, steps = triton.cdiv(n, block_n), triton.cdiv(k, BLOCK_K)
-    wanted = _PROGRAMS_PER_PROCESSOR * num_processors // num_tiles
+    """The tiling for a weight of n outputs and k inputs: ``programs_each`` programs for each
+    multiprocessor, unless splits get too short."""
+    num_tiles, steps = triton.cdiv(n, block_n), triton.cdiv(k, block_k)
+    wanted = triton.cdiv(programs_each * num_processors, num_tiles)
     steps_each = triton.cdiv(steps, max(1, min(wanted, steps // _MIN_STEPS)))
     splits = triton.cdiv(steps, steps_each)
-    split_k = steps_each * BLOCK_K
-    return Tiling(num_tiles, block_n, BLOCK_K, splits, split_k, part_size, rows, row_tiles)
+    split_k = steps_each * block_k
+    return Tiling(num_tiles, block_n, block_k, splits, split_k, part_size, rows, row_tiles)
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,9 +107,9 @@ class Workspace:
 
 
 @triton.jit
-def add_product(sums, x, weight):
-    """sums (float32) + x @ weight, of one type."""
-    return tl.dot(x, weight, sums, input_precision="ieee")
+def add_product(sums, a, b):
+    """sums (float32) + a @ b, of one type."""
+    return tl.dot(a, b, sums, input_precision="ieee")
 
 
 @triton.jit

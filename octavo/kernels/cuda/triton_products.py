@@ -19,6 +19,7 @@ from octavo.kernels.cuda.gemm_dispatch import (
     GemmKind,
     gemm_kind,
 )
+from octavo.kernels.cuda.gemv import multiply_row, multiply_row_by_nibbles, nibbles_tiling
 from octavo.kernels.cuda.linear import linear, tiling_of
 from octavo.kernels.cuda.norms import rmsnorm
 from octavo.kernels.cuda.products import GemmFusion
@@ -107,13 +108,18 @@ class TritonProducts:
         num_processors = self._conditions.gpu.num_processors
         for rows in _rows_to_look_at(most):
             kind = gemm_kind(weight, rows, self._conditions)
-            if kind in (GemmKind.FUSED, GemmKind.TILES):
+            if kind is GemmKind.VECTOR:
+                needs.normed = max(needs.normed, k)
+                if isinstance(weight, W4Weight):
+                    tiling = nibbles_tiling(weight, num_processors, gated=use.gated)
+                    self._tilings[self._key(kind, weight, rows, use.gated)] = tiling
+            elif kind in (GemmKind.FUSED, GemmKind.TILES):
                 assert isinstance(weight, DenseWeight | W4Weight | W8Weight)
                 key, tiles = self._key(kind, weight, rows, use.gated), _num_row_tiles(kind, most)
                 self._tilings[key] = tiling_of(
                     weight, key[1], num_processors, gated=use.gated, row_tiles=tiles
                 )
-                needs.of_one_launch(rows, k, self._conditions.dtype)
+                needs.normed = max(needs.normed, rows * k)
             else:
                 needs.of_several(kind, rows, n, k, use.gated)
         if isinstance(weight, JoinedWeight):
@@ -125,7 +131,9 @@ class TritonProducts:
     ) -> tuple[int, int, bool]:
         """Key of a tiling: the weight, the rows of a program, and whether there is an
         activation."""
-        if kind is GemmKind.TILES:
+        if kind is GemmKind.VECTOR:
+            of_program = 1
+        elif kind is GemmKind.TILES:
             of_program = _INVARIANT_ROWS
         else:
             of_program = max(FEW_DENSE_ROWS, triton.next_power_of_2(rows))
@@ -133,7 +141,9 @@ class TritonProducts:
 
     def _piece(self, x: Tensor, weight: DeviceWeight, out: Tensor, fusion: GemmFusion) -> None:
         kind = gemm_kind(weight, len(x), self._conditions)
-        if kind in (GemmKind.FUSED, GemmKind.TILES):
+        if kind is GemmKind.VECTOR:
+            self._row(x, weight, out, fusion)
+        elif kind in (GemmKind.FUSED, GemmKind.TILES):
             self._in_one_launch(kind, x, weight, out, fusion)
         elif fusion.activation is None:
             self._product(kind, x, weight, out, fusion)
@@ -142,11 +152,18 @@ class TritonProducts:
             self._product(kind, x, weight, wide, replace(fusion, activation=None))
             activation_mul(wide, out, fusion.activation)
 
+    def _row(self, x: Tensor, weight: DeviceWeight, out: Tensor, fusion: GemmFusion) -> None:
+        if not isinstance(weight, W4Weight):
+            assert isinstance(weight, DenseWeight | W8Weight)
+            return multiply_row(x, weight, out, fusion)
+        x, fusion = self._norm(x, fusion.norm), replace(fusion, norm=None)
+        key = self._key(GemmKind.VECTOR, weight, 1, fusion.activation is not None)
+        multiply_row_by_nibbles(x, weight, out, self._tilings[key], self._workspace, fusion)
+
     def _in_one_launch(
         self, kind: GemmKind, x: Tensor, weight: DeviceWeight, out: Tensor, fusion: GemmFusion
     ) -> None:
-        if x.dtype == torch.float16:
-            x, fusion = self._norm(x, fusion.norm), replace(fusion, norm=None)
+        x, fusion = self._norm(x, fusion.norm), replace(fusion, norm=None)
         assert isinstance(weight, DenseWeight | W4Weight | W8Weight)
         tiling = self._tilings[self._key(kind, weight, len(x), fusion.activation is not None)]
         for rows in _slices(len(x), tiling.max_rows):
@@ -261,10 +278,6 @@ class _Needs:
     codes: int = 0
     scales: int = 0
     integers: int = 0
-
-    def of_one_launch(self, rows: int, k: int, dtype: torch.dtype) -> None:
-        if dtype == torch.float16:
-            self.normed = max(self.normed, rows * k)
 
     def of_several(self, kind: GemmKind, rows: int, n: int, k: int, gated: bool) -> None:
         if gated:

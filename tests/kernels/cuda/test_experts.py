@@ -220,7 +220,7 @@ def test_compiled(kind, num_tokens, arch):
         made = launch.compiled(arch)
         assert made.spills <= FEW_BYTES and made.shared <= SHARED_LIMIT[arch], launch.key
         if launch.kernel.__name__ == "_multiply":
-            words = {90: "wgmma.mma_async", 100: "tcgen05.mma"} if num_tokens > 500 else {}
+            words = {90: "wgmma.mma_async", 100: "tcgen05.mma"}
             assert words.get(arch, "mma.sync") in made.ptx and "cp.async" in made.ptx
 
 

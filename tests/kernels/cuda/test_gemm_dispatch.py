@@ -21,11 +21,19 @@ ADA, AMPERE = Gpu(89, 128), Gpu(80, 108)
 def gemm_kinds(kind, gpu=ADA, dtype=torch.bfloat16, n=64, activations="auto", k=512):
     weight = device_weight(kind, n, k, dtype)
     conditions = GemmConditions(gpu, dtype, activations=activations)
-    return [gemm_kind(weight, rows, conditions) for rows in (1, 16, 32, 64, 65)]
+    return [gemm_kind(weight, rows, conditions) for rows in (2, 16, 32, 64, 65)]
 
 
 def test_floats():
     assert gemm_kinds("float") == [GemmKind.FUSED] * 2 + [GemmKind.GEMM] * 3
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_row_alone(kind):
+    conditions = GemmConditions(ADA)
+    one = gemm_kind(device_weight(kind, 64, 512, torch.bfloat16), 1, conditions)
+    is_bytes_in_groups = kind.startswith(("int8 in", "FP8 in"))
+    assert one is (GemmKind.FUSED if is_bytes_in_groups else GemmKind.VECTOR)
 
 
 @pytest.mark.parametrize("kind", ["nibbles in 128", "int8 in 16", "FP8 in 128"])
@@ -97,11 +105,11 @@ def test_invariant_is_one_way_for_any_rows(kind):
 
 def test_the_table_has_every_kind():
     rows = dict(table(GemmConditions(ADA)))
-    assert len(rows) == 13 and rows["bfloat16"] == [GemmKind.FUSED] * 2 + [GemmKind.GEMM] * 2
-    assert rows["FP8 by rows"] == [GemmKind.FUSED] * 3 + [GemmKind.EXPANDED]
-    assert (
-        rows["FP8 by rows, for activations of 8 bits"] == [GemmKind.FUSED] * 2 + [GemmKind.FP8] * 2
-    )
+    alone, fused = GemmKind.VECTOR, GemmKind.FUSED
+    assert len(rows) == 13 and rows["bfloat16"] == [alone, fused] + [GemmKind.GEMM] * 2
+    assert rows["FP8 by rows"] == [alone, fused, fused, GemmKind.EXPANDED]
+    of_8_bits = "FP8 by rows, for activations of 8 bits"
+    assert rows[of_8_bits] == [alone, fused] + [GemmKind.FP8] * 2
     assert all(
         kinds == [GemmKind.TILES] * 4 for _, kinds in table(GemmConditions(ADA, invariant=True))
     )

@@ -178,7 +178,8 @@ def test_logits_are_float32(device, rows):
 
 
 def test_logits_of_fp8_are_not_rounded_to_16_bits(device):
-    """They are products of codes, which bfloat16 would move by up to 2^-9 of themselves."""
+    """They are products of codes, which bfloat16 would move by up to 2^-9 of themselves. Tensor
+    cores of a GPU sum 32 products of FP8 with 14 bits (3.3e-4 of the largest here, on an H200)."""
     weight = device_weight("FP8 for FP8", N, K, torch.bfloat16, device)
     x = random(40, K, dtype=torch.bfloat16, device=device)
     scale = scales_of(x, 448.0)
@@ -187,7 +188,8 @@ def test_logits_of_fp8_are_not_rounded_to_16_bits(device):
     out = torch.zeros(40, N, device=device)
     products_of(weight, x).linear(x, weight, out, GemmFusion(bias=bias))
     expected = rounded @ weight.dense(torch.float64).T + bias
-    assert (out.double() - expected).abs().max() <= 1e-5 * expected.abs().max()
+    tolerance = 1e-5 if device == "cpu" else 2**-11
+    assert (out.double() - expected).abs().max() <= tolerance * expected.abs().max()
 
 
 def test_memory_is_what_the_named_uses_need():

@@ -42,7 +42,7 @@ from octavo.runtime import cuda_warmup
 from octavo.runtime.capacity import RankLimits, RankSpec
 from octavo.runtime.cuda_backend import FusedBackend
 from octavo.runtime.cuda_components import TritonComponents
-from octavo.runtime.cuda_graphs import DecodeGraphs
+from octavo.runtime.cuda_graphs import StepGraphs
 from octavo.runtime.rank import Rank
 
 _LLAMA = replace(LLAMA, num_layers=1, layer_windows=(None,), intermediate_size=64)
@@ -152,7 +152,7 @@ def test_nothing_is_compiled_while_requests_wait(name):
 def test_without_it_much_is_compiled(monkeypatch):
     """So that these keys say something."""
     monkeypatch.setattr(cuda_warmup, "warm_up_shapes", lambda *_: ())
-    monkeypatch.setattr(DecodeGraphs, "capture", lambda self: None)
+    monkeypatch.setattr(StepGraphs, "capture", lambda self: None)
     made = []
     # Copies of blocks, over the cache of the trial and that of the engine.
     assert len(keys_of(lambda: made.append(started(*MODELS["4 bits"])))) <= 2
