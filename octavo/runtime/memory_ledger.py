@@ -26,9 +26,9 @@ KV = "KV cache"
 GRAPHS = "recorded graphs"
 STEP = "a step"  # its allocations beyond all lines
 
-# Memory of the driver, loaded kernels and cuBLAS, before anything is allocated. vLLM's logs have
-# 0.1 to 0.5 GiB of it on H100 (see octavo/cost/engine_profile.py); not measured with octavo.
-CONTEXT_BYTES = 6 * GIB // 10
+# Memory of the driver, loaded kernels and cuBLAS, before anything is allocated: 0.74 GiB on an H200
+# (CUDA 13.0, PyTorch 2.11).
+CONTEXT_BYTES = 74 * GIB // 100
 # Memory of one captured step: its nodes and their arguments; its tensors are the program's. vLLM
 # takes 0.3 GiB for some 35 sizes of small models; not measured with octavo.
 GRAPH_BYTES = 16 << 20

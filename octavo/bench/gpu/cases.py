@@ -30,7 +30,7 @@ class GpuCase:
     settings: Mapping[str, Any] = field(default_factory=dict)
     workloads: tuple[PeerWorkload, ...] = ()
     checked: bool = False
-    seconds: float = 30.0
+    seconds: float = 25.0
 
     @property
     def model(self) -> str:
@@ -61,13 +61,13 @@ _STATIC = {"device": "cuda", "cache_implementation": "static", "disable_compile"
 _VLLM = {"max_model_len": 17_408, "max_num_seqs": 256}
 
 CASES = (
-    GpuCase("0.6b", "0.6b", "bf16", settings=_LIMITS, workloads=_ALL, seconds=60),
+    GpuCase("0.6b", "0.6b", "bf16", settings=_LIMITS, workloads=_ALL, seconds=45),
     GpuCase("0.6b against reference ops", "0.6b", "bf16", checked=True),
-    GpuCase("8b", "8b", "bf16", settings=_LIMITS, workloads=_ALL, seconds=90),
+    GpuCase("8b", "8b", "bf16", settings=_LIMITS, workloads=_ALL, seconds=60),
     GpuCase("0.6b, no graphs", "0.6b", "bf16", settings=_EAGER, workloads=_DECODE),
     GpuCase("0.6b, one step in flight", "0.6b", "bf16", settings=_IN_TURN, workloads=_DECODE),
-    GpuCase("8b in FP8", "8b", "fp8", settings=_LIMITS, workloads=_SOME, seconds=60),
-    GpuCase("8b in 4 bits", "8b", "w4", settings=_LIMITS, workloads=_SOME, seconds=60),
+    GpuCase("8b in FP8", "8b", "fp8", settings=_LIMITS, workloads=_SOME, seconds=35),
+    GpuCase("8b in 4 bits", "8b", "w4", settings=_LIMITS, workloads=_SOME, seconds=35),
     GpuCase("0.6b in FP8 against reference ops", "0.6b", "fp8", checked=True),
     GpuCase("0.6b in 4 bits against reference ops", "0.6b", "w4", checked=True),
     GpuCase("0.6b, transformers", "0.6b", "bf16", "transformers", _STATIC, _DECODE, seconds=40),
