@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 
-import numpy as np
 import pytest
 import torch
 from loading import load_model
@@ -161,23 +160,6 @@ def test_rates_rise_and_fall(bits, rate):
     assert moved[0] == pytest.approx(rate / 5, rel=1e-3) and moved[0] < moved[2] < moved[4]
     assert max(moved) == pytest.approx(rate, rel=0.01)
     assert moved[5:] == sorted(moved[5:], reverse=True) and 0 < moved[-1] < 1e-3 * rate
-
-
-def test_it_is_adam():
-    """As its paper writes it, on gradients of many sizes."""
-    random = np.random.default_rng(0)
-    sizes, values = np.logspace(-7, 1, 64), random.standard_normal(64)
-    moved = qat._AdamValues(torch.from_numpy(values).clone(), 0.01)
-    (kept, kept_square), mean, square = qat._BETAS, 0.0, 0.0
-    for number in range(1, 8):
-        gradient = sizes * random.standard_normal(64)
-        mean = kept * mean + (1 - kept) * gradient
-        square = kept_square * square + (1 - kept_square) * gradient**2
-        mean_hat, square_hat = mean / (1 - kept**number), square / (1 - kept_square**number)
-        values = values - 0.5 * 0.01 * mean_hat / (np.sqrt(square_hat) + qat._EPSILON)
-        moved._values.grad = torch.from_numpy(gradient)
-        moved.step(0.5, number)
-    np.testing.assert_allclose(moved._values.numpy(), values, rtol=1e-9)
 
 
 def test_what_is_held_out_is_not_trained_on():
