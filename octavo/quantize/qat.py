@@ -36,6 +36,7 @@ from octavo.layers.tensors import with_tensors
 from octavo.models.checkpoint import Checkpoint, open_checkpoint
 from octavo.models.loader import load_checkpoint
 from octavo.models.registry import CausalLM
+from octavo.quantize.calibration import in_epochs
 from octavo.quantize.distillation import Distillation
 from octavo.quantize.fake_quant import FakeQuantMatrix, ScaledMatrix
 from octavo.quantize.grid import QuantizedMatrix, Scheme
@@ -194,7 +195,8 @@ def train(
     optimizer = _Optimizer(matrices.values(), total)
     best = _BestWeights(distillation, windows.held_out)
     best.evaluate(matrices)
-    drawn = _drawn(windows.trained, num_windows, seed).split(_WINDOWS_OF_A_STEP)
+    order = in_epochs(len(windows.trained), num_windows, seed)
+    drawn = windows.trained[order].split(_WINDOWS_OF_A_STEP)
     for number, batch in enumerate(drawn, start=1):
         divergence = _gradients(distillation, matrices, batch)
         optimizer.step()
@@ -226,14 +228,6 @@ def _gradients(
 @torch.no_grad()
 def _weights(matrices: Mapping[str, ScaledMatrix]) -> dict[str, Tensor]:
     return {name: matrix.weight() for name, matrix in matrices.items()}
-
-
-def _drawn(windows: Tensor, count: int, seed: int) -> Tensor:
-    """Draw ``count`` windows, each once in an epoch."""
-    generator = torch.Generator().manual_seed(seed)
-    rounds = -(-count // len(windows))
-    drawn = [torch.randperm(len(windows), generator=generator) for _ in range(rounds)]
-    return windows[torch.cat(drawn)[:count]]
 
 
 class _Optimizer:

@@ -114,7 +114,7 @@ class NativeKVCache(NativeBlocks):
         layer_bytes = num_kv_heads * (block_size // KV_CHUNK) * chunk_bytes
         super().__init__(len(layers), block_size, layer_bytes, limits, states)
         self._library = library
-        self._memory = abi.KVMemory(
+        self._memory = abi.KvMemory(
             kv_format=kv_format,
             num_kv_heads=num_kv_heads,
             head_dim=head_dim,

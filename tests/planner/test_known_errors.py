@@ -13,10 +13,9 @@ from simulated_service import line_cost
 from octavo.cli.terminal import format_bytes
 from octavo.cost.communication import all_reduce, link_of
 from octavo.cost.efficiency import IDEAL
-from octavo.cost.engine_profile import Limits, profile
+from octavo.cost.engine_profile import Limits, number_that_fits, profile
 from octavo.cost.find_device import find_device
 from octavo.cost.kv import kv_bytes_per_token
-from octavo.cost.memory import feasible_batch
 from octavo.cost.mixers import Attention
 from octavo.cost.open_spec import open_spec
 from octavo.cost.parallel import Parallel
@@ -203,8 +202,8 @@ def test_activations_are_of_a_step_and_of_its_sampler():
 
 def test_what_memory_holds_at_once():
     """Reference case R42: (80 - 14) / 5 GB."""
-    assert feasible_batch(80 * GB - 14 * GB, 5 * GB) == 13
-    assert feasible_batch(0.9 * 80 * GB - 14 * GB, 5 * GB) == 11
+    assert number_that_fits(80 * GB - 14 * GB, 5 * GB) == 13
+    assert number_that_fits(0.9 * 80 * GB - 14 * GB, 5 * GB) == 11
 
 
 # -- speed ----------------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ from loading import load_model
 
 from octavo.base.errors import ConfigError
 from octavo.quantize import qat
+from octavo.quantize.calibration import in_epochs
 from octavo.quantize.distillation import Distillation
 from octavo.quantize.fake_quant import FakeQuantMatrix, ScaledMatrix
 from octavo.quantize.grid import QuantizedMatrix, Scheme
@@ -174,7 +175,7 @@ def test_what_is_held_out_is_not_trained_on():
 
 def test_all_windows_are_gone_through_before_any_comes_again():
     windows = torch.arange(7)[:, None]
-    drawn = qat._drawn(windows, 17, seed=0)[:, 0].tolist()
+    drawn = windows[in_epochs(len(windows), 17, seed=0)][:, 0].tolist()
     assert len(drawn) == 17
     assert sorted(drawn[:7]) == sorted(drawn[7:14]) == list(range(7))
     assert drawn[:7] != drawn[7:14]

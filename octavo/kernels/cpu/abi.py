@@ -8,6 +8,7 @@ tests/kernels/cpu/test_abi.py compares all of this with the header as a C compil
 from __future__ import annotations
 
 import ctypes
+import re
 from ctypes import (
     POINTER,
     Structure,
@@ -190,7 +191,7 @@ class AttentionArgs(Structure):
     )
 
 
-class KVMemory(Structure):
+class KvMemory(Structure):
     _fields_ = _fields(
         (c_int32, "kv_format num_kv_heads head_dim num_layers num_blocks block_size"),
         (c_int64, "layer_bytes block_bytes"),
@@ -358,33 +359,16 @@ class Batch(Structure):
     )
 
 
+def _name_in_c(struct: type[Structure]) -> str:
+    """Return what the header calls a struct: ``oct_linear_args`` for LinearArgs."""
+    return "oct_" + re.sub("(?<=[a-z])(?=[A-Z])", "_", struct.__name__).lower()
+
+
 # In the order of their declaration.
 STRUCTS: dict[str, type[Structure]] = {
-    "oct_weight": Weight,
-    "oct_segment": Segment,
-    "oct_head": Head,
-    "oct_linear_args": LinearArgs,
-    "oct_sink_window": SinkWindow,
-    "oct_sequences": Sequences,
-    "oct_attention_args": AttentionArgs,
-    "oct_kv_memory": KVMemory,
-    "oct_latent_args": LatentArgs,
-    "oct_sample": Sample,
-    "oct_logprobs": Logprobs,
-    "oct_embed_args": EmbedArgs,
-    "oct_rows_args": RowsArgs,
-    "oct_states": States,
-    "oct_conv_args": ConvArgs,
-    "oct_scan_args": ScanArgs,
-    "oct_delta_args": DeltaArgs,
-    "oct_gated_norm_args": GatedNormArgs,
-    "oct_check_args": CheckArgs,
-    "oct_routing": Routing,
-    "oct_expert": Expert,
-    "oct_experts_args": ExpertsArgs,
-    "oct_node": Node,
-    "oct_program": Program,
-    "oct_batch": Batch,
+    _name_in_c(struct): struct
+    for struct in list(vars().values())
+    if isinstance(struct, type) and issubclass(struct, Structure) and struct is not Structure
 }
 
 _pool = c_void_p
@@ -417,7 +401,7 @@ FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     ),
     "oct_kv_move": (
         c_int32,
-        (POINTER(KVMemory), c_void_p, c_int32, c_void_p, c_int32, c_int32),
+        (POINTER(KvMemory), c_void_p, c_int32, c_void_p, c_int32, c_int32),
     ),
     "oct_latent_row_bytes": (c_int64, (c_int32, c_int32, c_int32)),
     "oct_latent": (c_int32, (_pool, POINTER(LatentArgs), POINTER(Sequences))),
