@@ -95,7 +95,7 @@ Activations = Callable[[ModelSpec, Parallel, Settled], Prediction]
 
 
 def number_that_fits(num_bytes: float, each_bytes: float) -> int:
-    """How many blocks or sequences fit; none where layers keep nothing of a token."""
+    """Number of blocks or sequences that fit; 0 where layers keep nothing of a token."""
     return max(0, int(num_bytes // each_bytes)) if each_bytes else 0
 
 
