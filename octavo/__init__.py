@@ -13,23 +13,11 @@ from __future__ import annotations
 from typing import Any
 
 from octavo.base import renamed
-from octavo.base.lazy_exports import named
+from octavo.base.lazy_exports import homes_of, named
 
 __version__ = "0.1.0"
 
-_HOMES = {
-    "AsyncEngineArgs": "octavo.async_llm",
-    "AsyncLLM": "octavo.async_llm",
-    "AsyncLLMEngine": "octavo.async_llm",
-    "CompletionOutput": "octavo.serving.outputs",
-    "EngineArgs": "octavo.settings.engine",
-    "EngineConfig": "octavo.settings.engine",
-    "LLM": "octavo.llm",
-    "OctavoError": "octavo.base.errors",
-    "RequestOutput": "octavo.serving.outputs",
-    "RequestOutputKind": "octavo.core.sampling_params",
-    "SamplingParams": "octavo.core.sampling_params",
-}
+_HOMES = homes_of(__file__)
 
 __all__ = ["__version__", *sorted(_HOMES)]
 

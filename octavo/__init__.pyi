@@ -1,25 +1,29 @@
-# Names of the package for type checkers; at run time `__getattr__` imports each when it is used.
+# Where the names of the package are: type checkers read it, and at run time `lazy_exports`.
 
-from octavo.async_llm import AsyncEngineArgs, AsyncLLM, AsyncLLMEngine
-from octavo.base.errors import OctavoError
-from octavo.core.sampling_params import RequestOutputKind, SamplingParams
-from octavo.llm import LLM
-from octavo.serving.outputs import CompletionOutput, RequestOutput
-from octavo.settings.engine import EngineArgs, EngineConfig
+from octavo.async_llm import (
+    AsyncEngineArgs as AsyncEngineArgs,
+)
+from octavo.async_llm import (
+    AsyncLLM as AsyncLLM,
+)
+from octavo.async_llm import (
+    AsyncLLMEngine as AsyncLLMEngine,
+)
+from octavo.base.errors import OctavoError as OctavoError
+from octavo.core.sampling_params import (
+    RequestOutputKind as RequestOutputKind,
+)
+from octavo.core.sampling_params import (
+    SamplingParams as SamplingParams,
+)
+from octavo.llm import LLM as LLM
+from octavo.serving.outputs import (
+    CompletionOutput as CompletionOutput,
+)
+from octavo.serving.outputs import (
+    RequestOutput as RequestOutput,
+)
+from octavo.settings.engine import EngineArgs as EngineArgs
+from octavo.settings.engine import EngineConfig as EngineConfig
 
 __version__: str
-
-__all__ = [
-    "AsyncEngineArgs",
-    "AsyncLLM",
-    "AsyncLLMEngine",
-    "CompletionOutput",
-    "EngineArgs",
-    "EngineConfig",
-    "LLM",
-    "OctavoError",
-    "RequestOutput",
-    "RequestOutputKind",
-    "SamplingParams",
-    "__version__",
-]

@@ -215,22 +215,23 @@ def look_at_storage() -> Storage:
 
 
 def choose_kernels(cuda: Cuda) -> tuple[KernelChoice, ...]:
-    """Return the dispatcher's own account, for every kind of device that there is."""
+    """Return the choice that is made for every kind of device that there is."""
     from octavo.kernels import dispatch
 
-    choices = [
-        KernelChoice("cpu", choice.op, choice.chosen, choice.refused)
-        for choice in dispatch.explain("cpu")
-    ]
+    on_cpu = _chosen("native", dispatch.why_not_native("cpu"))
+    choices = [KernelChoice("cpu", op, *on_cpu) for op in dispatch.OP_NAMES]
     if cuda.devices:
         from octavo.runtime.backends import why_not_fused
         from octavo.runtime.capacity import RankSpec
 
         reason = why_not_fused(RankSpec(Path(), "cuda", "bfloat16"))
-        refused = () if reason is None else (("fused", reason),)
-        chosen = "fused" if reason is None else "reference"
-        choices.append(KernelChoice("cuda", "whole steps", chosen, refused))
+        choices.append(KernelChoice("cuda", "whole steps", *_chosen("fused", reason)))
     return tuple(choices)
+
+
+def _chosen(best: str, reason: str | None) -> tuple[str, tuple[tuple[str, str], ...]]:
+    """Return the kernels that are chosen, and those refused, given the reason against the best."""
+    return (best, ()) if reason is None else ("reference", ((best, reason),))
 
 
 def _has_module(name: str) -> bool:

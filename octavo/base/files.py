@@ -96,11 +96,11 @@ class NewFolder:
         """Put the folder in its place, once all of it is on the disk."""
         for folder, _, names in os.walk(self.folder, topdown=False):
             for name in names:
-                _sync(os.path.join(folder, name))
-            _sync(folder)
+                sync(os.path.join(folder, name))
+            sync(folder)
         os.chmod(self.folder, 0o755)
         os.rename(self.folder, self.path)
-        _sync(self.path.parent)
+        sync(self.path.parent)
 
     def __enter__(self) -> NewFolder:
         return self
@@ -111,7 +111,8 @@ class NewFolder:
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
-def _sync(path: str | Path) -> None:
+def sync(path: str | Path) -> None:
+    """Wait until a file's content, or a folder's entries, are on the disk, where one can."""
     if not _FOLDERS_OPEN:
         return
     descriptor = os.open(path, os.O_RDONLY)

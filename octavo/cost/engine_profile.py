@@ -94,14 +94,14 @@ _NOTHING = Prediction.sure(0.0)
 Activations = Callable[[ModelSpec, Parallel, Settled], Prediction]
 
 
-def whole_blocks(num_bytes: float, block_bytes: float) -> int:
-    """Blocks that fit; none where layers keep nothing of a token."""
-    return max(0, int(num_bytes // block_bytes)) if block_bytes else 0
+def number_that_fits(num_bytes: float, each_bytes: float) -> int:
+    """Number of blocks or sequences that fit; 0 where layers keep nothing of a token."""
+    return max(0, int(num_bytes // each_bytes)) if each_bytes else 0
 
 
 def _all_blocks(room: Room, limits: Settled) -> int:
     """An engine that takes what there is."""
-    return whole_blocks(room.num_bytes, room.block_bytes)
+    return number_that_fits(room.num_bytes, room.block_bytes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

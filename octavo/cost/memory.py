@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from octavo.cost.engine_profile import EngineProfile, Limits, Room, Settled, whole_blocks
+from octavo.cost.engine_profile import EngineProfile, Limits, Room, Settled, number_that_fits
 from octavo.cost.hardware import Device
 from octavo.cost.kv import attention_ops, sequence_bytes
 from octavo.cost.model_spec import ModelSpec
@@ -81,7 +81,7 @@ class MemoryPlan:
             step_tokens=self.limits.max_num_batched_tokens,
             keeps_windows_only=self.keeps_windows_only,
         )
-        return feasible_batch(self.kv_bytes, needed)
+        return number_that_fits(self.kv_bytes, needed)
 
     @property
     def fits(self) -> bool:
@@ -115,11 +115,6 @@ def memory(
     case = _Case(spec, precision, parallel, device, profile, settled)
     stages = (case.stage(index) for index in range(parallel.pp))
     return min(stages, key=lambda each: (each.max_concurrency(1), each.left_bytes))
-
-
-def feasible_batch(kv_bytes: float, sequence_bytes: float) -> int:
-    """Number of sequences of so many bytes that fit."""
-    return max(0, int(kv_bytes // sequence_bytes)) if sequence_bytes else 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,7 +184,7 @@ class _Case:
             return room, self._blocks_of_states(room, attention)
         block_bytes = self.limits.block_size * token_bytes
         if given is not None:
-            num_blocks = whole_blocks(given, block_bytes)
+            num_blocks = number_that_fits(given, block_bytes)
         else:
             left_over = Room(self.device, left, block_bytes, self.precision.kv.name)
             num_blocks = self.profile.num_blocks(left_over, self.limits)
@@ -197,7 +192,7 @@ class _Case:
 
     def _blocks_of_states(self, num_bytes: float, attention: tuple[AttentionOp, ...]) -> int:
         """Bytes for as many whole sequences as fit, for models that keep nothing per token."""
-        seqs = feasible_batch(num_bytes, sequence_bytes(attention, 1))
+        seqs = number_that_fits(num_bytes, sequence_bytes(attention, 1))
         blocks = -(-self.limits.max_model_len // self.limits.block_size)
         return min(seqs, self.limits.max_num_seqs) * blocks
 

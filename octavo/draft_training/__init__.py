@@ -12,7 +12,6 @@
     evaluation.py        acceptance on held-out answers
     medusa_tree.py       the static draft tree of Medusa
     head_kinds.py        how each kind is made, and its folder
-    work_folder.py       intermediate results, from which an interrupted run goes on
     training_job.py      from a model to a folder of heads
 
 It computes with PyTorch. To draft with the heads nothing of this package is needed.

@@ -66,18 +66,24 @@ class DraftHeadKind(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class ReDrafterKind:
-    """The ReDrafter head. Its tensors have the names of ``TrainableReDrafterHead``, with the
-    shortlist's rows in ``lm_head.weight`` and their token ids in ``token_map``."""
+class _StatelessKind:
+    """The part that kinds without attention share: they read the last hidden state alone."""
 
     steps: int = 3
-    num_layers: int = 1
 
     def depths(self, model: ModelConfig) -> Sequence[int]:
         return ()
 
     def examples(self, target: TargetWeights, sequences: TrainingSequences) -> PositionExamples:
         return PositionExamples(target, sequences, self.steps)
+
+
+@dataclass(frozen=True, slots=True)
+class ReDrafterKind(_StatelessKind):
+    """The ReDrafter head. Its tensors have the names of ``TrainableReDrafterHead``, with the
+    shortlist's rows in ``lm_head.weight`` and their token ids in ``token_map``."""
+
+    num_layers: int = 1
 
     def create(
         self, model: ModelConfig, target: TargetWeights, seed: int
@@ -107,16 +113,8 @@ class ReDrafterKind:
 
 
 @dataclass(frozen=True, slots=True)
-class MedusaKind:
+class MedusaKind(_StatelessKind):
     """Medusa heads, in the layout of Medusa and vLLM, with the shortlist in ``token_map``."""
-
-    steps: int = 3
-
-    def depths(self, model: ModelConfig) -> Sequence[int]:
-        return ()
-
-    def examples(self, target: TargetWeights, sequences: TrainingSequences) -> PositionExamples:
-        return PositionExamples(target, sequences, self.steps)
 
     def create(self, model: ModelConfig, target: TargetWeights, seed: int) -> TrainableMedusaHeads:
         return TrainableMedusaHeads(model.hidden_size, self.steps)

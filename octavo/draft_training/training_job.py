@@ -1,7 +1,7 @@
 """Trains a draft head from a model's answers to prompts, and their hidden states.
 
-Each part has a share of the time, and keeps its results beside OUT (``work_folder.py``): answers
-and hidden states in pieces, the head in training every few steps.
+Each part has a share of the time, and keeps its results beside OUT (``work_folder.py`` of
+``quantize``): answers and hidden states in pieces, the head in training every few steps.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ from octavo.draft_training.shortlist import coverage, shortlist
 from octavo.draft_training.stateless_heads import TrainableHead
 from octavo.draft_training.training_loop import Schedule, Training, TrainStepReport
 from octavo.draft_training.training_state import restore, snapshot
-from octavo.draft_training.work_folder import WorkFolder
 from octavo.models.checkpoint import Checkpoint
 from octavo.models.config import EMBEDDING, HEAD, ModelConfig
 from octavo.models.loader import load_checkpoint
 from octavo.models.parameters import Parameters
 from octavo.models.safetensors_writer import write_safetensors
 from octavo.quantize.calibration_files import read_documents
+from octavo.quantize.work_folder import WorkFolder
 from octavo.runtime.capacity import RankSpec
 from octavo.text.tokenizer import Tokenizer
 
@@ -56,6 +56,7 @@ _HELD_OUT_EVERY = 12
 _MEASURED_STEPS = 8  # steps that are timed to find how many fit into the time
 _KEEP_EVERY = 50  # steps
 _EVALUATED_POSITIONS = 4096
+_FORMAT = 2  # raised with the files of the work folder, and when the same settings give other heads
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,9 +142,8 @@ def train_draft(
     begin = time.perf_counter()
     if out.exists() and (out.is_file() or any(out.iterdir())):
         raise ConfigError(f"{out} exists already: give another name, or remove it")
-    job = _TrainingJob(
-        checkpoint, tokenizer, request, WorkFolder(out, _about(checkpoint, request)), progress
-    )
+    work = WorkFolder(out, checkpoint, _about(request))
+    job = _TrainingJob(checkpoint, tokenizer, request, work, progress)
     try:
         job.answer(open_answering)
         job.record_states()
@@ -155,17 +155,12 @@ def train_draft(
     return made
 
 
-def _about(checkpoint: Checkpoint, request: TrainRequest) -> dict[str, Any]:
-    """All that a head depends on; the model's files by their size and time."""
+def _about(request: TrainRequest) -> dict[str, Any]:
+    """All that a head depends on, beside the model."""
     settings = asdict(request)
     if request.data is not None and request.data.is_file():
         settings["data"] = sha256_of(request.data)
-    files = [path.stat() for path in checkpoint.files]
-    return {
-        "settings": settings,
-        "source": str(checkpoint.path.resolve()),
-        "files": [(stat.st_size, stat.st_mtime_ns) for stat in files],
-    }
+    return {"format": _FORMAT, "settings": settings}
 
 
 class _TrainingJob:

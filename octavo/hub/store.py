@@ -23,7 +23,7 @@ from datetime import UTC, datetime
 from pathlib import Path, PurePosixPath
 
 from octavo.base.files import lock as lock_file
-from octavo.base.files import sha256_of
+from octavo.base.files import sha256_of, sync
 from octavo.base.model_files import split_parts
 
 MANIFEST = "manifest.json"
@@ -147,7 +147,7 @@ def publish(
     target.parent.mkdir(parents=True, exist_ok=True)
     _remove_tree(target)
     os.replace(folder, target)
-    _sync_folder(target.parent)
+    sync(target.parent)
     model = find(name)
     assert model is not None, f"{target} was published, yet it is not whole"
     return model
@@ -223,11 +223,3 @@ def _remove_tree(folder: Path) -> None:
         folder.unlink()
     elif folder.exists():
         shutil.rmtree(folder)
-
-
-def _sync_folder(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

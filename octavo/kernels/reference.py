@@ -28,40 +28,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from octavo.kernels.attention import ReferenceAttentionPlan, paged_attention, plan_attention
+from octavo.kernels.attention import ReferenceAttentionPlan
+from octavo.kernels.attention import paged_attention as paged_attention
+from octavo.kernels.attention import plan_attention as plan_attention
 from octavo.kernels.experts import add_up, clamped_swiglu, route
 from octavo.kernels.kv_stores import JoinedStore, KVStore
 from octavo.kernels.op_arguments import RopeArguments, RowNorm
-from octavo.kernels.recurrence import delta_rule, gated_norm, selective_scan, short_conv
+from octavo.kernels.recurrence import delta_rule as delta_rule
+from octavo.kernels.recurrence import gated_norm as gated_norm
+from octavo.kernels.recurrence import selective_scan as selective_scan
+from octavo.kernels.recurrence import short_conv as short_conv
 from octavo.kernels.routing import CLAMPED_SWIGLU, ExpertWeights, RouterWeights, Routing
 from octavo.quantization.tensors import WeightTensor
-
-__all__ = [
-    "activate",
-    "add",
-    "delta_rule",
-    "embed",
-    "gated_norm",
-    "embed_positions",
-    "gelu_mul",
-    "latent_attention",
-    "layernorm",
-    "linear",
-    "lm_head",
-    "moe",
-    "paged_attention",
-    "plan_attention",
-    "rmsnorm",
-    "rope",
-    "selective_scan",
-    "short_conv",
-    "scale",
-    "sigmoid_mul",
-    "silu_mul",
-    "softcap",
-    "store_kv",
-    "store_latents",
-]
 
 ROW_TILE = 16
 

@@ -6,7 +6,7 @@ import math
 import random
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Generic, TypeVar
 
 S = TypeVar("S")
@@ -50,7 +50,7 @@ class MedianRange:
         return cls(statistics.median(values), min(values), max(values))
 
     def as_json(self) -> dict[str, float]:
-        return {"median": self.median, "min": self.min, "max": self.max}
+        return asdict(self)
 
     def scaled(self, factor: float) -> MedianRange:
         return MedianRange(self.median * factor, self.min * factor, self.max * factor)

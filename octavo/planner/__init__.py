@@ -18,24 +18,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from octavo.base.lazy_exports import named
+from octavo.base.lazy_exports import homes_of, named
 
-_HOMES = {
-    "CalibratedSteps": ".deployment",
-    "Deployment": ".deployment",
-    "Plan": ".answer",
-    "Question": ".answer",
-    "Slo": ".slo",
-    "Traffic": ".traffic",
-    "Verdict": ".verdict",
-    "formulas_json": ".formulas",
-    "judge": ".verdict",
-    "parse_slo": ".slo",
-    "plan": ".answer",
-    "plan_json": ".report",
-    "search": ".sizing",
-    "step_cost": ".step",
-}
+_HOMES = homes_of(__file__)
 
 __all__ = sorted(_HOMES)
 

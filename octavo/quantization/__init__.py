@@ -15,12 +15,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from octavo.base.lazy_exports import named
+from octavo.base.lazy_exports import homes_of, named
 
-_HOMES = {
-    "GGMLType": "octavo.quantization.ggml_types",
-    "quantize_to_blocks": "octavo.quantization.gguf_quantize:quantize",
-}
+_HOMES = homes_of(__file__)
 __all__ = sorted(_HOMES)
 
 

@@ -1,9 +1,3 @@
-# Names of the package for type checkers; at run time `__getattr__` imports each when it is used.
+# Where the names of the package are: type checkers read it, and at run time `lazy_exports`.
 
-from octavo.quantization.ggml_types import GGMLType
-from octavo.quantization.gguf_quantize import quantize as quantize_to_blocks
-
-__all__ = [
-    "GGMLType",
-    "quantize_to_blocks",
-]
+from octavo.quantization.ggml_types import GGMLType as GGMLType

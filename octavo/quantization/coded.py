@@ -55,9 +55,9 @@ class CodedWeight:
         group_size: inputs that share a scale and a zero; K or more for one of each per row.
         scales: float32 [N or 1, number of groups or 1].
         zeros: same shape as the scales, or one number for all.
+        nbytes: bytes in its files.
         levels: lookup table float32 [2**bits]; None where codes are their own values.
         groups: group of each input, int32 [K], where groups are not consecutive inputs.
-        nbytes: bytes in its files.
         rounds_activations: the checkpoint was made for 8-bit activations, so that kernels may round
             them.
     """
@@ -69,9 +69,9 @@ class CodedWeight:
     codes: Codes
     scales: np.ndarray
     zeros: np.ndarray | float
-    levels: np.ndarray | None
-    groups: np.ndarray | None
     nbytes: int
+    levels: np.ndarray | None = None
+    groups: np.ndarray | None = None
     rounds_activations: bool = False
 
     is_quantized = True

@@ -227,6 +227,12 @@ def _iq4_xs(blocks: Tensor, out: Tensor) -> None:
     out.view(-1, 8, 32).mul_(step.unsqueeze(-1))
 
 
+FLOAT_DTYPES = {
+    GGMLType.F32: torch.float32,
+    GGMLType.F16: torch.float16,
+    GGMLType.BF16: torch.bfloat16,
+}
+
 DEQUANTIZERS: dict[GGMLType, Callable[[Tensor, Tensor], None]] = {
     GGMLType.F32: _float32,
     GGMLType.F16: _float16,

@@ -28,7 +28,7 @@ from torch import Tensor
 
 from octavo.quantization import gguf_blocks as pack
 from octavo.quantization.ggml_types import GGMLType, block_shape, row_bytes
-from octavo.quantization.gguf_formats import IQ4_VALUES
+from octavo.quantization.gguf_formats import FLOAT_DTYPES, IQ4_VALUES
 from octavo.quantization.gguf_search import (
     FIXED,
     IntegerLevels,
@@ -156,8 +156,8 @@ def _relative(importance: Tensor, columns: int) -> Tensor:
 
 def _quantize(type: GGMLType, rows: Tensor, importance: Tensor | None) -> Tensor:
     """Quantize rows to bytes, in any shape."""
-    if type in _FLOATS:
-        return rows.to(_FLOATS[type]).view(torch.uint8)
+    if type in FLOAT_DTYPES:
+        return rows.to(FLOAT_DTYPES[type]).view(torch.uint8)
     values, _ = block_shape(type)
     if importance is None and type in _LIKE_GGML:
         return _LIKE_GGML[type](rows.reshape(-1, values).T.contiguous())
@@ -215,12 +215,6 @@ def _onto_magnitude(x: Tensor, top: int) -> tuple[Tensor, Tensor]:
     return d, torch.copysign(rounded, x).T
 
 
-_FLOATS = {
-    GGMLType.F32: torch.float32,
-    GGMLType.F16: torch.float16,
-    GGMLType.BF16: torch.bfloat16,
-}
-
 _LIKE_GGML: dict[GGMLType, Callable[[Tensor], Tensor]] = {
     GGMLType.Q4_0: lambda x: pack.pack_q4_0(*_onto_extreme(x, 8)),
     GGMLType.Q4_1: lambda x: pack.pack_q4_1(*_onto_range(x, 15)),
@@ -230,5 +224,5 @@ _LIKE_GGML: dict[GGMLType, Callable[[Tensor], Tensor]] = {
 }
 """For each type: a function that packs blocks of values [values, n] to bytes, as ggml rounds."""
 
-QUANTIZABLE = (*_FLOATS, *SEARCHED)
+QUANTIZABLE = (*FLOAT_DTYPES, *SEARCHED)
 """The types that ``quantize`` can make."""

@@ -17,14 +17,8 @@ from torch import Tensor
 from octavo.quantization.base import StoredWeight, Weight
 from octavo.quantization.coded import CodedWeight
 from octavo.quantization.ggml_types import GGMLType, row_bytes
-from octavo.quantization.gguf_formats import dequantize
+from octavo.quantization.gguf_formats import FLOAT_DTYPES, dequantize
 from octavo.quantization.upload import Upload, upload_at_once
-
-_DTYPES = {
-    GGMLType.F32: torch.float32,
-    GGMLType.F16: torch.float16,
-    GGMLType.BF16: torch.bfloat16,
-}
 
 
 class QuantizedTensor(Protocol):
@@ -150,7 +144,7 @@ def _(
         rows, columns = weight.shape
         blocks = upload(weight.data, torch.uint8, torch.uint8)
         return BlockTensor(weight.type, blocks, (rows, columns))
-    type = _DTYPES[weight.type]
+    type = FLOAT_DTYPES[weight.type]
     values = upload(weight.data, type, type if device.type == "cpu" else dtype)
     return values.view(weight.shape)
 

@@ -24,7 +24,7 @@
     methods.py           the methods, the formats that hold their results, and defaults
     writers/             the formats of Hugging Face folders
     quantization_job.py  from a model to a quantized one on disk
-    resume.py            matrices that an interrupted run has kept
+    resume.py            matrices that an interrupted run has kept, in work_folder.py
     size_warnings.py     warnings about the size, given before the work
     unrepresentable.py   values that no smaller type can hold, found before the work
     scheme_comparison.py the effect of a scheme on some rows, as data
@@ -38,22 +38,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from octavo.base.lazy_exports import named
+from octavo.base.lazy_exports import homes_of, named
 from octavo.base.optional_deps import need_torch
 
-_HOMES = {
-    "QuantizedMatrix": "octavo.quantize.grid",
-    "RotatedCheckpoint": "octavo.quantize.rotation",
-    "Scheme": "octavo.quantize.scheme",
-    "bits_against_error": "octavo.quantize.scheme_comparison",
-    "calibration_windows": "octavo.quantize.calibration",
-    "explore": "octavo.quantize.scheme_comparison",
-    "input_statistics": "octavo.quantize.layerwise_model",
-    "quantize_gptq": "octavo.quantize.gptq:gptq",
-    "quantize_model": "octavo.quantize.pipeline",
-    "quantize_to_nearest": "octavo.quantize.grid",
-    "rows_of": "octavo.quantize.scheme_comparison",
-}
+_HOMES = homes_of(__file__)
 __all__ = sorted(_HOMES)
 
 

@@ -38,6 +38,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from octavo.quantize.calibration import in_epochs
 from octavo.quantize.grid import Grid, QuantizedMatrix, as_scales, grouped
 
 Layer = Callable[[Tensor, Mapping[str, Tensor]], Tensor]
@@ -98,7 +99,7 @@ def learn_rounding(
     best = _BestRounding(error, min(len(windows.inputs), _EVALUATED_WINDOWS))
     best.evaluate(start)
     learned = {name: _LearnedMatrix(weights[name], start[name]) for name in start}
-    for step, window in enumerate(_drawn(len(windows.inputs), steps, seed)):
+    for step, window in enumerate(in_epochs(len(windows.inputs), steps, seed).tolist()):
         given = {name: matrix.rounded() for name, matrix in learned.items()}
         with torch.enable_grad():
             error(window, given).backward()
@@ -107,14 +108,6 @@ def learn_rounding(
         if step + 1 in (steps // 2, steps):
             best.evaluate({name: matrix.quantized() for name, matrix in learned.items()})
     return best.matrices
-
-
-def _drawn(num_windows: int, steps: int, seed: int) -> list[int]:
-    """The numbers of the windows for each step."""
-    generator = torch.Generator().manual_seed(seed)
-    rounds = -(-steps // num_windows)
-    drawn = [torch.randperm(num_windows, generator=generator) for _ in range(rounds)]
-    return torch.cat(drawn)[:steps].tolist()
 
 
 class _BestRounding:

@@ -98,6 +98,14 @@ def _tokens_of(
     return [token for index in sorted(taken) for token in taken[index]]
 
 
+def in_epochs(num_windows: int, count: int, seed: int) -> Tensor:
+    """Draw ``count`` numbers of windows, int64 [count], each once in an epoch."""
+    generator = torch.Generator().manual_seed(seed)
+    epochs = -(-count // num_windows)
+    drawn = [torch.randperm(num_windows, generator=generator) for _ in range(epochs)]
+    return torch.cat(drawn)[:count]
+
+
 def _drawn(count: int, most: int, seed: int) -> Tensor:
     """Draw at most ``most`` of ``count`` numbers, ascending."""
     return _permutation(count, seed)[:most].sort().values

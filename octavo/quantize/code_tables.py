@@ -52,7 +52,6 @@ def to_fp8_blocks(weight: Tensor) -> CodedWeight:
         PlainCodes(codes.numpy()),
         scales.numpy(),
         0.0,
-        E4M3,
-        None,
         weight.numel() + 4 * largest.numel(),
+        E4M3,
     )

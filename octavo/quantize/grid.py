@@ -102,9 +102,8 @@ class QuantizedMatrix:
             PlainCodes(self.codes.numpy()),
             self.scales.numpy(),
             self.zeros.numpy() if table is None else 0.0,
-            None if table is None else TABLES[table],
-            None,
             self.codes.numel() * self.scheme.bits // 8,
+            None if table is None else TABLES[table],
         )
 
 

@@ -307,7 +307,7 @@ def windows_context(num_windows: int, length: int) -> _WindowsContext:
     """The ``ForwardContext`` of ``num_windows`` windows of ``length`` tokens, concatenated. Its ops
     are differentiable."""
     ops = replace(
-        create_ops("cpu"),
+        create_ops(),
         name="windows",
         silu_mul=_silu_mul,
         gelu_mul=_gelu_mul,

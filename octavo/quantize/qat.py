@@ -36,6 +36,7 @@ from octavo.layers.tensors import with_tensors
 from octavo.models.checkpoint import Checkpoint, open_checkpoint
 from octavo.models.loader import load_checkpoint
 from octavo.models.registry import CausalLM
+from octavo.quantize.calibration import in_epochs
 from octavo.quantize.distillation import Distillation
 from octavo.quantize.fake_quant import FakeQuantMatrix, ScaledMatrix
 from octavo.quantize.grid import QuantizedMatrix, Scheme
@@ -194,7 +195,8 @@ def train(
     optimizer = _Optimizer(matrices.values(), total)
     best = _BestWeights(distillation, windows.held_out)
     best.evaluate(matrices)
-    drawn = _drawn(windows.trained, num_windows, seed).split(_WINDOWS_OF_A_STEP)
+    order = in_epochs(len(windows.trained), num_windows, seed)
+    drawn = windows.trained[order].split(_WINDOWS_OF_A_STEP)
     for number, batch in enumerate(drawn, start=1):
         divergence = _gradients(distillation, matrices, batch)
         optimizer.step()
@@ -228,58 +230,34 @@ def _weights(matrices: Mapping[str, ScaledMatrix]) -> dict[str, Tensor]:
     return {name: matrix.weight() for name, matrix in matrices.items()}
 
 
-def _drawn(windows: Tensor, count: int, seed: int) -> Tensor:
-    """Draw ``count`` windows, each once in an epoch."""
-    generator = torch.Generator().manual_seed(seed)
-    rounds = -(-count // len(windows))
-    drawn = [torch.randperm(len(windows), generator=generator) for _ in range(rounds)]
-    return windows[torch.cat(drawn)[:count]]
-
-
 class _Optimizer:
     """Adam with learning rates that rise and fall over ``total`` steps."""
 
     def __init__(self, matrices: Iterable[ScaledMatrix], total: int):
         self._total, self._number = total, 0
-        self._moved = [
-            _AdamValues(values.requires_grad_(), _rate(kind, matrix.scheme))
+        trained = [
+            (values.requires_grad_(), _rate(kind, matrix.scheme))
             for matrix in matrices
             for kind, values in matrix.trained.items()
         ]
+        self._rates = [rate for _, rate in trained]
+        self._adam = torch.optim.Adam(
+            [{"params": [values]} for values, _ in trained], betas=_BETAS, eps=_EPSILON
+        )
 
     def step(self) -> None:
         """Update all values by their gradients, which are cleared."""
         fall = (1 + math.cos(math.pi * self._number / self._total)) / 2
         self._number += 1
         part = fall * min(1.0, self._number / max(1, round(_RISE * self._total)))
-        for moved in self._moved:
-            moved.step(part, self._number)
+        for group, rate in zip(self._adam.param_groups, self._rates, strict=True):
+            group["lr"] = part * rate
+        self._adam.step()
+        self._adam.zero_grad()
 
 
 def _rate(kind: str, scheme: Scheme) -> float:
     return _RATES[kind] * (_TWO_BIT_RATE if scheme.bits == 2 else 1)
-
-
-class _AdamValues:
-    """A tensor that Adam updates, with the moving means of its gradients and their squares."""
-
-    def __init__(self, values: Tensor, rate: float):
-        self._values, self._rate = values, rate
-        self._mean, self._square = (torch.zeros_like(values) for _ in range(2))
-
-    @torch.no_grad()
-    def step(self, part: float, number: int) -> None:
-        """Update by ``part`` of the learning rate, in step ``number`` from 1."""
-        gradient = self._values.grad
-        assert gradient is not None
-        kept, kept_square = _BETAS
-        self._mean.lerp_(gradient, 1 - kept)
-        self._square.mul_(kept_square).addcmul_(gradient, gradient, value=1 - kept_square)
-        # Bias correction: both means start at zero.
-        size = (self._square / (1 - kept_square**number)).sqrt_().add_(_EPSILON)
-        step = part * self._rate / (1 - kept**number)
-        self._values.addcdiv_(self._mean, size, value=-step)
-        self._values.grad = None
 
 
 class _BestWeights:

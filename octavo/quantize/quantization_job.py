@@ -27,6 +27,7 @@ from octavo.models.safetensors_writer import NewTensor
 from octavo.quantization.base import float_bytes
 from octavo.quantization.coded import CodedWeight
 from octavo.quantization.ggml_types import GGMLType
+from octavo.quantization.gguf_formats import FLOAT_DTYPES
 from octavo.quantization.gguf_mixes import ModelFacts, file_type, type_of, wanted_type_of
 from octavo.quantization.gguf_quantize import quantize
 from octavo.quantize.awq import AWQ
@@ -70,7 +71,6 @@ _ROUNDINGS: dict[str, RoundingMethod] = {  # the other methods use search
     "nf4": "gptq",
 }
 _SCALINGS = {"awq": AWQ, "smoothquant": SMOOTHQUANT}
-_TORCH_TYPES = {GGMLType.F16: torch.float16, GGMLType.BF16: torch.bfloat16}
 
 # Returns the windows of calibration text, int64 [W, length], made at the first call; None without
 # calibration.
@@ -459,7 +459,7 @@ def _scaling(parameters: Parameters, wanted: QuantizeRequest) -> Scaling | None:
     scaling = _SCALINGS.get(wanted.method)
     if scaling is None:
         return None
-    dtype = _TORCH_TYPES[_float_type(parameters)]
+    dtype = FLOAT_DTYPES[_float_type(parameters)]
 
     def as_stored(name: str, values: Tensor) -> Tensor:
         plus = parameters.plus(name)

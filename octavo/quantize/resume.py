@@ -1,32 +1,23 @@
 """Keeps finished matrices of a quantization on disk, so that an interrupted run can be continued.
 
-Matrices are kept beside the model that is being made, a file each, until it is written. The name of
-their folder has a hash of all they depend on (settings, text, the files of the source), so that a
-run with others does not find them.
+Matrices are kept beside the model that is being made, a file each, until it is written.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
-import shutil
-import zipfile
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
-from glob import escape
 from pathlib import Path
+from typing import Any
 
-import numpy as np
 import torch
 
-from octavo.base.errors import ModelFileError
-from octavo.base.files import NewFile, sha256_of
+from octavo.base.files import sha256_of
 from octavo.models.checkpoint import Checkpoint
 from octavo.quantize.grid import QuantizedMatrix, Scheme
 from octavo.quantize.methods import QuantizeRequest
+from octavo.quantize.work_folder import WorkFolder
 
-_SUFFIX = ".octavo.resume"
-_DAMAGE = OSError, EOFError, ValueError, KeyError, AssertionError, zipfile.BadZipFile
 _PARTS = "codes", "scales", "zeros"
 _FORMAT = 1  # raised with the files' format, and when the same settings give other matrices
 
@@ -44,37 +35,30 @@ class KeptMatrices(Mapping[str, QuantizedMatrix]):
         wanted: QuantizeRequest,
         schemes: Mapping[str, Scheme],
     ):
-        self._out, self._schemes = out.resolve(), schemes
-        key = _fingerprint(checkpoint, wanted, schemes)
-        self._folder = self._out.with_name(f"{self._out.name}.{key}{_SUFFIX}")
+        self._schemes = schemes
+        self._work = WorkFolder(out, checkpoint, _about(wanted, schemes))
 
     def keep(self, name: str, matrix: QuantizedMatrix) -> None:
         """Write a matrix, unless it is kept already. OSError if it cannot be written."""
-        if name in self:
-            return
-        arrays = {part: getattr(matrix, part).numpy() for part in _PARTS}
-        with NewFile(self._path(name)) as new:
-            np.savez(new.file, allow_pickle=False, **arrays)
-            new.publish()
+        if name not in self:
+            self._work.keep(name, {part: getattr(matrix, part).numpy() for part in _PARTS})
 
     def remove(self) -> None:
         """Remove all matrices that are kept for ``out``, those of other settings too."""
-        for folder in self._out.parent.glob(f"{escape(self._out.name)}.*{_SUFFIX}"):
-            shutil.rmtree(folder, ignore_errors=True)
+        self._work.remove()
 
     def __getitem__(self, name: str) -> QuantizedMatrix:
-        path = self._path(name)
+        if name not in self:
+            raise KeyError(name)
+        arrays = self._work.load(name)
         try:
-            with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
-                parts = {part: torch.from_numpy(arrays[part]) for part in _PARTS}
+            parts = {part: torch.from_numpy(arrays[part]) for part in _PARTS}
             return QuantizedMatrix(**parts, scheme=self._schemes[name])
-        except FileNotFoundError:
-            raise KeyError(name) from None
-        except _DAMAGE as error:
-            raise ModelFileError(path, f"is damaged ({error}): remove it, and run again") from None
+        except (KeyError, ValueError, AssertionError) as error:
+            raise self._work.damaged(name, error) from None
 
     def __contains__(self, name: object) -> bool:
-        return isinstance(name, str) and self._path(name).exists()
+        return isinstance(name, str) and name in self._work
 
     def __iter__(self) -> Iterator[str]:
         return (name for name in self._schemes if name in self)
@@ -82,23 +66,13 @@ class KeptMatrices(Mapping[str, QuantizedMatrix]):
     def __len__(self) -> int:
         return sum(1 for _ in self)
 
-    def _path(self, name: str) -> Path:
-        return self._folder / f"{name}.npz"
 
-
-def _fingerprint(
-    checkpoint: Checkpoint, wanted: QuantizeRequest, schemes: Mapping[str, Scheme]
-) -> str:
-    """A hash of all that matrices depend on; files of the source by their size and time."""
+def _about(wanted: QuantizeRequest, schemes: Mapping[str, Scheme]) -> dict[str, Any]:
+    """Return all that matrices depend on, beside the model."""
     settings = asdict(wanted)
     settings["calibration"] = wanted.calibration and sha256_of(wanted.calibration)
-    files = [path.stat() for path in checkpoint.files]
-    about = {
+    return {
         "format": _FORMAT,
         "settings": settings,
         "schemes": {name: asdict(scheme) for name, scheme in schemes.items()},
-        "source": str(checkpoint.path.resolve()),
-        "files": [(stat.st_size, stat.st_mtime_ns) for stat in files],
     }
-    text = json.dumps(about, sort_keys=True, default=str)
-    return hashlib.sha256(text.encode()).hexdigest()[:16]

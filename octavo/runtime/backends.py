@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from octavo.base.errors import ConfigError, UnsupportedModelError
 from octavo.base.optional_deps import ADD_GPU, need_torch
+from octavo.kernels import dispatch
 from octavo.kernels.cpu import library
 from octavo.kernels.cpu.layout import (
     KV_CHUNK,
@@ -30,7 +31,6 @@ from octavo.kernels.cpu.layout import (
 )
 from octavo.kernels.cpu.library import Library, Pool
 from octavo.kernels.cpu.packed_weights import Progress
-from octavo.kernels.dispatch import CANDIDATES, explain
 from octavo.kernels.fused_ops import CannotFuse
 from octavo.models.config import ModelConfig
 from octavo.runtime.capacity import RankLimits, RankSpec, kv_dtype_of
@@ -214,9 +214,9 @@ def _why_not_rounded(spec: RankSpec) -> str | None:
 
 def why_not_native(spec: RankSpec, model_config: ModelConfig) -> str | None:
     """Return why the native kernels cannot run a model of this config here, None if they can."""
-    for choice in explain(spec.device, spec.dtype, CANDIDATES):
-        if choice.chosen != "native":
-            return dict(choice.refused)["native"]
+    reason = dispatch.why_not_native(spec.device, spec.dtype)
+    if reason is not None:
+        return reason
     head_dim, latent = model_config.head_dim, model_config.latent
     if latent is not None:
         if latent.kv_rank + latent.rope_dim > _MAX_LATENT:
@@ -272,11 +272,9 @@ class NativeBackend:
         kv_cache = create_native_cache(
             self._library,
             model.kv_layers,
-            limits.num_blocks,
             self._spec.block_size,
             kv_format,
-            limits.kv_groups,
-            limits.num_host_blocks,
+            limits,
             create_state_memory(model.state_layers, limits.num_state_slots),
         )
         try:
@@ -287,16 +285,7 @@ class NativeBackend:
         program = self._model.create_program(
             self._library, self.pool, layout, max_tokens, streams.values()
         )
-        return NativeForward(
-            program,
-            kv_cache,
-            limits.max_num_seqs,
-            limits.max_model_len,
-            limits.max_num_batched_tokens,
-            streams,
-            1 if limits.kv_groups is None else limits.kv_groups.num_groups,
-            self._spec.shared_prefix_decode,
-        )
+        return NativeForward(program, kv_cache, limits, self._spec.shared_prefix_decode, streams)
 
 
 def pack_model(

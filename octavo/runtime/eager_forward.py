@@ -13,15 +13,16 @@ import torch
 from octavo.core.batch import Batch, TokenLogprobs
 from octavo.core.executor import Probe
 from octavo.core.request import Request
+from octavo.core.state_types import NO_STATE
 from octavo.kernels.dispatch import Ops
-from octavo.kernels.recurrence import LayerStates
+from octavo.kernels.recurrence import LayerStates, SequenceStates
 from octavo.layers.taps import with_taps
-from octavo.models.kv_groups import KVGroups, one_table
+from octavo.models.kv_groups import one_table
 from octavo.models.registry import CausalLM
+from octavo.runtime.capacity import RankLimits
 from octavo.runtime.eager_attention import EagerAttention, PagedAttention
-from octavo.runtime.eager_states import EagerStates
 from octavo.runtime.forward import ForwardOutput, ObservedRunner, SampledRows
-from octavo.runtime.input_batch import InputBatch, StepInputs, blocks_of_row
+from octavo.runtime.input_batch import InputBatch, StepInputs, blocks_of_row, state_steps
 from octavo.runtime.kv_cache import KVCache
 from octavo.runtime.sampler import compute_logprobs, probabilities, sample
 from octavo.runtime.sampling_row import sampling_row
@@ -43,6 +44,27 @@ class RopeTables:
         if kept is None or kept[0] is not values:
             kept = self._kept[table] = values, torch.from_numpy(values).to(device)
         return kept[1]
+
+
+class EagerStates:
+    """The states of all slots on a device; on the CPU, they share the memory of ``StateMemory``."""
+
+    def __init__(self, memory: StateMemory, device: torch.device):
+        self._layers = [
+            [torch.from_numpy(array).to(device) for array in memory.layer(index)]
+            for index in range(memory.num_layers)
+        ]
+
+    def of_step(self, inputs: StepInputs, batch: Batch) -> list[LayerStates]:
+        """Return the states of each layer with the slots of a step's sequences."""
+        bounds = inputs.query_start.tolist()
+        sequences = [
+            SequenceStates(
+                begin, end, None if step.source == NO_STATE else step.source, step.target
+            )
+            for begin, end, step in zip(bounds, bounds[1:], state_steps(batch), strict=False)
+        ]
+        return [LayerStates(memories, sequences) for memories in self._layers]
 
 
 @dataclass(slots=True)
@@ -73,11 +95,8 @@ class EagerForward:
         kv_cache: KVCache,
         ops: Ops,
         device: torch.device,
-        max_num_seqs: int,
-        max_model_len: int,
-        max_tokens: int,
+        limits: RankLimits,
         depths: Collection[int] = (),
-        groups: KVGroups | None = None,
         states: StateMemory | None = None,
     ):
         self._streams: dict[int, torch.Tensor] = {}  # hidden states of the last run, by depth
@@ -86,16 +105,15 @@ class EagerForward:
         self._states = states if states is None else EagerStates(states, device)
         self._ops = ops
         self._device = device
-        self._limits = max_num_seqs, max_model_len, max_tokens
-        self._groups = groups or one_table(kv_cache.num_layers)
+        self._limits = limits
         self.kernel_seconds = 0.0
-        max_blocks = blocks_of_row(max_model_len, max_tokens, kv_cache.block_size)
+        groups = limits.kv_groups or one_table(kv_cache.num_layers)
+        block_size = kv_cache.block_size
+        max_blocks = blocks_of_row(limits.max_model_len, limits.max_num_batched_tokens, block_size)
         self._input_batch = InputBatch(
-            max_num_seqs, max_blocks, kv_cache.block_size, self._groups.num_groups
+            limits.max_num_seqs, max_blocks, block_size, groups.num_groups
         )
-        self._attention = EagerAttention(
-            ops, kv_cache, kv_cache.block_size, self._groups, self._tensor
-        )
+        self._attention = EagerAttention(ops, kv_cache, block_size, groups, self._tensor)
         self._hidden: torch.Tensor
         self._context: EagerContext
         self._rope_tables = RopeTables()
@@ -103,9 +121,7 @@ class EagerForward:
     def exit_after(self, num_layers: int) -> EagerForward:
         """See :meth:`octavo.runtime.forward.Forward.exit_after`."""
         model = self.model.exit_after(num_layers)
-        return EagerForward(
-            model, self.kv_cache, self._ops, self._device, *self._limits, groups=self._groups
-        )
+        return EagerForward(model, self.kv_cache, self._ops, self._device, self._limits)
 
     def feeds(self, request: Request) -> bool:
         return False

@@ -24,6 +24,7 @@ from octavo.kernels.cpu import abi
 from octavo.kernels.cpu.program import Program
 from octavo.kernels.fused_ops import CannotFuse
 from octavo.kernels.recorder import Value
+from octavo.runtime.capacity import RankLimits
 from octavo.runtime.forward import ForwardOutput, ObservedRunner, SampledRows
 from octavo.runtime.input_batch import (
     BlockTables,
@@ -47,20 +48,18 @@ class NativeForward:
         self,
         program: Program,
         kv_cache: NativeCache,
-        max_num_seqs: int,
-        max_model_len: int,
-        max_tokens: int,
-        streams: Mapping[int, Value] = MappingProxyType({}),
-        num_groups: int = 1,
+        limits: RankLimits,
         share_prefixes: bool = True,
+        streams: Mapping[int, Value] = MappingProxyType({}),
     ):
         self.kv_cache = kv_cache
         self.program = program
-        self._limits = max_num_seqs, max_model_len, max_tokens
-        self._num_groups = num_groups  # of layers with block tables of their own
+        self._limits = limits
         self._share_prefixes = share_prefixes
         self._streams = streams  # the values that the program keeps, by their depth
-        max_blocks = blocks_of_row(max_model_len, max_tokens, kv_cache.block_size)
+        max_num_seqs, max_tokens = limits.max_num_seqs, limits.max_num_batched_tokens
+        max_blocks = blocks_of_row(limits.max_model_len, max_tokens, kv_cache.block_size)
+        num_groups = 1 if limits.kv_groups is None else limits.kv_groups.num_groups
         self._tables = BlockTables(max_num_seqs, max_blocks, kv_cache.block_size, num_groups)
         self._step_tables = self._tables.array  # those of the running step, kept alive for it
         self._table_address = self._tables.array.ctypes.data
@@ -120,13 +119,7 @@ class NativeForward:
             program = self.program.exit_after(num_layers)
         except CannotFuse as error:
             raise ConfigError(f"no exit after layer {num_layers}: {error}") from error
-        return NativeForward(
-            program,
-            self.kv_cache,
-            *self._limits,
-            num_groups=self._num_groups,
-            share_prefixes=self._share_prefixes,
-        )
+        return NativeForward(program, self.kv_cache, self._limits, self._share_prefixes)
 
     def probe(self, runner: ObservedRunner) -> NativeProbe:
         return NativeProbe(runner, self.program, self.kv_cache)

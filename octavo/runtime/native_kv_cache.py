@@ -13,7 +13,8 @@ from octavo.kernels.cpu import abi
 from octavo.kernels.cpu.layout import KV_CHUNK, padded_head
 from octavo.kernels.cpu.library import Library
 from octavo.kernels.cpu.program import KVLayout
-from octavo.models.kv_groups import KVGroups, one_table
+from octavo.models.kv_groups import one_table
+from octavo.runtime.capacity import RankLimits
 from octavo.runtime.lazy_zeros import lazy_zeros
 from octavo.runtime.state_memory import StateMemory
 
@@ -30,28 +31,26 @@ class NativeBlocks:
 
     Args:
         layer_bytes: the size of a block in one layer.
-        groups: the layer groups with block tables of their own; None: all layers share one.
-        num_host_blocks: blocks after those of the pool, which no kernel reads.
+        limits: no kernel reads the host blocks, which come after those of the pool.
+        states: memory for the recurrent layers, if there are any.
     """
-
-    states: StateMemory | None = None  # of recurrent layers, if there are any
 
     def __init__(
         self,
         num_layers: int,
-        num_blocks: int,
         block_size: int,
         layer_bytes: int,
-        groups: KVGroups | None = None,
-        num_host_blocks: int = 0,
+        limits: RankLimits,
+        states: StateMemory | None,
     ):
         assert block_size % KV_CHUNK == 0, block_size
-        self.num_blocks = num_blocks
+        self.num_blocks = limits.num_blocks
         self.block_size = block_size
         self.num_layers = num_layers
-        self._groups = groups or one_table(num_layers)
+        self.states = states
+        self._groups = limits.kv_groups or one_table(num_layers)
         self.block_bytes = self._groups.layers_per_block * layer_bytes
-        data = lazy_zeros((num_blocks + num_host_blocks) * self.block_bytes)
+        data = lazy_zeros((self.num_blocks + limits.num_host_blocks) * self.block_bytes)
         self._data = data.reshape(-1, self._groups.layers_per_block, layer_bytes)
 
     @property
@@ -99,35 +98,28 @@ class NativeKVCache(NativeBlocks):
 
     In each layer a block holds, for each KV head, its tokens in chunks of 16, keys and values
     together; csrc/attention.h defines the order inside a chunk.
-
-    Args:
-        kv_format: OCT_KV_*.
-        states: memory for the recurrent layers, if there are any.
     """
 
     def __init__(
         self,
         library: Library,
-        num_layers: int,
-        num_blocks: int,
+        layers: Sequence[KVSpec],
         block_size: int,
-        num_kv_heads: int,
-        head_dim: int,
         kv_format: int,
-        groups: KVGroups | None = None,
-        num_host_blocks: int = 0,
-        states: StateMemory | None = None,
+        limits: RankLimits,
+        states: StateMemory | None,
     ):
+        num_kv_heads, head_dim = layers[0].num_kv_heads, padded_head(layers[0].key_dim)
         chunk_bytes = library.check(library.lib.oct_kv_chunk_bytes(kv_format, head_dim))
         layer_bytes = num_kv_heads * (block_size // KV_CHUNK) * chunk_bytes
-        super().__init__(num_layers, num_blocks, block_size, layer_bytes, groups, num_host_blocks)
-        self._library, self.states = library, states
-        self._memory = abi.KVMemory(
+        super().__init__(len(layers), block_size, layer_bytes, limits, states)
+        self._library = library
+        self._memory = abi.KvMemory(
             kv_format=kv_format,
             num_kv_heads=num_kv_heads,
             head_dim=head_dim,
             num_layers=self._groups.layers_per_block,
-            num_blocks=num_blocks,
+            num_blocks=self.num_blocks,
             block_size=block_size,
             layer_bytes=layer_bytes,
             block_bytes=self.block_bytes,
@@ -156,30 +148,24 @@ class NativeKVCache(NativeBlocks):
 class NativeLatentCache(NativeBlocks):
     """The KV cache of latent attention (MLA): in each layer a block holds a row for each of its
     tokens; csrc/latent_formats.h defines the row.
-
-    Args:
-        rank, rope_dim: sizes of a token's latent vector and of its rotated key.
-        kv_format: OCT_KV_*.
     """
 
     def __init__(
         self,
         library: Library,
-        num_layers: int,
-        num_blocks: int,
+        layers: Sequence[KVSpec],
         block_size: int,
-        rank: int,
-        rope_dim: int,
         kv_format: int,
-        groups: KVGroups | None = None,
-        num_host_blocks: int = 0,
+        limits: RankLimits,
+        states: StateMemory | None,
     ):
+        # The sizes of a token's latent vector and of its rotated key.
+        rank, rope_dim = layers[0].key_dim, layers[0].value_dim
         row_bytes = library.check(library.lib.oct_latent_row_bytes(kv_format, rank, rope_dim))
         layer_bytes = block_size * row_bytes
-        super().__init__(num_layers, num_blocks, block_size, layer_bytes, groups, num_host_blocks)
+        super().__init__(len(layers), block_size, layer_bytes, limits, states)
         self._kv_format, self._width = kv_format, rank + rope_dim
-        blocks, layers, _ = self._data.shape
-        self._rows = self._data.reshape(blocks, layers, block_size, row_bytes)
+        self._rows = self._data.reshape(*self._data.shape[:2], block_size, row_bytes)
 
     def layout(self) -> KVLayout:
         """See :meth:`NativeKVCache.layout`: there is one head, whose keys are the rows."""
@@ -202,19 +188,14 @@ NativeCache = NativeKVCache | NativeLatentCache
 def create_native_cache(
     library: Library,
     layers: Sequence[KVSpec],
-    num_blocks: int,
     block_size: int,
     kv_format: int,
-    groups: KVGroups | None = None,
-    num_host_blocks: int = 0,
+    limits: RankLimits,
     states: StateMemory | None = None,
 ) -> NativeCache:
-    """Create the cache of layers whose KV has the same shape; it keeps ``states`` too."""
-    kept = layers[0]
-    blocks = len(layers), num_blocks, block_size
-    if kept.kind == "latent":
-        rows = kept.key_dim, kept.value_dim
-        assert states is None, "no model has latents and states"
-        return NativeLatentCache(library, *blocks, *rows, kv_format, groups, num_host_blocks)
-    heads = kept.num_kv_heads, padded_head(kept.key_dim)
-    return NativeKVCache(library, *blocks, *heads, kv_format, groups, num_host_blocks, states)
+    """Create the cache of layers whose KV has the same shape; it keeps ``states`` too.
+
+    ``kv_format``: OCT_KV_*.
+    """
+    cache = NativeLatentCache if layers[0].kind == "latent" else NativeKVCache
+    return cache(library, layers, block_size, kv_format, limits, states)

@@ -15,7 +15,7 @@ from octavo.kernels.cpu.latent_weights import planned_bytes
 from octavo.kernels.cpu.library import Library, Pool
 from octavo.kernels.cpu.packed_weights import PackedWeights
 from octavo.kernels.cpu.program import KVLayout, Program
-from octavo.kernels.dispatch import RECORDER, Ops, create_ops
+from octavo.kernels.dispatch import Ops, create_ops
 from octavo.kernels.fused_ops import WeightRef
 from octavo.kernels.fuser import fuse
 from octavo.kernels.op_arguments import RopeArguments, RowNorm
@@ -74,10 +74,10 @@ class RecordedAttention:
 class RecordingContext:
     """The ``ForwardContext`` of a recording, whose values hold for every step."""
 
-    def __init__(self, ops: Ops, token_ids: Value):
-        self.ops = ops
+    def __init__(self, token_ids: Value):
+        self.ops = create_ops(name="recorder")
         self.positions = token_ids
-        self.attention = RecordedAttention(ops)
+        self.attention = RecordedAttention(self.ops)
 
     def states(self, layer: int) -> StateRef:
         return StateRef(layer)
@@ -88,10 +88,9 @@ class RecordingContext:
 
 def record(model: CausalLM) -> Tape:
     """Record the ops of ``model``, from token ids to logits."""
-    ops = create_ops("", candidates=(RECORDER,))
     tape = Tape()
     token_ids = Value(tape, None, ())
-    context = RecordingContext(ops, token_ids)
+    context = RecordingContext(token_ids)
     model.compute_logits(model(token_ids, context), context)
     return tape
 

@@ -8,7 +8,7 @@ import torch
 
 from octavo.base.errors import ConfigError
 from octavo.kernels.cpu import library
-from octavo.kernels.dispatch import EAGER, create_ops
+from octavo.kernels.dispatch import create_ops
 from octavo.layers.module import Module
 from octavo.layers.tensors import with_tensors
 from octavo.models.config import ModelConfig
@@ -65,7 +65,7 @@ class TorchBackend:
         ):
             self._model = with_tensors(model, self._device, getattr(torch, spec.dtype), progress)
         self.weights_bytes = weights_bytes(self._model)
-        self._ops = create_ops(spec.device, spec.dtype, EAGER)
+        self._ops = create_ops(spec.dtype)
         self.name = self._ops.name
         torch.set_num_threads(
             spec.threads or min(torch.get_num_threads(), library.usable_threads())
@@ -103,10 +103,7 @@ class TorchBackend:
             kv_cache,
             self._ops,
             self._device,
-            limits.max_num_seqs,
-            limits.max_model_len,
-            limits.max_num_batched_tokens,
+            limits,
             depths,
-            limits.kv_groups,
             create_state_memory(model.state_layers, limits.num_state_slots),
         )

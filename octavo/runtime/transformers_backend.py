@@ -13,7 +13,7 @@ from torch import nn
 from octavo.base.errors import ConfigError
 from octavo.core.executor import Probe
 from octavo.kernels.cpu import library
-from octavo.kernels.dispatch import EAGER, create_ops
+from octavo.kernels.dispatch import create_ops
 from octavo.models.config import ModelConfig
 from octavo.models.footprint import WeightMatrix
 from octavo.models.transformers_model import TransformersModel
@@ -67,12 +67,9 @@ class TransformersBackend:
         return _TransformersForward(
             self._model,
             kv_cache,
-            create_ops(spec.device, spec.dtype, EAGER),
+            create_ops(spec.dtype),
             device,
-            limits.max_num_seqs,
-            limits.max_model_len,
-            limits.max_num_batched_tokens,
-            groups=limits.kv_groups,
+            limits,
         )
 
 

@@ -17,24 +17,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from octavo.base.lazy_exports import named
+from octavo.base.lazy_exports import homes_of, named
 
-_HOMES = {
-    "ClientSettings": ".settings",
-    "FleetSettings": ".settings",
-    "FleetSpec": ".fleet",
-    "LoadPlan": "octavo.workload.plan",
-    "LoadSettings": "octavo.workload.settings",
-    "PromptSpec": ".prompts",
-    "ReplicaSpec": ".replica",
-    "Simulation": ".setup",
-    "SimulationReport": ".report",
-    "SimulationResult": ".simulation",
-    "Timeline": ".timeline",
-    "Workload": "octavo.workload.settings",
-    "prepare": ".setup",
-    "simulate": ".simulation",
-}
+_HOMES = homes_of(__file__)
 
 __all__ = sorted(_HOMES)
 

@@ -95,17 +95,6 @@ def acceptance_probability(mean_length: float, length: int) -> float:
 # -- one request ----------------------------------------------------------------------------------
 
 
-def speedup(tokens: float, length: int, cost_ratio: float) -> float:
-    """Speed-up of a single request if further rows of a step are free.
-
-    Args:
-        tokens: expected tokens of a step.
-        cost_ratio: the time to draft a token, relative to a step.
-    """
-    _check_cost("cost_ratio", cost_ratio)
-    return tokens / (1.0 + length * cost_ratio)
-
-
 def operations_factor(tokens: float, length: int, operations_ratio: float = 0.0) -> float:
     """Operations of a token relative to plain decoding (Leviathan et al., Theorem 3.11).
 
@@ -113,23 +102,6 @@ def operations_factor(tokens: float, length: int, operations_ratio: float = 0.0)
     """
     _check_cost("operations_ratio", operations_ratio)
     return (length * operations_ratio + length + 1) / tokens
-
-
-def best_length(alpha: float, cost_ratio: float, most: int = MAX_LENGTH) -> int:
-    """The fastest draft length of a single request; 0 if plain decoding is faster."""
-    return best_length_by_rates([alpha] * most, cost_ratio)
-
-
-def best_length_by_rates(rates: Sequence[float], cost_ratio: float) -> int:
-    """The same as `best_length` with rates by position; at most as long as there are rates."""
-    best, fastest = 0, 1.0
-    right, tokens = 1.0, 1.0
-    for length, rate in enumerate(rates, start=1):
-        right *= rate
-        tokens += right
-        if (speed := speedup(tokens, length, cost_ratio)) > fastest:
-            best, fastest = length, speed
-    return best
 
 
 # -- many requests --------------------------------------------------------------------------------

@@ -26,7 +26,6 @@ from octavo.kernels.cpu.activation_precision import ACTIVATIONS, DEFAULT, round_
 from octavo.kernels.cpu.library import Library, Pool
 from octavo.kernels.cpu.packing import PackedWeight, pack, pack_integers, plain_format
 from octavo.kernels.cpu.program import KVLayout, Program
-from octavo.kernels.dispatch import CANDIDATES, create_ops
 from octavo.kernels.fused_ops import WeightRef
 from octavo.kernels.fuser import fuse
 from octavo.kernels.recorder import Tape, Value
@@ -230,7 +229,7 @@ def _record(head: DraftHead) -> tuple[list[fused_ops.FusedOp], dict[str, Value]]
     tape = Tape()
     token_ids = Value(tape, None, ())
     inputs = {name: tape.input(width) for name, width in head.inputs.items()}
-    head(inputs, token_ids, RecordingContext(create_ops("cpu", candidates=CANDIDATES), token_ids))
+    head(inputs, token_ids, RecordingContext(token_ids))
     ops = fuse(tape)
     round_activations(ops, "auto")
     return ops, inputs

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -41,21 +41,6 @@ MakeFeatures = Callable[[np.ndarray], np.ndarray]
 def kv_bytes_per_token(layer: ModelConfig) -> int:
     """KV bytes of a head's one layer for a token."""
     return native_kv_bytes_per_token(layer, _KV_DTYPE)
-
-
-class DraftHeadKVCache:
-    """The KV cache of a head's layer, in blocks with the numbers of the target's."""
-
-    def __init__(self, layer: ModelConfig, native: NativeTarget, limits: RankLimits):
-        self.cache = create_native_cache(
-            native.library,
-            layer.kv_layers,
-            limits.num_blocks,
-            native.block_size,
-            KV_FORMATS[_KV_DTYPE],
-            num_host_blocks=limits.num_host_blocks,
-        )
-        self.layout = self.cache.layout()
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,9 +81,20 @@ class LayerProposer:
         self.max_tokens = shape.max_tokens
         self._shape = shape
         self.seconds = 0.0
-        self._kv = DraftHeadKVCache(layer, native, limits)
+        # In blocks with the numbers of the target's.
+        self._kv_cache = create_native_cache(
+            native.library,
+            layer.kv_layers,
+            native.block_size,
+            KV_FORMATS[_KV_DTYPE],
+            replace(limits, kv_groups=None),
+        )
         self._program = HeadProgram(
-            head, native, limits.max_num_batched_tokens, self._kv.layout, native.block_size
+            head,
+            native,
+            limits.max_num_batched_tokens,
+            self._kv_cache.layout(),
+            native.block_size,
         )
         self._depths = depths
         self._make_features = make_features
@@ -111,7 +107,7 @@ class LayerProposer:
     def follow(self, batch: Batch, computed: Sequence[ComputedTokens], states: States) -> None:
         """Run the head over the positions that the target's step has computed."""
         begin = time.perf_counter()
-        self._kv.cache.copy_blocks(batch.block_copies)
+        self._kv_cache.copy_blocks(batch.block_copies)
         if computed:
             self._run_over(computed, states)
         self.seconds += time.perf_counter() - begin

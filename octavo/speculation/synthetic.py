@@ -25,11 +25,7 @@ class SyntheticProposer:
     seconds = 0.0
 
     def __init__(self, max_tokens: int):
-        self._max_tokens = max_tokens
-
-    @property
-    def max_tokens(self) -> int:
-        return self._max_tokens
+        self.max_tokens = max_tokens
 
     def wants(self, request: Request) -> bool:
         return True
@@ -41,7 +37,7 @@ class SyntheticProposer:
             harmless = (t for t in reversed(request.token_ids) if t not in ends)
             token_id = next(harmless, None)
             if token_id is not None:
-                count = min(room, self._max_tokens)
+                count = min(room, self.max_tokens)
                 drafts[request.request_id] = Draft.chain([token_id] * count)
         return drafts
 

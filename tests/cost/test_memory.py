@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from octavo.base.errors import ConfigError
 from octavo.cost.catalogue import spec_of
-from octavo.cost.engine_profile import Limits, profile, profiles
+from octavo.cost.engine_profile import Limits, number_that_fits, profile, profiles
 from octavo.cost.hardware import Device
-from octavo.cost.memory import MemoryPlan, feasible_batch, memory
+from octavo.cost.memory import MemoryPlan, memory
 from octavo.cost.open_spec import open_spec
 from octavo.cost.parallel import Parallel
 from octavo.cost.precision import precision_of
@@ -125,7 +125,7 @@ def test_tokens_on_a_4090():
 @pytest.mark.parametrize(("utilization", "batch"), [(1.0, 13), (0.9, 11)])
 def test_the_batch_that_fits(utilization, batch):
     """R42: 14 GB of weights on 80 GB, 5 GB for each sequence."""
-    assert feasible_batch(utilization * 80e9 - 14e9, 5e9) == batch
+    assert number_that_fits(utilization * 80e9 - 14e9, 5e9) == batch
 
 
 def test_llama_cpp_keeps_the_embedding_beside_the_processor():

@@ -47,7 +47,7 @@ class Driver:
     def __init__(self, path, dtype=torch.float32, device="cpu", **kwargs):
         model, self.config = load_model(path, **kwargs)
         self.model = with_tensors(model, device, dtype)
-        self.ops = create_ops(device, str(dtype).removeprefix("torch."))
+        self.ops = create_ops(str(dtype).removeprefix("torch."))
         self._dtype, self._device = dtype, torch.device(device)
 
     def logits(self, prompts: list[list[int]], last: int | None = None) -> list[torch.Tensor]:

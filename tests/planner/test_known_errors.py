@@ -13,10 +13,9 @@ from simulated_service import line_cost
 from octavo.cli.terminal import format_bytes
 from octavo.cost.communication import all_reduce, link_of
 from octavo.cost.efficiency import IDEAL
-from octavo.cost.engine_profile import Limits, profile
+from octavo.cost.engine_profile import Limits, number_that_fits, profile
 from octavo.cost.find_device import find_device
 from octavo.cost.kv import kv_bytes_per_token
-from octavo.cost.memory import feasible_batch
 from octavo.cost.mixers import Attention
 from octavo.cost.open_spec import open_spec
 from octavo.cost.parallel import Parallel
@@ -30,7 +29,7 @@ from octavo.planner import Traffic, plan
 from octavo.planner.closed_batch import ClosedBatch
 from octavo.planner.latency import BatchSlots
 from octavo.planner.money import owned, per_million, rented
-from octavo.speculation.analysis import best_length, expected_tokens, speedup
+from octavo.speculation.analysis import Forecast, expected_tokens, linear_step
 
 GB, GIB = 1e9, 2**30
 
@@ -203,8 +202,8 @@ def test_activations_are_of_a_step_and_of_its_sampler():
 
 def test_what_memory_holds_at_once():
     """Reference case R42: (80 - 14) / 5 GB."""
-    assert feasible_batch(80 * GB - 14 * GB, 5 * GB) == 13
-    assert feasible_batch(0.9 * 80 * GB - 14 * GB, 5 * GB) == 11
+    assert number_that_fits(80 * GB - 14 * GB, 5 * GB) == 13
+    assert number_that_fits(0.9 * 80 * GB - 14 * GB, 5 * GB) == 11
 
 
 # -- speed ----------------------------------------------------------------------------------------
@@ -363,19 +362,21 @@ def test_links_are_of_one_direction():
 )
 def test_what_four_draft_tokens_bring(alpha, tokens):
     """At a tenth of a step each; the sum of powers has the token that follows them."""
-    assert speedup(expected_tokens(alpha, 4), 4, 0.1) == pytest.approx(tokens, abs=0.005)
+    forecast = Forecast((alpha,) * 4, 0.1, 1, linear_step(0.0))
+    assert forecast.speedup(4) == pytest.approx(tokens, abs=0.005)
 
 
 def test_draft_tokens_are_not_independent_of_those_before():
     """Reference case R30: 2.18 times as fast, where k alpha + 1 tokens would be 3.3."""
     tokens = expected_tokens(0.7, 5)
     assert tokens == pytest.approx(2.941, abs=5e-4) and tokens < 5 * 0.7 + 1
-    assert speedup(tokens, 5, 0.07) == pytest.approx(2.179, abs=5e-4)
+    forecast = Forecast((0.7,) * 5, 0.07, 1, linear_step(0.0))
+    assert forecast.speedup(5) == pytest.approx(2.179, abs=5e-4)
 
 
 def test_how_many_tokens_to_draft():
     """Reference case R29: eight, not five to seven."""
-    assert best_length(0.8, 0.05) == 8
+    assert Forecast((0.8,) * 64, 0.05, 1, linear_step(0.0)).best_length == 8
 
 
 def test_speculative_decoding_is_for_lone_requests_and_not_for_many():

@@ -19,7 +19,7 @@ def coded(n=6, k=40, bits=4, group_size=8, *, zeros="each", levels=None, groups=
         zeros = rng.integers(0, 1 << bits, scales.shape).astype(np.float32)
     codes = rng.integers(0, 1 << bits, (n, k), dtype=np.uint8)
     return CodedWeight(
-        "made up", (n, k), bits, group_size, PlainCodes(codes), scales, zeros, levels, groups, n * k
+        "made up", (n, k), bits, group_size, PlainCodes(codes), scales, zeros, n * k, levels, groups
     )
 
 
@@ -47,8 +47,7 @@ CASES = {
     "scattered groups": coded(groups=SCATTERED),
     "a last group of less": coded(k=37, bits=3),
     "all rows share": CodedWeight(
-        *("fp", (6, 40), 4, 40, coded().codes, np.full((1, 1), 0.5, np.float32), 2.0),
-        *(None, None, 10),
+        *("fp", (6, 40), 4, 40, coded().codes, np.full((1, 1), 0.5, np.float32), 2.0, 10),
     ),
 }
 

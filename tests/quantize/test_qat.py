@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 
-import numpy as np
 import pytest
 import torch
 from loading import load_model
 
 from octavo.base.errors import ConfigError
 from octavo.quantize import qat
+from octavo.quantize.calibration import in_epochs
 from octavo.quantize.distillation import Distillation
 from octavo.quantize.fake_quant import FakeQuantMatrix, ScaledMatrix
 from octavo.quantize.grid import QuantizedMatrix, Scheme
@@ -163,23 +163,6 @@ def test_rates_rise_and_fall(bits, rate):
     assert moved[5:] == sorted(moved[5:], reverse=True) and 0 < moved[-1] < 1e-3 * rate
 
 
-def test_it_is_adam():
-    """As its paper writes it, on gradients of many sizes."""
-    random = np.random.default_rng(0)
-    sizes, values = np.logspace(-7, 1, 64), random.standard_normal(64)
-    moved = qat._AdamValues(torch.from_numpy(values).clone(), 0.01)
-    (kept, kept_square), mean, square = qat._BETAS, 0.0, 0.0
-    for number in range(1, 8):
-        gradient = sizes * random.standard_normal(64)
-        mean = kept * mean + (1 - kept) * gradient
-        square = kept_square * square + (1 - kept_square) * gradient**2
-        mean_hat, square_hat = mean / (1 - kept**number), square / (1 - kept_square**number)
-        values = values - 0.5 * 0.01 * mean_hat / (np.sqrt(square_hat) + qat._EPSILON)
-        moved._values.grad = torch.from_numpy(gradient)
-        moved.step(0.5, number)
-    np.testing.assert_allclose(moved._values.numpy(), values, rtol=1e-9)
-
-
 def test_what_is_held_out_is_not_trained_on():
     windows = torch.arange(100)[:, None].expand(-1, LENGTH)
     for count, held_out in ((2, 1), (8, 1), (24, 3), (100, 8)):
@@ -192,7 +175,7 @@ def test_what_is_held_out_is_not_trained_on():
 
 def test_all_windows_are_gone_through_before_any_comes_again():
     windows = torch.arange(7)[:, None]
-    drawn = qat._drawn(windows, 17, seed=0)[:, 0].tolist()
+    drawn = windows[in_epochs(len(windows), 17, seed=0)][:, 0].tolist()
     assert len(drawn) == 17
     assert sorted(drawn[:7]) == sorted(drawn[7:14]) == list(range(7))
     assert drawn[:7] != drawn[7:14]

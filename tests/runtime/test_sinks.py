@@ -71,7 +71,7 @@ class Context:
     """A ``ForwardContext`` whose ops rotate nothing: the attention does it."""
 
     def __init__(self, of: SinkWindow, model, num_positions: int):
-        ops = create_ops("cpu")
+        ops = create_ops()
         self.ops = replace(ops, rope=lambda q, k, *_: (q, k))
         self.positions = torch.arange(num_positions)
         table = model.model.rotary_emb.table(of.num_tokens)

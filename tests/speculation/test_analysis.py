@@ -10,18 +10,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from octavo.speculation.analysis import (
+    Forecast,
     acceptance_probability,
     batched_speedup,
     best_drafts,
-    best_length,
-    best_length_by_rates,
     break_even_batch,
     expected_tokens,
     expected_tokens_by_rates,
     linear_step,
     operations_factor,
     rates_of_shares,
-    speedup,
 )
 
 # Leviathan et al. 2023, Table 1: alpha, length, operations, speed (the draft costs nothing there).
@@ -38,17 +36,23 @@ probabilities = st.floats(0.0, 1.0)
 chains = st.lists(probabilities, max_size=4)
 
 
+def lone(rates, cost):
+    """Drafts of one request, whose further rows are free."""
+    return Forecast(tuple(rates), cost, 1, linear_step(0.0))
+
+
 @pytest.mark.parametrize(("alpha", "length", "operations", "speed"), LEVIATHAN)
 def test_published_table(alpha, length, operations, speed):
     tokens = expected_tokens(alpha, length)
     assert tokens == pytest.approx(speed, rel=0.005)
-    assert speedup(tokens, length, 0.0) == tokens
+    assert lone([alpha] * length, 0.0).speedup(length) == pytest.approx(tokens)
     assert operations_factor(tokens, length) == pytest.approx(operations, rel=0.005)
 
 
 def test_best_length_of_a_published_example():
-    speeds = {k: speedup(expected_tokens(0.8, k), k, 0.05) for k in range(1, 17)}
-    assert best_length(0.8, 0.05) == max(speeds, key=speeds.__getitem__) == 8
+    forecast = lone([0.8] * 16, 0.05)
+    speeds = {k: forecast.speedup(k) for k in range(1, 17)}
+    assert forecast.best_length == max(speeds, key=speeds.__getitem__) == 8
     for length, speed in {5: 2.951, 6: 3.040, 7: 3.082, 8: 3.092, 9: 3.078}.items():
         assert speeds[length] == pytest.approx(speed, abs=5e-4)
 
@@ -56,7 +60,7 @@ def test_best_length_of_a_published_example():
 def test_the_linear_formula_is_not_used():
     tokens = expected_tokens(0.7, 5)
     assert tokens == pytest.approx(2.941, abs=5e-4)
-    assert speedup(tokens, 5, 0.07) == pytest.approx(2.179, abs=5e-4)
+    assert lone([0.7] * 5, 0.07).speedup(5) == pytest.approx(2.179, abs=5e-4)
     linear = (5 * 0.7 + 1) / (1 + 5 * 0.07)
     assert linear == pytest.approx(3.33, abs=5e-3)  # and wrong
 
@@ -80,8 +84,8 @@ def test_the_ends_of_the_scale():
     assert expected_tokens(0.999999999, 7) == pytest.approx(8)
     assert expected_tokens(0.5, 0) == 1
     assert expected_tokens_by_rates([]) == 1
-    assert best_length(1.0, 0.0, most=12) == 12
-    assert best_length(0.0, 0.0) == 0
+    assert lone([1.0] * 12, 0.0).best_length == 12
+    assert lone([0.0] * 12, 0.0).best_length == 0
 
 
 @given(probabilities, st.integers(0, 20))
@@ -120,16 +124,18 @@ def test_rates_of_what_servers_report():
 @given(probabilities, st.floats(0.0, 2.0))
 def test_some_length_is_faster_just_where_alpha_is_above_the_cost(alpha, cost):
     if abs(alpha - cost) > 1e-9:
-        assert (best_length(alpha, cost) > 0) == (alpha > cost)  # Corollary 3.9
+        forecast = lone([alpha] * 64, cost)
+        assert (forecast.best_length > 0) == (alpha > cost)  # Corollary 3.9
 
 
 @given(st.lists(probabilities, max_size=12), st.floats(0.0, 0.5))
 def test_no_length_is_faster_than_the_best(rates, cost):
+    forecast = lone(rates, cost)
     speeds = [
-        speedup(expected_tokens_by_rates(rates[:length]), length, cost)
+        expected_tokens_by_rates(rates[:length]) / (1 + length * cost)
         for length in range(len(rates) + 1)
     ]
-    assert speeds[best_length_by_rates(rates, cost)] == pytest.approx(max(speeds))
+    assert speeds[forecast.best_length] == pytest.approx(max(speeds))
 
 
 # -- batches --------------------------------------------------------------------------------------
@@ -160,7 +166,7 @@ def test_the_cost_of_drafting_counts_for_each_drafted_token():
     )
     # A lone request with free rows is the formula of one.
     assert batched_speedup(2.5, 3, 1, linear_step(0.0), lambda batch: 0.05) == pytest.approx(
-        speedup(2.5, 3, 0.05)
+        2.5 / (1 + 3 * 0.05)
     )
 
 
@@ -232,7 +238,6 @@ def test_a_step_of_any_size_costs_the_same_so_all_is_drafted():
         lambda: expected_tokens(float("nan"), 2),
         lambda: expected_tokens(0.5, -1),
         lambda: expected_tokens_by_rates([0.5, 2.0]),
-        lambda: speedup(2.0, 2, -0.1),
         lambda: operations_factor(2.0, 2, -1.0),
         lambda: linear_step(float("nan")),
     ],

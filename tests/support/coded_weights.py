@@ -17,7 +17,7 @@ def coded(n, k, bits, group_size, zeros=None, levels=None, seed=0):
     if zeros is None:
         zeros = rng.integers(0, 1 << bits, scales.shape).astype(np.float32)
     codes = PlainCodes(rng.integers(0, 1 << bits, (n, k), dtype=np.uint8))
-    return CodedWeight("x", (n, k), bits, group_size, codes, scales, zeros, levels, None, n * k)
+    return CodedWeight("x", (n, k), bits, group_size, codes, scales, zeros, n * k, levels)
 
 
 def scattered(weight, groups):

@@ -36,6 +36,7 @@ from octavo.models.registry import model_class
 from octavo.quantization.base import StoredWeight
 from octavo.quantization.ggml_types import GGMLType
 from octavo.quantization.gguf_quantize import quantize
+from octavo.runtime.capacity import RankLimits
 from octavo.runtime.eager_forward import EagerForward
 from octavo.runtime.kv_cache import KVCache
 from octavo.runtime.op_program import plan_step
@@ -345,11 +346,10 @@ def eager_twin(
     config: ModelConfig, model: Any, dtype: str = "float32", kv: str = "float32", **changes: Any
 ) -> EagerForward:
     """The same model op by op, with these ops changed; its KV cache is its own."""
-    ops, cpu = replace(create_ops("cpu", dtype), **changes), torch.device("cpu")
+    ops, cpu = replace(create_ops(dtype), **changes), torch.device("cpu")
     depths = range(config.num_layers + 1)
-    return EagerForward(
-        with_tensors(model), kv_cache_of(config, kv), ops, cpu, MAX_ROWS, MAX_LEN, MAX_LEN, depths
-    )
+    limits = RankLimits(NUM_BLOCKS, MAX_ROWS, MAX_LEN, MAX_LEN)
+    return EagerForward(with_tensors(model), kv_cache_of(config, kv), ops, cpu, limits, depths)
 
 
 def eager_logits(twin: EagerForward, step: Step) -> Tensor:

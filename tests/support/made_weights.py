@@ -30,7 +30,7 @@ def random_integers(n: int, k: int, scheme: Scheme, seed: int = 0) -> CodedWeigh
     scales = (0.01 + rng.random((n, groups))).astype(np.float16).astype(np.float32)
     codes = rng.integers(0, scheme.max_code + 1, (n, k)).astype(np.uint8)
     coded = PlainCodes(codes)
-    return CodedWeight("", (n, k), scheme.bits, width, coded, scales, zeros, None, None, 0)
+    return CodedWeight("", (n, k), scheme.bits, width, coded, scales, zeros, 0)
 
 
 def write(folder: Path, writer: Writer, weight: CodedWeight, scheme: Scheme) -> None:

@@ -12,7 +12,7 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from octavo.base.errors import BenchmarkError, OctavoError
@@ -72,7 +72,7 @@ class TrialRun:
         return cls(*(statistics.median(getattr(run, name) for run in runs) for name in names))
 
     def as_json(self) -> dict[str, float]:
-        return {"output_tps": self.output_tps, "ttft_ms": self.ttft_ms, "e2e_ms": self.e2e_ms}
+        return asdict(self)
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,17 +13,19 @@ import asyncio
 import gc
 import time
 from collections.abc import Callable, Coroutine, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from octavo.bench.serving.endpoint import Endpoint
 from octavo.bench.serving.http_stream import INTERRUPTED, StreamResult
 from octavo.measure.request_record import RequestRecord
+from octavo.system import machine
 from octavo.workload.plan import LoadPlan
 from octavo.workload.requests import WorkloadRequest
 
 T = TypeVar("T")
+
+_MOST_CONNECTIONS = 1 << 16  # each is an open file, of which 1024 are soon used up
 
 
 @dataclass(frozen=True)
@@ -36,26 +38,13 @@ class LoadResult:
 
 def run(main: Coroutine[Any, Any, T]) -> T:
     """Run a load test on an event loop that takes little of the machine."""
-    _allow_many_connections()
+    machine.allow_open_files(_MOST_CONNECTIONS)
     try:
         import uvloop
     except ImportError:  # there is none for Windows
         return asyncio.run(main)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(main)
-
-
-def _allow_many_connections() -> None:
-    """Raise the limit of file descriptors as far as the system allows: each connection takes one,
-    and 1024 are soon used up."""
-    try:
-        import resource
-    except ImportError:  # there is none for Windows, which has no such limit
-        return
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = 1 << 16 if most == resource.RLIM_INFINITY else most
-    with suppress(OSError, ValueError):
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, most))
 
 
 async def send_load(

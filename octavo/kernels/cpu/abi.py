@@ -8,6 +8,7 @@ tests/kernels/cpu/test_abi.py compares all of this with the header as a C compil
 from __future__ import annotations
 
 import ctypes
+import re
 from ctypes import (
     POINTER,
     Structure,
@@ -115,406 +116,259 @@ OCT_SCORE_SOFTMAX = 0
 OCT_SCORE_SIGMOID = 1
 
 
+def _fields(*declarations: tuple[Any, str]) -> list[tuple[str, Any]]:
+    """Return the fields of a struct, declared as in C: a type, and the names that have it."""
+    return [(name, kind) for kind, names in declarations for name in names.split()]
+
+
 class Weight(Structure):
-    _fields_ = (
-        ("format", c_int32),
-        ("n", c_int32),
-        ("k", c_int32),
-        ("group", c_int32),
-        ("data", c_void_p),
-        ("columns", c_void_p),
+    _fields_ = _fields(
+        (c_int32, "format n k group"),
+        (c_void_p, "data columns"),
     )
 
 
 class Segment(Structure):
-    _fields_ = (
-        ("weight", Weight),
-        ("bias", c_void_p),
-        ("y", c_void_p),
-        ("ldy", c_int64),
+    _fields_ = _fields(
+        (Weight, "weight"),
+        (c_void_p, "bias y"),
+        (c_int64, "ldy"),
     )
 
 
 class Head(Structure):
-    _fields_ = (
-        ("logits", c_void_p),
-        ("best_logit", c_void_p),
-        ("best_id", c_void_p),
-        ("softcap", c_float),
+    _fields_ = _fields(
+        (c_void_p, "logits best_logit best_id"),
+        (c_float, "softcap"),
     )
 
 
 class LinearArgs(Structure):
-    _fields_ = (
-        ("rows", c_int32),
-        ("k", c_int32),
-        ("in", c_void_p),  # a keyword of Python: give it by position, or with setattr
-        ("ldin", c_int64),
-        ("row_index", c_void_p),
-        ("add", c_void_p),
-        ("add_norm", c_void_p),
-        ("x_out", c_void_p),
-        ("norm", c_void_p),
-        ("eps", c_float),
-        ("add_eps", c_float),
-        ("remainder_above", c_float),
-        ("epilogue", c_int32),
-        ("num_segments", c_int32),
-        ("segments", Segment * OCT_MAX_SEGMENTS),
-        ("residual", c_void_p),
-        ("head", POINTER(Head)),
-        ("scale", c_float),
+    _fields_ = _fields(
+        (c_int32, "rows k"),
+        (c_void_p, "in"),  # a keyword of Python: give it by position, or with setattr
+        (c_int64, "ldin"),
+        (c_void_p, "row_index add add_norm x_out norm"),
+        (c_float, "eps add_eps remainder_above"),
+        (c_int32, "epilogue num_segments"),
+        (Segment * OCT_MAX_SEGMENTS, "segments"),
+        (c_void_p, "residual"),
+        (POINTER(Head), "head"),
+        (c_float, "scale"),
     )
 
 
 class SinkWindow(Structure):
-    _fields_ = (
-        ("sinks", c_int32),
-        ("window", c_int32),
-        ("stride", c_int32),
-        ("turn", c_int32),
-        ("left_out", c_int64),
+    _fields_ = _fields(
+        (c_int32, "sinks window stride turn"),
+        (c_int64, "left_out"),
     )
 
 
 class Sequences(Structure):
-    _fields_ = (
-        ("num_seqs", c_int32),
-        ("num_tokens", c_int32),
-        ("q_start", c_void_p),
-        ("kv_len", c_void_p),
-        ("block_table", c_void_p),
-        ("table_stride", c_int32),
-        ("block_size", c_int32),
-        ("parents", c_void_p),
-        ("group_stride", c_int64),
-        ("share_prefixes", c_int32),
-        ("sink_windows", c_void_p),
-        ("state_source", c_void_p),
-        ("state_target", c_void_p),
+    _fields_ = _fields(
+        (c_int32, "num_seqs num_tokens"),
+        (c_void_p, "q_start kv_len block_table"),
+        (c_int32, "table_stride block_size"),
+        (c_void_p, "parents"),
+        (c_int64, "group_stride"),
+        (c_int32, "share_prefixes"),
+        (c_void_p, "sink_windows state_source state_target"),
     )
 
 
 class AttentionArgs(Structure):
-    _fields_ = (
-        ("num_heads", c_int32),
-        ("num_kv_heads", c_int32),
-        ("head_dim", c_int32),
-        ("head_size", c_int32),
-        ("kv_format", c_int32),
-        ("window", c_int32),
-        ("rotary_dim", c_int32),
-        ("rope_interleaved", c_int32),
-        ("scale", c_float),
-        ("softcap", c_float),
-        ("qk_norm_eps", c_float),
-        ("q_norm", c_void_p),
-        ("k_norm", c_void_p),
-        ("sinks", c_void_p),
-        ("cos_sin", c_void_p),
-        ("q", c_void_p),
-        ("k", c_void_p),
-        ("v", c_void_p),
-        ("ldq", c_int64),
-        ("ldk", c_int64),
-        ("ldv", c_int64),
-        ("kv", c_void_p),
-        ("kv_block_bytes", c_int64),
-        ("out", c_void_p),
-        ("num_blocks", c_int32),
-        ("group", c_int32),
+    _fields_ = _fields(
+        (c_int32, "num_heads num_kv_heads head_dim head_size kv_format window rotary_dim"),
+        (c_int32, "rope_interleaved"),
+        (c_float, "scale softcap qk_norm_eps"),
+        (c_void_p, "q_norm k_norm sinks cos_sin q k v"),
+        (c_int64, "ldq ldk ldv"),
+        (c_void_p, "kv"),
+        (c_int64, "kv_block_bytes"),
+        (c_void_p, "out"),
+        (c_int32, "num_blocks group"),
     )
 
 
-class KVMemory(Structure):
-    _fields_ = (
-        ("kv_format", c_int32),
-        ("num_kv_heads", c_int32),
-        ("head_dim", c_int32),
-        ("num_layers", c_int32),
-        ("num_blocks", c_int32),
-        ("block_size", c_int32),
-        ("layer_bytes", c_int64),
-        ("block_bytes", c_int64),
-        ("kv", c_void_p),
+class KvMemory(Structure):
+    _fields_ = _fields(
+        (c_int32, "kv_format num_kv_heads head_dim num_layers num_blocks block_size"),
+        (c_int64, "layer_bytes block_bytes"),
+        (c_void_p, "kv"),
     )
 
 
 class LatentArgs(Structure):
-    _fields_ = (
-        ("num_heads", c_int32),
-        ("rank", c_int32),
-        ("rope_dim", c_int32),
-        ("nope_dim", c_int32),
-        ("value_dim", c_int32),
-        ("kv_format", c_int32),
-        ("rope_interleaved", c_int32),
-        ("weight_format", c_int32),
-        ("scale", c_float),
-        ("eps", c_float),
-        ("norm", c_void_p),
-        ("cos_sin", c_void_p),
-        ("key_up", c_void_p),
-        ("value_up", c_void_p),
-        ("q", c_void_p),
-        ("ckv", c_void_p),
-        ("ldq", c_int64),
-        ("ldckv", c_int64),
-        ("kv", c_void_p),
-        ("kv_block_bytes", c_int64),
-        ("out", c_void_p),
-        ("num_blocks", c_int32),
-        ("group", c_int32),
+    _fields_ = _fields(
+        (c_int32, "num_heads rank rope_dim nope_dim value_dim kv_format rope_interleaved"),
+        (c_int32, "weight_format"),
+        (c_float, "scale eps"),
+        (c_void_p, "norm cos_sin key_up value_up q ckv"),
+        (c_int64, "ldq ldckv"),
+        (c_void_p, "kv"),
+        (c_int64, "kv_block_bytes"),
+        (c_void_p, "out"),
+        (c_int32, "num_blocks group"),
     )
 
 
 class Sample(Structure):
-    _fields_ = (
-        ("temperature", c_float),
-        ("repetition_penalty", c_float),
-        ("frequency_penalty", c_float),
-        ("presence_penalty", c_float),
-        ("top_p", c_double),
-        ("min_p", c_double),
-        ("typical_p", c_double),
-        ("top_k", c_int32),
-        ("num_prompt_ids", c_int32),
-        ("num_output_ids", c_int32),
-        ("sample_index", c_uint32),
-        ("prompt_ids", c_void_p),
-        ("output_ids", c_void_p),
-        ("seed", c_uint64),
-        ("position", c_uint64),
-        ("mask", c_void_p),
-        ("bias_ids", c_void_p),
-        ("biases", c_void_p),
-        ("num_biases", c_int64),
+    _fields_ = _fields(
+        (c_float, "temperature repetition_penalty frequency_penalty presence_penalty"),
+        (c_double, "top_p min_p typical_p"),
+        (c_int32, "top_k num_prompt_ids num_output_ids"),
+        (c_uint32, "sample_index"),
+        (c_void_p, "prompt_ids output_ids"),
+        (c_uint64, "seed position"),
+        (c_void_p, "mask bias_ids biases"),
+        (c_int64, "num_biases"),
     )
 
 
 class Logprobs(Structure):
-    _fields_ = (
-        ("num_top", c_int32),
-        ("rank", c_int32),
-        ("logprob", c_double),
-        ("top_ids", c_void_p),
-        ("top", c_void_p),
+    _fields_ = _fields(
+        (c_int32, "num_top rank"),
+        (c_double, "logprob"),
+        (c_void_p, "top_ids top"),
     )
 
 
 class EmbedArgs(Structure):
-    _fields_ = (
-        ("table", Weight),
-        ("scale", c_float),
-        ("out", c_void_p),
-        ("positions", Weight),
-        ("position_offset", c_int32),
+    _fields_ = _fields(
+        (Weight, "table"),
+        (c_float, "scale"),
+        (c_void_p, "out"),
+        (Weight, "positions"),
+        (c_int32, "position_offset"),
     )
 
 
 class RowsArgs(Structure):
-    _fields_ = (
-        ("kind", c_int32),
-        ("width", c_int32),
-        ("per_token", c_int32),
-        ("eps", c_float),
-        ("a", c_void_p),
-        ("b", c_void_p),
-        ("out", c_void_p),
-        ("bias", c_void_p),
-        ("factor", c_float),
+    _fields_ = _fields(
+        (c_int32, "kind width per_token"),
+        (c_float, "eps"),
+        (c_void_p, "a b out bias"),
+        (c_float, "factor"),
     )
 
 
 class States(Structure):
-    _fields_ = (
-        ("data", c_void_p),
-        ("slot_floats", c_int64),
-        ("num_slots", c_int32),
+    _fields_ = _fields(
+        (c_void_p, "data"),
+        (c_int64, "slot_floats"),
+        (c_int32, "num_slots"),
     )
 
 
 class ConvArgs(Structure):
-    _fields_ = (
-        ("channels", c_int32),
-        ("kernel", c_int32),
-        ("gated", c_int32),
-        ("x", c_void_p),
-        ("ldx", c_int64),
-        ("weight", c_void_p),
-        ("bias", c_void_p),
-        ("out", c_void_p),
-        ("states", States),
+    _fields_ = _fields(
+        (c_int32, "channels kernel gated"),
+        (c_void_p, "x"),
+        (c_int64, "ldx"),
+        (c_void_p, "weight bias out"),
+        (States, "states"),
     )
 
 
 class ScanArgs(Structure):
-    _fields_ = (
-        ("heads", c_int32),
-        ("head_dim", c_int32),
-        ("groups", c_int32),
-        ("state_dim", c_int32),
-        ("step_min", c_float),
-        ("step_max", c_float),
-        ("step_scale", c_float),
-        ("x", c_void_p),
-        ("steps", c_void_p),
-        ("ldx", c_int64),
-        ("ldsteps", c_int64),
-        ("decay", c_void_p),
-        ("skip", c_void_p),
-        ("step_bias", c_void_p),
-        ("out", c_void_p),
-        ("states", States),
+    _fields_ = _fields(
+        (c_int32, "heads head_dim groups state_dim"),
+        (c_float, "step_min step_max step_scale"),
+        (c_void_p, "x steps"),
+        (c_int64, "ldx ldsteps"),
+        (c_void_p, "decay skip step_bias out"),
+        (States, "states"),
     )
 
 
 class DeltaArgs(Structure):
-    _fields_ = (
-        ("key_heads", c_int32),
-        ("key_dim", c_int32),
-        ("value_heads", c_int32),
-        ("value_dim", c_int32),
-        ("x", c_void_p),
-        ("gates", c_void_p),
-        ("ldx", c_int64),
-        ("ldgates", c_int64),
-        ("decay", c_void_p),
-        ("step_bias", c_void_p),
-        ("out", c_void_p),
-        ("states", States),
+    _fields_ = _fields(
+        (c_int32, "key_heads key_dim value_heads value_dim"),
+        (c_void_p, "x gates"),
+        (c_int64, "ldx ldgates"),
+        (c_void_p, "decay step_bias out"),
+        (States, "states"),
     )
 
 
 class GatedNormArgs(Structure):
-    _fields_ = (
-        ("width", c_int32),
-        ("group", c_int32),
-        ("gate_first", c_int32),
-        ("eps", c_float),
-        ("gate_scale", c_float),
-        ("x", c_void_p),
-        ("gate", c_void_p),
-        ("ldgate", c_int64),
-        ("weight", c_void_p),
-        ("out", c_void_p),
+    _fields_ = _fields(
+        (c_int32, "width group gate_first"),
+        (c_float, "eps gate_scale"),
+        (c_void_p, "x gate"),
+        (c_int64, "ldgate"),
+        (c_void_p, "weight out"),
     )
 
 
 class CheckArgs(Structure):
-    _fields_ = (
-        ("x", c_void_p),
-        ("width", c_int32),
+    _fields_ = _fields(
+        (c_void_p, "x"),
+        (c_int32, "width"),
     )
 
 
 class Routing(Structure):
-    _fields_ = (
-        ("num_experts", c_int32),
-        ("top_k", c_int32),
-        ("scoring", c_int32),
-        ("normalize", c_int32),
-        ("num_groups", c_int32),
-        ("top_groups", c_int32),
-        ("group_top", c_int32),
-        ("scale", c_float),
-        ("correction", c_void_p),
+    _fields_ = _fields(
+        (c_int32, "num_experts top_k scoring normalize num_groups top_groups group_top"),
+        (c_float, "scale"),
+        (c_void_p, "correction"),
     )
 
 
 class Expert(Structure):
-    _fields_ = (
-        ("gate", Weight),
-        ("up", Weight),
-        ("down", Weight),
-        ("gate_bias", c_void_p),
-        ("up_bias", c_void_p),
-        ("down_bias", c_void_p),
+    _fields_ = _fields(
+        (Weight, "gate up down"),
+        (c_void_p, "gate_bias up_bias down_bias"),
     )
 
 
 class ExpertsArgs(Structure):
-    _fields_ = (
-        ("hidden", c_int32),
-        ("inner", c_int32),
-        ("epilogue", c_int32),
-        ("eps", c_float),
-        ("remainder_above", c_float),
-        ("inner_remainder_above", c_float),
-        ("routing", Routing),
-        ("experts", POINTER(Expert)),
-        ("in", c_void_p),  # as of LinearArgs
-        ("norm", c_void_p),
-        ("logits", c_void_p),
-        ("residual", c_void_p),
-        ("out", c_void_p),
-        ("loads", c_void_p),
+    _fields_ = _fields(
+        (c_int32, "hidden inner epilogue"),
+        (c_float, "eps remainder_above inner_remainder_above"),
+        (Routing, "routing"),
+        (POINTER(Expert), "experts"),
+        (c_void_p, "in norm logits residual out loads"),  # "in": as of LinearArgs
     )
 
 
 class Node(Structure):
-    _fields_ = (
-        ("op", c_int32),
-        ("reserved", c_int32),
-        ("args", c_void_p),
+    _fields_ = _fields(
+        (c_int32, "op reserved"),
+        (c_void_p, "args"),
     )
 
 
 class Program(Structure):
-    _fields_ = (
-        ("nodes", POINTER(Node)),
-        ("num_nodes", c_int32),
-        ("num_head_nodes", c_int32),
-        ("vocab", c_int32),
-        ("max_tokens", c_int32),
+    _fields_ = _fields(
+        (POINTER(Node), "nodes"),
+        (c_int32, "num_nodes num_head_nodes vocab max_tokens"),
     )
 
 
 class Batch(Structure):
-    _fields_ = (
-        ("seqs", Sequences),
-        ("token_ids", c_void_p),
-        ("num_multi_steps", c_int32),
-        ("num_out", c_int32),
-        ("head_only", c_int32),
-        ("out_rows", c_void_p),
-        ("logits", c_void_p),
-        ("samples", POINTER(Sample)),
-        ("logprobs", c_void_p),
-        ("probabilities", c_void_p),
-        ("tokens", c_void_p),
-        ("status", c_void_p),
-        ("row_finite", c_void_p),
+    _fields_ = _fields(
+        (Sequences, "seqs"),
+        (c_void_p, "token_ids"),
+        (c_int32, "num_multi_steps num_out head_only"),
+        (c_void_p, "out_rows logits"),
+        (POINTER(Sample), "samples"),
+        (c_void_p, "logprobs probabilities tokens status row_finite"),
     )
+
+
+def _name_in_c(struct: type[Structure]) -> str:
+    """Return what the header calls a struct: ``oct_linear_args`` for LinearArgs."""
+    return "oct_" + re.sub("(?<=[a-z])(?=[A-Z])", "_", struct.__name__).lower()
 
 
 # In the order of their declaration.
 STRUCTS: dict[str, type[Structure]] = {
-    "oct_weight": Weight,
-    "oct_segment": Segment,
-    "oct_head": Head,
-    "oct_linear_args": LinearArgs,
-    "oct_sink_window": SinkWindow,
-    "oct_sequences": Sequences,
-    "oct_attention_args": AttentionArgs,
-    "oct_kv_memory": KVMemory,
-    "oct_latent_args": LatentArgs,
-    "oct_sample": Sample,
-    "oct_logprobs": Logprobs,
-    "oct_embed_args": EmbedArgs,
-    "oct_rows_args": RowsArgs,
-    "oct_states": States,
-    "oct_conv_args": ConvArgs,
-    "oct_scan_args": ScanArgs,
-    "oct_delta_args": DeltaArgs,
-    "oct_gated_norm_args": GatedNormArgs,
-    "oct_check_args": CheckArgs,
-    "oct_routing": Routing,
-    "oct_expert": Expert,
-    "oct_experts_args": ExpertsArgs,
-    "oct_node": Node,
-    "oct_program": Program,
-    "oct_batch": Batch,
+    _name_in_c(struct): struct
+    for struct in list(vars().values())
+    if isinstance(struct, type) and issubclass(struct, Structure) and struct is not Structure
 }
 
 _pool = c_void_p
@@ -547,7 +401,7 @@ FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     ),
     "oct_kv_move": (
         c_int32,
-        (POINTER(KVMemory), c_void_p, c_int32, c_void_p, c_int32, c_int32),
+        (POINTER(KvMemory), c_void_p, c_int32, c_void_p, c_int32, c_int32),
     ),
     "oct_latent_row_bytes": (c_int64, (c_int32, c_int32, c_int32)),
     "oct_latent": (c_int32, (_pool, POINTER(LatentArgs), POINTER(Sequences))),

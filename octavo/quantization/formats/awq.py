@@ -66,7 +66,5 @@ class AWQ:
             codes=AWQCodes(qweight.words()),
             scales=np.ascontiguousarray(scales.floats().T),
             zeros=one_or_all(zeros.astype(np.float32)),
-            levels=None,
-            groups=None,
             nbytes=tensors.nbytes,
         )

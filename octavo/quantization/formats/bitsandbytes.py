@@ -92,8 +92,6 @@ def _int8(parts: Parts) -> CodedWeight:
         codes=ByteCodes(weight.bytes.reshape(weight.shape), flip=128),
         scales=scales.floats().reshape(-1, 1) / np.float32(127),
         zeros=128.0,
-        levels=None,
-        groups=None,
         nbytes=parts.nbytes,
     )
 
@@ -123,7 +121,6 @@ def _four_bits(parts: Parts) -> Weight:
         scales=scales,
         zeros=0.0,
         levels=levels,
-        groups=None,
         nbytes=parts.nbytes,
     )
 

@@ -280,7 +280,6 @@ def _coded_integers(
         codes=codes,
         scales=of_blocks(parts.need("weight_scale", *FLOATS), shape, block),
         zeros=_zeros(parts, scheme, shape, bits, has_gaps),
-        levels=None,
         groups=_groups(parts, shape[1], block[1]),
         nbytes=parts.nbytes,
         rounds_activations=scheme.rounds_activations,
@@ -314,7 +313,6 @@ def _float4(parts: Parts, scheme: _Scheme) -> CodedWeight:
         scales=scales,
         zeros=0.0,
         levels=E2M1,
-        groups=None,
         nbytes=parts.nbytes,
     )
 

@@ -77,7 +77,6 @@ def float8(
         scales=of_blocks(scale, (num_outputs, num_inputs), block),
         zeros=0.0,
         levels=FLOAT8[weight.dtype],
-        groups=None,
         nbytes=parts.nbytes,
         rounds_activations=rounds_activations,
     )

@@ -158,7 +158,6 @@ def _assemble(format: GPTQ, parts: Parts) -> CodedWeight:
         codes=ColumnStreams(qweight.words(), bits, num_inputs),
         scales=np.ascontiguousarray(scales.floats().T),
         zeros=_zeros(format, parts, settings, num_groups, num_outputs),
-        levels=None,
         groups=_groups(parts, num_inputs, num_groups, group_size),
         nbytes=parts.nbytes,
     )

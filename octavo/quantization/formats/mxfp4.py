@@ -69,7 +69,6 @@ def _weight(codes: Codes, exponents: np.ndarray, nbytes: int) -> CodedWeight:
         scales=E8M0[exponents],
         zeros=0.0,
         levels=E2M1,
-        groups=None,
         nbytes=nbytes,
     )
 

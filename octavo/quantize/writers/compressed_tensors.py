@@ -133,23 +133,12 @@ def _row_scales(weight: CodedWeight) -> WrittenPart:
 
 
 def _of_rows(type: str) -> dict[str, Any]:
-    return {
-        "num_bits": 8,
-        "type": type,
-        "symmetric": True,
-        "strategy": "channel",
-        "dynamic": False,
-    }
+    common = {"num_bits": 8, "type": type, "symmetric": True}
+    return {**common, "strategy": "channel", "dynamic": False}
 
 
 def _of_tokens(type: str) -> dict[str, Any]:
-    return {
-        "num_bits": 8,
-        "type": type,
-        "symmetric": True,
-        "strategy": "token",
-        "dynamic": True,
-    }
+    return {**_of_rows(type), "strategy": "token", "dynamic": True}
 
 
 def _config(

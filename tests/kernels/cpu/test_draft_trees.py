@@ -203,10 +203,10 @@ def test_damage_stays_with_those_who_follow(native, kv, where):
 # ---- Moves
 
 
-def memory_of(cache: Cache) -> abi.KVMemory:
+def memory_of(cache: Cache) -> abi.KvMemory:
     layer = cache.layer
     chunk = cache.native.lib.oct_kv_chunk_bytes(FORMATS[layer.kv], layer.dim)
-    return abi.KVMemory(
+    return abi.KvMemory(
         kv_format=FORMATS[layer.kv],
         num_kv_heads=layer.kv_heads,
         head_dim=layer.dim,

@@ -98,7 +98,7 @@ def make_coded_weight(native, format, n, k, rng):
     codes[codes & 0x7F == 0x7F] = 0  # NaN
     levels = LEVELS[format]
     scales = rng.normal(size=(n, -(-k // group))).astype(np.float32) / np.nanmax(levels)
-    weight = CodedWeight("", (n, k), bits, group, PlainCodes(codes), scales, 0.0, levels, None, 0)
+    weight = CodedWeight("", (n, k), bits, group, PlainCodes(codes), scales, 0.0, 0, levels)
     return packing.pack(weight, native.library, native.pool), weight.dequantize().astype(float)
 
 
@@ -470,7 +470,7 @@ def scattered_weight(n, k, group, order):
     codes = PlainCodes(rng.integers(0, 16, (n, k), dtype=np.uint8))
     scales = rng.normal(size=(n, -(-k // group))).astype(np.float16).astype(np.float32)
     groups = (order // group).astype(np.int32)
-    return CodedWeight("", (n, k), 4, group, codes, scales, 8.0, None, groups, 0)
+    return CodedWeight("", (n, k), 4, group, codes, scales, 8.0, 0, groups=groups)
 
 
 @pytest.mark.parametrize("above", [math.inf, 2.5])

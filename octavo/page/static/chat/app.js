@@ -2,6 +2,7 @@
 
 import { ApiError, listModels, streamChat } from "./api.js";
 import { copy } from "../common/clipboard.js";
+import { onceAFrame } from "../common/dom.js";
 import { showNavigation } from "../common/navigation.js";
 import { whyItEnded } from "./ending.js";
 import { Follower } from "./follower.js";
@@ -211,18 +212,11 @@ function announce(answer) {
   setTimeout(() => (at("status").textContent = ""), 2000);
 }
 
-let isShowing = false;
-
 /** Show the running answer once a frame, however many chunks a frame brings. */
-function showSoon() {
-  if (isShowing) return;
-  isShowing = true;
-  requestAnimationFrame(() => {
-    isShowing = false;
-    views.at(-1)?.update();
-    follower.follow();
-  });
-}
+const showSoon = onceAFrame(() => {
+  views.at(-1)?.update();
+  follower.follow();
+});
 
 // -- models and keys ---------------------------------------------------------------------------
 

@@ -1,5 +1,6 @@
 // One question and its answer, as the page shows them.
 
+import { element } from "../common/dom.js";
 import { renderInto } from "../common/markdown.js";
 import { whyItEnded } from "./ending.js";
 import { describe } from "./stats.js";
@@ -20,28 +21,24 @@ export class TurnView {
     this.turn = turn;
     this.#actions = actions;
 
-    this.bubble = element("div", "bubble", turn.user);
+    this.bubble = element("div", { class: "bubble" }, turn.user);
     this.editButton = button("Edit", () => this.#beginEdit());
-    this.user = element("article", "user");
-    this.user.setAttribute("aria-label", "You");
-    this.user.append(this.bubble, row(this.editButton));
+    const userLabel = { class: "user", "aria-label": "You" };
+    this.user = element("article", userLabel, this.bubble, row(this.editButton));
 
-    this.prose = element("div", "prose");
-    this.note = element("p", "note");
-    this.error = element("div", "error-box");
-    this.error.setAttribute("role", "alert");
+    this.prose = element("div", { class: "prose" });
+    this.note = element("p", { class: "note" });
+    this.error = element("div", { class: "error-box", role: "alert" });
     this.tokens = new TokenView();
-    this.stats = element("p", "stats");
+    this.stats = element("p", { class: "stats" });
     this.copyButton = button("Copy", () => actions.copy(this.turn.answer.text, this.copyButton));
     this.againButton = button("Regenerate", () => actions.regenerate());
     this.removeButton = button("Delete", () => actions.remove());
     this.buttons = row(this.copyButton, this.againButton, this.removeButton);
-    this.answer = element("article", "answer");
-    this.answer.setAttribute("aria-label", "Answer");
+    this.answer = element("article", { class: "answer", "aria-label": "Answer" });
     this.answer.append(this.prose, this.note, this.error, this.tokens.element, this.stats, this.buttons);
 
-    this.element = element("section", "turn");
-    this.element.append(this.user, this.answer);
+    this.element = element("section", { class: "turn" }, this.user, this.answer);
     this.setPlace({ isLast: true, isBusy: false });
   }
 
@@ -79,9 +76,7 @@ export class TurnView {
   #showStats(stats) {
     this.stats.replaceChildren();
     for (const { text, title } of stats ? describe(stats) : []) {
-      const part = element("span", "", text);
-      part.title = title;
-      this.stats.append(part);
+      this.stats.append(element("span", { title }, text));
     }
     this.stats.hidden = this.stats.childElementCount === 0;
   }
@@ -107,11 +102,10 @@ export class TurnView {
   }
 
   #beginEdit() {
-    const input = element("textarea", "");
+    const rows = Math.min(10, this.turn.user.split("\n").length + 1);
+    const input = element("textarea", { rows, "aria-label": "Edit your message" });
     input.value = this.turn.user;
-    input.rows = Math.min(10, this.turn.user.split("\n").length + 1);
-    input.setAttribute("aria-label", "Edit your message");
-    const form = element("form", "edit");
+    const form = element("form", { class: "edit" });
     const end = () => {
       form.remove();
       this.user.classList.remove("is-edited");
@@ -120,8 +114,7 @@ export class TurnView {
       end();
       this.editButton.focus();
     });
-    const send = element("button", "strong", "Send");
-    send.type = "submit";
+    const send = element("button", { class: "strong", type: "submit" }, "Send");
     form.append(input, row(cancel, send));
     form.addEventListener("submit", (event) => {
       event.preventDefault();
@@ -151,18 +144,17 @@ export function isSend(event) {
 
 /** Make `box` say what went wrong, with a button that does `action`. */
 export function fillError(box, error, label, action) {
-  box.replaceChildren(element("p", "error-title", error.title), element("p", "", error.message));
+  const title = element("p", { class: "error-title" }, error.title);
+  box.replaceChildren(title, element("p", {}, error.message));
   if (error.retryAt !== null) {
-    const wait = element("p", "wait");
-    wait.setAttribute("aria-live", "off"); // a countdown is not read out each second
-    box.append(wait);
+    // Off, as a countdown is not read out each second.
+    box.append(element("p", { class: "wait", "aria-live": "off" }));
   }
-  const again = element("button", "bordered", label);
-  again.type = "button";
-  again.addEventListener("click", action);
-  const foot = element("div", "error-foot");
-  foot.append(again);
-  if (error.requestId) foot.append(element("span", "request-id", `Request ${error.requestId}`));
+  const again = element("button", { class: "bordered", type: "button", onclick: action }, label);
+  const foot = element("div", { class: "error-foot" }, again);
+  if (error.requestId) {
+    foot.append(element("span", { class: "request-id" }, `Request ${error.requestId}`));
+  }
   box.append(foot);
 }
 
@@ -171,22 +163,10 @@ function duration(seconds) {
   return seconds < 7200 ? `${Math.ceil(seconds / 60)} min` : `${Math.ceil(seconds / 3600)} h`;
 }
 
-function element(name, className, text = "") {
-  const made = document.createElement(name);
-  if (className !== "") made.className = className;
-  made.textContent = text;
-  return made;
-}
-
 function button(label, action) {
-  const made = element("button", "plain", label);
-  made.type = "button";
-  made.addEventListener("click", action);
-  return made;
+  return element("button", { class: "plain", type: "button", onclick: action }, label);
 }
 
 function row(...buttons) {
-  const made = element("div", "actions");
-  made.append(...buttons);
-  return made;
+  return element("div", { class: "actions" }, ...buttons);
 }

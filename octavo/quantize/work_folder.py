@@ -1,4 +1,4 @@
-"""Intermediate results of a training, from which an interrupted run goes on.
+"""Intermediate results of a quantization or a training, from which an interrupted run goes on.
 
 The name of the folder has a hash of all that its files depend on (the model's files, the settings),
 so that a run with others does not find them.
@@ -19,18 +19,25 @@ import numpy as np
 
 from octavo.base.errors import ModelFileError
 from octavo.base.files import NewFile
+from octavo.models.checkpoint import Checkpoint
 
 _SUFFIX = ".octavo.resume"
-_FORMAT = 2  # raised with the files' format, and when the same settings give another head
 _DAMAGE = OSError, EOFError, ValueError, KeyError, zipfile.BadZipFile
 
 
 class WorkFolder:
-    """Arrays on disk by name. ``about``: all that they depend on, as JSON."""
+    """Arrays on disk by name, in a folder beside ``out``, which is removed once that is written.
 
-    def __init__(self, out: Path, about: Mapping[str, Any]):
+    ``about``: all that they depend on beside the files of ``checkpoint``, as JSON; these by their
+    sizes and times.
+    """
+
+    def __init__(self, out: Path, checkpoint: Checkpoint, about: Mapping[str, Any]):
         self._out = out.resolve()
-        text = json.dumps({"format": _FORMAT, **about}, sort_keys=True, default=str)
+        stats = [path.stat() for path in checkpoint.files]
+        files = [(stat.st_size, stat.st_mtime_ns) for stat in stats]
+        source = {"source": str(checkpoint.path.resolve()), "files": files}
+        text = json.dumps({**about, **source}, sort_keys=True, default=str)
         key = hashlib.sha256(text.encode()).hexdigest()[:16]
         self._folder = self._out.with_name(f"{self._out.name}.{key}{_SUFFIX}")
 
@@ -45,15 +52,21 @@ class WorkFolder:
 
     def load(self, name: str) -> dict[str, np.ndarray]:
         """Read the arrays of a name that was written. ModelFileError if they are damaged."""
-        path = self._path(name)
         try:
-            with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
+            with (
+                self._path(name).open("rb") as file,
+                np.load(file, allow_pickle=False) as arrays,
+            ):
                 return {key: arrays[key] for key in arrays.files}
         except _DAMAGE as error:
-            raise ModelFileError(path, f"is damaged ({error}): remove it, and run again") from None
+            raise self.damaged(name, error) from None
+
+    def damaged(self, name: str, why: Exception) -> ModelFileError:
+        """Return the error of arrays that are not those that were kept."""
+        return ModelFileError(self._path(name), f"is damaged ({why}): remove it, and run again")
 
     def remove(self) -> None:
-        """Remove all intermediate results for OUT, those of runs with other settings too."""
+        """Remove all intermediate results for ``out``, those of runs with other settings too."""
         for folder in self._out.parent.glob(f"{escape(self._out.name)}.*{_SUFFIX}"):
             shutil.rmtree(folder, ignore_errors=True)
 
