@@ -40,9 +40,9 @@ export const devices = {
     const bubbles = (pp - 1) / (lots + pp - 1);
     return [
       { label: "A step takes", ...total, unit: "s" },
-      { label: "of which communication", value: communication.value / total.value, unit: "%", source: communication.source, formula: said },
+      { label: "Share of communication", value: communication.value / total.value, unit: "%", source: communication.source, formula: said },
       { label: "Communication", ...communication, unit: "s" },
-      { label: "Bubbles, from empty to empty", value: bubbles, unit: "%", formula: `(${pp} − 1) / (${lots} + ${pp} − 1)` },
+      { label: "Bubbles, from the first to the last microbatch", value: bubbles, unit: "%", formula: `(${pp} − 1) / (${lots} + ${pp} − 1)` },
       { label: "Weights of each device", value: weightsBytes, unit: "iB", formula: `of ${format(usableBytes, "iB")} that may be used${numBlocks ? "" : ": it does not fit"}` },
       { label: "Tokens of each device", value: (streams * Math.min(lots, pp)) / total.value / deployment.parallel.tp / pp, unit: "tokens/s", source: total.source, formula: `${Math.min(lots, pp)} × ${streams} requests / ${format(total.value, "s")} / ${deployment.parallel.tp * pp} devices` },
     ];

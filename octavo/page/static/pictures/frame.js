@@ -155,7 +155,8 @@ export class Frame {
   #showCommand(context) {
     const text = context.cannot === null ? (this.picture.command?.(context) ?? null) : null;
     this.command.hidden = text === null;
-    this.commandText.textContent = text;
+    const words = (text ?? "").split(" ").flatMap((word, index) => [...(index > 0 ? [" "] : []), element("span", { class: "word" }, word)]);
+    this.commandText.replaceChildren(...words);
   }
 }
 
