@@ -125,6 +125,9 @@ function windowed({ layers, full, window }, kvHeads, tokenBytes) {
 
 /** The query heads of each kind, coloured by the key heads that they attend to. */
 function showHeads(place, kinds) {
+  const counts = kinds.map(({ kvHeads }) => kvHeads).join();
+  if (place.dataset.counts === counts) return; // hundreds of squares, which most sliders do not change
+  place.dataset.counts = counts;
   const heads = kinds[0].kvHeads;
   place.replaceChildren(...kinds.map(({ name, kvHeads }) => {
     const group = (head) => (kvHeads === 0 ? 3 : 1 + (Math.floor((head * kvHeads) / heads) % 8));
