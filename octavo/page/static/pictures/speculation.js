@@ -18,7 +18,7 @@ const STRANGER = [0.03, 0.06, 0.09, 0.12, 0.2, 0.5];
 const PHASES = [
   "The model gives each word a probability p. That costs a step, in which it reads all of its weights.",
   "A drafter gives each word a probability q, for much less, and draws one from them: that is the draft token.",
-  "The model verifies the draft token in its next step, and accepts it with probability min(1, p/q): always where p ≥ q. A word that the drafter draws too often is rejected just often enough to correct that.",
+  "The model verifies the draft token in its next step, and accepts it with probability min(1,\u00a0p/q): always where p ≥ q. A word that the drafter draws too often is rejected just often enough to correct that.",
   "Words that the drafter draws too seldom have something left: max(0, p − q).",
   "If the draft token is rejected, a word is drawn from just that, normalized to sum to 1: so every step brings a token.",
   "Accepted draft tokens and the words drawn instead add up to p, word for word: the answer is one that the model would have given.",
@@ -29,7 +29,7 @@ export const speculation = {
   title: "Speculative decoding",
   sentences: [
     "A cheap drafter proposes some tokens, and the model verifies all of them in one step: a step reads the weights once, however many rows it computes.",
-    "A draft token is accepted with probability min(1, p/q), and a rejected one is replaced by a draw from max(0, p − q): the output has the model’s own distribution, however bad the drafter is.",
+    "A draft token is accepted with probability min(1,\u00a0p/q), and a rejected one is replaced by a draw from max(0, p − q): the output has the model’s own distribution, however bad the drafter is.",
     "A draft token counts only if all before it are accepted, so k of them bring (1 − αᵏ⁺¹)/(1 − α) tokens and not kα + 1; and the more requests share a step, the less a further row is free.",
   ],
   readMore: "inference#speculative-decoding",
