@@ -273,6 +273,8 @@ test("links and images are for whoever says where they lead", () => {
   assert.deepEqual(links.map(({ href, textContent }) => [href, textContent]), [["docs/inference#wall", "the wall"]]);
   const images = paragraph.all.filter(({ name }) => name === "img");
   assert.deepEqual(images.map(({ src, alt, width, height }) => [src, alt, width, height]), [["docs/wall.webp", "a wall", 7, 5]]);
+  const words = render(block, fakeDocument, { ...places, link: () => "" });
+  assert.ok(words.textContent.startsWith("see the wall, x") && words.all.every(({ name }) => name !== "a"));
   assert.match(paragraph.textContent, /\[x\]\(javascript:1\), {2}!\[b\]\(http:\/\/b\) hey!$/);
   const chat = render(block, fakeDocument);
   assert.equal(chat.textContent, source.replace("*wall*", "wall"));

@@ -21,7 +21,7 @@ export const devices = {
     { id: "tp", label: "Tensor parallel devices (tp)", kind: "range", choices: SPLITS, value: 4 },
     { id: "pp", label: "Pipeline stages (pp)", kind: "range", choices: [1, 2, 3, 4, 6, 8], value: 1 },
     { id: "ep", label: "Expert parallel devices (ep)", kind: "range", choices: SPLITS, value: 1 },
-    { id: "dp", label: "Data parallel copies of the rest (dp)", kind: "range", choices: SPLITS, value: 1 },
+    { id: "dp", label: "Data parallel copies (dp)", kind: "range", choices: SPLITS, value: 1 },
     { id: "lots", label: "Microbatches in flight", kind: "range", min: 1, max: 12, step: 1, value: 4 },
     { id: "streams", label: "Requests of a microbatch", kind: "log-range", min: 1, max: 1024, value: 16 },
     { id: "length", label: "Tokens of each so far", kind: "log-range", min: 16, max: 131072, value: 1000 },
