@@ -94,7 +94,7 @@ SHOTS = (
     Shot("paged-kv", "pictures#paged-kv?step=9", ".happening", ".tables", drawn),
     Shot("batching", "pictures#batching", chart(1), f"{chart(2)} {STAGE}", drawn),
     Shot("speculation", "pictures#speculative-decoding", ".phase", f"{chart(1)} {STAGE}", drawn),
-    Shot("dashboard", "engine", ".tools", "#kv", loaded, 1020, 0.72),
+    Shot("dashboard", "engine", ".tools", "#kv", loaded, 1020, 0.7),
     Shot("tokens", "", ".note", ".answer", answered),
 )
 
