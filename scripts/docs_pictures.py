@@ -25,7 +25,8 @@ sys.path.insert(0, str(ROOT / "tests" / "page"))
 
 from conftest import Browser, Page  # noqa: E402
 
-MARGIN = 10
+MARGIN = 10  # above; below, the summary of a chart's table begins soon
+MARGIN_BELOW = 5
 QUALITY = 30  # of WebP: text can still be read well
 SECONDS_BETWEEN = 0.7  # requests, so that some are prompts while others are being answered
 
@@ -56,6 +57,9 @@ def table(number: int) -> str:
 
 def drawn(tab: Page) -> None:
     tab.wait_for("document.querySelector('.figures .figure') !== null")
+    empty = "document.querySelector('.chart-svg:empty')"  # charts are drawn a frame later
+    tab.wait_for(f"{empty} === null")
+    tab.js("new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
 
 
 def loaded(tab: Page) -> None:
@@ -90,7 +94,7 @@ SHOTS = (
     Shot("paged-kv", "pictures#paged-kv?step=9", ".happening", ".tables", drawn),
     Shot("batching", "pictures#batching", chart(1), f"{chart(2)} {STAGE}", drawn),
     Shot("speculation", "pictures#speculative-decoding", ".phase", f"{chart(1)} {STAGE}", drawn),
-    Shot("dashboard", "engine", ".tools", "#kv", loaded, 1020, 0.72),
+    Shot("dashboard", "engine", ".tools", "#kv", loaded, 1020, 0.7),
     Shot("tokens", "", ".note", ".answer", answered),
 )
 
@@ -116,8 +120,8 @@ def take(tab: Page, shot: Shot) -> bytes:
         document.querySelector({json.dumps(shot.first)}).getBoundingClientRect().top,
         document.querySelector({json.dumps(shot.last)}).getBoundingClientRect().bottom,
     ].map(Math.round)""")
-    clip = {"x": 0, "y": top - MARGIN, "width": shot.width, "height": bottom - top + 2 * MARGIN}
-    clip["scale"] = shot.scale
+    height = bottom - top + MARGIN + MARGIN_BELOW
+    clip = {"x": 0, "y": top - MARGIN, "width": shot.width, "height": height, "scale": shot.scale}
     shown = tab.call("Page.captureScreenshot", format="webp", quality=QUALITY, clip=clip)
     return base64.b64decode(shown["data"])
 

@@ -77,7 +77,7 @@ def _gains_by_tensors(deployment: Deployment, traffic: Traffic) -> Iterator[Serv
     (work, talk), (less_work, more_talk) = steps
     gains = work.value - less_work.value > more_talk.value - talk.value
     yield ServingDecision(
-        f"is a token sooner there with each matrix on {2 * tp} devices?",
+        f"does a token come sooner with each matrix on {2 * tp} devices?",
         gains,
         f"reading and computing {ms(work.value)} → {ms(less_work.value)}, "
         f"talking {ms(talk.value)} → {ms(more_talk.value)}",

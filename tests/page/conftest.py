@@ -65,6 +65,12 @@ OVERFLOWING = """[...document.querySelectorAll(`${%s} *`)].filter((element) => {
             .contents, .table-box, .number-table, .chart-scroll`)
         && box.width > 0 && (box.right > innerWidth + 0.5 || box.left < -0.5);
 }).map((element) => element.outerHTML.slice(0, 80))"""
+# Text of charts that their drawing cuts off, or that stands beside it.
+CUT_OFF = """[...document.querySelectorAll(".chart-svg text")].filter((text) => {
+    const [box, drawing] = [text, text.ownerSVGElement].map((one) => one.getBoundingClientRect());
+    return text.checkVisibility() && (box.left < drawing.left - 4 || box.right > drawing.right + 4
+        || box.top < drawing.top - 4 || box.bottom > drawing.bottom + 4);
+}).map((text) => `${text.textContent} is cut off`)"""
 # The contrast of each visible piece of text with what is behind it, where it is below 4.5.
 FAINT = """(() => {
     const canvas = new OffscreenCanvas(1, 1).getContext("2d", {willReadFrequently: true});
@@ -311,6 +317,8 @@ class Page:
         for width, dark in ((360, False), (768, True), (1440, False)):
             self.show(width, 900, dark=dark, calm=True)
             found += [(width, each) for each in (*self.overflowing(), *self.faint())]
+            self.js("new Promise((done) => requestAnimationFrame(() => setTimeout(done, 50)))")
+            found += [(width, each) for each in self.js(CUT_OFF)]  # charts follow the width
             found += self.js("document.getAnimations().map((each) => String(each))")
             if self.js("document.documentElement.scrollWidth") > width:
                 found.append((width, "scrolls sideways"))

@@ -100,13 +100,15 @@ test("numbers in words", () => {
     [[1234, ""], "1,234"], [[0, "B"], "0 B"], [[1.5e9, "B"], "1.5 GB"], [[2 ** 30, "iB"], "1 GiB"],
     [[999.7e6, "B"], "1 GB"], [[0.00123, "s"], "1.23 ms"], [[0.5, "%"], "50%"], [[3.35e12, "B/s"], "3.35 TB/s"],
     [[0.087, "$"], "$0.087"], [[2.5, "×"], "2.5×"], [[null, "s"], "–"], [[NaN, "s"], "–"], [[Infinity, ""], "∞"],
-    [[0.00002, ""], "2.0 × 10⁻⁵"], [[12345678, "tokens"], "12.3M tokens"], [[-1500, "B"], "-1.5 kB"],
+    [[0.00002, ""], "2.0 × 10⁻⁵"], [[12345678, "tokens"], "12.3M tokens"], [[-1500, "B"], "−1.5 kB"],
   ];
   for (const [[value, unit], text] of cases) assert.equal(format(value, unit), text);
   assert.equal(formatRange(0.001, 0.002, "s"), "1–2 ms");
   assert.equal(formatRange(5, 5, "tokens"), "5 tokens");
   assert.equal(digits(99.95), "100");
-  assert.deepEqual([1, 1500, 2e6, 3e9].map(compact), ["1", "1.5k", "2M", "3B"]);
+  assert.deepEqual([-0.0466, -1500, -Infinity].map(digits), ["−0.0466", "−1,500", "−∞"]);
+  assert.deepEqual([format(1, "requests"), format(2, "requests"), format(1, "tokens/s")], ["1 request", "2 requests", "1 tokens/s"]);
+  assert.deepEqual([1, 1500, 2e6, 3e9, -2.5].map(compact), ["1", "1.5k", "2M", "3B", "−2.5"]);
 });
 
 test("ticks are round, inside of the axis and not too many", () => {
@@ -119,6 +121,8 @@ test("ticks are round, inside of the axis and not too many", () => {
   assert.deepEqual(log.ticks.map(({ text }) => text), ["1", "10", "100", "1k", "10k", "100k", "1M"]);
   const memory = layAxis({ label: "x", scale: "log", unit: "iB" }, [2 ** 20, 2 ** 40], 0, 400);
   assert.deepEqual(memory.ticks.map(({ text }) => text), ["1 MiB", "32 MiB", "1 GiB", "32 GiB", "1 TiB"]);
+  const few = layAxis({ label: "requests", min: 0, max: 3, isWhole: true }, [], 0, 900);
+  assert.deepEqual(few.ticks.map(({ text }) => text), ["0", "1", "2", "3"]);
   assert.equal(layAxis({ label: "y" }, [], 0, 100).ticks.length > 0, true); // nothing to show
 });
 

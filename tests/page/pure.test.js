@@ -88,7 +88,7 @@ test("at its end, the server's figures win", () => {
     timings: { predicted_per_second: 123.4 },
   }, 3001);
   assert.deepEqual(words(watch.numbers()), [
-    "123 tokens/s", "first token 2.00 s", "1 token", "prompt 1,234 (1,200 cached)",
+    "123 tokens/s", "first token 2.00 s", "1 token", "prompt 1,234 tokens (1,200 cached)",
   ]);
 });
 
@@ -96,7 +96,7 @@ test("each end of an answer has its reason", () => {
   const stats = { finish: "stop", stopReason: null, prompt: 90, output: 10 };
   const why = (more, { limits = {}, ...answer } = {}) =>
     whyItEnded({ status: "done", text: "…", stats: { ...stats, ...more }, limits, ...answer });
-  assert.equal(why({}), "The model ended it by itself.");
+  assert.equal(why({}), "The model ended the answer by itself.");
   assert.equal(why({ stopReason: "END\n" }), 'It came to "END\\n", at which it was asked to stop.');
   assert.equal(why({ stopReason: 7 }), "It drew the token 7, at which it was asked to stop.");
   const length = { finish: "length" };
@@ -107,7 +107,7 @@ test("each end of an answer has its reason", () => {
   assert.match(why(length, { limits: undefined }), /the server's limit/); // kept by an older page
   assert.equal(why({ finish: "abort" }), "The server stopped it.");
   assert.equal(why({ finish: "filter" }), "It ended by filter.");
-  assert.equal(why({}, { text: " " }), "The answer is empty. The model ended it by itself.");
+  assert.equal(why({}, { text: " " }), "The answer is empty. The model ended the answer by itself.");
   assert.equal(why({}, { status: "stopped" }), "You stopped it.");
   assert.equal(why({}, { status: "stopped", text: "" }), "You stopped it before it began.");
   assert.equal(why({}, { status: "left" }), "The page was left, which stopped it.");

@@ -54,7 +54,7 @@ def test_an_answer_streams_and_ends_with_its_figures(ready, chats):
     parts = ready.text(STATS).split("\n")
     assert parts[0] == "43.2 tokens/s"
     assert parts[1].startswith("first token ")
-    assert parts[2:] == ["40 tokens", "prompt 1,234 (1,200 cached)"]
+    assert parts[2:] == ["40 tokens", "prompt 1,234 tokens (1,200 cached)"]
     assert ready.text("#context") == "1,274 of 8,192 tokens of context"
     assert ready.js(BUTTONS) == {"stop": False, "send": True}
     assert chats.requests == [
@@ -108,7 +108,7 @@ def test_stopping_ends_the_request_and_keeps_the_text(ready, chats, wait_until, 
 
 def test_why_it_ended_is_said_and_kept(ready, chats):
     send_and_wait(ready, "count 1")
-    assert ready.text(".note") == "The model ended it by itself."
+    assert ready.text(".note") == "The model ended the answer by itself."
     chats.end = {"finish_reason": "stop", "stop_reason": "END"}
     send_and_wait(ready, "count 2")
     assert ready.text(".note") == 'It came to "END", at which it was asked to stop.'

@@ -39,6 +39,16 @@ def test_images_have_room_before_they_come(tab):
     assert [tuple(size) for size in sizes] == [known[f"pictures/{name}"] for name in names]
 
 
+def test_nothing_of_the_markdown_is_left(tab):
+    for name in documents.NAMES:
+        show(tab, name)
+        left = tab.js("""[...document.querySelectorAll("#prose *")].filter((one) =>
+            !one.closest("pre, code")).flatMap((one) => [...one.childNodes])
+            .filter((node) => node.nodeType === 3).map((node) => node.data)
+            .filter((text) => /<!--|-->|]\\(|^#+ |[*][*]/.test(text))""")
+        assert left == [], name
+
+
 def test_a_phone_shows_which_document_this_is(tab):
     tab.show(360, 780, touch=True)
     show(tab, "kernels")

@@ -115,7 +115,7 @@ def test_each_card_shows_what_came(board):
     assert "2 refused: queue_requests" in board.text("#notes")
     assert "free: 48" in board.text(".holders") and "aaa#0: 4" in board.text(".holders")
     assert board.js("document.querySelectorAll('#prefixes .tree .tree li').length") == 1
-    assert "64 tokens · found by 5" in board.text("#prefixes")
+    assert "64 tokens · 5 hits" in board.text("#prefixes")
     legend = board.text("#batches .chart-legend")
     kinds = (
         "chunk of a prompt",
@@ -167,6 +167,25 @@ def test_two_viewers_and_a_key(tab_at, site, steps):
         tab.press("Enter")
         tab.wait_for_text("#state", "ready")
     assert steps.num_viewers == 2
+
+
+def test_no_pane_is_empty_where_little_is_known(tab, steps):
+    steps.events = [READY | {"about": ABOUT | {"memory": None}}]
+    tab.open("engine")
+    tab.wait_for_text("#model-name", "tiny")
+    tab.wait_for_text("#cost", "No request has ended yet.")
+    assert not tab.js("document.getElementById('memory').checkVisibility()")
+    assert not tab.js("document.getElementById('ended').checkVisibility()")
+    cards = "[...document.querySelectorAll('.tile-card')].filter((card) => card.checkVisibility())"
+    titles = tab.js(f"{cards}.map((card) => card.querySelector('h2, figcaption').innerText)")
+    assert len(titles) == 8 and all(titles)
+    ticks = tab.js("[...document.querySelectorAll('#queue text')].map((text) => text.textContent)")
+    assert {"0", "1"} <= set(ticks) and "0.5" not in ticks
+    # Of a device whose ceilings are not measured, it is known what the engine holds.
+    unmeasured = MEMORY | {"total_bytes": None}
+    steps.events.append(READY | {"about": ABOUT | {"memory": unmeasured}})
+    tab.wait_for_text("#memory .chart-legend", "KV cache")
+    assert "not octavo's" not in tab.text("#memory .chart-legend")
 
 
 def test_nobody_is_kept_out(board):

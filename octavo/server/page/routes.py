@@ -78,7 +78,10 @@ class PackedFile:
 
     @classmethod
     def from_site(cls, file: site.SiteFile) -> PackedFile:
-        plain, packed = PageFile.from_site(file), PageFile.from_site(file, packed=True)
+        plain = PageFile.from_site(file)
+        if file.content_type == "image/webp":  # it is compressed; gzip saves half a percent at best
+            return cls(plain, plain)
+        packed = PageFile.from_site(file, packed=True)
         return cls(plain, packed if len(packed.body) < len(plain.body) else plain)
 
     def of(self, request: Request) -> PageFile:

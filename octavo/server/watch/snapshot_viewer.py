@@ -145,12 +145,12 @@ def _of_device(facts: EngineFacts) -> dict[str, Any]:
     memory = facts.info.get("memory")
     try:
         device = device_of_engine(str(facts.runs_as.get("device")))
-    except ConfigError:
-        return {"memory": memory, "usd_per_hour": None}
+    except ConfigError:  # its ceilings have not been measured yet
+        device = None
     if memory is None and facts.rank_model.get("matrices"):
         per_token = rank_model_of_json(facts.rank_model).kv_bytes_per_token
         kv_bytes = per_token * facts.num_blocks * facts.block_size
         weights = {"name": "weights", "bytes": facts.info["weights_bytes"], "known": "counted"}
-        total = device.memory_bytes
+        total = device.memory_bytes if device else None
         memory = {"total_bytes": total, "kv_bytes": kv_bytes, "lines": [weights]}
-    return {"memory": memory, "usd_per_hour": device.usd_per_hour}
+    return {"memory": memory, "usd_per_hour": device.usd_per_hour if device else None}

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import math
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import pytest
+from rank_models import llama_8b
 
+from octavo.base.errors import ConfigError
 from octavo.core.sampling_params import SamplingParams
 from octavo.core.stats import StepStats
 from octavo.server.engine.generation import EngineState, Generation, GenerationRequest
-from octavo.server.watch import step_viewer
+from octavo.server.watch import snapshot_viewer, step_viewer
 from octavo.server.watch.observer_group import ObserverGroup
-from octavo.server.watch.snapshot_viewer import bucket_of
+from octavo.server.watch.snapshot_viewer import about_engine, bucket_of
 from octavo.server.watch.step_stream import StepStream
 
 
@@ -107,6 +109,24 @@ def test_what_one_is_told(fake_engine):
     assert news["ttfts"] == [0.25], "of a request, however many samples begin with it"
     assert news["gaps"] == [(bucket_of(0.010), 2), (bucket_of(0.020), 1)]
     assert news["rejected"] == {"queue_requests": 1}
+
+
+def test_memory_is_told_of_a_device_that_was_not_measured(fake_engine, monkeypatch):
+    def unknown(kind):
+        raise ConfigError("not measured yet")
+
+    monkeypatch.setattr(snapshot_viewer, "device_of_engine", unknown)
+    fake_engine.facts = replace(
+        fake_engine.facts, info={"weights_bytes": 1000}, rank_model=asdict(llama_8b())
+    )
+    about = about_engine(fake_engine, "tiny")
+    blocks = fake_engine.facts.num_blocks * fake_engine.facts.block_size
+    assert about["memory"] == {
+        "total_bytes": None,
+        "kv_bytes": llama_8b().kv_bytes_per_token * blocks,
+        "lines": [{"name": "weights", "bytes": 1000, "known": "counted"}],
+    }
+    assert about["usd_per_hour"] is None
 
 
 def test_a_bucket_is_nine_percent_wide():

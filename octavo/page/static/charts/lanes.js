@@ -28,10 +28,11 @@ export function lanes(spec, width) {
   const marks = spec.marks ?? [];
   const top = 6 + roomForMarks(marks);
   const bottom = top + pitch * spec.rows.length;
-  const right = width - 12;
+  const edge = width - 12;
+  const right = Math.min(edge, ...spec.rows.map((row) => endOfAxis(row, spec.x, left, edge, isNarrow)));
   const ends = [...spec.rows.flatMap(({ blocks }) => blocks.flatMap(({ from, to }) => [from, to])), ...marks.map(({ x }) => x)];
   const x = layAxis(spec.x, ends, left, right);
-  const place = { x, left, right, top, bottom };
+  const place = { x, left, right, edge, top, bottom };
   const rowTop = (index) => top + pitch * index + (isNarrow ? 20 : 4);
   return {
     height: bottom + 40,
@@ -50,6 +51,15 @@ export function lanes(spec, width) {
   };
 }
 
+/** Where an axis ends at the most, so that the note of a row fits between its blocks and the edge. */
+function endOfAxis(row, { max }, left, edge, isNarrow) {
+  if (isNarrow || !row.note || !max) return edge;
+  const share = Math.max(0, ...row.blocks.map(({ to }) => to)) / max;
+  return share > 0 ? left + (edge - roomOf(row) - left) / share : edge;
+}
+
+const roomOf = ({ note }) => note.length * TEXT + 10;
+
 /** Blocks one after another: of `[{ size, label, colour }]`. */
 export function sideBySide(parts) {
   let end = 0;
@@ -61,7 +71,7 @@ function anchor(at, { left, right }) {
   return at < left + 4 ? "start" : "middle";
 }
 
-function drawRow(row, top, { x, left, right }, isNarrow) {
+function drawRow(row, top, { x, left, edge }, isNarrow) {
   const name = isNarrow
     ? shape("text", { class: "row-name", x: left, y: top - 5 }, row.note ? `${row.label} · ${row.note}` : row.label)
     : shape("text", { class: "row-name", x: left - 10, y: top + BAR / 2 + 4, "text-anchor": "end" }, row.label);
@@ -74,7 +84,7 @@ function drawRow(row, top, { x, left, right }, isNarrow) {
     return shape("g", {}, box, ...(text ? [text] : []));
   });
   const end = Math.max(left, ...row.blocks.map(({ to }) => x.at(to)));
-  const fits = !isNarrow && row.note && end + row.note.length * TEXT + 10 < right;
+  const fits = !isNarrow && row.note && end + roomOf(row) <= edge;
   const note = fits ? [shape("text", { class: "row-note", x: end + 6, y: top + BAR / 2 + 4 }, row.note)] : [];
   return [name, ...blocks, ...note];
 }

@@ -9,7 +9,7 @@ export function roomForMarks(marks) {
   return ROW * marks.filter(({ x }) => x !== undefined).length;
 }
 
-/** The marks `[{ x | y, label, isLimit }]` of a plot `{ x, y, left, right, top, bottom }`. */
+/** The marks `[{ x | y, label, isLimit, isLeft }]` of a plot `{ x, y, left, right, top, bottom }`. */
 export function drawMarks(marks, place) {
   return marks.map((mark, index) => (mark.x === undefined ? across(mark, place) : down(mark, index, place)));
 }
@@ -23,11 +23,11 @@ function down({ x: value, label, isLimit }, index, { x, left, right, top, bottom
     { x: at + (isLate ? -5 : 5), y: row, "text-anchor": isLate ? "end" : "start" }, label);
 }
 
-function across({ y: value, label, isLimit }, { y, left, right, top, bottom }) {
+function across({ y: value, label, isLimit, isLeft }, { y, left, right, top, bottom }) {
   const at = y.at(value);
   if (at < top - 1 || at > bottom + 1) return shape("g");
   return marked(isLimit, { x1: left, x2: right, y1: at, y2: at },
-    { x: right - 2, y: at < top + 16 ? at + 14 : at - 5, "text-anchor": "end" }, label);
+    { x: isLeft ? left + 6 : right - 2, y: at < top + 16 ? at + 14 : at - 5, "text-anchor": isLeft ? "start" : "end" }, label);
 }
 
 function marked(isLimit, line, text, label) {

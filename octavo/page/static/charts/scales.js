@@ -3,7 +3,7 @@
 import { compact, format, scaleOf } from "../common/numbers.js";
 
 /**
- * An axis `{ label, unit, scale: "linear" | "log", min, max }` laid from pixel `from` to `to`:
+ * An axis `{ label, unit, scale: "linear" | "log", min, max, isWhole }` laid from pixel `from` to `to`:
  * `{ at(value), from, to, title, ticks: [{ at, text }] }`. What it leaves open is found of `values`.
  */
 export function layAxis(axis, values, from, to) {
@@ -20,7 +20,7 @@ export function layAxis(axis, values, from, to) {
   const { divisor, suffix } = isLog ? { divisor: 1, suffix: "" } : scaleOf(max, axis.unit);
   const texts = isLog
     ? (axis.unit === "iB" ? binaryTicks : logTicks)(min, max, room).map((value) => [value, textOnLog(value, axis.unit)])
-    : linearTicks(min / divisor, max / divisor, room).map((tick) => [tick * divisor, compact(tick)]);
+    : linearTicks(min / divisor, max / divisor, room, axis.isWhole).map((tick) => [tick * divisor, compact(tick)]);
   const unit = isLog ? unitOnLog(axis.unit) : suffix;
   return {
     at, from, to, min, max,
@@ -42,11 +42,12 @@ function logBounds(axis, values) {
   return max > min ? [min, max] : [min / 2, min * 2];
 }
 
-/** At most `room` + 1 round values between the bounds. */
-function linearTicks(min, max, room) {
+/** At most `room` + 1 round values between the bounds; whole ones of what is counted. */
+function linearTicks(min, max, room, isWhole = false) {
   const rough = (max - min) / room;
   const power = 10 ** Math.floor(Math.log10(rough));
-  const step = [1, 2, 2.5, 5, 10].find((factor) => factor * power >= rough * 0.999) * power;
+  const round = [1, 2, 2.5, 5, 10].find((factor) => factor * power >= rough * 0.999) * power;
+  const step = isWhole ? Math.max(1, Math.ceil(round)) : round;
   const ticks = [];
   for (let index = Math.ceil(min / step - 1e-9); index * step <= max * (1 + 1e-9); index += 1) {
     ticks.push(Number((index * step).toPrecision(12)));

@@ -26,7 +26,7 @@ function reasonOf({ finish, stopReason, prompt, output }, limits) {
 function stoppedAt(reason) {
   if (typeof reason === "string") return `It came to ${JSON.stringify(reason)}, at which it was asked to stop.`;
   if (typeof reason === "number") return `It drew the token ${reason}, at which it was asked to stop.`;
-  return "The model ended it by itself.";
+  return "The model ended the answer by itself.";
 }
 
 /** `used`: tokens of the prompt and the answer. */

@@ -64,7 +64,7 @@ export function describe({ rate, ttft, prompt, cached, output, isExact }) {
   if (prompt !== null) {
     const reused = cached ? ` (${cached.toLocaleString("en")} cached)` : "";
     parts.push({
-      text: `prompt ${prompt.toLocaleString("en")}${reused}`,
+      text: `prompt ${count(prompt, "token")}${reused}`,
       title: "Tokens of the conversation so far; cached ones were not computed again",
     });
   }

@@ -398,7 +398,7 @@ const ALONE = { link: () => null, image: () => null, below: 2 };
 
 /**
  * The element of one block. `places.link(target)` is an address, and `places.image(target)` an
- * `{ src, width, height }`; null for what is to stay text. A heading of the first level is one of
+ * `{ src, width, height }`; null for what is to stay text, and "" for a link of which its words do. A heading of the first level is one of
  * the next after `places.below`.
  */
 export function render(block, document, places = ALONE) {
@@ -418,6 +418,7 @@ export function render(block, document, places = ALONE) {
   const linked = (node, address) => {
     const text = inlines(node.inlines);
     if (address === null) return ["[", ...text, `](${node.target})`];
+    if (address === "") return text;
     const link = make("a", ...text);
     link.href = address;
     return link;

@@ -10,6 +10,8 @@ const PREFIXES = {
   FLOP: ["FLOP", DECIMAL], "FLOP/s": ["FLOP/s", DECIMAL],
 };
 
+const SINGULAR = { bits: "bit", requests: "request", tokens: "token" };
+
 /** What to divide a value of this unit by, and what its unit is then: `{ divisor, suffix }`. */
 export function scaleOf(value, unit = "") {
   if (unit === "%") return { divisor: 0.01, suffix: "%" };
@@ -38,19 +40,19 @@ export function formatRange(low, high, unit = "") {
 
 /** A number alone: three digits, more only of whole numbers. */
 export function digits(value) {
-  if (!Number.isFinite(value)) return value > 0 ? "∞" : "–∞";
-  const size = Math.abs(value);
-  if (size >= 1e6) return compact(value);
-  if (size >= 100 || Number.isInteger(value)) return WHOLE.format(Math.round(value));
-  if (size !== 0 && size < 1e-3) return value.toExponential(1).replace("e-", " × 10⁻").replace(/\d+$/, raised);
+  if (value < 0) return `−${digits(-value)}`;
+  if (!Number.isFinite(value)) return "∞";
+  if (value >= 1e6) return compact(value);
+  if (value >= 100 || Number.isInteger(value)) return WHOLE.format(Math.round(value));
+  if (value !== 0 && value < 1e-3) return value.toExponential(1).replace("e-", " × 10⁻").replace(/\d+$/, raised);
   return String(Number(value.toPrecision(3)));
 }
 
 /** "1k", "1.5M": for the ticks of an axis. */
 export function compact(value) {
-  const size = Math.abs(value);
+  if (value < 0) return `−${compact(-value)}`;
   const [prefix, factor] = [["T", 1e12], ["B", 1e9], ["M", 1e6], ["k", 1e3], ["", 1]].find(
-    ([, factor]) => size >= factor,
+    ([, factor]) => value >= factor,
   ) ?? ["", 1];
   return `${Number((value / factor).toPrecision(3))}${prefix}`;
 }
@@ -58,7 +60,8 @@ export function compact(value) {
 function withUnit(text, suffix) {
   if (suffix === "") return text;
   if (suffix === "$") return `$${text}`;
-  return suffix === "%" || suffix === "×" ? text + suffix : `${text} ${suffix}`;
+  if (suffix === "%" || suffix === "×") return text + suffix;
+  return `${text} ${text === "1" ? (SINGULAR[suffix] ?? suffix) : suffix}`;
 }
 
 function raised(exponent) {

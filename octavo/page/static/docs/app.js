@@ -6,10 +6,12 @@ import { renderInto } from "../common/markdown.js";
 import { showNavigation } from "../common/navigation.js";
 import { documentAddress, documentName, imageAddress, pictureAddress, readJson, readText } from "../common/places.js";
 
+const COMMENTS = /^<!--.*-->\n/gm; // where scripts write what they have measured
+
 const at = (id) => document.getElementById(id);
 
-/** Where links and images of a document lead here, null for what is not on the page; and its title
- * is below that of the page. */
+/** Where links and images of a document lead; of links to files that are not here, only the words are shown.
+ * Its title is below that of the page. */
 function placesOf({ titles, images }) {
   return {
     below: 1,
@@ -26,7 +28,8 @@ function linkTo(titles, target) {
   if (picture) return pictureAddress(...picture[1].split("?"));
   if (target.startsWith("#")) return target;
   const [, other, section = ""] = /^([\w-]+)\.md(#[\w-]+)?$/.exec(target) ?? [];
-  return other in titles ? documentAddress(other + section) : null;
+  if (other in titles) return documentAddress(other + section);
+  return target.startsWith("https://") ? target : "";
 }
 
 /** Headings get the names that GitHub gives them, so that the same links work there. */
@@ -50,7 +53,8 @@ async function begin() {
     const known = await readJson("docs.json");
     const name = documentName() ?? Object.keys(known.titles)[0];
     showList(known.titles, name);
-    renderInto(at("prose"), await readText(`docs/${name}.md`), { places: placesOf(known) });
+    const source = await readText(`docs/${name}.md`);
+    renderInto(at("prose"), source.replace(COMMENTS, ""), { places: placesOf(known) });
     document.title = `${known.titles[name]} · octavo`;
   } catch (error) {
     at("prose").replaceChildren(element("p", { class: "error-box", role: "alert" }, `This document cannot be shown: ${error.message}`));

@@ -64,7 +64,8 @@ function showFrame(frames, index) {
 }
 
 function showCache({ last, prefixes }) {
-  at("hit-rate").textContent = `${hitRate(last)} of the prompt tokens were found here since the engine began.`;
+  at("hit-rate").textContent = last?.prefix_tokens_queried
+    ? `${hitRate(last)} of the prompt tokens were found here since the engine began.` : "No prompt has been looked up here yet.";
   if (prefixes === shownPrefixes) return;
   shownPrefixes = prefixes;
   showPrefixes(at("prefixes"), prefixes, ring.about?.block_size ?? 1);
@@ -88,9 +89,11 @@ function showCosts(frames, index) {
   const ended = showEnded(at("ended"), frames, index, usdPerHour);
   const busy = ended.filter(({ device_seconds }) => device_seconds !== null);
   const total = busy.reduce((sum, { device_seconds }) => sum + device_seconds, 0);
-  at("cost").textContent = busy.length === 0
-    ? "A request's time is its share, by tokens, of the steps that it took part in; idle time is not counted."
-    : `Of ${busy.length}: ${format(total / busy.length, "s")} of the device for each on average, by its tokens in each step; idle time is not counted.`;
+  at("cost").textContent = [
+    ended.length === 0 ? "No request has ended yet." : "",
+    busy.length > 0 ? `Requests took ${format(total / busy.length, "s")} of the device on average (${format(busy.length, "requests")}).` : "",
+    "A request's time is its share, by tokens, of the steps that it took part in; idle time is not counted.",
+  ].filter(Boolean).join(" ");
 }
 
 function showAbout() {
@@ -99,6 +102,7 @@ function showAbout() {
   if (shownAbout === null && about.num_restarts > 0) ring.note(`restarts of the engine before this page was opened: ${about.num_restarts}`);
   shownAbout = about;
   at("model-name").textContent = about.model;
+  at("memory").parentElement.hidden = !about.memory;
   if (about.memory) charts.memory.show(memory(about.memory));
   if (about.usd_per_hour && at("price").value === "") at("price").value = about.usd_per_hour[0];
 }

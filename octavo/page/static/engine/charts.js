@@ -35,7 +35,7 @@ export function throughput(frames, end) {
 export function queue(frames, end) {
   return {
     title: "Requests", height: 200, x: TIME,
-    y: { label: "requests", unit: "", scale: "linear", min: 0 },
+    y: { label: "requests", unit: "", scale: "linear", min: 0, isWhole: true },
     layers: [
       { kind: "steps", label: "running", colour: 1, points: timeline(frames, end, ({ last }) => last?.num_running ?? 0) },
       { kind: "steps", label: "waiting", colour: 5, points: timeline(frames, end, ({ last }) => last?.num_waiting ?? 0) },
@@ -56,7 +56,7 @@ export function batches(looks) {
   if (rows.length === 0) rows.push({ label: "no step yet", note: "", blocks: [] });
   return {
     title: `The batches of the last steps: tokens of ${rows.length < MOST_LANES ? "each request" : `the ${MOST_LANES} latest requests`}`,
-    x: { label: "steps, the latest at the end", unit: "", min: 0, max: Math.max(1, Math.min(MOST_COLUMNS, looks.length)) },
+    x: { label: "steps, the latest at the end", unit: "", min: 0, isWhole: true, max: Math.max(1, Math.min(MOST_COLUMNS, looks.length)) },
     rows, kinds: [PROMPT, DECODE, ACCEPTED, REJECTED, PREEMPTED], isTime: true,
   };
 }
@@ -88,7 +88,7 @@ export function roofline(steps) {
   return {
     title: "Roofline of the last steps", height: 240,
     x: { label: "arithmetic intensity, 1 is the ridge point", unit: "×", scale: "log", min: least, max: most },
-    y: { label: "of peak compute", unit: "×", scale: "log" },
+    y: { label: "share of peak compute", unit: "%", scale: "log" },
     layers: [
       { kind: "line", label: "roofline of the device", colour: 7, points: [[least, least], [1, 1], [most, 1]] },
       { kind: "points", label: "a step", colour: 2, points },
@@ -103,7 +103,7 @@ export function memory({ total_bytes: total, kv_bytes: kv, lines }) {
   const taken = blocks.reduce((sum, { size }) => sum + size, 0);
   if (total > taken) blocks.push({ size: total - taken, label: "not octavo's", isFaint: true });
   return {
-    title: "Memory ledger",
+    title: "Memory of the device",
     x: { label: "memory", unit: "iB", min: 0, max: Math.max(total ?? 0, taken) },
     rows: [{ label: "", note: "", blocks: sideBySide(blocks.map((each, index) => ({ ...each, colour: each.isFaint ? 7 : (index % 6) + 1 }))) }],
   };

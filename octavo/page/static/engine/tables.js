@@ -45,7 +45,7 @@ export function showPrefixes(container, parts, blockSize) {
   parts.forEach(([before, length, size, hits], index) => {
     const bar = element("i", { class: "amount" });
     bar.style.width = `${Math.max(2, (45 * size) / most)}%`;
-    const text = `${format(length * blockSize)} tokens · found by ${format(hits)}`;
+    const text = `${format(length * blockSize)} tokens · ${format(hits)} ${hits === 1 ? "hit" : "hits"}`;
     const item = element("li", {}, element("span", {}, bar, text));
     lists[index + 1] = element("ul", { class: "tree" });
     if (parts.some(([parent]) => parent === index)) item.append(lists[index + 1]);
@@ -65,6 +65,7 @@ export function showEnded(table, frames, index, usdPerHour) {
     format(one.ttft, "s"), format(one.tpot, "s"), format(one.device_seconds, "s"),
     usdPerHour && one.device_seconds !== null ? dollars((one.device_seconds * usdPerHour) / 3600) : "–",
   ]);
+  table.hidden = ended.length === 0;
   table.replaceChildren(
     element("thead", {}, element("tr", {}, HEAD.map((text) => element("th", { scope: "col" }, text)))),
     element("tbody", {}, rows.map(([first, ...rest]) =>
@@ -81,5 +82,5 @@ function dollars(value) {
 export function showNotes(list, frames, index) {
   const notes = frames.slice(0, index + 1).flatMap(({ at, notes }) => notes.map((text) => [at, text])).slice(-MOST_ROWS).reverse();
   list.replaceChildren(...notes.map(([at, text]) => element("li", {}, `${Math.round(frames[index].at - at)} s before: ${text}`)));
-  if (notes.length === 0) list.append(element("li", {}, "None in these five minutes."));
+  if (notes.length === 0) list.append(element("li", {}, "None in the last five minutes."));
 }

@@ -12,7 +12,7 @@ export const attentionKinds = {
   title: "MHA, GQA, MQA, MLA and sliding windows",
   sentences: [
     "Every query head attends to keys and values: in multi-head attention each has its own, in grouped-query attention several share one, in multi-query attention all do.",
-    "Multi-head latent attention keeps one short vector for all heads, and a key of position beside it; the heads’ own keys and values are products of it, which decoding folds into queries and outputs.",
+    "Multi-head latent attention keeps one short vector for all heads, and beside it a key that carries the position (RoPE); the heads’ own keys and values are products of it, which decoding folds into queries and outputs.",
     "A sliding window keeps the last tokens only, so that its cache stops growing: it is cheaper only for contexts longer than the window.",
   ],
   readMore: "inference#grouped-query-and-latent-attention",
@@ -24,7 +24,7 @@ export const attentionKinds = {
     { id: "shared", label: "Query heads that share, in GQA", kind: "range", choices: [2, 4, 8, 16], value: 4 },
     { id: "dim", label: "Size of a head", kind: "range", choices: [64, 96, 128, 192, 256], value: 128 },
     { id: "latent", label: "Latent vector of MLA", kind: "range", choices: [128, 256, 512, 768, 1024], value: 512 },
-    { id: "rope", label: "Key of position of MLA", kind: "range", choices: [32, 64, 128], value: 64 },
+    { id: "rope", label: "RoPE key of MLA", kind: "range", choices: [32, 64, 128], value: 64 },
     { id: "window", label: "Sliding window", kind: "log-range", min: 128, max: 32768, value: 1024, unit: "tokens" },
     { id: "full", label: "Layers without a sliding window", kind: "range", choices: [0, 1 / 8, 1 / 6, 1 / 4, 1 / 2], value: 1 / 6, unit: "%" },
     { id: "type", label: "KV cache type", kind: "choice", choices: TYPES, value: "bfloat16" },
@@ -84,7 +84,7 @@ function kindsOf({ values, world }) {
       blocks(length) {
         const bytes = layers * length * mlaToken;
         const split = (bytes * values.latent) / (values.latent + values.rope);
-        return [{ from: 0, to: split, label: "latent", colour: 3 }, { from: split, to: bytes, label: "key of position", colour: 4 }];
+        return [{ from: 0, to: split, label: "latent", colour: 3 }, { from: split, to: bytes, label: "RoPE key", colour: 4 }];
       },
     },
     windowed(values, grouped, tokenBytes(grouped, dim, dim)),
@@ -125,11 +125,14 @@ function windowed({ layers, full, window }, kvHeads, tokenBytes) {
 
 /** The query heads of each kind, coloured by the key heads that they attend to. */
 function showHeads(place, kinds) {
+  const counts = kinds.map(({ kvHeads }) => kvHeads).join();
+  if (place.dataset.counts === counts) return; // hundreds of squares, which most sliders do not change
+  place.dataset.counts = counts;
   const heads = kinds[0].kvHeads;
   place.replaceChildren(...kinds.map(({ name, kvHeads }) => {
     const group = (head) => (kvHeads === 0 ? 3 : 1 + (Math.floor((head * kvHeads) / heads) % 8));
     const squares = Array.from({ length: heads }, (_, head) => element("i", { class: `c${kvHeads === 0 ? 3 : group(head)}` }));
-    const own = kvHeads === 0 ? "one latent vector for all" : `${kvHeads} ${kvHeads === 1 ? "key head" : "key heads"} for ${heads}`;
+    const own = kvHeads === 0 ? "1 latent vector for all" : `${kvHeads} ${kvHeads === 1 ? "key head" : "key heads"} for ${heads}`;
     return element("div", { class: "head-card" }, element("strong", {}, name), element("span", { class: "head-squares", "aria-hidden": "true" }, squares), element("span", { class: "hint" }, own));
   }));
 }

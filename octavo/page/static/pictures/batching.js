@@ -97,7 +97,7 @@ function sizesChart(found, moment, end) {
   return {
     title: "Requests in the batch",
     x: { label: "time", unit: "s", min: 0, max: end },
-    y: { label: "requests", min: 0, max: found.slots * 1.1 },
+    y: { label: "requests", min: 0, max: found.slots * 1.1, isWhole: true },
     layers: [layer("static", 2), layer("continuous", 1)],
     marks: [{ y: found.slots, label: "slots" }],
     height: 200,

@@ -5,7 +5,7 @@ import { format } from "../common/numbers.js";
 import { planCommand } from "./picker.js";
 
 const LAYOUTS = [1, 2, 4, 8];
-const LOADS = [0.02, 0.06, 0.15, 0.3, 0.45, 0.6, 0.75, 0.87, 0.97]; // of the most there is
+const LOADS = [0.02, 0.06, 0.15, 0.3, 0.45, 0.6, 0.75, 0.87, 0.97]; // of the highest rate
 const REMEMBERED = 24;
 
 export const costs = {
@@ -22,7 +22,7 @@ export const costs = {
     { id: "tp", label: "Devices of a replica (tp)", kind: "range", choices: LAYOUTS, value: 1 },
     { id: "input", label: "Tokens of a prompt", kind: "log-range", min: 16, max: 16384, value: 1000 },
     { id: "output", label: "Tokens of an answer", kind: "log-range", min: 2, max: 4096, value: 250 },
-    { id: "load", label: "Load, of the most there is", kind: "range", min: 0.02, max: 0.97, step: 0.01, value: 0.6, unit: "%" },
+    { id: "load", label: "Load, of the highest rate", kind: "range", min: 0.02, max: 0.97, step: 0.01, value: 0.6, unit: "%" },
   ],
 
   layouts: () => LAYOUTS.map((tp) => ({ tp })),
@@ -36,8 +36,8 @@ export const costs = {
     const tokens = rate * values.output;
     const range = ({ value, low, high, source }) => ({ value, low, high, source });
     const found = [
-      { label: "Requests a second", value: rate, unit: "requests/s", source: service.tpot.source, formula: `${format(values.load, "%")} of ${format(most)}` },
-      { label: "Tokens for each user", value: 1 / service.tpot.value, low: 1 / service.tpot.high, high: 1 / service.tpot.low, unit: "tokens/s", source: service.tpot.source, formula: `1 / ${format(service.tpot.value, "s")} beside ${format(service.streams.value)} others` },
+      { label: "Requests a second", value: rate, unit: "requests/s", source: service.tpot.source, formula: `${format(values.load, "%")} of ${format(most, "requests/s")}` },
+      { label: "Tokens for each user", value: 1 / service.tpot.value, low: 1 / service.tpot.high, high: 1 / service.tpot.low, unit: "tokens/s", source: service.tpot.source, formula: `1 / ${format(service.tpot.value, "s")} with ${format(service.streams.value)} requests in a step` },
       { label: "Tokens of each device", value: tokens / deployment.numDevices, unit: "tokens/s", source: service.tpot.source, formula: `${format(rate)} × ${values.output} / ${deployment.numDevices}` },
       { label: "First token after", ...range(service.ttft), unit: "s" },
       { label: "First token, 99 of 100 within", ...range(service.within("ttft", 0.99)), unit: "s" },
@@ -77,13 +77,13 @@ export const costs = {
     const band = own ? [{ kind: "band", colour: 1, label: "likely between", points: own.points.map(({ perUser, dollars }) => [perUser, dollars.low, dollars.high]) }] : [];
     canvas.chart("dollars", curves, {
       title: "What a million tokens of answers cost",
-      x, y: { label: "dollars", unit: "$", scale: "log" }, marks,
+      x, y: { label: "US dollars", unit: "$", scale: "log" }, marks,
       layers: [...band, ...lines.map((line) => layer(line, (point) => point.dollars.value))],
     });
   },
 };
 
-/** Points from a low load to nearly all there is; none where the model cannot be laid out so. */
+/** Points from a low load to nearly the highest rate; none where the model cannot be laid out so. */
 function curveOf(deployment, values) {
   const most = deployment === null ? 0 : highestRate(deployment, values);
   if (most === 0) return [];

@@ -16,7 +16,7 @@ const QUESTIONS = {
     no: "Fewer bits first, then more devices for each replica",
   },
   tensors: {
-    ask: ({ tp }) => `Is a token sooner there with each matrix on ${2 * tp} devices?`,
+    ask: ({ tp }) => `Does a token come sooner with each matrix on ${2 * tp} devices?`,
     because: ({ work, lessWork, talk, moreTalk }) =>
       `reading and computing ${format(work, "s")} → ${format(lessWork, "s")}, communication ${format(talk, "s")} → ${format(moreTalk, "s")}`,
     yes: "More tp where the time between tokens matters; replicas where throughput does",
@@ -37,7 +37,7 @@ const QUESTIONS = {
   memory: {
     ask: () => "Is a decoding step bound by memory?",
     because: ({ streams, intensity, name, ridge, bound, seconds }) =>
-      `${format(streams)} under way: ${format(intensity)} operations a byte in ${name}, and ${format(ridge)} would balance; ${bound} takes most of ${format(seconds, "s")}`,
+      `${format(streams)} requests under way: ${format(intensity)} operations a byte in ${name}, and ${format(ridge)} would balance; ${bound} takes most of ${format(seconds, "s")}`,
     yes: "Larger batches, fewer bits, or speculative decoding cost little",
     no: "Less work for each device helps: more devices, or a smaller model",
   },
@@ -51,7 +51,7 @@ const QUESTIONS = {
     ask: () => "Does the KV cache bound how many requests run at once?",
     because: ({ fitting, slots, length }) => `${format(fitting)} requests of ${format(length)} tokens fit, and there are ${format(slots)} slots`,
     yes: "A KV cache of 8 bits, or a larger share of the memory",
-    no: "Slots (max_num_seqs) do",
+    no: "The slots (max_num_seqs) do",
   },
 };
 
@@ -80,10 +80,10 @@ export const decisionTree = {
     const fitting = { label: "Requests that fit at once", value: deployment.maxConcurrency(input + output), unit: "requests", formula: `of ${input} + ${output} tokens` };
     if (!deployment.holds(input + output)) return [fitting];
     const { streams, ttft, tpot, isStable } = deployment.service(trafficOf(context));
-    if (!isStable) return [fitting, { label: "Under way", value: "more and more", formula: "more requests come than are answered" }];
+    if (!isStable) return [fitting, { label: "Requests under way", value: "more and more", formula: "more requests come than are answered" }];
     return [
       fitting,
-      { label: "Under way", ...streams, unit: "requests" },
+      { label: "Requests under way", ...streams, unit: "requests" },
       { label: "First token after", ...ttft, unit: "s" },
       { label: "Each further token after", ...tpot, unit: "s" },
     ];

@@ -21,7 +21,7 @@ export const devices = {
     { id: "tp", label: "Tensor parallel devices (tp)", kind: "range", choices: SPLITS, value: 4 },
     { id: "pp", label: "Pipeline stages (pp)", kind: "range", choices: [1, 2, 3, 4, 6, 8], value: 1 },
     { id: "ep", label: "Expert parallel devices (ep)", kind: "range", choices: SPLITS, value: 1 },
-    { id: "dp", label: "Data parallel copies of the rest (dp)", kind: "range", choices: SPLITS, value: 1 },
+    { id: "dp", label: "Data parallel copies (dp)", kind: "range", choices: SPLITS, value: 1 },
     { id: "lots", label: "Microbatches in flight", kind: "range", min: 1, max: 12, step: 1, value: 4 },
     { id: "streams", label: "Requests of a microbatch", kind: "log-range", min: 1, max: 1024, value: 16 },
     { id: "length", label: "Tokens of each so far", kind: "log-range", min: 16, max: 131072, value: 1000 },
@@ -40,9 +40,9 @@ export const devices = {
     const bubbles = (pp - 1) / (lots + pp - 1);
     return [
       { label: "A step takes", ...total, unit: "s" },
-      { label: "of which communication", value: communication.value / total.value, unit: "%", source: communication.source, formula: said },
+      { label: "Share of communication", value: communication.value / total.value, unit: "%", source: communication.source, formula: said },
       { label: "Communication", ...communication, unit: "s" },
-      { label: "Bubbles, from empty to empty", value: bubbles, unit: "%", formula: `(${pp} − 1) / (${lots} + ${pp} − 1)` },
+      { label: "Bubbles, from the first to the last microbatch", value: bubbles, unit: "%", formula: `(${pp} − 1) / (${lots} + ${pp} − 1)` },
       { label: "Weights of each device", value: weightsBytes, unit: "iB", formula: `of ${format(usableBytes, "iB")} that may be used${numBlocks ? "" : ": it does not fit"}` },
       { label: "Tokens of each device", value: (streams * Math.min(lots, pp)) / total.value / deployment.parallel.tp / pp, unit: "tokens/s", source: total.source, formula: `${Math.min(lots, pp)} × ${streams} requests / ${format(total.value, "s")} / ${deployment.parallel.tp * pp} devices` },
     ];

@@ -17,7 +17,7 @@ export const flashTiles = {
   sentences: [
     "Attention weighs values by the softmax of scores, and a softmax seems to need all scores of a row; yet a running maximum and sum are enough, if both are corrected whenever a larger score comes.",
     "So keys and values can come in tiles that fit into fast memory, each is read once for a block of queries, and no score is ever written to the large memory.",
-    "The result is the same as of plain softmax, but for rounding; the operations are the same as well, what is saved is memory and reading.",
+    "The result is the same as of plain softmax, but for rounding; the operations are the same as well, and what is saved is memory and reading.",
   ],
   readMore: "inference#flashattention",
   needs: {},
@@ -25,8 +25,8 @@ export const flashTiles = {
     { id: "step", label: "Tiles taken", kind: "step", min: 0, max: 8, value: 1, most: ({ tile }) => KEYS.length / tile },
     { id: "tile", label: "Keys in a tile", kind: "range", choices: [1, 2, 4, 8], value: 2 },
     { id: "scale", label: "Queries, larger by", kind: "range", min: 0.5, max: 8, step: 0.5, value: 1, unit: "×" },
-    { id: "causal", label: "Tokens see none after themselves", kind: "toggle", value: false },
-    { id: "length", label: "Tokens, for the figures", kind: "log-range", min: 128, max: 1048576, value: 131072, unit: "tokens" },
+    { id: "causal", label: "Causal mask: no later tokens", kind: "toggle", value: false },
+    { id: "length", label: "Tokens of the figures below", kind: "log-range", min: 128, max: 1048576, value: 131072, unit: "tokens" },
   ],
 
   figures(context) {
@@ -75,7 +75,7 @@ function showMatrix(place, { scores, taken, tile }) {
   const body = scores.map((row, index) => element("tr", {}, element("th", { scope: "row" }, `q${index + 1}`),
     row.map((score, column) => element("td", { class: kindOf(column) }, kindOf(column) === "is-ahead" ? "·" : show(score)))));
   const table = element("table", {}, element("thead", {}, element("tr", {}, element("td"), head)), element("tbody", {}, body));
-  place.replaceChildren(...scrolling("Scores: filled are those of the tile that was taken last; those before are forgotten, those to come not computed", table));
+  place.replaceChildren(...scrolling("Scores: those of the last tile are filled; earlier ones are forgotten, later ones are not computed yet", table));
 }
 
 /** What is kept of each query, and what it comes to. */
@@ -89,7 +89,7 @@ function showRows(place, { rows, before, plain, taken }) {
       element("td", {}, row.output.map(show).join("  ")), element("td", { class: isSame ? "is-same" : "" }, now.map(show).join("  ")),
       element("td", {}, plain[index].map(show).join("  ")));
   });
-  const names = ["largest score", "what was kept ×", "sum", "output so far", "divided by the sum", "plain softmax"];
+  const names = ["largest score", "rescaled by", "sum", "output so far", "divided by the sum", "plain softmax"];
   const table = element("table", {}, element("thead", {}, element("tr", {}, element("td"), names.map((name) => element("th", { scope: "col" }, name)))), element("tbody", {}, body));
   place.replaceChildren(...scrolling("What is kept of each query, and what it comes to", table));
 }

@@ -144,7 +144,7 @@ export class Frame {
     this.drawing.hidden = this.figures.hidden = context.cannot !== null;
     this.#showCommand(context);
     if (context.cannot !== null) {
-      this.problem.textContent = context.cannot;
+      this.problem.replaceChildren(...inCode(context.cannot));
       return;
     }
     const figures = this.picture.figures(context);
@@ -155,8 +155,14 @@ export class Frame {
   #showCommand(context) {
     const text = context.cannot === null ? (this.picture.command?.(context) ?? null) : null;
     this.command.hidden = text === null;
-    this.commandText.textContent = text;
+    const words = (text ?? "").split(" ").flatMap((word, index) => [...(index > 0 ? [" "] : []), element("span", { class: "word" }, word)]);
+    this.commandText.replaceChildren(...words);
   }
+}
+
+/** A text with commands between backticks, in elements. */
+function inCode(text) {
+  return text.split("`").map((part, index) => (index % 2 === 0 ? part : element("code", {}, part)));
 }
 
 function startOf(control, given) {

@@ -64,7 +64,7 @@ function drawMemory(canvas, context) {
   const flat = (bytes) => xs.map((x) => [x, bytes]);
   canvas.chart("memory", curves, {
     title: "Memory of a device",
-    x: { label: "requests at once", min: 0, max: most },
+    x: { label: "requests at once", min: 0, max: most, isWhole: true },
     y: { label: "memory", unit: "iB", max: Math.max(1.25 * memory.total_bytes, 0) },
     layers: stacked([
       { label: "weights", colour: 1, points: flat(memory.weights_bytes) },
@@ -72,7 +72,7 @@ function drawMemory(canvas, context) {
       { label: "KV cache", colour: 2, points: xs.map((x) => [x, x * each]) },
     ]),
     marks: [
-      { x: values.users, label: `${digits(values.users)} requests` },
+      { x: values.users, label: format(values.users, "requests") },
       { y: memory.usable_bytes, label: "usable memory", isLimit: true },
     ],
   });
@@ -98,7 +98,7 @@ function drawCapacity(canvas, context) {
     ],
     marks: [
       { x: lengthOf(context), label: `${digits(lengthOf(context))} tokens` },
-      { y: values.users, label: `${digits(values.users)} requests` },
+      { y: values.users, label: format(values.users, "requests") },
     ],
     height: 220,
   });

@@ -31,9 +31,9 @@ export const memoryWall = {
     const tokens = values.batch / total.value;
     return [
       { label: "A step takes", ...total, unit: "s",
-        formula: `sum over ${step.ops.length} operations, ${format(step.overhead.value, "s")} once a step` },
+        formula: `sum over ${step.ops.length} operations, and ${format(step.overhead.value, "s")} once a step` },
       { label: "Tokens for all together", value: tokens, unit: "tokens/s", low: values.batch / total.high, high: values.batch / total.low, source: total.source,
-        formula: `${values.batch} / ${format(total.value, "s")}` },
+        formula: `${values.batch} tokens / ${format(total.value, "s")}` },
       { label: "Reading weights, at peak bandwidth", value: weights / bandwidth, unit: "s", source: "roofline",
         formula: `${format(weights, "B")} / ${format(bandwidth, "B/s")}` },
       { label: "Multiplying, at peak compute", value: products / peak, unit: "s", source: "roofline",
@@ -56,8 +56,8 @@ export const memoryWall = {
     const rows = batches().map((batch) => ({ batch, step: stepOf(context, batch) }));
     const parts = rows.map(({ batch, step }) => ({ batch, ...partsOf(step) }));
     const ridge = parts.find(({ weights, products }) => products / peak >= weights / bandwidth)?.batch;
-    const marks = [{ x: values.batch, label: `${values.batch} requests` }];
-    if (ridge !== undefined) marks.push({ x: ridge, label: `multiplying as long as reading: ${ridge}` });
+    const marks = [{ x: values.batch, label: format(values.batch, "requests") }];
+    if (ridge !== undefined) marks.push({ x: ridge, label: `ridge: ${format(ridge, "requests")}` });
     const x = { label: "requests in a step", scale: "log", min: 1, max: MOST };
     canvas.chart("time", curves, {
       title: "What a step takes",
@@ -80,7 +80,7 @@ export const memoryWall = {
         { kind: "band", label: "likely between", colour: 1, points: rows.map(({ batch, step }) => [batch, batch / step.total.high, batch / step.total.low]) },
         { kind: "line", label: "all together", colour: 1, points: rows.map(({ batch, step }) => [batch, batch / step.total.value]) },
       ],
-      marks: [{ x: values.batch, label: `${values.batch} requests` }],
+      marks: [{ x: values.batch, label: format(values.batch, "requests") }],
       height: 200,
     });
   },

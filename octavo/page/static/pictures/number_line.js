@@ -26,7 +26,7 @@ export function numberLine(spec, width) {
       ...points.map(({ value, rounded }) => shape("line", { class: "rounds", x1: x.at(value), y1: VALUES_AT, x2: x.at(rounded), y2: LEVELS_AT })),
       ...points.map(({ value }) => shape("circle", { class: "weight c1", cx: x.at(value), cy: VALUES_AT, r: 4 })),
     ],
-    legend: [{ label: "weights", colour: 1, mark: "dot" }, { label: "numbers that the type has here", colour: 2, mark: "line" }],
+    legend: [{ label: "weights", colour: 1, mark: "dot" }, { label: "levels that the type has here", colour: 2, mark: "line" }],
     stops: points.map((point) => stopOf(point, x)).sort((a, b) => a.x - b.x),
     table: { head: ["", "weight", "becomes", "code", "error"], rows: points.map((point, index) => [`${index + 1}`, ...wordsOf(point)]) },
   };

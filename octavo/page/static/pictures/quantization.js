@@ -23,8 +23,8 @@ export const quantization = {
   needs: { tensors: true },
   controls: [
     { id: "type", label: "Type", kind: "choice", choices: Object.keys(TYPES).map((name) => [name, name]), value: "Q4_0" },
-    { id: "block", label: "Block that is shown", kind: "range", min: 1, max: 64, step: 1, value: 5, unit: "of 64" },
-    { id: "outlier", label: "Its largest weight, times", kind: "log-range", min: 1, max: 64, value: 1, unit: "×" },
+    { id: "block", label: "Block shown", kind: "range", min: 1, max: 64, step: 1, value: 5, unit: "of 64" },
+    { id: "outlier", label: "Its largest weight, larger by", kind: "log-range", min: 1, max: 64, value: 1, unit: "×" },
   ],
 
   figures(context) {
@@ -40,11 +40,11 @@ export const quantization = {
     const source = `computed here, of ${digits(weights.length)} weights`;
     return [
       { label: "Bits of a weight", value: TYPES[type].bits(sample.columns), unit: "bits", source: "exact", formula: TYPES[type].formula },
-      { label: "Error, root of the mean square", value: all.error / all.value, unit: "%", source,
+      { label: "Error, root mean square", value: all.error / all.value, unit: "%", source,
         formula: `${digits(all.error)} / ${digits(all.value)} of the weights` },
-      { label: "Weights to errors", value: 20 * Math.log10(all.value / all.error), unit: "dB", source, formula: `20 log₁₀(${digits(all.value)} / ${digits(all.error)})` },
-      { label: "Error of those that are shown, without the largest", value: here.error / here.value, unit: "%", source: "computed here", formula: `${digits(here.error)} / ${digits(here.value)}` },
-      { label: "One of them", value: digits(shown[0].value).replace("-", "−"), formula: ruleOf(shown[0]) },
+      { label: "Signal-to-noise ratio of the weights", value: 20 * Math.log10(all.value / all.error), unit: "dB", source, formula: `20 log₁₀(${digits(all.value)} / ${digits(all.error)})` },
+      { label: "Error of the weights shown, without the largest", value: here.error / here.value, unit: "%", source: "computed here", formula: `${digits(here.error)} / ${digits(here.value)}` },
+      { label: "The first weight shown", value: digits(shown[0].value), formula: ruleOf(shown[0]) },
       { label: "Loss of a whole model", value: measured ? `${measured.kl} nats` : "not measured here", source: measured ? `measured on ${MEASURED_ON}` : null,
         formula: measured ? `${measured.name}: KL divergence at ${measured.bits} bits, all tensors` : null },
     ];
@@ -69,7 +69,7 @@ export const quantization = {
   },
 };
 
-const FOLDER = isFolder ? " With a server, they may be any of its model’s." : "";
+const FOLDER = isFolder ? " With a server, they may be any weights of its model." : "";
 
 // What octavo quantizes a model to; the other types it reads.
 const COMMANDS = {
@@ -86,7 +86,7 @@ const COMMANDS = {
 function ruleOf({ scale, offset, rounded }) {
   const level = scale === 0 ? "0" : digits((rounded - offset) / scale);
   const text = `${digits(scale)} × ${level}${offset === 0 ? "" : ` ${offset < 0 ? "−" : "+"} ${digits(Math.abs(offset))}`} = ${digits(rounded)}`;
-  return text.replaceAll("-", "−");
+  return text;
 }
 
 // -- what is computed ---------------------------------------------------------------------------
@@ -177,7 +177,7 @@ function typesChart(sample, { values: { type } }) {
   return {
     title: "Bits against error, of these weights",
     x: { label: "bits of a weight", min: 3.5, max: 9 },
-    y: { label: "error, of the weights", unit: "%", scale: "log", min: 0.003, max: 0.3 },
+    y: { label: "error of the weights", unit: "%", scale: "log", min: 0.003, max: 0.3 },
     layers: [
       { kind: "points", label: "other types", colour: 7, points: all.filter(([, , name]) => name !== type) },
       { kind: "points", label: type, colour: 2, points: all.filter(([, , name]) => name === type) },
@@ -196,7 +196,7 @@ function measuredChart({ values: { type } }) {
     y: { label: "KL divergence", unit: "nats", scale: "log", min: 0.0003, max: 2 },
     layers: [
       layer("GGUF", 6, others.filter(({ isGguf }) => isGguf)),
-      layer("folders, with an embedding of 16 bits", 3, others.filter(({ isGguf }) => !isGguf)),
+      layer("safetensors, with an embedding of 16 bits", 3, others.filter(({ isGguf }) => !isGguf)),
       ...(own ? [layer(`${type}, as above`, 2, [own])] : []),
     ],
     height: 220,

@@ -33,10 +33,10 @@ export const serving = {
     number("step_tokens", "Tokens of a step", "tokens"),
     { id: "batching", label: "Batches", kind: "choice", choices: [["continuous", "continuous"], ["static", "static: those of one first step"]], value: "continuous" },
     { id: "ttft", label: "First token within", kind: "log-range", min: 0.01, max: 30, value: 0.5, unit: "s" },
-    { id: "tpot", label: "Each further one within", kind: "log-range", min: 0.001, max: 1, value: 0.05, unit: "s" },
+    { id: "tpot", label: "Each further token within", kind: "log-range", min: 0.001, max: 1, value: 0.05, unit: "s" },
     { id: "prefix_caching", label: "Cache the prefix that all share", kind: "toggle", value: true },
     { id: "kept", label: "Keep these settings", kind: "kept", value: USUAL, keep: toText, words: keptWords },
-    { id: "beside", label: "Show the kept ones beside", kind: "toggle", value: true },
+    { id: "beside", label: "Show the kept settings beside", kind: "toggle", value: true },
   ],
 
   figures(context) {
@@ -48,13 +48,13 @@ export const serving = {
     const good = goodput(run, values);
     const best = knee(runs, values);
     const source = `${state ? "recorded" : "simulated"} by octavo ${made.version}, ${made.date}`;
-    const slowest = (all) => `1 in 20 takes ${format(quantile(all, 0.95), "s")} or more`;
+    const slowest = (all) => `95th percentile: ${format(quantile(all, 0.95), "s")}`;
     return [
-      { label: "Requests come", value: run.rate, unit: "a second", source, formula: `${values.share} × ${format(usual)}, of one replica as usual` },
-      { label: "First token, half of the requests within", value: quantile(first, 0.5), unit: "s", source, formula: slowest(first) },
-      { label: "Each further one, half within", value: quantile(next, 0.5), unit: "s", source, formula: slowest(next) },
+      { label: "Arrival rate", value: run.rate, unit: "requests/s", source, formula: `${values.share} × ${format(usual)}, what one replica answers with the usual settings` },
+      { label: "Time to the first token, median", value: quantile(first, 0.5), unit: "s", source, formula: slowest(first) },
+      { label: "Time of each further token, median", value: quantile(next, 0.5), unit: "s", source, formula: slowest(next) },
       { label: "Within both limits", value: good.share, unit: "%", source, formula: `${good.good} of ${run.requests.length} requests` },
-      { label: "Goodput", value: good.rate, unit: "requests/s", source, formula: `${format(good.share, "%")} of ${format(run.rate)} a second` },
+      { label: "Goodput", value: good.rate, unit: "requests/s", source, formula: `${format(good.share, "%")} of ${format(run.rate, "requests/s")}` },
       { label: "Knee: 90% are in time up to", value: best?.rate ?? "no rate that was tried", unit: "requests/s", source },
       { label: "Prompt tokens from the cache", value: run.prefix_hit_rate ?? 0, unit: "%", source, formula: `${run.num_preemptions} preemptions` },
     ];
@@ -88,7 +88,7 @@ export const serving = {
     canvas.chart("goodput", curves, goodputChart(all, values));
     canvas.chart("first-by-rate", curves, ratesChart(all, values, "Time to the first token, by the rate", 0, values.ttft));
     canvas.chart("next-by-rate", curves, ratesChart(all, values, "Time of each further token, by the rate", 1, values.tpot));
-    canvas.chart("load", curves, seriesChart(all, values, "Requests at the server", "requests", [["wait", 2, 5], ["run", 1, 1]]));
+    canvas.chart("load", curves, seriesChart(all, values, "Requests at the server", "requests", [["waiting", 2, 5], ["running", 1, 1]]));
     canvas.chart("pool", curves, seriesChart(all, values, "KV cache in use", "%", [["held", 3, 3]]));
     canvas.chart("first", curves, latencyChart(all, values, "Time to the first token", 0, values.ttft));
     canvas.chart("next", curves, latencyChart(all, values, "Time of each further token, mean of a request", 1, values.tpot));
@@ -99,14 +99,14 @@ function keptWords(text) {
   const kept = fromText(text);
   if (kept === null) return null;
   const prefix = kept.prefix_caching ? "cached" : "uncached";
-  return `Kept: ${kept.batching} batches, ${prefix} prefix, ${format(kept.step_tokens)} tokens, ${kept.max_num_seqs} slots, ${kept.replicas} ${kept.replicas === 1 ? "replica" : "replicas"}`;
+  return `Kept: ${kept.batching} batches, ${prefix} prefix, ${format(kept.step_tokens, "tokens")} a step, ${kept.max_num_seqs} slots, ${kept.replicas} ${kept.replicas === 1 ? "replica" : "replicas"}`;
 }
 
 function told({ settings, made, isRecorded }, context) {
   const [model, hardware] = isRecorded ? [settings.model, settings.hardware] : [context.model.name, context.device.name];
   const where = isRecorded ? `Recorded ${made.date} with octavo ${made.version}` : "Simulated by this server";
   return `${where}: octavo’s own scheduler in virtual time, ${model} on ${hardware}. `
-    + "At each rate 100 requests or more are sent; shares and times are of their second half, as the server has filled by then, and good to some percent.";
+    + "At each rate 100 requests or more are sent; shares and times are of their second half, as the server has filled by then, and precise to some percent.";
 }
 
 function runAt(runs, share) {
@@ -124,24 +124,24 @@ function goodputChart(all, limits) {
   const last = rates.findLastIndex((rate, index) => layers.some(({ points }) => points[index][1] > 0) || SHARES[index] === limits.share);
   const best = all[0] && knee(all[0].runs, limits);
   const marks = all[0] ? [{ x: runAt(all[0].runs, limits.share).rate, label: "shown below" }] : [];
-  if (best) marks.push({ x: best.rate, label: `knee: ${format(best.rate)} a second` });
+  if (best) marks.push({ x: best.rate, label: `knee: ${format(best.rate, "requests/s")}` });
   return {
     title: "Goodput: requests answered within both limits",
-    x: { label: "requests that come a second", min: 0, max: rates[Math.min(rates.length - 1, last + 1)] },
+    x: { label: "arrival rate (requests/s)", min: 0, max: rates[Math.min(rates.length - 1, last + 1)] },
     y: { label: "requests/s", unit: "requests/s", min: 0, max: highest * 1.25 },
-    layers: [{ kind: "dashed", label: "all that come", colour: 7, points: rates.map((rate) => [rate, rate]) }, ...layers],
+    layers: [{ kind: "dashed", label: "all arrivals", colour: 7, points: rates.map((rate) => [rate, rate]) }, ...layers],
     marks,
   };
 }
 
-/** What half of the requests and 19 of 20 come within; of some hundred requests, no more can be told. */
+/** The median and the 95th percentile: of some hundred requests, no more can be told. */
 function ratesChart(all, { share }, title, column, limit) {
   return {
     title,
-    x: { label: "requests that come a second", min: 0 },
+    x: { label: "arrival rate (requests/s)", min: 0 },
     y: { label: "time", unit: "s", scale: "log" },
-    layers: all.flatMap(({ runs, name, isDashed }) => [["half", 0.5, 1], ["19 of 20", 0.95, 2]].map(([label, part, colour]) => ({
-      kind: isDashed ? "dashed" : "line", label: `${label} within, ${name}`, colour,
+    layers: all.flatMap(({ runs, name, isDashed }) => [["median", 0.5, 1], ["95th percentile", 0.95, 2]].map(([label, part, colour]) => ({
+      kind: isDashed ? "dashed" : "line", label: `${label}, ${name}`, colour,
       points: within(runs, column, part),
     }))),
     marks: [

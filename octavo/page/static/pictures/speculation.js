@@ -18,7 +18,7 @@ const STRANGER = [0.03, 0.06, 0.09, 0.12, 0.2, 0.5];
 const PHASES = [
   "The model gives each word a probability p. That costs a step, in which it reads all of its weights.",
   "A drafter gives each word a probability q, for much less, and draws one from them: that is the draft token.",
-  "The model verifies the draft token in its next step, and accepts it with probability min(1, p / q): always where p ≥ q. A word that the drafter draws too often is rejected just often enough to correct that.",
+  "The model verifies the draft token in its next step, and accepts it with probability min(1,\u00a0p/q): always where p ≥ q. A word that the drafter draws too often is rejected just often enough to correct that.",
   "Words that the drafter draws too seldom have something left: max(0, p − q).",
   "If the draft token is rejected, a word is drawn from just that, normalized to sum to 1: so every step brings a token.",
   "Accepted draft tokens and the words drawn instead add up to p, word for word: the answer is one that the model would have given.",
@@ -29,14 +29,14 @@ export const speculation = {
   title: "Speculative decoding",
   sentences: [
     "A cheap drafter proposes some tokens, and the model verifies all of them in one step: a step reads the weights once, however many rows it computes.",
-    "A draft token is accepted with probability min(1, p/q), and a rejected one is replaced by a draw from max(0, p − q): the output has the model’s own distribution, however bad the drafter is.",
+    "A draft token is accepted with probability min(1,\u00a0p/q), and a rejected one is replaced by a draw from max(0, p − q): the output has the model’s own distribution, however bad the drafter is.",
     "A draft token counts only if all before it are accepted, so k of them bring (1 − αᵏ⁺¹)/(1 − α) tokens and not kα + 1; and the more requests share a step, the less a further row is free.",
   ],
   readMore: "inference#speculative-decoding",
   needs: { model: true, hardware: true },
   controls: [
     { id: "phase", label: "One draft token, step by step", kind: "step", min: 1, max: PHASES.length, value: 3 },
-    { id: "alike", label: "How alike drafter and model are", kind: "range", min: 0, max: 1, step: 0.01, value: 0.5, unit: "%" },
+    { id: "alike", label: "Likeness of drafter and model", kind: "range", min: 0, max: 1, step: 0.01, value: 0.5, unit: "%" },
     { id: "drafted", label: "Draft tokens k", kind: "range", min: 1, max: MOST_DRAFTED, step: 1, value: 4 },
     { id: "ratio", label: "Cost of a draft token, of a step", kind: "range", min: 0, max: 0.5, step: 0.01, value: 0.05, unit: "%" },
     { id: "streams", label: "Requests in a step", kind: "log-range", min: 1, max: MOST_STREAMS, value: 8 },
@@ -56,9 +56,9 @@ export const speculation = {
       { label: "Acceptance probability α", value: alpha, unit: "%", formula: "Σ min(p, q)" },
       { label: "Tokens of a step", value: tokens, unit: "tokens", formula: `(1 − ${share}^${drafted + 1}) / (1 − ${share})` },
       { label: "Alone, if rows were free", value: speedup(tokens, drafted, ratio), unit: "×", formula: `${format(tokens)} / (1 + ${drafted} × ${ratio})` },
-      { label: `With ${streams} in a step`, ...here, unit: "×", formula: `${format(tokens)} × t(${streams}) / (t(${streams} × ${drafted + 1}) + ${drafted} × ${ratio} × t(${streams}))` },
-      { label: "Best k there", value: best.drafted, unit: "tokens", source, formula: best.drafted ? `${format(best.speed, "×")} as fast` : "no drafts are faster" },
-      { label: "No faster any more from", value: even ?? `beyond ${MOST_STREAMS} requests`, unit: "requests", source },
+      { label: `With ${format(streams, "requests")} in a step`, ...here, unit: "×", formula: `${format(tokens)} × t(${streams}) / (t(${streams} × ${drafted + 1}) + ${drafted} × ${ratio} × t(${streams}))` },
+      { label: "Best k, with as many requests", value: best.drafted, unit: "tokens", source, formula: best.drafted ? `${format(best.speed, "×")} as fast` : "no drafts are faster" },
+      { label: "No longer faster from", value: even ?? `beyond ${MOST_STREAMS} requests`, unit: "requests", source },
     ];
   },
 
@@ -137,7 +137,7 @@ function speedChart(context) {
     x: { label: "requests in a step", scale: "log", min: 1, max: MOST_STREAMS },
     y: { label: "times as fast", unit: "×", min: 0 },
     layers: [band, ...others.map((count, index) => line(count, [6, 3][index], "dashed")), line(drafted, 1, "line")],
-    marks: [{ x: streams, label: `${streams} requests` }, { y: 1, label: "no gain" }],
+    marks: [{ x: streams, label: format(streams, "requests") }, { y: 1, label: "no gain", isLeft: true }],
   };
 }
 
