@@ -189,7 +189,12 @@ class StepModel:
         return compute + comm + self._overhead(num_seqs)
 
     def _compute(self, rows: RowCounts) -> Prediction:
-        return _sum(op.prediction(op.work(rows)) for op in self._ops)
+        """The sum of the predictions of all operations."""
+        value = low = high = 0.0
+        for op in self._ops:
+            one = op.ends(op.work(rows))
+            value, low, high = value + one[0], low + one[1], high + one[2]
+        return Prediction(value, low, high, self.efficiency.source)
 
     def _comm(self, said: Sequence[Transfer]) -> Prediction:
         seconds = sum(each.seconds for each in said)
