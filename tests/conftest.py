@@ -14,7 +14,7 @@ import pytest
 from octavo.base.gc_pause import no_collections
 from octavo.system import machine
 
-pytest_plugins = ["lanes", "own_warnings", "thinning"]
+pytest_plugins = ["compiled_ahead", "lanes", "own_warnings", "thinning"]
 
 machine.keep_openmp_patient()  # before any test imports torch
 if "PYTEST_XDIST_WORKER" in os.environ:  # processes share the cores, and so do all they start

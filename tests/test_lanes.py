@@ -9,6 +9,7 @@ import sys
 import textwrap
 from pathlib import Path
 
+import compiled_ahead
 import pytest
 
 pytest.importorskip("xdist")
@@ -149,3 +150,18 @@ def test_what_is_timed_is_tried_again(run, flags):
     assert "test_time[2]" in done.stdout.splitlines()[-2]
     timed = [test.partition("::")[2] for test, *_ in log[-7:]]
     assert timed.count("test_time[1]") == timed.count("test_time[2]") == 3
+
+
+def test_what_a_process_compiles_ahead_is_what_pytest_looks_for(
+    tmp_path, monkeypatch, pytestconfig
+):
+    from _pytest.assertion import rewrite as hook
+
+    monkeypatch.setattr(sys, "pycache_prefix", str(tmp_path / "cache"))
+    file = tmp_path / "test_it.py"
+    file.write_text("def test():\n    assert 1 == 1\n")
+    compiled_ahead.rewrite(file, pytestconfig)
+    (compiled,) = (tmp_path / "cache").rglob("*.pyc")
+    assert compiled == hook.get_cache_dir(file) / f"test_it{hook.PYC_TAIL}"
+    code = hook._read_pyc(file, compiled)
+    assert code is not None and "@pytest_ar" in code.co_names

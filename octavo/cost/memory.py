@@ -208,10 +208,15 @@ def held_bytes(
 ) -> int:
     """Bytes of the weights that a device of a stage has."""
     total = 0.0
+    shares: dict[tuple[str, str, int, int, int, int], WeightShape] = {}  # the same in many layers
     for weight in stage_weights(spec, parallel, stage):
         if embedding_in_host and weight.part == "embedding" and not spec.tie_embeddings:
             continue
-        share = weight.of_rank(parallel)
+        sizes = weight.outputs, weight.inputs, weight.units, weight.experts
+        alike = (weight.name, weight.part, *sizes)
+        if alike not in shares:
+            shares[alike] = weight.of_rank(parallel)
+        share = shares[alike]
         if weight.has_experts and precision.type_of(weight).name == "mxfp4":
             share = _padded(share, mxfp4_unit)
         total += precision.num_bytes(weight, share)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -83,13 +84,8 @@ class ModelSpec:
 
     def layer_weights(self, first: int, last: int) -> Iterator[WeightShape]:
         """The weights of the layers from ``first`` to before ``last``."""
-        kinds: dict[int, tuple[WeightShape, ...]] = {}
         for index in range(first, last):
-            layer = self.layers[index]
-            if id(layer) not in kinds:
-                kinds[id(layer)] = tuple(layer.weights(self.hidden_size))
-            for weight in kinds[id(layer)]:
-                yield replace(weight, layer=index)
+            yield from _layer_weights(self.layers[index], self.hidden_size, index)
 
     def first_weights(self) -> Iterator[WeightShape]:
         """The tensors before the layers."""
@@ -113,3 +109,8 @@ class ModelSpec:
     def _vocabulary_matrix(self, name: str, part: Part, op: str) -> WeightShape:
         units = -(-self.vocab_size // _VOCABULARY_UNIT)
         return WeightShape(name, part, self.vocab_size, self.hidden_size, op, units)
+
+
+@lru_cache(maxsize=1024)  # layouts, precisions and devices are compared for the same models
+def _layer_weights(layer: LayerSpec, hidden_size: int, index: int) -> tuple[WeightShape, ...]:
+    return tuple(replace(weight, layer=index) for weight in layer.weights(hidden_size))

@@ -100,10 +100,14 @@ class PricedOp:
 
     def prediction(self, work: ResourceUse) -> Prediction:
         """Time of the operations on all stages; never below the ceilings themselves."""
+        return Prediction(*self.ends(work), self.efficiency.source)
+
+    def ends(self, work: ResourceUse) -> tuple[float, float, float]:
+        """The value, the low and the high end of that prediction."""
         value, spread = self.seconds(work), 1.0 + self.efficiency.spread
         least = max(work.bytes / self.bandwidth, work.flops / self.peak)
         low = min(value, max(least, value / spread))
-        return Prediction(value, low, value * spread, self.efficiency.source) * self.stages
+        return value * self.stages, low * self.stages, value * spread * self.stages
 
     def cost(self, work: ResourceUse) -> OpCost:
         times: dict[Bound, float] = {

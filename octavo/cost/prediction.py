@@ -57,11 +57,14 @@ class Prediction:
             self.value + other.value,
             self.low + other.low,
             self.high + other.high,
-            worst((self.source, other.source)),
+            self.source if self.source == other.source else worst((self.source, other.source)),
         )
 
     def __mul__(self, factor: float) -> Prediction:
-        return self.map(lambda value: value * factor)
+        low, high = self.low * factor, self.high * factor
+        if low > high:
+            low, high = high, low
+        return Prediction(self.value * factor, low, high, self.source)
 
     def as_json(self) -> dict[str, Any]:
         return {"value": self.value, "low": self.low, "high": self.high, "source": self.source}

@@ -19,6 +19,7 @@ from octavo.cost.parallel import Parallel
 from octavo.cost.precision import Precision
 from octavo.cost.rank_model import MatrixOp, RankModel
 from octavo.cost.weight_shape import WeightShape
+from octavo.cost.weight_type import WeightType
 
 
 @lru_cache(maxsize=64)
@@ -109,9 +110,29 @@ def _matrices(
     for weight in weights:
         if weight.op:
             parts[weight.layer, weight.op].append(weight)
-    counts = Counter(_matrix(each, precision, parallel) for each in parts.values())
-    for op, count in counts.items():
+    known: dict[tuple[_Alike, ...], MatrixOp] = {}
+    counts: Counter[tuple[_Alike, ...]] = Counter()
+    for each in parts.values():
+        alike = tuple((*_sizes(part), precision.type_of(part)) for part in each)
+        if alike not in known:
+            known[alike] = _matrix(each, precision, parallel)
+        counts[alike] += 1
+    same: Counter[MatrixOp] = Counter()
+    for alike, count in counts.items():
+        same[known[alike]] += count
+    for op, count in same.items():
         yield replace(op, count=count)
+
+
+# What makes weights of two layers the same to a step: their names and sizes, and their type.
+_Alike = tuple[str, str, str, int, int, int, int, int, WeightType]
+
+
+def _sizes(part: WeightShape) -> tuple[str, str, str, int, int, int, int, int]:
+    return (
+        *(part.name, part.part, part.op, part.outputs, part.inputs),
+        *(part.units, part.experts, part.experts_per_token),
+    )
 
 
 def _matrix(parts: list[WeightShape], precision: Precision, parallel: Parallel) -> MatrixOp:

@@ -166,16 +166,43 @@ class StepModel:
         """Cost of a step, with its parts. ``shared_keys``: as in `octavo.cost.work.RowCounts`; only
         measurements know their worth."""
         done = [self._pass_cost(rows) for rows in passes(chunks, num_multi_steps, shared_keys)]
-        overhead = self.overhead(max(each.num_seqs for each in done))
         return StepCost(
             merge_ops(chain.from_iterable(each.ops for each in done)),
             merge_transfers(chain.from_iterable(each.transfers for each in done)),
             _sum(each.compute for each in done),
             _sum(each.comm for each in done),
-            Prediction.around(
-                overhead, self.efficiency.overhead_spread, self.efficiency.overhead_source
-            ),
+            self._overhead(max(each.num_seqs for each in done)),
         )
+
+    def prediction(
+        self, chunks: Iterable[Chunk], num_multi_steps: int = 1, shared_keys: int = 0
+    ) -> Prediction:
+        """``cost(...).total``, without its parts: a plan asks for thousands."""
+        if self._measured is not None:
+            return self.cost(chunks, num_multi_steps, shared_keys).total
+        num_seqs = 0
+        done: list[tuple[Prediction, Prediction]] = []
+        for rows in passes(chunks, num_multi_steps, shared_keys):
+            num_seqs = max(num_seqs, rows.num_seqs)
+            done.append((self._compute(rows), self._comm(self._transfers(rows))))
+        compute, comm = (_sum(each) for each in zip(*done, strict=True))
+        return compute + comm + self._overhead(num_seqs)
+
+    def _compute(self, rows: RowCounts) -> Prediction:
+        """The sum of the predictions of all operations."""
+        value = low = high = 0.0
+        for op in self._ops:
+            one = op.ends(op.work(rows))
+            value, low, high = value + one[0], low + one[1], high + one[2]
+        return Prediction(value, low, high, self.efficiency.source)
+
+    def _comm(self, said: Sequence[Transfer]) -> Prediction:
+        seconds = sum(each.seconds for each in said)
+        return Prediction.around(seconds, self.efficiency.spread, self.efficiency.source)
+
+    def _overhead(self, num_seqs: int) -> Prediction:
+        spread, source = self.efficiency.overhead_spread, self.efficiency.overhead_source
+        return Prediction.around(self.overhead(num_seqs), spread, source)
 
     def pass_seconds(self, rows: RowCounts) -> float:
         """Cost of one pass, without costs once a step."""
@@ -193,13 +220,12 @@ class StepModel:
     def _pass_cost(self, rows: RowCounts) -> _PassCost:
         works = [(op, op.work(rows)) for op in self._ops]
         said = self._transfers(rows)
-        comm = sum(each.seconds for each in said)
         found = _PassCost(
             rows.num_seqs,
             [op.cost(work) for op, work in works if work.bytes or work.flops],
             said,
             _sum(op.prediction(work) for op, work in works),
-            Prediction.around(comm, self.efficiency.spread, self.efficiency.source),
+            self._comm(said),
         )
         if self._measured is None or not rows.num_tokens:
             return found

@@ -18,6 +18,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from datetime import date
+from functools import cache
 from itertools import product
 from typing import Any
 
@@ -36,6 +37,7 @@ BATCHINGS = ("static", "continuous")
 _NUM_REQUESTS = 12
 
 
+@cache
 def batching_traces() -> dict[str, Any]:
     """Return all traces; takes some seconds at most."""
     return {

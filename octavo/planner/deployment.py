@@ -131,7 +131,7 @@ class Deployment:
         return self.steps.cost(chunks)
 
     def step_time(self, chunks: Sequence[Span]) -> Prediction:
-        return self.steps.cost(chunks).total
+        return self.steps.prediction(chunks)
 
     def max_concurrency(self, total_len: int) -> int:
         """Number of requests of ``total_len`` tokens whose KV cache fits, in all replicas and

@@ -117,6 +117,8 @@ class _Steps:
         self._target = slots.target_step_seconds
         self._costs = costs
         self._end = end
+        # Several figures are asked for beside the same streams, one after the other.
+        self._last_room, self._last_prompt = (-1.0, 0), (-1.0, 0.0)
 
     def decode(self, streams: float) -> float:
         """Seconds of a step without prompts, of one stream at least."""
@@ -124,8 +126,10 @@ class _Steps:
 
     def prompt(self, streams: float) -> float:
         """Seconds of all the steps that one prompt takes beside some streams."""
-        chunks = prompt_chunks(self.input_len, self.room(streams))
-        return sum(self._line(streams, chunk) for chunk in chunks)
+        if self._last_prompt[0] != streams:
+            chunks = prompt_chunks(self.input_len, self.room(streams))
+            self._last_prompt = streams, sum(self._line(streams, chunk) for chunk in chunks)
+        return self._last_prompt[1]
 
     def num_chunks(self, streams: float) -> int:
         return math.ceil(self.input_len / self.room(streams))
@@ -137,6 +141,11 @@ class _Steps:
     def room(self, streams: float) -> int:
         """Number of prompt tokens that a step can hold, at least 1; fewer where a step would keep
         streams waiting for longer than the target."""
+        if self._last_room[0] != streams:
+            self._last_room = streams, self._room(streams)
+        return self._last_room[1]
+
+    def _room(self, streams: float) -> int:
         room = max(1, self._budget - math.ceil(streams))
         if not self._target or streams < 1:
             return room

@@ -97,13 +97,13 @@ def test_equals_sentencepiece_on_the_corpus(pair, corpus):
     check_equal(*pair, corpus)
 
 
-def test_equals_sentencepiece_on_random_text(pair, random_texts):
-    check_equal(*pair, random_texts(3000))
+# The texts are always the same, and fewer are the first of more.
+MUCH = pytest.param(25_000, marks=[pytest.mark.slow, pytest.mark.long])
 
 
-@pytest.mark.slow
-def test_equals_sentencepiece_on_much_random_text(pair, random_texts):
-    check_equal(*pair, random_texts(25_000))
+@pytest.mark.parametrize("count", [5000, MUCH])
+def test_equals_sentencepiece_on_random_text(pair, random_texts, count):
+    check_equal(*pair, random_texts(count))
 
 
 @pytest.fixture(scope="module")
@@ -138,17 +138,12 @@ def gemma_texts(tokenizer, count):
         yield generator.choice(("", " ")).join(tokenizer.token_text(i) for i in ids)
 
 
-def test_gemma_equals_sentencepiece(gemma3, gemma_processor, corpus, random_texts):
+@pytest.mark.parametrize("count", [5000, MUCH])
+def test_gemma_equals_sentencepiece(gemma3, gemma_processor, corpus, random_texts, count):
     check_equal(gemma_processor, gemma3, corpus)
-    check_equal(gemma_processor, gemma3, random_texts(3000))
-    check_equal(gemma_processor, gemma3, gemma_texts(gemma3, 1000))
+    check_equal(gemma_processor, gemma3, random_texts(count))
+    check_equal(gemma_processor, gemma3, gemma_texts(gemma3, count * 2 // 5))
     check_equal(gemma_processor, gemma3, ["a >\u2581</b> > </ x>  </", "> </ > </"])
-
-
-@pytest.mark.slow
-def test_gemma_equals_sentencepiece_on_much_text(gemma3, gemma_processor, random_texts):
-    check_equal(gemma_processor, gemma3, random_texts(25_000))
-    check_equal(gemma_processor, gemma3, gemma_texts(gemma3, 10_000))
 
 
 # -- the algorithm --------------------------------------------------------------------------------

@@ -1,6 +1,6 @@
 """What a stream adds up to is the whole answer, and what the offline API says.
 
-200 requests, chat and completions, greedy and sampled, in many scripts: each is sent as a stream
+100 requests, chat and completions, greedy and sampled, in many scripts: each is sent as a stream
 and as a whole, many at once, and answered offline as well.
 """
 
@@ -69,22 +69,23 @@ class Case:
 
 
 def create_cases(tokenizer) -> list[Case]:
-    """Every text in two forms, for both routes, greedy and sampled: 25 · 2 · 2 · 2."""
+    """Every text for both routes, greedy and sampled, 25 · 2 · 2; in chats with a request to repeat
+    it, as their answers would seldom have characters of other scripts."""
     halves = [i for i in tokenizer.encode(MIXED) if "�" in tokenizer.decode([i])]
     assert len(set(halves)) > 10
     cases = []
     for number, text in enumerate(TEXTS):
-        for form in (text, f"Please repeat after me: {text}"):
-            for is_chat in (False, True):
-                where = {"messages": [{"role": "user", "content": form}]} if is_chat else {}
-                where = where or {"prompt": form}
-                path = "chat/completions" if is_chat else "completions"
-                hot = {"temperature": 1.2, "seed": number}
-                if number % 5 == 0:  # halves of characters only, which seldom make a whole
-                    hot |= {"allowed_token_ids": halves}
-                elif number % 5 == 1:
-                    hot |= {"temperature": 2.0, "repetition_penalty": 1.3, "top_k": 200}
-                cases += [Case(path, where | {"temperature": 0}), Case(path, where | hot)]
+        asked = {"role": "user", "content": f"Please repeat after me: {text}"}
+        for path, where in (
+            ("completions", {"prompt": text}),
+            ("chat/completions", {"messages": [asked]}),
+        ):
+            hot = {"temperature": 1.2, "seed": number}
+            if number % 5 == 0:  # halves of characters only, which seldom make a whole
+                hot |= {"allowed_token_ids": halves}
+            elif number % 5 == 1:
+                hot |= {"temperature": 2.0, "repetition_penalty": 1.3, "top_k": 200}
+            cases += [Case(path, where | {"temperature": 0}), Case(path, where | hot)]
     return cases
 
 
@@ -116,7 +117,7 @@ def text_of(choice: dict[str, Any]) -> str:
 def cases(server, tokenizer) -> list[Case]:
     """All of them, answered."""
     cases = create_cases(tokenizer)
-    assert len(cases) == 200
+    assert len(cases) == 100
 
     async def ask_all() -> None:
         limits = httpx.Limits(max_connections=CONCURRENT)
@@ -132,7 +133,7 @@ def test_streams_add_up_to_whole_answers(cases) -> None:
     for case in cases:
         assert case.stream == case.whole, case.fields
         assert len(case.whole[1]) <= MAX_TOKENS
-    assert sum(len(case.pieces) > 3 for case in cases) > 150  # they were streams indeed
+    assert sum(len(case.pieces) > 3 for case in cases) > 75  # they were streams indeed
 
 
 def test_no_character_is_split(cases, tokenizer) -> None:

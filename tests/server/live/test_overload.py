@@ -134,28 +134,33 @@ def test_deadlines_hold_in_the_queue_and_in_the_run(small_server):
 # -- goodput -----------------------------------------------------------------------------------
 
 
+ENOUGH = 0.6  # of the tokens; 0.9 where nothing else runs
+SECONDS = 2.0  # of each measurement: hundreds of tokens
+
+
 @pytest.mark.timing
 @pytest.mark.slow
 def test_those_who_get_in_are_served_as_fast_as_ever(live_server, smollm2_gguf):
     flags = ("--max-num-seqs", "8", "--max-queued-requests", "8", "--max-model-len", "512")
     with live_server("smollm2-135m", *flags) as server:
         ratio = _goodput_ratio(server)
-        if ratio < 0.9:  # something else may have run
+        if ratio < ENOUGH:  # something else may have run
             ratio = max(ratio, _goodput_ratio(server))
         assert server.load()["num_restarts"] == 0
-    assert ratio > 0.6  # 0.9 where nothing else runs
+    assert ratio > ENOUGH
 
 
 def _goodput_ratio(server) -> float:
     """Output tokens a second at ten times the load, of those with a full queue and no more."""
-    peak, answers = server.run(_offer(server, seconds=3.0, pause=None))
-    rate = sum(answer.status == 200 for answer in answers) / 3.0
-    goodput, answers = server.run(_offer(server, seconds=3.0, pause=0.1 / rate))
+    peak, answers = server.run(_offer(server, seconds=SECONDS, pause=None))
+    rate = sum(answer.status == 200 for answer in answers) / SECONDS
+    goodput, answers = server.run(_offer(server, seconds=SECONDS, pause=0.1 / rate))
     rejected = [answer for answer in answers if answer.status != 200]
     for answer in rejected:
         check_rejection(answer, 503)
     print(
-        f"peak {peak:.0f} tokens/s, {rate:.1f} requests/s; at {len(answers) / 3:.1f} requests/s "
+        f"peak {peak:.0f} tokens/s, {rate:.1f} requests/s; "
+        f"at {len(answers) / SECONDS:.1f} requests/s "
         f"{goodput:.0f} tokens/s, {goodput / peak:.2f}, {len(rejected)} rejected: "
         + describe([answer.seconds for answer in rejected])
     )
@@ -169,7 +174,7 @@ async def _offer(server, seconds: float, pause: float | None) -> tuple[float, li
     Args:
         pause: between two requests; None has 16 clients, each of which waits for its answer.
     """
-    end = time.perf_counter() + 1.0 + seconds
+    end = time.perf_counter() + 0.5 + seconds
     answers: list[Any] = []
 
     async def ask(number: int) -> None:
