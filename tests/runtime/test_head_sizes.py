@@ -26,10 +26,8 @@ SIZES = [2, 8, 24, 40, 80, 100, 112, 288, 512]
 # between two; and with integers, the native kernels round queries and weights, too, as they do with
 # bf16 where the processor multiplies that.
 ROUNDS_BF16 = library.runnable()[:1] == ["avx512bf16"]
-TYPES = {
-    **{"f32": 3e-5, "bf16": 0.04 if ROUNDS_BF16 else 0.01, "fp8": 0.01},
-    **{"int8": 0.08, "k8v4": 0.25, "int4": 0.25},
-}
+BF16 = 0.04 if ROUNDS_BF16 else 0.01
+TYPES = {"f32": 3e-5, "bf16": BF16, "fp8": 0.01, "int8": 0.08, "k8v4": 0.25, "int4": 0.25}
 PROMPTS = [list(range(3, 40)), list(range(3, 30)), [9, 8, 7]]
 PARAMS = SamplingParams(temperature=0, max_tokens=6, logprobs=5, prompt_logprobs=0, ignore_eos=True)
 
