@@ -86,8 +86,6 @@ def copy_of(store: KVStore) -> KVStore:
 
 @pytest.mark.parametrize("kv_cache_dtype", ["auto", "fp8", "int8"])
 def test_writes_and_attention_are_those_of_plain_torch(tiny_model, monkeypatch, kv_cache_dtype):
-    # The engine refuses int8 (``why_not_fused``); the kernels are compared all the same.
-    monkeypatch.setattr("octavo.runtime.backends.why_not_fused", lambda spec: None)
     llm = LLM(
         str(tiny_model),
         device="cuda",

@@ -95,9 +95,6 @@ def test_what_cannot_be_had_is_said(tiny_model, monkeypatch):
     monkeypatch.setattr(backends, "find_spec", lambda name: True)
     monkeypatch.setattr(backends, "has_python_headers", lambda: True)
     assert why_not_fused(in_8_bits) is None
-    assert "set --kv-cache-dtype to fp8" in (
-        why_not_fused(replace(in_8_bits, kv_cache_dtype="int8")) or ""
-    )
     monkeypatch.setattr(backends, "find_spec", lambda name: None)
     assert "octavo[gpu]" in (why_not_fused(RankSpec(tiny_model, "cuda")) or "")
     with pytest.raises(ConfigError, match="kernels fused: activations int8 needs the native CPU"):

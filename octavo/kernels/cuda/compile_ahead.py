@@ -8,11 +8,14 @@ next start finds them there.
 
 It uses interfaces of Triton: a hook that is called before a kernel is compiled and may prevent its
 launch, ``JITFunction.preload``, which compiles what the hook recorded, and ``AsyncCompileMode``, by
-which an executor does it.
+which an executor does it. ``preload`` takes a string that is the name of one of Triton's types for
+that type: with "int8" as a constant, it compiles another kernel under the same key. Such kernels
+are left to their launch.
 """
 
 from __future__ import annotations
 
+import json
 import logging
 import threading
 import time
@@ -20,6 +23,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
+import triton.language as tl
 from triton import AsyncCompileMode, knobs
 
 _log = logging.getLogger("octavo")
@@ -67,7 +71,9 @@ def _collect(launch: Callable[[], None]) -> dict[str, tuple[Any, str]]:
 
     def note(*, fn: Any, compile: dict[str, Any], **_: Any) -> bool:
         specialization: str = compile["specialization_data"]
-        wanted[specialization] = fn.jit_function, specialization
+        constants = json.loads(specialization)["constant_vals"]
+        if not any(isinstance(each, str) and tl.dtype.is_dtype(each) for each in constants):
+            wanted[specialization] = fn.jit_function, specialization
         return True  # neither compile nor launch it
 
     with knobs.runtime.scope():

@@ -26,7 +26,7 @@ class CodeType(NamedTuple):
     largest: float
 
 
-CODE_TYPES = {torch.int8: CodeType("int8", 127.0), torch.float8_e4m3fn: CodeType("e4m3", 448.0)}
+CODE_TYPES = {torch.int8: CodeType("s8", 127.0), torch.float8_e4m3fn: CodeType("e4m3", 448.0)}
 
 
 @triton.jit
@@ -70,7 +70,7 @@ def scale_of(greatest, damage, LARGEST: tl.constexpr):
 
 @triton.jit
 def to_codes(values, scale, TYPE: tl.constexpr):
-    """Codes of ``values`` (float32) over ``scale``, "int8" or "e4m3", rounded to nearest even, as
+    """Codes of ``values`` (float32) over ``scale``, "s8" or "e4m3", rounded to nearest even, as
     uint8.
 
     A scale of 0 is that of a row of zeros.
@@ -79,7 +79,7 @@ def to_codes(values, scale, TYPE: tl.constexpr):
     if TYPE == "e4m3":
         codes = e4m3(scaled)
     else:
-        tl.static_assert(TYPE == "int8")
+        tl.static_assert(TYPE == "s8")
         # Adding and subtracting 1.5 * 2^23 rounds to an integer.
         codes = ((scaled + 12582912.0) - 12582912.0).to(tl.int8).to(tl.uint8, bitcast=True)
     return codes

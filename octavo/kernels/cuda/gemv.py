@@ -152,7 +152,7 @@ def _of_rows(
     out,
     n,
     k,
-    KIND: tl.constexpr,  # "float", "int8", "fp8"
+    KIND: tl.constexpr,  # "float", "s8", "fp8"
     ACTIVATION: tl.constexpr,  # None: no gates
     ACCUMULATE: tl.constexpr,
     BLOCK_N: tl.constexpr,

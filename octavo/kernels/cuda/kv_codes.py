@@ -14,9 +14,10 @@ from octavo.kernels.kv_stores import FloatCodec, Fp8Codec, HadamardCodec, Int8Co
 
 
 def kind_of(store: KVStore) -> str:
-    """Name of a store's format in kernels: "float", "int8" or "fp8"."""
+    """Name of a store's format in kernels: "float", "s8" (signed integers) or "fp8". None is the
+    name of one of Triton's types, which ``compile_ahead.py`` could not tell from it."""
     codec = store.codec.codec if isinstance(store.codec, HadamardCodec) else store.codec
-    for kind, type_ in {"float": FloatCodec, "int8": Int8Codec, "fp8": Fp8Codec}.items():
+    for kind, type_ in {"float": FloatCodec, "s8": Int8Codec, "fp8": Fp8Codec}.items():
         if isinstance(codec, type_):
             return kind
     raise ConfigError(
@@ -38,7 +39,7 @@ def code_values(codes, dtype: tl.constexpr, KIND: tl.constexpr):
 
     They become floats by their bits: GPUs have few units that convert integers.
     """
-    if KIND == "int8":
+    if KIND == "s8":
         # 2^23 + code has the code in its last bits.
         bits = codes.to(tl.uint32) | 0x4B000000
         return (bits.to(tl.float32, bitcast=True) - (8388608.0 + 128.0)).to(dtype)
@@ -54,7 +55,7 @@ def encoded(x, KIND: tl.constexpr):
     """Codes [N, D], and scales [N], of vectors x in float32; a vector that is not finite has such a
     scale."""
     top = tl.max(tl.abs(x), axis=1) + tl.sum(x * 0.0, axis=1)
-    if KIND == "int8":
+    if KIND == "s8":
         units = x * _quotient(127.0, top)[:, None]
         # Adding and subtracting 1.5 * 2^23 rounds to nearest even.
         whole = (units + 12582912.0) - 12582912.0

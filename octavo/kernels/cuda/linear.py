@@ -139,7 +139,7 @@ def parts_of(
         return "float", None, weight.values, None, None
     if isinstance(weight, W4Weight):
         return "nibbles", weight.group, weight.words, weight.scales, weight.mins
-    kind = "fp8" if weight.is_fp8 else "int8"
+    kind = "fp8" if weight.is_fp8 else "s8"
     return kind, weight.group, weight.codes.view(torch.uint8), weight.scales, weight.mins
 
 
@@ -161,7 +161,7 @@ def _linear(
     n,
     k,
     split_k,
-    KIND: tl.constexpr,  # "float", "nibbles", "int8", "fp8"
+    KIND: tl.constexpr,  # "float", "nibbles", "s8", "fp8"
     GROUP: tl.constexpr,  # None for "float", and for one scale a row
     ACTIVATION: tl.constexpr,  # None: no gates
     ACCUMULATE: tl.constexpr,
@@ -307,7 +307,7 @@ def load_numbers(
     inputs = start + tl.arange(0, BLOCK_K)
     places = weight + columns.to(tl.int64)[:, None] * stride + inputs[None, :]
     codes = tl.load(places, mask=exists[:, None] & (inputs < k)[None, :], other=0)
-    if KIND == "int8":
+    if KIND == "s8":
         codes ^= 128  # unsigned, as ``code_values`` takes them
     if GROUP is None:
         numbers = code_values(codes, dtype, KIND)

@@ -11,6 +11,7 @@ triton = pytest.importorskip("triton")
 
 import torch  # noqa: E402
 import triton.language as tl  # noqa: E402
+from device_weights import KINDS, device_weight  # noqa: E402
 from triton.backends.compiler import GPUTarget  # noqa: E402
 
 from octavo.kernels.cuda.compile_ahead import compile_ahead  # noqa: E402
@@ -20,6 +21,11 @@ from octavo.kernels.cuda.compile_ahead import compile_ahead  # noqa: E402
 def _double(x, out, SIZE: tl.constexpr):
     at = tl.arange(0, SIZE)
     tl.store(out + at, tl.load(x + at) * 2)
+
+
+@triton.jit
+def _by_kind(x, KIND: tl.constexpr):
+    tl.store(x, 1 if KIND == "int8" else 2)
 
 
 @triton.jit
@@ -37,10 +43,10 @@ def kept_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     )
     monkeypatch.setattr(triton.runtime.driver, "_active", there)
     monkeypatch.setattr(triton.knobs.cache, "dir", str(tmp_path))
-    for kernel in (_double, _broken):
+    for kernel in (_double, _by_kind, _broken):
         kernel.device_caches.clear()
     yield tmp_path
-    for kernel in (_double, _broken):
+    for kernel in (_double, _by_kind, _broken):
         kernel.device_caches.clear()
 
 
@@ -86,3 +92,28 @@ def test_what_triton_cannot_do_ahead_is_left_to_the_launches(kept_in, monkeypatc
     monkeypatch.setattr(triton.runtime.jit.JITFunction, "preload", refuse)
     assert compile_ahead(launch_doubles, threads=1) == 3
     assert "one after the other: made by another version" in caplog.text
+
+
+@pytest.mark.parametrize(("kind", "is_ahead"), [("s8", True), ("int8", False), ("fp8", True)])
+def test_a_string_that_names_a_type_is_left_to_the_launch(kept_in, kind, is_ahead):
+    """Triton would compile the kernel with a type in its place."""
+    x = torch.zeros(16, dtype=torch.int32)
+    assert compile_ahead(lambda: _by_kind[(1,)](x, KIND=kind), threads=1) == is_ahead
+
+
+def test_no_kernel_has_such_a_string():
+    from octavo.kernels.cuda.elementwise import CODE_TYPES
+    from octavo.kernels.cuda.kv_codes import kind_of
+    from octavo.kernels.cuda.linear import parts_of
+    from octavo.kernels.cuda.products import ACTIVATIONS
+    from octavo.kernels.kv_stores import CODECS, KVStore
+
+    stores = [KVStore(codec, []) for kv in ("float32", "int8", "fp8") for codec in CODECS[kv]]
+    weights = [device_weight(kind, 32, 128, torch.float32) for kind in KINDS]
+    names = {
+        *map(kind_of, stores),
+        *(parts_of(weight, torch.float32)[0] for weight in weights),
+        *(code.name for code in CODE_TYPES.values()),
+        *ACTIVATIONS,
+    }
+    assert len(names) >= 8 and not any(map(tl.dtype.is_dtype, names))

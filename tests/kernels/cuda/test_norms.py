@@ -153,7 +153,7 @@ def _to_codes(x, scale, out, CODE: tl.constexpr, BLOCK: tl.constexpr):
 def test_codes_are_rounded_to_even(device):
     x = torch.tensor([-127, -2.5, -1.5, -0.5, 0.5, 1.5, 2.5, 126.5], device=device)
     out = torch.empty(8, dtype=torch.uint8, device=device)
-    _to_codes[(1,)](x / 4, 0.25, out, "int8", BLOCK=8)
+    _to_codes[(1,)](x / 4, 0.25, out, "s8", BLOCK=8)
     assert out.view(torch.int8).tolist() == [-127, -2, -2, 0, 0, 2, 2, 126]
     x = torch.tensor([448, -440, 1.0625, 1.1875, 1.95, 0.0039, -(2.0**-10), 0], device=device)
     _to_codes[(1,)](x, 1.0, out, "e4m3", BLOCK=8)
