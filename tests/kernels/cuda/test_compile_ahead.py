@@ -109,7 +109,7 @@ def test_no_kernel_has_such_a_string():
     from octavo.kernels.kv_stores import CODECS, KVStore
 
     stores = [KVStore(codec, []) for kv in ("float32", "int8", "fp8") for codec in CODECS[kv]]
-    weights = [device_weight(kind, 32, 128, torch.float32) for kind in KINDS]
+    weights = [device_weight(kind, 64, 512, torch.float32) for kind in KINDS]
     names = {
         *map(kind_of, stores),
         *(parts_of(weight, torch.float32)[0] for weight in weights),
