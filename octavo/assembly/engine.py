@@ -15,6 +15,7 @@ from octavo.core.prefix_cache import NoPrefixCache, PrefixCache, RadixPrefixCach
 from octavo.core.scheduler import Scheduler
 from octavo.core.state_slots import StateSlots
 from octavo.core.step_meter import StepMeter
+from octavo.core.step_share import PipelineShare, StepShare, WholeShare
 from octavo.settings.engine import EngineConfig
 
 _ADMISSION: dict[str, type[AdmissionPolicy]] = {
@@ -46,11 +47,14 @@ def build_engine(
         cache = RadixPrefixCache(size, windows, needs_states=config.cache.num_state_slots > 0)
     states = None
     if config.cache.num_state_slots:
-        depth = executor.depth if executor.feeds_tokens else 1
-        states = StateSlots(config.cache.num_state_slots, size, cache, depth)
+        states = StateSlots(config.cache.num_state_slots, size, cache, executor.depth)
     block_manager = BlockManager(
         executor.kv_capacity(), size, cache, windows, store=store, states=states
     )
     admission = _ADMISSION[config.batching]()
-    limits = replace(config.scheduler, runs_ahead=executor.feeds_tokens)
-    return Engine(Scheduler(limits, block_manager, admission, proposer), executor, clock, meter)
+    limits = replace(config.scheduler, runs_ahead=executor.depth > 1)
+    share: StepShare = WholeShare()
+    if executor.depth > 1 and not executor.feeds_tokens:
+        share = PipelineShare(executor.depth, limits.max_num_batched_tokens)
+    scheduler = Scheduler(limits, block_manager, admission, proposer, share)
+    return Engine(scheduler, executor, clock, meter)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 
 from octavo.base.errors import ConfigError, InvalidRequestError
 from octavo.core.admission import AdmissionPolicy, ContinuousAdmission
@@ -30,6 +31,7 @@ from octavo.core.prefix_cache import MissReason
 from octavo.core.request import FinishReason, Request, RequestStatus
 from octavo.core.sink_window import SinkWindowRules
 from octavo.core.stats import DraftStats
+from octavo.core.step_share import StepShare, WholeShare
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +49,8 @@ class SchedulerConfig:
         target_step_seconds: the longest that a step should take while a request decodes: prompts
             are cut into chunks that keep to it (``core/prefill_pacing.py``). 0 is no bound.
         max_multi_steps: tokens that a request which is alone may decode in one step.
-        runs_ahead: a request may be in several steps at once; see ``Executor.feeds_tokens``.
+        runs_ahead: a request may be in several steps at once: with chunks of its prompt that follow
+            each other, and with tokens where it ``is_fed`` (see ``Executor.feeds_tokens``).
         ageing_steps: waiting this many steps counts as much as one level of priority, so that no
             priority can starve another.
         max_priority: levels above and below 0. Beyond them a priority counts as the last level, so
@@ -112,9 +115,11 @@ class Scheduler:
         block_manager: BlockManager,
         admission: AdmissionPolicy | None = None,
         proposer: DraftProposer | None = None,
+        share: StepShare | None = None,
     ):
         assert proposer is None or not block_manager.states.exist, "a state is not taken back"
         self.config = config
+        self.share: StepShare = share or WholeShare()
         self.block_manager = block_manager
         self.admission: AdmissionPolicy = admission or ContinuousAdmission()
         self.proposer = proposer
@@ -279,8 +284,8 @@ class Scheduler:
         preempted: list[str] = []
         short_of_blocks = False
         decoding, prompts = self._ready()
-        budget = self._budget(len(decoding))
-        for request in decoding + prompts:
+        budget = self._budget(len(decoding), prompts)
+        for request in chain(decoding, prompts):
             item = self._next_item(request, budget)
             if item is None:
                 continue  # nothing left to give
@@ -325,15 +330,26 @@ class Scheduler:
         assert len(self.running) <= self.config.max_num_seqs
         return batch
 
-    def _budget(self, num_decoding: int) -> int:
+    def _budget(self, num_decoding: int, prompts: Sequence[Request]) -> int:
         """Return the tokens of the next step: fewer, where a large chunk would delay decoding
-        requests."""
-        paced = num_decoding + self.pacer.prompt_tokens(num_decoding)
-        return int(min(self.config.max_num_batched_tokens, paced))
+        requests, or leave nothing for the other stages of a pipeline."""
+        most_of_prompts = self.pacer.prompt_tokens(num_decoding)
+        if self.config.enable_chunked_prefill:
+            most_of_prompts = min(
+                most_of_prompts, self.share.prompt_tokens(self._due_tokens(prompts))
+            )
+        return int(min(self.config.max_num_batched_tokens, num_decoding + most_of_prompts))
 
-    def _ready(self) -> tuple[list[Request], list[Request]]:
-        """Return the running requests that a step may take: those that need a single token, and
-        those that need more. Both in order of admission.
+    def _due_tokens(self, prompts: Iterable[Request]) -> Iterator[int]:
+        """Yield the tokens that prompts have yet to compute, and then those of waiting requests."""
+        for request in prompts:
+            yield request.num_uncomputed_tokens
+        for request in self.waiting.in_order():
+            yield len(request.token_ids)
+
+    def _ready(self) -> tuple[Sequence[Request], Sequence[Request]]:
+        """Return the running requests that a step takes: its share of those that need a single
+        token, and those that need more. Both in order of admission.
 
         Requests that run ahead come after those of their kind that are in no step. None runs ahead
         while blocks are short, because only requests that are not in flight can be preempted.
@@ -342,10 +358,11 @@ class Scheduler:
         if self.lookahead.runs_ahead and not self._is_short_of_blocks:
             in_flight = (request for request in self.running if request.num_tokens_in_flight)
             ready += filter(self.lookahead.may_run_ahead, in_flight)
+        prompts: list[Request] = []
         decoding = [request for request in ready if request.num_uncomputed_tokens == 1]
-        if len(decoding) == len(ready):
-            return decoding, []
-        return decoding, [request for request in ready if request.num_uncomputed_tokens > 1]
+        if len(decoding) < len(ready):
+            prompts = [request for request in ready if request.num_uncomputed_tokens > 1]
+        return self.share.decoding(decoding, self.running), prompts
 
     def _next_item(self, request: Request, budget: int) -> ScheduledRequest | None:
         """Return the next tokens of a request that a budget pays for, None if there are none.

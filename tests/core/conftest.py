@@ -40,11 +40,12 @@ def make_engine(
     around=None,
     clock=None,
     meter=None,
+    share=None,
     **config,
 ) -> Engine:
-    """An engine over the hash model; with a host KV cache of so many places, and a storage
-    behind it; with
-    recurrent layers, if there are slots for states; ``around`` makes another executor of it."""
+    """An engine over the hash model; with a host KV cache of so many places, and a storage behind
+    it; with recurrent layers, if there are slots for states; ``around`` makes another executor of
+    it."""
     config = {"max_model_len": 64, "runs_ahead": depth > 1, **config}
     cache = NoPrefixCache()
     if prefix_caching:
@@ -67,7 +68,7 @@ def make_engine(
         host_cache = HostKVCache(num_blocks, num_places, block_size, 100, storage, rule, windows)
     blocks = BlockManager(num_blocks, block_size, cache, windows, store=host_cache, states=states)
     proposer = FunctionProposer(propose, passes) if propose is not None else None
-    scheduler = Scheduler(SchedulerConfig(**config), blocks, admission, proposer)
+    scheduler = Scheduler(SchedulerConfig(**config), blocks, admission, proposer, share)
     return Engine(scheduler, executor if around is None else around(executor), clock, meter)
 
 

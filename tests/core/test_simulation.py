@@ -25,6 +25,7 @@ from octavo.core.batch import DAMAGED
 from octavo.core.kv_tables import GONE, ONE_TABLE, most_blocks
 from octavo.core.request import FinishReason
 from octavo.core.sampling_params import SamplingParams
+from octavo.core.step_share import PipelineShare
 
 VOCAB = 97
 
@@ -59,7 +60,7 @@ class Press:
     Args:
         depth: steps in flight, of requests that mostly run ahead; None draws it.
         offloads: what is evicted is stored, where it can be damaged, lost, or late.
-        has_sights: many requests see sinks and a window, and may become longer than the context.
+        has_sink_windows: many requests have one, and may become longer than the context.
         has_states: the model has recurrent layers; then nobody drafts.
     """
 
@@ -72,7 +73,7 @@ class Press:
         depth: int | None = None,
         *,
         offloads: bool = False,
-        has_sights: bool = False,
+        has_sink_windows: bool = False,
         has_states: bool = False,
     ):
         rng = self.rng = random.Random(seed)
@@ -85,24 +86,26 @@ class Press:
         self.num_blocks = rng.randint(max(2, least // 2), least * rng.choice([1, 2, 6]) + 2)
         depth = depth or rng.choice([1, 1, 1, 2, 3])
         self.windows = windows
-        self.has_sights = has_sights
+        self.has_sink_windows = has_sink_windows
         self.has_states = has_states
         drafts = HashDrafts(rng, windows=windows) if rng.random() < 0.3 else None
+        max_num_batched_tokens = rng.choice([1, 2, 5, 16, 64]) if chunked else self.max_model_len
+        is_pipeline = depth > 1 and random.Random(-seed - 1).random() < 0.4
         self.engine = make_engine(
             self.num_blocks,
             block_size,
             depth=depth,
             propose=None if has_states else drafts,
             passes=rng.choice([0, 2, 5]),
-            # Without it, a pipeline: no request is in two steps at once.
+            # Without it, no request is in two steps at once.
             runs_ahead=depth > 1 and rng.random() < 0.8,
-            # One request in so many needs the host between its tokens; 0: none does.
-            feeds=needs_host(rng.choice([0, 0, 3])),
+            # One request in so many needs the host between its tokens; 0: none does. In a pipeline
+            # all do, and only chunks of a prompt follow each other.
+            feeds=needs_host(1 if is_pipeline else rng.choice([0, 0, 3])),
+            share=PipelineShare(depth, max_num_batched_tokens) if is_pipeline else None,
             prefix_caching=rng.random() < 0.8 or offloads,
             admission=StaticAdmission() if rng.random() < 0.1 else None,
-            max_num_batched_tokens=(
-                rng.choice([1, 2, 5, 16, 64]) if chunked else self.max_model_len
-            ),
+            max_num_batched_tokens=max_num_batched_tokens,
             max_num_seqs=rng.choice([1, 2, 4, 8, 16]),
             max_model_len=self.max_model_len,
             enable_chunked_prefill=chunked,
@@ -146,7 +149,7 @@ class Press:
             rng.randrange(VOCAB) for _ in range(rng.randint(0, 9))
         ]
         params = SamplingParams(max_tokens=rng.randint(1, 24), ignore_eos=True)
-        if self.has_sights and rng.random() < 0.7:
+        if self.has_sink_windows and rng.random() < 0.7:
             params = params.with_changes(**self.sink_window())
         priority = rng.choice([0, 0, 0, -2, 3])
         salt = rng.choice(["", "", "tenant"])
@@ -295,7 +298,7 @@ def test_seeds_with_windows_and_a_store(seed, windows, make_engine, make_request
 # What a model may have, beside all that a workload draws for itself. Layers with windows leave no
 # request a sink window of its own; recurrent ones leave no store, and have no drafts.
 MODELS = [
-    {"offloads": True, "has_sights": True},
+    {"offloads": True, "has_sink_windows": True},
     *({"windows": windows, "offloads": True} for windows in WINDOWS),
     *({"windows": windows, "has_states": True} for windows in (ONE_TABLE, (None, 4), (9,))),
 ]
@@ -345,7 +348,7 @@ def what_was_met(engine) -> dict[str, int]:
 
 @pytest.mark.parametrize("seed", range(200, 230))
 def test_seeds_with_sights(seed, make_engine, make_request):
-    Press(seed, make_engine, make_request, has_sights=True).run()
+    Press(seed, make_engine, make_request, has_sink_windows=True).run()
 
 
 @pytest.mark.parametrize("windows", [ONE_TABLE, (None, 4), (9,)])
@@ -377,7 +380,7 @@ def test_many_steps(make_engine, make_request, least, depth):
             make_request,
             windows,
             depth,
-            has_sights=windows is ONE_TABLE and seed % 4 == 1,
+            has_sink_windows=windows is ONE_TABLE and seed % 4 == 1,
             has_states=seed % 3 == 0 and seed % 4 != 1,
         )
         num_steps += press.run()
