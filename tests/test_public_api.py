@@ -36,3 +36,11 @@ def test_model_file_errors_say_where():
     error = errors.ModelFileError("/m.gguf", "too short", field="tensor_count", offset=8)
     assert str(error) == "/m.gguf at byte 8 (tensor_count): too short"
     assert (error.field, error.offset, error.reason) == ("tensor_count", 8, "too short")
+
+
+def test_quantization_exports_what_its_document_says():
+    from octavo import quantization, quantize
+
+    named = {"quantize_to_nearest", "quantize_gptq", "input_statistics", "quantize_model"}
+    named |= {"calibration_windows", "RotatedCheckpoint"}
+    assert named <= set(quantize.__all__) and "quantize_to_blocks" in quantization.__all__

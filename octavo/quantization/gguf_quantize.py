@@ -87,7 +87,7 @@ SEARCHED: dict[GGMLType, Symmetric | Affine] = {
 """The format of a block, for each type that has blocks."""
 
 
-def quantize(type: GGMLType, rows: Tensor, importance: Tensor | None = None) -> Tensor:
+def quantize_to_blocks(type: GGMLType, rows: Tensor, importance: Tensor | None = None) -> Tensor:
     """Quantize rows to a type of GGUF files.
 
     Args:
@@ -225,4 +225,4 @@ _LIKE_GGML: dict[GGMLType, Callable[[Tensor], Tensor]] = {
 """For each type: a function that packs blocks of values [values, n] to bytes, as ggml rounds."""
 
 QUANTIZABLE = (*FLOAT_DTYPES, *SEARCHED)
-"""The types that ``quantize`` can make."""
+"""The types that ``quantize_to_blocks`` can make."""

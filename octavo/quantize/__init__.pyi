@@ -1,6 +1,7 @@
 # Where the names of the package are: type checkers read it, and at run time `lazy_exports`.
 
 from octavo.quantize.calibration import calibration_windows as calibration_windows
+from octavo.quantize.gptq import quantize_gptq as quantize_gptq
 from octavo.quantize.grid import (
     QuantizedMatrix as QuantizedMatrix,
 )

@@ -46,7 +46,7 @@ _BLOCK = 128
 _DAMPING = 0.01
 
 
-def gptq(
+def quantize_gptq(
     weight: Tensor,
     hessian: Tensor,
     scheme: Scheme,

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from octavo.quantization.ggml_types import GGMLType, block_shape, row_bytes
 from octavo.quantization.gguf_formats import dequantize
-from octavo.quantization.gguf_quantize import quantize
+from octavo.quantization.gguf_quantize import quantize_to_blocks
 from octavo.quantize.grid import quantize_to_nearest
 from octavo.quantize.scheme import Scheme
 from octavo.quantize.writers.base import MixedWriter
@@ -54,7 +54,7 @@ class GGUFTypeCandidate:
         return shape[0] * row_bytes(self.type, shape[1]) * 8
 
     def values(self, weight: Tensor, importance: Tensor | None) -> Tensor:
-        return dequantize(self.type, quantize(self.type, weight, importance))
+        return dequantize(self.type, quantize_to_blocks(self.type, weight, importance))
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ from octavo.base.errors import ConfigError
 from octavo.quantization.ggml_types import GGMLType, block_shape
 from octavo.quantization.gguf_fields import fields_of
 from octavo.quantization.gguf_formats import dequantize
-from octavo.quantization.gguf_quantize import SEARCHED, quantize
+from octavo.quantization.gguf_quantize import SEARCHED, quantize_to_blocks
 from octavo.quantize.code_tables import TABLES
 from octavo.quantize.grid import quantize_to_nearest
 from octavo.quantize.methods import METHODS
@@ -157,7 +157,7 @@ class _GGUFScheme:
                 f"{self.block}"
             )
         try:
-            data = quantize(self.type, rows)
+            data = quantize_to_blocks(self.type, rows)
         except ValueError as error:  # a value that float16 has not
             raise ConfigError(str(error)) from None
         levels, scales, offsets, width = fields_of(self.type, data)

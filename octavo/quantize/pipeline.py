@@ -27,7 +27,7 @@ from octavo.models.loader import load_checkpoint
 from octavo.models.registry import CausalLM
 from octavo.quantize.autoround import LayerSamples, learn_rounding
 from octavo.quantize.channel_scaling import LayerScales, Scaling, find_scales
-from octavo.quantize.gptq import gptq
+from octavo.quantize.gptq import quantize_gptq
 from octavo.quantize.grid import QuantizedMatrix, Scheme, quantize_to_nearest
 from octavo.quantize.layerwise_model import (
     InputStatistics,
@@ -204,7 +204,7 @@ class _QuantizingVisitor:
         scheme = self.schemes[name]
         if self._method == "gptq":
             assert statistics is not None and statistics.hessian is not None
-            return gptq(weight, statistics.hessian, scheme)
+            return quantize_gptq(weight, statistics.hessian, scheme)
         importance = None if statistics is None else statistics.second_moment
         search = self._method == "search"
         return quantize_to_nearest(weight, scheme, search=search, importance=importance)
@@ -251,7 +251,7 @@ class _LearningVisitor(_QuantizingVisitor):
             self._check(name, weight)
             hessian = self._observer.observe(x).hessian
             assert hessian is not None
-            weights[name], start[name] = weight, gptq(weight, hessian, self.schemes[name])
+            weights[name], start[name] = weight, quantize_gptq(weight, hessian, self.schemes[name])
             return start[name].dequantize()
 
         def layer(hidden: Tensor, given: Mapping[str, Tensor]) -> Tensor:

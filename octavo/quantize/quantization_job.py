@@ -29,7 +29,7 @@ from octavo.quantization.coded import CodedWeight
 from octavo.quantization.ggml_types import GGMLType
 from octavo.quantization.gguf_formats import FLOAT_DTYPES
 from octavo.quantization.gguf_mixes import ModelFacts, file_type, type_of, wanted_type_of
-from octavo.quantization.gguf_quantize import quantize
+from octavo.quantization.gguf_quantize import quantize_to_blocks
 from octavo.quantize.awq import AWQ
 from octavo.quantize.calibration import WINDOW, calibration_windows
 from octavo.quantize.channel_scaling import Scaling
@@ -519,7 +519,7 @@ def _make_gguf(
 
     def encode(type: GGMLType, rows: np.ndarray, parameter: str) -> np.ndarray:
         nonlocal done
-        blocks = quantize(type, torch.from_numpy(rows), importance.get(parameter))
+        blocks = quantize_to_blocks(type, torch.from_numpy(rows), importance.get(parameter))
         done += len(rows)
         progress("quantizing", min(done, total), total)
         return blocks.numpy()

@@ -34,7 +34,7 @@ from torch import Tensor
 from octavo.base.errors import ConfigError
 from octavo.models.config import EMBEDDING, HEAD
 from octavo.models.registry import CausalLM
-from octavo.quantize.gptq import gptq
+from octavo.quantize.gptq import quantize_gptq
 from octavo.quantize.grid import quantize_to_nearest
 from octavo.quantize.layerwise_model import LayerwiseModel, input_statistics, keep
 from octavo.quantize.mix_candidates import MixCandidate
@@ -189,7 +189,7 @@ def _gptq_cost_ratio(seen: _LinearGradient, scheme: Scheme, length: int) -> floa
     assert statistics.hessian is not None
     importance = statistics.second_moment
     nearest = quantize_to_nearest(seen.weight, scheme, search=True, importance=importance)
-    corrected = gptq(seen.weight, statistics.hessian, scheme)
+    corrected = quantize_gptq(seen.weight, statistics.hessian, scheme)
     costs = [
         _cost(seen.gradient, F.linear(seen.x, matrix.dequantize() - seen.weight), length)
         for matrix in (corrected, nearest)

@@ -17,7 +17,7 @@ from octavo.page import tensors
 from octavo.page.tensors import tensor_slice, tensor_table
 from octavo.quantization.ggml_types import GGMLType
 from octavo.quantization.gguf_formats import dequantize
-from octavo.quantization.gguf_quantize import quantize
+from octavo.quantization.gguf_quantize import quantize_to_blocks
 
 
 def values_of(found):
@@ -62,7 +62,7 @@ def test_a_slice_is_what_the_file_holds(folder, name, down, across, row, column)
 
 def test_quantized_weights_are_told_as_what_they_are(tmp_path):
     rows = torch.randn(24, 512, generator=torch.Generator().manual_seed(1))
-    blocks = quantize(GGMLType.Q4_K, rows)
+    blocks = quantize_to_blocks(GGMLType.Q4_K, rows)
     written = TensorToWrite("blk.0.weight", (24, 512), GGMLType.Q4_K, [blocks.numpy()])
     write_gguf(tmp_path / "m.gguf", {"general.architecture": "llama"}, [written])
     found = tensor_slice(open_checkpoint(tmp_path / "m.gguf"), "blk.0.weight", 1, 1)

@@ -8,14 +8,14 @@ import torch
 from octavo.quantization.ggml_types import GGMLType
 from octavo.quantization.gguf_fields import fields_of
 from octavo.quantization.gguf_formats import IQ4_VALUES, dequantize
-from octavo.quantization.gguf_quantize import SEARCHED, quantize
+from octavo.quantization.gguf_quantize import SEARCHED, quantize_to_blocks
 
 ROWS = torch.randn(5, 512, generator=torch.Generator().manual_seed(1)) * 0.2
 
 
 @pytest.mark.parametrize("type", SEARCHED, ids=lambda type: type.name)
 def test_they_are_what_blocks_dequantize_to(type):
-    data = quantize(type, ROWS)
+    data = quantize_to_blocks(type, ROWS)
     levels, scales, offsets, width = fields_of(type, data)
     assert levels.shape == ROWS.shape
     assert scales.shape == offsets.shape == (5, 512 // width)
@@ -26,7 +26,7 @@ def test_they_are_what_blocks_dequantize_to(type):
 
 @pytest.mark.parametrize("type", SEARCHED, ids=lambda type: type.name)
 def test_levels_are_those_of_the_type(type):
-    found = set(fields_of(type, quantize(type, ROWS)).levels.unique().tolist())
+    found = set(fields_of(type, quantize_to_blocks(type, ROWS)).levels.unique().tolist())
     levels = SEARCHED[type].levels
     possible = set(range(levels.low, levels.high + 1))
     assert found <= (set(IQ4_VALUES) if type.name.startswith("IQ4") else possible)

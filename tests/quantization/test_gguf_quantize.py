@@ -11,7 +11,7 @@ from torch import Tensor
 from octavo.quantization import gguf_quantize
 from octavo.quantization.ggml_types import FLOAT_TYPES, GGMLType, block_shape, row_bytes
 from octavo.quantization.gguf_formats import dequantize
-from octavo.quantization.gguf_quantize import QUANTIZABLE, quantize
+from octavo.quantization.gguf_quantize import QUANTIZABLE, quantize_to_blocks
 from octavo.quantization.gguf_search import IntegerLevels, fit_affine
 
 LIKE_GGML = (GGMLType.Q4_0, GGMLType.Q4_1, GGMLType.Q5_0, GGMLType.Q5_1, GGMLType.Q8_0)
@@ -62,9 +62,9 @@ def test_error_is_less_than_that_of_ggml(type: GGMLType) -> None:
     recorded = ERROR_OF_GGML[type]
     rounding = 1e-3 if type in LIKE_GGML else 0.0  # the same bytes; recorded with four digits
     for rows, bound in zip((normal, heavy), recorded[:2], strict=True):
-        assert error_of(type, rows, quantize(type, rows), 1.0) < bound * (1 + rounding)
+        assert error_of(type, rows, quantize_to_blocks(type, rows), 1.0) < bound * (1 + rounding)
     for rows, bound in zip((normal, heavy), recorded[2:], strict=True):
-        data = quantize(type, rows, importance)
+        data = quantize_to_blocks(type, rows, importance)
         assert error_of(type, rows, data, importance) < bound
 
 
@@ -90,7 +90,9 @@ def rows_of_every_kind() -> dict[str, np.ndarray]:
 def test_bytes_are_those_of_the_gguf_package(type: GGMLType, kind: str) -> None:
     rows = rows_of_every_kind()[kind].astype(np.float32)
     expected = gguf.quants.quantize(rows, gguf.GGMLQuantizationType(type)).view(np.uint8)
-    np.testing.assert_array_equal(quantize(type, torch.from_numpy(rows)).numpy(), expected)
+    np.testing.assert_array_equal(
+        quantize_to_blocks(type, torch.from_numpy(rows)).numpy(), expected
+    )
 
 
 @pytest.mark.parametrize("weighted", [False, True])
@@ -102,7 +104,7 @@ def test_rows_of_every_kind(type: GGMLType, weighted: bool) -> None:
     rows = torch.from_numpy(np.concatenate(kinds)).float()
     before = rows.clone()
     importance = torch.linspace(0.5, 2, 256) if weighted else None
-    values = dequantize(type, quantize(type, rows, importance))
+    values = dequantize(type, quantize_to_blocks(type, rows, importance))
     assert torch.equal(rows, before)
     step = rows.abs().amax(1, keepdim=True) / {GGMLType.Q2_K: 1.3, GGMLType.Q3_K: 3}.get(type, 7)
     assert ((values - rows).abs() <= step + 1e-6).all()
@@ -111,8 +113,8 @@ def test_rows_of_every_kind(type: GGMLType, weighted: bool) -> None:
 @pytest.mark.parametrize("type", BLOCKS, **by_name)
 def test_values_that_a_type_can_hold_hardly_change(type: GGMLType) -> None:
     normal, _, importance = random_rows()
-    held = dequantize(type, quantize(type, normal))
-    again = dequantize(type, quantize(type, held, importance))
+    held = dequantize(type, quantize_to_blocks(type, normal))
+    again = dequantize(type, quantize_to_blocks(type, held, importance))
     first_error, second_error = (held - normal).square().sum(), (again - held).square().sum()
     assert second_error <= 0.05 * first_error
 
@@ -122,7 +124,9 @@ def test_large_values_are_given_more_care() -> None:
     normal, _, _ = random_rows()
     blocks = normal.view(-1, 256)
     promised = (2 * blocks.square().mean(1, keepdim=True) + blocks.square()).sqrt()
-    error = dequantize(GGMLType.Q2_K, quantize(GGMLType.Q2_K, normal)).view(-1, 256) - blocks
+    error = (
+        dequantize(GGMLType.Q2_K, quantize_to_blocks(GGMLType.Q2_K, normal)).view(-1, 256) - blocks
+    )
     x = blocks.view(-1, 16, 16).permute(2, 1, 0)
     for power in (0, 2):  # of other weights
         weights = promised.pow(power).view(-1, 16, 16).permute(2, 1, 0)
@@ -137,8 +141,8 @@ def test_important_columns_have_less_error(type: GGMLType) -> None:
     normal, _, _ = random_rows()
     importance = torch.ones(512)
     importance[::4] = 50
-    plain = dequantize(type, quantize(type, normal, torch.ones(512))) - normal
-    cared = dequantize(type, quantize(type, normal, importance)) - normal
+    plain = dequantize(type, quantize_to_blocks(type, normal, torch.ones(512))) - normal
+    cared = dequantize(type, quantize_to_blocks(type, normal, importance)) - normal
     assert cared[:, ::4].square().sum() < 0.9 * plain[:, ::4].square().sum()
 
 
@@ -146,16 +150,16 @@ def test_important_columns_have_less_error(type: GGMLType) -> None:
 def test_only_ratios_of_importance_matter(type: GGMLType) -> None:
     normal, _, importance = random_rows()
     importance[7] = 0
-    data = quantize(type, normal[:4], importance)
-    assert torch.equal(quantize(type, normal[:4], importance * 2.0**-20), data)
-    nothing_known = quantize(type, normal[:4], torch.zeros(512))
-    assert torch.equal(nothing_known, quantize(type, normal[:4], torch.ones(512)))
+    data = quantize_to_blocks(type, normal[:4], importance)
+    assert torch.equal(quantize_to_blocks(type, normal[:4], importance * 2.0**-20), data)
+    nothing_known = quantize_to_blocks(type, normal[:4], torch.zeros(512))
+    assert torch.equal(nothing_known, quantize_to_blocks(type, normal[:4], torch.ones(512)))
 
 
 def test_column_without_importance_keeps_its_values() -> None:
     normal, _, importance = random_rows()
     importance[64:128] = 0
-    values = dequantize(GGMLType.Q4_K, quantize(GGMLType.Q4_K, normal, importance))
+    values = dequantize(GGMLType.Q4_K, quantize_to_blocks(GGMLType.Q4_K, normal, importance))
     error = (values - normal)[:, 64:128].square().mean()
     assert error < 0.03 * normal.square().mean()
 
@@ -164,18 +168,18 @@ def test_column_without_importance_keeps_its_values() -> None:
 def test_rows_are_independent(type: GGMLType, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever the chunks in which they are quantized, down to less than a row."""
     normal = random_rows()[0][:13]
-    whole = quantize(type, normal)
+    whole = quantize_to_blocks(type, normal)
     assert whole.dtype == torch.uint8 and whole.shape == (13, row_bytes(type, 512))
     monkeypatch.setattr(gguf_quantize, "_CHUNK_VALUES", 5 * 512)
-    assert torch.equal(quantize(type, normal), whole)
+    assert torch.equal(quantize_to_blocks(type, normal), whole)
     monkeypatch.setattr(gguf_quantize, "_CHUNK_VALUES", 100)
-    assert torch.equal(quantize(type, normal[:3]), whole[:3])
+    assert torch.equal(quantize_to_blocks(type, normal[:3]), whole[:3])
 
 
 @pytest.mark.parametrize("type", QUANTIZABLE, **by_name)
 def test_no_rows(type: GGMLType) -> None:
     columns = 2 * block_shape(type)[0]
-    data = quantize(type, torch.empty(0, columns))
+    data = quantize_to_blocks(type, torch.empty(0, columns))
     assert data.shape == (0, row_bytes(type, columns))
 
 
@@ -185,7 +189,7 @@ def test_values_that_are_not_finite(type: GGMLType, value: float) -> None:
     rows = torch.zeros(5, 256)
     rows[3, 17] = value
     with pytest.raises(ValueError, match=f"row 3 .*not finite.*{type.name}"):
-        quantize(type, rows)
+        quantize_to_blocks(type, rows)
 
 
 @pytest.mark.parametrize("type", QUANTIZABLE, **by_name)
@@ -193,29 +197,29 @@ def test_values_that_float16_cannot_hold(type: GGMLType) -> None:
     rows = torch.zeros(5, 256)
     rows[2, 0] = -1e6
     if type in (GGMLType.F32, GGMLType.BF16):
-        assert torch.allclose(dequantize(type, quantize(type, rows)), rows, rtol=4e-3)
+        assert torch.allclose(dequantize(type, quantize_to_blocks(type, rows)), rows, rtol=4e-3)
     else:
         with pytest.raises(ValueError, match=f"row 2 has a value over 65504.*{type.name}"):
-            quantize(type, rows)
+            quantize_to_blocks(type, rows)
     rows[2, 0] = 60000.0
-    assert dequantize(type, quantize(type, rows)).isfinite().all()
+    assert dequantize(type, quantize_to_blocks(type, rows)).isfinite().all()
 
 
 def test_rows_that_are_not_whole_blocks() -> None:
     with pytest.raises(ValueError, match="Q4_K rows hold a multiple of 256 values, not 576"):
-        quantize(GGMLType.Q4_K, torch.zeros(1, 576))
+        quantize_to_blocks(GGMLType.Q4_K, torch.zeros(1, 576))
 
 
 def test_importance_that_does_not_fit() -> None:
     rows = torch.zeros(2, 256)
     with pytest.raises(ValueError, match=r"shape \(64,\), but rows have 256"):
-        quantize(GGMLType.Q4_K, rows, torch.ones(64))
+        quantize_to_blocks(GGMLType.Q4_K, rows, torch.ones(64))
     for value in (-1.0, float("nan"), float("inf")):
         with pytest.raises(ValueError, match="negative or not finite"):
-            quantize(GGMLType.Q4_K, rows, torch.full((256,), value))
+            quantize_to_blocks(GGMLType.Q4_K, rows, torch.full((256,), value))
 
 
 @pytest.mark.parametrize("type", [GGMLType.Q8_K, GGMLType.IQ2_XS, GGMLType.I32], **by_name)
 def test_types_that_octavo_does_not_write(type: GGMLType) -> None:
     with pytest.raises(ValueError, match=f"cannot quantize to {type.name}; choose one of.*Q4_K"):
-        quantize(type, torch.zeros(1, 256))
+        quantize_to_blocks(type, torch.zeros(1, 256))

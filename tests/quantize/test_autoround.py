@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from octavo.quantize.autoround import LayerSamples, learn_rounding
-from octavo.quantize.gptq import gptq
+from octavo.quantize.gptq import quantize_gptq
 from octavo.quantize.grid import Scheme, full_grid, grouped, matrix_on_grid
 
 SCHEMES = [
@@ -40,7 +40,7 @@ def started(windows, weights, scheme):
     found = {}
     for name, x in (("up", windows.inputs), ("down", inner)):
         rows = x.flatten(0, 1)
-        found[name] = gptq(weights[name], 2 / len(rows) * rows.t() @ rows, scheme)
+        found[name] = quantize_gptq(weights[name], 2 / len(rows) * rows.t() @ rows, scheme)
     return found
 
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from octavo.base.errors import ConfigError
 from octavo.quantize import gptq as module
-from octavo.quantize.gptq import gptq, inverse_factor, output_error
+from octavo.quantize.gptq import inverse_factor, output_error, quantize_gptq
 from octavo.quantize.grid import Scheme, quantize_to_nearest
 
 SCHEMES = [
@@ -37,7 +37,7 @@ def errors(weight, hessian, scheme, **options):
     """Of GPTQ, and of rounding to nearest on the grids that GPTQ begins with; per row."""
     importance = hessian.diagonal() + module._DAMPING * hessian.diagonal().mean()
     nearest = quantize_to_nearest(weight, scheme, search=True, importance=importance)
-    found = gptq(weight, hessian, scheme, **options)
+    found = quantize_gptq(weight, hessian, scheme, **options)
     return output_error(weight, found, hessian), output_error(weight, nearest, hessian)
 
 
@@ -66,7 +66,7 @@ def test_it_gains_by_correlations(scheme, order):
 @pytest.mark.parametrize("search", [False, True])
 def test_without_correlations_it_is_rounding_to_nearest(scheme, order, search):
     weight, _ = random_linear()
-    found = gptq(weight, torch.eye(64), scheme, order=order, search=search)
+    found = quantize_gptq(weight, torch.eye(64), scheme, order=order, search=search)
     importance = torch.ones(64) if search else None
     nearest = quantize_to_nearest(weight, scheme, search=search, importance=importance)
     assert torch.equal(found.codes, nearest.codes)
@@ -76,7 +76,7 @@ def test_without_correlations_it_is_rounding_to_nearest(scheme, order, search):
 @pytest.mark.parametrize("scheme", SCHEMES, ids=str)
 @pytest.mark.parametrize("order", ORDERS)
 def test_codes_are_in_range_and_scales_are_what_a_file_can_hold(scheme, order):
-    found = gptq(*random_linear(), scheme, order=order)
+    found = quantize_gptq(*random_linear(), scheme, order=order)
     assert int(found.codes.max()) <= scheme.max_code
     assert torch.equal(found.scales.half().float(), found.scales) and (found.scales > 0).all()
     assert torch.equal(found.zeros.half().float(), found.zeros)
@@ -109,7 +109,7 @@ def test_it_is_what_the_definition_says(monkeypatch):
     """Column by column, in blocks that do not divide their number; but for ties in rounding."""
     monkeypatch.setattr(module._StaticGrids, "block", 12)
     weight, hessian = random_linear(16, 32)
-    found = gptq(weight, hessian, Scheme(3, 16), search=False)
+    found = quantize_gptq(weight, hessian, Scheme(3, 16), search=False)
     assert (found.codes == plain_gptq(weight, hessian, Scheme(3, 16))).float().mean() > 0.99
 
 
@@ -117,10 +117,10 @@ def test_it_is_what_the_definition_says(monkeypatch):
 @pytest.mark.parametrize("order", ORDERS)
 def test_blocks_change_nothing_but_speed(monkeypatch, block, order):
     weight, hessian = random_linear()
-    whole = gptq(weight, hessian, Scheme(4, 16), order=order)
+    whole = quantize_gptq(weight, hessian, Scheme(4, 16), order=order)
     monkeypatch.setattr(module, "_BLOCK", block)
     monkeypatch.setattr(module._StaticGrids, "block", block)
-    pieces = gptq(weight, hessian, Scheme(4, 16), order=order)
+    pieces = quantize_gptq(weight, hessian, Scheme(4, 16), order=order)
     assert (whole.codes == pieces.codes).float().mean() > 0.99
 
 
@@ -128,7 +128,7 @@ def test_scales_in_natural_order_are_of_columns_as_they_have_become():
     """The first group is that of the weights; the others have taken on errors of those before."""
     weight, hessian = random_linear()
     grids = quantize_to_nearest(weight, Scheme(4, 16)).scales
-    scales = gptq(weight, hessian, Scheme(4, 16), order="natural", search=False).scales
+    scales = quantize_gptq(weight, hessian, Scheme(4, 16), order="natural", search=False).scales
     assert torch.equal(scales[:, 0], grids[:, 0]) and not torch.equal(scales[:, 1:], grids[:, 1:])
 
 
@@ -136,7 +136,7 @@ def test_channels_without_inputs_are_rounded_to_nearest():
     weight, hessian = random_linear()
     dead = torch.tensor([0, 17, 63])
     hessian[dead], hessian[:, dead] = 0, 0
-    found = gptq(weight, hessian, Scheme(4, 16), search=False)
+    found = quantize_gptq(weight, hessian, Scheme(4, 16), search=False)
     nearest = quantize_to_nearest(weight, Scheme(4, 16))
     assert torch.equal(found.codes[:, dead], nearest.codes[:, dead])
     ours, theirs = errors(weight, hessian, Scheme(4, 16))
@@ -145,7 +145,7 @@ def test_channels_without_inputs_are_rounded_to_nearest():
 
 def test_a_linear_without_any_inputs_is_rounded_to_nearest():
     weight, _ = random_linear()
-    found = gptq(weight, torch.zeros(64, 64), Scheme(4, 16), search=False)
+    found = quantize_gptq(weight, torch.zeros(64, 64), Scheme(4, 16), search=False)
     assert torch.equal(found.codes, quantize_to_nearest(weight, Scheme(4, 16)).codes)
 
 
@@ -169,15 +169,15 @@ def test_statistics_that_are_not_finite_are_refused():
     weight, hessian = random_linear()
     hessian[3, 3] = torch.inf
     with pytest.raises(ConfigError, match="inputs of a linear are not finite"):
-        gptq(weight, hessian, Scheme(4, 16))
+        quantize_gptq(weight, hessian, Scheme(4, 16))
 
 
 def test_groups_that_do_not_fill_a_row_are_refused():
     with pytest.raises(ConfigError, match="groups of 48"):
-        gptq(*random_linear(), Scheme(4, 48))
+        quantize_gptq(*random_linear(), Scheme(4, 48))
 
 
 def test_the_number_of_threads_is_what_it_was():
     before = torch.get_num_threads()
-    gptq(*random_linear(), Scheme(4, 16))
+    quantize_gptq(*random_linear(), Scheme(4, 16))
     assert torch.get_num_threads() == before

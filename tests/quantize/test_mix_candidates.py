@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from octavo.quantization.ggml_types import GGMLType
-from octavo.quantization.gguf_quantize import quantize
+from octavo.quantization.gguf_quantize import quantize_to_blocks
 from octavo.quantize.grid import quantize_to_nearest
 from octavo.quantize.mix_candidates import (
     GGUFTypeCandidate,
@@ -30,7 +30,7 @@ def test_types_that_fit_rows(columns, smallest):
 
 @pytest.mark.parametrize("candidate", gguf_candidates(256) + gguf_candidates(96)[:-2], ids=str)
 def test_a_type_has_the_size_and_the_values_of_its_bytes(candidate):
-    blocks = quantize(candidate.type, WEIGHT, IMPORTANCE)
+    blocks = quantize_to_blocks(candidate.type, WEIGHT, IMPORTANCE)
     assert candidate.num_bits((8, 256)) == blocks.numel() * 8
     values = candidate.values(WEIGHT, IMPORTANCE)
     assert torch.equal(values, candidate.values(WEIGHT, IMPORTANCE))

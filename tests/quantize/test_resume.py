@@ -108,9 +108,11 @@ def test_a_run_goes_on_where_another_was_ended(method, folder, tmp_path, monkeyp
     assert not (tmp_path / "out").exists()
     assert len(list(tmp_path.rglob("out.*.octavo.resume/*.npz"))) == 7
 
-    rounded, gptq = [], pipeline.gptq
+    rounded, gptq = [], pipeline.quantize_gptq
     monkeypatch.setattr(
-        pipeline, "gptq", lambda *args, **kwargs: (rounded.append(1), gptq(*args, **kwargs))[1]
+        pipeline,
+        "quantize_gptq",
+        lambda *args, **kwargs: (rounded.append(1), gptq(*args, **kwargs))[1],
     )
     make(checkpoint, tokenizer, tmp_path / "out", wanted)
     assert len(rounded) == 7  # those of the second layer

@@ -344,7 +344,7 @@ def test_every_shape_is_captured_before_the_first_request():
     forward = engine.executor.forward
     shapes = [*forward.graphs.bytes_by_shape]
     assert [shape.num_seqs for shape in shapes if shape.is_decode] == [8, 4, 2, 1]
-    assert shapes[0].num_tokens == 64
+    assert shapes[0].num_tokens == 2048
     requests = [make_request(f"r{i}", [i + 1, 2, 3], max_tokens=9) for i in range(3)]
     for request in requests:
         engine.add(request)

@@ -11,7 +11,7 @@ from octavo.kernels.cuda.packing import pack
 from octavo.kernels.cuda.weights import DenseWeight, DeviceWeight, JoinedWeight
 from octavo.quantization.base import StoredWeight
 from octavo.quantization.ggml_types import GGMLType
-from octavo.quantization.gguf_quantize import quantize
+from octavo.quantization.gguf_quantize import quantize_to_blocks
 from octavo.quantization.levels import E4M3
 
 KINDS = {
@@ -38,7 +38,7 @@ def random(*shape, dtype=torch.float32, device="cpu", seed=0):
 
 def stored(type, n, k, seed=0):
     """Of a type of GGUF's."""
-    return StoredWeight(type, quantize(type, random(n, k, seed=seed)).numpy(), (n, k))
+    return StoredWeight(type, quantize_to_blocks(type, random(n, k, seed=seed)).numpy(), (n, k))
 
 
 def rounding(weight):

@@ -35,7 +35,7 @@ from octavo.models.config import ExpertsConfig, ModelConfig
 from octavo.models.registry import model_class
 from octavo.quantization.base import StoredWeight
 from octavo.quantization.ggml_types import GGMLType
-from octavo.quantization.gguf_quantize import quantize
+from octavo.quantization.gguf_quantize import quantize_to_blocks
 from octavo.runtime.capacity import RankLimits
 from octavo.runtime.eager_forward import EagerForward
 from octavo.runtime.kv_cache import KVCache
@@ -215,7 +215,7 @@ def random_model(config: ModelConfig, type: GGMLType = GGMLType.F32) -> Any:
         elif type is GGMLType.F32:
             parameter.load(stored(numbers * 1.5 / parameter.shape[-1] ** 0.5))
         else:
-            rows = quantize(type, numbers * 1.5 / parameter.shape[-1] ** 0.5)
+            rows = quantize_to_blocks(type, numbers * 1.5 / parameter.shape[-1] ** 0.5)
             parameter.load(StoredWeight(type, rows.numpy(), parameter.shape))
     if config.tie_embeddings:
         model.lm_head.weight.share(model.model.embed_tokens.weight)
