@@ -91,7 +91,9 @@ class BothCaches(RadixPrefixCache):
 def test_the_trie_finds_what_trying_all_prefixes_finds(windows, make_engine, make_request):
     num_found = num_cut = 0
     for seed in range(300, 308):
-        press = Press(seed, make_engine, make_request, windows or (None,), has_sights=not windows)
+        press = Press(
+            seed, make_engine, make_request, windows or (None,), has_sink_windows=not windows
+        )
         blocks = press.engine.scheduler.block_manager
         if not isinstance(blocks.prefix_cache, NoPrefixCache):
             blocks.prefix_cache = cache = BothCaches(blocks.block_size, blocks.windows)
