@@ -49,7 +49,7 @@ def test_two_see_an_engine_die_and_come_back(open_board, server):
 
     os.kill(server.engine_pid, signal.SIGKILL)
     for board in (first, second):
-        board.wait_for_text("#state", "restarting")
+        board.wait_for_text("#notes", "engine restarting")  # it stays, unlike the state
     first.wait_for("document.getElementById('state').innerText === 'ready'", STARTING)
     first.wait_for("document.querySelectorAll('.holders li').length === 1")
     assert "free" in first.text(".holders"), "the new engine's blocks, of which none is used"
