@@ -46,7 +46,7 @@ BLOCK_N = 64  # rows of a weight in a program: gates and ups, or outputs
 # Of floats: four tiles of 64 inputs in flight, and two programs for each multiprocessor, were
 # within 3 % of the fastest of ten choices for each matrix of 0.6B and 8B on an H200.
 _DENSE_BLOCK_K, _DENSE_PROGRAMS = 64, 2
-_CODED_PROGRAMS = 4
+_CODED_PROGRAMS = 3
 
 
 def tiling_of(

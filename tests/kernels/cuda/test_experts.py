@@ -32,7 +32,7 @@ ROUTINGS = {
         num_experts=12, top_k=4, scoring="sigmoid", num_groups=3, top_groups=2, group_top=2
     ),
 }
-FEW_BYTES = 16
+FEW_BYTES = 24
 
 
 def chosen(logits, routing, correction=None, slots=None):
