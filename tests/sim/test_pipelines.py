@@ -1,4 +1,4 @@
-"""What the stages of a pipeline are worth, simulated with the engine's own scheduler."""
+"""The worth of the stages of a pipeline, simulated with the engine's own scheduler."""
 
 from __future__ import annotations
 

@@ -23,13 +23,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from octavo.kernels.cuda.elementwise import activate
 from octavo.kernels.cuda.linear import (
     columns_of_tile,
     load_group,
     load_numbers,
     load_words,
     parts_of,
+    store_tile,
 )
 from octavo.kernels.cuda.products import GemmFusion
 from octavo.kernels.cuda.splits import Tiling, Workspace, arrives_last, cut, sum_parts
@@ -177,9 +177,11 @@ def _of_rows(
     made = tl.sum(sums, 1)
     if norm_weight is not None:
         made *= tl.rsqrt(tl.sum(squares, 0) / k + eps)
-    if KIND != "float":
-        made *= tl.load(scales + columns, mask=exists, other=0.0).to(tl.float32)
-    _store(made, tile, columns, exists, bias, out, n, ACTIVATION, ACCUMULATE, BLOCK_N)
+    row = tl.arange(0, 1)
+    store_tile(
+        made[:, None], tile, n, row, row == 0, scales, bias, out, 0,
+        KIND, None, ACTIVATION, ACCUMULATE, 1, BLOCK_N,
+    )  # fmt: skip
 
 
 @triton.jit
@@ -223,7 +225,7 @@ def _of_nibbles(
             fraction = ((bits & 0x780000) | 0x3F800000).to(tl.float32, bitcast=True)
             of_group += fraction * values[:, None]
             total += values
-            if (plane + 1) * PLANE_K % GROUP == 0 or plane == PLANES - 1:
+            if (plane + 1) * PLANE_K % GROUP == 0:
                 group = (start + plane * PLANE_K) // GROUP
                 scale, low = load_group(scales, mins, group, groups_stride, columns, exists)
                 sums += of_group * (16.0 * scale) + total[:, None] * (low - 16.0 * scale)
@@ -237,30 +239,8 @@ def _of_nibbles(
         if not arrives_last(counters + tile, SPLITS):
             return
         made = sum_parts(own, stride, SPLITS)
-    _store(made, tile, columns, exists, bias, out, n, ACTIVATION, ACCUMULATE, BLOCK_N)
-
-
-@triton.jit
-def _store(
-    sums,
-    tile,
-    columns,
-    exists,
-    bias,
-    out,
-    n,
-    ACTIVATION: tl.constexpr,
-    ACCUMULATE: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-):
-    """Store the sums [BLOCK_N] of a tile with what is fused behind them."""
-    if bias is not None:
-        sums += tl.load(bias + columns, mask=exists, other=0.0).to(tl.float32)
-    if ACTIVATION is not None:
-        halves = tl.permute(tl.reshape(sums, [2, BLOCK_N // 2]), (1, 0))
-        gates, ups = tl.split(halves)
-        sums = activate(gates, ACTIVATION) * ups
-        columns, exists = columns_of_tile(tile, n, False, BLOCK_N // 2)
-    if ACCUMULATE:
-        sums += tl.load(out + columns, mask=exists, other=0.0).to(tl.float32)
-    tl.store(out + columns, sums.to(out.dtype.element_ty), mask=exists)
+    row = tl.arange(0, 1)
+    store_tile(
+        made[:, None], tile, n, row, row == 0, scales, bias, out, 0,
+        "nibbles", GROUP, ACTIVATION, ACCUMULATE, 1, BLOCK_N,
+    )  # fmt: skip

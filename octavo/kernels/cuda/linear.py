@@ -195,6 +195,32 @@ def _linear(
             return
         sums = sum_parts(own, stride, SPLITS)
 
+    store_tile(
+        sums, tile, n, rows, row_exists, scales, bias, out, out_stride,
+        KIND, GROUP, ACTIVATION, ACCUMULATE, ROWS, BLOCK_N,
+    )  # fmt: skip
+
+
+@triton.jit
+def store_tile(
+    sums,
+    tile,
+    n,
+    rows,
+    row_exists,
+    scales,
+    bias,
+    out,
+    out_stride,
+    KIND: tl.constexpr,
+    GROUP: tl.constexpr,
+    ACTIVATION: tl.constexpr,
+    ACCUMULATE: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
+    """Store the sums [BLOCK_N, ROWS] of a tile, with the fused work behind a product."""
+    columns, column_exists = columns_of_tile(tile, n, ACTIVATION is not None, BLOCK_N)
     sums = finished(sums, scales, bias, columns, column_exists, KIND, GROUP)
     if ACTIVATION is not None:
         gates, ups = gates_and_ups(sums, BLOCK_N, ROWS)

@@ -109,8 +109,8 @@ class TritonProducts:
         for rows in _rows_to_look_at(most):
             kind = gemm_kind(weight, rows, self._conditions)
             if kind is GemmKind.VECTOR:
-                needs.normed = max(needs.normed, k)
                 if isinstance(weight, W4Weight):
+                    needs.normed = max(needs.normed, k)
                     tiling = nibbles_tiling(weight, num_processors, gated=use.gated)
                     self._tilings[self._key(kind, weight, rows, use.gated)] = tiling
             elif kind in (GemmKind.FUSED, GemmKind.TILES):
