@@ -1,0 +1,43 @@
+"""The part of a model that one rank of a tensor-parallel group computes.
+
+All matrices are cut by their outputs, and attention by its heads, so that each number is computed
+by one rank as a model on one rank computes it: the answers are the same to the bit. Inputs are
+never cut, so that neither are groups or superblocks of quantized weights.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+TILE_ROWS = 16  # rows of a packed matrix that lie together
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Rank ``rank`` of ``size``; by default all of the model."""
+
+    rank: int = 0
+    size: int = 1
+
+    @property
+    def is_whole(self) -> bool:
+        return self.size == 1
+
+    def of_rows(self, num_rows: int) -> range:
+        """Return the outputs of a matrix that the rank computes, in whole tiles. Ranges may differ
+        by a tile, and be empty."""
+        num_tiles = -(-num_rows // TILE_ROWS)
+        begin, end = (num_tiles * rank // self.size for rank in (self.rank, self.rank + 1))
+        return range(begin * TILE_ROWS, min(num_rows, end * TILE_ROWS))
+
+    def of_heads(self, num_heads: int) -> range:
+        """Return the query heads that the rank computes: 9 heads are 4 and 5. Ranges may be
+        empty."""
+        begin, end = (num_heads * rank // self.size for rank in (self.rank, self.rank + 1))
+        return range(begin, end)
+
+    def of_kv_heads(self, num_heads: int, num_kv_heads: int) -> range:
+        """Return the KV heads that the rank's query heads read. Where a KV head is read by the
+        query heads of several ranks, each of them has it."""
+        heads, group = self.of_heads(num_heads), num_heads // num_kv_heads
+        return range(heads.start // group, -(-heads.stop // group)) if heads else range(0)
