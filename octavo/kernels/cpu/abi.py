@@ -140,6 +140,7 @@ class Head(Structure):
     _fields_ = _fields(
         (c_void_p, "logits best_logit best_id"),
         (c_float, "softcap"),
+        (c_int32, "first_id"),
     )
 
 
@@ -187,6 +188,7 @@ class AttentionArgs(Structure):
         (c_void_p, "kv"),
         (c_int64, "kv_block_bytes"),
         (c_void_p, "out"),
+        (c_int64, "ldo"),
         (c_int32, "num_blocks group"),
     )
 
@@ -209,6 +211,7 @@ class LatentArgs(Structure):
         (c_void_p, "kv"),
         (c_int64, "kv_block_bytes"),
         (c_void_p, "out"),
+        (c_int64, "ldo"),
         (c_int32, "num_blocks group"),
     )
 
@@ -326,25 +329,31 @@ class Expert(Structure):
 
 class ExpertsArgs(Structure):
     _fields_ = _fields(
-        (c_int32, "hidden inner epilogue"),
+        (c_int32, "hidden inner first_hidden first_inner epilogue"),
         (c_float, "eps remainder_above inner_remainder_above"),
         (Routing, "routing"),
         (POINTER(Expert), "experts"),
-        (c_void_p, "in norm logits residual out loads"),  # "in": as of LinearArgs
+        (c_void_p, "in norm logits residual out loads inner_rows"),  # "in": as of LinearArgs
     )
 
 
 class Node(Structure):
     _fields_ = _fields(
-        (c_int32, "op reserved"),
+        (c_int32, "op meets"),
         (c_void_p, "args"),
     )
+
+
+class SharedHead(Structure):
+    _fields_ = _fields((c_void_p, "logits best_logits best_ids drawn"))
 
 
 class Program(Structure):
     _fields_ = _fields(
         (POINTER(Node), "nodes"),
         (c_int32, "num_nodes num_head_nodes vocab max_tokens"),
+        (c_void_p, "group"),
+        (SharedHead, "shared_head"),
     )
 
 
@@ -355,7 +364,7 @@ class Batch(Structure):
         (c_int32, "num_multi_steps num_out head_only"),
         (c_void_p, "out_rows logits"),
         (POINTER(Sample), "samples"),
-        (c_void_p, "logprobs probabilities tokens status row_finite"),
+        (c_void_p, "logprobs probabilities tokens status row_finite needs_logits"),
     )
 
 
