@@ -16,14 +16,20 @@
 
 #include <stdint.h>
 
-#define OCT_ABI_VERSION 13
+#define OCT_ABI_VERSION 14
 
 #if defined(__cplusplus)
 extern "C" {
 #endif
 #pragma GCC visibility push(default) /* all else is hidden: -fvisibility=hidden */
 
-enum { OCT_OK = 0, OCT_ERR_ARGUMENT = -1, OCT_ERR_MEMORY = -2, OCT_ERR_ABORTED = -3 };
+enum {
+  OCT_OK = 0,
+  OCT_ERR_ARGUMENT = -1,
+  OCT_ERR_MEMORY = -2,
+  OCT_ERR_ABORTED = -3,
+  OCT_ERR_PEER = -4 /* another rank of the group has ended */
+};
 
 int32_t oct_abi_version(void);
 const char* oct_isa(void);        /* "scalar", "avx2", "avxvnni", ..., "neoni8mm": of the level */
@@ -48,6 +54,37 @@ int32_t oct_pool_size(const oct_pool* pool);
 double oct_pool_barrier_ns(oct_pool* pool, int32_t rounds);
 /* Makes the call that is running, if any, return OCT_ERR_ABORTED at its next barrier. */
 void oct_abort(oct_pool* pool);
+
+/* ---- Groups -------------------------------------------------------------------------------- */
+
+/* The ranks of a tensor-parallel group are processes on one machine that map the same memory
+ * (MAP_SHARED); only on Linux. Rank 0, the home rank, sends messages to the others, its followers. All
+ * ranks meet. What waits spins, yields, and in the end sleeps; it ends when the group is aborted, with
+ * OCT_ERR_PEER as all that follows. A rank makes its calls from one thread at a time, but for
+ * oct_group_abort and oct_group_counts. */
+typedef struct oct_group oct_group;
+/* Bytes at the start of the memory that belong to the group; or an error. */
+int64_t oct_group_bytes(int32_t size);
+/* Attach to memory that was zero when the first rank came. `is_crowded`: there are more threads than
+ * cores, so waiting goes to sleep sooner. NULL on failure. */
+oct_group* oct_group_open(void* memory, int32_t rank, int32_t size, int32_t is_crowded);
+void oct_group_close(oct_group* group);
+/* Home: send a message of one word or more to each follower. Waits while there is no room. */
+int32_t oct_group_send(oct_group* group, const int32_t* words, int32_t count);
+/* Follower: wait for the next message. Returns its number of words; OCT_ERR_ARGUMENT if that exceeds the
+ * capacity, or cannot be: then no further message can be received. */
+int32_t oct_group_receive(oct_group* group, int32_t* words, int32_t capacity);
+/* End all waiting in all ranks, now and from now on. From any thread. */
+void oct_group_abort(oct_group* group);
+/* Wait for all ranks. Returns 1 in all of them if any said `stop`, 0, or OCT_ERR_PEER. */
+int32_t oct_group_meet(oct_group* group, int32_t stop);
+/* Nanoseconds per meeting, and per barrier of the threads of all ranks, from `rounds` of them in a row:
+ * to be called by all ranks. */
+double oct_group_meet_ns(oct_group* group, int32_t rounds);
+double oct_group_barrier_ns(oct_group* group, oct_pool* pool, int32_t rounds);
+/* What this rank has done so far: meetings, and messages that it has sent or received, with their
+ * bytes. */
+void oct_group_counts(const oct_group* group, int64_t* meetings, int64_t* messages, int64_t* bytes);
 
 /* ---- Weights ------------------------------------------------------------------------------- */
 

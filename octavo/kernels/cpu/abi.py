@@ -23,12 +23,13 @@ from ctypes import (
 )
 from typing import Any
 
-OCT_ABI_VERSION = 13
+OCT_ABI_VERSION = 14
 
 OCT_OK = 0
 OCT_ERR_ARGUMENT = -1
 OCT_ERR_MEMORY = -2
 OCT_ERR_ABORTED = -3
+OCT_ERR_PEER = -4
 
 # Packed weight formats.
 OCT_W2S = 0
@@ -381,6 +382,8 @@ STRUCTS: dict[str, type[Structure]] = {
 }
 
 _pool = c_void_p
+_group = c_void_p
+_int64s = POINTER(c_int64)
 _int32s = POINTER(c_int32)  # results of a few numbers, as in byref(c_int32())
 
 # Result, arguments. A library.Pool passes as a pool, byref(struct) as a pointer to a struct.
@@ -395,6 +398,16 @@ FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "oct_pool_size": (c_int32, (_pool,)),
     "oct_pool_barrier_ns": (c_double, (_pool, c_int32)),
     "oct_abort": (None, (_pool,)),
+    "oct_group_bytes": (c_int64, (c_int32,)),
+    "oct_group_open": (_group, (c_void_p, c_int32, c_int32, c_int32)),
+    "oct_group_close": (None, (_group,)),
+    "oct_group_send": (c_int32, (_group, c_void_p, c_int32)),
+    "oct_group_receive": (c_int32, (_group, c_void_p, c_int32)),
+    "oct_group_abort": (None, (_group,)),
+    "oct_group_meet": (c_int32, (_group, c_int32)),
+    "oct_group_meet_ns": (c_double, (_group, c_int32)),
+    "oct_group_barrier_ns": (c_double, (_group, _pool, c_int32)),
+    "oct_group_counts": (None, (_group, _int64s, _int64s, _int64s)),
     "oct_packed_bytes": (c_int64, (c_int32, c_int32, c_int32, c_int32)),
     "oct_pack": (c_int32, (_pool, POINTER(Weight), c_void_p, c_void_p, c_void_p, c_void_p)),
     "oct_gguf_format": (c_int32, (c_int32, _int32s, _int32s)),

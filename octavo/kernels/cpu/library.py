@@ -19,7 +19,7 @@ import weakref
 from pathlib import Path
 from types import TracebackType
 
-from octavo.base.errors import ConfigError, EngineError
+from octavo.base.errors import ConfigError, EngineError, PeerEndedError
 from octavo.kernels.cpu import abi
 from octavo.system import machine
 
@@ -90,6 +90,8 @@ class Library:
             return code
         if code == abi.OCT_ERR_ABORTED:
             raise EngineError("the native call was aborted")
+        if code == abi.OCT_ERR_PEER:
+            raise PeerEndedError(self.last_error())
         if code == abi.OCT_ERR_MEMORY:
             raise MemoryError(self.last_error())
         raise EngineError(f"native kernels ({self.isa}): {self.last_error()}")
