@@ -59,7 +59,12 @@ struct HeadMemory {
     best_logit = static_cast<float*>(worker.shared(2, rows * 8));
     best_id = reinterpret_cast<int32_t*>(best_logit + rows);
     logits = static_cast<float**>(worker.scratch(7, rows * sizeof(float*)));
-    if (program.group) return of_group(program, batch);
+    if (program.group) {
+      for (size_t r = 0; r < rows; r++) {  // each rank writes the logits of its ids
+        logits[r] = needs_logits(batch, r) ? program.shared_head.logits + r * padded : nullptr;
+      }
+      return;
+    }
     size_t sampled = 0;
     for (size_t r = 0; r < rows; r++) sampled += is_sampled(batch, r);
     float* free_row = static_cast<float*>(worker.shared(3, sampled * padded * sizeof(float)));
@@ -68,15 +73,6 @@ struct HeadMemory {
       if (!is_sampled(batch, r)) continue;
       logits[r] = free_row;
       free_row += padded;
-    }
-  }
-
- private:
-  // Each rank writes the logits of its ids, and rank 0 copies what its caller asked for.
-  void of_group(const oct_program& program, const oct_batch& batch) {
-    const size_t padded = padded_vocab(program);
-    for (size_t r = 0; r < static_cast<size_t>(batch.num_out); r++) {
-      logits[r] = needs_logits(batch, r) ? program.shared_head.logits + r * padded : nullptr;
     }
   }
 };

@@ -117,7 +117,7 @@ def choose_backend(
                 return _native_backend(spec, model, model_config, files, progress)
             return _fused_backend(spec, model, model_config, progress)
         except (CannotFuse, UnsupportedModelError) as error:
-            if spec.kernels != "auto":
+            if spec.kernels != "auto" or spec.group is not None:
                 raise ConfigError(f"kernels {wanted}: {error}") from error
             what = f"reference ops in place of {wanted} kernels ({error})"
             _log.warning(

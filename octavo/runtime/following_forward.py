@@ -6,18 +6,17 @@ from their changes. ``leading_forward.py`` writes the messages that it obeys.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 from array import array
 from collections.abc import Sequence
 
 import numpy as np
 
+from octavo.base.errors import StepAbortedError
 from octavo.kernels.cpu import abi
 from octavo.kernels.cpu.group import ShmGroup
-from octavo.kernels.cpu.program import Program
-from octavo.runtime.capacity import RankLimits
 from octavo.runtime.native_forward import NativeForward
-from octavo.runtime.native_kv_cache import NativeCache
 from octavo.runtime.step_words import (
     COPY,
     EXIT,
@@ -43,6 +42,10 @@ class FollowingForward(NativeForward):
         arguments.needs_logits = ctypes.addressof(ctypes.c_char.from_buffer(self._needed))
         return arguments
 
+    def exit_after(self, num_layers: int) -> FollowingForward:
+        program = self._exit_program(num_layers)
+        return FollowingForward(program, self.cache, self.limits, self._share_prefixes)
+
     def run(self, header: StepHeader, reader: Reader) -> None:
         """Run a step. BadMessage if it does not fit the sizes that this rank was started with."""
         self._check_sizes(header)
@@ -57,8 +60,8 @@ class FollowingForward(NativeForward):
                 raise BadMessage(f"sequences end at row {ends[-1]} of {num_tokens}")
         self._kv_len[:num_seqs] = _words(reader, num_seqs)
         rows = reader.take(num_seqs).tolist()
-        if not 0 <= min(rows) <= max(rows) < self._limits.max_num_seqs:
-            raise BadMessage(f"rows of block tables beyond {self._limits.max_num_seqs}")
+        if not 0 <= min(rows) <= max(rows) < self.limits.max_num_seqs:
+            raise BadMessage(f"rows of block tables beyond {self.limits.max_num_seqs}")
         self._out_rows[:num_out] = _words(reader, num_out)
         needed = _words(reader, -(-num_out // 4)).tobytes()
         self._needed[: len(needed)] = needed
@@ -85,7 +88,7 @@ class FollowingForward(NativeForward):
         self._step(header.num_positions)
 
     def _check_sizes(self, header: StepHeader) -> None:
-        limits = self._limits
+        limits = self.limits
         most_tokens = limits.max_num_batched_tokens
         most_steps = max(1, len(self._tokens) // max(1, header.num_tokens))
         most_blocks = self._tables.array.shape[-1]
@@ -114,9 +117,9 @@ _MOST_POSITIONS = 1 << 24
 class Follower:
     """All that a follower computes: it obeys messages until the group ends."""
 
-    def __init__(self, forward: FollowingForward, cache: NativeCache, limits: RankLimits):
+    def __init__(self, forward: FollowingForward):
         self._forwards = [forward]
-        self._cache, self._limits = cache, limits
+        self._cache, self._limits = forward.cache, forward.limits
 
     def obey(self, words: np.ndarray) -> None:
         """Do what a message says. BadMessage if it cannot be done."""
@@ -145,9 +148,7 @@ class Follower:
 
     def _exit_after(self, reader: Reader) -> FollowingForward:
         num_layers = reader.number("a number of layers", 1, 1 << 16)
-        first = self._forwards[0]
-        program: Program = first._exit_program(num_layers)
-        return FollowingForward(program, self._cache, self._limits, first._share_prefixes)
+        return self._forwards[0].exit_after(num_layers)
 
     def _check_blocks(self, blocks: Sequence[int]) -> None:
         most = self._cache.num_blocks + self._limits.num_host_blocks
@@ -159,10 +160,11 @@ def follow(group: ShmGroup, follower: Follower) -> None:
     """Obey the messages of rank 0 until the group ends.
 
     Raises:
-        BadMessage: one of them cannot be obeyed. EngineError: the group has ended.
+        BadMessage: one of them cannot be obeyed. PeerEndedError: the group has ended.
     """
     while True:
-        follower.obey(group.receive())
+        with contextlib.suppress(StepAbortedError):  # rank 0 goes on, if anything does
+            follower.obey(group.receive())
 
 
 def _words(reader: Reader, count: int) -> array[int]:

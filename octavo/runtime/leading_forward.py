@@ -113,7 +113,7 @@ class LeadingForward(NativeForward):
         program = self._exit_program(num_layers)
         _send(self._group, array("i", [EXIT, num_layers]))
         return LeadingForward(
-            program, self._cache, self._limits, self._share_prefixes, number=next(self._numbers)
+            program, self.cache, self.limits, self._share_prefixes, number=next(self._numbers)
         )
 
     def _step(self, num_positions: int) -> None:
@@ -128,7 +128,7 @@ class LeadingForward(NativeForward):
         num_seqs, num_tokens, num_out = sequences.num_seqs, sequences.num_tokens, arguments.num_out
         flags = HAS_PARENTS if sequences.parents else 0
         flags |= HAS_SINK_WINDOWS if sequences.sink_windows else 0
-        flags |= HAS_STATES if self._cache.states is not None else 0
+        flags |= HAS_STATES if self.cache.states is not None else 0
         header = StepHeader(
             program=self._number,
             num_seqs=num_seqs,

@@ -53,9 +53,9 @@ class NativeForward:
         streams: Mapping[int, Value] = MappingProxyType({}),
     ):
         self.kv_cache: KVBlocks = kv_cache
-        self._cache = kv_cache
+        self.cache = kv_cache
         self.program = program
-        self._limits = limits
+        self.limits = limits
         self._share_prefixes = share_prefixes
         self._streams = streams  # the values that the program keeps, by their depth
         max_num_seqs, max_tokens = limits.max_num_seqs, limits.max_num_batched_tokens
@@ -99,7 +99,7 @@ class NativeForward:
         sequences = abi.Sequences(
             q_start=_address(self._query_start),
             kv_len=_address(self._kv_len),
-            block_size=self._cache.block_size,
+            block_size=self.cache.block_size,
             share_prefixes=self._share_prefixes,
             state_source=_address(self._state_source),
             state_target=_address(self._state_target),
@@ -122,7 +122,7 @@ class NativeForward:
     def exit_after(self, num_layers: int) -> NativeForward:
         """See :meth:`octavo.runtime.forward.Forward.exit_after`."""
         program = self._exit_program(num_layers)
-        return NativeForward(program, self._cache, self._limits, self._share_prefixes)
+        return NativeForward(program, self.cache, self.limits, self._share_prefixes)
 
     def _exit_program(self, num_layers: int) -> Program:
         try:
@@ -131,7 +131,7 @@ class NativeForward:
             raise ConfigError(f"no exit after layer {num_layers}: {error}") from error
 
     def probe(self, runner: ObservedRunner) -> NativeProbe:
-        return NativeProbe(runner, self.program, self._cache)
+        return NativeProbe(runner, self.program, self.cache)
 
     def feeds(self, request: Request) -> bool:
         return False
@@ -221,7 +221,7 @@ class NativeForward:
         self._token_ids[:num_tokens] = array("i", token_ids)
         self._query_start[1 : num_seqs + 1] = array("i", accumulate(counts))
         self._kv_len[:num_seqs] = array("i", kv_len)
-        if self._cache.states is not None:
+        if self.cache.states is not None:
             steps = state_steps(batch)
             self._state_source[:num_seqs] = array("i", [step.source for step in steps])
             self._state_target[:num_seqs] = array("i", [step.target for step in steps])

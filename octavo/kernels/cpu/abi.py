@@ -443,6 +443,7 @@ FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "oct_experts_bytes": (c_int64, (c_int32, c_int32, c_int32, c_int32)),
     "oct_experts": (c_int32, (_pool, POINTER(ExpertsArgs), c_int32)),
     "oct_step": (c_int32, (_pool, POINTER(Program), POINTER(Batch))),
+    "oct_needed_logits": (None, (POINTER(Batch), c_void_p)),
     "oct_probe_products": (c_int64, (_pool, c_int32, c_int64)),
     "oct_probe_read": (c_int32, (_pool, c_void_p, c_int64)),
 }

@@ -4,8 +4,8 @@
     follower = ShmGroup.attach(fd, rank=1, size=2)    in the other, which has inherited home.fd
 
 The mapping begins with what csrc/group.cpp needs to meet and to send messages. The rest is for
-activations, which all ranks read and write: :meth:`ShmGroup.allocate` deals it out. Pages exist once
-they are written, and go with the last process that maps them: there is no name, and no file.
+activations, which all ranks read and write: :meth:`ShmGroup.allocate` deals it out. Pages exist
+once they are written, and go with the last process that maps them: there is no name, and no file.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import numpy as np
 
 from octavo.base.errors import ConfigError, EngineError
 from octavo.kernels.cpu.library import Library, load
+from octavo.kernels.parts import Part
 
 # Address space of a group, of which pages are taken as they are written.
 _NUM_BYTES = 64 << 30
@@ -41,8 +42,8 @@ class GroupCounts(NamedTuple):
 class ShmGroup:
     """One rank's end of a group; passes as the ``oct_group*`` of ctypes functions.
 
-    ``fd`` is the descriptor of the memory, for processes that shall attach to it. Calls are made from
-    one thread at a time, but for :meth:`abort`. Once the group is aborted, all of them raise
+    ``fd`` is the descriptor of the memory, for processes that shall attach to it. Calls are made
+    from one thread at a time, but for :meth:`abort`. Once the group is aborted, all of them raise
     PeerEndedError, in every rank.
     """
 
@@ -110,6 +111,15 @@ class ShmGroup:
         on, and closed with it."""
         return cls(fd, rank, size, is_crowded, library)
 
+    @property
+    def part(self) -> Part:
+        return Part(self.rank, self.size)
+
+    @property
+    def handle(self) -> int | None:
+        """The address of the ``oct_group``, for structs."""
+        return self._as_parameter_.value
+
     def allocate(self, num_bytes: int) -> np.ndarray:
         """Return memory of the group: zeros, uint8 [num_bytes] aligned to a cache line.
 
@@ -121,8 +131,8 @@ class ShmGroup:
         start = -(-self._used // _LINE_BYTES) * _LINE_BYTES
         if num_bytes < 0 or start + num_bytes > len(self._memory):
             raise ConfigError(
-                f"a group of {self.size} ranks shares {len(self._memory):,} bytes, of which {start:,} "
-                f"are in use: {num_bytes:,} more are wanted"
+                f"a group of {self.size} ranks shares {len(self._memory):,} bytes, of which "
+                f"{start:,} are in use: {num_bytes:,} more are wanted"
             )
         self._used = start + num_bytes
         return self._memory[start : start + num_bytes]

@@ -205,39 +205,35 @@ class Program:
         return group.handle, abi.SharedHead(*(array.ctypes.data for array in arrays))
 
     def _nodes(self, op: FusedOp) -> Iterator[abi.Node]:
-        """Yield the nodes of an op: attention has one for each slice of heads."""
-        if isinstance(op, fused_ops.FusedAttention):
-            made: list[tuple[int, ctypes.Structure]] = [
-                (abi.OCT_OP_ATTENTION, self._attention(op, heads))
-                for heads in head_slices(
-                    self._division.part.of_heads(op.q.shape[0]), op.q.shape[0] // op.k.shape[0]
-                )
-            ]
-        else:
-            made = [self._arguments(op)]
+        """Yield the nodes of an op; behind the last one the ranks of a group may have to meet."""
+        made = list(self._arguments(op))
         self._kept += [arguments for _, arguments in made]
         for index, (code, arguments) in enumerate(made, 1):
             meets = index == len(made) and self._division.meets(op)
             yield abi.Node(code, meets, ctypes.addressof(arguments))
 
-    def _arguments(self, op: FusedOp) -> tuple[int, ctypes.Structure]:
+    def _arguments(self, op: FusedOp) -> Iterator[tuple[int, ctypes.Structure]]:
         match op:
             case fused_ops.FusedEmbedding():
-                return abi.OCT_OP_EMBED, self._embed(op)
+                yield abi.OCT_OP_EMBED, self._embed(op)
             case fused_ops.FusedLinear():
-                return abi.OCT_OP_LINEAR, self._linear(op)
+                yield abi.OCT_OP_LINEAR, self._linear(op)
+            case fused_ops.FusedAttention():
+                heads, group = op.q.shape[0], op.q.shape[0] // op.k.shape[0]
+                for each in head_slices(self._division.part.of_heads(heads), group):
+                    yield abi.OCT_OP_ATTENTION, self._attention(op, each)
             case fused_ops.FusedRows():
-                return abi.OCT_OP_ROWS, self._rows(op)
+                yield abi.OCT_OP_ROWS, self._rows(op)
             case fused_ops.FusedCheck():
-                return abi.OCT_OP_CHECK, abi.CheckArgs(x=self._at(op.source), width=op.source.width)
+                yield abi.OCT_OP_CHECK, abi.CheckArgs(x=self._at(op.source), width=op.source.width)
             case fused_ops.FusedHead():
-                return abi.OCT_OP_HEAD, self._head(op)
+                yield abi.OCT_OP_HEAD, self._head(op)
             case fused_ops.FusedLatentAttention():
-                return abi.OCT_OP_LATENT, self._latent(op)
+                yield abi.OCT_OP_LATENT, self._latent(op)
             case fused_ops.FusedExperts():
-                return abi.OCT_OP_EXPERTS, self._experts(op)
+                yield abi.OCT_OP_EXPERTS, self._experts(op)
             case fused_ops.FusedRecurrence():
-                return recurrence_struct(op, self._at, self._constant, self.kv.states)
+                yield recurrence_struct(op, self._at, self._constant, self.kv.states)
 
     def _embed(self, op: fused_ops.FusedEmbedding) -> abi.EmbedArgs:
         arguments = abi.EmbedArgs(
