@@ -4,8 +4,8 @@
     follower = ShmGroup.attach(fd, rank=1, size=2)    in the other, which has inherited home.fd
 
 The mapping begins with what csrc/group.cpp needs to meet and to send messages. The rest is for
-activations, which all ranks read and write: :meth:`ShmGroup.allocate` deals it out. Pages exist once
-they are written, and go with the last process that maps them: there is no name, and no file.
+activations, which all ranks read and write: :meth:`ShmGroup.allocate` deals it out. Pages exist
+once they are written, and go with the last process that maps them: there is no name, and no file.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _MAP_NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)  # in Python since 3.13
 
 
 class GroupCounts(NamedTuple):
-    """What one rank has done so far: messages are those that it has sent or received."""
+    """Counts of one rank: its meetings, and the messages that it has sent or received."""
 
     meetings: int
     messages: int
@@ -39,15 +39,15 @@ class GroupCounts(NamedTuple):
 
 
 class ShmGroup:
-    """One rank's end of a group; passes as the ``oct_group*`` of ctypes functions.
+    """A rank's access to its group; passes as the ``oct_group*`` of ctypes functions.
 
-    ``fd`` is the descriptor of the memory, for processes that shall attach to it. Calls are made from
-    one thread at a time, but for :meth:`abort`. Once the group is aborted, all of them raise
+    ``fd`` is the descriptor of the memory, for processes that shall attach to it. Calls are made
+    from one thread at a time, but for :meth:`abort`. Once the group is aborted, all of them raise
     PeerEndedError, in every rank.
     """
 
     def __init__(self, fd: int, rank: int, size: int, is_crowded: bool, library: Library | None):
-        self.rank, self.size = rank, size
+        self.rank, self.size, self.is_crowded = rank, size, is_crowded
         self.fd = fd
         self._library = library or load()
         self._memory = _map(fd)
@@ -121,8 +121,8 @@ class ShmGroup:
         start = -(-self._used // _LINE_BYTES) * _LINE_BYTES
         if num_bytes < 0 or start + num_bytes > len(self._memory):
             raise ConfigError(
-                f"a group of {self.size} ranks shares {len(self._memory):,} bytes, of which {start:,} "
-                f"are in use: {num_bytes:,} more are wanted"
+                f"a group of {self.size} ranks shares {len(self._memory):,} bytes, of which "
+                f"{start:,} are in use: {num_bytes:,} more are wanted"
             )
         self._used = start + num_bytes
         return self._memory[start : start + num_bytes]
@@ -165,6 +165,7 @@ class ShmGroup:
         not told: :meth:`abort` does that."""
         self._close()
         self._as_parameter_ = ctypes.c_void_p(None)
+        self._memory = np.empty(0, dtype=np.uint8)
 
     def __enter__(self) -> ShmGroup:
         return self
