@@ -27,7 +27,7 @@ constexpr size_t kLine = 64;  // bytes of a cache line
 // How long a thread spins before the core is offered to others, and before it sleeps.
 constexpr int64_t kSpinNs = 30'000;
 constexpr int64_t kSleepNs = 2'000'000;
-// The latter where there are more threads than cores: whoever is waited for may need this one.
+// The latter where there are more threads than cores: the thread that is waited for may need this one.
 constexpr int64_t kCrowdedSleepNs = 50'000;
 
 inline int64_t now_ns() {

@@ -5,7 +5,7 @@
 //
 // Everything that a rank waits for is the value of a gate (gate.h): that of the meeting, what the home rank
 // has written, and what each follower has read. Values grow by kStep, so that two bits are left. An
-// abort sets kAborted in all gates, for ever: whoever waits sees it as it sees any other change, and
+// abort sets kAborted in all gates, for ever: a thread that waits sees it as it sees any other change, and
 // one that is about to sleep does not. kStopped, in the gate of the meeting, is its outcome.
 //
 // The memory is shared with processes that may have gone wrong. So a rank keeps what it relies on, its
@@ -76,6 +76,7 @@ void count(std::atomic<int64_t>& counter, int64_t more) {
   counter.store(counter.load(std::memory_order_relaxed) + more, std::memory_order_relaxed);
 }
 
+int32_t closed() { return fail(OCT_ERR_ARGUMENT, "the group is NULL"); }
 int32_t aborted() { return fail(OCT_ERR_PEER, "a rank of the group has ended"); }
 
 // Wait until a slot is free in the eyes of follower `rank`.
@@ -86,8 +87,8 @@ int32_t wait_for_room(const Group& group, int32_t rank) {
     const uint32_t unread = pieces(now, group.place);
     if (unread < kSlots) return OCT_OK;
     if (unread > kSlots) {
-      return fail(OCT_ERR_ARGUMENT, "rank %d has read %d messages that were not written: the shared "
-                  "memory is damaged", rank, -static_cast<int32_t>(unread));
+      return fail(OCT_ERR_ARGUMENT, "rank %d has %u messages unread in a ring of %u: the shared memory is "
+                  "damaged", rank, unread, kSlots);
     }
   }
 }
@@ -108,6 +109,7 @@ int32_t wait_for_piece(const Group& group) {
 
 int32_t write(Group& group, const int32_t* words, int32_t total) {
   for (int32_t first = 0; first < total;) {
+    if (group.header.written.value() & kAborted) return aborted();
     for (int32_t rank = 1; rank < group.size; rank++) {
       const int32_t code = wait_for_room(group, rank);
       if (code != OCT_OK) return code;
@@ -218,6 +220,7 @@ void oct_group_close(oct_group* group) { delete group; }
 
 int32_t oct_group_send(oct_group* group, const int32_t* words, int32_t count) {
   using namespace octavo;
+  if (group == nullptr) return closed();
   if (group->rank != 0 || count < 1) {
     return fail(OCT_ERR_ARGUMENT, "a message of %d words by rank %d: rank 0 sends, one word at least",
                 count, group->rank);
@@ -231,6 +234,7 @@ int32_t oct_group_send(oct_group* group, const int32_t* words, int32_t count) {
 
 int32_t oct_group_receive(oct_group* group, int32_t* words, int32_t capacity) {
   using namespace octavo;
+  if (group == nullptr) return closed();
   if (group->rank == 0) return fail(OCT_ERR_ARGUMENT, "rank 0 sends messages, and receives none");
   const int32_t total = read(*group, words, capacity);
   if (total < 0) return total;
@@ -241,6 +245,7 @@ int32_t oct_group_receive(oct_group* group, int32_t* words, int32_t capacity) {
 
 void oct_group_abort(oct_group* group) {
   using namespace octavo;
+  if (group == nullptr) return;
   group->header.phase.set(kAborted);
   group->header.written.set(kAborted);
   for (int32_t rank = 1; rank < group->size; rank++) group->header.read[rank].set(kAborted);
@@ -248,6 +253,7 @@ void oct_group_abort(oct_group* group) {
 
 int32_t oct_group_meet(oct_group* group, int32_t stop) {
   using namespace octavo;
+  if (group == nullptr) return closed();
   const int32_t code = meet(group, stop != 0);
   if (code == OCT_ERR_PEER) return aborted();
   return code == OCT_ERR_ABORTED ? 1 : 0;
@@ -255,6 +261,7 @@ int32_t oct_group_meet(oct_group* group, int32_t stop) {
 
 double oct_group_meet_ns(oct_group* group, int32_t rounds) {
   using namespace octavo;
+  if (group == nullptr) return closed();
   if (rounds < 1) return fail(OCT_ERR_ARGUMENT, "%d meetings: at least 1", rounds);
   int64_t begin = 0;
   for (int32_t i = 0; i <= rounds; i++) {
@@ -266,6 +273,7 @@ double oct_group_meet_ns(oct_group* group, int32_t rounds) {
 
 double oct_group_barrier_ns(oct_group* group, oct_pool* pool, int32_t rounds) {
   using namespace octavo;
+  if (group == nullptr) return closed();
   if (rounds < 1) return leave(group, fail(OCT_ERR_ARGUMENT, "%d rounds of barriers: at least 1", rounds));
   double each = 0;
   const int32_t code = run(
@@ -283,6 +291,8 @@ double oct_group_barrier_ns(oct_group* group, oct_pool* pool, int32_t rounds) {
 }
 
 void oct_group_counts(const oct_group* group, int64_t* meetings, int64_t* messages, int64_t* bytes) {
+  *meetings = *messages = *bytes = 0;
+  if (group == nullptr) return;
   *meetings = group->meetings.load(std::memory_order_relaxed);
   *messages = group->messages.load(std::memory_order_relaxed);
   *bytes = group->words.load(std::memory_order_relaxed) * static_cast<int64_t>(sizeof(int32_t));

@@ -32,7 +32,7 @@ _MAP_NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)  # in Python since 3.13
 
 
 class GroupCounts(NamedTuple):
-    """What one rank has done so far: messages are those that it has sent or received."""
+    """Counts of one rank: its meetings, and the messages that it has sent or received."""
 
     meetings: int
     messages: int
@@ -40,7 +40,7 @@ class GroupCounts(NamedTuple):
 
 
 class ShmGroup:
-    """One rank's end of a group; passes as the ``oct_group*`` of ctypes functions.
+    """A rank's access to its group; passes as the ``oct_group*`` of ctypes functions.
 
     ``fd`` is the descriptor of the memory, for processes that shall attach to it. Calls are made
     from one thread at a time, but for :meth:`abort`. Once the group is aborted, all of them raise
@@ -48,7 +48,7 @@ class ShmGroup:
     """
 
     def __init__(self, fd: int, rank: int, size: int, is_crowded: bool, library: Library | None):
-        self.rank, self.size = rank, size
+        self.rank, self.size, self.is_crowded = rank, size, is_crowded
         self.fd = fd
         self._library = library or load()
         self._memory = _map(fd)
@@ -175,6 +175,7 @@ class ShmGroup:
         not told: :meth:`abort` does that."""
         self._close()
         self._as_parameter_ = ctypes.c_void_p(None)
+        self._memory = np.empty(0, dtype=np.uint8)
 
     def __enter__(self) -> ShmGroup:
         return self
