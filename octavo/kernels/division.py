@@ -23,6 +23,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from octavo.kernels.fused_ops import (
+    CannotFuse,
     FusedAttention,
     FusedExperts,
     FusedHead,
@@ -62,7 +63,11 @@ def head_slices(heads: range, group: int) -> Iterator[HeadSlice]:
 
 
 class Division:
-    """The division of a step's ops for one part; for ``WHOLE``, there is nothing to divide."""
+    """The division of a step's ops for one part; for ``WHOLE``, there is nothing to divide.
+
+    Raises:
+        CannotFuse: there are more ranks than heads.
+    """
 
     def __init__(self, ops: Sequence[FusedOp], part: Part = WHOLE):
         self.part = part
@@ -125,9 +130,11 @@ class Division:
         match op:
             case FusedAttention():
                 num_heads, num_kv_heads = op.q.shape[0], op.k.shape[0]
+                self._check_heads(num_heads)
                 kv_heads = self.part.of_kv_heads(num_heads, num_kv_heads)
                 read = {op.q: self.part.of_heads(num_heads), op.k: kv_heads, op.v: kv_heads}
             case FusedLatentAttention():
+                self._check_heads(op.q.shape[0])
                 read = {op.q: self.part.of_heads(op.q.shape[0])}
             case _:
                 return
@@ -135,6 +142,13 @@ class Division:
             if len(readers[value.source]) == 1:
                 size = value.width // value.shape[0]
                 self._heads[value.source] = range(heads.start * size, heads.stop * size)
+
+    def _check_heads(self, num_heads: int) -> None:
+        if num_heads < self.part.size:
+            raise CannotFuse(
+                f"attention of {num_heads} heads cannot be divided among {self.part.size} ranks: "
+                f"{num_heads} are the most"
+            )
 
     def _outputs(self, op: FusedOp) -> Iterator[Value]:
         """Yield the outputs of an op that ranks make in part and read as a whole."""

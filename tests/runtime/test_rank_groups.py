@@ -9,6 +9,7 @@ import pytest
 from faults import FaultyScheduler, every
 from fused_models import CONFIGS, LLAMA, random_model
 from hash_model import FunctionProposer
+from hybrid_models import RECURRENCES, make_hybrid
 from native_requests import make_requests
 
 from octavo.core.batch import Draft
@@ -45,6 +46,7 @@ def alone(bench, run_all):
 
 def check_followers(engine):
     assert engine.executor.failures_of_followers == []
+    assert engine.executor.spec.group.counts.meetings > 0
 
 
 @pytest.mark.parametrize("name", VARIANTS)
@@ -161,3 +163,12 @@ def test_superblocks(bench_of, run_all, type):
 def test_types_of_kv(bench_of, run_all, kv):
     bench = bench_of(random_model(WIDE), WIDE)
     check_alike(bench, run_all, (2, 5), kv_cache_dtype=kv)
+
+
+# -- recurrent layers -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", RECURRENCES)
+def test_recurrent_layers(bench_of, run_all, name):
+    bench = bench_of(*make_hybrid(name))
+    check_alike(bench, run_all, (2,), state_slots=12, num_blocks=12)
