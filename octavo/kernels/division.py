@@ -30,6 +30,8 @@ from octavo.kernels.fused_ops import (
     FusedLatentAttention,
     FusedLinear,
     FusedOp,
+    WeightRef,
+    matrices_of,
     reads,
 )
 from octavo.kernels.parts import TILE_ROWS, WHOLE, Part
@@ -109,6 +111,21 @@ class Division:
     def meets(self, op: FusedOp) -> bool:
         """Whether all ranks have to meet behind an op before the next one. One rank always does."""
         return self.part.is_whole or any(True for _ in self._outputs(op))
+
+    def matrices(self, ops: Sequence[FusedOp]) -> Iterator[tuple[WeightRef, range]]:
+        """Yield every matrix of the ops, with the rows that the rank reads, with repetitions."""
+        for op in ops:
+            match op:
+                case FusedLinear():
+                    for index, segment in enumerate(op.segments):
+                        yield segment.weight, self.rows(op, index)
+                case FusedHead():
+                    yield op.weight, self.of_rows(op.weight.shape[0])
+                case FusedExperts() if self.experts_are_divided(op):
+                    for matrix in (each for expert in op.experts for each in expert.matrices):
+                        yield matrix, self.of_rows(matrix.shape[0])
+                case _:
+                    yield from ((matrix, range(matrix.shape[0])) for matrix in matrices_of(op))
 
     def exchanged(self, ops: Sequence[FusedOp]) -> tuple[int, int]:
         """Return the numbers (float32) that all ranks together write to shared memory for each

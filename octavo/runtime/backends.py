@@ -325,6 +325,7 @@ def pack_model(
             pool,
             home=spec.packed_folder,
             gathered=plan.gathered(),
+            rows=plan.rows_of(spec.part),
             progress=progress,
         )
         return NativeModel(plan, packed, weights_bytes(model))
