@@ -27,6 +27,17 @@ def find_device(text: str, own: str | Path | None = None) -> tuple[Device, int]:
     return named_device(name, own), count
 
 
+def ranks_of(device: Device, count: int, tp: int | None) -> tuple[Device, int]:
+    """The devices of ``tp`` ranks: as they are, but that of this machine's processor each rank has
+    a part, with as many parts of it.
+
+    ConfigError if there is no core for each.
+    """
+    if tp is None or tp == 1 or not (device.kind == "cpu" and device.is_measured):
+        return device, count
+    return device.shared_by(tp), count * tp
+
+
 def _with_count(text: str) -> tuple[str, int]:
     name, colon, count = text.rpartition(":")
     if not colon:

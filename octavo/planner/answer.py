@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from octavo.base.errors import ConfigError
 from octavo.base.renamed import RenamedAttribute
 from octavo.cost.engine_profile import Limits, profile
-from octavo.cost.find_device import find_device
+from octavo.cost.find_device import find_device, ranks_of
 from octavo.cost.hardware import Device
 from octavo.cost.model_spec import ModelSpec
 from octavo.cost.open_spec import open_spec
@@ -118,7 +118,8 @@ def answer(question: Question) -> Plan:
         raise ConfigError(
             "utilization follows from the rate: give one of them, or concurrency in place of rate"
         )
-    device, count = find_device(question.hardware, question.hardware_file)
+    found = find_device(question.hardware, question.hardware_file)
+    device, count = ranks_of(*found, question.tp)
     base = deployment_of(question, question.spec, device, question.quantization)
     if parallel is None and count > 1:
         return Plan(question, best_layout(base, count, traffic, slo), slo)
