@@ -60,10 +60,10 @@ _NETWORK_REACHED, _NETWORK_LATENCY_S = 40e9, 20e-6
 # 174 GB/s among 2, 4 and 8 A100, 274, 317 and 365 among H100. Small messages take 5 to 10 us in
 # one-shot kernels, which engines use for decoding, 7 to 60 in NCCL; 20 to 40 us over PCIe, of whose
 # 32 GB/s 12 to 20 are reached without peer-to-peer copies. In a mesh, two devices have but one of
-# the links between them, of 64 GB/s. NVLink2 is taken to be as NVLink3. In shared memory (two vCPUs of
-# a Xeon with AMX, quiet, 2026-11-28) two pinned processes met in 0.18 us, and one core read what
-# another had just written, 2 KB in 0.4 us, 8 in 1.3, 32 in 3.5, 128 in 7.3, 512 in 26: 1 us and 20
-# GB/s. Between sockets it was not measured; many cores together read more than one does.
+# the links between them, of 64 GB/s. NVLink2 is taken to be as NVLink3. In shared memory (two vCPUs
+# of a Xeon with AMX, quiet, 2026-11-28) two pinned processes met in 0.18 us, and a core read what
+# the other had just written, 2 KB in 0.4 us, 8 in 1.3, 32 in 3.5, 128 in 7.3, 512 in 26: 1 us and
+# 20 GB/s. Between sockets it was not measured; many cores together read more than one does.
 _LINKS = {
     "NVLink2": ((0.52, 0.56, 0.58), 12e-6),
     "NVLink3": ((0.52, 0.56, 0.58), 10e-6),
@@ -180,10 +180,10 @@ def exchange_of(spec: ModelSpec, tp: int) -> Exchange:
 
     In a pass of T tokens, R rows of which are sampled, all ranks together write
     T x token_values + R x row_values numbers, of 4 bytes, into values that all ranks have: each
-    number once, by the rank that computes it. A KV head that several ranks compute counts once. Each
-    rank reads (tp-1)/tp of them. What is private is not in it: queries, keys and values of a rank's
-    own heads, and outputs of matrices that have no tile of rows for each rank, which all ranks
-    compute whole. A step of several passes (multi-step) writes the sum of them.
+    number once, by the rank that computes it. A KV head that several ranks compute counts once.
+    Each rank reads (tp-1)/tp of them. What is private is not in it: queries, keys and values of a
+    rank's own heads, and outputs of matrices that have no tile of rows for each rank, which all
+    ranks compute whole. A step of several passes (multi-step) writes the sum of them.
 
         attention               heads x value size, hidden size; before these, if queries and keys
                                 are normed over all heads at once, all of both

@@ -2,8 +2,9 @@
 
 Tensor parallelism cuts matrices, as ``shares.py`` has it; key-value heads are repeated where there
 are more devices than heads. Where shares are uneven, each operation is that of the rank that has
-most of it, as all wait for that one before they go on. Pipelines take layers one after the other, the
-embedding is with the first and the head with the last. Expert parallelism deals out experts whole.
+most of it, as all wait for that one before they go on. Pipelines take layers one after the other,
+the embedding is with the first and the head with the last. Expert parallelism deals out experts
+whole.
 """
 
 from __future__ import annotations

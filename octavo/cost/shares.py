@@ -12,6 +12,7 @@ wait, or whose memory is full first.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 from math import ceil
 from typing import Literal, Protocol
 
@@ -110,11 +111,15 @@ class GatherShares:
     """Shares of ``tp`` processes that read each other's results."""
 
     def __init__(self, tp: int):
-        self._parts = [Part(rank, tp) for rank in range(tp)]
+        self._tp = tp
+
+    @cached_property
+    def _parts(self) -> list[Part]:
+        return [Part(rank, self._tp) for rank in range(self._tp)]
 
     def check(self, model: str, heads: Sequence[int], scanned: Sequence[int]) -> None:
-        fewest = min(heads, default=None)
-        check_ranks(len(self._parts), RankBounds(model=model, num_heads=fewest))
+        fewest = min(heads or scanned, default=None)
+        check_ranks(self._tp, RankBounds(model=model, num_heads=fewest))
 
     def heads(self, count: int) -> int:
         return max(len(part.of_heads(count)) for part in self._parts)
@@ -138,7 +143,7 @@ class GatherShares:
 
     def exchanges(self, width: int) -> bool:
         """A matrix that has no tile of rows for each rank is computed whole by all."""
-        return len(self._parts) > 1 and width >= TILE_ROWS * len(self._parts)
+        return self._tp > 1 and width >= TILE_ROWS * self._tp
 
 
 def shares(tp: int, scheme: Scheme = "sum") -> Shares:

@@ -100,9 +100,7 @@ def why_one_rank(kernels: str, device: str, platform: str = sys.platform) -> str
     if device != "cpu":
         return f"on {device} a model stays on one device in this version of octavo"
     if not platform.startswith("linux"):
-        return (
-            f"ranks share memory and wait for each other as Linux does it, and this is {platform}"
-        )
+        return f"ranks share memory as Linux has it, and this is {platform}"
     if kernels != "native":
         return (
             f"ranks need octavo's native CPU kernels, and these are {kernels} ones "

@@ -288,12 +288,13 @@ class MemoryPolicy:
             self._syscall(self._numbers[which], *arguments)
         except OSError as error:
             self._is_refused = True
+            is_forbidden = error.errno in (errno.EPERM, errno.ENOSYS)
             _log.warning(
-                "memory is not kept on NUMA node %s: the system refuses %s (%s); in a container, "
-                "allow it (Docker: --cap-add SYS_NICE)",
+                "memory is not kept on NUMA node %s: the system refuses %s: %s%s",
                 _ranges(self._nodes),
                 ("mbind", "set_mempolicy")[which],
-                errno.errorcode.get(error.errno or 0, error),
+                error.strerror,
+                "; in a container, allow it (Docker: --cap-add SYS_NICE)" if is_forbidden else "",
             )
             return False
         return True

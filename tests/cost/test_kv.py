@@ -8,8 +8,8 @@ from octavo.base.errors import ConfigError
 from octavo.cost.catalogue import spec_of
 from octavo.cost.kv import attention_ops, kv_bytes_per_token, sequence_bytes
 from octavo.cost.kv_type import kv_type
-from octavo.cost.shares import shares
 from octavo.cost.precision import precision_of
+from octavo.cost.shares import shares
 from octavo.kernels.cpu.layout import kv_token_bytes, latent_row_bytes
 
 MIB = 1 << 20
