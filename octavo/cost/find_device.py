@@ -7,6 +7,7 @@ from pathlib import Path
 from octavo.base.errors import ConfigError
 from octavo.cost.hardware import Device
 from octavo.cost.hardware_table import named_device
+from octavo.system import numa
 
 AUTO = "auto"  # the machine that this runs on
 
@@ -25,6 +26,16 @@ def find_device(text: str, own: str | Path | None = None) -> tuple[Device, int]:
 
         return this_machine(), count
     return named_device(name, own), count
+
+
+def asked_ranks(tp: int | str | None, device: Device, count: int) -> int | None:
+    """The number of ranks that ``tp`` asks for, as of ``--tensor-parallel-size``: with ``auto`` one
+    for each processor, or for each NUMA node of this machine; None leaves it open."""
+    if tp is None or isinstance(tp, int):
+        return tp
+    if device.kind != "cpu":
+        return None
+    return numa.auto_ranks(numa.nodes()) if device.is_measured else count
 
 
 def ranks_of(device: Device, count: int, tp: int | None) -> tuple[Device, int]:

@@ -68,6 +68,19 @@ class RankBounds:
         return next((each for each in range(most, 0, -1) if self.why_not(each) is None), None)
 
 
+def parse_ranks(text: str | int) -> int | str:
+    """Return a number of ranks, or ``auto``. ConfigError if it is neither."""
+    if text == AUTO:
+        return AUTO
+    is_number = isinstance(text, int) and not isinstance(text, bool)
+    number = int(text) if is_number or (isinstance(text, str) and text.isdecimal()) else 0
+    if number < 1:
+        raise ConfigError(
+            f"tensor_parallel_size must be an integer of at least 1, or auto, not {text!r:.40}"
+        )
+    return number
+
+
 def check_ranks(tp: int, bounds: RankBounds) -> None:
     """ConfigError if a model cannot be shared by ``tp`` ranks; it says why, and the nearest number
     that can."""

@@ -52,6 +52,13 @@ class Node:
     has_memory: bool = True
     distances: tuple[tuple[int, int], ...] = ()
 
+    @property
+    def cpus_text(self) -> str:
+        """``processors 0-3,8 (5)``, for people."""
+        if not self.cpus:
+            return "no processors"
+        return f"processors {_ranges(self.cpus)} ({len(self.cpus)})"
+
 
 def nodes(root: Path = Path("/"), affinity: Collection[int] | None = None) -> tuple[Node, ...]:
     """Return the nodes of this machine by number; one that has all, where the kernel tells nothing.
