@@ -23,6 +23,7 @@ from octavo.kernels.recorder import KVRef, RopeTable, StateRef, Tape, Value
 from octavo.layers.module import Module, named_parameters
 
 if TYPE_CHECKING:
+    from octavo.kernels.cpu.group import ShmGroup
     from octavo.models.registry import CausalLM
     from octavo.quantization.base import Weight
 
@@ -200,11 +201,12 @@ class NativeModel:
         kv: KVLayout,
         max_tokens: int,
         kept: Collection[Value] = (),
+        group: ShmGroup | None = None,
     ) -> Program:
         """Create the program of a step on this model's weights; the values ``kept`` stay
-        readable after a step."""
+        readable after a step. Of a ``group``, it computes the part of its own rank."""
 
         def struct(matrix: WeightRef) -> abi.Weight:
             return self.packed.struct(self.plan.name_of(matrix))
 
-        return Program(self.plan.ops, library, pool, kv, struct, max_tokens, kept)
+        return Program(self.plan.ops, library, pool, kv, struct, max_tokens, kept, group=group)

@@ -141,6 +141,7 @@ class Head(Structure):
     _fields_ = _fields(
         (c_void_p, "logits best_logit best_id"),
         (c_float, "softcap"),
+        (c_int32, "first_id"),
     )
 
 
@@ -188,6 +189,7 @@ class AttentionArgs(Structure):
         (c_void_p, "kv"),
         (c_int64, "kv_block_bytes"),
         (c_void_p, "out"),
+        (c_int64, "ldo"),
         (c_int32, "num_blocks group"),
     )
 
@@ -210,6 +212,7 @@ class LatentArgs(Structure):
         (c_void_p, "kv"),
         (c_int64, "kv_block_bytes"),
         (c_void_p, "out"),
+        (c_int64, "ldo"),
         (c_int32, "num_blocks group"),
     )
 
@@ -327,25 +330,31 @@ class Expert(Structure):
 
 class ExpertsArgs(Structure):
     _fields_ = _fields(
-        (c_int32, "hidden inner epilogue"),
+        (c_int32, "hidden inner first_hidden first_inner epilogue"),
         (c_float, "eps remainder_above inner_remainder_above"),
         (Routing, "routing"),
         (POINTER(Expert), "experts"),
-        (c_void_p, "in norm logits residual out loads"),  # "in": as of LinearArgs
+        (c_void_p, "in norm logits residual out loads inner_rows"),  # "in": as of LinearArgs
     )
 
 
 class Node(Structure):
     _fields_ = _fields(
-        (c_int32, "op reserved"),
+        (c_int32, "op meets"),
         (c_void_p, "args"),
     )
+
+
+class SharedHead(Structure):
+    _fields_ = _fields((c_void_p, "logits best_logits best_ids drawn"))
 
 
 class Program(Structure):
     _fields_ = _fields(
         (POINTER(Node), "nodes"),
         (c_int32, "num_nodes num_head_nodes vocab max_tokens"),
+        (c_void_p, "group"),
+        (SharedHead, "shared_head"),
     )
 
 
@@ -356,7 +365,7 @@ class Batch(Structure):
         (c_int32, "num_multi_steps num_out head_only"),
         (c_void_p, "out_rows logits"),
         (POINTER(Sample), "samples"),
-        (c_void_p, "logprobs probabilities tokens status row_finite"),
+        (c_void_p, "logprobs probabilities tokens status row_finite needs_logits"),
     )
 
 
@@ -434,6 +443,7 @@ FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "oct_experts_bytes": (c_int64, (c_int32, c_int32, c_int32, c_int32)),
     "oct_experts": (c_int32, (_pool, POINTER(ExpertsArgs), c_int32)),
     "oct_step": (c_int32, (_pool, POINTER(Program), POINTER(Batch))),
+    "oct_needed_logits": (None, (POINTER(Batch), c_void_p)),
     "oct_probe_products": (c_int64, (_pool, c_int32, c_int64)),
     "oct_probe_read": (c_int32, (_pool, c_void_p, c_int64)),
 }
