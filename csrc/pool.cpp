@@ -220,7 +220,8 @@ bool Team::meet(bool spans_group) {
   } else {
     arrived.store(0, std::memory_order_relaxed);
     tickets.store(0, std::memory_order_relaxed);
-    outcome.store(decide(spans_group), std::memory_order_relaxed);
+    // Written only if it changes: all others have its cache line, and look at it next.
+    if (const int32_t code = decide(spans_group)) outcome.store(code, std::memory_order_relaxed);
     phase.add(1);
   }
   return outcome.load(std::memory_order_relaxed) == OCT_OK;

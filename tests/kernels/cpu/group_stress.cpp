@@ -4,10 +4,12 @@
 // Ranks are threads here, each with a pool and an end of the group of its own.
 //
 //   group_stress RANKS THREADS ROUNDS CROWDED      exits with 0, or says which promise was broken
+#include <signal.h>
 #include <sys/mman.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cstdio>
@@ -269,6 +271,52 @@ void peers(int size, int threads, bool crowded, int rounds) {
   }
 }
 
+// A follower that is killed at any exchange of 20 steps, or stopped and then killed, ends the waiting of
+// all, once its end is noticed: here by a thread that waits for the process.
+[[maybe_unused]] void kills(int victim, int signal) {
+  constexpr int kSteps = 20, kMeetings = 3, kExchanges = kSteps * (1 + kMeetings);
+  for (int fatal = 0; fatal < kExchanges; fatal++) {
+    Memory memory(3);
+    pid_t children[3] = {};
+    for (int rank = 1; rank < 3; rank++) {
+      if ((children[rank] = fork()) > 0) continue;
+      Group* group = oct_group_open(memory.data(), rank, 3, 1);
+      int32_t code = OCT_OK, word = 0;
+      for (int exchange = 0; exchange < kExchanges && code == OCT_OK; exchange++) {
+        if (rank == victim && exchange == fatal) raise(signal);
+        if (exchange % (1 + kMeetings)) {
+          code = oct_group_meet(group, 0);
+        } else {
+          code = std::min(0, oct_group_receive(group, &word, 1));
+          if (code == OCT_OK && word != exchange) code = 1;
+        }
+      }
+      std::_Exit(code == OCT_ERR_PEER ? 3 : 4);
+    }
+    Group* group = oct_group_open(memory.data(), 0, 3, 1);
+    std::thread watch([&] {
+      int status = 0;
+      waitpid(children[victim], &status, WUNTRACED);
+      if (WIFSTOPPED(status)) {
+        kill(children[victim], SIGKILL);
+        waitpid(children[victim], &status, 0);
+      }
+      CHECK(WIFSIGNALED(status));
+      oct_group_abort(group);
+    });
+    int32_t code = OCT_OK;
+    for (int exchange = 0; exchange < kExchanges && code == OCT_OK; exchange++) {
+      code = exchange % (1 + kMeetings) ? oct_group_meet(group, 0) : oct_group_send(group, &exchange, 1);
+    }
+    CHECK(code == OCT_ERR_PEER);
+    watch.join();
+    int status = 0;
+    waitpid(children[3 - victim], &status, 0);
+    CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 3);
+    oct_group_close(group);
+  }
+}
+
 // Ranks that are processes: the thread sanitizer does not look into other ones.
 [[maybe_unused]] void forks(int size, int rounds) {
   Memory memory(size);
@@ -314,6 +362,9 @@ int main(int, char** arguments) {
   const bool crowded = std::atoi(arguments[4]);
 #if !defined(__SANITIZE_THREAD__)
   forks(size, rounds);
+  if (size == 3) {
+    for (int signal : {SIGKILL, SIGSTOP}) kills(1, signal), kills(2, signal);
+  }
 #endif
   Ranks ranks(size, threads, crowded);
   meetings(ranks, rounds);

@@ -1,4 +1,4 @@
-"""Groups of ranks: csrc/group.cpp, from C++ as steps use it, and ShmGroup with threads as ranks.
+"""Groups of ranks: csrc/group.cpp, from C++ as steps use it, and ShmGroup with ranks in threads."""
 
 from __future__ import annotations
 
@@ -369,7 +369,5 @@ def test_the_home_rank_notices_damage_too(make_group):
     home, _ = make_group(2)
     read = np.frombuffer(home._memory.base, dtype=np.uint32)[5 * GATE_BYTES // 4 :]
     read[0] = 400
-    with pytest.raises(
-        EngineError, match="rank 1 has .* messages unread in a ring of 16"
-    ):
+    with pytest.raises(EngineError, match="rank 1 has .* messages unread in a ring of 16"):
         home.send(words(1))
