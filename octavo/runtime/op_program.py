@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -184,6 +184,11 @@ class NativeModel:
             planned_bytes(layer, self.packed.struct(self.plan.name_of(layer.kv_b)).format)
             for layer in layers
         )
+
+    def copied(self, part: Part, bind: Callable[[int, int], object]) -> NativeModel:
+        """Return the model with a copy of the packed weights that a rank reads, in memory that was
+        passed to ``bind`` (address, bytes) before."""
+        return replace(self, packed=self.packed.copied(self.plan.rows_of(part), bind))
 
     def create_program(
         self,

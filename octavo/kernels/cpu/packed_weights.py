@@ -21,6 +21,7 @@ from octavo.kernels.cpu.mapped_memory import let_go
 from octavo.kernels.cpu.packing import (
     ALIGNMENT,
     PackedFormat,
+    aligned,
     in_place,
     pack_into,
     packed_format,
@@ -53,6 +54,25 @@ class PackedWeights:
     @property
     def num_bytes(self) -> int:
         return sum(spec.num_bytes for spec, _ in self._entries.values())
+
+    def copied(
+        self, rows: Mapping[str, range], bind: Callable[[int, int], object]
+    ) -> PackedWeights:
+        """Return a copy of some rows of each weight, at their offsets: the rest takes no memory.
+
+        ``bind``: called with the address and the size of the copy before it is written.
+        """
+        memory = aligned(len(self._memory))
+        bind(memory.ctypes.data, memory.nbytes)
+        for name, (spec, offset) in self._entries.items():
+            tile_bytes = spec.columns_at // -(-spec.n // TILE)
+            tiles = range(rows[name].start // TILE, -(-rows[name].stop // TILE))
+            for begin, end in (
+                (tiles.start * tile_bytes, tiles.stop * tile_bytes),
+                (spec.columns_at, spec.num_bytes),
+            ):
+                memory[offset + begin : offset + end] = self._memory[offset + begin : offset + end]
+        return PackedWeights(memory, self._entries, self._stored)
 
     def struct(self, name: str) -> abi.Weight:
         """The struct of a weight for the kernels; valid as long as this object."""
