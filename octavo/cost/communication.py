@@ -186,7 +186,7 @@ def exchange_of(spec: ModelSpec, tp: int) -> Exchange:
     ranks compute whole. A step of several passes (multi-step) writes the sum of them.
 
         attention               heads x value size, hidden size; before these, if queries and keys
-                                are normed over all heads at once, all of both
+                                are normed over all heads at once, all of both; gates of outputs
         latent attention        before these, both latent vectors
         recurrence              outputs of all projections
         MLP                     inner size, hidden size
