@@ -21,7 +21,7 @@ import dataclasses
 import hashlib
 import time
 from array import array
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
@@ -60,7 +60,7 @@ class CrashIsolation:
     def __init__(self, clock: Callable[[], float] = time.monotonic):
         self._clock = clock
         self._suspicions: OrderedDict[bytes, _Suspicion] = OrderedDict()  # oldest first
-        self._queue: deque[PendingGeneration] = deque()
+        self._queue: dict[PendingGeneration, None] = {}  # in order
         self._running: PendingGeneration | None = None
 
     def is_suspected(self, fingerprint: bytes) -> bool:
@@ -74,13 +74,9 @@ class CrashIsolation:
     def note_crash(self, fingerprints: Collection[bytes], *, had_company: bool) -> None:
         """Suspect the requests that a dead engine was computing, or quarantine the only one.
 
-        No suspect waits in the queue afterwards: the next engine gets all requests anew.
-
         Args:
             had_company: whether it computed others, too, which are not known any more.
         """
-        self._queue.clear()
-        self._running = None
         is_certain = len(fingerprints) == 1 and not had_company
         for each in fingerprints:
             is_quarantined = self.is_quarantined(each) or (is_certain and self.is_suspected(each))
@@ -102,16 +98,24 @@ class CrashIsolation:
     # -- one at a time -----------------------------------------------------------------------
 
     def enqueue(self, entry: PendingGeneration) -> None:
-        """Queue a suspect for an isolated run."""
-        self._queue.append(entry)
+        """Queue a suspect for an isolated run. No error if it waits already."""
+        self._queue[entry] = None
 
     def next(self) -> PendingGeneration | None:
-        """Return the suspect to run now; None if there is none, or the last one is not over."""
-        if self._running is not None and not self._running.generation.is_over:
+        """Return the suspect to run now; None if there is none, or the last one still runs.
+
+        It is out of the queue when it is `started`.
+        """
+        running = self._running
+        if running is not None and running.is_sent and not running.generation.is_over:
             return None
-        self._running = None
-        while self._queue and self._running is None:
-            entry = self._queue.popleft()
+        for entry in list(self._queue):
             if not entry.generation.is_over:
-                self._running = entry
-        return self._running
+                return entry
+            del self._queue[entry]
+        return None
+
+    def started(self, entry: PendingGeneration) -> None:
+        """Note that a suspect runs: no other one does until it is over, or its engine dies."""
+        self._queue.pop(entry, None)
+        self._running = entry

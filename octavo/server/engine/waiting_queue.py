@@ -6,29 +6,55 @@ import asyncio
 import contextlib
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from octavo.base.errors import QueueFullError
 from octavo.core.limits import QueueLimits, RequestWork, WorkBudget
 from octavo.cost.first_token import num_pairs
 from octavo.server.engine.generation import EngineObserver, Generation
+from octavo.server.engine.output_record import OutputRecord
 
 # Defaults: 1,024 requests, and as many tokens as these have in a context of 8,192.
 DEFAULT_LIMITS = QueueLimits(1024, 1024 * 8192)
 
 
+class EngineLink(Protocol):
+    """An engine, to which messages can be sent."""
+
+    def send(self, message: dict[str, Any]) -> None: ...
+
+
 @dataclass(eq=False, slots=True)
 class PendingGeneration:
-    """A generation that is not over, with its state in the engine."""
+    """A generation that is not over, with its state in the engine.
+
+    ``record`` is kept where another engine may go on with it. ``queue_key`` and ``turn`` are its
+    place in the queue for several engines (``core/fair_queue.py``).
+    """
 
     generation: Generation
     fingerprint: bytes
-    is_sent: bool = False  # to the engine that runs now
+    engine: EngineLink | None = None  # that has it
     has_begun: bool = False  # that engine has computed something of it
     last_times: dict[int, float] = field(default_factory=dict)  # of tokens, by sample
     timer: asyncio.TimerHandle | None = None
+    record: OutputRecord | None = None
+    queue_key: tuple[int, int] = (0, 0)
+    turn: int = 0
+
+    @property
+    def is_sent(self) -> bool:
+        return self.engine is not None
+
+    @property
+    def token_ids(self) -> Sequence[int]:
+        return self.generation.request.prompt_token_ids
+
+    @property
+    def weight(self) -> float:
+        return self.generation.request.weight
 
     @property
     def work(self) -> RequestWork:

@@ -8,6 +8,8 @@ To the engine, by ``op``:
     start      args: what EngineArgs takes                                     (the first message)
     add        id, ids, params: those that differ from their defaults, bad_words: [ids], priority,
                salt, tenant, weight, arrival, isolated: whether in steps of its own
+               and resumed: [[index, ids, cumulative logprob]], the samples that go on from another
+               engine's output
     abort      id
     meter      facts: what StepFacts.as_json gives; steps are measured against these
     snapshots  is_enabled    whether to send snapshots

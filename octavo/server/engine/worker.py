@@ -49,7 +49,7 @@ from octavo.server.log_lines import create_formatter
 from octavo.serving.load import LoadedEngine, load_engine
 from octavo.serving.loop import EngineLoop
 from octavo.serving.outputs import Delta
-from octavo.serving.text_engine import SampleGroup, TextEngine, metrics_of
+from octavo.serving.text_engine import OutputSoFar, SampleGroup, TextEngine, metrics_of
 from octavo.settings.engine import EngineArgs
 from octavo.system.machine import KILL, has_parent_death_signal, without_blas_threads
 
@@ -177,6 +177,7 @@ class EngineWorker:
                 isolated=message["isolated"],
                 arrival_time=message["arrival"],
                 bad_words_token_ids=tuple(map(tuple, message["bad_words"])),
+                resumed=[OutputSoFar(*each) for each in message.get("resumed", ())],
             )
         except ENDINGS:
             raise
@@ -224,7 +225,7 @@ class EngineWorker:
             entries.append(delta_to_list(name, delta))
             if delta.prompt_logprobs:
                 prompt_logprobs.setdefault(name, []).extend(delta.prompt_logprobs)
-            request = group.samples[delta.index].request
+            request = group.sample(delta.index).request
             if request.num_output_tokens <= len(delta.token_ids) or group.is_finished:
                 stats[name] = _stats(group)
         for name in stats:
