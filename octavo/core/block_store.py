@@ -168,12 +168,22 @@ def part_key(key: bytes, group: int) -> bytes:
     return key if group == 0 else key + group.to_bytes()
 
 
+def following_keys(key: bytes, token_ids: Sequence[int], block_size: int) -> list[bytes]:
+    """Return the keys of the full blocks of these tokens, which follow the block of ``key``."""
+    content, size = array("q", token_ids).tobytes(), 8 * block_size
+    keys = []
+    for end in range(size, len(content) + 1, size):
+        key = hashlib.sha256(key + content[end - size : end]).digest()
+        keys.append(key)
+    return keys
+
+
 def keys_of(request: Request, num_blocks: int, block_size: int) -> list[bytes]:
     """Return the keys of a request's first full blocks. The request keeps them, as its tokens do
     not change."""
     keys = request.block_keys
-    key = keys[-1] if keys else root_key(request.cache_salt)
-    for index in range(len(keys), num_blocks):
-        key = next_key(key, request.token_ids[index * block_size : (index + 1) * block_size])
-        keys.append(key)
+    if len(keys) < num_blocks:
+        key = keys[-1] if keys else root_key(request.cache_salt)
+        tokens = request.token_ids[len(keys) * block_size : num_blocks * block_size]
+        keys += following_keys(key, tokens, block_size)
     return keys[:num_blocks]
