@@ -122,7 +122,7 @@ class ProcessEngine(Front):
         match message["ev"]:
             case "step":
                 before, self._stats = self._stats, record_from_list(message["record"])
-                self._take_step(message, before, self._stats)
+                self._take_step(self._supervisor, message, before, self._stats)
                 self._observer.on_step(self._stats)
                 if message.get("snapshot"):
                     self._observer.on_snapshot(self._stats.step_id, message["snapshot"])
@@ -131,7 +131,7 @@ class ProcessEngine(Front):
             case "snapshot":
                 self._observer.on_snapshot(self._stats.step_id, message["snapshot"])
             case "refused":
-                self._take_refusal(message)
+                self._take_refusal(self._supervisor, message)
 
     # -- Front -------------------------------------------------------------------------------
 

@@ -106,8 +106,7 @@ class CrashIsolation:
 
         It is out of the queue when it is `started`.
         """
-        running = self._running
-        if running is not None and running.is_sent and not running.generation.is_over:
+        if self._running is not None and self.is_running(self._running):
             return None
         for entry in list(self._queue):
             if not entry.generation.is_over:
@@ -119,3 +118,7 @@ class CrashIsolation:
         """Note that a suspect runs: no other one does until it is over, or its engine dies."""
         self._queue.pop(entry, None)
         self._running = entry
+
+    def is_running(self, entry: PendingGeneration) -> bool:
+        """True if it is the suspect that runs."""
+        return entry is self._running and entry.is_sent and not entry.generation.is_over

@@ -228,21 +228,20 @@ class Front(abc.ABC):
     def _take_death(self, engine: EngineLink, at_work: Sequence[str]) -> bool:
         """Decide about every request that a dead engine had; return whether one of them may be
         the cause."""
-        names = {name.partition("#")[0] for name in at_work}  # without the number of the sample
+        names = {_request_id_of(name) for name in at_work}
         known = {name: found for name in names if (found := self._fingerprint_of(name))}
         self._crash_isolation.note_crash(set(known.values()), had_company=len(known) < len(names))
         for entry in list(self._entries.values()):
             if entry.engine is engine:
-                self._take_back(entry)
+                self._take_back(entry, "the engine was restarted while this request ran")
             elif self._crash_isolation.is_quarantined(entry.fingerprint):
                 self._fail(entry, _quarantined(), "error")
         return bool(known)
 
-    def _take_back(self, entry: PendingGeneration) -> None:
+    def _take_back(self, entry: PendingGeneration, why: str) -> None:
         """Have a request of an engine that has ended run again, or fail it."""
         if entry.generation.has_begun and entry.record is None:
-            error = EngineError("the engine was restarted while this request ran")
-            self._fail(entry, error, "error")
+            self._fail(entry, EngineError(why), "error")
         elif self._crash_isolation.is_quarantined(entry.fingerprint):
             self._fail(entry, _quarantined(), "error")
         else:
@@ -280,7 +279,7 @@ class Front(abc.ABC):
         entry.engine = engine
         message = {
             "op": "add",
-            "id": request.request_id,
+            "id": entry.sent_id,
             "ids": request.prompt_token_ids,
             "params": params_to_dict(request.params),
             "bad_words": request.bad_words_token_ids,
@@ -325,13 +324,13 @@ class Front(abc.ABC):
         """End a generation that the engine may be computing."""
         if entry.engine is not None:
             request_id = entry.generation.request.request_id
-            entry.engine.send({"op": "abort", "id": request_id})
+            entry.engine.send({"op": "abort", "id": entry.sent_id})
             self._departed[request_id] = entry.fingerprint
             if len(self._departed) > _MAX_DEPARTED:
                 self._departed.popitem(last=False)
-        self._end(entry, reason)
+        self._close(entry, reason)
 
-    def _end(self, entry: PendingGeneration, reason: str) -> None:
+    def _close(self, entry: PendingGeneration, reason: str) -> None:
         """Remove a generation, which is over by now."""
         del self._entries[entry.generation.request.request_id]
         self._waiting_queue.remove(entry)
@@ -345,36 +344,44 @@ class Front(abc.ABC):
 
     # -- from an engine ----------------------------------------------------------------------
 
-    def _take_refusal(self, message: Message) -> None:
-        entry = self._entries.get(message["id"])
+    def _entry_of(self, engine: EngineLink, sent_id: str) -> PendingGeneration | None:
+        """Return the request that an engine names; None if it is over, or taken back from there."""
+        entry = self._entries.get(_request_id_of(sent_id))
+        is_there = entry is not None and entry.engine is engine and entry.sent_id == sent_id
+        return entry if is_there else None
+
+    def _take_refusal(self, engine: EngineLink, message: Message) -> None:
+        entry = self._entry_of(engine, message["id"])
         if entry is not None:
             entry.generation.fail(error_from_message(message))
-            self._end(entry, "error")
+            self._close(entry, "error")
 
-    def _take_step(self, message: Message, before: StepStats, stats: StepStats) -> None:
+    def _take_step(
+        self, engine: EngineLink, message: Message, before: StepStats, stats: StepStats
+    ) -> None:
         """Take in what a step brought; ``stats`` are its figures, ``before`` those of the step
         before it."""
         now = message["time"]
-        for request_id in message["begun"]:
-            entry = self._entries.get(request_id)
+        for sent_id in message["begun"]:
+            entry = self._entry_of(engine, sent_id)
             if entry is not None and not entry.has_begun:
-                self._note_started(entry, now)
+                self._waiting_queue.note_started(entry, now)
         grown: dict[PendingGeneration, list[Delta]] = {}
         for items in message["deltas"]:
-            request_id, delta = delta_from_list(items)
-            entry = self._entries.get(request_id)
+            sent_id, delta = delta_from_list(items)
+            entry = self._entry_of(engine, sent_id)
             if entry is not None:
                 grown.setdefault(entry, []).append(delta)
                 if entry.record is not None:
                     entry.record.add(delta)
-        for request_id, values in message["stats"].items():
-            entry = self._entries.get(request_id)
+        for sent_id, values in message["stats"].items():
+            entry = self._entry_of(engine, sent_id)
             if entry is not None:
                 set_stats(entry.generation.stats, values)
                 if entry.record is not None:
                     entry.record.correct(entry.generation.stats)
-        for request_id, entries in message.get("prompt_logprobs", {}).items():
-            entry = self._entries.get(request_id)
+        for sent_id, entries in message.get("prompt_logprobs", {}).items():
+            entry = self._entry_of(engine, sent_id)
             if entry is not None:
                 entry.generation.push_prompt_logprobs(logprobs_from_list(entries))
         if self._ttft_admission is not None:
@@ -382,9 +389,6 @@ class Front(abc.ABC):
         for entry, deltas in grown.items():
             self._push(entry, deltas, now)
         self._unread.keep_within()
-
-    def _note_started(self, entry: PendingGeneration, now: float) -> None:
-        self._waiting_queue.note_started(entry, now)
 
     @abc.abstractmethod
     def _note_success(self, engine: EngineLink | None) -> None:
@@ -404,7 +408,12 @@ class Front(abc.ABC):
             self._crash_isolation.clear_suspicion(entry.fingerprint)
             if self._ttft_admission is not None:
                 self._ttft_admission.note_answer(generation.stats.num_longest_tokens)
-            self._end(entry, generation.finish_reason or "error")
+            self._close(entry, generation.finish_reason or "error")
+
+
+def _request_id_of(sent_id: str) -> str:
+    """Return the id of a request, by what an engine calls it or a sample of it."""
+    return sent_id.partition("#")[0].partition("~")[0]
 
 
 def _quarantined() -> QuarantinedError:

@@ -400,13 +400,23 @@ def test_one_at_a_time(clock):
 
     crash_isolation = CrashIsolation(clock)
     entries = [PendingGeneration(Generation(), b"") for _ in range(3)]
-    for entry in entries:
+
+    def start(entry):
+        entry.engine = object()
+        crash_isolation.started(entry)
+
+    for entry in [*entries, *entries]:  # twice is once
         crash_isolation.enqueue(entry)
-    assert crash_isolation.next() is entries[0] and crash_isolation.next() is None
+    assert crash_isolation.next() is entries[0] is crash_isolation.next()  # not yet started
+    start(entries[0])
+    assert crash_isolation.is_running(entries[0]) and crash_isolation.next() is None
     entries[0].generation.is_over = entries[1].generation.is_over = True
     assert crash_isolation.next() is entries[2]
-    crash_isolation.note_crash(set(), had_company=False)  # all begin anew
-    assert crash_isolation.next() is None
+    start(entries[2])
+    entries[2].engine = None  # its engine has died
+    assert not crash_isolation.is_running(entries[2]) and crash_isolation.next() is None
+    crash_isolation.enqueue(entries[2])
+    assert crash_isolation.next() is entries[2]
 
 
 # -- fingerprints ----------------------------------------------------------------------------------
