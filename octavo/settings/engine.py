@@ -184,7 +184,12 @@ class EngineArgs:
     )
     tensor_parallel_size: int = option(1, "devices that share each layer")
     pipeline_parallel_size: int = option(1, "devices that share the layers")
-    data_parallel_size: int = option(1, "whole copies of the engine")
+    data_parallel_size: int = option(
+        1,
+        "replicas: whole copies of the engine on this machine, each with its part of the cores and "
+        "of the memory for KV, or a GPU of its own; of octavo serve only",
+        least=1,
+    )
     enable_expert_parallel: bool = option(False, "devices that share the experts")
     speculative_config: str | Mapping[str, Any] | None = option(
         None,
@@ -300,7 +305,6 @@ class EngineArgs:
         for name, only in (
             ("tensor_parallel_size", 1),
             ("pipeline_parallel_size", 1),
-            ("data_parallel_size", 1),
             ("enable_expert_parallel", False),
         ):
             if getattr(self, name) != only:
@@ -308,6 +312,15 @@ class EngineArgs:
                     f"{name}={getattr(self, name)!r} is not supported in this version of octavo: "
                     f"leave it at {only!r}"
                 )
+
+    def refuse_replicas(self) -> None:
+        """Raise ConfigError if several replicas are asked for, where there is one engine."""
+        if self.data_parallel_size > 1:
+            raise ConfigError(
+                f"data_parallel_size={self.data_parallel_size}: only a server has several replicas:"
+                f" octavo serve {self.model} --data-parallel-size {self.data_parallel_size}; leave "
+                "it at 1 here"
+            )
 
     def serving(self) -> EngineArgs:
         """Return the settings with the defaults of an engine whose answers are read while they

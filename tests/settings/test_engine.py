@@ -77,7 +77,6 @@ def test_what_is_no_size(text):
     [
         {"tensor_parallel_size": 2},
         {"pipeline_parallel_size": 2},
-        {"data_parallel_size": 2},
         {"enable_expert_parallel": True},
     ],
 )

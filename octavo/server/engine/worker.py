@@ -377,7 +377,9 @@ def _load(
     def around(executor: Executor) -> Executor:
         return RecordedExecutor(_with_faults(executor), record)
 
-    loaded = load_engine(engine_args, is_served=True, around_executor=around, meter=meter)
+    loaded = load_engine(
+        engine_args, is_served=True, is_replica=True, around_executor=around, meter=meter
+    )
     text_engine = loaded.text_engine
     _warm_up(text_engine)
     return text_engine, _facts_of(loaded, engine_args.activations)
