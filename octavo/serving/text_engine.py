@@ -218,6 +218,13 @@ class TextEngine:
         self._withdraw(group)
         return [_ending(group, sample) for sample in running]
 
+    def end_isolation(self, request_id: str) -> None:
+        """Let an isolated prompt share steps with others from now on. Unknown and ended ids are no
+        error."""
+        if (group := self.groups.get(request_id)) is not None:
+            for sample in group.samples:
+                self.engine.end_isolation(sample.request)
+
     def _withdraw(self, group: SampleGroup) -> None:
         for sample in group.samples:
             self.engine.abort(sample.request.request_id)

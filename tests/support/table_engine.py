@@ -72,6 +72,9 @@ class TableEngine:
                     job.num_tokens = len(ids)
                 self.launcher.seen[message["id"]].append(message["isolated"])
                 return kind != DEADLY_TO_ADD
+            case "release":
+                if message["id"] in self.jobs:
+                    self.jobs[message["id"]].is_alone = False
             case "abort":
                 self.jobs.pop(message["id"], None)
             case "stop":

@@ -9,9 +9,13 @@ steps of its own, had nothing to do with it.
   requests get the steps between.
 - A suspect that was alone in the step in which a further engine died is *quarantined*: it is
   refused for a while, whichever client sends it.
+- A suspect that gets beyond the point of the crash runs with others again, and the next suspect
+  takes its place. It remains suspected: should it be in a second crash, it runs isolated to its
+  end.
 - A suspect that comes to its end is cleared.
 
-So a request ends two engines at most, and no request is refused because of others in its batch.
+So a request ends two engines at most, or three if it does so at different points; and no request is
+refused because of others in its batch.
 Requests are told apart by what they ask for: sending one again is no way out.
 """
 
@@ -48,6 +52,7 @@ def fingerprint(request: GenerationRequest) -> bytes:
 class _Suspicion:
     since: float
     is_quarantined: bool
+    num_crashes: int
 
 
 class CrashIsolation:
@@ -80,7 +85,9 @@ class CrashIsolation:
         is_certain = len(fingerprints) == 1 and not had_company
         for each in fingerprints:
             is_quarantined = self.is_quarantined(each) or (is_certain and self.is_suspected(each))
-            self._suspicions[each] = _Suspicion(self._clock(), is_quarantined)
+            before = self._find(each)
+            num_crashes = 1 if before is None else before.num_crashes + 1
+            self._suspicions[each] = _Suspicion(self._clock(), is_quarantined, num_crashes)
             self._suspicions.move_to_end(each)
         while len(self._suspicions) > _MAX_FINGERPRINTS:
             self._suspicions.popitem(last=False)
@@ -118,6 +125,15 @@ class CrashIsolation:
         """Note that a suspect runs: no other one does until it is over, or its engine dies."""
         self._queue.pop(entry, None)
         self._running = entry
+
+    def release(self, entry: PendingGeneration) -> bool:
+        """Let the suspect that runs share steps with others, if it was in one crash only; return
+        whether it may."""
+        suspicion = self._find(entry.fingerprint)
+        if suspicion is not None and suspicion.num_crashes > 1:
+            return False
+        self._running = None
+        return True
 
     def is_running(self, entry: PendingGeneration) -> bool:
         """True if it is the suspect that runs."""

@@ -71,6 +71,8 @@ if TYPE_CHECKING:
     from octavo.cost.step_facts import StepFacts
 
 _MAX_DEPARTED = 1024
+# A step brings fewer tokens of a sample, and what was not delivered was of the last steps.
+_MARGIN_TOKENS = 32
 
 
 class Front(abc.ABC):
@@ -256,6 +258,7 @@ class Front(abc.ABC):
     def _requeue(self, entry: PendingGeneration) -> None:
         """Have it run again, from where its output ends, or from its beginning."""
         entry.engine = None
+        entry.release_at = entry.generation.stats.num_longest_tokens + _MARGIN_TOKENS
         if entry.record is None or entry.record.is_empty:
             entry.last_times.clear()
             entry.generation.restart()
@@ -409,6 +412,18 @@ class Front(abc.ABC):
             if self._ttft_admission is not None:
                 self._ttft_admission.note_answer(generation.stats.num_longest_tokens)
             self._close(entry, generation.finish_reason or "error")
+        elif self._crash_isolation.is_running(entry):
+            self._release_suspect(entry)
+
+    def _release_suspect(self, entry: PendingGeneration) -> None:
+        """Let a suspect share steps again, if it has got beyond the point of the crash."""
+        is_beyond = (
+            entry.release_at is not None
+            and entry.generation.stats.num_longest_tokens >= entry.release_at
+        )
+        if is_beyond and self._crash_isolation.release(entry) and entry.engine is not None:
+            entry.engine.send({"op": "release", "id": entry.sent_id})
+            self._send_next_suspect()
 
 
 def _request_id_of(sent_id: str) -> str:

@@ -45,6 +45,8 @@ class PendingGeneration:
     last_times: dict[int, float] = field(default_factory=dict)  # of tokens, by sample
     timer: asyncio.TimerHandle | None = None
     record: OutputRecord | None = None
+    # Run isolated, it is beyond the point where its last engine died when it has so many tokens.
+    release_at: int | None = None
     num_recalls: int = 0  # times that it was taken back from an engine that went on running
     ask: Ask | None = None
     is_queued: bool = False

@@ -11,6 +11,7 @@ To the engine, by ``op``:
                and resumed: [[index, ids, cumulative logprob]], the samples that go on from another
                engine's output
     abort      id
+    release    id            what ran isolated may share steps from now on
     meter      facts: what StepFacts.as_json gives; steps are measured against these
     snapshots  is_enabled    whether to send snapshots
     ping       number        answered between two steps, by the engine

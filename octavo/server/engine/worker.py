@@ -112,6 +112,8 @@ class EngineWorker:
                 self._add(message)
             case "abort":
                 self._abort(message["id"])
+            case "release":
+                self._engine.end_isolation(message["id"])
             case "meter":
                 self._measure_steps(message["facts"])
             case "snapshots":

@@ -341,6 +341,42 @@ def test_others_go_on_while_a_suspect_runs():
     play(main)
 
 
+def test_suspects_that_have_passed_the_point_of_the_crash_share_steps_again():
+    """Else streams of a replica that was killed would go on one after the other."""
+
+    async def main(engine, launchers, account):
+        streams = [engine.submit(make(INNOCENT, 400, streams=True)) for _ in range(8)]
+        answers = [asyncio.create_task(answer_of(one)) for one in streams]
+        await turns(40)
+        kill(launchers, 0)
+        await until(lambda: launchers[0].num_deaths == 1)
+        num_steps = sum(launcher.num_steps for launcher in launchers.values())
+        assert await asyncio.gather(*answers) == list(map(whole, streams))
+        # One by one to their ends, it would have been four times 360 on top of the others' steps.
+        assert sum(launcher.num_steps for launcher in launchers.values()) - num_steps < 1200
+
+    play(main, resumes_streams=True)
+
+
+@pytest.mark.parametrize("limit", [40, 100])
+def test_one_that_kills_at_another_point_is_found_at_its_third_death(limit):
+    """Here an engine is ordered to die beside it, before it does so itself."""
+
+    async def main(engine, launchers, account):
+        deadly = engine.submit(make(DEADLY, limit))
+        others = [engine.submit(make(INNOCENT, 300)) for _ in range(8)]
+        await turns(8)
+        victim = next(
+            n for n in (0, 1) if any(e.generation is deadly for e in engine.replicas[n].entries)
+        )
+        kill(launchers, victim)
+        assert await answer_of(deadly) is QuarantinedError
+        assert await asyncio.gather(*map(answer_of, others)) == list(map(whole, others))
+        assert sum(launcher.num_deaths for launcher in launchers.values()) <= 3
+
+    play(main)
+
+
 @pytest.mark.parametrize("seed", range(8))
 @pytest.mark.parametrize("resumes", [False, True])
 def test_engines_that_die_at_random_lose_nothing_and_answer_nothing_twice(seed, resumes):
