@@ -23,7 +23,7 @@ FACTS = EngineFacts(1000, NUM_SEATS, 10**9, 100, 16)
 
 @dataclasses.dataclass
 class Job:
-    """A request as the engine has it, of tokens 1, 2, ... A deadly one kills when it has so many tokens."""
+    """A request as the engine has it: its tokens are 1, 2, ... A deadly one kills at its limit."""
 
     kind: int
     limit: int

@@ -175,8 +175,8 @@ FAMILIES = (
     ),
     _counter(
         "routed_requests",
-        "Requests that were sent to a replica, again after a crash too; with several replicas.",
-        of_engine=True,
+        "Requests that were sent to a replica, of several; those that are sent again count again.",
+        REPLICA_LABEL,
     ),
     _counter(
         "prefix_cache_queries",

@@ -13,6 +13,7 @@ Every quantity is measured once, in a registry of this object's own, and named w
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache, partial
 from operator import attrgetter
@@ -200,11 +201,14 @@ class Metrics(EngineObserver):
         self._engine_of(replica).note_state(state)
 
     def on_routed(self, replica: int) -> None:
-        self._engine_of(replica).note_routed()
+        self._series("routed_requests", str(replica)).inc()
 
     def on_removed(self, replica: int) -> None:
         if (engine := self._engines.pop(replica, None)) is not None:
             engine.remove()
+            routed = self._families["routed_requests"]
+            with contextlib.suppress(KeyError):  # nothing was sent there
+                routed.remove(*self._base_labels, str(replica))
 
     def _engine_of(self, replica: int | None) -> _EngineSeries:
         engine = self._engines.get(replica)
@@ -317,9 +321,6 @@ class _EngineSeries:
             self._series("engine_restarts").inc()
             self._stats = StepStats.idle()  # the totals of the next one begin at 0
         self._show_state(state)
-
-    def note_routed(self) -> None:
-        self._series("routed_requests").inc()
 
     def show(self, state: EngineState, stats: StepStats, facts: EngineFacts | None) -> None:
         """Take in what the engine is like now."""
