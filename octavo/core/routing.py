@@ -69,7 +69,7 @@ class ReplicaView(Protocol):
 
     @property
     def held_tokens(self) -> int:
-        """Tokens of its running requests, whose KV every step reads."""
+        """Tokens of its requests whose KV is there, and read by every step of them."""
         ...
 
     def cached_tokens(self, keys: Sequence[bytes]) -> int:
@@ -197,19 +197,18 @@ class _Sent:
     when they had been used before.
     """
 
-    ask: Ask
     last_uses: list[int]
     num_waiting: int
-    num_held: int = 0
+    num_held: int
 
 
 class TrackedReplica:
     """One replica as a front remembers it: its requests, and the blocks that were sent there.
 
-    Blocks are remembered as the engine's cache keeps them, the least recently used being forgotten
-    first, and of a prompt the last ones: so of any prompt the first blocks are known, up to one. An
-    event costs O(1), and at most O(blocks of the prompt) where a request is sent or ends. Events of
-    requests that it does not have, since it restarted meanwhile, have no effect.
+    Blocks are remembered as the engine's cache keeps them: the least recently used are forgotten
+    first, and of a prompt the last ones, so that all before a known block are known. An event costs
+    O(1), but O(blocks of the prompt) where a request is sent. Events of requests that it does not
+    have, since it restarted meanwhile, have no effect.
 
     Args:
         max_blocks: the most blocks that its engine can keep; 0 if it caches nothing.
@@ -250,26 +249,31 @@ class TrackedReplica:
         num_cached = self.cached_tokens(keys)
         last_uses = [known[key] for key in keys[len(keys) - num_cached // self.block_size :]]
         num_cached = min(num_cached, ask.num_tokens - 1)  # the last token is always computed
+        self._num_sent += 1
+        for key in keys:
+            known[key] = self._num_sent
+            known.move_to_end(key)
+        for _ in range(len(known) - self._max_blocks):
+            known.popitem(last=False)
         num_waiting = ask.num_tokens - num_cached
-        self._requests[request_id] = _Sent(ask, last_uses, num_waiting)
+        self._requests[request_id] = _Sent(last_uses, num_waiting, num_cached)
         self.num_requests += 1
         self.waiting_tokens += num_waiting
-        self._num_sent += 1
-        self._use(keys)
+        self.held_tokens += num_cached
 
     def began(self, request_id: str, cached_tokens: int, miss_reason: str = "") -> None:
         """Note a first token: the prompt is computed, and of it ``cached_tokens`` had been cached
         before.
 
         Blocks that were used before the first one that had been evicted (by ``miss_reason``) are
-        forgotten. Other reasons say nothing of them.
+        forgotten. Other reasons say nothing of them. Without effect where it was noted before.
         """
         sent = self._requests.get(request_id)
-        if sent is None:
+        if sent is None or not sent.num_waiting:
             return
         self.waiting_tokens -= sent.num_waiting
+        self._hold(sent, sent.num_waiting)
         sent.num_waiting = 0
-        self._hold(sent, sent.ask.num_tokens)
         num_evicted = len(sent.last_uses) - cached_tokens // self.block_size
         if miss_reason == MissReason.EVICTED.value and num_evicted > 0:
             self._forget(sent.last_uses[num_evicted - 1])
@@ -282,28 +286,16 @@ class TrackedReplica:
             self._hold(sent, num_tokens)
 
     def ended(self, request_id: str) -> None:
-        """Note the end of a request, whatever it was. Until then its blocks were in use, if its
-        prompt was computed."""
+        """Note the end of a request, whatever it was."""
         sent = self._requests.pop(request_id, None)
         if sent is not None:
             self.num_requests -= 1
             self.waiting_tokens -= sent.num_waiting
             self.held_tokens -= sent.num_held
-            if sent.num_held:
-                self._use(sent.ask.keys)
 
     def _hold(self, sent: _Sent, num_tokens: int) -> None:
         sent.num_held += num_tokens
         self.held_tokens += num_tokens
-
-    def _use(self, keys: Sequence[bytes]) -> None:
-        """Note that blocks are used, the first one of the prompt last."""
-        known, number = self._known, self._num_sent
-        for key in keys:
-            known[key] = number
-            known.move_to_end(key)
-        for _ in range(len(known) - self._max_blocks):
-            known.popitem(last=False)
 
     def _forget(self, number: int) -> None:
         """Forget the blocks that were not used since a request of that number."""

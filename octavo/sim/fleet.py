@@ -16,7 +16,7 @@ from octavo.sim.agenda import Agenda
 from octavo.sim.costs import BatchCost
 from octavo.sim.replica import Replica, ReplicaSpec, ReplicaStepTimes, ReplicaTotals, check_drafts
 from octavo.sim.request import SimRequest
-from octavo.sim.router import Router, router_named
+from octavo.sim.router import Routing, check_router, routing_named
 from octavo.sim.settings import Outage
 
 
@@ -40,7 +40,7 @@ class FleetSpec:
 
     Args:
         replica: what each of them is.
-        router: a name of ``octavo.sim.router.ROUTERS``.
+        router: the rule by which replicas are chosen, of ``sim.settings.ROUTER_NAMES``.
 
     Raises:
         ConfigError: numbers contradict each other, or a setting cannot be simulated.
@@ -69,7 +69,7 @@ class FleetSpec:
                 )
             if outage.at_s < 0 or outage.lasts_s < 0:
                 raise ConfigError("an outage neither begins before 0 s nor lasts less than that")
-        router_named(self.router)
+        check_router(self.router)
         check_drafts(self.replica.config.speculation)
 
 
@@ -100,8 +100,10 @@ class Fleet:
             Replica(f"replica {index}", each, agenda, self, watch)
             for index, each in enumerate(specs)
         ]
-        self._first = _Pool(self.replicas[:num_first], router_named(spec.router))
-        self._second = _Pool(self.replicas[num_first:], router_named(spec.router))
+        firsts, seconds = self.replicas[:num_first], self.replicas[num_first:]
+        self._first = _Pool(firsts, routing_named(spec.router, firsts))
+        self._second = _Pool(seconds, routing_named(spec.router, seconds))
+        self._pools = (self._first, self._second)
         for outage in spec.outages:
             self._plan(outage)
 
@@ -114,8 +116,8 @@ class Fleet:
 
     def abort(self, sim_request: SimRequest) -> None:
         """Stop serving a request whose client has hung up."""
-        self._first.abort(sim_request)
-        self._second.abort(sim_request)
+        for pool in self._pools:
+            pool.abort(sim_request)
         self._sim_requests.pop(sim_request.prompt.request_id)
 
     def begin(self) -> None:
@@ -130,12 +132,15 @@ class Fleet:
 
     def received(self, request: Request, token_ids: list[int], now: float) -> None:
         sim_request = self._sim_requests[request.request_id]
+        for pool in self._pools:
+            pool.routing.received(request, len(token_ids))
         if not sim_request.output:
             sim_request.first_scheduled = request.stats.first_scheduled_time
             sim_request.record.cached_tokens = request.stats.num_cached_tokens
         sim_request.take(token_ids, now)
 
     def ended(self, request: Request, now: float) -> None:
+        self._is_over(request)
         sim_request = self._sim_requests[request.request_id]
         sim_request.num_preemptions += request.num_preemptions
         if self._apart is None or not self._is_first_token_of_more(sim_request, request):
@@ -149,6 +154,7 @@ class Fleet:
         self._agenda.at(arrives, lambda: self._go_on(sim_request, attempt))
 
     def refused(self, request: Request, error: RequestError) -> None:
+        self._is_over(request)
         sim_request = self._sim_requests.pop(request.request_id, None)
         if sim_request is not None:  # its client may have hung up
             status = 429 if isinstance(error, QueueFullError) else 400
@@ -156,6 +162,10 @@ class Fleet:
             self._on_end(sim_request)
 
     # -- inside ------------------------------------------------------------------------------
+
+    def _is_over(self, request: Request) -> None:
+        for pool in self._pools:
+            pool.routing.ended(request.request_id)
 
     def _add(
         self, pool: _Pool, sim_request: SimRequest, token_ids: list[int], max_tokens: int
@@ -188,23 +198,27 @@ class Fleet:
             self._agenda.at(outage.at_s + outage.lasts_s, lambda: self._come_back(outage))
 
     def _fail(self, outage: Outage) -> None:
-        for request in self.replicas[outage.replica].fail():
+        replica = self.replicas[outage.replica]
+        lost = replica.fail()
+        for pool in self._pools:
+            pool.routing.failed(replica)
+        for request in lost:
             sim_request = self._sim_requests[request.request_id]
             sim_request.begin_anew()
             self.send(sim_request)
 
     def _come_back(self, outage: Outage) -> None:
         self.replicas[outage.replica].is_up = True
-        for pool in (self._first, self._second):
+        for pool in self._pools:
             pool.send_those_who_wait()
 
 
 class _Pool:
     """Replicas that do the same work, and the requests that wait since none of them is up."""
 
-    def __init__(self, replicas: Sequence[Replica], router: Router):
+    def __init__(self, replicas: Sequence[Replica], routing: Routing):
         self._replicas = replicas
-        self._router = router
+        self.routing = routing
         self._waiting: dict[str, tuple[SimRequest, Request]] = {}
 
     def add(self, sim_request: SimRequest, request: Request) -> None:
@@ -212,7 +226,7 @@ class _Pool:
         if not up:
             self._waiting[request.request_id] = (sim_request, request)
             return
-        chosen = self._router.choose(request, up) if len(up) > 1 else up[0]
+        chosen = self.routing.choose(request, up)
         sim_request.replica = chosen.name
         chosen.add(request)
 
@@ -220,6 +234,7 @@ class _Pool:
         self._waiting.pop(sim_request.prompt.request_id, None)
         for replica in self._replicas:
             replica.abort(sim_request.prompt.request_id)
+        self.routing.ended(sim_request.prompt.request_id)
 
     def send_those_who_wait(self) -> None:
         waiting, self._waiting = self._waiting, {}

@@ -1,47 +1,82 @@
-"""Rules that choose the replica of a request."""
+"""The choice of replicas in a simulation: by the routers of a server's front, or by one that sees
+the engines' caches."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from itertools import count
+from collections.abc import Sequence
 from typing import Protocol
 
 from octavo.base.errors import ConfigError
 from octavo.core.request import Request
+from octavo.core.routing import ROUTERS, Ask, Router, TrackedReplica, router_named
 from octavo.sim.replica import Replica
 
-
-class Router(Protocol):
-    """Chooses a replica for each request, among the one or more that are up."""
-
-    def choose(self, request: Request, replicas: Sequence[Replica]) -> Replica: ...
+ORACLE = "prefix_oracle"
 
 
-class RoundRobin:
-    """Chooses replicas in turn."""
-
-    def __init__(self) -> None:
-        self._numbers = count()
+class Routing(Protocol):
+    """Chooses a replica for each request, and is told what comes of it; by default the first one
+    that is up."""
 
     def choose(self, request: Request, replicas: Sequence[Replica]) -> Replica:
-        return replicas[next(self._numbers) % len(replicas)]
+        """Return one of the replicas that are up, of which there is at least one. The request is
+        then sent there."""
+        return replicas[0]
+
+    def received(self, request: Request, num_tokens: int) -> None:
+        """Note tokens of an answer."""
+        return None
+
+    def ended(self, request_id: str) -> None:
+        """Note that a request is over, or is not there."""
+        return None
+
+    def failed(self, replica: Replica) -> None:
+        """Note that a replica has lost its engine."""
+        return None
 
 
-class LeastLoaded:
-    """Chooses the replica with the fewest requests, running and waiting; of equals the first."""
+class OneReplica(Routing):
+    """Leaves nothing to choose."""
+
+
+class FrontRouting(Routing):
+    """Chooses as the front of a server does, by what it has sent and received."""
+
+    def __init__(self, router: Router, replicas: Sequence[Replica]):
+        self._router = router
+        self._tracked = {replica.name: _tracked(replica) for replica in replicas}
+        self._sent_to: dict[str, TrackedReplica] = {}  # by request
 
     def choose(self, request: Request, replicas: Sequence[Replica]) -> Replica:
-        return min(replicas, key=lambda replica: len(replica.requests))
+        up = [self._tracked[replica.name] for replica in replicas]
+        tokens = request.prompt_token_ids
+        ask = Ask.of(tokens, up[0].block_size) if self._router.uses_keys else Ask(len(tokens))
+        chosen = self._router.choose(ask, up)
+        chosen.sent(request.request_id, ask)
+        self._sent_to[request.request_id] = chosen
+        return replicas[up.index(chosen)]
+
+    def received(self, request: Request, num_tokens: int) -> None:
+        tracked = self._sent_to.get(request.request_id)
+        if tracked is not None:
+            stats = request.stats
+            tracked.began(request.request_id, stats.num_cached_tokens, stats.miss_reason)
+            tracked.grew(request.request_id, num_tokens)
+
+    def ended(self, request_id: str) -> None:
+        tracked = self._sent_to.pop(request_id, None)
+        if tracked is not None:
+            tracked.ended(request_id)
+
+    def failed(self, replica: Replica) -> None:
+        if replica.name in self._tracked:
+            self._tracked[replica.name].restarted()
 
 
-class PrefixAware:
-    """Chooses the replica with the least work until the request is answered, cached prompt tokens
-    deducted.
-
-    The rule is that of NVIDIA Dynamo's router: prompt tokens that are still to be computed, the
-    request's own included, and tokens whose KV is held, which every decoding step reads. It sees
-    the caches as they are, as a router does that is told of every change.
-    """
+class PrefixOracle(Routing):
+    """Chooses the replica with the least work, as ``PrefixAware`` does, but sees the requests and
+    the caches of all engines as they are, and knows no limit of the load. No front can."""
 
     def choose(self, request: Request, replicas: Sequence[Replica]) -> Replica:
         return min(replicas, key=lambda replica: self._work(request, replica))
@@ -59,15 +94,22 @@ class PrefixAware:
         return len(prompt) - num_cached + waiting + held, -blocks.num_free_blocks
 
 
-ROUTERS: dict[str, Callable[[], Router]] = {
-    "round_robin": RoundRobin,
-    "least_loaded": LeastLoaded,
-    "prefix_aware": PrefixAware,
-}
+def check_router(name: str) -> None:
+    """Raise a ConfigError for a name that is no router's."""
+    if name not in ROUTERS and name != ORACLE:
+        raise ConfigError(f"{name!r} is no router: choose from {', '.join(ROUTERS)}, {ORACLE}")
 
 
-def router_named(name: str) -> Router:
-    """Return a new router; ConfigError for a name that is none of ``ROUTERS``."""
-    if name not in ROUTERS:
-        raise ConfigError(f"{name!r} is no router: choose from {', '.join(ROUTERS)}")
-    return ROUTERS[name]()
+def routing_named(name: str, replicas: Sequence[Replica]) -> Routing:
+    """Return what chooses among replicas that do the same work, by the name of its rule."""
+    if len(replicas) < 2:
+        return OneReplica()
+    if name == ORACLE:
+        return PrefixOracle()
+    return FrontRouting(router_named(name), replicas)
+
+
+def _tracked(replica: Replica) -> TrackedReplica:
+    cache = replica.spec.config.cache
+    num_blocks = cache.num_blocks if cache.enable_prefix_caching else 0
+    return TrackedReplica(replica.name, cache.block_size, num_blocks)

@@ -10,8 +10,8 @@ from octavo.base.errors import ConfigError
 from octavo.base.options import option
 from octavo.workload.settings import LoadSettings, at_least
 
-# As in octavo.sim.router, which a test checks; --help need not import it.
-ROUTER_NAMES = ("round_robin", "least_loaded", "prefix_aware")
+# As in octavo.core.routing, which a test checks, and an oracle; --help need not import them.
+ROUTER_NAMES = ("round_robin", "least_loaded", "prefix_aware", "prefix_oracle")
 # Settings of an engine that a simulation has, too. The others choose what runs a model, or how.
 ENGINE_SETTINGS = (
     *("max_model_len", "max_num_seqs", "max_num_batched_tokens", "block_size", "num_blocks"),

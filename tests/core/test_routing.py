@@ -174,9 +174,10 @@ def test_counts_follow_a_request():
     one.sent("a", ask(1, 100))
     assert (one.num_requests, one.waiting_tokens, one.held_tokens) == (1, 100, 0)
     one.sent("b", ask(1, 100))  # all is known; the last token is computed
-    assert (one.num_requests, one.waiting_tokens, one.held_tokens) == (2, 101, 0)
+    assert (one.num_requests, one.waiting_tokens, one.held_tokens) == (2, 101, 99)
     one.began("b", 99)
     one.grew("b", 3)
+    one.began("b", 99)  # is known
     assert (one.num_requests, one.waiting_tokens, one.held_tokens) == (2, 100, 103)
     one.ended("b")
     one.ended("a")
@@ -228,27 +229,14 @@ def test_other_misses_show_nothing(reason):
     assert [one.cached_tokens(ask(kind, 5 * SIZE).keys) for kind in range(3)] == [5 * SIZE] * 3
 
 
-def test_blocks_of_a_request_that_ran_long_are_known_at_its_end():
-    (one,) = replicas(1, max_blocks=10)
-    one.sent("long", ask(0, 5 * SIZE))
-    one.began("long", 0)
-    one.sent("never computed", ask(1, 8 * SIZE))
-    one.ended("never computed")
-    for kind in range(2, 9):
-        one.sent(str(kind), ask(kind, 5 * SIZE))
-    assert one.cached_tokens(ask(0, 5 * SIZE).keys) == 0
-    one.ended("long")
-    assert one.cached_tokens(ask(0, 5 * SIZE).keys) == 5 * SIZE
-    assert one.cached_tokens(ask(1, 8 * SIZE).keys) == 0
-
-
 @dataclass
 class SlowRequest:
     keys: list[bytes]  # the first block's first
     num_tokens: int
-    num_cached: int = 0
+    num_held: int  # those that were cached, and what comes of it
     before: dict[bytes, int] = field(default_factory=dict)
-    num_held: int = 0
+    has_begun: bool = False
+    num_grown: int = 0
 
 
 class SlowReplica:
@@ -263,13 +251,6 @@ class SlowReplica:
     def cached(self, keys: list[bytes]) -> int:
         return next((i for i, key in enumerate(keys) if key not in self.uses), len(keys))
 
-    def use(self, keys: list[bytes]) -> None:
-        for key in reversed(keys):
-            self.moment += 1
-            self.uses[key] = (self.number, self.moment)
-        latest = sorted(self.uses, key=lambda key: self.uses[key][1], reverse=True)
-        self.uses = {key: self.uses[key] for key in latest[: self.max_blocks]}
-
     def sent(self, name: str, keys: list[bytes], num_tokens: int) -> None:
         num_cached = self.cached(keys)
         before = {key: self.uses[key][0] for key in keys[:num_cached]}
@@ -277,20 +258,19 @@ class SlowReplica:
             keys, num_tokens, min(num_cached * SIZE, num_tokens - 1), before
         )
         self.number += 1
-        self.use(keys)
+        for key in reversed(keys):
+            self.moment += 1
+            self.uses[key] = (self.number, self.moment)
+        latest = sorted(self.uses, key=lambda key: self.uses[key][1], reverse=True)
+        self.uses = {key: self.uses[key] for key in latest[: self.max_blocks]}
 
     def began(self, name: str, num_cached: int, is_evicted: bool) -> None:
         request = self.requests[name]
-        request.num_held += request.num_tokens
+        request.has_begun = True
         first = request.keys[num_cached // SIZE : num_cached // SIZE + 1]
         if is_evicted and first and first[0] in request.before:
             oldest = request.before[first[0]]
             self.uses = {key: use for key, use in self.uses.items() if use[0] > oldest}
-
-    def ended(self, name: str) -> None:
-        request = self.requests.pop(name)
-        if request.num_held:
-            self.use(request.keys)
 
 
 class TrackedMachine(RuleBasedStateMachine):
@@ -311,7 +291,7 @@ class TrackedMachine(RuleBasedStateMachine):
 
     @rule(data=st.data(), blocks=st.integers(0, 12), reason=st.sampled_from(["evicted", "off"]))
     def begin(self, data, blocks, reason):
-        waiting = [name for name, each in self.slow.requests.items() if not each.num_held]
+        waiting = [name for name, each in self.slow.requests.items() if not each.has_begun]
         if waiting:
             name = data.draw(st.sampled_from(waiting))
             self.real.began(name, blocks * SIZE, reason)
@@ -319,18 +299,18 @@ class TrackedMachine(RuleBasedStateMachine):
 
     @rule(data=st.data(), num_tokens=st.integers(1, 5))
     def grow(self, data, num_tokens):
-        begun = [name for name, each in self.slow.requests.items() if each.num_held]
+        begun = [name for name, each in self.slow.requests.items() if each.has_begun]
         if begun:
             name = data.draw(st.sampled_from(begun))
             self.real.grew(name, num_tokens)
-            self.slow.requests[name].num_held += num_tokens
+            self.slow.requests[name].num_grown += num_tokens
 
     @rule(data=st.data())
     def end(self, data):
         if self.slow.requests:
             name = data.draw(st.sampled_from([*self.slow.requests]))
             self.real.ended(name)
-            self.slow.ended(name)
+            del self.slow.requests[name]
 
     @rule()
     def restart(self):
@@ -343,9 +323,11 @@ class TrackedMachine(RuleBasedStateMachine):
     def they_agree(self):
         requests = self.slow.requests.values()
         assert self.real.num_requests == len(requests)
-        assert self.real.held_tokens == sum(each.num_held for each in requests)
-        assert self.real.waiting_tokens == sum(
-            each.num_tokens - each.num_cached for each in requests if not each.num_held
+        begun = [each for each in requests if each.has_begun]
+        waiting = [each for each in requests if not each.has_begun]
+        assert self.real.waiting_tokens == sum(each.num_tokens - each.num_held for each in waiting)
+        assert self.real.held_tokens == sum(each.num_held for each in waiting) + sum(
+            each.num_tokens + each.num_grown for each in begun
         )
         assert self.real.num_known_blocks == len(self.slow.uses) <= 9
         for each in requests:

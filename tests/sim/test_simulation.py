@@ -23,7 +23,7 @@ from octavo.measure.concurrency import concurrency_curve
 from octavo.settings.speculation import SpeculativeConfig
 from octavo.sim.fleet import Disaggregation, FleetSpec
 from octavo.sim.prompts import PromptSpec, prompts_of_trace
-from octavo.sim.settings import Outage
+from octavo.sim.settings import ROUTER_NAMES, Outage
 from octavo.sim.simulation import simulate
 from octavo.workload.arrivals import arrival_times
 from octavo.workload.plan import LoadPlan
@@ -85,7 +85,7 @@ def runs(draw):
         apart = Disaggregation(1, lambda tokens: 1e-4 * tokens)
     spec = fleet_spec(
         num_replicas=num_replicas,
-        router=rng.choice(["round_robin", "least_loaded", "prefix_aware"]),
+        router=rng.choice(ROUTER_NAMES),
         apart=apart,
         num_blocks=rng.choice([48, 200]),
         block_size=rng.choice([4, 8]),
