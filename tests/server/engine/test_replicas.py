@@ -9,8 +9,9 @@ from collections import Counter
 
 import pytest
 from hash_model import expected_tokens
+from simulating import at_times, fleet_spec
 from table_engine import DEADLY, INNOCENT, NUM_SEATS, TableLauncher
-from thread_engine import VOCAB, ThreadLauncher
+from thread_engine import NUM_BLOCKS, VOCAB, ThreadLauncher
 
 from octavo.base.errors import (
     ConfigError,
@@ -20,12 +21,13 @@ from octavo.base.errors import (
     QueueFullError,
 )
 from octavo.core.limits import QueueLimits
-from octavo.core.routing import LeastLoaded, PrefixAware, RoundRobin, TrackedReplica
+from octavo.core.routing import LeastLoaded, PrefixAware, RoundRobin
 from octavo.core.sampling_params import SamplingParams
 from octavo.core.stats import StepStats, summed
 from octavo.server.engine.generation import EngineObserver, EngineState, GenerationRequest
 from octavo.server.engine.replicas import ReplicaSet
 from octavo.server.settings import ROUTER_NAMES
+from octavo.sim.prompts import PromptSpec
 
 _numbers = iter(range(1000, 10**9))
 
@@ -90,7 +92,11 @@ def play(main, size=2, router=None, create=TableLauncher, **options):
 
 def make(kind=INNOCENT, limit=5, number=None, **fields):
     """Two of the same number are the same request; its tokens are 1, 2, ... limit + 1."""
-    prompt = [kind, limit, next(_numbers) if number is None else number]
+    prompt = fields.pop("prompt", None) or [
+        kind,
+        limit,
+        next(_numbers) if number is None else number,
+    ]
     params = fields.pop("params", None) or SamplingParams(max_tokens=900, seed=next(_numbers))
     return GenerationRequest(f"r{next(_numbers)}", prompt, params, time.monotonic(), **fields)
 
@@ -234,9 +240,8 @@ def test_prefixes_meet_again(byte_tokenizer):
         for turn in range(3):
             for family in range(4):
                 prompt = [family * 9 + i % 9 for i in range(24)] + [turn]
-                request = make(params=SamplingParams(max_tokens=4, seed=1, ignore_eos=True))
-                request.prompt_token_ids[:] = prompt
-                generation = engine.submit(request)
+                params = SamplingParams(max_tokens=4, seed=1, ignore_eos=True)
+                generation = engine.submit(make(params=params, prompt=prompt))
                 assert await answer_of(generation) == expected_tokens(prompt, 4, VOCAB)
                 assert generation.stats.num_cached_tokens == (24 if turn else 0)
 
@@ -463,9 +468,7 @@ def test_streams_go_on_at_another_replica(byte_tokenizer):
         generations = []
         for prompt in prompts:
             params = SamplingParams(n=2, max_tokens=20, seed=1, ignore_eos=True)
-            request = make(params=params, streams=True)
-            request.prompt_token_ids[:] = prompt
-            generations.append(engine.submit(request))
+            generations.append(engine.submit(make(params=params, prompt=prompt, streams=True)))
 
         async def read(generation):
             ids, text = [[], []], ["", ""]
@@ -570,29 +573,48 @@ def test_an_added_replica_that_does_not_start_leaves(byte_tokenizer):
 # -- as in a simulation --------------------------------------------------------------------------
 
 
-def test_choices_are_those_of_the_router_on_what_was_answered():
-    """One after the other, each of them as a front would choose that knows what came back."""
+@pytest.mark.parametrize("router", [RoundRobin, LeastLoaded, PrefixAware])
+@pytest.mark.parametrize("size", [2, 3])
+def test_choices_are_those_of_a_simulation_of_the_same_trace(byte_tokenizer, router, size):
+    """A few at once, from a few families, with pools that are too small for all of them."""
+    draw = random.Random(size)
+    groups = []
+    for group in range(30):
+        families = draw.choices(range(6), k=draw.randrange(1, 4))
+        groups.append([(range(f * 14, f * 14 + 24), range(group, group + 6)) for f in families])
+    prompts = [
+        PromptSpec(f"{group}-{number}", parts, 5)
+        for group, prompts in enumerate(groups)
+        for number, parts in enumerate(prompts)
+    ]
+    times = [10.0 * group for group, prompts in enumerate(groups) for _ in prompts]
+    spec = fleet_spec(
+        num_replicas=size,
+        router={RoundRobin: "round_robin", LeastLoaded: "least_loaded"}.get(router, "prefix_aware"),
+        num_blocks=NUM_BLOCKS,
+        block_size=4,
+        max_num_seqs=8,
+        max_model_len=64,
+        max_num_batched_tokens=64,
+    )
+    simulated = {one.prompt.request_id: one for one in at_times(prompts, times, spec).requests}
+    choices = {}
 
     async def main(engine, launchers, account):
-        router, rng = PrefixAware(), random.Random(1)
-        views = [TrackedReplica(f"replica {i}", 16, 100) for i in range(3)]
-        families = [[rng.randrange(10**6) for _ in range(64)] for _ in range(5)]
-        for _ in range(60):
-            request = make(INNOCENT, 3)
-            request.prompt_token_ids.extend(rng.choice(families))
-            before = Counter(account.routed)
-            generation = engine.submit(request)
-            ask = next(iter(engine._entries.values())).ask
-            expected = router.choose(ask, views)
-            await answer_of(generation)
-            expected.sent(request.request_id, ask)
-            expected.began(request.request_id, 0)
-            expected.ended(request.request_id)
-            (chosen,) = (account.routed - before).elements()
-            assert f"replica {chosen}" == expected.name
-        assert len(account.routed) == 3
+        for group, parts_of in enumerate(groups):
+            generations = []
+            for number, parts in enumerate(parts_of):
+                before = Counter(account.routed)
+                params = SamplingParams(max_tokens=5, seed=1, ignore_eos=True)
+                tokens = [token for part in parts for token in part]
+                generations.append(engine.submit(make(params=params, prompt=tokens)))
+                (chosen,) = (account.routed - before).elements()
+                choices[f"{group}-{number}"] = f"replica {chosen}"
+            await asyncio.gather(*map(answer_of, generations))
 
-    play(main, 3, router=PrefixAware())
+    play(main, size, router=router(), create=lambda: ThreadLauncher(byte_tokenizer))
+    assert choices == {name: one.replica for name, one in simulated.items()}
+    assert len(set(choices.values())) == size
 
 
 # -- figures -------------------------------------------------------------------------------------
